@@ -1,0 +1,98 @@
+"""Errors that reach a user: one class per cause, each naming file, tensor and byte offset where they are known.
+
+Library code raises these and nothing else for bad input; `cli.py` prints them as one line and exits with 1.
+Anything that is not an `IqforgeError` is a defect of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def printable(text: object, limit: int = 200) -> str:
+    """`text` with control characters escaped and its length bounded, so that names from a hostile file can be shown."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
+    return shown if len(shown) <= limit else f"{shown[:limit]}... ({len(shown)} characters)"
+
+
+class IqforgeError(Exception):
+    """Base of every error a user can cause. `where` parts are put in front of the message."""
+
+    def __init__(self, message: str, *, file: str | os.PathLike | None = None, tensor: str | None = None,
+                 offset: int | None = None):
+        self.message, self.file, self.tensor, self.offset = message, file, tensor, offset
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        where = []
+        if self.file is not None:
+            where.append(printable(os.fspath(self.file), 400))
+        if self.tensor is not None:
+            where.append(f"tensor '{printable(self.tensor)}'")
+        if self.offset is not None:
+            where.append(f"at byte {self.offset}")
+        return ": ".join([", ".join(where), self.message] if where else [self.message])
+
+
+class UsageError(IqforgeError):
+    """A flag or argument that cannot be used as given."""
+
+
+class NotFoundError(IqforgeError):
+    """A file, folder or shard that should be there is not."""
+
+
+class MalformedFileError(IqforgeError):
+    """A file whose content contradicts its format: wrong magic, impossible count, overlapping data."""
+
+
+class TruncatedFileError(MalformedFileError):
+    """A file that ends before what its header promises."""
+
+
+class SplitError(MalformedFileError):
+    """Shards of a split model that do not belong together, are missing, or were opened through the wrong one."""
+
+
+class UnknownTypeError(IqforgeError):
+    """A ggml type name or id that the type table does not have."""
+
+
+class UnsupportedTypeError(IqforgeError):
+    """A known ggml type for which this version cannot do what was asked."""
+
+
+class ShapeError(IqforgeError):
+    """Rows or row lengths that a type, a tensor or an importance vector cannot have."""
+
+
+class NonFiniteError(IqforgeError):
+    """NaN or infinity in values that must be finite."""
+
+
+class CheckpointError(IqforgeError):
+    """A Hugging Face checkpoint that is incomplete or contradicts itself."""
+
+
+class ConfigError(CheckpointError):
+    """A missing or impossible key in config.json, or in the metadata of a GGUF file."""
+
+
+class TokenizerError(IqforgeError):
+    """A vocabulary that cannot be read or reproduced."""
+
+
+class ArchitectureError(IqforgeError):
+    """A model class or GGUF architecture that is not supported."""
+
+
+class ImatrixError(IqforgeError):
+    """An importance matrix that is malformed or does not fit the model."""
+
+
+class EvaluationError(IqforgeError):
+    """A text, base file or context size with which an evaluation cannot run."""
+
+
+class OutputError(IqforgeError):
+    """An output that cannot be written: no space, no permission, the same file as an input."""

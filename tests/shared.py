@@ -1,0 +1,23 @@
+"""Finds the folder of reference data that a developer's checkout may have beside it.
+
+`IQFORGE_SHARED` names it, else `../shared` from the project root. Tests that need it are skipped, with the reason
+visible in pytest's summary, where it is absent.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("IQFORGE_SHARED", ROOT.parent / "shared"))
+
+
+def shared(relative: str) -> Path:
+    """The path of `relative` in the reference data; skips the calling test if it is not there."""
+    path = SHARED / relative
+    if not path.exists():
+        pytest.skip(f"reference data not found: {relative} (set IQFORGE_SHARED)")
+    return path
