@@ -1,0 +1,73 @@
+"""The IQ_K family: blocks of 256, groups of 16 (32 in IQ4_KS), non-linear tables with two halves chosen per group.
+
+IQ2_K   76 bytes  d f16 | extra u16 (bit g: table half of group g) | 8 bytes scale nibbles | 64 bytes of bit pairs
+                  y = (d * (scale - 8)) * IQ2NL_VALUES[4*half + q]
+IQ3_K  110 bytes  d f16 | extra u16 | u16 scale signs | 8 bytes scale nibbles | 64 bytes bit pairs | 32 bytes third bits
+                  y = (d * (2*scale + 1) * sign) * IQ3NL_VALUES[8*half + q]
+IQ4_K  144 bytes  d f16 | extra u16 | 4 bytes scale high bits | 8 bytes scale nibbles | 128 bytes of nibbles
+                  y = (d * (scale - 32)) * IQ4K_VALUES[16*half + q]
+IQ4_KS 136 bytes  (d f32 in the row header) 8 scale bytes, lowest bit = table half | 128 bytes of nibbles
+                  y = (d * ((scale & 254) - 127)) * IQ4K_VALUES[16*half + q]
+
+Bit pairs: byte 32*(i//128) + i%32, bits 2*((i//32)%4). Nibbles: byte 16*(i//32) + i%16, low for the first 16 of 32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4K_VALUES
+from .scalars import read_float, read_half, read_u16
+
+
+def iq2_k(block, out):
+    d = read_half(block, 0)
+    extra = read_u16(block, 2)
+    for g in range(16):
+        scale = d * np.float32((np.int64(block[4 + g // 2]) >> (4 * (g & 1)) & 15) - 8)
+        half = 4 * (extra >> g & 1)
+        for l in range(16):
+            i = 16 * g + l
+            q = np.int64(block[12 + 32 * (g // 8) + (i & 31)]) >> (2 * (g // 2 & 3)) & 3
+            out[i] = scale * IQ2NL_VALUES[half + q]
+
+
+def iq3_k(block, out):
+    d = read_half(block, 0)
+    extra = read_u16(block, 2)
+    signs = read_u16(block, 4)
+    for g in range(16):
+        magnitude = 2 * (np.int64(block[6 + g // 2]) >> (4 * (g & 1)) & 15) + 1
+        scale = d * np.float32(-magnitude if signs >> g & 1 else magnitude)
+        half = 8 * (extra >> g & 1)
+        for l in range(16):
+            i = 16 * g + l
+            low = np.int64(block[14 + 32 * (g // 8) + (i & 31)]) >> (2 * (g // 2 & 3)) & 3
+            high = np.int64(block[78 + (i & 31)]) >> (g // 2) & 1
+            out[i] = scale * IQ3NL_VALUES[half + (low | high << 2)]
+
+
+def iq4_k(block, out):
+    d = read_half(block, 0)
+    extra = read_u16(block, 2)
+    for g in range(16):
+        low = np.int64(block[8 + g // 2]) >> (4 * (g & 1)) & 15
+        high = np.int64(block[4 + g // 4]) >> (2 * (g & 3)) & 3
+        scale = d * np.float32((low | high << 4) - 32)
+        half = 16 * (extra >> g & 1)
+        for l in range(16):
+            q = np.int64(block[16 + 16 * (g // 2) + l]) >> (4 * (g & 1)) & 15
+            out[16 * g + l] = scale * IQ4K_VALUES[half + q]
+
+
+def iq4_ks(block, head, out):
+    d = read_float(head, 0)
+    for b in range(8):
+        scale = d * np.float32((np.int64(block[b]) & 254) - 127)
+        half = 16 * (np.int64(block[b]) & 1)
+        for l in range(16):
+            out[32 * b + l] = scale * IQ4K_VALUES[half + (block[8 + 16 * b + l] & 15)]
+            out[32 * b + 16 + l] = scale * IQ4K_VALUES[half + (block[8 + 16 * b + l] >> 4)]
+
+
+BLOCK_DECODERS = {"IQ2_K": iq2_k, "IQ3_K": iq3_k, "IQ4_K": iq4_k, "IQ4_KS": iq4_ks}

@@ -1,0 +1,82 @@
+"""Little-endian scalars in blocks, and the float formats, for compiled codecs and searches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..kernel import device_function
+
+
+@device_function
+def half_to_float(bits):
+    """float32 value of an IEEE half given as an integer; exact for subnormals, infinities and NaN."""
+    exponent = (bits >> 10) & 31
+    mantissa = bits & 1023
+    if exponent == 0:
+        value = np.float32(mantissa) * np.float32(2.0**-24)
+    else:
+        biased = 255 if exponent == 31 else exponent + 112
+        value = np.uint32((biased << 23) | (mantissa << 13)).view(np.float32)
+    return -value if bits & 0x8000 else value
+
+
+@device_function
+def float_to_half(x):
+    """Bits of the IEEE half nearest to the float32 `x`, ties to even; overflow gives infinity, subnormals are kept."""
+    bits = np.int64(np.float32(x).view(np.uint32))
+    sign = (bits >> 16) & 0x8000
+    magnitude = bits & 0x7FFFFFFF
+    if magnitude > 0x7F800000:
+        return sign | 0x7E00
+    if magnitude >= 0x477FF000:  # 65520 and above round to infinity
+        return sign | 0x7C00
+    if magnitude < 0x38800000:  # below 2^-14: subnormal half, unit 2^-24
+        if magnitude < 0x33000000:
+            return sign
+        shift = 126 - (magnitude >> 23)
+        mantissa = (magnitude & 0x7FFFFF) | 0x800000
+        rest = mantissa & ((1 << shift) - 1)
+        result = mantissa >> shift
+        middle = 1 << (shift - 1)
+        if rest > middle or (rest == middle and result & 1):
+            result += 1
+        return sign | result
+    rounded = magnitude + 0xFFF + ((magnitude >> 13) & 1)
+    return sign | ((rounded - 0x38000000) >> 13)
+
+
+@device_function
+def read_u16(block, at):
+    return np.int64(block[at]) | np.int64(block[at + 1]) << 8
+
+
+@device_function
+def write_u16(block, at, value):
+    block[at] = value & 255
+    block[at + 1] = value >> 8
+
+
+@device_function
+def read_half(block, at):
+    return half_to_float(read_u16(block, at))
+
+
+@device_function
+def write_half(block, at, x):
+    """Store x as a half and return the float32 value that a decoder will read back."""
+    bits = float_to_half(x)
+    write_u16(block, at, bits)
+    return half_to_float(bits)
+
+
+@device_function
+def read_float(block, at):
+    bits = read_u16(block, at) | read_u16(block, at + 2) << 16
+    return np.uint32(bits).view(np.float32)
+
+
+@device_function
+def write_float(block, at, x):
+    bits = np.int64(np.float32(x).view(np.uint32))
+    write_u16(block, at, bits & 0xFFFF)
+    write_u16(block, at + 2, bits >> 16)
