@@ -1,0 +1,178 @@
+"""Output files that never look finished before they are: `<name>.part`, locked, synced, renamed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Iterable
+
+from ..errors import OutputError, printable
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # some network file systems
+
+
+def refuse_same_file(output: str | os.PathLike, inputs: Iterable[str | os.PathLike]) -> None:
+    """OutputError if `output` is one of the existing `inputs`, also through symbolic or hard links."""
+    for path in inputs:
+        try:
+            same = os.path.samefile(output, path)
+        except (OSError, ValueError):
+            continue
+        if same:
+            raise OutputError(f"the output is the same file as the input {printable(os.fspath(path), 400)}", file=output)
+
+
+def check_space(folder: str | os.PathLike, n_bytes: int, file: str | os.PathLike) -> None:
+    """OutputError with both numbers if fewer than `n_bytes` are free where `folder` is."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError as error:
+        raise output_error(error, file, n_bytes) from None
+    if usage.total and usage.free < n_bytes:  # some network file systems report nothing at all
+        raise OutputError(f"needs {n_bytes} bytes, {usage.free} are free", file=file)
+
+
+def output_error(error: OSError, file: str | os.PathLike, n_bytes: int | None = None) -> OutputError:
+    """`error` as an OutputError that names the file, and how much was to be written."""
+    needs = "" if n_bytes is None else f" ({n_bytes} bytes to write)"
+    return OutputError(f"cannot be written: {error.strerror or error}{needs}", file=file)
+
+
+def sync_folder(folder: str | os.PathLike) -> None:
+    """Make renames inside `folder` survive a power cut, where the file system can."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+class PartFile:
+    """`<path>.part`, opened and locked for this process alone; becomes `path` by `commit`, or nothing by `abort`.
+
+    A symbolic link at `path` is followed: the file it points to is the one that is replaced. A `.part` left behind by a
+    killed run is overwritten, one that another process is writing is an OutputError. As a context manager it commits at
+    the end and aborts on any exception, KeyboardInterrupt included.
+    """
+
+    def __init__(self, path: str | os.PathLike, n_bytes: int | None = None):
+        """`n_bytes`: the size to come, if known; OutputError at once if the disk has not that much left."""
+        self.path = os.path.realpath(path)
+        self.part_path = self.path + ".part"
+        self.n_bytes, self.position = n_bytes, 0
+        self._done = False
+        self._fd: int | None = self._locked()
+        try:
+            os.ftruncate(self._fd, 0)
+            if n_bytes is not None:
+                check_space(os.path.dirname(self.path), n_bytes, self.path)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _locked(self) -> int:
+        try:
+            if os.path.lexists(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode):
+                raise OutputError("exists and is not a regular file", file=self.path)
+            fd = os.open(self.part_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise output_error(error, self.path) from None
+        except ValueError as error:  # a path with a NUL
+            raise OutputError(f"cannot be written: {error}", file=self.path) from None
+        try:
+            _lock(fd)
+            # Between open and lock another process may have renamed this very file to its final name.
+            if not os.path.samestat(os.fstat(fd), os.stat(self.part_path)):
+                raise BlockingIOError
+        except BlockingIOError:
+            os.close(fd)
+            raise OutputError("another process is writing this file", file=self.path) from None
+        except OSError as error:
+            os.close(fd)
+            raise output_error(error, self.path) from None
+        return fd
+
+    def write(self, data) -> None:
+        """Append all of `data`, anything that has a contiguous buffer."""
+        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        try:
+            while view:
+                n_written = os.write(self._fd, view)
+                self.position += n_written
+                view = view[n_written:]
+        except OSError as error:
+            raise output_error(error, self.path, self.n_bytes) from None
+
+    def sync(self) -> None:
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise output_error(error, self.path, self.n_bytes) from None
+
+    def remove_older(self) -> None:
+        """Delete the file that has the final name so far, if there is one."""
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise output_error(error, self.path) from None
+
+    def commit(self) -> None:
+        """Sync, rename to the final name, sync the folder, unlock."""
+        if self._fd is not None:
+            self.sync()
+        try:
+            os.replace(self.part_path, self.path)
+        except OSError as error:
+            raise output_error(error, self.path) from None
+        self._done = True
+        sync_folder(os.path.dirname(self.path))
+        self._close()
+
+    def park(self) -> None:
+        """Sync and give the handle and the lock back; `commit` or `abort` comes later. For one of many files that get
+        their names together, where another of them holds a lock."""
+        self.sync()
+        self._close()
+
+    def abort(self) -> None:
+        """Remove the `.part`. Does nothing after `commit` or a second time."""
+        if not self._done:
+            self._done = True
+            try:
+                os.unlink(self.part_path)
+            except OSError:
+                pass
+        self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def __enter__(self) -> PartFile:
+        return self
+
+    def __exit__(self, kind, *exception) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.abort()
