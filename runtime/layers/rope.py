@@ -1,0 +1,98 @@
+"""Rotary position embedding (Su et al., 2021) with the scalings that GGUF metadata can ask for.
+
+Pair j of a head, at position p, is turned by p * base^(-2j/n_rot), divided by `factors[j]` where the file has frequency
+factors (Llama 3.1 bakes its scaling into them). Which elements make a pair depends on the style:
+`norm` takes (2j, 2j+1), `neox` takes (j, j + n_rot/2). Elements beyond n_rot are left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ...errors import ConfigError
+from ..hyperparameters import Hyperparameters
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Context extension. `linear` divides every angle by `factor`; `yarn` (Peng et al., 2023) does so for slow pairs only."""
+
+    kind: str = "none"
+    factor: float = 1.0
+    original_context: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    magnitude: float = 1.0  # of the user; YaRN's own 1 + 0.1 ln(factor) comes on top
+
+    @classmethod
+    def read(cls, p: Hyperparameters) -> Scaling:
+        kind = p.text("rope.scaling.type", "linear")
+        factor = p.number("rope.scaling.factor", p.number("rope.scale_linear", 1.0, above=0), above=0)
+        magnitude = p.number("rope.scaling.attn_factor", 1.0, above=0)
+        if kind == "yarn":
+            return cls("yarn", factor, p.integer("rope.scaling.original_context_length"), p.number("rope.scaling.yarn_beta_fast", 32.0),
+                       p.number("rope.scaling.yarn_beta_slow", 1.0), magnitude)
+        if kind in ("linear", "none"):
+            return cls(kind, factor if kind == "linear" else 1.0, magnitude=magnitude)
+        raise ConfigError(f"metadata key '{p.architecture}.rope.scaling.type' is '{kind}', expected none, linear or yarn", file=p.file)
+
+
+class Rope:
+    """Rotation of query and key heads. `style` is `norm` or `neox`."""
+
+    split = "replicated"
+
+    def __init__(self, style: str, n_rot: int, base: float, factors: torch.Tensor | None = None, scaling: Scaling = Scaling(),
+                 device: torch.device | None = None):
+        self.style, self.n_rot = style, n_rot
+        pairs = torch.arange(n_rot // 2, dtype=torch.float64)
+        rates = base ** (-2 * pairs / n_rot)
+        if factors is not None:
+            rates = rates / factors.double().cpu()
+        self.magnitude = scaling.magnitude
+        if scaling.kind == "yarn":
+            keep = _yarn_keep(pairs, n_rot, base, scaling)
+            rates = rates / scaling.factor * (1 - keep) + rates * keep
+            self.magnitude *= 1 + 0.1 * math.log(scaling.factor)
+        else:
+            rates = rates / scaling.factor
+        self.rates = rates.to(device)
+
+    @classmethod
+    def read(cls, p: Hyperparameters, style: str, head_size: int, factors: torch.Tensor | None, device: torch.device) -> Rope:
+        """From `rope.*` keys. The rotated width defaults to the head size."""
+        n_rot = p.integer("rope.dimension_count", head_size, most=head_size)
+        if n_rot % 2:
+            raise ConfigError(f"metadata key '{p.architecture}.rope.dimension_count' is {n_rot}, expected an even number", file=p.file)
+        return cls(style, n_rot, p.number("rope.freq_base", 10000.0, above=0), factors, Scaling.read(p), device)
+
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, float32[n, n_rot/2], for positions int64[n]. Angles are formed in float64: positions get large."""
+        theta = positions.double()[:, None] * self.rates
+        return (theta.cos() * self.magnitude).float(), (theta.sin() * self.magnitude).float()
+
+    def __call__(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """x float32[sequences, n, heads, head_size], rotated."""
+        cos, sin = (a[:, None, :] for a in angles)
+        half, n_rot = self.n_rot // 2, self.n_rot
+        out = torch.empty_like(x)
+        if self.style == "norm":
+            a, b, to_a, to_b = x[..., 0:n_rot:2], x[..., 1:n_rot:2], out[..., 0:n_rot:2], out[..., 1:n_rot:2]
+        else:
+            a, b, to_a, to_b = x[..., :half], x[..., half:n_rot], out[..., :half], out[..., half:n_rot]
+        to_a.copy_(a * cos - b * sin)
+        to_b.copy_(a * sin + b * cos)
+        out[..., n_rot:] = x[..., n_rot:]
+        return out
+
+
+def _yarn_keep(pairs: torch.Tensor, n_rot: int, base: float, s: Scaling) -> torch.Tensor:
+    """1 for pairs that turn fast enough to keep their rate, 0 for those that are interpolated, a ramp between."""
+    def turns(beta: float) -> float:
+        return n_rot * math.log(s.original_context / (2 * math.pi * beta)) / (2 * math.log(base))
+
+    low, high = max(0, math.floor(turns(s.beta_fast))), min(n_rot - 1, math.ceil(turns(s.beta_slow)))
+    return 1 - ((pairs - low) / max(0.001, high - low)).clamp(0, 1)

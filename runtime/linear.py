@@ -1,0 +1,93 @@
+"""Matrix products with encoded weights, and embedding lookup.
+
+Every parameter declares
+- `role`: what it is to a quantization recipe (`attn_v`, `ffn_down_exps`, `output`, ...),
+- `split`: how it is shared out among tensor-parallel ranks: `column` (each rank owns output rows), `row` (each rank owns input
+  columns, partial results are summed), `gate_up` (output rows of two stacked halves, each half shared out on its own) or
+  `replicated`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+SPLITS = ("column", "row", "gate_up", "replicated")
+
+# (tensor name, x float32[rows, n_in], expert of each row int64[rows] or None)
+Observer = Callable[[str, torch.Tensor, torch.Tensor | None], None]
+
+
+class MatrixLike(Protocol):
+    """What a product needs of a weight matrix; see `weights.Matrix`."""
+
+    rows: int
+    cols: int
+
+    def parts(self): ...
+
+    def gather(self, rows: np.ndarray) -> torch.Tensor: ...
+
+
+class Linear:
+    """y = W x + b for rows x float32[rows, n_in]."""
+
+    def __init__(self, name: str, matrix: MatrixLike, bias: torch.Tensor | None, observers: list[Observer], *, role: str, split: str):
+        self.name, self.matrix, self.bias, self.role, self.split = name, matrix, bias, role, split
+        self._observers = observers
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        for observe in self._observers:
+            observe(self.name, x, None)
+        y = _product(self.matrix, x)
+        return y if self.bias is None else y.add_(self.bias)
+
+
+class ExpertLinear:
+    """One matrix per expert, applied to rows that are grouped by expert."""
+
+    def __init__(self, name: str, matrices: list[MatrixLike], observers: list[Observer], *, role: str, split: str):
+        self.name, self.matrices, self.role, self.split = name, matrices, role, split
+        self._observers = observers
+
+    def __call__(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """x float32[rows, n_in]: counts[e] rows of expert e, in order of experts; returns float32[rows, n_out]."""
+        if self._observers:
+            experts = torch.repeat_interleave(torch.arange(len(counts), device=x.device), counts.to(x.device))
+            for observe in self._observers:
+                observe(self.name, x, experts)
+        y = x.new_empty(len(x), self.matrices[0].rows)
+        start = 0
+        for matrix, count in zip(self.matrices, counts.tolist(), strict=True):
+            if count:
+                y[start : start + count] = _product(matrix, x[start : start + count])
+                start += count
+        return y
+
+
+class Embedding:
+    """Rows of a table; only the rows asked for are decoded."""
+
+    role, split = "token_embd", "replicated"
+
+    def __init__(self, name: str, matrix: MatrixLike):
+        self.name, self.matrix = name, matrix
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids int64[...] to float32[..., n_cols]."""
+        return self.matrix.gather(ids.reshape(-1).cpu().numpy()).view(*ids.shape, self.matrix.cols)
+
+
+def _product(matrix: MatrixLike, x: torch.Tensor) -> torch.Tensor:
+    """x float32[rows, cols] times the transposed matrix."""
+    y = None
+    for start, part in matrix.parts():
+        if len(part) == matrix.rows:
+            return F.linear(x, part)
+        y = x.new_empty(len(x), matrix.rows) if y is None else y
+        y[:, start : start + len(part)] = F.linear(x, part)
+    return y

@@ -1,0 +1,124 @@
+"""A model opened from a GGUF file: tokens in, logits out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from ..errors import ShapeError, UsageError
+from ..formats.gguf.reader import open_gguf
+from ..formats.source import Source
+from .hyperparameters import Hyperparameters
+from .layers.batch import Batch
+from .network import build_network
+from .tokenizer import Tokenizer
+from .weights import DEFAULT_CACHE_BYTES, DecodeCache, Weights
+
+
+def load_model(path: str | os.PathLike, device: str | torch.device = "cpu", cache_bytes: int = DEFAULT_CACHE_BYTES) -> Model:
+    """Open a GGUF file, or a split model through its first shard.
+
+    Weights stay encoded in the mapped file; at most `cache_bytes` of decoded float32 matrices are kept on `device`.
+    Raises MalformedFileError, ConfigError or ArchitectureError (which say what is wrong with the file), UsageError for a device
+    that is not there.
+    """
+    device = _usable_device(device)
+    if cache_bytes < 0:
+        raise UsageError(f"cache_bytes is {cache_bytes}, expected 0 or more")
+    source = open_gguf(path)
+    try:
+        return Model(source, device, cache_bytes)
+    except BaseException:
+        source.close()
+        raise
+
+
+class Model:
+    """A network with its tokenizer. Close it, or use it as a context manager, to unmap the file."""
+
+    def __init__(self, source: Source, device: torch.device, cache_bytes: int = DEFAULT_CACHE_BYTES):
+        self.source, self.device = source, device
+        self.parameters = Hyperparameters(source.metadata, os.fspath(source.path))
+        self.weights = Weights(source, device, DecodeCache(cache_bytes))
+        self.network = build_network(self.parameters, self.weights)
+        self.n_vocab = self.network.n_vocab
+
+    @property
+    def architecture(self) -> str:
+        return self.parameters.architecture
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Built from the file's own vocabulary when first asked for. TokenizerError if that is not possible."""
+        return Tokenizer.from_metadata(self.source.metadata, file=os.fspath(self.source.path))
+
+    def forward(self, token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
+        """Logits float32[n, vocab] of one sequence of n token ids, each row predicting the token after it.
+
+        Evaluating twice gives the same bits. ShapeError if `token_ids` is not a non-empty row of ids below the vocabulary size.
+        """
+        tokens = torch.as_tensor(np.asarray(token_ids) if not isinstance(token_ids, torch.Tensor) else token_ids)
+        if tokens.ndim != 1:
+            raise ShapeError(f"token ids have shape {list(tokens.shape)}, expected one dimension")
+        return self.logits(self.hidden(tokens[None])[0])
+
+    @torch.no_grad()
+    def hidden(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """Final hidden states float32[sequences, n, width], normed, of independent sequences int[sequences, n] from position `start`."""
+        tokens = self._checked(tokens)
+        n_sequences, n_tokens = tokens.shape
+        batch = Batch(n_sequences, n_tokens, torch.arange(start, start + n_tokens, device=self.device))
+        h = self.network.embedding(tokens.reshape(-1))
+        for block in self.network.blocks:
+            h = block(h, batch)
+        return self.network.output_norm(h).view(n_sequences, n_tokens, -1)
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32[rows, width] of `hidden` to float32[rows, vocab]."""
+        return self.network.output(hidden)
+
+    @contextmanager
+    def observe(self, callback: Callable[[str, torch.Tensor, torch.Tensor | None], None]) -> Iterator[None]:
+        """Within this context `callback(tensor name, x, experts)` is called for every product with a weight matrix.
+
+        x is float32[rows, n_in], not to be kept or changed. For expert tensors there is one call with all rows, grouped by
+        expert, and experts int64[rows] says whose each is; it is None for other tensors.
+        """
+        self.weights.observers.append(callback)
+        try:
+            yield
+        finally:
+            self.weights.observers.remove(callback)
+
+    def close(self) -> None:
+        self.source.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+    def _checked(self, tokens: torch.Tensor) -> torch.Tensor:
+        if tokens.ndim != 2 or tokens.numel() == 0 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ShapeError(f"token ids are {tokens.dtype}{list(tokens.shape)}, expected at least one integer id per sequence")
+        tokens = tokens.to(torch.int64)
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.n_vocab:
+            raise ShapeError(f"token id {low if low < 0 else high} is outside the vocabulary of {self.n_vocab}", file=self.source.path)
+        return tokens.to(self.device)
+
+
+def _usable_device(device: str | torch.device) -> torch.device:
+    try:
+        device = torch.device(device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
+    return device
