@@ -166,8 +166,8 @@ class FileLayout:
 class ShardedWriter:
     """A `Sink` for a split model: `<prefix>-00001-of-0000N.gguf` and so on, each shard complete before the next begins.
 
-    `shards` lists the tensors of each shard, together `tensors` in order. The first shard gets `metadata` (less any split
-    keys it has) and the split keys, the others only the split keys. No shard has its name before `finish`; an abort
+    `shards` lists the tensors of each shard, together `tensors` in order. The first shard gets `metadata` and the split
+    keys (in place where `metadata` has them), the others only the split keys. No shard has its name before `finish`; an abort
     removes all of them.
     """
 
@@ -177,9 +177,8 @@ class ShardedWriter:
             raise IqforgeError("the shards do not hold the tensors in their order", file=prefix)
         if not 0 < len(shards) <= shard_rules.MAX_SHARDS:
             raise OutputError(f"{len(shards)} shards; a model can be split into 1 to {shard_rules.MAX_SHARDS}", file=prefix)
-        own = {key: value for key, value in metadata.items() if key not in shard_rules.SPLIT_KEYS}
         self.paths = tuple(shard_rules.shard_path(prefix, index, len(shards)) for index in range(len(shards)))
-        self._shards = [(({**own} if index == 0 else {}) | shard_rules.split_keys(index, len(shards), len(tensors)), list(shard))
+        self._shards = [((metadata if index == 0 else {}) | shard_rules.split_keys(index, len(shards), len(tensors)), list(shard))
                         for index, shard in enumerate(shards)]
         layouts = [FileLayout(path, *shard) for path, shard in zip(self.paths, self._shards)]
         self.n_bytes = sum(layout.n_bytes for layout in layouts)
