@@ -58,7 +58,8 @@ class MappedFile:
         """Read-only uint8 array of `shape` on the mapped bytes from `start`."""
         if self._map is None:
             raise IqforgeError("the file was closed", file=self.path)
-        return np.ndarray(shape, np.uint8, self._map, start)
+        # The memoryview is what keeps the map from being closed under the array: an array alone holds no lock on it.
+        return np.ndarray(shape, np.uint8, memoryview(self._map), start)
 
     def release(self, start: int, stop: int) -> None:
         """Give the pages of a byte range back to the kernel; views stay valid and read them again when touched."""
