@@ -1,0 +1,193 @@
+"""How far a model's predictions are from those of a base model: Kullback-Leibler divergence and its companions.
+
+p is the base (from its file), q the model under test. Formulas are those of llama.cpp's perplexity tool, so that its published
+tables can be compared.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ..model import Model
+from .base_file import BaseFile
+from .perplexity import check_finite
+from .scores import Moments, exp_or_inf, log_sum_exp, row_slices
+from .windows import DEFAULT_BATCH, Clock, ProgressCallback, Windows, bos_token
+
+log = logging.getLogger(__name__)
+
+LEAST_LOG_P = -16.0  # smaller base probabilities do not count towards the divergence
+_FEW = 10  # no error bars from so few tokens
+
+
+@dataclass
+class Statistics:
+    """Everything that is accumulated over scored tokens. Means are over all tokens added so far."""
+
+    nll: Moments = field(default_factory=Moments)
+    nll_base: Moments = field(default_factory=Moments)
+    kld: Moments = field(default_factory=Moments)
+    delta_p: Moments = field(default_factory=Moments)
+    delta_p_squared: Moments = field(default_factory=Moments)
+    nll_product: float = 0.0
+    n_same_top: int = 0
+    kld_values: list[np.ndarray] = field(default_factory=list, repr=False)
+    delta_p_values: list[np.ndarray] = field(default_factory=list, repr=False)
+
+    def add(self, nll: np.ndarray, nll_base: np.ndarray, kld: np.ndarray, same_top: np.ndarray) -> None:
+        """Arrays of one value per token."""
+        delta_p = np.exp(-nll) - np.exp(-nll_base)
+        for moments, values in ((self.nll, nll), (self.nll_base, nll_base), (self.kld, kld), (self.delta_p, delta_p),
+                                (self.delta_p_squared, delta_p**2)):
+            moments.add(values)
+        self.nll_product += float((nll * nll_base).sum())
+        self.n_same_top += int(same_top.sum())
+        self.kld_values.append(kld)
+        self.delta_p_values.append(delta_p)
+
+    @property
+    def n(self) -> int:
+        return self.nll.n
+
+    @property
+    def ppl(self) -> tuple[float, float]:
+        """Perplexity of the model under test and its uncertainty; likewise below."""
+        value = exp_or_inf(self.nll.mean)
+        return value, value * _error(self.nll)
+
+    @property
+    def ppl_base(self) -> tuple[float, float]:
+        value = exp_or_inf(self.nll_base.mean)
+        return value, value * _error(self.nll_base)
+
+    @property
+    def covariance(self) -> float:
+        """Of the two mean negative log-likelihoods."""
+        return 0.0 if self.n < _FEW else (self.nll_product / self.n - self.nll.mean * self.nll_base.mean) / (self.n - 1)
+
+    @property
+    def correlation(self) -> float:
+        product = _error(self.nll) * _error(self.nll_base)
+        return self.covariance / product if product else math.nan
+
+    @property
+    def log_ratio(self) -> tuple[float, float]:
+        """ln(PPL(Q) / PPL(base))."""
+        variance = _error(self.nll) ** 2 + _error(self.nll_base) ** 2 - 2 * self.covariance
+        return self.nll.mean - self.nll_base.mean, math.sqrt(max(0.0, variance))
+
+    @property
+    def ratio(self) -> tuple[float, float]:
+        value, error = self.log_ratio
+        return exp_or_inf(value), exp_or_inf(value) * error
+
+    @property
+    def difference(self) -> tuple[float, float]:
+        """PPL(Q) - PPL(base)."""
+        (q, q_error), (base, base_error) = self.ppl, self.ppl_base
+        variance = q_error**2 + base_error**2 - 2 * q * base * self.covariance
+        return q - base, math.sqrt(max(0.0, variance))
+
+    @property
+    def mean_kld(self) -> tuple[float, float]:
+        return self.kld.mean, _error(self.kld)
+
+    @property
+    def mean_delta_p(self) -> tuple[float, float]:
+        return self.delta_p.mean, _error(self.delta_p)
+
+    @property
+    def rms_delta_p(self) -> tuple[float, float]:
+        rms = math.sqrt(self.delta_p_squared.mean)
+        return rms, 0.5 / rms * _error(self.delta_p_squared) if rms else 0.0
+
+    @property
+    def same_top(self) -> tuple[float, float]:
+        """Share of tokens whose most probable continuation is the same."""
+        p = self.n_same_top / self.n
+        return p, math.sqrt(p * (1 - p) / (self.n - 1)) if self.n > 1 else 0.0
+
+    def kld_quantiles(self, *fractions: float) -> list[float]:
+        """Linear interpolation between order statistics; 0 is the minimum, 1 the maximum."""
+        return np.quantile(np.concatenate(self.kld_values), fractions).tolist()
+
+    def delta_p_quantiles(self, *fractions: float) -> list[float]:
+        return np.quantile(np.concatenate(self.delta_p_values), fractions).tolist()
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Result of a comparison over `n_windows` windows of `n_ctx` tokens."""
+
+    statistics: Statistics
+    n_windows: int
+    n_ctx: int
+    seconds: float
+
+    @property
+    def perplexity(self) -> float:
+        return self.statistics.ppl[0]
+
+    @property
+    def uncertainty(self) -> float:
+        return self.statistics.ppl[1]
+
+    @property
+    def mean_kld(self) -> float:
+        return self.statistics.mean_kld[0]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.n_windows * self.n_ctx / max(self.seconds, 1e-9)
+
+
+def measure_divergence(model: Model, base: str | os.PathLike | BaseFile, *, chunks: int = -1, batch_tokens: int = DEFAULT_BATCH,
+                       progress: ProgressCallback | None = None, on_window: Callable[[int, Statistics], None] | None = None) -> Divergence:
+    """Compare `model` with the base file's predictions on the text inside that file.
+
+    `on_window(window, statistics so far)` is called after each window. A different vocabulary size is only logged; what both
+    have is compared. Errors of `BaseFile`, EvaluationError for predictions that are not finite.
+    """
+    base = base if isinstance(base, BaseFile) else BaseFile(base)
+    if base.n_vocab != model.n_vocab:
+        log.warning("the base file has a vocabulary of %d, the model one of %d", base.n_vocab, model.n_vocab)
+    windows = Windows(base.tokens[:chunks] if chunks > 0 else base.tokens, bos_token(model))
+    statistics, clock = Statistics(), Clock(windows, progress)
+    for window, logits in windows.scored_logits(model, batch_tokens):
+        nll, *others = _compare(logits, base, window, windows.targets(window))
+        check_finite(nll, model, window)
+        statistics.add(nll, *others)
+        if on_window is not None:
+            on_window(window, statistics)
+        clock.report(window, statistics.ppl[0])
+    return Divergence(statistics, len(windows), windows.n_ctx, clock.seconds)
+
+
+def _compare(logits: torch.Tensor, base: BaseFile, window: int, targets: np.ndarray) -> tuple[np.ndarray, ...]:
+    """nll, nll_base, kld float64[rows] and same_top bool[rows] of one window."""
+    n_common = min(logits.shape[1], base.n_vocab)
+    log_p = base.log_probabilities(window)
+    wanted = torch.from_numpy(targets).to(logits.device)
+    nll, kld, top_q = [], [], []
+    for rows in row_slices(len(logits)):
+        z, log_p_rows = logits[rows], torch.from_numpy(log_p[rows, :n_common]).to(logits.device)
+        top, lse = log_sum_exp(z)
+        shift = (top.double() + lse)[:, None]
+        nll.append((shift - z.gather(1, wanted[rows, None]))[:, 0])
+        terms = log_p_rows.exp() * (log_p_rows - z[:, :n_common] + shift.float())
+        kld.append(terms.masked_fill_(log_p_rows <= LEAST_LOG_P, 0).sum(dim=1, dtype=torch.float64))
+        top_q.append(z.argmax(dim=1))
+    nll, kld, top_q = (torch.cat(parts).cpu().numpy() for parts in (nll, kld, top_q))
+    nll_base = -log_p[np.arange(len(targets)), targets].astype(np.float64)
+    return nll, nll_base, kld, top_q == base.records(window)[2].argmax(axis=1)
+
+
+def _error(moments: Moments) -> float:
+    return moments.error if moments.n > _FEW else 0.0

@@ -1,0 +1,77 @@
+"""Perplexity of a model on a text, counted as llama.cpp's tool counts it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...errors import EvaluationError
+from ..model import Model
+from .base_file import BaseWriter
+from .scores import Moments, exp_or_inf, negative_log_likelihood
+from .windows import DEFAULT_BATCH, DEFAULT_CONTEXT, Clock, ProgressCallback, Windows
+
+
+@dataclass(frozen=True)
+class RunningScore:
+    """Cumulative score after one window, which starts at token `start`."""
+
+    start: int
+    perplexity: float
+    mean_nll: float
+    nll_error: float
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """exp of the mean negative log-likelihood over `n_scored` tokens of `n_windows` windows of `n_ctx`.
+
+    `uncertainty` is perplexity times the standard error of the mean negative log-likelihood.
+    """
+
+    perplexity: float
+    uncertainty: float
+    mean_nll: float
+    n_scored: int
+    n_windows: int
+    n_ctx: int
+    seconds: float
+    running: tuple[RunningScore, ...] = field(repr=False, default=())
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.n_windows * self.n_ctx / max(self.seconds, 1e-9)
+
+
+def measure_perplexity(model: Model, text: str | Sequence[int], *, n_ctx: int = DEFAULT_CONTEXT, chunks: int = -1,
+                       batch_tokens: int = DEFAULT_BATCH, save_logits: str | os.PathLike | None = None,
+                       progress: ProgressCallback | None = None) -> Perplexity:
+    """Perplexity of `model` on `text` (or its tokens) over windows of `n_ctx`, at most `chunks` of them if that is positive.
+
+    `batch_tokens` evaluates several windows per pass. `save_logits` also writes the base file for divergences.
+    EvaluationError for a text that is too short or for logits that are not finite.
+    """
+    windows = Windows.of_text(model, text, n_ctx, chunks)
+    scores, running, clock = Moments(), [], Clock(windows, progress)
+    with nullcontext() if save_logits is None else BaseWriter(save_logits, windows, model.n_vocab) as base:
+        for window, logits in windows.scored_logits(model, batch_tokens):
+            nll = negative_log_likelihood(logits, windows.targets(window))
+            check_finite(nll, model, window)
+            scores.add(nll)
+            if base is not None:
+                base.write(logits)
+            running.append(RunningScore(window * n_ctx, exp_or_inf(scores.mean), scores.mean, scores.error))
+            clock.report(window, running[-1].perplexity)
+    last = running[-1]
+    return Perplexity(last.perplexity, last.perplexity * last.nll_error, last.mean_nll, scores.n, len(windows), n_ctx, clock.seconds,
+                      tuple(running))
+
+
+def check_finite(nll: np.ndarray, model: Model, window: int) -> None:
+    """EvaluationError if the model produced something that is not finite."""
+    if not np.isfinite(nll).all():
+        raise EvaluationError(f"the model's predictions in window {window + 1} are not finite", file=model.source.path)

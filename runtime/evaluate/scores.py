@@ -1,0 +1,65 @@
+"""Negative log-likelihoods of targets, and means with their standard errors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+_ROWS = 64  # rows of logits worked on at once, to bound memory for large vocabularies
+
+
+def row_slices(n_rows: int) -> list[slice]:
+    return [slice(start, min(start + _ROWS, n_rows)) for start in range(0, n_rows, _ROWS)]
+
+
+def log_sum_exp(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """max float32[rows] and ln(sum(exp(z - max))) float64[rows]: exponentials in float32, their sum in float64."""
+    top = logits.max(dim=-1).values
+    return top, (logits - top[:, None]).exp_().sum(dim=-1, dtype=torch.float64).log_()
+
+
+def negative_log_likelihood(logits: torch.Tensor, targets: np.ndarray) -> np.ndarray:
+    """float64[rows]: -ln softmax(logits)[target] for logits float32[rows, vocab]."""
+    wanted = torch.from_numpy(targets).to(logits.device)
+    parts = []
+    for rows in row_slices(len(logits)):
+        top, lse = log_sum_exp(logits[rows])
+        z = logits[rows].gather(1, wanted[rows, None])[:, 0]
+        parts.append(lse - (z.double() - top.double()))
+    return torch.cat(parts).cpu().numpy()
+
+
+@dataclass
+class Moments:
+    """Running count, sum and sum of squares."""
+
+    n: int = 0
+    sum: float = 0.0
+    squares: float = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        values = values.astype(np.float64)
+        self.n += len(values)
+        self.sum += float(values.sum())
+        self.squares += float(np.square(values).sum())
+
+    @property
+    def mean(self) -> float:
+        return self.sum / self.n
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; 0 where the variance is not positive."""
+        variance = self.squares / self.n - self.mean**2
+        return math.sqrt(variance / (self.n - 1)) if variance > 0 and self.n > 1 else 0.0
+
+
+def exp_or_inf(x: float) -> float:
+    """exp(x), infinity where a float64 cannot hold it."""
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf

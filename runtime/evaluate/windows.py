@@ -1,0 +1,148 @@
+"""A text cut into windows of n_ctx tokens, and the logits of the scored half of each.
+
+Windows follow one another without overlap. Where the model wants BOS it takes the place of each window's first token in what
+is evaluated, not in what is scored. Predictions at positions n_ctx/2 .. n_ctx-2 count: n_ctx - 1 - n_ctx/2 per window.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...errors import EvaluationError, NotFoundError
+from ..model import Model
+
+DEFAULT_CONTEXT = 512
+DEFAULT_BATCH = 2048  # tokens per pass through the model
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run over windows is. Handed to progress callbacks after every window."""
+
+    window: int  # windows done
+    n_windows: int
+    n_ctx: int
+    seconds: float
+    perplexity: float | None = None  # so far
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.window * self.n_ctx / max(self.seconds, 1e-9)
+
+    @property
+    def seconds_left(self) -> float:
+        return self.seconds / self.window * (self.n_windows - self.window)
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """`tokens` int64[n_windows, n_ctx], as the text has them; `bos` replaces the first of each in `inputs`, if not None."""
+
+    tokens: np.ndarray
+    bos: int | None
+
+    @classmethod
+    def cut(cls, tokens: Sequence[int], n_ctx: int, limit: int, bos: int | None) -> Windows:
+        """At most `limit` windows (all if it is not positive). EvaluationError for fewer than 2 * n_ctx tokens."""
+        if n_ctx < 4:
+            raise EvaluationError(f"the context size is {n_ctx}, expected at least 4 tokens")
+        if len(tokens) < 2 * n_ctx:
+            raise EvaluationError(f"the text has {len(tokens)} tokens, a context size of {n_ctx} needs at least {2 * n_ctx}")
+        n_windows = len(tokens) // n_ctx
+        n_windows = min(n_windows, limit) if limit > 0 else n_windows
+        return cls(np.asarray(tokens[: n_windows * n_ctx], dtype=np.int64).reshape(n_windows, n_ctx), bos)
+
+    @classmethod
+    def of_text(cls, model: Model, text: str | Sequence[int], n_ctx: int, limit: int) -> Windows:
+        """From a text, tokenized once as a whole, or from tokens. EvaluationError for a model that appends EOS."""
+        bos = bos_token(model)
+        return cls.cut(model.tokenizer.encode(text) if isinstance(text, str) else text, n_ctx, limit, bos)
+
+    @property
+    def n_ctx(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def first(self) -> int:
+        """The first position whose prediction is scored."""
+        return self.n_ctx // 2
+
+    @property
+    def n_scored(self) -> int:
+        """Predictions scored per window."""
+        return self.n_ctx - 1 - self.first
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def targets(self, window: int) -> np.ndarray:
+        """int64[n_scored]: the tokens that the scored positions should have predicted."""
+        return self.tokens[window, self.first + 1 :]
+
+    def inputs(self, start: int, stop: int) -> torch.Tensor:
+        """int64[stop - start, n_ctx] to evaluate."""
+        inputs = torch.from_numpy(self.tokens[start:stop].copy())
+        if self.bos is not None:
+            inputs[:, 0] = self.bos
+        return inputs
+
+    def hidden(self, model: Model, batch_tokens: int = DEFAULT_BATCH) -> Iterator[tuple[int, torch.Tensor]]:
+        """(window, final hidden states float32[n_ctx, width]); as many windows at once as `batch_tokens` allow, at least one."""
+        step = max(1, batch_tokens // self.n_ctx)
+        for start in range(0, len(self), step):
+            for offset, states in enumerate(model.hidden(self.inputs(start, min(start + step, len(self))))):
+                yield start + offset, states
+
+    def scored_logits(self, model: Model, batch_tokens: int = DEFAULT_BATCH) -> Iterator[tuple[int, torch.Tensor]]:
+        """(window, float32[n_scored, vocab]): the logits of the scored positions."""
+        for window, states in self.hidden(model, batch_tokens):
+            yield window, model.logits(states[self.first : -1])
+
+
+class Clock:
+    """Reports progress over windows to an optional callback."""
+
+    def __init__(self, windows: Windows, callback: ProgressCallback | None):
+        self.windows, self.callback, self.started = windows, callback, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def report(self, window: int, perplexity: float | None = None) -> None:
+        """Window `window` is done."""
+        if self.callback is not None:
+            self.callback(Progress(window + 1, len(self.windows), self.windows.n_ctx, self.seconds, perplexity))
+
+
+def bos_token(model: Model) -> int | None:
+    """The token that starts every window, if the model wants one. EvaluationError if it appends EOS: windows have no end."""
+    tokenizer = model.tokenizer
+    if tokenizer.add_eos:
+        raise EvaluationError("the model appends EOS to its input, windows of a text cannot be evaluated with it", file=model.source.path)
+    return tokenizer.bos if tokenizer.add_bos else None
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """A UTF-8 text file, without one trailing newline. NotFoundError or EvaluationError naming the file."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except (FileNotFoundError, IsADirectoryError):
+        raise NotFoundError("no such text file", file=path) from None
+    except OSError as error:
+        raise EvaluationError(f"cannot be read: {error.strerror}", file=path) from None
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EvaluationError("the text is not UTF-8", file=path, offset=error.start) from None
+    return text.removesuffix("\n")
