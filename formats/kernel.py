@@ -11,14 +11,33 @@ Compiled code is cached on disk beside the module that holds the function (or in
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
+
+
+@functools.cache
+def _sources_digest() -> str:
+    """Digest of every source file that compiled functions come from.
+
+    numba's cache notices a change of the file that holds a function, but not of a helper or a constant in another file;
+    with the digest in the name of each cached function, machine code of older sources is never used.
+    """
+    package = Path(__file__).resolve().parent.parent
+    files = sorted(f for folder in ("formats", "formats/codecs", "quantize/search") for f in (package / folder).glob("*.py"))
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:12]
+
+
+def _compiled(function: Callable) -> Callable:
+    import numba
+
+    function.__qualname__ = f"{function.__name__}-{_sources_digest()}"
+    return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
 
 
 def device_function(function: Callable) -> Callable:
     """`function` compiled lazily, callable from other compiled functions."""
-    import numba
-
-    return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    return _compiled(function)
 
 
 # The driver's arguments are arrays whose first two axes are (row, block); a per-row argument has one axis less.
@@ -31,22 +50,36 @@ def {name}({parameters}):
 
 
 @functools.cache
-def over_blocks(function: Callable, per_row: tuple[str, ...] = (), shared: tuple[str, ...] = ()) -> Callable:
+def over_blocks(function: Callable, per_row: tuple[str, ...] = (), per_column: tuple[str, ...] = (),
+                shared: tuple[str, ...] = ()) -> Callable:
     """A compiled loop that calls `function` for every block of every row.
 
-    Each parameter of `function` becomes an array parameter with axes (row, block) in front; those named in `per_row`
-    get (row,) only; those named in `shared` are passed through (scratch space, scalars). The first parameter sets the
-    number of rows and blocks and must be per block.
+    Each parameter of `function` becomes an array parameter with axes (row, block) in front; those named in `per_row` get
+    (row,) only, those in `per_column` (block,) only; those in `shared` are passed through (scratch space). The first
+    parameter sets the number of rows and blocks and must be per block.
     """
     import inspect
 
-    import numba
-
     names = list(inspect.signature(function).parameters)
-    arguments = ", ".join(n if n in shared else f"{n}[row]" if n in per_row else f"{n}[row, index]" for n in names)
+    place = {n: "" for n in shared} | {n: "[row]" for n in per_row} | {n: "[index]" for n in per_column}
+    arguments = ", ".join(n + place.get(n, "[row, index]") for n in names)
     name = f"{function.__name__}_rows"
     source = _ROWS_TEMPLATE.format(name=name, parameters=", ".join(names), first=names[0], arguments=arguments)
     # Compiling under the module's own file name lets numba's cache find a source file to check for changes.
     namespace = {"__name__": function.__module__, "one_block": device_function(function)}
     exec(compile(source, inspect.getfile(function), "exec"), namespace)
-    return numba.njit(nogil=True, cache=True, error_model="numpy")(namespace[name])
+    return _compiled(namespace[name])
+
+
+def specialize(template: Callable, name: str, **names: object) -> Callable:
+    """A compiled copy of `template` in which the global `names` (functions, arrays, numbers) have these values.
+
+    One search serves a family of types this way; numba treats globals as compile-time constants, so the copies cost
+    nothing at run time. `name` must differ between the copies of a template: it keys their cached code.
+    """
+    import types
+
+    code = template.__code__.replace(co_name=name, co_qualname=name)
+    copy = types.FunctionType(code, template.__globals__ | names, name, template.__defaults__, template.__closure__)
+    copy.__module__ = template.__module__
+    return _compiled(copy)

@@ -1,0 +1,140 @@
+"""Rows of floats to rows of blocks: `encode`, the one entry to every search.
+
+A search is a plain Python function over one block (or one row, where the row has a scale of its own), registered by type
+name in a family file of `search/`, and compiled by `formats.kernel`. Rows do not influence each other, so rows may be cut
+into any number of pieces and worked on by any number of threads with the same bytes as result.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from ..errors import NonFiniteError, ShapeError, UnsupportedTypeError
+from ..formats.codec import encode_float, interleave
+from ..formats.kernel import over_blocks
+from ..formats.types import TYPES, GGMLType, ggml_type
+
+# Weights below this part of the row's mean are raised to it: a block whose importances are all zero is then quantized as if
+# they were equal, and single zeros still count for next to nothing.
+_SMALLEST_WEIGHT = 1e-6
+
+
+@functools.cache
+def _searches() -> dict[str, dict[str, Callable]]:
+    """Search functions by kind ("block", "row", "single", "plain") and type name."""
+    from .search import iq_k, k, legacy
+
+    tables: dict[str, dict[str, Callable]] = {
+        "block": iq_k.BLOCK_SEARCHES | k.BLOCK_SEARCHES, "row": dict(iq_k.ROW_SEARCHES),
+        "single": dict(legacy.SINGLE_SEARCHES), "plain": dict(legacy.PLAIN_ENCODERS)}
+    return tables
+
+
+def encodable_types() -> list[str]:
+    """Names of the types that `encode` supports."""
+    known = {"F32", "F16", "BF16"} | {name for table in _searches().values() for name in table}
+    return [t.name for t in TYPES.values() if t.name in known or (t.base in known and t.name in _interleavable())]
+
+
+def _interleavable() -> set[str]:
+    from ..formats.codecs.interleaved import INTERLEAVERS
+
+    return set(INTERLEAVERS)
+
+
+def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = None, device: str = "cpu",
+           threads: int = 1) -> np.ndarray:
+    """Quantize rows: float32[rows, n_cols] to uint8[rows, row_bytes].
+
+    importance: float32[n_cols], not negative, the mean square of the activations that meet each column; None weighs all
+    columns alike. Interleaved types take whole row groups and give their bytes as that many rows.
+    ShapeError for shapes the type cannot have, NonFiniteError naming row and column for NaN or infinity in x or importance,
+    UnsupportedTypeError for a type or device without a search.
+    """
+    type = ggml_type(type)
+    if device != "cpu":
+        raise UnsupportedTypeError(f"quantizing on device '{device}' is not supported yet; use 'cpu'")
+    x = np.ascontiguousarray(x, dtype=np.float32)
+    if x.ndim != 2:
+        raise ShapeError(f"encode takes float32[rows, n_cols], got {x.ndim} dimensions")
+    n_cols = x.shape[1]
+    type.tensor_bytes(x.shape)  # raises ShapeError
+    if type.is_float:
+        return encode_float(type, x)
+    refuse_non_finite(x)
+    plain = ggml_type(type.base) if type.base else type
+    run = row_encoder(plain, n_cols, importance)
+    out = np.empty((len(x), plain.row_bytes(n_cols)), dtype=np.uint8)
+    if threads <= 1:
+        run(x, out)
+    else:
+        step = -(-len(x) // threads)
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda at: run(x[at : at + step], out[at : at + step]), range(0, len(x), step)))
+    return interleave(type, out, n_cols) if plain is not type else out
+
+
+def refuse_non_finite(x: np.ndarray, tensor: str | None = None, file: str | None = None, first_row: int = 0) -> None:
+    """NonFiniteError naming the first row and column of x that hold NaN or infinity."""
+    finite = np.isfinite(x)
+    if not finite.all():
+        row, column = (int(v[0]) for v in np.nonzero(~finite))
+        raise NonFiniteError(f"{x[row, column]} at row {row + first_row}, column {column}", tensor=tensor, file=file)
+
+
+def prepare_weights(importance: np.ndarray, n_cols: int) -> np.ndarray:
+    """Search weights float32[n_cols] from importances: divided by their mean (scale plays no role) and kept above zero."""
+    importance = np.asarray(importance, dtype=np.float64)
+    if importance.shape != (n_cols,):
+        raise ShapeError(f"importance has shape {list(importance.shape)}, expected [{n_cols}]")
+    if not np.isfinite(importance).all():
+        column = int(np.nonzero(~np.isfinite(importance))[0][0])
+        raise NonFiniteError(f"importance is {importance[column]} at column {column}")
+    if (importance < 0).any():
+        column = int(np.nonzero(importance < 0)[0][0])
+        raise ShapeError(f"importance is negative ({importance[column]:g}) at column {column}")
+    mean = importance.mean()
+    if mean == 0:
+        return np.ones(n_cols, dtype=np.float32)
+    return np.maximum(importance / mean, _SMALLEST_WEIGHT).astype(np.float32)
+
+
+def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = None) -> Callable[[np.ndarray, np.ndarray], None]:
+    """A function run(x float32[rows, n_cols], out uint8[rows, row_bytes]) for a plain quantized type; safe to call from threads."""
+    kinds = {kind: table[type.name] for kind, table in _searches().items() if type.name in table}
+    if not kinds:
+        raise UnsupportedTypeError(f"quantizing to {type.name} is not supported yet")
+    blocks, size, head = n_cols // type.block_size, type.block_size, type.header_bytes
+    if importance is None and "plain" in kinds:
+        loop = over_blocks(kinds["plain"])
+        return lambda x, out: loop(x.reshape(len(x), blocks, size), out.reshape(len(x), blocks, -1))
+    weights = np.ones(n_cols, dtype=np.float32) if importance is None else prepare_weights(importance, n_cols)
+    if "row" in kinds:
+        loop = over_blocks(kinds["row"], per_column=("w",), shared=("groups", "lanes"))
+
+        def run_rows(x: np.ndarray, out: np.ndarray) -> None:
+            heads, bodies = out[:, None, :head], out[:, head:].reshape(len(x), 1, blocks, type.block_bytes)
+            staged = np.empty(bodies.shape, dtype=np.uint8)  # rows with a header are not contiguous blocks
+            loop(x[:, None], weights[None], heads, staged, *_scratch(n_cols))
+            out[:, head:] = staged.reshape(len(x), -1)
+
+        return run_rows
+    kind = "block" if "block" in kinds else "single"
+    shared = ("groups", "lanes") if kind == "block" else ("lanes",)
+    loop = over_blocks(kinds[kind], per_column=("w",), shared=shared)
+
+    def run_blocks(x: np.ndarray, out: np.ndarray) -> None:
+        scratch = _scratch(size)
+        loop(x.reshape(len(x), blocks, size), weights.reshape(blocks, size), out.reshape(len(x), blocks, -1),
+             *(scratch if kind == "block" else scratch[1:]))
+
+    return run_blocks
+
+
+def _scratch(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Per-call scratch of a search over n elements: (groups, lanes), see `search/grouped.py`. Groups hold 16 elements or more."""
+    return np.empty((max(n // 16, 1), 6), dtype=np.float32), np.empty((6, 16), dtype=np.float32)

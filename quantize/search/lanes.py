@@ -1,0 +1,69 @@
+"""The inner loop of every search: judge many candidate scales of one group side by side.
+
+A group of values x with weights w is to be written as x_i ~ s * v_i with v_i from a small set of values. For a given s the
+best v_i is the one nearest to x_i / s. The functions here try LANES scales at once. Every lane adds up over the elements in
+index order, so a compiler may use vector instructions across lanes without reordering a single addition: the result is the
+same on any machine and for any number of threads.
+
+`nearest` is a free name, bound to the value set of a type by `specialize` (see `grouped.py`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+LANES = 16
+
+
+def nearest(t):  # bound by specialize
+    raise NotImplementedError
+
+
+def score_lanes(x, w, at, n, shift, inverse, sxv, svv):
+    """For each lane c: sxv[c] = sum w x v and svv[c] = sum w v^2 over x[at:at+n], v nearest to x * inverse[c].
+
+    `shift` moves the value set. With the least-squares scale s = sxv/svv the weighted squared error falls by sxv^2/svv.
+    """
+    for c in range(LANES):
+        sxv[c] = np.float32(0)
+        svv[c] = np.float32(0)
+    for i in range(at, at + n):
+        wi = w[i]
+        wx = wi * x[i]
+        for c in range(LANES):
+            v = nearest(x[i] * inverse[c] - shift) + shift
+            sxv[c] += wx * v
+            svv[c] += (wi * v) * v
+
+
+def error_lanes(x, w, at, n, shift, scale, inverse, error):
+    """For each lane c: error[c] = sum w (x - scale[c] v)^2 over x[at:at+n], v nearest to x * inverse[c], shift[c] per lane.
+
+    Summed from the differences, not from sxv and svv: at 6 and 8 bits those would cancel to noise.
+    """
+    for c in range(LANES):
+        error[c] = np.float32(0)
+    for i in range(at, at + n):
+        wi = w[i]
+        for c in range(LANES):
+            v = nearest(x[i] * inverse[c] - shift[c]) + shift[c]
+            rest = x[i] - scale[c] * v
+            error[c] += (wi * rest) * rest
+
+
+def nearest_in_table(t):
+    """The entry of VALUES nearest to t; MIDDLES are the midpoints. Unrolled by the compiler into compares and selects."""
+    v = VALUES[0]
+    for k in range(len(MIDDLES)):
+        v = VALUES[k + 1] if t > MIDDLES[k] else v
+    return v
+
+
+def nearest_in_range(t):
+    """The integer in FIRST..LAST nearest to t."""
+    return min(max(np.floor(t + np.float32(0.5)), np.float32(FIRST)), np.float32(LAST))
+
+
+VALUES = np.zeros(2, dtype=np.float32)
+MIDDLES = np.zeros(1, dtype=np.float32)
+FIRST, LAST = 0, 0

@@ -1,0 +1,119 @@
+"""Q4_0, IQ4_NL, Q8_0: blocks of 32 with one half-precision scale. Byte maps: `formats/codecs/legacy.py`.
+
+The block is a single group: a ladder of scales on both signs, then a finer ladder around the best, each rung rounded to the
+half precision in which it will be stored before its error is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...formats.codecs.scalars import write_half
+from ...formats.kernel import device_function, specialize
+from ...formats.tables import IQ4NL_VALUES
+from . import lanes as lane_functions
+from .grouped import as_half, value_set
+from .lanes import LANES
+
+# Free names of the template, bound per type by `single_search`.
+LADDER = FINE = np.ones(LANES, dtype=np.float32)
+SIDES = 2
+score_lanes = error_lanes = None
+
+
+def _search_single(x, w, lanes):
+    """The half-precision scale with the smallest weighted squared error for the block. lanes: float32[6, LANES] scratch."""
+    extreme = np.float32(0)
+    for i in range(len(x)):
+        if abs(x[i]) > abs(extreme):
+            extreme = x[i]
+    if extreme == 0:
+        return np.float32(0)
+    top = np.float32(0)
+    best = np.float32(0)
+    for side in range(SIDES):
+        sign = np.float32(1 - 2 * side)
+        for part in range(len(LADDER) // LANES):
+            for c in range(LANES):
+                lanes[0, c] = sign * LADDER[part * LANES + c] / extreme
+            score_lanes(x, w, 0, len(x), np.float32(0), lanes[0], lanes[1], lanes[2])
+            for c in range(LANES):
+                if lanes[1, c] * lanes[1, c] > top * lanes[2, c]:
+                    top = lanes[1, c] * lanes[1, c] / lanes[2, c]
+                    best = lanes[1, c] / lanes[2, c]
+    if best == 0:
+        return np.float32(0)
+    for c in range(LANES):
+        lanes[0, c] = np.float32(1) / (best * FINE[c])
+    score_lanes(x, w, 0, len(x), np.float32(0), lanes[0], lanes[1], lanes[2])
+    for c in range(LANES):
+        scale = as_half(lanes[1, c] / lanes[2, c]) if lanes[2, c] > 0 else np.float32(0)
+        lanes[0, c] = scale
+        lanes[1, c] = np.float32(1) / scale if scale != 0 else np.float32(0)
+        lanes[2, c] = np.float32(0)
+    error_lanes(x, w, 0, len(x), lanes[2], lanes[0], lanes[1], lanes[3])
+    winner = 0
+    for c in range(1, LANES):
+        if lanes[3, c] < lanes[3, winner]:
+            winner = c
+    return lanes[0, winner]
+
+
+def single_search(name: str, values: np.ndarray, *, reach: tuple[float, float], rungs: int, fine: float,
+                  sides: int = 2) -> tuple[Callable, Callable]:
+    """Compile (search(x, w, lanes) -> d, code_of(x, scale, shift) -> int). `fine`: half width of the second ladder."""
+    names = value_set(name, values)
+    names |= {"LADDER": (np.abs(values).max() * np.geomspace(*reach, rungs)).astype(np.float32), "SIDES": sides,
+              "FINE": np.linspace(1 - fine, 1 + fine, LANES).astype(np.float32)}
+    names["score_lanes"] = specialize(lane_functions.score_lanes, f"score_lanes_{name}", **names)
+    names["error_lanes"] = specialize(lane_functions.error_lanes, f"error_lanes_{name}", **names)
+    return specialize(_search_single, f"search_{name}", **names), names["code_of"]
+
+
+_q4_0, _q4_0_code = single_search("q4_0", np.arange(-8, 8), reach=(0.7, 1.7), rungs=32, fine=0.04)
+_iq4_nl, _iq4_nl_code = single_search("iq4_nl", IQ4NL_VALUES, reach=(0.7, 1.7), rungs=32, fine=0.04)
+_q8_0, _ = single_search("q8_0", np.arange(-128, 128), reach=(0.97, 1.02), rungs=16, fine=0.002, sides=1)
+
+
+@device_function
+def _pack_nibbles(block, j, low, high):
+    block[2 + j] = low | high << 4
+
+
+def q4_0(x, w, block, lanes):
+    d = write_half(block, 0, _q4_0(x, w, lanes))
+    for j in range(16):
+        _pack_nibbles(block, j, _q4_0_code(x[j], d, np.float32(0)), _q4_0_code(x[j + 16], d, np.float32(0)))
+
+
+def iq4_nl(x, w, block, lanes):
+    d = write_half(block, 0, _iq4_nl(x, w, lanes))
+    for j in range(16):
+        _pack_nibbles(block, j, _iq4_nl_code(x[j], d, np.float32(0)), _iq4_nl_code(x[j + 16], d, np.float32(0)))
+
+
+def q8_0(x, w, block, lanes):
+    """With importances: the scale is searched like any other."""
+    d = write_half(block, 0, _q8_0(x, w, lanes))
+    inverse = np.float32(1) / d if d != 0 else np.float32(0)
+    for j in range(32):
+        q = min(max(np.floor(x[j] * inverse + np.float32(0.5)), np.float32(-128)), np.float32(127))
+        block[2 + j] = int(q) & 255
+
+
+def q8_0_plain(x, block):
+    """Without importances, the format's definition: d = max|x| / 127 in float32, codes from that d, d stored as half."""
+    extreme = np.float32(0)
+    for j in range(32):
+        extreme = max(extreme, abs(x[j]))
+    d = extreme / np.float32(127)
+    inverse = np.float32(1) / d if d != 0 else np.float32(0)
+    write_half(block, 0, d)
+    for j in range(32):
+        block[2 + j] = int(np.rint(x[j] * inverse)) & 255
+
+
+SINGLE_SEARCHES = {"Q4_0": q4_0, "IQ4_NL": iq4_nl, "Q8_0": q8_0}
+PLAIN_ENCODERS = {"Q8_0": q8_0_plain}
