@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import stat
@@ -58,8 +59,8 @@ class MappedFile:
         """Read-only uint8 array of `shape` on the mapped bytes from `start`."""
         if self._map is None:
             raise IqforgeError("the file was closed", file=self.path)
-        # The memoryview is what keeps the map from being closed under the array: an array alone holds no lock on it.
-        return np.ndarray(shape, np.uint8, memoryview(self._map), start)
+        # frombuffer, and not ndarray(buffer=...), holds the buffer: close() then cannot unmap it under a living view.
+        return np.frombuffer(self._map, np.uint8)[start:start + math.prod(shape)].reshape(shape)
 
     def release(self, start: int, stop: int) -> None:
         """Give the pages of a byte range back to the kernel; views stay valid and read them again when touched."""

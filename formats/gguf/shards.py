@@ -62,10 +62,11 @@ def sibling_paths(path: str, metadata: Mapping[str, Value]) -> list[Path]:
         raise SplitError(f"this is shard {no + 1} of {count}; open {printable(first, 400)}", file=path)
     if not name or int(name["no"]) != 1 or int(name["count"]) != count:
         raise SplitError(f"the first of {count} shards must be called <prefix>-00001-of-{count:05d}.gguf", file=path)
-    paths = [shard_path(name["prefix"], index, count) for index in range(count)]
-    for index, sibling in enumerate(paths):
-        if not sibling.is_file():
-            raise SplitError(f"shard {index + 1} of {count} is missing: {printable(sibling, 400)}", file=path)
+    paths = []
+    for index in range(count):
+        paths.append(shard_path(name["prefix"], index, count))
+        if not paths[-1].is_file():
+            raise SplitError(f"shard {index + 1} of {count} is missing: {printable(paths[-1], 400)}", file=path)
     return paths
 
 

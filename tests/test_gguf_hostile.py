@@ -1,0 +1,388 @@
+"""GGUF files that lie: each ends in a named error, at once and without allocating what the file only claims to hold."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import time
+import tracemalloc
+
+import pytest
+
+from iqforge.errors import (IqforgeError, MalformedFileError, NotFoundError, ShapeError, SplitError, TruncatedFileError,
+                            UnknownTypeError)
+from iqforge.formats.gguf.reader import open_gguf
+
+from .ggufbuild import ARRAY, BOOL, F32, I32, STRING, U8, U16, U32, U64, array, array_pair, entry, gguf, pair, small, text
+
+HUGE = 2**64 - 1
+MAX_SECONDS, MAX_BYTES = 0.1, 50 << 20
+
+
+def refused(path, error: type[IqforgeError], *words: str) -> IqforgeError:
+    """Check that opening `path` raises `error` with `words` in its message, and the limits of time and memory."""
+    seconds = []
+    for _ in range(3):  # the best of three: another process may have the machine
+        start = time.perf_counter()
+        with pytest.raises(error) as caught:
+            open_gguf(path)
+        seconds.append(time.perf_counter() - start)
+    tracemalloc.start()
+    with pytest.raises(error):
+        open_gguf(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    message = str(caught.value)
+    assert os.fspath(path) in message and "\n" not in message and "\x1b" not in message
+    for word in words:
+        assert word in message
+    assert min(seconds) < MAX_SECONDS
+    assert peak < MAX_BYTES
+    return caught.value
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A function: bytes, expected error class, words of the message."""
+    def check(content: bytes, error: type[IqforgeError], *words: str) -> IqforgeError:
+        path = tmp_path / "hostile.gguf"
+        path.write_bytes(content)
+        return refused(path, error, *words)
+    return check
+
+
+@pytest.mark.parametrize("content", [b"", b"G", b"GGU"])
+def test_shorter_than_the_magic(hostile, content):
+    hostile(content, TruncatedFileError, "24")
+
+
+@pytest.mark.parametrize("length", range(4, 24))
+def test_ends_inside_the_counts(hostile, length):
+    hostile(small()[:length], TruncatedFileError)
+
+
+def test_wrong_magic(hostile):
+    hostile(gguf(magic=b"FUGG"), MalformedFileError, "FUGG")
+    hostile(gguf(magic=b"GGML"), MalformedFileError, "GGML")
+
+
+@pytest.mark.parametrize("version", [0, 1, 4, 2**32 - 1])
+def test_unsupported_version(hostile, version):
+    hostile(gguf(version=version), MalformedFileError, f"version {version}", "at byte 4")
+
+
+def test_big_endian(hostile):
+    hostile(b"GGUF" + struct.pack(">IQQ", 3, 0, 0), MalformedFileError, "big-endian")
+
+
+@pytest.mark.parametrize("count", [HUGE, 2**63, 2**32, 100])
+def test_more_tensors_or_pairs_than_bytes(hostile, count):
+    hostile(gguf(n_tensors=count), TruncatedFileError, str(count), "tensors")
+    hostile(gguf(n_pairs=count), TruncatedFileError, str(count), "pairs")
+
+
+def test_more_pairs_than_follow(hostile):
+    hostile(gguf([pair("a", U32, 1)] * 1, data=bytes(64), n_pairs=3), MalformedFileError, "key 2 of 3")
+
+
+@pytest.mark.parametrize("length, error", [(0, MalformedFileError), (65_536, MalformedFileError), (HUGE, MalformedFileError),
+                                           (60_000, TruncatedFileError)])
+def test_key_length(hostile, length, error):
+    hostile(gguf([text(b"k", length) + struct.pack("<I", U8) + b"\0"]), error, str(length))
+
+
+def test_key_that_is_really_too_long(hostile):
+    hostile(gguf([pair("k" * 65_536, U8, 1)]), MalformedFileError, "65536")
+
+
+@pytest.mark.parametrize("key", [b"\xff\xfe", b"a\0b", b"a\nINFO: all is well", b"\x1b[2Jgone", b"\xed\xa0\x80", b"a\x7f", "a\u202eb".encode()])
+def test_key_that_must_not_be_printed(hostile, key):
+    hostile(gguf([pair(key, U8, 1)]), MalformedFileError, "key 1 of 1", "\\")
+
+
+@pytest.mark.parametrize("kind", [13, 14, 255, 2**31, 2**32 - 1])
+def test_unknown_value_type(hostile, kind):
+    hostile(gguf([text("k") + struct.pack("<I", kind) + bytes(16)]), MalformedFileError, str(kind), "'k'")
+    hostile(gguf([text("k") + struct.pack("<IIQ", ARRAY, kind, 1) + bytes(16)]), MalformedFileError, str(kind))
+
+
+def test_arrays_of_arrays_without_end(hostile):
+    nested = array(U8, [1])
+    for _ in range(1000):
+        nested = array(ARRAY, nested, 1)
+    hostile(gguf([text("k") + struct.pack("<I", ARRAY) + nested]), MalformedFileError, "nests")
+
+
+@pytest.mark.parametrize("element", [U8, U32, U64, STRING, ARRAY, BOOL])
+@pytest.mark.parametrize("count", [HUGE, 2**63, 2**62, 2**61, 10**6])
+def test_array_longer_than_the_file(hostile, element, count):
+    hostile(gguf([array_pair("k", element, bytes(64), count)]), TruncatedFileError, str(count), "'k'")
+
+
+@pytest.mark.parametrize("length", [HUGE, 2**63, 2**40, 1000])
+def test_string_longer_than_the_file(hostile, length):
+    hostile(gguf([text("k") + struct.pack("<I", STRING) + text(b"v", length)]), TruncatedFileError, str(length), "'k'")
+    hostile(gguf([array_pair("k", STRING, text(b"v", length), 1)]), TruncatedFileError, str(length), "'k'")
+
+
+def test_string_array_that_runs_out(hostile):
+    hostile(gguf([array_pair("k", STRING, text("x" * 40) + bytes(3), 3)], pad=False), TruncatedFileError, "string 2")
+
+
+def test_duplicate_key(hostile):
+    hostile(gguf([pair("k", U8, 1), pair("k", U8, 1)]), MalformedFileError, "'k'", "twice")
+
+
+@pytest.mark.parametrize("value", [0, 1, 3, 13, 4, 48, 2**31, 2**32 - 1])
+def test_impossible_alignment(hostile, value):
+    hostile(gguf([pair("general.alignment", U32, value)]), MalformedFileError, "general.alignment", str(value))
+
+
+@pytest.mark.parametrize("kind, value", [(I32, 32), (STRING, "32"), (U64, 32), (U16, 32), (F32, 32.0)])
+def test_alignment_of_another_type(hostile, kind, value):
+    hostile(gguf([pair("general.alignment", kind, value)]), MalformedFileError, "general.alignment", "UINT32")
+
+
+def test_bool_two(hostile):
+    hostile(gguf([pair("k", BOOL, 2)]), MalformedFileError, "bool 2")
+    hostile(gguf([array_pair("k", BOOL, [0, 1, 255])]), MalformedFileError, "bool 255")
+
+
+@pytest.mark.parametrize("n_dims", [0, 5, 2**31, 2**32 - 1])
+def test_number_of_dimensions(hostile, n_dims):
+    hostile(gguf(entries=[entry("t", [1] * 5, 0, 0, n_dims)], data=bytes(64)), MalformedFileError, str(n_dims), "'t'")
+
+
+@pytest.mark.parametrize("dims", [[0], [8, 0], [0, 0, 0, 0], [2**64 - 1], [2**63, 2]])
+def test_impossible_dimension(hostile, dims):
+    hostile(gguf(entries=[entry("t", dims, 0, 0)], data=bytes(64)), MalformedFileError, str(dims), "'t'")
+
+
+@pytest.mark.parametrize("dims", [[2**63 - 64], [2**42 + 1, 2**22], [2**32, 2**32], [2**62, 4], [2**31, 2**31, 2, 2], [2**61 + 1, 8], [64, 2]])
+def test_more_elements_than_bytes(hostile, dims):
+    """Products and sums of these wrap to something small in 64 bits."""
+    hostile(gguf(entries=[entry("t", dims, 0, 0)], data=bytes(64)), TruncatedFileError, "'t'", "the file has")
+
+
+def test_sizes_whose_sum_wraps(hostile):
+    hostile(gguf(entries=[entry("t", [2**63 - 64], 24, 0), entry("u", [2**63 - 64], 24, 2**63 - 64)], data=bytes(64)), TruncatedFileError)
+
+
+@pytest.mark.parametrize("type_id", [4, 5, 37, 38, 142, 143, 9, 15, 43, 400, 2**31, 2**32 - 1])
+def test_unknown_type(hostile, type_id):
+    hostile(gguf(entries=[entry("t", [256, 16], type_id, 0)], data=bytes(8192)), UnknownTypeError, str(type_id), "'t'", "at byte")
+
+
+@pytest.mark.parametrize("type_id, rows", [(339, 3), (337, 6), (202, 4), (230, 8), (398, 12), (31, 2), (33, 4)])
+def test_rows_not_a_multiple_of_the_row_group(hostile, type_id, rows):
+    hostile(gguf(entries=[entry("t", [256, rows], type_id, 0)], data=bytes(65536)), ShapeError, str(rows), "'t'")
+
+
+@pytest.mark.parametrize("type_id, n_cols", [(8, 33), (12, 128), (139, 255), (2, 1), (40, 32), (144, 257)])
+def test_row_not_a_multiple_of_the_block(hostile, type_id, n_cols):
+    hostile(gguf(entries=[entry("t", [n_cols, 4], type_id, 0)], data=bytes(65536)), ShapeError, str(n_cols), "'t'")
+
+
+def test_duplicate_tensor(hostile):
+    hostile(gguf(entries=[entry("t", [8], 0, 0), entry("t", [8], 0, 32)], data=bytes(64)), MalformedFileError, "'t'", "twice")
+
+
+@pytest.mark.parametrize("name", [b"", b"n" * 64, b"n" * 70_000, b"../x", b"/etc/passwd", b"a/../b", b"..", b".", b"a//b", b"..\\x", b"a\0b",
+                                  b"a\nb", b"\x1b[31m", b"\xff\xff"])
+def test_tensor_name(hostile, name):
+    hostile(gguf(entries=[entry(name, [8], 0, 0)], data=bytes(64)), MalformedFileError, "tensor 1 of 1")
+
+
+@pytest.mark.parametrize("offset", [1, 16, 33])
+def test_unaligned_data(hostile, offset):
+    hostile(gguf(entries=[entry("t", [8], 0, offset)], data=bytes(96)), MalformedFileError, str(offset), "alignment 32")
+
+
+def test_overlapping_data(hostile):
+    hostile(gguf(entries=[entry("t", [16], 0, 0), entry("u", [8], 0, 32)], data=bytes(96)), MalformedFileError, "overlaps", "'t'", "'u'")
+    hostile(gguf(entries=[entry("t", [8], 0, 0), entry("u", [8], 0, 0)], data=bytes(96)), MalformedFileError, "overlaps")
+
+
+@pytest.mark.parametrize("offset", [96, 2**40, 2**63, 2**64 - 32])
+def test_data_beyond_the_end(hostile, offset):
+    hostile(gguf(entries=[entry("t", [8], 0, offset)], data=bytes(96)), TruncatedFileError, str(offset), "'t'")
+
+
+@pytest.mark.parametrize("missing", [1, 63, 64, 100])
+def test_truncated_data(hostile, missing):
+    hostile(small()[:-missing], TruncatedFileError, "'t")
+
+
+def test_truncated_anywhere(tmp_path):
+    """Every shorter version of a file is an error, and none needs more than a moment."""
+    whole = small(3, [array_pair("tokenizer.ggml.tokens", STRING, ["a", "bc", ""]), array_pair("scores", F32, [1.0, 2.0])])
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(whole)
+    open_gguf(path).close()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(TruncatedFileError):
+            open_gguf(path)
+
+
+def test_sparse_terabytes_behind_a_tiny_header(tmp_path):
+    path, size = tmp_path / "sparse.gguf", 10 * 2**40
+
+    def sparse(head: bytes) -> None:
+        path.write_bytes(head)
+        try:
+            os.truncate(path, size)
+        except OSError as error:
+            pytest.skip(f"no sparse files of 10 TB here: {error}")
+
+    sparse(gguf(n_pairs=2**38))
+    refused(path, MalformedFileError, "key 1 of")
+    sparse(gguf(n_tensors=2**37))
+    refused(path, MalformedFileError, "tensor 1 of")
+    sparse(gguf([text("k") + struct.pack("<IIQ", ARRAY, U8, 2**42)]))
+    refused(path, MalformedFileError, str(2**42))
+    sparse(gguf([text("k") + struct.pack("<IIQ", ARRAY, STRING, 2**39)]))
+    refused(path, MalformedFileError, str(2**39))
+    sparse(gguf([text("k") + struct.pack("<IQ", STRING, 2**42)]))
+    refused(path, MalformedFileError, str(2**42))
+    sparse(gguf(entries=[entry("t", [2**44], 24, 0)]))
+    refused(path, TruncatedFileError, "'t'")
+    sparse(small())
+    start = time.perf_counter()
+    with open_gguf(path) as file:
+        assert file.trailing_bytes > 2**43
+    assert time.perf_counter() - start < MAX_SECONDS
+
+
+def test_not_a_file(tmp_path):
+    refused(tmp_path / "absent.gguf", NotFoundError)
+    refused(tmp_path, MalformedFileError, "folder")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    refused(tmp_path / "pipe.gguf", MalformedFileError, "regular file")
+    with pytest.raises(IqforgeError):
+        open_gguf("a\0b.gguf")
+
+
+# Split models
+
+def _split(no: int, count: int, n_tensors: int, kind: int = U16) -> list[bytes]:
+    return [pair("split.no", kind, no), pair("split.count", kind, count), pair("split.tensors.count", I32, n_tensors)]
+
+
+def _shard(pairs: list[bytes], name: str) -> bytes:
+    return gguf(pairs, [entry(name, [8], 0, 0)], bytes(32))
+
+
+@pytest.fixture
+def pair_of_shards(tmp_path):
+    """A valid split model of two shards; tests then overwrite one of them."""
+    first, second = tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf"
+    first.write_bytes(_shard([pair("general.architecture", STRING, "llama"), *_split(0, 2, 2)], "a"))
+    second.write_bytes(_shard(_split(1, 2, 2), "b"))
+    with open_gguf(first) as file:
+        assert [tensor.name for tensor in file.tensors] == ["a", "b"]
+    return first, second
+
+
+def test_other_shard_opened(pair_of_shards):
+    first, second = pair_of_shards
+    refused(second, SplitError, "shard 2 of 2", str(first))
+
+
+def test_shard_missing(pair_of_shards):
+    first, second = pair_of_shards
+    second.unlink()
+    refused(first, SplitError, "missing", second.name)
+
+
+def test_many_shards_missing(tmp_path):
+    path = tmp_path / "m-00001-of-65535.gguf"
+    path.write_bytes(_shard(_split(0, 65_535, 2), "a"))
+    refused(path, SplitError, "missing", "00002-of-65535")
+
+
+@pytest.mark.parametrize("pairs, words", [
+    (_split(0, 2, 2), ["split.no", "0", "1"]), (_split(2, 2, 2), ["split.no"]), (_split(1, 3, 2), ["split.count"]),
+    (_split(1, 0, 2), ["split.count"]), (_split(1, 2, 3), ["split.tensors.count"]), ([], ["split.no", "missing"]),
+    ([pair("general.architecture", STRING, "qwen3moe"), *_split(1, 2, 2)], ["qwen3moe", "llama"])])
+def test_second_shard_of_something_else(pair_of_shards, pairs, words):
+    first, second = pair_of_shards
+    second.write_bytes(_shard(pairs, "b"))
+    with pytest.raises(SplitError) as caught:
+        open_gguf(first)
+    assert all(word in str(caught.value) for word in [*words, second.name])
+
+
+def test_tensor_in_two_shards(pair_of_shards):
+    first, second = pair_of_shards
+    second.write_bytes(_shard(_split(1, 2, 2), "a"))
+    with pytest.raises(SplitError, match="tensor 'a'.*also in"):
+        open_gguf(first)
+
+
+def test_tensors_do_not_add_up(pair_of_shards):
+    first, second = pair_of_shards
+    first.write_bytes(_shard(_split(0, 2, 3), "a"))
+    second.write_bytes(_shard(_split(1, 2, 3), "b"))
+    refused(first, SplitError, "split.tensors.count is 3", "2 tensors")
+
+
+@pytest.mark.parametrize("kind, count", [(U32, 65_536), (I32, -1), (STRING, "2"), (BOOL, 1), (F32, 2.0)])
+def test_impossible_split_count(tmp_path, kind, count):
+    path = tmp_path / "m-00001-of-00002.gguf"
+    path.write_bytes(_shard([pair("split.no", U16, 0), pair("split.count", kind, count), pair("split.tensors.count", I32, 2)], "a"))
+    refused(path, SplitError, "split.count")
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "m-00001-of-00003.gguf", "m-00002-of-00002.gguf", "m-1-of-2.gguf"])
+def test_first_shard_with_another_name(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(_shard(_split(0, 2, 2), "a"))
+    refused(path, SplitError, "-00001-of-00002.gguf")
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_whole_file_with_split_keys(tmp_path, count):
+    """0 is what merging leaves, 1 a model that was split into one shard."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(_shard(_split(0, count, 1), "a"))
+    with open_gguf(path) as file:
+        assert file.shards == (str(path),)
+
+
+# Random damage
+
+def test_random_damage(tmp_path):
+    """Flipped, cut, inserted and swapped bytes: an IqforgeError or a file that can be read to its last byte."""
+    whole = small(3, [array_pair("tokenizer.ggml.tokens", STRING, ["a", "bc", ""]), array_pair("scores", F32, [1.0, 2.0]),
+                      pair("general.alignment", U32, 32), pair("flag", BOOL, 1),
+                      text("nested") + struct.pack("<I", ARRAY) + array(ARRAY, array(U8, [1, 2]) + array(I32, [3]), 2)])
+    path, rng, slowest = tmp_path / "damaged.gguf", random.Random(7), 0.0
+    interesting = [0, 1, 2, 4, 8, 9, 13, 255]
+    for _ in range(1500):
+        content = bytearray(whole)
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            at = rng.randrange(len(content) * 3 // 4)
+            kind = rng.randrange(5)
+            if kind == 0:
+                content[at] ^= 1 << rng.randrange(8)
+            elif kind == 1:
+                content[at] = rng.choice(interesting)
+            elif kind == 2:
+                content[at:at + 8] = struct.pack("<Q", rng.choice((0, 1, 2**31, 2**32 - 1, 2**62, 2**63, HUGE - 31, HUGE)))
+            elif kind == 3:
+                del content[at:at + rng.randrange(1, 9)]
+            else:
+                content[at:at] = rng.randbytes(rng.randrange(1, 9))
+        path.write_bytes(content)
+        start = time.perf_counter()
+        try:
+            with open_gguf(path) as file:
+                for tensor in file.tensors:
+                    file.read_rows(tensor, 0, tensor.n_rows).tobytes()
+                    file.read_bytes(tensor, 0, tensor.n_bytes)
+        except IqforgeError as error:
+            assert str(path) in str(error) and "\n" not in str(error)
+        slowest = max(slowest, time.perf_counter() - start)
+    assert slowest < 1
