@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints as a `Source` of GGUF tensors."""

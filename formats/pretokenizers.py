@@ -59,6 +59,11 @@ _TABLE = [
     PreTokenizer(("default",), (r"[\p{P}\$\+<=>\^~\|]+", BYTE_LEVEL_REGEX, DIGIT_RUNS_REGEX, "[0-9][0-9][0-9]")),
 ]
 
+# Names of the field whose way of splitting this table does not have. A file may carry them; nothing here can split by them.
+OTHER_NAMES = frozenset("""afmoe bailingmoe bailingmoe2 bert-bge bloom chameleon cohere2moe deepseek-llm exaone-moe exaone4 gemma4 gpt3-finnish
+    grok-2 hunyuan-moe hy_v4 jais-2 jina-v1-en jina-v2-code kimi-k2 laguna mellum mellum2 minicpm5 minimax-m2 poro-chat roberta-bpe seed-coder
+    spark2_5 superbpe talkie tiny_aya trillion viking youtu""".split())
+
 PRETOKENIZERS: dict[str, PreTokenizer] = {name: entry for entry in _TABLE for name in entry.names}
 if len(PRETOKENIZERS) != sum(len(entry.names) for entry in _TABLE):
     raise RuntimeError("the table of pre-tokenizers has a duplicate name")
@@ -68,9 +73,18 @@ def pretokenizer(name: str) -> PreTokenizer:
     """The entry called `name` (a value of `tokenizer.ggml.pre`). TokenizerError naming the nearest ones if there is none."""
     if found := PRETOKENIZERS.get(name):
         return found
-    close = difflib.get_close_matches(name, PRETOKENIZERS, n=3, cutoff=0.5)
+    if name in OTHER_NAMES:
+        raise TokenizerError(f"pre-tokenizer '{name}' is not supported yet")
+    close = difflib.get_close_matches(name, [*PRETOKENIZERS, *OTHER_NAMES], n=3, cutoff=0.5)
     hint = f"; did you mean {', '.join(close)}?" if close else f"; known are {', '.join(PRETOKENIZERS)}"
     raise TokenizerError(f"unknown pre-tokenizer '{printable(name)}'{hint}")
+
+
+def check_name(name: str) -> str:
+    """`name` if it is one that runtimes know, whether or not it can be split by here. TokenizerError otherwise."""
+    if name not in OTHER_NAMES:
+        pretokenizer(name)
+    return name
 
 
 def regexes_of(name: str) -> tuple[str, ...]:

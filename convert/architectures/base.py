@@ -1,0 +1,253 @@
+"""What all model families share: mapping stored tensors to GGUF tensors through a table, and the common metadata keys."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from dataclasses import dataclass
+from typing import Iterator
+
+import numpy as np
+
+from ...errors import CheckpointError, ConfigError, printable
+from ...formats.gguf.values import Value, f32, string, u32
+from ...formats.source import TensorInfo
+from ...formats.types import TYPES
+from ..checkpoint import Checkpoint
+from ..config import Config
+from ..rows import GeneratedRow, OneRow, PairedRotaryRows, Rows, StoredRows
+from ..safetensors import StoredTensor
+
+log = logging.getLogger(__name__)
+
+# Buffers that old checkpoints carry along; runtimes compute them.
+DROPPED_SUFFIXES = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A line of a family's table: where a tensor is stored, its GGUF name, its shape (numpy order, row length last).
+
+    Names leave out the suffix (`.weight`, `.bias`); `{}` stands for the number of the layer.
+    """
+
+    stored: str
+    gguf: str
+    shape: tuple[int, ...]
+    bias: bool = False  # a vector `.bias` is stored beside it
+    rotary_heads: int = 0  # heads whose rows are reordered into rotary pairs
+    optional: bool = False
+
+    @property
+    def per_layer(self) -> bool:
+        return "{}" in self.stored
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """An output tensor with the function that reads its rows."""
+
+    info: TensorInfo
+    rows: Rows
+
+
+class Architecture:
+    """Converts the checkpoints of one model family. Subclasses give `gguf_name`, `weights()` and further keys.
+
+    Sizes are read from the config on construction, so that a config that lacks one fails before anything is written.
+    """
+
+    gguf_name: str
+    tied_by_default = False
+    has_experts = False
+
+    def __init__(self, checkpoint: Checkpoint, merge_gate_up: bool = False):
+        self.checkpoint, self.config, self.merge_gate_up = checkpoint, checkpoint.config, merge_gate_up
+        config = self.config
+        self.n_layers = config.integer("num_hidden_layers")
+        self.n_embd = config.integer("hidden_size")
+        self.n_ff = config.integer("intermediate_size")
+        self.n_vocab = config.integer("vocab_size")
+        self.n_heads = config.integer("num_attention_heads")
+        self.n_kv_heads = config.integer("num_key_value_heads", default=self.n_heads)  # what the classes take for multi-head attention
+        self.head_size = config.integer("head_dim", default=None) or self._derived_head_size()
+        self.tied = config.boolean("tie_word_embeddings", default=self.tied_by_default)
+        if self.head_size % 2:
+            raise ConfigError(f"head size {self.head_size} is odd; rotary embedding needs pairs", file=config.file)
+        if self.n_heads % self.n_kv_heads:
+            raise ConfigError(f"num_attention_heads {self.n_heads} is not a multiple of num_key_value_heads {self.n_kv_heads}", file=config.file)
+
+    def _derived_head_size(self) -> int:
+        if self.n_embd % self.n_heads:
+            raise ConfigError(f"hidden_size {self.n_embd} is not a multiple of num_attention_heads {self.n_heads} and head_dim is missing",
+                              file=self.config.file)
+        return self.n_embd // self.n_heads
+
+    # --- metadata ---------------------------------------------------------------------------------------------------------------
+
+    def metadata(self) -> dict[str, Value]:
+        """The keys `<architecture>.*` in the order of the reference, with a place for `general.file_type` that the caller fills."""
+        config, rope = self.config, self.rope()
+        keys = {
+            "block_count": u32(self.n_layers),
+            "context_length": u32(config.integer("max_position_embeddings")),
+            "embedding_length": u32(self.n_embd),
+            "feed_forward_length": u32(self.n_ff),
+            "attention.head_count": u32(self.n_heads),
+            "attention.head_count_kv": u32(self.n_kv_heads),
+            **self._rope_scaling_keys(rope),
+            "rope.freq_base": f32(self.rope_base()),
+            "attention.layer_norm_rms_epsilon": f32(config.number("rms_norm_eps")),
+            **self.expert_keys(),
+            "attention.key_length": u32(self.head_size),
+            "attention.value_length": u32(self.head_size),
+            "general.file_type": u32(0),
+            **self.family_keys(),
+        }
+        return {key if key.startswith("general.") else f"{self.gguf_name}.{key}": value for key, value in keys.items()}
+
+    def expert_keys(self) -> dict[str, Value]:
+        return {}
+
+    def family_keys(self) -> dict[str, Value]:
+        return {}
+
+    # --- rotary embedding -------------------------------------------------------------------------------------------------------
+
+    def rope(self) -> Config | None:
+        """The section that describes rotary scaling: `rope_parameters` (transformers 5) or `rope_scaling` (before)."""
+        return self.config.section("rope_parameters", "rope_scaling")
+
+    def rope_base(self) -> float:
+        section = self.config.section("rope_parameters")
+        if section is not None and "rope_theta" in section:
+            return section.number("rope_theta")
+        return self.config.number("rope_theta", default=10000.0)  # the classes' own default; configs before 2023 lack the key
+
+    def rope_type(self) -> str:
+        section = self.rope()
+        return "default" if section is None else section.string("rope_type", "type", default="default")
+
+    def _rope_scaling_keys(self, section: Config | None) -> dict[str, Value]:
+        kind = self.rope_type()
+        if kind in ("default", "llama3"):  # llama3 scaling is a tensor of frequency factors
+            return {}
+        if kind == "linear":
+            return {"rope.scaling.type": string("linear"), "rope.scaling.factor": f32(section.number("factor"))}
+        if kind == "yarn":
+            keys = {"rope.scaling.type": string("yarn"), "rope.scaling.factor": f32(section.number("factor"))}
+            original = section.integer("original_max_position_embeddings", default=None) \
+                or self.config.integer("original_max_position_embeddings", "max_position_embeddings")
+            keys["rope.scaling.original_context_length"] = u32(original)
+            for key, stored in (("yarn_ext_factor", "extrapolation_factor"), ("yarn_attn_factor", "attention_factor"),
+                                ("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
+                if stored in section:
+                    keys[f"rope.scaling.{key}"] = f32(section.number(stored))
+            return keys
+        raise ConfigError(f"rope type '{printable(kind)}' is not supported yet; default, linear, llama3 and yarn are", file=self.config.file)
+
+    def rope_factors(self) -> np.ndarray | None:
+        """Divisors of the rotary frequencies for `llama3` scaling, float32[head_size / 2], None for other types.
+
+        With f_i = base^(-2i/d) and wavelength w = 2 pi / f_i: 1 where w < original / high, `factor` where w > original / low, and between
+        them 1 / ((1 - s) / factor + s) with s = (original / w - low) / (high - low).
+        """
+        if self.rope_type() != "llama3":
+            return None
+        section = self.rope()
+        factor, low, high = section.number("factor"), section.number("low_freq_factor"), section.number("high_freq_factor")
+        original = section.integer("original_max_position_embeddings")
+        if high <= low:
+            raise ConfigError(f"high_freq_factor {high} must exceed low_freq_factor {low}", file=self.config.file)
+        # In single precision throughout, as the models themselves compute it: files then agree in every bit.
+        one, exponents = np.float32(1), np.arange(0, self.head_size, 2, dtype=np.float32) / np.float32(self.head_size)
+        wavelengths = np.float32(2 * np.pi) / (one / np.float32(self.rope_base()) ** exponents)
+        smooth = np.clip((np.float32(original) / wavelengths - np.float32(low)) / np.float32(high - low), 0, 1)
+        return one / ((one - smooth) / np.float32(factor) + smooth)
+
+    # --- tensors ----------------------------------------------------------------------------------------------------------------
+
+    def weights(self) -> list[Weight]:
+        """The table of this family, sizes filled in."""
+        raise NotImplementedError
+
+    def tensors(self) -> list[Mapped]:
+        """All output tensors: generated ones first, then in the order of the files.
+
+        CheckpointError for a stored tensor that no line of the table names, for one of another shape, and for one that is missing.
+        """
+        mapped: dict[str, Mapped] = {}
+        for tensor in [*self.generated(), *self.stored()]:
+            if tensor.info.name in mapped:
+                raise CheckpointError(f"two stored tensors make '{tensor.info.name}'", file=self.checkpoint.path)
+            mapped[tensor.info.name] = tensor
+        self._check_complete(mapped)
+        return list(mapped.values())
+
+    def generated(self) -> Iterator[Mapped]:
+        if (factors := self.rope_factors()) is not None:
+            yield Mapped(TensorInfo("rope_freqs.weight", factors.shape, TYPES["F32"]), GeneratedRow(factors))
+
+    def stored(self) -> Iterator[Mapped]:
+        table = {weight.stored: weight for weight in self.weights()}
+        for tensor in self.checkpoint.tensors.values():
+            if tensor.name.endswith(DROPPED_SUFFIXES) or (self.tied and tensor.name == "lm_head.weight"):
+                continue
+            yield from self.convert(tensor, table)
+
+    def convert(self, tensor: StoredTensor, table: dict[str, Weight]) -> Iterator[Mapped]:
+        """Output tensors that are complete once `tensor` has been seen."""
+        name, numbers = split_numbers(tensor.name)
+        stem, _, suffix = name.rpartition(".")
+        weight = table.get(stem)
+        if weight is None or suffix not in ("weight", "bias") or (suffix == "bias" and not weight.bias):
+            raise self.unknown(tensor, table)
+        layer = self.layer_of(tensor, numbers) if weight.per_layer else None
+        yield self.mapped(tensor, weight, suffix, layer)
+
+    def mapped(self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None) -> Mapped:
+        shape = weight.shape if suffix == "weight" else weight.shape[:1]
+        self.check_shape(tensor, shape)
+        type = self.checkpoint.type_of(tensor)
+        if weight.rotary_heads and len(shape) == 1:
+            rows: Rows = OneRow(PairedRotaryRows(StoredRows(self.checkpoint, tensor, shape[0]), weight.rotary_heads))
+        elif weight.rotary_heads:
+            rows = PairedRotaryRows(StoredRows(self.checkpoint, tensor), weight.rotary_heads)
+        else:
+            rows = StoredRows(self.checkpoint, tensor)
+        return Mapped(TensorInfo(f"{weight.gguf.format(layer)}.{suffix}", shape, type), rows)
+
+    def layer_of(self, tensor: StoredTensor, numbers: list[int]) -> int:
+        if numbers[0] >= self.n_layers:
+            raise CheckpointError(f"belongs to layer {numbers[0]}, but config.json has num_hidden_layers {self.n_layers}", file=tensor.file,
+                                  tensor=tensor.name)
+        return numbers[0]
+
+    def check_shape(self, tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+        if tensor.shape != shape:
+            raise CheckpointError(f"has shape {list(tensor.shape)}, config.json asks for {list(shape)}", file=tensor.file, tensor=tensor.name)
+
+    def unknown(self, tensor: StoredTensor, table: dict[str, Weight]) -> CheckpointError:
+        stem, _, _ = split_numbers(tensor.name)[0].rpartition(".")
+        close = difflib.get_close_matches(stem, table, n=1, cutoff=0.6)
+        hint = f"; the nearest known name is '{close[0]}'" if close else ""
+        return CheckpointError(f"{self.gguf_name} has no such tensor{hint}", file=tensor.file, tensor=tensor.name)
+
+    def required(self, weight: Weight) -> list[str]:
+        """Stems of the GGUF tensors that this line of the table must have produced, `{}` standing for the layer."""
+        return [] if weight.optional else [f"{weight.gguf}.{suffix}" for suffix in (("weight", "bias") if weight.bias else ("weight",))]
+
+    def _check_complete(self, mapped: dict[str, Mapped]) -> None:
+        wanted = [(weight, name) for weight in self.weights() for name in self.required(weight)]
+        for layer in range(self.n_layers):  # stops at the first gap, however many layers a config claims
+            for weight, name in wanted:
+                if (layer == 0 or weight.per_layer) and name.format(layer) not in mapped:
+                    stored = f"{weight.stored.format(layer)}.{name.rpartition('.')[2]}"
+                    raise CheckpointError("is missing from the checkpoint", file=self.checkpoint.path, tensor=stored)
+
+
+def split_numbers(name: str) -> tuple[str, list[int]]:
+    """`model.layers.3.mlp.experts.5.up_proj` -> (`model.layers.{}.mlp.experts.{}.up_proj`, [3, 5])."""
+    parts = name.split(".")
+    numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 10]
+    return ".".join("{}" if part.isascii() and part.isdigit() and len(part) < 10 else part for part in parts), numbers

@@ -1,0 +1,90 @@
+"""Routed experts: one tensor per expert, or already stacked, become `ffn_{gate,up,down}_exps` or, merged, `ffn_gate_up_exps`."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from ...errors import CheckpointError
+from ...formats.source import TensorInfo
+from ..checkpoint import Checkpoint
+from ..rows import ConcatenatedRows, RowRange, Rows, StoredRows
+from ..safetensors import StoredTensor
+from .base import Mapped
+
+GATE, UP, DOWN = "gate", "up", "down"
+
+
+class ExpertStack:
+    """Collects the experts of one layer. Shapes: gate and up [n_ff, n_embd] per expert, down [n_embd, n_ff].
+
+    Merged, the rows of each expert are its gate rows followed by its up rows: [n_experts, 2 n_ff, n_embd].
+    """
+
+    def __init__(self, checkpoint: Checkpoint, layer: int, n_experts: int, n_ff: int, n_embd: int, merge_gate_up: bool):
+        self._checkpoint, self._layer, self._merge = checkpoint, layer, merge_gate_up
+        self.n_experts, self.n_ff, self.n_embd = n_experts, n_ff, n_embd
+        self._parts: dict[str, dict[int, StoredTensor]] = {GATE: {}, UP: {}, DOWN: {}}
+
+    def shape(self, part: str) -> tuple[int, int]:
+        return (self.n_embd, self.n_ff) if part == DOWN else (self.n_ff, self.n_embd)
+
+    def add(self, part: str, expert: int, tensor: StoredTensor) -> Iterator[Mapped]:
+        """Take one expert's tensor; yields the stacked tensors when it was the last one."""
+        if expert >= self.n_experts:
+            raise CheckpointError(f"belongs to expert {expert}, but config.json has {self.n_experts} experts", file=tensor.file,
+                                  tensor=tensor.name)
+        if tensor.shape != self.shape(part):
+            raise CheckpointError(f"has shape {list(tensor.shape)}, config.json asks for {list(self.shape(part))}", file=tensor.file,
+                                  tensor=tensor.name)
+        self._parts[part][expert] = tensor
+        if self.missing() is None:
+            yield from self._stacked()
+
+    def missing(self) -> str | None:
+        """A description of a part that has not been seen, None if all have."""
+        for part, seen in self._parts.items():
+            if len(seen) < self.n_experts:
+                expert = next(number for number in range(self.n_experts) if number not in seen)
+                return f"expert {expert} has no {part} projection ({len(seen)} of {self.n_experts} do)"
+        return None
+
+    def _stacked(self) -> Iterator[Mapped]:
+        rows = {part: [StoredRows(self._checkpoint, seen[number]) for number in range(self.n_experts)] for part, seen in self._parts.items()}
+        yield self._mapped("down", DOWN, ConcatenatedRows(rows[DOWN]), self._parts[DOWN].values())
+        if self._merge:
+            pairs = [half for pair in zip(rows[GATE], rows[UP]) for half in pair]
+            yield self._mapped("gate_up", GATE, ConcatenatedRows(pairs), [*self._parts[GATE].values(), *self._parts[UP].values()])
+            return
+        for part in (GATE, UP):
+            yield self._mapped(part, part, ConcatenatedRows(rows[part]), self._parts[part].values())
+
+    def stacked_gate_up(self, tensor: StoredTensor) -> Iterator[Mapped]:
+        """From one stored tensor [n_experts, 2 n_ff, n_embd], gate rows first."""
+        self._check_stacked(tensor, (self.n_experts, 2 * self.n_ff, self.n_embd))
+        whole = StoredRows(self._checkpoint, tensor)
+        if self._merge:
+            yield self._mapped("gate_up", GATE, whole, [tensor])
+            return
+        for half, part in enumerate((GATE, UP)):
+            ranges = [RowRange(whole, (2 * expert + half) * self.n_ff, self.n_ff) for expert in range(self.n_experts)]
+            yield self._mapped(part, part, ConcatenatedRows(ranges), [tensor])
+
+    def stacked_down(self, tensor: StoredTensor) -> Iterator[Mapped]:
+        """From one stored tensor [n_experts, n_embd, n_ff]."""
+        self._check_stacked(tensor, (self.n_experts, self.n_embd, self.n_ff))
+        yield self._mapped("down", DOWN, StoredRows(self._checkpoint, tensor), [tensor])
+
+    def _check_stacked(self, tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+        if tensor.shape != shape:
+            raise CheckpointError(f"has shape {list(tensor.shape)}, config.json asks for {list(shape)}", file=tensor.file, tensor=tensor.name)
+
+    def _mapped(self, name: str, part: str, rows: Rows, stored) -> Mapped:
+        first, *others = stored
+        type = self._checkpoint.type_of(first)
+        for other in others:
+            if other.dtype != first.dtype:
+                raise CheckpointError(f"has dtype {other.dtype}, but {first.name}, with which it is stacked, has {first.dtype}",
+                                      file=other.file, tensor=other.name)
+        n_rows, n_cols = self.shape(part)
+        shape = (self.n_experts, 2 * n_rows if name == "gate_up" else n_rows, n_cols)
+        return Mapped(TensorInfo(f"blk.{self._layer}.ffn_{name}_exps.weight", shape, type), rows)

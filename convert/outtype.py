@@ -1,0 +1,46 @@
+"""Which type each tensor is stored in when a checkpoint is converted without a quantization mix."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from ..errors import UsageError
+from ..formats.source import Source, TensorInfo
+from ..formats.types import TYPES, GGMLType
+
+# --outtype -> (type of the large matrices, value of general.file_type)
+OUTTYPES: dict[str, tuple[GGMLType, int]] = {"f32": (TYPES["F32"], 0), "f16": (TYPES["F16"], 1), "bf16": (TYPES["BF16"], 32),
+                                             "q8_0": (TYPES["Q8_0"], 7)}
+AUTO = "auto"
+
+# Small matrices that decide much: routers, position and type embeddings, short convolutions.
+_ALWAYS_F32 = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight", "ssm_conv1d.weight",
+               "shortconv.conv.weight")
+
+
+def plan_outtype(source: Source, outtype: str) -> tuple[list[TensorInfo], int]:
+    """The tensors of `source` with the types they get, and the value of `general.file_type`.
+
+    Vectors, norms, routers and everything that is not a `.weight` become F32; rows that the blocks of `outtype` do not divide
+    become F16. UsageError for an unknown outtype. Follows the converter of llama.cpp.
+    """
+    wanted, file_type = OUTTYPES[resolve_outtype(source.tensors, outtype)]
+    return [tensor.with_type(_type_of(tensor, wanted)) for tensor in source.tensors], file_type
+
+
+def resolve_outtype(tensors: Sequence[TensorInfo], outtype: str) -> str:
+    """`outtype` in lower case; `auto` becomes the type of the first matrix that is stored in 16 bits, f16 if none is."""
+    outtype = outtype.lower()
+    if outtype == AUTO:
+        stored = (tensor.type.name.lower() for tensor in tensors if len(tensor.shape) > 1)
+        return next((name for name in stored if name in ("bf16", "f16")), "f16")
+    if outtype not in OUTTYPES:
+        raise UsageError(f"unknown outtype '{outtype}'; known are {', '.join(OUTTYPES)} and {AUTO}")
+    return outtype
+
+
+def _type_of(tensor: TensorInfo, wanted: GGMLType) -> GGMLType:
+    name = tensor.name
+    if len(tensor.shape) < 2 or not name.endswith(".weight") or name.endswith(("_norm.weight", *_ALWAYS_F32)):
+        return TYPES["F32"]
+    return TYPES["F16"] if tensor.n_cols % wanted.block_size else wanted

@@ -1,0 +1,133 @@
+"""Rows of output tensors as functions of rows of stored tensors: every layout change of a conversion, computed on demand.
+
+A `Rows` has `n_rows` rows of `row_bytes` bytes and reads any range of them while touching only the stored rows it needs, so
+that stacking 256 experts or permuting a matrix takes no memory beyond the rows asked for. Values are never changed here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Protocol, Sequence
+
+import numpy as np
+
+from .checkpoint import Checkpoint
+from .safetensors import StoredTensor
+
+
+class Rows(Protocol):
+    n_rows: int
+    row_bytes: int
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """uint8[stop - start, row_bytes], possibly a read-only view of a mapped file."""
+
+    def release(self) -> None:
+        """Give back what reading has mapped."""
+
+
+class StoredRows:
+    """A stored tensor as `n_rows` equal rows, by default rows of its last dimension."""
+
+    def __init__(self, checkpoint: Checkpoint, tensor: StoredTensor, n_rows: int | None = None):
+        if n_rows is None:
+            n_rows = tensor.n_elements // tensor.shape[-1] if tensor.n_elements else 0
+        self.n_rows, self.row_bytes = n_rows, tensor.n_bytes // max(n_rows, 1)
+        self._checkpoint, self._tensor = checkpoint, tensor
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self._checkpoint.data(self._tensor).reshape(self.n_rows, self.row_bytes)[start:stop]
+
+    def release(self) -> None:
+        self._checkpoint.release(self._tensor)
+
+
+class RowRange:
+    """Rows [first, first + n_rows) of another."""
+
+    def __init__(self, base: Rows, first: int, n_rows: int):
+        self.n_rows, self.row_bytes = n_rows, base.row_bytes
+        self._base, self._first = base, first
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self._base.read(self._first + start, self._first + stop)
+
+    def release(self) -> None:
+        self._base.release()
+
+
+class ConcatenatedRows:
+    """The rows of several parts one after the other: stacked experts, gate above up."""
+
+    def __init__(self, parts: Sequence[Rows]):
+        self._parts = parts
+        self._ends = list(accumulate(part.n_rows for part in parts))
+        self.n_rows, self.row_bytes = self._ends[-1], parts[0].row_bytes
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        pieces = []
+        number = bisect_right(self._ends, start)
+        while start < stop:
+            begin = self._ends[number] - self._parts[number].n_rows
+            end = min(stop, self._ends[number])
+            pieces.append(self._parts[number].read(start - begin, end - begin))
+            start, number = end, number + 1
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate(pieces) if pieces else np.empty((0, self.row_bytes), np.uint8)
+
+    def release(self) -> None:
+        for part in self._parts:
+            part.release()
+
+
+class PairedRotaryRows:
+    """Query or key rows in the order of GGUF's `llama`: rotary partners side by side.
+
+    Hugging Face rotates row s * d/2 + j of a head (s = 0, 1) with its partner d/2 rows away; GGUF has the two as rows 2j and
+    2j + 1. So row 2j + s of a head is row s * d/2 + j of the stored one.
+    """
+
+    def __init__(self, base: Rows, n_heads: int):
+        self.n_rows, self.row_bytes = base.n_rows, base.row_bytes
+        self._base, self._head = base, base.n_rows // n_heads
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        wanted = np.arange(start, stop)
+        head, row = np.divmod(wanted, self._head)
+        stored = head * self._head + row % 2 * (self._head // 2) + row // 2
+        first = start - start % self._head  # whole heads cover every row that is needed
+        last = min(self.n_rows, stop + -stop % self._head)
+        return self._base.read(first, last)[stored - first]
+
+    def release(self) -> None:
+        self._base.release()
+
+
+class OneRow:
+    """All rows of another as a single one: how a vector is stored whose elements were treated as rows."""
+
+    def __init__(self, base: Rows):
+        self.n_rows, self.row_bytes = 1, base.n_rows * base.row_bytes
+        self._base = base
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self._base.read(0, self._base.n_rows).reshape(1, self.row_bytes)[start:stop]
+
+    def release(self) -> None:
+        self._base.release()
+
+
+class GeneratedRow:
+    """A vector that no file holds, such as rotary frequency factors."""
+
+    def __init__(self, values: np.ndarray):
+        self._data = np.ascontiguousarray(values).view(np.uint8).reshape(1, -1)
+        self.n_rows, self.row_bytes = self._data.shape
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self._data[start:stop]
+
+    def release(self) -> None:
+        pass

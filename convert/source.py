@@ -1,0 +1,71 @@
+"""A checkpoint as a `Source`: GGUF names, shapes and metadata up front, rows of the stored weights on demand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import IqforgeError, ShapeError, UsageError
+from ..formats.gguf.values import Value, u32
+from ..formats.source import TensorInfo
+from .architectures import architecture_class
+from .checkpoint import Checkpoint
+from .metadata import general_metadata
+from .outtype import plan_outtype
+from .rows import Rows
+from .vocabulary import vocabulary_metadata
+
+QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
+
+
+class CheckpointSource:
+    """Reads a Hugging Face checkpoint as if it were a GGUF file; types are those the weights are stored in.
+
+    `merge_gate_up` stacks gate and up rows of each expert into `ffn_gate_up_exps`; `pre` names the pre-tokenizer instead of deriving it;
+    `name` overrides `general.name`; `vocab_only` leaves out all tensors. `metadata["general.file_type"]` says what `auto` would make.
+    Everything that can be wrong with config, vocabulary, names and shapes is raised on construction.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, merge_gate_up: bool = False, pre: str | None = None, name: str | None = None,
+                 vocab_only: bool = False):
+        architecture = architecture_class(checkpoint.architecture)(checkpoint, merge_gate_up)
+        if merge_gate_up and not architecture.has_experts:
+            raise UsageError(f"{checkpoint.architecture} has no experts whose gate and up could be merged")
+        mapped = [] if vocab_only else architecture.tensors()
+        self.path = str(checkpoint.path)
+        self.tensors: tuple[TensorInfo, ...] = tuple(tensor.info for tensor in mapped)
+        self.checkpoint = checkpoint
+        self._rows: dict[str, Rows] = {tensor.info.name: tensor.rows for tensor in mapped}
+        self.metadata: dict[str, Value] = {
+            **general_metadata(checkpoint, architecture.gguf_name, self.tensors, name),
+            **architecture.metadata(),
+            "general.quantization_version": u32(QUANTIZATION_VERSION),
+            **vocabulary_metadata(checkpoint, architecture.n_vocab, pre),
+        }
+        if vocab_only:
+            del self.metadata["general.file_type"]
+        else:
+            self.metadata["general.file_type"] = u32(plan_outtype(self, "auto")[1])
+
+    def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
+        """uint8[stop - start, row_bytes] of the stored type; touches only the stored rows that these are made of."""
+        rows = self._of(tensor)
+        if not 0 <= start <= stop <= rows.n_rows:
+            raise ShapeError(f"rows {start} to {stop} of {rows.n_rows} were asked for", file=self.path, tensor=tensor.name)
+        return rows.read(start, stop)
+
+    def release(self, tensor: TensorInfo) -> None:
+        self._of(tensor).release()
+
+    def _of(self, tensor: TensorInfo) -> Rows:
+        if tensor.name not in self._rows:
+            raise IqforgeError("no such tensor", file=self.path, tensor=tensor.name)
+        return self._rows[tensor.name]
+
+    def close(self) -> None:
+        self.checkpoint.close()
+
+    def __enter__(self) -> CheckpointSource:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
