@@ -30,15 +30,14 @@ def check_space(folder: str | os.PathLike, n_bytes: int, file: str | os.PathLike
     try:
         usage = shutil.disk_usage(folder)
     except OSError as error:
-        raise output_error(error, file, n_bytes) from None
+        raise output_error(error, file) from None
     if usage.total and usage.free < n_bytes:  # some network file systems report nothing at all
         raise OutputError(f"needs {n_bytes} bytes, {usage.free} are free", file=file)
 
 
-def output_error(error: OSError, file: str | os.PathLike, n_bytes: int | None = None) -> OutputError:
-    """`error` as an OutputError that names the file, and how much was to be written."""
-    needs = "" if n_bytes is None else f" ({n_bytes} bytes to write)"
-    return OutputError(f"cannot be written: {error.strerror or error}{needs}", file=file)
+def output_error(error: OSError | ValueError, file: str | os.PathLike, detail: str = "") -> OutputError:
+    """`error` as an OutputError that names the file. ValueError is what Python makes of a path with a NUL."""
+    return OutputError(f"cannot be written: {getattr(error, 'strerror', None) or error}{detail}", file=file)
 
 
 def sync_folder(folder: str | os.PathLike) -> None:
@@ -73,7 +72,10 @@ class PartFile:
 
     def __init__(self, path: str | os.PathLike, n_bytes: int | None = None):
         """`n_bytes`: the size to come, if known; OutputError at once if the disk has not that much left."""
-        self.path = os.path.realpath(path)
+        try:
+            self.path = os.path.realpath(path)
+        except (OSError, ValueError) as error:
+            raise output_error(error, path) from None
         self.part_path = self.path + ".part"
         self.n_bytes, self.position = n_bytes, 0
         self._done = False
@@ -93,8 +95,6 @@ class PartFile:
             fd = os.open(self.part_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             raise output_error(error, self.path) from None
-        except ValueError as error:  # a path with a NUL
-            raise OutputError(f"cannot be written: {error}", file=self.path) from None
         try:
             _lock(fd)
             # Between open and lock another process may have renamed this very file to its final name.
@@ -117,13 +117,21 @@ class PartFile:
                 self.position += n_written
                 view = view[n_written:]
         except OSError as error:
-            raise output_error(error, self.path, self.n_bytes) from None
+            raise output_error(error, self.path, self._state()) from None
+
+    def _state(self) -> str:
+        needs = "" if self.n_bytes is None else f" of {self.n_bytes}"
+        try:
+            free = f", {shutil.disk_usage(os.path.dirname(self.path)).free} are free"
+        except OSError:
+            free = ""
+        return f" ({self.position}{needs} bytes are written{free})"
 
     def sync(self) -> None:
         try:
             os.fsync(self._fd)
         except OSError as error:
-            raise output_error(error, self.path, self.n_bytes) from None
+            raise output_error(error, self.path, self._state()) from None
 
     def remove_older(self) -> None:
         """Delete the file that has the final name so far, if there is one."""
