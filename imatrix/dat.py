@@ -1,0 +1,110 @@
+"""The legacy `.dat` layout of importance matrices, little-endian:
+
+    i32 n_entries
+    per entry: i32 length and bytes of the name, i32 ncall, i32 nval, f32[nval] = sum / count * ncall
+    optional:  i32 chunk count, i32 length and bytes of the data set's name
+
+`ncall` counts evaluation calls (windows). How the values are divided among experts is not said.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+
+import numpy as np
+
+from ..errors import ImatrixError, NotFoundError, TruncatedFileError
+from ..formats.output import PartFile
+from .data import Entry, Imatrix, check_values
+
+log = logging.getLogger(__name__)
+
+_I32 = struct.Struct("<i")
+_LONGEST_NAME = 65535
+
+
+def load_dat(path: str | os.PathLike) -> Imatrix:
+    """Means are exact; counts are calls (`chunk_size` 1). ImatrixError or TruncatedFileError for a malformed file."""
+    path = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            reader = _Reader(file.read(), path)
+    except FileNotFoundError:
+        raise NotFoundError("no such file", file=path) from None
+    except OSError as error:
+        raise ImatrixError(f"cannot be read: {error.strerror}", file=path) from None
+    n_entries = reader.integer("number of entries", 1)
+    entries: dict[str, Entry] = {}
+    for _ in range(n_entries):
+        name = reader.text("name", 1)
+        ncall, at = reader.integer("ncall", 0), reader.position
+        n_values = reader.integer("number of values", 1)
+        values = np.frombuffer(reader.take(4 * n_values, f"{n_values} values"), "<f4").astype(np.float64)
+        if name in entries:
+            raise ImatrixError("the entry occurs twice", file=path, tensor=name, offset=at)
+        check_values(values, name, path)
+        # Readers divide by ncall where it is positive and take the values as they are where it is 0.
+        entries[name] = Entry(values[None], np.array([max(ncall, 1)]))
+    chunk_count, datasets = 0, ()
+    if not reader.at_end:
+        chunk_count = reader.integer("chunk count", 0)
+        datasets = (name,) if (name := reader.text("data set name", 0)) else ()
+    if not reader.at_end:
+        raise ImatrixError(f"{len(reader.data) - reader.position} bytes too many at the end", file=path, offset=reader.position)
+    return Imatrix(entries, chunk_count or max(int(entry.counts[0]) for entry in entries.values()), 1, datasets, path)
+
+
+def save_dat(imatrix: Imatrix, path: str | os.PathLike) -> None:
+    """Entries in order of their names. Experts that saw nothing are written as ones, and that is logged."""
+    pieces, n_entries = [], 0
+    for name, entry in sorted(imatrix.entries.items()):
+        if not entry.counts.any():
+            log.warning("%s saw no input at all and is left out of %s", name, os.fspath(path))
+            continue
+        if entry.n_missing:
+            log.warning("%s: %d of %d experts saw no input, their importance is written as 1", name, entry.n_missing, len(entry.counts))
+        ncall = max(1, -(-int(entry.counts.max()) // max(imatrix.chunk_size, 1)))
+        # sums * (ncall / count), not the other way round: a file that was read is then written with the same bits.
+        scale = ncall / np.maximum(entry.counts[:, None], 1)
+        values = np.where(entry.counts[:, None] > 0, entry.sums * scale, float(ncall))
+        encoded = name.encode("utf-8", "surrogateescape")
+        pieces += [_I32.pack(len(encoded)), encoded, struct.pack("<ii", ncall, values.size), values.astype("<f4").tobytes()]
+        n_entries += 1
+    if not n_entries:
+        raise ImatrixError("there is nothing to write: no tensor saw any input", file=path)
+    dataset = (imatrix.datasets[-1] if imatrix.datasets else "").encode("utf-8", "surrogateescape")
+    with PartFile(path) as part:
+        part.write(b"".join([_I32.pack(n_entries), *pieces, struct.pack("<ii", imatrix.chunk_count, len(dataset)), dataset]))
+
+
+class _Reader:
+    """Fields of the file, each checked against what is left of it."""
+
+    def __init__(self, data: bytes, path: str):
+        self.data, self.path, self.position = data, path, 0
+
+    @property
+    def at_end(self) -> bool:
+        return self.position == len(self.data)
+
+    def take(self, n: int, what: str) -> bytes:
+        if n > len(self.data) - self.position:
+            raise TruncatedFileError(f"ends {len(self.data) - self.position} bytes after the start of {what} ({n} bytes)", file=self.path,
+                                     offset=self.position)
+        self.position += n
+        return self.data[self.position - n : self.position]
+
+    def integer(self, what: str, least: int) -> int:
+        at = self.position
+        (value,) = _I32.unpack(self.take(4, f"the {what}"))
+        if value < least:
+            raise ImatrixError(f"the {what} is {value}, expected at least {least}", file=self.path, offset=at)
+        return value
+
+    def text(self, what: str, least: int) -> str:
+        at, length = self.position, self.integer(f"length of the {what}", least)
+        if length > _LONGEST_NAME:
+            raise ImatrixError(f"the {what} has {length} bytes, expected at most {_LONGEST_NAME}", file=self.path, offset=at)
+        return self.take(length, f"the {what}").decode("utf-8", "surrogateescape")

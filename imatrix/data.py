@@ -1,0 +1,95 @@
+"""Importance matrices: how strongly each input column of each weight is driven by a calibration text."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import ImatrixError
+
+log = logging.getLogger(__name__)
+
+# Where the statistic of a missing tensor may be taken from: these weights see the same input (gate and up of a layer), or in the
+# case of multi-head latent attention one that is related. In order of preference, as ik_llama.cpp has it.
+_ALTERNATIVES = {
+    "ffn_gate_exps.weight": ("ffn_gate_up_exps.weight", "ffn_up_exps.weight"),
+    "ffn_up_exps.weight": ("ffn_gate_up_exps.weight", "ffn_gate_exps.weight"),
+    "ffn_gate_up_exps.weight": ("ffn_up_exps.weight", "ffn_gate_exps.weight"),
+    "ffn_gate.weight": ("ffn_up.weight",),
+    "attn_v_b.weight": ("attn_kv_b.weight",),
+    "attn_kv_b.weight": ("attn_v_b.weight",),
+}
+
+
+@dataclass
+class Entry:
+    """Of one tensor: `sums` float64[n_matrices, n_cols] of squared inputs, `counts` int64[n_matrices] of input rows seen."""
+
+    sums: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def means(self) -> np.ndarray:
+        """float64[n_matrices, n_cols]; ones for a matrix that saw nothing."""
+        seen = self.counts[:, None] > 0
+        return np.where(seen, self.sums / np.maximum(self.counts[:, None], 1), 1.0)
+
+    @property
+    def n_missing(self) -> int:
+        """Matrices that saw nothing."""
+        return int((self.counts == 0).sum())
+
+
+@dataclass
+class Imatrix:
+    """Entries by tensor name, and how they were collected: `chunk_count` windows of `chunk_size` tokens of `datasets`.
+
+    Counts are rows (tokens) where the file says so. The legacy format only has evaluation calls: then `chunk_size` is 1 and
+    counts are calls.
+    """
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    chunk_count: int = 0
+    chunk_size: int = 1
+    datasets: tuple[str, ...] = ()
+    path: str | None = None
+
+    def importance(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        """float32[n_matrices, n_cols], the mean squared input of every column of tensor `name` with numpy-order `shape`.
+
+        None if neither the tensor nor one with the same input has an entry. A matrix that saw nothing gets ones.
+        ImatrixError if the entry has another size; for the token embedding, which is looked up and not multiplied, that is
+        only logged.
+        """
+        found = self._find(name)
+        if found is None:
+            return None
+        n_cols, n_matrices = shape[-1], int(np.prod(shape[:-2], dtype=np.int64))
+        entry = self.entries[found]
+        if entry.sums.size != n_cols * n_matrices or len(entry.counts) not in (1, n_matrices):
+            message = (f"the importance matrix has {entry.sums.size} values in {len(entry.counts)} matrices, shape {list(shape)} needs "
+                       f"{n_cols} in each of {n_matrices}")
+            if name == "token_embd.weight":
+                log.warning("%s: %s; it is not used", name, message)
+                return None
+            raise ImatrixError(message, file=self.path, tensor=name)
+        sums = entry.sums.reshape(n_matrices, n_cols)
+        return Entry(sums, np.broadcast_to(entry.counts, n_matrices)).means.astype(np.float32)
+
+    def _find(self, name: str) -> str | None:
+        if name in self.entries:
+            return name
+        stem, dot, kind = name.rpartition(".weight")[0].rpartition(".")
+        candidates = (f"{stem}{dot}{other}" for other in _ALTERNATIVES.get(f"{kind}.weight", ()))
+        return next((candidate for candidate in candidates if candidate in self.entries), None)
+
+
+def check_values(values: np.ndarray, name: str, path: str | None) -> None:
+    """ImatrixError if sums of squares are not finite or negative."""
+    if not np.isfinite(values).all():
+        raise ImatrixError(f"value {int(np.flatnonzero(~np.isfinite(values.ravel()))[0])} is not finite", file=path, tensor=name)
+    if (values < 0).any():
+        bad = int(np.flatnonzero(values.ravel() < 0)[0])
+        raise ImatrixError(f"value {bad} is {values.ravel()[bad]:g}, but sums of squares are not negative", file=path, tensor=name)
