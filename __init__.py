@@ -1,0 +1,33 @@
+"""iqforge: GGUF quantization and conversion with a reference runtime.
+
+The functions of `iqforge.api` are available here; they are imported when first used, so that `import iqforge` is instant.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("iqforge")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+_API = ("convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
+        "decode", "encode", "interleave", "deinterleave")
+__all__ = [*_API, "IqforgeError", "__version__"]
+
+
+def __getattr__(name: str):
+    if name in _API:
+        from . import api
+
+        return getattr(api, name)
+    if name == "IqforgeError":
+        from .errors import IqforgeError
+
+        return IqforgeError
+    raise AttributeError(f"module 'iqforge' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,203 @@
+"""The public Python API: everything the commands do, joined here because no single folder may know all the others."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .convert.split import merge_model, split_model
+from .errors import NotFoundError, UsageError
+from .formats.codec import decode, deinterleave, interleave
+from .quantize.encode import encode
+from .quantize.run import Progress, RunReport
+
+if TYPE_CHECKING:
+    from .formats.source import Source
+    from .imatrix.data import Imatrix
+    from .quantize.plan import PlannedTensor
+    from .runtime.evaluate.divergence import Divergence
+    from .runtime.evaluate.perplexity import Perplexity
+    from .runtime.model import Model
+
+__all__ = ["convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
+           "decode", "encode", "interleave", "deinterleave", "open_source", "plan_quantization"]
+
+PathLike = str | os.PathLike
+
+
+def open_source(path: PathLike, **checkpoint_options: Any) -> Source:
+    """A GGUF file (or the first shard of a split one), or a folder with a Hugging Face checkpoint, as a `Source`."""
+    if not os.path.exists(path):
+        raise NotFoundError("no such file or folder", file=path)
+    if os.path.isdir(path):
+        from .convert.checkpoint import open_checkpoint
+        from .convert.source import CheckpointSource
+
+        return CheckpointSource(open_checkpoint(path), **checkpoint_options)
+    from .formats.gguf.reader import open_gguf
+
+    return open_gguf(path)
+
+
+def convert_model(src: PathLike, out: PathLike | None = None, outtype: str = "auto", *, merge_gate_up: bool = False,
+                  pre: str | None = None, name: str | None = None, vocab_only: bool = False, threads: int = 0,
+                  progress: Progress | None = None) -> Path:
+    """Convert the Hugging Face checkpoint in folder `src` to one GGUF file; returns its path.
+
+    out: file, folder, or None for a name made from the model's inside `src`; may contain `{ftype}`.
+    outtype: f32, f16, bf16, q8_0 or auto (what the checkpoint stores). merge_gate_up: write `ffn_gate_up_exps`. pre: name of the
+    pre-tokenizer, if it cannot be derived. name: `general.name`. Raises CheckpointError and its kin, OutputError.
+    """
+    from .convert.naming import output_path
+    from .convert.outtype import plan_outtype
+    from .formats.gguf.values import u32
+    from .formats.gguf.writer import GGUFWriter
+    from .quantize.plan import PlannedTensor
+    from .quantize.run import stream
+
+    with open_source(src, merge_gate_up=merge_gate_up, pre=pre, name=name, vocab_only=vocab_only) as source:
+        targets, number = plan_outtype(source, outtype)
+        path = output_path(source, out, outtype)
+        metadata = source.metadata if vocab_only else source.metadata | {"general.file_type": u32(number)}
+        planned = [PlannedTensor(tensor, target) for tensor, target in zip(source.tensors, targets)]
+        with GGUFWriter(path, metadata, targets) as sink:
+            stream(source, planned, sink, threads=threads, progress=progress)
+    return path
+
+
+def plan_quantization(source: Source, type: str, *, token_embedding_type: str | None = None, output_tensor_type: str | None = None,
+                      leave_output_tensor: bool = False, allow_requantize: bool = False) -> list[PlannedTensor]:
+    """What every tensor of `source` becomes for the preset `type`. Nothing is read.
+
+    Tensors of a checkpoint that are not quantized get the type the converter gives them (norms F32), as if it had been
+    converted first.
+    """
+    from .convert.outtype import plan_outtype
+    from .convert.source import CheckpointSource
+    from .formats.codec import decodable_types
+    from .formats.ftypes import file_type
+    from .quantize.encode import encodable_types
+    from .quantize.plan import check_supported, plan_uniform
+
+    converted = plan_outtype(source, "auto")[0] if isinstance(source, CheckpointSource) else source.tensors
+    planned = plan_uniform(converted, file_type(type).base, token_embedding_type=token_embedding_type,
+                           output_tensor_type=output_tensor_type, leave_output_tensor=leave_output_tensor,
+                           allow_requantize=allow_requantize)
+    planned = [replace(plan, source=stored) for plan, stored in zip(planned, source.tensors)]
+    check_supported(planned, decodable_types(), encodable_types())
+    return planned
+
+
+def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: PathLike | Imatrix | None = None, *, pure: bool = False,
+                   token_embedding_type: str | None = None, output_tensor_type: str | None = None, leave_output_tensor: bool = False,
+                   allow_requantize: bool = False, threads: int = 0, dry_run: bool = False,
+                   progress: Progress | None = None) -> RunReport:
+    """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
+
+    type: preset name or number (IQ4_K, Q4_K_M, 15). imatrix: file in either format, or a loaded one. pure: one type everywhere;
+    the mixes of presets are not implemented yet, so this is what happens without it too. The overrides take type names and
+    are used literally. dry_run: plan only, `out` may be None. Returns the types, sizes and errors of all tensors.
+    """
+    from .formats.ftypes import file_type
+    from .formats.gguf.writer import GGUFWriter
+    from .formats.output import refuse_same_file
+    from .imatrix.data import Imatrix
+    from .imatrix.files import load_imatrix
+    from .quantize.metadata import ImatrixNote, quantized_metadata
+    from .quantize.run import TensorReport, stream
+
+    preset = file_type(type)
+    if imatrix is not None and not isinstance(imatrix, Imatrix):
+        imatrix = load_imatrix(imatrix)
+    note = None
+    if imatrix is not None:
+        note = ImatrixNote(imatrix.path or "", imatrix.datasets[0] if imatrix.datasets else None, len(imatrix.entries), imatrix.chunk_count)
+    with open_source(src) as source:
+        planned = plan_quantization(source, type, token_embedding_type=token_embedding_type, output_tensor_type=output_tensor_type,
+                                    leave_output_tensor=leave_output_tensor, allow_requantize=allow_requantize)
+        importance = None if imatrix is None else imatrix.importance
+        if importance is not None:
+            for plan in planned:
+                importance(plan.source.name, plan.source.shape)  # an entry that does not fit is an error before any work
+        if dry_run:
+            report = RunReport([TensorReport(plan) for plan in planned])
+            if progress is not None:
+                progress.begin(planned)
+                for index, tensor in enumerate(report.tensors):
+                    progress.tensor_done(index, tensor)
+                progress.end(report)
+            return report
+        if out is None:
+            raise UsageError("an output file is needed")
+        refuse_same_file(out, getattr(source, "shards", ()))
+        metadata = quantized_metadata(source.metadata, preset.number, note)
+        with GGUFWriter(out, metadata, [plan.target for plan in planned]) as sink:
+            return stream(source, planned, sink, importance=importance, threads=threads, progress=progress)
+
+
+def collect_imatrix(model: PathLike | Model, text: PathLike, out: PathLike | None = None, *, n_ctx: int = 512, chunks: int = -1,
+                    output_format: str | None = None, process_output: bool = False, progress: Any = None) -> Imatrix:
+    """Run the text file `text` through `model` in windows of n_ctx tokens and collect sums of squares per input channel.
+
+    Written to `out` (unless None) as legacy `.dat` or GGUF, by its suffix or `output_format` ("dat", "gguf").
+    progress: callable as in `runtime.evaluate.windows.ProgressCallback`.
+    """
+    from .formats.output import refuse_same_file
+    from .imatrix import collector
+    from .imatrix.files import output_format_of, save_imatrix
+    from .runtime.evaluate.windows import read_text
+
+    if out is not None:
+        output_format_of(out, output_format)
+        refuse_same_file(out, [p for p in (model, text) if isinstance(p, (str, os.PathLike))])
+    content = read_text(text)
+    with _model(model) as loaded:
+        collected = collector.collect_imatrix(loaded, content, n_ctx=n_ctx, chunks=chunks, process_output=process_output,
+                                              dataset=os.fspath(text), progress=progress)
+    if out is not None:
+        save_imatrix(collected, out, output_format)
+    return collected
+
+
+def measure_perplexity(model: PathLike | Model, text: PathLike | None, *, n_ctx: int = 512, chunks: int = -1,
+                       kl_divergence_base: PathLike | None = None, kl_divergence: bool = False,
+                       progress: Any = None) -> Perplexity | Divergence:
+    """Perplexity of `model` on the text file `text` over windows of n_ctx tokens, at most `chunks` of them if positive.
+
+    kl_divergence_base alone: the predictions are also saved there. With kl_divergence: the model is compared with the
+    predictions saved in kl_divergence_base, on the text in that file (`text` may be None). The results have `.perplexity` and
+    `.uncertainty`, a divergence also `.mean_kld` and `.statistics`.
+    """
+    from .runtime.evaluate import divergence, perplexity
+    from .runtime.evaluate.windows import read_text
+
+    with _model(model) as loaded:
+        if kl_divergence:
+            if kl_divergence_base is None:
+                raise UsageError("kl_divergence needs kl_divergence_base")
+            return divergence.measure_divergence(loaded, kl_divergence_base, chunks=chunks, progress=progress)
+        if text is None:
+            raise UsageError("a text is needed")
+        return perplexity.measure_perplexity(loaded, read_text(text), n_ctx=n_ctx, chunks=chunks, save_logits=kl_divergence_base,
+                                             progress=progress)
+
+
+def load_model(path: PathLike, device: str = "cpu", **options: Any) -> Model:
+    """Open a GGUF model (plain, split, quantized) for evaluation: `.forward(token_ids)` gives logits float32[n, vocab].
+
+    `.tokenizer` has `encode(text)` and `decode(ids)`. See `runtime.model.load_model`.
+    """
+    from .runtime.model import load_model as load
+
+    return load(path, device, **options)
+
+
+def _model(model: PathLike | Model):
+    """`model` as a context manager: opened and closed here if it is a path, left open if the caller's."""
+    from contextlib import nullcontext
+
+    return load_model(model) if isinstance(model, (str, os.PathLike)) else nullcontext(model)

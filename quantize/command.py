@@ -1,0 +1,121 @@
+"""`iqforge quantize`: flags and printed lines as llama-quantize has them, with the error of every tensor added."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from ..errors import UnknownTypeError, UsageError, printable
+from .plan import PlannedTensor
+from .run import Progress, RunReport, TensorReport
+
+MIB = 1 << 20
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "iqforge quantize [flags] IN [OUT] TYPE [NTHREADS]"
+    parser.description = ("Quantize IN (a GGUF file, the first shard of a split one, or a checkpoint folder) to TYPE. "
+                          "Without OUT the result is ggml-model-TYPE.gguf beside IN.")
+    parser.add_argument("words", nargs="+", metavar="IN [OUT] TYPE [NTHREADS]", help="TYPE: a preset name or number, any case")
+    parser.add_argument("--imatrix", metavar="F", help="importance matrix, legacy .dat or GGUF")
+    parser.add_argument("--pure", action="store_true", help="one type for all tensors")
+    parser.add_argument("--token-embedding-type", metavar="T", help="type of token_embd.weight")
+    parser.add_argument("--output-tensor-type", metavar="T", help="type of output.weight")
+    parser.add_argument("--leave-output-tensor", action="store_true", help="keep output.weight as it is")
+    parser.add_argument("--allow-requantize", action="store_true", help="accept tensors that are quantized already")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
+
+
+def run(args: argparse.Namespace, api) -> int:
+    src, out, preset, threads = parse_words(args.words)
+    started = time.monotonic()
+    if not args.pure:
+        print("note: the mixes of presets are not implemented yet; all tensors get one type, as with --pure", file=sys.stderr)
+    printer = Printer(dry_run=args.dry_run)
+    try:
+        report = api.quantize_model(src, out, preset, args.imatrix, pure=args.pure, token_embedding_type=args.token_embedding_type,
+                                    output_tensor_type=args.output_tensor_type, leave_output_tensor=args.leave_output_tensor,
+                                    allow_requantize=args.allow_requantize, threads=threads, dry_run=args.dry_run, progress=printer)
+    finally:
+        printer.close()
+    seconds = time.monotonic() - started
+    print(f"\nmodel size  = {report.source_bytes / MIB:8.2f} MiB")
+    print(f"quant size  = {report.target_bytes / MIB:8.2f} MiB ({report.bits_per_weight:.2f} BPW)")
+    if report.replaced:
+        print(f"warning: {report.replaced} of {len(report.tensors)} tensor(s) required fallback quantization")
+    if args.dry_run:
+        print("dry run: nothing was written")
+    else:
+        elements = sum(t.planned.source.n_elements for t in report.tensors if not t.planned.kept)
+        print(f"quantize time = {seconds:.2f} s ({elements / max(seconds, 1e-9) / 1e6:.2f} M elements/s), written to {printable(out)}")
+    return 0
+
+
+def parse_words(words: list[str]) -> tuple[str, str, str, int]:
+    """(IN, OUT, TYPE, NTHREADS) of the positional words; OUT gets the reference's default name if it was left out."""
+    from ..formats.ftypes import file_type
+
+    if len(words) < 2 or len(words) > 4:
+        raise UsageError("expected IN [OUT] TYPE [NTHREADS]")
+    src = words[0]
+    try:
+        preset = file_type(words[1])
+        out = os.path.join(src if os.path.isdir(src) else os.path.dirname(src), f"ggml-model-{preset.name}.gguf")
+        rest = words[2:]
+    except UnknownTypeError:
+        if len(words) < 3:
+            raise
+        preset, out, rest = file_type(words[2]), words[1], words[3:]
+    if not rest:
+        return src, out, preset.name, 0
+    try:
+        threads = int(rest[0])
+    except ValueError:
+        raise UsageError(f"invalid nthread '{rest[0]}', expected a number") from None
+    if len(rest) > 1:
+        raise UsageError(f"unexpected argument '{rest[1]}'")
+    return src, out, preset.name, max(0, threads)
+
+
+class Printer(Progress):
+    """A line per tensor on stdout, a bar with the time left on stderr."""
+
+    def __init__(self, dry_run: bool = False):
+        self.dry_run, self.bar, self.count = dry_run, None, 0
+
+    def begin(self, planned: list[PlannedTensor]) -> None:
+        from tqdm import tqdm
+
+        self.count = len(planned)
+        if not self.dry_run:
+            self.bar = tqdm(total=sum(p.source.n_elements for p in planned), unit="el", unit_scale=True, leave=False, disable=None,
+                            dynamic_ncols=True)
+
+    def advance(self, n_elements: int) -> None:
+        if self.bar is not None:
+            self.bar.update(n_elements)
+
+    def tensor_done(self, index: int, report: TensorReport) -> None:
+        from tqdm import tqdm
+
+        tqdm.write(tensor_line(index, self.count, report), file=sys.stdout)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def tensor_line(index: int, count: int, report: TensorReport) -> str:
+    source, target = report.planned.source, report.planned.target
+    dims = [*reversed(source.shape), 1, 1, 1][:4]
+    line = (f"[{index + 1:4d}/{count:4d}] {printable(source.name):>36s} - [{', '.join(f'{d:5d}' for d in dims)}], "
+            f"type = {source.type.type_name:>6s}, ")
+    if report.planned.kept:
+        return line + f"size = {source.n_bytes / MIB:8.3f} MiB"
+    line += f"converting to {target.type.type_name} .. size = {source.n_bytes / MIB:8.2f} MiB -> {target.n_bytes / MIB:8.2f} MiB"
+    if report.rmse is not None:
+        line += f", rel. rmse = {report.rmse:.5f}"
+        line += f", weighted = {report.weighted_rmse:.5f}" if report.weighted else ", no importance"
+    return line + (f" ({report.planned.note})" if report.planned.note else "")

@@ -1,0 +1,36 @@
+"""Metadata of a quantized file: the source's keys, with what the run adds or removes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..formats.gguf.values import Value, i32, string, u32
+
+QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
+_SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+
+
+@dataclass(frozen=True)
+class ImatrixNote:
+    """What is recorded of the importance matrix that was used."""
+
+    file: str
+    dataset: str | None
+    entries: int
+    chunks: int
+
+
+def quantized_metadata(metadata: dict[str, Value], file_type: int | None, imatrix: ImatrixNote | None = None) -> dict[str, Value]:
+    """Keys keep their places; new ones come last, as ik_llama.cpp writes them. Split keys go: the output is one file."""
+    keys = {key: value for key, value in metadata.items() if key not in _SPLIT_KEYS}
+    keys["general.quantization_version"] = u32(QUANTIZATION_VERSION)
+    if file_type is not None:
+        keys["general.file_type"] = u32(file_type)
+    if imatrix is not None:
+        keys["quantize.imatrix.file"] = string(imatrix.file.encode()[:127].decode(errors="ignore"))
+        if imatrix.dataset:
+            keys["quantize.imatrix.dataset"] = string(imatrix.dataset.encode()[:127].decode(errors="ignore"))
+        keys["quantize.imatrix.entries_count"] = i32(imatrix.entries)
+        if imatrix.chunks > 0:
+            keys["quantize.imatrix.chunks_count"] = i32(imatrix.chunks)
+    return keys

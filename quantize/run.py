@@ -1,0 +1,213 @@
+"""The run: tensors stream from a Source through a plan into a Sink, in pieces of rows, on several threads.
+
+Every piece is read, decoded, quantized and measured by one worker; results are taken in order, so the output and all sums are
+the same for any number of threads. Memory is bounded by the number of pieces in flight, whatever the size of a tensor: pages
+of the source are handed back as soon as their piece is done.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import IqforgeError
+from ..formats.codec import decode, encode_float, interleave
+from ..formats.source import Sink, Source
+from ..formats.types import ggml_type
+from .encode import refuse_non_finite, row_encoder
+from .plan import PlannedTensor
+
+# importance(name, shape) -> float32[n_matrices, n_cols], or None where nothing is known of the tensor
+ImportanceLookup = Callable[[str, tuple[int, ...]], np.ndarray | None]
+
+PIECE_ELEMENTS = 1 << 20
+_RELEASE_BYTES = 64 << 20  # pages handed back after this much reading
+
+
+@dataclass
+class TensorReport:
+    """What became of one tensor. Errors are relative to the root mean square of the source, None where bytes were kept."""
+
+    planned: PlannedTensor
+    rmse: float | None = None
+    weighted_rmse: float | None = None
+    weighted: bool = False  # whether importances were used
+    largest_error: float = 0.0
+
+
+@dataclass
+class RunReport:
+    """Totals of a run; sizes are bytes of tensor data."""
+
+    tensors: list[TensorReport] = field(default_factory=list)
+
+    @property
+    def source_bytes(self) -> int:
+        return sum(t.planned.source.n_bytes for t in self.tensors)
+
+    @property
+    def target_bytes(self) -> int:
+        return sum(t.planned.target.n_bytes for t in self.tensors)
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.target_bytes / max(1, sum(t.planned.target.n_elements for t in self.tensors))
+
+    @property
+    def replaced(self) -> int:
+        """Tensors that got another type than asked for."""
+        return sum(1 for t in self.tensors if t.planned.note)
+
+
+class Progress:
+    """What a caller may want to hear of a run; this one stays silent."""
+
+    def begin(self, planned: Sequence[PlannedTensor]) -> None: ...
+
+    def advance(self, n_elements: int) -> None: ...
+
+    def tensor_done(self, index: int, report: TensorReport) -> None: ...
+
+    def end(self, report: RunReport) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows start..stop of a tensor, all of one matrix, or bytes to copy (encode is None)."""
+
+    index: int
+    planned: PlannedTensor
+    start: int
+    stop: int
+    weights: np.ndarray | None
+    encode: Callable[[np.ndarray], np.ndarray] | None
+
+
+def default_threads() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, *, importance: ImportanceLookup | None = None,
+           threads: int = 0, progress: Progress | None = None) -> RunReport:
+    """Carry out a plan. The sink must list the plan's target tensors in order; finishing or aborting it is the caller's.
+
+    threads: 0 for all that this process may use. Errors name the source file and tensor.
+    """
+    progress = progress or Progress()
+    threads = threads if threads > 0 else default_threads()
+    report = RunReport()
+    progress.begin(planned)
+    pieces = _pieces(source, planned, importance)
+    waiting: deque[tuple[_Piece, Future]] = deque()
+    sums = _Sums()
+    read_bytes = 0
+    with ThreadPoolExecutor(threads, thread_name_prefix="quantize") as pool:
+        try:
+            while True:
+                while len(waiting) < 2 * threads and (piece := next(pieces, None)) is not None:
+                    waiting.append((piece, pool.submit(_work, source, piece)))
+                if not waiting:
+                    break
+                piece, future = waiting.popleft()
+                data, measured = future.result()
+                sink.write(piece.planned.target, data)
+                sums.add(measured)
+                read_bytes += data.nbytes if piece.encode is None else (piece.stop - piece.start) * piece.planned.source.row_bytes
+                last = not waiting or waiting[0][0].index != piece.index
+                if last or read_bytes >= _RELEASE_BYTES:
+                    source.release(piece.planned.source)
+                    read_bytes = 0
+                progress.advance((piece.stop - piece.start) * piece.planned.source.n_cols)
+                if last:
+                    done = sums.report(piece)
+                    report.tensors.append(done)
+                    progress.tensor_done(piece.index, done)
+                    sums = _Sums()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    progress.end(report)
+    return report
+
+
+def _pieces(source: Source, planned: Sequence[PlannedTensor], importance: ImportanceLookup | None) -> Iterator[_Piece]:
+    for index, tensor in enumerate(planned):
+        info = tensor.source
+        rows_per_matrix = info.n_rows // info.n_matrices
+        group = tensor.target.type.group_rows * info.type.group_rows
+        step = max(1, PIECE_ELEMENTS // info.n_cols // group) * group
+        weights = None if tensor.kept or importance is None else importance(info.name, info.shape)
+        if tensor.kept:
+            for start in range(0, info.n_rows, step):
+                yield _Piece(index, tensor, start, min(start + step, info.n_rows), None, None)
+            continue
+        for matrix in range(info.n_matrices):
+            own = None if weights is None else weights[matrix]
+            encode = _encoder(tensor, own, source.path)
+            first = matrix * rows_per_matrix
+            for start in range(first, first + rows_per_matrix, step):
+                yield _Piece(index, tensor, start, min(start + step, first + rows_per_matrix), own, encode)
+
+
+def _encoder(tensor: PlannedTensor, importance: np.ndarray | None, file: str) -> Callable[[np.ndarray], np.ndarray]:
+    target, n_cols = tensor.target.type, tensor.source.n_cols
+    if target.is_float:
+        return lambda x: encode_float(target, x)
+    plain = ggml_type(target.base) if target.base else target
+    try:
+        run = row_encoder(plain, n_cols, importance)
+    except IqforgeError as error:
+        raise type(error)(error.message, file=file, tensor=tensor.source.name) from None
+
+    def encode(x: np.ndarray) -> np.ndarray:
+        out = np.empty((len(x), plain.row_bytes(n_cols)), dtype=np.uint8)
+        run(x, out)
+        return interleave(target, out, n_cols) if plain is not target else out
+
+    return encode
+
+
+def _work(source: Source, piece: _Piece) -> tuple[np.ndarray, np.ndarray | None]:
+    """(bytes, sums) of a piece; sums: float64[5] = sum e^2, sum x^2, sum w e^2, sum w x^2, max |e|."""
+    info = piece.planned.source
+    rows = source.read_rows(info, piece.start, piece.stop)
+    if piece.encode is None:
+        return np.array(rows), None
+    x = decode(info.type, rows, info.n_cols)
+    del rows
+    if not piece.planned.target.type.is_float:
+        matrix_rows = info.n_rows // info.n_matrices
+        refuse_non_finite(x, info.name, source.path, first_row=piece.start % matrix_rows)
+    data = piece.encode(x)
+    error = decode(piece.planned.target.type, data, info.n_cols)
+    np.subtract(x, error, out=error)
+    largest = float(np.abs(error).max(initial=0))
+    # Column sums in float32 lose nothing that matters here, and float64 from there on.
+    e2 = np.einsum("ij,ij->j", error, error).astype(np.float64)
+    x2 = np.einsum("ij,ij->j", x, x).astype(np.float64)
+    w = np.ones(info.n_cols) if piece.weights is None else piece.weights.astype(np.float64)
+    return data, np.array([e2.sum(), x2.sum(), (w * e2).sum(), (w * x2).sum(), largest])
+
+
+class _Sums:
+    """Adds up the measurements of a tensor's pieces in order."""
+
+    def __init__(self) -> None:
+        self.totals, self.largest, self.any = np.zeros(4), 0.0, False
+
+    def add(self, measured: np.ndarray | None) -> None:
+        if measured is not None:
+            self.totals += measured[:4]
+            self.largest, self.any = max(self.largest, float(measured[4])), True
+
+    def report(self, piece: _Piece) -> TensorReport:
+        if not self.any:
+            return TensorReport(piece.planned)
+        e2, x2, we2, wx2 = self.totals
+        return TensorReport(piece.planned, float(np.sqrt(e2 / x2)) if x2 > 0 else 0.0, float(np.sqrt(we2 / wx2)) if wx2 > 0 else 0.0,
+                            piece.weights is not None, self.largest)
