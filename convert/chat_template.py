@@ -45,6 +45,7 @@ def _by_name(checkpoint: Checkpoint, templates: Any) -> dict[str, str]:
     named = {}
     for entry in templates if isinstance(templates, list) else [templates]:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not isinstance(entry.get("template"), str):
-            raise TokenizerError("'chat_template' is neither a text nor a list of named texts", file=checkpoint.path / "tokenizer_config.json")
+            raise TokenizerError("'chat_template' is neither a text nor a list of named texts",
+                                 file=checkpoint.path / "tokenizer_config.json")
         named[re.sub(r"[^A-Za-z0-9]", "_", entry["name"])] = entry["template"]
     return named

@@ -72,7 +72,8 @@ class Checkpoint:
         """The ggml type of a stored tensor. UnsupportedTypeError for dtypes that are not F32, F16 or BF16."""
         if found := FLOAT_DTYPES.get(tensor.dtype):
             return found
-        raise UnsupportedTypeError(f"dtype {tensor.dtype} is not supported yet; F32, F16 and BF16 are", file=tensor.file, tensor=tensor.name)
+        raise UnsupportedTypeError(f"dtype {tensor.dtype} is not supported yet; F32, F16 and BF16 are", file=tensor.file,
+                                   tensor=tensor.name)
 
     def data(self, tensor: StoredTensor) -> np.ndarray:
         """uint8[n_bytes], a read-only view into the mapped file. Touches no page by itself."""
@@ -127,7 +128,8 @@ def _collect(folder: Path) -> dict[str, StoredTensor]:
             raise NotFoundError(f"shard '{printable(name)}' is missing" + (f", named by {_INDEX}" if owners else ""), file=folder / name)
         for tensor in read_header(folder / name).values():
             if tensor.name in tensors:
-                raise CheckpointError(f"is stored in {tensors[tensor.name].file.name} and in {name}", file=folder / name, tensor=tensor.name)
+                raise CheckpointError(f"is stored in {tensors[tensor.name].file.name} and in {name}", file=folder / name,
+                                      tensor=tensor.name)
             tensors[tensor.name] = tensor
     if owners is not None:
         _check_index(index_file, owners, tensors)
@@ -143,8 +145,7 @@ def _read_index(file: Path) -> dict[str, str]:
     if not isinstance(owners, dict) or not owners or not all(isinstance(shard, str) for shard in owners.values()):
         raise CheckpointError("'weight_map' must map tensor names to file names", file=file)
     for shard in set(owners.values()):
-        plain = shard and "\0" not in shard and PurePosixPath(shard).name == PureWindowsPath(shard).name == shard and shard not in (".", "..")
-        if not plain:
+        if not shard.isprintable() or not PurePosixPath(shard).name == PureWindowsPath(shard).name == shard or shard in ("", ".", ".."):
             raise CheckpointError(f"shard name '{printable(shard)}' must be the plain name of a file in the same folder", file=file)
     return owners
 

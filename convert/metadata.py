@@ -1,4 +1,4 @@
-"""The `general.*` keys that describe a model, and the names of files made from it."""
+"""The `general.*` keys that describe a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from .model_card import model_card_metadata, read_model_card
 # generation_config.json -> general.sampling.*, in the order of the reference
 _SAMPLING = (("top_k", "top_k", i32), ("top_p", "top_p", f32), ("min_p", "min_p", f32), ("temperature", "temp", f32),
              ("repetition_penalty", "penalty_repeat", f32))
-_SIZE_WORD = re.compile(r"(?:^|[-_ ])(?:\d+x)?\d+(?:\.\d+)?[KMBT](?:$|[-_ ])", re.IGNORECASE)
 
 
 def general_metadata(checkpoint: Checkpoint, gguf_name: str, tensors: Sequence[TensorInfo], name: str | None) -> dict[str, Value]:
@@ -59,10 +58,3 @@ def _rounded(count: int) -> str:
     scale, unit = next(((10**power, unit) for power, unit in ((12, "T"), (9, "B"), (6, "M")) if count > 10**power), (1000, "K"))
     whole = str(round(count / scale)).lstrip("0")
     return f"{count / scale:.{max(2 - len(whole), 0)}f}{unit}"
-
-
-def default_file_name(name: str, label: str | None, outtype: str, vocab_only: bool = False) -> str:
-    """`<name>-<size>-<TYPE>.gguf`; the size is left out where the name has one already."""
-    stem = re.sub(r"[\s/\\\0]+", "-", name).strip("-.") or "model"
-    parts = [stem, *([label] if label and not _SIZE_WORD.search(stem) else []), "vocab" if vocab_only else outtype.upper()]
-    return "-".join(parts) + ".gguf"

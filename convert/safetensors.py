@@ -19,9 +19,9 @@ from ..errors import MalformedFileError, NotFoundError, TruncatedFileError, prin
 MAX_HEADER_BYTES = 100_000_000  # limit of the format's own implementation
 
 # Bits of one element. Sub-byte types are packed: their tensors must fill whole bytes.
-DTYPE_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6,
-              "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64,
-              "U64": 64}
+DTYPE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+              "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+              "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64}
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ def _tensor(path: Path, name: str, entry: object, data: int, size: int) -> Store
     if begin > end:
         raise malformed(f"data_offsets [{begin}, {end}] are reversed")
     if data + end > size:
-        raise TruncatedFileError(f"its data ends at {end}, the file has {size - data} bytes of data", file=path, tensor=name, offset=data + begin)
+        raise TruncatedFileError(f"its data ends at {end}, the file has {size - data} bytes of data", file=path, tensor=name,
+                                 offset=data + begin)
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     if bits % 8:
         raise malformed(f"shape {shape} of {dtype} does not fill whole bytes")
@@ -150,7 +151,8 @@ def _check_coverage(path: Path, tensors: dict[str, StoredTensor], data: int, siz
     position = data
     for tensor in sorted(tensors.values(), key=lambda t: (t.begin, t.end)):
         if tensor.begin != position:
-            problem = "overlaps the tensor before it" if tensor.begin < position else f"leaves a hole of {tensor.begin - position} bytes before it"
+            gap = tensor.begin - position
+            problem = f"leaves a hole of {gap} bytes before it" if gap > 0 else f"overlaps the tensor before it by {-gap} bytes"
             raise MalformedFileError(f"its data {problem}", file=path, tensor=tensor.name, offset=tensor.begin)
         position = tensor.end
     if position != size:

@@ -173,7 +173,8 @@ class _Vocabulary:
         if value is None or (type(value) is int and value < 0):  # -1 is written for "none"
             return None
         if type(value) is not int or value >= self._n_vocab:
-            raise TokenizerError(f"key '{kind}_token_id' is {printable(value)}, expected an id below {self._n_vocab}", file=self._checkpoint.config.file)
+            raise TokenizerError(f"key '{kind}_token_id' is {printable(value)}, expected an id below {self._n_vocab}",
+                                 file=self._checkpoint.config.file)
         return value
 
 

@@ -60,8 +60,9 @@ _TABLE = [
 ]
 
 # Names of the field whose way of splitting this table does not have. A file may carry them; nothing here can split by them.
-OTHER_NAMES = frozenset("""afmoe bailingmoe bailingmoe2 bert-bge bloom chameleon cohere2moe deepseek-llm exaone-moe exaone4 gemma4 gpt3-finnish
-    grok-2 hunyuan-moe hy_v4 jais-2 jina-v1-en jina-v2-code kimi-k2 laguna mellum mellum2 minicpm5 minimax-m2 poro-chat roberta-bpe seed-coder
+OTHER_NAMES = frozenset("""
+    afmoe bailingmoe bailingmoe2 bert-bge bloom chameleon cohere2moe deepseek-llm exaone-moe exaone4 gemma4 gpt3-finnish grok-2
+    hunyuan-moe hy_v4 jais-2 jina-v1-en jina-v2-code kimi-k2 laguna mellum mellum2 minicpm5 minimax-m2 poro-chat roberta-bpe seed-coder
     spark2_5 superbpe talkie tiny_aya trillion viking youtu""".split())
 
 PRETOKENIZERS: dict[str, PreTokenizer] = {name: entry for entry in _TABLE for name in entry.names}

@@ -1,6 +1,7 @@
 """Builds small Hugging Face checkpoints for tests, so that a clone proves itself without any other files.
 
-Random weights from a fixed seed, a byte-level BPE tokenizer with the split pattern of Llama 3 trained on one paragraph. Row lengths are multiples of 256 by default, so that every type applies.
+Random weights from a fixed seed, a byte-level BPE tokenizer with the split pattern of Llama 3 trained on one paragraph. Row lengths are
+multiples of 256 by default, so that every type applies.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def make_tiny_llama(folder: Path, *, n_layers: int = 2, n_embd: int = 256, n_ff:
     for layer in range(n_layers):
         prefix = f"model.layers.{layer}"
         tensors |= random.attention(prefix, n_embd, n_heads * head, n_kv_heads * head)
-        tensors |= {f"{prefix}.mlp.gate_proj.weight": random.matrix(n_ff, n_embd), f"{prefix}.mlp.up_proj.weight": random.matrix(n_ff, n_embd),
+        tensors |= {f"{prefix}.mlp.gate_proj.weight": random.matrix(n_ff, n_embd),
+                    f"{prefix}.mlp.up_proj.weight": random.matrix(n_ff, n_embd),
                     f"{prefix}.mlp.down_proj.weight": random.matrix(n_embd, n_ff)}
     tensors["model.norm.weight"] = random.norm(n_embd)
     if not tied:
@@ -46,8 +48,9 @@ def make_tiny_llama(folder: Path, *, n_layers: int = 2, n_embd: int = 256, n_ff:
 
 
 def make_tiny_qwen3moe(folder: Path, *, n_layers: int = 2, n_embd: int = 256, n_ff: int = 512, n_ff_expert: int = 256, n_experts: int = 4,
-                       n_experts_used: int = 2, n_heads: int = 4, n_kv_heads: int = 2, head_dim: int = 64, n_vocab: int = 320, tied: bool = False,
-                       dtype: str = "bf16", shards: int = 1, stacked: bool = False, config: dict | None = None, seed: int = 0) -> Path:
+                       n_experts_used: int = 2, n_heads: int = 4, n_kv_heads: int = 2, head_dim: int = 64, n_vocab: int = 320,
+                       tied: bool = False, dtype: str = "bf16", shards: int = 1, stacked: bool = False,
+                       config: dict | None = None, seed: int = 0) -> Path:
     """A Qwen3MoeForCausalLM checkpoint; `stacked` writes the experts of a layer as two tensors, as transformers 5 does."""
     random = _Weights(seed)
     tensors = {"model.embed_tokens.weight": random.matrix(n_vocab, n_embd)}
@@ -69,7 +72,8 @@ def make_tiny_qwen3moe(folder: Path, *, n_layers: int = 2, n_embd: int = 256, n_
         tensors["lm_head.weight"] = random.matrix(n_vocab, n_embd)
     settings = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "intermediate_size": n_ff, "rms_norm_eps": 1e-6,
                 "moe_intermediate_size": n_ff_expert, "num_experts": n_experts, "num_experts_per_tok": n_experts_used, "head_dim": head_dim,
-                "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+                "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+                "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
                 **_sizes(n_layers, n_embd, n_heads, n_kv_heads, n_vocab, tied)}
     return _write(Path(folder), tensors, settings | (config or {}), dtype, shards)
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import logging
 from dataclasses import dataclass
 from typing import Iterator
 
-import numpy as np
-
-from ...errors import CheckpointError, ConfigError, printable
-from ...formats.gguf.values import Value, f32, string, u32
+from ...errors import CheckpointError, ConfigError
+from ...formats.gguf.values import Value, f32, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
 from ..checkpoint import Checkpoint
-from ..config import Config
+from ..rope import Rope
 from ..rows import GeneratedRow, OneRow, PairedRotaryRows, Rows, StoredRows
 from ..safetensors import StoredTensor
-
-log = logging.getLogger(__name__)
 
 # Buffers that old checkpoints carry along; runtimes compute them.
 DROPPED_SUFFIXES = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
@@ -72,10 +67,10 @@ class Architecture:
         self.n_kv_heads = config.integer("num_key_value_heads", default=self.n_heads)  # what the classes take for multi-head attention
         self.head_size = config.integer("head_dim", default=None) or self._derived_head_size()
         self.tied = config.boolean("tie_word_embeddings", default=self.tied_by_default)
-        if self.head_size % 2:
-            raise ConfigError(f"head size {self.head_size} is odd; rotary embedding needs pairs", file=config.file)
+        self.rope = Rope(config, self.head_size)
         if self.n_heads % self.n_kv_heads:
-            raise ConfigError(f"num_attention_heads {self.n_heads} is not a multiple of num_key_value_heads {self.n_kv_heads}", file=config.file)
+            raise ConfigError(f"num_attention_heads {self.n_heads} is not a multiple of num_key_value_heads {self.n_kv_heads}",
+                              file=config.file)
 
     def _derived_head_size(self) -> int:
         if self.n_embd % self.n_heads:
@@ -87,7 +82,7 @@ class Architecture:
 
     def metadata(self) -> dict[str, Value]:
         """The keys `<architecture>.*` in the order of the reference, with a place for `general.file_type` that the caller fills."""
-        config, rope = self.config, self.rope()
+        config = self.config
         keys = {
             "block_count": u32(self.n_layers),
             "context_length": u32(config.integer("max_position_embeddings")),
@@ -95,8 +90,8 @@ class Architecture:
             "feed_forward_length": u32(self.n_ff),
             "attention.head_count": u32(self.n_heads),
             "attention.head_count_kv": u32(self.n_kv_heads),
-            **self._rope_scaling_keys(rope),
-            "rope.freq_base": f32(self.rope_base()),
+            **self.rope.scaling_keys(),
+            "rope.freq_base": f32(self.rope.base()),
             "attention.layer_norm_rms_epsilon": f32(config.number("rms_norm_eps")),
             **self.expert_keys(),
             "attention.key_length": u32(self.head_size),
@@ -111,59 +106,6 @@ class Architecture:
 
     def family_keys(self) -> dict[str, Value]:
         return {}
-
-    # --- rotary embedding -------------------------------------------------------------------------------------------------------
-
-    def rope(self) -> Config | None:
-        """The section that describes rotary scaling: `rope_parameters` (transformers 5) or `rope_scaling` (before)."""
-        return self.config.section("rope_parameters", "rope_scaling")
-
-    def rope_base(self) -> float:
-        section = self.config.section("rope_parameters")
-        if section is not None and "rope_theta" in section:
-            return section.number("rope_theta")
-        return self.config.number("rope_theta", default=10000.0)  # the classes' own default; configs before 2023 lack the key
-
-    def rope_type(self) -> str:
-        section = self.rope()
-        return "default" if section is None else section.string("rope_type", "type", default="default")
-
-    def _rope_scaling_keys(self, section: Config | None) -> dict[str, Value]:
-        kind = self.rope_type()
-        if kind in ("default", "llama3"):  # llama3 scaling is a tensor of frequency factors
-            return {}
-        if kind == "linear":
-            return {"rope.scaling.type": string("linear"), "rope.scaling.factor": f32(section.number("factor"))}
-        if kind == "yarn":
-            keys = {"rope.scaling.type": string("yarn"), "rope.scaling.factor": f32(section.number("factor"))}
-            original = section.integer("original_max_position_embeddings", default=None) \
-                or self.config.integer("original_max_position_embeddings", "max_position_embeddings")
-            keys["rope.scaling.original_context_length"] = u32(original)
-            for key, stored in (("yarn_ext_factor", "extrapolation_factor"), ("yarn_attn_factor", "attention_factor"),
-                                ("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
-                if stored in section:
-                    keys[f"rope.scaling.{key}"] = f32(section.number(stored))
-            return keys
-        raise ConfigError(f"rope type '{printable(kind)}' is not supported yet; default, linear, llama3 and yarn are", file=self.config.file)
-
-    def rope_factors(self) -> np.ndarray | None:
-        """Divisors of the rotary frequencies for `llama3` scaling, float32[head_size / 2], None for other types.
-
-        With f_i = base^(-2i/d) and wavelength w = 2 pi / f_i: 1 where w < original / high, `factor` where w > original / low, and between
-        them 1 / ((1 - s) / factor + s) with s = (original / w - low) / (high - low).
-        """
-        if self.rope_type() != "llama3":
-            return None
-        section = self.rope()
-        factor, low, high = section.number("factor"), section.number("low_freq_factor"), section.number("high_freq_factor")
-        original = section.integer("original_max_position_embeddings")
-        if high <= low:
-            raise ConfigError(f"high_freq_factor {high} must exceed low_freq_factor {low}", file=self.config.file)
-        # In single precision throughout, as the models themselves compute it: files then agree in every bit.
-        one, exponents = np.float32(1), np.arange(0, self.head_size, 2, dtype=np.float32) / np.float32(self.head_size)
-        wavelengths = np.float32(2 * np.pi) / (one / np.float32(self.rope_base()) ** exponents)
-        smooth = np.clip((np.float32(original) / wavelengths - np.float32(low)) / np.float32(high - low), 0, 1)
-        return one / ((one - smooth) / np.float32(factor) + smooth)
 
     # --- tensors ----------------------------------------------------------------------------------------------------------------
 
@@ -185,7 +127,7 @@ class Architecture:
         return list(mapped.values())
 
     def generated(self) -> Iterator[Mapped]:
-        if (factors := self.rope_factors()) is not None:
+        if (factors := self.rope.factors()) is not None:
             yield Mapped(TensorInfo("rope_freqs.weight", factors.shape, TYPES["F32"]), GeneratedRow(factors))
 
     def stored(self) -> Iterator[Mapped]:
@@ -207,7 +149,7 @@ class Architecture:
 
     def mapped(self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None) -> Mapped:
         shape = weight.shape if suffix == "weight" else weight.shape[:1]
-        self.check_shape(tensor, shape)
+        check_shape(tensor, shape)
         type = self.checkpoint.type_of(tensor)
         if weight.rotary_heads and len(shape) == 1:
             rows: Rows = OneRow(PairedRotaryRows(StoredRows(self.checkpoint, tensor, shape[0]), weight.rotary_heads))
@@ -222,10 +164,6 @@ class Architecture:
             raise CheckpointError(f"belongs to layer {numbers[0]}, but config.json has num_hidden_layers {self.n_layers}", file=tensor.file,
                                   tensor=tensor.name)
         return numbers[0]
-
-    def check_shape(self, tensor: StoredTensor, shape: tuple[int, ...]) -> None:
-        if tensor.shape != shape:
-            raise CheckpointError(f"has shape {list(tensor.shape)}, config.json asks for {list(shape)}", file=tensor.file, tensor=tensor.name)
 
     def unknown(self, tensor: StoredTensor, table: dict[str, Weight]) -> CheckpointError:
         stem, _, _ = split_numbers(tensor.name)[0].rpartition(".")
@@ -244,6 +182,13 @@ class Architecture:
                 if (layer == 0 or weight.per_layer) and name.format(layer) not in mapped:
                     stored = f"{weight.stored.format(layer)}.{name.rpartition('.')[2]}"
                     raise CheckpointError("is missing from the checkpoint", file=self.checkpoint.path, tensor=stored)
+
+
+def check_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+    """CheckpointError unless `tensor` has the shape that the config's sizes ask for."""
+    if tensor.shape != shape:
+        raise CheckpointError(f"has shape {list(tensor.shape)}, config.json asks for {list(shape)}", file=tensor.file,
+                              tensor=tensor.name)
 
 
 def split_numbers(name: str) -> tuple[str, list[int]]:

@@ -9,7 +9,7 @@ from ...formats.source import TensorInfo
 from ..checkpoint import Checkpoint
 from ..rows import ConcatenatedRows, RowRange, Rows, StoredRows
 from ..safetensors import StoredTensor
-from .base import Mapped
+from .base import Mapped, check_shape
 
 GATE, UP, DOWN = "gate", "up", "down"
 
@@ -33,9 +33,7 @@ class ExpertStack:
         if expert >= self.n_experts:
             raise CheckpointError(f"belongs to expert {expert}, but config.json has {self.n_experts} experts", file=tensor.file,
                                   tensor=tensor.name)
-        if tensor.shape != self.shape(part):
-            raise CheckpointError(f"has shape {list(tensor.shape)}, config.json asks for {list(self.shape(part))}", file=tensor.file,
-                                  tensor=tensor.name)
+        check_shape(tensor, self.shape(part))
         self._parts[part][expert] = tensor
         if self.missing() is None:
             yield from self._stacked()
@@ -49,7 +47,8 @@ class ExpertStack:
         return None
 
     def _stacked(self) -> Iterator[Mapped]:
-        rows = {part: [StoredRows(self._checkpoint, seen[number]) for number in range(self.n_experts)] for part, seen in self._parts.items()}
+        rows = {part: [StoredRows(self._checkpoint, seen[number]) for number in range(self.n_experts)]
+                for part, seen in self._parts.items()}
         yield self._mapped("down", DOWN, ConcatenatedRows(rows[DOWN]), self._parts[DOWN].values())
         if self._merge:
             pairs = [half for pair in zip(rows[GATE], rows[UP]) for half in pair]
@@ -60,7 +59,7 @@ class ExpertStack:
 
     def stacked_gate_up(self, tensor: StoredTensor) -> Iterator[Mapped]:
         """From one stored tensor [n_experts, 2 n_ff, n_embd], gate rows first."""
-        self._check_stacked(tensor, (self.n_experts, 2 * self.n_ff, self.n_embd))
+        check_shape(tensor, (self.n_experts, 2 * self.n_ff, self.n_embd))
         whole = StoredRows(self._checkpoint, tensor)
         if self._merge:
             yield self._mapped("gate_up", GATE, whole, [tensor])
@@ -71,12 +70,8 @@ class ExpertStack:
 
     def stacked_down(self, tensor: StoredTensor) -> Iterator[Mapped]:
         """From one stored tensor [n_experts, n_embd, n_ff]."""
-        self._check_stacked(tensor, (self.n_experts, self.n_embd, self.n_ff))
+        check_shape(tensor, (self.n_experts, self.n_embd, self.n_ff))
         yield self._mapped("down", DOWN, StoredRows(self._checkpoint, tensor), [tensor])
-
-    def _check_stacked(self, tensor: StoredTensor, shape: tuple[int, ...]) -> None:
-        if tensor.shape != shape:
-            raise CheckpointError(f"has shape {list(tensor.shape)}, config.json asks for {list(shape)}", file=tensor.file, tensor=tensor.name)
 
     def _mapped(self, name: str, part: str, rows: Rows, stored) -> Mapped:
         first, *others = stored

@@ -28,7 +28,8 @@ class Qwen3Moe(Architecture):
         self.n_experts_used = config.integer("num_experts_per_tok", maximum=self.n_experts)
         self.n_ff_expert = config.integer("moe_intermediate_size")
         if config.integers("mlp_only_layers", default=[]) or config.integer("decoder_sparse_step", default=1) != 1:
-            raise ConfigError("layers without experts (mlp_only_layers, decoder_sparse_step) do not exist in GGUF's qwen3moe", file=config.file)
+            raise ConfigError("layers without experts (mlp_only_layers, decoder_sparse_step) do not exist in GGUF's qwen3moe",
+                              file=config.file)
         self._stacks: dict[int, ExpertStack] = {}
 
     def expert_keys(self) -> dict[str, Value]:

@@ -1,0 +1,64 @@
+"""Rotary embedding settings of config.json, in the spellings of transformers before and since version 5."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import ConfigError, printable
+from ..formats.gguf.values import Value, f32, string, u32
+from .config import Config
+
+# GGUF key under `rope.scaling.` <- key of the section, for YaRN
+_YARN_KEYS = (("yarn_ext_factor", "extrapolation_factor"), ("yarn_attn_factor", "attention_factor"), ("yarn_beta_fast", "beta_fast"),
+              ("yarn_beta_slow", "beta_slow"))
+
+
+class Rope:
+    """`rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before). `kind` is default, linear, llama3 or yarn."""
+
+    def __init__(self, config: Config, head_size: int):
+        self._config, self._head_size = config, head_size
+        self._section = config.section("rope_parameters", "rope_scaling")
+        self.kind = "default" if self._section is None else self._section.string("rope_type", "type", default="default")
+        if self.kind not in ("default", "linear", "llama3", "yarn"):
+            raise ConfigError(f"rope type '{printable(self.kind)}' is not supported yet; default, linear, llama3 and yarn are",
+                              file=config.file)
+        if head_size % 2:
+            raise ConfigError(f"head size {head_size} is odd; rotary embedding needs pairs", file=config.file)
+
+    def base(self) -> float:
+        section = self._config.section("rope_parameters")
+        if section is not None and "rope_theta" in section:
+            return section.number("rope_theta")
+        return self._config.number("rope_theta", default=10000.0)  # the classes' own default; configs before 2023 lack the key
+
+    def scaling_keys(self) -> dict[str, Value]:
+        """`rope.scaling.*`. llama3 scaling has none: it is a tensor of frequency factors."""
+        section = self._section
+        if self.kind in ("default", "llama3"):
+            return {}
+        keys = {"type": string(self.kind), "factor": f32(section.number("factor"))}
+        if self.kind == "yarn":
+            original = section.integer("original_max_position_embeddings", default=None)
+            keys["original_context_length"] = u32(original or self._config.integer("max_position_embeddings"))
+            keys |= {key: f32(section.number(stored)) for key, stored in _YARN_KEYS if stored in section}
+        return {f"rope.scaling.{key}": value for key, value in keys.items()}
+
+    def factors(self) -> np.ndarray | None:
+        """Divisors of the rotary frequencies for llama3 scaling, float32[head_size / 2]; None for other kinds.
+
+        With f_i = base^(-2i/d) and wavelength w = 2 pi / f_i: 1 where w < original / high, `factor` where w > original / low, and between
+        them 1 / ((1 - s) / factor + s) with s = (original / w - low) / (high - low).
+        """
+        if self.kind != "llama3":
+            return None
+        section = self._section
+        factor, low, high = section.number("factor"), section.number("low_freq_factor"), section.number("high_freq_factor")
+        original = section.integer("original_max_position_embeddings")
+        if high <= low:
+            raise ConfigError(f"high_freq_factor {high} must exceed low_freq_factor {low}", file=self._config.file)
+        # In single precision throughout, as the models themselves compute it: files then agree in every bit.
+        one, exponents = np.float32(1), np.arange(0, self._head_size, 2, dtype=np.float32) / np.float32(self._head_size)
+        wavelengths = np.float32(2 * np.pi) / (one / np.float32(self.base()) ** exponents)
+        smooth = np.clip((np.float32(original) / wavelengths - np.float32(low)) / np.float32(high - low), 0, 1)
+        return one / ((one - smooth) / np.float32(factor) + smooth)
