@@ -41,8 +41,9 @@ def entry(name: bytes | str, dims: list[int], type_id: int, offset: int, n_dims:
 def gguf(pairs: list[bytes] = (), entries: list[bytes] = (), data: bytes = b"", *, magic: bytes = b"GGUF", version: int = 3,
          n_pairs: int | None = None, n_tensors: int | None = None, alignment: int = 32, pad: bool = True) -> bytes:
     """A file of these parts. The counts are the true ones unless given."""
-    header = magic + struct.pack("<IQQ", version, len(entries) if n_tensors is None else n_tensors, len(pairs) if n_pairs is None else n_pairs)
-    header += b"".join(pairs) + b"".join(entries)
+    n_tensors = len(entries) if n_tensors is None else n_tensors
+    n_pairs = len(pairs) if n_pairs is None else n_pairs
+    header = magic + struct.pack("<IQQ", version, n_tensors, n_pairs) + b"".join(pairs) + b"".join(entries)
     if pad and alignment:
         header += bytes(-len(header) % alignment)
     return header + data

@@ -117,12 +117,13 @@ def test_stated_alignment(opened, alignment):
     assert [bytes(file.read_rows(tensor, 0, 1)) for tensor in file.tensors] == [b"a" * 4, b"b" * 4]
 
 
-def test_valid_oddities(opened):
+def test_valid_oddities(opened, caplog):
     """Data in another order than the table and with a gap, no padding at the end, bytes behind the end."""
     entries = [entry("second", [1], 0, 96), entry("first", [1], 0, 0)]
     file = opened(gguf([], entries, b"1111" + bytes(92) + b"2222"))
     assert [bytes(file.read_rows(tensor, 0, 1)) for tensor in file.tensors] == [b"2222", b"1111"] and file.trailing_bytes == 0
     assert opened(small() + b"garbage", "trailing.gguf").trailing_bytes == 7
+    assert "trailing.gguf: 7 bytes" in caplog.text
     assert opened(gguf([pair("k", U8, 1)], pad=False), "unpadded.gguf").tensors == ()
 
 
@@ -171,7 +172,8 @@ def test_split_model(tmp_path):
     names = [tmp_path / f"my model-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     names[0].write_bytes(gguf([pair("general.architecture", STRING, "llama"), *_split(0, 3, 2)]))
     names[1].write_bytes(gguf(_split(1, 3, 2), [entry("a", [1], 0, 0)], b"aaaa"))
-    names[2].write_bytes(gguf([pair("general.alignment", U32, 64), *_split(2, 3, 2)], [entry("b", [1], 0, 64)], bytes(64) + b"bbbb", alignment=64))
+    names[2].write_bytes(gguf([pair("general.alignment", U32, 64), *_split(2, 3, 2)], [entry("b", [1], 0, 64)], bytes(64) + b"bbbb",
+                              alignment=64))
     with open_gguf(names[0]) as file:
         assert file.shards == tuple(map(str, names)) and file.path == str(names[0])
         assert list(file.metadata) == ["general.architecture", "split.no", "split.count", "split.tensors.count"]
@@ -182,7 +184,8 @@ def test_split_model(tmp_path):
 
 
 def test_reference_split_equals_its_whole():
-    with open_gguf(shared("golden/tools/split/tiny-00001-of-00003.gguf")) as split, open_gguf(shared("golden/tools/gguf/tiny-llama-f16.gguf")) as whole:
+    paths = shared("golden/tools/split/tiny-00001-of-00003.gguf"), shared("golden/tools/gguf/tiny-llama-f16.gguf")
+    with open_gguf(paths[0]) as split, open_gguf(paths[1]) as whole:
         assert len(split.shards) == 3 and split.tensors == whole.tensors
         for tensor in whole.tensors:
             assert (split.read_rows(tensor, 0, tensor.n_rows) == whole.read_rows(tensor, 0, tensor.n_rows)).all()
@@ -209,7 +212,7 @@ def test_against_the_gguf_package():
                 assert [int(kind) for kind in field.types] == [kind for kind in (value.type, value.element) if kind is not None]
                 assert field.contents() == value.data
             for tensor, ours in zip(reader.tensors, file.tensors, strict=True):
-                assert (tensor.name, tuple(reversed(tensor.shape.tolist())), int(tensor.tensor_type), tensor.n_bytes, tensor.data_offset) == (
-                    ours.name, ours.shape, ours.type.id, ours.n_bytes, file.location(ours.name)[1])
+                theirs = (tensor.name, tuple(reversed(tensor.shape.tolist())), int(tensor.tensor_type), tensor.n_bytes, tensor.data_offset)
+                assert theirs == (ours.name, ours.shape, ours.type.id, ours.n_bytes, file.location(ours.name)[1])
                 digest = hashlib.sha256(tensor.data.tobytes()).digest()
                 assert digest == hashlib.sha256(file.read_bytes(ours, 0, ours.n_bytes)).digest()

@@ -158,7 +158,8 @@ def _check_places(entries: list[tuple[TensorInfo, int]], data_start: int, alignm
             raise MalformedFileError(f"data at offset {offset} overlaps tensor '{printable(previous)}'", file=file, tensor=info.name)
         if start + info.n_bytes > file_size:
             raise TruncatedFileError(f"shape {list(info.shape)} in {info.type} takes {info.n_bytes} bytes from data offset {offset}, "
-                                     f"until byte {start + info.n_bytes}; the file has {file_size}", file=file, tensor=info.name, offset=start)
+                                     f"until byte {start + info.n_bytes}; the file has {file_size}",
+                                     file=file, tensor=info.name, offset=start)
         previous, end = info.name, start + info.n_bytes
     return end
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import struct
 
+import numpy as np
+
 from ...errors import IqforgeError, MalformedFileError, TruncatedFileError, printable
 from .cursor import Cursor
 from .values import STRUCT_CODES, Value, ValueType
@@ -39,7 +41,7 @@ class MetadataParser:
             key = self._key(index, count)
             if key in metadata:
                 raise MalformedFileError(f"metadata key '{printable(key)}' appears twice", file=self.cursor.file, offset=start)
-            metadata[key] = self._value(f"metadata key '{key}'")
+            metadata[key] = self._value(f"metadata key '{printable(key)}'")
         return metadata
 
     def _key(self, index: int, count: int) -> str:
@@ -96,7 +98,7 @@ class MetadataParser:
                 wrong = next(index for index, byte in enumerate(raw) if byte > 1)
                 raise self._malformed(f"{what} holds the bool {raw[wrong]}; only 0 and 1 exist", start + wrong)
             return [byte == 1 for byte in raw]
-        return list(struct.unpack_from(f"<{count}{STRUCT_CODES[kind]}", cursor.buffer, start))
+        return np.frombuffer(cursor.buffer, "<" + STRUCT_CODES[kind], count, start).tolist() if count else []
 
     def _strings(self, count: int, what: str) -> list[str]:
         # A vocabulary has hundreds of thousands of strings: no calls but the needed ones inside this loop.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 import os
@@ -17,6 +18,7 @@ from . import shards
 from .header import Header, parse_header
 from .values import Value
 
+_log = logging.getLogger(__name__)
 _PAGE = mmap.PAGESIZE
 
 
@@ -40,6 +42,8 @@ def open_gguf(path: str | os.PathLike) -> GGUFFile:
                     parts.append(part)
         file = GGUFFile(path, parts)
         opened.pop_all()
+    if file.trailing_bytes:
+        _log.warning("%s: %d bytes after the last tensor are ignored", printable(path, 400), file.trailing_bytes)
     return file
 
 

@@ -58,7 +58,7 @@ def sibling_paths(path: str, metadata: Mapping[str, Value]) -> list[Path]:
     no, count = split_number(metadata, KEY_NO, path), split_number(metadata, KEY_COUNT, path)
     name = _SHARD_NAME.fullmatch(path)
     if no != 0:
-        first = shard_path(name["prefix"], 0, count) if name else f"the file whose split.no is 0 (its name ends in -00001-of-{count:05d}.gguf)"
+        first = shard_path(name["prefix"], 0, count) if name else f"the one whose name ends in -00001-of-{count:05d}.gguf"
         raise SplitError(f"this is shard {no + 1} of {count}; open {printable(first, 400)}", file=path)
     if not name or int(name["no"]) != 1 or int(name["count"]) != count:
         raise SplitError(f"the first of {count} shards must be called <prefix>-00001-of-{count:05d}.gguf", file=path)

@@ -1,0 +1,36 @@
+"""What every hostile file is held to: a named error at once, without allocating what the file only claims to hold."""
+
+from __future__ import annotations
+
+import os
+import time
+import tracemalloc
+
+import pytest
+
+from iqforge.errors import IqforgeError
+from iqforge.formats.gguf.reader import open_gguf
+
+MAX_SECONDS, MAX_BYTES = 0.1, 50 << 20
+
+
+def refused(path, error: type[IqforgeError], *words: str) -> IqforgeError:
+    """Check that opening `path` raises `error` with `words` in its message, and the limits of time and memory."""
+    seconds = []
+    for _ in range(3):  # the best of three: another process may have the machine
+        start = time.perf_counter()
+        with pytest.raises(error) as caught:
+            open_gguf(path)
+        seconds.append(time.perf_counter() - start)
+    tracemalloc.start()
+    with pytest.raises(error):
+        open_gguf(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    message = str(caught.value)
+    assert os.fspath(path) in message and "\n" not in message and "\x1b" not in message
+    for word in words:
+        assert word in message
+    assert min(seconds) < MAX_SECONDS
+    assert peak < MAX_BYTES
+    return caught.value
