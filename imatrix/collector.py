@@ -86,7 +86,9 @@ def collect_imatrix(model: Model, text: str, *, n_ctx: int = DEFAULT_CONTEXT, ch
                 scores.add(nll)
             clock.report(window, exp_or_inf(scores.mean) if compute_perplexity else None)
             done = window + 1
-            if checkpoint is not None and checkpoint_every and done - saved >= checkpoint_every and done % per_pass == 0 and done < len(windows):
+            # Only after the last window of a pass: the sums cover whole passes.
+            due = 0 < checkpoint_every <= done - saved and done % per_pass == 0 and done < len(windows)
+            if due and checkpoint is not None:
                 checkpoint(so_far(done))
                 saved = done
     collector.forget_inputs()

@@ -11,7 +11,7 @@ from ..runtime.flags import RunningOutput, add_model_flags, open_model
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run a calibration text through a model and save the mean squared input of every weight column."
     add_model_flags(parser)
-    parser.add_argument("-o", "--output", "--output-file", default="imatrix.dat", metavar="OUT", help="file to write (default: imatrix.dat)")
+    parser.add_argument("-o", "--output", "--output-file", default="imatrix.dat", metavar="OUT", help="file to write (imatrix.dat)")
     parser.add_argument("--output-format", choices=("dat", "gguf"), help="layout (default: gguf if OUT ends in .gguf, else dat)")
     parser.add_argument("--process-output", action="store_true", help="include output.weight")
     parser.add_argument("-ofreq", "--output-frequency", type=int, default=100, metavar="N",

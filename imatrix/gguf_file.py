@@ -10,7 +10,7 @@ import os
 
 import numpy as np
 
-from ..errors import ImatrixError
+from ..errors import ImatrixError, printable
 from ..formats.gguf.reader import GGUFFile, open_gguf
 from ..formats.gguf.values import ValueType, array, get, string, u32
 from ..formats.gguf.writer import GGUFWriter
@@ -28,19 +28,18 @@ def load_gguf(path: str | os.PathLike) -> Imatrix:
         kind = get(file.metadata, "general.type", str, "", file=path)
         missing = [key for key in ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size") if key not in file.metadata]
         if kind != "imatrix" or missing:
-            raise ImatrixError(f"is not an importance matrix: general.type is '{kind}'" + (f", {', '.join(missing)} missing" if missing else ""),
-                               file=path)
+            lacking = f", {', '.join(missing)} missing" if missing else ""
+            raise ImatrixError(f"is not an importance matrix: general.type is '{printable(kind)}'{lacking}", file=path)
         tensors = {tensor.name: tensor for tensor in file.tensors}
         entries: dict[str, Entry] = {}
         for name in tensors:
-            stem, suffix = (name.removesuffix(s), s) if (s := next((s for s in (_SUMS, _COUNTS) if name.endswith(s)), "")) else (name, "")
-            other = {_SUMS: _COUNTS, _COUNTS: _SUMS}.get(suffix)
-            if other is None:
-                continue
-            if stem + other not in tensors:
-                raise ImatrixError(f"has no matching {stem + other}", file=path, tensor=name)
-            if suffix == _SUMS:
-                entries[stem] = _entry(file, stem, tensors[name], tensors[stem + other])
+            for suffix, other in ((_SUMS, _COUNTS), (_COUNTS, _SUMS)):
+                stem = name.removesuffix(suffix)
+                if stem != name and stem + other not in tensors:
+                    raise ImatrixError(f"has no matching {stem + other}", file=path, tensor=name)
+            if name.endswith(_SUMS):
+                stem = name.removesuffix(_SUMS)
+                entries[stem] = _entry(file, stem, tensors[name], tensors[stem + _COUNTS])
         if not entries:
             raise ImatrixError("has no entries", file=path)
         datasets = tuple(str(name) for name in get(file.metadata, "imatrix.datasets", list, file=path))

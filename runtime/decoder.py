@@ -13,7 +13,7 @@ from .layers.attention import Attention
 from .layers.ffn import GatedFFN
 from .layers.moe import Experts, MoE
 from .layers.norm import RMSNorm
-from .layers.rope import Rope
+from .layers.rope import Rope, Scaling
 from .network import Network
 from .weights import Weights
 
@@ -62,8 +62,11 @@ class Decoder:
     def rope(self, style: str) -> Rope:
         """With the frequency factors of `rope_freqs.weight` where the file has them."""
         n_rot = self.p.integer("rope.dimension_count", self.key_length, most=self.key_length)
+        if n_rot % 2:
+            raise ConfigError(f"metadata key '{self.p.architecture}.rope.dimension_count' is {n_rot}, expected an even number",
+                              file=self.p.file)
         factors = self.w.vector("rope_freqs.weight", n_rot // 2, optional=True)
-        return Rope.read(self.p, style, self.key_length, factors, self.w.device)
+        return Rope(style, n_rot, self.p.number("rope.freq_base", 10000.0, above=0), factors, Scaling.read(self.p), self.w.device)
 
     def attention(self, layer: int, rope: Rope, *, head_norms: bool = False) -> Attention:
         """`attn_q`, `attn_k`, `attn_v`, `attn_output` of a block; with `head_norms` also `attn_q_norm` and `attn_k_norm`."""
@@ -90,7 +93,8 @@ class Decoder:
         router = w.linear(f"{at}.ffn_gate_inp", self.width, n, role="ffn_gate_inp", split="replicated")
         down = w.experts(f"{at}.ffn_down", n, hidden, self.width, role="ffn_down_exps", split="row")
         if w.has(f"{at}.ffn_gate_up_exps.weight"):
-            experts = Experts(down, gate_up=w.experts(f"{at}.ffn_gate_up", n, self.width, 2 * hidden, role="ffn_gate_up_exps", split="gate_up"))
+            merged = w.experts(f"{at}.ffn_gate_up", n, self.width, 2 * hidden, role="ffn_gate_up_exps", split="gate_up")
+            experts = Experts(down, gate_up=merged)
         else:
             experts = Experts(down, w.experts(f"{at}.ffn_gate", n, self.width, hidden, role="ffn_gate_exps", split="column"),
                               w.experts(f"{at}.ffn_up", n, self.width, hidden, role="ffn_up_exps", split="column"))

@@ -11,17 +11,18 @@ from ..errors import UsageError
 _IGNORED = [(("-ngl", "--gpu-layers", "--n-gpu-layers"), True), (("-sm", "--split-mode"), True), (("-ts", "--tensor-split"), True),
             (("-mg", "--main-gpu"), True), (("-ot", "--override-tensor"), True), (("-ub", "--ubatch-size"), True),
             (("-ctk", "--cache-type-k"), True), (("-ctv", "--cache-type-v"), True), (("-tb", "--threads-batch"), True),
-            (("-s", "--seed"), True), (("-ncmoe", "--n-cpu-moe"), True), (("-amb",), True), (("-mla",), True), (("-fa", "--flash-attn"), None),
-            (("-cmoe", "--cpu-moe"), False), (("-fmoe", "-no-fmoe"), False), (("-rtr",), False), (("-nkvo", "--no-kv-offload"), False),
+            (("-s", "--seed"), True), (("-ncmoe", "--n-cpu-moe"), True), (("-amb",), True), (("-mla",), True),
+            (("-fa", "--flash-attn"), None), (("-cmoe", "--cpu-moe"), False), (("-fmoe", "-no-fmoe"), False), (("-rtr",), False),
+            (("-nkvo", "--no-kv-offload"), False),
             (("--mlock",), False), (("--no-mmap",), False)]
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """-m, -f, -c, -b, --chunks, -t, --device, --cache-size, and the ignored ones."""
+    """-m, -f, -c, -b, --chunks, -t, --device, --cache-size, and those without effect."""
     parser.add_argument("-m", "--model", required=True, metavar="MODEL", help="GGUF file, or the first shard of a split model")
     parser.add_argument("-f", "--file", metavar="TEXT", help="UTF-8 text to evaluate")
     parser.add_argument("-c", "--ctx-size", type=int, default=512, metavar="N", help="tokens per window (default: 512)")
-    parser.add_argument("-b", "--batch-size", type=int, default=2048, metavar="N", help="tokens per pass, rounded down to windows (default: 2048)")
+    parser.add_argument("-b", "--batch-size", type=int, default=2048, metavar="N", help="tokens per pass, in whole windows (default: 2048)")
     parser.add_argument("--chunks", type=int, default=-1, metavar="N", help="evaluate at most N windows (default: all)")
     parser.add_argument("-t", "--threads", type=int, default=0, metavar="N", help="CPU threads (default: all)")
     parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default: cpu)")

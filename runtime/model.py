@@ -16,7 +16,7 @@ from ..formats.source import Source
 from .hyperparameters import Hyperparameters
 from .layers.batch import Batch
 from .network import build_network
-from .tokenizer import Tokenizer
+from .tokenizer import SpecialTokens, Tokenizer
 from .weights import DEFAULT_CACHE_BYTES, DecodeCache, Weights
 
 
@@ -56,6 +56,11 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """Built from the file's own vocabulary when first asked for. TokenizerError if that is not possible."""
         return Tokenizer.from_metadata(self.source.metadata, file=os.fspath(self.source.path))
+
+    @cached_property
+    def special_tokens(self) -> SpecialTokens:
+        """BOS and EOS of the vocabulary, also where there is no tokenizer for it."""
+        return SpecialTokens.read(self.source.metadata, file=os.fspath(self.source.path))
 
     def forward(self, token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
         """Logits float32[n, vocab] of one sequence of n token ids, each row predicting the token after it.

@@ -65,7 +65,8 @@ def build_network(p: Hyperparameters, w: Weights) -> Network:
     """The network of an opened file. ArchitectureError if its architecture is unknown or it has tensors beyond it."""
     known = architectures()
     if p.architecture not in known:
-        raise ArchitectureError(f"architecture '{printable(p.architecture)}' is not supported; known are {', '.join(sorted(known))}", file=p.file)
+        raise ArchitectureError(f"architecture '{printable(p.architecture)}' is not supported; known are {', '.join(sorted(known))}",
+                                file=p.file)
     network = known[p.architecture](p, w)
     w.check_all_used()
     return network

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import tokenizers
@@ -51,14 +52,44 @@ _SYMBOL_OF = _byte_symbols()
 _BYTE_OF = {symbol: byte for byte, symbol in enumerate(_SYMBOL_OF)}
 
 
-class Tokenizer:
-    """`encode` text to ids, `decode` ids to text. `bos` and `eos` are ids or None."""
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of the tokens that begin and end a text, None where there are none, and whether the model wants them added."""
 
-    def __init__(self, tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, str]], pre: PreTokenizer, *,
-                 bos: int | None = None, eos: int | None = None, add_bos: bool = False, add_eos: bool = False):
-        self.tokens, self.types = tuple(tokens), tuple(types)
-        self.merges, self.pre = tuple(merges), pre
-        self.bos, self.eos, self.add_bos, self.add_eos = bos, eos, add_bos, add_eos
+    bos: int | None = None
+    eos: int | None = None
+    add_bos: bool = False
+    add_eos: bool = False
+
+    @classmethod
+    def read(cls, metadata: dict[str, Value], file: str | None = None) -> SpecialTokens:
+        """From any vocabulary, also one that cannot be tokenized with. TokenizerError for ids outside of it."""
+        model = get(metadata, "tokenizer.ggml.model", str, file=file)
+        pre = get(metadata, "tokenizer.ggml.pre", str, "", file=file)
+        n_tokens = len(get(metadata, "tokenizer.ggml.tokens", list, file=file))
+
+        def token(name: str) -> int | None:
+            found = get(metadata, f"tokenizer.ggml.{name}_token_id", int, None, file=file)
+            if found is not None and not 0 <= found < n_tokens:
+                raise TokenizerError(f"tokenizer.ggml.{name}_token_id is {found}, but there are {n_tokens} tokens", file=file)
+            return found
+
+        bos, eos = token("bos"), token("eos")
+        by_default = bos is not None and (model == "llama" or pre in _BOS_BY_DEFAULT)
+        special = cls(bos, eos, get(metadata, "tokenizer.ggml.add_bos_token", bool, by_default, file=file),
+                      get(metadata, "tokenizer.ggml.add_eos_token", bool, False, file=file))
+        for added, found, name in ((special.add_bos, special.bos, "bos"), (special.add_eos, special.eos, "eos")):
+            if added and found is None:
+                raise TokenizerError(f"tokenizer.ggml.add_{name}_token is set, but there is no {name}_token_id", file=file)
+        return special
+
+
+class Tokenizer:
+    """`encode` text to ids, `decode` ids to text. `special` says which tokens are added."""
+
+    def __init__(self, tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, str]], pre: PreTokenizer,
+                 special: SpecialTokens = SpecialTokens()):
+        self.tokens, self.types, self.merges, self.pre, self.special = tuple(tokens), tuple(types), tuple(merges), pre, special
 
     @classmethod
     def from_metadata(cls, metadata: dict[str, Value], file: str | None = None) -> Tokenizer:
@@ -66,9 +97,8 @@ class Tokenizer:
         model = get(metadata, "tokenizer.ggml.model", str, file=file)
         if model != "gpt2":
             raise TokenizerError(f"tokenizer model '{printable(model)}' is not supported, only 'gpt2' (byte-level BPE) is", file=file)
-        pre_name = get(metadata, "tokenizer.ggml.pre", str, "default", file=file)
         try:
-            pre = pretokenizer(pre_name)
+            pre = pretokenizer(get(metadata, "tokenizer.ggml.pre", str, "default", file=file))
         except TokenizerError as error:
             error.file = file
             raise
@@ -76,20 +106,7 @@ class Tokenizer:
         types = _list(metadata, "token_type", int, file) if "tokenizer.ggml.token_type" in metadata else [TokenType.NORMAL] * len(tokens)
         if len(types) != len(tokens):
             raise TokenizerError(f"{len(tokens)} tokens but {len(types)} token types", file=file)
-
-        def special(name: str) -> int | None:
-            token = get(metadata, f"tokenizer.ggml.{name}_token_id", int, None, file=file)
-            if token is not None and not 0 <= token < len(tokens):
-                raise TokenizerError(f"tokenizer.ggml.{name}_token_id is {token}, but there are {len(tokens)} tokens", file=file)
-            return token
-
-        bos, eos = special("bos"), special("eos")
-        add_bos = get(metadata, "tokenizer.ggml.add_bos_token", bool, pre_name in _BOS_BY_DEFAULT and bos is not None, file=file)
-        add_eos = get(metadata, "tokenizer.ggml.add_eos_token", bool, False, file=file)
-        for added, token, name in ((add_bos, bos, "bos"), (add_eos, eos, "eos")):
-            if added and token is None:
-                raise TokenizerError(f"tokenizer.ggml.add_{name}_token is set, but there is no {name}_token_id", file=file)
-        return cls(tokens, types, _read_merges(metadata, file), pre, bos=bos, eos=eos, add_bos=add_bos, add_eos=add_eos)
+        return cls(tokens, types, _read_merges(metadata, file), pre, SpecialTokens.read(metadata, file))
 
     @property
     def n_tokens(self) -> int:
@@ -102,9 +119,9 @@ class Tokenizer:
         """
         engine = self._with_special if parse_special else self._engine
         ids = engine.encode(text)
-        if add_special and self.add_bos:
-            ids = [self.bos, *ids]
-        return [*ids, self.eos] if add_special and self.add_eos else ids
+        if add_special and self.special.add_bos:
+            ids = [self.special.bos, *ids]
+        return [*ids, self.special.eos] if add_special and self.special.add_eos else ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves control tokens out."""
@@ -142,7 +159,8 @@ class _Engine:
     def __init__(self, owner: Tokenizer, added_types: set[TokenType]):
         plain = {owner.tokens[i]: i for i in range(owner.n_tokens - 1, -1, -1) if owner.types[i] in (TokenType.NORMAL, TokenType.BYTE)}
         if missing := [b for b in range(256) if b not in _NEVER_IN_UTF8 and _SYMBOL_OF[b] not in plain]:
-            log.warning("the vocabulary has no token for %d of 256 bytes (first: 0x%02X): text that has them loses them", len(missing), missing[0])
+            log.warning("the vocabulary has no token for %d of 256 bytes (first: 0x%02X): text that has them loses them",
+                        len(missing), missing[0])
         vocab = {token: k for k, token in enumerate(plain)}
         merges = [(a, b) for a, b in owner.merges if a in vocab and b in vocab and a + b in vocab]
         self.engine = tokenizers.Tokenizer(BPE(vocab, merges, ignore_merges=owner.pre.ignore_merges))

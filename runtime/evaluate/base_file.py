@@ -94,7 +94,8 @@ class BaseFile:
         if len(head) < _HEADER.size:
             raise TruncatedFileError(f"ends after {size} bytes, inside the header", file=path)
         _, self.n_ctx, self.n_vocab, self.n_windows = _HEADER.unpack(head)
-        for name, value, least, offset in (("n_ctx", self.n_ctx, 4, 8), ("n_vocab", self.n_vocab, 1, 12), ("n_chunk", self.n_windows, 1, 16)):
+        sizes = ("n_ctx", self.n_ctx, 4, 8), ("n_vocab", self.n_vocab, 1, 12), ("n_chunk", self.n_windows, 1, 16)
+        for name, value, least, offset in sizes:
             if value < least:
                 raise MalformedFileError(f"{name} is {value}, expected at least {least}", file=path, offset=offset)
         self.n_scored = self.n_ctx - 1 - self.n_ctx // 2
@@ -116,7 +117,8 @@ class BaseFile:
         head = np.ascontiguousarray(records[:, :4]).view("<f4")
         if not np.isfinite(head).all():
             row = int(np.flatnonzero(~np.isfinite(head).all(axis=1))[0])
-            raise MalformedFileError(f"chunk {window}, record {row}: scale {head[row, 0]} and minimum {head[row, 1]} are not finite", file=self.path)
+            raise MalformedFileError(f"chunk {window}, record {row}: scale {head[row, 0]} and minimum {head[row, 1]} are not finite",
+                                     file=self.path)
         return head[:, 0], head[:, 1], records[:, 4 : 4 + self.n_vocab]
 
     def log_probabilities(self, window: int) -> np.ndarray:

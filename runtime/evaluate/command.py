@@ -22,12 +22,15 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def _perplexity(args: argparse.Namespace) -> int:
+    from ...formats.output import refuse_same_file
     from .perplexity import measure_perplexity
     from .report import final_estimate, running_line
     from .windows import read_text
 
     if not args.file:
         raise UsageError("-f TEXT is needed")
+    if args.kl_divergence_base:
+        refuse_same_file(args.kl_divergence_base, (args.model, args.file))
     text = read_text(args.file)
     with open_model(args) as model:
         result = measure_perplexity(model, text, n_ctx=args.ctx_size, chunks=args.chunks, batch_tokens=args.batch_size,
@@ -49,7 +52,8 @@ def _divergence(args: argparse.Namespace) -> int:
     args.ctx_size = base.n_ctx
     with open_model(args) as model:
         print(f"\n{report.TABLE_HEADER}")
-        result = measure_divergence(model, base, chunks=args.chunks, batch_tokens=args.batch_size, progress=RunningOutput(args, values=False),
+        result = measure_divergence(model, base, chunks=args.chunks, batch_tokens=args.batch_size,
+                                    progress=RunningOutput(args, values=False),
                                     on_window=lambda window, statistics: print(report.table_row(window, statistics), flush=True))
     if result.statistics.n >= report.LEAST_FOR_SUMMARY:
         print("\n" + "\n".join(report.summary(result.statistics)))

@@ -8,8 +8,8 @@ from .perplexity import Perplexity, RunningScore
 TABLE_HEADER = ("chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence"
                 "              Δp RMS            Same top p")
 LEAST_FOR_SUMMARY = 100  # scored tokens
-_FRACTIONS = {"99.9%": 0.999, "99.0%": 0.99, "95.0%": 0.95, "90.0%": 0.9, "75.0%": 0.75, "Median ": 0.5, "25.0%": 0.25, "10.0%": 0.1,
-              " 5.0%": 0.05, " 1.0%": 0.01, " 0.1%": 0.001}
+_FRACTIONS = {"99.9%": 0.999, "99.0%": 0.99, "95.0%": 0.95, "90.0%": 0.9, "75.0%": 0.75, "Median ": 0.5, "25.0%": 0.25,
+              "10.0%": 0.1, " 5.0%": 0.05, " 1.0%": 0.01, " 0.1%": 0.001}
 _NOT_FOR_KLD = ("75.0%", "25.0%")
 
 

@@ -6,6 +6,7 @@ is evaluated, not in what is scored. Predictions at positions n_ctx/2 .. n_ctx-2
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ import torch
 
 from ...errors import EvaluationError, NotFoundError
 from ..model import Model
+
+log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 512
 DEFAULT_BATCH = 2048  # tokens per pass through the model
@@ -64,7 +67,9 @@ class Windows:
     @classmethod
     def of_text(cls, model: Model, text: str | Sequence[int], n_ctx: int, limit: int) -> Windows:
         """From a text, tokenized once as a whole, or from tokens. EvaluationError for a model that appends EOS."""
-        bos = bos_token(model)
+        bos, trained = bos_token(model), model.parameters.integer("context_length", None)
+        if trained is not None and n_ctx > trained:
+            log.warning("windows of %d tokens are longer than the context of %d that the model was made for", n_ctx, trained)
         return cls.cut(model.tokenizer.encode(text) if isinstance(text, str) else text, n_ctx, limit, bos)
 
     @property
@@ -126,10 +131,10 @@ class Clock:
 
 def bos_token(model: Model) -> int | None:
     """The token that starts every window, if the model wants one. EvaluationError if it appends EOS: windows have no end."""
-    tokenizer = model.tokenizer
-    if tokenizer.add_eos:
+    special = model.special_tokens
+    if special.add_eos:
         raise EvaluationError("the model appends EOS to its input, windows of a text cannot be evaluated with it", file=model.source.path)
-    return tokenizer.bos if tokenizer.add_bos else None
+    return special.bos if special.add_bos else None
 
 
 def read_text(path: str | os.PathLike) -> str:

@@ -61,14 +61,6 @@ class Rope:
             rates = rates / scaling.factor
         self.rates = rates.to(device)
 
-    @classmethod
-    def read(cls, p: Hyperparameters, style: str, head_size: int, factors: torch.Tensor | None, device: torch.device) -> Rope:
-        """From `rope.*` keys. The rotated width defaults to the head size."""
-        n_rot = p.integer("rope.dimension_count", head_size, most=head_size)
-        if n_rot % 2:
-            raise ConfigError(f"metadata key '{p.architecture}.rope.dimension_count' is {n_rot}, expected an even number", file=p.file)
-        return cls(style, n_rot, p.number("rope.freq_base", 10000.0, above=0), factors, Scaling.read(p), device)
-
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, float32[n, n_rot/2], for positions int64[n]. Angles are formed in float64: positions get large."""
         theta = positions.double()[:, None] * self.rates
