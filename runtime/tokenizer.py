@@ -172,10 +172,10 @@ class _Engine:
 
     def encode(self, text: str) -> list[int]:
         try:
-            encoding = self.engine.encode(text, add_special_tokens=False)
+            text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise TokenizerError(f"character {error.start} of the text is a lone surrogate") from None
-        return [self.ids[k] for k in encoding.ids]
+        return [self.ids[k] for k in self.engine.encode(text, add_special_tokens=False).ids]
 
 
 def _list(metadata: dict[str, Value], name: str, kind: type, file: str | None) -> list:
