@@ -1,6 +1,6 @@
 """A Hugging Face checkpoint folder: config.json, safetensors shards mapped on first use, tokenizer files.
 
-Nothing but headers is read when it is opened. Rows of tensors are views into the mapped files, and `release` hands their pages
+Nothing but headers is read before tensors are. Rows of tensors are views into the mapped files, and `release` hands their pages
 back, so that a checkpoint of any size can be walked through in little memory.
 """
 
@@ -27,25 +27,29 @@ _SHARD_NAME = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 _INDEX = "model.safetensors.index.json"
 
 
-def open_checkpoint(folder: str | os.PathLike, *, weights: bool = True) -> Checkpoint:
-    """Open the checkpoint in `folder`; reads config.json and, unless `weights` is false, the shard index and all shard headers.
-
-    NotFoundError for a missing folder, config or shard, ConfigError, CheckpointError, MalformedFileError or TruncatedFileError for
-    files that contradict themselves or each other.
-    """
-    return Checkpoint(Path(folder), weights)
+def open_checkpoint(folder: str | os.PathLike) -> Checkpoint:
+    """Open the checkpoint in `folder`; reads config.json alone. NotFoundError for a missing folder or config, ConfigError."""
+    return Checkpoint(Path(folder))
 
 
 class Checkpoint:
-    """`tensors`: name -> StoredTensor, files in order of their names, tensors in header order. A context manager."""
+    """A context manager; closing it unmaps the files."""
 
-    def __init__(self, path: Path, weights: bool = True):
+    def __init__(self, path: Path):
         if not path.is_dir():
             raise NotFoundError("is not a folder; a checkpoint is a folder with config.json and safetensors files", file=path)
         self.path = path
         self._maps: dict[Path, mmap.mmap] = {}
         self.config = Config.read(path / "config.json")
-        self.tensors: dict[str, StoredTensor] = _collect(path) if weights else {}
+
+    @cached_property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """Tensors by name, files in order of their names, tensors in header order. Reads the shard index and all headers once.
+
+        NotFoundError for a missing shard, CheckpointError, MalformedFileError or TruncatedFileError for files that contradict
+        themselves or each other.
+        """
+        return _collect(self.path)
 
     @cached_property
     def architecture(self) -> str:

@@ -24,38 +24,56 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from .checkpoint import open_checkpoint
-    from .naming import output_path
-    from .outtype import plan_outtype
-    from .source import CheckpointSource
-
-    checkpoint = open_checkpoint(args.model, weights=not args.vocab_only)
-    options = {"merge_gate_up": args.merge_gate_up, "pre": args.pre, "name": args.model_name}
-    with CheckpointSource(checkpoint, vocab_only=args.vocab_only, **options) as source:
-        path = output_path(source, args.outfile, args.outtype)
-        plan, _ = plan_outtype(source, args.outtype)
-        if args.dry_run:
-            _print_plan(source, plan)
-        elif args.vocab_only:
-            from ..formats.gguf.writer import GGUFWriter
-
-            with GGUFWriter(path, source.metadata, ()):
-                pass
-    total = sum(tensor.n_bytes for tensor in plan)
+    options = {"merge_gate_up": args.merge_gate_up, "pre": args.pre, "name": args.model_name, "vocab_only": args.vocab_only}
     if args.dry_run:
-        print(f"{path}: {len(plan)} tensors, {total / 1e6:.2f} MB would be written")
-        return 0
-    if not args.vocab_only:
-        from tqdm import tqdm
-
-        with tqdm(total=total, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-            path = api.convert_model(args.model, path, outtype=args.outtype, threads=args.threads, progress=bar.update, **options)
-    print(f"{path}: {len(plan)} tensors, {total / 1e6:.2f} MB written")
+        return _dry_run(args, api, options)
+    bar = _Bar()
+    try:
+        path = api.convert_model(args.model, args.outfile, outtype=args.outtype, threads=args.threads, progress=bar, **options)
+    finally:
+        bar.close()
+    print(f"{path}: {bar.n_tensors} tensors, {bar.n_bytes / 1e6:.2f} MB written")
     return 0
 
 
-def _print_plan(source, plan) -> None:
+def _dry_run(args: argparse.Namespace, api, options: dict) -> int:
+    from .naming import output_path
+    from .outtype import plan_outtype
+
+    with api.open_source(args.model, **options) as source:
+        plan, _ = plan_outtype(source, args.outtype)
+        path = output_path(source, args.outfile, args.outtype)
     width = max((len(tensor.name) for tensor in plan), default=0)
     for stored, tensor in zip(source.tensors, plan):
         shape = " x ".join(str(size) for size in reversed(tensor.shape))
         print(f"{tensor.name:{width}}  {shape:>24}  {stored.type.name:>5} -> {tensor.type.name:<5} {tensor.n_bytes / 1e6:12.2f} MB")
+    print(f"{path}: {len(plan)} tensors, {sum(tensor.n_bytes for tensor in plan) / 1e6:.2f} MB would be written")
+    return 0
+
+
+class _Bar:
+    """A progress bar on stderr where that is a terminal, and the totals of the run."""
+
+    def __init__(self):
+        self.n_tensors = self.n_bytes = 0
+        self._bar = None
+
+    def begin(self, planned) -> None:
+        from tqdm import tqdm
+
+        self.n_tensors, self.n_bytes = len(planned), sum(tensor.target.n_bytes for tensor in planned)
+        self._bar = tqdm(total=sum(tensor.source.n_elements for tensor in planned), unit="el", unit_scale=True, leave=False, disable=None,
+                         dynamic_ncols=True)
+
+    def advance(self, n_elements: int) -> None:
+        self._bar.update(n_elements)
+
+    def tensor_done(self, index: int, report) -> None:
+        pass
+
+    def end(self, report) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -17,6 +17,7 @@ from pathlib import Path
 from ..errors import MalformedFileError, NotFoundError, TruncatedFileError, printable
 
 MAX_HEADER_BYTES = 100_000_000  # limit of the format's own implementation
+MAX_DIMENSIONS = 32
 
 # Bits of one element. Sub-byte types are packed: their tensors must fill whole bytes.
 DTYPE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -114,6 +115,10 @@ def _check_metadata(path: Path, entry: object) -> None:
         raise MalformedFileError("'__metadata__' must map strings to strings", file=path)
 
 
+def _shown(value: object) -> str:
+    return printable(str(value)[:300])  # cut before it is looked at: it may be as long as the header
+
+
 def _is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
@@ -128,11 +133,13 @@ def _tensor(path: Path, name: str, entry: object, data: int, size: int) -> Store
         raise malformed(f"its entry lacks '{missing[0]}'")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise malformed(f"unknown dtype '{printable(dtype)}'")
-    if not isinstance(shape, list) or len(shape) > 32 or not all(map(_is_size, shape)):
-        raise malformed(f"shape {printable(shape)} is not a list of sizes")
+        raise malformed(f"unknown dtype '{_shown(dtype)}'")
+    if isinstance(shape, list) and len(shape) > MAX_DIMENSIONS:
+        raise malformed(f"shape has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are read")
+    if not isinstance(shape, list) or not all(map(_is_size, shape)):
+        raise malformed(f"shape {_shown(shape)} is not a list of sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        raise malformed(f"data_offsets {printable(offsets)} are not two positions")
+        raise malformed(f"data_offsets {_shown(offsets)} are not two positions")
     begin, end = offsets
     if begin > end:
         raise malformed(f"data_offsets [{begin}, {end}] are reversed")

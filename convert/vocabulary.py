@@ -18,6 +18,7 @@ from .checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 
+MAX_TOKENS = 1 << 24
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 # Kind of special token -> key of its id; the spelling of the separator's key is the format's.
@@ -87,6 +88,9 @@ class _Vocabulary:
         return found
 
     def _token_list(self) -> tuple[list[str], list[int]]:
+        if self._n_vocab > MAX_TOKENS:
+            raise TokenizerError(f"key 'vocab_size' is {self._n_vocab}; more than {MAX_TOKENS} tokens are not read",
+                                 file=self._checkpoint.config.file)
         tokens: list[str | None] = [None] * self._n_vocab
         types = [NORMAL] * self._n_vocab
 
@@ -118,13 +122,14 @@ class _Vocabulary:
     def _named_special_tokens(self) -> set[str]:
         """Tokens that tokenizer_config.json gives a role; transformers treats them as special whatever their own entry says."""
         roles = [value for key, value in self._config.items() if key.endswith("_token") and not key.startswith("add_")]
-        extra = self._config.get("additional_special_tokens") or self._config.get("extra_special_tokens") or []
-        return {content for item in [*roles, *(extra if isinstance(extra, list) else extra.values())] if (content := _content(item))}
+        extra = self._config.get("additional_special_tokens") or self._config.get("extra_special_tokens")
+        extra = extra if isinstance(extra, list) else list(extra.values()) if isinstance(extra, dict) else []
+        return {content for item in [*roles, *extra] if (content := _content(item))}
 
     def _merges(self) -> list[str]:
         """`a b` per merge. Newer files hold pairs; a space inside a part is then written as the byte-level alphabet writes it."""
-        merges = []
-        for merge in self._model.get("merges") or []:
+        merges, stored = [], self._model.get("merges") or []
+        for merge in stored if isinstance(stored, list) else [stored]:
             parts = merge.split(" ") if isinstance(merge, str) else merge
             if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
                 raise TokenizerError(f"merge {len(merges)}, {printable(merge)}, is not two parts")
@@ -267,10 +272,12 @@ def split_regexes(pre_tokenizer: Any) -> tuple[str, ...]:
 
 
 def _split_regex(step: dict[str, Any]) -> str:
-    pattern = step.get("pattern")
+    pattern, how = step.get("pattern"), (step.get("behavior"), bool(step.get("invert")))
     # "Removed" with "invert" keeps the matches: the same pieces, as these regexes match every character.
-    if (step.get("behavior"), bool(step.get("invert"))) not in (("Isolated", False), ("Removed", True)) or not isinstance(pattern, dict):
-        raise TokenizerError(f"pre-tokenizer step {printable(step)} has no counterpart in GGUF; name the pre-tokenizer with --pre NAME")
-    if isinstance(pattern.get("Regex"), str):
-        return pattern["Regex"]
-    return re.escape(str(pattern.get("String")))
+    if how not in (("Isolated", False), ("Removed", True)):
+        raise TokenizerError(f"a pre-tokenizer that splits with behavior {printable(how[0])}, invert {how[1]}, has no counterpart in GGUF; "
+                             "name one with --pre NAME")
+    for kind, regex in (("Regex", str), ("String", re.escape)):
+        if isinstance(pattern, dict) and isinstance(pattern.get(kind), str):
+            return regex(pattern[kind])
+    raise TokenizerError("a pre-tokenizer step splits by neither a regex nor a string")
