@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Sequence
 
 from ..formats.gguf.values import Value, f32, i32, string
 from ..formats.source import TensorInfo
 from .checkpoint import Checkpoint
-from .model_card import model_card_metadata, read_model_card
+from .model_card import Card, model_card_metadata, read_model_card
 
 # generation_config.json -> general.sampling.*, in the order of the reference
 _SAMPLING = (("top_k", "top_k", i32), ("top_p", "top_p", f32), ("min_p", "min_p", f32), ("temperature", "temp", f32),
@@ -22,7 +23,7 @@ def general_metadata(checkpoint: Checkpoint, gguf_name: str, tensors: Sequence[T
         "general.architecture": string(gguf_name),
         "general.type": string("model"),
         **_sampling(checkpoint.json("generation_config.json") or {}),
-        "general.name": string(name or card.get("model_name") or title(checkpoint.path.resolve().name)),
+        "general.name": string(name or _card_name(card) or title(_folder_name(checkpoint.path.resolve()))),
         **({"general.size_label": string(size_label(tensors))} if tensors else {}),
         **model_card_metadata(card),
     }
@@ -35,6 +36,18 @@ def _sampling(config: dict[str, Any]) -> dict[str, Value]:
         if type(number) in (int, float) and (value is f32 or type(number) is int) and abs(number) < 2**31:
             keys[f"general.sampling.{key}"] = value(number)
     return keys
+
+
+def _card_name(card: Card) -> str | None:
+    found = card.get("model_name")
+    return found if isinstance(found, str) else None
+
+
+def _folder_name(path: Path) -> str:
+    """The folder's own name; in a download cache (`models--<owner>--<name>/snapshots/<commit>`), the model's."""
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
+        return path.parent.parent.name.rpartition("--")[2]
+    return path.name
 
 
 def title(identifier: str) -> str:

@@ -6,7 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from ..errors import OutputError
+from ..errors import OutputError, UsageError
+from ..formats.output import refuse_same_file
 from .outtype import resolve_outtype
 from .source import CheckpointSource
 
@@ -15,8 +16,12 @@ _SIZE_WORD = re.compile(r"(?:^|[-_ ])(?:\d+x)?\d+(?:\.\d+)?[KMBT](?:$|[-_ ])", r
 
 def output_path(source: CheckpointSource, out: str | os.PathLike | None, outtype: str) -> Path:
     """The file to write: `out` with `{ftype}`, `{outtype}` (or upper case) filled in; in a folder, by default the checkpoint's own,
-    a name made from the model's. OutputError if the folder does not exist.
+    a name made from the model's.
+
+    OutputError if the folder does not exist or the file is one of the checkpoint's, UsageError if `source` is no checkpoint.
     """
+    if not isinstance(source, CheckpointSource):
+        raise UsageError("is not a folder with a Hugging Face checkpoint; only those are converted", file=source.path)
     vocab_only = not source.tensors
     kind = "vocab" if vocab_only else resolve_outtype(source.tensors, outtype)
     if out is None:
@@ -33,6 +38,7 @@ def output_path(source: CheckpointSource, out: str | os.PathLike | None, outtype
         path /= default_file_name(source.metadata["general.name"].data, label and label.data, kind)
     if not path.parent.is_dir():
         raise OutputError(f"folder {path.parent} does not exist", file=path)
+    refuse_same_file(path, [file for file in Path(source.path).iterdir() if file.suffix != ".gguf"])
     return path
 
 

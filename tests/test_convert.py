@@ -328,6 +328,32 @@ def test_output_path(tmp_path: Path):
             output_path(source, f"{tmp_path}/absent{os.sep}", "auto")
 
 
+def test_files_of_the_checkpoint_are_not_overwritten(tmp_path: Path):
+    folder = make_tiny_llama(tmp_path / "m", n_layers=1)
+    (tmp_path / "link.gguf").symlink_to(folder / "model.safetensors")
+    before = (folder / "model.safetensors").read_bytes()
+    for out in (folder / "model.safetensors", folder / "config.json", tmp_path / "link.gguf"):
+        with pytest.raises(OutputError):
+            iqforge.convert_model(folder, out)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert iqforge.convert_model(folder) == iqforge.convert_model(folder)  # an older result in the folder may be replaced
+
+
+def test_name_in_a_download_cache(tmp_path: Path):
+    folder = make_tiny_llama(tmp_path / "models--acme--tiny-chat" / "snapshots" / "0123abcd", n_layers=1)
+    with opened(folder) as source:
+        assert source.metadata["general.name"].data == "Tiny Chat"
+
+
+def test_a_gguf_file_is_not_converted(tmp_path: Path):
+    made = iqforge.convert_model(make_tiny_llama(tmp_path / "m", n_layers=1), tmp_path / "m.gguf")
+    before = made.read_bytes()
+    for out in (None, tmp_path / "n.gguf"):
+        with pytest.raises(UsageError, match="only those are converted"):
+            iqforge.convert_model(made, out)
+    assert made.read_bytes() == before and [path.name for path in tmp_path.glob("*.gguf")] == ["m.gguf"]
+
+
 def test_model_card_and_sampling(tmp_path: Path):
     make_tiny_llama(tmp_path, n_layers=1)
     (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\nlanguage:\n- en\n- de\nbase_model: acme/Big-Model\ntags: [a, 'b']\n"
