@@ -17,6 +17,8 @@ from .layers.rope import Rope, Scaling
 from .network import Network
 from .weights import Weights
 
+_LARGEST_HEAD = 65536  # far beyond any model; keeps a hostile file from having tables made for it
+
 
 @dataclass(frozen=True)
 class Decoder:
@@ -46,7 +48,8 @@ class Decoder:
             raise ConfigError(f"embedding length {width} is not a multiple of {heads[0]} heads and no head size is given", file=p.file)
         head_size = max(1, width // heads[0])
         return cls(p, w, width, n_layers, p.number("attention.layer_norm_rms_epsilon"), heads, kv_heads,
-                   p.integer("attention.key_length", head_size), p.integer("attention.value_length", head_size))
+                   p.integer("attention.key_length", head_size, most=_LARGEST_HEAD),
+                   p.integer("attention.value_length", head_size, most=_LARGEST_HEAD))
 
     def network(self, blocks: list) -> Network:
         """`blocks` between the embedding and the output, which is the embedding again where the file has no output tensor."""
@@ -66,7 +69,7 @@ class Decoder:
             raise ConfigError(f"metadata key '{self.p.architecture}.rope.dimension_count' is {n_rot}, expected an even number",
                               file=self.p.file)
         factors = self.w.vector("rope_freqs.weight", n_rot // 2, optional=True)
-        return Rope(style, n_rot, self.p.number("rope.freq_base", 10000.0, above=0), factors, Scaling.read(self.p), self.w.device)
+        return Rope(style, n_rot, self.p.number("rope.freq_base", 10000.0, above=1), factors, Scaling.read(self.p), self.w.device)
 
     def attention(self, layer: int, rope: Rope, *, head_norms: bool = False) -> Attention:
         """`attn_q`, `attn_k`, `attn_v`, `attn_output` of a block; with `head_norms` also `attn_q_norm` and `attn_k_norm`."""

@@ -36,11 +36,6 @@ class Hyperparameters:
             return default
         return get(self.metadata, self._full(key), str, file=self.file)
 
-    def flag(self, key: str, default=_REQUIRED) -> bool:
-        if default is not _REQUIRED and not self.has(key):
-            return default
-        return get(self.metadata, self._full(key), bool, file=self.file)
-
     def per_layer(self, key: str, n_layers: int, default=_REQUIRED, *, least: int = 1, most: int = 2**31 - 1) -> tuple[int, ...]:
         """One integer per layer, from a key that holds either a single integer or an array of them."""
         if default is not _REQUIRED and not self.has(key):

@@ -43,14 +43,14 @@ class Model:
 
     def __init__(self, source: Source, device: torch.device, cache_bytes: int = DEFAULT_CACHE_BYTES):
         self.source, self.device = source, device
-        self.parameters = Hyperparameters(source.metadata, os.fspath(source.path))
+        self.hyperparameters = Hyperparameters(source.metadata, os.fspath(source.path))
         self.weights = Weights(source, device, DecodeCache(cache_bytes))
-        self.network = build_network(self.parameters, self.weights)
+        self.network = build_network(self.hyperparameters, self.weights)
         self.n_vocab = self.network.n_vocab
 
     @property
     def architecture(self) -> str:
-        return self.parameters.architecture
+        return self.hyperparameters.architecture
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

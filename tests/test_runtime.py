@@ -171,6 +171,7 @@ def test_devices_and_files_that_are_not_there(models, tmp_path):
     ({"llama.attention.head_count": u32(0)}, ConfigError, "head_count.* is 0"),
     ({"llama.attention.head_count_kv": u32(3)}, ConfigError, "4 heads for 3"),
     ({"llama.attention.head_count": None}, ConfigError, "head_count"),
+    ({"llama.attention.key_length": u32(2**31 - 1)}, ConfigError, "key_length"),
     ({"llama.embedding_length": u32(512)}, MalformedFileError, r"\[512, 512\]"),
     ({"llama.attention.layer_norm_rms_epsilon": None}, ConfigError, "epsilon"),
     ({"llama.rope.dimension_count": u32(16)}, ConfigError, "dimension_count"),

@@ -28,7 +28,7 @@ def table_row(window: int, s: Statistics) -> str:
     """Cumulative values after window number `window` (from 0)."""
     (ppl, ppl_error), (ratio, ratio_error), (kld, kld_error) = s.ppl, s.log_ratio, s.mean_kld
     (rms, rms_error), (same, same_error) = s.rms_delta_p, s.same_top
-    return (f"{window + 1:4d}   {ppl:10.4f} ± {ppl_error:10.4f}    {ratio:10.5f} ± {ratio_error:10.5f}    {kld:10.5f} ± {kld_error:10.5f}"
+    return (f"{window + 1:4d}   {ppl:10.4f} ± {ppl_error:9.4f}    {ratio:10.5f} ± {ratio_error:10.5f}    {kld:10.5f} ± {kld_error:10.5f}"
             f"    {100 * rms:6.3f} ± {100 * rms_error:6.3f} %    {100 * same:6.3f} ± {100 * same_error:6.3f} %")
 
 

@@ -67,7 +67,7 @@ class Windows:
     @classmethod
     def of_text(cls, model: Model, text: str | Sequence[int], n_ctx: int, limit: int) -> Windows:
         """From a text, tokenized once as a whole, or from tokens. EvaluationError for a model that appends EOS."""
-        bos, trained = bos_token(model), model.parameters.integer("context_length", None)
+        bos, trained = bos_token(model), model.hyperparameters.integer("context_length", None)
         if trained is not None and n_ctx > trained:
             log.warning("windows of %d tokens are longer than the context of %d that the model was made for", n_ctx, trained)
         return cls.cut(model.tokenizer.encode(text) if isinstance(text, str) else text, n_ctx, limit, bos)
