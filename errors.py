@@ -11,8 +11,9 @@ import os
 
 def printable(text: object, limit: int = 200) -> str:
     """`text` with control characters escaped and its length bounded, so that names from a hostile file can be shown."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
-    return shown if len(shown) <= limit else f"{shown[:limit]}... ({len(shown)} characters)"
+    text = str(text)
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[:limit])
+    return shown if len(text) <= limit else f"{shown}... ({len(text)} characters)"
 
 
 class IqforgeError(Exception):

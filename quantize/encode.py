@@ -21,6 +21,7 @@ from ..formats.types import TYPES, GGMLType, ggml_type
 # Weights below this part of the row's mean are raised to it: a block whose importances are all zero is then quantized as if
 # they were equal, and single zeros still count for next to nothing.
 _SMALLEST_WEIGHT = 1e-6
+LANES = 16  # as in search/lanes.py, which is imported only when something is quantized
 
 
 @functools.cache
@@ -114,7 +115,7 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
         return lambda x, out: loop(x.reshape(len(x), blocks, size), out.reshape(len(x), blocks, -1))
     weights = np.ones(n_cols, dtype=np.float32) if importance is None else prepare_weights(importance, n_cols)
     if "row" in kinds:
-        loop = over_blocks(kinds["row"], per_column=("w",), shared=("groups", "lanes"))
+        loop = over_blocks(kinds["row"], per_column=("w",), shared=("own", "groups", "lanes"))
 
         def run_rows(x: np.ndarray, out: np.ndarray) -> None:
             heads, bodies = out[:, None, :head], out[:, head:].reshape(len(x), 1, blocks, type.block_bytes)
@@ -124,17 +125,17 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
 
         return run_rows
     kind = "block" if "block" in kinds else "single"
-    shared = ("groups", "lanes") if kind == "block" else ("lanes",)
+    shared = ("own", "groups", "lanes") if kind == "block" else ("lanes",)
     loop = over_blocks(kinds[kind], per_column=("w",), shared=shared)
 
     def run_blocks(x: np.ndarray, out: np.ndarray) -> None:
         scratch = _scratch(size)
         loop(x.reshape(len(x), blocks, size), weights.reshape(blocks, size), out.reshape(len(x), blocks, -1),
-             *(scratch if kind == "block" else scratch[1:]))
+             *(scratch if kind == "block" else scratch[2:]))
 
     return run_blocks
 
 
-def _scratch(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per-call scratch of a search over n elements: (groups, lanes), see `search/grouped.py`. Groups hold 16 elements or more."""
-    return np.empty((max(n // 16, 1), 6), dtype=np.float32), np.empty((6, 16), dtype=np.float32)
+def _scratch(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scratch of a search over n elements: (own, groups, lanes), see `search/grouped.py`. Groups hold 16 elements or more."""
+    return np.empty(n, dtype=np.float32), np.empty((max(n // 16, 1), 6), dtype=np.float32), np.empty((6, LANES), dtype=np.float32)

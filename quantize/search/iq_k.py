@@ -9,9 +9,9 @@ from ...formats.tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4NL_VALUES
 from .grouped import grouped_search
 
 _iq2_k, _iq2_k_code = grouped_search("iq2_k", IQ2NL_VALUES[:4], group=16, integers=range(-8, 8), shifts=(0, 5),
-                                     reach=(0.6, 2.2), fill=(1.3, 0.8), half=True)
+                                     reach=(0.6, 2.2), fill=(1.3, 0.8), half=True, emphasis=True, gain=1.02)
 _iq3_k, _iq3_k_code = grouped_search("iq3_k", IQ3NL_VALUES[:8], group=16, integers=range(-31, 32, 2), shifts=(0, 4),
-                                     reach=(0.7, 1.8), fill=(1.15, 0.7), half=True)
+                                     reach=(0.7, 1.8), fill=(1.15, 0.7), half=True, emphasis=True, gain=1.01)
 _iq4_k, _iq4_k_code = grouped_search("iq4_k", IQ4NL_VALUES, group=16, integers=range(-32, 32), shifts=(0, 4),
                                      reach=(0.7, 1.8), fill=(1.1, 0.75), half=True)
 _iq4_ks, _iq4_ks_code = grouped_search("iq4_ks", IQ4NL_VALUES, group=32, integers=range(-127, 128, 2), shifts=(0, 4),
@@ -19,8 +19,8 @@ _iq4_ks, _iq4_ks_code = grouped_search("iq4_ks", IQ4NL_VALUES, group=32, integer
 IQ2_K_SHIFT, IQ3_K_SHIFT, IQ4_K_SHIFT = np.float32(5), np.float32(4), np.float32(4)
 
 
-def iq2_k(x, w, block, groups, lanes):
-    d = _iq2_k(x, w, groups, lanes)
+def iq2_k(x, w, block, own, groups, lanes):
+    d = _iq2_k(x, w, own, groups, lanes)
     block[:] = 0
     write_half(block, 0, d)
     extra = 0
@@ -36,8 +36,8 @@ def iq2_k(x, w, block, groups, lanes):
     write_u16(block, 2, extra)
 
 
-def iq3_k(x, w, block, groups, lanes):
-    d = _iq3_k(x, w, groups, lanes)
+def iq3_k(x, w, block, own, groups, lanes):
+    d = _iq3_k(x, w, own, groups, lanes)
     block[:] = 0
     write_half(block, 0, d)
     extra = 0
@@ -58,8 +58,8 @@ def iq3_k(x, w, block, groups, lanes):
     write_u16(block, 4, signs)
 
 
-def iq4_k(x, w, block, groups, lanes):
-    d = _iq4_k(x, w, groups, lanes)
+def iq4_k(x, w, block, own, groups, lanes):
+    d = _iq4_k(x, w, own, groups, lanes)
     block[:] = 0
     write_half(block, 0, d)
     extra = 0
@@ -75,9 +75,9 @@ def iq4_k(x, w, block, groups, lanes):
     write_u16(block, 2, extra)
 
 
-def iq4_ks(x, w, head, blocks, groups, lanes):
+def iq4_ks(x, w, head, blocks, own, groups, lanes):
     """One row: x, w float32[n]; head uint8[4]; blocks uint8[n/256, 136]."""
-    d = _iq4_ks(x, w, groups, lanes)
+    d = _iq4_ks(x, w, own, groups, lanes)
     write_float(head, 0, d)
     blocks[:] = 0
     for g in range(len(x) // 32):

@@ -13,7 +13,7 @@ _q6_k, _q6_k_code = grouped_search("q6_k", np.arange(-32, 32), group=16, integer
                                    fill=(1.05, 0.85), half=True)
 
 
-def q4_k(x, w, block, groups, lanes):
+def q4_k(x, w, block, own, groups, lanes):
     d, dmin = _q4_k(x, w, groups, lanes)
     block[:] = 0
     write_half(block, 0, d)
@@ -33,8 +33,8 @@ def q4_k(x, w, block, groups, lanes):
             block[16 + 32 * (s // 2) + l] |= q << (4 * (s & 1))
 
 
-def q6_k(x, w, block, groups, lanes):
-    d = _q6_k(x, w, groups, lanes)
+def q6_k(x, w, block, own, groups, lanes):
+    d = _q6_k(x, w, own, groups, lanes)
     block[:] = 0
     write_half(block, 208, d)
     for g in range(16):

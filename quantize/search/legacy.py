@@ -104,7 +104,7 @@ def q8_0(x, w, block, lanes):
 
 
 def q8_0_plain(x, block):
-    """Without importances, the format's definition: d = max|x| / 127 in float32, codes from that d, d stored as half."""
+    """Without importances, the format's definition: d = max|x| / 127 in float32, codes from that d, halves away from zero."""
     extreme = np.float32(0)
     for j in range(32):
         extreme = max(extreme, abs(x[j]))
@@ -112,7 +112,14 @@ def q8_0_plain(x, block):
     inverse = np.float32(1) / d if d != 0 else np.float32(0)
     write_half(block, 0, d)
     for j in range(32):
-        block[2 + j] = int(np.rint(x[j] * inverse)) & 255
+        t = x[j] * inverse
+        q = int(t)
+        rest = t - np.float32(q)
+        if rest >= np.float32(0.5):
+            q += 1
+        elif rest <= np.float32(-0.5):
+            q -= 1
+        block[2 + j] = q & 255
 
 
 SINGLE_SEARCHES = {"Q4_0": q4_0, "IQ4_NL": iq4_nl, "Q8_0": q8_0}
