@@ -6,8 +6,9 @@
 Offsets count from the start of the data, which is the first multiple of the alignment after the table. The alignment is
 32 unless `general.alignment` says otherwise. Versions 2 and 3 have the same layout. Source: GGUF specification, v3.
 
-What is accepted beyond what other writers produce: tensor data in any order and with gaps between tensors (both can be read
-without doubt), a last tensor without padding, and bytes after the last tensor (`Header.trailing_bytes` tells how many).
+Tensor data lies in the order of the table, each tensor at the padded end of the one before, as every known writer has it and as
+ggml demands; nothing follows the last one, whose padding may be missing. What deviates is refused: a gap or a tail is either
+damage or content that no tool looks at.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ class Header:
     tensors: tuple[TensorInfo, ...]
     offsets: tuple[int, ...]
     alignment: int
-    trailing_bytes: int
 
 
 def pad_to(position: int, alignment: int) -> int:
@@ -66,9 +66,8 @@ def parse_header(buffer: bytes | mmap.mmap, file: str, file_size: int | None = N
     for index in range(n_tensors):
         entries.append(_parse_entry(cursor, f"tensor {index + 1} of {n_tensors}", seen))
     data_start = pad_to(cursor.position, alignment)
-    data_end = _check_places(entries, data_start, alignment, file, file_size)
-    return Header(version, metadata, tuple(info for info, _ in entries), tuple(data_start + offset for _, offset in entries),
-                  alignment, max(0, file_size - pad_to(data_end, alignment)))
+    _check_places(entries, data_start, alignment, file, file_size)
+    return Header(version, metadata, tuple(info for info, _ in entries), tuple(data_start + offset for _, offset in entries), alignment)
 
 
 def _parse_start(cursor: Cursor) -> tuple[int, int, int]:
@@ -147,21 +146,25 @@ def _parse_name(cursor: Cursor, what: str) -> str:
     return name
 
 
-def _check_places(entries: list[tuple[TensorInfo, int]], data_start: int, alignment: int, file: str, file_size: int) -> int:
-    """Check that all tensors lie inside the file, aligned and apart from each other; returns where the last one ends."""
-    previous, end = None, data_start
-    for info, offset in sorted(entries, key=lambda entry: entry[1]):
+def _check_places(entries: list[tuple[TensorInfo, int]], data_start: int, alignment: int, file: str, file_size: int) -> None:
+    """Check that tensor data starts at `data_start`, has no gap and no overlap, and ends where the file does."""
+    expected, why = 0, "where the data begins"
+    for info, offset in entries:
         if offset % alignment:
             raise MalformedFileError(f"data offset {offset} is not a multiple of the alignment {alignment}", file=file, tensor=info.name)
+        if offset != expected:
+            problem = "overlaps or is out of order" if offset < expected else "leaves a gap or is out of order"
+            raise MalformedFileError(f"data offset {offset} {problem}, expected {expected}: {why}", file=file, tensor=info.name)
         start = data_start + offset
-        if start < end:
-            raise MalformedFileError(f"data at offset {offset} overlaps tensor '{printable(previous)}'", file=file, tensor=info.name)
         if start + info.n_bytes > file_size:
             raise TruncatedFileError(f"shape {list(info.shape)} in {info.type} takes {info.n_bytes} bytes from data offset {offset}, "
                                      f"until byte {start + info.n_bytes}; the file has {file_size}",
                                      file=file, tensor=info.name, offset=start)
-        previous, end = info.name, start + info.n_bytes
-    return end
+        expected, why = pad_to(offset + info.n_bytes, alignment), f"the end of '{printable(info.name)}', padded to {alignment}"
+    data_end = data_start + expected
+    if file_size > data_end:
+        raise MalformedFileError(f"{file_size - data_end} bytes follow the data of the {len(entries)} tensors; the file has {file_size}",
+                                 file=file, offset=data_end)
 
 
 def encode_header(metadata: dict[str, Value], tensors: Sequence[TensorInfo], alignment: int) -> tuple[bytes, list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import mmap
 import os
@@ -18,7 +17,6 @@ from . import shards
 from .header import Header, parse_header
 from .values import Value
 
-_log = logging.getLogger(__name__)
 _PAGE = mmap.PAGESIZE
 
 
@@ -42,9 +40,7 @@ def open_gguf(path: str | os.PathLike) -> GGUFFile:
                     parts.append(part)
         file = GGUFFile(path, parts)
         opened.pop_all()
-    if file.trailing_bytes:
-        _log.warning("%s: %d bytes after the last tensor are ignored", printable(path, 400), file.trailing_bytes)
-    return file
+        return file
 
 
 class MappedFile:
@@ -142,11 +138,6 @@ class GGUFFile:
     @property
     def version(self) -> int:
         return self._parts[0].header.version
-
-    @property
-    def trailing_bytes(self) -> int:
-        """Bytes after the last tensor's padding that belong to nothing, over all shards."""
-        return sum(part.header.trailing_bytes for part in self._parts)
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
