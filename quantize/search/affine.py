@@ -66,12 +66,12 @@ def _fit_group(x, w, at, groups, g, lanes):
         line_lanes(x, w, at, lanes[0], lanes[1], lanes[2], lanes[3], lanes[4])
         for c in range(LANES):
             sl, sll, sxl = lanes[2, c], lanes[3, c], lanes[4, c]
-            determinant = sw * sll - sl * sl
-            if not determinant > 0:
+            if not sll > 0:
                 continue
+            determinant = sw * sll - sl * sl
             scale = (sw * sxl - sx * sl) / determinant
             minimum = (sl * sxl - sll * sx) / determinant
-            if minimum < 0:
+            if not (determinant > 0 and minimum >= 0):  # all codes alike, or the line would start above zero
                 minimum = np.float32(0)
                 scale = sxl / sll
             if not scale > 0:

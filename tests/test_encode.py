@@ -1,0 +1,158 @@
+"""Searches: against the reference's errors, against brute force, and on rows that break careless ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import iqforge
+from iqforge.errors import NonFiniteError, ShapeError, UnsupportedTypeError
+from iqforge.formats.tables import IQ4NL_VALUES
+from iqforge.formats.types import ggml_type
+from iqforge.quantize.encode import encodable_types, encode, prepare_weights
+
+from .shared import shared
+
+QUANTIZED = [name for name in encodable_types() if ggml_type(name).is_quantized]
+PLAIN = [name for name in QUANTIZED if not ggml_type(name).is_interleaved]
+# Relative root mean square error on standard normal values, without importance: what a search must stay below.
+NORMAL_ERROR = {"Q8_0": 0.0056, "Q6_K": 0.0170, "Q4_K": 0.072, "Q4_0": 0.083, "IQ4_NL": 0.075, "IQ4_K": 0.062, "IQ4_K_R4": 0.062,
+                "IQ4_KS": 0.072, "IQ3_K": 0.132, "IQ2_K": 0.278}
+
+
+def relative_error(x, y, w=1.0):
+    return float(np.sqrt((w * (x - y) ** 2.0).sum() / (w * x**2.0).sum()))
+
+
+def random_rows(rows=16, n_cols=1024, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.standard_normal((rows, n_cols)).astype(np.float32), generator.lognormal(size=n_cols).astype(np.float32)
+
+
+def test_types_of_the_promise():
+    assert set(QUANTIZED) >= {"Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ4_NL", "IQ2_K", "IQ3_K", "IQ4_K", "IQ4_KS", "IQ4_K_R4"}
+
+
+@pytest.mark.parametrize("importance", ["no", "im"])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_no_worse_than_the_reference(name, importance):
+    sources, golden = np.load(shared("golden/sources.npz")), np.load(shared(f"golden/{name}.npz"))
+    im = sources["im"] if importance == "im" else None
+    w = np.ones(1024) if im is None else im.astype(np.float64)
+    for case in ("gauss", "student", "real"):
+        x = sources[case]
+        ours = iqforge.decode(name, encode(name, x, im), 1024)
+        theirs = iqforge.decode(name, golden[f"q_{case}_{importance}"], 1024)
+        assert relative_error(x, ours, w) <= relative_error(x, theirs, w) * 1.0001, case
+
+
+def test_q8_0_without_importance_is_the_definition():
+    sources, golden = np.load(shared("golden/sources.npz")), np.load(shared("golden/Q8_0.npz"))
+    for case in ("gauss", "student", "real", "edge"):
+        assert np.array_equal(encode("Q8_0", sources[case]), golden[f"q_{case}_no"]), case
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_error_on_normal_values(name):
+    x, _ = random_rows()
+    assert relative_error(x, iqforge.decode(name, encode(name, x), 1024)) < NORMAL_ERROR[name]
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_importance_lowers_the_weighted_error(name):
+    x, w = random_rows()
+    with_it, without = (iqforge.decode(name, encode(name, x, im), 1024) for im in (w, None))
+    assert relative_error(x, with_it, w) < relative_error(x, without, w) * 0.99
+
+
+@pytest.mark.parametrize("name, values", [("IQ4_NL", IQ4NL_VALUES), ("Q4_0", np.arange(-8, 8))])
+def test_against_brute_force(name, values):
+    """The best of 20,000 scales per block, tried one by one, is hardly better than what the search found."""
+    x, w = random_rows(rows=2, n_cols=256, seed=3)
+    found = iqforge.decode(name, encode(name, x, w), 256)
+    for row in range(2):
+        for start in range(0, 256, 32):
+            block, weights = x[row, start : start + 32].astype(np.float64), w[start : start + 32].astype(np.float64)
+            unit = np.abs(block).max() / np.abs(values).max()
+            scales = np.concatenate([s * unit * np.linspace(0.5, 1.6, 10000) for s in (1, -1)]).astype(np.float16).astype(np.float64)
+            errors = []
+            for part in np.array_split(scales, 20):
+                grid = part[:, None, None] * values
+                nearest = np.abs(block[None, :, None] - grid).min(axis=2)
+                errors.append((weights * nearest**2).sum(axis=1))
+            best = np.concatenate(errors).min()
+            ours = (weights * (block - found[row, start : start + 32]) ** 2).sum()
+            assert ours <= best * 1.10 and ours >= best * (1 - 1e-5)
+
+
+def edge_rows():
+    generator = np.random.default_rng(9)
+    normal = generator.standard_normal(1024)
+    rows = [np.zeros(1024), np.ones(1024), np.full(1024, -0.37), np.where(np.arange(1024) % 2, 1.0, -1.0), normal * 1e-30, normal * 1e-6,
+            np.where(np.arange(1024) == 100, 1e4, normal), np.where(np.arange(1024) == 513, 2.5, 0.0),
+            np.where(np.arange(1024) < 512, 0.0, normal), np.abs(normal), -np.abs(normal), normal * 1e4,
+            np.linspace(-1, 1, 1024), np.where(generator.random(1024) < 0.9, 0.0, normal), normal * 1e-38, np.sign(normal) * 0.05]
+    return np.array(rows, dtype=np.float32)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("importance", ["none", "some zero", "block zero", "all zero", "huge range"])
+def test_edge_rows(name, importance):
+    x, (_, w) = edge_rows(), random_rows()
+    w = {"none": None, "some zero": np.where(np.arange(1024) % 3, w, 0), "block zero": np.where(np.arange(1024) // 256 == 1, 0, w),
+         "all zero": np.zeros(1024), "huge range": w * 10.0 ** np.linspace(-20, 20, 1024)}[importance]
+    y = iqforge.decode(name, encode(name, x, w), 1024)
+    assert np.isfinite(y).all()
+    assert not y[0].any()
+    if importance in ("none", "all zero"):
+        for row in (1, 2, 3, 8, 9, 10, 11, 12):
+            assert relative_error(x[row].astype(np.float64), y[row]) < 0.35, row
+    if importance == "block zero":  # quantized as if alike, not thrown away
+        assert relative_error(x[12, 256:512], y[12, 256:512]) < 0.35
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_rows_and_threads_do_not_matter(name):
+    x, w = random_rows(rows=24)
+    whole = encode(name, x, w)
+    assert np.array_equal(whole, encode(name, x, w, threads=3) if not ggml_type(name).is_interleaved else encode(name, x, w, threads=2))
+    group = ggml_type(name).group_rows
+    for at in range(0, 24, 4 * group):
+        assert np.array_equal(whole[at : at + group], encode(name, x[at : at + group], w))
+    assert np.array_equal(whole, encode(name, x, w * np.float32(1024)))  # only ratios of importances matter
+
+
+def test_float_types_round_to_nearest():
+    x, _ = random_rows(rows=2, n_cols=256)
+    assert np.array_equal(iqforge.decode("F32", encode("F32", x), 256), x)
+    assert np.array_equal(iqforge.decode("F16", encode("F16", x), 256), x.astype(np.float16).astype(np.float32))
+    assert np.abs(iqforge.decode("BF16", encode("BF16", x), 256) / x - 1).max() <= 2**-8
+
+
+def test_bad_values_are_named():
+    x, w = random_rows(rows=4, n_cols=256)
+    x[2, 17] = np.nan
+    with pytest.raises(NonFiniteError, match="row 2, column 17"):
+        encode("IQ4_K", x, w)
+    x[2, 17] = -np.inf
+    with pytest.raises(NonFiniteError, match="-inf at row 2"):
+        encode("Q8_0", x)
+    x[2, 17] = 0
+    with pytest.raises(ShapeError, match="negative"):
+        encode("IQ4_K", x, -w)
+    with pytest.raises(NonFiniteError, match="column 3"):
+        encode("IQ4_K", x, np.where(np.arange(256) == 3, np.nan, w))
+    with pytest.raises(ShapeError, match=r"\[128\], expected \[256\]"):
+        encode("IQ4_K", x, w[:128])
+    with pytest.raises(ShapeError, match="multiple of 256"):
+        encode("IQ4_K", x[:, :100])
+    with pytest.raises(ShapeError, match="row group"):
+        encode("IQ4_K_R4", x[:3])
+    with pytest.raises(UnsupportedTypeError, match="IQ3_KT"):
+        encode("IQ3_KT", x)
+
+
+def test_weights_are_positive_and_relative():
+    w = prepare_weights(np.array([0.0, 1.0, 3.0, 0.0]), 4)
+    assert (w > 0).all() and w[2] / w[1] == 3
+    assert (prepare_weights(np.zeros(4), 4) == 1).all()
