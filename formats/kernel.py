@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 @functools.cache
-def _sources_digest() -> str:
+def sources_digest() -> str:
     """Digest of every source file that compiled functions come from.
 
     numba's cache notices a change of the file that holds a function, but not of a helper or a constant in another file;
@@ -31,7 +31,7 @@ def _sources_digest() -> str:
 def _compiled(function: Callable) -> Callable:
     import numba
 
-    function.__qualname__ = f"{function.__name__}-{_sources_digest()}"
+    function.__qualname__ = f"{function.__name__}-{sources_digest()}"
     return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
 
 

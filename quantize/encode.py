@@ -53,12 +53,11 @@ def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = 
 
     importance: float32[n_cols], not negative, the mean square of the activations that meet each column; None weighs all
     columns alike. Interleaved types take whole row groups and give their bytes as that many rows.
+    device: "cpu", or "cuda" or "cuda:N" for the same bytes from a GPU; `threads` counts on the CPU only.
     ShapeError for shapes the type cannot have, NonFiniteError naming row and column for NaN or infinity in x or importance,
-    UnsupportedTypeError for a type or device without a search.
+    UnsupportedTypeError for a type without a search, UsageError for a device that is unknown or not there.
     """
     type = ggml_type(type)
-    if device != "cpu":
-        raise UnsupportedTypeError(f"quantizing on device '{device}' is not supported yet; use 'cpu'")
     x = np.ascontiguousarray(x, dtype=np.float32)
     if x.ndim != 2:
         raise ShapeError(f"encode takes float32[rows, n_cols], got {x.ndim} dimensions")
@@ -68,9 +67,9 @@ def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = 
         return encode_float(type, x)
     refuse_non_finite(x)
     plain = ggml_type(type.base) if type.base else type
-    run = row_encoder(plain, n_cols, importance)
+    run = row_encoder(plain, n_cols, importance, device)
     out = np.empty((len(x), plain.row_bytes(n_cols)), dtype=np.uint8)
-    if threads <= 1:
+    if threads <= 1 or device != "cpu":
         run(x, out)
     else:
         step = -(-len(x) // threads)
@@ -104,16 +103,23 @@ def prepare_weights(importance: np.ndarray, n_cols: int) -> np.ndarray:
     return np.maximum(importance / mean, _SMALLEST_WEIGHT).astype(np.float32)
 
 
-def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = None) -> Callable[[np.ndarray, np.ndarray], None]:
+def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = None,
+                device: str = "cpu") -> Callable[[np.ndarray, np.ndarray], None]:
     """A function run(x float32[rows, n_cols], out uint8[rows, row_bytes]) for a plain quantized type; safe to call from threads."""
     kinds = {kind: table[type.name] for kind, table in _searches().items() if type.name in table}
     if not kinds:
         raise UnsupportedTypeError(f"quantizing to {type.name} is not supported yet")
     blocks, size, head = n_cols // type.block_size, type.block_size, type.header_bytes
-    if importance is None and "plain" in kinds:
+    plain = importance is None and "plain" in kinds
+    weights = None if plain else np.ones(n_cols, dtype=np.float32) if importance is None else prepare_weights(importance, n_cols)
+    if device != "cpu":
+        from .cuda import CudaEncoder
+
+        kind = "plain" if plain else next(kind for kind in kinds if kind != "plain")
+        return CudaEncoder(type, kind, kinds[kind], n_cols, weights, device)
+    if plain:
         loop = over_blocks(kinds["plain"])
         return lambda x, out: loop(x.reshape(len(x), blocks, size), out.reshape(len(x), blocks, -1))
-    weights = np.ones(n_cols, dtype=np.float32) if importance is None else prepare_weights(importance, n_cols)
     if "row" in kinds:
         loop = over_blocks(kinds["row"], per_column=("w",), shared=("own", "groups", "lanes"))
 

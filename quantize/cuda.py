@@ -1,0 +1,121 @@
+"""The searches of `search/` on CUDA devices: the same functions as on the CPU, the same bytes.
+
+One thread searches one block; types with a scale per row take one thread per row. Importances and rows are copied to the
+device in pieces of bounded size. A compiled kernel is kept on disk beside this file (or in numba's user cache).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+
+from ..formats.kernel_cuda import compile_kernel, cuda_module, device_number, on_device
+from ..formats.types import GGMLType
+from .search.lanes import LANES
+
+THREADS = {"plain": 128, "single": 128, "block": 64, "row": 32}  # per CUDA block; few rows should still reach every multiprocessor
+PIECE_ELEMENTS = 1 << 26  # on the device at a time
+_locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by device
+
+# Arrays have the number of the block (or row) in front; scratch is private to a thread.
+_HEAD = """\
+def {name}({parameters}):
+    index = cuda.grid(1)
+    if index < {first}.shape[0]:
+"""
+_BODIES = {
+    "plain": ("x, out", "        search(x[index], out[index])\n"),
+    "single": ("x, w, out", """\
+        lanes = cuda.local.array((6, LANES), float32)
+        search(x[index], w[index % w.shape[0]], out[index], lanes)
+"""),
+    "block": ("x, w, out", """\
+        own = cuda.local.array(SIZE, float32)
+        groups = cuda.local.array((GROUPS, 6), float32)
+        lanes = cuda.local.array((6, LANES), float32)
+        search(x[index], w[index % w.shape[0]], out[index], own, groups, lanes)
+"""),
+    "row": ("x, w, heads, bodies, own, groups", """\
+        lanes = cuda.local.array((6, LANES), float32)
+        search(x[index], w, heads[index], bodies[index], own[index], groups[index], lanes)
+"""),
+}
+
+
+@functools.cache
+def _kernel(type: GGMLType, kind: str, search: Callable, device: int) -> Callable:
+    from numba.core.types import float32, uint8, void
+
+    one, two, three = (slice(None, None, 1),), (slice(None), slice(None, None, 1)), (slice(None), slice(None), slice(None, None, 1))
+    signatures = {"plain": (float32[two], uint8[two]), "single": (float32[two], float32[two], uint8[two]),
+                  "block": (float32[two], float32[two], uint8[two]),
+                  "row": (float32[two], float32[one], uint8[two], uint8[three], float32[two], float32[three])}
+    parameters, body = _BODIES[kind]
+    name = f"{search.__name__}_{kind}_cuda"
+    source = _HEAD.format(name=name, parameters=parameters, first=parameters.split(",")[0]) + body
+    return compile_kernel(source, name, __file__, void(*signatures[kind]), search=on_device(search), LANES=LANES,
+                          SIZE=type.block_size, GROUPS=max(type.block_size // 16, 1))
+
+
+class CudaEncoder:
+    """Quantizes rows of `n_cols` elements to a plain `type` on one device. Calls from several threads take turns on it."""
+
+    def __init__(self, type: GGMLType, kind: str, search: Callable, n_cols: int, weights: np.ndarray | None, device: str = "cuda"):
+        """kind: "plain", "single", "block" or "row", as in `encode`; weights: float32[n_cols], None for "plain"."""
+        self.type, self.kind, self.n_cols, self.number = type, kind, n_cols, device_number(device)
+        self._cuda = cuda_module()
+        with _locks[self.number], self._cuda.gpus[self.number]:
+            self._kernel = _kernel(type, kind, search, self.number)
+            if weights is not None:
+                shape = n_cols if kind == "row" else (-1, type.block_size)
+                self._weights = self._cuda.to_device(np.ascontiguousarray(weights, dtype=np.float32).reshape(shape))
+
+    def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
+        """x float32[rows, n_cols] to out uint8[rows, row_bytes], both in host memory."""
+        step = max(1, PIECE_ELEMENTS // self.n_cols)
+        with _locks[self.number], self._cuda.gpus[self.number]:
+            for start in range(0, len(x), step):
+                piece = np.ascontiguousarray(x[start : start + step])
+                arrays = self.arrays(len(piece))
+                arrays[0].copy_to_device(piece.reshape(arrays[0].shape))
+                self.launch(arrays)
+                target = out[start : start + step]
+                if self.kind == "row":
+                    head = self.type.header_bytes
+                    target[:, :head] = arrays[1].copy_to_host()
+                    target[:, head:] = arrays[2].copy_to_host().reshape(len(piece), -1)
+                else:
+                    target[...] = arrays[1].copy_to_host().reshape(target.shape)
+
+    def arrays(self, rows: int) -> list:
+        """Uninitialized arrays on the current device for that many rows: x first, then the results, then scratch."""
+        blocks, size, new = self.n_cols // self.type.block_size, self.type.block_size, self._cuda.device_array
+        if self.kind == "row":
+            return [new((rows, self.n_cols), np.float32), new((rows, self.type.header_bytes), np.uint8),
+                    new((rows, blocks, self.type.block_bytes), np.uint8), new((rows, self.n_cols), np.float32),
+                    new((rows, max(self.n_cols // 16, 1), 6), np.float32)]
+        return [new((rows * blocks, size), np.float32), new((rows * blocks, self.type.block_bytes), np.uint8)]
+
+    def launch(self, arrays: list) -> None:
+        """Start the search on what `arrays` returned, with x filled in; does not wait."""
+        threads = THREADS[self.kind]
+        weights = [] if self.kind == "plain" else [self._weights]
+        self._kernel[-(-len(arrays[0]) // threads), threads](arrays[0], *weights, *arrays[1:])
+
+    def time_resident(self, x: np.ndarray, repeat: int) -> list[float]:
+        """Seconds of `repeat` searches over x float32[rows, n_cols], which is on the device before the clock starts."""
+        with _locks[self.number], self._cuda.gpus[self.number]:
+            arrays = self.arrays(len(x))
+            arrays[0].copy_to_device(np.ascontiguousarray(x).reshape(arrays[0].shape))
+            self.launch(arrays)  # loads the code
+            marks = [self._cuda.event() for _ in range(repeat + 1)]
+            marks[0].record()
+            for mark in marks[1:]:
+                self.launch(arrays)
+                mark.record()
+            marks[-1].synchronize()
+            return [self._cuda.event_elapsed_time(a, b) / 1000 for a, b in zip(marks, marks[1:])]
