@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = ["convert_model", "quantize_model", "collect_imatrix", "measure_perple
            "decode", "encode", "interleave", "deinterleave", "open_source", "plan_quantization"]
 
 PathLike = str | os.PathLike
+log = logging.getLogger(__name__)
 
 
 def open_source(path: PathLike, **checkpoint_options: Any) -> Source:
@@ -99,8 +101,8 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
 
     type: preset name or number (IQ4_K, Q4_K_M, 15). imatrix: file in either format, or a loaded one. pure: one type everywhere;
-    the mixes of presets are not implemented yet, so this is what happens without it too. The overrides take type names and
-    are used literally. dry_run: plan only, `out` may be None. Returns the types, sizes and errors of all tensors.
+    the mixes of presets are not implemented yet, so this happens without it too, with a logged warning. The overrides take
+    type names and are used literally. dry_run: plan only, `out` may be None. Returns types, sizes and errors of all tensors.
     """
     from .formats.ftypes import file_type
     from .formats.gguf.writer import GGUFWriter
@@ -111,6 +113,8 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
     from .quantize.run import TensorReport, stream
 
     preset = file_type(type)
+    if not pure and preset.base.is_quantized:
+        log.warning("the mixes of presets are not implemented yet: every tensor gets %s, as with --pure", preset.base)
     if imatrix is not None and not isinstance(imatrix, Imatrix):
         imatrix = load_imatrix(imatrix)
     note = None
@@ -141,23 +145,23 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
 
 def collect_imatrix(model: PathLike | Model, text: PathLike, out: PathLike | None = None, *, n_ctx: int = 512, chunks: int = -1,
                     output_format: str | None = None, process_output: bool = False, progress: Any = None) -> Imatrix:
-    """Run the text file `text` through `model` in windows of n_ctx tokens and collect sums of squares per input channel.
+    """Run `text` through `model` in windows of n_ctx tokens and collect sums of squares per input channel.
 
-    Written to `out` (unless None) as legacy `.dat` or GGUF, by its suffix or `output_format` ("dat", "gguf").
+    text: a file, or the text itself (a string with a line break in it). Written to `out` (unless None) as legacy `.dat` or
+    GGUF, by its suffix or `output_format` ("dat", "gguf").
     progress: callable as in `runtime.evaluate.windows.ProgressCallback`.
     """
     from .formats.output import refuse_same_file
     from .imatrix import collector
     from .imatrix.files import output_format_of, save_imatrix
-    from .runtime.evaluate.windows import read_text
 
+    content, dataset = _text(text)
     if out is not None:
         output_format_of(out, output_format)
-        refuse_same_file(out, [p for p in (model, text) if isinstance(p, (str, os.PathLike))])
-    content = read_text(text)
+        refuse_same_file(out, [p for p in (model, dataset) if isinstance(p, (str, os.PathLike)) and p])
     with _model(model) as loaded:
         collected = collector.collect_imatrix(loaded, content, n_ctx=n_ctx, chunks=chunks, process_output=process_output,
-                                              dataset=os.fspath(text), progress=progress)
+                                              dataset=dataset, progress=progress)
     if out is not None:
         save_imatrix(collected, out, output_format)
     return collected
@@ -166,14 +170,14 @@ def collect_imatrix(model: PathLike | Model, text: PathLike, out: PathLike | Non
 def measure_perplexity(model: PathLike | Model, text: PathLike | None, *, n_ctx: int = 512, chunks: int = -1,
                        kl_divergence_base: PathLike | None = None, kl_divergence: bool = False,
                        progress: Any = None) -> Perplexity | Divergence:
-    """Perplexity of `model` on the text file `text` over windows of n_ctx tokens, at most `chunks` of them if positive.
+    """Perplexity of `model` on `text` over windows of n_ctx tokens, at most `chunks` of them if that is positive.
 
-    kl_divergence_base alone: the predictions are also saved there. With kl_divergence: the model is compared with the
-    predictions saved in kl_divergence_base, on the text in that file (`text` may be None). The results have `.perplexity` and
-    `.uncertainty`, a divergence also `.mean_kld` and `.statistics`.
+    text: a file, or the text itself (a string with a line break in it). kl_divergence_base alone: the predictions are also
+    saved there. With kl_divergence: the model is compared with the predictions saved in kl_divergence_base, on the text in
+    that file (`text` may be None). The results have `.perplexity` and `.uncertainty`, a divergence also `.mean_kld` and
+    `.statistics`.
     """
     from .runtime.evaluate import divergence, perplexity
-    from .runtime.evaluate.windows import read_text
 
     with _model(model) as loaded:
         if kl_divergence:
@@ -182,7 +186,7 @@ def measure_perplexity(model: PathLike | Model, text: PathLike | None, *, n_ctx:
             return divergence.measure_divergence(loaded, kl_divergence_base, chunks=chunks, progress=progress)
         if text is None:
             raise UsageError("a text is needed")
-        return perplexity.measure_perplexity(loaded, read_text(text), n_ctx=n_ctx, chunks=chunks, save_logits=kl_divergence_base,
+        return perplexity.measure_perplexity(loaded, _text(text)[0], n_ctx=n_ctx, chunks=chunks, save_logits=kl_divergence_base,
                                              progress=progress)
 
 
@@ -194,6 +198,15 @@ def load_model(path: PathLike, device: str = "cpu", **options: Any) -> Model:
     from .runtime.model import load_model as load
 
     return load(path, device, **options)
+
+
+def _text(text: PathLike) -> tuple[str, str]:
+    """(content, path) of a text file; (text, "") of a text given as such."""
+    from .runtime.evaluate.windows import read_text
+
+    if isinstance(text, str) and "\n" in text:
+        return text, ""
+    return read_text(text), os.fspath(text)
 
 
 def _model(model: PathLike | Model):

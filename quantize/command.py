@@ -31,8 +31,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, api) -> int:
     src, out, preset, threads = parse_words(args.words)
     started = time.monotonic()
-    if not args.pure:
-        print("note: the mixes of presets are not implemented yet; all tensors get one type, as with --pure", file=sys.stderr)
     printer = Printer(dry_run=args.dry_run)
     try:
         report = api.quantize_model(src, out, preset, args.imatrix, pure=args.pure, token_embedding_type=args.token_embedding_type,
