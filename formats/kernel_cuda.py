@@ -96,7 +96,7 @@ def _inlined(function: Callable) -> Callable:
     from numba import cuda
 
     # Scratch arrays of a caller become registers only where the callee is part of it.
-    return cuda.jit(device=True, forceinline=True)(function)
+    return cuda.jit(function, device=True, forceinline=True)
 
 
 @functools.cache
@@ -132,11 +132,15 @@ def compile_kernel(source: str, name: str, file: str, signature: object, **names
     exec(compile(source, file, "exec"), namespace)
     function = namespace[name]
     function.__qualname__ = f"{name}-{sources_digest()}"
-    # lto off: link-time optimization would work on code whose operations may still be joined.
-    kernel = cuda.jit(cache=True, lto=False)(function)
+    # Link-time optimization would join operations after the check below. numba-cuda 0.30 heeds `lto` only in this spelling,
+    # not as cuda.jit(lto=False)(function).
+    kernel = cuda.jit(function, cache=True, lto=False)
+    if kernel.targetoptions.get("lto"):
+        raise RuntimeError("this version of numba-cuda links with optimizations that round otherwise than the CPU does")
     with _exact():
         kernel.compile(signature)
         ptx = "".join(kernel.inspect_asm().values())
+    kernel.disable_compile()  # arguments of other types must not be compiled for on the way, without the above
     if found := inexact_instructions(ptx):
         raise RuntimeError(f"numba-cuda compiled {name} with {', '.join(found)}: its results would differ from the CPU's")
     return kernel

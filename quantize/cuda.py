@@ -50,10 +50,9 @@ _BODIES = {
 def _kernel(type: GGMLType, kind: str, search: Callable, device: int) -> Callable:
     from numba.core.types import float32, uint8, void
 
-    one, two, three = (slice(None, None, 1),), (slice(None), slice(None, None, 1)), (slice(None), slice(None), slice(None, None, 1))
-    signatures = {"plain": (float32[two], uint8[two]), "single": (float32[two], float32[two], uint8[two]),
-                  "block": (float32[two], float32[two], uint8[two]),
-                  "row": (float32[two], float32[one], uint8[two], uint8[three], float32[two], float32[three])}
+    rows, one, three = float32[:, ::1], float32[::1], float32[:, :, ::1]
+    signatures = {"plain": (rows, uint8[:, ::1]), "single": (rows, rows, uint8[:, ::1]), "block": (rows, rows, uint8[:, ::1]),
+                  "row": (rows, one, uint8[:, ::1], uint8[:, :, ::1], rows, three)}
     parameters, body = _BODIES[kind]
     name = f"{search.__name__}_{kind}_cuda"
     source = _HEAD.format(name=name, parameters=parameters, first=parameters.split(",")[0]) + body

@@ -14,7 +14,7 @@ from iqforge.quantize.encode import _searches, encodable_types, encode
 
 from .shared import SHARED
 
-TYPES = [name for name in encodable_types() if not ggml_type(name).is_float]
+TYPES = [name for name in encodable_types() if not ggml_type(name).is_float and not ggml_type(name).is_interleaved]
 N_COLS = 1024
 
 
@@ -97,6 +97,11 @@ def test_same_bytes_on_golden_sources(gpu, name):
     for key in ("gauss", "student", "real", "edge"):
         for importance in (None, sources["im"], sources["imz"]):
             assert_same(name, sources[key], importance, key)
+
+
+@pytest.mark.gpu
+def test_interleaved_type(gpu):
+    assert_same("IQ4_K_R4", edge_rows(), None, "edge rows")
 
 
 @pytest.mark.gpu

@@ -109,7 +109,7 @@ def q8_0_plain(x, block):
     for j in range(32):
         extreme = max(extreme, abs(x[j]))
     d = extreme / np.float32(127)
-    inverse = np.float32(1) / d if d != 0 else np.float32(0)
+    inverse = np.float32(1) / d if d > np.float32(3e-39) else np.float32(0)  # 1/d overflows below; d is stored as 0 long before
     write_half(block, 0, d)
     for j in range(32):
         t = x[j] * inverse
