@@ -1,11 +1,20 @@
-"""Rows of bytes to rows of floats for every supported ggml type, and interleaving both ways.
+"""Rows of bytes to rows of floats for every ggml type, and interleaving both ways.
 
-A codec is found by the type's name: `BLOCK_DECODERS` of the family modules hold one function per type over the bytes of
-one block; `INTERLEAVERS` hold pairs of bit permutations. Adding a type means adding its function to a family file.
+A codec is found by the type's name: `BLOCK_DECODERS` of the family modules hold one function per type over the bytes of one
+block, `LAYOUTS` of the interleaving modules say where the bits of K rows go. Adding a type means adding its function to a
+family file.
+
+Two readings of bytes: for three types ggml's row decoder (`to_float`) does not give the weights that its matrix products use.
+`decode` gives the former by default and the latter with `as_weights=True`:
+
+    IQ6_K           row decoder: a cubic in the code; products: the integer table that is the cubic's rounding
+    IQ2_KT, IQ3_KT  products multiply by a further 1.05 and 1.01
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,10 +29,11 @@ _FLOAT_DECODERS = {"F32": floats.decode_f32, "F16": floats.decode_f16, "BF16": f
 _FLOAT_ENCODERS = {"F32": floats.encode_f32, "F16": floats.encode_f16, "BF16": floats.encode_bf16}
 
 
+@functools.cache
 def _block_decoders() -> dict[str, Callable]:
-    from .codecs import iq_k, k, legacy
+    from .codecs import fp4, grid, iq_k, iq_ks, k, legacy, q8, ternary, trellis
 
-    return _union(legacy.BLOCK_DECODERS, k.BLOCK_DECODERS, iq_k.BLOCK_DECODERS)
+    return _union(*(family.BLOCK_DECODERS for family in (legacy, fp4, k, grid, ternary, iq_k, iq_ks, trellis, q8)))
 
 
 def _union(*tables: dict[str, Callable]) -> dict[str, Callable]:
@@ -35,24 +45,26 @@ def _union(*tables: dict[str, Callable]) -> dict[str, Callable]:
     return merged
 
 
-def _interleavers() -> dict[str, tuple[Callable, Callable]]:
-    from .codecs import interleaved
+def _interleaved_types() -> frozenset[str]:
+    from .codecs.interleaved import INTERLEAVERS
 
-    return interleaved.INTERLEAVERS
+    return frozenset(INTERLEAVERS)
 
 
 def decodable_types() -> list[str]:
     """Names of the types that `decode` supports."""
-    known = _FLOAT_DECODERS.keys() | _block_decoders().keys() | _interleavers().keys()
+    known = _FLOAT_DECODERS.keys() | _block_decoders().keys() | _interleaved_types()
     return [name for name in TYPES if name in known]
 
 
-def decode(type: str | GGMLType, data: np.ndarray, n_cols: int, out: np.ndarray | None = None, threads: int = 1) -> np.ndarray:
+def decode(type: str | GGMLType, data: np.ndarray, n_cols: int, out: np.ndarray | None = None, threads: int = 1, *,
+           as_weights: bool = False) -> np.ndarray:
     """Decode rows: uint8[rows, row_bytes] to float32[rows, n_cols], bit for bit as ggml's row decoders do.
 
     Interleaved types take whole row groups: the bytes of a group of K rows are K consecutive rows of `data`.
-    `out` may give the result array; `threads` splits the rows. ShapeError for bytes that do not fit the type,
-    UnsupportedTypeError for a type without a codec.
+    `out` may give the result array; `threads` splits the rows. `as_weights` gives the values that matrix products use, which
+    differ for IQ6_K, IQ2_KT and IQ3_KT (see above). ShapeError for bytes that do not fit the type, UnsupportedTypeError for a
+    type without rows of numbers.
     """
     type = ggml_type(type)
     data = _checked_rows(type, data, n_cols)
@@ -60,26 +72,67 @@ def decode(type: str | GGMLType, data: np.ndarray, n_cols: int, out: np.ndarray 
         out = np.empty((len(data), n_cols), dtype=np.float32)
     elif out.shape != (len(data), n_cols) or out.dtype != np.float32 or not out.flags.c_contiguous:
         raise ShapeError(f"out is {out.dtype}{list(out.shape)}, expected contiguous float32[{len(data)}, {n_cols}]")
-    one = _row_decoder(type, n_cols)
-    if threads <= 1 or len(data) < 2 * type.group_rows:
-        one(data, out)
-        return out
-    step = -(-len(data) // threads // type.group_rows) * type.group_rows
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda at: one(data[at : at + step], out[at : at + step]), range(0, len(data), step)))
+    one = _row_decoder(type, n_cols, as_weights)
+    _in_pieces(lambda part: one(data[part], out[part]), len(data), type.group_rows, threads)
     return out
 
 
-def _row_decoder(type: GGMLType, n_cols: int) -> Callable[[np.ndarray, np.ndarray], None]:
+def decode_tensor(type: str | GGMLType, data: np.ndarray, shape: tuple[int, ...], threads: int = 1, *,
+                  as_weights: bool = False) -> np.ndarray:
+    """Decode the bytes of a whole tensor, uint8[bytes], to float32 of the numpy-order `shape`.
+
+    The only way to read I2_S, whose one scale stands behind the data of all rows. Otherwise as `decode`.
+    """
+    from .codecs.ternary import TENSOR_DECODERS
+
+    type = ggml_type(type)
+    data = np.ascontiguousarray(data)
+    n_bytes = type.tensor_bytes(shape)
+    if data.dtype != np.uint8 or data.shape != (n_bytes,):
+        raise ShapeError(f"a {type.name} tensor of shape {list(shape)} is uint8[{n_bytes}], got {data.dtype}{list(data.shape)}")
+    whole = TENSOR_DECODERS.get(type.name)
+    if whole is None:
+        return decode(type, data.reshape(-1, type.row_bytes(shape[-1])), shape[-1], None, threads, as_weights=as_weights).reshape(shape)
+    if math.prod(shape) % 128:
+        raise ShapeError(f"{math.prod(shape)} elements are not a multiple of 128, which {type.name} needs")
+    out = np.empty(shape, dtype=np.float32)
+    whole(data, out)
+    return out
+
+
+def _in_pieces(work: Callable[[slice], None], rows: int, group_rows: int, threads: int) -> None:
+    """Call `work` with slices of whole row groups that cover `rows` rows."""
+    if threads <= 1 or rows < 2 * group_rows:
+        work(slice(0, rows))
+        return
+    step = -(-rows // threads // group_rows) * group_rows
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda at: work(slice(at, min(at + step, rows))), range(0, rows, step)))
+
+
+def _row_decoder(type: GGMLType, n_cols: int, as_weights: bool) -> Callable[[np.ndarray, np.ndarray], None]:
     if type.name in _FLOAT_DECODERS:
         return _FLOAT_DECODERS[type.name]
-    if type.name in _interleavers():
-        plain = ggml_type(type.base)
-        decode_plain = _row_decoder(plain, n_cols)
-        return lambda data, out: decode_plain(_deinterleave(type, data, n_cols), out)
+    if type.name in _interleaved_types():
+        from .codecs.interleaved import unpack_rows
+
+        own = type.name in _block_decoders()  # a row of it decodes unlike a row of its plain type, or it has none
+        one = _block_decoder(type, n_cols, as_weights) if own else _row_decoder(ggml_type(type.base), n_cols, as_weights)
+        return lambda data, out: one(unpack_rows(type, data, n_cols), out)
+    return _block_decoder(type, n_cols, as_weights)
+
+
+def _block_decoder(type: GGMLType, n_cols: int, as_weights: bool) -> Callable[[np.ndarray, np.ndarray], None]:
+    from .codecs.iq_k import PRODUCT_DECODERS
+    from .codecs.trellis import PRODUCT_FACTORS
+
     function = _block_decoders().get(type.name)
     if function is None:
-        raise UnsupportedTypeError(f"decoding {type.name} is not supported yet")
+        hint = "its scale is that of the whole tensor, use decode_tensor" if type.tail_bytes else "it is not a type of weights"
+        raise UnsupportedTypeError(f"rows of {type.name} cannot be decoded: {hint}")
+    if as_weights:
+        function = PRODUCT_DECODERS.get(type.name, function)
+    factor = np.float32(PRODUCT_FACTORS.get(type.name, 1) if as_weights else 1)
     blocks, head = n_cols // type.block_size, type.header_bytes
 
     def run(data: np.ndarray, out: np.ndarray) -> None:
@@ -89,51 +142,47 @@ def _row_decoder(type: GGMLType, n_cols: int) -> Callable[[np.ndarray, np.ndarra
             over_blocks(function, per_row=("head",))(body, data[:, :head], values)
         else:
             over_blocks(function)(body, values)
+        if factor != 1:
+            out *= factor
 
     return run
 
 
-def interleave(type: str | GGMLType, data: np.ndarray, n_cols: int) -> np.ndarray:
-    """Rows of the plain type, uint8[rows, row_bytes], to the same number of rows of the interleaved `type`. Lossless."""
+def interleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int = 1) -> np.ndarray:
+    """Rows of the plain type, uint8[rows, row_bytes], to the same number of rows of the interleaved `type`.
+
+    Lossless, but for the sum of a row's codes that Q8_KV has and Q8_KV_R8 leaves out. ShapeError for rows that do not fit,
+    UnsupportedTypeError if `type` is not interleaved or no plain type repacks into it.
+    """
+    from .codecs.interleaved import pack_rows
+
     type = ggml_type(type)
-    pack = _interleaver(type)[0]
-    plain = ggml_type(type.base)
+    plain = _plain_type(type)
     data = _checked_rows(plain, data, n_cols)
     _check_group(type, len(data))
-    groups, blocks, head = len(data) // type.group_rows, n_cols // plain.block_size, plain.header_bytes
-    grouped = data.reshape(groups, type.group_rows, -1)
-    body = grouped[..., head:].reshape(groups, type.group_rows, blocks, plain.block_bytes)
-    packed = pack(body).reshape(groups, -1)
-    if head:
-        packed = np.concatenate([grouped[..., :head].reshape(groups, -1), packed], axis=1)
-    return packed.reshape(len(data), -1)
+    out = np.empty((len(data), type.row_bytes(n_cols)), dtype=np.uint8)
+    _in_pieces(lambda part: np.copyto(out[part], pack_rows(type, data[part], n_cols)), len(data), type.group_rows, threads)
+    return out
 
 
-def deinterleave(type: str | GGMLType, data: np.ndarray, n_cols: int) -> np.ndarray:
-    """Inverse of `interleave`: rows of the interleaved `type` to rows of its plain type."""
+def deinterleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int = 1) -> np.ndarray:
+    """Inverse of `interleave`: rows of the interleaved `type` to rows of its plain type. Sums of Q8_KV rows are made anew."""
+    from .codecs.interleaved import unpack_rows
+
     type = ggml_type(type)
-    _interleaver(type)
-    return _deinterleave(type, _checked_rows(type, data, n_cols), n_cols)
+    plain = _plain_type(type)
+    data = _checked_rows(type, data, n_cols)
+    out = np.empty((len(data), plain.row_bytes(n_cols)), dtype=np.uint8)
+    _in_pieces(lambda part: np.copyto(out[part], unpack_rows(type, data[part], n_cols)), len(data), type.group_rows, threads)
+    return out
 
 
-def _deinterleave(type: GGMLType, data: np.ndarray, n_cols: int) -> np.ndarray:
-    unpack = _interleavers()[type.name][1]
-    plain = ggml_type(type.base)
-    groups, blocks, head = len(data) // type.group_rows, n_cols // plain.block_size, plain.header_bytes
-    merged = data.reshape(groups, -1)
-    heads = merged[:, : type.group_rows * head].reshape(groups, type.group_rows, head)
-    body = unpack(merged[:, type.group_rows * head :].reshape(groups, blocks, -1))
-    rows = body.reshape(groups, type.group_rows, -1)
-    return np.concatenate([heads, rows], axis=2).reshape(len(data), -1) if head else rows.reshape(len(data), -1)
-
-
-def _interleaver(type: GGMLType) -> tuple[Callable, Callable]:
+def _plain_type(type: GGMLType) -> GGMLType:
     if not type.is_interleaved:
         raise UnsupportedTypeError(f"{type.name} is not a row-interleaved type")
-    pair = _interleavers().get(type.name)
-    if pair is None:
-        raise UnsupportedTypeError(f"interleaving {type.name} is not supported yet")
-    return pair
+    if type.base is None:
+        raise UnsupportedTypeError(f"{type.name} has no plain type: values are quantized to it directly")
+    return ggml_type(type.base)
 
 
 def encode_float(type: str | GGMLType, x: np.ndarray) -> np.ndarray:

@@ -63,10 +63,11 @@ def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = 
         raise ShapeError(f"encode takes float32[rows, n_cols], got {x.ndim} dimensions")
     n_cols = x.shape[1]
     type.tensor_bytes(x.shape)  # raises ShapeError
-    if type.is_float:
-        return encode_float(type, x)
-    refuse_non_finite(x)
     plain = ggml_type(type.base) if type.base else type
+    if plain.is_float:
+        encoded = encode_float(plain, x)
+        return interleave(type, encoded, n_cols) if plain is not type else encoded
+    refuse_non_finite(x)
     run = row_encoder(plain, n_cols, importance, device)
     out = np.empty((len(x), plain.row_bytes(n_cols)), dtype=np.uint8)
     if threads <= 1 or device != "cpu":

@@ -123,7 +123,7 @@ class Weights:
 
     def decode(self, tensor: TensorInfo, stored: np.ndarray) -> torch.Tensor:
         """uint8[rows, row_bytes] of `tensor` to float32[rows, n_cols] on the device."""
-        decoded = codec.decode(tensor.type, stored, tensor.n_cols, threads=torch.get_num_threads())
+        decoded = codec.decode(tensor.type, stored, tensor.n_cols, threads=torch.get_num_threads(), as_weights=True)
         return torch.from_numpy(decoded).to(self.device)
 
     def check_all_used(self) -> None:

@@ -1,4 +1,4 @@
-"""The IQ_K family: blocks of 256, groups of 16 (32 in IQ4_KS), non-linear tables with two halves chosen per group.
+"""The IQ_K family: blocks of 256, groups of 16, non-linear tables with two halves chosen per group.
 
 IQ2_K   76 bytes  d f16 | extra u16 (bit g: table half of group g) | 8 bytes scale nibbles | 64 bytes of bit pairs
                   y = (d * (scale - 8)) * IQ2NL_VALUES[4*half + q]
@@ -6,8 +6,12 @@ IQ3_K  110 bytes  d f16 | extra u16 | u16 scale signs | 8 bytes scale nibbles | 
                   y = (d * (2*scale + 1) * sign) * IQ3NL_VALUES[8*half + q]
 IQ4_K  144 bytes  d f16 | extra u16 | 4 bytes scale high bits | 8 bytes scale nibbles | 128 bytes of nibbles
                   y = (d * (scale - 32)) * IQ4K_VALUES[16*half + q]
-IQ4_KS 136 bytes  (d f32 in the row header) 8 scale bytes, lowest bit = table half | 128 bytes of nibbles
-                  y = (d * ((scale & 254) - 127)) * IQ4K_VALUES[16*half + q]
+IQ5_K  176 bytes  as IQ4_K up to the nibbles, 128 bytes, but byte 32*(i//64) + i%32, high where i//32 is odd
+                  | 32 bytes fifth bits: byte i%32, bit i//32
+                  y = (d * (scale - 32)) * IQ5NL_VALUES[32*half + q]
+IQ6_K  212 bytes  d f16 | extra u16 | 16 signed scales | 128 bytes of nibbles as in IQ5_K
+                  | 64 bytes high pairs: byte 32*(i//128) + i%32, bits 2*((i//32)%4)
+                  y = (d * scale) * IQ6NL_CUBIC[64*half + q] in ggml's row decoder; products use IQ6NL_VALUES, its rounding
 
 Bit pairs: byte 32*(i//128) + i%32, bits 2*((i//32)%4). Nibbles: byte 16*(i//32) + i%16, low for the first 16 of 32.
 """
@@ -16,8 +20,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4K_VALUES
-from .scalars import read_float, read_half, read_u16
+from ..kernel import device_function
+from ..tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4K_VALUES, IQ5NL_VALUES, IQ6NL_CUBIC, IQ6NL_VALUES
+from .scalars import read_half, read_u16
 
 
 def iq2_k(block, out):
@@ -60,14 +65,42 @@ def iq4_k(block, out):
             out[16 * g + l] = scale * IQ4K_VALUES[half + q]
 
 
-def iq4_ks(block, head, out):
-    d = read_float(head, 0)
-    for b in range(8):
-        scale = d * np.float32((np.int64(block[b]) & 254) - 127)
-        half = 16 * (np.int64(block[b]) & 1)
+def iq5_k(block, out):
+    d = read_half(block, 0)
+    extra = read_u16(block, 2)
+    for g in range(16):
+        low = np.int64(block[8 + g // 2]) >> (4 * (g & 1)) & 15
+        high = np.int64(block[4 + g // 4]) >> (2 * (g & 3)) & 3
+        scale = d * np.float32((low | high << 4) - 32)
+        half = 32 * (extra >> g & 1)
         for l in range(16):
-            out[32 * b + l] = scale * IQ4K_VALUES[half + (block[8 + 16 * b + l] & 15)]
-            out[32 * b + 16 + l] = scale * IQ4K_VALUES[half + (block[8 + 16 * b + l] >> 4)]
+            i = 16 * g + l
+            nibble = np.int64(block[16 + 32 * (i >> 6) + (i & 31)]) >> (4 * (i >> 5 & 1)) & 15
+            fifth = np.int64(block[144 + (i & 31)]) >> (i >> 5) & 1
+            out[i] = scale * IQ5NL_VALUES[half + (nibble | fifth << 4)]
 
 
-BLOCK_DECODERS = {"IQ2_K": iq2_k, "IQ3_K": iq3_k, "IQ4_K": iq4_k, "IQ4_KS": iq4_ks}
+@device_function
+def iq6_k_with(block, out, values):
+    d = read_half(block, 0)
+    extra = read_u16(block, 2)
+    for g in range(16):
+        scale = d * np.float32(np.int8(block[4 + g]))
+        half = 64 * (extra >> g & 1)
+        for l in range(16):
+            i = 16 * g + l
+            nibble = np.int64(block[20 + 32 * (i >> 6) + (i & 31)]) >> (4 * (i >> 5 & 1)) & 15
+            pair = np.int64(block[148 + 32 * (i >> 7) + (i & 31)]) >> (2 * (i >> 5 & 3)) & 3
+            out[i] = scale * values[half + (nibble | pair << 4)]
+
+
+def iq6_k(block, out):
+    iq6_k_with(block, out, IQ6NL_CUBIC)
+
+
+def iq6_k_by_table(block, out):
+    iq6_k_with(block, out, IQ6NL_VALUES)
+
+
+BLOCK_DECODERS = {"IQ2_K": iq2_k, "IQ3_K": iq3_k, "IQ4_K": iq4_k, "IQ5_K": iq5_k, "IQ6_K": iq6_k}
+PRODUCT_DECODERS = {"IQ6_K": iq6_k_by_table}
