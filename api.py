@@ -12,8 +12,8 @@ import numpy as np
 
 from .convert.split import merge_model, split_model
 from .errors import NotFoundError, UsageError
-from .formats.codec import decode, deinterleave, interleave
-from .quantize.encode import encode
+from .formats.codec import decodable_types, decode, decode_tensor, deinterleave, interleave
+from .quantize.encode import encodable_types, encode
 from .quantize.run import Progress, RunReport
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from .runtime.model import Model
 
 __all__ = ["convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
-           "decode", "encode", "interleave", "deinterleave", "open_source", "plan_quantization"]
+           "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
+           "plan_quantization"]
 
 PathLike = str | os.PathLike
 log = logging.getLogger(__name__)
@@ -80,9 +81,7 @@ def plan_quantization(source: Source, type: str, *, token_embedding_type: str | 
     """
     from .convert.outtype import plan_outtype
     from .convert.source import CheckpointSource
-    from .formats.codec import decodable_types
     from .formats.ftypes import file_type
-    from .quantize.encode import encodable_types
     from .quantize.plan import check_supported, plan_uniform
 
     converted = plan_outtype(source, "auto")[0] if isinstance(source, CheckpointSource) else source.tensors

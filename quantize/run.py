@@ -156,9 +156,11 @@ def _pieces(source: Source, planned: Sequence[PlannedTensor], importance: Import
 
 def _encoder(tensor: PlannedTensor, importance: np.ndarray | None, file: str) -> Callable[[np.ndarray], np.ndarray]:
     target, n_cols = tensor.target.type, tensor.source.n_cols
+    plain = ggml_type(target.base) if target.base else target
     if target.is_float:
         return lambda x: encode_float(target, x)
-    plain = ggml_type(target.base) if target.base else target
+    if plain.is_float:
+        return lambda x: interleave(target, encode_float(plain, x), n_cols)
     try:
         run = row_encoder(plain, n_cols, importance)
     except IqforgeError as error:

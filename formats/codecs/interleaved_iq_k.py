@@ -42,7 +42,10 @@ def iq3_k_r4(k, i):
 
 def _six_bit_scales(k, g):
     n = 4 * g + k
-    return [(nibble(8 + g // 2, g % 2), nibble(32 + n % 32, n // 32)), (bits(4 + g // 4, 2 * (g % 4), 2), bits(16 + n % 16, 2 * (n // 16), 2))]
+    return [
+        (nibble(8 + g // 2, g % 2), nibble(32 + n % 32, n // 32)),
+        (bits(4 + g // 4, 2 * (g % 4), 2), bits(16 + n % 16, 2 * (n // 16), 2)),
+    ]
 
 
 def iq4_k_r4(k, i):
