@@ -21,7 +21,7 @@ COMMANDS = {
     "gguf-split": (".convert.split_command", "split a GGUF file into shards, or merge them"),
     "perplexity": (".runtime.evaluate.command", "perplexity and KL divergence"),
     "types": (".formats.types_command", "the table of ggml types, and what can be done with each"),
-    "demo": (".demo", "the whole chain on the embedded model, with a report"),
+    "demo": (".demo.command", "the whole chain on the embedded model, with a report"),
 }
 
 

@@ -15,9 +15,9 @@ import pytest
 
 import iqforge.api as api
 from iqforge.cli import COMMANDS, main
-from iqforge.demo import MODEL, TYPES, Chain, compare
-from iqforge.demo_chart import Point, scatter
-from iqforge.demo_text import choose_texts, is_held_out
+from iqforge.demo.command import MODEL, TYPES, Chain, compare
+from iqforge.demo.chart import Point, scatter
+from iqforge.demo.text import choose_texts, is_held_out
 from iqforge.errors import MalformedFileError, NotFoundError
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}

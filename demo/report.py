@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from .demo_chart import Point, scatter
-from .formats.types import ggml_type
+from .chart import Point, scatter
+from ..formats.types import ggml_type
 
 if TYPE_CHECKING:
-    from .demo_text import Texts
+    from .text import Texts
 
 _FIRST_IK_ID = 97  # type ids above 96 exist in ik_llama.cpp only
 
@@ -229,8 +229,8 @@ def _facts(demo: Demo) -> list[tuple[str, str]]:
     import platform
     from importlib.metadata import version
 
-    from . import __version__
-    from .quantize.run import default_threads
+    from .. import __version__
+    from ..quantize.run import default_threads
 
     software = ", ".join(f"{package} {version(package)}" for package in ("torch", "numba", "numpy", "tokenizers"))
     return [("Version", f"iqforge {__version__}"), ("Command", demo.command),

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import MalformedFileError, UsageError, printable
+from ..errors import MalformedFileError, UsageError, printable
 
 if TYPE_CHECKING:
-    from .demo_report import Baseline, Demo, Measurement, Stage
-    from .demo_text import Texts
+    from .report import Baseline, Demo, Measurement, Stage
+    from .text import Texts
 
-MODEL = Path(__file__).resolve().parent / "demo_model"
+MODEL = Path(__file__).resolve().parent / "model"
 TYPES = ("Q8_0", "Q6_K", "IQ4_K", "IQ4_K_R4", "IQ4_KS", "Q4_K", "IQ4_NL", "IQ3_K", "IQ2_K")
 EMBEDDING_TYPE = "Q8_0"
 SPLIT_TYPE, SHARD_TENSORS = "IQ4_K", 16
@@ -36,8 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from .demo_report import html_report, text_table
-    from .formats.output import PartFile
+    from .report import html_report, text_table
+    from ..formats.output import PartFile
 
     if args.chunks < 1:
         raise UsageError(f"--chunks is {args.chunks}, expected 1 or more")
@@ -68,8 +68,7 @@ class Chain:
 
     def run(self) -> Demo:
         """OutputError where the folder cannot be written, NotFoundError where this Python has no text."""
-        from . import runtime  # noqa: F401  says how torch's threads wait, which has to be said before torch is imported
-        from .demo_report import Demo
+        from .report import Demo
 
         texts = self.prepare()
         n_parameters, base_bits = self.convert()
@@ -84,10 +83,10 @@ class Chain:
 
     def prepare(self) -> Texts:
         """Make the folder and the two texts."""
-        from . import __version__
-        from .demo_text import choose_texts
-        from .formats.output import PartFile, output_error
-        from .quantize.run import default_threads
+        from .. import __version__
+        from .text import choose_texts
+        from ..formats.output import PartFile, output_error
+        from ..quantize.run import default_threads
 
         texts = choose_texts()
         try:
@@ -135,7 +134,7 @@ class Chain:
 
     def split_and_merge(self) -> str:
         """Split one of the files, merge the shards, compare. Returns what was found equal."""
-        from .formats.output import output_error
+        from ..formats.output import output_error
 
         source, merged = self.file(SPLIT_TYPE), self.folder / f"demo-{SPLIT_TYPE}-merged.gguf"
         prefix = self.folder / f"demo-{SPLIT_TYPE}"
@@ -153,7 +152,7 @@ class Chain:
 
     def measure_base(self, bits: float) -> tuple[Baseline, int]:
         """Perplexity of the unquantized model, its predictions kept. Returns it and the number of windows."""
-        from .demo_report import Baseline
+        from .report import Baseline
 
         with self.stage("Measure the unquantized model and keep its predictions", "perplexity", "-m", self.base, "-f", self.measuring_text,
                         "-c", N_CTX, "--chunks", self.chunks, "--kl-divergence-base", self.predictions), _Bar() as bar:
@@ -166,7 +165,7 @@ class Chain:
 
     def measure(self, quantized: dict[str, tuple[float, float]]) -> list[Measurement]:
         """Perplexity and divergence of every type."""
-        from .demo_report import Measurement
+        from .report import Measurement
 
         done = []
         with self.stage("Measure every type against it", "perplexity", "-m", self.file("TYPE"), "--kl-divergence-base", self.predictions,
@@ -184,7 +183,7 @@ class Chain:
     @contextmanager
     def stage(self, title: str, *words: object) -> Iterator[None]:
         """Prints a heading with the command that does the same, takes the time."""
-        from .demo_report import Stage
+        from .report import Stage
 
         command = shlex.join(["iqforge", *map(str, words)])
         print(f"\n[{len(self.stages) + 1}] {title}\n{_INDENT}{printable(command, 2000)}", flush=True)

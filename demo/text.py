@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from .errors import NotFoundError
+from ..errors import NotFoundError
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The whole chain on an embedded model, as a command that needs nothing but itself."""
