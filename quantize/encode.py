@@ -26,13 +26,15 @@ LANES = 16  # as in search/lanes.py, which is imported only when something is qu
 
 @functools.cache
 def _searches() -> dict[str, dict[str, Callable]]:
-    """Search functions by kind ("block", "row", "single", "plain") and type name."""
-    from .search import iq_k, k, legacy
+    """Functions by kind and type name: searches of a "block", of a "single" group, of a "row" that has a header; and for some
+    types the format's definition, which is used without importances ("plain", "plain row")."""
+    from .search import fp4, iq_k, iq_ks, k, legacy, line, q8, ternary
 
-    tables: dict[str, dict[str, Callable]] = {
-        "block": iq_k.BLOCK_SEARCHES | k.BLOCK_SEARCHES, "row": dict(iq_k.ROW_SEARCHES),
-        "single": dict(legacy.SINGLE_SEARCHES), "plain": dict(legacy.PLAIN_ENCODERS)}
-    return tables
+    families = (legacy, line, k, iq_k, iq_ks, ternary, fp4, q8)
+    tables = {"block": "BLOCK_SEARCHES", "single": "SINGLE_SEARCHES", "row": "ROW_SEARCHES", "plain": "PLAIN_ENCODERS",
+              "plain row": "PLAIN_ROW_ENCODERS"}
+    return {kind: {name: function for family in families for name, function in getattr(family, table, {}).items()}
+            for kind, table in tables.items()}
 
 
 def encodable_types() -> list[str]:
@@ -65,8 +67,7 @@ def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = 
     type.tensor_bytes(x.shape)  # raises ShapeError
     plain = ggml_type(type.base) if type.base else type
     if plain.is_float:
-        encoded = encode_float(plain, x)
-        return interleave(type, encoded, n_cols) if plain is not type else encoded
+        return arrange_rows(type, encode_float(plain, x), n_cols)
     refuse_non_finite(x)
     run = row_encoder(plain, n_cols, importance, device)
     out = np.empty((len(x), plain.row_bytes(n_cols)), dtype=np.uint8)
@@ -76,7 +77,18 @@ def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = 
         step = -(-len(x) // threads)
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda at: run(x[at : at + step], out[at : at + step]), range(0, len(x), step)))
-    return interleave(type, out, n_cols) if plain is not type else out
+    return arrange_rows(type, out, n_cols)
+
+
+def arrange_rows(type: GGMLType, rows: np.ndarray, n_cols: int) -> np.ndarray:
+    """What `row_encoder` of the plain type (or, where there is none, of the type) wrote, as rows of `type`, which may be interleaved."""
+    if type.base:
+        return interleave(type, rows, n_cols)
+    if type.is_interleaved:
+        from ..formats.codecs.interleaved import pack_rows
+
+        return pack_rows(type, rows, n_cols)
+    return rows
 
 
 def refuse_non_finite(x: np.ndarray, tensor: str | None = None, file: str | None = None, first_row: int = 0) -> None:
@@ -111,12 +123,14 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
     if not kinds:
         raise UnsupportedTypeError(f"quantizing to {type.name} is not supported yet")
     blocks, size, head = n_cols // type.block_size, type.block_size, type.header_bytes
+    if importance is None and "plain row" in kinds:
+        kinds = {"row": kinds["plain row"]}
     plain = importance is None and "plain" in kinds
     weights = None if plain else np.ones(n_cols, dtype=np.float32) if importance is None else prepare_weights(importance, n_cols)
     if device != "cpu":
         from .cuda import CudaEncoder
 
-        kind = "plain" if plain else next(kind for kind in kinds if kind != "plain")
+        kind = "plain" if plain else next(kind for kind in kinds if kind in ("block", "single", "row"))
         return CudaEncoder(type, kind, kinds[kind], n_cols, weights, device)
     if plain:
         loop = over_blocks(kinds["plain"])

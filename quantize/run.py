@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import IqforgeError
-from ..formats.codec import decode, encode_float, interleave
+from ..formats.codec import decode, encode_float
 from ..formats.source import Sink, Source
 from ..formats.types import ggml_type
-from .encode import refuse_non_finite, row_encoder
+from .encode import arrange_rows, refuse_non_finite, row_encoder
 from .plan import PlannedTensor
 
 # importance(name, shape) -> float32[n_matrices, n_cols], or None where nothing is known of the tensor
@@ -157,10 +157,8 @@ def _pieces(source: Source, planned: Sequence[PlannedTensor], importance: Import
 def _encoder(tensor: PlannedTensor, importance: np.ndarray | None, file: str) -> Callable[[np.ndarray], np.ndarray]:
     target, n_cols = tensor.target.type, tensor.source.n_cols
     plain = ggml_type(target.base) if target.base else target
-    if target.is_float:
-        return lambda x: encode_float(target, x)
     if plain.is_float:
-        return lambda x: interleave(target, encode_float(plain, x), n_cols)
+        return lambda x: arrange_rows(target, encode_float(plain, x), n_cols)
     try:
         run = row_encoder(plain, n_cols, importance)
     except IqforgeError as error:
@@ -169,7 +167,7 @@ def _encoder(tensor: PlannedTensor, importance: np.ndarray | None, file: str) ->
     def encode(x: np.ndarray) -> np.ndarray:
         out = np.empty((len(x), plain.row_bytes(n_cols)), dtype=np.uint8)
         run(x, out)
-        return interleave(target, out, n_cols) if plain is not target else out
+        return arrange_rows(target, out, n_cols)
 
     return encode
 
@@ -186,7 +184,7 @@ def _work(source: Source, piece: _Piece) -> tuple[np.ndarray, np.ndarray | None]
         matrix_rows = info.n_rows // info.n_matrices
         refuse_non_finite(x, info.name, source.path, first_row=piece.start % matrix_rows)
     data = piece.encode(x)
-    error = decode(piece.planned.target.type, data, info.n_cols)
+    error = decode(piece.planned.target.type, data, info.n_cols, as_weights=True)
     np.subtract(x, error, out=error)
     largest = float(np.abs(error).max(initial=0))
     # Column sums in float32 lose nothing that matters here, and float64 from there on.

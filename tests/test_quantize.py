@@ -245,8 +245,8 @@ def test_output_is_input(bf16, tmp_path):
 
 def test_errors_leave_nothing(bf16, tmp_path):
     out = tmp_path / "q.gguf"
-    with pytest.raises(UnsupportedTypeError, match="IQ5_K is not"):
-        iqforge.quantize_model(bf16, out, "IQ5_K", pure=True)
+    with pytest.raises(UnsupportedTypeError, match="IQ3_KT is not"):
+        iqforge.quantize_model(bf16, out, "IQ3_KT", pure=True)
     with pytest.raises(NotFoundError):
         iqforge.quantize_model(tmp_path / "nothing", out, "Q8_0", pure=True)
     wrong = imatrix_of(bf16)

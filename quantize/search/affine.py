@@ -21,6 +21,7 @@ from .lanes import LANES
 
 # Free names of the templates, bound per type by `affine_search`.
 GROUP, LEVELS, TOP = 32, 15, 63
+SIGNED = False
 LOWER = UPPER = np.zeros(LANES, dtype=np.float32)
 line_lanes = fit_group = round_group = grid_error = None
 
@@ -43,9 +44,10 @@ def _line_lanes(x, w, at, scale, minimum, sl, sll, sxl):
 
 
 def _fit_group(x, w, at, groups, g, lanes):
-    """groups[g, 0:2]: free scale and minimum of x[at:at+GROUP], both >= 0; 0, 0 if nothing is gained by any."""
-    low = np.float32(0)
-    high = np.float32(0)
+    """groups[g, 0:2]: free scale and minimum of x[at:at+GROUP]; 0, 0 if nothing is gained by any. The scale is >= 0, and so
+    is the minimum unless SIGNED; a minimum of either sign gives lines that need not pass zero."""
+    low = x[at] if SIGNED else np.float32(0)
+    high = low
     sw = np.float32(0)
     sx = np.float32(0)
     for i in range(at, at + GROUP):
@@ -57,10 +59,11 @@ def _fit_group(x, w, at, groups, g, lanes):
     groups[g, 1] = -low
     if high == low:
         return
+    middle = np.float32(0.5) * (low + high) if SIGNED else np.float32(0)
     for c in range(LANES):
-        span = high * UPPER[c] - low * LOWER[c]
-        lanes[0, c] = np.float32(LEVELS) / span
-        lanes[1, c] = -low * LOWER[c]
+        start = (low - middle) * LOWER[c]
+        lanes[0, c] = np.float32(LEVELS) / ((high - middle) * UPPER[c] - start)
+        lanes[1, c] = -(middle + start)
     top = np.float32(-np.inf)
     for _ in range(3):
         line_lanes(x, w, at, lanes[0], lanes[1], lanes[2], lanes[3], lanes[4])
@@ -71,7 +74,7 @@ def _fit_group(x, w, at, groups, g, lanes):
             determinant = sw * sll - sl * sl
             scale = (sw * sxl - sx * sl) / determinant
             minimum = (sl * sxl - sll * sx) / determinant
-            if not (determinant > 0 and minimum >= 0):  # all codes alike, or the line would start above zero
+            if not (determinant > 0 and (SIGNED or minimum >= 0)):  # all codes alike, or the line would start above zero
                 minimum = np.float32(0)
                 scale = sxl / sll
             if not scale > 0:
@@ -168,7 +171,7 @@ def _search_affine(x, w, groups, lanes):
 def _code_of(x, scale, minimum):
     inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
     l = np.floor((x + minimum) * inverse + np.float32(0.5))
-    return int(min(max(l, np.float32(0)), np.float32(LEVELS)))
+    return int(min(max(np.float32(0), l), np.float32(LEVELS)))  # in this order max drops a NaN, which int would not stand
 
 
 def affine_search(name: str, *, group: int, levels: int, top: int,
@@ -178,9 +181,20 @@ def affine_search(name: str, *, group: int, levels: int, top: int,
     levels: largest code; top: largest integer scale and minimum; reach: parts of the way from 0 to the smallest and to the
     largest value at which the starting intervals end (4 by 4 combinations).
     """
-    ends = np.linspace(*reach, 4).astype(np.float32)
-    names: dict[str, object] = {"GROUP": group, "LEVELS": levels, "TOP": top, "LOWER": np.repeat(ends, 4), "UPPER": np.tile(ends, 4)}
+    names = _names(group, levels, reach, TOP=top)
     for template in (_line_lanes, _fit_group, _grid_error):
         step = template.__name__.lstrip("_")
         names[step] = specialize(template, f"{step}_{name}", **names)
     return specialize(_search_affine, f"search_{name}", **names), specialize(_code_of, f"code_{name}", **names)
+
+
+def group_fit(name: str, *, group: int, levels: int, signed: bool, reach: tuple[float, float]) -> tuple[Callable, Callable, Callable]:
+    """The parts of a search that work on one group: compiled `_fit_group`, `_line_lanes` and `_code_of`."""
+    names = _names(group, levels, reach, SIGNED=signed)
+    names["line_lanes"] = specialize(_line_lanes, f"line_lanes_{name}", **names)
+    return specialize(_fit_group, f"fit_group_{name}", **names), names["line_lanes"], specialize(_code_of, f"code_{name}", **names)
+
+
+def _names(group: int, levels: int, reach: tuple[float, float], **more: object) -> dict[str, object]:
+    ends = np.linspace(*reach, 4).astype(np.float32)
+    return {"GROUP": group, "LEVELS": levels, "LOWER": np.repeat(ends, 4), "UPPER": np.tile(ends, 4)} | more

@@ -42,7 +42,8 @@ score_lanes = error_lanes = nearest = nearest_integer = weigh = scan_group = cho
 
 @device_function
 def as_half(d):
-    return half_to_float(float_to_half(d))
+    """d as a half holds it. Beyond the largest half that one, not infinity, which no decoder would survive."""
+    return half_to_float(float_to_half(min(max(np.float32(-65504), d), np.float32(65504))))
 
 
 @device_function

@@ -1,11 +1,12 @@
-"""IQ2_K, IQ3_K, IQ4_K, IQ4_KS: search and packing. Byte maps: `formats/codecs/iq_k.py`."""
+"""IQ2_K to IQ6_K and IQ4_XS: search and packing. Byte maps: `formats/codecs/iq_k.py`, `formats/codecs/grid.py`."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...formats.codecs.scalars import write_float, write_half, write_u16
-from ...formats.tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4NL_VALUES
+from ...formats.codecs.scalars import write_half, write_u16
+from ...formats.kernel import device_function
+from ...formats.tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4NL_VALUES, IQ5NL_VALUES, IQ6NL_VALUES
 from .grouped import grouped_search
 
 _iq2_k, _iq2_k_code = grouped_search("iq2_k", IQ2NL_VALUES[:4], group=16, integers=range(-8, 8), shifts=(0, 5),
@@ -14,9 +15,13 @@ _iq3_k, _iq3_k_code = grouped_search("iq3_k", IQ3NL_VALUES[:8], group=16, intege
                                      reach=(0.7, 1.8), fill=(1.15, 0.7), half=True, emphasis=True, gain=1.01)
 _iq4_k, _iq4_k_code = grouped_search("iq4_k", IQ4NL_VALUES, group=16, integers=range(-32, 32), shifts=(0, 4),
                                      reach=(0.7, 1.8), fill=(1.1, 0.75), half=True)
-_iq4_ks, _iq4_ks_code = grouped_search("iq4_ks", IQ4NL_VALUES, group=32, integers=range(-127, 128, 2), shifts=(0, 4),
-                                       reach=(0.8, 1.6), fill=(1.1, 0.75), half=False)
-IQ2_K_SHIFT, IQ3_K_SHIFT, IQ4_K_SHIFT = np.float32(5), np.float32(4), np.float32(4)
+_iq4_xs, _iq4_xs_code = grouped_search("iq4_xs", IQ4NL_VALUES, group=32, integers=range(-32, 32),
+                                       reach=(0.8, 1.6), fill=(1.1, 0.75), half=True)
+_iq5_k, _iq5_k_code = grouped_search("iq5_k", IQ5NL_VALUES[:32], group=16, integers=range(-32, 32), shifts=(0, 2),
+                                     reach=(0.85, 1.3), fill=(1.1, 0.75), half=True)
+_iq6_k, _iq6_k_code = grouped_search("iq6_k", IQ6NL_VALUES[:64], group=16, integers=range(-128, 128), shifts=(0, 1),
+                                     reach=(0.9, 1.2), fill=(1.05, 0.85), half=True)
+IQ2_K_SHIFT, IQ3_K_SHIFT, IQ4_K_SHIFT, IQ5_K_SHIFT, IQ6_K_SHIFT = (np.float32(shift) for shift in (5, 4, 4, 2, 1))
 
 
 def iq2_k(x, w, block, own, groups, lanes):
@@ -58,38 +63,70 @@ def iq3_k(x, w, block, own, groups, lanes):
     write_u16(block, 4, signs)
 
 
+@device_function
+def _write_six_bit_scales(block, d, groups):
+    """d, the shift bits and sixteen scales in -32..31, into the cleared first 16 bytes of IQ4_K and IQ5_K."""
+    write_half(block, 0, d)
+    extra = 0
+    for g in range(16):
+        k = int(groups[g, 2]) + 32
+        extra |= int(groups[g, 3]) << g
+        block[8 + g // 2] |= (k & 15) << (4 * (g & 1))
+        block[4 + g // 4] |= k >> 4 << (2 * (g & 3))
+    write_u16(block, 2, extra)
+
+
 def iq4_k(x, w, block, own, groups, lanes):
     d = _iq4_k(x, w, own, groups, lanes)
+    block[:] = 0
+    _write_six_bit_scales(block, d, groups)
+    for g in range(16):
+        for l in range(16):
+            q = _iq4_k_code(x[16 * g + l], d * groups[g, 2], IQ4_K_SHIFT * groups[g, 3])
+            block[16 + 16 * (g // 2) + l] |= q << (4 * (g & 1))
+
+
+def iq5_k(x, w, block, own, groups, lanes):
+    d = _iq5_k(x, w, own, groups, lanes)
+    block[:] = 0
+    _write_six_bit_scales(block, d, groups)
+    for i in range(256):
+        g = i // 16
+        q = _iq5_k_code(x[i], d * groups[g, 2], IQ5_K_SHIFT * groups[g, 3])
+        block[16 + 32 * (i >> 6) + (i & 31)] |= (q & 15) << (4 * (i >> 5 & 1))
+        block[144 + (i & 31)] |= q >> 4 << (i >> 5)
+
+
+def iq6_k(x, w, block, own, groups, lanes):
+    """The values are those of the integer table, which products use, not ggml's row decoder's."""
+    d = _iq6_k(x, w, own, groups, lanes)
     block[:] = 0
     write_half(block, 0, d)
     extra = 0
     for g in range(16):
-        k = int(groups[g, 2])
-        shift = int(groups[g, 3])
-        extra |= shift << g
-        block[8 + g // 2] |= ((k + 32) & 15) << (4 * (g & 1))
-        block[4 + g // 4] |= (k + 32) >> 4 << (2 * (g & 3))
-        for l in range(16):
-            q = _iq4_k_code(x[16 * g + l], d * np.float32(k), IQ4_K_SHIFT * np.float32(shift))
-            block[16 + 16 * (g // 2) + l] |= q << (4 * (g & 1))
+        extra |= int(groups[g, 3]) << g
+        block[4 + g] = int(groups[g, 2]) & 255
     write_u16(block, 2, extra)
+    for i in range(256):
+        g = i // 16
+        q = _iq6_k_code(x[i], d * groups[g, 2], IQ6_K_SHIFT * groups[g, 3])
+        block[20 + 32 * (i >> 6) + (i & 31)] |= (q & 15) << (4 * (i >> 5 & 1))
+        block[148 + 32 * (i >> 7) + (i & 31)] |= q >> 4 << (2 * (i >> 5 & 3))
 
 
-def iq4_ks(x, w, head, blocks, own, groups, lanes):
-    """One row: x, w float32[n]; head uint8[4]; blocks uint8[n/256, 136]."""
-    d = _iq4_ks(x, w, own, groups, lanes)
-    write_float(head, 0, d)
-    blocks[:] = 0
-    for g in range(len(x) // 32):
-        block = blocks[g // 8]
-        b = g % 8
-        k = int(groups[g, 2])
-        shift = int(groups[g, 3])
-        block[b] = (k + 127) | shift
+def iq4_xs(x, w, block, own, groups, lanes):
+    d = _iq4_xs(x, w, own, groups, lanes)
+    block[:] = 0
+    write_half(block, 0, d)
+    high = 0
+    for b in range(8):
+        k = int(groups[b, 2]) + 32
+        block[4 + b // 2] |= (k & 15) << (4 * (b & 1))
+        high |= k >> 4 << (2 * b)
         for l in range(32):
-            q = _iq4_ks_code(x[32 * g + l], d * np.float32(k), IQ4_K_SHIFT * np.float32(shift))
+            q = _iq4_xs_code(x[32 * b + l], d * groups[b, 2], np.float32(0))
             block[8 + 16 * b + (l & 15)] |= q << (4 * (l >> 4))
+    write_u16(block, 2, high)
 
 
-BLOCK_SEARCHES = {"IQ2_K": iq2_k, "IQ3_K": iq3_k, "IQ4_K": iq4_k}
-ROW_SEARCHES = {"IQ4_KS": iq4_ks}
+BLOCK_SEARCHES = {"IQ2_K": iq2_k, "IQ3_K": iq3_k, "IQ4_K": iq4_k, "IQ5_K": iq5_k, "IQ6_K": iq6_k, "IQ4_XS": iq4_xs}

@@ -1,21 +1,54 @@
-"""Q4_K and Q6_K: search and packing. Byte maps: `formats/codecs/k.py`."""
+"""The K-quants: search and packing. Byte maps: `formats/codecs/k.py`."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ...formats.codecs.scalars import write_half
+from ...formats.kernel import device_function
 from .affine import affine_search
 from .grouped import grouped_search
 
+_q2_k, _q2_k_code = affine_search("q2_k", group=16, levels=3, top=15)
+_q3_k, _q3_k_code = grouped_search("q3_k", np.arange(-4, 4), group=16, integers=range(-32, 32), reach=(0.7, 1.8),
+                                   fill=(1.1, 0.75), half=True)
 _q4_k, _q4_k_code = affine_search("q4_k", group=32, levels=15, top=63)
+_q5_k, _q5_k_code = affine_search("q5_k", group=32, levels=31, top=63)
 _q6_k, _q6_k_code = grouped_search("q6_k", np.arange(-32, 32), group=16, integers=range(-128, 128), reach=(0.9, 1.2),
                                    fill=(1.05, 0.85), half=True)
 
 
-def q4_k(x, w, block, own, groups, lanes):
-    d, dmin = _q4_k(x, w, groups, lanes)
+def q2_k(x, w, block, own, groups, lanes):
+    d, dmin = _q2_k(x, w, groups, lanes)
     block[:] = 0
+    write_half(block, 80, d)
+    write_half(block, 82, dmin)
+    for g in range(16):
+        block[g] = int(groups[g, 2]) | int(groups[g, 3]) << 4
+        for l in range(16):
+            i = 16 * g + l
+            q = _q2_k_code(x[i], d * groups[g, 2], dmin * groups[g, 3])
+            block[16 + 32 * (g // 8) + (i & 31)] |= q << (2 * (g // 2 & 3))
+
+
+def q3_k(x, w, block, own, groups, lanes):
+    d = _q3_k(x, w, own, groups, lanes)
+    block[:] = 0
+    write_half(block, 108, d)
+    for g in range(16):
+        six = int(groups[g, 2]) + 32
+        block[96 + (g & 7)] |= (six & 15) << (4 * (g >> 3))
+        block[104 + (g & 3)] |= six >> 4 << (2 * (g >> 2))
+        for l in range(16):
+            i = 16 * g + l
+            q = _q3_k_code(x[i], d * groups[g, 2], np.float32(0))
+            block[32 + 32 * (g // 8) + (i & 31)] |= (q & 3) << (2 * (g // 2 & 3))
+            block[i & 31] |= q >> 2 << (g // 2)
+
+
+@device_function
+def _write_scales(block, d, dmin, groups):
+    """d, dmin and the six-bit scales and minimums of eight groups, into the cleared first 16 bytes of Q4_K and Q5_K."""
     write_half(block, 0, d)
     write_half(block, 2, dmin)
     for s in range(8):
@@ -28,9 +61,27 @@ def q4_k(x, w, block, own, groups, lanes):
             block[8 + s] |= (k & 15) | (m & 15) << 4
             block[s] |= k >> 4 << 6
             block[4 + s] |= m >> 4 << 6
+
+
+def q4_k(x, w, block, own, groups, lanes):
+    d, dmin = _q4_k(x, w, groups, lanes)
+    block[:] = 0
+    _write_scales(block, d, dmin, groups)
+    for s in range(8):
         for l in range(32):
             q = _q4_k_code(x[32 * s + l], d * groups[s, 2], dmin * groups[s, 3])
             block[16 + 32 * (s // 2) + l] |= q << (4 * (s & 1))
+
+
+def q5_k(x, w, block, own, groups, lanes):
+    d, dmin = _q5_k(x, w, groups, lanes)
+    block[:] = 0
+    _write_scales(block, d, dmin, groups)
+    for s in range(8):
+        for l in range(32):
+            q = _q5_k_code(x[32 * s + l], d * groups[s, 2], dmin * groups[s, 3])
+            block[48 + 32 * (s // 2) + l] |= (q & 15) << (4 * (s & 1))
+            block[16 + l] |= q >> 4 << s
 
 
 def q6_k(x, w, block, own, groups, lanes):
@@ -47,4 +98,4 @@ def q6_k(x, w, block, own, groups, lanes):
             block[128 + 32 * half + at] |= q >> 4 << (2 * run)
 
 
-BLOCK_SEARCHES = {"Q4_K": q4_k, "Q6_K": q6_k}
+BLOCK_SEARCHES = {"Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k}

@@ -1,4 +1,4 @@
-"""Q4_0, IQ4_NL, Q8_0: blocks of 32 with one half-precision scale. Byte maps: `formats/codecs/legacy.py`.
+"""Q4_0, Q5_0, Q6_0, IQ4_NL, Q8_0: blocks of 32 with one half-precision scale. Byte maps: `formats/codecs/legacy.py`.
 
 The block is a single group: a ladder of scales on both signs, then a finer ladder around the best, each rung rounded to the
 half precision in which it will be stored before its error is taken.
@@ -14,17 +14,17 @@ from ...formats.codecs.scalars import write_half
 from ...formats.kernel import device_function, specialize
 from ...formats.tables import IQ4NL_VALUES
 from . import lanes as lane_functions
-from .grouped import as_half, value_set
+from .grouped import as_float, as_half, value_set
 from .lanes import LANES
 
 # Free names of the template, bound per type by `single_search`.
 LADDER = FINE = np.ones(LANES, dtype=np.float32)
 SIDES = 2
-score_lanes = error_lanes = None
+score_lanes = error_lanes = round_d = None
 
 
 def _search_single(x, w, lanes):
-    """The half-precision scale with the smallest weighted squared error for the block. lanes: float32[6, LANES] scratch."""
+    """The scale, as stored, with the smallest weighted squared error for the block. lanes: float32[6, LANES] scratch."""
     extreme = np.float32(0)
     for i in range(len(x)):
         if abs(x[i]) > abs(extreme):
@@ -49,7 +49,7 @@ def _search_single(x, w, lanes):
         lanes[0, c] = np.float32(1) / (best * FINE[c])
     score_lanes(x, w, 0, len(x), np.float32(0), lanes[0], lanes[1], lanes[2])
     for c in range(LANES):
-        scale = as_half(lanes[1, c] / lanes[2, c]) if lanes[2, c] > 0 else np.float32(0)
+        scale = round_d(lanes[1, c] / lanes[2, c]) if lanes[2, c] > 0 else np.float32(0)
         lanes[0, c] = scale
         lanes[1, c] = np.float32(1) / scale if scale != 0 else np.float32(0)
         lanes[2, c] = np.float32(0)
@@ -62,10 +62,14 @@ def _search_single(x, w, lanes):
 
 
 def single_search(name: str, values: np.ndarray, *, reach: tuple[float, float], rungs: int, fine: float,
-                  sides: int = 2) -> tuple[Callable, Callable]:
-    """Compile (search(x, w, lanes) -> d, code_of(x, scale, shift) -> int). `fine`: half width of the second ladder."""
+                  sides: int = 2, half: bool = True) -> tuple[Callable, Callable]:
+    """Compile (search(x, w, lanes) -> d, code_of(x, scale, shift) -> int). `fine`: half width of the second ladder.
+
+    sides: 1 if the value set is (nearly) symmetric, else 2; half: d is stored in half precision (else float32).
+    """
     names = value_set(name, values)
     names |= {"LADDER": (np.abs(values).max() * np.geomspace(*reach, rungs)).astype(np.float32), "SIDES": sides,
+              "round_d": as_half if half else as_float,
               "FINE": np.linspace(1 - fine, 1 + fine, LANES).astype(np.float32)}
     names["score_lanes"] = specialize(lane_functions.score_lanes, f"score_lanes_{name}", **names)
     names["error_lanes"] = specialize(lane_functions.error_lanes, f"error_lanes_{name}", **names)
@@ -74,6 +78,8 @@ def single_search(name: str, values: np.ndarray, *, reach: tuple[float, float], 
 
 _q4_0, _q4_0_code = single_search("q4_0", np.arange(-8, 8), reach=(0.7, 1.7), rungs=32, fine=0.04)
 _iq4_nl, _iq4_nl_code = single_search("iq4_nl", IQ4NL_VALUES, reach=(0.7, 1.7), rungs=32, fine=0.04)
+_q5_0, _q5_0_code = single_search("q5_0", np.arange(-16, 16), reach=(0.85, 1.3), rungs=32, fine=0.03)
+_q6_0, _q6_0_code = single_search("q6_0", np.arange(-32, 32), reach=(0.92, 1.15), rungs=32, fine=0.01)
 _q8_0, _ = single_search("q8_0", np.arange(-128, 128), reach=(0.97, 1.02), rungs=16, fine=0.002, sides=1)
 
 
@@ -92,6 +98,29 @@ def iq4_nl(x, w, block, lanes):
     d = write_half(block, 0, _iq4_nl(x, w, lanes))
     for j in range(16):
         _pack_nibbles(block, j, _iq4_nl_code(x[j], d, np.float32(0)), _iq4_nl_code(x[j + 16], d, np.float32(0)))
+
+
+@device_function
+def write_five_bits(block, high, low, i, q):
+    """Code of element i into fifth bits at byte `high` and nibbles at byte `low`, both cleared before."""
+    block[low + (i & 15)] |= (q & 15) << (4 * (i >> 4))
+    block[high + (i >> 3)] |= (q >> 4) << (i & 7)
+
+
+def q5_0(x, w, block, lanes):
+    block[:] = 0
+    d = write_half(block, 0, _q5_0(x, w, lanes))
+    for i in range(32):
+        write_five_bits(block, 2, 6, i, _q5_0_code(x[i], d, np.float32(0)))
+
+
+def q6_0(x, w, block, lanes):
+    block[:] = 0
+    d = write_half(block, 0, _q6_0(x, w, lanes))
+    for i in range(32):
+        q = _q6_0_code(x[i], d, np.float32(0))
+        block[10 + (i & 15)] |= (q & 15) << (4 * (i >> 4))
+        block[2 + (i & 7)] |= (q >> 4) << (4 * (i >> 3 & 1) + 2 * (i >> 4))
 
 
 def q8_0(x, w, block, lanes):
@@ -122,5 +151,5 @@ def q8_0_plain(x, block):
         block[2 + j] = q & 255
 
 
-SINGLE_SEARCHES = {"Q4_0": q4_0, "IQ4_NL": iq4_nl, "Q8_0": q8_0}
+SINGLE_SEARCHES = {"Q4_0": q4_0, "Q5_0": q5_0, "Q6_0": q6_0, "IQ4_NL": iq4_nl, "Q8_0": q8_0}
 PLAIN_ENCODERS = {"Q8_0": q8_0_plain}
