@@ -16,7 +16,7 @@ damage to the layer's output. Below four bits two corrections lower the measured
 `emphasis` multiplies the weights by (mean x^2 + x_i^2)^(1/4), and `gain` stretches d slightly, because a least-squares fit
 always comes out shorter than the values it fits, and the lost length adds up over layers.
 
-Arrays: x, w, own float32[n], own being scratch for the weights in use; groups float32[n / GROUP, 6] with columns best scale
+Arrays: x, w, own float32[n], own being scratch for the weights in use and at the end the codes; groups float32[n / GROUP, 6] with columns best scale
 per shift (2), integer and shift number (2), a trial of these (2); lanes float32[6, LANES] is scratch.
 """
 
@@ -37,7 +37,8 @@ EMPHASIS, GAIN = False, 1.0
 SHIFTS = np.zeros(1, dtype=np.float32)
 LADDER = np.ones(LANES, dtype=np.float32)
 TARGETS = np.ones(LANES, dtype=np.float32)
-score_lanes = error_lanes = nearest = nearest_integer = weigh = scan_group = choose_d = finish_group = fit_sums = round_d = None
+score_lanes = error_lanes = nearest = nearest_integer = weigh = scan_group = choose_d = finish_group = fit_sums = None
+codes_of = round_d = None
 
 
 @device_function
@@ -135,14 +136,16 @@ def _finish_group(x, w, at, d, groups, g, column, lanes):
     return lanes[3, winner]
 
 
-def _fit_sums(x, w, at, d, k, shift, sums):
-    """Add a group's share to the least-squares problem for d: sums[0] += sum w x (k v), sums[1] += sum w (k v)^2."""
+def _fit_sums(x, w, at, d, k, shift, sxv, svv):
+    """Add a group's share to the least-squares problem for d: sum w x (k v) and sum w (k v)^2, element i in lane i % LANES."""
     scale = d * k
     inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
-    for i in range(at, at + GROUP):
-        v = k * (nearest(x[i] * inverse - shift) + shift)
-        sums[0] += (w[i] * x[i]) * v
-        sums[1] += (w[i] * v) * v
+    for start in range(at, at + GROUP, LANES):
+        for c in range(LANES):
+            i = start + c
+            v = k * (nearest(x[i] * inverse - shift) + shift)
+            sxv[c] += (w[i] * x[i]) * v
+            svv[c] += (w[i] * v) * v
 
 
 def _weigh(x, importance, own):
@@ -161,7 +164,8 @@ def _weigh(x, importance, own):
 
 
 def _search_groups(x, importance, own, groups, lanes):
-    """All four steps for one block (or row). Returns d as stored; groups[:, 2:4] holds integers and shift numbers."""
+    """All four steps for one block (or row). Returns d as stored; groups[:, 2:4] holds integers and shift numbers, own the
+    codes, as float32."""
     n = len(x) // GROUP
     weigh(x, importance, own)
     w = own
@@ -172,14 +176,19 @@ def _search_groups(x, importance, own, groups, lanes):
     for g in range(n):
         error += finish_group(x, w, g * GROUP, d, groups, g, 2, lanes)
     for _ in range(3):
-        sums = lanes[5]
-        sums[0] = np.float32(0)
-        sums[1] = np.float32(0)
+        for c in range(LANES):
+            lanes[4, c] = np.float32(0)
+            lanes[5, c] = np.float32(0)
         for g in range(n):
-            fit_sums(x, w, g * GROUP, d, groups[g, 2], SHIFTS[int(groups[g, 3])], sums)
-        if sums[1] == 0:
+            fit_sums(x, w, g * GROUP, d, groups[g, 2], SHIFTS[int(groups[g, 3])], lanes[4], lanes[5])
+        sxv = np.float32(0)
+        svv = np.float32(0)
+        for c in range(LANES):
+            sxv += lanes[4, c]
+            svv += lanes[5, c]
+        if svv == 0:
             break
-        next_d = round_d(sums[0] / sums[1])
+        next_d = round_d(sxv / svv)
         if next_d == d:
             break
         next_error = np.float32(0)
@@ -191,7 +200,28 @@ def _search_groups(x, importance, own, groups, lanes):
         for g in range(n):
             groups[g, 2] = groups[g, 4]
             groups[g, 3] = groups[g, 5]
-    return round_d(d * np.float32(GAIN))
+    d = round_d(d * np.float32(GAIN))
+    for g in range(n):
+        codes_of(x, g * GROUP, GROUP, d * groups[g, 2], SHIFTS[int(groups[g, 3])], own)
+    return d
+
+
+def _codes_of(x, at, n, scale, shift, codes):
+    """codes[i] = position, as a float32, of the value nearest to x[i] / scale in the value set, for n elements from `at` on."""
+    inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
+    for i in range(at, at + n):
+        t = x[i] * inverse - shift
+        code = np.float32(0)
+        for k in range(len(MIDDLES)):
+            code += np.float32(1) if t > MIDDLES[k] else np.float32(0)
+        codes[i] = code
+
+
+def _codes_in_range(x, at, n, scale, shift, codes):
+    """The same for a range of integers, where it needs no comparisons."""
+    inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
+    for i in range(at, at + n):
+        codes[i] = min(max(np.float32(0), nearest(x[i] * inverse - shift) - np.float32(FIRST)), np.float32(LAST - FIRST))
 
 
 def _code_of(x, scale, shift):
@@ -207,31 +237,34 @@ def _code_of(x, scale, shift):
 def _code_in_range(x, scale, shift):
     """The same for a range of integers, where it needs no comparisons."""
     inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
-    return int(nearest(x * inverse - shift)) - FIRST
+    return int(min(max(np.float32(FIRST), nearest(x * inverse - shift)), np.float32(LAST))) - FIRST
 
 
 MIDDLES = np.zeros(1, dtype=np.float32)
-FIRST = 0
+FIRST, LAST = 0, 0
 
 
 def value_set(name: str, values: np.ndarray) -> dict[str, object]:
-    """The names that describe a set of ascending values: VALUES, MIDDLES, `nearest` and `code_of`(x, scale, shift)."""
+    """The names that describe a set of ascending values: VALUES, MIDDLES, `nearest`, `code_of`(x, scale, shift) and
+    `codes_of`(x, at, n, scale, shift, codes)."""
     values = np.asarray(values, dtype=np.float32)
     names: dict[str, object] = {"VALUES": values, "MIDDLES": ((values[1:] + values[:-1]) / 2).astype(np.float32)}
     if np.array_equal(values, np.arange(values[0], values[-1] + 1)):
         names |= {"FIRST": int(values[0]), "LAST": int(values[-1])}
         names["nearest"] = specialize(lane_functions.nearest_in_range, f"nearest_{name}", **names)
         names["code_of"] = specialize(_code_in_range, f"code_of_{name}", **names)
+        names["codes_of"] = specialize(_codes_in_range, f"codes_of_{name}", **names)
     else:
         names["nearest"] = specialize(lane_functions.nearest_in_table, f"nearest_{name}", **names)
         names["code_of"] = specialize(_code_of, f"code_of_{name}", **names)
+        names["codes_of"] = specialize(_codes_of, f"codes_of_{name}", **names)
     return names
 
 
 def grouped_search(name: str, values: np.ndarray, *, group: int, integers: range, shifts: tuple[float, ...] = (0,),
                    reach: tuple[float, float], fill: tuple[float, float], half: bool, emphasis: bool = False,
-                   gain: float = 1.0) -> tuple[Callable, Callable]:
-    """Compile the search for one type: (search(x, w, own, groups, lanes) -> d, code_of(x, scale, shift) -> int).
+                   gain: float = 1.0) -> Callable:
+    """Compile the search for one type: search(x, w, own, groups, lanes) -> d.
 
     values: ascending value set; integers: what a group scale can be; shifts: the choices of moving the set;
     reach: the ladder, as multiples of (largest value) / (largest x); fill: the part of the integer range that the largest
@@ -249,4 +282,4 @@ def grouped_search(name: str, values: np.ndarray, *, group: int, integers: range
     for template in (_nearest_integer, _weigh, _scan_group, _choose_d, _finish_group, _fit_sums):
         step = template.__name__.lstrip("_")
         names[step] = specialize(template, f"{step}_{name}", **names)
-    return specialize(_search_groups, f"search_{name}", **names), names["code_of"]
+    return specialize(_search_groups, f"search_{name}", **names)

@@ -9,19 +9,18 @@ from ...formats.kernel import device_function
 from ...formats.tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4NL_VALUES, IQ5NL_VALUES, IQ6NL_VALUES
 from .grouped import grouped_search
 
-_iq2_k, _iq2_k_code = grouped_search("iq2_k", IQ2NL_VALUES[:4], group=16, integers=range(-8, 8), shifts=(0, 5),
-                                     reach=(0.6, 2.2), fill=(1.3, 0.8), half=True, emphasis=True, gain=1.02)
-_iq3_k, _iq3_k_code = grouped_search("iq3_k", IQ3NL_VALUES[:8], group=16, integers=range(-31, 32, 2), shifts=(0, 4),
-                                     reach=(0.7, 1.8), fill=(1.15, 0.7), half=True, emphasis=True, gain=1.01)
-_iq4_k, _iq4_k_code = grouped_search("iq4_k", IQ4NL_VALUES, group=16, integers=range(-32, 32), shifts=(0, 4),
-                                     reach=(0.7, 1.8), fill=(1.1, 0.75), half=True)
-_iq4_xs, _iq4_xs_code = grouped_search("iq4_xs", IQ4NL_VALUES, group=32, integers=range(-32, 32),
-                                       reach=(0.8, 1.6), fill=(1.1, 0.75), half=True)
-_iq5_k, _iq5_k_code = grouped_search("iq5_k", IQ5NL_VALUES[:32], group=16, integers=range(-32, 32), shifts=(0, 2),
-                                     reach=(0.85, 1.3), fill=(1.1, 0.75), half=True)
-_iq6_k, _iq6_k_code = grouped_search("iq6_k", IQ6NL_VALUES[:64], group=16, integers=range(-128, 128), shifts=(0, 1),
-                                     reach=(0.9, 1.2), fill=(1.05, 0.85), half=True)
-IQ2_K_SHIFT, IQ3_K_SHIFT, IQ4_K_SHIFT, IQ5_K_SHIFT, IQ6_K_SHIFT = (np.float32(shift) for shift in (5, 4, 4, 2, 1))
+_iq2_k = grouped_search("iq2_k", IQ2NL_VALUES[:4], group=16, integers=range(-8, 8), shifts=(0, 5),
+                        reach=(0.6, 2.2), fill=(1.3, 0.8), half=True, emphasis=True, gain=1.02)
+_iq3_k = grouped_search("iq3_k", IQ3NL_VALUES[:8], group=16, integers=range(-31, 32, 2), shifts=(0, 4),
+                        reach=(0.7, 1.8), fill=(1.15, 0.7), half=True, emphasis=True, gain=1.01)
+_iq4_k = grouped_search("iq4_k", IQ4NL_VALUES, group=16, integers=range(-32, 32), shifts=(0, 4),
+                        reach=(0.7, 1.8), fill=(1.1, 0.75), half=True)
+_iq4_xs = grouped_search("iq4_xs", IQ4NL_VALUES, group=32, integers=range(-32, 32),
+                         reach=(0.8, 1.6), fill=(1.1, 0.75), half=True)
+_iq5_k = grouped_search("iq5_k", IQ5NL_VALUES[:32], group=16, integers=range(-32, 32), shifts=(0, 2),
+                        reach=(0.85, 1.3), fill=(1.1, 0.75), half=True)
+_iq6_k = grouped_search("iq6_k", IQ6NL_VALUES[:64], group=16, integers=range(-128, 128), shifts=(0, 1),
+                        reach=(0.9, 1.2), fill=(1.05, 0.85), half=True)
 
 
 def iq2_k(x, w, block, own, groups, lanes):
@@ -36,7 +35,7 @@ def iq2_k(x, w, block, own, groups, lanes):
         block[4 + g // 2] |= (k + 8) << (4 * (g & 1))
         for l in range(16):
             i = 16 * g + l
-            q = _iq2_k_code(x[i], d * np.float32(k), IQ2_K_SHIFT * np.float32(shift))
+            q = int(own[i])
             block[12 + 32 * (g // 8) + (i & 31)] |= q << (2 * (g // 2 & 3))
     write_u16(block, 2, extra)
 
@@ -56,7 +55,7 @@ def iq3_k(x, w, block, own, groups, lanes):
         block[6 + g // 2] |= (abs(k) - 1) // 2 << (4 * (g & 1))
         for l in range(16):
             i = 16 * g + l
-            q = _iq3_k_code(x[i], d * np.float32(k), IQ3_K_SHIFT * np.float32(shift))
+            q = int(own[i])
             block[14 + 32 * (g // 8) + (i & 31)] |= (q & 3) << (2 * (g // 2 & 3))
             block[78 + (i & 31)] |= (q >> 2) << (g // 2)
     write_u16(block, 2, extra)
@@ -82,7 +81,7 @@ def iq4_k(x, w, block, own, groups, lanes):
     _write_six_bit_scales(block, d, groups)
     for g in range(16):
         for l in range(16):
-            q = _iq4_k_code(x[16 * g + l], d * groups[g, 2], IQ4_K_SHIFT * groups[g, 3])
+            q = int(own[16 * g + l])
             block[16 + 16 * (g // 2) + l] |= q << (4 * (g & 1))
 
 
@@ -92,7 +91,7 @@ def iq5_k(x, w, block, own, groups, lanes):
     _write_six_bit_scales(block, d, groups)
     for i in range(256):
         g = i // 16
-        q = _iq5_k_code(x[i], d * groups[g, 2], IQ5_K_SHIFT * groups[g, 3])
+        q = int(own[i])
         block[16 + 32 * (i >> 6) + (i & 31)] |= (q & 15) << (4 * (i >> 5 & 1))
         block[144 + (i & 31)] |= q >> 4 << (i >> 5)
 
@@ -109,7 +108,7 @@ def iq6_k(x, w, block, own, groups, lanes):
     write_u16(block, 2, extra)
     for i in range(256):
         g = i // 16
-        q = _iq6_k_code(x[i], d * groups[g, 2], IQ6_K_SHIFT * groups[g, 3])
+        q = int(own[i])
         block[20 + 32 * (i >> 6) + (i & 31)] |= (q & 15) << (4 * (i >> 5 & 1))
         block[148 + 32 * (i >> 7) + (i & 31)] |= q >> 4 << (2 * (i >> 5 & 3))
 
@@ -124,7 +123,7 @@ def iq4_xs(x, w, block, own, groups, lanes):
         block[4 + b // 2] |= (k & 15) << (4 * (b & 1))
         high |= k >> 4 << (2 * b)
         for l in range(32):
-            q = _iq4_xs_code(x[32 * b + l], d * groups[b, 2], np.float32(0))
+            q = int(own[32 * b + l])
             block[8 + 16 * b + (l & 15)] |= q << (4 * (l >> 4))
     write_u16(block, 2, high)
 

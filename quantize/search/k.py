@@ -10,12 +10,12 @@ from .affine import affine_search
 from .grouped import grouped_search
 
 _q2_k, _q2_k_code = affine_search("q2_k", group=16, levels=3, top=15)
-_q3_k, _q3_k_code = grouped_search("q3_k", np.arange(-4, 4), group=16, integers=range(-32, 32), reach=(0.7, 1.8),
-                                   fill=(1.1, 0.75), half=True)
+_q3_k = grouped_search("q3_k", np.arange(-4, 4), group=16, integers=range(-32, 32), reach=(0.7, 1.8),
+                       fill=(1.1, 0.75), half=True)
 _q4_k, _q4_k_code = affine_search("q4_k", group=32, levels=15, top=63)
 _q5_k, _q5_k_code = affine_search("q5_k", group=32, levels=31, top=63)
-_q6_k, _q6_k_code = grouped_search("q6_k", np.arange(-32, 32), group=16, integers=range(-128, 128), reach=(0.9, 1.2),
-                                   fill=(1.05, 0.85), half=True)
+_q6_k = grouped_search("q6_k", np.arange(-32, 32), group=16, integers=range(-128, 128), reach=(0.9, 1.2),
+                       fill=(1.05, 0.85), half=True)
 
 
 def q2_k(x, w, block, own, groups, lanes):
@@ -41,7 +41,7 @@ def q3_k(x, w, block, own, groups, lanes):
         block[104 + (g & 3)] |= six >> 4 << (2 * (g >> 2))
         for l in range(16):
             i = 16 * g + l
-            q = _q3_k_code(x[i], d * groups[g, 2], np.float32(0))
+            q = int(own[i])
             block[32 + 32 * (g // 8) + (i & 31)] |= (q & 3) << (2 * (g // 2 & 3))
             block[i & 31] |= q >> 2 << (g // 2)
 
@@ -92,7 +92,7 @@ def q6_k(x, w, block, own, groups, lanes):
         block[192 + g] = int(groups[g, 2]) & 255
         for l in range(16):
             i = 16 * g + l
-            q = _q6_k_code(x[i], d * groups[g, 2], np.float32(0))
+            q = int(own[i])
             half, run, at = i // 128, i // 32 % 4, i & 31
             block[64 * half + 32 * (run & 1) + at] |= (q & 15) << (4 * (run >> 1))
             block[128 + 32 * half + at] |= q >> 4 << (2 * run)
