@@ -25,14 +25,18 @@ def main() -> None:
     print("| type | " + " | ".join(f"{case} {imp}: ours / reference" for case, imp in cases) + " | mean ratio |")
     print("|---" * (len(cases) + 2) + "|")
     for name in encodable_types():
-        if not ggml_type(name).is_quantized:
-            continue
+        type = ggml_type(name)
+        if not type.is_quantized or type.is_interleaved and type.base or type.group_rows > 8:
+            continue  # interleaved rows are those of the plain type; 16 rows are not in every source
         golden, cells, logs = np.load(GOLDEN / f"{name}.npz"), [], []
         for case, imp in cases:
             x = sources[case]
             w = sources["im"] if imp == "im" else np.ones(x.shape[1], dtype=np.float32)
+            if f"q_{case}_{imp}" not in golden:
+                cells.append("-")
+                continue
             rows = iqforge.encode(name, x, w if imp == "im" else None), golden[f"q_{case}_{imp}"]
-            ours, theirs = (np.sqrt((w * (x - iqforge.decode(name, r, x.shape[1])) ** 2).sum(dtype=np.float64) / (w * x * x).sum(dtype=np.float64))
+            ours, theirs = (np.sqrt((w * (x - iqforge.decode(name, r, x.shape[1], as_weights=True)) ** 2).sum(dtype=np.float64) / (w * x * x).sum(dtype=np.float64))
                             for r in rows)
             logs.append(np.log(ours / theirs))
             cells.append(f"{ours:.5f} / {theirs:.5f}")

@@ -16,7 +16,8 @@ import time
 
 import iqforge
 
-TYPES = ["Q8_0", "Q6_K", "IQ4_K", "Q4_K", "IQ4_NL", "IQ4_KS", "Q4_0", "IQ3_K", "IQ2_K"]
+TYPES = ["Q8_0", "IQ6_K", "Q6_K", "IQ5_K", "Q5_K", "IQ5_KS", "IQ4_K", "Q4_K", "IQ4_NL", "IQ4_KS", "IQ4_XS", "Q4_0", "IQ3_K", "Q3_K",
+         "IQ3_KS", "Q2_K", "IQ2_K", "IQ2_KS"]
 
 
 def main() -> None:
