@@ -112,7 +112,7 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
     from .quantize.run import TensorReport, stream
 
     preset = file_type(type)
-    if not pure and preset.base.is_quantized:
+    if not pure and preset.base.is_quantized and preset.base.name != "Q8_0":  # Q8_0 has no mix
         log.warning("the mixes of presets are not implemented yet: every tensor gets %s, as with --pure", preset.base)
     if imatrix is not None and not isinstance(imatrix, Imatrix):
         imatrix = load_imatrix(imatrix)
@@ -124,8 +124,10 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
                                     leave_output_tensor=leave_output_tensor, allow_requantize=allow_requantize)
         importance = None if imatrix is None else imatrix.importance
         if importance is not None:
-            for plan in planned:
-                importance(plan.source.name, plan.source.shape)  # an entry that does not fit is an error before any work
+            # An entry that does not fit is an error before any work.
+            found = [importance(plan.source.name, plan.source.shape) is not None for plan in planned if not plan.kept]
+            if sum(found) < len(found) / 2:
+                log.warning("the importance matrix has entries for only %d of %d tensors: is it that of another model?", sum(found), len(found))
         if dry_run:
             report = RunReport([TensorReport(plan) for plan in planned])
             if progress is not None:
@@ -136,7 +138,7 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
             return report
         if out is None:
             raise UsageError("an output file is needed")
-        refuse_same_file(out, getattr(source, "shards", ()))
+        refuse_same_file(out, [*source.files, *([imatrix.path] if imatrix is not None and imatrix.path else [])])
         metadata = quantized_metadata(source.metadata, preset.number, note)
         with GGUFWriter(out, metadata, [plan.target for plan in planned]) as sink:
             return stream(source, planned, sink, importance=importance, threads=threads, progress=progress)
@@ -155,10 +157,10 @@ def collect_imatrix(model: PathLike | Model, text: PathLike, out: PathLike | Non
     from .imatrix.files import output_format_of, save_imatrix
 
     content, dataset = _text(text)
-    if out is not None:
-        output_format_of(out, output_format)
-        refuse_same_file(out, [p for p in (model, dataset) if isinstance(p, (str, os.PathLike)) and p])
     with _model(model) as loaded:
+        if out is not None:
+            output_format_of(out, output_format)
+            refuse_same_file(out, [*loaded.source.files, *([dataset] if dataset else [])])
         collected = collector.collect_imatrix(loaded, content, n_ctx=n_ctx, chunks=chunks, process_output=process_output,
                                               dataset=dataset, progress=progress)
     if out is not None:
@@ -176,6 +178,7 @@ def measure_perplexity(model: PathLike | Model, text: PathLike | None, *, n_ctx:
     that file (`text` may be None). The results have `.perplexity` and `.uncertainty`, a divergence also `.mean_kld` and
     `.statistics`.
     """
+    from .formats.output import refuse_same_file
     from .runtime.evaluate import divergence, perplexity
 
     with _model(model) as loaded:
@@ -185,7 +188,10 @@ def measure_perplexity(model: PathLike | Model, text: PathLike | None, *, n_ctx:
             return divergence.measure_divergence(loaded, kl_divergence_base, chunks=chunks, progress=progress)
         if text is None:
             raise UsageError("a text is needed")
-        return perplexity.measure_perplexity(loaded, _text(text)[0], n_ctx=n_ctx, chunks=chunks, save_logits=kl_divergence_base,
+        content, path = _text(text)
+        if kl_divergence_base is not None and path:
+            refuse_same_file(kl_divergence_base, [path])
+        return perplexity.measure_perplexity(loaded, content, n_ctx=n_ctx, chunks=chunks, save_logits=kl_divergence_base,
                                              progress=progress)
 
 

@@ -11,7 +11,9 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
 
 # name: (module, one line of help)
 COMMANDS = {
@@ -29,18 +31,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0, 1 for an error of the input, 2 for wrong usage, 130 after Ctrl-C."""
     from .errors import IqforgeError, printable
 
+    _prepare_streams()
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="iqforge", description="GGUF quantization and conversion with a reference runtime.")
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    asked = next((word for word in argv if not word.startswith("-")), None)
-    module = None
-    for name, (path, help_line) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=help_line, allow_abbrev=False)
-        if name == asked:
-            module = importlib.import_module(path, __package__)
-            module.configure(subparser)
-    args = parser.parse_args(argv)
+    asked = next((word for word in argv if not word.startswith("-")), "")
+    called = f"iqforge {asked}" if asked in COMMANDS else "iqforge"
+    try:
+        status = _run(argv, asked)
+        sys.stdout.flush()
+        return status
+    except IqforgeError as error:
+        message = "\n".join(printable(line, 2000) for line in str(error).splitlines())
+        print(f"{called}: error: {message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\n{called}: interrupted", file=sys.stderr)
+        return 130
+    except OSError as error:
+        # Errors of inputs and outputs have names of their own; what is left is our own printing.
+        _drop_stdout()
+        if not isinstance(error, BrokenPipeError):  # that one is `iqforge ... | head`, and no mistake of anybody
+            print(f"{called}: error: {error.strerror or error}" + (f": {printable(error.filename)}" if error.filename else ""), file=sys.stderr)
+        return 1
+
+
+def _run(argv: list[str], asked: str) -> int:
+    parser, subparsers, module = _parser(asked)
+    args, extra = parser.parse_known_args(argv)
     if args.version:
         from . import __version__
 
@@ -49,21 +65,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     if module is None:
         parser.print_help()
         return 2
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.INFO)
-    try:
+    if extra:
+        if not hasattr(args, "words") or any(word.startswith("-") for word in extra):
+            subparsers[asked].error(f"unrecognized arguments: {' '.join(extra)}")
+        args.words += extra  # words that stand behind a flag
+    with _log_to_stderr():
         from . import api
 
-        status = module.run(args, api)
-        sys.stdout.flush()
-        return status or 0
-    except IqforgeError as error:
-        message = "\n".join(printable(line, 2000) for line in str(error).splitlines())
-        print(f"iqforge {args.command}: error: {message}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"\niqforge {args.command}: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # The reader of our output went away (`iqforge ... | head`); keep Python from complaining about it at exit.
+        return module.run(args, api) or 0
+
+
+def _parser(asked: str) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser], ModuleType | None]:
+    parser = argparse.ArgumentParser(prog="iqforge", description="GGUF quantization and conversion with a reference runtime.")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    module, subparsers = None, {}
+    for name, (path, help_line) in COMMANDS.items():
+        subparsers[name] = commands.add_parser(name, help=help_line, allow_abbrev=False)
+        if name == asked:
+            module = importlib.import_module(path, __package__)
+            module.configure(subparsers[name])
+    return parser, subparsers, module
+
+
+def _prepare_streams() -> None:
+    """Streams that were closed by the caller become empty ones; characters that a stream cannot show are escaped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
+        elif hasattr(stream := getattr(sys, name), "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_stdout() -> None:
+    """Point stdout at nothing, so that Python does not complain at exit that it cannot be flushed."""
+    try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except (OSError, ValueError):
+        sys.stdout = open(os.devnull, "w")
+
+
+@contextmanager
+def _log_to_stderr() -> Iterator[None]:
+    """Show our own messages while a command runs; what libraries log is of no use to a user."""
+    logger, handler = logging.getLogger(__package__), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.level, logger.propagate = before

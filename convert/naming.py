@@ -38,7 +38,7 @@ def output_path(source: CheckpointSource, out: str | os.PathLike | None, outtype
         path /= default_file_name(source.metadata["general.name"].data, label and label.data, kind)
     if not path.parent.is_dir():
         raise OutputError(f"folder {path.parent} does not exist", file=path)
-    refuse_same_file(path, [file for file in Path(source.path).iterdir() if file.suffix != ".gguf"])
+    refuse_same_file(path, source.files)
     return path
 
 

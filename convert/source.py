@@ -61,6 +61,11 @@ class CheckpointSource:
             raise IqforgeError("no such tensor", file=self.path, tensor=tensor.name)
         return self._rows[tensor.name]
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Everything in the checkpoint's folder but GGUF files, which are results."""
+        return tuple(str(file) for file in sorted(self.checkpoint.path.iterdir()) if file.suffix != ".gguf")
+
     def close(self) -> None:
         self.checkpoint.close()
 

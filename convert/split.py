@@ -103,7 +103,7 @@ def write_split(source: GGUFFile, plan: Sequence[Shard], progress: Progress | No
     """Write the shards of `plan`; returns their paths. None of them appears before all are complete."""
     paths = [shard.path for shard in plan]
     for path in paths:
-        refuse_same_file(path, source.shards)
+        refuse_same_file(path, source.files)
     prefix = str(paths[0]).removesuffix(f"-{1:05d}-of-{len(plan):05d}.gguf")
     with ShardedWriter(prefix, source.metadata, source.tensors, [shard.tensors for shard in plan]) as sink:
         copy_tensors(source, sink, progress)

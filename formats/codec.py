@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -106,8 +107,14 @@ def _in_pieces(work: Callable[[slice], None], rows: int, group_rows: int, thread
         work(slice(0, rows))
         return
     step = -(-rows // threads // group_rows) * group_rows
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda at: work(slice(at, min(at + step, rows))), range(0, rows, step)))
+    list(_pool(os.getpid(), min(threads, 4 * (os.cpu_count() or 1))).map(lambda at: work(slice(at, min(at + step, rows))),
+                                                                         range(0, rows, step)))
+
+
+@functools.cache
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """Threads that stay: a model decodes thousands of matrices a second. A forked child gets its own."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
 
 def _row_decoder(type: GGMLType, n_cols: int, as_weights: bool) -> Callable[[np.ndarray, np.ndarray], None]:
@@ -194,7 +201,7 @@ def encode_float(type: str | GGMLType, x: np.ndarray) -> np.ndarray:
 
 
 def _checked_rows(type: GGMLType, data: np.ndarray, n_cols: int) -> np.ndarray:
-    row_bytes = type.row_bytes(n_cols)
+    row_bytes, data = type.row_bytes(n_cols), np.asarray(data)
     if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != row_bytes:
         raise ShapeError(f"{type.name} rows of {n_cols} elements are uint8[rows, {row_bytes}], got {data.dtype}{list(data.shape)}")
     _check_group(type, len(data))

@@ -49,8 +49,9 @@ def _parse(text: str) -> dict[str, FileType]:
 FILE_TYPES = _parse(_NUMBERS)
 
 
-def file_type(which: str) -> FileType:
-    """The preset with this name (any case) or decimal number. UnknownTypeError listing near names if there is none."""
+def file_type(which: str | int) -> FileType:
+    """The preset with this name (any case) or number. UnknownTypeError listing near names if there is none."""
+    which = str(which)
     found = FILE_TYPES.get(which.upper())
     if found is None and which.isdecimal():
         found = next((f for f in FILE_TYPES.values() if f.number == int(which)), None)
@@ -60,8 +61,3 @@ def file_type(which: str) -> FileType:
         close = difflib.get_close_matches(which.upper(), FILE_TYPES, n=4, cutoff=0.5)
         raise UnknownTypeError(f"unknown quantization '{which}'" + (f"; did you mean {', '.join(close)}?" if close else ""))
     return found
-
-
-def file_type_of_number(number: int) -> FileType | None:
-    """The first preset with this number, if any."""
-    return next((f for f in FILE_TYPES.values() if f.number == number), None)

@@ -12,7 +12,6 @@ from typing import Protocol
 
 import numpy as np
 
-from ..errors import IqforgeError
 from .gguf.values import Value
 from .types import GGMLType
 
@@ -56,9 +55,10 @@ class TensorInfo:
 
 
 class Source(Protocol):
-    """A model that can be read tensor by tensor, row by row."""
+    """A model that can be read tensor by tensor, row by row. `files`: all files it consists of, none of which may be overwritten."""
 
     path: str
+    files: tuple[str, ...]
     metadata: dict[str, Value]
     tensors: tuple[TensorInfo, ...]
 
@@ -86,11 +86,3 @@ class Sink(Protocol):
 
     def abort(self) -> None:
         """Remove every trace of an output that was not finished."""
-
-
-def find_tensor(source: Source, name: str) -> TensorInfo:
-    """The tensor called `name`; IqforgeError naming the file if it has none."""
-    for tensor in source.tensors:
-        if tensor.name == name:
-            return tensor
-    raise IqforgeError("no such tensor", file=source.path, tensor=name)

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace, api) -> int:
         save_imatrix(imatrix, args.output, args.output_format)
 
     with open_model(args) as model:
+        refuse_same_file(args.output, model.source.files)
         imatrix = collect_imatrix(model, text, n_ctx=args.ctx_size, chunks=args.chunks, process_output=args.process_output,
                                   compute_perplexity=not args.no_ppl, dataset=args.file, batch_tokens=args.batch_size,
                                   progress=RunningOutput(args), checkpoint=save, checkpoint_every=args.output_frequency)

@@ -65,6 +65,8 @@ def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = 
         raise ShapeError(f"encode takes float32[rows, n_cols], got {x.ndim} dimensions")
     n_cols = x.shape[1]
     type.tensor_bytes(x.shape)  # raises ShapeError
+    if not len(x):
+        return np.empty((0, type.row_bytes(n_cols)), dtype=np.uint8)
     plain = ggml_type(type.base) if type.base else type
     if plain.is_float:
         return arrange_rows(type, encode_float(plain, x), n_cols)

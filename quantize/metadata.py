@@ -27,10 +27,15 @@ def quantized_metadata(metadata: dict[str, Value], file_type: int | None, imatri
     if file_type is not None:
         keys["general.file_type"] = u32(file_type)
     if imatrix is not None:
-        keys["quantize.imatrix.file"] = string(imatrix.file.encode()[:127].decode(errors="ignore"))
+        keys["quantize.imatrix.file"] = _short(imatrix.file)
         if imatrix.dataset:
-            keys["quantize.imatrix.dataset"] = string(imatrix.dataset.encode()[:127].decode(errors="ignore"))
+            keys["quantize.imatrix.dataset"] = _short(imatrix.dataset)
         keys["quantize.imatrix.entries_count"] = i32(imatrix.entries)
         if imatrix.chunks > 0:
             keys["quantize.imatrix.chunks_count"] = i32(imatrix.chunks)
     return keys
+
+
+def _short(text: str) -> Value:
+    """At most 127 bytes of it, as the reference keeps; bytes that are not UTF-8 are left out."""
+    return string(text.encode(errors="surrogateescape")[:127].decode(errors="ignore"))

@@ -28,16 +28,18 @@ _SHORT_ROW_TYPES = {
 }
 _SHORT_ROWS = {wide: narrow for narrow, wides in _SHORT_ROW_TYPES.items() for wide in wides}
 # Plain type of an interleaved one that no plain type repacks into.
+_BY_ROW = "looked up by row"
 _PLAIN_STAND_IN = {"IQ1_S_R4": "IQ1_S", "IQ1_M_R4": "IQ1_M", "Q8_K_R8": "Q8_0", "Q8_K_R16": "Q8_0"}
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor as it is and as it will be; `note` says why it is not what was asked for."""
+    """A tensor as it is and as it will be; `note` says why it is not what was asked for, `fallback` that it could not be."""
 
     source: TensorInfo
     target: TensorInfo
     note: str = ""
+    fallback: bool = False
 
     @property
     def kept(self) -> bool:
@@ -70,7 +72,7 @@ def plan_uniform(tensors: Sequence[TensorInfo], base: GGMLType, *, token_embeddi
         chosen, note = _that_fits(tensor, wanted)
         if chosen is not tensor.type and tensor.type.is_quantized and not allow_requantize:
             raise UsageError(f"is {tensor.type}: requantizing to {chosen} needs --allow-requantize", tensor=tensor.name)
-        planned.append(PlannedTensor(tensor, tensor.with_type(chosen), note))
+        planned.append(PlannedTensor(tensor, tensor.with_type(chosen), note, fallback=bool(note) and not note.startswith(_BY_ROW)))
     return planned
 
 
@@ -85,7 +87,7 @@ def _that_fits(tensor: TensorInfo, wanted: GGMLType) -> tuple[GGMLType, str]:
     rows = tensor.shape[-2]
     if chosen.is_interleaved and tensor.name in _NEVER_INTERLEAVED:
         chosen = plain_of(chosen)
-        note = f"looked up by row: {chosen} instead of {wanted}"
+        note = f"{_BY_ROW}: {chosen} instead of {wanted}"
     elif rows % chosen.group_rows:
         group, chosen = chosen.group_rows, plain_of(chosen)
         note = f"{rows} rows are not a multiple of {group}: {chosen} instead of {wanted}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import IqforgeError
+from ..errors import IqforgeError, NonFiniteError
 from ..formats.codec import decode, encode_float
 from ..formats.source import Sink, Source
 from ..formats.types import ggml_type
@@ -60,8 +60,8 @@ class RunReport:
 
     @property
     def replaced(self) -> int:
-        """Tensors that got another type than asked for."""
-        return sum(1 for t in self.tensors if t.planned.note)
+        """Tensors whose rows or row counts the type asked for cannot have."""
+        return sum(1 for t in self.tensors if t.planned.fallback)
 
 
 class Progress:
@@ -96,10 +96,11 @@ def stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, *, impo
            threads: int = 0, progress: Progress | None = None) -> RunReport:
     """Carry out a plan. The sink must list the plan's target tensors in order; finishing or aborting it is the caller's.
 
-    threads: 0 for all that this process may use. Errors name the source file and tensor.
+    threads: 0 for all cores that this process may use; more than four per core are not started, as they would only take memory.
+    Errors name the source file and tensor. NonFiniteError also where finite values do not fit into the target type.
     """
     progress = progress or Progress()
-    threads = threads if threads > 0 else default_threads()
+    threads = min(threads, 4 * default_threads()) if threads > 0 else default_threads()
     report = RunReport()
     progress.begin(planned)
     pieces = _pieces(source, planned, importance)
@@ -177,6 +178,8 @@ def _work(source: Source, piece: _Piece) -> tuple[np.ndarray, np.ndarray | None]
     info = piece.planned.source
     rows = source.read_rows(info, piece.start, piece.stop)
     if piece.encode is None:
+        if info.type.tail_bytes and piece.stop == info.n_rows:
+            return np.concatenate([rows.reshape(-1), source.read_bytes(info, info.n_bytes - info.type.tail_bytes, info.n_bytes)]), None
         return np.array(rows), None
     x = decode(info.type, rows, info.n_cols)
     del rows
@@ -187,11 +190,19 @@ def _work(source: Source, piece: _Piece) -> tuple[np.ndarray, np.ndarray | None]
     error = decode(piece.planned.target.type, data, info.n_cols, as_weights=True)
     np.subtract(x, error, out=error)
     largest = float(np.abs(error).max(initial=0))
-    # Column sums in float32 lose nothing that matters here, and float64 from there on.
-    e2 = np.einsum("ij,ij->j", error, error).astype(np.float64)
-    x2 = np.einsum("ij,ij->j", x, x).astype(np.float64)
+    if not np.isfinite(largest) and np.isfinite(x).all():
+        raise NonFiniteError(f"values up to {np.abs(x).max():g} do not fit into {piece.planned.target.type}", tensor=info.name,
+                             file=source.path)
+    e2, x2 = _column_squares(error), _column_squares(x)
     w = np.ones(info.n_cols) if piece.weights is None else piece.weights.astype(np.float64)
     return data, np.array([e2.sum(), x2.sum(), (w * e2).sum(), (w * x2).sum(), largest])
+
+
+def _column_squares(x: np.ndarray) -> np.ndarray:
+    """float64[n_cols]: sums of squares. Summed in float32, which loses nothing that matters here, unless that overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.einsum("ij,ij->j", x, x)
+        return sums.astype(np.float64) if np.isfinite(sums).all() else np.einsum("ij,ij->j", x, x, dtype=np.float64)
 
 
 class _Sums:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from ..errors import UsageError
@@ -44,7 +45,7 @@ def open_model(args: argparse.Namespace):
     if args.threads < 0 or args.batch_size < 1 or args.cache_size < 0:
         raise UsageError("-t and --cache-size cannot be negative, -b must be positive")
     if args.threads:
-        torch.set_num_threads(args.threads)
+        torch.set_num_threads(min(args.threads, os.cpu_count() or 1))  # more would only get in each other's way
     return load_model(args.model, args.device, args.cache_size * 2**20)
 
 

@@ -159,6 +159,15 @@ def test_rows_and_threads_do_not_matter(name):
     assert np.array_equal(whole, encode(name, x, w * np.float32(1024)))  # only ratios of importances matter
 
 
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_huge_values_saturate_and_no_rows_are_no_rows(name):
+    x = np.random.default_rng(4).standard_normal((ggml_type(name).group_rows, 1024)).astype(np.float32)
+    for factor in (1e5, 1e8, 1e20, 1e30):
+        assert np.isfinite(iqforge.decode(name, encode(name, x * np.float32(factor)), 1024)).all(), factor
+        assert np.isfinite(iqforge.decode(name, encode(name, x * np.float32(factor), np.arange(1024.0)), 1024)).all(), factor
+    assert encode(name, x[:0]).shape == (0, ggml_type(name).row_bytes(1024))
+
+
 def test_float_types_round_to_nearest():
     x, _ = random_rows(rows=2, n_cols=256)
     assert np.array_equal(iqforge.decode("F32", encode("F32", x), 256), x)

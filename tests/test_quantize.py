@@ -267,6 +267,34 @@ def test_nan_in_the_source_is_named(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.gguf"]
 
 
+def test_values_that_do_not_fit_are_named(tmp_path):
+    x = np.full((4, 256), 1e6, dtype=np.float32)
+    tensor = info("blk.0.ffn_up.weight", x.shape, "F32")
+    with GGUFWriter(tmp_path / "big.gguf", {"general.architecture": string("llama")}, [tensor]) as sink:
+        sink.write(tensor, encode_float("F32", x))
+    with pytest.raises(NonFiniteError, match="values up to 1e[+]06 do not fit into F16"):
+        iqforge.quantize_model(tmp_path / "big.gguf", tmp_path / "q.gguf", "F16", pure=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["big.gguf"]
+
+
+def test_bytes_behind_the_rows_are_kept(tmp_path):
+    tensors = [info("blk.0.ffn_up.weight", (256, 128), "I2_S"), info("blk.0.ffn_down.weight", (128, 256), "F32")]
+    data = np.random.default_rng(2).integers(0, 256, tensors[0].n_bytes, dtype=np.uint8)
+    with GGUFWriter(tmp_path / "a.gguf", {"general.architecture": string("llama")}, tensors) as sink:
+        sink.write(tensors[0], data)
+        sink.write(tensors[1], np.zeros(tensors[1].n_bytes, dtype=np.uint8))
+    with pytest.raises(UsageError, match="allow-requantize"):
+        iqforge.quantize_model(tmp_path / "a.gguf", tmp_path / "b.gguf", "Q8_0", pure=True)
+    tensors[0] = info("blk.0.attn_norm.weight", (256, 128), "I2_S")
+    with GGUFWriter(tmp_path / "a.gguf", {"general.architecture": string("llama")}, tensors) as sink:
+        sink.write(tensors[0], data)
+        sink.write(tensors[1], np.zeros(tensors[1].n_bytes, dtype=np.uint8))
+    iqforge.quantize_model(tmp_path / "a.gguf", tmp_path / "b.gguf", "Q8_0", pure=True)
+    with open_gguf(tmp_path / "b.gguf") as result:
+        kept = result.tensor("blk.0.attn_norm.weight")
+        assert np.array_equal(result.read_bytes(kept, 0, kept.n_bytes), data)
+
+
 def big_model(folder: Path) -> Path:
     """64 MB of bf16 in one tensor: long enough to be interrupted."""
     tensor = info("blk.0.ffn_up.weight", (8192, 4096), "BF16")

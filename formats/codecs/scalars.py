@@ -22,14 +22,17 @@ def half_to_float(bits):
 
 @device_function
 def float_to_half(x):
-    """Bits of the IEEE half nearest to the float32 `x`, ties to even; overflow gives infinity, subnormals are kept."""
+    """Bits of the IEEE half nearest to the float32 `x`, ties to even, subnormals kept; what is too large becomes +-65504.
+
+    For scales: an infinite one would turn a whole block into infinities and NaN.
+    """
     bits = np.int64(np.float32(x).view(np.uint32))
     sign = (bits >> 16) & 0x8000
     magnitude = bits & 0x7FFFFFFF
     if magnitude > 0x7F800000:
         return sign | 0x7E00
-    if magnitude >= 0x477FF000:  # 65520 and above round to infinity
-        return sign | 0x7C00
+    if magnitude >= 0x477FF000:  # 65520 and above would round to infinity
+        return sign | 0x7BFF
     if magnitude < 0x38800000:  # below 2^-14: subnormal half, unit 2^-24
         if magnitude < 0x33000000:
             return sign

@@ -131,6 +131,11 @@ class GGUFFile:
         return tuple(part.path for part in self._parts)
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """All files of the model, as a `Source` names them."""
+        return self.shards
+
+    @property
     def alignment(self) -> int:
         """Alignment of tensor data in the (first) file, in bytes."""
         return self._parts[0].header.alignment

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...errors import EvaluationError
+from ...formats.output import refuse_same_file
 from ..model import Model
 from .base_file import BaseWriter
 from .scores import Moments, exp_or_inf, negative_log_likelihood
@@ -53,8 +54,11 @@ def measure_perplexity(model: Model, text: str | Sequence[int], *, n_ctx: int = 
     """Perplexity of `model` on `text` (or its tokens) over windows of `n_ctx`, at most `chunks` of them if that is positive.
 
     `batch_tokens` evaluates several windows per pass. `save_logits` also writes the base file for divergences.
-    EvaluationError for a text that is too short or for logits that are not finite.
+    EvaluationError for a text that is too short or for logits that are not finite, OutputError for a base file that is a file
+    of the model.
     """
+    if save_logits is not None:
+        refuse_same_file(save_logits, model.source.files)
     windows = Windows.of_text(model, text, n_ctx, chunks)
     scores, running, clock = Moments(), [], Clock(windows, progress)
     with nullcontext() if save_logits is None else BaseWriter(save_logits, windows, model.n_vocab) as base:
