@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from .convert.split import merge_model, split_model
 from .errors import NotFoundError, UsageError
 from .formats.codec import decodable_types, decode, decode_tensor, deinterleave, interleave
@@ -125,7 +123,7 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
         importance = None if imatrix is None else imatrix.importance
         if importance is not None:
             # An entry that does not fit is an error before any work.
-            found = [importance(plan.source.name, plan.source.shape) is not None for plan in planned if not plan.kept]
+            found = [imatrix.entry(plan.source.name, plan.source.shape) is not None for plan in planned if not plan.kept]
             if sum(found) < len(found) / 2:
                 log.warning("the importance matrix has entries for only %d of %d tensors: is it that of another model?", sum(found), len(found))
         if dry_run:

@@ -46,6 +46,7 @@ def _union(*tables: dict[str, Callable]) -> dict[str, Callable]:
     return merged
 
 
+@functools.cache
 def _interleaved_types() -> frozenset[str]:
     from .codecs.interleaved import INTERLEAVERS
 
@@ -74,7 +75,7 @@ def decode(type: str | GGMLType, data: np.ndarray, n_cols: int, out: np.ndarray 
     elif out.shape != (len(data), n_cols) or out.dtype != np.float32 or not out.flags.c_contiguous:
         raise ShapeError(f"out is {out.dtype}{list(out.shape)}, expected contiguous float32[{len(data)}, {n_cols}]")
     one = _row_decoder(type, n_cols, as_weights)
-    _in_pieces(lambda part: one(data[part], out[part]), len(data), type.group_rows, threads)
+    in_pieces(lambda part: one(data[part], out[part]), len(data), type.group_rows, threads)
     return out
 
 
@@ -101,8 +102,11 @@ def decode_tensor(type: str | GGMLType, data: np.ndarray, shape: tuple[int, ...]
     return out
 
 
-def _in_pieces(work: Callable[[slice], None], rows: int, group_rows: int, threads: int) -> None:
-    """Call `work` with slices of whole row groups that cover `rows` rows."""
+def in_pieces(work: Callable[[slice], None], rows: int, group_rows: int, threads: int) -> None:
+    """Call `work` with slices of whole row groups that cover `rows` rows, on at most four threads per core.
+
+    `work` must not call this again: it would wait for threads that wait for it.
+    """
     if threads <= 1 or rows < 2 * group_rows:
         work(slice(0, rows))
         return
@@ -168,7 +172,7 @@ def interleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int
     data = _checked_rows(plain, data, n_cols)
     _check_group(type, len(data))
     out = np.empty((len(data), type.row_bytes(n_cols)), dtype=np.uint8)
-    _in_pieces(lambda part: np.copyto(out[part], pack_rows(type, data[part], n_cols)), len(data), type.group_rows, threads)
+    in_pieces(lambda part: np.copyto(out[part], pack_rows(type, data[part], n_cols)), len(data), type.group_rows, threads)
     return out
 
 
@@ -180,7 +184,7 @@ def deinterleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: i
     plain = _plain_type(type)
     data = _checked_rows(type, data, n_cols)
     out = np.empty((len(data), plain.row_bytes(n_cols)), dtype=np.uint8)
-    _in_pieces(lambda part: np.copyto(out[part], unpack_rows(type, data[part], n_cols)), len(data), type.group_rows, threads)
+    in_pieces(lambda part: np.copyto(out[part], unpack_rows(type, data[part], n_cols)), len(data), type.group_rows, threads)
     return out
 
 

@@ -59,9 +59,16 @@ class Imatrix:
     def importance(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """float32[n_matrices, n_cols], the mean squared input of every column of tensor `name` with numpy-order `shape`.
 
-        None if neither the tensor nor one with the same input has an entry. A matrix that saw nothing gets ones.
-        ImatrixError if the entry has another size; for the token embedding, which is looked up and not multiplied, that is
-        only logged.
+        None where `entry` is; raises as it. A matrix that saw nothing gets ones.
+        """
+        found = self.entry(name, shape)
+        return None if found is None else found.means.astype(np.float32)
+
+    def entry(self, name: str, shape: tuple[int, ...]) -> Entry | None:
+        """The entry for tensor `name`, as [n_matrices, n_cols] of `shape`; computes nothing.
+
+        None if neither the tensor nor one with the same input has an entry. ImatrixError if the entry has another size; for the
+        token embedding, which is looked up and not multiplied, that is only logged.
         """
         found = self._find(name)
         if found is None:
@@ -75,8 +82,7 @@ class Imatrix:
                 log.warning("%s: %s; it is not used", name, message)
                 return None
             raise ImatrixError(message, file=self.path, tensor=name)
-        sums = entry.sums.reshape(n_matrices, n_cols)
-        return Entry(sums, np.broadcast_to(entry.counts, n_matrices)).means.astype(np.float32)
+        return Entry(entry.sums.reshape(n_matrices, n_cols), np.broadcast_to(entry.counts, n_matrices))
 
     def _find(self, name: str) -> str | None:
         if name in self.entries:

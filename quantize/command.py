@@ -9,7 +9,7 @@ import time
 
 from ..errors import UnknownTypeError, UsageError, printable
 from .plan import PlannedTensor
-from .run import Progress, RunReport, TensorReport
+from .run import Progress, TensorReport
 
 MIB = 1 << 20
 
@@ -106,6 +106,7 @@ class Printer(Progress):
 
 
 def tensor_line(index: int, count: int, report: TensorReport) -> str:
+    """The line of tensor number `index` of `count`: shape (fastest first), types, sizes in MiB, relative errors."""
     source, target = report.planned.source, report.planned.target
     dims = [*reversed(source.shape), 1, 1, 1][:4]
     line = (f"[{index + 1:4d}/{count:4d}] {printable(source.name):>36s} - [{', '.join(f'{d:5d}' for d in dims)}], "

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from ..errors import NonFiniteError, ShapeError, UnsupportedTypeError
-from ..formats.codec import encode_float, interleave
+from ..formats.codec import encode_float, in_pieces, interleave
 from ..formats.kernel import over_blocks
 from ..formats.types import TYPES, GGMLType, ggml_type
+from .search.lanes import LANES
 
 # Weights below this part of the row's mean are raised to it: a block whose importances are all zero is then quantized as if
 # they were equal, and single zeros still count for next to nothing.
 _SMALLEST_WEIGHT = 1e-6
-LANES = 16  # as in search/lanes.py, which is imported only when something is quantized
 
 
 @functools.cache
@@ -73,12 +72,7 @@ def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = 
     refuse_non_finite(x)
     run = row_encoder(plain, n_cols, importance, device)
     out = np.empty((len(x), plain.row_bytes(n_cols)), dtype=np.uint8)
-    if threads <= 1 or device != "cpu":
-        run(x, out)
-    else:
-        step = -(-len(x) // threads)
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda at: run(x[at : at + step], out[at : at + step]), range(0, len(x), step)))
+    in_pieces(lambda part: run(x[part], out[part]), len(x), 1, threads if device == "cpu" else 1)
     return arrange_rows(type, out, n_cols)
 
 

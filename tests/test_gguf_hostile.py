@@ -13,7 +13,7 @@ from iqforge.errors import IqforgeError, MalformedFileError, NotFoundError, Shap
 from iqforge.formats.gguf.reader import open_gguf
 
 from .ggufbuild import ARRAY, BOOL, F32, I32, STRING, U8, U16, U32, U64, array, array_pair, entry, gguf, pair, small, text
-from .hostile import MAX_SECONDS, refused
+from .hostile import refused
 
 HUGE = 2**64 - 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Iterator
 
@@ -46,7 +47,7 @@ class Mapped:
     rows: Rows
 
 
-class Architecture:
+class Architecture(ABC):
     """Converts the checkpoints of one model family. Subclasses give `gguf_name`, `weights()` and further keys.
 
     Sizes are read from the config on construction, so that a config that lacks one fails before anything is written.
@@ -109,9 +110,9 @@ class Architecture:
 
     # --- tensors ----------------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def weights(self) -> list[Weight]:
         """The table of this family, sizes filled in."""
-        raise NotImplementedError
 
     def tensors(self) -> list[Mapped]:
         """All output tensors: generated ones first, then in the order of the files.

@@ -19,7 +19,21 @@ from .values import Value, u32
 _PIECE = 64 << 20  # bytes handed to one write call, so that Ctrl-C is answered
 
 
-class GGUFWriter:
+class _Finishing:
+    """As a context manager a Sink finishes at the end and aborts on any exception."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *exception) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self.abort()
+
+
+class GGUFWriter(_Finishing):
     """A `Sink` for one GGUF file (version 3). Tensors are laid out and must be written in the order of `tensors`.
 
     `alignment` of tensor data in bytes: by default what `general.alignment` in `metadata` says, else 32; an explicit value
@@ -100,16 +114,6 @@ class GGUFWriter:
         if part is not None:
             part.abort()
 
-    def __enter__(self) -> GGUFWriter:
-        return self
-
-    def __exit__(self, kind, *exception) -> None:
-        try:
-            if kind is None:
-                self.finish()
-        finally:
-            self.abort()
-
     def __del__(self) -> None:
         if getattr(self, "_part", None) is not None:
             self.abort()
@@ -163,7 +167,7 @@ class FileLayout:
         return part
 
 
-class ShardedWriter:
+class ShardedWriter(_Finishing):
     """A `Sink` for a split model: `<prefix>-00001-of-0000N.gguf` and so on, each shard complete before the next begins.
 
     `shards` lists the tensors of each shard, together `tensors` in order. The first shard gets `metadata` and the split
@@ -229,13 +233,3 @@ class ShardedWriter:
         self._done = True
         for writer in self._writers:
             writer.abort()
-
-    def __enter__(self) -> ShardedWriter:
-        return self
-
-    def __exit__(self, kind, *exception) -> None:
-        try:
-            if kind is None:
-                self.finish()
-        finally:
-            self.abort()

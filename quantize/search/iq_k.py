@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ...formats.codecs.scalars import write_half, write_u16
 from ...formats.kernel import device_function
 from ...formats.tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4NL_VALUES, IQ5NL_VALUES, IQ6NL_VALUES
@@ -90,7 +88,6 @@ def iq5_k(x, w, block, own, groups, lanes):
     block[:] = 0
     _write_six_bit_scales(block, d, groups)
     for i in range(256):
-        g = i // 16
         q = int(own[i])
         block[16 + 32 * (i >> 6) + (i & 31)] |= (q & 15) << (4 * (i >> 5 & 1))
         block[144 + (i & 31)] |= q >> 4 << (i >> 5)
@@ -107,7 +104,6 @@ def iq6_k(x, w, block, own, groups, lanes):
         block[4 + g] = int(groups[g, 2]) & 255
     write_u16(block, 2, extra)
     for i in range(256):
-        g = i // 16
         q = int(own[i])
         block[20 + 32 * (i >> 6) + (i & 31)] |= (q & 15) << (4 * (i >> 5 & 1))
         block[148 + 32 * (i >> 7) + (i & 31)] |= q >> 4 << (2 * (i >> 5 & 3))

@@ -5,9 +5,7 @@ A search gets one row: x, w float32[n]; head, the bytes in front of the row's bl
 
 from __future__ import annotations
 
-import numpy as np
-
-from ...formats.codecs.scalars import write_float, write_half, write_u16
+from ...formats.codecs.scalars import write_float, write_half
 from ...formats.tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4NL_VALUES, IQ5NL_VALUES
 from .grouped import grouped_search
 

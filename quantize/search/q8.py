@@ -10,6 +10,7 @@ import numpy as np
 
 from ...formats.codecs.scalars import write_float, write_half, write_u16
 from ...formats.kernel import device_function
+from .lanes import largest_magnitude
 from .legacy import single_search
 
 _CODES = np.arange(-127, 128)
@@ -21,14 +22,6 @@ _TO_EVEN = np.float32(1.5 * 2**23)  # a float32 of this size has no bits below 1
 @device_function
 def _inverse(d):
     return np.float32(1) / d if abs(d) > np.float32(3e-39) else np.float32(0)  # below, 1/d overflows
-
-
-@device_function
-def _largest(x):
-    top = np.float32(0)
-    for i in range(len(x)):
-        top = max(top, abs(x[i]))
-    return top
 
 
 @device_function
@@ -61,7 +54,7 @@ def q8_kv(x, w, head, blocks, own, groups, lanes):
 
 
 def q8_kv_plain(x, w, head, blocks, own, groups, lanes):
-    top = _largest(x)
+    top = largest_magnitude(x)
     write_float(head, 0, top / np.float32(127))
     _write_row(x, _inverse_of_largest(top), head, blocks)
 
@@ -77,7 +70,7 @@ def q8_k_r8(x, w, block, lanes):
 
 
 def q8_k_r8_plain(x, block):
-    top = _largest(x)
+    top = largest_magnitude(x)
     write_half(block, 0, top / np.float32(127))
     _write_block(x, _inverse_of_largest(top), 0, block)
 
@@ -87,7 +80,7 @@ def q8_k_r16(x, w, block, lanes):
 
 
 def q8_k_r16_plain(x, block):
-    top = _largest(x)
+    top = largest_magnitude(x)
     write_half(block, 0, top / np.float32(127))
     _write_block(x, _inverse_of_largest(top), 128, block)
 

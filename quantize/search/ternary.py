@@ -12,6 +12,7 @@ import numpy as np
 from ...formats.codecs.scalars import write_float, write_half
 from ...formats.kernel import device_function
 from .grouped import as_half
+from .lanes import largest_magnitude
 from .legacy import single_search
 
 _ternary, _ternary_code = single_search("ternary", np.arange(-1, 2), reach=(1, 24), rungs=32, fine=0.15, sides=1)
@@ -67,14 +68,6 @@ def q1_0_g128(x, w, block, lanes):
 
 
 @device_function
-def _largest(x):
-    top = np.float32(0)
-    for i in range(len(x)):
-        top = max(top, abs(x[i]))
-    return top
-
-
-@device_function
 def _ternary_digit(x, threshold):
     return 1 if abs(x) < threshold else 2 if x >= 0 else 0
 
@@ -92,7 +85,7 @@ def _row_error(x, w, d):
 @device_function
 def _row_scale(x, w, lanes):
     """The scale of a row; max|x| if no other is better, so that rows of three values stay what they are to the last bit."""
-    top = _largest(x)
+    top = largest_magnitude(x)
     d = abs(_ternary_row(x, w, lanes))
     return d if _row_error(x, w, d) < _row_error(x, w, top) else top
 
@@ -133,7 +126,7 @@ def iq1_bn(x, w, head, blocks, own, groups, lanes):
 
 
 def iq1_bn_plain(x, w, head, blocks, own, groups, lanes):
-    _pack_iq1_bn(x, _largest(x), head, blocks)
+    _pack_iq1_bn(x, largest_magnitude(x), head, blocks)
 
 
 def iq2_bn(x, w, head, blocks, own, groups, lanes):
@@ -141,7 +134,7 @@ def iq2_bn(x, w, head, blocks, own, groups, lanes):
 
 
 def iq2_bn_plain(x, w, head, blocks, own, groups, lanes):
-    _pack_iq2_bn(x, _largest(x), head, blocks)
+    _pack_iq2_bn(x, largest_magnitude(x), head, blocks)
 
 
 SINGLE_SEARCHES = {"TQ1_0": tq1_0, "TQ2_0": tq2_0, "Q2_0": q2_0, "Q1_0_G128": q1_0_g128}
