@@ -31,44 +31,51 @@ _BODIES = {
     "plain": ("x, out", "        search(x[index], out[index])\n"),
     "single": ("x, w, out", """\
         lanes = cuda.local.array((6, LANES), float32)
-        search(x[index], w[index % w.shape[0]], out[index], lanes)
+        search(x[index], w[index % w.shape[0]], out[index], lanes{tables})
 """),
     "block": ("x, w, out", """\
         own = cuda.local.array(SIZE, float32)
         groups = cuda.local.array((GROUPS, 6), float32)
         lanes = cuda.local.array((6, LANES), float32)
-        search(x[index], w[index % w.shape[0]], out[index], own, groups, lanes)
+        search(x[index], w[index % w.shape[0]], out[index], own, groups, lanes{tables})
 """),
     "row": ("x, w, heads, bodies, own, groups", """\
         lanes = cuda.local.array((6, LANES), float32)
-        search(x[index], w, heads[index], bodies[index], own[index], groups[index], lanes)
+        search(x[index], w, heads[index], bodies[index], own[index], groups[index], lanes{tables})
 """),
 }
 
 
 @functools.cache
-def _kernel(type: GGMLType, kind: str, search: Callable, device: int) -> Callable:
-    from numba.core.types import float32, uint8, void
+def _kernel(type: GGMLType, kind: str, search: Callable, device: int, tables: tuple[tuple[str, int], ...]) -> Callable:
+    """tables: dtype and number of axes of each array that the search takes after its scratch."""
+    from numba.core.types import Array, float32, uint8, void
+    from numba.np.numpy_support import from_dtype
 
     rows, one, three = float32[:, ::1], float32[::1], float32[:, :, ::1]
     signatures = {"plain": (rows, uint8[:, ::1]), "single": (rows, rows, uint8[:, ::1]), "block": (rows, rows, uint8[:, ::1]),
                   "row": (rows, one, uint8[:, ::1], uint8[:, :, ::1], rows, three)}
     parameters, body = _BODIES[kind]
     name = f"{search.__name__}_{kind}_cuda"
-    source = _HEAD.format(name=name, parameters=parameters, first=parameters.split(",")[0]) + body
-    return compile_kernel(source, name, __file__, void(*signatures[kind]), search=on_device(search), LANES=LANES,
+    more = "".join(f", table{n}" for n in range(len(tables)))
+    source = (_HEAD.format(name=name, parameters=parameters + more, first=parameters.split(",")[0]) + body.format(tables=more))
+    signature = void(*signatures[kind], *(Array(from_dtype(np.dtype(dtype)), axes, "C") for dtype, axes in tables))
+    return compile_kernel(source, name, __file__, signature, search=on_device(search), LANES=LANES,
                           SIZE=type.block_size, GROUPS=max(type.block_size // 16, 1))
 
 
 class CudaEncoder:
     """Quantizes rows of `n_cols` elements to a plain `type` on one device. Calls from several threads take turns on it."""
 
-    def __init__(self, type: GGMLType, kind: str, search: Callable, n_cols: int, weights: np.ndarray | None, device: str = "cuda"):
-        """kind: "plain", "single", "block" or "row", as in `encode`; weights: float32[n_cols], None for "plain"."""
+    def __init__(self, type: GGMLType, kind: str, search: Callable, n_cols: int, weights: np.ndarray | None,
+                 tables: tuple[np.ndarray, ...] = (), device: str = "cuda"):
+        """kind: "plain", "single", "block" or "row", as in `encode`; weights: float32[n_cols], None for "plain"; tables: what
+        the search takes after its scratch."""
         self.type, self.kind, self.n_cols, self.number = type, kind, n_cols, device_number(device)
         self._cuda = cuda_module()
         with _locks[self.number], self._cuda.gpus[self.number]:
-            self._kernel = _kernel(type, kind, search, self.number)
+            self._kernel = _kernel(type, kind, search, self.number, tuple((t.dtype.str, t.ndim) for t in tables))
+            self._tables = [self._cuda.to_device(np.ascontiguousarray(table)) for table in tables]
             if weights is not None:
                 shape = n_cols if kind == "row" else (-1, type.block_size)
                 self._weights = self._cuda.to_device(np.ascontiguousarray(weights, dtype=np.float32).reshape(shape))
@@ -103,7 +110,7 @@ class CudaEncoder:
         """Start the search on what `arrays` returned, with x filled in; does not wait."""
         threads = THREADS[self.kind]
         weights = [] if self.kind == "plain" else [self._weights]
-        self._kernel[-(-len(arrays[0]) // threads), threads](arrays[0], *weights, *arrays[1:])
+        self._kernel[-(-len(arrays[0]) // threads), threads](arrays[0], *weights, *arrays[1:], *self._tables)
 
     def time_resident(self, x: np.ndarray, repeat: int) -> list[float]:
         """Seconds of `repeat` searches over x float32[rows, n_cols], which is on the device before the clock starts."""

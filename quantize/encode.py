@@ -8,7 +8,11 @@ into any number of pieces and worked on by any number of threads with the same b
 from __future__ import annotations
 
 import functools
+import importlib
+import inspect
+import pkgutil
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 
@@ -16,6 +20,7 @@ from ..errors import NonFiniteError, ShapeError, UnsupportedTypeError
 from ..formats.codec import encode_float, in_pieces, interleave
 from ..formats.kernel import over_blocks
 from ..formats.types import TYPES, GGMLType, ggml_type
+from . import search
 from .search.lanes import LANES
 
 # Weights below this part of the row's mean are raised to it: a block whose importances are all zero is then quantized as if
@@ -27,13 +32,31 @@ _SMALLEST_WEIGHT = 1e-6
 def _searches() -> dict[str, dict[str, Callable]]:
     """Functions by kind and type name: searches of a "block", of a "single" group, of a "row" that has a header; and for some
     types the format's definition, which is used without importances ("plain", "plain row")."""
-    from .search import fp4, iq_k, iq_ks, k, legacy, line, q8, ternary
-
-    families = (legacy, line, k, iq_k, iq_ks, ternary, fp4, q8)
     tables = {"block": "BLOCK_SEARCHES", "single": "SINGLE_SEARCHES", "row": "ROW_SEARCHES", "plain": "PLAIN_ENCODERS",
               "plain row": "PLAIN_ROW_ENCODERS"}
-    return {kind: {name: function for family in families for name, function in getattr(family, table, {}).items()}
-            for kind, table in tables.items()}
+    return {kind: _union(table) for kind, table in tables.items()}
+
+
+@functools.cache
+def _families() -> list[ModuleType]:
+    """The modules of `search/`: a type is added by adding a file there."""
+    return [importlib.import_module(f".search.{module.name}", __package__) for module in pkgutil.iter_modules(search.__path__)]
+
+
+def _union(table: str) -> dict[str, Callable]:
+    merged: dict[str, Callable] = {}
+    for family in _families():
+        for name, function in getattr(family, table, {}).items():
+            if merged.setdefault(name, function) is not function:
+                raise RuntimeError(f"two entries for {name} in {table}")
+    return merged
+
+
+@functools.cache
+def search_tables(name: str) -> tuple[np.ndarray, ...]:
+    """The read-only arrays that the search for the type takes after its scratch; SEARCH_TABLES of its family makes them."""
+    make = _union("SEARCH_TABLES").get(name)
+    return tuple(make()) if make else ()
 
 
 def encodable_types() -> list[str]:
@@ -127,30 +150,33 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
         from .cuda import CudaEncoder
 
         kind = "plain" if plain else next(kind for kind in kinds if kind in ("block", "single", "row"))
-        return CudaEncoder(type, kind, kinds[kind], n_cols, weights, device)
+        return CudaEncoder(type, kind, kinds[kind], n_cols, weights, () if plain else search_tables(type.name), device)
     if plain:
         loop = over_blocks(kinds["plain"])
         return lambda x, out: loop(x.reshape(len(x), blocks, size), out.reshape(len(x), blocks, -1))
     if "row" in kinds:
-        loop = over_blocks(kinds["row"], per_column=("w",), shared=("own", "groups", "lanes"))
+        loop = over_blocks(kinds["row"], per_column=("w",), shared=_parameters(kinds["row"])[4:])
 
         def run_rows(x: np.ndarray, out: np.ndarray) -> None:
             heads, bodies = out[:, None, :head], out[:, head:].reshape(len(x), 1, blocks, type.block_bytes)
             staged = np.empty(bodies.shape, dtype=np.uint8)  # rows with a header are not contiguous blocks
-            loop(x[:, None], weights[None], heads, staged, *_scratch(n_cols))
+            loop(x[:, None], weights[None], heads, staged, *_scratch(n_cols), *search_tables(type.name))
             out[:, head:] = staged.reshape(len(x), -1)
 
         return run_rows
     kind = "block" if "block" in kinds else "single"
-    shared = ("own", "groups", "lanes") if kind == "block" else ("lanes",)
-    loop = over_blocks(kinds[kind], per_column=("w",), shared=shared)
+    loop = over_blocks(kinds[kind], per_column=("w",), shared=_parameters(kinds[kind])[3:])
 
     def run_blocks(x: np.ndarray, out: np.ndarray) -> None:
         scratch = _scratch(size)
         loop(x.reshape(len(x), blocks, size), weights.reshape(blocks, size), out.reshape(len(x), blocks, -1),
-             *(scratch if kind == "block" else scratch[2:]))
+             *(scratch if kind == "block" else scratch[2:]), *search_tables(type.name))
 
     return run_blocks
+
+
+def _parameters(function: Callable) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 def _scratch(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
