@@ -36,8 +36,8 @@ def _compiled(function: Callable) -> Callable:
 
 
 def device_function(function: Callable) -> Callable:
-    """`function` compiled lazily, callable from other compiled functions."""
-    return _compiled(function)
+    """`function` compiled lazily, callable from other compiled functions. One that is compiled already stays as it is."""
+    return function if hasattr(function, "py_func") else _compiled(function)
 
 
 # The driver's arguments are arrays whose first two axes are (row, block); a per-row argument has one axis less.
@@ -47,6 +47,16 @@ def {name}({parameters}):
         for index in range({first}.shape[1]):
             one_block({arguments})
 """
+
+
+def from_source(source: str, name: str, file: str, **names: object) -> Callable:
+    """The compiled function `name` that `source` defines, with the global `names`.
+
+    file: the path of the module it belongs to, where numba's cache looks for a source file and keeps the code.
+    """
+    namespace: dict[str, object] = {"__name__": __name__, "__file__": file} | names
+    exec(compile(source, file, "exec"), namespace)
+    return _compiled(namespace[name])
 
 
 @functools.cache
@@ -60,15 +70,13 @@ def over_blocks(function: Callable, per_row: tuple[str, ...] = (), per_column: t
     """
     import inspect
 
-    names = list(inspect.signature(function).parameters)
+    plain = getattr(function, "py_func", function)
+    names = list(inspect.signature(plain).parameters)
     place = {n: "" for n in shared} | {n: "[row]" for n in per_row} | {n: "[index]" for n in per_column}
     arguments = ", ".join(n + place.get(n, "[row, index]") for n in names)
-    name = f"{function.__name__}_rows"
+    name = f"{plain.__name__}_rows"
     source = _ROWS_TEMPLATE.format(name=name, parameters=", ".join(names), first=names[0], arguments=arguments)
-    # Compiling under the module's own file name lets numba's cache find a source file to check for changes.
-    namespace = {"__name__": function.__module__, "one_block": device_function(function)}
-    exec(compile(source, inspect.getfile(function), "exec"), namespace)
-    return _compiled(namespace[name])
+    return from_source(source, name, inspect.getfile(plain), one_block=device_function(function))
 
 
 def specialize(template: Callable, name: str, **names: object) -> Callable:

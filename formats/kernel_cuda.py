@@ -9,6 +9,9 @@ through its globals, everything it calls. Three things would make a GPU compute 
   by its place. The copies get a `min` and `max` of two arguments with Python's meaning.
 - `np.floor` and `np.sqrt` of a float32 are missing in numba-cuda; they are added, IEEE-rounded.
 
+Tables that the functions see as constants go to global memory where they are not small: constant memory serves one address at
+a time, and the threads of a warp look into a table at different places.
+
 Division is IEEE-rounded by default and subnormals are kept, on both machines.
 numba-cuda is the extra `iqforge[cuda]`; this module is imported only where a CUDA device is asked for.
 """
@@ -30,6 +33,7 @@ from .kernel import sources_digest
 
 # PTX that rounds once where the source rounds twice, approximates, flushes subnormals, or lets the assembler choose.
 _INEXACT = re.compile(r"\b(?:fma|mad)\.(?:[a-z]+\.)*f(?:16|32|64)\b|\.approx\b|\.ftz\b|\b(?:add|sub|mul)\.f(?:32|64)\b")
+_LARGE_CONSTANT = 128  # bytes
 _compiling = threading.local()
 
 
@@ -70,6 +74,7 @@ def _prepare() -> dict[str, Callable]:
     from llvmlite import ir
     from numba.core import cgutils
     from numba.core import types as numba_types
+    from numba.cuda import target
     from numba.cuda.cudadrv import nvvm
     from numba.cuda.extending import lower_builtin
 
@@ -89,6 +94,18 @@ def _prepare() -> dict[str, Callable]:
         return compile_ir(llvmir, **options)
 
     nvvm.compile_ir = without_contraction
+    in_constant_memory = target.CUDATargetContext.make_constant_array
+
+    def make_constant_array(self, builder, kind, array):
+        if array.nbytes < _LARGE_CONSTANT:
+            return in_constant_memory(self, builder, kind, array)
+        saved, nvvm.ADDRSPACE_CONSTANT = nvvm.ADDRSPACE_CONSTANT, nvvm.ADDRSPACE_GLOBAL
+        try:
+            return in_constant_memory(self, builder, kind, array)
+        finally:
+            nvvm.ADDRSPACE_CONSTANT = saved
+
+    target.CUDATargetContext.make_constant_array = make_constant_array
     return {"min": _inlined(_exact_min), "max": _inlined(_exact_max)}
 
 

@@ -1,6 +1,7 @@
 """The searches of `search/` on CUDA devices: the same functions as on the CPU, the same bytes.
 
-One thread searches one block; types with a scale per row take one thread per row. Importances and rows are copied to the
+One thread searches one block. Rows of a type with a scale per row are searched in steps, shared by a block of threads; the
+simplest of them take one thread per row. Importances and rows are copied to the
 device in pieces of bounded size. A compiled kernel is kept on disk beside this file (or in numba's user cache).
 """
 
@@ -16,8 +17,9 @@ import numpy as np
 from ..formats.kernel_cuda import compile_kernel, cuda_module, device_number, on_device
 from ..formats.types import GGMLType
 from .search.lanes import LANES
+from .search.steps import COLUMNS, BlockSearch, RowSearch
 
-THREADS = {"plain": 128, "single": 128, "block": 64, "row": 32}  # per CUDA block; few rows should still reach every multiprocessor
+THREADS = {"plain": 128, "single": 128, "block": 64, "row": 32, "steps": 128}  # per CUDA block
 PIECE_ELEMENTS = 1 << 26  # on the device at a time
 _locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by device
 
@@ -35,7 +37,7 @@ _BODIES = {
 """),
     "block": ("x, w, out", """\
         own = cuda.local.array(SIZE, float32)
-        groups = cuda.local.array((GROUPS, 6), float32)
+        groups = cuda.local.array((GROUPS, COLUMNS), float32)
         lanes = cuda.local.array((6, LANES), float32)
         search(x[index], w[index % w.shape[0]], out[index], own, groups, lanes{tables})
 """),
@@ -45,9 +47,48 @@ _BODIES = {
 """),
 }
 
+# In steps: teams of TEAM threads, TEAMS of them in a CUDA block. A block's scratch fits into shared memory, a row's does not.
+# The threads behind the last unit repeat it, because all have to take part in synchronizing.
+_STEPPED = {
+    "block": ("x, w, out", """\
+def {name}(x, w, out):
+    team = cuda.threadIdx.x // TEAM
+    unit = min(cuda.blockIdx.x * TEAMS + team, x.shape[0] - 1)
+    own = cuda.shared.array((TEAMS, SIZE), float32)
+    groups = cuda.shared.array((TEAMS, GROUPS, COLUMNS), float32)
+    lanes = cuda.local.array((6, LANES), float32)
+    search(x[unit], w[unit % w.shape[0]], out[unit], own[team], groups[team], lanes, cuda.threadIdx.x % TEAM)
+"""),
+    "row": ("x, w, heads, bodies, own, groups", """\
+def {name}(x, w, heads, bodies, own, groups):
+    row = cuda.blockIdx.x
+    lanes = cuda.local.array((6, LANES), float32)
+    search(x[row], w, heads[row], bodies[row], own[row], groups[row], lanes, cuda.threadIdx.x)
+"""),
+}
+
+
+def _team(type: GGMLType, search: BlockSearch | RowSearch) -> int:
+    """Threads that share a block or row: one per group of a block, all of a CUDA block for a row."""
+    return THREADS["steps"] if type.header_bytes else type.block_size // search.steps.group
+
+
+def _shared_steps(search: BlockSearch | RowSearch, team: int) -> Callable:
+    """The device function of a search in which a team of threads shares the calls of every step."""
+    from numba import cuda
+
+    each = f"    for i in range(member, {{calls}}, {team}):\n"
+    wait = f"    cuda.{'syncwarp' if team <= 32 else 'syncthreads'}()\n"
+    source = (f"def {search.name}({search.parameters}, member):\n" + search.steps.loops(each, wait)
+              + search.end("    if member == 0:\n        ", f"    for b in range(member, len(blocks), {team}):\n        "))
+    namespace: dict[str, object] = {"__name__": __name__, "cuda": cuda} | search.steps.names | search.writers
+    exec(compile(source, search.file, "exec"), namespace)
+    return namespace[search.name]
+
 
 @functools.cache
-def _kernel(type: GGMLType, kind: str, search: Callable, device: int, tables: tuple[tuple[str, int], ...]) -> Callable:
+def _kernel(type: GGMLType, kind: str, search: Callable | BlockSearch | RowSearch, device: int,
+            tables: tuple[tuple[str, int], ...]) -> Callable:
     """tables: dtype and number of axes of each array that the search takes after its scratch."""
     from numba.core.types import Array, float32, uint8, void
     from numba.np.numpy_support import from_dtype
@@ -55,13 +96,22 @@ def _kernel(type: GGMLType, kind: str, search: Callable, device: int, tables: tu
     rows, one, three = float32[:, ::1], float32[::1], float32[:, :, ::1]
     signatures = {"plain": (rows, uint8[:, ::1]), "single": (rows, rows, uint8[:, ::1]), "block": (rows, rows, uint8[:, ::1]),
                   "row": (rows, one, uint8[:, ::1], uint8[:, :, ::1], rows, three)}
-    parameters, body = _BODIES[kind]
-    name = f"{search.__name__}_{kind}_cuda"
     more = "".join(f", table{n}" for n in range(len(tables)))
-    source = (_HEAD.format(name=name, parameters=parameters + more, first=parameters.split(",")[0]) + body.format(tables=more))
-    signature = void(*signatures[kind], *(Array(from_dtype(np.dtype(dtype)), axes, "C") for dtype, axes in tables))
-    return compile_kernel(source, name, __file__, signature, search=on_device(search), LANES=LANES,
-                          SIZE=type.block_size, GROUPS=max(type.block_size // 16, 1))
+    shape = kind
+    sizes = {"LANES": LANES, "SIZE": type.block_size, "GROUPS": type.block_size // 16 + 1, "COLUMNS": COLUMNS}
+    if kind == "steps":
+        shape = "row" if type.header_bytes else "block"
+        team = _team(type, search)
+        name = f"{search.name}_cuda"
+        parameters, source = _STEPPED[shape]
+        sizes |= {"TEAM": team, "TEAMS": THREADS["steps"] // team, "GROUPS": type.block_size // search.steps.group + 1}
+    else:
+        name = f"{search.__name__}_{kind}_cuda"
+        parameters, body = _BODIES[kind]
+        source = _HEAD.format(name="{name}", parameters=parameters + more, first=parameters.split(",")[0]) + body.format(tables=more)
+    signature = void(*signatures[shape], *(Array(from_dtype(np.dtype(dtype)), axes, "C") for dtype, axes in tables))
+    function = _shared_steps(search, team) if kind == "steps" else search
+    return compile_kernel(source.format(name=name), name, __file__, signature, search=on_device(function), **sizes)
 
 
 class CudaEncoder:
@@ -69,15 +119,17 @@ class CudaEncoder:
 
     def __init__(self, type: GGMLType, kind: str, search: Callable, n_cols: int, weights: np.ndarray | None,
                  tables: tuple[np.ndarray, ...] = (), device: str = "cuda"):
-        """kind: "plain", "single", "block" or "row", as in `encode`; weights: float32[n_cols], None for "plain"; tables: what
+        """kind: "plain", "single", "block", "row" or "steps", as in `encode`; weights: float32[n_cols], None for "plain"; tables: what
         the search takes after its scratch."""
+        self._by_row = type.header_bytes > 0
+        self._units = THREADS["steps"] // _team(type, search) if kind == "steps" else THREADS[kind]  # in a CUDA block
         self.type, self.kind, self.n_cols, self.number = type, kind, n_cols, device_number(device)
         self._cuda = cuda_module()
         with _locks[self.number], self._cuda.gpus[self.number]:
             self._kernel = _kernel(type, kind, search, self.number, tuple((t.dtype.str, t.ndim) for t in tables))
             self._tables = [self._cuda.to_device(np.ascontiguousarray(table)) for table in tables]
             if weights is not None:
-                shape = n_cols if kind == "row" else (-1, type.block_size)
+                shape = n_cols if self._by_row else (-1, type.block_size)
                 self._weights = self._cuda.to_device(np.ascontiguousarray(weights, dtype=np.float32).reshape(shape))
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
@@ -90,7 +142,7 @@ class CudaEncoder:
                 arrays[0].copy_to_device(piece.reshape(arrays[0].shape))
                 self.launch(arrays)
                 target = out[start : start + step]
-                if self.kind == "row":
+                if self._by_row:
                     head = self.type.header_bytes
                     target[:, :head] = arrays[1].copy_to_host()
                     target[:, head:] = arrays[2].copy_to_host().reshape(len(piece), -1)
@@ -100,17 +152,16 @@ class CudaEncoder:
     def arrays(self, rows: int) -> list:
         """Uninitialized arrays on the current device for that many rows: x first, then the results, then scratch."""
         blocks, size, new = self.n_cols // self.type.block_size, self.type.block_size, self._cuda.device_array
-        if self.kind == "row":
+        if self._by_row:
             return [new((rows, self.n_cols), np.float32), new((rows, self.type.header_bytes), np.uint8),
                     new((rows, blocks, self.type.block_bytes), np.uint8), new((rows, self.n_cols), np.float32),
-                    new((rows, max(self.n_cols // 16, 1), 6), np.float32)]
+                    new((rows, self.n_cols // 16 + 1, COLUMNS), np.float32)]
         return [new((rows * blocks, size), np.float32), new((rows * blocks, self.type.block_bytes), np.uint8)]
 
     def launch(self, arrays: list) -> None:
         """Start the search on what `arrays` returned, with x filled in; does not wait."""
-        threads = THREADS[self.kind]
         weights = [] if self.kind == "plain" else [self._weights]
-        self._kernel[-(-len(arrays[0]) // threads), threads](arrays[0], *weights, *arrays[1:], *self._tables)
+        self._kernel[-(-len(arrays[0]) // self._units), THREADS[self.kind]](arrays[0], *weights, *arrays[1:], *self._tables)
 
     def time_resident(self, x: np.ndarray, repeat: int) -> list[float]:
         """Seconds of `repeat` searches over x float32[rows, n_cols], which is on the device before the clock starts."""

@@ -22,6 +22,7 @@ from ..formats.kernel import over_blocks
 from ..formats.types import TYPES, GGMLType, ggml_type
 from . import search
 from .search.lanes import LANES
+from .search.steps import COLUMNS
 
 # Weights below this part of the row's mean are raised to it: a block whose importances are all zero is then quantized as if
 # they were equal, and single zeros still count for next to nothing.
@@ -30,10 +31,10 @@ _SMALLEST_WEIGHT = 1e-6
 
 @functools.cache
 def _searches() -> dict[str, dict[str, Callable]]:
-    """Functions by kind and type name: searches of a "block", of a "single" group, of a "row" that has a header; and for some
-    types the format's definition, which is used without importances ("plain", "plain row")."""
-    tables = {"block": "BLOCK_SEARCHES", "single": "SINGLE_SEARCHES", "row": "ROW_SEARCHES", "plain": "PLAIN_ENCODERS",
-              "plain row": "PLAIN_ROW_ENCODERS"}
+    """Searches by kind and type name: of a "block", of a "single" group, of a "row" that has a header, and in "steps" of blocks or
+    rows; and for some types the format's definition, which is used without importances ("plain", "plain row")."""
+    tables = {"block": "BLOCK_SEARCHES", "single": "SINGLE_SEARCHES", "row": "ROW_SEARCHES", "steps": "STEPPED_SEARCHES",
+              "plain": "PLAIN_ENCODERS", "plain row": "PLAIN_ROW_ENCODERS"}
     return {kind: _union(table) for kind, table in tables.items()}
 
 
@@ -149,11 +150,13 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
     if device != "cpu":
         from .cuda import CudaEncoder
 
-        kind = "plain" if plain else next(kind for kind in kinds if kind in ("block", "single", "row"))
+        kind = "plain" if plain else next(kind for kind in kinds if kind in ("block", "single", "row", "steps"))
         return CudaEncoder(type, kind, kinds[kind], n_cols, weights, () if plain else search_tables(type.name), device)
     if plain:
         loop = over_blocks(kinds["plain"])
         return lambda x, out: loop(x.reshape(len(x), blocks, size), out.reshape(len(x), blocks, -1))
+    if "steps" in kinds:
+        kinds["row" if type.header_bytes else "block"] = kinds["steps"].in_sequence()
     if "row" in kinds:
         loop = over_blocks(kinds["row"], per_column=("w",), shared=_parameters(kinds["row"])[4:])
 
@@ -176,9 +179,10 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
 
 
 def _parameters(function: Callable) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)
+    return tuple(inspect.signature(getattr(function, "py_func", function)).parameters)
 
 
 def _scratch(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scratch of a search over n elements: (own, groups, lanes), see `search/grouped.py`. Groups hold 16 elements or more."""
-    return np.empty(n, dtype=np.float32), np.empty((max(n // 16, 1), 6), dtype=np.float32), np.empty((6, LANES), dtype=np.float32)
+    """Scratch of a search over n elements: (own, groups, lanes), see `search/steps.py`. Groups hold 16 elements or more."""
+    return (np.empty(n, dtype=np.float32), np.empty((n // 16 + 1, COLUMNS), dtype=np.float32),
+            np.empty((6, LANES), dtype=np.float32))

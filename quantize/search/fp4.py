@@ -12,7 +12,7 @@ from ...formats.codecs.fp4 import half_e8m0, half_ue4m3
 from ...formats.kernel import device_function, specialize
 from ...formats.tables import FP4_VALUES
 from . import lanes as lane_functions
-from .grouped import value_set
+from .values import value_set
 from .lanes import LANES
 
 _SORTED = np.unique(FP4_VALUES)

@@ -3,21 +3,20 @@
 IQ2_K, IQ3_K, IQ4_K, IQ4_KS, Q6_K and their relatives differ in the value set, in the integers a group scale can be, and in
 whether d belongs to a block (half precision) or to a row (float32). They share this search:
 
-1. `scan_group`: per group and shift, the best free scale s from a geometric ladder on both signs; each rung is judged with
+1. `_scan`: per group and shift, the best free scale s from a geometric ladder on both signs; each rung is judged with
    its own least-squares scale.
-2. `choose_d`: several d are tried, such that the largest s meets the ends of the integer range; the one with the smallest
+2. `_try_scales`, `_pick_scale`: several d are tried, such that the largest s meets the ends of the integer range; the one with the smallest
    total error after every s/d is rounded wins.
-3. `finish_group`: with d fixed, the integers around s/d are tried exactly, for each shift.
-4. With all integers and values fixed the least-squares d is known in closed form; it is rounded as it will be stored, and
-   step 3 is repeated as long as that lowers the error.
+3. `_settle`: with d fixed, the integers around s/d are tried exactly, for each shift.
+4. `_fit`, `_refit`: with all integers and values fixed the least-squares d is known in closed form; it is rounded as it will be
+   stored, and step 3 is repeated (`_retry`, `_judge`) as long as that lowers the error, three times at most.
 
 Weights are the importances themselves: what is minimised is sum_i w_i (x_i - y_i)^2, the importance matrix's estimate of the
 damage to the layer's output. Below four bits two corrections lower the measured KL divergence (`docs/benchmarks/quality.md`):
 `emphasis` multiplies the weights by (mean x^2 + x_i^2)^(1/4), and `gain` stretches d slightly, because a least-squares fit
 always comes out shorter than the values it fits, and the lost length adds up over layers.
 
-Arrays: x, w, own float32[n], own being scratch for the weights in use and at the end the codes; groups float32[n / GROUP, 6] with columns best scale
-per shift (2), integer and shift number (2), a trial of these (2); lanes float32[6, LANES] is scratch.
+The steps follow the contract of `steps.py`.
 """
 
 from __future__ import annotations
@@ -30,15 +29,22 @@ from ...formats.codecs.scalars import float_to_half, half_to_float
 from ...formats.kernel import device_function, specialize
 from . import lanes as lane_functions
 from .lanes import LANES
+from .steps import SUPER, Steps
+from .values import value_set
 
-# Free names of the templates below, bound per type by `grouped_search`.
+# Free names of the templates below, bound per type by `grouped_steps`.
 GROUP, LOW, HIGH, STEP = 16, -32, 31, 1
 EMPHASIS, GAIN = False, 1.0
 SHIFTS = np.zeros(1, dtype=np.float32)
 LADDER = np.ones(LANES, dtype=np.float32)
 TARGETS = np.ones(LANES, dtype=np.float32)
-score_lanes = error_lanes = nearest = nearest_integer = weigh = scan_group = choose_d = finish_group = fit_sums = None
-codes_of = round_d = None
+score_lanes = error_lanes = nearest = nearest_integer = settle_with = codes_of = round_d = None
+
+# Columns of `groups`: the best scale per shift (2); integer scale and number of the shift (2), a trial of these (2); error of the
+# last of them; shares of the least-squares sums; in the first group of a block its mean square; errors by candidate d.
+FREE, CHOSEN, TRIAL, ERROR, SXV, SVV, MEAN, ERRORS = 0, 2, 4, 6, 7, 8, 9, 16
+# Columns of the last row, which also uses ERROR and ERRORS for the totals. SCALE, NEXT, STRETCHED: values of d.
+SCALE, NEXT, STRETCHED, LARGEST, GOES_ON, ACCEPTED = 0, 1, 2, 3, 4, 5
 
 
 @device_function
@@ -58,14 +64,28 @@ def _nearest_integer(t):
     return np.float32(LOW) + np.float32(STEP) * min(max(k, np.float32(0)), np.float32((HIGH - LOW) // STEP))
 
 
-def _scan_group(x, w, at, groups, g, lanes):
-    """groups[g, h]: the free scale for x[at:at+GROUP] under shift h, 0 if the group is all zero."""
+def _mean_square(x, w, own, groups, lanes, b):
+    """groups[first group of block b, MEAN] = mean x^2 of the block."""
+    mean = np.float32(0)
+    for i in range(b * SUPER, (b + 1) * SUPER):
+        mean += x[i] * x[i]
+    groups[b * (SUPER // GROUP), MEAN] = mean / np.float32(SUPER)
+
+
+def _scan(x, w, own, groups, lanes, g):
+    """own = the weights to use; groups[g, FREE + h]: the free scale of the group under shift h, 0 if the group is all zero."""
+    at = g * GROUP
+    mean = groups[at // SUPER * (SUPER // GROUP), MEAN] if EMPHASIS else np.float32(0)
     extreme = np.float32(0)
     for i in range(at, at + GROUP):
+        own[i] = w[i]
+        if EMPHASIS:
+            ratio = x[i] * x[i] / mean if mean > 0 else np.float32(0)
+            own[i] = w[i] * np.sqrt(np.sqrt(np.float32(1) + ratio))
         if abs(x[i]) > abs(extreme):
             extreme = x[i]
     for h in range(len(SHIFTS)):
-        groups[g, h] = np.float32(0)
+        groups[g, FREE + h] = np.float32(0)
         if extreme == 0:
             continue
         top = np.float32(0)
@@ -73,198 +93,181 @@ def _scan_group(x, w, at, groups, g, lanes):
             sign = np.float32(1 - 2 * side)
             for c in range(LANES):
                 lanes[0, c] = sign * LADDER[c] / extreme
-            score_lanes(x, w, at, GROUP, SHIFTS[h], lanes[0], lanes[1], lanes[2])
+            score_lanes(x, own, at, GROUP, SHIFTS[h], lanes[0], lanes[1], lanes[2])
             for c in range(LANES):
                 if lanes[1, c] * lanes[1, c] > top * lanes[2, c]:
                     top = lanes[1, c] * lanes[1, c] / lanes[2, c]
-                    groups[g, h] = lanes[1, c] / lanes[2, c]
+                    groups[g, FREE + h] = lanes[1, c] / lanes[2, c]
 
 
-def _choose_d(x, w, groups, lanes):
-    """The d with the smallest total error over all groups, not yet rounded as it will be stored."""
+def _largest(x, w, own, groups, lanes, row):
+    """The free scale of the largest magnitude."""
+    n = len(x) // GROUP
     largest = np.float32(0)
-    for g in range(len(x) // GROUP):
+    for g in range(n):
         for h in range(len(SHIFTS)):
-            if abs(groups[g, h]) > abs(largest):
-                largest = groups[g, h]
-    if largest == 0:
-        return np.float32(0)
+            if abs(groups[g, FREE + h]) > abs(largest):
+                largest = groups[g, FREE + h]
+    groups[n, LARGEST] = largest
+
+
+def _try_scales(x, w, own, groups, lanes, g):
+    """groups[g, ERRORS + c] = error of the group with d = largest / TARGETS[c] and its scale rounded to a multiple of that."""
+    largest = groups[len(x) // GROUP, LARGEST]
     for c in range(LANES):
-        lanes[5, c] = np.float32(0)
+        lanes[4, c] = np.float32(0) if largest == 0 else np.float32(np.inf)
+    for h in range(len(SHIFTS)):
+        if largest == 0:
+            break
+        for c in range(LANES):
+            d = largest / TARGETS[c]
+            scale = d * nearest_integer(groups[g, FREE + h] / d)
+            lanes[0, c] = scale
+            lanes[1, c] = np.float32(1) / scale if scale != 0 else np.float32(0)
+            lanes[2, c] = SHIFTS[h]
+        error_lanes(x, own, g * GROUP, GROUP, lanes[2], lanes[0], lanes[1], lanes[3])
+        for c in range(LANES):
+            lanes[4, c] = min(lanes[4, c], lanes[3, c])
+    for c in range(LANES):
+        groups[g, ERRORS + c] = lanes[4, c]
+
+
+def _sum_errors(x, w, own, groups, lanes, c):
+    total = np.float32(0)
     for g in range(len(x) // GROUP):
-        for c in range(LANES):
-            lanes[4, c] = np.float32(np.inf)
-        for h in range(len(SHIFTS)):
-            for c in range(LANES):
-                d = largest / TARGETS[c]
-                scale = d * nearest_integer(groups[g, h] / d)
-                lanes[0, c] = scale
-                lanes[1, c] = np.float32(1) / scale if scale != 0 else np.float32(0)
-                lanes[2, c] = SHIFTS[h]
-            error_lanes(x, w, g * GROUP, GROUP, lanes[2], lanes[0], lanes[1], lanes[3])
-            for c in range(LANES):
-                lanes[4, c] = min(lanes[4, c], lanes[3, c])
-        for c in range(LANES):
-            lanes[5, c] += lanes[4, c]
+        total += groups[g, ERRORS + c]
+    groups[len(x) // GROUP, ERRORS + c] = total
+
+
+def _pick_scale(x, w, own, groups, lanes, row):
+    """The d with the smallest total error over all groups, rounded as it will be stored."""
+    common = groups[len(x) // GROUP]
     winner = 0
     for c in range(1, LANES):
-        if lanes[5, c] < lanes[5, winner]:
+        if common[ERRORS + c] < common[ERRORS + winner]:
             winner = c
-    return largest / TARGETS[winner]
+    common[SCALE] = round_d(common[LARGEST] / TARGETS[winner])
 
 
-def _finish_group(x, w, at, d, groups, g, column, lanes):
+def _settle_with(x, own, d, groups, g, column, lanes):
     """With d fixed: groups[g, column:column+2] = integer scale and number of the shift; returns the weighted squared error."""
     per_shift = LANES // len(SHIFTS)
     inverse_d = np.float32(1) / d if d != 0 else np.float32(0)
     for c in range(LANES):
         h = c // per_shift
-        middle = nearest_integer(groups[g, h] * inverse_d)
+        middle = nearest_integer(groups[g, FREE + h] * inverse_d)
         k = nearest_integer(middle + np.float32(STEP) * np.float32(c % per_shift - per_shift // 2))
         scale = d * k
         lanes[0, c] = scale
         lanes[1, c] = np.float32(1) / scale if scale != 0 else np.float32(0)
         lanes[2, c] = SHIFTS[h]
         lanes[4, c] = k
-    error_lanes(x, w, at, GROUP, lanes[2], lanes[0], lanes[1], lanes[3])
-    winner = 0
+    error_lanes(x, own, g * GROUP, GROUP, lanes[2], lanes[0], lanes[1], lanes[3])
+    least, k, number = lanes[3, 0], lanes[4, 0], 0
     for c in range(1, LANES):
-        if lanes[3, c] < lanes[3, winner]:
-            winner = c
-    groups[g, column] = lanes[4, winner]
-    groups[g, column + 1] = np.float32(winner // per_shift)
-    return lanes[3, winner]
+        if lanes[3, c] < least:
+            least, k, number = lanes[3, c], lanes[4, c], c // per_shift
+    groups[g, column] = k
+    groups[g, column + 1] = np.float32(number)
+    return least
 
 
-def _fit_sums(x, w, at, d, k, shift, sxv, svv):
-    """Add a group's share to the least-squares problem for d: sum w x (k v) and sum w (k v)^2, element i in lane i % LANES."""
-    scale = d * k
+def _settle(x, w, own, groups, lanes, g):
+    groups[g, ERROR] = settle_with(x, own, groups[len(x) // GROUP, SCALE], groups, g, CHOSEN, lanes)
+
+
+def _total(x, w, own, groups, lanes, row):
+    n = len(x) // GROUP
+    groups[n, ERROR] = np.float32(0)
+    for g in range(n):
+        groups[n, ERROR] += groups[g, ERROR]
+    groups[n, GOES_ON] = np.float32(1)
+    groups[n, ACCEPTED] = np.float32(0)
+
+
+def _fit(x, w, own, groups, lanes, g):
+    """Take over what the last trial found, if it was better; then the group's share of the least-squares problem for d:
+    groups[g, SXV] = sum w x (k v), groups[g, SVV] = sum w (k v)^2."""
+    common = groups[len(x) // GROUP]
+    if common[ACCEPTED] != 0:
+        groups[g, CHOSEN] = groups[g, TRIAL]
+        groups[g, CHOSEN + 1] = groups[g, TRIAL + 1]
+    if common[GOES_ON] == 0:
+        return
+    k, shift = groups[g, CHOSEN], SHIFTS[int(groups[g, CHOSEN + 1])]
+    scale = common[SCALE] * k
     inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
-    for start in range(at, at + GROUP, LANES):
+    for c in range(LANES):
+        lanes[0, c] = np.float32(0)
+        lanes[1, c] = np.float32(0)
+    for start in range(g * GROUP, g * GROUP + GROUP, LANES):
         for c in range(LANES):
             i = start + c
             v = k * (nearest(x[i] * inverse - shift) + shift)
-            sxv[c] += (w[i] * x[i]) * v
-            svv[c] += (w[i] * v) * v
+            lanes[0, c] += (own[i] * x[i]) * v
+            lanes[1, c] += (own[i] * v) * v
+    sxv = svv = np.float32(0)
+    for c in range(LANES):
+        sxv += lanes[0, c]
+        svv += lanes[1, c]
+    groups[g, SXV] = sxv
+    groups[g, SVV] = svv
 
 
-def _weigh(x, importance, own):
-    """own = the weights to use, from the importances."""
-    if not EMPHASIS:
-        for i in range(len(x)):
-            own[i] = importance[i]
+def _refit(x, w, own, groups, lanes, row):
+    """The least-squares d for the integers and values chosen; nothing goes on if it is the same."""
+    common = groups[len(x) // GROUP]
+    common[ACCEPTED] = np.float32(0)
+    if common[GOES_ON] == 0:
         return
-    mean = np.float32(0)
-    for i in range(len(x)):
-        mean += x[i] * x[i]
-    mean /= np.float32(len(x))
-    for i in range(len(x)):
-        ratio = x[i] * x[i] / mean if mean > 0 else np.float32(0)
-        own[i] = importance[i] * np.sqrt(np.sqrt(np.float32(1) + ratio))
+    sxv = svv = np.float32(0)
+    for g in range(len(x) // GROUP):
+        sxv += groups[g, SXV]
+        svv += groups[g, SVV]
+    d = round_d(sxv / svv) if svv != 0 else common[SCALE]
+    common[NEXT] = d
+    if d == common[SCALE]:
+        common[GOES_ON] = np.float32(0)
 
 
-def _search_groups(x, importance, own, groups, lanes):
-    """All four steps for one block (or row). Returns d as stored; groups[:, 2:4] holds integers and shift numbers, own the
-    codes, as float32."""
-    n = len(x) // GROUP
-    weigh(x, importance, own)
-    w = own
-    for g in range(n):
-        scan_group(x, w, g * GROUP, groups, g, lanes)
-    d = round_d(choose_d(x, w, groups, lanes))
+def _retry(x, w, own, groups, lanes, g):
+    common = groups[len(x) // GROUP]
+    if common[GOES_ON] != 0:
+        groups[g, ERROR] = settle_with(x, own, common[NEXT], groups, g, TRIAL, lanes)
+
+
+def _judge(x, w, own, groups, lanes, row):
+    common = groups[len(x) // GROUP]
+    if common[GOES_ON] == 0:
+        return
     error = np.float32(0)
-    for g in range(n):
-        error += finish_group(x, w, g * GROUP, d, groups, g, 2, lanes)
-    for _ in range(3):
-        for c in range(LANES):
-            lanes[4, c] = np.float32(0)
-            lanes[5, c] = np.float32(0)
-        for g in range(n):
-            fit_sums(x, w, g * GROUP, d, groups[g, 2], SHIFTS[int(groups[g, 3])], lanes[4], lanes[5])
-        sxv = np.float32(0)
-        svv = np.float32(0)
-        for c in range(LANES):
-            sxv += lanes[4, c]
-            svv += lanes[5, c]
-        if svv == 0:
-            break
-        next_d = round_d(sxv / svv)
-        if next_d == d:
-            break
-        next_error = np.float32(0)
-        for g in range(n):
-            next_error += finish_group(x, w, g * GROUP, next_d, groups, g, 4, lanes)
-        if not next_error < error:
-            break
-        d, error = next_d, next_error
-        for g in range(n):
-            groups[g, 2] = groups[g, 4]
-            groups[g, 3] = groups[g, 5]
-    d = round_d(d * np.float32(GAIN))
-    for g in range(n):
-        codes_of(x, g * GROUP, GROUP, d * groups[g, 2], SHIFTS[int(groups[g, 3])], own)
-    return d
-
-
-def _codes_of(x, at, n, scale, shift, codes):
-    """codes[i] = position, as a float32, of the value nearest to x[i] / scale in the value set, for n elements from `at` on."""
-    inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
-    for i in range(at, at + n):
-        t = x[i] * inverse - shift
-        code = np.float32(0)
-        for k in range(len(MIDDLES)):
-            code += np.float32(1) if t > MIDDLES[k] else np.float32(0)
-        codes[i] = code
-
-
-def _codes_in_range(x, at, n, scale, shift, codes):
-    """The same for a range of integers, where it needs no comparisons."""
-    inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
-    for i in range(at, at + n):
-        codes[i] = min(max(np.float32(0), nearest(x[i] * inverse - shift) - np.float32(FIRST)), np.float32(LAST - FIRST))
-
-
-def _code_of(x, scale, shift):
-    """Position of the value nearest to x / scale in the value set."""
-    inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
-    t = x * inverse - shift
-    code = 0
-    for k in range(len(MIDDLES)):
-        code += 1 if t > MIDDLES[k] else 0
-    return code
-
-
-def _code_in_range(x, scale, shift):
-    """The same for a range of integers, where it needs no comparisons."""
-    inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
-    return int(min(max(np.float32(FIRST), nearest(x * inverse - shift)), np.float32(LAST))) - FIRST
-
-
-MIDDLES = np.zeros(1, dtype=np.float32)
-FIRST, LAST = 0, 0
-
-
-def value_set(name: str, values: np.ndarray) -> dict[str, object]:
-    """The names that describe a set of ascending values: VALUES, MIDDLES, `nearest`, `code_of`(x, scale, shift) and
-    `codes_of`(x, at, n, scale, shift, codes)."""
-    values = np.asarray(values, dtype=np.float32)
-    names: dict[str, object] = {"VALUES": values, "MIDDLES": ((values[1:] + values[:-1]) / 2).astype(np.float32)}
-    if np.array_equal(values, np.arange(values[0], values[-1] + 1)):
-        names |= {"FIRST": int(values[0]), "LAST": int(values[-1])}
-        names["nearest"] = specialize(lane_functions.nearest_in_range, f"nearest_{name}", **names)
-        names["code_of"] = specialize(_code_in_range, f"code_of_{name}", **names)
-        names["codes_of"] = specialize(_codes_in_range, f"codes_of_{name}", **names)
+    for g in range(len(x) // GROUP):
+        error += groups[g, ERROR]
+    if error < common[ERROR]:
+        common[SCALE], common[ERROR], common[ACCEPTED] = common[NEXT], error, np.float32(1)
     else:
-        names["nearest"] = specialize(lane_functions.nearest_in_table, f"nearest_{name}", **names)
-        names["code_of"] = specialize(_code_of, f"code_of_{name}", **names)
-        names["codes_of"] = specialize(_codes_of, f"codes_of_{name}", **names)
-    return names
+        common[GOES_ON] = np.float32(0)
 
 
-def grouped_search(name: str, values: np.ndarray, *, group: int, integers: range, shifts: tuple[float, ...] = (0,),
-                   reach: tuple[float, float], fill: tuple[float, float], half: bool, emphasis: bool = False,
-                   gain: float = 1.0) -> Callable:
-    """Compile the search for one type: search(x, w, own, groups, lanes) -> d.
+def _stretch(x, w, own, groups, lanes, row):
+    common = groups[len(x) // GROUP]
+    common[STRETCHED] = round_d(common[SCALE] * np.float32(GAIN))
+
+
+def _encode(x, w, own, groups, lanes, g):
+    """groups[g, CHOSEN:CHOSEN+2] final; own = the codes, as float32."""
+    common = groups[len(x) // GROUP]
+    if common[ACCEPTED] != 0:
+        groups[g, CHOSEN] = groups[g, TRIAL]
+        groups[g, CHOSEN + 1] = groups[g, TRIAL + 1]
+    codes_of(x, g * GROUP, GROUP, common[STRETCHED] * groups[g, CHOSEN], SHIFTS[int(groups[g, CHOSEN + 1])], own)
+
+
+def grouped_steps(name: str, values: np.ndarray, *, group: int, integers: range, shifts: tuple[float, ...] = (0,),
+                  reach: tuple[float, float], fill: tuple[float, float], half: bool, emphasis: bool = False,
+                  gain: float = 1.0) -> Steps:
+    """The steps of the search for one type. In the end groups[:-1, CHOSEN:CHOSEN+2] hold integers and shift numbers,
+    groups[-1, STRETCHED] holds d as stored, and `own` the codes, as float32.
 
     values: ascending value set; integers: what a group scale can be; shifts: the choices of moving the set;
     reach: the ladder, as multiples of (largest value) / (largest x); fill: the part of the integer range that the largest
@@ -279,7 +282,14 @@ def grouped_search(name: str, values: np.ndarray, *, group: int, integers: range
               "TARGETS": np.concatenate([low * part, high * part]).astype(np.float32), "round_d": as_half if half else as_float}
     names["score_lanes"] = specialize(lane_functions.score_lanes, f"score_lanes_{name}", **names)
     names["error_lanes"] = specialize(lane_functions.error_lanes, f"error_lanes_{name}", **names)
-    for template in (_nearest_integer, _weigh, _scan_group, _choose_d, _finish_group, _fit_sums):
+    for template in (_nearest_integer, _settle_with):
         step = template.__name__.lstrip("_")
         names[step] = specialize(template, f"{step}_{name}", **names)
-    return specialize(_search_groups, f"search_{name}", **names)
+    order = [("group", _scan), ("row", _largest), ("group", _try_scales), ("lane", _sum_errors), ("row", _pick_scale),
+             ("group", _settle), ("row", _total)]
+    order += 3 * [("group", _fit), ("row", _refit), ("group", _retry), ("row", _judge)]
+    order += [("row", _stretch), ("group", _encode)]
+    if emphasis:
+        order.insert(0, ("block", _mean_square))
+    compiled = {template: specialize(template, f"{template.__name__.lstrip('_')}_{name}", **names) for _, template in order}
+    return Steps(name, group, tuple((over, compiled[template]) for over, template in order))

@@ -7,14 +7,15 @@ import numpy as np
 from ...formats.codecs.scalars import write_half
 from ...formats.kernel import device_function
 from .affine import affine_search
-from .grouped import grouped_search
+from .grouped import CHOSEN, STRETCHED, grouped_steps
+from .steps import BlockSearch
 
 _q2_k, _q2_k_code = affine_search("q2_k", group=16, levels=3, top=15)
-_q3_k = grouped_search("q3_k", np.arange(-4, 4), group=16, integers=range(-32, 32), reach=(0.7, 1.8),
+_q3_k = grouped_steps("q3_k", np.arange(-4, 4), group=16, integers=range(-32, 32), reach=(0.7, 1.8),
                        fill=(1.1, 0.75), half=True)
 _q4_k, _q4_k_code = affine_search("q4_k", group=32, levels=15, top=63)
 _q5_k, _q5_k_code = affine_search("q5_k", group=32, levels=31, top=63)
-_q6_k = grouped_search("q6_k", np.arange(-32, 32), group=16, integers=range(-128, 128), reach=(0.9, 1.2),
+_q6_k = grouped_steps("q6_k", np.arange(-32, 32), group=16, integers=range(-128, 128), reach=(0.9, 1.2),
                        fill=(1.05, 0.85), half=True)
 
 
@@ -31,17 +32,16 @@ def q2_k(x, w, block, own, groups, lanes):
             block[16 + 32 * (g // 8) + (i & 31)] |= q << (2 * (g // 2 & 3))
 
 
-def q3_k(x, w, block, own, groups, lanes):
-    d = _q3_k(x, w, own, groups, lanes)
+def q3_k(block, codes, groups):
     block[:] = 0
-    write_half(block, 108, d)
+    write_half(block, 108, groups[16, STRETCHED])
     for g in range(16):
-        six = int(groups[g, 2]) + 32
+        six = int(groups[g, CHOSEN]) + 32
         block[96 + (g & 7)] |= (six & 15) << (4 * (g >> 3))
         block[104 + (g & 3)] |= six >> 4 << (2 * (g >> 2))
         for l in range(16):
             i = 16 * g + l
-            q = int(own[i])
+            q = int(codes[i])
             block[32 + 32 * (g // 8) + (i & 31)] |= (q & 3) << (2 * (g // 2 & 3))
             block[i & 31] |= q >> 2 << (g // 2)
 
@@ -84,18 +84,18 @@ def q5_k(x, w, block, own, groups, lanes):
             block[16 + l] |= q >> 4 << s
 
 
-def q6_k(x, w, block, own, groups, lanes):
-    d = _q6_k(x, w, own, groups, lanes)
+def q6_k(block, codes, groups):
     block[:] = 0
-    write_half(block, 208, d)
+    write_half(block, 208, groups[16, STRETCHED])
     for g in range(16):
-        block[192 + g] = int(groups[g, 2]) & 255
+        block[192 + g] = int(groups[g, CHOSEN]) & 255
         for l in range(16):
             i = 16 * g + l
-            q = int(own[i])
+            q = int(codes[i])
             half, run, at = i // 128, i // 32 % 4, i & 31
             block[64 * half + 32 * (run & 1) + at] |= (q & 15) << (4 * (run >> 1))
             block[128 + 32 * half + at] |= q >> 4 << (2 * run)
 
 
-BLOCK_SEARCHES = {"Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k}
+BLOCK_SEARCHES = {"Q2_K": q2_k, "Q4_K": q4_k, "Q5_K": q5_k}
+STEPPED_SEARCHES = {"Q3_K": BlockSearch(_q3_k, q3_k, __file__), "Q6_K": BlockSearch(_q6_k, q6_k, __file__)}

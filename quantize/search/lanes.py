@@ -57,21 +57,3 @@ def error_lanes(x, w, at, n, shift, scale, inverse, error):
             v = nearest(x[i] * inverse[c] - shift[c]) + shift[c]
             rest = x[i] - scale[c] * v
             error[c] += (wi * rest) * rest
-
-
-def nearest_in_table(t):
-    """The entry of VALUES nearest to t; MIDDLES are the midpoints. Unrolled by the compiler into compares and selects."""
-    v = VALUES[0]
-    for k in range(len(MIDDLES)):
-        v = VALUES[k + 1] if t > MIDDLES[k] else v
-    return v
-
-
-def nearest_in_range(t):
-    """The integer in FIRST..LAST nearest to t."""
-    return min(max(np.floor(t + np.float32(0.5)), np.float32(FIRST)), np.float32(LAST))
-
-
-VALUES = np.zeros(2, dtype=np.float32)
-MIDDLES = np.zeros(1, dtype=np.float32)
-FIRST, LAST = 0, 0

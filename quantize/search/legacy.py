@@ -14,8 +14,9 @@ from ...formats.codecs.scalars import write_half
 from ...formats.kernel import device_function, specialize
 from ...formats.tables import IQ4NL_VALUES
 from . import lanes as lane_functions
-from .grouped import as_float, as_half, value_set
+from .grouped import as_float, as_half
 from .lanes import LANES
+from .values import value_set
 
 # Free names of the template, bound per type by `single_search`.
 LADDER = FINE = np.ones(LANES, dtype=np.float32)
