@@ -118,7 +118,11 @@ def _inlined(function: Callable) -> Callable:
 
 @functools.cache
 def on_device(function: Callable) -> Callable:
-    """`function` (plain, or compiled for the CPU) callable from CUDA kernels; calls of compiled functions are copied along."""
+    """`function` (plain, or compiled for the CPU) callable from CUDA kernels; calls of compiled functions are copied along.
+
+    A compiled function may have a `device_form`, another one with the same results that suits a GPU better: that is copied then.
+    """
+    function = getattr(function, "device_form", function)
     function = getattr(function, "py_func", function)
     used = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     exact = {name: value for name, value in _prepare().items() if name in used}
@@ -137,9 +141,10 @@ def _exact() -> Iterator[None]:
         _compiling.exact = False
 
 
-def compile_kernel(source: str, name: str, file: str, signature: object, **names: object) -> Callable:
+def compile_kernel(source: str, name: str, file: str, signature: object, max_registers: int | None = None, **names: object) -> Callable:
     """The CUDA kernel `name` that `source` defines, for the current device, with the global `names`.
 
+    max_registers: per thread, where more threads at a time are worth more than registers;
     file: the module's own path, beside which numba keeps the compiled code; `name` keys it and must say what the functions in
     `names` are. RuntimeError if the compiled code would not round like the CPU's.
     """
@@ -151,7 +156,7 @@ def compile_kernel(source: str, name: str, file: str, signature: object, **names
     function.__qualname__ = f"{name}-{sources_digest()}"
     # Link-time optimization would join operations after the check below. numba-cuda 0.30 heeds `lto` only in this spelling,
     # not as cuda.jit(lto=False)(function).
-    kernel = cuda.jit(function, cache=True, lto=False)
+    kernel = cuda.jit(function, cache=True, lto=False, max_registers=max_registers)
     if kernel.targetoptions.get("lto"):
         raise RuntimeError("this version of numba-cuda links with optimizations that round otherwise than the CPU does")
     with _exact():

@@ -19,7 +19,9 @@ from ..formats.types import GGMLType
 from .search.lanes import LANES
 from .search.steps import COLUMNS, BlockSearch, RowSearch
 
-THREADS = {"plain": 128, "single": 128, "block": 64, "row": 32, "steps": 128}  # per CUDA block
+THREADS = {"plain": 128, "single": 128, "block": 64, "row": 32}  # per CUDA block
+# In steps: threads per CUDA block, and how many of them share a unit; measured in docs/benchmarks/quantizers.md.
+BLOCK_THREADS, ROW_THREADS, ROW_TEAM = 256, 128, 64
 PIECE_ELEMENTS = 1 << 26  # on the device at a time
 _locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by device
 
@@ -48,7 +50,7 @@ _BODIES = {
 }
 
 # In steps: teams of TEAM threads, TEAMS of them in a CUDA block. A block's scratch fits into shared memory, a row's does not.
-# The threads behind the last unit repeat it, because all have to take part in synchronizing.
+# The teams behind the last unit repeat it, because all threads have to take part in synchronizing.
 _STEPPED = {
     "block": ("x, w, out", """\
 def {name}(x, w, out):
@@ -61,26 +63,33 @@ def {name}(x, w, out):
 """),
     "row": ("x, w, heads, bodies, own, groups", """\
 def {name}(x, w, heads, bodies, own, groups):
-    row = cuda.blockIdx.x
+    row = min(cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM, x.shape[0] - 1)
     lanes = cuda.local.array((6, LANES), float32)
-    search(x[row], w, heads[row], bodies[row], own[row], groups[row], lanes, cuda.threadIdx.x)
+    search(x[row], w, heads[row], bodies[row], own[row], groups[row], lanes, cuda.threadIdx.x % TEAM)
 """),
 }
 
 
-def _team(type: GGMLType, search: BlockSearch | RowSearch) -> int:
-    """Threads that share a block or row: one per group of a block, all of a CUDA block for a row."""
-    return THREADS["steps"] if type.header_bytes else type.block_size // search.steps.group
+def _teams(type: GGMLType, search: BlockSearch | RowSearch) -> tuple[int, int]:
+    """Threads that share a block (one per group) or row, and how many such teams a CUDA block holds."""
+    if type.header_bytes:
+        return ROW_TEAM, ROW_THREADS // ROW_TEAM
+    team = type.block_size // search.steps.group
+    return team, BLOCK_THREADS // team
 
 
 def _shared_steps(search: BlockSearch | RowSearch, team: int) -> Callable:
-    """The device function of a search in which a team of threads shares the calls of every step."""
+    """The device function of a search in which a team of threads shares the calls of every step.
+
+    All threads of the CUDA block wait for each other, not only those of a team: warps that run at the same place share what
+    the instruction cache holds, and the unrolled code is larger than that.
+    """
     from numba import cuda
 
-    each = f"    for i in range(member, {{calls}}, {team}):\n"
-    wait = f"    cuda.{'syncwarp' if team <= 32 else 'syncthreads'}()\n"
-    source = (f"def {search.name}({search.parameters}, member):\n" + search.steps.loops(each, wait)
-              + search.end("    if member == 0:\n        ", f"    for b in range(member, len(blocks), {team}):\n        "))
+    each = f"for {{i}} in range(member, {{calls}}, {team}):\n"
+    source = (f"def {search.name}({search.parameters}, member):\n"
+              + search.steps.loops(each.format(i="i", calls="{calls}"), "cuda.syncthreads()\n")
+              + search.end("    if member == 0:\n        ", "    " + each.format(i="b", calls="len(blocks)") + "        "))
     namespace: dict[str, object] = {"__name__": __name__, "cuda": cuda} | search.steps.names | search.writers
     exec(compile(source, search.file, "exec"), namespace)
     return namespace[search.name]
@@ -101,17 +110,18 @@ def _kernel(type: GGMLType, kind: str, search: Callable | BlockSearch | RowSearc
     sizes = {"LANES": LANES, "SIZE": type.block_size, "GROUPS": type.block_size // 16 + 1, "COLUMNS": COLUMNS}
     if kind == "steps":
         shape = "row" if type.header_bytes else "block"
-        team = _team(type, search)
-        name = f"{search.name}_cuda"
+        team, teams = _teams(type, search)
+        name = f"{search.name}_{team}x{teams}_cuda"
         parameters, source = _STEPPED[shape]
-        sizes |= {"TEAM": team, "TEAMS": THREADS["steps"] // team, "GROUPS": type.block_size // search.steps.group + 1}
+        sizes |= {"TEAM": team, "TEAMS": teams, "GROUPS": type.block_size // search.steps.group + 1}
     else:
         name = f"{search.__name__}_{kind}_cuda"
         parameters, body = _BODIES[kind]
         source = _HEAD.format(name="{name}", parameters=parameters + more, first=parameters.split(",")[0]) + body.format(tables=more)
     signature = void(*signatures[shape], *(Array(from_dtype(np.dtype(dtype)), axes, "C") for dtype, axes in tables))
     function = _shared_steps(search, team) if kind == "steps" else search
-    return compile_kernel(source.format(name=name), name, __file__, signature, search=on_device(function), **sizes)
+    registers = 65536 // 512 if kind == "steps" else None  # half of the threads a multiprocessor can hold, at no fewer registers
+    return compile_kernel(source.format(name=name), name, __file__, signature, registers, search=on_device(function), **sizes)
 
 
 class CudaEncoder:
@@ -122,7 +132,8 @@ class CudaEncoder:
         """kind: "plain", "single", "block", "row" or "steps", as in `encode`; weights: float32[n_cols], None for "plain"; tables: what
         the search takes after its scratch."""
         self._by_row = type.header_bytes > 0
-        self._units = THREADS["steps"] // _team(type, search) if kind == "steps" else THREADS[kind]  # in a CUDA block
+        team, self._units = _teams(type, search) if kind == "steps" else (1, THREADS[kind])  # _units: blocks or rows in a CUDA block
+        self._threads = team * self._units
         self.type, self.kind, self.n_cols, self.number = type, kind, n_cols, device_number(device)
         self._cuda = cuda_module()
         with _locks[self.number], self._cuda.gpus[self.number]:
@@ -161,7 +172,7 @@ class CudaEncoder:
     def launch(self, arrays: list) -> None:
         """Start the search on what `arrays` returned, with x filled in; does not wait."""
         weights = [] if self.kind == "plain" else [self._weights]
-        self._kernel[-(-len(arrays[0]) // self._units), THREADS[self.kind]](arrays[0], *weights, *arrays[1:], *self._tables)
+        self._kernel[-(-len(arrays[0]) // self._units), self._threads](arrays[0], *weights, *arrays[1:], *self._tables)
 
     def time_resident(self, x: np.ndarray, repeat: int) -> list[float]:
         """Seconds of `repeat` searches over x float32[rows, n_cols], which is on the device before the clock starts."""

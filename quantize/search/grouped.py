@@ -287,9 +287,10 @@ def grouped_steps(name: str, values: np.ndarray, *, group: int, integers: range,
         names[step] = specialize(template, f"{step}_{name}", **names)
     order = [("group", _scan), ("row", _largest), ("group", _try_scales), ("lane", _sum_errors), ("row", _pick_scale),
              ("group", _settle), ("row", _total)]
-    order += 3 * [("group", _fit), ("row", _refit), ("group", _retry), ("row", _judge)]
-    order += [("row", _stretch), ("group", _encode)]
     if emphasis:
         order.insert(0, ("block", _mean_square))
+    again = [("group", _fit), ("row", _refit), ("group", _retry), ("row", _judge)]
+    rounds = range(len(order), len(order) + len(again))
+    order += [*again, ("row", _stretch), ("group", _encode)]
     compiled = {template: specialize(template, f"{template.__name__.lstrip('_')}_{name}", **names) for _, template in order}
-    return Steps(name, group, tuple((over, compiled[template]) for over, template in order))
+    return Steps(name, group, tuple((over, compiled[template]) for over, template in order), rounds, 3)

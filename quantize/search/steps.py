@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import indent
 
 from ...formats.kernel import device_function, from_source
 from .lanes import LANES
@@ -25,17 +26,24 @@ _CALLS = {"group": "len(x) // {group}", "block": f"len(x) // {SUPER}", "lane": s
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a search over groups of `group` elements: pairs of what a step is called for (a key of _CALLS) and the step."""
+    """The steps of a search over groups of `group` elements: pairs of what a step is called for (a key of _CALLS) and the step;
+    those with numbers in `again` are gone through `rounds` times."""
 
     name: str
     group: int
     steps: tuple[tuple[str, Callable], ...]
+    again: range = range(0)
+    rounds: int = 1
 
     def loops(self, loop: str, after: str = "") -> str:
         """Source that makes all calls: `loop` with {calls} filled in, then a call with index i; `after` each step."""
-        call = "        step{n}(x, w, own, groups, lanes, i)\n"
-        return "".join(loop.format(calls=_CALLS[over].format(group=self.group)) + call.format(n=n) + after
-                       for n, (over, _) in enumerate(self.steps))
+        source = ""
+        for n, (over, _) in enumerate(self.steps):
+            lines = loop.format(calls=_CALLS[over].format(group=self.group)) + f"    step{n}(x, w, own, groups, lanes, i)\n" + after
+            if n in self.again:
+                lines = f"for _ in range({self.rounds}):\n" * (n == self.again[0]) + indent(lines, "    ")
+            source += indent(lines, "    ")
+        return source
 
     @property
     def names(self) -> dict[str, Callable]:
@@ -45,7 +53,7 @@ class Steps:
     def in_sequence(self, file: str) -> Callable:
         """Compiled search(x, w, own, groups, lanes), one call after another. file: the caller's __file__, for the cache."""
         name = f"search_{self.name}"
-        source = f"def {name}(x, w, own, groups, lanes):\n" + self.loops("    for i in range({calls}):\n")
+        source = f"def {name}(x, w, own, groups, lanes):\n" + self.loops("for i in range({calls}):\n")
         return from_source(source, name, file, **self.names)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ...formats.kernel import specialize
 
 _LONGEST_CHAIN = 16
+_LONGEST_DEVICE_CHAIN = 8  # a GPU looks into tables faster than a CPU does
 
 # Free names of the templates, bound per set by `value_set`.
 VALUES = np.zeros(2, dtype=np.float32)
@@ -121,15 +122,23 @@ def value_set(name: str, values: np.ndarray) -> dict[str, object]:
     """The names that describe a set of ascending values: VALUES, MIDDLES, `nearest`(t), `code_of`(x, scale, shift) and
     `codes_of`(x, at, n, scale, shift, codes)."""
     values = np.asarray(values, dtype=np.float32)
+    by_chain = {"nearest": _nearest_by_chain, "code_of": _code_by_chain, "codes_of": _codes_by_chain}
+    by_cell = {"cell_of": _cell_of, "nearest": _nearest_by_cell, "code_of": _code_by_cell, "codes_of": _codes_by_cell}
     names: dict[str, object] = {"VALUES": values, "MIDDLES": ((values[1:] + values[:-1]) / 2).astype(np.float32)}
     if np.array_equal(values, np.arange(values[0], values[-1] + 1)):
         names |= {"FIRST": int(values[0]), "LAST": int(values[-1])}
         forms = {"nearest": _nearest_in_range, "code_of": _code_in_range, "codes_of": _codes_in_range}
     elif len(values) <= _LONGEST_CHAIN:
-        forms = {"nearest": _nearest_by_chain, "code_of": _code_by_chain, "codes_of": _codes_by_chain}
+        forms = by_chain
     else:
         names |= cells(values)
-        forms = {"cell_of": _cell_of, "nearest": _nearest_by_cell, "code_of": _code_by_cell, "codes_of": _codes_by_cell}
+        forms = by_cell
     for form, template in forms.items():
         names[form] = specialize(template, f"{form}_{name}", **names)
+    if forms is by_chain and len(values) > _LONGEST_DEVICE_CHAIN:
+        in_cells = names | cells(values)
+        for form, template in by_cell.items():
+            in_cells[form] = specialize(template, f"{form}_in_cells_{name}", **in_cells)
+            if form in names:
+                names[form].device_form = in_cells[form]
     return names
