@@ -42,7 +42,7 @@ score_lanes = error_lanes = nearest = nearest_integer = settle_with = codes_of =
 
 # Columns of `groups`: the best scale per shift (2); integer scale and number of the shift (2), a trial of these (2); error of the
 # last of them; shares of the least-squares sums; in the first group of a block its mean square; errors by candidate d.
-FREE, CHOSEN, TRIAL, ERROR, SXV, SVV, MEAN, ERRORS = 0, 2, 4, 6, 7, 8, 9, 16
+FREE, CHOSEN, TRIAL, ERROR, SXV, SVV, MEAN, ERRORS = 0, 2, 4, 6, 7, 8, 9, 10
 # Columns of the last row, which also uses ERROR and ERRORS for the totals. SCALE, NEXT, STRETCHED: values of d.
 SCALE, NEXT, STRETCHED, LARGEST, GOES_ON, ACCEPTED = 0, 1, 2, 3, 4, 5
 

@@ -18,7 +18,7 @@ from textwrap import indent
 from ...formats.kernel import device_function, from_source
 from .lanes import LANES
 
-COLUMNS = 33  # odd, so that threads that look at one column of their groups meet different banks of a GPU's shared memory
+COLUMNS = 27  # odd, so that threads that look at one column of their groups meet different banks of a GPU's shared memory
 SUPER = 256  # elements of a block
 
 _CALLS = {"group": "len(x) // {group}", "block": f"len(x) // {SUPER}", "lane": str(LANES), "row": "1"}
