@@ -75,7 +75,7 @@ def _teams(type: GGMLType, search: BlockSearch | RowSearch) -> tuple[int, int]:
     if type.header_bytes:
         return ROW_TEAM, ROW_THREADS // ROW_TEAM
     team = type.block_size // search.steps.group
-    return team, BLOCK_THREADS // team
+    return team, min(BLOCK_THREADS // team, 16)  # more would not fit into shared memory
 
 
 def _shared_steps(search: BlockSearch | RowSearch, team: int) -> Callable:

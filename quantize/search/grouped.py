@@ -9,7 +9,7 @@ whether d belongs to a block (half precision) or to a row (float32). They share 
    total error after every s/d is rounded wins.
 3. `_settle`: with d fixed, the integers around s/d are tried exactly, for each shift.
 4. `_fit`, `_refit`: with all integers and values fixed the least-squares d is known in closed form; it is rounded as it will be
-   stored, and step 3 is repeated (`_retry`, `_judge`) as long as that lowers the error, three times at most.
+   stored, and step 3 is repeated (`_retry`, `_judge`) as long as that lowers the error.
 
 Weights are the importances themselves: what is minimised is sum_i w_i (x_i - y_i)^2, the importance matrix's estimate of the
 damage to the layer's output. Below four bits two corrections lower the measured KL divergence (`docs/benchmarks/quality.md`):
@@ -89,10 +89,9 @@ def _scan(x, w, own, groups, lanes, g):
         if extreme == 0:
             continue
         top = np.float32(0)
-        for side in range(2):
-            sign = np.float32(1 - 2 * side)
+        for part in range(len(LADDER) // LANES):
             for c in range(LANES):
-                lanes[0, c] = sign * LADDER[c] / extreme
+                lanes[0, c] = LADDER[part * LANES + c] / extreme
             score_lanes(x, own, at, GROUP, SHIFTS[h], lanes[0], lanes[1], lanes[2])
             for c in range(LANES):
                 if lanes[1, c] * lanes[1, c] > top * lanes[2, c]:
@@ -264,21 +263,22 @@ def _encode(x, w, own, groups, lanes, g):
 
 
 def grouped_steps(name: str, values: np.ndarray, *, group: int, integers: range, shifts: tuple[float, ...] = (0,),
-                  reach: tuple[float, float], fill: tuple[float, float], half: bool, emphasis: bool = False,
-                  gain: float = 1.0) -> Steps:
+                  reach: tuple[float, float], fill: tuple[float, float], half: bool, rungs: int = LANES,
+                  emphasis: bool = False, gain: float = 1.0, rounds: int = 1) -> Steps:
     """The steps of the search for one type. In the end groups[:-1, CHOSEN:CHOSEN+2] hold integers and shift numbers,
     groups[-1, STRETCHED] holds d as stored, and `own` the codes, as float32.
 
     values: ascending value set; integers: what a group scale can be; shifts: the choices of moving the set;
-    reach: the ladder, as multiples of (largest value) / (largest x); fill: the part of the integer range that the largest
-    group scale is tried to occupy; half: d is stored in half precision (else float32); emphasis, gain: see above.
+    reach, rungs: the ladder for either sign, as multiples of (largest value) / (largest x); fill: the part of the integer range
+    that the largest group scale is tried to occupy; half: d is stored in half precision (else float32); emphasis, gain: see
+    above; rounds: how often step 4 is repeated at most (more than once lowers the error by less than 0.1 %).
     """
     low, high = integers[0], integers[-1]
-    part = np.linspace(*fill, LANES // 2)
+    part, ladder = np.linspace(*fill, LANES // 2), np.geomspace(*reach, rungs)
     names = value_set(name, values)
     names |= {"GROUP": group, "LOW": low, "HIGH": high, "STEP": integers.step, "SHIFTS": np.array(shifts, dtype=np.float32),
               "EMPHASIS": emphasis, "GAIN": gain,
-              "LADDER": (np.abs(values).max() * np.geomspace(*reach, LANES)).astype(np.float32),
+              "LADDER": (np.abs(values).max() * np.concatenate([ladder, -ladder])).astype(np.float32),
               "TARGETS": np.concatenate([low * part, high * part]).astype(np.float32), "round_d": as_half if half else as_float}
     names["score_lanes"] = specialize(lane_functions.score_lanes, f"score_lanes_{name}", **names)
     names["error_lanes"] = specialize(lane_functions.error_lanes, f"error_lanes_{name}", **names)
@@ -290,7 +290,7 @@ def grouped_steps(name: str, values: np.ndarray, *, group: int, integers: range,
     if emphasis:
         order.insert(0, ("block", _mean_square))
     again = [("group", _fit), ("row", _refit), ("group", _retry), ("row", _judge)]
-    rounds = range(len(order), len(order) + len(again))
+    numbers = range(len(order), len(order) + len(again))
     order += [*again, ("row", _stretch), ("group", _encode)]
     compiled = {template: specialize(template, f"{template.__name__.lstrip('_')}_{name}", **names) for _, template in order}
-    return Steps(name, group, tuple((over, compiled[template]) for over, template in order), rounds, 3)
+    return Steps(name, group, tuple((over, compiled[template]) for over, template in order), numbers, rounds)

@@ -11,11 +11,11 @@ from .grouped import CHOSEN, STRETCHED, grouped_steps
 from .steps import RowSearch
 
 _iq2_ks = grouped_steps("iq2_ks", IQ2NL_VALUES[:4], group=32, integers=range(-16, 16), shifts=(0, 5),
-                        reach=(0.6, 2.2), fill=(1.3, 0.8), half=True, emphasis=True, gain=1.02)
+                        reach=(0.6, 2.2), fill=(1.3, 0.8), rungs=8, half=True, emphasis=True, gain=1.02)
 _iq3_ks = grouped_steps("iq3_ks", IQ3NL_VALUES[:8], group=32, integers=range(-16, 16), shifts=(0, 4),
-                        reach=(0.7, 1.8), fill=(1.15, 0.7), half=True, emphasis=True, gain=1.01)
+                        reach=(0.7, 1.8), fill=(1.15, 0.7), rungs=8, half=True, emphasis=True, gain=1.01)
 _iq4_ks = grouped_steps("iq4_ks", IQ4NL_VALUES, group=32, integers=range(-127, 128, 2), shifts=(0, 4),
-                        reach=(0.8, 1.6), fill=(1.1, 0.75), half=False)
+                        reach=(0.8, 1.6), fill=(1.1, 0.75), rungs=8, half=False)
 _iq5_ks = grouped_steps("iq5_ks", IQ5NL_VALUES[:32], group=32, integers=range(-127, 128, 2), shifts=(0, 2),
                         reach=(0.85, 1.3), fill=(1.1, 0.75), half=False)
 
