@@ -133,7 +133,9 @@ def _row_decoder(type: GGMLType, n_cols: int, as_weights: bool) -> Callable[[np.
     return _block_decoder(type, n_cols, as_weights)
 
 
-def _block_decoder(type: GGMLType, n_cols: int, as_weights: bool) -> Callable[[np.ndarray, np.ndarray], None]:
+def block_decoder(type: GGMLType, as_weights: bool = False) -> tuple[Callable, np.float32]:
+    """(function, factor): the plain function that decodes one block, `(block, out)` or, where rows have a header,
+    `(block, head, out)`, and what its values are multiplied by. UnsupportedTypeError for a type without one."""
     from .codecs.iq_k import PRODUCT_DECODERS
     from .codecs.trellis import PRODUCT_FACTORS
 
@@ -143,7 +145,11 @@ def _block_decoder(type: GGMLType, n_cols: int, as_weights: bool) -> Callable[[n
         raise UnsupportedTypeError(f"rows of {type.name} cannot be decoded: {hint}")
     if as_weights:
         function = PRODUCT_DECODERS.get(type.name, function)
-    factor = np.float32(PRODUCT_FACTORS.get(type.name, 1) if as_weights else 1)
+    return function, np.float32(PRODUCT_FACTORS.get(type.name, 1) if as_weights else 1)
+
+
+def _block_decoder(type: GGMLType, n_cols: int, as_weights: bool) -> Callable[[np.ndarray, np.ndarray], None]:
+    function, factor = block_decoder(type, as_weights)
     blocks, head = n_cols // type.block_size, type.header_bytes
 
     def run(data: np.ndarray, out: np.ndarray) -> None:

@@ -37,6 +37,7 @@ _LARGE_CONSTANT = 128  # bytes
 _compiling = threading.local()
 
 
+@functools.cache
 def cuda_module() -> types.ModuleType:
     """The module `numba.cuda` of numba-cuda. UsageError if it is not installed or finds no device."""
     if importlib.util.find_spec("numba_cuda") is None:

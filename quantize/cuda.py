@@ -160,19 +160,24 @@ class CudaEncoder:
                 else:
                     target[...] = arrays[1].copy_to_host().reshape(target.shape)
 
-    def arrays(self, rows: int) -> list:
-        """Uninitialized arrays on the current device for that many rows: x first, then the results, then scratch."""
-        blocks, size, new = self.n_cols // self.type.block_size, self.type.block_size, self._cuda.device_array
+    def arrays(self, rows: int, new: Callable | None = None) -> list:
+        """Uninitialized arrays on the current device for that many rows: x first, then the results (of a type with row headers
+        the headers, then the blocks), then scratch. `new(shape, dtype)` makes them. The first axis of each is a multiple of
+        `rows`, so that equal parts of all arrays belong to the same rows."""
+        blocks, size, new = self.n_cols // self.type.block_size, self.type.block_size, new or self._cuda.device_array
         if self._by_row:
             return [new((rows, self.n_cols), np.float32), new((rows, self.type.header_bytes), np.uint8),
                     new((rows, blocks, self.type.block_bytes), np.uint8), new((rows, self.n_cols), np.float32),
                     new((rows, self.n_cols // 16 + 1, COLUMNS), np.float32)]
         return [new((rows * blocks, size), np.float32), new((rows * blocks, self.type.block_bytes), np.uint8)]
 
-    def launch(self, arrays: list) -> None:
-        """Start the search on what `arrays` returned, with x filled in; does not wait."""
-        weights = [] if self.kind == "plain" else [self._weights]
-        self._kernel[-(-len(arrays[0]) // self._units), self._threads](arrays[0], *weights, *arrays[1:], *self._tables)
+    def launch(self, arrays: list, stream: object = 0, weights: object = None) -> None:
+        """Start the search on what `arrays` returned, with x filled in; does not wait.
+
+        weights: float32[n_cols] on the device, used instead of those that the encoder was made with."""
+        used = [] if self.kind == "plain" else [self._weights if weights is None else weights.reshape(self._weights.shape)]
+        grid = -(-len(arrays[0]) // self._units), self._threads, stream
+        self._kernel[grid](arrays[0], *used, *arrays[1:], *self._tables)
 
     def time_resident(self, x: np.ndarray, repeat: int) -> list[float]:
         """Seconds of `repeat` searches over x float32[rows, n_cols], which is on the device before the clock starts."""
