@@ -93,23 +93,26 @@ def plan_quantization(source: Source, type: str, *, token_embedding_type: str | 
 
 def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: PathLike | Imatrix | None = None, *, pure: bool = False,
                    token_embedding_type: str | None = None, output_tensor_type: str | None = None, leave_output_tensor: bool = False,
-                   allow_requantize: bool = False, threads: int = 0, dry_run: bool = False,
+                   allow_requantize: bool = False, threads: int = 0, dry_run: bool = False, device: str = "cpu",
                    progress: Progress | None = None) -> RunReport:
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
 
     type: preset name or number (IQ4_K, Q4_K_M, 15). imatrix: file in either format, or a loaded one. pure: one type everywhere;
     the mixes of presets are not implemented yet, so this happens without it too, with a logged warning. The overrides take
-    type names and are used literally. dry_run: plan only, `out` may be None. Returns types, sizes and errors of all tensors.
+    type names and are used literally. dry_run: plan only, `out` may be None. device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2"
+    or "auto" (all GPUs, or the CPU where there is none). Returns types, sizes and errors of all tensors.
     """
     from .formats.ftypes import file_type
     from .formats.gguf.writer import GGUFWriter
     from .formats.output import refuse_same_file
     from .imatrix.data import Imatrix
     from .imatrix.files import load_imatrix
+    from .quantize.devices import find_devices
     from .quantize.metadata import ImatrixNote, quantized_metadata
     from .quantize.run import TensorReport, stream
 
     preset = file_type(type)
+    devices = find_devices(device)
     if not pure and preset.base.is_quantized and preset.base.name != "Q8_0":  # Q8_0 has no mix
         log.warning("the mixes of presets are not implemented yet: every tensor gets %s, as with --pure", preset.base)
     if imatrix is not None and not isinstance(imatrix, Imatrix):
@@ -139,7 +142,7 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
         refuse_same_file(out, [*source.files, *([imatrix.path] if imatrix is not None and imatrix.path else [])])
         metadata = quantized_metadata(source.metadata, preset.number, note)
         with GGUFWriter(out, metadata, [plan.target for plan in planned]) as sink:
-            return stream(source, planned, sink, importance=importance, threads=threads, progress=progress)
+            return stream(source, planned, sink, importance=importance, threads=threads, devices=devices, progress=progress)
 
 
 def collect_imatrix(model: PathLike | Model, text: PathLike, out: PathLike | None = None, *, n_ctx: int = 512, chunks: int = -1,

@@ -107,12 +107,12 @@ def _drop_stdout() -> None:
 
 @contextmanager
 def _log_to_stderr() -> Iterator[None]:
-    """Show our own messages while a command runs; what libraries log is of no use to a user."""
+    """Show our own messages while a command runs; what libraries log is of no use to a user. IQFORGE_DEBUG=1 shows more of them."""
     logger, handler = logging.getLogger(__package__), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     before = logger.level, logger.propagate
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG if os.environ.get("IQFORGE_DEBUG") else logging.INFO)
     logger.propagate = False
     try:
         yield

@@ -25,6 +25,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-tensor-type", metavar="T", help="type of output.weight")
     parser.add_argument("--leave-output-tensor", action="store_true", help="keep output.weight as it is")
     parser.add_argument("--allow-requantize", action="store_true", help="accept tensors that are quantized already")
+    parser.add_argument("--device", metavar="D", default="cpu", help="cpu (default), cuda for all GPUs, cuda:N or cuda:N,M for some, "
+                        "auto for all GPUs or, without one, the CPU; the bytes are the same, but for trellis types")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
 
 
@@ -35,7 +37,8 @@ def run(args: argparse.Namespace, api) -> int:
     try:
         report = api.quantize_model(src, out, preset, args.imatrix, pure=args.pure, token_embedding_type=args.token_embedding_type,
                                     output_tensor_type=args.output_tensor_type, leave_output_tensor=args.leave_output_tensor,
-                                    allow_requantize=args.allow_requantize, threads=threads, dry_run=args.dry_run, progress=printer)
+                                    allow_requantize=args.allow_requantize, threads=threads, dry_run=args.dry_run, device=args.device,
+                                    progress=printer)
     finally:
         printer.close()
     seconds = time.monotonic() - started

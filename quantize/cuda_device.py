@@ -100,13 +100,14 @@ def measure_block(x, w, values, factor, sums):
         x2 += a * a
         we2 += weight * (e * e)
         wx2 += weight * (a * a)
-        worst = abs(e) if not abs(e) <= worst else worst  # NaN stays
+        size = abs(e) if e == e else np.float64(np.inf)
+        worst = size if size > worst else worst
         largest = abs(a) if abs(a) > largest else largest
     sums[0] = e2
     sums[1] = x2
     sums[2] = we2
     sums[3] = wx2
-    sums[4] = worst if worst == worst else np.float64(np.inf)
+    sums[4] = worst
     sums[5] = largest
 
 
@@ -117,7 +118,8 @@ def _widen_kernel(name: str, device: int) -> Callable:
     read = {"F32": read_f32, "F16": read_f16, "BF16": read_bf16}[name]
     raw = float32[::1] if name == "F32" else uint16[::1]
     name = f"widen_{name.lower()}"
-    return compile_kernel(_WIDEN.format(name=name), name, __file__, void(raw, float32[::1], int64[::1]), read=on_device(read), LARGEST=_LARGEST)
+    signature = void(raw, float32[::1], int64[::1])
+    return compile_kernel(_WIDEN.format(name=name), name, __file__, signature, read=on_device(read), LARGEST=_LARGEST)
 
 
 @functools.cache
@@ -169,7 +171,8 @@ class CudaDevice:
         try:
             return new(n_bytes, np.uint8)
         except (MemoryError, RuntimeError) as error:
-            raise IqforgeError(f"{n_bytes} bytes of {what} {self.name} could not be had ({error}); fewer threads (NTHREADS) need less") from None
+            raise IqforgeError(f"{n_bytes} bytes of {what} {self.name} could not be had ({error}); fewer threads (NTHREADS) "
+                               "need less") from None
 
     def upload(self, host: np.ndarray, target: object, stream: object) -> None:
         target.copy_to_device(host, stream=stream)

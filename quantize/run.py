@@ -1,17 +1,22 @@
-"""The run: tensors stream from a Source through a plan into a Sink, in pieces of rows, on several threads.
+"""The run: tensors stream from a Source through a plan into a Sink, in pieces of rows, on several threads or GPUs.
 
 Every piece is read, decoded, quantized and measured by one worker; results are taken in order, so the output and all sums are
-the same for any number of threads. Memory is bounded by the number of pieces in flight, whatever the size of a tensor: pages
+the same for any number of threads. With GPUs, pieces of quantized tensors are larger, and what a worker does with one is in
+`cuda_run.py`; everything else is as without. Memory is bounded by the number of pieces in flight, whatever the size of a tensor: pages
 of the source are handed back as soon as their piece is done.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
-from collections import deque
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,11 +27,17 @@ from ..formats.types import ggml_type
 from .encode import arrange_rows, refuse_non_finite, row_encoder
 from .plan import PlannedTensor
 
+if TYPE_CHECKING:
+    from .cuda_run import DeviceWorkers
+
 # importance(name, shape) -> float32[n_matrices, n_cols], or None where nothing is known of the tensor
 ImportanceLookup = Callable[[str, tuple[int, ...]], np.ndarray | None]
 
+log = logging.getLogger(__name__)
+
 PIECE_ELEMENTS = 1 << 20
 _RELEASE_BYTES = 64 << 20  # pages handed back after this much reading
+_RELEASE_BYTES_DEVICE = 1 << 30  # its pieces are larger, and pages that another piece is being read from must be found again
 
 
 @dataclass
@@ -77,8 +88,10 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """Rows start..stop of a tensor, all of one matrix, or bytes to copy (encode is None)."""
+class Piece:
+    """Rows start..stop of a tensor, all of one matrix, or bytes to copy (encode is None).
+
+    A piece for a GPU has a number, counted over the run, and no encode; it may span matrices, with weights[matrices, n_cols]."""
 
     index: int
     planned: PlannedTensor
@@ -86,6 +99,11 @@ class _Piece:
     stop: int
     weights: np.ndarray | None
     encode: Callable[[np.ndarray], np.ndarray] | None
+    number: int | None = None
+
+    @property
+    def kept(self) -> bool:
+        return self.planned.kept
 
 
 def default_threads() -> int:
@@ -93,34 +111,55 @@ def default_threads() -> int:
 
 
 def stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, *, importance: ImportanceLookup | None = None,
-           threads: int = 0, progress: Progress | None = None) -> RunReport:
+           threads: int = 0, progress: Progress | None = None, devices: Sequence[int] = ()) -> RunReport:
     """Carry out a plan. The sink must list the plan's target tensors in order; finishing or aborting it is the caller's.
 
     threads: 0 for all cores that this process may use; more than four per core are not started, as they would only take memory.
+    devices: numbers of CUDA devices that quantize, as `devices.find_devices` gives them. Their number changes no byte and no sum; the
+    bytes are the CPU's, but for trellis types.
     Errors name the source file and tensor. NonFiniteError also where finite values do not fit into the target type.
     """
     progress = progress or Progress()
     threads = min(threads, 4 * default_threads()) if threads > 0 else default_threads()
+    if not devices:
+        return _stream(source, planned, sink, importance, progress, threads)
+    from .cuda_device import CudaDevice
+    from .cuda_run import DeviceWorkers
+
+    workers = DeviceWorkers([CudaDevice(number) for number in devices], threads)
+    try:
+        return _stream(source, planned, sink, importance, progress, len(workers.slots), workers)
+    finally:
+        workers.close()
+
+
+def _stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, importance: ImportanceLookup | None, progress: Progress,
+            threads: int, workers: DeviceWorkers | None = None) -> RunReport:
     report = RunReport()
     progress.begin(planned)
-    pieces = _pieces(source, planned, importance)
-    waiting: deque[tuple[_Piece, Future]] = deque()
+    pieces = _pieces(source, planned, importance, workers)
+    ahead = 2 * threads if workers is None else threads
+    waiting: deque[tuple[Piece, Future]] = deque()
     sums = _Sums()
     read_bytes = 0
+    clock = _Clock()
     with ThreadPoolExecutor(threads, thread_name_prefix="quantize") as pool:
         try:
             while True:
-                while len(waiting) < 2 * threads and (piece := next(pieces, None)) is not None:
-                    waiting.append((piece, pool.submit(_work, source, piece)))
+                while len(waiting) < ahead and (piece := next(pieces, None)) is not None:
+                    waiting.append((piece, pool.submit(_work if piece.number is None else workers.work, source, piece)))
                 if not waiting:
                     break
                 piece, future = waiting.popleft()
+                clock.spent("planning")
                 data, measured = future.result()
+                clock.spent("waiting")
                 sink.write(piece.planned.target, data)
+                clock.spent("writing")
                 sums.add(measured)
-                read_bytes += data.nbytes if piece.encode is None else (piece.stop - piece.start) * piece.planned.source.row_bytes
+                read_bytes += data.nbytes if piece.kept else (piece.stop - piece.start) * piece.planned.source.row_bytes
                 last = not waiting or waiting[0][0].index != piece.index
-                if last or read_bytes >= _RELEASE_BYTES:
+                if last or read_bytes >= (_RELEASE_BYTES if workers is None else _RELEASE_BYTES_DEVICE):
                     source.release(piece.planned.source)
                     read_bytes = 0
                 progress.advance((piece.stop - piece.start) * piece.planned.source.n_cols)
@@ -133,10 +172,13 @@ def stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, *, impo
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     progress.end(report)
+    log.debug("seconds of the run: %s", clock)
     return report
 
 
-def _pieces(source: Source, planned: Sequence[PlannedTensor], importance: ImportanceLookup | None) -> Iterator[_Piece]:
+def _pieces(source: Source, planned: Sequence[PlannedTensor], importance: ImportanceLookup | None,
+            workers: DeviceWorkers | None) -> Iterator[Piece]:
+    numbers = itertools.count()
     for index, tensor in enumerate(planned):
         info = tensor.source
         rows_per_matrix = info.n_rows // info.n_matrices
@@ -145,14 +187,19 @@ def _pieces(source: Source, planned: Sequence[PlannedTensor], importance: Import
         weights = None if tensor.kept or importance is None else importance(info.name, info.shape)
         if tensor.kept:
             for start in range(0, info.n_rows, step):
-                yield _Piece(index, tensor, start, min(start + step, info.n_rows), None, None)
+                yield Piece(index, tensor, start, min(start + step, info.n_rows), None, None)
+            continue
+        if workers is not None and workers.takes(tensor):
+            for start, stop in workers.pieces(tensor):
+                own = None if weights is None else weights[start // rows_per_matrix:-(-stop // rows_per_matrix)]
+                yield Piece(index, tensor, start, stop, own, None, next(numbers))
             continue
         for matrix in range(info.n_matrices):
             own = None if weights is None else weights[matrix]
             encode = _encoder(tensor, own, source.path)
             first = matrix * rows_per_matrix
             for start in range(first, first + rows_per_matrix, step):
-                yield _Piece(index, tensor, start, min(start + step, first + rows_per_matrix), own, encode)
+                yield Piece(index, tensor, start, min(start + step, first + rows_per_matrix), own, encode)
 
 
 def _encoder(tensor: PlannedTensor, importance: np.ndarray | None, file: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -173,11 +220,11 @@ def _encoder(tensor: PlannedTensor, importance: np.ndarray | None, file: str) ->
     return encode
 
 
-def _work(source: Source, piece: _Piece) -> tuple[np.ndarray, np.ndarray | None]:
+def _work(source: Source, piece: Piece) -> tuple[np.ndarray, np.ndarray | None]:
     """(bytes, sums) of a piece; sums: float64[5] = sum e^2, sum x^2, sum w e^2, sum w x^2, max |e|."""
     info = piece.planned.source
     rows = source.read_rows(info, piece.start, piece.stop)
-    if piece.encode is None:
+    if piece.kept:
         if info.type.tail_bytes and piece.stop == info.n_rows:
             return np.concatenate([rows.reshape(-1), source.read_bytes(info, info.n_bytes - info.type.tail_bytes, info.n_bytes)]), None
         return np.array(rows), None
@@ -216,9 +263,25 @@ class _Sums:
             self.totals += measured[:4]
             self.largest, self.any = max(self.largest, float(measured[4])), True
 
-    def report(self, piece: _Piece) -> TensorReport:
+    def report(self, piece: Piece) -> TensorReport:
         if not self.any:
             return TensorReport(piece.planned)
         e2, x2, we2, wx2 = self.totals
         return TensorReport(piece.planned, float(np.sqrt(e2 / x2)) if x2 > 0 else 0.0, float(np.sqrt(we2 / wx2)) if wx2 > 0 else 0.0,
                             piece.weights is not None, self.largest)
+
+
+class _Clock:
+    """Where the run's own thread spends its time."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._last = time.perf_counter()
+
+    def spent(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] += now - self._last
+        self._last = now
+
+    def __str__(self) -> str:
+        return ", ".join(f"{phase} {spent:.2f}" for phase, spent in self.seconds.items())
