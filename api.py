@@ -93,14 +93,16 @@ def plan_quantization(source: Source, type: str, *, token_embedding_type: str | 
 
 def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: PathLike | Imatrix | None = None, *, pure: bool = False,
                    token_embedding_type: str | None = None, output_tensor_type: str | None = None, leave_output_tensor: bool = False,
-                   allow_requantize: bool = False, threads: int = 0, dry_run: bool = False, device: str = "cpu",
-                   progress: Progress | None = None) -> RunReport:
+                   allow_requantize: bool = False, nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False,
+                   device: str = "cpu", progress: Progress | None = None) -> RunReport:
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
 
     type: preset name or number (IQ4_K, Q4_K_M, 15). imatrix: file in either format, or a loaded one. pure: one type everywhere;
     the mixes of presets are not implemented yet, so this happens without it too, with a logged warning. The overrides take
-    type names and are used literally. dry_run: plan only, `out` may be None. device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2"
-    or "auto" (all GPUs, or the CPU where there is none). Returns types, sizes and errors of all tensors.
+    type names and are used literally. nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted
+    (`zeroed` in the report of a tensor); without it they are a NonFiniteError that names the first one.
+    dry_run: plan only, `out` may be None. device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU
+    where there is none). Returns types, sizes and errors of all tensors.
     """
     from .formats.ftypes import file_type
     from .formats.gguf.writer import GGUFWriter
@@ -123,6 +125,8 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
     with open_source(src) as source:
         planned = plan_quantization(source, type, token_embedding_type=token_embedding_type, output_tensor_type=output_tensor_type,
                                     leave_output_tensor=leave_output_tensor, allow_requantize=allow_requantize)
+        if nan_to_zero:
+            planned = [replace(plan, nan_to_zero=True) for plan in planned]
         importance = None if imatrix is None else imatrix.importance
         if importance is not None:
             # An entry that does not fit is an error before any work.

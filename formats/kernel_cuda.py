@@ -95,6 +95,7 @@ def _prepare() -> dict[str, Callable]:
         return compile_ir(llvmir, **options)
 
     nvvm.compile_ir = without_contraction
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small tensors are small, which is no news to the user
     in_constant_memory = target.CUDATargetContext.make_constant_array
 
     def make_constant_array(self, builder, kind, array):
@@ -163,6 +164,8 @@ def compile_kernel(source: str, name: str, file: str, signature: object, max_reg
     with _exact():
         kernel.compile(signature)
         ptx = "".join(kernel.inspect_asm().values())
+    for compiled in kernel.overloads.values():
+        compiled.bind()  # loaded now, and not by several threads at once when they start it
     kernel.disable_compile()  # arguments of other types must not be compiled for on the way, without the above
     if found := inexact_instructions(ptx):
         raise RuntimeError(f"numba-cuda compiled {name} with {', '.join(found)}: its results would differ from the CPU's")

@@ -25,6 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-tensor-type", metavar="T", help="type of output.weight")
     parser.add_argument("--leave-output-tensor", action="store_true", help="keep output.weight as it is")
     parser.add_argument("--allow-requantize", action="store_true", help="accept tensors that are quantized already")
+    parser.add_argument("--nan-to-zero", action="store_true", help="NaN and infinities in the source become 0 instead of an error")
     parser.add_argument("--device", metavar="D", default="cpu", help="cpu (default), cuda for all GPUs, cuda:N or cuda:N,M for some, "
                         "auto for all GPUs or, without one, the CPU; the bytes are the same, but for trellis types")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
@@ -37,8 +38,8 @@ def run(args: argparse.Namespace, api) -> int:
     try:
         report = api.quantize_model(src, out, preset, args.imatrix, pure=args.pure, token_embedding_type=args.token_embedding_type,
                                     output_tensor_type=args.output_tensor_type, leave_output_tensor=args.leave_output_tensor,
-                                    allow_requantize=args.allow_requantize, threads=threads, dry_run=args.dry_run, device=args.device,
-                                    progress=printer)
+                                    allow_requantize=args.allow_requantize, nan_to_zero=args.nan_to_zero,
+                                    threads=threads, dry_run=args.dry_run, device=args.device, progress=printer)
     finally:
         printer.close()
     seconds = time.monotonic() - started
@@ -46,6 +47,8 @@ def run(args: argparse.Namespace, api) -> int:
     print(f"quant size  = {report.target_bytes / MIB:8.2f} MiB ({report.bits_per_weight:.2f} BPW)")
     if report.replaced:
         print(f"warning: {report.replaced} of {len(report.tensors)} tensor(s) required fallback quantization")
+    if zeroed := sum(t.zeroed for t in report.tensors):
+        print(f"warning: {zeroed} NaN or infinite value(s) in {sum(t.zeroed > 0 for t in report.tensors)} tensor(s) were set to 0")
     if args.dry_run:
         print("dry run: nothing was written")
     else:
@@ -120,4 +123,6 @@ def tensor_line(index: int, count: int, report: TensorReport) -> str:
     if report.rmse is not None:
         line += f", rel. rmse = {report.rmse:.5f}"
         line += f", weighted = {report.weighted_rmse:.5f}" if report.weighted else ", no importance"
+    if report.zeroed:
+        line += f", {report.zeroed} non-finite set to 0"
     return line + (f" ({report.planned.note})" if report.planned.note else "")

@@ -112,10 +112,10 @@ class _Slot:
             self.stream = device.stream()
         matrices = 1 if piece.weights is None else len(piece.weights)
         self._clock = time.perf_counter()
-        encoder = device.encoder(plain, n_cols, piece.weights is not None)
-        self._spent("compiling")
         kind, raw = self._read(source, piece)
         self._spent("reading")
+        encoder = device.encoder(plain, n_cols, piece.weights is not None)
+        self._spent("compiling")
 
         arrays = encoder.arrays(rows, self._new)
         x = arrays[0].reshape(rows * n_cols)
@@ -128,7 +128,8 @@ class _Slot:
 
         search_weights, error_weights = self._weights(source, piece, matrices)
         for matrix in range(matrices):
-            encoder.launch(_part(arrays, matrix, matrices), stream=self.stream, weights=None if search_weights is None else search_weights[matrix])
+            own = None if search_weights is None else search_weights[matrix]
+            encoder.launch(_part(arrays, matrix, matrices), stream=self.stream, weights=own)
 
         blocks, results = n_cols // plain.block_size, arrays[1:3] if plain.header_bytes else arrays[1:2]
         partials = self._new((-(-rows * blocks // MEASURED_PER_PARTIAL), SUMS), np.float64)
@@ -142,14 +143,15 @@ class _Slot:
         device.wait(self.stream)
         self._spent("waiting")
 
-        if found[1]:
+        zeroed = int(found[1])
+        if zeroed and not piece.planned.nan_to_zero:
             self._refuse(source, piece, raw, int(found[0]))
         totals, largest = sums[:, :4].sum(axis=0), sums[:, 4:].max(axis=0)
         if not math.isfinite(largest[0]):
             raise NonFiniteError(f"values up to {largest[1]:g} do not fit into {target}", tensor=info.name, file=source.path)
         data = arrange_rows(target, data, n_cols)
         self._spent("arranging")
-        return data, np.array([*totals, largest[0]])
+        return data, np.array([*totals, largest[0], zeroed])
 
     def _read(self, source: Source, piece: Piece) -> tuple[str, np.ndarray]:
         """(type, numbers) of the piece in pinned memory: the source's own if the device can widen them, else float32."""

@@ -119,6 +119,15 @@ def refuse_non_finite(x: np.ndarray, tensor: str | None = None, file: str | None
         raise NonFiniteError(f"{x[row, column]} at row {row + first_row}, column {column}", tensor=tensor, file=file)
 
 
+def zero_non_finite(x: np.ndarray) -> int:
+    """Set NaN and infinities in float32 `x` to 0, in place; returns how many there were."""
+    finite = np.isfinite(x)
+    count = finite.size - np.count_nonzero(finite)
+    if count:
+        x[~finite] = 0
+    return count
+
+
 def prepare_weights(importance: np.ndarray, n_cols: int) -> np.ndarray:
     """Search weights float32[n_cols] from importances: divided by their mean (scale plays no role) and kept above zero."""
     importance = np.asarray(importance, dtype=np.float64)

@@ -34,12 +34,15 @@ _PLAIN_STAND_IN = {"IQ1_S_R4": "IQ1_S", "IQ1_M_R4": "IQ1_M", "Q8_K_R8": "Q8_0", 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor as it is and as it will be; `note` says why it is not what was asked for, `fallback` that it could not be."""
+    """A tensor as it is and as it will be; `note` says why it is not what was asked for, `fallback` that it could not be.
+
+    nan_to_zero: NaN and infinities in the source become 0, if the tensor changes its type; otherwise they are an error."""
 
     source: TensorInfo
     target: TensorInfo
     note: str = ""
     fallback: bool = False
+    nan_to_zero: bool = False
 
     @property
     def kept(self) -> bool:

@@ -24,7 +24,7 @@ from ..errors import IqforgeError, NonFiniteError
 from ..formats.codec import decode, encode_float
 from ..formats.source import Sink, Source
 from ..formats.types import ggml_type
-from .encode import arrange_rows, refuse_non_finite, row_encoder
+from .encode import arrange_rows, refuse_non_finite, row_encoder, zero_non_finite
 from .plan import PlannedTensor
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class TensorReport:
     weighted_rmse: float | None = None
     weighted: bool = False  # whether importances were used
     largest_error: float = 0.0
+    zeroed: int = 0  # NaN and infinities of the source that were set to 0
 
 
 @dataclass
@@ -221,7 +222,7 @@ def _encoder(tensor: PlannedTensor, importance: np.ndarray | None, file: str) ->
 
 
 def _work(source: Source, piece: Piece) -> tuple[np.ndarray, np.ndarray | None]:
-    """(bytes, sums) of a piece; sums: float64[5] = sum e^2, sum x^2, sum w e^2, sum w x^2, max |e|."""
+    """(bytes, sums) of a piece; sums: float64[6] = sum e^2, sum x^2, sum w e^2, sum w x^2, max |e|, values zeroed."""
     info = piece.planned.source
     rows = source.read_rows(info, piece.start, piece.stop)
     if piece.kept:
@@ -230,6 +231,7 @@ def _work(source: Source, piece: Piece) -> tuple[np.ndarray, np.ndarray | None]:
         return np.array(rows), None
     x = decode(info.type, rows, info.n_cols)
     del rows
+    zeroed = zero_non_finite(x) if piece.planned.nan_to_zero else 0
     if not piece.planned.target.type.is_float:
         matrix_rows = info.n_rows // info.n_matrices
         refuse_non_finite(x, info.name, source.path, first_row=piece.start % matrix_rows)
@@ -242,7 +244,7 @@ def _work(source: Source, piece: Piece) -> tuple[np.ndarray, np.ndarray | None]:
                              file=source.path)
     e2, x2 = _column_squares(error), _column_squares(x)
     w = np.ones(info.n_cols) if piece.weights is None else piece.weights.astype(np.float64)
-    return data, np.array([e2.sum(), x2.sum(), (w * e2).sum(), (w * x2).sum(), largest])
+    return data, np.array([e2.sum(), x2.sum(), (w * e2).sum(), (w * x2).sum(), largest, zeroed])
 
 
 def _column_squares(x: np.ndarray) -> np.ndarray:
@@ -257,18 +259,20 @@ class _Sums:
 
     def __init__(self) -> None:
         self.totals, self.largest, self.any = np.zeros(4), 0.0, False
+        self.zeroed = 0
 
     def add(self, measured: np.ndarray | None) -> None:
         if measured is not None:
             self.totals += measured[:4]
             self.largest, self.any = max(self.largest, float(measured[4])), True
+            self.zeroed += int(measured[5:].sum())
 
     def report(self, piece: Piece) -> TensorReport:
         if not self.any:
             return TensorReport(piece.planned)
         e2, x2, we2, wx2 = self.totals
         return TensorReport(piece.planned, float(np.sqrt(e2 / x2)) if x2 > 0 else 0.0, float(np.sqrt(we2 / wx2)) if wx2 > 0 else 0.0,
-                            piece.weights is not None, self.largest)
+                            piece.weights is not None, self.largest, self.zeroed)
 
 
 class _Clock:

@@ -267,6 +267,31 @@ def test_nan_in_the_source_is_named(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.gguf"]
 
 
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+@pytest.mark.parametrize("target", ["IQ4_K", "IQ4_KS", "F16"])
+def test_nan_to_zero(tmp_path, capsys, kind, target):
+    x = np.random.default_rng(3).standard_normal((40, 256)).astype(np.float32)
+    x = iqforge.decode(kind, encode_float(kind, x), 256)
+    clean, bad = x.copy(), [(0, 0, np.nan), (33, 7, np.inf), (33, 255, -np.inf)]
+    for row, column, value in bad:
+        x[row, column], clean[row, column] = value, 0
+    tensors = [info("blk.0.ffn_up.weight", x.shape, kind), info("blk.0.ffn_down.weight", x.shape, kind), info("blk.0.attn_norm.weight", (256,), "F32")]
+    with GGUFWriter(tmp_path / "bad.gguf", {"general.architecture": string("llama")}, tensors) as sink:
+        for tensor, values in zip(tensors, (x, clean, x[33:34])):
+            sink.write(tensor, encode_float(tensor.type, values))
+    command = ["quantize", "--pure", str(tmp_path / "bad.gguf"), str(tmp_path / "q.gguf"), target]
+    if target != "F16":
+        assert main(command) == 1 and "row 0, column 0" in capsys.readouterr().err and not (tmp_path / "q.gguf").exists()
+    assert main([*command, "--nan-to-zero"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("set to 0") == 2 and "3 non-finite set to 0" in out and "warning: 3 NaN or infinite value(s) in 1 tensor(s)" in out
+    report = iqforge.quantize_model(tmp_path / "bad.gguf", tmp_path / "q.gguf", target, pure=True, nan_to_zero=True)
+    assert [t.zeroed for t in report.tensors] == [3, 0, 0] and np.isfinite(report.tensors[0].rmse)
+    with open_gguf(tmp_path / "q.gguf") as result:
+        up, down, norm = (np.array(result.read_rows(t, 0, t.n_rows)) for t in result.tensors)
+        assert np.array_equal(up, down) and np.isinf(norm.view(np.float32)).sum() == 2  # what keeps its type keeps its bytes
+
+
 def test_values_that_do_not_fit_are_named(tmp_path):
     x = np.full((4, 256), 1e6, dtype=np.float32)
     tensor = info("blk.0.ffn_up.weight", x.shape, "F32")
