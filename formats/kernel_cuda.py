@@ -76,6 +76,7 @@ def _prepare() -> dict[str, Callable]:
     from numba.core import cgutils
     from numba.core import types as numba_types
     from numba.cuda import target
+    from numba.cuda.core import config
     from numba.cuda.cudadrv import nvvm
     from numba.cuda.extending import lower_builtin
 

@@ -121,7 +121,8 @@ def info(name, shape, kind="BF16"):
 def model(tmp_path_factory) -> Path:
     """Sources of four types; experts; norms; a row that 256 does not divide."""
     tensors = [info("token_embd.weight", (24, 256)), info("blk.0.attn_norm.weight", (256,), "F32"),
-               info("blk.0.attn_q.weight", (40, 256), "F16"), info("blk.0.ffn_up_exps.weight", (5, 8, 256)), info("blk.0.ffn_down.weight", (16, 512), "F32"),
+               info("blk.0.attn_q.weight", (40, 256), "F16"), info("blk.0.ffn_up_exps.weight", (5, 8, 256)),
+               info("blk.0.ffn_down.weight", (16, 512), "F32"),
                info("blk.0.odd.weight", (8, 96)), info("blk.0.old.weight", (16, 256), "Q8_0")]
     path, generator = tmp_path_factory.mktemp("model") / "model.gguf", np.random.default_rng(3)
     with GGUFWriter(path, {"general.architecture": string("llama")}, tensors) as sink:
@@ -188,7 +189,8 @@ def test_pieces_cover_every_row_once():
     from iqforge.quantize.plan import PlannedTensor
 
     workers = cuda_run.DeviceWorkers([FakeDevice()], 1)
-    cases = [((3, 70000, 1024), "IQ4_K_R4"), ((128, 768, 2048), "IQ2_KS"), ((50, 256), "Q4_0"), ((1, 1 << 26), "Q4_0"), ((16, 1 << 22), "Q4_0_R8")]
+    cases = [((3, 70000, 1024), "IQ4_K_R4"), ((128, 768, 2048), "IQ2_KS"), ((50, 256), "Q4_0"), ((1, 1 << 26), "Q4_0"),
+             ((16, 1 << 22), "Q4_0_R8")]
     for shape, kind in cases:
         plan = PlannedTensor(info("a.weight", shape), info("a.weight", shape, kind))
         pieces, rows = list(workers.pieces(plan)), shape[-2]
@@ -207,20 +209,35 @@ def test_pieces_under_way_are_bounded(model, tmp_path, monkeypatch):
     assert abs(devices[0].count - devices[1].count) <= 2
 
 
+def write_holes(folder: Path, kind: str, value: float) -> Path:
+    """A model of one stacked tensor with three numbers that are not finite, the first in row 5, column 9 of the last matrix."""
+    tensor, x = info("blk.0.ffn_up_exps.weight", (3, 16, 256), kind), np.ones((48, 256), dtype=np.float32)
+    x[37, 9] = x[37, 11] = x[45, 3] = value
+    with GGUFWriter(folder / "bad.gguf", {"general.architecture": string("llama")}, [tensor]) as sink:
+        sink.write(tensor, encode_float(kind, x))
+    return folder / "bad.gguf"
+
+
 @pytest.mark.parametrize("kind, value", [("F32", np.nan), ("F16", -np.inf), ("BF16", np.inf)])
 def test_number_that_is_not_finite_is_named_as_on_the_cpu(tmp_path, monkeypatch, kind, value):
     monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 2048)
-    tensor, x = info("blk.0.ffn_up_exps.weight", (3, 16, 256), kind), np.ones((48, 256), dtype=np.float32)
-    x[37, 9] = x[37, 11] = x[45, 3] = value
-    with GGUFWriter(tmp_path / "bad.gguf", {"general.architecture": string("llama")}, [tensor]) as sink:
-        sink.write(tensor, encode_float(kind, x))
+    path = write_holes(tmp_path, kind, value)
     messages = []
     for devices in ((), [FakeDevice()], [FakeDevice(), FakeDevice()]):
         with pytest.raises(NonFiniteError) as caught:
-            quantize(tmp_path / "bad.gguf", tmp_path / "q.gguf", "IQ4_K", devices)
+            quantize(path, tmp_path / "q.gguf", "IQ4_K", devices)
         messages.append(str(caught.value))
     assert len(set(messages)) == 1 and "row 5, column 9" in messages[0]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.gguf"]
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_nan_to_zero(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 2048)
+    path = write_holes(tmp_path, kind, np.nan)
+    expected, digest = quantize(path, tmp_path / "cpu.gguf", "IQ4_K", nan_to_zero=True)
+    report, found = quantize(path, tmp_path / "device.gguf", "IQ4_K", [FakeDevice(), FakeDevice()], nan_to_zero=True)
+    assert found == digest and report.tensors[0].zeroed == expected.tensors[0].zeroed == 3
 
 
 def test_importance_that_is_not_finite_is_named(model, tmp_path):
@@ -310,9 +327,10 @@ def test_real_device(gpu, model, tmp_path, monkeypatch, type, weighted):  # noqa
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind, value", [("F32", np.nan), ("F16", -np.inf), ("BF16", np.inf)])
 def test_real_device_names_numbers_that_are_not_finite(gpu, tmp_path, kind, value):  # noqa: F811
-    tensor, x = info("blk.0.ffn_up_exps.weight", (3, 16, 256), kind), np.ones((48, 256), dtype=np.float32)
-    x[37, 9] = x[37, 11] = x[45, 3] = value
-    with GGUFWriter(tmp_path / "bad.gguf", {"general.architecture": string("llama")}, [tensor]) as sink:
-        sink.write(tensor, encode_float(kind, x))
+    path = write_holes(tmp_path, kind, value)
     with pytest.raises(NonFiniteError, match=f"{np.float32(value)} at row 5, column 9"):
-        iqforge.quantize_model(tmp_path / "bad.gguf", tmp_path / "q.gguf", "IQ4_K", pure=True, device="cuda:0")
+        iqforge.quantize_model(path, tmp_path / "q.gguf", "IQ4_K", pure=True, device="cuda:0")
+    expected = iqforge.quantize_model(path, tmp_path / "cpu.gguf", "IQ4_K", pure=True, nan_to_zero=True)
+    report = iqforge.quantize_model(path, tmp_path / "gpu.gguf", "IQ4_K", pure=True, nan_to_zero=True, device="cuda")
+    assert (tmp_path / "gpu.gguf").read_bytes() == (tmp_path / "cpu.gguf").read_bytes()
+    assert report.tensors[0].zeroed == expected.tensors[0].zeroed == 3
