@@ -128,9 +128,9 @@ class CudaEncoder:
     """Quantizes rows of `n_cols` elements to a plain `type` on one device. Calls from several threads take turns on it."""
 
     def __init__(self, type: GGMLType, kind: str, search: Callable, n_cols: int, weights: np.ndarray | None,
-                 tables: tuple[np.ndarray, ...] = (), device: str = "cuda"):
+                 tables: tuple[np.ndarray, ...] = (), device: str = "cuda", stream: object = 0):
         """kind: "plain", "single", "block", "row" or "steps", as in `encode`; weights: float32[n_cols], None for "plain"; tables: what
-        the search takes after its scratch."""
+        the search takes after its scratch; stream: on which both are copied, so as not to wait for other streams' work."""
         self._by_row = type.header_bytes > 0
         team, self._units = _teams(type, search) if kind == "steps" else (1, THREADS[kind])  # _units: blocks or rows in a CUDA block
         self._threads = team * self._units
@@ -138,10 +138,12 @@ class CudaEncoder:
         self._cuda = cuda_module()
         with _locks[self.number], self._cuda.gpus[self.number]:
             self._kernel = _kernel(type, kind, search, self.number, tuple((t.dtype.str, t.ndim) for t in tables))
-            self._tables = [self._cuda.to_device(np.ascontiguousarray(table)) for table in tables]
+            self._tables = [self._cuda.to_device(np.ascontiguousarray(table), stream=stream) for table in tables]
             if weights is not None:
                 shape = n_cols if self._by_row else (-1, type.block_size)
-                self._weights = self._cuda.to_device(np.ascontiguousarray(weights, dtype=np.float32).reshape(shape))
+                self._weights = self._cuda.to_device(np.ascontiguousarray(weights, dtype=np.float32).reshape(shape), stream=stream)
+            if stream:
+                stream.synchronize()
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
         """x float32[rows, n_cols] to out uint8[rows, row_bytes], both in host memory."""

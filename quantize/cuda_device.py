@@ -185,7 +185,8 @@ class CudaDevice:
         key = type, n_cols, weighted
         with self._lock:
             if key not in self._encoders:
-                self._encoders[key] = row_encoder(type, n_cols, np.ones(n_cols, np.float32) if weighted else None, self.name)
+                importance = np.ones(n_cols, np.float32) if weighted else None
+                self._encoders[key] = row_encoder(type, n_cols, importance, self.name, self.stream())
             return self._encoders[key]
 
     def widen(self, name: str, raw: object, x: object, found: object, stream: object) -> None:

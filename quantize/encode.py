@@ -146,8 +146,9 @@ def prepare_weights(importance: np.ndarray, n_cols: int) -> np.ndarray:
 
 
 def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = None,
-                device: str = "cpu") -> Callable[[np.ndarray, np.ndarray], None]:
-    """A function run(x float32[rows, n_cols], out uint8[rows, row_bytes]) for a plain quantized type; safe to call from threads."""
+                device: str = "cpu", stream: object = 0) -> Callable[[np.ndarray, np.ndarray], None]:
+    """A function run(x float32[rows, n_cols], out uint8[rows, row_bytes]) for a plain quantized type; safe to call from threads.
+    On a CUDA device it is a `CudaEncoder`; `stream`: where its importances are copied."""
     kinds = {kind: table[type.name] for kind, table in _searches().items() if type.name in table}
     if not kinds:
         raise UnsupportedTypeError(f"quantizing to {type.name} is not supported yet")
@@ -160,7 +161,7 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
         from .cuda import CudaEncoder
 
         kind = "plain" if plain else next(kind for kind in kinds if kind in ("block", "single", "row", "steps"))
-        return CudaEncoder(type, kind, kinds[kind], n_cols, weights, () if plain else search_tables(type.name), device)
+        return CudaEncoder(type, kind, kinds[kind], n_cols, weights, () if plain else search_tables(type.name), device, stream)
     if plain:
         loop = over_blocks(kinds["plain"])
         return lambda x, out: loop(x.reshape(len(x), blocks, size), out.reshape(len(x), blocks, -1))
