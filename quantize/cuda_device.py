@@ -11,6 +11,7 @@ import functools
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 import numpy as np
 
@@ -141,13 +142,25 @@ def _join_kernel(device: int) -> Callable:
     return compile_kernel(_JOIN.format(name="join_rows"), "join_rows", __file__, void(*[uint8[:, ::1]] * 3))
 
 
+class DeviceEncoder(Protocol):
+    """A search on a device, as a run starts it. `cuda.CudaEncoder` is one."""
+
+    def arrays(self, rows: int, new: Callable) -> list:
+        """Arrays made by `new(shape, dtype)`: x float32 of `rows` rows; the results, uint8, in which a type with row headers has
+        these first; scratch. The first axis of each is a multiple of `rows`: equal parts of all arrays belong to the same rows."""
+
+    def launch(self, arrays: list, stream: object, weights: object) -> None:
+        """Start the search on `arrays`, or on equal parts of them, without waiting. weights: float32[n_cols] on the device from
+        `encode.prepare_weights`, or None for rows without importances."""
+
+
 class CudaDevice:
     """Memory, copies and kernels of GPU `number`. Methods are called inside `with device.context():`, from any thread."""
 
     def __init__(self, number: int):
         self.number, self.name = number, f"cuda:{number}"
         self._cuda = cuda_module()
-        self._encoders: dict[tuple, object] = {}
+        self._encoders: dict[tuple, DeviceEncoder] = {}
         self._lock = threading.Lock()  # one thread compiles, the others wait for what it made
 
     def context(self) -> AbstractContextManager:
@@ -180,7 +193,7 @@ class CudaDevice:
     def download(self, source: object, host: np.ndarray, stream: object) -> None:
         source.copy_to_host(host, stream=stream)
 
-    def encoder(self, type: GGMLType, n_cols: int, weighted: bool) -> object:
+    def encoder(self, type: GGMLType, n_cols: int, weighted: bool) -> DeviceEncoder:
         """What searches rows of `n_cols` for a plain type; its weights are given with each launch if it is `weighted`."""
         key = type, n_cols, weighted
         with self._lock:

@@ -26,8 +26,6 @@ from iqforge.quantize import cuda_device, cuda_run
 from iqforge.quantize.encode import row_encoder
 from iqforge.quantize.run import stream
 
-from .test_encode_cuda import gpu  # noqa: F401  (a fixture)
-
 
 class FakeEncoder:
     """The CPU's search behind the interface of `CudaEncoder`."""
@@ -306,31 +304,3 @@ def test_devices_that_are_named(monkeypatch):
         find_devices("cuda:0,3")
     with pytest.raises(UsageError, match="twice"):
         find_devices("cuda:1,1")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("type", ["IQ4_K", "IQ2_KS", "IQ4_K_R4", "Q4_0", "Q8_KV", "MXFP4", "TQ1_0"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_real_device(gpu, model, tmp_path, monkeypatch, type, weighted):  # noqa: F811
-    given = imatrix(model) if weighted else None
-    expected = iqforge.quantize_model(model, tmp_path / "cpu.gguf", type, given, pure=True, allow_requantize=True)
-    for piece in (4096 + 512, 1 << 25):
-        monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", piece)
-        report = iqforge.quantize_model(model, tmp_path / "gpu.gguf", type, given, pure=True, allow_requantize=True, device="cuda")
-        assert (tmp_path / "gpu.gguf").read_bytes() == (tmp_path / "cpu.gguf").read_bytes()
-        for ours, theirs in zip(report.tensors, expected.tensors):
-            if ours.rmse is not None:
-                assert np.allclose([ours.rmse, ours.weighted_rmse, ours.largest_error],
-                                   [theirs.rmse, theirs.weighted_rmse, theirs.largest_error], rtol=1e-4)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind, value", [("F32", np.nan), ("F16", -np.inf), ("BF16", np.inf)])
-def test_real_device_names_numbers_that_are_not_finite(gpu, tmp_path, kind, value):  # noqa: F811
-    path = write_holes(tmp_path, kind, value)
-    with pytest.raises(NonFiniteError, match=f"{np.float32(value)} at row 5, column 9"):
-        iqforge.quantize_model(path, tmp_path / "q.gguf", "IQ4_K", pure=True, device="cuda:0")
-    expected = iqforge.quantize_model(path, tmp_path / "cpu.gguf", "IQ4_K", pure=True, nan_to_zero=True)
-    report = iqforge.quantize_model(path, tmp_path / "gpu.gguf", "IQ4_K", pure=True, nan_to_zero=True, device="cuda")
-    assert (tmp_path / "gpu.gguf").read_bytes() == (tmp_path / "cpu.gguf").read_bytes()
-    assert report.tensors[0].zeroed == expected.tensors[0].zeroed == 3

@@ -134,7 +134,7 @@ def test_missing_device_is_said():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
-@pytest.mark.parametrize("kind", ["plain", "single", "block", "row"])
+@pytest.mark.parametrize("kind", ["plain", "single", "block", "row", "steps"])
 def test_compiled_code_rounds_like_the_cpu(kind, monkeypatch):
     """Without a device: the machine code that NVVM makes of each kind of search has no joined or approximate operation."""
     import numba.cuda.dispatcher
@@ -147,7 +147,7 @@ def test_compiled_code_rounds_like_the_cpu(kind, monkeypatch):
     monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: device)
     seen = []
 
-    def compile_only(source, name, file, signature, **names):
+    def compile_only(source, name, file, signature, registers=None, **names):
         namespace = {"cuda": cuda, "float32": np.float32} | names
         exec(source, namespace)
         for exact in (True, False):
@@ -159,6 +159,6 @@ def test_compiled_code_rounds_like_the_cpu(kind, monkeypatch):
     monkeypatch.setattr(cuda_searches, "compile_kernel", compile_only)
     kernel_cuda._prepare()
     name, search = next(iter(_searches()[kind].items()))
-    cuda_searches._kernel.__wrapped__(ggml_type(name), kind, search, 0)
+    cuda_searches._kernel.__wrapped__(ggml_type(name), kind, search, 0, ())
     assert seen[0] == []
     assert kind == "plain" or any("fma" in found for found in seen[1]), "the check would not notice joined operations"
