@@ -181,9 +181,11 @@ class CudaDevice:
         return self._allocated(self._cuda.device_array, n_bytes, "memory of")
 
     def _allocated(self, new: Callable, n_bytes: int, what: str) -> np.ndarray:
+        from numba.cuda.cudadrv.error import CudaDriverError
+
         try:
             return new(n_bytes, np.uint8)
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, CudaDriverError) as error:
             raise IqforgeError(f"{n_bytes} bytes of {what} {self.name} could not be had ({error}); fewer threads (NTHREADS) "
                                "need less") from None
 

@@ -7,6 +7,8 @@ import hashlib
 import random
 import threading
 import time
+import types
+import unittest.mock
 from pathlib import Path
 
 import numpy as np
@@ -141,10 +143,7 @@ def imatrix(model: Path) -> Imatrix:
 
 def quantize(model: Path, out: Path, type: str, devices=(), **options):
     """The report and the digest of a run through fake devices; on the CPU without them."""
-    import unittest.mock
-
-    places = {"find_devices": lambda device: range(len(devices))}
-    with unittest.mock.patch("iqforge.quantize.devices.find_devices", places["find_devices"]), \
+    with unittest.mock.patch("iqforge.quantize.devices.find_devices", lambda device: range(len(devices))), \
             unittest.mock.patch("iqforge.quantize.cuda_device.CudaDevice", lambda number: devices[number]):
         report = iqforge.quantize_model(model, out, type, pure=True, allow_requantize=True, device="cuda", **options)
     return report, hashlib.sha256(out.read_bytes()).hexdigest()
@@ -253,6 +252,19 @@ def test_device_that_fails_ends_the_run(model, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir()) and threading.active_count() == before
 
 
+def test_memory_that_cannot_be_had_is_named():
+    error = pytest.importorskip("numba.cuda.cudadrv.error")
+    device = object.__new__(cuda_device.CudaDevice)
+    device.name = "cuda:1"
+
+    def full(n_bytes, dtype):
+        raise error.CudaDriverError("CUDA_ERROR_OUT_OF_MEMORY")
+
+    device._cuda = types.SimpleNamespace(device_array=full)
+    with pytest.raises(IqforgeError, match="4096 bytes of memory of cuda:1 .*OUT_OF_MEMORY.*NTHREADS"):
+        device.memory(4096)
+
+
 def test_sink_that_fails_ends_the_run(model, monkeypatch):
     monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 512)
 
@@ -292,12 +304,10 @@ def test_missing_cuda(model, tmp_path, monkeypatch, capsys, caplog):
 
 
 def test_devices_that_are_named(monkeypatch):
-    from types import SimpleNamespace
-
     from iqforge.formats import kernel_cuda
     from iqforge.quantize.devices import find_devices
 
-    monkeypatch.setattr(kernel_cuda, "cuda_module", lambda: SimpleNamespace(gpus=[0, 1, 2]))
+    monkeypatch.setattr(kernel_cuda, "cuda_module", lambda: types.SimpleNamespace(gpus=[0, 1, 2]))
     assert find_devices("cuda") == find_devices("auto") == (0, 1, 2)
     assert find_devices("cuda:2") == (2,) and find_devices("cuda:2,0") == (2, 0)
     with pytest.raises(UsageError, match="no device 'cuda:3': 3 CUDA"):
