@@ -5,7 +5,8 @@
 Writes a bf16 GGUF file of random values (16 GB; fewer with --layers) and an importance matrix into --dir, then runs the command on
 it in processes of their own: for each type first with an empty cache of compiled code (cold, on the first of --device), then --repeat
 times on each of --device (warm). Prints the times, where the seconds went, the digest of the outputs, which must agree for a type,
-and beside them what reading the input and writing an output of 4.5 bits per weight alone take. Without a GPU, `--device cpu --layers 1` shows that it works.
+and beside them what reading the input and writing an output of 4.5 bits per weight alone take.
+Without a GPU, `--device cpu --layers 1` shows that it works.
 """
 
 from __future__ import annotations
