@@ -12,7 +12,7 @@ from .grouped import CHOSEN, STRETCHED, grouped_steps
 from .steps import BlockSearch
 
 _iq2_k = grouped_steps("iq2_k", IQ2NL_VALUES[:4], group=16, integers=range(-8, 8), shifts=(0, 5),
-                        reach=(0.6, 2.2), fill=(1.3, 0.8), rungs=8, half=True, emphasis=True, gain=1.05)
+                        reach=(0.6, 2.2), fill=(1.3, 0.8), rungs=8, half=True, emphasis=True, gain=1.04)
 _iq3_k = grouped_steps("iq3_k", IQ3NL_VALUES[:8], group=16, integers=range(-31, 32, 2), shifts=(0, 4),
                         reach=(0.7, 1.8), fill=(1.15, 0.7), rungs=8, half=True, emphasis=True, gain=1.01)
 _iq4_k = grouped_steps("iq4_k", IQ4NL_VALUES, group=16, integers=range(-32, 32), shifts=(0, 4),
