@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
            "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
-           "plan_quantization"]
+           "plan_quantization", "repack_model"]
 
 PathLike = str | os.PathLike
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
     from .imatrix.files import load_imatrix
     from .quantize.devices import find_devices
     from .quantize.metadata import ImatrixNote, quantized_metadata
-    from .quantize.run import TensorReport, stream
+    from .quantize.run import stream
 
     preset = file_type(type)
     devices = find_devices(device)
@@ -134,19 +135,52 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
             if sum(found) < len(found) / 2:
                 log.warning("the importance matrix has entries for only %d of %d tensors: is it that of another model?", sum(found), len(found))
         if dry_run:
-            report = RunReport([TensorReport(plan) for plan in planned])
-            if progress is not None:
-                progress.begin(planned)
-                for index, tensor in enumerate(report.tensors):
-                    progress.tensor_done(index, tensor)
-                progress.end(report)
-            return report
+            return _report_plan(planned, progress)
         if out is None:
             raise UsageError("an output file is needed")
         refuse_same_file(out, [*source.files, *([imatrix.path] if imatrix is not None and imatrix.path else [])])
         metadata = quantized_metadata(source.metadata, preset.number, note)
         with GGUFWriter(out, metadata, [plan.target for plan in planned]) as sink:
             return stream(source, planned, sink, importance=importance, threads=threads, devices=devices, progress=progress)
+
+
+def repack_model(src: PathLike, out: PathLike | None, *, pattern: str | Sequence[str] = (), undo: bool = False, threads: int = 0,
+                 dry_run: bool = False, progress: Progress | None = None) -> RunReport:
+    """Write a GGUF file (also the first shard of a split one) with its tensors in row-interleaved form, or with `undo` in plain form.
+
+    pattern: regular expressions, of which one must be found in the name of a tensor; by default all tensors. Nothing is quantized, and
+    undoing gives back every byte of the tensors. Where nothing can be changed no file is written: all tensors of the report are
+    `.planned.kept` then. dry_run: plan only, `out` may be None.
+    """
+    from .formats.gguf.reader import open_gguf
+    from .formats.gguf.writer import GGUFWriter
+    from .formats.output import refuse_same_file
+    from .quantize.metadata import quantized_metadata
+    from .quantize.repack import plan_repack, repacked_file_type, stream_repacked
+
+    with open_gguf(src) as source:
+        planned = plan_repack(source.tensors, [pattern] if isinstance(pattern, str) else pattern, undo)
+        if dry_run or all(plan.kept for plan in planned):
+            return _report_plan(planned, progress)
+        if out is None:
+            raise UsageError("an output file is needed")
+        refuse_same_file(out, source.files)
+        stated = source.metadata.get("general.file_type")
+        number = repacked_file_type(stated.data, planned, undo) if stated is not None else None
+        with GGUFWriter(out, quantized_metadata(source.metadata, number), [plan.target for plan in planned]) as sink:
+            return stream_repacked(source, planned, sink, threads=threads, progress=progress)
+
+
+def _report_plan(planned: Sequence[PlannedTensor], progress: Progress | None) -> RunReport:
+    """What a run reports of which nothing but the plan was made."""
+    from .quantize.run import TensorReport
+
+    report, progress = RunReport([TensorReport(plan) for plan in planned]), progress or Progress()
+    progress.begin(planned)
+    for index, tensor in enumerate(report.tensors):
+        progress.tensor_done(index, tensor)
+    progress.end(report)
+    return report
 
 
 def collect_imatrix(model: PathLike | Model, text: PathLike, out: PathLike | None = None, *, n_ctx: int = 512, chunks: int = -1,

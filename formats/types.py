@@ -50,6 +50,11 @@ class GGMLType:
         """Bits per element, row headers left out."""
         return 8 * self.block_bytes / self.block_size
 
+    @property
+    def row_multiple(self) -> int:
+        """Row lengths are multiples of this: of the block, and where single elements are interleaved, of the pairs they move in."""
+        return max(self.block_size, 2 if self.is_interleaved else 1)
+
     def row_bytes(self, n_cols: int) -> int:
         """Bytes of one row of `n_cols` elements. ShapeError if n_cols is not a multiple of the block length."""
         if n_cols <= 0 or n_cols % self.block_size:

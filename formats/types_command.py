@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Collection
 
-from .types import TYPES, GGMLType
+from .types import TYPES
 
 HEADINGS = ("type", "id", "bits/weight", "row length", "rows", "header", "decode", "quantize", "interleaves")
 
@@ -52,13 +52,8 @@ def run(args: argparse.Namespace, api) -> int:
 def support_table(decodable: Collection[str], encodable: Collection[str]) -> list[tuple]:
     """One row per type of numbers that models are stored in, with the columns of `HEADINGS`."""
     kinds = (kind for kind in TYPES.values() if kind.is_quantized or kind.name in decodable)
-    return [(kind.name, kind.id, round(kind.bits_per_weight, 4), _row_multiple(kind), kind.group_rows, kind.header_bytes,
+    return [(kind.name, kind.id, round(kind.bits_per_weight, 4), kind.row_multiple, kind.group_rows, kind.header_bytes,
              "whole tensor" if kind.tail_bytes else kind.name in decodable, kind.name in encodable, kind.base or "") for kind in kinds]
-
-
-def _row_multiple(kind: GGMLType) -> int:
-    """Row lengths are multiples of the block; types that interleave single elements move them in pairs."""
-    return max(kind.block_size, 2 if kind.is_interleaved else 1)
 
 
 def _shown(value: object) -> str:

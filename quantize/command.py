@@ -6,8 +6,10 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from ..errors import UnknownTypeError, UsageError, printable
+from ..formats.source import TensorInfo
 from .plan import PlannedTensor
 from .run import Progress, TensorReport
 
@@ -86,8 +88,9 @@ def parse_words(words: list[str]) -> tuple[str, str, str, int]:
 class Printer(Progress):
     """A line per tensor on stdout, a bar with the time left on stderr."""
 
-    def __init__(self, dry_run: bool = False):
-        self.dry_run, self.bar, self.count = dry_run, None, 0
+    def __init__(self, dry_run: bool = False, line: Callable[[int, int, TensorReport], str] | None = None):
+        """line: what makes a tensor's line of its index, the number of tensors and its report."""
+        self.dry_run, self.bar, self.count, self.line = dry_run, None, 0, line or tensor_line
 
     def begin(self, planned: list[PlannedTensor]) -> None:
         from tqdm import tqdm
@@ -104,19 +107,24 @@ class Printer(Progress):
     def tensor_done(self, index: int, report: TensorReport) -> None:
         from tqdm import tqdm
 
-        tqdm.write(tensor_line(index, self.count, report), file=sys.stdout)
+        tqdm.write(self.line(index, self.count, report), file=sys.stdout)
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
 
 
+def place_of(index: int, count: int, tensor: TensorInfo) -> str:
+    """How the line of a tensor begins: its number, name, shape and type."""
+    dims = [*reversed(tensor.shape), 1, 1, 1][:4]
+    return (f"[{index + 1:4d}/{count:4d}] {printable(tensor.name):>36s} - [{', '.join(f'{d:5d}' for d in dims)}], "
+            f"type = {tensor.type.type_name:>6s}, ")
+
+
 def tensor_line(index: int, count: int, report: TensorReport) -> str:
     """The line of tensor number `index` of `count`: shape (fastest first), types, sizes in MiB, relative errors."""
     source, target = report.planned.source, report.planned.target
-    dims = [*reversed(source.shape), 1, 1, 1][:4]
-    line = (f"[{index + 1:4d}/{count:4d}] {printable(source.name):>36s} - [{', '.join(f'{d:5d}' for d in dims)}], "
-            f"type = {source.type.type_name:>6s}, ")
+    line = place_of(index, count, source)
     if report.planned.kept:
         return line + f"size = {source.n_bytes / MIB:8.3f} MiB"
     line += f"converting to {target.type.type_name} .. size = {source.n_bytes / MIB:8.2f} MiB -> {target.n_bytes / MIB:8.2f} MiB"

@@ -16,7 +16,7 @@ from ..formats.types import GGMLType, ggml_type
 TOKEN_EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
 # Looked up row by row, so never interleaved.
-_NEVER_INTERLEAVED = (TOKEN_EMBEDDING, "per_layer_token_embd.weight")
+NEVER_INTERLEAVED = (TOKEN_EMBEDDING, "per_layer_token_embd.weight")
 # Kept as they are: tiny, and everything after them depends on their exact values.
 _PROTECTED_PARTS = ("_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "ssm_x.weight", "ssm_dt.weight", "attn_rel_b.weight")
 
@@ -27,8 +27,8 @@ _SHORT_ROW_TYPES = {
     "Q8_0": ("IQ6_K", "Q6_K", "Q6_K_R4", "Q8_K_R8"),
 }
 _SHORT_ROWS = {wide: narrow for narrow, wides in _SHORT_ROW_TYPES.items() for wide in wides}
+BY_ROW = "looked up by row"
 # Plain type of an interleaved one that no plain type repacks into.
-_BY_ROW = "looked up by row"
 _PLAIN_STAND_IN = {"IQ1_S_R4": "IQ1_S", "IQ1_M_R4": "IQ1_M", "Q8_K_R8": "Q8_0", "Q8_K_R16": "Q8_0"}
 
 
@@ -75,7 +75,7 @@ def plan_uniform(tensors: Sequence[TensorInfo], base: GGMLType, *, token_embeddi
         chosen, note = _that_fits(tensor, wanted)
         if chosen is not tensor.type and tensor.type.is_quantized and not allow_requantize:
             raise UsageError(f"is {tensor.type}: requantizing to {chosen} needs --allow-requantize", tensor=tensor.name)
-        planned.append(PlannedTensor(tensor, tensor.with_type(chosen), note, fallback=bool(note) and not note.startswith(_BY_ROW)))
+        planned.append(PlannedTensor(tensor, tensor.with_type(chosen), note, fallback=bool(note) and not note.startswith(BY_ROW)))
     return planned
 
 
@@ -88,9 +88,9 @@ def _that_fits(tensor: TensorInfo, wanted: GGMLType) -> tuple[GGMLType, str]:
             chosen = ggml_type("F16")
         note = f"row length {tensor.n_cols} is not a multiple of {wanted.block_size}: {chosen} instead of {wanted}"
     rows = tensor.shape[-2]
-    if chosen.is_interleaved and tensor.name in _NEVER_INTERLEAVED:
+    if chosen.is_interleaved and tensor.name in NEVER_INTERLEAVED:
         chosen = plain_of(chosen)
-        note = f"{_BY_ROW}: {chosen} instead of {wanted}"
+        note = f"{BY_ROW}: {chosen} instead of {wanted}"
     elif rows % chosen.group_rows:
         group, chosen = chosen.group_rows, plain_of(chosen)
         note = f"{rows} rows are not a multiple of {group}: {chosen} instead of {wanted}"
