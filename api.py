@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from .formats.source import Source
     from .imatrix.data import Imatrix
     from .quantize.plan import PlannedTensor
+    from .quantize.stats import StatsProgress, StatsReport
     from .runtime.evaluate.divergence import Divergence
     from .runtime.evaluate.perplexity import Perplexity
     from .runtime.model import Model
 
 __all__ = ["convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
            "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
-           "plan_quantization", "repack_model"]
+           "plan_quantization", "repack_model", "quantize_stats"]
 
 PathLike = str | os.PathLike
 log = logging.getLogger(__name__)
@@ -169,6 +170,28 @@ def repack_model(src: PathLike, out: PathLike | None, *, pattern: str | Sequence
         number = repacked_file_type(stated.data, planned, undo) if stated is not None else None
         with GGUFWriter(out, quantized_metadata(source.metadata, number), [plan.target for plan in planned]) as sink:
             return stream_repacked(source, planned, sink, threads=threads, progress=progress)
+
+
+def quantize_stats(model: PathLike, types: Sequence[str] = (), imatrix: PathLike | Imatrix | None = None, *, include: Sequence[str] = (),
+                   rows: int = 0, threads: int = 0, progress: StatsProgress | None = None) -> StatsReport:
+    """What quantizing the tensors of a GGUF model or a checkpoint folder to each of `types` would lose; nothing is written.
+
+    types: names; by default all plain quantized types there is a search for. include: regular expressions, of which one must be found
+    in the name of a tensor. rows: measure about so many rows of each tensor, evenly spaced, instead of all. Returns sums of squared
+    errors by tensor and type, see `quantize.stats`. UsageError if no tensor is left.
+    """
+    from .formats.types import ggml_type
+    from .imatrix.data import Imatrix
+    from .imatrix.files import load_imatrix
+    from .quantize.stats import StatsReport, choose_tensors, choose_types, collect_stats
+
+    chosen = choose_types([ggml_type(name) for name in types], encodable_types())
+    if imatrix is not None and not isinstance(imatrix, Imatrix):
+        imatrix = load_imatrix(imatrix)
+    with open_source(model) as source:
+        report = StatsReport(os.fspath(model), chosen, max(0, rows), None if imatrix is None else imatrix.path, source.files)
+        return collect_stats(source, choose_tensors(source, include, decodable_types()), chosen, report,
+                             importance=None if imatrix is None else imatrix.importance, threads=threads, progress=progress)
 
 
 def _report_plan(planned: Sequence[PlannedTensor], progress: Progress | None) -> RunReport:

@@ -20,6 +20,7 @@ COMMANDS = {
     "convert": (".convert.command", "Hugging Face checkpoint to GGUF"),
     "imatrix": (".imatrix.command", "collect an importance matrix"),
     "quantize": (".quantize.command", "quantize a GGUF file or a checkpoint"),
+    "quantize-stats": (".quantize.stats_command", "what each type would lose on each tensor: table, JSON, heat map"),
     "repack": (".quantize.repack_command", "tensors of a GGUF file into row-interleaved form, or back"),
     "gguf-split": (".convert.split_command", "split a GGUF file into shards, or merge them"),
     "perplexity": (".runtime.evaluate.command", "perplexity and KL divergence"),

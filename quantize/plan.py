@@ -6,7 +6,8 @@ happens to rows that a type cannot hold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import UnsupportedTypeError, UsageError
@@ -54,6 +55,17 @@ def is_candidate(tensor: TensorInfo) -> bool:
     dims = sum(1 for i, n in enumerate(tensor.shape) if n > 1 or any(m > 1 for m in tensor.shape[:i]))
     return (tensor.name.endswith("weight") and dims >= 2 and not tensor.type.is_integer
             and not any(part in tensor.name for part in _PROTECTED_PARTS))
+
+
+def regular_expressions(patterns: Iterable[str]) -> list[re.Pattern[str]]:
+    """Compiled `patterns` for names of tensors. UsageError naming one that is not a regular expression."""
+    compiled = []
+    for pattern in patterns:
+        try:
+            compiled.append(re.compile(pattern))
+        except re.error as error:
+            raise UsageError(f"'{pattern}' is not a regular expression: {error}") from None
+    return compiled
 
 
 def plan_uniform(tensors: Sequence[TensorInfo], base: GGMLType, *, token_embedding_type: str | GGMLType | None = None,

@@ -7,20 +7,18 @@ not looked up by row. Rows stream through in pieces of bounded size, on several 
 from __future__ import annotations
 
 import itertools
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from ..errors import UsageError
 from ..formats.codec import deinterleave, interleave
 from ..formats.ftypes import FILE_TYPES
 from ..formats.gguf.reader import GGUFFile
 from ..formats.source import Sink, TensorInfo
 from ..formats.types import TYPES, GGMLType, ggml_type
-from .plan import BY_ROW, NEVER_INTERLEAVED, PlannedTensor
+from .plan import BY_ROW, NEVER_INTERLEAVED, PlannedTensor, regular_expressions
 from .run import Progress, RunReport, TensorReport, default_threads
 
 PIECE_BYTES = 8 << 20
@@ -51,13 +49,7 @@ def plan_repack(tensors: Sequence[TensorInfo], patterns: Iterable[str] = (), und
     patterns: only tensors whose name matches one of these regular expressions somewhere; none means all tensors. UsageError for a
     pattern that is not a regular expression.
     """
-    matchers = []
-    for pattern in patterns:
-        try:
-            matchers.append(re.compile(pattern))
-        except re.error as error:
-            raise UsageError(f"'{pattern}' is not a regular expression: {error}") from None
-    planned = []
+    matchers, planned = regular_expressions(patterns), []
     for tensor in tensors:
         target, note = _undone(tensor.type) if undo else _repacked(tensor)
         if target is not tensor.type and matchers and not any(matcher.search(tensor.name) for matcher in matchers):

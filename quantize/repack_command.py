@@ -12,8 +12,9 @@ from .run import TensorReport
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "iqforge repack [flags] IN OUT [NTHREADS]"
-    parser.description = ("Write IN (a GGUF file, or the first shard of a split one) to OUT with every tensor in the row-interleaved form of its "
-                          "type (IQ4_K becomes IQ4_K_R4), where it has one and the rows are a multiple of its row group. No value changes. "
+    parser.description = ("Write IN (a GGUF file, or the first shard of a split one) to OUT with every tensor in the row-interleaved "
+                          "form of its type (IQ4_K becomes IQ4_K_R4), where it has one and the rows are a multiple of its row group. "
+                          "No value changes. "
                           "token_embd stays plain, as its rows are looked up singly. BF16_R16 is for processors with AVX512-BF16: "
                           "use --pattern to leave BF16 tensors out. iqforge types lists the forms.")
     parser.add_argument("words", nargs="+", metavar="IN OUT [NTHREADS]", help="NTHREADS: as -t")
@@ -35,7 +36,8 @@ def run(args: argparse.Namespace, api) -> int:
     seconds = time.monotonic() - started
     changed = [tensor.planned for tensor in report.tensors if not tensor.planned.kept]
     size = sum(plan.target.n_bytes for plan in changed)
-    print(f"\n{len(changed)} of {len(report.tensors)} tensors {'undone' if args.undo else 'repacked'}, {size / MIB:.2f} of {report.target_bytes / MIB:.2f} MiB")
+    print(f"\n{len(changed)} of {len(report.tensors)} tensors {'undone' if args.undo else 'repacked'}, "
+          f"{size / MIB:.2f} of {report.target_bytes / MIB:.2f} MiB")
     if not changed:
         print("nothing to do: no file was written")
     elif args.dry_run:
@@ -61,4 +63,5 @@ def tensor_line(index: int, count: int, report: TensorReport) -> str:
     """The line of tensor number `index` of `count`: shape (fastest first), types, size, and why it stays as it is."""
     plan = report.planned
     what = f"{'kept':>10s}" if plan.kept else f"-> {plan.target.type.type_name:>7s}"
-    return place_of(index, count, plan.source) + f"{what}, size = {plan.target.n_bytes / MIB:8.3f} MiB" + (f" ({plan.note})" if plan.note else "")
+    line = place_of(index, count, plan.source) + f"{what}, size = {plan.target.n_bytes / MIB:8.3f} MiB"
+    return line + (f" ({plan.note})" if plan.note else "")

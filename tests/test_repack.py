@@ -27,7 +27,8 @@ FORMS = [kind.name for kind in TYPES.values() if interleaved_form(kind)]
 def model(path: Path, tensors: dict[str, tuple[tuple[int, ...], str]], preset: str = "IQ4_K", seed: int = 0) -> Path:
     """A file of random bytes; the sums in rows of Q8_KV are right."""
     infos = [TensorInfo(name, shape, ggml_type(kind)) for name, (shape, kind) in tensors.items()]
-    metadata = {"general.architecture": string("llama"), "general.file_type": u32(FILE_TYPES[preset].number), "general.quantization_version": u32(2)}
+    metadata = {"general.architecture": string("llama"), "general.file_type": u32(FILE_TYPES[preset].number),
+                "general.quantization_version": u32(2)}
     generator = np.random.default_rng(seed)
     with GGUFWriter(path, metadata, infos) as sink:
         for info in infos:
@@ -91,14 +92,15 @@ def test_what_stays_is_named():
 
 
 def test_file_types():
-    numbers = {2: 202, 7: 207, 8: 208, 10: 210, 11: 211, 12: 211, 13: 211, 14: 214, 15: 214, 16: 216, 17: 216, 18: 218, 19: 219, 20: 220, 23: 223,
-               24: 224, 25: 225, 26: 226, 29: 229, 30: 230, 31: 231, 32: 232, 135: 335, 137: 337, 138: 338, 141: 341, 145: 345, 150: 350, 149: 398}
+    numbers = {2: 202, 7: 207, 8: 208, 10: 210, 11: 211, 12: 211, 13: 211, 14: 214, 15: 214, 16: 216, 17: 216, 18: 218, 19: 219, 20: 220,
+               23: 223, 24: 224, 25: 225, 26: 226, 29: 229, 30: 230, 31: 231, 32: 232, 135: 335, 137: 337, 138: 338, 141: 341, 145: 345,
+               150: 350, 149: 398}
     for plain, number in numbers.items():
         assert repacked_file_type(plain, []) == number
     assert repacked_file_type(38, []) is repacked_file_type(152, []) is repacked_file_type("?", []) is None
     undone = {number: repacked_file_type(number, [], undo=True) for number in numbers.values()}
     assert undone[214] == 15 and undone[211] == 12 and undone[216] == 17 and undone[202] == 2
-    assert repacked_file_type(351, [], undo=True) == 38 and repacked_file_type(35, [], undo=True) == 2 and repacked_file_type(140, [], undo=True) is None
+    assert [repacked_file_type(number, [], undo=True) for number in (351, 35, 140)] == [38, 2, None]
     left = plan_repack([TensorInfo("a", (8, 256), ggml_type("Q4_K_R4"))], ["b"], undo=True)
     assert repacked_file_type(214, left, undo=True) is None
 
@@ -115,7 +117,8 @@ def test_command(tmp_path, capsys):
     assert "iq4_k, -> iq4_k_r4" in out and "not asked for" in out and "1 of 4 tensors repacked" in out and "repack time" in out
     assert main(["repack", str(plain), str(tmp_path / "none.gguf"), "--pattern", "xyz"]) == 0
     assert "nothing to do" in capsys.readouterr().out and not (tmp_path / "none.gguf").exists()
-    for words, why in ((["x.gguf"], "expected IN OUT"), ([str(plain), "x.gguf", "many"], "nthread"), ([str(plain), str(plain)], "same file"),
+    for words, why in ((["x.gguf"], "expected IN OUT"), ([str(plain), "x.gguf", "many"], "nthread"),
+                       ([str(plain), str(plain)], "same file"),
                        ([str(tmp_path), "x.gguf"], "folder"), ([str(plain), "x.gguf", "--pattern", "("], "regular expression")):
         assert main(["repack", *words]) == 1
         assert why in capsys.readouterr().err
