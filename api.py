@@ -16,6 +16,8 @@ from .quantize.encode import encodable_types, encode
 from .quantize.run import Progress, RunReport
 
 if TYPE_CHECKING:
+    import torch
+
     from .formats.source import Source
     from .imatrix.data import Imatrix
     from .quantize.plan import PlannedTensor
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
            "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
-           "plan_quantization", "repack_model", "quantize_stats"]
+           "plan_quantization", "repack_model", "quantize_stats", "decode_torch"]
 
 PathLike = str | os.PathLike
 log = logging.getLogger(__name__)
@@ -255,6 +257,18 @@ def measure_perplexity(model: PathLike | Model, text: PathLike | None, *, n_ctx:
             refuse_same_file(kl_divergence_base, [path])
         return perplexity.measure_perplexity(loaded, content, n_ctx=n_ctx, chunks=chunks, save_logits=kl_divergence_base,
                                              progress=progress)
+
+
+def decode_torch(type: str, data: torch.Tensor, n_cols: int, *, as_weights: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """`decode` on the device of `data`, uint8[rows, row_bytes]: float32[rows, n_cols] with the same bits, or rounded to `dtype`.
+
+    For whole tensors, and I2_S, see `formats.torch_decode.decode_tensor_torch`.
+    """
+    import torch
+
+    from .formats.torch_decode import decode_torch as decode
+
+    return decode(type, data, n_cols, as_weights=as_weights, dtype=dtype or torch.float32)
 
 
 def load_model(path: PathLike, device: str = "cpu", **options: Any) -> Model:

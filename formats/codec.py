@@ -14,7 +14,6 @@ Two readings of bytes: for three types ggml's row decoder (`to_float`) does not 
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +84,7 @@ def decode_tensor(type: str | GGMLType, data: np.ndarray, shape: tuple[int, ...]
 
     The only way to read I2_S, whose one scale stands behind the data of all rows. Otherwise as `decode`.
     """
-    from .codecs.ternary import TENSOR_DECODERS
+    from .codecs.ternary import TENSOR_DECODERS, check_i2_s
 
     type = ggml_type(type)
     data = np.ascontiguousarray(data)
@@ -95,8 +94,7 @@ def decode_tensor(type: str | GGMLType, data: np.ndarray, shape: tuple[int, ...]
     whole = TENSOR_DECODERS.get(type.name)
     if whole is None:
         return decode(type, data.reshape(-1, type.row_bytes(shape[-1])), shape[-1], None, threads, as_weights=as_weights).reshape(shape)
-    if math.prod(shape) % 128:
-        raise ShapeError(f"{math.prod(shape)} elements are not a multiple of 128, which {type.name} needs")
+    check_i2_s(shape)
     out = np.empty(shape, dtype=np.float32)
     whole(data, out)
     return out
@@ -127,10 +125,15 @@ def _row_decoder(type: GGMLType, n_cols: int, as_weights: bool) -> Callable[[np.
     if type.name in _interleaved_types():
         from .codecs.interleaved import unpack_rows
 
-        own = type.name in _block_decoders()  # a row of it decodes unlike a row of its plain type, or it has none
+        own = has_block_decoder(type)  # a row of it decodes unlike a row of its plain type, or it has none
         one = _block_decoder(type, n_cols, as_weights) if own else _row_decoder(ggml_type(type.base), n_cols, as_weights)
         return lambda data, out: one(unpack_rows(type, data, n_cols), out)
     return _block_decoder(type, n_cols, as_weights)
+
+
+def has_block_decoder(type: GGMLType) -> bool:
+    """Whether a family module has a function for the bytes of one block of the type."""
+    return type.name in _block_decoders()
 
 
 def block_decoder(type: GGMLType, as_weights: bool = False) -> tuple[Callable, np.float32]:

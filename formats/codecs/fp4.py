@@ -14,25 +14,24 @@ import numpy as np
 
 from ..kernel import device_function
 from ..tables import FP4_VALUES
+from .scalars import select
 
 
 @device_function
 def half_e8m0(e):
     """2^(e-128) as float32."""
-    bits = (e - 1) << 23 if e >= 2 else 0x200000 << e
+    bits = select(e >= 2, (e - 1) << 23, 0x200000 << (e & 1))
     return np.uint32(bits).view(np.float32)
 
 
 @device_function
 def half_ue4m3(byte):
     """Half the value of a UE4M3 scale, as float32."""
-    if byte == 0 or byte == 127:
-        return np.float32(0)
     mantissa = byte & 7
     exponent = byte >> 3 & 15
-    if exponent == 0:
-        return np.float32(mantissa) * np.float32(2.0**-10)
-    return np.uint32((exponent + 119) << 23 | mantissa << 20).view(np.float32)
+    normal = np.uint32((exponent + 119) << 23 | mantissa << 20).view(np.float32)
+    value = select(exponent == 0, np.float32(mantissa) * np.float32(2.0**-10), normal)
+    return select(byte == 127, np.float32(0), value)
 
 
 def mxfp4(block, out):

@@ -28,7 +28,7 @@ import numpy as np
 from ..grids import IQ1_S_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID
 from ..kernel import device_function
 from ..tables import IQ4NL_VALUES
-from .scalars import half_to_float, read_half, read_u16
+from .scalars import half_to_float, read_half, read_u16, select
 
 
 @device_function
@@ -45,13 +45,13 @@ def put_signed(out, first, scale, grid, index, signs):
     """Elements first.. of `out`: a grid row times `scale`, negated where a bit of `signs` is set."""
     for j in range(grid.shape[1]):
         value = scale * np.float32(grid[index, j])
-        out[first + j] = -value if signs >> j & 1 else value
+        out[first + j] = select(signs >> j & 1, -value, value)
 
 
 @device_function
 def put_shifted(out, first, scale, index, negative):
     """Eight elements: a row of the ternary grid, moved by an eighth, times `scale`."""
-    shift = np.float32(-0.125) if negative else np.float32(0.125)
+    shift = select(negative, np.float32(-0.125), np.float32(0.125))
     for j in range(8):
         out[first + j] = scale * (np.float32(IQ1_S_GRID[index, j]) + shift)
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..kernel import device_function
 from ..tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4K_VALUES, IQ5NL_VALUES, IQ6NL_CUBIC, IQ6NL_VALUES
-from .scalars import read_half, read_u16
+from .scalars import read_half, read_u16, select
 
 
 def iq2_k(block, out):
@@ -43,7 +43,7 @@ def iq3_k(block, out):
     signs = read_u16(block, 4)
     for g in range(16):
         magnitude = 2 * (np.int64(block[6 + g // 2]) >> (4 * (g & 1)) & 15) + 1
-        scale = d * np.float32(-magnitude if signs >> g & 1 else magnitude)
+        scale = d * np.float32(select(signs >> g & 1, -magnitude, magnitude))
         half = 8 * (extra >> g & 1)
         for l in range(16):
             i = 16 * g + l

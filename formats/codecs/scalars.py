@@ -8,16 +8,21 @@ from ..kernel import device_function
 
 
 @device_function
+def select(condition, yes, no):
+    """`yes` where the condition is not zero, else `no`; both have been worked out. Decoders choose by what a block holds with this
+    alone, and branch on constants only: so `torch_decode.py` can run them on all blocks at once."""
+    return yes if condition else no
+
+
+@device_function
 def half_to_float(bits):
     """float32 value of an IEEE half given as an integer; exact for subnormals, infinities and NaN."""
     exponent = (bits >> 10) & 31
     mantissa = bits & 1023
-    if exponent == 0:
-        value = np.float32(mantissa) * np.float32(2.0**-24)
-    else:
-        biased = 255 if exponent == 31 else exponent + 112
-        value = np.uint32((biased << 23) | (mantissa << 13)).view(np.float32)
-    return -value if bits & 0x8000 else value
+    biased = select(exponent == 31, 255, exponent + 112)
+    normal = np.uint32((biased << 23) | (mantissa << 13)).view(np.float32)
+    value = select(exponent == 0, np.float32(mantissa) * np.float32(2.0**-24), normal)
+    return select(bits & 0x8000, -value, value)
 
 
 @device_function

@@ -15,8 +15,11 @@ I2_S       no rows   a quarter byte per element, then 32 bytes that begin with d
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from ...errors import ShapeError
 from ..kernel import device_function
 from .scalars import read_float, read_half
 
@@ -76,6 +79,12 @@ def iq2_bn(block, head, out):
     d = read_float(head, 0)
     for i in range(64):
         out[i] = d * np.float32((np.int64(block[i & 15]) >> (2 * (i >> 4)) & 3) - 1)
+
+
+def check_i2_s(shape: tuple[int, ...]) -> None:
+    """ShapeError unless a tensor of I2_S can have the shape."""
+    if (n := math.prod(shape)) % 128:
+        raise ShapeError(f"{n} elements are not a multiple of 128, which I2_S needs")
 
 
 def decode_i2_s(data: np.ndarray, out: np.ndarray) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..kernel import device_function
 from ..tables import IQ4NL_VALUES
-from .scalars import read_float, read_u16
+from .scalars import read_float, read_u16, select
 
 MULTIPLIER = 3417055213 - 2**32  # the same modulo 2^32, and a product with 32 bits does not leave 64
 OFFSET = 4096
@@ -72,7 +72,7 @@ def iq3_kt(block, head, out):
             x = trellis_step(x)
             magnitude = scale * np.float32(abs(trellis_value(x)))
             negative = np.int64(block[68 + 8 * (m & 3) + j]) >> b & 1
-            out[8 * m + j] = -magnitude if negative else magnitude
+            out[8 * m + j] = select(negative, -magnitude, magnitude)
 
 
 def iq4_kt(block, head, out):
