@@ -51,6 +51,11 @@ class GGMLType:
         return 8 * self.block_bytes / self.block_size
 
     @property
+    def needs_importance(self) -> bool:
+        """Whether the reference quantizes to the type with an importance matrix only."""
+        return (self.base or self.name) in _NEED_IMPORTANCE
+
+    @property
     def row_multiple(self) -> int:
         """Row lengths are multiples of this: of the block, and where single elements are interleaved, of the pairs they move in."""
         return max(self.block_size, 2 if self.is_interleaved else 1)
@@ -124,6 +129,10 @@ _TABLE = [
 # Ids that were taken out of the format, with what a file that has them should be told.
 RETIRED_IDS = {4: "Q4_2, removed in 2023", 5: "Q4_3, removed in 2023", 37: "IQ4_NL_4_8, removed in 2025",
                38: "IQ4_NL_8_8, removed in 2025", 142: "retired in ik_llama.cpp", 143: "retired in ik_llama.cpp"}
+
+# Types of so few bits that llama-quantize of ik_llama.cpp refuses them without an importance matrix; their interleaved forms too.
+# llama.cpp adds IQ3_XXS. (Q2_K is refused in one preset, Q2_K_S.)
+_NEED_IMPORTANCE = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_KT", "IQ2_KT", "IQ1_S_R4", "IQ1_M_R4"})
 
 TYPES: dict[str, GGMLType] = {t.name: t for t in _TABLE}
 _BY_ID: dict[int, GGMLType] = {t.id: t for t in _TABLE}

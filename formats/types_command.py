@@ -6,9 +6,9 @@ import argparse
 import json
 from collections.abc import Collection
 
-from .types import TYPES
+from .types import TYPES, GGMLType, ggml_type
 
-HEADINGS = ("type", "id", "bits/weight", "row length", "rows", "header", "decode", "quantize", "interleaves")
+HEADINGS = ("type", "id", "bits/weight", "row length", "rows", "header", "decode", "quantize", "importance", "interleaves")
 
 _PAGE = """\
 # Types
@@ -18,9 +18,12 @@ What every tensor storage type of GGUF files is, and what this version can do wi
 - bits/weight: of the blocks; `header` bytes per row come on top.
 - row length: the length of a row is a multiple of this. rows: the number of rows is a multiple of this, because the rows of such
   a group are stored interleaved.
-- decode: bit for bit as ggml's row decoders; the runtime uses the weights that matrix products use, which differ for IQ6_K, IQ2_KT
-  and IQ3_KT. "whole tensor": one scale stands behind all rows, so a tensor can only be decoded as a whole, and has a
-  multiple of 128 elements.
+- decode: on the CPU, and with torch on CUDA and other devices, bit for bit as ggml's row decoders; the runtime uses the weights
+  that matrix products use, which differ for IQ6_K, IQ2_KT and IQ3_KT. "whole tensor": one scale stands behind all
+  rows, so a tensor can only be decoded as a whole, and has a multiple of 128 elements.
+- quantize: where a search runs; floats are only rounded, on the CPU. CPU and CUDA searches are the same source.
+- importance: what an importance matrix is to a quantizer. "required": llama-quantize refuses to go without (llama.cpp also for IQ3_XXS);
+  here it goes without, and loses more. "useful": the search weighs errors by it. "ignored": there is nothing to choose.
 - interleaves: the type whose rows are stored interleaved; such bytes can be made from it and turned back into it.
 - Ids above 96 exist in ik_llama.cpp only; 34, 35, 40 and 42 in llama.cpp only; 31, 32 and 33 were removed from llama.cpp.
 
@@ -42,7 +45,7 @@ def run(args: argparse.Namespace, api) -> int:
     elif args.json:
         print(json.dumps([dict(zip(HEADINGS, row)) for row in rows], indent=1))
     else:
-        cells = [HEADINGS, *([_shown(value) for value in row] for row in rows)]
+        cells = [HEADINGS, *([str(value) for value in row] for row in rows)]
         widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
         for row in cells:
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
@@ -53,14 +56,26 @@ def support_table(decodable: Collection[str], encodable: Collection[str]) -> lis
     """One row per type of numbers that models are stored in, with the columns of `HEADINGS`."""
     kinds = (kind for kind in TYPES.values() if kind.is_quantized or kind.name in decodable)
     return [(kind.name, kind.id, round(kind.bits_per_weight, 4), kind.row_multiple, kind.group_rows, kind.header_bytes,
-             "whole tensor" if kind.tail_bytes else kind.name in decodable, kind.name in encodable, kind.base or "") for kind in kinds]
+             "whole tensor" if kind.tail_bytes else _places(kind.name in decodable),
+             _places(kind.name in encodable, not _only_rounded(kind)),
+             _importance(kind, kind.name in encodable), kind.base or "") for kind in kinds]
 
 
-def _shown(value: object) -> str:
-    return {True: "yes", False: "-"}[value] if isinstance(value, bool) else str(value)
+def _places(known: bool, on_cuda: bool = True) -> str:
+    return ("CPU, CUDA" if on_cuda else "CPU") if known else "-"
+
+
+def _only_rounded(kind: GGMLType) -> bool:
+    return kind.is_float or kind.base is not None and ggml_type(kind.base).is_float
+
+
+def _importance(kind: GGMLType, encodable: bool) -> str:
+    if kind.needs_importance:
+        return "required"
+    return "ignored" if _only_rounded(kind) else "useful" if encodable else "-"
 
 
 def markdown_page(rows: list[tuple]) -> str:
     """The page docs/types.md."""
-    lines = [HEADINGS, ["---"] * len(HEADINGS), *([_shown(value) for value in row] for row in rows)]
+    lines = [HEADINGS, ["---"] * len(HEADINGS), *([str(value) for value in row] for row in rows)]
     return _PAGE.format(table="\n".join(f"| {' | '.join(line)} |" for line in lines))
