@@ -6,7 +6,8 @@ what is written to `out[i]` becomes a row of the result. Every operation rounds 
 (but for the payload of a NaN). `_traced` copies a function, and what it calls, with other global names: `np` becomes `_Numpy`,
 tables become tensors, and `select` becomes `torch.where`.
 
-It is exact and needs nothing but torch. It is not the fastest way: a decoder of 256 elements is some thousand operations.
+It is exact and needs nothing but torch. It is not the fastest way, as a block of 256 elements takes some thousand operations: on a GPU
+their launches are what takes the time, so large pieces are faster.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from . import codec
 from .codecs import scalars
 from .types import GGMLType, ggml_type
 
-LANES = 1 << 16  # blocks at a time: bounds the memory
+PIECE_ELEMENTS = 1 << 24  # at a time: bounds the memory, at about 16 bytes an element
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -41,7 +42,7 @@ def decode_torch(type: str | GGMLType, data: torch.Tensor, n_cols: int, *, as_we
     if len(data) % type.group_rows:
         raise ShapeError(f"{len(data)} rows are not a multiple of {type.group_rows}, the row group of {type.name}")
     one = _row_decoder(type, n_cols, as_weights, data.device)
-    step = max(1, LANES * max(type.block_size, 32) // (n_cols * type.group_rows)) * type.group_rows
+    step = max(1, PIECE_ELEMENTS // (n_cols * type.group_rows)) * type.group_rows
     out = torch.empty((len(data), n_cols), dtype=dtype, device=data.device)
     for start in range(0, len(data), step):
         out[start : start + step] = one(data[start : start + step].contiguous())

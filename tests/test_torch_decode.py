@@ -73,7 +73,7 @@ def test_pieces_and_views(name, monkeypatch):
     data = random_rows(name, 32, 512, seed=7)
     expected = codec.decode(name, data, 512)
     padded = torch.from_numpy(np.concatenate([data, data], axis=1))[:, : data.shape[1]]  # not contiguous
-    monkeypatch.setattr(torch_decode, "LANES", 5)
+    monkeypatch.setattr(torch_decode, "PIECE_ELEMENTS", 3000)
     assert same(decode_torch(name, padded, 512), expected)
     flat = torch.from_numpy(np.concatenate([np.zeros(1, np.uint8), data.ravel()]))[1:]  # not aligned
     assert same(decode_torch(name, flat.reshape(data.shape), 512), expected)
