@@ -124,7 +124,8 @@ class _Bits:
 
 
 def _select(condition: torch.Tensor, yes: torch.Tensor | float, no: torch.Tensor | float) -> torch.Tensor:
-    return torch.where(condition != 0, yes, no)
+    chosen = torch.where(condition != 0, yes, no)
+    return chosen.to(torch.float32) if chosen.is_floating_point() else chosen  # two numbers would get the default dtype
 
 
 @functools.cache

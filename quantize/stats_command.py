@@ -13,6 +13,7 @@ from .stats import ErrorSums, StatsProgress, StatsReport, TensorStats
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "iqforge quantize-stats MODEL [flags]"
     parser.description = ("Quantize the tensors of MODEL (a GGUF file, the first shard of a split one, or a checkpoint folder) to each "
                           "type, decode them again and print what was lost. Nothing is written but the heat map.")
     parser.add_argument("model", metavar="MODEL")

@@ -80,6 +80,18 @@ def test_pieces_and_views(name, monkeypatch):
     assert decode_torch(name, torch.from_numpy(data[:0]), 512).shape == (0, 512)
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_plays_no_role(kind):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(kind)
+    try:
+        for name in ("IQ1_S", "IQ1_M", "MXFP4", "NVFP4", "IQ3_KT", "Q8_K_R16"):
+            data = random_rows(name, 16, 512, seed=8)
+            assert same(decode_torch(name, torch.from_numpy(data), 512), codec.decode(name, data, 512))
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_other_dtypes():
     data = torch.from_numpy(iqforge.encode("IQ4_K", np.random.default_rng(0).standard_normal((4, 256)).astype(np.float32)))
     y = decode_torch("IQ4_K", data, 256)
