@@ -1,0 +1,113 @@
+"""IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S: search and packing. Byte maps: `formats/codecs/grid.py`."""
+
+from __future__ import annotations
+
+import functools
+
+from ...formats.codecs.scalars import write_half, write_u16
+from ...formats.grids import IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID
+from ...formats.kernel import device_function
+from .grid_search import NEAR, grid_search
+from .grid_tables import closest_entries
+
+_SCALES = range(1, 32, 2)
+_iq2_xxs, _settle_iq2_xxs = grid_search("iq2_xxs", IQ2_XXS_GRID, 1 / 8, group=32, integers=_SCALES, even_signs=True,
+                                        reach=(0.7, 1.4), rungs=16)
+_iq2_xs, _settle_iq2_xs = grid_search("iq2_xs", IQ2_XS_GRID, 1 / 8, group=16, integers=_SCALES, even_signs=True,
+                                      reach=(0.7, 1.4), rungs=16)
+_iq2_s, _settle_iq2_s = grid_search("iq2_s", IQ2_S_GRID, 1 / 8, group=16, integers=_SCALES, reach=(0.7, 1.4), rungs=16)
+_iq3_xxs, _settle_iq3_xxs = grid_search("iq3_xxs", IQ3_XXS_GRID, 1 / 4, group=32, integers=_SCALES, even_signs=True,
+                                        reach=(0.8, 1.4), rungs=16)
+_iq3_s, _settle_iq3_s = grid_search("iq3_s", IQ3_S_GRID, group=32, integers=_SCALES, reach=(0.8, 1.4), rungs=16)
+
+
+@device_function
+def _signs(x, m):
+    """A bit for each of eight elements: 1 for negative."""
+    bits = 0
+    for i in range(8):
+        bits |= (1 if x[8 * m + i] < 0 else 0) << i
+    return bits
+
+
+@device_function
+def _seven_signs(x, m, lanes):
+    """The same without the eighth, after the search made the parity even."""
+    return (_signs(x, m) ^ 1 << int(lanes[4 + m // 16, m % 16])) & 127
+
+
+@device_function
+def _write_signs_and_scale(block, at, x, b, k, lanes):
+    """32 bits: the sign codes of the b-th 32 elements, and their scale."""
+    word = k // 2 << 28
+    for l in range(4):
+        word |= _seven_signs(x, 4 * b + l, lanes) << (7 * l)
+    write_u16(block, at, word & 0xFFFF)
+    write_u16(block, at + 2, word >> 16)
+
+
+def iq2_xxs(x, w, block, own, groups, lanes, near, number):
+    d = _iq2_xxs(x, w, own, groups, lanes, near)
+    write_half(block, 0, d)
+    for b in range(8):
+        _settle_iq2_xxs(x, own, d, groups, b, lanes, near)
+        for l in range(4):
+            block[2 + 8 * b + l] = number[int(lanes[0, l])]
+        _write_signs_and_scale(block, 6 + 8 * b, x, b, int(groups[b, 2]), lanes)
+
+
+def iq2_xs(x, w, block, own, groups, lanes, near, number):
+    d = _iq2_xs(x, w, own, groups, lanes, near)
+    write_half(block, 0, d)
+    for b in range(8):
+        block[66 + b] = int(groups[2 * b, 2]) // 2 | int(groups[2 * b + 1, 2]) // 2 << 4
+    for g in range(16):
+        _settle_iq2_xs(x, own, d, groups, g, lanes, near)
+        for l in range(2):
+            m = 2 * g + l
+            write_u16(block, 2 + 2 * m, int(number[int(lanes[0, l])]) | _seven_signs(x, m, lanes) << 9)
+
+
+def iq2_s(x, w, block, own, groups, lanes, near, number):
+    d = _iq2_s(x, w, own, groups, lanes, near)
+    block[:] = 0
+    write_half(block, 0, d)
+    for g in range(16):
+        _settle_iq2_s(x, own, d, groups, g, lanes, near)
+        block[74 + g // 2] |= int(groups[g, 2]) // 2 << (4 * (g & 1))
+        for l in range(2):
+            m = 2 * g + l
+            index = int(number[int(lanes[0, l])])
+            block[2 + m] = index & 255
+            block[34 + m] = _signs(x, m)
+            block[66 + m // 4] |= index >> 8 << (2 * (m & 3))
+
+
+def iq3_xxs(x, w, block, own, groups, lanes, near, number):
+    d = _iq3_xxs(x, w, own, groups, lanes, near)
+    write_half(block, 0, d)
+    for b in range(8):
+        _settle_iq3_xxs(x, own, d, groups, b, lanes, near)
+        for h in range(8):
+            block[2 + 8 * b + h] = number[int(lanes[0, h])]
+        _write_signs_and_scale(block, 66 + 4 * b, x, b, int(groups[b, 2]), lanes)
+
+
+def iq3_s(x, w, block, own, groups, lanes, near, number):
+    d = _iq3_s(x, w, own, groups, lanes, near)
+    block[:] = 0
+    write_half(block, 0, d)
+    for b in range(8):
+        _settle_iq3_s(x, own, d, groups, b, lanes, near)
+        block[106 + b // 2] |= int(groups[b, 2]) // 2 << (4 * (b & 1))
+        for h in range(8):
+            index = int(number[int(lanes[0, h])])
+            block[2 + 8 * b + h] = index & 255
+            block[66 + b] |= index >> 8 << h
+        for l in range(4):
+            block[74 + 4 * b + l] = _signs(x, 4 * b + l)
+
+
+_GRIDS = {"IQ2_XXS": IQ2_XXS_GRID, "IQ2_XS": IQ2_XS_GRID, "IQ2_S": IQ2_S_GRID, "IQ3_XXS": IQ3_XXS_GRID, "IQ3_S": IQ3_S_GRID}
+SEARCH_TABLES = {name: functools.partial(closest_entries, grid, NEAR) for name, grid in _GRIDS.items()}
+BLOCK_SEARCHES = {"IQ2_XXS": iq2_xxs, "IQ2_XS": iq2_xs, "IQ2_S": iq2_s, "IQ3_XXS": iq3_xxs, "IQ3_S": iq3_s}

@@ -1,0 +1,339 @@
+"""Search for the codebook types: y = (d * k_g) * (v + shift), where the vector v of 8 or 4 elements is an entry of a grid.
+
+1. `scan_group`: per group, the best free scale s from a ladder; each rung is judged with its own least-squares scale.
+2. `choose_d`: the d for which the integers around s_g / d lose least, each group's loss near its s_g taken as a parabola.
+3. `finish_group`: with d fixed, the integers around s_g / d are tried exactly.
+4. With all integers and entries fixed the least-squares d is known in closed form; step 3 is repeated with it as long as
+   that lowers the error.
+
+To judge a vector at a scale, its elements are divided by the scale and rounded, each for itself, to the values that occur in
+the grid. The result is a point of a small cube; a table (`grid_tables.py`) lists the NEAR entries closest to each point, and
+these are compared exactly, with the weights. Where signs are stored apart from the grid, magnitudes are searched. Where only
+7 of 8 signs are stored, the cheapest element of a vector with the wrong parity is given the wrong sign beforehand.
+
+`emphasis` and `gain` as in `grouped.py`. Arrays: x, w, own float32[n], own holding the weights in use; groups
+float32[n / 16, 6]: scale, curvature, integer, number of the shift, and a trial of these two; lanes float32[6, 16] is scratch:
+errors of entries (row 0), magnitudes of the current group (1, 2), flipped element per eight of the block (4, 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...formats.kernel import device_function, specialize
+from .grouped import as_half
+
+# Free names of the templates below, bound per type by `grid_search`.
+DIMS, BASE, GROUP = 8, 3, 32
+NEAR = 8  # a power of two
+SLOPE, OFFSET = np.float32(1), np.float32(0)
+SIGNED, PARITY, COMMON_SHIFT = False, False, True
+FIRST_STEP, STEP, LAST_STEP = 1, 2, 31
+SHIFTS = np.zeros(1, dtype=np.float32)
+LADDER = np.ones(16, dtype=np.float32)
+TARGETS = np.ones(16, dtype=np.float32)
+EMPHASIS, GAIN, ROUNDS = 0, np.float32(1), 2
+LARGEST = np.float32(3e7)  # beyond what any of these types can hold; keeps sums of squares finite
+VALUES = np.zeros(3, dtype=np.float32)  # the first, the second, and the last value in the grid
+element = weigh = choose_flips = load_group = point_of = closest_entry = judge_group = fit_group = scan_group = choose_d = finish_group = None
+nearest_integer = None
+
+
+def _weigh(x, importance, own):
+    """own = the weights to use, from the importances."""
+    mean = np.float32(0)
+    for i in range(len(x)):
+        top = min(abs(x[i]), LARGEST)
+        mean += top * top
+    mean /= np.float32(len(x))
+    for i in range(len(x)):
+        own[i] = importance[i]
+        if EMPHASIS > 0 and mean > 0:
+            top = min(abs(x[i]), LARGEST)
+            ratio = np.float32(1) + top * top / mean
+            for _ in range(EMPHASIS):
+                ratio = np.sqrt(ratio)
+            own[i] *= ratio
+
+
+def _choose_flips(x, w, lanes):
+    """lanes[4:6]: for each eight elements of a block the element whose sign is stored wrong, 8 if none."""
+    for m in range(len(x) // 8):
+        cheapest = 8
+        odd = 0
+        least = np.float32(np.inf)
+        for i in range(8):
+            t = x[8 * m + i]
+            if t < 0:
+                odd = 1 - odd
+            cost = w[8 * m + i] * min(abs(t), LARGEST)
+            if cost < least:
+                least = cost
+                cheapest = i
+        lanes[4 + m // 16, m % 16] = np.float32(cheapest if odd else 8)
+
+
+def _load_group(x, at, lanes):
+    """lanes[1:3] = what x[at:at+GROUP] is matched with: x itself, or its magnitudes, negative where the sign is stored wrong.
+    Returns the largest magnitude."""
+    top = np.float32(0)
+    for e in range(GROUP // 8):
+        m = at // 8 + e
+        flip = int(lanes[4 + m // 16, m % 16]) if PARITY else 8
+        for i in range(8):
+            l = 8 * e + i
+            t = min(max(-LARGEST, x[at + l]), LARGEST)
+            top = max(top, abs(t))
+            if not SIGNED:
+                t = abs(t)
+                if PARITY and i == flip:
+                    t = -t
+            lanes[1 + l // 16, l % 16] = t
+    return top
+
+
+@device_function
+def _ordered(error, j):
+    """An integer that orders like `error` (not negative), with the number j < NEAR in its lowest bits. A minimum of integers may
+    be taken in any order, so compilers use vector instructions."""
+    return np.int32(np.int32(np.float32(error).view(np.int32) & -NEAR) | np.int32(j))
+
+
+@device_function
+def _error_of(key):
+    """The error in a key of `_ordered`, but for the lowest bits."""
+    return np.int32(key & -NEAR).view(np.float32)
+
+
+@device_function
+def _of_three(entry, i, one, two, last):
+    """The value of element i of a packed entry, for grids of three values."""
+    return last if entry & 2 << 2 * i else two if entry & 1 << 2 * i else one
+
+
+@device_function
+def _of_eight(entry, i, one, two, last):
+    """The same for grids of eight values: odd multiples of the first, but for the last."""
+    digit = entry >> 3 * i & 7
+    return last if digit == 7 else one * np.float32(np.int32(2 * digit + 1))
+
+
+def _point_of(lanes, row, column, inverse, offset):
+    """The point of the cube next to lanes[row, column:column+DIMS]: x * inverse + offset rounds down to the number of a value."""
+    point = 0
+    for i in range(DIMS):
+        t = lanes[row, column + i] * inverse + offset
+        point = point * BASE + int(min(max(np.float32(0), t), np.float32(BASE) - np.float32(0.5)))
+    return point
+
+
+def _closest_entry(lanes, row, column, w, at, near, point, one, two, last):
+    """Which of the entries near[point] is closest to lanes[row, column:column+DIMS], with weights w[at:at+DIMS], as a key of
+    `_ordered`. The last three arguments describe the scaled and shifted values of the grid."""
+    least = np.int32(0x7FFFFFFF)
+    for j in range(NEAR):
+        entry = near[point, j]
+        error = np.float32(0)
+        for i in range(DIMS):
+            rest = lanes[row, column + i] - element(entry, i, one, two, last)
+            error += (w[at + i] * rest) * rest
+        least = min(least, _ordered(error, j))
+    return least
+
+
+def _judge_group(lanes, w, at, scale, first_shift, last_shift, near):
+    """The error of a group at a scale, each vector with the best entry and the best of the given shifts, which are left in
+    lanes[0]: entries from 0 on, numbers of shifts from 8 on."""
+    inverse = SLOPE / scale if scale > 0 else np.float32(0)
+    error = np.float32(0)
+    for m in range(GROUP // DIMS):
+        row = 1 + m * DIMS // 16
+        column = m * DIMS % 16
+        best = np.float32(np.inf)
+        for h in range(first_shift, last_shift):
+            point = point_of(lanes, row, column, inverse, OFFSET - SHIFTS[h] * SLOPE)
+            key = closest_entry(lanes, row, column, w, at + m * DIMS, near, point, scale * (VALUES[0] + SHIFTS[h]),
+                                scale * (VALUES[1] + SHIFTS[h]), scale * (VALUES[2] + SHIFTS[h]))
+            if h == first_shift or _error_of(key) < best:
+                best = _error_of(key)
+                lanes[0, m] = np.float32(near[point, key & NEAR - 1])
+                lanes[0, 8 + m] = np.float32(h)
+        error += best
+    return error
+
+
+def _fit_group(lanes, w, at):
+    """(sum w x v, sum w v^2) of a group with the entries and shifts that `judge_group` left in lanes[0]."""
+    sxv = np.float32(0)
+    svv = np.float32(0)
+    for m in range(GROUP // DIMS):
+        entry = int(lanes[0, m])
+        shift = SHIFTS[int(lanes[0, 8 + m])]
+        for i in range(DIMS):
+            v = element(entry, i, VALUES[0] + shift, VALUES[1] + shift, VALUES[2] + shift)
+            wv = w[at + m * DIMS + i] * v
+            sxv += wv * lanes[1 + m * DIMS // 16, m * DIMS % 16 + i]
+            svv += wv * v
+    return sxv, svv
+
+
+def _scan_group(x, w, at, groups, g, lanes, near):
+    """groups[g, 0:2]: the free scale for x[at:at+GROUP], 0 if the group is all zero, and how fast the error grows around it;
+    column 3: the number of the shift, where the group has one."""
+    groups[g, 0] = np.float32(0)
+    groups[g, 1] = np.float32(0)
+    groups[g, 3] = np.float32(0)
+    top = load_group(x, at, lanes)
+    if not top > 0:
+        return
+    least = np.float32(np.inf)
+    for h in range(len(SHIFTS) if COMMON_SHIFT else 1):
+        for c in range(len(LADDER)):
+            error = judge_group(lanes, w, at, top * LADDER[c], h, h + 1 if COMMON_SHIFT else len(SHIFTS), near)
+            if error < least:
+                least = error
+                sxv, svv = fit_group(lanes, w, at)
+                groups[g, 0] = max(np.float32(0), sxv / svv) if svv > 0 else np.float32(0)
+                groups[g, 1] = svv
+                groups[g, 3] = np.float32(h)
+
+
+def _nearest_integer(t):
+    """The allowed group scale nearest to t."""
+    k = np.floor((t - np.float32(FIRST_STEP)) / np.float32(STEP) + np.float32(0.5))
+    return np.float32(FIRST_STEP) + np.float32(STEP) * min(max(np.float32(0), k), np.float32((LAST_STEP - FIRST_STEP) // STEP))
+
+
+def _choose_d(n, groups):
+    """The d that loses least by rounding the scales of n groups, fitted to them afterwards."""
+    largest = np.float32(0)
+    for g in range(n):
+        largest = max(largest, groups[g, 0])
+    best = np.float32(0)
+    least = np.float32(np.inf)
+    if not largest > 0:
+        return best
+    for c in range(len(TARGETS)):
+        d = largest / TARGETS[c]
+        inverse = np.float32(1) / d
+        for fitted in range(2):
+            cost = np.float32(0)
+            sks = np.float32(0)
+            skk = np.float32(0)
+            for g in range(n):
+                k = nearest_integer(groups[g, 0] * inverse)
+                rest = groups[g, 0] - d * k
+                cost += (groups[g, 1] * rest) * rest
+                ck = groups[g, 1] * k
+                sks += ck * groups[g, 0]
+                skk += ck * k
+            if cost < least:
+                least = cost
+                best = d
+            if skk > 0:
+                d = sks / skk
+                inverse = np.float32(1) / d if d > 0 else np.float32(0)
+    return best
+
+
+def _finish_group(x, w, at, d, groups, g, column, lanes, near):
+    """With d fixed: groups[g, column:column+2] = integer scale and number of the shift; returns the weighted squared error and
+    the sums for the least-squares d."""
+    load_group(x, at, lanes)
+    middle = nearest_integer(groups[g, 0] / d) if d > 0 else np.float32(FIRST_STEP)
+    least = np.float32(np.inf)
+    best_xv = np.float32(0)
+    best_vv = np.float32(0)
+    groups[g, column] = middle
+    groups[g, column + 1] = groups[g, 3]
+    for h in range(len(SHIFTS) if COMMON_SHIFT else 1):
+        for step in range(-1, 2):
+            k = middle + np.float32(STEP * step)
+            if k < np.float32(FIRST_STEP) or k > np.float32(LAST_STEP):
+                continue
+            error = judge_group(lanes, w, at, d * k, h, h + 1 if COMMON_SHIFT else len(SHIFTS), near)
+            if error < least:
+                least = error
+                groups[g, column] = k
+                groups[g, column + 1] = np.float32(h)
+                sxv, svv = fit_group(lanes, w, at)
+                best_xv = sxv * k
+                best_vv = (svv * k) * k
+    return least, best_xv, best_vv
+
+
+def _search_grid(x, importance, own, groups, lanes, near):
+    """All four steps for one block (or row). Returns d as stored; groups[:, 2:4] holds integers and shift numbers, own the
+    weights, lanes[4:6] the flipped elements."""
+    n = len(x) // GROUP
+    weigh(x, importance, own)
+    if PARITY:
+        choose_flips(x, own, lanes)
+    for g in range(n):
+        scan_group(x, own, g * GROUP, groups, g, lanes, near)
+    d = as_half(choose_d(n, groups))
+    error = np.float32(np.inf)
+    kept = np.float32(0)
+    for _ in range(ROUNDS):
+        next_error = np.float32(0)
+        sxv = np.float32(0)
+        svv = np.float32(0)
+        for g in range(n):
+            this, xv, vv = finish_group(x, own, g * GROUP, d, groups, g, 4, lanes, near)
+            next_error += this
+            sxv += xv
+            svv += vv
+        if not next_error < error:
+            break
+        error = next_error
+        kept = d
+        for g in range(n):
+            groups[g, 2] = groups[g, 4]
+            groups[g, 3] = groups[g, 5]
+        if not svv > 0:
+            break
+        d = as_half(sxv / svv)
+        if d == kept:
+            break
+    return as_half(kept * GAIN)
+
+
+def _settle_group(x, w, d, groups, g, lanes, near):
+    """Leaves the entries and shifts of group g in lanes[0] (see `judge_group`), for the d and the integers that were found."""
+    load_group(x, g * GROUP, lanes)
+    h = int(groups[g, 3])
+    judge_group(lanes, w, g * GROUP, d * groups[g, 2], h, h + 1 if COMMON_SHIFT else len(SHIFTS), near)
+
+
+_STEPS = (_weigh, _choose_flips, _load_group, _point_of, _closest_entry, _nearest_integer, _judge_group, _fit_group, _scan_group, _choose_d,
+          _finish_group)
+
+
+def grid_search(name: str, grid: np.ndarray, unit: float = 1, *, group: int, integers: range, shifts: tuple[float, ...] = (0,),
+                common_shift: bool = True, even_signs: bool = False, reach: tuple[float, float], rungs: int,
+                fill: tuple[float, float] = (1.1, 0.75), emphasis: int = 0, gain: float = 1.0) -> tuple[Callable, Callable]:
+    """Compile for one type: search(x, w, own, groups, lanes, near) -> d, and settle(x, own, d, groups, g, lanes, near), to be
+    called for each group afterwards, which leaves its entries in `lanes`.
+
+    grid: int8[entries, 8 or 4] of three or eight values, times `unit`; negative values mean that signs are part of the grid;
+    group: elements per integer; shifts: the choices of moving all values, common to a group or one per vector;
+    even_signs: the eighth sign follows from seven; reach, rungs: the ladder of scales, as multiples of (largest |x|) / (largest
+    value); fill: the part of the integer range that the largest group scale is tried to occupy; emphasis: how often the square
+    root is taken of 1 + x^2 / mean x^2, which multiplies the weights, 0 for not at all; gain: factor of d at the end.
+    """
+    values = np.unique(grid).astype(np.float32) * np.float32(unit)
+    step = values[1] - values[0]
+    names: dict[str, object] = {
+        "DIMS": grid.shape[1], "BASE": len(values), "GROUP": group, "VALUES": values[[0, 1, -1]], "SLOPE": np.float32(1) / step,
+        "OFFSET": np.float32(0.5) - values[0] / step, "SIGNED": bool(values[0] < 0), "PARITY": even_signs,
+        "SHIFTS": np.array(shifts, dtype=np.float32), "COMMON_SHIFT": common_shift,
+        "FIRST_STEP": integers[0], "STEP": integers.step, "LAST_STEP": integers[-1],
+        "LADDER": (np.geomspace(*reach, rungs) / values[-1]).astype(np.float32),
+        "TARGETS": np.linspace(integers[-1] * fill[0], integers[-1] * fill[1], 16).astype(np.float32),
+        "EMPHASIS": emphasis, "GAIN": np.float32(gain), "element": _of_three if len(values) == 3 else _of_eight}
+    for template in _STEPS:
+        step_name = template.__name__.lstrip("_")
+        names[step_name] = specialize(template, f"{step_name}_{name}", **names)
+    return specialize(_search_grid, f"search_{name}", **names), specialize(_settle_group, f"settle_{name}", **names)
