@@ -31,6 +31,7 @@ NEAR = 8  # a power of two
 SLOPE, OFFSET = np.float32(1), np.float32(0)
 SIGNED, PARITY, COMMON_SHIFT = False, False, True
 FIRST_STEP, STEP, LAST_STEP = 1, 2, 31
+POWERS = 3 ** np.arange(7, -1, -1, dtype=np.int32)
 SHIFTS = np.zeros(1, dtype=np.float32)
 LADDER = np.ones(16, dtype=np.float32)
 TARGETS = np.ones(16, dtype=np.float32)
@@ -122,10 +123,11 @@ def _of_eight(entry, i, one, two, last):
 
 def _point_of(lanes, row, column, inverse, offset):
     """The point of the cube next to lanes[row, column:column+DIMS]: x * inverse + offset rounds down to the number of a value."""
-    point = 0
+    point = np.int32(0)
     for i in range(DIMS):
         t = lanes[row, column + i] * inverse + offset
-        point = point * BASE + int(min(max(np.float32(0), t), np.float32(BASE) - np.float32(0.5)))
+        digit = np.int32(min(max(np.float32(0), t), np.float32(BASE) - np.float32(0.5)))
+        point = np.int32(point + np.int32(digit * POWERS[i]))
     return point
 
 
@@ -248,10 +250,14 @@ def _finish_group(x, w, at, d, groups, g, column, lanes, near):
     best_vv = np.float32(0)
     groups[g, column] = middle
     groups[g, column + 1] = groups[g, 3]
-    for h in range(len(SHIFTS) if COMMON_SHIFT else 1):
-        for step in range(-1, 2):
-            k = middle + np.float32(STEP * step)
-            if k < np.float32(FIRST_STEP) or k > np.float32(LAST_STEP):
+    second = middle + np.float32(STEP if d * middle < groups[g, 0] else -STEP)
+    second = min(max(np.float32(FIRST_STEP), second), np.float32(LAST_STEP))
+    for side in range(2):
+        k = middle if side == 0 else second
+        if side == 1 and second == middle:
+            break
+        for h in range(len(SHIFTS) if COMMON_SHIFT else 1):
+            if COMMON_SHIFT and side == 1 and np.float32(h) != groups[g, column + 1]:
                 continue
             error = judge_group(lanes, w, at, d * k, h, h + 1 if COMMON_SHIFT else len(SHIFTS), near)
             if error < least:
@@ -325,12 +331,13 @@ def grid_search(name: str, grid: np.ndarray, unit: float = 1, *, group: int, int
     """
     values = np.unique(grid).astype(np.float32) * np.float32(unit)
     step = values[1] - values[0]
+    ladder = np.geomspace(*reach, rungs)
     names: dict[str, object] = {
-        "DIMS": grid.shape[1], "BASE": len(values), "GROUP": group, "VALUES": values[[0, 1, -1]], "SLOPE": np.float32(1) / step,
+        "DIMS": grid.shape[1], "BASE": len(values), "POWERS": (len(values) ** np.arange(grid.shape[1])[::-1]).astype(np.int32), "GROUP": group, "VALUES": values[[0, 1, -1]], "SLOPE": np.float32(1) / step,
         "OFFSET": np.float32(0.5) - values[0] / step, "SIGNED": bool(values[0] < 0), "PARITY": even_signs,
         "SHIFTS": np.array(shifts, dtype=np.float32), "COMMON_SHIFT": common_shift,
         "FIRST_STEP": integers[0], "STEP": integers.step, "LAST_STEP": integers[-1],
-        "LADDER": (np.geomspace(*reach, rungs) / values[-1]).astype(np.float32),
+        "LADDER": (ladder[np.argsort(np.abs(np.arange(rungs) - rungs / 2 + 0.4))] / values[-1]).astype(np.float32),
         "TARGETS": np.linspace(integers[-1] * fill[0], integers[-1] * fill[1], 16).astype(np.float32),
         "EMPHASIS": emphasis, "GAIN": np.float32(gain), "element": _of_three if len(values) == 3 else _of_eight}
     for template in _STEPS:

@@ -15,11 +15,11 @@ from .grid_tables import closest_entries
 
 _SHIFTS = (0.125, -0.125)
 _iq1_s, _settle_iq1_s = grid_search("iq1_s", IQ1_S_GRID, group=32, integers=range(1, 16, 2), shifts=_SHIFTS,
-                                    reach=(0.3, 1.1), rungs=16)
+                                    reach=(0.4, 0.8), rungs=6)
 _iq1_m, _settle_iq1_m = grid_search("iq1_m", IQ1_S_GRID, group=16, integers=range(1, 16, 2), shifts=_SHIFTS, common_shift=False,
-                                    reach=(0.3, 1.1), rungs=16)
+                                    reach=(0.4, 0.8), rungs=6)
 _iq1_m_r4, _settle_iq1_m_r4 = grid_search("iq1_m_r4", IQ1_S_GRID, group=16, integers=range(0, 16), shifts=_SHIFTS, common_shift=False,
-                                          reach=(0.3, 1.1), rungs=16)
+                                          reach=(0.4, 0.8), rungs=6)
 
 
 @device_function
