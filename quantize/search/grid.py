@@ -12,13 +12,13 @@ from .grid_tables import closest_entries
 
 _SCALES = range(1, 32, 2)
 _iq2_xxs, _settle_iq2_xxs = grid_search("iq2_xxs", IQ2_XXS_GRID, 1 / 8, group=32, integers=_SCALES, even_signs=True,
-                                        reach=(0.75, 1.3), rungs=8)
+                                        reach=(0.75, 1.3), rungs=8, emphasis=2, gain=1.05)
 _iq2_xs, _settle_iq2_xs = grid_search("iq2_xs", IQ2_XS_GRID, 1 / 8, group=16, integers=_SCALES, even_signs=True,
-                                      reach=(0.75, 1.3), rungs=8)
-_iq2_s, _settle_iq2_s = grid_search("iq2_s", IQ2_S_GRID, 1 / 8, group=16, integers=_SCALES, reach=(0.75, 1.3), rungs=8)
+                                      reach=(0.75, 1.3), rungs=8, emphasis=2, gain=1.03)
+_iq2_s, _settle_iq2_s = grid_search("iq2_s", IQ2_S_GRID, 1 / 8, group=16, integers=_SCALES, reach=(0.75, 1.3), rungs=8, emphasis=2, gain=1.03)
 _iq3_xxs, _settle_iq3_xxs = grid_search("iq3_xxs", IQ3_XXS_GRID, 1 / 4, group=32, integers=_SCALES, even_signs=True,
-                                        reach=(0.85, 1.25), rungs=8)
-_iq3_s, _settle_iq3_s = grid_search("iq3_s", IQ3_S_GRID, group=32, integers=_SCALES, reach=(0.85, 1.25), rungs=8)
+                                        reach=(0.85, 1.25), rungs=8, emphasis=2, gain=1.01)
+_iq3_s, _settle_iq3_s = grid_search("iq3_s", IQ3_S_GRID, group=32, integers=_SCALES, reach=(0.85, 1.25), rungs=8, emphasis=2, gain=1.01)
 
 
 @device_function
@@ -47,8 +47,8 @@ def _write_signs_and_scale(block, at, x, b, k, lanes):
 
 
 def iq2_xxs(x, w, block, own, groups, lanes, near, number):
-    d = _iq2_xxs(x, w, own, groups, lanes, near)
-    write_half(block, 0, d)
+    d, stored = _iq2_xxs(x, w, own, groups, lanes, near)
+    write_half(block, 0, stored)
     for b in range(8):
         _settle_iq2_xxs(x, own, d, groups, b, lanes, near)
         for l in range(4):
@@ -57,8 +57,8 @@ def iq2_xxs(x, w, block, own, groups, lanes, near, number):
 
 
 def iq2_xs(x, w, block, own, groups, lanes, near, number):
-    d = _iq2_xs(x, w, own, groups, lanes, near)
-    write_half(block, 0, d)
+    d, stored = _iq2_xs(x, w, own, groups, lanes, near)
+    write_half(block, 0, stored)
     for b in range(8):
         block[66 + b] = int(groups[2 * b, 2]) // 2 | int(groups[2 * b + 1, 2]) // 2 << 4
     for g in range(16):
@@ -69,9 +69,9 @@ def iq2_xs(x, w, block, own, groups, lanes, near, number):
 
 
 def iq2_s(x, w, block, own, groups, lanes, near, number):
-    d = _iq2_s(x, w, own, groups, lanes, near)
+    d, stored = _iq2_s(x, w, own, groups, lanes, near)
     block[:] = 0
-    write_half(block, 0, d)
+    write_half(block, 0, stored)
     for g in range(16):
         _settle_iq2_s(x, own, d, groups, g, lanes, near)
         block[74 + g // 2] |= int(groups[g, 2]) // 2 << (4 * (g & 1))
@@ -84,8 +84,8 @@ def iq2_s(x, w, block, own, groups, lanes, near, number):
 
 
 def iq3_xxs(x, w, block, own, groups, lanes, near, number):
-    d = _iq3_xxs(x, w, own, groups, lanes, near)
-    write_half(block, 0, d)
+    d, stored = _iq3_xxs(x, w, own, groups, lanes, near)
+    write_half(block, 0, stored)
     for b in range(8):
         _settle_iq3_xxs(x, own, d, groups, b, lanes, near)
         for h in range(8):
@@ -94,9 +94,9 @@ def iq3_xxs(x, w, block, own, groups, lanes, near, number):
 
 
 def iq3_s(x, w, block, own, groups, lanes, near, number):
-    d = _iq3_s(x, w, own, groups, lanes, near)
+    d, stored = _iq3_s(x, w, own, groups, lanes, near)
     block[:] = 0
-    write_half(block, 0, d)
+    write_half(block, 0, stored)
     for b in range(8):
         _settle_iq3_s(x, own, d, groups, b, lanes, near)
         block[106 + b // 2] |= int(groups[b, 2]) // 2 << (4 * (b & 1))

@@ -271,8 +271,8 @@ def _finish_group(x, w, at, d, groups, g, column, lanes, near):
 
 
 def _search_grid(x, importance, own, groups, lanes, near):
-    """All four steps for one block (or row). Returns d as stored; groups[:, 2:4] holds integers and shift numbers, own the
-    weights, lanes[4:6] the flipped elements."""
+    """All four steps for one block (or row). Returns d and d as it is to be stored, which is stretched by the gain;
+    groups[:, 2:4] holds integers and shift numbers, own the weights, lanes[4:6] the flipped elements."""
     n = len(x) // GROUP
     weigh(x, importance, own)
     if PARITY:
@@ -303,7 +303,7 @@ def _search_grid(x, importance, own, groups, lanes, near):
         d = as_half(sxv / svv)
         if d == kept:
             break
-    return as_half(kept * GAIN)
+    return kept, kept * GAIN
 
 
 def _settle_group(x, w, d, groups, g, lanes, near):
@@ -320,7 +320,7 @@ _STEPS = (_weigh, _choose_flips, _load_group, _point_of, _closest_entry, _neares
 def grid_search(name: str, grid: np.ndarray, unit: float = 1, *, group: int, integers: range, shifts: tuple[float, ...] = (0,),
                 common_shift: bool = True, even_signs: bool = False, reach: tuple[float, float], rungs: int,
                 fill: tuple[float, float] = (1.1, 0.75), emphasis: int = 0, gain: float = 1.0) -> tuple[Callable, Callable]:
-    """Compile for one type: search(x, w, own, groups, lanes, near) -> d, and settle(x, own, d, groups, g, lanes, near), to be
+    """Compile for one type: search(x, w, own, groups, lanes, near) -> (d, d to store), and settle(x, own, d, groups, g, lanes, near), to be
     called for each group afterwards, which leaves its entries in `lanes`.
 
     grid: int8[entries, 8 or 4] of three or eight values, times `unit`; negative values mean that signs are part of the grid;

@@ -15,11 +15,11 @@ from .grid_tables import closest_entries
 
 _SHIFTS = (0.125, -0.125)
 _iq1_s, _settle_iq1_s = grid_search("iq1_s", IQ1_S_GRID, group=32, integers=range(1, 16, 2), shifts=_SHIFTS,
-                                    reach=(0.4, 0.8), rungs=6)
+                                    reach=(0.4, 0.8), rungs=6, emphasis=3, gain=1.15)
 _iq1_m, _settle_iq1_m = grid_search("iq1_m", IQ1_S_GRID, group=16, integers=range(1, 16, 2), shifts=_SHIFTS, common_shift=False,
-                                    reach=(0.4, 0.8), rungs=6)
+                                    reach=(0.4, 0.8), rungs=6, emphasis=2, gain=1.1)
 _iq1_m_r4, _settle_iq1_m_r4 = grid_search("iq1_m_r4", IQ1_S_GRID, group=16, integers=range(0, 16), shifts=_SHIFTS, common_shift=False,
-                                          reach=(0.4, 0.8), rungs=6)
+                                          reach=(0.4, 0.8), rungs=6, emphasis=2, gain=1.1)
 
 
 @device_function
@@ -45,16 +45,16 @@ def _write_pair(low, first, lanes, number):
 
 
 def iq1_s(x, w, block, own, groups, lanes, near, number):
-    d = _iq1_s(x, w, own, groups, lanes, near)
-    write_half(block, 0, d)
+    d, stored = _iq1_s(x, w, own, groups, lanes, near)
+    write_half(block, 0, stored)
     for b in range(8):
         _settle_iq1_s(x, own, d, groups, b, lanes, near)
         write_u16(block, 34 + 2 * b, _write_indices(block, 2 + 4 * b, lanes, number, int(groups[b, 2]), int(groups[b, 3])))
 
 
 def iq1_m(x, w, block, own, groups, lanes, near, number):
-    d = _iq1_m(x, w, own, groups, lanes, near)
-    bits = float_to_half(d)
+    d, stored = _iq1_m(x, w, own, groups, lanes, near)
+    bits = float_to_half(stored)
     for g in range(16):
         _settle_iq1_m(x, own, d, groups, g, lanes, near)
         block[32 + g] = _write_pair(block, 2 * g, lanes, number)
@@ -66,16 +66,16 @@ def iq1_m(x, w, block, own, groups, lanes, near, number):
 
 
 def iq1_s_r4(x, w, head, blocks, own, groups, lanes, near, number):
-    d = _iq1_s(x, w, own, groups, lanes, near)
-    write_half(head, 0, d)
+    d, stored = _iq1_s(x, w, own, groups, lanes, near)
+    write_half(head, 0, stored)
     for b in range(len(blocks)):
         _settle_iq1_s(x, own, d, groups, b, lanes, near)
         write_u16(blocks[b], 4, _write_indices(blocks[b], 0, lanes, number, int(groups[b, 2]), int(groups[b, 3])))
 
 
 def iq1_m_r4(x, w, head, blocks, own, groups, lanes, near, number):
-    d = _iq1_m_r4(x, w, own, groups, lanes, near)
-    write_half(head, 0, d)
+    d, stored = _iq1_m_r4(x, w, own, groups, lanes, near)
+    write_half(head, 0, stored)
     for b in range(len(blocks)):
         blocks[b, 6] = int(groups[2 * b, 2]) | int(groups[2 * b + 1, 2]) << 4
         for h in range(2):
