@@ -15,7 +15,8 @@ _iq2_xxs, _settle_iq2_xxs = grid_search("iq2_xxs", IQ2_XXS_GRID, 1 / 8, group=32
                                         reach=(0.75, 1.3), rungs=8, emphasis=2, gain=1.05)
 _iq2_xs, _settle_iq2_xs = grid_search("iq2_xs", IQ2_XS_GRID, 1 / 8, group=16, integers=_SCALES, even_signs=True,
                                       reach=(0.75, 1.3), rungs=8, emphasis=2, gain=1.03)
-_iq2_s, _settle_iq2_s = grid_search("iq2_s", IQ2_S_GRID, 1 / 8, group=16, integers=_SCALES, reach=(0.75, 1.3), rungs=8, emphasis=2, gain=1.03)
+_iq2_s, _settle_iq2_s = grid_search("iq2_s", IQ2_S_GRID, 1 / 8, group=16, integers=_SCALES,
+                                    reach=(0.75, 1.3), rungs=8, emphasis=2, gain=1.03)
 _iq3_xxs, _settle_iq3_xxs = grid_search("iq3_xxs", IQ3_XXS_GRID, 1 / 4, group=32, integers=_SCALES, even_signs=True,
                                         reach=(0.85, 1.25), rungs=8, emphasis=2, gain=1.01)
 _iq3_s, _settle_iq3_s = grid_search("iq3_s", IQ3_S_GRID, group=32, integers=_SCALES, reach=(0.85, 1.25), rungs=8, emphasis=2, gain=1.01)

@@ -38,8 +38,8 @@ TARGETS = np.ones(16, dtype=np.float32)
 EMPHASIS, GAIN, ROUNDS = 0, np.float32(1), 2
 LARGEST = np.float32(3e7)  # beyond what any of these types can hold; keeps sums of squares finite
 VALUES = np.zeros(3, dtype=np.float32)  # the first, the second, and the last value in the grid
-element = weigh = choose_flips = load_group = point_of = closest_entry = judge_group = fit_group = scan_group = choose_d = finish_group = None
-nearest_integer = None
+element = weigh = choose_flips = load_group = point_of = closest_entry = judge_group = fit_group = None
+nearest_integer = scan_group = choose_d = finish_group = None
 
 
 def _weigh(x, importance, own):
@@ -313,8 +313,8 @@ def _settle_group(x, w, d, groups, g, lanes, near):
     judge_group(lanes, w, g * GROUP, d * groups[g, 2], h, h + 1 if COMMON_SHIFT else len(SHIFTS), near)
 
 
-_STEPS = (_weigh, _choose_flips, _load_group, _point_of, _closest_entry, _nearest_integer, _judge_group, _fit_group, _scan_group, _choose_d,
-          _finish_group)
+_STEPS = (_weigh, _choose_flips, _load_group, _point_of, _closest_entry, _judge_group, _fit_group, _nearest_integer, _scan_group,
+          _choose_d, _finish_group)
 
 
 def grid_search(name: str, grid: np.ndarray, unit: float = 1, *, group: int, integers: range, shifts: tuple[float, ...] = (0,),

@@ -16,10 +16,12 @@ from .grid_tables import closest_entries
 _SHIFTS = (0.125, -0.125)
 _iq1_s, _settle_iq1_s = grid_search("iq1_s", IQ1_S_GRID, group=32, integers=range(1, 16, 2), shifts=_SHIFTS,
                                     reach=(0.4, 0.8), rungs=6, emphasis=3, gain=1.15)
+_iq1_s_r4, _settle_iq1_s_r4 = grid_search("iq1_s_r4", IQ1_S_GRID, group=32, integers=range(1, 16, 2), shifts=_SHIFTS,
+                                          reach=(0.4, 0.8), rungs=6, emphasis=3, gain=1.12)
 _iq1_m, _settle_iq1_m = grid_search("iq1_m", IQ1_S_GRID, group=16, integers=range(1, 16, 2), shifts=_SHIFTS, common_shift=False,
                                     reach=(0.4, 0.8), rungs=6, emphasis=2, gain=1.1)
 _iq1_m_r4, _settle_iq1_m_r4 = grid_search("iq1_m_r4", IQ1_S_GRID, group=16, integers=range(0, 16), shifts=_SHIFTS, common_shift=False,
-                                          reach=(0.4, 0.8), rungs=6, emphasis=2, gain=1.1)
+                                          reach=(0.4, 0.8), rungs=6, emphasis=2, gain=1.08)
 
 
 @device_function
@@ -66,10 +68,10 @@ def iq1_m(x, w, block, own, groups, lanes, near, number):
 
 
 def iq1_s_r4(x, w, head, blocks, own, groups, lanes, near, number):
-    d, stored = _iq1_s(x, w, own, groups, lanes, near)
+    d, stored = _iq1_s_r4(x, w, own, groups, lanes, near)
     write_half(head, 0, stored)
     for b in range(len(blocks)):
-        _settle_iq1_s(x, own, d, groups, b, lanes, near)
+        _settle_iq1_s_r4(x, own, d, groups, b, lanes, near)
         write_u16(blocks[b], 4, _write_indices(blocks[b], 0, lanes, number, int(groups[b, 2]), int(groups[b, 3])))
 
 
