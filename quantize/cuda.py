@@ -20,6 +20,7 @@ from .search.lanes import LANES
 from .search.steps import COLUMNS, BlockSearch, RowSearch
 
 THREADS = {"plain": 128, "single": 128, "block": 64, "row": 32}  # per CUDA block
+FEW_ROWS = 8192  # below, "row" takes 8 threads per CUDA block: there are too few warps to hide how long each waits
 # In steps: threads per CUDA block, and how many of them share a unit; measured in docs/benchmarks/quantizers.md.
 BLOCK_THREADS, ROW_THREADS, ROW_TEAM = 256, 128, 64
 PIECE_ELEMENTS = 1 << 26  # on the device at a time
@@ -178,7 +179,10 @@ class CudaEncoder:
 
         weights: float32[n_cols] on the device, used instead of those that the encoder was made with."""
         used = [] if self.kind == "plain" else [self._weights if weights is None else weights.reshape(self._weights.shape)]
-        grid = -(-len(arrays[0]) // self._units), self._threads, stream
+        units, threads = self._units, self._threads
+        if self.kind == "row" and len(arrays[0]) < FEW_ROWS:
+            units = threads = 8
+        grid = -(-len(arrays[0]) // units), threads, stream
         self._kernel[grid](arrays[0], *used, *arrays[1:], *self._tables)
 
     def time_resident(self, x: np.ndarray, repeat: int) -> list[float]:

@@ -7,19 +7,21 @@ import functools
 from ...formats.codecs.scalars import write_half, write_u16
 from ...formats.grids import IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID
 from ...formats.kernel import device_function
-from .grid_search import NEAR, grid_search
+from .grid_search import grid_search
 from .grid_tables import closest_entries
+from .grid_vectors import NEAR
 
 _SCALES = range(1, 32, 2)
 _iq2_xxs, _settle_iq2_xxs = grid_search("iq2_xxs", IQ2_XXS_GRID, 1 / 8, group=32, integers=_SCALES, even_signs=True,
-                                        reach=(0.75, 1.3), rungs=8, emphasis=2, gain=1.05)
+                                        reach=(0.75, 1.3), rungs=8, emphasis=2, gain=0.5)
 _iq2_xs, _settle_iq2_xs = grid_search("iq2_xs", IQ2_XS_GRID, 1 / 8, group=16, integers=_SCALES, even_signs=True,
-                                      reach=(0.75, 1.3), rungs=8, emphasis=2, gain=1.03)
+                                      reach=(0.75, 1.3), rungs=8, emphasis=2, gain=0.5)
 _iq2_s, _settle_iq2_s = grid_search("iq2_s", IQ2_S_GRID, 1 / 8, group=16, integers=_SCALES,
-                                    reach=(0.75, 1.3), rungs=8, emphasis=2, gain=1.03)
+                                    reach=(0.75, 1.3), rungs=8, emphasis=2, gain=0.5)
 _iq3_xxs, _settle_iq3_xxs = grid_search("iq3_xxs", IQ3_XXS_GRID, 1 / 4, group=32, integers=_SCALES, even_signs=True,
-                                        reach=(0.85, 1.25), rungs=8, emphasis=2, gain=1.01)
-_iq3_s, _settle_iq3_s = grid_search("iq3_s", IQ3_S_GRID, group=32, integers=_SCALES, reach=(0.85, 1.25), rungs=8, emphasis=2, gain=1.01)
+                                        reach=(0.85, 1.25), rungs=8, emphasis=2, gain=0.5)
+_iq3_s, _settle_iq3_s = grid_search("iq3_s", IQ3_S_GRID, group=32, integers=_SCALES,
+                                    reach=(0.85, 1.25), rungs=8, emphasis=2, gain=0.5)
 
 
 @device_function

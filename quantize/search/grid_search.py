@@ -1,6 +1,6 @@
 """Search for the codebook types: y = (d * k_g) * (v + shift), where the vector v of 8 or 4 elements is an entry of a grid.
 
-1. `scan_group`: per group, the best free scale s from a ladder; each rung is judged with its own least-squares scale.
+1. `scan_group`: per group, the best scale of a ladder, and then the least-squares scale s of the entries found with it.
 2. `choose_d`: the d for which the integers around s_g / d lose least, each group's loss near its s_g taken as a parabola.
 3. `finish_group`: with d fixed, the integers around s_g / d are tried exactly.
 4. With all integers and entries fixed the least-squares d is known in closed form; step 3 is repeated with it as long as
@@ -11,9 +11,13 @@ the grid. The result is a point of a small cube; a table (`grid_tables.py`) list
 these are compared exactly, with the weights. Where signs are stored apart from the grid, magnitudes are searched. Where only
 7 of 8 signs are stored, the cheapest element of a vector with the wrong parity is given the wrong sign beforehand.
 
-`emphasis` and `gain` as in `grouped.py`. Arrays: x, w, own float32[n], own holding the weights in use; groups
-float32[n / 16, 6]: scale, curvature, integer, number of the shift, and a trial of these two; lanes float32[6, 16] is scratch:
-errors of entries (row 0), magnitudes of the current group (1, 2), flipped element per eight of the block (4, 5).
+Two corrections lower the measured KL divergence (`docs/benchmarks/quality.md`), as in `grouped.py`: `emphasis` raises the
+weights of large elements. And as a least-squares fit comes out shorter than the values it fits, by the part e of their energy
+that is lost, d is stretched by 1 + `gain` * e after all entries are chosen; what is represented exactly is left alone.
+
+Arrays: x, w, own float32[n], own holding the weights in use; groups float32[n / 16, >= 6]: scale, curvature, integer, number of
+the shift, and a trial of these two; lanes float32[6, 16] is scratch: entries and shifts of the current group (row 0), what its
+entries are compared with (1, 2), flipped element per eight of a block (4, 5).
 """
 
 from __future__ import annotations
@@ -22,23 +26,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...formats.kernel import device_function, specialize
+from ...formats.kernel import specialize
+from .grid_vectors import NEAR, closest_entry, error_of, of_eight, of_three, point_of
 from .grouped import as_half
 
 # Free names of the templates below, bound per type by `grid_search`.
-DIMS, BASE, GROUP = 8, 3, 32
-NEAR = 8  # a power of two
+DIMS, GROUP = 8, 32
 SLOPE, OFFSET = np.float32(1), np.float32(0)
 SIGNED, PARITY, COMMON_SHIFT = False, False, True
 FIRST_STEP, STEP, LAST_STEP = 1, 2, 31
-POWERS = 3 ** np.arange(7, -1, -1, dtype=np.int32)
 SHIFTS = np.zeros(1, dtype=np.float32)
 LADDER = np.ones(16, dtype=np.float32)
 TARGETS = np.ones(16, dtype=np.float32)
-EMPHASIS, GAIN, ROUNDS = 0, np.float32(1), 2
+EMPHASIS, GAIN, ROUNDS = 0, np.float32(0), 2
 LARGEST = np.float32(3e7)  # beyond what any of these types can hold; keeps sums of squares finite
 VALUES = np.zeros(3, dtype=np.float32)  # the first, the second, and the last value in the grid
-element = weigh = choose_flips = load_group = point_of = closest_entry = judge_group = fit_group = None
+element = weigh = choose_flips = load_group = judge_group = fit_group = None
 nearest_integer = scan_group = choose_d = finish_group = None
 
 
@@ -95,56 +98,6 @@ def _load_group(x, at, lanes):
     return top
 
 
-@device_function
-def _ordered(error, j):
-    """An integer that orders like `error` (not negative), with the number j < NEAR in its lowest bits. A minimum of integers may
-    be taken in any order, so compilers use vector instructions."""
-    return np.int32(np.int32(np.float32(error).view(np.int32) & -NEAR) | np.int32(j))
-
-
-@device_function
-def _error_of(key):
-    """The error in a key of `_ordered`, but for the lowest bits."""
-    return np.int32(key & -NEAR).view(np.float32)
-
-
-@device_function
-def _of_three(entry, i, one, two, last):
-    """The value of element i of a packed entry, for grids of three values."""
-    return last if entry & 2 << 2 * i else two if entry & 1 << 2 * i else one
-
-
-@device_function
-def _of_eight(entry, i, one, two, last):
-    """The same for grids of eight values: odd multiples of the first, but for the last."""
-    digit = entry >> 3 * i & 7
-    return last if digit == 7 else one * np.float32(np.int32(2 * digit + 1))
-
-
-def _point_of(lanes, row, column, inverse, offset):
-    """The point of the cube next to lanes[row, column:column+DIMS]: x * inverse + offset rounds down to the number of a value."""
-    point = np.int32(0)
-    for i in range(DIMS):
-        t = lanes[row, column + i] * inverse + offset
-        digit = np.int32(min(max(np.float32(0), t), np.float32(BASE) - np.float32(0.5)))
-        point = np.int32(point + np.int32(digit * POWERS[i]))
-    return point
-
-
-def _closest_entry(lanes, row, column, w, at, near, point, one, two, last):
-    """Which of the entries near[point] is closest to lanes[row, column:column+DIMS], with weights w[at:at+DIMS], as a key of
-    `_ordered`. The last three arguments describe the scaled and shifted values of the grid."""
-    least = np.int32(0x7FFFFFFF)
-    for j in range(NEAR):
-        entry = near[point, j]
-        error = np.float32(0)
-        for i in range(DIMS):
-            rest = lanes[row, column + i] - element(entry, i, one, two, last)
-            error += (w[at + i] * rest) * rest
-        least = min(least, _ordered(error, j))
-    return least
-
-
 def _judge_group(lanes, w, at, scale, first_shift, last_shift, near):
     """The error of a group at a scale, each vector with the best entry and the best of the given shifts, which are left in
     lanes[0]: entries from 0 on, numbers of shifts from 8 on."""
@@ -158,8 +111,8 @@ def _judge_group(lanes, w, at, scale, first_shift, last_shift, near):
             point = point_of(lanes, row, column, inverse, OFFSET - SHIFTS[h] * SLOPE)
             key = closest_entry(lanes, row, column, w, at + m * DIMS, near, point, scale * (VALUES[0] + SHIFTS[h]),
                                 scale * (VALUES[1] + SHIFTS[h]), scale * (VALUES[2] + SHIFTS[h]))
-            if h == first_shift or _error_of(key) < best:
-                best = _error_of(key)
+            if h == first_shift or error_of(key) < best:
+                best = error_of(key)
                 lanes[0, m] = np.float32(near[point, key & NEAR - 1])
                 lanes[0, 8 + m] = np.float32(h)
         error += best
@@ -303,7 +256,12 @@ def _search_grid(x, importance, own, groups, lanes, near):
         d = as_half(sxv / svv)
         if d == kept:
             break
-    return kept, kept * GAIN
+    energy = np.float32(0)
+    for i in range(len(x)):
+        t = min(abs(x[i]), LARGEST)
+        energy += own[i] * t * t
+    stretch = np.float32(1) + GAIN * min(error / energy, np.float32(1)) if energy > 0 else np.float32(1)
+    return kept, kept * stretch
 
 
 def _settle_group(x, w, d, groups, g, lanes, near):
@@ -313,13 +271,13 @@ def _settle_group(x, w, d, groups, g, lanes, near):
     judge_group(lanes, w, g * GROUP, d * groups[g, 2], h, h + 1 if COMMON_SHIFT else len(SHIFTS), near)
 
 
-_STEPS = (_weigh, _choose_flips, _load_group, _point_of, _closest_entry, _judge_group, _fit_group, _nearest_integer, _scan_group,
+_STEPS = (_weigh, _choose_flips, _load_group, point_of, closest_entry, _judge_group, _fit_group, _nearest_integer, _scan_group,
           _choose_d, _finish_group)
 
 
 def grid_search(name: str, grid: np.ndarray, unit: float = 1, *, group: int, integers: range, shifts: tuple[float, ...] = (0,),
                 common_shift: bool = True, even_signs: bool = False, reach: tuple[float, float], rungs: int,
-                fill: tuple[float, float] = (1.1, 0.75), emphasis: int = 0, gain: float = 1.0) -> tuple[Callable, Callable]:
+                fill: tuple[float, float] = (1.1, 0.75), emphasis: int = 0, gain: float = 0.0) -> tuple[Callable, Callable]:
     """Compile for one type: search(x, w, own, groups, lanes, near) -> (d, d to store), and settle(x, own, d, groups, g, lanes, near), to be
     called for each group afterwards, which leaves its entries in `lanes`.
 
@@ -327,19 +285,20 @@ def grid_search(name: str, grid: np.ndarray, unit: float = 1, *, group: int, int
     group: elements per integer; shifts: the choices of moving all values, common to a group or one per vector;
     even_signs: the eighth sign follows from seven; reach, rungs: the ladder of scales, as multiples of (largest |x|) / (largest
     value); fill: the part of the integer range that the largest group scale is tried to occupy; emphasis: how often the square
-    root is taken of 1 + x^2 / mean x^2, which multiplies the weights, 0 for not at all; gain: factor of d at the end.
+    root is taken of 1 + x^2 / mean x^2, which multiplies the weights, 0 for not at all; gain: see above.
     """
     values = np.unique(grid).astype(np.float32) * np.float32(unit)
     step = values[1] - values[0]
     ladder = np.geomspace(*reach, rungs)
     names: dict[str, object] = {
-        "DIMS": grid.shape[1], "BASE": len(values), "POWERS": (len(values) ** np.arange(grid.shape[1])[::-1]).astype(np.int32), "GROUP": group, "VALUES": values[[0, 1, -1]], "SLOPE": np.float32(1) / step,
+        "DIMS": grid.shape[1], "BASE": len(values), "POWERS": (len(values) ** np.arange(grid.shape[1])[::-1]).astype(np.int32),
+        "GROUP": group, "VALUES": values[[0, 1, -1]], "SLOPE": np.float32(1) / step,
         "OFFSET": np.float32(0.5) - values[0] / step, "SIGNED": bool(values[0] < 0), "PARITY": even_signs,
         "SHIFTS": np.array(shifts, dtype=np.float32), "COMMON_SHIFT": common_shift,
         "FIRST_STEP": integers[0], "STEP": integers.step, "LAST_STEP": integers[-1],
         "LADDER": (ladder[np.argsort(np.abs(np.arange(rungs) - rungs / 2 + 0.4))] / values[-1]).astype(np.float32),
         "TARGETS": np.linspace(integers[-1] * fill[0], integers[-1] * fill[1], 16).astype(np.float32),
-        "EMPHASIS": emphasis, "GAIN": np.float32(gain), "element": _of_three if len(values) == 3 else _of_eight}
+        "EMPHASIS": emphasis, "GAIN": np.float32(gain), "element": of_three if len(values) == 3 else of_eight}
     for template in _STEPS:
         step_name = template.__name__.lstrip("_")
         names[step_name] = specialize(template, f"{step_name}_{name}", **names)

@@ -10,18 +10,19 @@ import functools
 from ...formats.codecs.scalars import float_to_half, write_half, write_u16
 from ...formats.grids import IQ1_S_GRID
 from ...formats.kernel import device_function
-from .grid_search import NEAR, grid_search
+from .grid_search import grid_search
 from .grid_tables import closest_entries
+from .grid_vectors import NEAR
 
 _SHIFTS = (0.125, -0.125)
 _iq1_s, _settle_iq1_s = grid_search("iq1_s", IQ1_S_GRID, group=32, integers=range(1, 16, 2), shifts=_SHIFTS,
-                                    reach=(0.4, 0.8), rungs=6, emphasis=3, gain=1.15)
+                                    reach=(0.4, 0.8), rungs=6, emphasis=3, gain=0.85)
 _iq1_s_r4, _settle_iq1_s_r4 = grid_search("iq1_s_r4", IQ1_S_GRID, group=32, integers=range(1, 16, 2), shifts=_SHIFTS,
-                                          reach=(0.4, 0.8), rungs=6, emphasis=3, gain=1.12)
+                                          reach=(0.4, 0.8), rungs=6, emphasis=3, gain=0.6)
 _iq1_m, _settle_iq1_m = grid_search("iq1_m", IQ1_S_GRID, group=16, integers=range(1, 16, 2), shifts=_SHIFTS, common_shift=False,
-                                    reach=(0.4, 0.8), rungs=6, emphasis=2, gain=1.1)
+                                    reach=(0.4, 0.8), rungs=6, emphasis=2, gain=0.7)
 _iq1_m_r4, _settle_iq1_m_r4 = grid_search("iq1_m_r4", IQ1_S_GRID, group=16, integers=range(0, 16), shifts=_SHIFTS, common_shift=False,
-                                          reach=(0.4, 0.8), rungs=6, emphasis=2, gain=1.08)
+                                          reach=(0.4, 0.8), rungs=6, emphasis=2, gain=0.6)
 
 
 @device_function
