@@ -1,0 +1,307 @@
+"""IQ1_KT to IQ4_KT, whose values come from a generator: search and packing. Byte maps: `formats/codecs/trellis.py`.
+
+Values stand in blocks of 32 with a scale d * k, k one of few integers, and in groups of 8 (IQ4_KT: 4) that share an index.
+
+1. A block's scale is first guessed from a norm of its values: SIZE * (sum sqrt(w) x^4 / sum sqrt(w))^(1/4). Between the root
+   mean square and the maximum, it comes within a tenth of the best scale of a block.
+2. The row's d is the one of several whose multiples meet these guesses best.
+3. Per block several k around the guess are tried, of both signs where there are two, and both books where there are two: each
+   is another code book, and among so few groups the best of several differs a lot. For every trial the best code word of every
+   group is found among all of them (`trellis_nearest.py`).
+4. With everything else fixed, the least-squares d is taken.
+
+Weights are the importances. Matrix products multiply IQ2_KT and IQ3_KT by a further 1.05 and 1.01, which ggml's row decoder
+leaves out: the values fitted here are those of the products (`decode(..., as_weights=True)`).
+
+Inside, a row is divided by its largest magnitude, so that rows of any size do not leave the range of float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...formats.codecs.scalars import write_float, write_u16
+from ...formats.codecs.trellis import PRODUCT_FACTORS, trellis_step, trellis_value
+from ...formats.kernel import device_function, specialize
+from ...formats.tables import IQ4NL_VALUES
+from . import trellis_nearest
+from .lanes import largest_magnitude
+from .trellis_tree import CODEBOOKS, FAN, search_tree
+
+# Free names of the templates below, bound per type.
+DIM, GROUPS, BOOKS, LEAF, NODES = 8, 4, 1, 64, 64
+SIZE, GAIN = 1.0, 1.0
+MAGNITUDES = False
+TRIALS, SPREAD = 2, 0.0
+INTEGERS = False  # the multiples are a range of integers and not a table
+POSITIVE = NEGATIVE = np.ones(1, dtype=np.float32)
+TARGETS = np.ones(1, dtype=np.float32)
+STARTS = np.zeros(1, dtype=np.int64)
+nearest_word = guess_scale = closeness = choose_d = choose_trials = search_block = None
+SMALLEST = 1e-6  # of a guess, relative to the largest magnitude of the row
+
+
+@device_function
+def misfit(ratio):
+    """About the square of the logarithm of ratio; twice that below 1, where values are cut off."""
+    square = ratio + np.float32(1) / ratio - np.float32(2)
+    return square + square if ratio < np.float32(1) else square
+
+
+def _guess_scale(x, w):
+    """The scale for a block of 32."""
+    total = np.float32(0)
+    weight = np.float32(0)
+    for i in range(32):
+        root = np.sqrt(w[i])
+        square = x[i] * x[i]
+        total += (root * square) * square
+        weight += root
+    return max(np.float32(SIZE) * np.sqrt(np.sqrt(total / weight)), np.float32(SMALLEST))
+
+
+def _choose_d(groups):
+    """d from the blocks' guesses groups[b, 0] and energies groups[b, 1]."""
+    largest = np.float32(0)
+    for b in range(len(groups)):
+        if groups[b, 1] > 0:
+            largest = max(largest, groups[b, 0])
+    winner = np.float32(0)
+    least = np.float32(np.inf)
+    for c in range(len(TARGETS)):
+        d = largest / TARGETS[c]
+        total = np.float32(0)
+        for b in range(len(groups)):
+            total += closeness(groups[b, 0] / d) * groups[b, 1]
+        if total < least:
+            least = total
+            winner = d
+    return winner
+
+
+def _closeness_in_table(guess):
+    """The least misfit of a multiple with the guess."""
+    lowest = np.float32(np.inf)
+    for k in range(len(POSITIVE)):
+        lowest = min(lowest, misfit(POSITIVE[k] / guess))
+    for k in range(len(NEGATIVE)):
+        lowest = min(lowest, misfit(NEGATIVE[k] / guess))
+    return lowest
+
+
+def _closeness_of_integers(guess):
+    """The same for integers."""
+    k = max(min(np.floor(guess + np.float32(0.5)), POSITIVE[len(POSITIVE) - 1]), np.float32(1))
+    return misfit(k / guess)
+
+
+def _nearest_multiples(multiples, guess, trials):
+    """trials[:TRIALS] = those of the ascending `multiples` that differ least from the guess by their ratio."""
+    first = 0
+    for k in range(1, len(multiples) - TRIALS + 1):
+        if misfit(multiples[k + TRIALS - 1] / guess) < misfit(multiples[k - 1] / guess):
+            first = k
+    for j in range(TRIALS):
+        trials[j] = multiples[first + j]
+
+
+def _spread_multiples(multiples, guess, trials):
+    """trials[:TRIALS] = integers around the guess, SPREAD of it apart, within the ascending integers `multiples`."""
+    step = max(np.floor(np.float32(SPREAD) * guess + np.float32(0.5)), np.float32(1))
+    last = multiples[len(multiples) - 1]
+    first = np.floor(guess + np.float32(0.5)) - step * np.float32(TRIALS // 2)
+    first = max(min(first, last - step * np.float32(TRIALS - 1)), multiples[0])
+    for j in range(TRIALS):
+        trials[j] = min(first + step * np.float32(j), last)
+
+
+def _search_block(x, w, d, guess, words, indices, leaf_boxes, node_boxes, work, trial, index, found):
+    """The best multiple of d for a block of 32 and its code words: found int32[GROUPS + 2] gets indices, multiple, book.
+
+    trial: int32[GROUPS], scratch; index: int32[1], scratch.
+    """
+    multiples = work[len(work) - TRIALS :]
+    least = np.float32(np.inf)
+    for side in range(2):
+        table = POSITIVE if side == 0 else NEGATIVE
+        if len(table) == 0:
+            continue
+        choose_trials(table, guess / d, multiples)
+        for book in range(BOOKS):
+            for g in range(GROUPS):
+                trial[g] = -1
+            for j in range(TRIALS):
+                multiple = multiples[j] if side == 0 else -multiples[j]
+                total = np.float32(0)
+                for g in range(GROUPS):
+                    index[0] = trial[g]
+                    total += nearest_word(x[g * DIM : g * DIM + DIM], w[g * DIM : g * DIM + DIM], d * multiple, least - total,
+                                          words[book], indices[book], leaf_boxes[book], node_boxes[book], STARTS[book], work, index)
+                    trial[g] = index[0]
+                    if not total < least:  # cannot win any more
+                        break
+                if total < least:
+                    least = total
+                    found[GROUPS] = int(multiple)
+                    found[GROUPS + 1] = book
+                    for g in range(GROUPS):
+                        found[g] = trial[g]
+    return least
+
+
+def _search_row(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chosen):
+    """All four steps for a row; chosen int32[n / 32, GROUPS + 2] gets what `_search_block` finds; returns d as stored."""
+    blocks = len(x) // 32
+    top = largest_magnitude(x)
+    if top == 0:
+        chosen[:] = 0
+        return np.float32(0)
+    for i in range(len(x)):
+        own[i] = abs(x[i]) / top if MAGNITUDES else x[i] / top
+    for b in range(blocks):
+        at = 32 * b
+        energy = np.float32(0)
+        for i in range(at, at + 32):
+            energy += (w[i] * own[i]) * own[i]
+        groups[b, 0] = guess_scale(own[at : at + 32], w[at : at + 32])
+        groups[b, 1] = energy
+    d = choose_d(groups[:blocks])
+    work = np.empty(2 * DIM + NODES + FAN + LEAF + TRIALS, np.float32)
+    trial = np.empty(GROUPS, np.int32)
+    index = np.empty(1, np.int32)
+    sxv = np.float32(0)
+    svv = np.float32(0)
+    for b in range(blocks):
+        at = 32 * b
+        if groups[b, 1] == 0 and INTEGERS:
+            chosen[b] = 0  # an exact zero
+            continue
+        search_block(own[at : at + 32], w[at : at + 32], d, groups[b, 0], words, indices, leaf_boxes, node_boxes, work, trial, index,
+                     chosen[b])
+        a = np.float32(0)
+        c = np.float32(0)
+        for g in range(GROUPS):
+            state = chosen[b, g] + STARTS[chosen[b, GROUPS + 1]]
+            for i in range(at + DIM * g, at + DIM * g + DIM):
+                state = trellis_step(state)
+                v = np.float32(trellis_value(state))
+                v = abs(v) if MAGNITUDES else v
+                a += (w[i] * own[i]) * v
+                c += (w[i] * v) * v
+        k = np.float32(chosen[b, GROUPS])
+        sxv += k * a
+        svv += (k * k) * c
+    return ((sxv / svv) * np.float32(GAIN)) * top if svv > 0 else np.float32(0)
+
+
+def trellis_search(name: str, positive: np.ndarray, negative: np.ndarray, *, size: float, trials: int, spread: float = 0.0,
+                   gain: float = 1.0, reach: float = 1.0) -> Callable:
+    """Compile the search for one type: search(x, w, words, indices, leaf boxes, node boxes, own, groups, chosen) -> d.
+
+    positive, negative: the magnitudes, ascending, that a multiple can have with either sign; size: of the guess, in units of the
+    code words' root mean square; trials: multiples tried per sign and book; spread: their distance as a part of the guess, 0 for
+    neighbours in the table; gain: d is stretched by it at last; reach: see `trellis_nearest.py`.
+    """
+    book = CODEBOOKS[name]
+    short = name.lower()
+    fits = np.concatenate([negative, positive]).max() * np.linspace(0.72, 1.2, 17)
+    names: dict[str, object] = {
+        "DIM": book.dim, "GROUPS": 32 // book.dim, "BOOKS": len(book.starts), "LEAF": book.leaf, "NODES": book.nodes, "FAN": FAN,
+        "SIZE": size / WORD_SIZE, "GAIN": gain / PRODUCT_FACTORS.get(name, 1.0), "MAGNITUDES": book.magnitudes, "TRIALS": trials,
+        "SPREAD": spread, "REACH": reach, "trellis_step": trellis_step, "trellis_value": trellis_value, "INTEGERS": spread > 0, "POSITIVE": positive.astype(np.float32), "NEGATIVE": negative.astype(np.float32),
+        "TARGETS": fits.astype(np.float32), "STARTS": np.array(book.starts)}
+    for step in ("box_distances", "judge_leaf", "score_word", "nearest_word"):
+        names[step] = specialize(getattr(trellis_nearest, f"_{step}"), f"{step}_{short}", **names)
+    names["closeness"] = specialize(_closeness_of_integers if spread else _closeness_in_table, f"closeness_{short}", **names)
+    names["choose_trials"] = specialize(_spread_multiples if spread else _nearest_multiples, f"choose_trials_{short}", **names)
+    for template in (_guess_scale, _choose_d, _search_block):
+        step = template.__name__.lstrip("_")
+        names[step] = specialize(template, f"{step}_{short}", **names)
+    return specialize(_search_row, f"search_{short}", **names)
+
+
+WORD_SIZE = np.sqrt(4 * (64**2 - 1) / 12)  # root mean square of a value: the sum of four even distributions over 0..63, less 126
+
+_POSITIVE, _NEGATIVE = IQ4NL_VALUES[IQ4NL_VALUES > 0], -IQ4NL_VALUES[IQ4NL_VALUES < 0][::-1]
+_iq1_kt = trellis_search("IQ1_KT", _POSITIVE, _NEGATIVE, size=0.74, trials=2, reach=0.4)
+_iq2_kt = trellis_search("IQ2_KT", _POSITIVE, _NEGATIVE, size=0.77, trials=2, reach=0.4)
+_iq3_kt = trellis_search("IQ3_KT", np.arange(1, 16), np.arange(0), size=0.79, trials=4, spread=0.01, reach=0.65)
+_iq4_kt = trellis_search("IQ4_KT", np.arange(1, 64), np.arange(1, 65), size=0.9, trials=7, spread=0.07, reach=0.4)
+
+
+@device_function
+def _table_code(multiple):
+    """Position of a multiple in IQ4NL_VALUES."""
+    code = 0
+    for k in range(16):
+        code = k if IQ4NL_VALUES[k] == np.float32(multiple) else code
+    return code
+
+
+def iq1_kt(x, w, head, blocks, own, groups, lanes, words, indices, leaf_boxes, node_boxes):
+    chosen = np.empty((len(x) // 32, 6), np.int32)
+    write_float(head, 0, _iq1_kt(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chosen))
+    blocks[:] = 0
+    for b in range(len(chosen)):
+        block = blocks[b // 8]
+        block[b % 8] = _table_code(chosen[b, 4])
+        for g in range(4):
+            m = 4 * (b % 8) + g
+            index = chosen[b, g]
+            block[b % 8] |= index >> 12 << (4 + g)
+            block[8 + m] = index & 255
+            block[40 + (m & 15)] |= (index >> 8 & 15) << (4 * (m >> 4))
+
+
+def iq2_kt(x, w, head, blocks, own, groups, lanes, words, indices, leaf_boxes, node_boxes):
+    chosen = np.empty((len(x) // 32, 6), np.int32)
+    write_float(head, 0, _iq2_kt(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chosen))
+    blocks[:] = 0
+    for b in range(len(chosen)):
+        block = blocks[b // 8]
+        block[b & 3] |= _table_code(chosen[b, 4]) << (4 * (b >> 2 & 1))
+        for g in range(4):
+            write_u16(block, 4 + 2 * (4 * (b % 8) + g), chosen[b, g])
+
+
+def iq3_kt(x, w, head, blocks, own, groups, lanes, words, indices, leaf_boxes, node_boxes):
+    chosen = np.empty((len(x) // 32, 6), np.int32)
+    write_float(head, 0, _iq3_kt(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chosen))
+    blocks[:] = 0
+    for b in range(len(chosen)):
+        block = blocks[b // 8]
+        block[b & 3] |= chosen[b, 4] << (4 * (b >> 2 & 1))
+        for g in range(4):
+            write_u16(block, 4 + 2 * (4 * (b % 8) + g), chosen[b, g])
+        for l in range(32):
+            block[68 + l] |= (1 if x[32 * b + l] < 0 else 0) << (b % 8)
+
+
+def iq4_kt(x, w, head, blocks, own, groups, lanes, words, indices, leaf_boxes, node_boxes):
+    chosen = np.empty((len(x) // 32, 10), np.int32)
+    write_float(head, 0, _iq4_kt(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chosen))
+    blocks[:] = 0
+    for b in range(len(chosen)):
+        block = blocks[b // 8]
+        at = 4 * (b % 8)
+        block[at] = chosen[b, 9] | (chosen[b, 8] + 64) << 1
+        high = 0
+        for g in range(8):
+            m = 8 * (b % 8) + g
+            index = chosen[b, g]
+            high |= index >> 12 << (3 * g)
+            block[32 + m] = index & 255
+            block[96 + (m & 31)] |= (index >> 8 & 15) << (4 * (m >> 5))
+        block[at + 1] = high & 255
+        block[at + 2] = high >> 8 & 255
+        block[at + 3] = high >> 16
+
+
+def _tree(name: str) -> Callable[[], tuple[np.ndarray, ...]]:
+    return lambda: search_tree(name)
+
+
+ROW_SEARCHES = {"IQ1_KT": iq1_kt, "IQ2_KT": iq2_kt, "IQ3_KT": iq3_kt, "IQ4_KT": iq4_kt}
+SEARCH_TABLES = {name: _tree(name) for name in ROW_SEARCHES}
