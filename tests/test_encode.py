@@ -25,10 +25,10 @@ NORMAL_ERROR = {"Q8_0": 0.0056, "Q6_K": 0.0170, "Q4_K": 0.072, "Q4_0": 0.083, "I
                 "IQ2_KS": 0.310, "IQ3_KS": 0.151, "MXFP4": 0.117, "NVFP4": 0.083, "Q1_0_G128": 0.61, "Q2_0": 0.355, "TQ1_0": 0.445,
                 "TQ2_0": 0.445, "IQ1_BN": 0.88, "IQ2_BN": 0.88, "Q8_KV": 0.0081, "Q8_K_R8": 0.0071, "Q8_K_R16": 0.0071, "IQ2_XXS": 0.345,
                 "IQ2_XS": 0.305, "IQ2_S": 0.255, "IQ3_XXS": 0.185, "IQ3_S": 0.140, "IQ1_S": 0.49, "IQ1_M": 0.45, "IQ1_S_R4": 0.49,
-                "IQ1_M_R4": 0.45}
+                "IQ1_M_R4": 0.45, "IQ1_KT": 0.385, "IQ2_KT": 0.296, "IQ3_KT": 0.156, "IQ4_KT": 0.087}
 # How well the types of one and two bits can do on the rows of `edge_rows`; 0.35 for the others.
 EDGE_ERROR = {"Q1_0_G128": 1.0, "TQ1_0": 0.6, "TQ2_0": 0.6, "IQ1_BN": 1.0, "IQ2_BN": 1.0, "Q2_0": 0.6, "IQ1_S": 0.5,
-              "IQ1_M": 0.5, "IQ1_S_R4": 0.5, "IQ1_M_R4": 0.5}
+              "IQ1_M": 0.5, "IQ1_S_R4": 0.5, "IQ1_M_R4": 0.5, "IQ1_KT": 0.45}
 # What is written by the format's definition where there are no importances, and so byte for byte as the reference does.
 DEFINED = ["Q8_0", "MXFP4", "Q1_0_G128", "IQ1_BN", "IQ2_BN", "Q8_KV", "Q8_K_R8", "Q8_K_R16"]
 
@@ -206,8 +206,8 @@ def test_bad_values_are_named():
         encode("IQ4_K", x[:, :100])
     with pytest.raises(ShapeError, match="row group"):
         encode("IQ4_K_R4", x[:3])
-    with pytest.raises(UnsupportedTypeError, match="IQ3_KT"):
-        encode("IQ3_KT", x)
+    with pytest.raises(UnsupportedTypeError, match="I2_S"):
+        encode("I2_S", x)
 
 
 def test_weights_are_positive_and_relative():
