@@ -31,7 +31,8 @@ from .lanes import largest_magnitude
 from .trellis_tree import CODEBOOKS, FAN, search_tree
 
 # Free names of the templates below, bound per type.
-DIM, GROUPS, BOOKS, LEAF, NODES = 8, 4, 1, 64, 64
+DIM, GROUPS, BOOKS, LEAF = 8, 4, 1, 64
+GIVEN, WORK = 24, 144
 SIZE, GAIN = 1.0, 1.0
 MAGNITUDES = False
 TRIALS, SPREAD = 2, 0.0
@@ -117,12 +118,12 @@ def _spread_multiples(multiples, guess, trials):
         trials[j] = min(first + step * np.float32(j), last)
 
 
-def _search_block(x, w, d, guess, words, indices, leaf_boxes, node_boxes, work, trial, index, found):
-    """The best multiple of d for a block of 32 and its code words: found int32[GROUPS + 2] gets indices, multiple, book.
+def _search_block(x, w, at, d, guess, words, indices, leaf_boxes, node_boxes, given, work, hits, hits_by_eight, multiples, trial,
+                  index, found, row):
+    """The best multiple of d for x[at : at+32] and its code words: found[row] gets indices, multiple, book; returns the error.
 
-    trial: int32[GROUPS], scratch; index: int32[1], scratch.
+    multiples: float32[TRIALS], trial: int32[GROUPS], index: int32[1], scratch; the rest as for `nearest_word`.
     """
-    multiples = work[len(work) - TRIALS :]
     least = np.float32(np.inf)
     for side in range(2):
         table = POSITIVE if side == 0 else NEGATIVE
@@ -137,17 +138,17 @@ def _search_block(x, w, d, guess, words, indices, leaf_boxes, node_boxes, work, 
                 total = np.float32(0)
                 for g in range(GROUPS):
                     index[0] = trial[g]
-                    total += nearest_word(x[g * DIM : g * DIM + DIM], w[g * DIM : g * DIM + DIM], d * multiple, least - total,
-                                          words[book], indices[book], leaf_boxes[book], node_boxes[book], STARTS[book], work, index)
+                    total += nearest_word(x, w, at + g * DIM, d * multiple, least - total, book, STARTS[book], words, indices,
+                                          leaf_boxes, node_boxes, given, work, hits, hits_by_eight, index)
                     trial[g] = index[0]
                     if not total < least:  # cannot win any more
                         break
                 if total < least:
                     least = total
-                    found[GROUPS] = int(multiple)
-                    found[GROUPS + 1] = book
+                    found[row, GROUPS] = int(multiple)
+                    found[row, GROUPS + 1] = book
                     for g in range(GROUPS):
-                        found[g] = trial[g]
+                        found[row, g] = trial[g]
     return least
 
 
@@ -168,9 +169,10 @@ def _search_row(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chose
         groups[b, 0] = guess_scale(own[at : at + 32], w[at : at + 32])
         groups[b, 1] = energy
     d = choose_d(groups[:blocks])
-    work = np.empty(2 * DIM + NODES + FAN + LEAF + TRIALS, np.float32)
-    trial = np.empty(GROUPS, np.int32)
-    index = np.empty(1, np.int32)
+    given, work = np.empty(GIVEN, np.float32), np.empty(WORK, np.float32)
+    hits_by_eight = np.empty(LEAF // 8, np.int64)
+    hits = hits_by_eight.view(np.uint8)
+    multiples, trial, index = np.empty(TRIALS, np.float32), np.empty(GROUPS, np.int32), np.empty(1, np.int32)
     sxv = np.float32(0)
     svv = np.float32(0)
     for b in range(blocks):
@@ -178,8 +180,8 @@ def _search_row(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chose
         if groups[b, 1] == 0 and INTEGERS:
             chosen[b] = 0  # an exact zero
             continue
-        search_block(own[at : at + 32], w[at : at + 32], d, groups[b, 0], words, indices, leaf_boxes, node_boxes, work, trial, index,
-                     chosen[b])
+        search_block(own, w, at, d, groups[b, 0], words, indices, leaf_boxes, node_boxes, given, work, hits, hits_by_eight,
+                     multiples, trial, index, chosen, b)
         a = np.float32(0)
         c = np.float32(0)
         for g in range(GROUPS):
@@ -209,10 +211,10 @@ def trellis_search(name: str, positive: np.ndarray, negative: np.ndarray, *, siz
     fits = np.concatenate([negative, positive]).max() * np.linspace(0.72, 1.2, 17)
     names: dict[str, object] = {
         "DIM": book.dim, "GROUPS": 32 // book.dim, "BOOKS": len(book.starts), "LEAF": book.leaf, "NODES": book.nodes, "FAN": FAN,
-        "SIZE": size / WORD_SIZE, "GAIN": gain / PRODUCT_FACTORS.get(name, 1.0), "MAGNITUDES": book.magnitudes, "TRIALS": trials,
+        "SIZE": size / WORD_SIZE, "GAIN": gain / PRODUCT_FACTORS.get(name, 1.0), "MAGNITUDES": book.magnitudes, "GIVEN": trellis_nearest.GIVEN, "WORK": trellis_nearest.WORK, "TRIALS": trials,
         "SPREAD": spread, "REACH": reach, "trellis_step": trellis_step, "trellis_value": trellis_value, "INTEGERS": spread > 0, "POSITIVE": positive.astype(np.float32), "NEGATIVE": negative.astype(np.float32),
         "TARGETS": fits.astype(np.float32), "STARTS": np.array(book.starts)}
-    for step in ("box_distances", "judge_leaf", "score_word", "nearest_word"):
+    for step in ("score_word", "nearest_word"):
         names[step] = specialize(getattr(trellis_nearest, f"_{step}"), f"{step}_{short}", **names)
     names["closeness"] = specialize(_closeness_of_integers if spread else _closeness_in_table, f"closeness_{short}", **names)
     names["choose_trials"] = specialize(_spread_multiples if spread else _nearest_multiples, f"choose_trials_{short}", **names)

@@ -16,41 +16,17 @@ import numpy as np
 
 DIM, LEAF, NODES, FAN = 8, 64, 64, 16
 REACH = 1.0
+MAGNITUDES = False
 MARGIN = 1e-5
-BEST_FIRST = 1
-box_distances = judge_leaf = visit_node = score_word = None
+score_word = trellis_step = trellis_value = None
+# Places in the scratch arrays `given` (what the loops read) and `work` (what they write). Few arrays, and all of it in one
+# function: LLVM then has little to check for overlaps before it uses vector instructions, and nothing to pass on through memory.
+T, TWICE, W = 0, 8, 16
+SCORES, LEAVES, NODE = 0, 64, 80
+GIVEN, WORK = 24, 144
 
 
-def _box_distances(boxes, t, w, n, out):
-    """out[c] = sum w (distance of t from box c)^2 for the n boxes float32[lowest/highest, DIM, n]."""
-    for c in range(n):
-        total = np.float32(0)
-        for i in range(DIM):
-            gap = max(max(boxes[0, i, c] - t[i], t[i] - boxes[1, i, c]), np.float32(0))
-            total += (w[i] * gap) * gap
-        out[c] = total
-
-
-def _judge_leaf(words, indices, twice, w, scores, best, index):
-    """Let the words int8[DIM, LEAF] of a leaf compete with the best score so far; returns the better score, index[0] its index."""
-    for c in range(LEAF):
-        score = np.float32(0)
-        for i in range(DIM):
-            v = np.float32(words[i, c])
-            score += (w[i] * v) * (v - twice[i])
-        scores[c] = score
-    found = np.int32(0)
-    for c in range(LEAF):
-        found |= np.int32(scores[c] <= best)
-    if found:
-        for c in range(LEAF):
-            if scores[c] < best or (scores[c] == best and indices[c] < index[0]):
-                best = scores[c]
-                index[0] = indices[c]
-    return best
-
-
-def _score_word(index, start, twice, w):
+def _score_word(index, start, given):
     """The score of the word that the decoder makes of an index."""
     state = index + start
     score = np.float32(0)
@@ -58,59 +34,85 @@ def _score_word(index, start, twice, w):
         state = trellis_step(state)
         v = np.float32(trellis_value(state))
         v = abs(v) if MAGNITUDES else v
-        score += (w[i] * v) * (v - twice[i])
+        score += (given[W + i] * v) * (v - given[TWICE + i])
     return score
 
 
-def _nearest_word(x, w, scale, budget, words, indices, leaf_boxes, node_boxes, start, work, index):
-    """The least sum w (x - scale v)^2, if it is below `budget`; index[0] is the word's index, and on entry that of a word to
-    begin with, or -1. Otherwise something not below `budget`.
+def _nearest_word(x, w, at, scale, budget, book, start, words, indices, leaf_boxes, node_boxes, given, work, hits, hits_by_eight, index):
+    """The least sum w (x - scale v)^2 over x[at : at+DIM], if it is below `budget`; index[0] is the word's index, and on entry
+    that of a word to begin with, or -1. Otherwise something not below `budget`.
 
-    x, w: float32[DIM]; words, indices, leaf_boxes, node_boxes: one book of `search_tree`; start: the generator's state before
-    index 0; work: float32[2 * DIM + NODES + FAN + LEAF].
+    words, indices, leaf_boxes, node_boxes: see `search_tree`; start: the generator's state before index 0 of the book.
+    Scratch: given float32[GIVEN], work float32[WORK], hits uint8[LEAF] and the same bytes as int64.
     """
-    t, twice = work[:DIM], work[DIM : 2 * DIM]
-    node_distance, rest = work[2 * DIM : 2 * DIM + NODES], work[2 * DIM + NODES :]
-    leaf_distance, scores = rest[:FAN], rest[FAN : FAN + LEAF]
     inverse = np.float32(1) / scale
     energy = np.float32(0)
     for i in range(DIM):
-        t[i] = x[i] * inverse
-        twice[i] = t[i] + t[i]
-        energy += (w[i] * t[i]) * t[i]
+        t = x[at + i] * inverse
+        given[T + i] = t
+        given[TWICE + i] = t + t
+        given[W + i] = w[at + i]
+        energy += (w[at + i] * t) * t
     margin = np.float32(MARGIN) * energy
     allowed = budget * (inverse * inverse) + margin
-    box_distances(node_boxes, t, w, NODES, node_distance)
+    for c in range(NODES):
+        total = np.float32(0)
+        for i in range(DIM):
+            gap = max(max(node_boxes[book, 0, NODES * i + c] - given[T + i], given[T + i] - node_boxes[book, 0, NODES * (DIM + i) + c]),
+                      np.float32(0))
+            total += (given[W + i] * gap) * gap
+        work[NODE + c] = total
     best = np.float32(np.inf)
-    limit = allowed
-    nearest = -1
+    limit = np.float32(np.inf)
+    first = 0
     if index[0] >= 0:
-        best = score_word(index[0], start, twice, w)
-        limit = min(limit, np.float32(REACH) * (energy + best) + margin)
+        best = score_word(index[0], start, given)
+        limit = min(allowed, np.float32(REACH) * (energy + best) + margin)
     else:  # nothing to begin with: the nearest leaf of the nearest node is judged first
-        n = 0
-        for m in range(1, NODES):
-            if node_distance[m] < node_distance[n]:
-                n = m
-        box_distances(leaf_boxes[n], t, w, FAN, leaf_distance)
-        c = 0
-        for m in range(1, FAN):
-            if leaf_distance[m] < leaf_distance[c]:
-                c = m
-        nearest = n * FAN + c
-        best = judge_leaf(words[nearest], indices[nearest], twice, w, scores, best, index)
-        limit = min(limit, np.float32(REACH) * (energy + best) + margin)
-    for n in range(NODES):
-        if node_distance[n] < limit:
-            box_distances(leaf_boxes[n], t, w, FAN, leaf_distance)
-            for c in range(FAN):
-                if leaf_distance[c] < limit and n * FAN + c != nearest:
-                    better = judge_leaf(words[n * FAN + c], indices[n * FAN + c], twice, w, scores, best, index)
-                    if better < best:
-                        best = better
-                        limit = min(allowed, np.float32(REACH) * (energy + best) + margin)
+        first = -1
+    nearest = -1
+    for visit in range(first, NODES):
+        node = visit
+        if visit < 0:
+            node = 0
+            for n in range(1, NODES):
+                if work[NODE + n] < work[NODE + node]:
+                    node = n
+        if not work[NODE + node] < limit:
+            continue
+        for c in range(FAN):
+            total = np.float32(0)
+            for i in range(DIM):
+                gap = max(max(leaf_boxes[book, node, FAN * i + c] - given[T + i], given[T + i] - leaf_boxes[book, node, FAN * (DIM + i) + c]),
+                          np.float32(0))
+                total += (given[W + i] * gap) * gap
+            work[LEAVES + c] = total
+        low = 0
+        high = FAN
+        if visit < 0:
+            for c in range(1, FAN):
+                if work[LEAVES + c] < work[LEAVES + low]:
+                    low = c
+            high = low + 1
+        for child in range(low, high):
+            leaf = node * FAN + child
+            if not work[LEAVES + child] < limit or leaf == nearest:
+                continue
+            for c in range(LEAF):
+                score = np.float32(0)
+                for i in range(DIM):
+                    v = np.float32(words[book, leaf, LEAF * i + c])
+                    score += (given[W + i] * v) * (v - given[TWICE + i])
+                work[SCORES + c] = score
+                hits[c] = score <= best
+            for eight in range(LEAF // 8):
+                if hits_by_eight[eight] != 0:
+                    for c in range(8 * eight, 8 * eight + 8):
+                        score = work[SCORES + c]
+                        if score < best or (score == best and indices[book, leaf, c] < index[0]):
+                            best = score
+                            index[0] = indices[book, leaf, c]
+            limit = min(allowed, np.float32(REACH) * (energy + best) + margin)
+            if visit < 0:
+                nearest = leaf
     return (scale * scale) * max(energy + best, np.float32(0))
-
-
-MAGNITUDES = False
-trellis_step = trellis_value = None

@@ -36,10 +36,10 @@ class Codebook:
 
 
 CODEBOOKS = {
-    "IQ1_KT": Codebook(8, 1 << 13, leaf=32),
+    "IQ1_KT": Codebook(8, 1 << 13, leaf=64),
     "IQ2_KT": Codebook(8, 1 << 16),
     "IQ3_KT": Codebook(8, 1 << 16, magnitudes=True),
-    "IQ4_KT": Codebook(4, 1 << 15, (OFFSET, OFFSET + 32768), leaf=32),
+    "IQ4_KT": Codebook(4, 1 << 15, (OFFSET, OFFSET + 32768), leaf=64),
 }
 
 
@@ -68,8 +68,8 @@ def _cut(words: np.ndarray, leaf: int) -> np.ndarray:
 
 @functools.cache
 def search_tree(name: str) -> tuple[np.ndarray, ...]:
-    """What the search of the type takes: (words int8[books, leaves, dim, leaf], indices int32[books, leaves, leaf],
-    leaf boxes float32[books, nodes, 2, dim, FAN], node boxes float32[books, 2, dim, nodes]); a box is (lowest, highest)."""
+    """What the search of the type takes, side by side: words int8[books, leaves, dim * leaf], their indices int32[books, leaves,
+    leaf], leaves' boxes float32[books, nodes, 2 * dim * FAN], nodes' boxes float32[books, 1, 2 * dim * nodes]; lowest corners first."""
     book = CODEBOOKS[name]
     words = code_words(book)
     order = np.stack([_cut(w, book.leaf) for w in words])
@@ -77,5 +77,6 @@ def search_tree(name: str) -> tuple[np.ndarray, ...]:
     boxes = np.stack([leaves.min(axis=2), leaves.max(axis=2)], axis=1).astype(np.float32)  # books, 2, leaves, dim
     by_node = boxes.reshape(len(words), 2, book.nodes, FAN, book.dim)
     whole = np.stack([by_node[:, 0].min(axis=2), by_node[:, 1].max(axis=2)], axis=1)  # books, 2, nodes, dim
-    return (np.ascontiguousarray(leaves.transpose(0, 1, 3, 2)), order.astype(np.int32),
-            np.ascontiguousarray(by_node.transpose(0, 2, 1, 4, 3)), np.ascontiguousarray(whole.transpose(0, 1, 3, 2)))
+    books = len(words)
+    return (leaves.transpose(0, 1, 3, 2).reshape(books, -1, book.dim * book.leaf), order.astype(np.int32),
+            by_node.transpose(0, 2, 1, 4, 3).reshape(books, book.nodes, -1), whole.transpose(0, 1, 3, 2).reshape(books, 1, -1))
