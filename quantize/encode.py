@@ -23,6 +23,7 @@ from ..formats.types import TYPES, GGMLType, ggml_type
 from . import search
 from .search.lanes import LANES
 from .search.steps import COLUMNS
+from .search.trellis_tree import CODEBOOKS as TRELLIS_TYPES
 
 # Weights below this part of the row's mean are raised to it: a block whose importances are all zero is then quantized as if
 # they were equal, and single zeros still count for next to nothing.
@@ -157,6 +158,10 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
         kinds = {"row": kinds["plain row"]}
     plain = importance is None and "plain" in kinds
     weights = None if plain else np.ones(n_cols, dtype=np.float32) if importance is None else prepare_weights(importance, n_cols)
+    if device != "cpu" and type.name in TRELLIS_TYPES:
+        from .trellis_cuda import TrellisEncoder
+
+        return TrellisEncoder(type, n_cols, weights, device)
     if device != "cpu":
         from .cuda import CudaEncoder
 

@@ -19,6 +19,7 @@ Inside, a row is divided by its largest magnitude, so that rows of any size do n
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,10 +29,10 @@ from ...formats.kernel import device_function, specialize
 from ...formats.tables import IQ4NL_VALUES
 from . import trellis_nearest
 from .lanes import largest_magnitude
-from .trellis_tree import CODEBOOKS, FAN, search_tree
+from .trellis_tree import CODEBOOKS, FAN, LEAF, search_tree
 
 # Free names of the templates below, bound per type.
-DIM, GROUPS, BOOKS, LEAF = 8, 4, 1, 64
+DIM, GROUPS, BOOKS = 8, 4, 1
 GIVEN, WORK = 24, 144
 SIZE, GAIN = 1.0, 1.0
 MAGNITUDES = False
@@ -198,39 +199,62 @@ def _search_row(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chose
     return ((sxv / svv) * np.float32(GAIN)) * top if svv > 0 else np.float32(0)
 
 
-def trellis_search(name: str, positive: np.ndarray, negative: np.ndarray, *, size: float, trials: int, spread: float = 0.0,
-                   gain: float = 1.0, reach: float = 1.0) -> Callable:
-    """Compile the search for one type: search(x, w, words, indices, leaf boxes, node boxes, own, groups, chosen) -> d.
+@dataclass(frozen=True)
+class Settings:
+    """What differs between the types.
 
     positive, negative: the magnitudes, ascending, that a multiple can have with either sign; size: of the guess, in units of the
     code words' root mean square; trials: multiples tried per sign and book; spread: their distance as a part of the guess, 0 for
-    neighbours in the table; gain: d is stretched by it at last; reach: see `trellis_nearest.py`.
+    neighbours in a table that is no range of integers; gain: d is stretched by it at last; reach: see `trellis_nearest.py`.
     """
+
+    positive: tuple[float, ...]
+    negative: tuple[float, ...]
+    size: float
+    trials: int
+    spread: float = 0.0
+    gain: float = 1.0
+    reach: float = 1.0
+
+    def names(self, name: str) -> dict[str, object]:
+        """Constants of the search for the type `name`."""
+        book = CODEBOOKS[name]
+        largest = max(self.positive + self.negative)
+        return {"DIM": book.dim, "GROUPS": 32 // book.dim, "BOOKS": len(book.starts), "MAGNITUDES": book.magnitudes,
+                "SIZE": self.size / WORD_SIZE, "GAIN": self.gain / PRODUCT_FACTORS.get(name, 1.0), "TRIALS": self.trials,
+                "SPREAD": self.spread, "INTEGERS": self.spread > 0, "TARGETS": (largest * np.linspace(0.72, 1.2, 17)).astype(np.float32),
+                "POSITIVE": np.array(self.positive, dtype=np.float32), "NEGATIVE": np.array(self.negative, dtype=np.float32)}
+
+
+WORD_SIZE = np.sqrt(4 * (64**2 - 1) / 12)  # root mean square of a value: the sum of four even distributions over 0..63, less 126
+_TABLE = (tuple(IQ4NL_VALUES[IQ4NL_VALUES > 0].tolist()), tuple((-IQ4NL_VALUES[IQ4NL_VALUES < 0][::-1]).tolist()))
+SETTINGS = {
+    "IQ1_KT": Settings(*_TABLE, size=0.74, trials=2, reach=0.4),
+    "IQ2_KT": Settings(*_TABLE, size=0.77, trials=2, reach=0.4),
+    "IQ3_KT": Settings(tuple(range(1, 16)), (), size=0.79, trials=4, spread=0.01, reach=0.65),
+    "IQ4_KT": Settings(tuple(range(1, 64)), tuple(range(1, 65)), size=0.9, trials=7, spread=0.07, reach=0.4),
+}
+
+
+def trellis_search(name: str, settings: Settings) -> Callable:
+    """Compile the search for one type: search(x, w, words, indices, leaf boxes, node boxes, own, groups, chosen) -> d."""
     book = CODEBOOKS[name]
     short = name.lower()
-    fits = np.concatenate([negative, positive]).max() * np.linspace(0.72, 1.2, 17)
-    names: dict[str, object] = {
-        "DIM": book.dim, "GROUPS": 32 // book.dim, "BOOKS": len(book.starts), "LEAF": book.leaf, "NODES": book.nodes, "FAN": FAN,
-        "SIZE": size / WORD_SIZE, "GAIN": gain / PRODUCT_FACTORS.get(name, 1.0), "MAGNITUDES": book.magnitudes, "GIVEN": trellis_nearest.GIVEN, "WORK": trellis_nearest.WORK, "TRIALS": trials,
-        "SPREAD": spread, "REACH": reach, "trellis_step": trellis_step, "trellis_value": trellis_value, "INTEGERS": spread > 0, "POSITIVE": positive.astype(np.float32), "NEGATIVE": negative.astype(np.float32),
-        "TARGETS": fits.astype(np.float32), "STARTS": np.array(book.starts)}
+    names = settings.names(name) | {
+        "LEAF": LEAF, "NODES": book.nodes(LEAF), "FAN": FAN, "STARTS": np.array(book.starts), "GIVEN": trellis_nearest.GIVEN,
+        "WORK": trellis_nearest.WORK, "REACH": settings.reach, "trellis_step": trellis_step, "trellis_value": trellis_value}
     for step in ("score_word", "nearest_word"):
         names[step] = specialize(getattr(trellis_nearest, f"_{step}"), f"{step}_{short}", **names)
-    names["closeness"] = specialize(_closeness_of_integers if spread else _closeness_in_table, f"closeness_{short}", **names)
-    names["choose_trials"] = specialize(_spread_multiples if spread else _nearest_multiples, f"choose_trials_{short}", **names)
+    integers = settings.spread > 0
+    names["closeness"] = specialize(_closeness_of_integers if integers else _closeness_in_table, f"closeness_{short}", **names)
+    names["choose_trials"] = specialize(_spread_multiples if integers else _nearest_multiples, f"choose_trials_{short}", **names)
     for template in (_guess_scale, _choose_d, _search_block):
         step = template.__name__.lstrip("_")
         names[step] = specialize(template, f"{step}_{short}", **names)
     return specialize(_search_row, f"search_{short}", **names)
 
 
-WORD_SIZE = np.sqrt(4 * (64**2 - 1) / 12)  # root mean square of a value: the sum of four even distributions over 0..63, less 126
-
-_POSITIVE, _NEGATIVE = IQ4NL_VALUES[IQ4NL_VALUES > 0], -IQ4NL_VALUES[IQ4NL_VALUES < 0][::-1]
-_iq1_kt = trellis_search("IQ1_KT", _POSITIVE, _NEGATIVE, size=0.74, trials=2, reach=0.4)
-_iq2_kt = trellis_search("IQ2_KT", _POSITIVE, _NEGATIVE, size=0.77, trials=2, reach=0.4)
-_iq3_kt = trellis_search("IQ3_KT", np.arange(1, 16), np.arange(0), size=0.79, trials=4, spread=0.01, reach=0.65)
-_iq4_kt = trellis_search("IQ4_KT", np.arange(1, 64), np.arange(1, 65), size=0.9, trials=7, spread=0.07, reach=0.4)
+_iq1_kt, _iq2_kt, _iq3_kt, _iq4_kt = (trellis_search(name, settings) for name, settings in SETTINGS.items())
 
 
 @device_function

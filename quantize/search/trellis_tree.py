@@ -1,7 +1,7 @@
 """The code words of the trellis types, arranged so that a search can leave most of them out.
 
 A group of 8 values (IQ4_KT: 4) is one of 2^13, 2^15 or 2^16 code words, vectors of integers that look random. They are cut
-into halves along the coordinate in which they vary most, again and again, until LEAF remain: that is a leaf. Sixteen leaves
+into halves along the coordinate in which they vary most, again and again, until some tens remain: that is a leaf. Sixteen leaves
 are a node. Leaves and nodes have bounding boxes, and the distance from a vector to a box is a lower bound for the distance
 to every code word in it (J. H. Friedman, J. L. Bentley, R. A. Finkel, An Algorithm for Finding Best Matches in Logarithmic
 Expected Time, 1977). Coordinates are cut one by one, so boxes stay useful whatever weights the coordinates have.
@@ -17,6 +17,7 @@ import numpy as np
 from ...formats.codecs.trellis import MULTIPLIER, OFFSET
 
 FAN = 16  # leaves per node
+LEAF = 64  # words per leaf, on the CPU
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,17 @@ class Codebook:
     size: int
     starts: tuple[int, ...] = (OFFSET,)
     magnitudes: bool = False  # signs are stored apart
-    leaf: int = 64
 
-    @property
-    def nodes(self) -> int:
-        """Nodes per book."""
-        return self.size // (self.leaf * FAN)
+    def nodes(self, leaf: int) -> int:
+        """Nodes per book, for that many words per leaf."""
+        return self.size // (leaf * FAN)
 
 
 CODEBOOKS = {
-    "IQ1_KT": Codebook(8, 1 << 13, leaf=64),
+    "IQ1_KT": Codebook(8, 1 << 13),
     "IQ2_KT": Codebook(8, 1 << 16),
     "IQ3_KT": Codebook(8, 1 << 16, magnitudes=True),
-    "IQ4_KT": Codebook(4, 1 << 15, (OFFSET, OFFSET + 32768), leaf=64),
+    "IQ4_KT": Codebook(4, 1 << 15, (OFFSET, OFFSET + 32768)),
 }
 
 
@@ -67,16 +66,16 @@ def _cut(words: np.ndarray, leaf: int) -> np.ndarray:
 
 
 @functools.cache
-def search_tree(name: str) -> tuple[np.ndarray, ...]:
+def search_tree(name: str, leaf: int = LEAF) -> tuple[np.ndarray, ...]:
     """What the search of the type takes, side by side: words int8[books, leaves, dim * leaf], their indices int32[books, leaves,
     leaf], leaves' boxes float32[books, nodes, 2 * dim * FAN], nodes' boxes float32[books, 1, 2 * dim * nodes]; lowest corners first."""
     book = CODEBOOKS[name]
     words = code_words(book)
-    order = np.stack([_cut(w, book.leaf) for w in words])
+    order = np.stack([_cut(w, leaf) for w in words])
     leaves = np.stack([w[o] for w, o in zip(words, order)])  # books, leaves, leaf, dim
     boxes = np.stack([leaves.min(axis=2), leaves.max(axis=2)], axis=1).astype(np.float32)  # books, 2, leaves, dim
-    by_node = boxes.reshape(len(words), 2, book.nodes, FAN, book.dim)
+    by_node = boxes.reshape(len(words), 2, book.nodes(leaf), FAN, book.dim)
     whole = np.stack([by_node[:, 0].min(axis=2), by_node[:, 1].max(axis=2)], axis=1)  # books, 2, nodes, dim
     books = len(words)
-    return (leaves.transpose(0, 1, 3, 2).reshape(books, -1, book.dim * book.leaf), order.astype(np.int32),
-            by_node.transpose(0, 2, 1, 4, 3).reshape(books, book.nodes, -1), whole.transpose(0, 1, 3, 2).reshape(books, 1, -1))
+    return (leaves.transpose(0, 1, 3, 2).reshape(books, -1, book.dim * leaf), order.astype(np.int32),
+            by_node.transpose(0, 2, 1, 4, 3).reshape(books, book.nodes(leaf), -1), whole.transpose(0, 1, 3, 2).reshape(books, 1, -1))
