@@ -126,7 +126,8 @@ __device__ float least_of_warp(float value) {
 
 // What a warp knows while it searches the words for one group and BATCH scales; the same in all lanes but for `mine` and `index`.
 struct Search {
-    float w[DIM], wx[DIM], low[DIM], high[DIM];  // weights, weights * x, and the interval of x / s for all scales
+    float w[DIM], wx[DIM];  // weights, and weights * x (for one scale: -2 / s times that)
+    float low[DIM], high[DIM];  // the interval of x / s for all scales
     float ratio[BATCH], energy[BATCH], allowed[BATCH], best[BATCH], mine[BATCH];
     int index[BATCH];  // of the word with the score `mine`
     float limit;
@@ -142,41 +143,46 @@ struct Search {
         float total = 0;
 #pragma unroll
         for (int i = 0; i < DIM; ++i) {
-            const float gap = fmaxf(fmaxf(lowest[i * stride] - high[i], low[i] - highest[i * stride]), 0.0f);
+            const float gap = fmaxf(fmaxf(lowest[i * stride] - (BATCH > 1 ? high[i] : low[i]), low[i] - highest[i * stride]), 0.0f);
             total = __fmaf_rn(w[i] * gap, gap, total);
         }
         return total;
     }
 
-    __device__ void sums(const float* v, float& a, float& b) const {
-        a = b = 0;
+    // What score() needs of a word: its score if there is one scale, else sum w x v and sum w v^2.
+    __device__ float2 sums(const float* v) const {
+        float a = 0, b = 0;
 #pragma unroll
-        for (int i = 0; i < DIM; ++i) {
-            a = __fmaf_rn(wx[i], v[i], a);
-            b = __fmaf_rn(w[i] * v[i], v[i], b);
-        }
+        for (int i = 0; i < DIM; ++i)
+            if (BATCH == 1) {
+                b = __fmaf_rn(v[i], __fmaf_rn(w[i], v[i], wx[i]), b);
+            } else {
+                a = __fmaf_rn(wx[i], v[i], a);
+                b = __fmaf_rn(w[i] * v[i], v[i], b);
+            }
+        return make_float2(a, b);
     }
+
+    __device__ float score(float2 sums, int j) const { return BATCH == 1 ? sums.y : __fmaf_rn(-ratio[j], sums.x, sums.y); }
 
     // Two leaves at a time: what a lane does for one goes on while the other is being loaded.
     __device__ void judge(const Word* words, const unsigned short* indices, int first, int second) {
-        float v[DIM], a[2], b[2];
+        float v[DIM];
         const Word one = words[first], two = words[second];
         values_of(one, v);
-        sums(v, a[0], b[0]);
+        const float2 left = sums(v);
         values_of(two, v);
-        sums(v, a[1], b[1]);
+        const float2 right = sums(v);
         bool better = false;
 #pragma unroll
-        for (int j = 0; j < BATCH; ++j)
-            better |= fminf(__fmaf_rn(-ratio[j], a[0], b[0]), __fmaf_rn(-ratio[j], a[1], b[1])) < best[j];
+        for (int j = 0; j < BATCH; ++j) better |= fminf(score(left, j), score(right, j)) < best[j];
         if (!__any_sync(ALL, better)) return;
 #pragma unroll
         for (int j = 0; j < BATCH; ++j) {
-            const float left = __fmaf_rn(-ratio[j], a[0], b[0]), right = __fmaf_rn(-ratio[j], a[1], b[1]);
-            const float score = fminf(left, right);
-            if (score < best[j]) {
-                mine[j] = score;
-                index[j] = indices[left <= right ? first : second];
+            const float least = fminf(score(left, j), score(right, j));
+            if (least < best[j]) {
+                mine[j] = least;
+                index[j] = indices[score(left, j) == least ? first : second];
             }
             best[j] = least_of_warp(mine[j]);
         }
@@ -293,20 +299,16 @@ trellis_search(const float* x, const float* w, const float* constants, const flo
                     for (int i = 0; i < DIM; ++i) {
                         const float2 value = mine[g * DIM + i];
                         s.w[i] = value.y;
-                        s.wx[i] = value.y * value.x;
+                        s.wx[i] = BATCH == 1 ? -2.0f * (value.y * value.x) / scale[0] : value.y * value.x;
                         s.low[i] = fminf(value.x * smallest, value.x * largest);
                         s.high[i] = fmaxf(value.x * smallest, value.x * largest);
                     }
                     const int seed = __shfl_sync(ALL, found, g * BATCH + BATCH - 1);
-                    float a = 0, b = 0;
+                    float v[DIM];
                     if (start) {
                         unsigned state = 4096u + 32768u * book + seed;
 #pragma unroll
-                        for (int i = 0; i < DIM; ++i) {
-                            const float v = next_value(state);
-                            a = __fmaf_rn(s.wx[i], v, a);
-                            b = __fmaf_rn(s.w[i] * v, v, b);
-                        }
+                        for (int i = 0; i < DIM; ++i) v[i] = next_value(state);
                     }
 #pragma unroll
                     for (int j = 0; j < BATCH; ++j) {
@@ -319,7 +321,7 @@ trellis_search(const float* x, const float* w, const float* constants, const flo
                             s.energy[j] = __fmaf_rn(s.w[i] * t, t, s.energy[j]);
                         }
                         s.allowed[j] = total_error[j] < least ? (least - total_error[j]) * (inverse * inverse) + MARGIN * s.energy[j] : 0.0f;
-                        s.best[j] = s.mine[j] = start ? __fmaf_rn(-s.ratio[j], a, b) : INFINITE;
+                        s.best[j] = s.mine[j] = start ? s.score(s.sums(v), j) : INFINITE;
                         s.index[j] = seed;
                     }
                     s.update_limit();

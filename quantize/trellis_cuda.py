@@ -26,7 +26,7 @@ from .search.trellis_tree import CODEBOOKS, FAN, search_tree
 LEAF = 32  # words per leaf: one for each lane of a warp
 THREADS = 256
 BATCH = {"IQ1_KT": 2, "IQ2_KT": 1, "IQ3_KT": 1, "IQ4_KT": 4}  # scales searched at once
-RESIDENT = 4  # CUDA blocks per multiprocessor that the registers must suffice for
+RESIDENT = {"IQ1_KT": 4, "IQ2_KT": 5, "IQ3_KT": 5, "IQ4_KT": 4}  # CUDA blocks per multiprocessor that the registers must suffice for
 FORMATS = {"IQ1_KT": 1, "IQ2_KT": 2, "IQ3_KT": 3, "IQ4_KT": 4}
 
 
@@ -51,7 +51,7 @@ def defines(type: GGMLType) -> list[tuple[str, str]]:
     """The constants that `trellis_cuda.cu` asks for."""
     names = SETTINGS[type.name].names(type.name)
     names |= {key: len(names[key]) for key in ("TARGETS", "POSITIVE", "NEGATIVE")}
-    names |= {"SIDES": 2 if names["NEGATIVE"] else 1, "NODES": node_count(type.name), "BATCH": BATCH[type.name], "RESIDENT": RESIDENT, "SMALLEST": SMALLEST,
+    names |= {"SIDES": 2 if names["NEGATIVE"] else 1, "NODES": node_count(type.name), "BATCH": BATCH[type.name], "RESIDENT": RESIDENT[type.name], "SMALLEST": SMALLEST,
               "MARGIN": MARGIN, "FORMAT": FORMATS[type.name], "BLOCK_BYTES": type.block_bytes}
     shown = {True: "true", False: "false"}
     return [(key, float(np.float32(v)).hex() + "f" if isinstance(v, float) else shown[v] if isinstance(v, bool) else str(v))
