@@ -30,8 +30,21 @@ __device__ float closeness(const float* constants, float guess) {
     return lowest;
 }
 
+// The weight of a value: the importance, with more for the large among the values of a block.
+__device__ float weigh(float importance, float value, float mean) {
+    if (EMPHASIS == 0) return importance;
+    float factor = 1.0f + (mean > 0 ? value * value / mean : 0.0f);
+    for (int i = 0; i < EMPHASIS; ++i) factor = __fsqrt_rn(factor);
+    return importance * factor;
+}
+
+// A block's guessed scale, its energy and its mean square.
+struct Guess {
+    float scale, energy, mean;
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS)
-trellis_prepare(const float* x, const float* w, const float* constants, float* rows, float2* guesses, int blocks) {
+trellis_prepare(const float* x, const float* w, const float* constants, float* rows, Guess* guesses, int blocks) {
     x += (long long)blockIdx.x * blocks * 32;
     guesses += (long long)blockIdx.x * blocks;
     __shared__ float part[THREADS / 32], share[TARGETS][64], totals[TARGETS], bounds[2];
@@ -48,15 +61,20 @@ trellis_prepare(const float* x, const float* w, const float* constants, float* r
 
     float largest = 0;
     for (int b = thread; b < blocks; b += THREADS) {
-        float energy = 0, total = 0, weight = 0;
+        float energy = 0, total = 0, weight = 0, mean = 0;
         for (int i = 32 * b; i < 32 * b + 32; ++i) {
-            float value = top > 0 ? x[i] / top : 0.0f, root = __fsqrt_rn(w[i]), square = value * value;
-            energy += (w[i] * value) * value;
+            const float value = top > 0 ? x[i] / top : 0.0f;
+            mean += value * value;
+        }
+        mean /= 32.0f;
+        for (int i = 32 * b; i < 32 * b + 32; ++i) {
+            const float value = top > 0 ? x[i] / top : 0.0f, here = weigh(w[i], value, mean), root = __fsqrt_rn(here), square = value * value;
+            energy += (here * value) * value;
             total += (root * square) * square;
             weight += root;
         }
         float guess = fmaxf(SIZE * __fsqrt_rn(__fsqrt_rn(total / weight)), SMALLEST);
-        guesses[b] = make_float2(guess, energy);
+        guesses[b] = {guess, energy, mean};
         if (energy > 0) largest = fmaxf(largest, guess);
     }
     for (int step = 16; step; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, step));
@@ -70,8 +88,8 @@ trellis_prepare(const float* x, const float* w, const float* constants, float* r
         const int count = min(64, blocks - start);
         for (int i = thread; i < TARGETS * count; i += THREADS) {
             const int target = i / count, b = i % count;
-            const float2 guess = guesses[start + b];
-            share[target][b] = closeness(constants, guess.x / (largest / constants[target])) * guess.y;
+            const Guess guess = guesses[start + b];
+            share[target][b] = closeness(constants, guess.scale / (largest / constants[target])) * guess.energy;
         }
         __syncthreads();
         if (thread < TARGETS)
@@ -253,7 +271,7 @@ __device__ float choose_trial(const float* multiples, int count, float guess, in
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-trellis_search(const float* x, const float* w, const float* constants, const float* rows, const float2* guesses, const Word* words,
+trellis_search(const float* x, const float* w, const float* constants, const float* rows, const Guess* guesses, const Word* words,
                const unsigned short* indices, const float* leaf_boxes, const float* node_boxes, int* chosen, int blocks, long long total) {
     __shared__ float2 values[THREADS / 32][32];
     const int lane = threadIdx.x % 32;
@@ -261,16 +279,16 @@ trellis_search(const float* x, const float* w, const float* constants, const flo
     if (unit >= total) return;
     const long long row = unit / blocks;
     const float top = rows[2 * row], d = rows[2 * row + 1];
-    const float2 guess = guesses[unit];
+    const Guess guess = guesses[unit];
     chosen += unit * (GROUPS + 2);
-    if (top == 0 || (INTEGERS && guess.y == 0)) {
+    if (top == 0 || (INTEGERS && guess.energy == 0)) {
         if (lane < GROUPS + 2) chosen[lane] = 0;
         return;
     }
     float2* mine = values[threadIdx.x / 32];
     {
         const float value = x[unit * 32 + lane] / top;
-        mine[lane] = make_float2(MAGNITUDES ? fabsf(value) : value, w[(unit - row * blocks) * 32 + lane]);
+        mine[lane] = make_float2(MAGNITUDES ? fabsf(value) : value, weigh(w[(unit - row * blocks) * 32 + lane], value, guess.mean));
     }
     __syncwarp();
 
@@ -278,7 +296,7 @@ trellis_search(const float* x, const float* w, const float* constants, const flo
     int winner_book = 0, winner_index = 0;  // the latter of group `lane`
     for (int side = 0; side < SIDES; ++side) {
         const float* multiples = constants + TARGETS + (side ? POSITIVE : 0);
-        const float trial = choose_trial(multiples, side ? NEGATIVE : POSITIVE, guess.x / d, min(lane, TRIALS - 1));
+        const float trial = choose_trial(multiples, side ? NEGATIVE : POSITIVE, guess.scale / d, min(lane, TRIALS - 1));
         for (int book = 0; book < BOOKS; ++book) {
             int found = 0;  // in lane g * BATCH + j: the index for group g and trial j
             for (int start = 0; start < TRIALS; start += BATCH) {
@@ -394,7 +412,7 @@ __device__ void pack(const float* x, const int* chosen, unsigned char* out) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-trellis_finish(const float* x, const float* w, const float* rows, const int* chosen, float* heads, unsigned char* bodies,
+trellis_finish(const float* x, const float* w, const float* rows, const Guess* guesses, const int* chosen, float* heads, unsigned char* bodies,
                int blocks) {
     const long long row = blockIdx.x;
     x += row * blocks * 32;
@@ -412,8 +430,9 @@ trellis_finish(const float* x, const float* w, const float* rows, const int* cho
                 unsigned state = 4096u + 32768u * mine[GROUPS + 1] + mine[g];
                 for (int i = 32 * b + DIM * g; i < 32 * b + DIM * g + DIM; ++i) {
                     const float v = next_value(state), value = MAGNITUDES ? fabsf(x[i]) / top : x[i] / top;
-                    a += (w[i] * value) * v;
-                    c += (w[i] * v) * v;
+                    const float here = weigh(w[i], value, guesses[row * blocks + b].mean);
+                    a += (here * value) * v;
+                    c += (here * v) * v;
                 }
             }
             const float k = mine[GROUPS];

@@ -100,7 +100,7 @@ class TrellisEncoder(CudaEncoder):
         blocks, new = self.n_cols // 32, self._cuda.device_array
         return [new((rows, self.n_cols), np.float32), new((rows, self.type.header_bytes), np.uint8),
                 new((rows, self.n_cols // self.type.block_size, self.type.block_bytes), np.uint8), new((rows, 2), np.float32),
-                new((rows, blocks, 2), np.float32), new((rows, blocks, self._groups + 2), np.int32)]
+                new((rows, blocks, 3), np.float32), new((rows, blocks, self._groups + 2), np.int32)]
 
     def launch(self, arrays: list) -> None:
         """Start the search on what `arrays` returned, with x filled in, on numba's current stream; does not wait."""
@@ -118,7 +118,7 @@ class TrellisEncoder(CudaEncoder):
         launch(stream, by_row, prepare, x, weights, constants, rows, guesses, blocks)
         launch(stream, LaunchConfig(grid=-(-total // (THREADS // 32)), block=THREADS), search, x, weights, constants, rows, guesses, words,
                indices, leaf_boxes, node_boxes, chosen, blocks, np.int64(total))
-        launch(stream, by_row, finish, x, weights, rows, chosen, heads, bodies, blocks)
+        launch(stream, by_row, finish, x, weights, rows, guesses, chosen, heads, bodies, blocks)
 
 
 def _address(array: object) -> int:
