@@ -161,7 +161,7 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
     if device != "cpu" and type.name in TRELLIS_TYPES:
         from .trellis_cuda import TrellisEncoder
 
-        return TrellisEncoder(type, n_cols, weights, device)
+        return TrellisEncoder(type, n_cols, weights, device, stream)
     if device != "cpu":
         from .cuda import CudaEncoder
 

@@ -11,6 +11,7 @@ cuda-core and numba-cuda are the extra `iqforge[cuda]`; this module is imported 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +81,8 @@ def _kernels(type: GGMLType, device: int) -> tuple:
 class TrellisEncoder(CudaEncoder):
     """Quantizes rows of `n_cols` elements to a trellis type on one device; used as `CudaEncoder` is."""
 
-    def __init__(self, type: GGMLType, n_cols: int, weights: np.ndarray, device: str = "cuda"):
-        """weights: float32[n_cols]."""
+    def __init__(self, type: GGMLType, n_cols: int, weights: np.ndarray, device: str = "cuda", stream: object = 0):
+        """weights: float32[n_cols]; stream: on which they are copied."""
         try:
             import cuda.core  # noqa: F401
         except ImportError:
@@ -92,33 +93,34 @@ class TrellisEncoder(CudaEncoder):
         self._groups = 32 // CODEBOOKS[type.name].dim
         with _locks[self.number], self._cuda.gpus[self.number]:
             self._steps = _kernels(type, self.number)
-            self._tables = [self._cuda.to_device(table) for table in tables(type.name)]
-            self._weights = self._cuda.to_device(np.ascontiguousarray(weights, dtype=np.float32))
+            self._tables = [self._cuda.to_device(table, stream=stream) for table in tables(type.name)]
+            self._weights = self._cuda.to_device(np.ascontiguousarray(weights, dtype=np.float32), stream=stream)
+            if stream:
+                stream.synchronize()
 
-    def arrays(self, rows: int) -> list:
-        """Uninitialized arrays on the current device for that many rows: x first, then heads, bodies, then scratch."""
-        blocks, new = self.n_cols // 32, self._cuda.device_array
+    def arrays(self, rows: int, new: Callable | None = None) -> list:
+        """As `CudaEncoder.arrays`: x, headers, blocks, scratch."""
+        blocks, new = self.n_cols // 32, new or self._cuda.device_array
         return [new((rows, self.n_cols), np.float32), new((rows, self.type.header_bytes), np.uint8),
                 new((rows, self.n_cols // self.type.block_size, self.type.block_bytes), np.uint8), new((rows, 2), np.float32),
                 new((rows, blocks, 3), np.float32), new((rows, blocks, self._groups + 2), np.int32)]
 
-    def launch(self, arrays: list) -> None:
-        """Start the search on what `arrays` returned, with x filled in, on numba's current stream; does not wait."""
-        from cuda.core import LEGACY_DEFAULT_STREAM, LaunchConfig, launch
+    def launch(self, arrays: list, stream: object = 0, weights: object = None) -> None:
+        """As `CudaEncoder.launch`."""
+        from cuda.core import LEGACY_DEFAULT_STREAM, LaunchConfig, Stream, launch
 
+        if not len(arrays[0]):
+            return
         x, heads, bodies, rows, guesses, chosen = (_address(a) for a in arrays)
         constants, words, indices, leaf_boxes, node_boxes = (_address(t) for t in self._tables)
-        count, blocks, weights = len(arrays[0]), np.int32(self.n_cols // 32), _address(self._weights)
-        if not count:
-            return
+        w, count, blocks = _address(self._weights if weights is None else weights), len(arrays[0]), np.int32(self.n_cols // 32)
         total = count * int(blocks)
+        by_row, by_block = LaunchConfig(grid=count, block=THREADS), LaunchConfig(grid=-(-total // (THREADS // 32)), block=THREADS)
         prepare, search, finish = self._steps
-        by_row = LaunchConfig(grid=count, block=THREADS)
-        stream = LEGACY_DEFAULT_STREAM
-        launch(stream, by_row, prepare, x, weights, constants, rows, guesses, blocks)
-        launch(stream, LaunchConfig(grid=-(-total // (THREADS // 32)), block=THREADS), search, x, weights, constants, rows, guesses, words,
-               indices, leaf_boxes, node_boxes, chosen, blocks, np.int64(total))
-        launch(stream, by_row, finish, x, weights, rows, guesses, chosen, heads, bodies, blocks)
+        on = Stream.from_handle(int(stream)) if stream else LEGACY_DEFAULT_STREAM
+        launch(on, by_row, prepare, x, w, constants, rows, guesses, blocks)
+        launch(on, by_block, search, x, w, constants, rows, guesses, words, indices, leaf_boxes, node_boxes, chosen, blocks, np.int64(total))
+        launch(on, by_row, finish, x, w, rows, guesses, chosen, heads, bodies, blocks)
 
 
 def _address(array: object) -> int:
