@@ -30,17 +30,9 @@ __device__ float closeness(const float* constants, float guess) {
     return lowest;
 }
 
-// The weight of a value: the importance, with more for the large among the values of a block.
-__device__ float weigh(float importance, float value, float mean) {
-    if (EMPHASIS == 0) return importance;
-    float factor = 1.0f + (mean > 0 ? value * value / mean : 0.0f);
-    for (int i = 0; i < EMPHASIS; ++i) factor = __fsqrt_rn(factor);
-    return importance * factor;
-}
-
-// A block's guessed scale, its energy and its mean square.
+// A block's guessed scale and its energy.
 struct Guess {
-    float scale, energy, mean;
+    float scale, energy;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -61,20 +53,15 @@ trellis_prepare(const float* x, const float* w, const float* constants, float* r
 
     float largest = 0;
     for (int b = thread; b < blocks; b += THREADS) {
-        float energy = 0, total = 0, weight = 0, mean = 0;
+        float energy = 0, total = 0, weight = 0;
         for (int i = 32 * b; i < 32 * b + 32; ++i) {
-            const float value = top > 0 ? x[i] / top : 0.0f;
-            mean += value * value;
-        }
-        mean /= 32.0f;
-        for (int i = 32 * b; i < 32 * b + 32; ++i) {
-            const float value = top > 0 ? x[i] / top : 0.0f, here = weigh(w[i], value, mean), root = __fsqrt_rn(here), square = value * value;
-            energy += (here * value) * value;
+            const float value = top > 0 ? x[i] / top : 0.0f, root = __fsqrt_rn(w[i]), square = value * value;
+            energy += (w[i] * value) * value;
             total += (root * square) * square;
             weight += root;
         }
         float guess = fmaxf(SIZE * __fsqrt_rn(__fsqrt_rn(total / weight)), SMALLEST);
-        guesses[b] = {guess, energy, mean};
+        guesses[b] = {guess, energy};
         if (energy > 0) largest = fmaxf(largest, guess);
     }
     for (int step = 16; step; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, step));
@@ -288,7 +275,7 @@ trellis_search(const float* x, const float* w, const float* constants, const flo
     float2* mine = values[threadIdx.x / 32];
     {
         const float value = x[unit * 32 + lane] / top;
-        mine[lane] = make_float2(MAGNITUDES ? fabsf(value) : value, weigh(w[(unit - row * blocks) * 32 + lane], value, guess.mean));
+        mine[lane] = make_float2(MAGNITUDES ? fabsf(value) : value, w[(unit - row * blocks) * 32 + lane]);
     }
     __syncwarp();
 
@@ -412,7 +399,7 @@ __device__ void pack(const float* x, const int* chosen, unsigned char* out) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-trellis_finish(const float* x, const float* w, const float* rows, const Guess* guesses, const int* chosen, float* heads, unsigned char* bodies,
+trellis_finish(const float* x, const float* w, const float* rows, const int* chosen, float* heads, unsigned char* bodies,
                int blocks) {
     const long long row = blockIdx.x;
     x += row * blocks * 32;
@@ -430,9 +417,8 @@ trellis_finish(const float* x, const float* w, const float* rows, const Guess* g
                 unsigned state = 4096u + 32768u * mine[GROUPS + 1] + mine[g];
                 for (int i = 32 * b + DIM * g; i < 32 * b + DIM * g + DIM; ++i) {
                     const float v = next_value(state), value = MAGNITUDES ? fabsf(x[i]) / top : x[i] / top;
-                    const float here = weigh(w[i], value, guesses[row * blocks + b].mean);
-                    a += (here * value) * v;
-                    c += (here * v) * v;
+                    a += (w[i] * value) * v;
+                    c += (w[i] * v) * v;
                 }
             }
             const float k = mine[GROUPS];

@@ -103,7 +103,7 @@ class TrellisEncoder(CudaEncoder):
         blocks, new = self.n_cols // 32, new or self._cuda.device_array
         return [new((rows, self.n_cols), np.float32), new((rows, self.type.header_bytes), np.uint8),
                 new((rows, self.n_cols // self.type.block_size, self.type.block_bytes), np.uint8), new((rows, 2), np.float32),
-                new((rows, blocks, 3), np.float32), new((rows, blocks, self._groups + 2), np.int32)]
+                new((rows, blocks, 2), np.float32), new((rows, blocks, self._groups + 2), np.int32)]
 
     def launch(self, arrays: list, stream: object = 0, weights: object = None) -> None:
         """As `CudaEncoder.launch`."""
@@ -120,7 +120,7 @@ class TrellisEncoder(CudaEncoder):
         on = Stream.from_handle(int(stream)) if stream else LEGACY_DEFAULT_STREAM
         launch(on, by_row, prepare, x, w, constants, rows, guesses, blocks)
         launch(on, by_block, search, x, w, constants, rows, guesses, words, indices, leaf_boxes, node_boxes, chosen, blocks, np.int64(total))
-        launch(on, by_row, finish, x, w, rows, guesses, chosen, heads, bodies, blocks)
+        launch(on, by_row, finish, x, w, rows, chosen, heads, bodies, blocks)
 
 
 def _address(array: object) -> int:

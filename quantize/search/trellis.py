@@ -10,9 +10,12 @@ Values stand in blocks of 32 with a scale d * k, k one of few integers, and in g
    group is found among all of them (`trellis_nearest.py`).
 4. With everything else fixed, the least-squares d is taken.
 
-Weights are the importances, for some types with an emphasis on larger values, and for some types d is stretched a little in
-the end: both lower the measured KL divergence (`docs/benchmarks/quality.md`), as in `grouped.py`. Matrix products multiply IQ2_KT and IQ3_KT by a further 1.05 and 1.01, which ggml's row decoder
-leaves out: the values fitted here are those of the products (`decode(..., as_weights=True)`).
+Weights are the importances. A least-squares fit comes out shorter than what it fits, and the lost length adds up over layers: up
+to three bits d is stretched a little in the end, which lowers the measured KL divergence (`docs/benchmarks/quality.md`). More
+weight for larger values, as in `grouped.py`, did not lower it here.
+
+Matrix products multiply IQ2_KT and IQ3_KT by a further 1.05 and 1.01, which ggml's row decoder leaves out: the values fitted
+here are those of the products (`decode(..., as_weights=True)`).
 
 Inside, a row is divided by its largest magnitude, so that rows of any size do not leave the range of float32.
 """
@@ -35,14 +38,14 @@ from .trellis_tree import CODEBOOKS, FAN, LEAF, search_tree
 # Free names of the templates below, bound per type.
 DIM, GROUPS, BOOKS = 8, 4, 1
 GIVEN, WORK = 24, 144
-SIZE, GAIN, EMPHASIS = 1.0, 1.0, 0
+SIZE, GAIN = 1.0, 1.0
 MAGNITUDES = False
 TRIALS, SPREAD = 2, 0.0
 INTEGERS = False  # the multiples are a range of integers and not a table
 POSITIVE = NEGATIVE = np.ones(1, dtype=np.float32)
 TARGETS = np.ones(1, dtype=np.float32)
 STARTS = np.zeros(1, dtype=np.int64)
-nearest_word = weigh = guess_scale = closeness = choose_d = choose_trials = search_block = None
+nearest_word = guess_scale = closeness = choose_d = choose_trials = search_block = None
 SMALLEST = 1e-6  # of a guess, relative to the largest magnitude of the row
 
 
@@ -51,19 +54,6 @@ def misfit(ratio):
     """About the square of the logarithm of ratio; twice that below 1, where values are cut off."""
     square = ratio + np.float32(1) / ratio - np.float32(2)
     return square + square if ratio < np.float32(1) else square
-
-
-def _weigh(x, importance, at, w):
-    """w = the weights to use for the block of 32 at `at`: importances, with more for the large among its values."""
-    mean = np.float32(0)
-    for i in range(at, at + 32):
-        mean += x[i] * x[i]
-    mean /= np.float32(32)
-    for i in range(at, at + 32):
-        factor = np.float32(1) + (x[i] * x[i] / mean if mean > 0 else np.float32(0))
-        for _ in range(EMPHASIS):
-            factor = np.sqrt(factor)
-        w[i] = importance[i] * factor if EMPHASIS > 0 else importance[i]
 
 
 def _guess_scale(x, w):
@@ -167,7 +157,7 @@ def _search_block(x, w, at, d, guess, words, indices, leaf_boxes, node_boxes, gi
     return least
 
 
-def _search_row(x, importance, words, indices, leaf_boxes, node_boxes, own, groups, chosen):
+def _search_row(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chosen):
     """All four steps for a row; chosen int32[n / 32, GROUPS + 2] gets what `_search_block` finds; returns d as stored."""
     blocks = len(x) // 32
     top = largest_magnitude(x)
@@ -176,10 +166,8 @@ def _search_row(x, importance, words, indices, leaf_boxes, node_boxes, own, grou
         return np.float32(0)
     for i in range(len(x)):
         own[i] = abs(x[i]) / top if MAGNITUDES else x[i] / top
-    w = np.empty(len(x), np.float32)
     for b in range(blocks):
         at = 32 * b
-        weigh(own, importance, at, w)
         energy = np.float32(0)
         for i in range(at, at + 32):
             energy += (w[i] * own[i]) * own[i]
@@ -221,8 +209,7 @@ class Settings:
 
     positive, negative: the magnitudes, ascending, that a multiple can have with either sign; size: of the guess, in units of the
     code words' root mean square; trials: multiples tried per sign and book; spread: their distance as a part of the guess, 0 for
-    neighbours in a table that is no range of integers; emphasis: number of square roots taken of 1 + x^2 / (mean x^2 of the block)
-    to make the factor of the weights, 0 for none; gain: d is stretched by it at last; reach: see `trellis_nearest.py`.
+    neighbours in a table that is no range of integers; gain: d is stretched by it at last; reach: see `trellis_nearest.py`.
     """
 
     positive: tuple[float, ...]
@@ -230,7 +217,6 @@ class Settings:
     size: float
     trials: int
     spread: float = 0.0
-    emphasis: int = 0
     gain: float = 1.0
     reach: float = 1.0
 
@@ -240,33 +226,42 @@ class Settings:
         largest = max(self.positive + self.negative)
         return {"DIM": book.dim, "GROUPS": 32 // book.dim, "BOOKS": len(book.starts), "MAGNITUDES": book.magnitudes,
                 "SIZE": self.size / WORD_SIZE, "GAIN": self.gain / PRODUCT_FACTORS.get(name, 1.0), "TRIALS": self.trials,
-                "EMPHASIS": self.emphasis, "SPREAD": self.spread, "INTEGERS": self.spread > 0, "TARGETS": (largest * np.linspace(0.72, 1.2, 17)).astype(np.float32),
+                "SPREAD": self.spread, "INTEGERS": self.spread > 0, "TARGETS": (largest * np.linspace(0.72, 1.2, 17)).astype(np.float32),
                 "POSITIVE": np.array(self.positive, dtype=np.float32), "NEGATIVE": np.array(self.negative, dtype=np.float32)}
 
 
 WORD_SIZE = np.sqrt(4 * (64**2 - 1) / 12)  # root mean square of a value: the sum of four even distributions over 0..63, less 126
 _TABLE = (tuple(IQ4NL_VALUES[IQ4NL_VALUES > 0].tolist()), tuple((-IQ4NL_VALUES[IQ4NL_VALUES < 0][::-1]).tolist()))
 SETTINGS = {
-    "IQ1_KT": Settings(*_TABLE, size=0.74, trials=2, emphasis=1, reach=0.4),
-    "IQ2_KT": Settings(*_TABLE, size=0.77, trials=2, reach=0.4),
-    "IQ3_KT": Settings(tuple(range(1, 16)), (), size=0.79, trials=4, spread=0.01, reach=0.65),
+    "IQ1_KT": Settings(*_TABLE, size=0.74, trials=2, gain=1.09, reach=0.4),
+    "IQ2_KT": Settings(*_TABLE, size=0.77, trials=2, gain=1.05, reach=0.4),
+    "IQ3_KT": Settings(tuple(range(1, 16)), (), size=0.79, trials=4, spread=0.01, gain=1.015, reach=0.65),
     "IQ4_KT": Settings(tuple(range(1, 64)), tuple(range(1, 65)), size=0.9, trials=7, spread=0.07, reach=0.4),
 }
 
 
+def word_search(name: str, reach: float) -> Callable:
+    """`nearest_word` of trellis_nearest.py, compiled for one type."""
+    book = CODEBOOKS[name]
+    short = f"{name.lower()}_{reach:g}"
+    names: dict[str, object] = {"DIM": book.dim, "LEAF": LEAF, "NODES": book.nodes(LEAF), "FAN": FAN, "MAGNITUDES": book.magnitudes,
+                                "REACH": reach, "trellis_step": trellis_step, "trellis_value": trellis_value}
+    names["score_word"] = specialize(trellis_nearest._score_word, f"score_word_{short}", **names)
+    return specialize(trellis_nearest._nearest_word, f"nearest_word_{short}", **names)
+
+
 def trellis_search(name: str, settings: Settings) -> Callable:
     """Compile the search for one type: search(x, w, words, indices, leaf boxes, node boxes, own, groups, chosen) -> d."""
-    book = CODEBOOKS[name]
     short = name.lower()
-    names = settings.names(name) | {
-        "LEAF": LEAF, "NODES": book.nodes(LEAF), "FAN": FAN, "STARTS": np.array(book.starts), "GIVEN": trellis_nearest.GIVEN,
-        "WORK": trellis_nearest.WORK, "REACH": settings.reach, "trellis_step": trellis_step, "trellis_value": trellis_value}
-    for step in ("score_word", "nearest_word"):
-        names[step] = specialize(getattr(trellis_nearest, f"_{step}"), f"{step}_{short}", **names)
     integers = settings.spread > 0
-    names["closeness"] = specialize(_closeness_of_integers if integers else _closeness_in_table, f"closeness_{short}", **names)
-    names["choose_trials"] = specialize(_spread_multiples if integers else _nearest_multiples, f"choose_trials_{short}", **names)
-    for template in (_weigh, _guess_scale, _choose_d, _search_block):
+    names = settings.names(name) | {
+        "LEAF": LEAF, "STARTS": np.array(CODEBOOKS[name].starts), "GIVEN": trellis_nearest.GIVEN, "WORK": trellis_nearest.WORK,
+        "nearest_word": word_search(name, settings.reach),
+        "closeness": specialize(_closeness_of_integers if integers else _closeness_in_table, f"closeness_{short}",
+                                **settings.names(name)),
+        "choose_trials": specialize(_spread_multiples if integers else _nearest_multiples, f"choose_trials_{short}",
+                                    **settings.names(name))}
+    for template in (_guess_scale, _choose_d, _search_block):
         step = template.__name__.lstrip("_")
         names[step] = specialize(template, f"{step}_{short}", **names)
     return specialize(_search_row, f"search_{short}", **names)
