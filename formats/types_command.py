@@ -21,7 +21,8 @@ What every tensor storage type of GGUF files is, and what this version can do wi
 - decode: on the CPU, and with torch on CUDA and other devices, bit for bit as ggml's row decoders; the runtime uses the weights
   that matrix products use, which differ for IQ6_K, IQ2_KT and IQ3_KT. "whole tensor": one scale stands behind all
   rows, so a tensor can only be decoded as a whole, and has a multiple of 128 elements.
-- quantize: where a search runs; floats are only rounded, on the CPU. CPU and CUDA searches are the same source.
+- quantize: where a search runs; floats are only rounded, on the CPU. CPU and CUDA searches are the same source and
+  give the same bytes, but for the trellis types, IQ1_KT to IQ4_KT (docs/benchmarks/trellis.md).
 - importance: what an importance matrix is to a quantizer. "required": llama-quantize refuses to go without (llama.cpp also for IQ3_XXS);
   here it goes without, and loses more. "useful": the search weighs errors by it. "ignored": there is nothing to choose.
 - interleaves: the type whose rows are stored interleaved; such bytes can be made from it and turned back into it.

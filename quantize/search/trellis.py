@@ -233,8 +233,8 @@ class Settings:
 WORD_SIZE = np.sqrt(4 * (64**2 - 1) / 12)  # root mean square of a value: the sum of four even distributions over 0..63, less 126
 _TABLE = (tuple(IQ4NL_VALUES[IQ4NL_VALUES > 0].tolist()), tuple((-IQ4NL_VALUES[IQ4NL_VALUES < 0][::-1]).tolist()))
 SETTINGS = {
-    "IQ1_KT": Settings(*_TABLE, size=0.74, trials=3, gain=1.10, reach=0.4),
-    "IQ2_KT": Settings(*_TABLE, size=0.77, trials=2, gain=1.05, reach=0.4),
+    "IQ1_KT": Settings(*_TABLE, size=0.74, trials=3, gain=1.10, reach=0.3),
+    "IQ2_KT": Settings(*_TABLE, size=0.77, trials=2, gain=1.05, reach=0.25),
     "IQ3_KT": Settings(tuple(range(1, 16)), (), size=0.79, trials=4, spread=0.01, gain=1.02, reach=0.65),
     "IQ4_KT": Settings(tuple(range(1, 64)), tuple(range(1, 65)), size=0.9, trials=7, spread=0.07, reach=0.4),
 }
