@@ -1,4 +1,4 @@
-"""The trellis searches on CUDA devices: `trellis_cuda.cu`, compiled by NVRTC when a type is first used.
+"""The trellis searches on CUDA devices: `trellis_rows.cu` and `trellis_words.cu`, compiled by NVRTC when a type is first used.
 
 Another implementation than the CPU's, for speed: a warp shares the search for one group, which a thread could not do with
 numba-cuda's means at this pace, and several scales share every code word that is loaded. The choice of d, the guesses and the
@@ -20,8 +20,9 @@ from ..errors import UsageError
 from ..formats.kernel_cuda import cuda_module, device_number
 from ..formats.types import GGMLType
 from .cuda import CudaEncoder, _locks
-from .search.trellis import SETTINGS, SMALLEST
+from .search.trellis import SETTINGS
 from .search.trellis_nearest import MARGIN
+from .search.trellis_rows import SMALLEST
 from .search.trellis_tree import CODEBOOKS, FAN, search_tree
 
 LEAF = 32  # words per leaf: one for each lane of a warp
@@ -49,11 +50,11 @@ def node_count(name: str) -> int:
 
 
 def defines(type: GGMLType) -> list[tuple[str, str]]:
-    """The constants that `trellis_cuda.cu` asks for."""
+    """The constants that the sources ask for."""
     names = SETTINGS[type.name].names(type.name)
     names |= {key: len(names[key]) for key in ("TARGETS", "POSITIVE", "NEGATIVE")}
-    names |= {"SIDES": 2 if names["NEGATIVE"] else 1, "NODES": node_count(type.name), "BATCH": BATCH[type.name], "RESIDENT": RESIDENT[type.name], "SMALLEST": SMALLEST,
-              "MARGIN": MARGIN, "FORMAT": FORMATS[type.name], "BLOCK_BYTES": type.block_bytes}
+    names |= {"SIDES": 2 if names["NEGATIVE"] else 1, "NODES": node_count(type.name), "BATCH": BATCH[type.name],
+              "RESIDENT": RESIDENT[type.name], "SMALLEST": SMALLEST, "MARGIN": MARGIN, "FORMAT": FORMATS[type.name], "BLOCK_BYTES": type.block_bytes}
     shown = {True: "true", False: "false"}
     return [(key, float(np.float32(v)).hex() + "f" if isinstance(v, float) else shown[v] if isinstance(v, bool) else str(v))
             for key, v in names.items()]
@@ -63,7 +64,7 @@ def compile_kernels(type: GGMLType, architecture: str) -> object:
     """The cubin (a cuda.core.ObjectCode) of the type's three kernels, for an architecture as "sm_90". Needs no device."""
     from cuda.core import Program, ProgramOptions
 
-    source = Path(__file__).with_suffix(".cu").read_text()
+    source = "".join((Path(__file__).parent / f"trellis_{part}.cu").read_text() for part in ("rows", "words"))
     options = ProgramOptions(name=f"{type.name.lower()}.cu", std="c++17", arch=architecture, fma=False, define_macro=defines(type))
     return Program(source, "c++", options).compile("cubin")
 
@@ -119,7 +120,8 @@ class TrellisEncoder(CudaEncoder):
         prepare, search, finish = self._steps
         on = Stream.from_handle(int(stream)) if stream else LEGACY_DEFAULT_STREAM
         launch(on, by_row, prepare, x, w, constants, rows, guesses, blocks)
-        launch(on, by_block, search, x, w, constants, rows, guesses, words, indices, leaf_boxes, node_boxes, chosen, blocks, np.int64(total))
+        launch(on, by_block, search, x, w, constants, rows, guesses, words, indices, leaf_boxes, node_boxes, chosen, blocks,
+               np.int64(total))
         launch(on, by_row, finish, x, w, rows, chosen, heads, bodies, blocks)
 
 

@@ -83,8 +83,9 @@ def _nearest_word(x, w, at, scale, budget, book, start, words, indices, leaf_box
         for c in range(FAN):
             total = np.float32(0)
             for i in range(DIM):
-                gap = max(max(leaf_boxes[book, node, FAN * i + c] - given[T + i], given[T + i] - leaf_boxes[book, node, FAN * (DIM + i) + c]),
-                          np.float32(0))
+                below = leaf_boxes[book, node, FAN * i + c] - given[T + i]
+                above = given[T + i] - leaf_boxes[book, node, FAN * (DIM + i) + c]
+                gap = max(max(below, above), np.float32(0))
                 total += (given[W + i] * gap) * gap
             work[LEAVES + c] = total
         low = 0
