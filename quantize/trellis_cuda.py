@@ -54,7 +54,8 @@ def defines(type: GGMLType) -> list[tuple[str, str]]:
     names = SETTINGS[type.name].names(type.name)
     names |= {key: len(names[key]) for key in ("TARGETS", "POSITIVE", "NEGATIVE")}
     names |= {"SIDES": 2 if names["NEGATIVE"] else 1, "NODES": node_count(type.name), "BATCH": BATCH[type.name],
-              "RESIDENT": RESIDENT[type.name], "SMALLEST": SMALLEST, "MARGIN": MARGIN, "FORMAT": FORMATS[type.name], "BLOCK_BYTES": type.block_bytes}
+              "RESIDENT": RESIDENT[type.name], "SMALLEST": SMALLEST, "MARGIN": MARGIN, "FORMAT": FORMATS[type.name],
+              "BLOCK_BYTES": type.block_bytes}
     shown = {True: "true", False: "false"}
     return [(key, float(np.float32(v)).hex() + "f" if isinstance(v, float) else shown[v] if isinstance(v, bool) else str(v))
             for key, v in names.items()]
