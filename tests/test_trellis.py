@@ -146,3 +146,31 @@ def test_device_on_edge_rows(gpu, name, monkeypatch):  # noqa: F811
     whole = encode(name, x, device="cuda")
     monkeypatch.setattr(cuda, "PIECE_ELEMENTS", 3 * 1024)
     assert np.array_equal(whole, encode(name, x, device="cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TYPES)
+def test_device_finds_the_best_word_of_all(gpu, name):  # noqa: F811
+    """Every group of 8192 elements against every code word, in double precision, at the scale that was chosen for its block."""
+    from iqforge.quantize.encode import prepare_weights
+    from iqforge.quantize.trellis_cuda import TrellisEncoder
+
+    generator, book = np.random.default_rng(6), CODEBOOKS[name]
+    x = generator.standard_normal((8, 1024)).astype(np.float32)
+    w = prepare_weights(generator.lognormal(size=1024), 1024)
+    encoder = TrellisEncoder(ggml_type(name), 1024, w)
+    arrays = encoder.arrays(8)
+    arrays[0].copy_to_device(x)
+    encoder.launch(arrays)
+    (top, d), chosen = arrays[3].copy_to_host().T, arrays[5].copy_to_host()
+    x = (abs(x) if book.magnitudes else x).astype(np.float64) / top[:, None]
+    groups, words = 32 // book.dim, code_words(book).astype(np.float64)
+    for row in range(8):
+        for b in range(32):
+            scale = float(d[row]) * chosen[row, b, groups]
+            for g in range(groups):
+                at = slice(32 * b + book.dim * g, 32 * b + book.dim * (g + 1))
+                v, weights = words[chosen[row, b, groups + 1]], w[at].astype(np.float64)
+                score = (v * v) @ weights - v @ (2 / scale * weights * x[row, at])
+                energy = (weights * (x[row, at] / scale) ** 2).sum()
+                assert score[chosen[row, b, g]] <= score.min() + 1e-5 * energy
