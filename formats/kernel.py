@@ -28,11 +28,16 @@ def sources_digest() -> str:
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:12]
 
 
-def _compiled(function: Callable) -> Callable:
+def _compiled(function: Callable, **options: bool) -> Callable:
     import numba
 
     function.__qualname__ = f"{function.__name__}-{sources_digest()}"
-    return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    return numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+
+
+def inlined_function(function: Callable) -> Callable:
+    """`function` compiled into each caller, however long: a loop with a call in it is not made of vector instructions."""
+    return _compiled(function, forceinline=True)
 
 
 def device_function(function: Callable) -> Callable:
@@ -49,14 +54,14 @@ def {name}({parameters}):
 """
 
 
-def from_source(source: str, name: str, file: str, **names: object) -> Callable:
-    """The compiled function `name` that `source` defines, with the global `names`.
+def from_source(source: str, name: str, file: str, options: dict[str, bool] | None = None, **names: object) -> Callable:
+    """The compiled function `name` that `source` defines, with the global `names`; options: numba's, such as forceinline.
 
     file: the path of the module it belongs to, where numba's cache looks for a source file and keeps the code.
     """
     namespace: dict[str, object] = {"__name__": __name__, "__file__": file} | names
     exec(compile(source, file, "exec"), namespace)
-    return _compiled(namespace[name])
+    return _compiled(namespace[name], **(options or {}))
 
 
 @functools.cache

@@ -38,7 +38,7 @@ EMPHASIS, GAIN = False, 1.0
 SHIFTS = np.zeros(1, dtype=np.float32)
 LADDER = np.ones(LANES, dtype=np.float32)
 TARGETS = np.ones(LANES, dtype=np.float32)
-score_lanes = error_lanes = nearest = nearest_integer = settle_with = codes_of = round_d = None
+score_lanes = error_lanes = nearest = nearest_integer = settle_with = fit_sums = codes_of = round_d = None
 
 # Columns of `groups`: the best scale per shift (2); integer scale and number of the shift (2), a trial of these (2); error of the
 # last of them; shares of the least-squares sums; in the first group of a block its mean square; errors by candidate d.
@@ -184,6 +184,18 @@ def _total(x, w, own, groups, lanes, row):
     groups[n, ACCEPTED] = np.float32(0)
 
 
+def _fit_sums(x, w, at, d, k, shift, sxv, svv):
+    """Add a group's share of the least-squares problem for d: sum w x (k v) and sum w (k v)^2, element i in lane i % LANES."""
+    scale = d * k
+    inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
+    for start in range(at, at + GROUP, LANES):
+        for c in range(LANES):
+            i = start + c
+            v = k * (nearest(x[i] * inverse - shift) + shift)
+            sxv[c] += (w[i] * x[i]) * v
+            svv[c] += (w[i] * v) * v
+
+
 def _fit(x, w, own, groups, lanes, g):
     """Take over what the last trial found, if it was better; then the group's share of the least-squares problem for d:
     groups[g, SXV] = sum w x (k v), groups[g, SVV] = sum w (k v)^2."""
@@ -194,17 +206,10 @@ def _fit(x, w, own, groups, lanes, g):
     if common[GOES_ON] == 0:
         return
     k, shift = groups[g, CHOSEN], SHIFTS[int(groups[g, CHOSEN + 1])]
-    scale = common[SCALE] * k
-    inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
     for c in range(LANES):
         lanes[0, c] = np.float32(0)
         lanes[1, c] = np.float32(0)
-    for start in range(g * GROUP, g * GROUP + GROUP, LANES):
-        for c in range(LANES):
-            i = start + c
-            v = k * (nearest(x[i] * inverse - shift) + shift)
-            lanes[0, c] += (own[i] * x[i]) * v
-            lanes[1, c] += (own[i] * v) * v
+    fit_sums(x, own, g * GROUP, common[SCALE], k, shift, lanes[0], lanes[1])
     sxv = svv = np.float32(0)
     for c in range(LANES):
         sxv += lanes[0, c]
@@ -265,14 +270,17 @@ def _encode(x, w, own, groups, lanes, g):
 
 def grouped_steps(name: str, values: np.ndarray, *, group: int, integers: range, shifts: tuple[float, ...] = (0,),
                   reach: tuple[float, float], fill: tuple[float, float], half: bool, rungs: int = LANES,
-                  emphasis: bool = False, gain: float = 1.0, rounds: int = 1) -> Steps:
+                  emphasis: bool = False, gain: float = 1.0, rounds: int = 1,
+                  parts: dict[str, Callable] | None = None) -> Steps:
     """The steps of the search for one type. In the end groups[:-1, CHOSEN:CHOSEN+2] hold integers and shift numbers,
     groups[-1, STRETCHED] holds d as stored, and `own` the codes, as float32.
 
     values: ascending value set; integers: what a group scale can be; shifts: the choices of moving the set;
     reach, rungs: the ladder for either sign, as multiples of (largest value) / (largest x); fill: the part of the integer range
     that the largest group scale is tried to occupy; half: d is stored in half precision (else float32); emphasis, gain: see
-    above; rounds: how often step 4 is repeated at most (more than once lowers the error by less than 0.1 %).
+    above; rounds: how often step 4 is repeated at most (more than once lowers the error by less than 0.1 %);
+    parts: templates that take the place of `score_lanes`, `error_lanes`, `fit_sums`, `codes_of` where the choice of one value
+    depends on others; such a `codes_of` finds the weights where it stores the codes.
     """
     low, high = integers[0], integers[-1]
     part, ladder = np.linspace(*fill, LANES // 2), np.geomspace(*reach, rungs)
@@ -281,8 +289,9 @@ def grouped_steps(name: str, values: np.ndarray, *, group: int, integers: range,
               "EMPHASIS": emphasis, "GAIN": gain,
               "LADDER": (np.abs(values).max() * np.concatenate([ladder, -ladder])).astype(np.float32),
               "TARGETS": np.concatenate([low * part, high * part]).astype(np.float32), "round_d": as_half if half else as_float}
-    names["score_lanes"] = specialize(lane_functions.score_lanes, f"score_lanes_{name}", **names)
-    names["error_lanes"] = specialize(lane_functions.error_lanes, f"error_lanes_{name}", **names)
+    judges = {"score_lanes": lane_functions.score_lanes, "error_lanes": lane_functions.error_lanes, "fit_sums": _fit_sums}
+    for part, template in (judges | (parts or {})).items():
+        names[part] = specialize(template, f"{part}_{name}", **names)
     for template in (_nearest_integer, _settle_with):
         step = template.__name__.lstrip("_")
         names[step] = specialize(template, f"{step}_{name}", **names)
