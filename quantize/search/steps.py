@@ -11,6 +11,7 @@ row per group and behind them one for what all have in common; lanes float32[6, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from textwrap import indent
@@ -113,6 +114,7 @@ class RowSearch:
         return _in_sequence(self)
 
 
+@functools.cache  # a new function would be loaded or compiled anew
 def _in_sequence(search: BlockSearch | RowSearch) -> Callable:
     source = (f"def {search.name}({search.parameters}):\n    search(x, w, own, groups, lanes)\n"
               + search.end("    ", "    for b in range(len(blocks)):\n        "))
