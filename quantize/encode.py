@@ -28,6 +28,8 @@ from .search.trellis_tree import CODEBOOKS as TRELLIS_TYPES
 # Weights below this part of the row's mean are raised to it: a block whose importances are all zero is then quantized as if
 # they were equal, and single zeros still count for next to nothing.
 _SMALLEST_WEIGHT = 1e-6
+# What a thread works on at a time: what is read twice or written twice should not leave the core's cache in between.
+_STEP_ELEMENTS = 1 << 17
 
 
 @functools.cache
@@ -94,11 +96,26 @@ def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = 
     plain = ggml_type(type.base) if type.base else type
     if plain.is_float:
         return arrange_rows(type, encode_float(plain, x), n_cols)
-    refuse_non_finite(x)
-    run = row_encoder(plain, n_cols, importance, device)
-    out = np.empty((len(x), plain.row_bytes(n_cols)), dtype=np.uint8)
-    in_pieces(lambda part: run(x[part], out[part]), len(x), 1, threads if device == "cpu" else 1)
-    return arrange_rows(type, out, n_cols)
+    run = row_encoder(type, n_cols, importance, device)
+    out = np.empty((len(x), type.row_bytes(n_cols)), dtype=np.uint8)
+    step = type.group_rows * max(1, _STEP_ELEMENTS // (type.group_rows * n_cols)) if device == "cpu" else len(x)
+
+    def work(part: slice) -> None:
+        staged = None
+        for start in range(part.start, part.stop, step):
+            rows = slice(start, min(start + step, part.stop))
+            refuse_non_finite(x[rows], first_row=start)
+            if not type.is_interleaved:
+                run(x[rows], out[rows])
+                continue
+            if staged is None:
+                staged = np.empty((rows.stop - start, plain.row_bytes(n_cols)), dtype=np.uint8)
+            piece = staged[: rows.stop - start]
+            run(x[rows], piece)
+            out[rows] = arrange_rows(type, piece, n_cols)
+
+    in_pieces(work, len(x), type.group_rows, threads if device == "cpu" else 1)
+    return out
 
 
 def arrange_rows(type: GGMLType, rows: np.ndarray, n_cols: int) -> np.ndarray:
@@ -148,9 +165,13 @@ def prepare_weights(importance: np.ndarray, n_cols: int) -> np.ndarray:
 
 def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = None,
                 device: str = "cpu", stream: object = 0) -> Callable[[np.ndarray, np.ndarray], None]:
-    """A function run(x float32[rows, n_cols], out uint8[rows, row_bytes]) for a plain quantized type; safe to call from threads.
-    On a CUDA device it is a `CudaEncoder`; `stream`: where its importances are copied."""
-    kinds = {kind: table[type.name] for kind, table in _searches().items() if type.name in table}
+    """A function run(x float32[rows, n_cols], out uint8[rows, row_bytes]) that writes rows of a plain quantized type, or for an
+    interleaved type what `arrange_rows` takes; safe to call from threads. On a CUDA device it is a `CudaEncoder`; `stream`: where
+    its importances are copied."""
+    own = {kind: table[type.name] for kind, table in _searches().items() if type.name in table}
+    if not own and type.base:
+        return row_encoder(ggml_type(type.base), n_cols, importance, device, stream)
+    kinds, type = own, ggml_type(type.base) if type.base else type
     if not kinds:
         raise UnsupportedTypeError(f"quantizing to {type.name} is not supported yet")
     blocks, size, head = n_cols // type.block_size, type.block_size, type.header_bytes

@@ -209,7 +209,7 @@ def _encoder(tensor: PlannedTensor, importance: np.ndarray | None, file: str) ->
     if plain.is_float:
         return lambda x: arrange_rows(target, encode_float(plain, x), n_cols)
     try:
-        run = row_encoder(plain, n_cols, importance)
+        run = row_encoder(target, n_cols, importance)
     except IqforgeError as error:
         raise type(error)(error.message, file=file, tensor=tensor.source.name) from None
 

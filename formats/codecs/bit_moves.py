@@ -72,6 +72,12 @@ class Moves:
         return cls(source[first] // 8, target[first] // 8, shift[first], mask, flips)
 
 
+    @property
+    def whole_bytes(self) -> bool:
+        """Whether bytes only change places."""
+        return bool((self.shift == 8).all() and (self.mask == 255).all()) and not self.flips.any()
+
+
 class Interleaving:
     """Row blocks of `row_bytes` bytes from `group_rows` rows, to and from a merged block, as `layout(k, i)` lists the bits."""
 
@@ -107,8 +113,11 @@ class Interleaving:
         its first `row_head` bytes. Both arrays are contiguous."""
         blocks = (merged.shape[1] - merged_head) // self.merged_bytes
         at = self._row_offsets(self.pack_moves.source, rows, row_head)
-        merged[:, merged_head:].reshape(len(merged), blocks, -1)[...] = self.pack_moves.flips
         moves = self.pack_moves
+        if moves.whole_bytes:
+            _copy(rows.reshape(len(rows), -1), merged, at, moves.target + merged_head, self.row_bytes, self.merged_bytes, blocks)
+            return
+        merged[:, merged_head:].reshape(len(merged), blocks, -1)[...] = moves.flips
         run_moves(rows.reshape(len(rows), -1), merged, at, moves.target + merged_head, moves.shift, moves.mask,
                   self.row_bytes, self.merged_bytes, blocks)
 
@@ -116,15 +125,43 @@ class Interleaving:
         """Inverse of `pack`."""
         blocks = (merged.shape[1] - merged_head) // self.merged_bytes
         at = self._row_offsets(self.unpack_moves.target, rows, row_head)
-        flips = self.unpack_moves.flips.reshape(self.group_rows, 1, self.row_bytes)
-        rows[..., row_head:].reshape(*rows.shape[:2], blocks, -1)[...] = flips
         moves = self.unpack_moves
+        if moves.whole_bytes:
+            _copy(merged, rows.reshape(len(rows), -1), moves.source + merged_head, at, self.merged_bytes, self.row_bytes, blocks)
+            return
+        flips = moves.flips.reshape(self.group_rows, 1, self.row_bytes)
+        rows[..., row_head:].reshape(*rows.shape[:2], blocks, -1)[...] = flips
         run_moves(merged, rows.reshape(len(rows), -1), moves.source + merged_head, at, moves.shift, moves.mask,
                   self.merged_bytes, self.row_bytes, blocks)
 
     def _row_offsets(self, byte: np.ndarray, rows: np.ndarray, head: int) -> np.ndarray:
         """Where the first block's bytes (row after row, as the moves count them) are in a group of whole rows."""
         return byte // self.row_bytes * rows.shape[2] + head + byte % self.row_bytes
+
+
+def _copy(source: np.ndarray, target: np.ndarray, source_at: np.ndarray, target_at: np.ndarray, source_step: int, target_step: int,
+          blocks: int) -> None:
+    """Run moves of whole bytes, in the longest words in which all of them move together."""
+    order = np.argsort(target_at)
+    places = source_at[order], target_at[order]
+    sizes = np.array([source_step, target_step, source.shape[1], target.shape[1]])
+    for word in (8, 4, 2, 1):
+        if len(order) % word or (sizes % word).any():
+            continue
+        runs = [at.reshape(-1, word) for at in places]
+        if all((run == run[:, :1] + np.arange(word)).all() and not (run[:, 0] % word).any() for run in runs):
+            kind = np.dtype(f"u{word}")
+            copy_words(source.view(kind), target.view(kind), *(run[:, 0] // word for run in runs), *(sizes[:2] // word), blocks)
+            return
+
+
+@device_function
+def copy_words(source, target, source_at, target_at, source_step, target_step, blocks):
+    for group in range(source.shape[0]):
+        for block in range(blocks):
+            source_base, target_base = block * source_step, block * target_step
+            for n in range(source_at.shape[0]):
+                target[group, target_base + target_at[n]] = source[group, source_base + source_at[n]]
 
 
 @device_function

@@ -20,11 +20,13 @@ nearest = None  # bound by specialize
 
 @device_function
 def largest_magnitude(x):
-    """max |x|, 0 for no elements."""
-    top = np.float32(0)
+    """max |x|, 0 for no elements. Magnitudes are ordered as their bits are, and the largest whole number is found by vector
+    instructions, which compilers must not use where the order of comparing floats could matter."""
+    top = np.uint32(0)
     for i in range(len(x)):
-        top = max(top, abs(x[i]))
-    return top
+        bits = np.float32(x[i]).view(np.uint32) & np.uint32(0x7FFFFFFF)
+        top = bits if bits > top else top
+    return np.uint32(top).view(np.float32)
 
 
 def score_lanes(x, w, at, n, shift, inverse, sxv, svv):

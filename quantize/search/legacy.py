@@ -1,4 +1,4 @@
-"""Q4_0, Q5_0, Q6_0, IQ4_NL, Q8_0: blocks of 32 with one half-precision scale. Byte maps: `formats/codecs/legacy.py`.
+"""Q4_0, Q5_0, Q6_0, IQ4_NL: blocks of 32 with one half-precision scale. Byte maps: `formats/codecs/legacy.py`.
 
 The block is a single group: a ladder of scales on both signs, then a finer ladder around the best, each rung rounded to the
 half precision in which it will be stored before its error is taken.
@@ -16,6 +16,7 @@ from ...formats.tables import IQ4NL_VALUES
 from . import lanes as lane_functions
 from .grouped import as_float, as_half
 from .lanes import LANES
+from .one_pass import half_search
 from .values import value_set
 
 # Free names of the template, bound per type by `single_search`.
@@ -80,8 +81,8 @@ def single_search(name: str, values: np.ndarray, *, reach: tuple[float, float], 
 _q4_0, _q4_0_code = single_search("q4_0", np.arange(-8, 8), reach=(0.7, 1.7), rungs=32, fine=0.04)
 _iq4_nl, _iq4_nl_code = single_search("iq4_nl", IQ4NL_VALUES, reach=(0.7, 1.7), rungs=32, fine=0.04)
 _q5_0, _q5_0_code = single_search("q5_0", np.arange(-16, 16), reach=(0.85, 1.3), rungs=32, fine=0.03)
+_q4_0_in_one_pass = half_search("q4_0_in_one_pass", -8, 7, step=32, below=9)
 _q6_0, _q6_0_code = single_search("q6_0", np.arange(-32, 32), reach=(0.92, 1.15), rungs=32, fine=0.01)
-_q8_0, _ = single_search("q8_0", np.arange(-128, 128), reach=(0.97, 1.02), rungs=16, fine=0.002, sides=1)
 
 
 @device_function
@@ -93,6 +94,16 @@ def q4_0(x, w, block, lanes):
     d = write_half(block, 0, _q4_0(x, w, lanes))
     for j in range(16):
         _pack_nibbles(block, j, _q4_0_code(x[j], d, np.float32(0)), _q4_0_code(x[j + 16], d, np.float32(0)))
+
+
+def q4_0_fast(x, w, block, lanes):
+    """For layouts of Q4_0 that are meant to be made while a model is loaded: one pass instead of six."""
+    d = write_half(block, 0, _q4_0_in_one_pass(x, w, lanes))
+    inverse = np.float32(1) / d if d != 0 else np.float32(0)
+    for j in range(16):
+        low = np.floor(x[j] * inverse + np.float32(8.5))
+        high = np.floor(x[j + 16] * inverse + np.float32(8.5))
+        block[2 + j] = int(min(max(low, np.float32(0)), np.float32(15))) | int(min(max(high, np.float32(0)), np.float32(15))) << 4
 
 
 def iq4_nl(x, w, block, lanes):
@@ -124,33 +135,5 @@ def q6_0(x, w, block, lanes):
         block[2 + (i & 7)] |= (q >> 4) << (4 * (i >> 3 & 1) + 2 * (i >> 4))
 
 
-def q8_0(x, w, block, lanes):
-    """With importances: the scale is searched like any other."""
-    d = write_half(block, 0, _q8_0(x, w, lanes))
-    inverse = np.float32(1) / d if d != 0 else np.float32(0)
-    for j in range(32):
-        q = min(max(np.floor(x[j] * inverse + np.float32(0.5)), np.float32(-128)), np.float32(127))
-        block[2 + j] = int(q) & 255
-
-
-def q8_0_plain(x, block):
-    """Without importances, the format's definition: d = max|x| / 127 in float32, codes from that d, halves away from zero."""
-    extreme = np.float32(0)
-    for j in range(32):
-        extreme = max(extreme, abs(x[j]))
-    d = extreme / np.float32(127)
-    inverse = np.float32(1) / d if d > np.float32(3e-39) else np.float32(0)  # 1/d overflows below; d is stored as 0 long before
-    write_half(block, 0, d)
-    for j in range(32):
-        t = x[j] * inverse
-        q = int(t)
-        rest = t - np.float32(q)
-        if rest >= np.float32(0.5):
-            q += 1
-        elif rest <= np.float32(-0.5):
-            q -= 1
-        block[2 + j] = q & 255
-
-
-SINGLE_SEARCHES = {"Q4_0": q4_0, "Q5_0": q5_0, "Q6_0": q6_0, "IQ4_NL": iq4_nl, "Q8_0": q8_0}
-PLAIN_ENCODERS = {"Q8_0": q8_0_plain}
+SINGLE_SEARCHES = {"Q4_0": q4_0, "Q5_0": q5_0, "Q6_0": q6_0, "IQ4_NL": iq4_nl,
+                   "Q4_0_4_4": q4_0_fast, "Q4_0_4_8": q4_0_fast, "Q4_0_8_8": q4_0_fast}

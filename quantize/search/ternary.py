@@ -10,13 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats.codecs.scalars import write_float, write_half
-from ...formats.kernel import device_function
+from ...formats.kernel import device_function, inlined_function
 from .grouped import as_half
-from .lanes import largest_magnitude
+from .lanes import LANES, largest_magnitude
 from .legacy import single_search
 
 _ternary, _ternary_code = single_search("ternary", np.arange(-1, 2), reach=(1, 24), rungs=32, fine=0.15, sides=1)
-_ternary_row, _ = single_search("ternary_row", np.arange(-1, 2), reach=(1, 24), rungs=32, fine=0.15, sides=1, half=False)
+_ROW_THRESHOLDS = (0.5 / np.geomspace(1, 24, LANES)).astype(np.float32)  # in units of max|x|
+_FINE = np.geomspace(0.85, 1.15, LANES).astype(np.float32)
 _q2_0, _q2_0_code = single_search("q2_0", np.arange(-1, 3), reach=(0.5, 4), rungs=32, fine=0.1)
 
 
@@ -69,44 +70,74 @@ def q1_0_g128(x, w, block, lanes):
 
 @device_function
 def _ternary_digit(x, threshold):
-    return 1 if abs(x) < threshold else 2 if x >= 0 else 0
+    """0 for x <= -threshold, 2 for x >= threshold, else 1; without branches, which would be taken at random."""
+    beyond = abs(x) >= threshold
+    return 1 + (beyond & (x >= 0)) - (beyond & (x < 0))
+
+
+@inlined_function
+def _kept(u, w, threshold):
+    return w if u >= threshold else np.float32(0)
 
 
 @device_function
-def _row_error(x, w, d):
-    """Weighted squared error of the row with scale d."""
-    error = np.float32(0)
-    for i in range(len(x)):
-        rest = x[i] - d * np.float32(_ternary_digit(x[i], np.float32(0.5) * d) - 1)
-        error += (w[i] * rest) * rest
-    return error
+def _sums_beyond(x, w, inverse, threshold, sx, sw):
+    """For each lane c: sums of w |x| and of w over the elements with |x| * inverse >= threshold[c], |x| in units of 1/inverse."""
+    for c in range(LANES):
+        sx[c] = np.float32(0)
+        sw[c] = np.float32(0)
+    for i in range(0, len(x), 4):
+        u0, u1, u2, u3 = abs(x[i]) * inverse, abs(x[i + 1]) * inverse, abs(x[i + 2]) * inverse, abs(x[i + 3]) * inverse
+        w0, w1, w2, w3 = w[i], w[i + 1], w[i + 2], w[i + 3]
+        for c in range(len(sx)):
+            t = threshold[c]
+            k0, k1, k2, k3 = _kept(u0, w0, t), _kept(u1, w1, t), _kept(u2, w2, t), _kept(u3, w3, t)
+            sx[c] += (k0 * u0 + k1 * u1) + (k2 * u2 + k3 * u3)
+            sw[c] += (k0 + k1) + (k2 + k3)
 
 
 @device_function
 def _row_scale(x, w, lanes):
-    """The scale of a row; max|x| if no other is better, so that rows of three values stay what they are to the last bit."""
+    """The scale of a row: the mean of what lies beyond a threshold, which is then half that mean. Sixteen thresholds, then sixteen
+    around the best; max|x| if no other is better, so that rows of three values stay what they are to the last bit."""
     top = largest_magnitude(x)
-    d = abs(_ternary_row(x, w, lanes))
-    return d if _row_error(x, w, d) < _row_error(x, w, top) else top
+    if not top > np.float32(4e-37):
+        return top
+    inverse = np.float32(1) / top
+    for c in range(LANES):
+        lanes[0, c] = _ROW_THRESHOLDS[c]
+    gain = np.float32(0)  # fall of the squared error
+    mean = np.float32(1)
+    for part in range(2):
+        _sums_beyond(x, w, inverse, lanes[0], lanes[1], lanes[2])
+        if part == 0:
+            gain = (np.float32(2) * lanes[1, 0] - lanes[2, 0]) * np.float32(1.0001)  # of max|x| itself; sums are not exact
+        for c in range(LANES):
+            if lanes[1, c] * lanes[1, c] > gain * lanes[2, c]:
+                mean = lanes[1, c] / lanes[2, c]
+                gain = lanes[1, c] * mean
+        for c in range(LANES):
+            lanes[0, c] = np.float32(0.5) * mean * _FINE[c]
+    return top * mean
 
 
 @device_function
-def _pack_iq1_bn(x, d, head, blocks):
+def _pack_iq1_bn(x, d, head, blocks, own):
     write_half(head, 0, as_half(d))
     threshold = np.float32(0.5) * d
+    for i in range(len(x)):
+        own[i] = np.float32(_ternary_digit(x[i], threshold))
     for b in range(len(blocks)):
-        last = 0
-        power = 1
-        for run in range(4):
+        last = np.float32(0)
+        for run in range(3, -1, -1):
             at = 64 * b + 16 * run
             for third in range(3):
-                digits = 0
-                for n in range(4, -1, -1):
-                    digits = 3 * digits + _ternary_digit(x[at + 5 * third + n], threshold)
-                blocks[b, 3 * run + third] = _five_digits(digits)
-            last += power * _ternary_digit(x[at + 15], threshold)
-            power *= 3
-        blocks[b, 12] = _five_digits(last)
+                i = at + 5 * third
+                digits = own[i] + np.float32(3) * (own[i + 1] + np.float32(3) * (own[i + 2] + np.float32(3) * (
+                    own[i + 3] + np.float32(3) * own[i + 4])))
+                blocks[b, 3 * run + third] = _five_digits(int(digits))
+            last = np.float32(3) * last + own[at + 15]
+        blocks[b, 12] = _five_digits(int(last))
 
 
 @device_function
@@ -122,11 +153,11 @@ def _pack_iq2_bn(x, d, head, blocks):
 
 
 def iq1_bn(x, w, head, blocks, own, groups, lanes):
-    _pack_iq1_bn(x, _row_scale(x, w, lanes), head, blocks)
+    _pack_iq1_bn(x, _row_scale(x, w, lanes), head, blocks, own)
 
 
 def iq1_bn_plain(x, w, head, blocks, own, groups, lanes):
-    _pack_iq1_bn(x, largest_magnitude(x), head, blocks)
+    _pack_iq1_bn(x, largest_magnitude(x), head, blocks, own)
 
 
 def iq2_bn(x, w, head, blocks, own, groups, lanes):
