@@ -114,7 +114,7 @@ class _Slot:
         self._clock = time.perf_counter()
         kind, raw = self._read(source, piece)
         self._spent("reading")
-        encoder = device.encoder(plain, n_cols, piece.weights is not None)
+        encoder = device.encoder(target, n_cols, piece.weights is not None)
         self._spent("compiling")
 
         arrays = encoder.arrays(rows, self._new)
