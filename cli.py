@@ -22,6 +22,7 @@ COMMANDS = {
     "quantize": (".quantize.command", "quantize a GGUF file or a checkpoint"),
     "quantize-stats": (".quantize.stats_command", "what each type would lose on each tensor: table, JSON, heat map"),
     "repack": (".quantize.repack_command", "tensors of a GGUF file into row-interleaved form, or back"),
+    "quantize-bench": (".quantize.benchmark", "how fast and how well each type is quantized, beside a reference library"),
     "gguf-split": (".convert.split_command", "split a GGUF file into shards, or merge them"),
     "perplexity": (".runtime.evaluate.command", "perplexity and KL divergence"),
     "types": (".formats.types_command", "the table of ggml types, and what can be done with each"),

@@ -1,96 +1,135 @@
-"""How fast rows are quantized: `python -m iqforge.quantize.benchmark --type IQ4_K --device cuda`.
+"""`iqforge quantize-bench`, also `python -m iqforge.quantize.benchmark`: how fast each type is quantized, and how well.
 
-On a GPU the weights are resident and only the search is timed, by the device's own clock; on the CPU the whole call is. The
-first run, which compiles, is not counted. The bytes of a GPU are compared with the CPU's on the first and last rows.
+On a GPU the weights are resident and only the search is timed, by the device's own clock; on the CPU the whole call is. The first
+run, which compiles, is not counted. The bytes of a GPU are compared with the CPU's on the first and last rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
-import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-import numpy as np
+from ..errors import IqforgeError, MalformedFileError, NotFoundError, UsageError
 
-from ..errors import IqforgeError, UsageError
-from ..formats.types import GGMLType, ggml_type
-from .encode import encode, encodable_types, row_encoder
-from .run import default_threads
-from .search.trellis_tree import CODEBOOKS as TRELLIS_TYPES  # these have another algorithm on a GPU
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Elements per second of one type: of the search, and of `encode` as a whole (on a GPU with copies to and from pageable
-    memory); and whether the checked bytes equal the CPU's (None: not checked)."""
-
-    type: str
-    search: float
-    whole: float
-    same_bytes: bool | None
+# What a row of the output holds: (key in --json, heading, format)
+_COLUMNS = [("type", "type", "{}"), ("speed", "M elements/s", "{:.2f}"), ("whole", "whole call", "{:.2f}"), ("same_bytes", "same bytes as cpu", "{}"),
+            ("table", "reference table", "{:.2f}"), ("table_ratio", "ratio", "{:.2f}"), ("reference", "reference library", "{:.2f}"),
+            ("ratio", "ratio", "{:.2f}"), ("error", "error", "{:.5f}"), ("reference_error", "reference error", "{:.5f}"),
+            ("error_ratio", "ratio", "{:.3f}")]
 
 
-def sample_rows(rows: int, n_cols: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Weights like a model's, float32[rows, n_cols] (Gaussian, some rows and elements larger), and importances float32[n_cols]."""
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((rows, n_cols), dtype=np.float32)
-    x *= rng.uniform(0.01, 0.05, (rows, 1)).astype(np.float32)
-    x.reshape(-1)[rng.integers(0, x.size, max(1, x.size // 1000))] *= np.float32(6)
-    return x, rng.gamma(0.5, 2, n_cols).astype(np.float32)
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "How fast rows are quantized to each type, and with what error, on sample rows like a model's weights."
+    parser.add_argument("--type", nargs="+", metavar="T", help="types to time (default: all that have a search; `all`: also those that "
+                        "only interleave the rows of another, and F16 and BF16)")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
+    parser.add_argument("--rows", type=int, default=4096, help="on the CPU at most (default 4096)")
+    parser.add_argument("--cols", type=int, default=14336)
+    parser.add_argument("--threads", type=int, default=1, help="on the CPU (default 1)")
+    parser.add_argument("--repeat", type=int, default=5, help="timed runs: on a GPU the median counts, on the CPU the best")
+    parser.add_argument("--seconds", type=float, default=0.2, help="on the CPU, about how long a run takes (default 0.2)")
+    parser.add_argument("--check-rows", type=int, default=64, help="rows at either end whose bytes are compared with the CPU's")
+    parser.add_argument("--no-importance", action="store_true", help="weigh all columns alike")
+    parser.add_argument("--reference-speeds", metavar="FILE", help='JSON with million elements per second: {"melem_per_s": {TYPE: number}}')
+    parser.add_argument("--reference-library", metavar="PATH",
+                        help="libggml*.so of ik_llama.cpp or llama.cpp, whose quantizers run on the same rows in turn with ours (CPU)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--md", action="store_true", help="as a Markdown table")
+    form.add_argument("--json", action="store_true", help="as JSON: a list of objects")
 
 
-def measure(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None, device: str = "cpu", threads: int = 1,
-            repeat: int = 5, check_rows: int = 64) -> Timing:
-    """Time one type: the median of `repeat` runs. Errors as `encode` raises them."""
-    type = ggml_type(type)
-    if device == "cpu":
-        encode(type, x[: type.group_rows * 8], importance)
-        seconds = []
-        for _ in range(repeat):
-            start = time.perf_counter()
-            encode(type, x, importance, threads=threads)
-            seconds.append(time.perf_counter() - start)
-        speed = x.size / float(np.median(seconds))
-        return Timing(type.name, speed, speed, None)
-    encoder = row_encoder(type, x.shape[1], importance, device)
-    seconds = encoder.time_resident(x, repeat)
-    ends = np.concatenate([x[:check_rows], x[-check_rows:]])
-    start = time.perf_counter()
-    whole = encode(type, x, importance, device)
-    whole_seconds = time.perf_counter() - start
-    same = None if type.name in TRELLIS_TYPES else np.array_equal(encode(type, ends, importance, threads=default_threads()),
-                          np.concatenate([whole[:check_rows], whole[-check_rows:]]))
-    return Timing(type.name, x.size / float(np.median(seconds)), x.size / whole_seconds, same)
+def run(args: argparse.Namespace, api=None) -> int:
+    rows = []
+    for row in measured_rows(args):
+        rows.append(row)
+        if not (args.json or args.md):
+            if len(rows) == 1:
+                columns = [column for column in _COLUMNS if column[0] in row]
+                print("  ".join(f"{heading:>12s}" for _, heading, _ in columns))
+            print("  ".join(f"{_shown(row, key, form):>{max(12, len(heading))}s}" for key, heading, form in columns), flush=True)
+    if args.json:
+        print(json.dumps(rows, indent=1))
+    elif args.md:
+        print(markdown(rows))
+    return 1 if any(row.get("same_bytes") is False for row in rows) else 0
+
+
+def measured_rows(args: argparse.Namespace) -> Iterator[dict]:
+    """One row per type as it is measured, with those keys of `_COLUMNS` that the arguments ask for; speeds in million elements per
+    second, None where there is nothing to compare with. UsageError for arguments that cannot be used."""
+    if min(args.rows, args.cols, args.threads, args.repeat, args.check_rows) < 1 or not args.seconds > 0:
+        raise UsageError("--rows, --cols, --threads, --repeat, --check-rows and --seconds take numbers above 0")
+    if args.reference_library and args.device != "cpu":
+        raise UsageError("--reference-library runs on the CPU, beside --device cpu")
+    from .reference_library import ReferenceLibrary
+    from .timing import measure, measure_on_cpu, sample_rows
+
+    table = read_speeds(args.reference_speeds) if args.reference_speeds else None
+    library = ReferenceLibrary(args.reference_library) if args.reference_library else None
+    x, importance = sample_rows(args.rows, args.cols)
+    importance = None if args.no_importance else importance
+    for type in _types(args.type):
+        if args.device == "cpu":
+            timing = measure_on_cpu(type, x, importance, library, threads=args.threads, repeat=args.repeat, seconds=args.seconds)
+            row = {"type": timing.type, "speed": timing.search / 1e6}
+        else:
+            timing = measure(type, x, importance, args.device, args.threads, args.repeat, args.check_rows)
+            row = {"type": timing.type, "speed": timing.search / 1e6, "whole": timing.whole / 1e6, "same_bytes": timing.same_bytes}
+        if table is not None:
+            known = table.get(timing.type)
+            row |= {"table": known, "table_ratio": row["speed"] / known if known else None}
+        if library is not None:
+            known = timing.reference / 1e6 if timing.reference else None
+            row |= {"reference": known, "ratio": row["speed"] / known if known else None}
+        row["error"] = timing.error
+        if library is not None:
+            known = timing.reference_error
+            row |= {"reference_error": known, "error_ratio": timing.error / known if known else None}
+        yield row
+
+
+def _types(asked: list[str] | None) -> list:
+    from ..formats.types import TYPES, ggml_type
+    from .encode import encodable_types
+
+    if asked and asked != ["all"]:
+        return [ggml_type(name) for name in asked]
+    types = [ggml_type(name) for name in encodable_types() if name in TYPES and name != "F32"]
+    return types if asked else [type for type in types if type.is_quantized and not type.base]
+
+
+def read_speeds(path: str | os.PathLike) -> dict[str, float]:
+    """Million elements per second by type name. NotFoundError, MalformedFileError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            speeds = json.load(file)["melem_per_s"]
+        return {name: float(speed) for name, speed in speeds.items()}
+    except OSError as error:
+        raise NotFoundError(error.strerror or "cannot be read", file=path) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise MalformedFileError('not a table of speeds: {"melem_per_s": {TYPE: number}}', file=path) from None
+
+
+def markdown(rows: list[dict]) -> str:
+    columns = [column for column in _COLUMNS if rows and column[0] in rows[0]]
+    lines = ["| " + " | ".join(heading for _, heading, _ in columns) + " |", "| --- |" + " ---: |" * (len(columns) - 1)]
+    lines += ["| " + " | ".join(_shown(row, key, form) for key, _, form in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _shown(row: dict, key: str, form: str) -> str:
+    value = row.get(key)
+    return {True: "yes", False: "NO"}[value] if isinstance(value, bool) else "" if value is None else form.format(value)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m iqforge.quantize.benchmark", description=__doc__.splitlines()[0])
-    parser.add_argument("--type", nargs="+", metavar="T", help="types to time (default: all that have a search)")
-    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
-    parser.add_argument("--rows", type=int, default=4096)
-    parser.add_argument("--cols", type=int, default=14336)
-    parser.add_argument("--threads", type=int, default=1, help="on the CPU (default 1)")
-    parser.add_argument("--repeat", type=int, default=5, help="timed runs, of which the median counts")
-    parser.add_argument("--check-rows", type=int, default=64, help="rows at either end whose bytes are compared with the CPU's")
-    parser.add_argument("--no-importance", action="store_true", help="weigh all columns alike")
-    args = parser.parse_args(argv)
+    parser = argparse.ArgumentParser(prog="python -m iqforge.quantize.benchmark")
+    configure(parser)
     try:
-        if min(args.rows, args.cols, args.threads, args.repeat, args.check_rows) < 1:
-            raise UsageError("--rows, --cols, --threads, --repeat and --check-rows take numbers above 0")
-        types = [ggml_type(t) for t in args.type or encodable_types()]
-        x, importance = sample_rows(args.rows, args.cols)
-        print(f"float32[{args.rows}, {args.cols}] on {args.device}, {'without' if args.no_importance else 'with'} importance")
-        print(f"{'type':12s} {'M elements/s':>12s} {'whole call':>12s}  same bytes as cpu")
-        wrong = 0
-        for type in types:
-            if type.is_float or type.is_interleaved and not args.type:
-                continue
-            timing = measure(type, x, None if args.no_importance else importance, args.device, args.threads, args.repeat, args.check_rows)
-            shown = {None: "", True: "yes", False: "NO"}[timing.same_bytes]
-            print(f"{timing.type:12s} {timing.search / 1e6:12.1f} {timing.whole / 1e6:12.1f}  {shown}", flush=True)
-            wrong += timing.same_bytes is False
-        return 1 if wrong else 0
+        return run(parser.parse_args(argv))
     except IqforgeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
