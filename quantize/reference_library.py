@@ -1,8 +1,8 @@
 """A built ggml library (`libggml*.so` of ik_llama.cpp or llama.cpp) as a quantizer to compare with, through its C functions.
 
 Used are `ggml_init` (fills the library's tables), `ggml_type_name`, `ggml_row_size`, `ggml_quantize_requires_imatrix`,
-`ggml_quantize_init` and `ggml_quantize_chunk`. ik_llama.cpp's ggml_quantize_chunk takes one pointer more than llama.cpp's, which
-may be null; llama.cpp's never looks at it.
+`ggml_quantize_init` and `ggml_quantize_chunk`. ik_llama.cpp's ggml_quantize_chunk takes one pointer more than llama.cpp's, to two
+flags that are both off unless a user of llama-quantize asks otherwise; llama.cpp's never looks at it.
 """
 
 from __future__ import annotations
@@ -70,5 +70,5 @@ class ReferenceLibrary:
         out = np.zeros((len(x), type.row_bytes(x.shape[1])), dtype=np.uint8)
         self._library.ggml_quantize_init(type.id)
         self._library.ggml_quantize_chunk(type.id, x.ctypes.data, out.ctypes.data, 0, *x.shape,
-                                          None if weights is None else weights.ctypes.data, None)
+                                          None if weights is None else weights.ctypes.data, ctypes.create_string_buffer(16))
         return out

@@ -23,7 +23,8 @@ from .lanes import LANES
 GROUP, LEVELS, TOP = 32, 15, 63
 SIGNED = False
 LOWER = UPPER = np.zeros(LANES, dtype=np.float32)
-line_lanes = fit_group = round_group = grid_error = None
+ROUNDS, FITS = 3, 1  # of lines and codes in a group; of (d, dmin) and integers, where more lower the error by less than 0.1 %
+line_lanes = fit_lines = fit_group = grid_error = add_fit = None
 
 
 def _line_lanes(x, w, at, scale, minimum, sl, sll, sxl):
@@ -32,15 +33,16 @@ def _line_lanes(x, w, at, scale, minimum, sl, sll, sxl):
         sl[c] = np.float32(0)
         sll[c] = np.float32(0)
         sxl[c] = np.float32(0)
-    for i in range(at, at + GROUP):
-        wi = w[i]
-        wx = wi * x[i]
-        for c in range(LANES):
-            l = np.floor((x[i] + minimum[c]) * scale[c] + np.float32(0.5))
+    for i in range(at, at + GROUP, 2):  # two at a time, so that sums stay in registers for longer
+        x0, x1, w0, w1 = x[i], x[i + 1], w[i], w[i + 1]
+        for c in range(len(sl)):
+            k = np.floor((x0 + minimum[c]) * scale[c] + np.float32(0.5))
+            l = np.floor((x1 + minimum[c]) * scale[c] + np.float32(0.5))
+            k = min(max(k, np.float32(0)), np.float32(LEVELS))
             l = min(max(l, np.float32(0)), np.float32(LEVELS))
-            sl[c] += wi * l
-            sll[c] += (wi * l) * l
-            sxl[c] += wx * l
+            sl[c] += w0 * k + w1 * l
+            sll[c] += (w0 * k) * k + (w1 * l) * l
+            sxl[c] += (w0 * x0) * k + (w1 * x1) * l
 
 
 def _fit_group(x, w, at, groups, g, lanes):
@@ -64,30 +66,45 @@ def _fit_group(x, w, at, groups, g, lanes):
         start = (low - middle) * LOWER[c]
         lanes[0, c] = np.float32(LEVELS) / ((high - middle) * UPPER[c] - start)
         lanes[1, c] = -(middle + start)
-    top = np.float32(-np.inf)
-    for _ in range(3):
+    top = np.float32(-1)
+    for _ in range(ROUNDS):
         line_lanes(x, w, at, lanes[0], lanes[1], lanes[2], lanes[3], lanes[4])
-        for c in range(LANES):
-            sl, sll, sxl = lanes[2, c], lanes[3, c], lanes[4, c]
-            if not sll > 0:
-                continue
-            determinant = sw * sll - sl * sl
-            scale = (sw * sxl - sx * sl) / determinant
-            minimum = (sl * sxl - sll * sx) / determinant
-            if not (determinant > 0 and (SIGNED or minimum >= 0)):  # all codes alike, or the line would start above zero
-                minimum = np.float32(0)
-                scale = sxl / sll
-            if not scale > 0:
-                continue
-            # fall of the squared error against y = 0
-            gain = np.float32(2) * (scale * sxl - minimum * sx) - (
-                (scale * scale) * sll + (minimum * minimum) * sw - np.float32(2) * (scale * minimum) * sl)
-            if gain > top:
-                top = gain
-                groups[g, 0] = scale
-                groups[g, 1] = minimum
-            lanes[0, c] = np.float32(1) / scale
-            lanes[1, c] = minimum
+        winner = fit_lines(lanes[0], lanes[1], lanes[2], lanes[3], lanes[4], sw, sx)
+        if winner >= 0 and lanes[2, winner] > top:
+            top = lanes[2, winner]
+            groups[g, 0] = np.float32(1) / lanes[0, winner]
+            groups[g, 1] = lanes[1, winner]
+
+
+def _fit_lines(inverse, minimum, sl, sll, sxl, sw, sx):
+    """The least-squares line for the codes of every lane, given their sums. Afterwards inverse = 1 / scale (0: no line), minimum, and
+    sl = fall of the squared error against y = 0. Returns the lane where that is largest, or -1.
+
+    Without branches, and in three loops of few arrays, which compilers make vector instructions of.
+    """
+    for c in range(len(sl)):
+        determinant = sw * sll[c] - sl[c] * sl[c]
+        divisor = determinant if determinant > 0 else np.float32(1)
+        scale = (sw * sxl[c] - sx * sl[c]) / divisor
+        m = (sl[c] * sxl[c] - sll[c] * sx) / divisor
+        line = (determinant > 0) & ((m >= 0) | SIGNED)  # else all codes are alike, or the line would start above zero
+        through_zero = sxl[c] / (sll[c] if sll[c] > 0 else np.float32(1))
+        scale = scale if line else through_zero
+        inverse[c] = scale if (sll[c] > 0) & (scale > 0) else np.float32(0)
+        minimum[c] = m if line else np.float32(0)
+    for c in range(len(sl)):
+        scale, m = inverse[c], minimum[c]
+        sl[c] = np.float32(2) * (scale * sxl[c] - m * sx) - (
+            (scale * scale) * sll[c] + (m * m) * sw - np.float32(2) * (scale * m) * sl[c])
+    best = np.uint32(0)
+    for c in range(len(sl)):
+        # Gains are ordered as their bits are: the last four make room for the lane, the first of equals being the largest.
+        bits = np.float32(max(np.float32(0), sl[c])).view(np.uint32)
+        key = np.uint32((bits & np.uint32(0xFFFFFFF0)) + np.uint32(16 + 15 - c))
+        key = key if inverse[c] > 0 else np.uint32(0)
+        best = key if key > best else best
+        inverse[c] = np.float32(1) / inverse[c] if inverse[c] > 0 else np.float32(0)
+    return 15 - np.int64(best & np.uint32(15)) if best > 0 else -1
 
 
 def _grid_error(x, w, at, d, dmin, groups, g, column, lanes):
@@ -117,6 +134,23 @@ def _grid_error(x, w, at, d, dmin, groups, g, column, lanes):
     return lanes[5, winner]
 
 
+def _add_fit(x, w, at, d, dmin, k, m, saa, sab, sbb, sxa, sxb):
+    """Add a group's share of the least-squares problem for (d, dmin), y = d a - dmin m with a = k l; element i in lane i % LANES."""
+    inverse = np.float32(1) / (d * k) if d * k > 0 else np.float32(0)
+    for start in range(at, at + GROUP, LANES):
+        for c in range(LANES):
+            i = start + c
+            l = np.floor((x[i] + dmin * m) * inverse + np.float32(0.5))
+            a = k * min(max(l, np.float32(0)), np.float32(LEVELS))
+            wa = w[i] * a
+            wm = w[i] * m
+            saa[c] += wa * a
+            sab[c] += wa * m
+            sbb[c] += wm * m
+            sxa[c] += wa * x[i]
+            sxb[c] += wm * x[i]
+
+
 def _search_affine(x, w, groups, lanes):
     """Returns (d, dmin) as stored; groups[:, 2:4] holds the integers k and m."""
     n = len(x) // GROUP
@@ -131,21 +165,18 @@ def _search_affine(x, w, groups, lanes):
     error = np.float32(0)
     for g in range(n):
         error += grid_error(x, w, g * GROUP, d, dmin, groups, g, 2, lanes)
-    for _ in range(3):
-        saa = sab = sbb = sxa = sxb = np.float32(0)
+    for _ in range(FITS):
+        for c in range(LANES):
+            lanes[0, c] = lanes[1, c] = lanes[2, c] = lanes[3, c] = lanes[4, c] = np.float32(0)
         for g in range(n):
-            k, m = groups[g, 2], groups[g, 3]
-            inverse = np.float32(1) / (d * k) if d * k > 0 else np.float32(0)
-            for i in range(g * GROUP, g * GROUP + GROUP):
-                l = np.floor((x[i] + dmin * m) * inverse + np.float32(0.5))
-                a = k * min(max(l, np.float32(0)), np.float32(LEVELS))
-                wa = w[i] * a
-                wm = w[i] * m
-                saa += wa * a
-                sab += wa * m
-                sbb += wm * m
-                sxa += wa * x[i]
-                sxb += wm * x[i]
+            add_fit(x, w, g * GROUP, d, dmin, groups[g, 2], groups[g, 3], lanes[0], lanes[1], lanes[2], lanes[3], lanes[4])
+        saa = sab = sbb = sxa = sxb = np.float32(0)
+        for c in range(LANES):
+            saa += lanes[0, c]
+            sab += lanes[1, c]
+            sbb += lanes[2, c]
+            sxa += lanes[3, c]
+            sxb += lanes[4, c]
         determinant = saa * sbb - sab * sab
         if determinant > 0:
             next_d = as_half((sbb * sxa - sab * sxb) / determinant)
@@ -182,7 +213,7 @@ def affine_search(name: str, *, group: int, levels: int, top: int,
     largest value at which the starting intervals end (4 by 4 combinations).
     """
     names = _names(group, levels, reach, TOP=top)
-    for template in (_line_lanes, _fit_group, _grid_error):
+    for template in (_line_lanes, _fit_lines, _fit_group, _grid_error, _add_fit):
         step = template.__name__.lstrip("_")
         names[step] = specialize(template, f"{step}_{name}", **names)
     return specialize(_search_affine, f"search_{name}", **names), specialize(_code_of, f"code_{name}", **names)
@@ -192,6 +223,7 @@ def group_fit(name: str, *, group: int, levels: int, signed: bool, reach: tuple[
     """The parts of a search that work on one group: compiled `_fit_group`, `_line_lanes` and `_code_of`."""
     names = _names(group, levels, reach, SIGNED=signed)
     names["line_lanes"] = specialize(_line_lanes, f"line_lanes_{name}", **names)
+    names["fit_lines"] = specialize(_fit_lines, f"fit_lines_{name}", **names)
     return specialize(_fit_group, f"fit_group_{name}", **names), names["line_lanes"], specialize(_code_of, f"code_{name}", **names)
 
 

@@ -21,7 +21,6 @@ from .values import value_set
 
 # Free names of the template, bound per type by `single_search`.
 LADDER = FINE = np.ones(LANES, dtype=np.float32)
-SIDES = 2
 score_lanes = error_lanes = round_d = None
 
 
@@ -35,16 +34,14 @@ def _search_single(x, w, lanes):
         return np.float32(0)
     top = np.float32(0)
     best = np.float32(0)
-    for side in range(SIDES):
-        sign = np.float32(1 - 2 * side)
-        for part in range(len(LADDER) // LANES):
-            for c in range(LANES):
-                lanes[0, c] = sign * LADDER[part * LANES + c] / extreme
-            score_lanes(x, w, 0, len(x), np.float32(0), lanes[0], lanes[1], lanes[2])
-            for c in range(LANES):
-                if lanes[1, c] * lanes[1, c] > top * lanes[2, c]:
-                    top = lanes[1, c] * lanes[1, c] / lanes[2, c]
-                    best = lanes[1, c] / lanes[2, c]
+    for part in range(len(LADDER) // LANES):
+        for c in range(LANES):
+            lanes[0, c] = LADDER[part * LANES + c] / extreme
+        score_lanes(x, w, 0, len(x), np.float32(0), lanes[0], lanes[1], lanes[2])
+        for c in range(LANES):
+            if lanes[1, c] * lanes[1, c] > top * lanes[2, c]:
+                top = lanes[1, c] * lanes[1, c] / lanes[2, c]
+                best = lanes[1, c] / lanes[2, c]
     if best == 0:
         return np.float32(0)
     for c in range(LANES):
@@ -67,10 +64,11 @@ def single_search(name: str, values: np.ndarray, *, reach: tuple[float, float], 
                   sides: int = 2, half: bool = True) -> tuple[Callable, Callable]:
     """Compile (search(x, w, lanes) -> d, code_of(x, scale, shift) -> int). `fine`: half width of the second ladder.
 
-    sides: 1 if the value set is (nearly) symmetric, else 2; half: d is stored in half precision (else float32).
+    rungs: per side, all together a multiple of LANES; sides: 1 if the value set is (nearly) symmetric, else 2; half: d is stored in half precision (else float32).
     """
     names = value_set(name, values)
-    names |= {"LADDER": (np.abs(values).max() * np.geomspace(*reach, rungs)).astype(np.float32), "SIDES": sides,
+    ladder = np.abs(values).max() * np.geomspace(*reach, rungs)
+    names |= {"LADDER": np.concatenate([ladder, -ladder][:sides]).astype(np.float32),
               "round_d": as_half if half else as_float,
               "FINE": np.linspace(1 - fine, 1 + fine, LANES).astype(np.float32)}
     names["score_lanes"] = specialize(lane_functions.score_lanes, f"score_lanes_{name}", **names)
@@ -78,11 +76,11 @@ def single_search(name: str, values: np.ndarray, *, reach: tuple[float, float], 
     return specialize(_search_single, f"search_{name}", **names), names["code_of"]
 
 
-_q4_0, _q4_0_code = single_search("q4_0", np.arange(-8, 8), reach=(0.7, 1.7), rungs=32, fine=0.04)
-_iq4_nl, _iq4_nl_code = single_search("iq4_nl", IQ4NL_VALUES, reach=(0.7, 1.7), rungs=32, fine=0.04)
-_q5_0, _q5_0_code = single_search("q5_0", np.arange(-16, 16), reach=(0.85, 1.3), rungs=32, fine=0.03)
+_q4_0, _q4_0_code = single_search("q4_0", np.arange(-8, 8), reach=(0.7, 1.7), rungs=16, fine=0.04)
+_iq4_nl, _iq4_nl_code = single_search("iq4_nl", IQ4NL_VALUES, reach=(0.7, 1.7), rungs=16, fine=0.04)
+_q5_0, _q5_0_code = single_search("q5_0", np.arange(-16, 16), reach=(0.85, 1.3), rungs=8, fine=0.03)
 _q4_0_in_one_pass = half_search("q4_0_in_one_pass", -8, 7, step=32, below=9)
-_q6_0, _q6_0_code = single_search("q6_0", np.arange(-32, 32), reach=(0.92, 1.15), rungs=32, fine=0.01)
+_q6_0, _q6_0_code = single_search("q6_0", np.arange(-32, 32), reach=(0.92, 1.15), rungs=8, fine=0.01)
 
 
 @device_function
