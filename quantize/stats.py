@@ -224,7 +224,7 @@ def _encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None) -> Call
     plain = ggml_type(type.base) if type.base else type
     if plain.is_float:
         return lambda x: encode_float(plain, x)
-    run = row_encoder(plain, n_cols, importance)
+    run = row_encoder(type, n_cols, importance)
 
     def encode(x: np.ndarray) -> np.ndarray:
         out = np.empty((len(x), plain.row_bytes(n_cols)), dtype=np.uint8)

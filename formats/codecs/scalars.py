@@ -54,6 +54,18 @@ def float_to_half(x):
 
 
 @device_function
+def nearest_half(x):
+    """The value of the half nearest to the float32 `x`, ties to even, +-65504 beyond: `float_to_half` and back, without branches,
+    so that loops over it become vector instructions."""
+    a = min(np.float32(65504), abs(x))
+    bits = np.float32(a).view(np.uint32)
+    rounded = np.uint32((bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)).view(np.float32)
+    small = (a + np.float32(0.5)) - np.float32(0.5)  # halves below 2^-14 and floats from 1/2 to 1 have the same spacing, 2^-24
+    value = small if a < np.float32(2.0**-14) else rounded
+    return -value if x < 0 else value
+
+
+@device_function
 def read_u16(block, at):
     return np.int64(block[at]) | np.int64(block[at + 1]) << 8
 

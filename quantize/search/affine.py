@@ -17,7 +17,7 @@ import numpy as np
 
 from ...formats.kernel import specialize
 from .grouped import as_half
-from .lanes import LANES
+from .lanes import LANES, lane_of_largest, lane_of_least
 
 # Free names of the templates, bound per type by `affine_search`.
 GROUP, LEVELS, TOP = 32, 15, 63
@@ -80,7 +80,7 @@ def _fit_lines(inverse, minimum, sl, sll, sxl, sw, sx):
     """The least-squares line for the codes of every lane, given their sums. Afterwards inverse = 1 / scale (0: no line), minimum, and
     sl = fall of the squared error against y = 0. Returns the lane where that is largest, or -1.
 
-    Without branches, and in three loops of few arrays, which compilers make vector instructions of.
+    Without branches, and in loops over few arrays, which compilers make vector instructions of.
     """
     for c in range(len(sl)):
         determinant = sw * sll[c] - sl[c] * sl[c]
@@ -96,15 +96,10 @@ def _fit_lines(inverse, minimum, sl, sll, sxl, sw, sx):
         scale, m = inverse[c], minimum[c]
         sl[c] = np.float32(2) * (scale * sxl[c] - m * sx) - (
             (scale * scale) * sll[c] + (m * m) * sw - np.float32(2) * (scale * m) * sl[c])
-    best = np.uint32(0)
-    for c in range(len(sl)):
-        # Gains are ordered as their bits are: the last four make room for the lane, the first of equals being the largest.
-        bits = np.float32(max(np.float32(0), sl[c])).view(np.uint32)
-        key = np.uint32((bits & np.uint32(0xFFFFFFF0)) + np.uint32(16 + 15 - c))
-        key = key if inverse[c] > 0 else np.uint32(0)
-        best = key if key > best else best
-        inverse[c] = np.float32(1) / inverse[c] if inverse[c] > 0 else np.float32(0)
-    return 15 - np.int64(best & np.uint32(15)) if best > 0 else -1
+        sl[c] = max(np.float32(0), sl[c]) if scale > 0 else np.float32(0)
+        inverse[c] = np.float32(1) / scale if scale > 0 else np.float32(0)
+    winner = lane_of_largest(sl)
+    return winner if inverse[winner] > 0 else -1
 
 
 def _grid_error(x, w, at, d, dmin, groups, g, column, lanes):
@@ -125,10 +120,7 @@ def _grid_error(x, w, at, d, dmin, groups, g, column, lanes):
             l = min(max(l, np.float32(0)), np.float32(LEVELS))
             rest = x[i] - (lanes[2, c] * l - lanes[3, c])
             lanes[5, c] += (wi * rest) * rest
-    winner = 0
-    for c in range(1, LANES):
-        if lanes[5, c] < lanes[5, winner]:
-            winner = c
+    winner = lane_of_least(lanes[5])
     groups[g, column] = lanes[0, winner]
     groups[g, column + 1] = lanes[1, winner]
     return lanes[5, winner]

@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...formats.codecs.scalars import float_to_half, half_to_float
+from ...formats.codecs.scalars import nearest_half
 from ...formats.kernel import device_function, specialize
 from . import lanes as lane_functions
 from .lanes import LANES
@@ -50,7 +50,7 @@ SCALE, NEXT, STRETCHED, LARGEST, GOES_ON, ACCEPTED = 0, 1, 2, 3, 4, 5
 @device_function
 def as_half(d):
     """d as a half holds it. Beyond the largest half that one, not infinity, which no decoder would survive."""
-    return half_to_float(float_to_half(min(max(np.float32(-65504), d), np.float32(65504))))
+    return nearest_half(d)
 
 
 @device_function

@@ -29,6 +29,31 @@ def largest_magnitude(x):
     return np.uint32(top).view(np.float32)
 
 
+@device_function
+def lane_of_least(values):
+    """The lane of the smallest of LANES numbers, none negative; of those that agree to 2^-19 the first.
+
+    Such numbers are ordered as their bits are; the last four bits make room for the lane. Whole numbers can be compared in any
+    order: compilers make vector instructions of this loop, which they must not of one that compares floats.
+    """
+    least = np.uint32(0xFFFFFFFF)
+    for c in range(len(values)):
+        key = np.uint32((np.float32(values[c]).view(np.uint32) & np.uint32(0xFFFFFFF0)) | np.uint32(c))
+        least = key if key < least else least
+    return np.int64(least & np.uint32(15))
+
+
+@device_function
+def lane_of_largest(values):
+    """The lane of the largest of LANES numbers, likewise; what is negative or NaN counts as 0."""
+    largest = np.uint32(0)
+    for c in range(len(values)):
+        value = max(np.float32(0), values[c])
+        key = np.uint32((np.float32(value).view(np.uint32) & np.uint32(0xFFFFFFF0)) | np.uint32(LANES - 1 - c))
+        largest = key if key > largest else largest
+    return LANES - 1 - np.int64(largest & np.uint32(15))
+
+
 def score_lanes(x, w, at, n, shift, inverse, sxv, svv):
     """For each lane c: sxv[c] = sum w x v and svv[c] = sum w v^2 over x[at:at+n], v nearest to x * inverse[c].
 
@@ -59,3 +84,35 @@ def error_lanes(x, w, at, n, shift, scale, inverse, error):
             v = nearest(x[i] * inverse[c] - shift[c]) + shift[c]
             rest = x[i] - scale[c] * v
             error[c] += (wi * rest) * rest
+
+
+def score_pairs(x, w, at, n, shift, inverse, sxv, svv):
+    """`score_lanes` for value sets whose nearest value takes few instructions: two elements at a time, so that sums stay in registers
+    for longer. With long chains of comparisons nothing is gained."""
+    for c in range(LANES):
+        sxv[c] = np.float32(0)
+        svv[c] = np.float32(0)
+    for i in range(at, at + n, 2):
+        x0, x1, w0, w1 = x[i], x[i + 1], w[i], w[i + 1]
+        for c in range(len(sxv)):
+            v0 = nearest(x0 * inverse[c] - shift) + shift
+            v1 = nearest(x1 * inverse[c] - shift) + shift
+            sxv[c] += (w0 * x0) * v0 + (w1 * x1) * v1
+            svv[c] += (w0 * v0) * v0 + (w1 * v1) * v1
+
+
+def error_pairs(x, w, at, n, shift, scale, inverse, error):
+    """`error_lanes` likewise."""
+    for c in range(LANES):
+        error[c] = np.float32(0)
+    for i in range(at, at + n, 2):
+        x0, x1, w0, w1 = x[i], x[i + 1], w[i], w[i + 1]
+        for c in range(len(error)):
+            rest0 = x0 - scale[c] * (nearest(x0 * inverse[c] - shift[c]) + shift[c])
+            rest1 = x1 - scale[c] * (nearest(x1 * inverse[c] - shift[c]) + shift[c])
+            error[c] += (w0 * rest0) * rest0 + (w1 * rest1) * rest1
+
+
+# The same two functions for either kind of value set.
+CHAINS = {"score_lanes": score_lanes, "error_lanes": error_lanes}
+PAIRS = {"score_lanes": score_pairs, "error_lanes": error_pairs}

@@ -13,23 +13,19 @@ import numpy as np
 from ...formats.codecs.scalars import write_half
 from ...formats.kernel import device_function, specialize
 from ...formats.tables import IQ4NL_VALUES
-from . import lanes as lane_functions
 from .grouped import as_float, as_half
-from .lanes import LANES
-from .one_pass import half_search
+from .lanes import CHAINS, LANES, PAIRS, lane_of_largest, lane_of_least
+from .one_pass import half_search, largest
 from .values import value_set
 
 # Free names of the template, bound per type by `single_search`.
 LADDER = FINE = np.ones(LANES, dtype=np.float32)
-score_lanes = error_lanes = round_d = None
+score_lanes = error_lanes = stored = round_d = None
 
 
 def _search_single(x, w, lanes):
     """The scale, as stored, with the smallest weighted squared error for the block. lanes: float32[6, LANES] scratch."""
-    extreme = np.float32(0)
-    for i in range(len(x)):
-        if abs(x[i]) > abs(extreme):
-            extreme = x[i]
+    extreme = largest(x)
     if extreme == 0:
         return np.float32(0)
     top = np.float32(0)
@@ -38,26 +34,36 @@ def _search_single(x, w, lanes):
         for c in range(LANES):
             lanes[0, c] = LADDER[part * LANES + c] / extreme
         score_lanes(x, w, 0, len(x), np.float32(0), lanes[0], lanes[1], lanes[2])
-        for c in range(LANES):
-            if lanes[1, c] * lanes[1, c] > top * lanes[2, c]:
-                top = lanes[1, c] * lanes[1, c] / lanes[2, c]
-                best = lanes[1, c] / lanes[2, c]
+        gains(lanes[1], lanes[2], lanes[3])
+        winner = lane_of_largest(lanes[3])
+        if lanes[3, winner] > top:
+            top = lanes[3, winner]
+            best = lanes[1, winner] / lanes[2, winner]
     if best == 0:
         return np.float32(0)
     for c in range(LANES):
         lanes[0, c] = np.float32(1) / (best * FINE[c])
     score_lanes(x, w, 0, len(x), np.float32(0), lanes[0], lanes[1], lanes[2])
-    for c in range(LANES):
-        scale = round_d(lanes[1, c] / lanes[2, c]) if lanes[2, c] > 0 else np.float32(0)
-        lanes[0, c] = scale
-        lanes[1, c] = np.float32(1) / scale if scale != 0 else np.float32(0)
-        lanes[2, c] = np.float32(0)
+    stored(lanes[1], lanes[2], lanes[0])
     error_lanes(x, w, 0, len(x), lanes[2], lanes[0], lanes[1], lanes[3])
-    winner = 0
-    for c in range(1, LANES):
-        if lanes[3, c] < lanes[3, winner]:
-            winner = c
-    return lanes[0, winner]
+    return lanes[0, lane_of_least(lanes[3])]
+
+
+@device_function
+def gains(sxv, svv, gain):
+    """How much the squared error falls with the least-squares scale sxv / svv."""
+    for c in range(len(gain)):
+        gain[c] = sxv[c] * sxv[c] / svv[c] if svv[c] > 0 else np.float32(0)
+
+
+def _stored(sxv, svv, scale):
+    """scale = sxv / svv as it will be stored; then sxv = 1 / scale and svv = 0, the shifts."""
+    for c in range(len(scale)):
+        rounded = round_d(sxv[c] / (svv[c] if svv[c] > 0 else np.float32(1)))
+        rounded = rounded if svv[c] > 0 else np.float32(0)
+        scale[c] = rounded
+        sxv[c] = np.float32(1) / rounded if rounded != 0 else np.float32(0)
+        svv[c] = np.float32(0)
 
 
 def single_search(name: str, values: np.ndarray, *, reach: tuple[float, float], rungs: int, fine: float,
@@ -71,16 +77,17 @@ def single_search(name: str, values: np.ndarray, *, reach: tuple[float, float], 
     names |= {"LADDER": np.concatenate([ladder, -ladder][:sides]).astype(np.float32),
               "round_d": as_half if half else as_float,
               "FINE": np.linspace(1 - fine, 1 + fine, LANES).astype(np.float32)}
-    names["score_lanes"] = specialize(lane_functions.score_lanes, f"score_lanes_{name}", **names)
-    names["error_lanes"] = specialize(lane_functions.error_lanes, f"error_lanes_{name}", **names)
+    for part, template in (PAIRS if "FIRST" in names else CHAINS).items():
+        names[part] = specialize(template, f"{part}_{name}", **names)
+    names["stored"] = specialize(_stored, f"stored_{name}", **names)
     return specialize(_search_single, f"search_{name}", **names), names["code_of"]
 
 
 _q4_0, _q4_0_code = single_search("q4_0", np.arange(-8, 8), reach=(0.7, 1.7), rungs=16, fine=0.04)
 _iq4_nl, _iq4_nl_code = single_search("iq4_nl", IQ4NL_VALUES, reach=(0.7, 1.7), rungs=16, fine=0.04)
-_q5_0, _q5_0_code = single_search("q5_0", np.arange(-16, 16), reach=(0.85, 1.3), rungs=8, fine=0.03)
+_q5_0, _q5_0_code = single_search("q5_0", np.arange(-16, 16), reach=(0.85, 1.3), rungs=16, fine=0.03)
 _q4_0_in_one_pass = half_search("q4_0_in_one_pass", -8, 7, step=32, below=9)
-_q6_0, _q6_0_code = single_search("q6_0", np.arange(-32, 32), reach=(0.92, 1.15), rungs=8, fine=0.01)
+_q6_0, _q6_0_code = single_search("q6_0", np.arange(-32, 32), reach=(0.92, 1.15), rungs=16, fine=0.01)
 
 
 @device_function

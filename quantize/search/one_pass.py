@@ -12,7 +12,7 @@ import numpy as np
 
 from ...formats.codecs.scalars import float_to_half
 from ...formats.kernel import device_function, inlined_function, specialize
-from .lanes import LANES
+from .lanes import LANES, lane_of_least
 
 _LARGEST_HALF = 0x7BFF
 
@@ -47,19 +47,12 @@ def _errors(x, w, inverse, error):
 
 @device_function
 def least(scale, error):
-    """The scale with the smallest error, which is in units of the scale; of errors that agree to 2^-19 the first.
-
-    Numbers that are not negative are ordered as their bits are, and whole numbers can be compared in any order: compilers make
-    vector instructions of this loop, which they must not of one that compares floats.
-    """
+    """The scale with the smallest error; `error` is in units of the scale."""
     inverse = np.float32(1) / scale[LANES - 1]
-    smallest = np.uint32(0xFFFFFFFF)
-    for c in range(len(scale)):
+    for c in range(len(error)):
         relative = scale[c] * inverse
-        bits = np.float32((error[c] * relative) * relative).view(np.uint32)
-        key = np.uint32((bits & np.uint32(0xFFFFFFF0)) | np.uint32(c))
-        smallest = key if key < smallest else smallest
-    return scale[np.int64(smallest & np.uint32(15))]
+        error[c] = (error[c] * relative) * relative
+    return scale[lane_of_least(error)]
 
 
 @device_function
