@@ -28,7 +28,7 @@ import numpy as np
 from ...formats.codecs.scalars import nearest_half
 from ...formats.kernel import device_function, specialize
 from . import lanes as lane_functions
-from .lanes import LANES
+from .lanes import LANES, gains, lane_of_largest, lane_of_least, largest_of
 from .steps import SUPER, Steps
 from .values import value_set
 
@@ -38,7 +38,7 @@ EMPHASIS, GAIN = False, 1.0
 SHIFTS = np.zeros(1, dtype=np.float32)
 LADDER = np.ones(LANES, dtype=np.float32)
 TARGETS = np.ones(LANES, dtype=np.float32)
-score_lanes = error_lanes = nearest = nearest_integer = settle_with = fit_sums = codes_of = round_d = None
+score_lanes = error_lanes = nearest = nearest_integer = rounded_scales = neighbours = settle_with = fit_sums = codes_of = round_d = None
 
 # Columns of `groups`: the best scale per shift (2); integer scale and number of the shift (2), a trial of these (2); error of the
 # last of them; shares of the least-squares sums; in the first group of a block its mean square; errors by candidate d.
@@ -76,14 +76,12 @@ def _scan(x, w, own, groups, lanes, g):
     """own = the weights to use; groups[g, FREE + h]: the free scale of the group under shift h, 0 if the group is all zero."""
     at = g * GROUP
     mean = groups[at // SUPER * (SUPER // GROUP), MEAN] if EMPHASIS else np.float32(0)
-    extreme = np.float32(0)
     for i in range(at, at + GROUP):
         own[i] = w[i]
         if EMPHASIS:
             ratio = x[i] * x[i] / mean if mean > 0 else np.float32(0)
             own[i] = w[i] * np.sqrt(np.sqrt(np.float32(1) + ratio))
-        if abs(x[i]) > abs(extreme):
-            extreme = x[i]
+    extreme = largest_of(x[at : at + GROUP])
     for h in range(len(SHIFTS)):
         groups[g, FREE + h] = np.float32(0)
         if extreme == 0:
@@ -93,10 +91,11 @@ def _scan(x, w, own, groups, lanes, g):
             for c in range(LANES):
                 lanes[0, c] = LADDER[part * LANES + c] / extreme
             score_lanes(x, own, at, GROUP, SHIFTS[h], lanes[0], lanes[1], lanes[2])
-            for c in range(LANES):
-                if lanes[1, c] * lanes[1, c] > top * lanes[2, c]:
-                    top = lanes[1, c] * lanes[1, c] / lanes[2, c]
-                    groups[g, FREE + h] = lanes[1, c] / lanes[2, c]
+            gains(lanes[1], lanes[2], lanes[3])
+            winner = lane_of_largest(lanes[3])
+            if lanes[3, winner] > top:
+                top = lanes[3, winner]
+                groups[g, FREE + h] = lanes[1, winner] / lanes[2, winner]
 
 
 def _largest(x, w, own, groups, lanes, row):
@@ -110,6 +109,15 @@ def _largest(x, w, own, groups, lanes, row):
     groups[n, LARGEST] = largest
 
 
+def _rounded_scales(free, largest, scale, inverse):
+    """For each lane: the multiple of d = largest / TARGETS[c] nearest to the free scale, and its inverse."""
+    for c in range(len(scale)):
+        d = largest / TARGETS[c]
+        rounded = d * nearest_integer(free / d)
+        scale[c] = rounded
+        inverse[c] = np.float32(1) / rounded if rounded != 0 else np.float32(0)
+
+
 def _try_scales(x, w, own, groups, lanes, g):
     """groups[g, ERRORS + c] = error of the group with d = largest / TARGETS[c] and its scale rounded to a multiple of that."""
     largest = groups[len(x) // GROUP, LARGEST]
@@ -118,11 +126,8 @@ def _try_scales(x, w, own, groups, lanes, g):
     for h in range(len(SHIFTS)):
         if largest == 0:
             break
+        rounded_scales(groups[g, FREE + h], largest, lanes[0], lanes[1])
         for c in range(LANES):
-            d = largest / TARGETS[c]
-            scale = d * nearest_integer(groups[g, FREE + h] / d)
-            lanes[0, c] = scale
-            lanes[1, c] = np.float32(1) / scale if scale != 0 else np.float32(0)
             lanes[2, c] = SHIFTS[h]
         error_lanes(x, own, g * GROUP, GROUP, lanes[2], lanes[0], lanes[1], lanes[3])
         for c in range(LANES):
@@ -148,27 +153,32 @@ def _pick_scale(x, w, own, groups, lanes, row):
     common[SCALE] = round_d(common[LARGEST] / TARGETS[winner])
 
 
+def _neighbours(first, last, d, k, scale, inverse):
+    """Integers around `first` and, with a second shift, around `last`, in the second half of the lanes; d k, and its inverse."""
+    per_shift = LANES // len(SHIFTS)
+    for c in range(len(k)):
+        middle = first if c < per_shift else last
+        offset = c if c < per_shift else c - per_shift
+        integer = nearest_integer(middle + np.float32(STEP) * np.float32(offset - per_shift // 2))
+        k[c] = integer
+        scale[c] = d * integer
+        inverse[c] = np.float32(1) / (d * integer) if d * integer != 0 else np.float32(0)
+
+
 def _settle_with(x, own, d, groups, g, column, lanes):
     """With d fixed: groups[g, column:column+2] = integer scale and number of the shift; returns the weighted squared error."""
     per_shift = LANES // len(SHIFTS)
     inverse_d = np.float32(1) / d if d != 0 else np.float32(0)
+    first = nearest_integer(groups[g, FREE] * inverse_d)
+    last = nearest_integer(groups[g, FREE + len(SHIFTS) - 1] * inverse_d)
+    neighbours(first, last, d, lanes[4], lanes[0], lanes[1])
     for c in range(LANES):
-        h = c // per_shift
-        middle = nearest_integer(groups[g, FREE + h] * inverse_d)
-        k = nearest_integer(middle + np.float32(STEP) * np.float32(c % per_shift - per_shift // 2))
-        scale = d * k
-        lanes[0, c] = scale
-        lanes[1, c] = np.float32(1) / scale if scale != 0 else np.float32(0)
-        lanes[2, c] = SHIFTS[h]
-        lanes[4, c] = k
+        lanes[2, c] = SHIFTS[c // per_shift]
     error_lanes(x, own, g * GROUP, GROUP, lanes[2], lanes[0], lanes[1], lanes[3])
-    least, k, number = lanes[3, 0], lanes[4, 0], 0
-    for c in range(1, LANES):
-        if lanes[3, c] < least:
-            least, k, number = lanes[3, c], lanes[4, c], c // per_shift
-    groups[g, column] = k
-    groups[g, column + 1] = np.float32(number)
-    return least
+    winner = lane_of_least(lanes[3])
+    groups[g, column] = lanes[4, winner]
+    groups[g, column + 1] = np.float32(winner // per_shift)
+    return lanes[3, winner]
 
 
 def _settle(x, w, own, groups, lanes, g):
@@ -292,7 +302,7 @@ def grouped_steps(name: str, values: np.ndarray, *, group: int, integers: range,
     judges = {"score_lanes": lane_functions.score_lanes, "error_lanes": lane_functions.error_lanes, "fit_sums": _fit_sums}
     for part, template in (judges | (parts or {})).items():
         names[part] = specialize(template, f"{part}_{name}", **names)
-    for template in (_nearest_integer, _settle_with):
+    for template in (_nearest_integer, _rounded_scales, _neighbours, _settle_with):
         step = template.__name__.lstrip("_")
         names[step] = specialize(template, f"{step}_{name}", **names)
     order = [("group", _scan), ("row", _largest), ("group", _try_scales), ("lane", _sum_errors), ("row", _pick_scale),

@@ -16,8 +16,8 @@ _q3_k = grouped_steps("q3_k", np.arange(-4, 4), group=16, integers=range(-32, 32
                        fill=(1.1, 0.75), rungs=8, half=True, parts=PAIRS)
 _q4_k, _q4_k_code = affine_search("q4_k", group=32, levels=15, top=63)
 _q5_k, _q5_k_code = affine_search("q5_k", group=32, levels=31, top=63)
-_q6_k = grouped_steps("q6_k", np.arange(-32, 32), group=16, integers=range(-128, 128), reach=(0.9, 1.2),
-                       fill=(1.05, 0.85), half=True, parts=PAIRS)
+_q6_k = grouped_steps("q6_k", np.arange(-32, 32), group=16, integers=range(-128, 128), reach=(0.93, 1.12),
+                       fill=(1.05, 0.85), rungs=8, half=True, parts=PAIRS)
 
 
 def q2_k(x, w, block, own, groups, lanes):

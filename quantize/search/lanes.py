@@ -54,6 +54,25 @@ def lane_of_largest(values):
     return LANES - 1 - np.int64(largest & np.uint32(15))
 
 
+@device_function
+def largest_of(x):
+    """The x of largest magnitude, of two the positive one."""
+    top = np.uint32(0)
+    for i in range(len(x)):
+        bits = np.float32(x[i]).view(np.uint32)
+        key = np.uint32((bits << np.uint32(1) | bits >> np.uint32(31)) ^ np.uint32(1))
+        top = key if key > top else top
+    top = np.uint32(top ^ np.uint32(1))
+    return np.uint32(top >> np.uint32(1) | top << np.uint32(31)).view(np.float32)
+
+
+@device_function
+def gains(sxv, svv, gain):
+    """How much the squared error falls with the least-squares scale sxv / svv."""
+    for c in range(len(gain)):
+        gain[c] = sxv[c] * sxv[c] / svv[c] if svv[c] > 0 else np.float32(0)
+
+
 def score_lanes(x, w, at, n, shift, inverse, sxv, svv):
     """For each lane c: sxv[c] = sum w x v and svv[c] = sum w v^2 over x[at:at+n], v nearest to x * inverse[c].
 

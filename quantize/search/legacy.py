@@ -14,8 +14,8 @@ from ...formats.codecs.scalars import write_half
 from ...formats.kernel import device_function, specialize
 from ...formats.tables import IQ4NL_VALUES
 from .grouped import as_float, as_half
-from .lanes import CHAINS, LANES, PAIRS, lane_of_largest, lane_of_least
-from .one_pass import half_search, largest
+from .lanes import CHAINS, LANES, PAIRS, gains, lane_of_largest, lane_of_least, largest_of
+from .one_pass import half_search
 from .values import value_set
 
 # Free names of the template, bound per type by `single_search`.
@@ -25,7 +25,7 @@ score_lanes = error_lanes = stored = round_d = None
 
 def _search_single(x, w, lanes):
     """The scale, as stored, with the smallest weighted squared error for the block. lanes: float32[6, LANES] scratch."""
-    extreme = largest(x)
+    extreme = largest_of(x)
     if extreme == 0:
         return np.float32(0)
     top = np.float32(0)
@@ -47,13 +47,6 @@ def _search_single(x, w, lanes):
     stored(lanes[1], lanes[2], lanes[0])
     error_lanes(x, w, 0, len(x), lanes[2], lanes[0], lanes[1], lanes[3])
     return lanes[0, lane_of_least(lanes[3])]
-
-
-@device_function
-def gains(sxv, svv, gain):
-    """How much the squared error falls with the least-squares scale sxv / svv."""
-    for c in range(len(gain)):
-        gain[c] = sxv[c] * sxv[c] / svv[c] if svv[c] > 0 else np.float32(0)
 
 
 def _stored(sxv, svv, scale):

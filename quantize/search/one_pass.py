@@ -12,7 +12,7 @@ import numpy as np
 
 from ...formats.codecs.scalars import float_to_half
 from ...formats.kernel import device_function, inlined_function, specialize
-from .lanes import LANES, lane_of_least
+from .lanes import LANES, lane_of_least, largest_of
 
 _LARGEST_HALF = 0x7BFF
 
@@ -55,20 +55,8 @@ def least(scale, error):
     return scale[lane_of_least(error)]
 
 
-@device_function
-def largest(x):
-    """The x of largest magnitude, of two the positive one."""
-    top = np.uint32(0)
-    for i in range(len(x)):
-        bits = np.float32(x[i]).view(np.uint32)
-        key = np.uint32((bits << np.uint32(1) | bits >> np.uint32(31)) ^ np.uint32(1))
-        top = key if key > top else top
-    top = np.uint32(top ^ np.uint32(1))
-    return np.uint32(top >> np.uint32(1) | top << np.uint32(31)).view(np.float32)
-
-
 def _half_scale(x, w, lanes):
-    extreme = largest(x)
+    extreme = largest_of(x)
     bits = float_to_half(abs(extreme) / np.float32(TOP))
     if bits == 0:
         return np.float32(0)
