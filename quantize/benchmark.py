@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from ..errors import IqforgeError, MalformedFileError, NotFoundError, UsageError
 
 # What a row of the output holds: (key in --json, heading, format)
-_COLUMNS = [("type", "type", "{}"), ("speed", "M elements/s", "{:.2f}"), ("whole", "whole call", "{:.2f}"), ("same_bytes", "same bytes as cpu", "{}"),
+_COLUMNS = [("type", "type", "{}"), ("speed", "M elements/s", "{:.2f}"), ("whole", "whole call", "{:.2f}"),
+            ("same_bytes", "same bytes as cpu", "{}"),
             ("table", "reference table", "{:.2f}"), ("table_ratio", "ratio", "{:.2f}"), ("reference", "reference library", "{:.2f}"),
             ("ratio", "ratio", "{:.2f}"), ("error", "error", "{:.5f}"), ("reference_error", "reference error", "{:.5f}"),
             ("error_ratio", "ratio", "{:.3f}")]

@@ -196,7 +196,8 @@ class CudaDevice:
         source.copy_to_host(host, stream=stream)
 
     def encoder(self, type: GGMLType, n_cols: int, weighted: bool) -> DeviceEncoder:
-        """What searches rows of `n_cols` for the type (an interleaved one: see `row_encoder`); its weights are given with each launch if it is `weighted`."""
+        """What searches rows of `n_cols` for the type (an interleaved one: see `row_encoder`); its weights are given with each
+        launch if it is `weighted`."""
         key = type, n_cols, weighted
         with self._lock:
             if key not in self._encoders:

@@ -67,7 +67,8 @@ def measure(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None, 
     same = None  # the trellis types have another algorithm on a GPU
     if type.name not in TRELLIS_TYPES:
         same = np.array_equal(encode(type, ends, importance, threads=default_threads()), whole)
-    return Timing(type.name, x.size / float(np.median(seconds)), x.size / whole_seconds, weighted_error(type, ends, whole, importance), same)
+    error = weighted_error(type, ends, whole, importance)
+    return Timing(type.name, x.size / float(np.median(seconds)), x.size / whole_seconds, error, same)
 
 
 def measure_on_cpu(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None, library: ReferenceLibrary | None = None, *,

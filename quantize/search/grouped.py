@@ -28,7 +28,7 @@ import numpy as np
 from ...formats.codecs.scalars import nearest_half
 from ...formats.kernel import device_function, specialize
 from . import lanes as lane_functions
-from .lanes import LANES, gains, lane_of_largest, lane_of_least, largest_of
+from .lanes import LANES, largest_of
 from .steps import SUPER, Steps
 from .values import value_set
 
@@ -91,11 +91,10 @@ def _scan(x, w, own, groups, lanes, g):
             for c in range(LANES):
                 lanes[0, c] = LADDER[part * LANES + c] / extreme
             score_lanes(x, own, at, GROUP, SHIFTS[h], lanes[0], lanes[1], lanes[2])
-            gains(lanes[1], lanes[2], lanes[3])
-            winner = lane_of_largest(lanes[3])
-            if lanes[3, winner] > top:
-                top = lanes[3, winner]
-                groups[g, FREE + h] = lanes[1, winner] / lanes[2, winner]
+            for c in range(LANES):  # no index but c: a GPU keeps the lanes in registers
+                if lanes[1, c] * lanes[1, c] > top * lanes[2, c]:
+                    top = lanes[1, c] * lanes[1, c] / lanes[2, c]
+                    groups[g, FREE + h] = lanes[1, c] / lanes[2, c]
 
 
 def _largest(x, w, own, groups, lanes, row):
@@ -175,10 +174,13 @@ def _settle_with(x, own, d, groups, g, column, lanes):
     for c in range(LANES):
         lanes[2, c] = SHIFTS[c // per_shift]
     error_lanes(x, own, g * GROUP, GROUP, lanes[2], lanes[0], lanes[1], lanes[3])
-    winner = lane_of_least(lanes[3])
-    groups[g, column] = lanes[4, winner]
-    groups[g, column + 1] = np.float32(winner // per_shift)
-    return lanes[3, winner]
+    least, k, number = lanes[3, 0], lanes[4, 0], 0
+    for c in range(1, LANES):
+        if lanes[3, c] < least:
+            least, k, number = lanes[3, c], lanes[4, c], c // per_shift
+    groups[g, column] = k
+    groups[g, column + 1] = np.float32(number)
+    return least
 
 
 def _settle(x, w, own, groups, lanes, g):

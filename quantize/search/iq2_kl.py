@@ -115,6 +115,7 @@ def iq2_kl(block, codes, groups):
     write_u16(block, 0, high)
 
 
-_steps = grouped_steps("iq2_kl", _VALUES, group=32, integers=range(-32, 32), reach=(0.7, 1.8), fill=(1.1, 0.75), half=True, emphasis=True, gain=1.03,
+_steps = grouped_steps("iq2_kl", _VALUES, group=32, integers=range(-32, 32), reach=(0.7, 1.8), fill=(1.1, 0.75), half=True,
+                       emphasis=True, gain=1.03,
                        parts={"score_lanes": _score_lanes, "error_lanes": _error_lanes, "fit_sums": _fit_sums, "codes_of": _codes_of})
 STEPPED_SEARCHES = {"IQ2_KL": RowSearch(_steps, half_head, iq2_kl, __file__)}

@@ -63,7 +63,8 @@ def single_search(name: str, values: np.ndarray, *, reach: tuple[float, float], 
                   sides: int = 2, half: bool = True) -> tuple[Callable, Callable]:
     """Compile (search(x, w, lanes) -> d, code_of(x, scale, shift) -> int). `fine`: half width of the second ladder.
 
-    rungs: per side, all together a multiple of LANES; sides: 1 if the value set is (nearly) symmetric, else 2; half: d is stored in half precision (else float32).
+    rungs: per side, all together a multiple of LANES; sides: 1 if the value set is (nearly) symmetric, else 2; half: d is stored in
+    half precision (else float32).
     """
     names = value_set(name, values)
     ladder = np.abs(values).max() * np.geomspace(*reach, rungs)
