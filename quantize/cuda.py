@@ -51,22 +51,26 @@ _BODIES = {
 }
 
 # In steps: teams of TEAM threads, TEAMS of them in a CUDA block. A block's scratch fits into shared memory, a row's does not.
-# The teams behind the last unit repeat it, because all threads have to take part in synchronizing.
+# The teams behind the last unit only take part in synchronizing: to begin at IDLE is to make no calls.
 _STEPPED = {
     "block": ("x, w, out", """\
 def {name}(x, w, out):
     team = cuda.threadIdx.x // TEAM
-    unit = min(cuda.blockIdx.x * TEAMS + team, x.shape[0] - 1)
+    unit = cuda.blockIdx.x * TEAMS + team
+    member = cuda.threadIdx.x % TEAM if unit < x.shape[0] else IDLE
+    unit = min(unit, x.shape[0] - 1)
     own = cuda.shared.array((TEAMS, SIZE), float32)
     groups = cuda.shared.array((TEAMS, GROUPS, COLUMNS), float32)
     lanes = cuda.local.array((6, LANES), float32)
-    search(x[unit], w[unit % w.shape[0]], out[unit], own[team], groups[team], lanes, cuda.threadIdx.x % TEAM)
+    search(x[unit], w[unit % w.shape[0]], out[unit], own[team], groups[team], lanes, member)
 """),
     "row": ("x, w, heads, bodies, own, groups", """\
 def {name}(x, w, heads, bodies, own, groups):
-    row = min(cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM, x.shape[0] - 1)
+    row = cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM
+    member = cuda.threadIdx.x % TEAM if row < x.shape[0] else IDLE
+    row = min(row, x.shape[0] - 1)
     lanes = cuda.local.array((6, LANES), float32)
-    search(x[row], w, heads[row], bodies[row], own[row], groups[row], lanes, cuda.threadIdx.x % TEAM)
+    search(x[row], w, heads[row], bodies[row], own[row], groups[row], lanes, member)
 """),
 }
 
@@ -114,7 +118,7 @@ def _kernel(type: GGMLType, kind: str, search: Callable | BlockSearch | RowSearc
         team, teams = _teams(type, search)
         name = f"{search.name}_{team}x{teams}_cuda"
         parameters, source = _STEPPED[shape]
-        sizes |= {"TEAM": team, "TEAMS": teams, "GROUPS": type.block_size // search.steps.group + 1}
+        sizes |= {"IDLE": 1 << 30, "TEAM": team, "TEAMS": teams, "GROUPS": type.block_size // search.steps.group + 1}
     else:
         name = f"{search.__name__}_{kind}_cuda"
         parameters, body = _BODIES[kind]

@@ -102,6 +102,17 @@ def test_same_bytes_on_golden_sources(gpu, name):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", [t for t in TYPES if t in _searches()["steps"]])
+def test_launches_that_no_cuda_block_divides(gpu, name):
+    """Threads behind the last block or row must leave it alone."""
+    x = edge_rows()[33:40]
+    for columns in (256, 768):
+        expected = encode(name, np.ascontiguousarray(x[:, :columns]))
+        for rows in 40 * [1, 3, 7]:
+            assert np.array_equal(encode(name, np.ascontiguousarray(x[:rows, :columns]), device="cuda"), expected[:rows])
+
+
+@pytest.mark.gpu
 def test_interleaved_type(gpu):
     assert_same("IQ4_K_R4", edge_rows(), None, "edge rows")
 
