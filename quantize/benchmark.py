@@ -46,15 +46,15 @@ def run(args: argparse.Namespace, api=None) -> int:
     rows = []
     for row in measured_rows(args):
         rows.append(row)
-        if not (args.json or args.md):
+        if args.md:
+            print("\n".join(markdown(rows).splitlines()[0 if len(rows) == 1 else -1:]), flush=True)
+        elif not args.json:
             if len(rows) == 1:
                 columns = [column for column in _COLUMNS if column[0] in row]
                 print("  ".join(f"{heading:>12s}" for _, heading, _ in columns))
             print("  ".join(f"{_shown(row, key, form):>{max(12, len(heading))}s}" for key, heading, form in columns), flush=True)
     if args.json:
         print(json.dumps(rows, indent=1))
-    elif args.md:
-        print(markdown(rows))
     return 1 if any(row.get("same_bytes") is False for row in rows) else 0
 
 

@@ -91,6 +91,7 @@ def measure_on_cpu(type: str | GGMLType, x: np.ndarray, importance: np.ndarray |
         return library.quantize(type, rows, importance)
 
     few = x[: type.group_rows * max(1, min(16, len(x)) // type.group_rows)]
+    beside = beside and library.survives(type, few, importance)
     ours(few)
     once = _seconds(ours, few, clock)
     part = x[: max(len(few), min(len(x), int(len(few) * seconds / once)) // type.group_rows * type.group_rows)]

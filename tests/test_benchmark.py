@@ -26,6 +26,9 @@ class Half:
     def requires_importance(self, type):
         return type.name == "IQ2_BN"
 
+    def survives(self, type, x, importance):
+        return True
+
     def quantize(self, type, x, importance):
         return encode(type, x / 2, importance)
 
