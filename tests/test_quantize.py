@@ -16,7 +16,7 @@ import pytest
 
 import iqforge
 from iqforge.cli import main
-from iqforge.errors import ImatrixError, NonFiniteError, NotFoundError, OutputError, UnknownTypeError, UnsupportedTypeError, UsageError
+from iqforge.errors import ImatrixError, NonFiniteError, NotFoundError, OutputError, UnknownTypeError, UsageError
 from iqforge.formats.codec import encode_float
 from iqforge.formats.ftypes import FILE_TYPES, file_type
 from iqforge.formats.gguf.reader import open_gguf
@@ -227,7 +227,6 @@ def test_wrong_words(bf16, tmp_path, capsys):
     assert "nthread" in failing("--pure", str(bf16), out, "IQ4_K", "many", capsys=capsys)
     assert "expected IN" in failing("--pure", str(bf16), capsys=capsys)
     assert "no such file" in failing("--pure", str(tmp_path / "none.gguf"), out, "IQ4_K", capsys=capsys)
-    assert "not supported yet" in failing("--pure", str(bf16), out, "IQ3_KT", capsys=capsys)
     assert "unknown ggml type" in failing("--pure", "--output-tensor-type", "q9", str(bf16), out, "IQ4_K", capsys=capsys)
     assert "none.dat" in failing("--pure", "--imatrix", str(tmp_path / "none.dat"), str(bf16), out, "IQ4_K", capsys=capsys)
     assert not list(tmp_path.iterdir())
@@ -245,8 +244,6 @@ def test_output_is_input(bf16, tmp_path):
 
 def test_errors_leave_nothing(bf16, tmp_path):
     out = tmp_path / "q.gguf"
-    with pytest.raises(UnsupportedTypeError, match="IQ3_KT is not"):
-        iqforge.quantize_model(bf16, out, "IQ3_KT", pure=True)
     with pytest.raises(NotFoundError):
         iqforge.quantize_model(tmp_path / "nothing", out, "Q8_0", pure=True)
     wrong = imatrix_of(bf16)
