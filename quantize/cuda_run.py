@@ -28,8 +28,8 @@ from .cuda_device import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED
 from .encode import arrange_rows, prepare_weights
 
 if TYPE_CHECKING:
+    from .piece import Piece
     from .plan import PlannedTensor
-    from .run import Piece
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from ..formats.codec import decode, encode_float
 from ..formats.source import Sink, Source
 from ..formats.types import ggml_type
 from .encode import arrange_rows, refuse_non_finite, row_encoder, zero_non_finite
+from .piece import Piece
 from .plan import PlannedTensor
 
 if TYPE_CHECKING:
@@ -86,25 +87,6 @@ class Progress:
     def tensor_done(self, index: int, report: TensorReport) -> None: ...
 
     def end(self, report: RunReport) -> None: ...
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Rows start..stop of a tensor, all of one matrix, or bytes to copy (encode is None).
-
-    A piece for a GPU has a number, counted over the run, and no encode; it may span matrices, with weights[matrices, n_cols]."""
-
-    index: int
-    planned: PlannedTensor
-    start: int
-    stop: int
-    weights: np.ndarray | None
-    encode: Callable[[np.ndarray], np.ndarray] | None
-    number: int | None = None
-
-    @property
-    def kept(self) -> bool:
-        return self.planned.kept
 
 
 def default_threads() -> int:
