@@ -16,8 +16,9 @@ import time
 
 import iqforge
 
-TYPES = ["Q8_0", "IQ6_K", "Q6_K", "IQ5_K", "Q5_K", "IQ5_KS", "IQ4_K", "Q4_K", "IQ4_NL", "IQ4_KS", "IQ4_XS", "Q4_0", "IQ3_K", "Q3_K",
-         "IQ3_KS", "Q2_K", "IQ2_K", "IQ2_KS", "IQ3_S", "IQ3_XXS", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"]
+TYPES = ["Q8_0", "IQ6_K", "Q6_K", "IQ5_K", "Q5_K", "IQ5_KS", "IQ4_K", "Q4_K", "IQ4_NL", "IQ4_KS", "IQ4_XS", "Q4_0", "IQ4_KSS", "IQ4_KT",
+         "IQ3_K", "Q3_K", "IQ3_S", "IQ3_KS", "IQ3_KT", "IQ3_XXS", "Q2_K", "IQ2_KL", "IQ2_K", "IQ2_XS", "IQ2_KS", "IQ2_KT", "IQ2_XXS",
+         "IQ1_M", "IQ1_KT", "IQ1_S"]
 
 
 def main() -> None:
