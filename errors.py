@@ -95,5 +95,9 @@ class EvaluationError(IqforgeError):
     """A text, base file or context size with which an evaluation cannot run."""
 
 
+class DeviceError(IqforgeError):
+    """A GPU, its driver or the packages that compile for it failed, or its memory does not suffice."""
+
+
 class OutputError(IqforgeError):
     """An output that cannot be written: no space, no permission, the same file as an input."""

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import DeviceError, UsageError
 from .kernel import sources_digest
 
 # PTX that rounds once where the source rounds twice, approximates, flushes subnormals, or lets the assembler choose.
@@ -48,6 +48,18 @@ def cuda_module() -> types.ModuleType:
         raise UsageError("no CUDA device was found (no NVIDIA GPU, no driver, or CUDA's libraries cannot be loaded)")
     _prepare()
     return cuda
+
+
+@contextlib.contextmanager
+def named_errors(device: str) -> Iterator[None]:
+    """What CUDA and numba-cuda raise, as a DeviceError that names the device."""
+    from cuda.core._utils.cuda_utils import CUDAError
+    from numba.cuda.cudadrv.error import CudaDriverError
+
+    try:
+        yield
+    except (CudaDriverError, CUDAError, MemoryError) as error:
+        raise DeviceError(f"{device}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
 
 
 def device_number(device: str) -> int:
@@ -149,7 +161,7 @@ def compile_kernel(source: str, name: str, file: str, signature: object, max_reg
 
     max_registers: per thread, where more threads at a time are worth more than registers;
     file: the module's own path, beside which numba keeps the compiled code; `name` keys it and must say what the functions in
-    `names` are. RuntimeError if the compiled code would not round like the CPU's.
+    `names` are. DeviceError if the compiled code would not round like the CPU's.
     """
     from numba import cuda
 
@@ -161,7 +173,7 @@ def compile_kernel(source: str, name: str, file: str, signature: object, max_reg
     # not as cuda.jit(lto=False)(function).
     kernel = cuda.jit(function, cache=True, lto=False, max_registers=max_registers)
     if kernel.targetoptions.get("lto"):
-        raise RuntimeError("this version of numba-cuda links with optimizations that round otherwise than the CPU does")
+        raise DeviceError("this version of numba-cuda links with optimizations that round otherwise than the CPU does")
     with _exact():
         kernel.compile(signature)
         ptx = "".join(kernel.inspect_asm().values())
@@ -169,7 +181,7 @@ def compile_kernel(source: str, name: str, file: str, signature: object, max_reg
         compiled.bind()  # loaded now, and not by several threads at once when they start it
     kernel.disable_compile()  # arguments of other types must not be compiled for on the way, without the above
     if found := inexact_instructions(ptx):
-        raise RuntimeError(f"numba-cuda compiled {name} with {', '.join(found)}: its results would differ from the CPU's")
+        raise DeviceError(f"numba-cuda compiled {name} with {', '.join(found)}: its results would differ from the CPU's")
     return kernel
 
 

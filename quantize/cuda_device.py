@@ -7,18 +7,18 @@ of a CUDA block pairwise, over CUDA blocks by the host in their order.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
 
-from ..errors import IqforgeError
+from ..errors import DeviceError
 from ..formats.codec import block_decoder
 from ..formats.codecs.scalars import half_to_float
-from ..formats.kernel_cuda import compile_kernel, cuda_module, on_device
+from ..formats.kernel_cuda import compile_kernel, cuda_module, named_errors, on_device
 from ..formats.types import GGMLType
 from .encode import row_encoder
 
@@ -163,8 +163,10 @@ class CudaDevice:
         self._encoders: dict[tuple, DeviceEncoder] = {}
         self._lock = threading.Lock()  # one thread compiles, the others wait for what it made
 
-    def context(self) -> AbstractContextManager:
-        return self._cuda.gpus[self.number]
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        with named_errors(self.name), self._cuda.gpus[self.number]:
+            yield
 
     def stream(self) -> object:
         return self._cuda.stream()
@@ -186,7 +188,7 @@ class CudaDevice:
         try:
             return new(n_bytes, np.uint8)
         except (MemoryError, CudaDriverError) as error:
-            raise IqforgeError(f"{n_bytes} bytes of {what} {self.name} could not be had ({error}); fewer threads (NTHREADS) "
+            raise DeviceError(f"{n_bytes} bytes of {what} {self.name} could not be had ({error}); fewer threads (NTHREADS) "
                                "need less") from None
 
     def upload(self, host: np.ndarray, target: object, stream: object) -> None:

@@ -83,9 +83,19 @@ def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = 
     columns alike. Interleaved types take whole row groups and give their bytes as that many rows.
     device: "cpu", or "cuda" or "cuda:N" for the same bytes from a GPU; `threads` counts on the CPU only.
     ShapeError for shapes the type cannot have, NonFiniteError naming row and column for NaN or infinity in x or importance,
-    UnsupportedTypeError for a type without a search, UsageError for a device that is unknown or not there.
+    UnsupportedTypeError for a type without a search, UsageError for a device that is unknown or not there, DeviceError for one that
+    fails. Values near float32's largest may decode to infinity in trellis types, as values beyond 65504 do in F16.
     """
-    type = ggml_type(type)
+    if device != "cpu":
+        from ..formats.kernel_cuda import device_number, named_errors
+
+        device_number(device)
+        with named_errors(device):
+            return _encode(ggml_type(type), x, importance, device, 1)
+    return _encode(ggml_type(type), x, importance, device, threads)
+
+
+def _encode(type: GGMLType, x: np.ndarray, importance: np.ndarray | None, device: str, threads: int) -> np.ndarray:
     x = np.ascontiguousarray(x, dtype=np.float32)
     if x.ndim != 2:
         raise ShapeError(f"encode takes float32[rows, n_cols], got {x.ndim} dimensions")
@@ -114,7 +124,7 @@ def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = 
             run(x[rows], piece)
             out[rows] = arrange_rows(type, piece, n_cols)
 
-    in_pieces(work, len(x), type.group_rows, threads if device == "cpu" else 1)
+    in_pieces(work, len(x), type.group_rows, threads)
     return out
 
 
@@ -173,7 +183,7 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
         return row_encoder(ggml_type(type.base), n_cols, importance, device, stream)
     kinds, type = own, ggml_type(type.base) if type.base else type
     if not kinds:
-        raise UnsupportedTypeError(f"quantizing to {type.name} is not supported yet")
+        raise UnsupportedTypeError(f"there is no quantizer for {type.name}")
     blocks, size, head = n_cols // type.block_size, type.block_size, type.header_bytes
     if importance is None and "plain row" in kinds:
         kinds = {"row": kinds["plain row"]}

@@ -121,6 +121,6 @@ def check_supported(planned: Sequence[PlannedTensor], decodable: Sequence[str], 
         if tensor.kept:
             continue
         if tensor.source.type.name not in decodable:
-            raise UnsupportedTypeError(f"decoding {tensor.source.type} is not supported yet", tensor=tensor.source.name)
+            raise UnsupportedTypeError(f"{tensor.source.type} cannot be decoded row by row", tensor=tensor.source.name)
         if tensor.target.type.name not in encodable:
-            raise UnsupportedTypeError(f"quantizing to {tensor.target.type} is not supported yet", tensor=tensor.target.name)
+            raise UnsupportedTypeError(f"there is no quantizer for {tensor.target.type}", tensor=tensor.target.name)

@@ -40,7 +40,8 @@ def run(args: argparse.Namespace, api) -> int:
           f"{size / MIB:.2f} of {report.target_bytes / MIB:.2f} MiB")
     if not changed:
         print("nothing to do: no file was written")
-    elif args.dry_run:
+        return 1  # a script must not take an older OUT for the result
+    if args.dry_run:
         print("dry run: nothing was written")
     else:
         print(f"repack time = {seconds:.2f} s ({report.target_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s), written to {printable(out)}")

@@ -8,6 +8,7 @@ of the source are handed back as soon as their piece is done.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -111,9 +112,13 @@ def stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, *, impo
 
     workers = DeviceWorkers([CudaDevice(number) for number in devices], threads)
     try:
-        return _stream(source, planned, sink, importance, progress, len(workers.slots), workers)
-    finally:
-        workers.close()
+        report = _stream(source, planned, sink, importance, progress, len(workers.slots), workers)
+    except BaseException:
+        with contextlib.suppress(IqforgeError):  # the first error is the one to tell
+            workers.close()
+        raise
+    workers.close()
+    return report
 
 
 def _stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, importance: ImportanceLookup | None, progress: Progress,
@@ -219,7 +224,8 @@ def _work(source: Source, piece: Piece) -> tuple[np.ndarray, np.ndarray | None]:
         refuse_non_finite(x, info.name, source.path, first_row=piece.start % matrix_rows)
     data = piece.encode(x)
     error = decode(piece.planned.target.type, data, info.n_cols, as_weights=True)
-    np.subtract(x, error, out=error)
+    with np.errstate(invalid="ignore"):  # a tensor that becomes floats keeps what is not finite, and its errors are NaN
+        np.subtract(x, error, out=error)
     largest = float(np.abs(error).max(initial=0))
     if not np.isfinite(largest) and np.isfinite(x).all():
         raise NonFiniteError(f"values up to {np.abs(x).max():g} do not fit into {piece.planned.target.type}", tensor=info.name,
@@ -253,7 +259,7 @@ class _Sums:
         if not self.any:
             return TensorReport(piece.planned)
         e2, x2, we2, wx2 = self.totals
-        return TensorReport(piece.planned, float(np.sqrt(e2 / x2)) if x2 > 0 else 0.0, float(np.sqrt(we2 / wx2)) if wx2 > 0 else 0.0,
+        return TensorReport(piece.planned, float(np.sqrt(e2 / x2)) if x2 != 0 else 0.0, float(np.sqrt(we2 / wx2)) if wx2 != 0 else 0.0,
                             piece.weights is not None, self.largest, self.zeroed)
 
 

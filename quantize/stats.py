@@ -164,7 +164,7 @@ def choose_types(asked: Sequence[GGMLType], encodable: Sequence[str]) -> list[GG
     UnsupportedTypeError for a type without a search."""
     for type in asked:
         if type.name not in encodable:
-            raise UnsupportedTypeError(f"quantizing to {type.name} is not supported yet")
+            raise UnsupportedTypeError(f"there is no quantizer for {type.name}")
     chosen = set(asked) or {type for type in map(ggml_type, encodable) if type.is_quantized and not type.base}
     return sorted(chosen, key=lambda type: (type.bits_per_weight, type.id))
 

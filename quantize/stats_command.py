@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
-from ..errors import printable
+from ..errors import OutputError, printable
 from ..formats.source import TensorInfo
 from .stats import ErrorSums, StatsProgress, StatsReport, TensorStats
 
@@ -33,6 +34,8 @@ def run(args: argparse.Namespace, api) -> int:
 
     if args.html:
         refuse_same_file(args.html, [args.model, *([args.imatrix] if args.imatrix else [])])
+        if not os.access(folder := os.path.dirname(os.path.abspath(args.html)), os.W_OK):  # found before the work, not after it
+            raise OutputError("cannot be written: there is no such folder, or it is not writable", file=folder)
     printer = Printer(quiet=args.json)
     try:
         report = api.quantize_stats(args.model, args.type, args.imatrix, include=args.include, rows=args.rows, threads=args.threads,

@@ -23,7 +23,7 @@ from .cuda import CudaEncoder, _locks
 from .search.trellis import SETTINGS
 from .search.trellis_nearest import MARGIN
 from .search.trellis_rows import SMALLEST
-from .search.trellis_tree import CODEBOOKS, FAN, search_tree
+from .search.trellis_tree import CODEBOOKS, search_tree
 
 LEAF = 32  # words per leaf: one for each lane of a warp
 THREADS = 256

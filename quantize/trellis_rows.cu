@@ -14,7 +14,7 @@ constexpr int FAN = 16, LEAF = 32, ROUNDS = NODES / 32, THREADS = 256;
 constexpr unsigned ALL = 0xffffffffu;
 #define INFINITE __int_as_float(0x7f800000)
 
-static_assert(GROUPS * BATCH <= 32 && NODES % 32 == 0);
+static_assert(GROUPS * BATCH <= 32 && NODES % 32 == 0 && (NODES & (NODES - 1)) == 0);
 
 __device__ float misfit(float ratio) {
     float square = ratio + 1.0f / ratio - 2.0f;
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 trellis_prepare(const float* x, const float* w, const float* constants, float* rows, Guess* guesses, int blocks) {
     x += (long long)blockIdx.x * blocks * 32;
     guesses += (long long)blockIdx.x * blocks;
-    __shared__ float part[THREADS / 32], share[TARGETS][64], totals[TARGETS], bounds[2];
+    __shared__ float part[THREADS / 32], share[TARGETS][64], totals[TARGETS];
     const int thread = threadIdx.x;
 
     float top = 0;

@@ -12,7 +12,7 @@ import argparse
 import numpy as np
 
 from iqforge.formats.codec import decode
-from iqforge.quantize.benchmark import sample_rows
+from iqforge.quantize.timing import sample_rows
 from iqforge.quantize.encode import encode
 from iqforge.quantize.search.trellis_tree import CODEBOOKS
 from measure_errors import GOLDEN

@@ -12,6 +12,7 @@ import pytest
 
 from iqforge.errors import ShapeError, UnknownTypeError, UnsupportedTypeError
 from iqforge.formats import codec, grids, tables
+from iqforge.formats.codec import decodable_types, decode, deinterleave, interleave
 from iqforge.formats.types import TYPES, ggml_type
 
 from .shared import shared
@@ -200,3 +201,14 @@ def test_wrong_shapes_are_named():
         codec.decode("IQ4_KK", np.zeros((1, 144), np.uint8), 256)
     with pytest.raises(ShapeError, match="multiple of 2"):
         codec.decode("BF16_R16", np.zeros((16, 6), np.uint8), 3)
+
+
+@pytest.mark.parametrize("name", [name for name in decodable_types() if ggml_type(name).is_interleaved])
+def test_no_rows(name):
+    n_cols = 256
+    type = ggml_type(name)
+    empty = np.zeros((0, type.row_bytes(n_cols)), dtype=np.uint8)
+    assert decode(name, empty, n_cols).shape == (0, n_cols)
+    if type.base:
+        plain = deinterleave(name, empty, n_cols)
+        assert plain.shape == (0, ggml_type(type.base).row_bytes(n_cols)) and interleave(name, plain, n_cols).shape == empty.shape

@@ -115,7 +115,7 @@ def test_command(tmp_path, capsys):
     assert main(["repack", str(plain), str(tmp_path / "r.gguf"), "--pattern", r"blk\.1", "2"]) == 0
     out = capsys.readouterr().out
     assert "iq4_k, -> iq4_k_r4" in out and "not asked for" in out and "1 of 4 tensors repacked" in out and "repack time" in out
-    assert main(["repack", str(plain), str(tmp_path / "none.gguf"), "--pattern", "xyz"]) == 0
+    assert main(["repack", str(plain), str(tmp_path / "none.gguf"), "--pattern", "xyz"]) == 1
     assert "nothing to do" in capsys.readouterr().out and not (tmp_path / "none.gguf").exists()
     for words, why in ((["x.gguf"], "expected IN OUT"), ([str(plain), "x.gguf", "many"], "nthread"),
                        ([str(plain), str(plain)], "same file"),

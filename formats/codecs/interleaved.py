@@ -34,18 +34,22 @@ def pack_rows(type: GGMLType, rows: np.ndarray, n_cols: int) -> np.ndarray:
     """Rows of the plain type, uint8[n, bytes], n a multiple of K, to as many rows of `type`."""
     tables = _tables(type, n_cols)
     wide, head = row_head(type), type.header_bytes
-    rows = rows.reshape(len(rows) // type.group_rows, type.group_rows, -1)
+    if not len(rows):
+        return np.empty((0, type.row_bytes(n_cols)), dtype=np.uint8)
+    rows = rows.reshape(len(rows) // type.group_rows, type.group_rows, rows.shape[1])
     merged = np.empty((len(rows), type.group_rows * type.row_bytes(n_cols)), dtype=np.uint8)
-    merged[:, : type.group_rows * head] = rows[..., :head].reshape(len(rows), -1)  # Q8_KV_R8 leaves the row's sum out
+    merged[:, : type.group_rows * head] = rows[..., :head].reshape(len(rows), type.group_rows * head)  # Q8_KV_R8 leaves the row's sum out
     tables.pack(rows, wide, merged, type.group_rows * head)
-    return merged.reshape(-1, type.row_bytes(n_cols))
+    return merged.reshape(len(merged) * type.group_rows, type.row_bytes(n_cols))
 
 
 def unpack_rows(type: GGMLType, merged: np.ndarray, n_cols: int) -> np.ndarray:
     """Inverse of `pack_rows`; a type that has no plain type gives rows in the form its decoder reads."""
     tables = _tables(type, n_cols)
     wide, head = row_head(type), type.header_bytes
-    merged = merged.reshape(len(merged) // type.group_rows, -1)
+    if not len(merged):
+        return np.empty((0, wide + type.row_bytes(n_cols) - head), dtype=np.uint8)
+    merged = merged.reshape(len(merged) // type.group_rows, type.group_rows * type.row_bytes(n_cols))
     n_bytes = wide + type.row_bytes(n_cols) - head
     rows = np.empty((len(merged), type.group_rows, n_bytes), dtype=np.uint8)
     rows[..., :head] = merged[:, : type.group_rows * head].reshape(len(merged), type.group_rows, head)
@@ -53,7 +57,7 @@ def unpack_rows(type: GGMLType, merged: np.ndarray, n_cols: int) -> np.ndarray:
     if wide > head:
         sums = rows[..., wide:].view(np.int8).sum(axis=2, dtype="<i4")
         rows[..., head:wide] = sums[..., None].view(np.uint8)
-    return rows.reshape(-1, n_bytes)
+    return rows.reshape(len(rows) * type.group_rows, n_bytes)
 
 
 def row_head(type: GGMLType) -> int:

@@ -16,7 +16,6 @@ from .values import Value, ValueType, u16
 
 MAX_SHARDS = 65_535
 KEY_NO, KEY_COUNT, KEY_TENSORS = "split.no", "split.count", "split.tensors.count"
-SPLIT_KEYS = (KEY_NO, KEY_COUNT, KEY_TENSORS)
 _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 

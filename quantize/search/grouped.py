@@ -54,6 +54,12 @@ def as_half(d):
 
 
 @device_function
+def as_row_float(d):
+    """d in single precision, small enough for the largest product of two signed bytes with it to be finite."""
+    return min(max(np.float32(-2e34), d), np.float32(2e34))
+
+
+@device_function
 def as_float(d):
     return np.float32(d)
 
@@ -300,7 +306,7 @@ def grouped_steps(name: str, values: np.ndarray, *, group: int, integers: range,
     names |= {"GROUP": group, "LOW": low, "HIGH": high, "STEP": integers.step, "SHIFTS": np.array(shifts, dtype=np.float32),
               "EMPHASIS": emphasis, "GAIN": gain,
               "LADDER": (np.abs(values).max() * np.concatenate([ladder, -ladder])).astype(np.float32),
-              "TARGETS": np.concatenate([low * part, high * part]).astype(np.float32), "round_d": as_half if half else as_float}
+              "TARGETS": np.concatenate([low * part, high * part]).astype(np.float32), "round_d": as_half if half else as_row_float}
     judges = {"score_lanes": lane_functions.score_lanes, "error_lanes": lane_functions.error_lanes, "fit_sums": _fit_sums}
     for part, template in (judges | (parts or {})).items():
         names[part] = specialize(template, f"{part}_{name}", **names)
