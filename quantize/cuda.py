@@ -1,8 +1,8 @@
 """The searches of `search/` on CUDA devices: the same functions as on the CPU, the same bytes.
 
-One thread searches one block. Rows of a type with a scale per row are searched in steps, shared by a block of threads; the
-simplest of them take one thread per row. Importances and rows are copied to the
-device in pieces of bounded size. A compiled kernel is kept on disk beside this file (or in numba's user cache).
+A search in steps (`search/steps.py`) shares a block or row among a team of threads; any other has one thread for each block, or for
+each row of a type with a scale per row. Importances and rows are copied to the device in pieces of bounded size. A compiled kernel is
+kept on disk beside this file (or in numba's user cache).
 """
 
 from __future__ import annotations
