@@ -6,10 +6,9 @@ not looked up by row. Rows stream through in pieces of bounded size, on several 
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 
@@ -18,8 +17,9 @@ from ..formats.ftypes import FILE_TYPES
 from ..formats.gguf.reader import GGUFFile
 from ..formats.source import Sink, TensorInfo
 from ..formats.types import TYPES, GGMLType, ggml_type
+from .ordered import in_order
 from .plan import BY_ROW, NEVER_INTERLEAVED, PlannedTensor, regular_expressions
-from .run import Progress, RunReport, TensorReport, default_threads
+from .run import Progress, RunReport, TensorReport, thread_count
 
 PIECE_BYTES = 8 << 20
 _RELEASE_BYTES = 64 << 20  # pages handed back after this much reading
@@ -97,20 +97,21 @@ def stream_repacked(source: GGUFFile, planned: Sequence[PlannedTensor], sink: Si
     threads: 0 for all cores that this process may use. The bytes are the same for any number of them.
     """
     progress = progress or Progress()
-    threads = min(threads, 4 * default_threads()) if threads > 0 else default_threads()
+    threads = thread_count(threads)
     report = RunReport()
     progress.begin(planned)
     with ThreadPoolExecutor(threads, thread_name_prefix="repack") as pool:
         for index, plan in enumerate(planned):
             n_read = n_done = 0
-            for data in _in_order(pool, 2 * threads, _pieces(source, plan)):
-                sink.write(plan.target, data)
-                n_read += data.nbytes
-                if n_read >= _RELEASE_BYTES:
-                    source.release(plan.source)
-                    n_read = 0
-                n_done += data.nbytes
-                progress.advance(_share(plan, n_done) - _share(plan, n_done - data.nbytes))
+            with closing(in_order(pool, 2 * threads, _pieces(source, plan))) as results:
+                for _, data in results:
+                    sink.write(plan.target, data)
+                    n_read += data.nbytes
+                    if n_read >= _RELEASE_BYTES:
+                        source.release(plan.source)
+                        n_read = 0
+                    n_done += data.nbytes
+                    progress.advance(_share(plan, n_done) - _share(plan, n_done - data.nbytes))
             source.release(plan.source)
             report.tensors.append(TensorReport(plan))
             progress.tensor_done(index, report.tensors[-1])
@@ -123,30 +124,14 @@ def _share(plan: PlannedTensor, n_bytes: int) -> int:
     return plan.source.n_elements * n_bytes // plan.target.n_bytes
 
 
-def _pieces(source: GGUFFile, plan: PlannedTensor) -> Iterator[Callable[[], np.ndarray]]:
-    """Functions that make the next bytes of the result, one after another."""
+def _pieces(source: GGUFFile, plan: PlannedTensor) -> Iterator[tuple[None, Callable[[], np.ndarray]]]:
+    """Functions that make the next bytes of the result, one after another, as `in_order` takes them."""
     info, target = plan.source, plan.target.type
     if plan.kept:
         for start in range(0, info.n_bytes, PIECE_BYTES):
-            yield lambda start=start: np.array(source.read_bytes(info, start, min(start + PIECE_BYTES, info.n_bytes)))
+            yield None, lambda start=start: np.array(source.read_bytes(info, start, min(start + PIECE_BYTES, info.n_bytes)))
         return
     convert, kind = (interleave, target) if target.is_interleaved else (deinterleave, info.type)
     step = max(1, PIECE_BYTES // (info.row_bytes * kind.group_rows)) * kind.group_rows
     for start in range(0, info.n_rows, step):
-        yield lambda start=start: convert(kind, source.read_rows(info, start, min(start + step, info.n_rows)), info.n_cols)
-
-
-def _in_order(pool: ThreadPoolExecutor, ahead: int, pieces: Iterator[Callable[[], np.ndarray]]) -> Iterator[np.ndarray]:
-    """Results of the pieces in their order, at most `ahead` of them under way or waiting."""
-    waiting: deque[Future] = deque()
-    try:
-        for piece in itertools.chain(pieces, itertools.repeat(None)):
-            if piece is not None:
-                waiting.append(pool.submit(piece))
-            elif not waiting:
-                return
-            if piece is None or len(waiting) >= ahead:
-                yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
+        yield None, lambda start=start: convert(kind, source.read_rows(info, start, min(start + step, info.n_rows)), info.n_cols)

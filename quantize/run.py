@@ -94,6 +94,11 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def thread_count(asked: int) -> int:
+    """Threads to start: those asked for, but at most four per core, as more would only take memory; 0 or less: one per core."""
+    return min(asked, 4 * default_threads()) if asked > 0 else default_threads()
+
+
 def stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, *, importance: ImportanceLookup | None = None,
            threads: int = 0, progress: Progress | None = None, devices: Sequence[int] = ()) -> RunReport:
     """Carry out a plan. The sink must list the plan's target tensors in order; finishing or aborting it is the caller's.
@@ -104,7 +109,7 @@ def stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, *, impo
     Errors name the source file and tensor. NonFiniteError also where finite values do not fit into the target type.
     """
     progress = progress or Progress()
-    threads = min(threads, 4 * default_threads()) if threads > 0 else default_threads()
+    threads = thread_count(threads)
     if not devices:
         return _stream(source, planned, sink, importance, progress, threads)
     from .cuda_device import CudaDevice

@@ -7,9 +7,9 @@ options alone, so the figures are the same for any number of threads.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,8 +19,9 @@ from ..formats.codec import decode, encode_float
 from ..formats.source import Source, TensorInfo
 from ..formats.types import GGMLType, ggml_type
 from .encode import arrange_rows, refuse_non_finite, row_encoder
+from .ordered import in_order
 from .plan import is_candidate, regular_expressions
-from .run import ImportanceLookup, default_threads
+from .run import ImportanceLookup, thread_count
 
 PIECE_ELEMENTS = 1 << 19
 _RELEASE_ELEMENTS = 1 << 25  # pages of the source are handed back after this much reading
@@ -124,7 +125,7 @@ def collect_stats(source: Source, tensors: Sequence[TensorInfo], types: Sequence
     Interleaved types have the values of their plain types, and the same errors. NonFiniteError names the first NaN or infinity.
     """
     progress = progress or StatsProgress()
-    threads = min(threads, 4 * default_threads()) if threads > 0 else default_threads()
+    threads = thread_count(threads)
     spans = [list(row_spans(tensor, report.sampled)) for tensor in tensors]
     progress.begin(tensors, sum(tensor.n_cols * sum(stop - start for start, stop in own) for tensor, own in zip(tensors, spans)))
     with ThreadPoolExecutor(threads, thread_name_prefix="stats") as pool:
@@ -132,26 +133,16 @@ def collect_stats(source: Source, tensors: Sequence[TensorInfo], types: Sequence
             weights = None if importance is None else importance(tensor.name, tensor.shape)
             fitting = [type for type in types if fits(type, tensor)]
             errors = {type.name: ErrorSums(type) for type in fitting}
-            waiting: deque[tuple[int, Future]] = deque()
             n_read = 0
-            works = _works(source, tensor, own, fitting, weights)
-            try:
-                while True:
-                    while len(waiting) < 2 * threads and (work := next(works, None)) is not None:
-                        waiting.append((work[0], pool.submit(work[1])))
-                    if not waiting:
-                        break
-                    n_elements, future = waiting.popleft()
-                    for sums in future.result():
+            with closing(in_order(pool, 2 * threads, _works(source, tensor, own, fitting, weights))) as results:
+                for n_elements, measured in results:
+                    for sums in measured:
                         errors[sums.type.name] += sums
                     progress.advance(n_elements)
                     n_read += n_elements
                     if n_read >= _RELEASE_ELEMENTS:
                         source.release(tensor)
                         n_read = 0
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
             source.release(tensor)
             report.tensors.append(TensorStats(tensor, sum(stop - start for start, stop in own), weights is not None, errors))
             progress.tensor_done(report.tensors[-1])
