@@ -1,0 +1,62 @@
+"""What the fast path knows about the device it runs on: number formats, buffers that layers share, and who runs slowly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+# cuBLAS repeats its bits only with a workspace of fixed size per stream; it reads this when its first handle is made.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+@dataclass
+class Context:
+    """One device. `dtype` (bfloat16 or float16) is that of activations and decoded weights, the residual stream is float32.
+
+    `settings` are the `CacheSettings` that calls without a state of their own evaluate with (None: keys and values as they are);
+    `ubatch` the most tokens in one pass of the prompt path; `ser` None or (K, t): the K best experts, further ones only where their
+    probability exceeds t times the largest. `verbose` gets one line for every kind of layer that runs on a slower path, and why.
+    """
+
+    device: torch.device
+    dtype: torch.dtype = torch.bfloat16
+    settings: object = None
+    ubatch: int = 512
+    ser: tuple[int, float] | None = None
+    verbose: Callable[[str], None] | None = None
+    slow: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (module class, reason): layers
+    _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised memory, the same for every call with this name: a layer that wants to keep its content must copy it.
+
+        It grows to the largest shape asked for. Layers follow one another on one stream, so they can share it.
+        """
+        n_bytes = dtype.itemsize
+        for size in shape:
+            n_bytes *= size
+        held = self._buffers.get(name)
+        if held is None or held.numel() < n_bytes:
+            self._buffers.pop(name, None)  # the old one first: both need not fit
+            del held
+            held = self._buffers[name] = torch.empty(max(n_bytes, 16), dtype=torch.uint8, device=self.device)
+        return held[:n_bytes].view(dtype).view(shape)
+
+    def buffer_bytes(self) -> int:
+        """Memory that the buffers hold now."""
+        return sum(b.numel() for b in self._buffers.values())
+
+    def report(self, kind: str, reason: str, layer: int) -> None:
+        """A layer runs as the truth path has it. Told to `verbose` once for all layers of a kind and reason, by `report_all`."""
+        self.slow.setdefault((kind, reason), []).append(layer)
+
+    def report_all(self) -> None:
+        """Tells `verbose` what `report` has gathered since the last call."""
+        for (kind, reason), layers in self.slow.items():
+            if self.verbose is not None:
+                shown = f"layer {layers[0]}" if len(layers) == 1 else f"{len(layers)} layers from {layers[0]}"
+                self.verbose(f"slow path: {kind} of {shown}: {reason}")
+        self.slow.clear()

@@ -1,0 +1,58 @@
+"""A network on one CUDA device in bfloat16 or float16: many rows through tensor cores, few through matrix-vector kernels.
+
+Products are observed (`Model.observe`) on the truth path only: what an observer is shown must be the float32 inputs that the
+float32 path has. `Model` therefore does not come here while anybody observes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import UsageError
+from ..network import Network
+from .context import Context
+from .prompt_path import PromptPath
+
+STEP_ROWS = 8  # up to so many rows go through matrix-vector kernels
+
+
+class Engine:
+    """Runs `network`, whose weights lie (mostly) on `context.device`."""
+
+    def __init__(self, network: Network, context: Context):
+        self.network, self.context = network, context
+        self.prompt = PromptPath(network, context)
+        self.steps = None  # the decode path: anything with `extend` as below for 1..STEP_ROWS tokens
+        context.report_all()
+
+    @torch.no_grad()
+    def hidden(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """Final hidden states float32[S, n, width], normed, of independent sequences int64[S, n] from position `start`."""
+        n_sequences, n_tokens = tokens.shape
+        h = self.prompt.run(tokens.to(self.context.device), start)
+        return self.network.output_norm(h).view(n_sequences, n_tokens, -1)
+
+    @torch.no_grad()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32[rows, width], normed, to float32[rows, vocab]."""
+        return self.prompt.logits(hidden)
+
+    @torch.no_grad()
+    def extend(self, tokens: torch.Tensor, state, all_logits: bool = False) -> torch.Tensor:
+        """Appends tokens int64[n] to the sequence of `state`, `ubatch` at a time.
+
+        Returns float32[vocab] for the last token, or float32[n, vocab]. UsageError if they do not fit the sequence's capacity.
+        """
+        n = len(tokens)
+        if n == 0 or state.n_past + n > state.capacity:
+            raise UsageError(f"{n} tokens cannot be appended to a sequence of {state.n_past} with room for {state.capacity}")
+        if n <= STEP_ROWS and self.steps is not None:
+            return self.steps.extend(tokens, state, all_logits)
+        tokens = tokens.to(self.context.device)
+        rows = []
+        for piece in tokens.split(self.context.ubatch):
+            h = self.prompt.run(piece[None], state.n_past, state)
+            state.n_past += len(piece)
+            if all_logits:
+                rows.append(self.prompt.logits(self.network.output_norm(h)))
+        return torch.cat(rows) if all_logits else self.prompt.logits(self.network.output_norm(h[-1:]))[0]
