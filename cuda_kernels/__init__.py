@@ -1,1 +1,1 @@
-"""CUDA C++ sources of the runtime and what compiles them. Empty so far: on every device the runtime decodes with `formats.codec`."""
+"""CUDA C++ sources of the runtime, what compiles and launches them, and thin functions of torch tensors over them."""
