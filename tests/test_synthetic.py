@@ -1,0 +1,101 @@
+"""Random models: valid blocks of every type, sane activations, sizes of the real ones, no memory for rows that are seen twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from iqforge.errors import IqforgeError
+from iqforge.formats import codec
+from iqforge.formats.types import TYPES
+from iqforge.runtime.model import Model
+from iqforge.runtime.random_blocks import random_rows, supported
+from iqforge.runtime.repeated_rows import RepeatedRows, rows_per_page_run
+from iqforge.runtime.synthetic import SyntheticSource, llama3_factors
+
+WEIGHT_TYPES = [name for name in codec.decodable_types() if name not in ("F64", "I2_S")]
+
+
+@pytest.mark.parametrize("name", WEIGHT_TYPES)
+def test_random_rows_have_the_size_asked_for(name):
+    n_cols = 512
+    rows = random_rows(name, 32, n_cols, 0.02, np.random.default_rng(3))
+    assert rows.shape == (32, TYPES[name].row_bytes(n_cols))
+    values = codec.decode(name, rows, n_cols, as_weights=True).astype(np.float64)
+    assert np.sqrt((values**2).mean()) == pytest.approx(0.02, rel=0.3 if name.startswith("MXFP4") else 0.03)
+    assert abs(values.mean()) < 0.2 * 0.02
+    assert np.array_equal(rows, random_rows(name, 32, n_cols, 0.02, np.random.default_rng(3)))
+    assert not np.array_equal(rows, random_rows(name, 32, n_cols, 0.02, np.random.default_rng(4)))
+
+
+def test_types_that_are_no_weights():
+    assert [name for name in TYPES if not supported(name)] == ["F64", "I8", "I16", "I32", "I64", "I2_S"]
+    with pytest.raises(IqforgeError, match="I32"):
+        random_rows("I32", 4, 32, 1.0, np.random.default_rng(0))
+
+
+def test_sums_in_the_header_of_q8_kv():
+    rows = random_rows("Q8_KV", 4, 64, 0.1, np.random.default_rng(0))
+    assert rows[:, 8:].view(np.int8).sum(1, dtype=np.int64).tolist() == rows[:, 4:8].copy().view("<i4")[:, 0].tolist()
+
+
+def test_rows_repeat():
+    n = rows_per_page_run(24, 4)
+    rows = np.random.default_rng(0).integers(0, 256, (n, 24), dtype=np.uint8)
+    view = RepeatedRows(rows, 3 * n + 1).view
+    assert view.shape == (4 * n, 24) and all(np.array_equal(view[k * n : (k + 1) * n], rows) for k in range(4))
+    with pytest.raises(ValueError):
+        view[0, 0] = 1
+
+
+@pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "llama-tiny:Q8_0", "llama-tiny:Q4_K_R4", "llama-tiny:F16", "qwen3moe-tiny:IQ2_KS,attn_v=Q6_K"])
+def test_activations_neither_vanish_nor_overflow(spec):
+    source = SyntheticSource(spec)
+    with Model(source, torch.device("cpu")) as model:
+        tokens = torch.randint(0, model.n_vocab, (1, 64), generator=torch.Generator().manual_seed(1))
+        hidden = model.hidden(tokens)
+        logits = model.logits(hidden[0])
+        assert 0.5 < float(hidden.std()) < 2 and 0.5 < float(logits.std()) < 2
+        assert len(set(logits.argmax(-1).tolist())) > 8  # what comes out depends on what went in
+    with SyntheticSource(spec) as again, SyntheticSource(spec, seed=1) as other:
+        tensor = again.tensors[-1]
+        assert np.array_equal(source.read_rows(tensor, 0, 32), again.read_rows(tensor, 0, 32))
+        assert not np.array_equal(source.read_rows(tensor, 0, 32), other.read_rows(tensor, 0, 32))
+
+
+def test_sizes_are_those_of_the_real_models():
+    def parameters(shape):
+        source = SyntheticSource(f"{shape}:IQ4_K")
+        return sum(tensor.n_elements for tensor in source.tensors), {tensor.name: tensor.type.name for tensor in source.tensors}
+
+    n, types = parameters("llama-8b")
+    assert n == 8030261248 + 64  # the checkpoint's, and rope_freqs
+    assert (types["token_embd.weight"], types["output.weight"], types["blk.3.ffn_down.weight"], types["blk.3.ffn_norm.weight"]) == \
+        ("Q6_K", "Q6_K", "IQ4_K", "F32")
+    assert parameters("llama-70b")[0] == 70553706496 + 64
+    n, types = parameters("qwen3-30b-a3b")
+    assert n == 30532122624 and types["blk.0.ffn_gate_inp.weight"] == "F32"
+    types = {t.name: t.type.name for t in SyntheticSource("llama-8b:Q8_0,attn_v=Q6_K").tensors}
+    assert types["output.weight"] == "Q8_0" and types["blk.9.attn_v.weight"] == "Q6_K"
+
+
+def test_a_large_tensor_is_a_view():
+    with SyntheticSource("llama-70b:IQ4_K") as source:
+        tensor = next(t for t in source.tensors if t.name == "output.weight")
+        rows = source.read_rows(tensor, 0, tensor.n_rows)
+        assert rows.nbytes == tensor.n_bytes > 8e8 and not rows.flags.owndata
+
+
+def test_frequency_factors():
+    factors = llama3_factors(128, 500000.0)
+    assert factors[0] == 1 and factors[-1] == 8 and np.all(np.diff(factors) >= 0)
+    assert factors[:29].max() == 1 and factors[35:].min() == 8  # as in converted files of Llama 3.1
+
+
+@pytest.mark.parametrize("spec, words", [("llama-9b:IQ4_K", "no shape 'llama-9b'"), ("llama-8b", "a type is needed"), ("llama-8b:IQ9_K", "unknown ggml type"),
+                                         ("llama-8b:IQ4_K,attn_v", "not NAME=TYPE"), ("llama-8b:IQ4_K,attn_x=Q6_K", "no tensor has 'attn_x'"),
+                                         ("llama-8b:I2_S", "no random weights"), ("qwen3moe-tiny:Q4_K,ffn_down_exps=I32", "no random weights")])
+def test_specs_that_are_wrong(spec, words):
+    with pytest.raises(IqforgeError, match=words):
+        SyntheticSource(spec)
