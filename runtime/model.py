@@ -13,11 +13,14 @@ import torch
 from ..errors import ShapeError, UsageError
 from ..formats.gguf.reader import open_gguf
 from ..formats.source import Source
+from .cache import CacheSettings, State, padded
 from .hyperparameters import Hyperparameters
 from .layers.batch import Batch
 from .network import build_network
 from .tokenizer import SpecialTokens, Tokenizer
 from .weights import DEFAULT_CACHE_BYTES, DecodeCache, Weights
+
+DEFAULT_UBATCH = 512  # tokens of a sequence that go through the model at a time
 
 
 def load_model(path: str | os.PathLike, device: str | torch.device = "cpu", cache_bytes: int = DEFAULT_CACHE_BYTES) -> Model:
@@ -47,6 +50,7 @@ class Model:
         self.weights = Weights(source, device, DecodeCache(cache_bytes))
         self.network = build_network(self.hyperparameters, self.weights)
         self.n_vocab = self.network.n_vocab
+        self.ubatch = DEFAULT_UBATCH
 
     @property
     def architecture(self) -> str:
@@ -67,21 +71,40 @@ class Model:
 
         Evaluating twice gives the same bits. ShapeError if `token_ids` is not a non-empty row of ids below the vocabulary size.
         """
-        tokens = torch.as_tensor(np.asarray(token_ids) if not isinstance(token_ids, torch.Tensor) else token_ids)
-        if tokens.ndim != 1:
-            raise ShapeError(f"token ids have shape {list(tokens.shape)}, expected one dimension")
-        return self.logits(self.hidden(tokens[None])[0])
+        return self.logits(self.hidden(_as_tensor(token_ids)[None])[0])
 
     @torch.no_grad()
     def hidden(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
         """Final hidden states float32[sequences, n, width], normed, of independent sequences int[sequences, n] from position `start`."""
         tokens = self._checked(tokens)
         n_sequences, n_tokens = tokens.shape
-        batch = Batch(n_sequences, n_tokens, torch.arange(start, start + n_tokens, device=self.device))
-        h = self.network.embedding(tokens.reshape(-1))
-        for block in self.network.blocks:
-            h = block(h, batch)
-        return self.network.output_norm(h).view(n_sequences, n_tokens, -1)
+        h = self.network.hidden(tokens.reshape(-1), Batch.of(n_sequences, n_tokens, start, self.device))
+        return h.view(n_sequences, n_tokens, -1)
+
+    def new_state(self, capacity: int, settings: CacheSettings = CacheSettings()) -> State:
+        """An empty sequence for at most `capacity` tokens (rounded up to a multiple of `cache.PADDING`).
+
+        UsageError for cache types that do not suit the model's heads.
+        """
+        if capacity < 1:
+            raise UsageError(f"a sequence of {capacity} tokens was asked for, expected at least 1")
+        return self.network.new_state(padded(capacity), settings)
+
+    @torch.no_grad()
+    def extend(self, token_ids: Sequence[int] | np.ndarray | torch.Tensor, state: State, all_logits: bool = False) -> torch.Tensor:
+        """Append tokens to the sequence of `state`: logits float32[vocab] after the last one, or float32[n, vocab] with `all_logits`.
+
+        At most `ubatch` tokens go through the model at a time. ShapeError for tokens as in `forward`, or more than the state holds.
+        """
+        tokens = self._checked(_as_tensor(token_ids)[None])[0]
+        if state.n_past + len(tokens) > state.capacity:
+            raise ShapeError(f"{state.n_past} tokens and {len(tokens)} more do not fit a sequence of at most {state.capacity}")
+        logits = []
+        for piece in tokens.split(self.ubatch):
+            h = self.network.hidden(piece, Batch.of(1, len(piece), state.n_past, self.device), state)
+            if all_logits:
+                logits.append(self.network.output(h))
+        return torch.cat(logits) if all_logits else self.network.output(h[-1:])[0]
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -118,6 +141,13 @@ class Model:
         if low < 0 or high >= self.n_vocab:
             raise ShapeError(f"token id {low if low < 0 else high} is outside the vocabulary of {self.n_vocab}", file=self.source.path)
         return tokens.to(self.device)
+
+
+def _as_tensor(token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
+    tokens = token_ids if isinstance(token_ids, torch.Tensor) else torch.as_tensor(np.asarray(token_ids))
+    if tokens.ndim != 1:
+        raise ShapeError(f"token ids have shape {list(tokens.shape)}, expected one dimension")
+    return tokens
 
 
 def _usable_device(device: str | torch.device) -> torch.device:

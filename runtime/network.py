@@ -18,8 +18,10 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import ArchitectureError, printable
+from .cache import CacheSettings, State
 from .hyperparameters import Hyperparameters
 from .layers.batch import Batch
+from .layers.block import Block
 from .layers.norm import RMSNorm
 from .linear import Embedding, Linear
 from .weights import Weights
@@ -27,13 +29,29 @@ from .weights import Weights
 
 @dataclass(frozen=True)
 class Network:
-    """Embedding, blocks (any callables h, batch -> h; they need not be alike), final norm and output projection."""
+    """Embedding, blocks, final norm and output projection.
+
+    Blocks need not be alike. A block is called as block(h, batch), has the `device` it works on, and `new_state(capacity, settings)`.
+    """
 
     embedding: Embedding
-    blocks: Sequence[Callable[[torch.Tensor, Batch], torch.Tensor]]
+    blocks: Sequence[Block]
     output_norm: RMSNorm
     output: Linear
     n_vocab: int
+
+    def new_state(self, capacity: int, settings: CacheSettings) -> State:
+        """An empty sequence of at most `capacity` tokens."""
+        return State(capacity, [block.new_state(capacity, settings) for block in self.blocks], settings)
+
+    def hidden(self, tokens: torch.Tensor, batch: Batch, state: State | None = None) -> torch.Tensor:
+        """Final hidden states float32[rows, width], normed, of the rows of `batch`: tokens int64[rows]. `state` takes them in."""
+        h = self.embedding(tokens)
+        for i, block in enumerate(self.blocks):
+            h = block(h.to(block.device), batch.at(None if state is None else state.layers[i], block.device))
+        if state is not None:
+            state.n_past += batch.n_tokens
+        return self.output_norm(h.to(self.output_norm.weight.device))
 
 
 Builder = Callable[[Hyperparameters, Weights], Network]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from ..cache import CacheSettings, KVCache
 from ..linear import Linear
 from .batch import Batch
 from .norm import RMSNorm
@@ -23,9 +24,17 @@ class Attention:
         self.n_heads, self.n_kv_heads, self.key_length, self.value_length = n_heads, n_kv_heads, key_length, value_length
         self.rope, self.q_norm, self.k_norm, self.scale = rope, q_norm, k_norm, key_length**-0.5
 
+    def new_state(self, capacity: int, settings: CacheSettings, device: torch.device) -> KVCache:
+        """An empty cache for one sequence of at most `capacity` tokens."""
+        return KVCache(capacity, self.n_kv_heads, self.key_length, self.value_length, settings, device)
+
+    def state_bytes(self, capacity: int, settings: CacheSettings) -> int:
+        """What `new_state` takes."""
+        return capacity * KVCache.bytes_per_token(self.n_kv_heads, self.key_length, self.value_length, settings)
+
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """x float32[rows, width] to float32[rows, width]; rows as `batch` says."""
-        rows = (batch.n_sequences, batch.n_tokens)
+        rows, cache = (batch.n_sequences, batch.n_tokens), batch.state
         q = self.q(x).view(*rows, self.n_heads, self.key_length)
         k = self.k(x).view(*rows, self.n_kv_heads, self.key_length)
         v = self.v(x).view(*rows, self.n_kv_heads, self.value_length)
@@ -33,6 +42,23 @@ class Attention:
         k = k if self.k_norm is None else self.k_norm(k)
         angles = self.rope.angles(batch.positions)
         q, k = self.rope(q, angles), self.rope(k, angles)
-        mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, scale=self.scale,
-                                               enable_gqa=self.n_heads != self.n_kv_heads)
-        return self.output(mixed.transpose(1, 2).reshape(len(x), self.n_heads * self.value_length))
+        if cache is not None:
+            # These tokens are read back as well: what a token sees must not depend on which call it came in.
+            cache.write(batch.start, k[0], v[0])
+            q, (k, v) = cache.query(q), cache.read(batch.start + batch.n_tokens)
+            k, v = k[None], v[None]
+        mixed = attend(q, k, v, self.scale)
+        if cache is not None:
+            mixed = cache.result(mixed)
+        return self.output(mixed.reshape(len(x), self.n_heads * self.value_length))
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """float32[sequences, n, heads, value_length] for the last n of N positions: q [sequences, n, heads, key_length],
+    k and v [sequences, N, kv_heads, ...]."""
+    n, total = q.shape[1], k.shape[1]
+    # A single query sees everything there is. `is_causal` would line up the first query with the first key.
+    mask = None if n in (1, total) else torch.ones(n, total, dtype=torch.bool, device=q.device).tril(total - n)
+    mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask,
+                                           is_causal=1 < n == total, scale=scale, enable_gqa=q.shape[2] != k.shape[2])
+    return mixed.transpose(1, 2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -11,10 +12,22 @@ import torch
 class Batch:
     """`n_sequences` independent sequences of `n_tokens` each; row s * n_tokens + t of the hidden state is token t of sequence s.
 
-    `positions` int64[n_tokens] are ascending and the same for every sequence. State that a mixer carries from call to call
-    (keys and values, a recurrent state) belongs here too.
+    `positions` int64[n_tokens] are ascending and the same for every sequence, from `start` on. `state` is what the layer at hand
+    carries from call to call (its mixer's `new_state`: keys and values, a recurrent state), and then holds the `start` tokens before
+    these and takes these in; there is one sequence then. Without it sequences begin here.
     """
 
     n_sequences: int
     n_tokens: int
     positions: torch.Tensor
+    start: int = 0
+    state: Any = None
+
+    @classmethod
+    def of(cls, n_sequences: int, n_tokens: int, start: int, device: torch.device) -> Batch:
+        return cls(n_sequences, n_tokens, torch.arange(start, start + n_tokens, device=device), start)
+
+    def at(self, state: Any, device: torch.device) -> Batch:
+        """The same rows as a layer on `device` with this state sees them."""
+        positions = self.positions if self.positions.device == device else self.positions.to(device)
+        return replace(self, positions=positions, state=state)

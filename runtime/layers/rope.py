@@ -60,10 +60,13 @@ class Rope:
         else:
             rates = rates / scaling.factor
         self.rates = rates.to(device)
+        self._rates_on = {self.rates.device: self.rates}
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, float32[n, n_rot/2], for positions int64[n]. Angles are formed in float64: positions get large."""
-        theta = positions.double()[:, None] * self.rates
+        if positions.device not in self._rates_on:  # layers may lie on several devices
+            self._rates_on[positions.device] = self.rates.to(positions.device)
+        theta = positions.double()[:, None] * self._rates_on[positions.device]
         return (theta.cos() * self.magnitude).float(), (theta.sin() * self.magnitude).float()
 
     def __call__(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
