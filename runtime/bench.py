@@ -1,0 +1,164 @@
+"""How fast a model runs: the tests of llama-bench, each repeated, as samples in nanoseconds.
+
+    pp N      a prompt of N random tokens, in batches
+    tg N      N tokens one by one from an empty context
+    pg P,G    a prompt of P tokens and then G tokens one by one, in one span of time
+    gp P,G    G tokens one by one behind a prompt of P tokens, whose time does not count
+
+With a depth D there are D tokens in the context before, whose time does not count. The first token is BOS where the model wants it,
+all others are random: nothing is sampled, but every token waits for the one before to be done.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from .cache import CacheSettings, State
+from .bench_cost import Cost
+
+_WARM_STEPS = 4  # a captured graph is replayed from the second one on
+
+
+@dataclass(frozen=True)
+class Test:
+    """One test. `n_prompt`, `n_gen`: timed tokens; `before`: tokens of a `gp` test's prompt; `depth`: tokens before everything."""
+
+    __test__ = False  # no test for pytest
+
+    n_prompt: int = 0
+    n_gen: int = 0
+    before: int = 0
+    depth: int = 0
+
+    @property
+    def label(self) -> str:
+        parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
+        parts += [f"tg{self.n_gen}"] if self.n_gen else []
+        return "+".join(parts) + (f"@pp{self.before}" if self.before else "") + (f" @ d{self.depth}" if self.depth else "")
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that a speed is about."""
+        return self.n_prompt + self.n_gen
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that the context must hold."""
+        return self.depth + self.before + self.n_tokens
+
+
+@dataclass
+class Result:
+    """Samples of one test. Rates are in tokens/s; shares lie between 0 and 1, and are None where no limit is known."""
+
+    test: Test
+    samples_ns: list[int]
+    cost: Cost
+    n_batch: int
+    finished: float = field(default_factory=time.time)  # seconds since 1970
+
+    @property
+    def samples_ts(self) -> list[float]:
+        return [1e9 * self.test.n_tokens / ns for ns in self.samples_ns]
+
+    @property
+    def avg_ts(self) -> float:
+        return mean(self.samples_ts)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Of tests that only generate: bytes that must be read over the time taken."""
+        t = self.test
+        if t.n_prompt or not t.n_gen:
+            return None
+        return self.cost.generation_bytes(t.depth + t.before, t.n_gen) / t.n_tokens * self.avg_ts
+
+    @property
+    def flop_per_second(self) -> float | None:
+        """Of tests of a prompt alone."""
+        t = self.test
+        if t.n_gen or not t.n_prompt:
+            return None
+        return self.cost.prompt_flop(t.depth, t.n_prompt, self.n_batch) / t.n_tokens * self.avg_ts
+
+
+def mean(samples: list[float]) -> float:
+    return sum(samples) / len(samples)
+
+
+def deviation(samples: list[float]) -> float:
+    """Sample standard deviation, 0 for a single sample."""
+    if len(samples) < 2:
+        return 0.0
+    average = mean(samples)
+    return math.sqrt(sum((x - average) ** 2 for x in samples) / (len(samples) - 1))
+
+
+def run_test(model, test: Test, settings: CacheSettings = CacheSettings(), *, n_batch: int = 2048, repetitions: int = 5, warmup: bool = True,
+             seed: int = 0, progress: Callable[[str], None] | None = None) -> Result:
+    """Measure one test on a `Model`. The context holds exactly the tokens of the test. UsageError where the cache types do not fit."""
+    state = model.new_state(test.n_ctx, settings)
+    result = Result(test, [], Cost.of(model, state), n_batch)
+    runner = _Runner(model, state, n_batch, torch.Generator().manual_seed(seed))
+    say = progress or (lambda line: None)
+    if warmup:
+        say("warm-up")
+        # A whole prompt: buffers take their final size. What was generated first may have been compiled or captured.
+        runner.prompt(test.n_prompt or test.before)
+        runner.generate(min(test.n_gen, _WARM_STEPS))
+    for repetition in range(repetitions):
+        state.clear()
+        if test.depth or test.before:
+            say(f"repetition {repetition + 1} of {repetitions}, filling the context")
+            runner.prompt(test.depth + test.before)
+        say(f"repetition {repetition + 1} of {repetitions}")
+        runner.wait()
+        start = time.perf_counter_ns()
+        runner.prompt(test.n_prompt)
+        runner.generate(test.n_gen)
+        runner.wait()
+        result.samples_ns.append(time.perf_counter_ns() - start)
+    result.finished = time.time()
+    return result
+
+
+class _Runner:
+    """Random tokens into one sequence."""
+
+    def __init__(self, model, state: State, n_batch: int, generator: torch.Generator):
+        self.model, self.state, self.n_batch, self.generator = model, state, n_batch, generator
+        self.device = torch.device(model.device)
+        self.bos = first_token(model)
+
+    def prompt(self, n: int) -> None:
+        for piece in self._tokens(n).split(self.n_batch) if n else ():
+            self.model.extend(piece, self.state)
+        self.wait()
+
+    def generate(self, n: int) -> None:
+        for token in self._tokens(n).split(1) if n else ():
+            self.model.extend(token, self.state)
+            self.wait()
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _tokens(self, n: int) -> torch.Tensor:
+        tokens = torch.randint(0, self.model.n_vocab, (n,), generator=self.generator)
+        if n and self.state.n_past == 0 and self.bos is not None:
+            tokens[0] = self.bos
+        return tokens
+
+
+def first_token(model) -> int | None:
+    """BOS if the model's vocabulary wants it in front; None for a model without a vocabulary."""
+    if "tokenizer.ggml.model" not in model.source.metadata:
+        return None
+    special = model.special_tokens
+    return special.bos if special.add_bos else None

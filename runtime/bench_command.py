@@ -1,0 +1,169 @@
+"""`iqforge bench`: the tests of llama-bench on a model, or on random weights of a real shape."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import UsageError
+from . import bench_options
+from .bench_options import OPTIONS
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = ("Speed of prompts (pp) and of generation (tg). Lists (with commas, or a flag given again) multiply into a "
+                          "matrix of tests. GB/s are the weights and the cache that a token needs, times tokens per second.")
+    parser.add_argument("-m", "--model", action="append", default=[], metavar="MODEL", help="GGUF file; may be given again")
+    parser.add_argument("--synthetic", action="append", default=[], metavar="SHAPE:TYPE",
+                        help="random weights: llama-8b:IQ4_K, llama-70b:Q4_K, qwen3-30b-a3b:IQ2_K,attn_v=Q6_K, ...; may be given again")
+    parser.add_argument("-p", "--n-prompt", action="append", metavar="LIST", help="tokens of a prompt, 0: no such test (default: 512)")
+    parser.add_argument("-n", "--n-gen", action="append", metavar="LIST", help="tokens to generate, 0: no such test (default: 128)")
+    parser.add_argument("-pg", action="append", metavar="P,G", help="a prompt and then generation, in one span of time")
+    parser.add_argument("-gp", action="append", metavar="P,G", help="generation behind a prompt whose time does not count")
+    parser.add_argument("-d", "--n-depth", action="append", metavar="LIST", help="tokens in the context before every test (default: 0)")
+    parser.add_argument("-r", "--repetitions", type=int, default=5, metavar="N", help="(default: 5)")
+    parser.add_argument("-o", "--output", default="md", metavar="FORMAT", help="md, csv, json, jsonl, sql or none (default: md)")
+    parser.add_argument("-oe", "--output-err", default="none", metavar="FORMAT", help="the same on stderr (default: none)")
+    parser.add_argument("-w", "--warmup", type=int, choices=(0, 1), default=1, help="0: no warm-up before a test")
+    parser.add_argument("--no-warmup", action="store_true", help="the same as -w 0")
+    parser.add_argument("--delay", type=float, default=0, metavar="SECONDS", help="pause before each test")
+    parser.add_argument("--progress", action="store_true", help="say on stderr what runs")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say what takes a slower path")
+    parser.add_argument("--device", default="auto", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    for flag in ("--prio", "-tgb", "--poll"):
+        parser.add_argument(flag, help=argparse.SUPPRESS)
+    bench_options.add_options(parser)
+
+
+def run(args: argparse.Namespace, api) -> int:
+    from .bench_output import FORMATS, printer
+
+    for flag, form in (("-o", args.output), ("-oe", args.output_err)):
+        if form not in FORMATS:
+            raise UsageError(f"{flag} is '{form}', expected one of {', '.join(FORMATS)}")
+    if args.repetitions < 1 or args.delay < 0:
+        raise UsageError("-r is at least 1, --delay at least 0")
+    if not args.model and not args.synthetic:
+        raise UsageError("-m MODEL or --synthetic SHAPE:TYPE is needed")
+    device = chosen_device(args.device)
+    tests, settings, facts = planned_tests(args), planned_settings(args, device), _facts(device)
+    if not tests:
+        raise UsageError("there is nothing to measure: -p and -n are 0")
+    for note in bench_options.notes(args):
+        print(note, file=sys.stderr)
+    varied, limits = bench_options.varied(args), facts.describe() if facts else ""
+    outputs = [printer(args.output, lambda line: print(line, flush=True), varied, facts is not None, limits),
+               printer(args.output_err, lambda line: print(line, file=sys.stderr, flush=True), varied, facts is not None, limits)]
+    for output in outputs:
+        output.begin()
+    for which, synthetic in [(path, False) for path in args.model] + [(spec, True) for spec in args.synthetic]:
+        for line, result in measure(args, which, synthetic, device, settings, tests, facts):
+            for output in outputs:
+                output.add(line, result.samples_ns, result.samples_ts)
+    for output in outputs:
+        output.end()
+    return 0
+
+
+def measure(args: argparse.Namespace, which: str, synthetic: bool, device, settings: list[dict[str, Any]], tests: list, facts) -> Iterator:
+    """(record, Result) of every test under every setting for one model, which is loaded anew only where a setting asks for it."""
+    import torch
+
+    from .bench import run_test
+    from .bench_record import record
+
+    cores, opened, loaded_as = torch.get_num_threads(), None, None
+    try:
+        for setting in settings:
+            torch.set_num_threads(setting["n_threads"])
+            load_as = tuple(setting[option.field] for option in OPTIONS if option.reload)
+            if load_as != loaded_as:
+                if opened is not None:
+                    opened.close()
+                opened = None  # the old one goes first: both need not fit
+                opened, loaded_as = open_model(which, synthetic, device, setting, args.verbose), load_as
+            for test in tests:
+                time.sleep(args.delay)
+                say = (lambda line, label=test.label: print(f"{which}: {label}: {line}", file=sys.stderr)) if args.progress else None
+                result = run_test(opened, test, cache_settings(setting), n_batch=setting["n_batch"], repetitions=args.repetitions,
+                                  warmup=bool(args.warmup) and not args.no_warmup, progress=say)
+                yield record(opened.source, result, setting, device=str(device), facts=facts, version=_version()), result
+    finally:
+        torch.set_num_threads(cores)
+        if opened is not None:
+            opened.close()
+
+
+def planned_tests(args: argparse.Namespace) -> list:
+    """The tests of one setting: pp, tg, pg, gp, each at every depth."""
+    from .bench import Test
+
+    depths = bench_options.integers(args.n_depth, [0], "-d")
+    tests = [Test(n_prompt=n, depth=d) for n in bench_options.integers(args.n_prompt, [512], "-p") if n for d in depths]
+    tests += [Test(n_gen=n, depth=d) for n in bench_options.integers(args.n_gen, [128], "-n") if n for d in depths]
+    tests += [Test(n_prompt=p, n_gen=g, depth=d) for p, g in bench_options.pairs(args.pg, "-pg") for d in depths]
+    return tests + [Test(n_gen=g, before=p, depth=d) for p, g in bench_options.pairs(args.gp, "-gp") for d in depths]
+
+
+def planned_settings(args: argparse.Namespace, device) -> list[dict[str, Any]]:
+    """The matrix of settings with defaults filled in. UsageError for one that cannot be, before anything is measured."""
+    import torch
+
+    settings = list(bench_options.settings_matrix(args))
+    for setting in settings:
+        setting["precision"] = setting["precision"] or ("bf16" if device.type == "cuda" else "f32")
+        setting["n_threads"] = setting["n_threads"] or torch.get_num_threads()
+        cache_settings(setting)
+        if setting["precision"] not in (("f32", "bf16", "f16") if device.type == "cuda" else ("f32",)):
+            raise UsageError(f"--precision {setting['precision']} is not known on {device.type}")
+        if min(setting["n_batch"], setting["n_ubatch"], setting["n_threads"]) < 1:
+            raise UsageError("-b, -ub and -t are at least 1")
+    return settings
+
+
+def cache_settings(setting: dict[str, Any]):
+    from .cache import CacheSettings
+
+    return CacheSettings(setting["type_k"], setting["type_v"], setting["k_cache_hadamard"], setting["v_cache_hadamard"])
+
+
+def chosen_device(name: str):
+    """The torch device of `--device`. `auto` is the first GPU where there is one. UsageError for one that is not there."""
+    import torch
+
+    from .model import _usable_device
+
+    return _usable_device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], verbose: bool = False):
+    """The model of one setting, closed by the caller."""
+    from ..formats.gguf.reader import open_gguf
+    from .model import Model
+    from .synthetic import SyntheticSource
+
+    source = SyntheticSource(which) if synthetic else open_gguf(which)
+    try:
+        model = Model(source, device)
+    except BaseException:
+        source.close()
+        raise
+    model.ubatch = setting["n_ubatch"]
+    return model
+
+
+def _facts(device):
+    if device.type != "cuda":
+        return None
+    from .cuda.device_facts import device_facts
+
+    return device_facts(device)
+
+
+def _version() -> str:
+    from .. import __version__
+
+    return __version__

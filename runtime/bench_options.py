@@ -1,0 +1,133 @@
+"""The settings that `iqforge bench` takes lists of, and the matrix of runs that they multiply into. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UsageError
+
+_ON = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting. `field`: its name in outputs; `column`: in the md table; `reload`: the model is loaded anew where it changes."""
+
+    field: str
+    flags: tuple[str, ...]
+    kind: type
+    default: Any
+    column: str
+    help: str
+    reload: bool = False
+    between: str = ","
+
+    def parse(self, word: str) -> Any:
+        """UsageError for a word that is no value of this setting."""
+        if self.kind is bool:
+            if word.lower() not in _ON:
+                raise UsageError(f"{self.flags[0]} takes 0 or 1, got '{word}'")
+            return _ON[word.lower()]
+        try:
+            return self.kind(word)
+        except ValueError:
+            raise UsageError(f"{self.flags[0]} takes numbers, got '{word}'") from None
+
+
+# In the order of loops, outermost first; columns of the md table come in this order, too.
+OPTIONS = (
+    Option("precision", ("--precision",), str, "", "precision", "f32 (the truth path), bf16 or f16 (default: bf16 on CUDA, f32 on the CPU)", True),
+    Option("n_gpu_layers", ("-ngl", "--n-gpu-layers"), int, 99, "ngl", "layers on the GPU", True),
+    Option("n_cpu_moe", ("-ncmoe", "--n-cpu-moe"), int, 0, "ncmoe", "layers whose experts stay on the CPU", True),
+    Option("override_tensor", ("-ot", "--override-tensor"), str, "", "ot", "REGEX=CPU or CUDAn, several with commas; lists with ;", True, ";"),
+    Option("repack", ("-rtr", "--run-time-repack"), bool, False, "rtr", "interleave rows at load", True),
+    Option("muge", ("-muge", "--merge-up-gate-exps"), bool, False, "muge", "merge gate and up of experts", True),
+    Option("mqkv", ("-mqkv", "--merge-qkv"), bool, False, "mqkv", "merge query, key and value matrices", True),
+    Option("ser", ("-ser", "--smart-expert-reduction"), str, "", "ser", "K,T: K experts, more where p > T * best; lists with ;", True, ";"),
+    Option("n_ubatch", ("-ub", "--ubatch-size"), int, 512, "n_ubatch", "tokens in one pass", True),
+    Option("n_batch", ("-b", "--batch-size"), int, 2048, "n_batch", "tokens in one call"),
+    Option("type_k", ("-ctk", "--cache-type-k"), str, "f16", "type_k", "type of cached keys"),
+    Option("type_v", ("-ctv", "--cache-type-v"), str, "f16", "type_v", "type of cached values"),
+    Option("k_cache_hadamard", ("-khad", "--k-cache-hadamard"), bool, False, "khad", "Hadamard transform of quantized keys"),
+    Option("v_cache_hadamard", ("-vhad", "--v-cache-hadamard"), bool, False, "vhad", "Hadamard transform of quantized values"),
+    Option("main_gpu", ("-mg", "--main-gpu"), int, 0, "mg", ""),
+    Option("split_mode", ("-sm", "--split-mode"), str, "layer", "sm", ""),
+    Option("tensor_split", ("-ts", "--tensor-split"), str, "", "ts", "", False, ";"),
+    Option("no_kv_offload", ("-nkvo", "--no-kv-offload"), bool, False, "nkvo", ""),
+    Option("flash_attn", ("-fa", "--flash-attn"), bool, True, "fa", ""),
+    Option("mla_attn", ("-mla", "--mla-attn"), int, 3, "mla", ""),
+    Option("attn_max_batch", ("-amb", "--attn-max-batch"), int, 0, "amb", ""),
+    Option("reuse", ("-gr", "--graph-reuse"), bool, True, "gr", ""),
+    Option("use_mmap", ("-mmp", "--mmap"), bool, True, "mmap", ""),
+    Option("embeddings", ("-embd", "--embeddings"), bool, False, "embd", ""),
+    Option("fused_moe", ("-fmoe", "--fused-moe"), bool, True, "fmoe", ""),
+    Option("grouped_er", ("-ger", "--grouped-expert-routing"), bool, False, "ger", ""),
+    Option("use_thp", ("-thp", "--transparent-huge-pages"), bool, False, "thp", ""),
+    Option("n_threads", ("-t", "--threads"), int, 0, "threads", "CPU threads (default: one per core)"),
+)
+# Settings that are accepted because scripts for the reference's tool pass them.
+WITHOUT_EFFECT = {
+    "main_gpu": "the device is chosen by --device", "split_mode": "one device runs the model", "tensor_split": "one device runs the model",
+    "no_kv_offload": "keys and values lie where their layer does", "flash_attn": "there is one kind of attention",
+    "mla_attn": "the model has no latent attention", "attn_max_batch": "the model has no latent attention",
+    "reuse": "there is no graph to build", "use_mmap": "files are always mapped", "embeddings": "logits are always computed",
+    "fused_moe": "gate, up and activation of experts are always one kernel", "grouped_er": "no model that runs here routes by groups",
+    "use_thp": "that is up to the system",
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """A flag for every option; values are lists of words, from commas and from repeating the flag."""
+    for option in OPTIONS:
+        shown = option.help and f"{option.help}" + (f" (default: {int(option.default) if option.kind is bool else option.default})"
+                                                    if "default" not in option.help and option.default != "" else "")
+        parser.add_argument(*option.flags, dest=option.field, action="append", metavar="LIST", help=shown or argparse.SUPPRESS)
+
+
+def values_of(args: argparse.Namespace, option: Option) -> list:
+    """What the user asked for, or the default."""
+    words = [word for given in getattr(args, option.field) or () for word in given.split(option.between)]
+    return [option.parse(word) for word in words] or [option.default]
+
+
+def settings_matrix(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All combinations, the last options changing fastest."""
+    for values in itertools.product(*(values_of(args, option) for option in OPTIONS)):
+        yield dict(zip((option.field for option in OPTIONS), values, strict=True))
+
+
+def varied(args: argparse.Namespace) -> list[Option]:
+    """Options that have several values or one that is not the default: the md table has a column for each."""
+    return [option for option in OPTIONS if values_of(args, option) != [option.default]]
+
+
+def notes(args: argparse.Namespace) -> list[str]:
+    """One line for each option that was given and changes nothing."""
+    return [f"note: {option.flags[0]} changes nothing here: {WITHOUT_EFFECT[option.field]}" for option in OPTIONS
+            if option.field in WITHOUT_EFFECT and getattr(args, option.field)]
+
+
+def integers(given: list[str] | None, default: list[int], flag: str) -> list[int]:
+    """Numbers of a flag that may have been given several times."""
+    return [_size(word, flag) for words in given for word in words.split(",")] if given else default
+
+
+def pairs(given: list[str] | None, flag: str) -> list[tuple[int, int]]:
+    """`P,G` of every time the flag was given."""
+    found = []
+    for text in given or ():
+        words = text.split(",")
+        if len(words) != 2:
+            raise UsageError(f"{flag} takes two numbers P,G, got '{text}'")
+        found.append((_size(words[0], flag, 1), _size(words[1], flag, 1)))
+    return found
+
+
+def _size(word: str, flag: str, least: int = 0) -> int:
+    if not word.strip().isdecimal() or int(word) < least:
+        raise UsageError(f"{flag} takes numbers of tokens, got '{word}'")
+    return int(word)

@@ -1,0 +1,163 @@
+"""`iqforge bench`: the matrix of tests, what a context holds, the formats of outputs, the figures behind GB/s."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+
+import pytest
+import torch
+
+from iqforge.cli import main
+from iqforge.runtime.bench import Test as BenchTest
+from iqforge.runtime.bench import deviation, run_test
+from iqforge.runtime.bench_cost import Cost
+from iqforge.runtime.cuda.device_facts import facts_of
+from iqforge.runtime.model import Model
+from iqforge.runtime.synthetic import SyntheticSource
+
+IK_FIELDS = """build_commit, build_number, cuda, vulkan, metal, sycl, rpc, gpu_blas, blas, cpu_info, gpu_info, model_filename, model_type,
+model_size, model_n_params, n_batch, n_ubatch, n_threads, type_k, type_v, n_gpu_layers, split_mode, main_gpu, no_kv_offload, flash_attn,
+mla_attn, attn_max_batch, ser, reuse, tensor_split, use_mmap, embeddings, repack, mqkv, muge, defer_experts, fused_moe, grouped_er,
+no_fused_up_gate, use_thp, no_ooae, rcache, sas, max_gpu, cuda_params, override_tensor, n_prompt, n_gen, test_time, avg_ns, stddev_ns,
+avg_ts, stddev_ts, test""".replace("\n", " ").split(", ")
+
+
+class Recorder:
+    """A model that notes what it is asked for."""
+
+    def __init__(self, spec: str = "llama-tiny:Q8_0"):
+        self.model, self.calls, self.capacities = Model(SyntheticSource(spec), torch.device("cpu")), [], []
+        self.extend_inner, self.new_state_inner = self.model.extend, self.model.new_state
+        self.model.extend, self.model.new_state = self.extend, self.new_state
+
+    def extend(self, tokens, state, **options):
+        self.calls.append((state.n_past, len(tokens)))
+        return self.extend_inner(tokens, state, **options)
+
+    def new_state(self, capacity, settings):
+        self.capacities.append(capacity)
+        return self.new_state_inner(capacity, settings)
+
+
+def bench(capsys, *words):
+    assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", *words]) == 0
+    return capsys.readouterr()
+
+
+@pytest.mark.parametrize("test, label, calls", [
+    (BenchTest(n_prompt=20), "pp20", [(0, 8), (8, 8), (16, 4)]),
+    (BenchTest(n_gen=3), "tg3", [(0, 1), (1, 1), (2, 1)]),
+    (BenchTest(n_prompt=9, n_gen=2), "pp9+tg2", [(0, 8), (8, 1), (9, 1), (10, 1)]),
+    (BenchTest(n_gen=2, before=9), "tg2@pp9", [(0, 8), (8, 1), (9, 1), (10, 1)]),
+    (BenchTest(n_prompt=4, depth=8), "pp4 @ d8", [(0, 8), (8, 4)]),
+])
+def test_what_a_test_runs(test, label, calls):
+    recorder = Recorder()
+    result = run_test(recorder.model, test, n_batch=8, repetitions=2, warmup=False)
+    assert test.label == label and recorder.calls == calls * 2
+    assert recorder.capacities == [sum(n for _, n in calls)]  # exactly what is needed
+    assert len(result.samples_ns) == 2 and result.samples_ts[0] == pytest.approx(1e9 * test.n_tokens / result.samples_ns[0])
+    recorder.calls.clear()
+    run_test(recorder.model, test, n_batch=8, repetitions=1)
+    assert len(recorder.calls) > len(calls)  # the warm-up comes on top
+
+
+def test_deviation_is_that_of_a_sample():
+    assert deviation([1.0, 2.0, 3.0, 4.0]) == pytest.approx((5 / 3) ** 0.5) and deviation([7.0]) == 0
+
+
+def test_matrix_and_order(capsys):
+    out = bench(capsys, "-p", "8,4", "-n", "2", "-n", "0", "-pg", "4,1", "-gp", "4,1", "-d", "0,8", "-ctk", "f16,q8_0", "-r", "1", "-o", "jsonl").out
+    rows = [json.loads(line) for line in out.splitlines()]
+    tests = ["pp8", "pp8 @ d8", "pp4", "pp4 @ d8", "tg2", "tg2 @ d8", "pp4+tg1", "pp4+tg1 @ d8", "tg1@pp4", "tg1@pp4 @ d8"]
+    assert [(row["type_k"], row["test"]) for row in rows] == [(k, test) for k in ("f16", "q8_0") for test in tests]
+    assert [(row["n_prompt"], row["n_gen"], row["n_depth"]) for row in rows[:10:2]] == [(8, 0, 0), (4, 0, 0), (0, 2, 0), (4, 1, 0), (4, 1, 0)]
+
+
+def test_fields_are_those_of_the_reference(capsys):
+    words = ("-p", "8", "-n", "2", "-r", "2", "-fa", "1", "-fmoe", "0")
+    captured = bench(capsys, *words, "-o", "csv", "-oe", "json")
+    rows = list(csv.reader(io.StringIO(captured.out)))
+    assert rows[0][: len(IK_FIELDS)] == IK_FIELDS and len(rows) == 3 and len(rows[1]) == len(rows[0])
+    assert captured.out.splitlines()[1].startswith('"iqforge-')
+    notes, _, objects = captured.err.partition("[\n")
+    assert "note: -fa" in notes and "note: -fmoe" in notes
+    objects = json.loads("[" + objects)
+    assert [o["test"] for o in objects] == ["pp8", "tg2"] and objects[0]["fused_moe"] is False
+    for row, o in zip(rows[1:], objects):
+        assert len(o["samples_ns"]) == len(o["samples_ts"]) == 2
+        assert o["avg_ts"] == pytest.approx(sum(o["samples_ts"]) / 2) and o["avg_ns"] == pytest.approx(sum(o["samples_ns"]) / 2, abs=1)
+        assert float(row[IK_FIELDS.index("avg_ts")]) == pytest.approx(o["avg_ts"], abs=1e-5)
+    assert objects[0]["tflop_per_s"] > 0 and objects[0]["gbytes_per_s"] is None and objects[1]["gbytes_per_s"] > 0
+    database = sqlite3.connect(":memory:")
+    database.executescript(bench(capsys, *words, "-o", "sql").out)
+    assert database.execute("SELECT test, n_prompt, share_of_bandwidth FROM test").fetchall() == [("pp8", 8, None), ("tg2", 0, None)]
+
+
+def test_table(capsys):
+    lines = bench(capsys, "-p", "8", "-n", "2", "-r", "2", "-b", "4,8", "-t", "1").out.splitlines()
+    header = [cell.strip() for cell in lines[0].split("|")[1:-1]]
+    assert header == ["model", "size", "params", "backend", "threads", "n_batch", "test", "t/s", "GB/s", "TFLOP/s"]
+    assert set(lines[1]) == set("|-: ") and len(lines[1]) == len(lines[0])
+    cells = [cell.strip() for cell in lines[2].split("|")[1:-1]]
+    assert cells[:7] == ["llama tiny IQ4_K", "0.84 MiB", "1.44 M", "CPU", "1", "4", "pp8"] and " ± " in cells[7]
+    assert [line.split("|")[6].strip() for line in lines[2:6]] == ["4", "4", "8", "8"]
+    assert lines[-2] == "" and lines[-1].startswith("build: iqforge-")
+
+
+@pytest.mark.parametrize("words, message", [
+    (["-p", "x"], "-p takes numbers"), (["-pg", "5"], "-pg takes two numbers"), (["-o", "xml"], "-o is 'xml'"), (["-r", "0"], "-r is at least 1"),
+    (["-p", "0", "-n", "0"], "nothing to measure"), (["-ctk", "q9_0"], "q9_0"), (["-fa", "maybe"], "-fa takes 0 or 1"), (["-ub", "0"], "-ub"),
+    (["--precision", "bf16"], "--precision bf16"), (["--device", "cuda:77"], "cuda:77")])
+def test_wrong_words(words, message, capsys):
+    assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", *words]) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err and "tg" not in captured.out
+
+
+def test_no_model(capsys):
+    assert main(["bench"]) == 1 and "--synthetic" in capsys.readouterr().err
+
+
+def test_costs():
+    """Against sums by hand, and the specification's figures for the real shapes (GB per token at a context of nothing)."""
+    with Model(SyntheticSource("qwen3moe-tiny:Q8_0"), torch.device("cpu")) as model:
+        state = model.new_state(100)
+        cost = Cost.of(model, state)
+        attention, experts = 2 * 256 * 512 + 2 * 256 * 256, 3 * 256 * 256
+        assert cost.token_flop == 2 * 2 * (attention + 8 * 256 + 2 * experts)
+        assert cost.output_flop == 2 * 512 * 256 and cost.pair_flop == 2 * 4 * 4 * 128
+        assert cost.cache_bytes == 2 * 2 * 2 * 128 * 2  # layers, keys and values, heads, head size, bytes
+        quantized = (2 * (attention + 2 * experts) + 513 * 256) / 32 * 34  # one row of the embedding, too
+        floats = 4 * (2 * (8 * 256 + 2 * 256 + 2 * 128) + 256)
+        assert cost.step_bytes == quantized + floats
+        assert cost.generation_bytes(10, 3) == 3 * cost.step_bytes + cost.cache_bytes * (11 + 12 + 13)
+        assert cost.prompt_flop(10, 3, 2) == 3 * cost.token_flop + 2 * cost.output_flop + cost.pair_flop * (11 + 12 + 13)
+
+
+@pytest.mark.parametrize("spec, gigabytes", [("llama-8b:Q8_0", 7.97), ("llama-8b:IQ4_KS", 4.14), ("llama-8b:IQ2_K", 2.50), ("qwen3-30b-a3b:IQ4_KS", 1.75)])
+def test_bytes_per_token_of_real_shapes(spec, gigabytes):
+    source = SyntheticSource(spec)
+
+    class Shape:  # what Cost needs of a model; nothing is loaded
+        hyperparameters = type("P", (), {"integer": lambda self, key: {"expert_used_count": 8, "expert_count": 128}[key]})()
+        network = type("N", (), {"blocks": ()})()
+
+    Shape.source = source
+    assert Cost.of(Shape).step_bytes / 1e9 == pytest.approx(gigabytes, abs=0.01)
+
+
+def test_limits_of_devices():
+    class Properties:
+        name, major, minor, multi_processor_count, total_memory, L2_cache_size = "NVIDIA H200", 9, 0, 132, 150 * 10**9, 60 * 10**6
+        memory_clock_rate, memory_bus_width, clock_rate = 1, 1, 1
+
+    assert facts_of(Properties).bandwidth == 4.8e12 and "4800 GB/s" in facts_of(Properties).describe()
+    Properties.name, Properties.major, Properties.minor, Properties.multi_processor_count = "NVIDIA GeForce RTX 4090", 8, 9, 128
+    Properties.memory_clock_rate, Properties.memory_bus_width, Properties.clock_rate = 10501000, 384, 2520000
+    assert facts_of(Properties).bandwidth == pytest.approx(1008e9, rel=0.01) and facts_of(Properties).bf16_rate == pytest.approx(165e12, rel=0.01)
+    Properties.clock_rate = Properties.memory_clock_rate = 0
+    assert facts_of(Properties).bandwidth is None and facts_of(Properties).bf16_rate is None
