@@ -38,8 +38,20 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)[^
 _OPTIONS = (("std", "c++17"),)
 
 
+def _geometry() -> str:
+    from .layouts import geometry_header
+
+    return geometry_header()
+
+
+def _tables() -> str:
+    from .tables import tables_header
+
+    return tables_header()
+
+
 # Headers that Python writes, by the name under which sources include them.
-GENERATED: dict[str, Callable[[], str]] = {}
+GENERATED: dict[str, Callable[[], str]] = {"units/geometry.cuh": _geometry, "units/tables.cuh": _tables}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,241 @@
+"""Packed matrices as torch sees them: made from the bytes of a file, decoded as a whole, by experts or by rows.
+
+    m = pack_matrix("IQ4_K", pieces, rows, cols, 1, "cuda")         # pieces: host arrays uint8[k, row_bytes], in order of rows
+    w = decode_matrix(m, torch.bfloat16)                            # [rows, cols]
+    e = decode_matrices(experts, torch.bfloat16, ids)               # [len(ids), rows, cols]
+    x = decode_rows(embedding, tokens, torch.float32)               # [len(tokens), cols]
+
+Everything also works on the CPU, by torch and the codecs of `formats/`, as a reference.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..errors import ShapeError, UnsupportedTypeError
+from ..formats import codec
+from ..formats.codecs.bit_moves import Moves
+from ..formats.codecs.interleaved import interleaving, row_head
+from ..formats.types import GGMLType, ggml_type
+from .compile import KernelSpec
+from .launch import function, launch
+from .layouts import UNIT, PackedLayout, packed_layout, packed_types, plain_type, unit_header
+from .rearrange import Segment, rearrange
+
+_FUNCTIONS = {torch.float32: "dequantize_f32", torch.float16: "dequantize_f16", torch.bfloat16: "dequantize_bf16"}
+_THREADS = 256
+_PIECE_BYTES = 16 << 20  # on their way to the device at a time; two of these are pinned
+
+
+def specs() -> list[KernelSpec]:
+    return [dequantize_spec(ggml_type(name)) for name in packed_types()]
+
+
+@functools.cache
+def dequantize_spec(type: GGMLType) -> KernelSpec:
+    return KernelSpec(f"dequantize_{type.name.lower()}", (unit_header(type), "dequantize.cu"), (("TYPE", type.name),), tuple(_FUNCTIONS.values()))
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """`n_matrices` matrices [rows, cols] of one type below each other, in planes (see `layouts.py`): `data` uint8[bytes].
+
+    `type` is the one whose units the bytes are: the plain type of an interleaved one.
+    """
+
+    type: GGMLType
+    rows: int
+    cols: int
+    n_matrices: int
+    data: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    @property
+    def total_rows(self) -> int:
+        return self.rows * self.n_matrices
+
+    @property
+    def layout(self) -> PackedLayout:
+        return packed_layout(self.type)
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+
+def packable(type: str | GGMLType, cols: int) -> bool:
+    """Whether matrices of the type with rows of `cols` elements can be packed."""
+    type = ggml_type(type)
+    plain = plain_type(type)
+    whole = cols % (interleaving(type).elements if type.is_interleaved else 1) == 0
+    return plain.name in packed_types() and cols > 0 and cols % UNIT == 0 and cols % plain.block_size == 0 and whole
+
+
+def packed_bytes(type: str | GGMLType, rows: int, cols: int, n_matrices: int = 1) -> int:
+    """Bytes on the device of such a packed matrix."""
+    return packed_layout(plain_type(type)).offsets(rows * n_matrices, cols)[-1]
+
+
+def pack_matrix(type: str | GGMLType, pieces: Iterable[np.ndarray], rows: int, cols: int, n_matrices: int = 1,
+                device: torch.device | str = "cuda") -> PackedMatrix:
+    """Bring the rows of a file to a device, packed.
+
+    pieces: uint8[k, row_bytes] on the host, in order, together rows * n_matrices; whole row groups for interleaved types. Memory beside
+    the result: a few pieces of 16 MB. ShapeError for bytes that do not fit, UnsupportedTypeError for a type or length that has no layout.
+    """
+    type, device = ggml_type(type), torch.device(device)
+    if not packable(type, cols):
+        raise UnsupportedTypeError(f"rows of {cols} elements of {type.name} cannot be packed")
+    plain, total = plain_type(type), rows * n_matrices
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    data = torch.zeros(packed_bytes(type, rows, cols, n_matrices), dtype=torch.uint8, device=device)
+    matrix, done = PackedMatrix(plain, rows, cols, n_matrices, data), 0
+    for raw in _staged(_split(type, pieces, cols), device):
+        if done + len(raw) > total:
+            raise ShapeError(f"more than {total} rows of {type.name}")
+        _pack_rows(type, raw, matrix, done)
+        done += len(raw)
+    if done != total:
+        raise ShapeError(f"{done} rows of {type.name}, expected {total}")
+    return matrix
+
+
+def _split(type: GGMLType, pieces: Iterable[np.ndarray], cols: int) -> Iterator[np.ndarray]:
+    """The pieces in parts of at most _PIECE_BYTES, in whole row groups."""
+    row_bytes, group = type.row_bytes(cols), type.group_rows
+    step = max(1, _PIECE_BYTES // (row_bytes * group)) * group
+    for piece in pieces:
+        if piece.dtype != np.uint8 or piece.ndim != 2 or piece.shape[1] != row_bytes or len(piece) % group:
+            raise ShapeError(f"{type.name} rows of {cols} elements are uint8[rows, {row_bytes}], in groups of {group}; "
+                             f"got {piece.dtype}{list(piece.shape)}")
+        for start in range(0, len(piece), step):
+            yield piece[start : start + step]
+
+
+def _staged(parts: Iterator[np.ndarray], device: torch.device) -> Iterator[torch.Tensor]:
+    """The parts on the device. Each is valid until the next but one is asked for (on the current stream)."""
+    if device.type != "cuda":
+        yield from (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
+        return
+    buffers: list[torch.Tensor | None] = [None, None]
+    copied = [torch.cuda.Event(), torch.cuda.Event()]
+    for n, part in enumerate(parts):
+        with torch.cuda.device(device):
+            if buffers[n % 2] is None or buffers[n % 2].numel() < part.size:
+                buffers[n % 2] = torch.empty(max(part.size, 1), dtype=torch.uint8, pin_memory=True)
+            copied[n % 2].synchronize()  # what was in the buffer has left it
+            pinned = buffers[n % 2][: part.size]
+            pinned.numpy()[...] = part.reshape(-1)
+            raw = pinned.to(device, non_blocking=True).view(part.shape)
+            copied[n % 2].record()
+        yield raw
+    for event in copied:
+        event.synchronize()
+
+
+def _pack_rows(type: GGMLType, raw: torch.Tensor, matrix: PackedMatrix, first: int) -> None:
+    """Rows as in the file to rows `first` and on of the matrix."""
+    if type.is_interleaved:
+        raw = _undone(type, raw, matrix.cols)
+    head = raw.shape[1] - matrix.cols // matrix.type.block_size * matrix.type.block_bytes
+    layout, blocks = matrix.layout, matrix.cols // matrix.type.block_size
+    segments = _planes(layout, matrix, first)
+    for (_, n, per_row), offset in zip(layout.planes, layout.offsets(matrix.total_rows, matrix.cols)[:-1], strict=True):
+        if per_row:
+            matrix.data[offset + first * n : offset + (first + len(raw)) * n].view(len(raw), n).copy_(raw[:, :n])
+    rearrange(layout.moves, raw, head, matrix.data, segments, len(raw), blocks, matrix.type.block_bytes)
+
+
+def _planes(layout: PackedLayout, matrix: PackedMatrix, first: int) -> list[Segment]:
+    """Where the bytes of a packed block of row `first` go."""
+    blocks = matrix.cols // layout.type.block_size
+    return [Segment(n, offset + first * blocks * n, blocks * n, n)
+            for (_, n, per_row), offset in zip(layout.planes, layout.offsets(matrix.total_rows, matrix.cols)[:-1], strict=True) if not per_row]
+
+
+def _undone(type: GGMLType, merged: torch.Tensor, cols: int) -> torch.Tensor:
+    """Rows of an interleaved type as rows of its plain type (or as its own decoder reads them); the sums in headers of Q8_KV are 0."""
+    tables, stored_head, k, head = interleaving(type), type.header_bytes, type.group_rows, row_head(type)
+    groups, blocks = len(merged) // k, cols // tables.elements
+    n_bytes = head + blocks * tables.row_bytes
+    rows = torch.zeros((len(merged), n_bytes), dtype=torch.uint8, device=merged.device)
+    merged = merged.reshape(groups, -1)
+    rows[:, :stored_head] = merged[:, : k * stored_head].reshape(len(rows), stored_head)
+    segments = [Segment(tables.row_bytes, row * n_bytes + head, k * n_bytes, tables.row_bytes) for row in range(k)]
+    rearrange(tables.unpack_moves, merged, k * stored_head, rows.view(-1), segments, groups, blocks, tables.merged_bytes)
+    return rows
+
+
+def unpack_rows(matrix: PackedMatrix) -> np.ndarray:
+    """The rows as the file has them (in their plain type), uint8[rows, row_bytes]: the inverse of packing, on the CPU.
+
+    Bytes of row headers that packing leaves out are 0.
+    """
+    layout, data = matrix.layout, matrix.data.cpu().numpy()
+    rows, blocks, type = matrix.total_rows, matrix.cols // matrix.type.block_size, matrix.type
+    result = np.zeros((rows, type.row_bytes(matrix.cols)), dtype=np.uint8)
+    bodies = []
+    for (_, n, per_row), offset in zip(layout.planes, layout.offsets(rows, matrix.cols)[:-1], strict=True):
+        plane = data[offset : offset + rows * n * (1 if per_row else blocks)]
+        if per_row:
+            result[:, :n] = plane.reshape(rows, n)
+        else:
+            bodies.append(plane.reshape(rows * blocks, n))
+    body = np.concatenate(bodies, axis=1)
+    back = np.zeros((rows * blocks, type.block_bytes), dtype=np.uint8)
+    m: Moves = layout.moves
+    for source, target, shift, mask in zip(m.source.tolist(), m.target.tolist(), m.shift.tolist(), m.mask.tolist(), strict=True):
+        back[:, source] |= ((body[:, target].astype(np.int32) & mask) << 8 >> shift).astype(np.uint8)
+    result[:, type.header_bytes :] = back.reshape(rows, -1)
+    return result
+
+
+def decode_matrix(m: PackedMatrix, dtype: torch.dtype, *, first_row: int = 0, n_rows: int | None = None,
+                  out: torch.Tensor | None = None) -> torch.Tensor:
+    """Rows first_row .. first_row + n_rows (all of them by default) as `dtype`[n_rows, cols]: float32 exact, bfloat16 or float16 rounded
+    from it. `out`: a contiguous tensor for the result. ShapeError for rows that are not there."""
+    n_rows = m.total_rows - first_row if n_rows is None else n_rows
+    if first_row < 0 or n_rows < 0 or first_row + n_rows > m.total_rows:
+        raise ShapeError(f"rows {first_row} to {first_row + n_rows} of a matrix of {m.total_rows}")
+    return _decode(m, dtype, None, first_row, 1, n_rows, out)
+
+
+def decode_matrices(m: PackedMatrix, dtype: torch.dtype, ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The matrices `ids` int64[n] (on the device of m; they are not checked) as `dtype`[n, rows, cols], in one launch."""
+    return _decode(m, dtype, ids, 0, m.rows, len(ids) * m.rows, out).view(len(ids), m.rows, m.cols)
+
+
+def decode_rows(m: PackedMatrix, ids: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The rows `ids` int64[n] (on the device of m; they are not checked) as `dtype`[n, cols]."""
+    return _decode(m, dtype, ids, 0, 1, len(ids), out)
+
+
+def _decode(m: PackedMatrix, dtype: torch.dtype, ids: torch.Tensor | None, first: int, group: int, n_rows: int,
+            out: torch.Tensor | None) -> torch.Tensor:
+    if out is None:
+        out = torch.empty((n_rows, m.cols), dtype=dtype, device=m.device)
+    elif out.numel() != n_rows * m.cols or out.dtype != dtype or not out.is_contiguous() or out.device != m.device:
+        raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}, expected contiguous {dtype}[{n_rows}, {m.cols}] on {m.device}")
+    if ids is not None and (ids.dtype != torch.int64 or ids.device != m.device or not ids.is_contiguous()):
+        raise ShapeError(f"ids are {ids.dtype} on {ids.device}, expected contiguous int64 on {m.device}")
+    if not m.data.is_cuda:
+        values = torch.from_numpy(codec.decode(m.type, unpack_rows(m), m.cols, as_weights=True))
+        chosen = torch.arange(first, first + n_rows) if ids is None else (ids[:, None] * group + torch.arange(group)).reshape(-1)
+        return out.copy_(values[chosen].view(out.shape))
+    units = n_rows * (m.cols // UNIT)
+    if units >= 1 << 32:
+        raise ShapeError(f"{n_rows} rows of {m.cols} elements are too many to be decoded at once")
+    if units:
+        with torch.cuda.device(m.device):
+            launch(function(dequantize_spec(m.type), _FUNCTIONS[dtype], m.device), -(-units // _THREADS), _THREADS, m.data, out,
+                   np.int64(m.total_rows), np.int32(m.cols), np.uint32(n_rows), ids, np.int64(first), np.uint32(group))
+    return out

@@ -1,0 +1,111 @@
+"""Tables of bit moves, run over many blocks at once: by torch on any device, and on CUDA devices by one kernel."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..formats.codecs.bit_moves import Moves
+from .compile import KernelSpec
+from .launch import function, launch
+
+SPEC = KernelSpec("rearrange", ("rearrange.cu",), (), ("rearrange",))
+_THREADS = 256
+_GRID = 1 << 16
+
+
+def specs() -> list[KernelSpec]:
+    return [SPEC]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of bytes of the result of a block, and where it lies: at `base`, plus steps for the group of rows and for the block."""
+
+    n_bytes: int
+    base: int
+    group_step: int
+    block_step: int
+
+
+def rearrange(moves: Moves, source: torch.Tensor, head: int, result: torch.Tensor, segments: list[Segment], groups: int, blocks: int,
+              source_step: int) -> None:
+    """Fill bytes of `result` uint8[n] from `source` uint8[groups, bytes], whose blocks of `source_step` bytes begin at byte `head`.
+
+    The segments have the bytes that the moves make, one after the other. Both tensors are contiguous, on one device.
+    """
+    if not groups:
+        return
+    if not source.is_cuda:
+        _by_torch(moves, source, head, result, segments, groups, blocks, source_step)
+        return
+    packed, starts, flips = _tables(_Key(moves), source.device)
+    lengths = np.array([s.n_bytes for s in segments])
+    firsts = np.cumsum(lengths) - lengths
+    places = np.array([[s.base - first, s.group_step, s.block_step] for s, first in zip(segments, firsts.tolist(), strict=True)], dtype=np.int64)
+    segment_of = np.repeat(np.arange(len(segments)), lengths).astype(np.uint8)
+    target_bytes = len(moves.flips)
+    with torch.cuda.device(source.device):
+        launch(function(SPEC, "rearrange", source.device), min(_GRID, -(-groups * blocks * target_bytes // _THREADS)), _THREADS, source, result,
+               packed, starts, flips, _on(segment_of, source.device), _on(places, source.device), np.int64(groups), np.int32(blocks),
+               np.int32(target_bytes), np.int64(head), np.int64(source.shape[1]), np.int32(source_step))
+
+
+def _on(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array).to(device)
+
+
+def _by_torch(moves: Moves, source: torch.Tensor, head: int, result: torch.Tensor, segments: list[Segment], groups: int, blocks: int,
+              source_step: int) -> None:
+    body = source[:, head : head + blocks * source_step].reshape(groups * blocks, source_step)
+    moved = torch.from_numpy(moves.flips).to(torch.int32).expand(len(body), -1).clone()
+    for which, shift, mask in _rounds(_Key(moves)):
+        moved ^= body[:, which].to(torch.int32) << shift >> 8 & mask
+    moved, first = moved.to(torch.uint8).reshape(groups, blocks, -1), 0
+    for s in segments:
+        place = torch.as_strided(result, (groups, blocks, s.n_bytes), (s.group_step, s.block_step, 1), result.storage_offset() + s.base)
+        place.copy_(moved[..., first : first + s.n_bytes])
+        first += s.n_bytes
+
+
+class _Key:
+    """Moves as a key of a cache: by identity, as they are made once per type."""
+
+    def __init__(self, moves: Moves):
+        self.moves = moves
+
+    def __hash__(self) -> int:
+        return id(self.moves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.moves is self.moves
+
+
+@functools.cache
+def _tables(key: _Key, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the kernel reads: the moves in order of their targets, where those of each byte begin, the flips."""
+    moves = key.moves
+    order = np.argsort(moves.target, kind="stable")
+    packed = (moves.source[order] << 16 | moves.shift[order] << 8 | moves.mask[order]).astype(np.uint32)
+    starts = np.searchsorted(moves.target[order], np.arange(len(moves.flips) + 1)).astype(np.uint16)
+    return _on(packed.view(np.int32), device), _on(starts.view(np.int16), device), _on(moves.flips, device)
+
+
+@functools.cache
+def _rounds(key: _Key) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """The moves in rounds of one move to each byte: (byte to read, left shift + 8, mask) for all bytes."""
+    moves = key.moves
+    order = np.argsort(moves.target, kind="stable")
+    target = moves.target[order]
+    rank = np.arange(len(target)) - np.searchsorted(target, target)
+    rounds = []
+    for n in range(rank.max() + 1):
+        chosen = order[rank == n]
+        table = np.zeros((3, len(moves.flips)), dtype=np.int64)
+        table[:, moves.target[chosen]] = moves.source[chosen], moves.shift[chosen], moves.mask[chosen]
+        which, shift, mask = torch.from_numpy(table)
+        rounds.append((which, shift.to(torch.int32), mask.to(torch.int32)))
+    return rounds

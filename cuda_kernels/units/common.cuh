@@ -1,0 +1,174 @@
+// What every unit header builds on.
+//
+// A unit is 32 consecutive elements of a row of weights. For each type there is a struct, named as the type, with
+//
+//   static constexpr int SCALES;    scales per unit: 1, or 2 (one per 16 elements)
+//   static constexpr bool MINS;     whether something is taken off: value = s * w - m
+//   struct Raw;                     a unit's bytes in registers
+//   static Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit);     loads only, as wide as possible
+//   static void unpack(const Raw&, int unit, int (&w)[8], float (&s)[2], float (&m)[2]);
+//
+// w are 32 signed bytes in element order, four to a word: element 4k+j is byte j of w[k], ready for __dp4a. s[g] and m[g] belong to
+// elements 16g to 16g+15; with SCALES == 1 only index 0 is set, without MINS m is not set. s is rounded as formats/codecs do it, so that
+// __fsub_rn(__fmul_rn(s, w), m) has the bits of formats.codec.decode(..., as_weights=True). Optional:
+//
+//   static constexpr float FACTOR;  multiplies every value at last (trellis types)
+//   static constexpr bool OWN;      then decode(raw, unit, v) gives the exact values, where s * w - m has other bits (-0 and the like)
+//
+// Matrices are packed (see layouts.py): `base` is the allocation, aligned to 256 bytes, `g` comes from T::geometry(rows, cols).
+#pragma once
+
+typedef unsigned char uint8_t;
+typedef signed char int8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+
+constexpr int MAX_PLANES = 6;
+
+// Of a packed matrix: blocks and units per row, and where its planes begin.
+struct Geometry {
+  int blocks, units;
+  int64_t plane[MAX_PLANES];
+};
+
+__host__ __device__ constexpr int64_t align_plane(int64_t bytes) { return (bytes + 255) & ~int64_t(255); }
+
+#ifndef UNITS_ON_HOST  // the test that compiles unit headers for the CPU has its own
+
+__device__ __forceinline__ float half_to_float(uint32_t bits) {
+  float value;
+  asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(value) : "r"(bits));
+  return value;
+}
+
+// Two floats to two halves in a word, the first one low; rounded to nearest even, too large becomes infinity.
+__device__ __forceinline__ uint32_t to_halves(float low, float high) {
+  uint32_t both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+__device__ __forceinline__ uint32_t to_bfloats(float low, float high) {
+  uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+// Weights are read once: they do not stay in L1.
+__device__ __forceinline__ uint4 load16(const uint8_t* at) {
+  uint4 v;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  return v;
+}
+
+__device__ __forceinline__ uint2 load8(const uint8_t* at) {
+  uint2 v;
+  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+  return v;
+}
+
+// What several threads share, of 1 to 16 bytes.
+template <class T>
+__device__ __forceinline__ T load_shared_by_threads(const uint8_t* at) {
+  return __ldg(reinterpret_cast<const T*>(at));
+}
+
+#endif
+
+template <class T>
+__device__ __forceinline__ T load_as(const uint8_t* at) {
+  return load_shared_by_threads<T>(at);
+}
+
+// Where block `block` of a row is in a plane of `BYTES` per block, and what a row has in a plane of `BYTES` per row.
+template <int BYTES>
+__device__ __forceinline__ const uint8_t* in_plane(const uint8_t* base, const Geometry& g, int plane, int64_t row, int block) {
+  return base + g.plane[plane] + (row * g.blocks + block) * BYTES;
+}
+
+// Where a unit is in a plane of `BYTES` per unit.
+template <int BYTES>
+__device__ __forceinline__ const uint8_t* of_unit(const uint8_t* base, const Geometry& g, int plane, int64_t row, int unit) {
+  return base + g.plane[plane] + (row * g.units + unit) * BYTES;
+}
+
+template <int BYTES>
+__device__ __forceinline__ const uint8_t* of_row(const uint8_t* base, const Geometry& g, int plane, int64_t row) {
+  return base + g.plane[plane] + row * BYTES;
+}
+
+__device__ __forceinline__ float float_of_bits(uint32_t bits) { return __uint_as_float(bits); }
+
+// The integer n as a float, for |n| < 2^22, by an addition instead of a conversion (which runs at a quarter of the pace).
+__device__ __forceinline__ float small_float(int n) { return __fadd_rn(__uint_as_float(0x4B400000u + n), -12582912.0f); }
+
+// d * n, rounded once.
+__device__ __forceinline__ float scaled(float d, int n) { return __fmul_rn(d, small_float(n)); }
+
+// Per byte, value - N for bytes 0 <= value < 128, 0 <= N <= 128, as signed bytes.
+template <int N>
+__device__ __forceinline__ uint32_t minus_bytes(uint32_t bytes) { return (bytes + (128 - N) * 0x01010101u) ^ 0x80808080u; }
+
+// Bytes of a table of 4, 8, 16, 32 or 64 entries in words: nibble j of `low` (and bits of `high`) choose byte j of the result.
+
+// Four codes of 2 or 3 bits, one per nibble of the lower half of `codes`; bit 3 of each nibble is 0.
+__device__ __forceinline__ uint32_t lookup8(uint32_t codes, uint32_t t0, uint32_t t1) { return __byte_perm(t0, t1, codes); }
+
+// Eight codes of 4 bits to eight bytes: a.x are the first four.
+__device__ __forceinline__ uint2 lookup16(uint32_t codes, const uint32_t (&t)[4]) {
+  const uint32_t low = codes & 0x77777777u, choose = (codes & 0x88888888u) >> 1 | 0x32103210u;
+  return make_uint2(__byte_perm(__byte_perm(t[0], t[1], low), __byte_perm(t[2], t[3], low), choose),
+                    __byte_perm(__byte_perm(t[0], t[1], low >> 16), __byte_perm(t[2], t[3], low >> 16), choose >> 16));
+}
+
+// Two results of four bytes, from each of which bit 2 of the nibbles of `bits` chooses; other bits of `bits` are 0.
+__device__ __forceinline__ uint32_t choose_bytes(uint32_t zero, uint32_t one, uint32_t bits) {
+  return __byte_perm(zero, one, bits | 0x3210u);
+}
+
+// Word n of a table in the half that is chosen.
+template <class TABLE, int N>
+__device__ __forceinline__ void table_words(uint32_t second, uint32_t (&t)[N]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) t[n] = second ? TABLE::second(n) : TABLE::word(n);
+}
+
+template <class T, class = void>
+struct UnitFactor { static constexpr float value = 1.0f; };
+template <class T>
+struct UnitFactor<T, decltype(void(T::FACTOR))> { static constexpr float value = T::FACTOR; };
+
+template <class T, class = void>
+struct UnitOwn { static constexpr bool value = false; };
+template <class T>
+struct UnitOwn<T, decltype(void(T::OWN))> { static constexpr bool value = T::OWN; };
+
+// The signed byte j of a word as a float.
+__device__ __forceinline__ float byte_float(uint32_t word, int j) {
+  const uint32_t biased = word ^ 0x80808080u;  // 0 .. 255
+  return __fadd_rn(__uint_as_float(__byte_perm(biased, 0x4B000000u, 0x7440u + j)), -8388736.0f);
+}
+
+// The 32 values of a unit, all bits as formats.codec.decode(..., as_weights=True) gives them.
+template <class T>
+__device__ __forceinline__ void decode_unit(const typename T::Raw& raw, int unit, float (&v)[32]) {
+  if constexpr (UnitOwn<T>::value) {
+    T::decode(raw, unit, v);
+  } else {
+    int w[8];
+    float s[2], m[2];
+    T::unpack(raw, unit, w, s, m);
+#pragma unroll
+    for (int e = 0; e < 32; ++e) {
+      const int g = T::SCALES == 2 ? e / 16 : 0;
+      v[e] = __fmul_rn(s[g], byte_float(w[e / 4], e % 4));
+      if constexpr (T::MINS) v[e] = __fsub_rn(v[e], m[g]);
+      if constexpr (UnitFactor<T>::value != 1.0f) v[e] = __fmul_rn(v[e], UnitFactor<T>::value);
+    }
+  }
+}
+
+#include "units/geometry.cuh"
+#include "units/tables.cuh"

@@ -1,0 +1,144 @@
+"""Packed matrices: nothing is lost, and the unit of every type decodes to the bits of `formats.codec`, on the CPU by g++ and on a GPU."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from iqforge.cuda_kernels import layouts, ops
+from iqforge.cuda_kernels.compile import expand
+from iqforge.errors import ShapeError, UnsupportedTypeError
+from iqforge.formats import codec
+from iqforge.formats.types import TYPES, ggml_type
+
+PACKED = layouts.packed_types()
+STORED = [name for name, type in TYPES.items() if layouts.plain_type(type).name in PACKED]
+ROWS = 16  # a multiple of every row group
+
+
+def columns(type) -> int:
+    return 3 * max(type.block_size, layouts.UNIT, 64)
+
+
+def random_rows(type, rows, cols, seed=0):
+    """Random bytes; every exponent of a float comes up, some not finite."""
+    return np.random.default_rng(seed).integers(0, 256, (rows, type.row_bytes(cols)), dtype=np.uint8)
+
+
+def same_bits(a, b):
+    """All bits are equal, but for those of a NaN."""
+    a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+    return np.array_equal(np.where(np.isnan(a), 0, a.view(np.uint32)), np.where(np.isnan(b), 0, b.view(np.uint32)))
+
+
+def expected(type, rows, cols):
+    with np.errstate(all="ignore"):
+        return codec.decode(type, rows, cols, as_weights=True)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_packing_loses_nothing(name):
+    """Unpacked, a matrix is what was packed: the plain type's rows where it was interleaved."""
+    type = ggml_type(name)
+    cols = columns(type)
+    rows = random_rows(type, ROWS, cols)
+    matrix = ops.pack_matrix(type, [rows[: ROWS // 2], rows[ROWS // 2 :]], ROWS, cols, device="cpu")
+    assert matrix.nbytes == ops.packed_bytes(type, ROWS, cols)
+    assert same_bits(ops.decode_matrix(matrix, torch.float32).numpy(), expected(type, rows, cols))
+    dropped = sum(n for n_, n, per_row in matrix.layout.planes if per_row) < matrix.type.header_bytes
+    if not type.is_interleaved and not dropped:
+        assert np.array_equal(ops.unpack_rows(matrix), rows)
+
+
+def test_pieces_must_fit():
+    type = ggml_type("IQ4_K")
+    rows = random_rows(type, 4, 512)
+    with pytest.raises(ShapeError, match="more than 3 rows"):
+        ops.pack_matrix(type, [rows], 3, 512, device="cpu")
+    with pytest.raises(ShapeError, match="4 rows of IQ4_K, expected 5"):
+        ops.pack_matrix(type, [rows], 5, 512, device="cpu")
+    with pytest.raises(ShapeError, match=r"uint8\[rows, 288\]"):
+        ops.pack_matrix(type, [rows[:, :-1]], 4, 512, device="cpu")
+    with pytest.raises(UnsupportedTypeError, match="rows of 100 elements"):
+        ops.pack_matrix(type, [rows], 4, 100, device="cpu")
+
+
+def test_layouts_are_checked(monkeypatch):
+    type = ggml_type("Q8_0")
+    whole = layouts._layouts()["Q8_0"]
+    layouts.packed_layout.cache_clear()
+    for fields, message in ((lambda i: whole.fields(i)[:1], "one place for every bit"),
+                            (lambda i: whole.fields(i)[:1] + [(layouts.bits(32, 0, 16), "codes", layouts.bits(0, 0, 16))], "every bit|two bits")):
+        monkeypatch.setattr(layouts, "_layouts", lambda fields=fields: {"Q8_0": layouts.Layout(whole.planes, fields)})
+        with pytest.raises(RuntimeError, match=message):
+            layouts.packed_layout(type)
+    layouts.packed_layout.cache_clear()
+
+
+HOST_PROGRAM = """
+template <class T> void decode_rows(const uint8_t* base, int64_t rows, int cols, float* out) {
+  const Geometry g = T::geometry(rows, cols);
+  for (int64_t row = 0; row < rows; ++row)
+    for (int unit = 0; unit < g.units; ++unit) {
+      float v[32];
+      decode_unit<T>(T::load(base, g, row, unit), unit, v);
+      memcpy(out + row * cols + 32 * unit, v, sizeof v);
+    }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def host_units(tmp_path_factory):
+    """A library with decode_TYPE for every type, compiled by g++ from the headers of the kernels."""
+    if not shutil.which("g++"):
+        pytest.skip("g++ is not installed: the unit headers are not tried on the CPU")
+    folder = tmp_path_factory.mktemp("units")
+    headers = tuple(dict.fromkeys(layouts.unit_header(ggml_type(name)) for name in PACKED))
+    program = f'#include "{Path(__file__).parent / "units_on_host.hpp"}"\n' + expand(headers) + HOST_PROGRAM + "".join(
+        f'extern "C" void decode_{name}(const uint8_t* base, int64_t rows, int cols, float* out) {{ decode_rows<{name}>(base, rows, cols, out); }}\n'
+        for name in PACKED)
+    # CUDA's names of integers are those of <cstdint>, which has int64_t as long
+    program = "\n".join(line for line in program.splitlines() if not (line.startswith("typedef") and line.endswith("_t;")))
+    (folder / "units.cpp").write_text(program)
+    subprocess.run(["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-w", "-o", folder / "units.so",
+                    folder / "units.cpp"], check=True)
+    return ctypes.CDLL(str(folder / "units.so"))
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_units_on_the_cpu(host_units, name):
+    type = ggml_type(name)
+    cols = 2 * columns(type)
+    rows = random_rows(type, ROWS, cols, seed=1)
+    matrix = ops.pack_matrix(type, [rows], ROWS, cols, device="cpu")
+    values = np.full((ROWS, cols), 7.25, dtype=np.float32)
+    getattr(host_units, f"decode_{name}")(ctypes.c_void_p(matrix.data.data_ptr()), ctypes.c_int64(ROWS), ctypes.c_int(cols),
+                                          values.ctypes.data_as(ctypes.c_void_p))
+    assert same_bits(values, expected(type, rows, cols))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("name", STORED)
+def test_decoding_on_a_gpu(name):
+    type = ggml_type(name)
+    cols, total = columns(type), 3 * ROWS
+    rows = random_rows(type, total, cols, seed=2)
+    matrix = ops.pack_matrix(type, [rows[:ROWS], rows[ROWS:]], ROWS, cols, 3, device="cuda")
+    assert torch.equal(matrix.data.cpu(), ops.pack_matrix(type, [rows], ROWS, cols, 3, device="cpu").data)
+    weights = torch.from_numpy(expected(type, rows, cols))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        wanted = weights.to(dtype).float().numpy()
+        out = torch.full((total, cols), 7.25, dtype=dtype, device="cuda")
+        assert same_bits(ops.decode_matrix(matrix, dtype, out=out).float().cpu().numpy(), wanted)
+        assert same_bits(ops.decode_matrix(matrix, dtype, first_row=5, n_rows=7).float().cpu().numpy(), wanted[5:12])
+        ids = torch.tensor([2, 0], device="cuda")
+        assert same_bits(ops.decode_matrices(matrix, dtype, ids).float().cpu().numpy().reshape(-1, cols),
+                         np.concatenate([wanted[2 * ROWS :], wanted[:ROWS]]))
+        ids = torch.tensor([40, 3, 3, 17], device="cuda")
+        assert same_bits(ops.decode_rows(matrix, ids, dtype).float().cpu().numpy(), wanted[[40, 3, 3, 17]])
