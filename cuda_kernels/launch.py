@@ -116,11 +116,17 @@ def _stream(handle: int) -> object:
     return Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM
 
 
-_shared_allowed: dict[int, int] = {}
+_shared_allowed: dict[tuple[int, int], int] = {}
 
 
 def _allow_shared(kernel: object, shared: int) -> None:
-    handle = int(kernel.handle)
-    if _shared_allowed.get(handle, 0) < shared:
-        kernel.attributes.max_dynamic_shared_size_bytes = shared
-        _shared_allowed[handle] = shared
+    from cuda.bindings import driver  # cuda.core can set this attribute only in its newest versions
+
+    handle, device = int(kernel.handle), torch.cuda.current_device()
+    if _shared_allowed.get((handle, device), 0) >= shared:
+        return
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    (error,) = driver.cuKernelSetAttribute(attribute, shared, kernel.handle, device)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"cuda:{device}: a kernel cannot have {shared} bytes of shared memory: {error.name}")
+    _shared_allowed[handle, device] = shared
