@@ -1,7 +1,11 @@
-"""Layouts of the IQ_K types: d and the table halves are fetched with the scales of a block where that makes one load."""
+"""Layouts of the IQ_K types: codes as selectors of byte permutation; d and the table halves (two bits per unit) make one word."""
 
 from ...formats.codecs.bit_moves import bits, nibble, u8, u16
-from ..layouts import Layout, nibbles, pairs
+from ..layouts import Layout, nibbles, pairs, singles
+
+
+def _heads():
+    return [(u16(0), "heads", u16(0)), (u16(2), "heads", u16(2))]
 
 
 def iq2_k(i):
@@ -9,23 +13,59 @@ def iq2_k(i):
     return [
         (bits(12 + 32 * (i // 128) + i % 32, 2 * (u % 4), 2), "codes", pairs(i)),
         (u8(4 + u), "scales", u8(u)),
-        (u16(0), "heads", u16(0)),  # d
-        (u16(2), "heads", u16(2)),  # table halves
+        *_heads(),
+    ]
+
+
+def iq3_k(i):
+    u = i // 32
+    return [
+        (bits(14 + 32 * (i // 128) + i % 32, 2 * (u % 4), 2), "codes", pairs(i)),
+        (bits(78 + i % 32, u, 1), "third", singles(i)),
+        (u8(6 + u), "scales", u8(u)),
+        *_heads(),
+        (u16(4), "signs", u16(0)),
+    ]
+
+
+def _record(u):
+    """The 16 bytes of IQ4_K and IQ5_K: d, table halves, then per unit the high bits of its two scales, and their low bits."""
+    return [
+        (u16(0), "scales", u16(0)),
+        (u16(2), "scales", u16(2)),
+        (nibble(4 + u // 2, u % 2), "scales", nibble(4 + u // 2, u % 2)),
+        (u8(8 + u), "scales", u8(8 + u)),
     ]
 
 
 def iq4_k(i):
     u = i // 32
+    return [(nibble(16 + 16 * u + i % 16, i // 16 % 2), "codes", nibbles(i)), *_record(u)]
+
+
+def iq5_k(i):
+    u = i // 32
     return [
-        (nibble(16 + 16 * u + i % 16, i // 16 % 2), "codes", nibbles(i)),
-        (u16(0), "scales", u16(0)),  # d
-        (u16(2), "scales", u16(2)),  # table halves, two bits per unit
-        (nibble(4 + u // 2, u % 2), "scales", nibble(4 + u // 2, u % 2)),  # high bits of both scales of the unit
-        (u8(8 + u), "scales", u8(8 + u)),  # low bits
+        (nibble(16 + 32 * (i // 64) + i % 32, u % 2), "codes", nibbles(i)),
+        (bits(144 + i % 32, u, 1), "fifth", singles(i)),
+        *_record(u),
+    ]
+
+
+def iq6_k(i):
+    u = i // 32
+    return [
+        (nibble(20 + 32 * (i // 64) + i % 32, u % 2), "codes", nibbles(i)),
+        (bits(148 + 32 * (i // 128) + i % 32, 2 * (u % 4), 2), "high", pairs(i)),
+        (u8(4 + i // 16), "scales", u8(i // 16)),
+        *_heads(),
     ]
 
 
 LAYOUTS = {
     "IQ2_K": Layout((("codes", 64), ("scales", 8), ("heads", 4)), iq2_k),
+    "IQ3_K": Layout((("codes", 64), ("third", 32), ("scales", 8), ("heads", 4), ("signs", 2)), iq3_k),
     "IQ4_K": Layout((("codes", 128), ("scales", 16)), iq4_k),
+    "IQ5_K": Layout((("codes", 128), ("fifth", 32), ("scales", 16)), iq5_k),
+    "IQ6_K": Layout((("codes", 128), ("high", 64), ("scales", 16), ("heads", 4)), iq6_k),
 }

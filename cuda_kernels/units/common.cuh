@@ -111,22 +111,44 @@ __device__ __forceinline__ float scaled(float d, int n) { return __fmul_rn(d, sm
 template <int N>
 __device__ __forceinline__ uint32_t minus_bytes(uint32_t bytes) { return (bytes + (128 - N) * 0x01010101u) ^ 0x80808080u; }
 
-// Bytes of a table of 4, 8, 16, 32 or 64 entries in words: nibble j of `low` (and bits of `high`) choose byte j of the result.
+// Eight codes, one per nibble of a word, to eight bytes of a table; x are the first four.
 
 // Four codes of 2 or 3 bits, one per nibble of the lower half of `codes`; bit 3 of each nibble is 0.
 __device__ __forceinline__ uint32_t lookup8(uint32_t codes, uint32_t t0, uint32_t t1) { return __byte_perm(t0, t1, codes); }
 
-// Eight codes of 4 bits to eight bytes: a.x are the first four.
-__device__ __forceinline__ uint2 lookup16(uint32_t codes, const uint32_t (&t)[4]) {
-  const uint32_t low = codes & 0x77777777u, choose = (codes & 0x88888888u) >> 1 | 0x32103210u;
-  return make_uint2(__byte_perm(__byte_perm(t[0], t[1], low), __byte_perm(t[2], t[3], low), choose),
-                    __byte_perm(__byte_perm(t[0], t[1], low >> 16), __byte_perm(t[2], t[3], low >> 16), choose >> 16));
+// Selectors that choose, byte by byte, the first of two words where bit 2 of the byte's nibble of `bits` is 0. Other bits are 0.
+__device__ __forceinline__ uint32_t choosing(uint32_t bits) { return bits | 0x32103210u; }
+
+// Four codes of 4 bits: `low` three bits each, and selectors by the fourth, both in the lower halves.
+__device__ __forceinline__ uint32_t four_of_16(uint32_t low, uint32_t by3, uint32_t t0, uint32_t t1, uint32_t t2, uint32_t t3) {
+  return __byte_perm(__byte_perm(t0, t1, low), __byte_perm(t2, t3, low), by3);
 }
 
-// Two results of four bytes, from each of which bit 2 of the nibbles of `bits` chooses; other bits of `bits` are 0.
-__device__ __forceinline__ uint32_t choose_bytes(uint32_t zero, uint32_t one, uint32_t bits) {
-  return __byte_perm(zero, one, bits | 0x3210u);
+__device__ __forceinline__ uint32_t four_of_32(uint32_t low, uint32_t by3, uint32_t by4, const uint32_t* t) {
+  return __byte_perm(four_of_16(low, by3, t[0], t[1], t[2], t[3]), four_of_16(low, by3, t[4], t[5], t[6], t[7]), by4);
 }
+
+__device__ __forceinline__ uint2 lookup16(uint32_t codes, const uint32_t (&t)[4]) {
+  const uint32_t low = codes & 0x77777777u, by3 = choosing((codes & 0x88888888u) >> 1);
+  return make_uint2(four_of_16(low, by3, t[0], t[1], t[2], t[3]), four_of_16(low >> 16, by3 >> 16, t[0], t[1], t[2], t[3]));
+}
+
+// `fifth`: the highest bits of the codes, in bit 2 of the nibbles.
+__device__ __forceinline__ uint2 lookup32(uint32_t codes, uint32_t fifth, const uint32_t (&t)[8]) {
+  const uint32_t low = codes & 0x77777777u, by3 = choosing((codes & 0x88888888u) >> 1), by4 = choosing(fifth);
+  return make_uint2(four_of_32(low, by3, by4, t), four_of_32(low >> 16, by3 >> 16, by4 >> 16, t));
+}
+
+// `high`: the two highest bits of the codes, in bits 0 and 1 of the nibbles.
+__device__ __forceinline__ uint2 lookup64(uint32_t codes, uint32_t high, const uint32_t (&t)[16]) {
+  const uint32_t low = codes & 0x77777777u, by3 = choosing((codes & 0x88888888u) >> 1);
+  const uint32_t by4 = choosing(high << 2 & 0x44444444u), by5 = choosing(high << 1 & 0x44444444u);
+  return make_uint2(__byte_perm(four_of_32(low, by3, by4, t), four_of_32(low, by3, by4, t + 8), by5),
+                    __byte_perm(four_of_32(low >> 16, by3 >> 16, by4 >> 16, t), four_of_32(low >> 16, by3 >> 16, by4 >> 16, t + 8), by5 >> 16));
+}
+
+// x shifted so that bit `from` comes to bit `to`; both are known once loops are unrolled.
+__device__ __forceinline__ uint32_t shifted(uint32_t x, int from, int to) { return from < to ? x << (to - from) : x >> (from - to); }
 
 // Word n of a table in the half that is chosen.
 template <class TABLE, int N>
