@@ -1,0 +1,58 @@
+"""`iqforge profile`: where the time of a prompt and of a token goes, by kernel and by layer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ..errors import UsageError
+from . import bench_options
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = ("Runs prompts and single tokens and prints time per kernel (on the CPU: per module) and per layer, by torch.profiler. "
+                          "Kernels of replayed CUDA graphs are seen, too. -o draws a typical pass as SVG: a row per layer, a box per kernel.")
+    parser.add_argument("-m", "--model", metavar="MODEL", help="GGUF file, or the first shard of a split model")
+    parser.add_argument("--synthetic", metavar="SHAPE:TYPE", help="random weights of a real shape, as in `iqforge bench`")
+    parser.add_argument("-p", "--n-prompt", type=int, default=512, metavar="N", help="tokens of a prompt, 0: none (default: 512)")
+    parser.add_argument("-n", "--n-gen", type=int, default=16, metavar="N", help="tokens to generate, 0: none (default: 16)")
+    parser.add_argument("-d", "--n-depth", type=int, default=0, metavar="N", help="tokens in the context before those (default: 0)")
+    parser.add_argument("-o", "--output", metavar="FILE.svg", help="draw a typical prompt and a typical token")
+    parser.add_argument("--device", default="auto", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say what takes a slower path")
+    bench_options.add_options(parser)
+
+
+def run(args: argparse.Namespace, api) -> int:
+    import torch
+
+    from ..formats.output import refuse_same_file
+    from .bench_command import cache_settings, chosen_device, open_model, planned_settings
+    from .profile import profile_model
+    from .profile_report import tables, typical
+    from .profile_svg import timeline
+
+    if (args.model is None) == (args.synthetic is None):
+        raise UsageError("one of -m MODEL and --synthetic SHAPE:TYPE is needed")
+    if min(args.n_prompt, args.n_gen, args.n_depth) < 0 or not args.n_prompt + args.n_gen:
+        raise UsageError("-p, -n and -d cannot be negative, and -p and -n not both 0")
+    device = chosen_device(args.device)
+    settings = planned_settings(args, device)
+    if len(settings) > 1:
+        raise UsageError("a profile is of one setting, lists are for `iqforge bench`")
+    for note in bench_options.notes(args):
+        print(note, file=sys.stderr)
+    setting = settings[0]
+    torch.set_num_threads(setting["n_threads"])
+    with open_model(args.model or args.synthetic, args.model is None, device, setting, args.verbose) as model:
+        if args.output:
+            refuse_same_file(args.output, model.source.files)
+        profiles = profile_model(model, args.n_prompt, args.n_gen, n_depth=args.n_depth, settings=cache_settings(setting))
+    what = "kernel" if device.type == "cuda" else "module"
+    name = args.model or args.synthetic
+    print("\n\n".join(tables(f"{name} {label}", passes, what) for label, passes in profiles.items()))
+    if args.output:
+        drawing = timeline([(f"{name} {label}, {typical(passes).duration / 1e3:.3f} ms", typical(passes)) for label, passes in profiles.items()])
+        with open(args.output, "w", encoding="utf-8") as file:
+            file.write(drawing)
+    return 0
