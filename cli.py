@@ -27,6 +27,7 @@ COMMANDS = {
     "bench": (".runtime.bench_command", "speed of prompts and of generation, also on random weights of a real shape"),
     "profile": (".runtime.profile_command", "time per kernel and layer as table and SVG timeline"),
     "perplexity": (".runtime.evaluate.command", "perplexity and KL divergence"),
+    "kernels": (".cuda_kernels.command", "the CUDA kernels: list them, compile them ahead of time"),
     "types": (".formats.types_command", "the table of ggml types, and what can be done with each"),
     "demo": (".demo.command", "the whole chain on the embedded model, with a report"),
 }

@@ -1,17 +1,20 @@
-"""Every kernel spec there is: of each module of this folder that has a function `specs()`."""
+"""Every kernel spec there is, and building many of them at once."""
 
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from .compile import KernelSpec
+from .compile import KernelSpec, cache_file, cache_folder, compile_spec, is_cached
 
 
 def all_specs() -> Iterator[tuple[str, KernelSpec]]:
-    """(module, spec) in order of module names. RuntimeError where two specs share a name, as their files would."""
+    """(module, spec) of each module of this folder that has a function `specs()`, in order of module names. RuntimeError where two specs
+    share a name, as their files would."""
     names: dict[str, str] = {}
     for info in sorted(pkgutil.iter_modules([str(Path(__file__).parent)]), key=lambda info: info.name):
         module = importlib.import_module(f".{info.name}", __package__)
@@ -20,3 +23,48 @@ def all_specs() -> Iterator[tuple[str, KernelSpec]]:
                 raise RuntimeError(f"two kernel specs are named {spec.name}: of {names[spec.name]} and of {info.name}")
             names[spec.name] = info.name
             yield info.name, spec
+
+
+def missing(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[KernelSpec, str]]:
+    """What of the specs is not in the cache, with the architecture it is missing for."""
+    archs = list(archs)
+    return [(spec, arch) for spec in specs for arch in archs if spec.target(arch) and not is_cached(spec, arch)]
+
+
+def build(wanted: list[tuple[KernelSpec, str]], jobs: int) -> Iterator[tuple[KernelSpec, str]]:
+    """Compile into the cache, in `jobs` processes; yields what is done, in order. Errors are those of `compile_spec`."""
+    if jobs <= 1 or len(wanted) < 2 * jobs:
+        for item in wanted:
+            compile_spec(*item)
+            yield item
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:  # no fork: torch has threads
+        try:
+            yield from pool.map(_build_one, wanted, chunksize=4)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _build_one(item: tuple[KernelSpec, str]) -> tuple[KernelSpec, str]:
+    compile_spec(*item)
+    return item
+
+
+def clear() -> tuple[int, int]:
+    """Remove everything that is cached. Returns the number of compiled modules and their bytes."""
+    count = n_bytes = 0
+    for path in cache_folder().glob("*"):
+        if path.suffix in (".cubin", ".lock", ".part"):
+            if path.suffix == ".cubin":
+                count, n_bytes = count + 1, n_bytes + path.stat().st_size
+            path.unlink(missing_ok=True)
+    return count, n_bytes
+
+
+def cached_bytes(spec: KernelSpec, arch: str) -> int | None:
+    """Size of the compiled spec; None if it is not cached, or not for the architecture."""
+    if not spec.target(arch):
+        return None
+    path = cache_file(spec, arch)
+    return path.stat().st_size if path.exists() else None

@@ -1,0 +1,95 @@
+"""`iqforge kernels`: what there is to compile for CUDA devices, what is compiled, and compiling it ahead of time."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import re
+import sys
+import time
+
+from ..errors import UsageError
+from .compile import ARCHITECTURES, KernelSpec, cache_folder
+from .registry import all_specs, build, cached_bytes, clear, missing
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = ("The CUDA kernels. Each is compiled when it is first used, and kept; this lists them and compiles them ahead of time. "
+                          "That needs the package cuda-core (pip install 'iqforge[cuda]'), but no CUDA toolkit and no device.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only kernels whose names match; * stands for anything")
+    parser.add_argument("--arch", metavar="ARCH[,ARCH]", help="architectures such as sm_90; 'all' for " + ", ".join(ARCHITECTURES)
+                        + " (default: that of the devices here)")
+    parser.add_argument("--build", action="store_true", help="compile what is not compiled yet")
+    parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes that compile (default: %(default)s)")
+    parser.add_argument("--clear", action="store_true", help="remove everything that is compiled")
+
+
+def run(args: argparse.Namespace, api) -> int:
+    if args.jobs < 1:
+        raise UsageError("--jobs needs a number above 0")
+    if args.clear and (args.names or args.arch or args.build):
+        raise UsageError("--clear removes everything; it takes no names, no --arch and no --build")
+    if args.clear:
+        count, n_bytes = clear()
+        print(f"removed {count} compiled modules, {n_bytes / 2**20:.1f} MiB, from {cache_folder()}")
+        return 0
+    specs = chosen_specs(args.names)
+    archs = architectures(args.arch, needed=args.build)
+    if args.build:
+        _build(specs, archs, args.jobs)
+    print_table(specs, archs)
+    return 0
+
+
+def chosen_specs(names: list[str]) -> list[tuple[str, KernelSpec]]:
+    """(module, spec) of all specs that match one of the patterns; UsageError for a pattern that matches none."""
+    specs = list(all_specs())
+    for name in names:
+        if not any(fnmatch.fnmatchcase(spec.name, name) for _, spec in specs):
+            raise UsageError(f"no kernel is named '{name}'")
+    return [(module, spec) for module, spec in specs if not names or any(fnmatch.fnmatchcase(spec.name, name) for name in names)]
+
+
+def architectures(asked: str | None, *, needed: bool) -> list[str]:
+    """What `--arch` names; without it those of the devices here, or else, if they are not `needed`, all. UsageError for others."""
+    if asked:
+        names = list(ARCHITECTURES) if asked == "all" else asked.split(",")
+        if wrong := [name for name in names if not re.fullmatch(r"sm_\d{2,3}", name)]:
+            raise UsageError(f"'{wrong[0]}' is not an architecture; they are spelled as sm_90")
+        return names
+    import torch
+
+    if torch.cuda.is_available():
+        from .launch import architecture
+
+        return sorted({architecture(device) for device in range(torch.cuda.device_count())})
+    if needed:
+        raise UsageError("there is no CUDA device here: say with --arch for which architecture to compile")
+    return list(ARCHITECTURES)
+
+
+def _build(specs: list[tuple[str, KernelSpec]], archs: list[str], jobs: int) -> None:
+    from tqdm import tqdm
+
+    wanted, start = missing((spec for _, spec in specs), archs), time.perf_counter()
+    with tqdm(total=len(wanted), unit="module", disable=None, file=sys.stderr) as bar:
+        for _ in build(wanted, jobs):
+            bar.update()
+    print(f"compiled {len(wanted)} modules in {time.perf_counter() - start:.1f} s")
+
+
+def print_table(specs: list[tuple[str, KernelSpec]], archs: list[str]) -> None:
+    """One line per spec: its module, how many kernels it has, and per architecture the size of the compiled code."""
+    cells, total, done = [["name", "of", "kernels", *archs]], 0, 0
+    for module, spec in specs:
+        sizes = [cached_bytes(spec, arch) for arch in archs]
+        total += sum(size or 0 for size in sizes)
+        done += sum(size is not None for size in sizes)
+        cells.append([spec.name, module, str(len(spec.functions)),
+                      *(f"{size / 1024:.0f} KiB" if size else "-" if spec.target(arch) else "n/a" for size, arch in zip(sizes, archs, strict=True))])
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    for row in cells:
+        print("  ".join([row[0].ljust(widths[0]), row[1].ljust(widths[1]), *(cell.rjust(width) for cell, width in zip(row[2:], widths[2:]))]))
+    wanted = sum(spec.target(arch) is not None for _, spec in specs for arch in archs)
+    print(f"{done} of {wanted} modules are compiled, {total / 2**20:.1f} MiB in {cache_folder()}")
