@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
            "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
-           "plan_quantization", "repack_model", "quantize_stats", "decode_torch"]
+           "plan_quantization", "repack_model", "quantize_stats", "decode_torch", "generate"]
 
 PathLike = str | os.PathLike
 log = logging.getLogger(__name__)
@@ -257,6 +257,27 @@ def measure_perplexity(model: PathLike | Model, text: PathLike | None, *, n_ctx:
             refuse_same_file(kl_divergence_base, [path])
         return perplexity.measure_perplexity(loaded, content, n_ctx=n_ctx, chunks=chunks, save_logits=kl_divergence_base,
                                              progress=progress)
+
+
+def generate(model: PathLike | Model, prompt: str | Sequence[int], n: int = 128, *, temperature: float = 0.8, top_k: int = 40,
+             top_p: float = 0.95, min_p: float = 0.05, seed: int = 0, context: int = 0, ignore_eos: bool = False) -> Iterator[str]:
+    """Text that follows `prompt` (or its tokens), in pieces as it comes: at most `n` tokens, or until the context is full if n < 0.
+
+    The pieces together are the whole text. temperature 0 takes the most probable token each time; the same seed gives the same
+    text. context: most tokens in all, prompt included; 0: as many as needed. `runtime.generate.generate_tokens` gives tokens instead.
+    """
+    from .runtime.generate import TextStream, end_tokens, generate_tokens, prompt_tokens
+    from .runtime.sampling import Sampling
+
+    sampling = Sampling(temperature, top_k, top_p, min_p, seed)
+    with _model(model) as loaded:
+        tokens = prompt_tokens(loaded.tokenizer, prompt) if isinstance(prompt, str) else list(prompt)
+        stream, end = TextStream(loaded.tokenizer), frozenset() if ignore_eos else end_tokens(loaded)
+        for token in generate_tokens(loaded, tokens, n, sampling, context=context, end=end):
+            if piece := stream.feed(token):
+                yield piece
+        if piece := stream.end():
+            yield piece
 
 
 def decode_torch(type: str, data: torch.Tensor, n_cols: int, *, as_weights: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:

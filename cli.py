@@ -26,6 +26,7 @@ COMMANDS = {
     "gguf-split": (".convert.split_command", "split a GGUF file into shards, or merge them"),
     "bench": (".runtime.bench_command", "speed of prompts and of generation, also on random weights of a real shape"),
     "profile": (".runtime.profile_command", "time per kernel and layer as table and SVG timeline"),
+    "generate": (".runtime.generate_command", "text that follows a prompt"),
     "perplexity": (".runtime.evaluate.command", "perplexity and KL divergence"),
     "kernels": (".cuda_kernels.command", "the CUDA kernels: list them, compile them ahead of time"),
     "types": (".formats.types_command", "the table of ggml types, and what can be done with each"),

@@ -19,7 +19,7 @@ class Collector:
     """An observer of a model's products. Collects tensors named `blk.*`, and `output.weight` if `process_output`."""
 
     def __init__(self, model: Model, process_output: bool = False):
-        self._n_matrices = {p.name: len(p.matrices) for p in model.weights.parameters if isinstance(p, ExpertLinear)}
+        self._n_matrices = {name: len(p.matrices) for p in model.weights.parameters if isinstance(p, ExpertLinear) for name in p.observed}
         self._wanted = ("blk.", "output.weight") if process_output else ("blk.",)
         self._sums: dict[str, torch.Tensor] = {}
         self._counts: dict[str, torch.Tensor] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import UsageError
-from ..runtime.flags import RunningOutput, add_model_flags, open_model
+from ..runtime.flags import RunningOutput, add_model_flags, batch_tokens, note, open_model
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,14 +30,17 @@ def run(args: argparse.Namespace, api) -> int:
         raise UsageError("-f TEXT is needed")
     refuse_same_file(args.output, (args.model, args.file))
     text = read_text(args.file)
+    if args.precision not in (None, "f32"):
+        note(f"--precision {args.precision}", "inputs of products are observed in float32")
+    args.precision = "f32"
 
     def save(imatrix) -> None:
         save_imatrix(imatrix, args.output, args.output_format)
 
-    with open_model(args) as model:
+    with open_model(args, rows=batch_tokens(args)) as model:
         refuse_same_file(args.output, model.source.files)
         imatrix = collect_imatrix(model, text, n_ctx=args.ctx_size, chunks=args.chunks, process_output=args.process_output,
-                                  compute_perplexity=not args.no_ppl, dataset=args.file, batch_tokens=args.batch_size,
+                                  compute_perplexity=not args.no_ppl, dataset=args.file, batch_tokens=batch_tokens(args),
                                   progress=RunningOutput(args), checkpoint=save, checkpoint_every=args.output_frequency)
     save(imatrix)
     print(f"{len(imatrix.entries)} entries from {imatrix.chunk_count} chunks of {imatrix.chunk_size} tokens written to {args.output}")

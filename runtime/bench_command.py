@@ -134,9 +134,9 @@ def chosen_device(name: str):
     """The torch device of `--device`. `auto` is the first GPU where there is one. UsageError for one that is not there."""
     import torch
 
-    from .model import _usable_device
+    from .model import usable_device
 
-    return _usable_device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    return usable_device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], verbose: bool = False):

@@ -69,7 +69,7 @@ class Decoder:
             raise ConfigError(f"metadata key '{self.p.architecture}.rope.dimension_count' is {n_rot}, expected an even number",
                               file=self.p.file)
         factors = self.w.vector("rope_freqs.weight", n_rot // 2, optional=True)
-        return Rope(style, n_rot, self.p.number("rope.freq_base", 10000.0, above=1), factors, Scaling.read(self.p), self.w.device)
+        return Rope(style, n_rot, self.p.number("rope.freq_base", 10000.0, above=1), factors, Scaling.read(self.p))
 
     def attention(self, layer: int, rope: Rope, *, head_norms: bool = False) -> Attention:
         """`attn_q`, `attn_k`, `attn_v`, `attn_output` of a block; with `head_norms` also `attn_q_norm` and `attn_k_norm`."""
@@ -80,7 +80,7 @@ class Decoder:
         output = self.w.linear(f"{at}.attn_output", heads * self.value_length, self.width, role="attn_output", split="row")
         q_norm, k_norm = (self.norm(f"{at}.attn_{x}_norm", self.key_length) if head_norms else None for x in "qk")
         return Attention(q, k, v, output, n_heads=heads, n_kv_heads=kv, key_length=self.key_length, value_length=self.value_length,
-                         rope=rope, q_norm=q_norm, k_norm=k_norm)
+                         rope=rope, q_norm=q_norm, k_norm=k_norm, switches=self.w.switches)
 
     def ffn(self, layer: int, hidden: int) -> GatedFFN:
         """`ffn_gate`, `ffn_up`, `ffn_down` of a block."""
@@ -98,10 +98,14 @@ class Decoder:
         if w.has(f"{at}.ffn_gate_up_exps.weight"):
             merged = w.experts(f"{at}.ffn_gate_up", n, self.width, 2 * hidden, role="ffn_gate_up_exps", split="gate_up")
             experts = Experts(down, gate_up=merged)
+        elif w.switches.merge_gate_up and w.can_merge(f"{at}.ffn_gate", f"{at}.ffn_up"):
+            merged = w.merged_experts(f"{at}.ffn_gate_up", (f"{at}.ffn_gate", f"{at}.ffn_up"), n, self.width, hidden,
+                                      role="ffn_gate_up_exps", split="gate_up")
+            experts = Experts(down, gate_up=merged)
         else:
             experts = Experts(down, w.experts(f"{at}.ffn_gate", n, self.width, hidden, role="ffn_gate_exps", split="column"),
                               w.experts(f"{at}.ffn_up", n, self.width, hidden, role="ffn_up_exps", split="column"))
-        return MoE(router, experts, n, n_used)
+        return MoE(router, experts, n, n_used, w.switches.ser)
 
     def refuse_unknown_routing(self) -> None:
         """ConfigError for routing other than softmax over all experts, best ones renormalised, no groups, no shared expert."""

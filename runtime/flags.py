@@ -6,47 +6,178 @@ import argparse
 import os
 import sys
 
-from ..errors import UsageError
+from typing import TYPE_CHECKING
 
-# Flags of the reference tools that choose hardware or memory placement and mean nothing here: (spellings, takes a value).
-_IGNORED = [(("-ngl", "--gpu-layers", "--n-gpu-layers"), True), (("-sm", "--split-mode"), True), (("-ts", "--tensor-split"), True),
-            (("-mg", "--main-gpu"), True), (("-ot", "--override-tensor"), True), (("-ub", "--ubatch-size"), True),
-            (("-ctk", "--cache-type-k"), True), (("-ctv", "--cache-type-v"), True), (("-tb", "--threads-batch"), True),
-            (("-s", "--seed"), True), (("-ncmoe", "--n-cpu-moe"), True), (("-amb",), True), (("-mla",), True),
-            (("-fa", "--flash-attn"), None), (("-cmoe", "--cpu-moe"), False), (("-fmoe", "-no-fmoe"), False), (("-rtr",), False),
-            (("-nkvo", "--no-kv-offload"), False),
-            (("--mlock",), False), (("--no-mmap",), False)]
+from ..errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from ..formats.source import Source
+
+DEFAULT_MARGIN = 1024  # MiB that --fit leaves free
+
+# Flags of the reference that choose hardware or change nothing here: (spellings, takes a value; None: may take one).
+_WITHOUT_EFFECT = [(("-mla", "--mla-use"), True), (("-fmoe", "--fused-moe"), False), (("-no-fmoe", "--no-fused-moe"), False),
+                   (("-rtr", "--run-time-repack"), False), (("-mqkv", "--merge-qkv"), False), (("-ger", "--grouped-expert-routing"), False),
+                   (("-gr", "--graph-reuse"), False), (("-no-gr", "--no-graph-reuse"), False), (("-sm", "--split-mode"), True),
+                   (("-ts", "--tensor-split"), True), (("-mg", "--main-gpu"), True), (("-tb", "--threads-batch"), True),
+                   (("-nkvo", "--no-kv-offload"), False), (("--mlock",), False), (("--no-mmap",), False)]
+_PREFIX = "without effect "
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """-m, -f, -c, -b, --chunks, -t, --device, --cache-size, and those without effect."""
-    parser.add_argument("-m", "--model", required=True, metavar="MODEL", help="GGUF file, or the first shard of a split model")
+    """Flags of commands that evaluate windows of a text: -f, -c, -b, --chunks, and those of `add_runtime_flags`."""
+    add_runtime_flags(parser)
     parser.add_argument("-f", "--file", metavar="TEXT", help="UTF-8 text to evaluate")
     parser.add_argument("-c", "--ctx-size", type=int, default=512, metavar="N", help="tokens per window (default: 512)")
     parser.add_argument("-b", "--batch-size", type=int, default=2048, metavar="N", help="tokens per pass, in whole windows (default: 2048)")
     parser.add_argument("--chunks", type=int, default=-1, metavar="N", help="evaluate at most N windows (default: all)")
+    parser.add_argument("-s", "--seed", help=argparse.SUPPRESS)  # nothing here is random
+
+
+def add_runtime_flags(parser: argparse.ArgumentParser, *, model_required: bool = True) -> None:
+    """-m, -t, --device, cache types and the reference's switches: what every command that runs a model has."""
+    parser.add_argument("-m", "--model", required=model_required, metavar="MODEL", help="GGUF file, or the first shard of a split model")
     parser.add_argument("-t", "--threads", type=int, default=0, metavar="N", help="CPU threads (default: all)")
-    parser.add_argument("--device", default="cpu", metavar="D", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda or cuda:N (default: cpu)")
+    parser.add_argument("--precision", choices=("f32", "bf16", "f16"), help="f32: the truth path (CPU's default), bf16: a GPU's default")
+    parser.add_argument("-ngl", "--gpu-layers", "--n-gpu-layers", type=int, metavar="N", help="so many of the last layers on the GPU, with "
+                        "more than there are also embedding and output (default: all)")
+    parser.add_argument("-ot", "--override-tensor", action="append", metavar="REGEX=D,..", help="tensors whose names match on CPU or CUDAn")
+    parser.add_argument("-ncmoe", "--n-cpu-moe", type=int, metavar="N", help="experts of the first N layers stay on the CPU")
+    parser.add_argument("-cmoe", "--cpu-moe", action="store_true", help="all experts stay on the CPU")
+    parser.add_argument("--fit", nargs="?", type=int, const=DEFAULT_MARGIN, metavar="MIB", help="choose by the GPU's free memory what "
+                        f"stays on the CPU, leaving so much free (default: {DEFAULT_MARGIN} MiB)")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say what runs on a slower path")
     parser.add_argument("--cache-size", type=int, default=512, metavar="MIB", help="memory for decoded weights (default: 512 MiB)")
-    for spellings, value in _IGNORED:
-        options = {"nargs": "?", "const": True} if value is None else {} if value else {"action": "store_const", "const": True}
-        parser.add_argument(*spellings, dest=f"ignored {spellings[0]}", help=argparse.SUPPRESS, default=argparse.SUPPRESS, **options)
+    parser.add_argument("-ub", "--ubatch-size", type=int, metavar="N", help="most tokens that go through the model at a time")
+    parser.add_argument("-ctk", "--cache-type-k", metavar="TYPE", help="storage of keys: f32, f16 (default), bf16, q8_0, q6_0, q5_1, "
+                        "q5_0, q4_1, q4_0, iq4_nl, q8_kv (CPU)")
+    parser.add_argument("-ctv", "--cache-type-v", metavar="TYPE", help="storage of values, likewise")
+    parser.add_argument("-khad", "--k-cache-hadamard", action="store_true", help="turn keys by a Hadamard matrix where they are quantized")
+    parser.add_argument("-vhad", "--v-cache-hadamard", action="store_true", help="turn values likewise")
+    parser.add_argument("-fa", "--flash-attn", nargs="?", const=True, default=True, metavar="on|off", help="flash attention (default: on)")
+    parser.add_argument("-amb", "--attention-max-batch", type=int, default=0, metavar="MIB", help="most memory for scores with -fa off")
+    parser.add_argument("-ser", "--smart-expert-reduction", metavar="K,t", help="the K best experts, of the others those more than t times "
+                        "as probable as the best (changes the model)")
+    parser.add_argument("-muge", "--merge-up-gate-experts", action="store_true", help="gate and up experts as one matrix")
+    for spellings, value in _WITHOUT_EFFECT:
+        options = {} if value else {"action": "store_const", "const": True}
+        parser.add_argument(*spellings, dest=_PREFIX + spellings[0], help=argparse.SUPPRESS, default=argparse.SUPPRESS, **options)
 
 
-def open_model(args: argparse.Namespace):
-    """The model that the flags ask for. Notes on stderr which flags have no meaning here."""
+def cache_settings(args: argparse.Namespace):
+    """The `CacheSettings` that the flags ask for, or None if no flag is about the cache. UsageError for what cannot be."""
+    from .cache import CacheSettings
+
+    if args.cache_type_k is None and args.cache_type_v is None:
+        if args.k_cache_hadamard or args.v_cache_hadamard:
+            note("-khad, -vhad", "the cache is not quantized")
+        return None
+    settings = CacheSettings(args.cache_type_k or "f16", args.cache_type_v or "f16", args.k_cache_hadamard, args.v_cache_hadamard)
+    for flag, turned, type in (("-khad", settings.hadamard_k, settings.k), ("-vhad", settings.hadamard_v, settings.v)):
+        if turned and not type.is_quantized:
+            note(flag, f"the cache stores {type.name.lower()}")
+    if settings.v.is_quantized and not switches(args).flash_attention:
+        raise UsageError(f"values of a cache cannot be quantized ({args.cache_type_v}) without flash attention (-fa off)")
+    return settings
+
+
+def switches(args: argparse.Namespace):
+    """The `Switches` that the flags ask for. UsageError for values out of range."""
+    from .switches import Switches, parse_on_off, parse_ser
+
+    flash = parse_on_off("-fa", args.flash_attn)
+    if args.attention_max_batch and flash:
+        note("-amb", "flash attention has no matrix of scores")
+    return Switches(flash, args.attention_max_batch, parse_ser(args.smart_expert_reduction) if args.smart_expert_reduction else None,
+                    args.merge_up_gate_experts)
+
+
+def placement(args: argparse.Namespace):
+    """The `placement.Request` of -ngl, -ot, --n-cpu-moe, --cpu-moe and --fit. UsageError for what cannot be."""
+    from .placement import ALL, Request, parse_overrides
+
+    for flag, value in (("-ngl", args.gpu_layers), ("--n-cpu-moe", args.n_cpu_moe)):
+        if value is not None and value < (-1 if flag == "-ngl" else 0):
+            raise UsageError(f"{flag} is {value}, expected 0 or more")
+    given = [flag for flag, value in (("-ngl", args.gpu_layers), ("--n-cpu-moe", args.n_cpu_moe), ("--cpu-moe", args.cpu_moe or None),
+                                      ("--fit", args.fit)) if value is not None]
+    if given and args.device == "cpu":
+        note(", ".join(given), "everything is on the CPU with --device cpu")
+    overrides = tuple(override for text in args.override_tensor or () for override in parse_overrides(text))
+    layers = ALL if args.gpu_layers is None or args.gpu_layers < 0 else args.gpu_layers
+    return Request(layers, overrides, ALL if args.cpu_moe else args.n_cpu_moe or 0, args.fit)
+
+
+def note(flags: str, why: str) -> None:
+    """One line on stderr about flags that change nothing."""
+    print(f"note: {flags} {'change' if ',' in flags else 'changes'} nothing here: {why}", file=sys.stderr)
+
+
+def batch_tokens(args: argparse.Namespace) -> int:
+    """Tokens per pass over windows: of -b, or of -ub if that is less; never less than a window."""
+    return max(args.ctx_size, min(args.batch_size, args.ubatch_size or args.batch_size))
+
+
+def open_model(args: argparse.Namespace, *, source: Source | None = None, context: int = 0, rows: int = 0):
+    """The model that the flags ask for, of `source` or else of -m, loaded.
+
+    Notes on stderr which flags change nothing here, and why; for a GPU what the model takes on each device, reckoned for a sequence of
+    `context` tokens and `rows` of them at a time. DeviceError if that is more than there is.
+    """
     import torch
 
-    from .model import load_model
+    from ..formats.gguf.reader import open_gguf
+    from .model import DEFAULT_UBATCH, Model, usable_device
+    from .switches import WITHOUT_EFFECT
 
-    ignored = [name.split(" ", 1)[1] for name in vars(args) if name.startswith("ignored ")]
-    if ignored:
-        print(f"note: {', '.join(ignored)} {'has' if len(ignored) == 1 else 'have'} no effect here", file=sys.stderr)
-    if args.threads < 0 or args.batch_size < 1 or args.cache_size < 0:
+    for name, value in vars(args).items():
+        if name.startswith(_PREFIX):
+            flag = name.removeprefix(_PREFIX)
+            if flag == "-mla" and value not in ("0", "1", "2", "3"):
+                raise UsageError(f"-mla is '{printable(value, 40)}', expected 0 to 3")
+            note(flag, WITHOUT_EFFECT[flag])
+    if args.threads < 0 or getattr(args, "batch_size", 1) < 1 or args.cache_size < 0:
         raise UsageError("-t and --cache-size cannot be negative, -b must be positive")
+    if args.ubatch_size is not None and args.ubatch_size < 1:
+        raise UsageError(f"-ub is {args.ubatch_size}, expected at least 1 token")
     if args.threads:
         torch.set_num_threads(min(args.threads, os.cpu_count() or 1))  # more would only get in each other's way
-    return load_model(args.model, args.device, args.cache_size * 2**20)
+    usable_device(args.device)
+    options = {"precision": args.precision, "placement": placement(args), "switches": switches(args), "cache": cache_settings(args)}
+    source = source or open_gguf(args.model)
+    try:
+        model = Model(source, args.device, args.cache_size * 2**20, ubatch=args.ubatch_size or DEFAULT_UBATCH, context=context,
+                      verbose=(lambda line: print(line, file=sys.stderr)) if args.verbose else None, **options)
+        if model.device.type != "cpu":
+            load_on_gpu(model, rows)
+    except BaseException:
+        source.close()
+        raise
+    return model
+
+
+def load_on_gpu(model, rows: int = 0) -> None:
+    """Bring a model to its GPU: the table of memory first, then a bar. DeviceError if there is too little memory."""
+    import time
+
+    from tqdm import tqdm
+
+    from .memory import check, table
+
+    memories = model.memory(rows)
+    print("\n".join(table(memories)), file=sys.stderr)
+    check(memories)
+    started = time.perf_counter()
+    with tqdm(unit="B", unit_scale=True, unit_divisor=1024, desc="loading", leave=False, disable=None) as bar:
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        model.load(advance)
+    seconds = time.perf_counter() - started
+    n_bytes = sum(m.weights for m in memories if m.device.type != "cpu")
+    print(f"loaded {n_bytes / 2**30:.2f} GiB in {seconds:.2f} s, {n_bytes / 2**30 / seconds:.2f} GiB/s", file=sys.stderr)
 
 
 class RunningOutput:
@@ -56,7 +187,7 @@ class RunningOutput:
     """
 
     def __init__(self, args: argparse.Namespace, values: bool = True, every_seconds: float = 60):
-        self.per_pass = max(1, args.batch_size // max(1, args.ctx_size))
+        self.per_pass = batch_tokens(args) // max(1, args.ctx_size)
         self.values, self.every, self.next = values, every_seconds, 0.0
 
     def __call__(self, p) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -23,14 +22,15 @@ Observer = Callable[[str, torch.Tensor, torch.Tensor | None], None]
 
 
 class MatrixLike(Protocol):
-    """What a product needs of a weight matrix; see `weights.Matrix`."""
+    """What a product needs of a weight matrix; see `weights.Matrix` and `resident.ResidentMatrix`."""
 
     rows: int
     cols: int
+    device: torch.device  # where products with it are formed
 
     def parts(self): ...
 
-    def gather(self, rows: np.ndarray) -> torch.Tensor: ...
+    def gather(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
 class Linear:
@@ -38,7 +38,20 @@ class Linear:
 
     def __init__(self, name: str, matrix: MatrixLike, bias: torch.Tensor | None, observers: list[Observer], *, role: str, split: str):
         self.name, self.matrix, self.bias, self.role, self.split = name, matrix, bias, role, split
+        self.observed = (name,)
         self._observers = observers
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrix.device
+
+    @property
+    def rows(self) -> int:
+        return self.matrix.rows
+
+    @property
+    def cols(self) -> int:
+        return self.matrix.cols
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         for observe in self._observers:
@@ -48,18 +61,43 @@ class Linear:
 
 
 class ExpertLinear:
-    """One matrix per expert, applied to rows that are grouped by expert."""
+    """One matrix per expert, applied to rows that are grouped by expert.
 
-    def __init__(self, name: str, matrices: list[MatrixLike], observers: list[Observer], *, role: str, split: str):
+    `observed`: the names under which products are told, if they are not that of the matrix: of tensors that were merged.
+    """
+
+    def __init__(self, name: str, matrices: list[MatrixLike], observers: list[Observer], *, role: str, split: str,
+                 observed: tuple[str, ...] = ()):
         self.name, self.matrices, self.role, self.split = name, matrices, role, split
+        self.observed = observed or (name,)
         self._observers = observers
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrices[0].device
+
+    @property
+    def rows(self) -> int:
+        """Of one expert."""
+        return self.matrices[0].rows
+
+    @property
+    def cols(self) -> int:
+        return self.matrices[0].cols
+
+    @property
+    def packed(self):
+        """The packed matrix of all experts, `cuda_kernels.ops.PackedMatrix`; None if there is none, as on the CPU."""
+        whole = getattr(self.matrices[0], "packed", None)
+        return whole if whole is not None and whole.n_matrices == len(self.matrices) else None
 
     def __call__(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """x float32[rows, n_in]: counts[e] rows of expert e, in order of experts; returns float32[rows, n_out]."""
         if self._observers:
             experts = torch.repeat_interleave(torch.arange(len(counts), device=x.device), counts.to(x.device))
             for observe in self._observers:
-                observe(self.name, x, experts)
+                for name in self.observed:
+                    observe(name, x, experts)
         y = x.new_empty(len(x), self.matrices[0].rows)
         start = 0
         for matrix, count in zip(self.matrices, counts.tolist(), strict=True):
@@ -76,14 +114,29 @@ class Embedding:
 
     def __init__(self, name: str, matrix: MatrixLike):
         self.name, self.matrix = name, matrix
+        self.observed = ()
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrix.device
+
+    @property
+    def rows(self) -> int:
+        return self.matrix.rows
+
+    @property
+    def cols(self) -> int:
+        return self.matrix.cols
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int64[...] to float32[..., n_cols]."""
-        return self.matrix.gather(ids.reshape(-1).cpu().numpy()).view(*ids.shape, self.matrix.cols)
+        return self.matrix.gather(ids.reshape(-1)).view(*ids.shape, self.matrix.cols)
 
 
 def _product(matrix: MatrixLike, x: torch.Tensor) -> torch.Tensor:
-    """x float32[rows, cols] times the transposed matrix."""
+    """x float32[rows, cols] times the transposed matrix, where x is; formed where the matrix is."""
+    if x.device != matrix.device:
+        return _product(matrix, x.to(matrix.device)).to(x.device)
     y = None
     for start, part in matrix.parts():
         if len(part) == matrix.rows:

@@ -6,51 +6,97 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from ..errors import ShapeError, UsageError
+from ..errors import ShapeError, UsageError, printable
 from ..formats.gguf.reader import open_gguf
 from ..formats.source import Source
+from . import memory
 from .cache import CacheSettings, State, padded
 from .hyperparameters import Hyperparameters
 from .layers.batch import Batch
-from .network import build_network
+from .network import Network, build_network
+from .placement import Placement, Request, fit
+from .resident import LoadProgress
+from .switches import Switches
 from .tokenizer import SpecialTokens, Tokenizer
 from .weights import DEFAULT_CACHE_BYTES, DecodeCache, Weights
 
+if TYPE_CHECKING:
+    from .cuda.engine import Engine
+
+PRECISIONS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 DEFAULT_UBATCH = 512  # tokens of a sequence that go through the model at a time
 
 
-def load_model(path: str | os.PathLike, device: str | torch.device = "cpu", cache_bytes: int = DEFAULT_CACHE_BYTES) -> Model:
-    """Open a GGUF file, or a split model through its first shard.
+def load_model(path: str | os.PathLike, device: str | torch.device = "cpu", cache_bytes: int = DEFAULT_CACHE_BYTES, **options) -> Model:
+    """Open a GGUF file, or a split model through its first shard. `options`: those of `Model`.
 
-    Weights stay encoded in the mapped file; at most `cache_bytes` of decoded float32 matrices are kept on `device`.
-    Raises MalformedFileError, ConfigError or ArchitectureError (which say what is wrong with the file), UsageError for a device
-    that is not there.
+    On the CPU weights stay encoded in the mapped file; at most `cache_bytes` of decoded float32 matrices are kept. On a GPU they are in
+    its memory, encoded, from the first use on or from `Model.load`. Raises MalformedFileError, ConfigError or ArchitectureError (which
+    say what is wrong with the file), UsageError for a device that is not there.
     """
-    device = _usable_device(device)
+    usable_device(device)  # before a large file is looked through
     if cache_bytes < 0:
         raise UsageError(f"cache_bytes is {cache_bytes}, expected 0 or more")
     source = open_gguf(path)
     try:
-        return Model(source, device, cache_bytes)
+        return Model(source, device, cache_bytes, **options)
     except BaseException:
         source.close()
         raise
 
 
 class Model:
-    """A network with its tokenizer. Close it, or use it as a context manager, to unmap the file."""
+    """A network with its tokenizer. Close it, or use it as a context manager, to unmap the file.
 
-    def __init__(self, source: Source, device: torch.device, cache_bytes: int = DEFAULT_CACHE_BYTES):
-        self.source, self.device = source, device
+    precision: f32, the truth path (the default, and all there is, on the CPU), or bf16 (default on a GPU) or f16: fused kernels with
+    activations of that type. placement: what of the model lies on the GPU. switches: how layers are evaluated. cache: storage of keys
+    and values also where there is no cache (`forward`, `hidden`; None: as they are), and of `new_state`. ubatch: most tokens of a
+    sequence that go through the model at a time. context: tokens of a sequence for which memory is reckoned. verbose: is told in a
+    line what runs on a slower path.
+    """
+
+    def __init__(self, source: Source, device: str | torch.device = "cpu", cache_bytes: int = DEFAULT_CACHE_BYTES, *,
+                 precision: str | None = None, placement: Request = Request(), switches: Switches = Switches(),
+                 cache: CacheSettings | None = None, ubatch: int = DEFAULT_UBATCH, context: int = 0,
+                 verbose: Callable[[str], None] | None = None):
+        self.source, self.device = source, usable_device(device)
+        self.precision = _usable_precision(precision, self.device)
+        self.cache, self.ubatch, self.context, self.verbose = cache, ubatch, context, verbose
         self.hyperparameters = Hyperparameters(source.metadata, os.fspath(source.path))
-        self.weights = Weights(source, device, DecodeCache(cache_bytes))
-        self.network = build_network(self.hyperparameters, self.weights)
+        _check_overrides(placement, self.device)
+
+        def build(place: Placement) -> tuple[Weights, Network]:
+            weights = Weights(source, place, DecodeCache(cache_bytes), switches)
+            return weights, build_network(self.hyperparameters, weights)
+
+        n_layers = self.hyperparameters.integer("block_count", 0)
+        if placement.fit_margin is not None and self.device.type != "cpu":
+            place = fit(self.device, n_layers, placement.fit_margin, lambda p: self._needed(*build(p)), memory.free_bytes(self.device),
+                        [tensor.name for tensor in source.tensors])
+        else:
+            place = Placement(self.device, n_layers, placement)
+        self.weights, self.network = build(place)
         self.n_vocab = self.network.n_vocab
-        self.ubatch = DEFAULT_UBATCH
+
+    def load(self, progress: LoadProgress | None = None) -> None:
+        """Bring weights to GPUs now instead of at their first use. `progress(bytes done, bytes in all)` is called now and then."""
+        self.weights.load(progress)
+
+    def memory(self, rows: int = 0) -> list[memory.DeviceMemory]:
+        """What the model takes on each device for `context` tokens and `rows` of them at a time (0: `ubatch`)."""
+        return self._reckon(self.weights, self.network, rows)
+
+    def _reckon(self, weights: Weights, network: Network, rows: int = 0) -> list[memory.DeviceMemory]:
+        return memory.reckon(network, weights, capacity=padded(self.context) if self.context else 0, settings=self.cache or CacheSettings(),
+                             rows=rows or self.ubatch, activation_bytes=4 if self.precision == "f32" else 2)
+
+    def _needed(self, weights: Weights, network: Network) -> int:
+        return sum(m.total for m in self._reckon(weights, network) if m.device == self.device)
 
     @property
     def architecture(self) -> str:
@@ -73,22 +119,41 @@ class Model:
         """
         return self.logits(self.hidden(_as_tensor(token_ids)[None])[0])
 
+    @cached_property
+    def engine(self) -> Engine | None:
+        """The fast path of precisions below f32."""
+        if self.precision == "f32":
+            return None
+        from .cuda.context import Context
+        from .cuda.engine import Engine
+
+        self.load()
+        return Engine(self.network, Context(self.device, PRECISIONS[self.precision], settings=self.cache, ubatch=self.ubatch,
+                                            ser=self.weights.switches.ser, verbose=self.verbose))
+
+    @property
+    def _fast(self) -> Engine | None:
+        """The engine, unless products are observed: these are float32 ones."""
+        return None if self.weights.observers else self.engine
+
     @torch.no_grad()
     def hidden(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
         """Final hidden states float32[sequences, n, width], normed, of independent sequences int[sequences, n] from position `start`."""
         tokens = self._checked(tokens)
+        if (fast := self._fast) is not None:
+            return fast.hidden(tokens, start)
         n_sequences, n_tokens = tokens.shape
-        h = self.network.hidden(tokens.reshape(-1), Batch.of(n_sequences, n_tokens, start, self.device))
+        h = self.network.hidden(tokens.reshape(-1), Batch.of(n_sequences, n_tokens, start, self.device, self.cache))
         return h.view(n_sequences, n_tokens, -1)
 
-    def new_state(self, capacity: int, settings: CacheSettings = CacheSettings()) -> State:
-        """An empty sequence for at most `capacity` tokens (rounded up to a multiple of `cache.PADDING`).
+    def new_state(self, capacity: int, settings: CacheSettings | None = None) -> State:
+        """An empty sequence for at most `capacity` tokens (rounded up to a multiple of `cache.PADDING`). `settings`: else the model's.
 
         UsageError for cache types that do not suit the model's heads.
         """
         if capacity < 1:
             raise UsageError(f"a sequence of {capacity} tokens was asked for, expected at least 1")
-        return self.network.new_state(padded(capacity), settings)
+        return self.network.new_state(padded(capacity), settings or self.cache or CacheSettings())
 
     @torch.no_grad()
     def extend(self, token_ids: Sequence[int] | np.ndarray | torch.Tensor, state: State, all_logits: bool = False) -> torch.Tensor:
@@ -99,6 +164,8 @@ class Model:
         tokens = self._checked(_as_tensor(token_ids)[None])[0]
         if state.n_past + len(tokens) > state.capacity:
             raise ShapeError(f"{state.n_past} tokens and {len(tokens)} more do not fit a sequence of at most {state.capacity}")
+        if (fast := self._fast) is not None:
+            return fast.extend(tokens, state, all_logits)
         logits = []
         for piece in tokens.split(self.ubatch):
             h = self.network.hidden(piece, Batch.of(1, len(piece), state.n_past, self.device), state)
@@ -109,6 +176,8 @@ class Model:
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[rows, width] of `hidden` to float32[rows, vocab]."""
+        if (fast := self._fast) is not None:
+            return fast.logits(hidden)
         return self.network.output(hidden)
 
     @contextmanager
@@ -150,10 +219,33 @@ def _as_tensor(token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Te
     return tokens
 
 
-def _usable_device(device: str | torch.device) -> torch.device:
+def usable_device(device: str | torch.device) -> torch.device:
+    """The device, with its number. UsageError if it is not there."""
     try:
         device = torch.device(device)
         torch.empty(0, device=device)
+        device = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device '{device}' cannot be used: models run on cpu and cuda")
     return device
+
+
+def _usable_precision(precision: str | None, device: torch.device) -> str:
+    if precision is None:
+        return "f32" if device.type == "cpu" else "bf16"
+    if precision not in PRECISIONS:
+        raise UsageError(f"precision '{printable(precision, 40)}' is not known; known are {', '.join(PRECISIONS)}")
+    if device.type == "cpu" and precision != "f32":
+        raise UsageError(f"precision {precision} is for GPUs: on the CPU everything is computed in float32")
+    if device.type == "cuda" and precision == "f32":
+        torch.set_float32_matmul_precision("highest")  # no TF32
+    return precision
+
+
+def _check_overrides(placement: Request, device: torch.device) -> None:
+    for _, target in placement.overrides:
+        if target.type != "cpu" and device.type == "cpu":
+            raise UsageError(f"-ot puts tensors on {target}, but --device is cpu")
+        usable_device(target)

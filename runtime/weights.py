@@ -7,7 +7,7 @@ split among ranks) can be read from the loaded model, and a tensor that nobody a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,10 @@ import torch
 from ..errors import ArchitectureError, MalformedFileError, UnsupportedTypeError, printable
 from ..formats import codec
 from ..formats.source import Source, TensorInfo
-from .linear import Embedding, ExpertLinear, Linear
+from .linear import Embedding, ExpertLinear, Linear, MatrixLike
+from .placement import CPU, Placement
+from .resident import LoadProgress, Resident, ResidentMatrix
+from .switches import Switches
 
 DEFAULT_CACHE_BYTES = 512 * 2**20
 SLICE_BYTES = 32 * 2**20  # of float32, for matrices that do not fit the cache
@@ -44,7 +47,9 @@ class DecodeCache:
 
 
 class Matrix:
-    """A 2-D matrix of `rows` x `cols` within a stored tensor, decoded to float32 on `device` on demand."""
+    """A 2-D matrix of `rows` x `cols` within a stored tensor, on the CPU: mapped from the file and decoded to float32 on demand."""
+
+    device = CPU
 
     def __init__(self, weights: Weights, tensor: TensorInfo, index: int = 0):
         self.tensor = tensor
@@ -67,40 +72,60 @@ class Matrix:
         weights = self._weights
         return weights.decode(self.tensor, weights.source.read_rows(self.tensor, self._first + start, self._first + stop))
 
-    def gather(self, rows: np.ndarray) -> torch.Tensor:
-        """float32[len(rows), cols]: the rows with these indices, without touching others."""
-        group = self.tensor.type.group_rows
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """float32[len(rows), cols] on the CPU: the rows with these indices, without touching others."""
+        rows, group = rows.cpu().numpy(), self.tensor.type.group_rows
         groups, inverse = np.unique(rows // group, return_inverse=True)
         stored = self._weights.source.read_rows(self.tensor, self._first, self._first + self.rows)
         stored = stored.reshape(self.rows // group, -1)[groups].reshape(len(groups) * group, -1)
-        decoded = self._weights.decode(self.tensor, stored)
-        return decoded[torch.from_numpy(inverse * group + rows % group).to(decoded.device)]
+        return self._weights.decode(self.tensor, stored)[torch.from_numpy(inverse * group + rows % group)]
+
+
+class Stacked:
+    """Matrices on the CPU, the rows of one below those of another."""
+
+    device = CPU
+
+    def __init__(self, *matrices: Matrix):
+        self.matrices, self.rows, self.cols = matrices, sum(m.rows for m in matrices), matrices[0].cols
+
+    def parts(self):
+        """As `Matrix.parts`."""
+        first = 0
+        for matrix in self.matrices:
+            for start, part in matrix.parts():
+                yield first + start, part
+            first += matrix.rows
 
 
 class Weights:
-    """The tensors of `source` as layers ask for them. `observers` are told every matrix product (see `Model.observe`)."""
+    """The tensors of `source` as layers ask for them. `observers` are told every matrix product (see `Model.observe`).
 
-    def __init__(self, source: Source, device: torch.device, cache: DecodeCache):
-        self.source, self.device, self.cache = source, device, cache
+    `placement` says what lies on which device; on GPUs matrices are `resident.Resident`, filled by `load`.
+    """
+
+    def __init__(self, source: Source, placement: Placement, cache: DecodeCache, switches: Switches = Switches()):
+        self.source, self.placement, self.cache, self.switches = source, placement, cache, switches
         self.observers: list[Callable] = []
         self.parameters: list[Linear | ExpertLinear | Embedding] = []  # a tied embedding is in it twice: as table and as output
         self._tensors = {tensor.name: tensor for tensor in source.tensors}
         self._asked: set[str] = set()
         self._decodable = set(codec.decodable_types())
+        self._resident: dict[str, Resident] = {}  # by the name of their first tensor
 
     def has(self, name: str) -> bool:
         return name in self._tensors
 
     def vector(self, name: str, n: int, *, optional: bool = False) -> torch.Tensor | None:
-        """float32[n] on the device, or None where an optional one is absent."""
+        """float32[n] on the device of its layer, or None where an optional one is absent."""
         if optional and not self.has(name):
             return None
         tensor = self._tensor(name, (n,))
-        return self.decode(tensor, self.source.read_rows(tensor, 0, 1)).reshape(n)
+        return self.decode(tensor, self.source.read_rows(tensor, 0, 1)).reshape(n).to(self.placement.home(name))
 
     def linear(self, name: str, n_in: int, n_out: int, *, role: str, split: str) -> Linear:
         """`<name>.weight` with shape [n_out, n_in], and `<name>.bias` where the file has it."""
-        matrix = Matrix(self, self._tensor(f"{name}.weight", (n_out, n_in)))
+        matrix = self._matrices([self._tensor(f"{name}.weight", (n_out, n_in))], 1)[0]
         return self._record(Linear(f"{name}.weight", matrix, self.vector(f"{name}.bias", n_out, optional=True), self.observers,
                                    role=role, split=split))
 
@@ -108,23 +133,56 @@ class Weights:
         """`<name>_exps.weight` with shape [n_experts, n_out, n_in], or the `<name>.<expert>.weight` of very old files."""
         stacked = f"{name}_exps.weight"
         if self.has(stacked) or not self.has(f"{name}.0.weight"):
-            tensor = self._tensor(stacked, (n_experts, n_out, n_in))
-            matrices = [Matrix(self, tensor, expert) for expert in range(n_experts)]
+            matrices = self._matrices([self._tensor(stacked, (n_experts, n_out, n_in))], n_experts)
         else:
-            matrices = [Matrix(self, self._tensor(f"{name}.{expert}.weight", (n_out, n_in))) for expert in range(n_experts)]
+            tensors = [self._tensor(f"{name}.{expert}.weight", (n_out, n_in)) for expert in range(n_experts)]
+            matrices = [self._matrices([tensor], 1)[0] for tensor in tensors]
         return self._record(ExpertLinear(stacked, matrices, self.observers, role=role, split=split))
 
+    def can_merge(self, *names: str) -> bool:
+        """Whether the expert tensors `<name>_exps.weight` can be made one: stacked, of one type, on one device."""
+        tensors = [self._tensors.get(f"{name}_exps.weight") for name in names]
+        return (None not in tensors and len({(t.type, t.shape) for t in tensors}) == 1
+                and len({self.placement.of(t.name) for t in tensors}) == 1 and not any(self.has(f"{name}.bias") for name in names))
+
+    def merged_experts(self, name: str, parts: Sequence[str], n_experts: int, n_in: int, n_out: int, *, role: str,
+                       split: str) -> ExpertLinear:
+        """The tensors `<part>_exps.weight`, each [n_experts, n_out, n_in], as one matrix per expert with their rows below one another."""
+        tensors = [self._tensor(f"{part}_exps.weight", (n_experts, n_out, n_in)) for part in parts]
+        return self._record(ExpertLinear(f"{name}_exps.weight", self._matrices(tensors, n_experts), self.observers, role=role, split=split,
+                                         observed=tuple(tensor.name for tensor in tensors)))
+
     def embedding(self, name: str, n_rows: int, n_cols: int) -> Embedding:
-        return self._record(Embedding(f"{name}.weight", Matrix(self, self._tensor(f"{name}.weight", (n_rows, n_cols)))))
+        tensor = self._tensor(f"{name}.weight", (n_rows, n_cols))
+        return self._record(Embedding(f"{name}.weight", self._matrices([tensor], 1)[0]))
+
+    def load(self, progress: LoadProgress | None = None) -> None:
+        """Bring the matrices of GPUs there. `progress` is called with (bytes done, bytes in all) now and then."""
+        waiting = [resident for resident in self._resident.values() if not resident.is_loaded]
+        total, done = sum(resident.stored_bytes for resident in waiting), 0
+        for resident in waiting:
+            resident.load()
+            done += resident.stored_bytes
+            if progress is not None:
+                progress(done, total)
+
+    def bytes_by_device(self) -> dict[torch.device, int]:
+        """What matrices take: on the CPU in the file, on GPUs in memory."""
+        found: dict[torch.device, int] = {}
+        for resident in self._resident.values():
+            found[resident.device] = found.get(resident.device, 0) + resident.nbytes
+        for tensor in self._tensors.values():
+            if self.placement.of(tensor.name).type == "cpu" and tensor.name in self._asked:
+                found[CPU] = found.get(CPU, 0) + tensor.n_bytes
+        return found
 
     def n_rows_of(self, name: str) -> int:
         """Rows of the tensor `name`, which must be there."""
         return self._named(name).n_rows
 
     def decode(self, tensor: TensorInfo, stored: np.ndarray) -> torch.Tensor:
-        """uint8[rows, row_bytes] of `tensor` to float32[rows, n_cols] on the device."""
-        decoded = codec.decode(tensor.type, stored, tensor.n_cols, threads=torch.get_num_threads(), as_weights=True)
-        return torch.from_numpy(decoded).to(self.device)
+        """uint8[rows, row_bytes] of `tensor` to float32[rows, n_cols] on the CPU."""
+        return torch.from_numpy(codec.decode(tensor.type, stored, tensor.n_cols, threads=torch.get_num_threads(), as_weights=True))
 
     def check_all_used(self) -> None:
         """ArchitectureError if the file has tensors that no layer asked for: evaluating without them would be another model."""
@@ -133,6 +191,15 @@ class Weights:
             shown = ", ".join(printable(name, 80) for name in unused[:4])
             raise ArchitectureError(f"{len(unused)} tensors of this file are not part of its architecture as this version knows it: {shown}"
                                     + (", ..." if len(unused) > 4 else ""), file=self.source.path)
+
+    def _matrices(self, tensors: list[TensorInfo], n: int) -> list[MatrixLike]:
+        """n matrices, each with the rows of all tensors' matrices of this index."""
+        device = self.placement.of(tensors[0].name)
+        if device.type == "cpu":
+            return [Matrix(self, tensors[0], index) if len(tensors) == 1 else Stacked(*(Matrix(self, t, index) for t in tensors))
+                    for index in range(n)]
+        resident = self._resident.setdefault(tensors[0].name, Resident(self.source, tensors, n, device))
+        return [ResidentMatrix(resident, index) for index in range(n)]
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         tensor = self._named(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ...errors import UsageError
-from ..flags import RunningOutput, add_model_flags, open_model
+from ..flags import RunningOutput, add_model_flags, batch_tokens, open_model
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +32,8 @@ def _perplexity(args: argparse.Namespace) -> int:
     if args.kl_divergence_base:
         refuse_same_file(args.kl_divergence_base, (args.model, args.file))
     text = read_text(args.file)
-    with open_model(args) as model:
-        result = measure_perplexity(model, text, n_ctx=args.ctx_size, chunks=args.chunks, batch_tokens=args.batch_size,
+    with open_model(args, rows=batch_tokens(args)) as model:
+        result = measure_perplexity(model, text, n_ctx=args.ctx_size, chunks=args.chunks, batch_tokens=batch_tokens(args),
                                     save_logits=args.kl_divergence_base, progress=RunningOutput(args, values=args.ppl_output_type == 0))
     if args.ppl_output_type == 1:
         print("\n".join(map(running_line, result.running)))
@@ -50,9 +50,9 @@ def _divergence(args: argparse.Namespace) -> int:
         raise UsageError("--kl-divergence needs --kl-divergence-base F")
     base = BaseFile(args.kl_divergence_base)
     args.ctx_size = base.n_ctx
-    with open_model(args) as model:
+    with open_model(args, rows=batch_tokens(args)) as model:
         print(f"\n{report.TABLE_HEADER}")
-        result = measure_divergence(model, base, chunks=args.chunks, batch_tokens=args.batch_size,
+        result = measure_divergence(model, base, chunks=args.chunks, batch_tokens=batch_tokens(args),
                                     progress=RunningOutput(args, values=False),
                                     on_window=lambda window, statistics: print(report.table_row(window, statistics), flush=True))
     if result.statistics.n >= report.LEAST_FOR_SUMMARY:

@@ -17,6 +17,8 @@ class Experts:
 
     def __call__(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """x float32[rows, width] grouped by expert, counts[e] rows each."""
+        if x.device != self.down.device:  # once there and back, not for every product
+            return self(x.to(self.down.device), counts).to(x.device)
         if self.gate_up is not None:
             gate, up = self.gate_up(x, counts).chunk(2, dim=-1)
         else:
@@ -27,26 +29,39 @@ class Experts:
 class MoE:
     """Softmax router over all experts, the `n_used` most probable ones, their probabilities brought to a sum of 1.
 
-    Equal probabilities go to the lower expert. Rows are grouped by a stable sort and slots are summed in ascending order, with
-    no scattered addition, so that a run repeats bit for bit.
+    Equal probabilities go to the lower expert. `reduction` (K, t) leaves out some of them: the K best stay, of the others those with
+    more than t times the largest probability (smart expert reduction); the others add nothing and do not count in the sum.
+    Rows are grouped by a stable sort and slots are summed in ascending order, with no scattered addition, so that a run repeats
+    bit for bit.
     """
 
-    def __init__(self, router: Linear, experts: Experts, n_experts: int, n_used: int):
-        self.router, self.experts, self.n_experts, self.n_used = router, experts, n_experts, n_used
+    def __init__(self, router: Linear, experts: Experts, n_experts: int, n_used: int, reduction: tuple[int, float] | None = None):
+        self.router, self.experts, self.n_experts, self.n_used, self.reduction = router, experts, n_experts, n_used, reduction
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Experts int64[rows, n_used] from the most probable on, and their weights float32[rows, n_used], 0 for those left out."""
         probabilities = self.router(x).softmax(dim=-1)
         # torch.topk promises no order among equals; a stable sort does.
-        chosen = probabilities.sort(dim=-1, descending=True, stable=True).indices[:, : self.n_used]
-        weights = probabilities.gather(1, chosen)
-        weights = weights / weights.sum(dim=-1, keepdim=True)
+        values, chosen = probabilities.sort(dim=-1, descending=True, stable=True)
+        weights, chosen = values[:, : self.n_used], chosen[:, : self.n_used]
+        if self.reduction is not None:
+            least, threshold = self.reduction
+            kept = weights > threshold * weights[:, :1]
+            kept[:, :least] = True
+            weights = weights * kept
+        return chosen, weights / weights.sum(dim=-1, keepdim=True)
 
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        chosen, weights = self.route(x)
         flat = chosen.reshape(-1)
+        if self.reduction is not None:
+            flat = torch.where(weights.reshape(-1) > 0, flat, self.n_experts)  # behind all experts
         order = flat.argsort(stable=True)
-        counts = torch.bincount(flat, minlength=self.n_experts)
+        counts = torch.bincount(flat, minlength=self.n_experts)[: self.n_experts]
+        order = order[: int(counts.sum())]
         grouped = self.experts(x[order // self.n_used], counts)
-        slots = torch.empty_like(grouped)
-        slots[order] = grouped  # a permutation: every (token, slot) is written once
+        slots = grouped.new_zeros(len(flat), grouped.shape[1])
+        slots[order] = grouped  # every (token, slot) is written once at most
         slots = slots.view(len(x), self.n_used, -1)
         y = weights[:, 0, None] * slots[:, 0]
         for slot in range(1, self.n_used):

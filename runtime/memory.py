@@ -1,0 +1,93 @@
+"""What a model takes on each device, before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import DeviceError
+from .cache import CacheSettings
+from .network import Network
+from .weights import SLICE_BYTES, Weights
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on one device. `free` is what it has left now; None where that is not known."""
+
+    device: torch.device
+    weights: int
+    cache: int
+    compute: int
+    free: int | None
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.compute
+
+
+def reckon(network: Network, weights: Weights, *, capacity: int = 0, settings: CacheSettings = CacheSettings(), rows: int = 512,
+           logit_rows: int = 1, activation_bytes: int = 4) -> list[DeviceMemory]:
+    """Memory for a sequence of `capacity` tokens, `rows` at a time, with logits for `logit_rows` of them: one entry per device, GPUs first.
+
+    Weights on the CPU stay in the mapped file and may be dropped from memory; they are counted all the same.
+    """
+    sizes: dict[torch.device, list[int]] = {}
+
+    def entry(device: torch.device) -> list[int]:
+        return sizes.setdefault(device, [0, 0, 0])
+
+    for device, n_bytes in weights.bytes_by_device().items():
+        entry(device)[0] += n_bytes
+    for block in network.blocks:
+        if capacity and hasattr(block.mixer, "state_bytes"):
+            entry(block.device)[1] += block.mixer.state_bytes(capacity, settings)
+    for device in list(sizes):
+        entry(device)[2] = _compute_bytes(network, weights, device, rows, activation_bytes)
+    entry(network.output_norm.weight.device)[2] += logit_rows * network.n_vocab * 4
+    found = [DeviceMemory(device, *parts, free_bytes(device)) for device, parts in sizes.items()]
+    return sorted(found, key=lambda memory: (memory.device.type == "cpu", memory.device.index or 0))
+
+
+def _compute_bytes(network: Network, weights: Weights, device: torch.device, rows: int, activation_bytes: int) -> int:
+    """Activations of the widest product with its neighbours, and the largest decoded piece. An estimate, rather from above."""
+    used = max((getattr(getattr(block, "ffn", None), "n_used", 1) for block in network.blocks), default=1)
+    widest = decoded = 0
+    for p in weights.parameters:
+        if p.device == device and p.role not in ("token_embd", "output"):
+            widest = max(widest, 2 * (p.rows + p.cols) * (used if p.role.endswith("_exps") else 1))
+        if p.device == device:
+            decoded = max(decoded, min(p.rows * p.cols * activation_bytes, SLICE_BYTES))
+    return rows * (widest * activation_bytes + 16 * network.output_norm.weight.numel()) + decoded if widest else decoded
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that is free on the device now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def table(memories: Sequence[DeviceMemory]) -> list[str]:
+    """Lines with MiB per device."""
+    lines = [f"{'device':10} {'weights':>11} {'cache':>11} {'compute':>11} {'sum':>11} {'free':>11}  MiB"]
+    for m in memories:
+        cells = [f"{x / 2**20:11.1f}" for x in (m.weights, m.cache, m.compute, m.total)]
+        cells.append(f"{'?':>11}" if m.free is None else f"{m.free / 2**20:11.1f}")
+        lines.append(f"{str(m.device):10} {' '.join(cells)}")
+    return lines
+
+
+def check(memories: Sequence[DeviceMemory]) -> None:
+    """DeviceError with the numbers for a GPU on which the model does not fit."""
+    for m in memories:
+        if m.device.type != "cpu" and m.free is not None and m.total > m.free:
+            raise DeviceError(f"{m.device} has {m.free / 2**20:.0f} MiB free, the model takes {m.total / 2**20:.0f} MiB there (weights "
+                              f"{m.weights / 2**20:.0f}, cache {m.cache / 2**20:.0f}, compute {m.compute / 2**20:.0f}): keep layers on the "
+                              f"CPU with -ngl, experts with --n-cpu-moe, or let --fit choose")

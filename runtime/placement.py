@@ -1,0 +1,109 @@
+"""Where tensors lie: whole layers by -ngl, single tensors by -ot, experts by --n-cpu-moe, or whatever fits the memory by --fit.
+
+A layer's norms and state are on the layer's own device, and it computes there. A matrix may lie elsewhere: then its product is formed
+there, and the vectors go to it and back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import UsageError, printable
+
+ALL = 10**6
+CPU = torch.device("cpu")
+_LAYER = re.compile(r"blk\.(\d+)\.")
+_EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)(_ch)?_?exps?\.|\.ffn_(up|down|gate)\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for.
+
+    gpu_layers: so many of the last layers are on the GPU; more than there are: the token embedding and the output, too. overrides:
+    (pattern, device) pairs, the first pattern found in a tensor's name decides. cpu_experts: experts of the first so many layers stay
+    on the CPU. fit_margin: choose by memory and leave so many MiB free (None: do not choose).
+    """
+
+    gpu_layers: int = ALL
+    overrides: tuple[tuple[str, torch.device], ...] = ()
+    cpu_experts: int = 0
+    fit_margin: int | None = None
+
+    def __post_init__(self):
+        if self.fit_margin is not None and self != Request(fit_margin=self.fit_margin):
+            raise UsageError("--fit chooses what is on the CPU: it does not go together with -ngl, -ot, --n-cpu-moe or --cpu-moe")
+        if self.fit_margin is not None and self.fit_margin < 0:
+            raise UsageError(f"--fit is {self.fit_margin} MiB, expected 0 or more")
+
+
+class Placement:
+    """The device of every tensor of a model with `n_layers`, whose GPU is `device` (everything is on the CPU if that is the CPU)."""
+
+    def __init__(self, device: torch.device, n_layers: int, request: Request = Request()):
+        self.device, self.n_layers, self.request = device, n_layers, request
+        self._patterns = [(re.compile(pattern), target) for pattern, target in request.overrides]
+        self.first_gpu_layer = max(0, n_layers - request.gpu_layers) if device.type != "cpu" else n_layers
+
+    def layer(self, index: int) -> torch.device:
+        """Where layer `index` computes."""
+        return self.device if index >= self.first_gpu_layer else CPU
+
+    def home(self, name: str) -> torch.device:
+        """Where what the tensor `name` belongs to computes: its layer, or the frame (embedding, output)."""
+        if found := _LAYER.match(name):
+            return self.layer(int(found[1]))
+        return self.device if self.request.gpu_layers > self.n_layers else CPU
+
+    def of(self, name: str) -> torch.device:
+        """Where the matrix `name` lies."""
+        for pattern, target in self._patterns:
+            if pattern.search(name):
+                return target
+        if is_expert(name) and int(_LAYER.match(name)[1]) < self.request.cpu_experts:
+            return CPU
+        return self.home(name)
+
+
+def is_expert(name: str) -> bool:
+    """Whether the tensor belongs to the experts of a layer."""
+    return bool(_LAYER.match(name)) and bool(_EXPERTS.search(name))
+
+
+def parse_overrides(text: str) -> tuple[tuple[str, torch.device], ...]:
+    r"""`REGEX=CPU|CUDAn[,REGEX=...]` of -ot, as in `\.ffn_.*_exps=CPU`. UsageError for what is neither."""
+    found = []
+    for part in text.split(","):
+        pattern, separator, target = part.rpartition("=")
+        device = re.fullmatch(r"(cpu)|(?:cuda|gpu):?(\d*)", target.strip(), re.IGNORECASE)
+        if not separator or not pattern or not device:
+            raise UsageError(f"-ot '{printable(part, 80)}' is not REGEX=CPU or REGEX=CUDAn")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(f"-ot '{printable(pattern, 80)}' is no regular expression: {error}") from None
+        found.append((pattern, CPU if device[1] else torch.device("cuda", int(device[2] or 0))))
+    return tuple(found)
+
+
+def fit(device: torch.device, n_layers: int, margin: int, needed: Callable[[Placement], int], free: int, names: Iterable[str]) -> Placement:
+    """The placement that keeps most on the GPU: `needed(placement)` bytes there are at most `free` less `margin` MiB.
+
+    Experts of the first layers go to the CPU, of as few as suffice; if all of them are not enough, whole layers, too. What is
+    left at the end is a model on the CPU.
+    """
+    with_experts = max((int(_LAYER.match(name)[1]) + 1 for name in names if is_expert(name)), default=0)
+    requests = [Request(cpu_experts=n) for n in range(with_experts + 1)]
+    requests += [Request(gpu_layers=n, cpu_experts=with_experts) for n in range(n_layers, -1, -1)]
+    low, high = 0, len(requests) - 1  # every request needs at most what the one before needs
+    while low < high:
+        middle = (low + high) // 2
+        if needed(Placement(device, n_layers, requests[middle])) + (margin << 20) <= free:
+            high = middle
+        else:
+            low = middle + 1
+    return Placement(device, n_layers, requests[low])

@@ -1,0 +1,133 @@
+"""Weights in the memory of a GPU: packed for wide reads, decoded there piece by piece for the truth path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ..errors import DeviceError
+from ..formats.source import Source, TensorInfo
+from ..formats.torch_decode import decode_torch
+
+if TYPE_CHECKING:
+    from ..cuda_kernels.ops import PackedMatrix
+
+LoadProgress = Callable[[int, int], None]
+PART_BYTES = 256 * 2**20  # of float32, decoded at a time
+_READ_BYTES = 64 * 2**20  # of a tensor, read at a time
+
+
+class Resident:
+    """One or more tensors of the same type and shape on a GPU as one packed matrix of `n` matrices: matrix i has the rows of matrix
+    i of the first tensor, below them those of the second, and so on.
+
+    A type or row length that cannot be packed is kept as it is in the file: then `packed` is None, and only the truth path reads it.
+    """
+
+    def __init__(self, source: Source, tensors: Sequence[TensorInfo], n: int, device: torch.device):
+        self.source, self.tensors, self.n, self.device = source, tuple(tensors), n, device
+        self.type, self.cols = tensors[0].type, tensors[0].n_cols
+        self.part_rows = tensors[0].shape[-2]  # of one tensor in one matrix
+        self.rows = self.part_rows * len(tensors)
+        self._packed: PackedMatrix | None = None
+        self._stored: torch.Tensor | None = None  # uint8[all rows, row_bytes]
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._packed is not None or self._stored is not None
+
+    @property
+    def is_packable(self) -> bool:
+        from ..cuda_kernels.ops import packable
+
+        return packable(self.type, self.cols)
+
+    @property
+    def stored_bytes(self) -> int:
+        """In the file."""
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """In the GPU's memory."""
+        from ..cuda_kernels.ops import packed_bytes
+
+        return packed_bytes(self.type, self.n * self.rows, self.cols) if self.is_packable else self.stored_bytes
+
+    @property
+    def packed(self) -> PackedMatrix | None:
+        """Loaded now, if it was not."""
+        if not self.is_loaded:
+            self.load()
+        return self._packed
+
+    def decode(self, start: int, stop: int) -> torch.Tensor:
+        """float32[stop - start, cols]: whole row groups of what cannot be packed."""
+        from ..cuda_kernels.ops import decode_matrix
+
+        if (packed := self.packed) is not None:
+            return decode_matrix(packed, torch.float32, first_row=start, n_rows=stop - start)
+        return decode_torch(self.type, self._stored[start:stop], self.cols, as_weights=True)
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """float32[len(rows), cols] of rows int64 on the device."""
+        from ..cuda_kernels.ops import decode_rows
+
+        if (packed := self.packed) is not None:
+            return decode_rows(packed, rows.contiguous(), torch.float32)
+        group = self.type.group_rows
+        groups = self._stored.view(-1, group, self._stored.shape[1])[rows // group]
+        decoded = decode_torch(self.type, groups.flatten(0, 1), self.cols, as_weights=True).view(len(rows), group, self.cols)
+        return decoded[torch.arange(len(rows), device=rows.device), rows % group]
+
+    def load(self) -> None:
+        """Read, copy and rearrange. DeviceError naming the tensor if memory does not suffice."""
+        from ..cuda_kernels.ops import pack_matrix
+
+        try:
+            if self.is_packable:
+                self._packed = pack_matrix(self.type, self._pieces(), self.rows, self.cols, self.n, self.device)
+            else:
+                self._stored = torch.cat([torch.from_numpy(np.array(piece)).to(self.device) for piece in self._pieces()])
+        except torch.cuda.OutOfMemoryError:
+            free = torch.cuda.mem_get_info(self.device)[0]
+            raise DeviceError(f"{self.device} has {free / 2**20:.0f} MiB free, {self.nbytes / 2**20:.0f} MiB and room to work are needed",
+                              file=self.source.path, tensor=self.tensors[0].name) from None
+
+    def _pieces(self) -> Iterator[np.ndarray]:
+        """uint8[rows, row_bytes] in the order of the packed matrix: whole row groups, at most `_READ_BYTES` at a time (or one group)."""
+        if len(self.tensors) == 1:
+            runs = [(self.tensors[0], 0, self.tensors[0].n_rows)]
+        else:
+            runs = [(tensor, i * self.part_rows, (i + 1) * self.part_rows) for i in range(self.n) for tensor in self.tensors]
+        group = self.type.group_rows
+        step = max(1, _READ_BYTES // (self.type.row_bytes(self.cols) * group)) * group
+        for tensor, first, last in runs:
+            for start in range(first, last, step):
+                yield self.source.read_rows(tensor, start, min(start + step, last))
+
+
+class ResidentMatrix:
+    """One matrix of a `Resident`. `packed` is the whole; `index` says which matrix of it this is."""
+
+    def __init__(self, resident: Resident, index: int = 0):
+        self.resident, self.index = resident, index
+        self.rows, self.cols, self.device = resident.rows, resident.cols, resident.device
+
+    @property
+    def packed(self) -> PackedMatrix | None:
+        return self.resident.packed
+
+    def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first row, float32[rows, cols]) pieces that cover the matrix, decoded for this call."""
+        group, first = self.resident.type.group_rows, self.index * self.rows
+        step = max(1, PART_BYTES // (4 * self.cols * group)) * group
+        for start in range(0, self.rows, step):
+            yield start, self.resident.decode(first + start, first + min(start + step, self.rows))
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """float32[len(rows), cols]: the rows with these indices."""
+        return self.resident.gather(rows.to(self.device) + self.index * self.rows)
