@@ -15,13 +15,14 @@ from .registry import all_specs, build, cached_bytes, clear, missing
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = ("The CUDA kernels. Each is compiled when it is first used, and kept; this lists them and compiles them ahead of time. "
-                          "That needs the package cuda-core (pip install 'iqforge[cuda]'), but no CUDA toolkit and no device.")
+    parser.description = ("The CUDA kernels. Each is compiled when it is first used, and kept; this lists them, and compiles them ahead of "
+                          "time, which needs the package cuda-core (pip install 'iqforge[cuda]'), but no CUDA toolkit and no device.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only kernels whose names match; * stands for anything")
     parser.add_argument("--arch", metavar="ARCH[,ARCH]", help="architectures such as sm_90; 'all' for " + ", ".join(ARCHITECTURES)
                         + " (default: that of the devices here)")
     parser.add_argument("--build", action="store_true", help="compile what is not compiled yet")
-    parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes that compile (default: %(default)s)")
+    parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N",
+                        help="processes that compile (default: %(default)s)")
     parser.add_argument("--clear", action="store_true", help="remove everything that is compiled")
 
 
@@ -86,10 +87,11 @@ def print_table(specs: list[tuple[str, KernelSpec]], archs: list[str]) -> None:
         sizes = [cached_bytes(spec, arch) for arch in archs]
         total += sum(size or 0 for size in sizes)
         done += sum(size is not None for size in sizes)
-        cells.append([spec.name, module, str(len(spec.functions)),
-                      *(f"{size / 1024:.0f} KiB" if size else "-" if spec.target(arch) else "n/a" for size, arch in zip(sizes, archs, strict=True))])
+        shown = [f"{size / 1024:.0f} KiB" if size else "-" if spec.target(arch) else "n/a" for size, arch in zip(sizes, archs, strict=True)]
+        cells.append([spec.name, module, str(len(spec.functions)), *shown])
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     for row in cells:
-        print("  ".join([row[0].ljust(widths[0]), row[1].ljust(widths[1]), *(cell.rjust(width) for cell, width in zip(row[2:], widths[2:]))]))
+        left, right = zip(row[:2], widths[:2], strict=True), zip(row[2:], widths[2:], strict=True)
+        print("  ".join([*(cell.ljust(width) for cell, width in left), *(cell.rjust(width) for cell, width in right)]))
     wanted = sum(spec.target(arch) is not None for _, spec in specs for arch in archs)
     print(f"{done} of {wanted} modules are compiled, {total / 2**20:.1f} MiB in {cache_folder()}")

@@ -1,4 +1,4 @@
-// Packed weights to rows of floats: TYPE (a unit struct, whose header stands in front) to float32 (exact), bfloat16 and half (rounded once).
+// Packed weights to rows of floats: TYPE (a unit struct, whose header stands in front) to float32 (exact), bfloat16 and half (rounded).
 //
 // A thread decodes one unit. What the 32 threads of a warp have is next to each other in the result (64 bytes of each, for float32 two
 // times 64), and goes through shared memory so that every store instruction of the warp covers whole lines.
@@ -16,8 +16,8 @@ struct RowMap {
 
 // 64 bytes of each thread of a warp, `mine`, to result + 64 * number of the unit * PARTS + 64 * part.
 template <int PARTS>
-__device__ __forceinline__ void store_side_by_side(uint4 (&stage)[128], const uint4 (&mine)[4], uint4* result, uint32_t first_unit, uint32_t units,
-                                                   int part) {
+__device__ __forceinline__ void store_side_by_side(uint4 (&stage)[128], const uint4 (&mine)[4], uint4* result, uint32_t first_unit,
+                                                   uint32_t units, int part) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int c = 0; c < 4; ++c) stage[4 * lane + (c ^ (lane >> 1 & 3))] = mine[c];  // the swizzle keeps the banks apart
@@ -42,7 +42,8 @@ __device__ __forceinline__ uint4 eight_halves(const float (&v)[32], int at) {
 enum Target { FLOAT32, FLOAT16, BFLOAT16 };
 
 template <Target TARGET>
-__device__ __forceinline__ void decode(const uint8_t* base, uint4* result, int64_t total_rows, int cols, uint32_t n_rows, const RowMap& map) {
+__device__ __forceinline__ void decode(const uint8_t* base, uint4* result, int64_t total_rows, int cols, uint32_t n_rows,
+                                       const RowMap& map) {
   __shared__ uint4 stages[WARPS][128];
   uint4(&stage)[128] = stages[threadIdx.x / 32];
   const Geometry g = TYPE::geometry(total_rows, cols);
@@ -68,10 +69,10 @@ __device__ __forceinline__ void decode(const uint8_t* base, uint4* result, int64
   }
 }
 
-#define KERNEL(NAME, TARGET)                                                                                                        \
-  extern "C" __global__ void __launch_bounds__(32 * WARPS)                                                                          \
-      NAME(const uint8_t* base, uint4* result, int64_t total_rows, int cols, uint32_t n_rows, const int64_t* ids, int64_t first, uint32_t group) { \
-    decode<TARGET>(base, result, total_rows, cols, n_rows, {ids, first, group});                                                    \
+#define KERNEL(NAME, TARGET)                                                                                                          \
+  extern "C" __global__ void __launch_bounds__(32 * WARPS) NAME(const uint8_t* base, uint4* result, int64_t total_rows, int cols,     \
+                                                                uint32_t n_rows, const int64_t* ids, int64_t first, uint32_t group) { \
+    decode<TARGET>(base, result, total_rows, cols, n_rows, {ids, first, group});                                                      \
   }
 
 KERNEL(dequantize_f32, FLOAT32)

@@ -69,7 +69,8 @@ def launch(kernel: object, grid: int | tuple[int, ...], block: int | tuple[int, 
     stream = torch.cuda.current_stream()
     if shared > _SHARED_BY_DEFAULT:
         _allow_shared(kernel, shared)
-    config = _config(_triple(grid), _triple(block), shared, pdl and _overlaps(stream.device_index), cluster and _triple(cluster), cooperative)
+    overlapping = pdl and _overlaps(stream.device_index)
+    config = _config(_triple(grid), _triple(block), shared, overlapping, cluster and _triple(cluster), cooperative)
     try:
         start(_stream(stream.cuda_stream), config, kernel, *map(_argument, args))
     except Exception as error:
@@ -101,7 +102,8 @@ def _config(grid: tuple, block: tuple, shared: int, pdl: bool, cluster: tuple | 
         cluster = cluster + (1,) * (len(grid) - len(cluster))
         grid = tuple(n // c for n, c in zip(grid, cluster, strict=True))  # cuda.core counts clusters
         options["cluster"] = cluster
-    return LaunchConfig(grid=grid, block=block, shmem_size=shared, is_cooperative=cooperative, programmatic_stream_serialization=pdl, **options)
+    return LaunchConfig(grid=grid, block=block, shmem_size=shared, is_cooperative=cooperative,
+                        programmatic_stream_serialization=pdl, **options)
 
 
 @functools.cache

@@ -38,7 +38,8 @@ def specs() -> list[KernelSpec]:
 
 @functools.cache
 def dequantize_spec(type: GGMLType) -> KernelSpec:
-    return KernelSpec(f"dequantize_{type.name.lower()}", (unit_header(type), "dequantize.cu"), (("TYPE", type.name),), tuple(_FUNCTIONS.values()))
+    sources, functions = (unit_header(type), "dequantize.cu"), tuple(_FUNCTIONS.values())
+    return KernelSpec(f"dequantize_{type.name.lower()}", sources, (("TYPE", type.name),), functions)
 
 
 @dataclass(frozen=True)
@@ -147,19 +148,22 @@ def _pack_rows(type: GGMLType, raw: torch.Tensor, matrix: PackedMatrix, first: i
     if type.is_interleaved:
         raw = _undone(type, raw, matrix.cols)
     head = raw.shape[1] - matrix.cols // matrix.type.block_size * matrix.type.block_bytes
-    layout, blocks = matrix.layout, matrix.cols // matrix.type.block_size
-    segments = _planes(layout, matrix, first)
-    for (_, n, per_row), offset in zip(layout.planes, layout.offsets(matrix.total_rows, matrix.cols)[:-1], strict=True):
+    blocks = matrix.cols // matrix.type.block_size
+    for (_, n, per_row), offset in _placed(matrix):
         if per_row:
             matrix.data[offset + first * n : offset + (first + len(raw)) * n].view(len(raw), n).copy_(raw[:, :n])
-    rearrange(layout.moves, raw, head, matrix.data, segments, len(raw), blocks, matrix.type.block_bytes)
+    rearrange(matrix.layout.moves, raw, head, matrix.data, _segments(matrix, first), len(raw), blocks, matrix.type.block_bytes)
 
 
-def _planes(layout: PackedLayout, matrix: PackedMatrix, first: int) -> list[Segment]:
-    """Where the bytes of a packed block of row `first` go."""
-    blocks = matrix.cols // layout.type.block_size
-    return [Segment(n, offset + first * blocks * n, blocks * n, n)
-            for (_, n, per_row), offset in zip(layout.planes, layout.offsets(matrix.total_rows, matrix.cols)[:-1], strict=True) if not per_row]
+def _placed(matrix: PackedMatrix) -> Iterator[tuple[tuple[str, int, bool], int]]:
+    """The planes, each with where it begins."""
+    return zip(matrix.layout.planes, matrix.layout.offsets(matrix.total_rows, matrix.cols)[:-1], strict=True)
+
+
+def _segments(matrix: PackedMatrix, first: int) -> list[Segment]:
+    """Where the bytes of packed blocks go, those of row `first` first."""
+    blocks = matrix.cols // matrix.type.block_size
+    return [Segment(n, offset + first * blocks * n, blocks * n, n) for (_, n, per_row), offset in _placed(matrix) if not per_row]
 
 
 def _undone(type: GGMLType, merged: torch.Tensor, cols: int) -> torch.Tensor:
@@ -180,11 +184,11 @@ def unpack_rows(matrix: PackedMatrix) -> np.ndarray:
 
     Bytes of row headers that packing leaves out are 0.
     """
-    layout, data = matrix.layout, matrix.data.cpu().numpy()
+    data = matrix.data.cpu().numpy()
     rows, blocks, type = matrix.total_rows, matrix.cols // matrix.type.block_size, matrix.type
     result = np.zeros((rows, type.row_bytes(matrix.cols)), dtype=np.uint8)
     bodies = []
-    for (_, n, per_row), offset in zip(layout.planes, layout.offsets(rows, matrix.cols)[:-1], strict=True):
+    for (_, n, per_row), offset in _placed(matrix):
         plane = data[offset : offset + rows * n * (1 if per_row else blocks)]
         if per_row:
             result[:, :n] = plane.reshape(rows, n)
@@ -192,7 +196,7 @@ def unpack_rows(matrix: PackedMatrix) -> np.ndarray:
             bodies.append(plane.reshape(rows * blocks, n))
     body = np.concatenate(bodies, axis=1)
     back = np.zeros((rows * blocks, type.block_bytes), dtype=np.uint8)
-    m: Moves = layout.moves
+    m: Moves = matrix.layout.moves
     for source, target, shift, mask in zip(m.source.tolist(), m.target.tolist(), m.shift.tolist(), m.mask.tolist(), strict=True):
         back[:, source] |= ((body[:, target].astype(np.int32) & mask) << 8 >> shift).astype(np.uint8)
     result[:, type.header_bytes :] = back.reshape(rows, -1)
@@ -224,7 +228,7 @@ def _decode(m: PackedMatrix, dtype: torch.dtype, ids: torch.Tensor | None, first
     if out is None:
         out = torch.empty((n_rows, m.cols), dtype=dtype, device=m.device)
     elif out.numel() != n_rows * m.cols or out.dtype != dtype or not out.is_contiguous() or out.device != m.device:
-        raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}, expected contiguous {dtype}[{n_rows}, {m.cols}] on {m.device}")
+        raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}, expected {dtype}[{n_rows}, {m.cols}] on {m.device}, contiguous")
     if ids is not None and (ids.dtype != torch.int64 or ids.device != m.device or not ids.is_contiguous()):
         raise ShapeError(f"ids are {ids.dtype} on {ids.device}, expected contiguous int64 on {m.device}")
     if not m.data.is_cuda:

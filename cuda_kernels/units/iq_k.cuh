@@ -37,7 +37,8 @@ struct IQ2_K : layout::IQ2_K {
   static constexpr bool MINS = false;
   struct Raw { uint2 q; uint32_t head, scale; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
-    return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint32_t>(in_plane<HEADS_BYTES>(base, g, HEADS_PLANE, row, unit / 8)),
+    return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)),
+            load_as<uint32_t>(in_plane<HEADS_BYTES>(base, g, HEADS_PLANE, row, unit / 8)),
             load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
@@ -60,7 +61,8 @@ struct IQ3_K : layout::IQ3_K {
   struct Raw { uint2 q; uint32_t third, head, scale, signs; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint32_t>(of_unit<4>(base, g, THIRD_PLANE, row, unit)),
-            load_as<uint32_t>(in_plane<HEADS_BYTES>(base, g, HEADS_PLANE, row, unit / 8)), load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit)),
+            load_as<uint32_t>(in_plane<HEADS_BYTES>(base, g, HEADS_PLANE, row, unit / 8)),
+            load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit)),
             load_as<uint16_t>(in_plane<SIGNS_BYTES>(base, g, SIGNS_PLANE, row, unit / 8))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
@@ -87,7 +89,8 @@ struct IQ4_K : layout::IQ4_K {
   static constexpr bool MINS = false;
   struct Raw { uint4 q, record; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
-    return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)), load_as<uint4>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8))};
+    return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)),
+            load_as<uint4>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
     const uint32_t halves = six_bit_signed_scales(r.record, unit & 7, s);
@@ -101,7 +104,8 @@ struct IQ5_K : layout::IQ5_K {
   static constexpr bool MINS = false;
   struct Raw { uint4 q, record; uint32_t fifth; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
-    return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)), load_as<uint4>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8)),
+    return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)),
+            load_as<uint4>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8)),
             load_as<uint32_t>(of_unit<4>(base, g, FIFTH_PLANE, row, unit))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
@@ -117,7 +121,8 @@ struct IQ6_K : layout::IQ6_K {
   struct Raw { uint4 q; uint2 high; uint32_t scales, head; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)), load8(of_unit<8>(base, g, HIGH_PLANE, row, unit)),
-            load_as<uint16_t>(of_unit<2>(base, g, SCALES_PLANE, row, unit)), load_as<uint32_t>(in_plane<HEADS_BYTES>(base, g, HEADS_PLANE, row, unit / 8))};
+            load_as<uint16_t>(of_unit<2>(base, g, SCALES_PLANE, row, unit)),
+            load_as<uint32_t>(in_plane<HEADS_BYTES>(base, g, HEADS_PLANE, row, unit / 8))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
     const float d = half_to_float(r.head & 0xFFFFu);

@@ -7,8 +7,10 @@ struct IQ2_KS : layout::IQ2_KS {
   static constexpr bool MINS = false;
   struct Raw { uint2 q; uint32_t scales, extra, d; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
-    return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint32_t>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8)),
-            load_as<uint16_t>(in_plane<EXTRA_BYTES>(base, g, EXTRA_PLANE, row, unit / 8)), load_as<uint16_t>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+    return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)),
+            load_as<uint32_t>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8)),
+            load_as<uint16_t>(in_plane<EXTRA_BYTES>(base, g, EXTRA_PLANE, row, unit / 8)),
+            load_as<uint16_t>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
     const uint32_t extra = r.extra >> (unit & 7);  // bit 0: table half, bit 8: fifth bit of the scale
@@ -30,7 +32,8 @@ struct IQ3_KS : layout::IQ3_KS {
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint32_t>(of_unit<4>(base, g, THIRD_PLANE, row, unit)),
             load_as<uint32_t>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8)),
-            load_as<uint16_t>(in_plane<EXTRA_BYTES>(base, g, EXTRA_PLANE, row, unit / 8)), load_as<uint16_t>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+            load_as<uint16_t>(in_plane<EXTRA_BYTES>(base, g, EXTRA_PLANE, row, unit / 8)),
+            load_as<uint16_t>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
     const uint32_t extra = r.extra >> (unit & 7);  // bit 0: fifth bit of the scale, bit 8: table half
@@ -94,7 +97,8 @@ struct IQ5_KS : layout::IQ5_KS {
   struct Raw { uint4 q; uint32_t fifth, scale; float d; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)), load_as<uint32_t>(of_unit<4>(base, g, FIFTH_PLANE, row, unit)),
-            load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit)), load_as<float>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+            load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit)),
+            load_as<float>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
     s[0] = scale_of_byte(r.d, r.scale);
@@ -110,7 +114,8 @@ struct IQ2_KL : layout::IQ2_KL {
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint16_t>(of_unit<2>(base, g, FIFTH_PLANE, row, unit)),
             load_as<uint32_t>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8)),
-            load_as<uint16_t>(in_plane<EXTRA_BYTES>(base, g, EXTRA_PLANE, row, unit / 8)), load_as<uint16_t>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+            load_as<uint16_t>(in_plane<EXTRA_BYTES>(base, g, EXTRA_PLANE, row, unit / 8)),
+            load_as<uint16_t>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
     const int u = unit & 7;

@@ -38,7 +38,8 @@ struct Q3_K : layout::Q3_K {
   struct Raw { uint2 q; uint32_t third, low, high, d; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint32_t>(of_unit<4>(base, g, THIRD_PLANE, row, unit)),
-            load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit)), load_as<uint32_t>(in_plane<HIGH_BYTES>(base, g, HIGH_PLANE, row, unit / 8)),
+            load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit)),
+            load_as<uint32_t>(in_plane<HIGH_BYTES>(base, g, HIGH_PLANE, row, unit / 8)),
             load_as<uint16_t>(in_plane<D_BYTES>(base, g, D_PLANE, row, unit / 8))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
@@ -56,7 +57,8 @@ struct Q4_K : layout::Q4_K {
   static constexpr bool MINS = true;
   struct Raw { uint4 q, record; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
-    return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)), load_as<uint4>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8))};
+    return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)),
+            load_as<uint4>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&m)[2]) {
     six_bit_scales(r.record, unit & 7, s[0], m[0]);
@@ -71,7 +73,8 @@ struct Q5_K : layout::Q5_K {
   static constexpr bool MINS = true;
   struct Raw { uint4 q, record; uint32_t fifth; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
-    return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)), load_as<uint4>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8)),
+    return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)),
+            load_as<uint4>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8)),
             load_as<uint32_t>(of_unit<4>(base, g, FIFTH_PLANE, row, unit))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&m)[2]) {
@@ -88,7 +91,8 @@ struct Q6_K : layout::Q6_K {
   struct Raw { uint4 low; uint2 high; uint32_t scales, d; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load16(of_unit<16>(base, g, LOW_PLANE, row, unit)), load8(of_unit<8>(base, g, HIGH_PLANE, row, unit)),
-            load_as<uint16_t>(of_unit<2>(base, g, SCALES_PLANE, row, unit)), load_as<uint16_t>(in_plane<D_BYTES>(base, g, D_PLANE, row, unit / 8))};
+            load_as<uint16_t>(of_unit<2>(base, g, SCALES_PLANE, row, unit)),
+            load_as<uint16_t>(in_plane<D_BYTES>(base, g, D_PLANE, row, unit / 8))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
     const float d = half_to_float(r.d);
