@@ -84,6 +84,10 @@ class SyntheticSource:
         first = zlib.crc32(tensor.name.encode()) % groups * tensor.type.group_rows
         return pool.view[first + start : first + stop]
 
+    def period(self, tensor: TensorInfo) -> int:
+        """Row r of the tensor is row r + period. Who loads it need not read the rest."""
+        return tensor.n_rows if tensor.name == "rope_freqs.weight" else self._pool(tensor)[0]
+
     def release(self, tensor: TensorInfo) -> None:
         """Nothing is held for a single tensor."""
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from iqforge.cuda_kernels.ops import pack_matrix
+from iqforge.cuda_kernels.repeat import repeat_rows
 from iqforge.errors import IqforgeError
 from iqforge.formats import codec
 from iqforge.formats.types import TYPES
@@ -85,6 +87,24 @@ def test_a_large_tensor_is_a_view():
         tensor = next(t for t in source.tensors if t.name == "output.weight")
         rows = source.read_rows(tensor, 0, tensor.n_rows)
         assert rows.nbytes == tensor.n_bytes > 8e8 and not rows.flags.owndata
+
+
+@pytest.mark.parametrize("name", ["IQ4_K", "IQ4_KS", "Q4_K_R4"])
+@pytest.mark.parametrize("rows, n_matrices", [(8, 1), (100, 1), (52, 3), (4, 2)])
+def test_packed_rows_that_repeat(name, rows, n_matrices):
+    stored = random_rows(name, 16, 512, 0.1, np.random.default_rng(0))
+    all_rows = np.tile(stored, (-(-rows * n_matrices // 16), 1))[: rows * n_matrices]
+    whole = pack_matrix(name, [all_rows], rows, 512, n_matrices, "cpu")
+    repeated = repeat_rows(pack_matrix(name, [stored], 16, 512, 1, "cpu"), rows, n_matrices)
+    assert torch.equal(whole.data, repeated.data) and (repeated.rows, repeated.n_matrices, repeated.type) == (rows, n_matrices, whole.type)
+
+
+def test_the_period_of_a_tensor():
+    with SyntheticSource("qwen3moe-tiny:IQ2_KS") as source:
+        for tensor in source.tensors:
+            n = source.period(tensor)
+            rows = source.read_rows(tensor, 0, tensor.n_rows)
+            assert n % tensor.type.group_rows == 0 and (n >= len(rows) or np.array_equal(rows[n:], rows[:-n]))
 
 
 def test_frequency_factors():
