@@ -48,7 +48,7 @@ def profile_model(model, n_prompt: int = 512, n_gen: int = 16, *, n_depth: int =
         if n_depth and n_gen:
             model.extend(tokens(n_depth, True), token_state)
         activities = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else [])
-        with annotated(model), torch.profiler.profile(activities=activities) as recorded:
+        with annotated(model), torch.profiler.profile(activities=activities, acc_events=True) as recorded:
             for _ in range((1 if warm else _PROMPTS) if n_prompt else 0):
                 prompt_state.clear()
                 extend(tokens(n_prompt, True), prompt_state, labels[0])

@@ -158,13 +158,13 @@ def _innermost(ranges: list[_Range], starts: list[float], at: float) -> _Range |
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without return type, arguments, namespaces and most template arguments."""
+    """A kernel's name without return type, arguments, namespaces and most template arguments, at most 60 characters."""
     name = re.sub(r"^(void|static|__global__)\s+", "", name)
     name = re.sub(r"\(anonymous namespace\)::", "", name)
     head, angle, rest = name.partition("<")
-    head = head.partition("(")[0].rpartition("::")[2]
-    if not angle:
-        return head.strip()
-    inner = re.sub(r"(\w+::)+", "", rest.rpartition(">")[0])
-    inner = re.sub(r"\([^()]*\)(?=[\w-])", "", inner)  # (int)4
-    return f"{head}<{inner if len(inner) <= 40 else inner[:37] + '...'}>"
+    head = head.partition("(")[0].rpartition("::")[2].strip()
+    if angle:
+        inner = re.sub(r"(\w+::)+", "", rest.rpartition(">")[0])
+        inner = re.sub(r"\([^()]*\)(?=[\w-])", "", inner)  # (int)4
+        head += f"<{inner if len(inner) <= 36 else inner[:33] + '...'}>"
+    return head if len(head) <= 60 else f"{head[:44]}...{head[-13:]}"
