@@ -11,6 +11,7 @@ Everything also works on the CPU, by torch and the codecs of `formats/`, as a re
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ from .rearrange import Segment, rearrange
 _FUNCTIONS = {torch.float32: "dequantize_f32", torch.float16: "dequantize_f16", torch.bfloat16: "dequantize_bf16"}
 _THREADS = 256
 _PIECE_BYTES = 16 << 20  # on their way to the device at a time; two of these are pinned
+_COPIERS = min(4, os.cpu_count() or 1)  # threads: one copies slower than the bus to the device
 
 
 def specs() -> list[KernelSpec]:
@@ -135,7 +137,8 @@ def _staged(parts: Iterator[np.ndarray], device: torch.device) -> Iterator[torch
                 buffers[n % 2] = torch.empty(max(part.size, 1), dtype=torch.uint8, pin_memory=True)
             copied[n % 2].synchronize()  # what was in the buffer has left it
             pinned = buffers[n % 2][: part.size]
-            pinned.numpy()[...] = part.reshape(-1)
+            into = pinned.numpy().reshape(part.shape)
+            codec.in_pieces(lambda rows, into=into, part=part: np.copyto(into[rows], part[rows]), len(part), 1, _COPIERS)
             raw = pinned.to(device, non_blocking=True).view(part.shape)
             copied[n % 2].record()
         yield raw
