@@ -38,8 +38,8 @@ def models(tmp_path_factory):
     for name in ("llama", "moe"):
         with CheckpointSource(open_checkpoint(folder / name)) as source:
             for type in ("F32", "BF16", "IQ4_K", "Q8_0", "Q6_0"):
-                paths[f"{name}-{type}"] = write_gguf(folder / f"{name}-{type}.gguf", source, lambda t: type if len(t.shape) > 1 and "ffn_gate_inp"
-                                                     not in t.name else "F32")
+                paths[f"{name}-{type}"] = write_gguf(folder / f"{name}-{type}.gguf", source,
+                                                     lambda t: type if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32")
     return paths
 
 
@@ -91,7 +91,8 @@ def test_caches_hold_the_bytes_that_they_hold_on_the_cpu(type, hadamard):
     for cache in caches:
         cache.write(5, x.to(cache.k.device), 2 * x.to(cache.k.device))
     host, gpu = caches
-    assert torch.equal(host.k.view(torch.uint8), gpu.k.cpu().view(torch.uint8)) and torch.equal(host.v.view(torch.uint8), gpu.v.cpu().view(torch.uint8))
+    for a, b in ((host.k, gpu.k), (host.v, gpu.v)):
+        assert torch.equal(a.view(torch.uint8), b.cpu().view(torch.uint8))
     for a, b in zip(host.read(60), gpu.read(60)):
         assert torch.equal(a, b.cpu())
 
