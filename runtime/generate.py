@@ -6,6 +6,7 @@ import codecs
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from ..errors import EvaluationError, UsageError
 from ..formats.gguf.values import get
@@ -103,8 +104,9 @@ def generate_tokens(model: Model, prompt: Sequence[int], n: int, sampling: Sampl
     state = model.new_state(context, settings)
     started = time.perf_counter()
     logits = model.extend(prompt, state)
-    for k in range(n):
-        token = sample(logits, sampling, state.n_past)
+    first = [sample(logits, sampling, state.n_past)] if n > 0 else []
+    following = (token for start in first for token in model.follow(start, state, n - 1, sampling))
+    for k, token in enumerate(chain(first, following)):
         now = time.perf_counter()
         if k == 0:
             record.prompt_seconds, started = now - started, now
@@ -114,7 +116,5 @@ def generate_tokens(model: Model, prompt: Sequence[int], n: int, sampling: Sampl
         if token in end:
             record.ended = True
             return
-        if k + 1 < n:
-            logits = model.extend([token], state)
     if n <= 0:
         record.prompt_seconds = time.perf_counter() - started

@@ -21,6 +21,7 @@ from .layers.batch import Batch
 from .network import Network, build_network
 from .placement import Placement, Request, fit
 from .resident import LoadProgress
+from .sampling import Sampling, sample
 from .switches import Switches
 from .tokenizer import SpecialTokens, Tokenizer
 from .weights import DEFAULT_CACHE_BYTES, DecodeCache, Weights
@@ -173,6 +174,19 @@ class Model:
                 logits.append(self.network.output(h))
         return torch.cat(logits) if all_logits else self.network.output(h[-1:])[0]
 
+    def follow(self, token: int, state: State, n: int, sampling: Sampling) -> Iterator[int]:
+        """Append `token`, then every token that is drawn, and yield the drawn ones, up to `n`; the last one is not appended.
+
+        The host may stop asking at any time: `state.n_past` counts what was appended for the tokens yielded so far. EvaluationError for
+        logits that are not finite.
+        """
+        if (fast := self._fast) is not None and fast.steps is not None:
+            yield from fast.steps.follow(token, state, n, sampling)
+            return
+        for _ in range(min(n, state.capacity - state.n_past)):
+            token = sample(self.extend([token], state), sampling, state.n_past)
+            yield token
+
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[rows, width] of `hidden` to float32[rows, vocab]."""
@@ -209,7 +223,7 @@ class Model:
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.n_vocab:
             raise ShapeError(f"token id {low if low < 0 else high} is outside the vocabulary of {self.n_vocab}", file=self.source.path)
-        return tokens.to(self.device)
+        return tokens
 
 
 def _as_tensor(token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:

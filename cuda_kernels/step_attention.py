@@ -1,0 +1,122 @@
+"""Attention of a decoding step: `attention.cu` for one shape, and how its work is cut into splits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..errors import UnsupportedTypeError
+from .compile import KernelSpec
+from .launch import function, launch
+
+THREADS, WARPS = 256, 8
+TYPES = {"F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q6_0": 4, "Q5_1": 5, "Q5_0": 6, "Q4_1": 7, "Q4_0": 8, "IQ4_NL": 9}
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What the kernel is compiled for. `rows` new positions, `group` query heads per kv head, cache types by ggml name."""
+
+    rows: int
+    group: int
+    kv_heads: int
+    key_length: int
+    value_length: int
+    type_k: str
+    type_v: str
+    n_rot: int
+    neox: bool
+    head_norms: bool = False
+    hadamard_k: int = 0  # block of the transform, 0 without
+    hadamard_v: int = 0
+    shortest: int = 128  # positions that a block takes at least
+    stages: int = 2  # tiles in flight, where there is room for them
+
+    @property
+    def on_tensor_cores(self) -> bool:
+        return self.type_k == self.type_v and self.type_k in ("F16", "BF16") and self.key_length % 16 == self.value_length % 16 == 0
+
+    def tile(self, limit: int) -> tuple[int, int]:
+        """(positions, tiles in flight) of shared memory such that all of it stays below `limit` bytes; (0, 0) if nothing does."""
+        copied = all(t in ("F32", "F16", "BF16") for t in (self.type_k, self.type_v))
+        for tile, stages in ((64, self.stages if copied else 1), (64, 1), *([] if self.on_tensor_cores else [(32, 1)])):
+            if self.shared_bytes(tile, stages) <= limit:
+                return tile, stages
+        return 0, 0
+
+    def strides(self) -> tuple[int, int]:
+        """Bytes of a K and of a V row in a tile."""
+        k, v = ((2 if t in ("F16", "BF16") else 4) for t in (self.type_k, self.type_v))
+        return self.key_length * k + 16, self.value_length * v + 16
+
+    def shared_bytes(self, tile: int, stages: int) -> int:
+        """As `SHARED` of the kernel."""
+        r, dk, dv, (stride_k, stride_v) = self.rows * self.group, self.key_length, self.value_length, self.strides()
+        if self.on_tensor_cores:
+            padded = -(-r // 16) * 16
+            queries, probabilities, join = 2 * padded * (2 * dk + 16), 2 * padded * (2 * tile + 16), 4 * r * dv
+        else:
+            groups = THREADS // (dv // 4)
+            queries, probabilities = 4 * r * dk, 4 * tile * (-(-r // 4) * 4 + 4)
+            join = 4 * (groups // min(-(-r // 8), groups)) * r * dv
+        tiles = max(stages * tile * (stride_k + stride_v), join)
+        return tiles + queries + self.rows * (stride_k + stride_v) + 4 * max(r * tile, WARPS * max(dk, dv)) + probabilities + 12 * r
+
+    @property
+    def part_floats(self) -> int:
+        """As `PART` of the kernel."""
+        r = self.rows * self.group
+        return r * self.value_length + -(-2 * r // 4) * 4
+
+    def defines(self, tile: int, stages: int) -> tuple[tuple[str, str], ...]:
+        values = {"ROWS": self.rows, "GROUP": self.group, "HEADS_KV": self.kv_heads, "DK": self.key_length, "DV": self.value_length,
+                  "TYPE_K": TYPES[self.type_k], "TYPE_V": TYPES[self.type_v], "N_ROT": self.n_rot, "NEOX_PAIRS": str(self.neox).lower(),
+                  "HEAD_NORMS": int(self.head_norms), "MMA": int(self.on_tensor_cores), "HAD_K": self.hadamard_k, "HAD_V": self.hadamard_v,
+                  "TILE": tile, "STAGES": stages, "SHORTEST": self.shortest,
+                  "SHARED_BYTES": self.shared_bytes(tile, stages), "PART_FLOATS": self.part_floats}
+        return tuple((key, str(value)) for key, value in values.items())
+
+    def spec(self, limit: int) -> KernelSpec:
+        """UnsupportedTypeError if it does not fit `limit` bytes of shared memory per block."""
+        tile, stages = self.tile(limit)
+        if not tile:
+            raise UnsupportedTypeError(f"attention of {self.rows} rows of {self.group} heads of {self.key_length} needs more than "
+                                       f"{limit} bytes of shared memory")
+        name = f"attention_{self.type_k}_{self.type_v}_{self.key_length}x{self.group}x{self.rows}".lower()
+        return KernelSpec(name, ("attention.cu",), self.defines(tile, stages), ("attention",))
+
+
+class StepAttention:
+    """Launches attention of one shape over caches of one capacity. Instances keep scratch, so layers on one stream share them."""
+
+    def __init__(self, shape: AttentionShape, capacity: int, device: torch.device):
+        facts = torch.cuda.get_device_properties(device)
+        limit = facts.shared_memory_per_block_optin - 2048
+        self.shape, spec = shape, shape.spec(limit)
+        self._kernel = function(spec, "attention", device)
+        self._shared = shape.shared_bytes(*shape.tile(limit))
+        # Two blocks for each multiprocessor share the longest sequences; a fixed number, so that a captured launch stays valid.
+        self.splits = max(1, min(-(-capacity // shape.shortest), 2 * facts.multi_processor_count // shape.kv_heads))
+        self._partial = torch.empty(shape.kv_heads * self.splits * shape.part_floats, device=device)
+        self._tickets = torch.zeros(shape.kv_heads, dtype=torch.int32, device=device)
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None,
+                 eps: float, angles: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, positions: torch.Tensor, scale: float,
+                 out: torch.Tensor) -> None:
+        """Rows of q, k, v (float32, heads side by side) at positions[0], positions[0] + 1, ... (int32 on the device) are normed, rotated
+        and appended to the caches, and `out` float32[rows, heads * value_length] gets the mix of all values so far.
+
+        angles: float32[rows, n_rot/2, 2], cosine and sine. The caches must have room.
+        """
+        launch(self._kernel, (self.splits, self.shape.kv_heads), THREADS, q, k, v, q_norm, k_norm, np.float32(eps), angles, cache_k,
+               cache_v, positions, np.float32(scale), self._partial, self._tickets, out, shared=self._shared, pdl=True)
+
+
+def specs() -> list[KernelSpec]:
+    """Shapes of the models that are measured, and every cache type once. Others are compiled when they are met."""
+    shapes = [AttentionShape(1, 8, 4, 128, 128, "F16", "F16", 128, True, True), AttentionShape(8, 4, 2, 64, 64, "BF16", "BF16", 64, False),
+              AttentionShape(1, 4, 2, 64, 64, "Q8_0", "Q4_0", 64, False, False, 64, 64), AttentionShape(2, 1, 2, 32, 72, "Q4_1", "F32", 32, True),
+              AttentionShape(2, 4, 2, 96, 32, "Q5_0", "IQ4_NL", 64, True), AttentionShape(1, 2, 2, 64, 64, "Q5_1", "Q6_0", 64, False)]
+    return [shape.spec(96 * 1024) for shape in shapes]

@@ -1,0 +1,73 @@
+// What the kernels of a decoding step share: dependent launches, half precision without headers, reductions of a warp in a fixed order.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define INFINITY __int_as_float(0x7f800000)
+
+// A kernel launched as a dependent may start before the kernel it follows has ended. `start_dependents` lets the next one start as
+// soon as every block of this one runs; what it does before its own `wait_for_inputs` may only touch what no kernel of the step
+// writes (weights, the position, cache rows of earlier steps). `wait_for_inputs` returns when the kernel before has ended, and since
+// that one waited as well, everything before it. Without the launch attribute, and before sm_90, both do nothing.
+__device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void start_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ float half_to_float(u16 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+
+__device__ __forceinline__ u16 float_to_half(float x) {  // to nearest, ties to even
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+__device__ __forceinline__ float bf16_to_float(u16 bits) { return __uint_as_float((u32)bits << 16); }
+
+__device__ __forceinline__ u16 float_to_bf16(float x) {  // to nearest, ties to even; NaN stays NaN
+    u32 b = __float_as_uint(x);
+    if ((b & 0x7fffffff) > 0x7f800000) return (u16)(b >> 16 | 0x40);
+    return (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
+// Butterflies: every lane gets the same bits, because each level adds the same two numbers in both lanes of a pair.
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int d = 16; d; d >>= 1) x += __shfl_xor_sync(0xffffffff, x, d);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int d = 16; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, d));
+    return x;
+}
+
+// True for the last of `count` blocks that arrive at a counter, which it leaves at 0 again. What the others wrote before is
+// visible to it. An integer counter decides only who does the rest of the work, not what is added in which order.
+__device__ __forceinline__ bool last_to_arrive(u32* counter, u32 count) {
+    __shared__ u32 arrived;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        arrived = atomicAdd(counter, 1) + 1;
+        if (arrived == count) *counter = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return arrived == count;
+}

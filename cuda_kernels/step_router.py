@@ -1,0 +1,47 @@
+"""The choice of experts in a decoding step: `router.cu` for one shape."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+
+from .compile import KernelSpec
+from .launch import function, launch
+
+THREADS, PER_BLOCK = 256, 2
+MOST_EXPERTS, MOST_USED = 1024, 32
+
+
+@functools.cache
+def router_spec(rows: int, width: int, n_experts: int, n_used: int, reduction: tuple[int, float] | None = None) -> KernelSpec:
+    least, threshold = reduction or (n_used, 0.0)
+    defines = {"ROWS": rows, "WIDTH": width, "EXPERTS": n_experts, "N_USED": n_used, "PER_BLOCK": PER_BLOCK, "LEAST": least,
+               "THRESHOLD": f"{float(np.float32(threshold)).hex()}f"}
+    return KernelSpec(f"router_{width}x{n_experts}x{rows}", ("router.cu",), tuple((k, str(v)) for k, v in defines.items()), ("router",))
+
+
+class StepRouter:
+    """Launches the router of one shape. Instances keep scratch, so layers on one stream share them."""
+
+    def __init__(self, rows: int, width: int, n_experts: int, n_used: int, device: torch.device,
+                 reduction: tuple[int, float] | None = None):
+        """width: a multiple of 4; at most MOST_EXPERTS and MOST_USED. reduction (K, t): experts after the K best only where their
+        probability exceeds t times the largest."""
+        self._kernel = function(router_spec(rows, width, n_experts, n_used, reduction), "router", device)
+        self._grid = -(-n_experts // PER_BLOCK)
+        self._logits = torch.empty(rows, n_experts, device=device)
+        self._ticket = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def __call__(self, h: torch.Tensor, norm: torch.Tensor, eps: float, matrix: torch.Tensor, ids: torch.Tensor,
+                 weights: torch.Tensor) -> None:
+        """h float32[rows, width], matrix float32[n_experts, width] -> ids int32[rows, n_used], weights float32[rows, n_used]: softmax over
+        all experts of matrix * norm(h), the most probable first (the lower expert among equals), brought to a sum of 1.
+        Experts left out by `reduction` have weight 0."""
+        launch(self._kernel, self._grid, THREADS, h, norm, np.float32(eps), matrix, self._logits, self._ticket, ids, weights, pdl=True)
+
+
+def specs() -> list[KernelSpec]:
+    """The shape of Qwen3-30B-A3B, and one with little of everything. Others are compiled when they are met."""
+    return [router_spec(1, 2048, 128, 8), router_spec(8, 512, 6, 2)]

@@ -1,0 +1,54 @@
+"""What a decoding step does besides its layers: angles of the rotation, and the choice of the next token on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from .compile import KernelSpec
+from .launch import function, launch
+
+EMBED = KernelSpec("step_embed", ("embed.cu",), (), ("step_angles",))
+SAMPLE = KernelSpec("step_sample", ("sample.cu",), (), ("sample_greedy", "sample_draw"))
+_THREADS = 256
+
+
+def step_angles(rates: torch.Tensor, magnitude: float, positions: torch.Tensor, out: torch.Tensor) -> None:
+    """cos and sin float32[rows, pairs, 2] at positions int32[rows] for rates float64[pairs], as `Rope.angles` makes them."""
+    launch(function(EMBED, "step_angles", out.device), len(out), 128, rates, np.float64(magnitude), positions, np.int32(len(rates)), out,
+           pdl=True)
+
+
+class GreedySampler:
+    """The most probable token, the lowest among equals."""
+
+    def __init__(self, n_vocab: int, device: torch.device):
+        self._kernel, self._n = function(SAMPLE, "sample_greedy", device), n_vocab
+        self._grid = max(1, min(128, -(-n_vocab // _THREADS)))
+        self._partial = torch.empty(self._grid, dtype=torch.int64, device=device)
+        self._ticket = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def __call__(self, logits: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, history: torch.Tensor) -> None:
+        """From logits float32[vocab] to tokens[0]; positions[0] advances by 1 and history[that] is the token (-1 if logits are not
+        finite). tokens int64, the others int32."""
+        launch(self._kernel, self._grid, _THREADS, logits, np.int32(self._n), self._partial, self._ticket, tokens, positions, history,
+               pdl=True)
+
+
+class DrawSampler:
+    """A draw with temperature, top-k, top-p and min-p, as `runtime.sampling.sample` has it."""
+
+    def __init__(self, n_vocab: int, device: torch.device):
+        self._kernel, self._n = function(SAMPLE, "sample_draw", device), n_vocab
+
+    def __call__(self, logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: torch.Tensor,
+                 tokens: torch.Tensor, positions: torch.Tensor, history: torch.Tensor) -> None:
+        """As `GreedySampler`, with the seed int64[1] (its 64 bits) on the device."""
+        values, ids = logits.sort(descending=True, stable=True)
+        count = top_k if 0 < top_k < self._n else self._n
+        launch(self._kernel, 1, 1024, values, ids, np.int32(self._n), np.int32(count), np.float64(temperature), np.float64(top_p),
+               np.float64(min_p), seed, tokens, positions, history)
+
+
+def specs() -> list[KernelSpec]:
+    return [EMBED, SAMPLE]

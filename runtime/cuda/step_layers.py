@@ -1,0 +1,173 @@
+"""Executors of a decoding step: `executor(frame, h, state)` launches h += f(norm(h)) for h float32[n, width]."""
+
+from __future__ import annotations
+
+import torch
+
+from ...cuda_kernels import matvec
+from ...cuda_kernels.ops import PackedMatrix, decode_rows
+from ...cuda_kernels.step_attention import AttentionShape
+from ...cuda_kernels.step_router import MOST_EXPERTS, MOST_USED
+from ..layers.attention import Attention
+from ..layers.ffn import GatedFFN
+from ..layers.moe import MoE
+from ..linear import Embedding, ExpertLinear, Linear
+from ..network import Network
+from .context import Context
+from .registry import STEP, Branch, Slow, executor
+from .step_frame import Frame
+
+
+def on_device(linear: Linear | ExpertLinear | Embedding, context: Context) -> PackedMatrix:
+    """The packed matrix of a product. Slow if it has a bias, or lies elsewhere."""
+    if getattr(linear, "bias", None) is not None:
+        raise Slow(f"{linear.role} has a bias")
+    matrices = linear.matrices if isinstance(linear, ExpertLinear) else [linear.matrix]
+    matrix = getattr(matrices[0], "packed", None)
+    if matrix is None or matrix.device != context.device:
+        raise Slow(f"{linear.role} is not on {context.device}")
+    if matrix.n_matrices != len(matrices):
+        raise Slow(f"{linear.role} is not one tensor of all experts")
+    return matrix
+
+
+def _width_of(branch: Branch) -> int:
+    return branch.norm.weight.numel()
+
+
+class _Executor:
+    repeatable = True  # running a step twice at the same position leaves what running it once does
+
+    def __init__(self, branch: Branch, context: Context):
+        self.branch, self.layer = branch, branch.layer
+        self.norm, self.eps = branch.norm.weight, branch.norm.eps
+        if self.norm.device != context.device:
+            raise Slow(f"norm is not on {context.device}")
+
+
+@executor(STEP, Attention)
+class StepAttentionLayer(_Executor):
+    """q, k and v in one launch; norms, rotation, cache and attention in one; the output projection onto h."""
+
+    def __init__(self, branch: Branch, context: Context):
+        super().__init__(branch, context)
+        a: Attention = branch.module
+        self.qkv = [on_device(linear, context) for linear in (a.q, a.k, a.v)]
+        self.output = on_device(a.output, context)
+        if not a.switches.flash_attention:
+            raise Slow("scores in memory (-fa 0)")
+        if a.key_length % 8 or a.value_length % 8 or max(a.key_length, a.value_length) > 256:
+            raise Slow(f"heads of {a.key_length} and {a.value_length} elements")
+        if (a.q_norm is None) != (a.k_norm is None) or (a.q_norm is not None and a.q_norm.eps != a.k_norm.eps):
+            raise Slow("head norms of two kinds")
+        self.a, self.norms = a, [None if x is None else x.weight for x in (a.q_norm, a.k_norm)]
+
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        a, cache = self.a, state.layers[self.layer]
+        q, k, v = outs = [frame.buffer(name, m.rows) for name, m in zip(("q", "k", "v"), self.qkv, strict=True)]
+        mixed = frame.buffer("mixed", a.n_heads * a.value_length)
+        matvec.norm_matvec(h, self.norm, self.eps, self.qkv, outs)
+        shape = AttentionShape(frame.n, a.n_heads // a.n_kv_heads, a.n_kv_heads, a.key_length, a.value_length, cache.type_k.name,
+                               cache.type_v.name, a.rope.n_rot, a.rope.style == "neox", a.q_norm is not None, cache.hadamard_k,
+                               cache.hadamard_v)
+        eps = 0.0 if a.q_norm is None else a.q_norm.eps
+        frame.attention(shape, cache.capacity)(q, k, v, *self.norms, eps, frame.angles(a.rope), cache.k, cache.v, frame.positions, a.scale,
+                                               mixed)
+        matvec.matvec_add(mixed, self.output, h)
+
+
+@executor(STEP, GatedFFN)
+class StepFFN(_Executor):
+    """Gate and up with the activation in one launch, down onto h."""
+
+    def __init__(self, branch: Branch, context: Context):
+        super().__init__(branch, context)
+        self.gate, self.up, self.down = (on_device(x, context) for x in (branch.module.gate, branch.module.up, branch.module.down))
+
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        hidden = frame.buffer("hidden", self.gate.rows)
+        matvec.gate_up(h, self.norm, self.eps, self.gate, self.up, hidden)
+        matvec.matvec_add(hidden, self.down, h)
+
+
+@executor(STEP, MoE)
+class StepMoE(_Executor):
+    """The choice of experts in one launch, gate and up of all chosen ones in one, their weighted sum onto h in one."""
+
+    def __init__(self, branch: Branch, context: Context):
+        super().__init__(branch, context)
+        moe: MoE = branch.module
+        if moe.n_experts > MOST_EXPERTS or moe.n_used > MOST_USED or _width_of(branch) % 4:
+            raise Slow(f"{moe.n_used} of {moe.n_experts} experts, width {_width_of(branch)}")
+        self.n_experts, self.n_used, self.reduction, e = moe.n_experts, moe.n_used, moe.reduction, moe.experts
+        self.router = float_matrix(moe.router, context)
+        self.down = on_device(e.down, context)
+        self.gate_up = [on_device(e.gate_up, context)] if e.gate_up is not None else [on_device(e.gate, context), on_device(e.up, context)]
+
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        ids, weights = frame.buffer("experts", self.n_used, torch.int32), frame.buffer("expert weights", self.n_used)
+        frame.router(self.norm.numel(), self.n_experts, self.n_used, self.reduction)(h, self.norm, self.eps, self.router, ids, weights)
+        hidden = frame.buffer("expert hidden", self.n_used * self.down.cols).view(frame.n, self.n_used, -1)
+        matvec.expert_gate_up(h, self.norm, self.eps, *self.gate_up, ids, hidden)
+        matvec.expert_down_add(hidden, self.down, ids, weights, h)
+
+
+def float_matrix(linear: Linear, context: Context) -> torch.Tensor:
+    """float32[rows, cols] of a matrix that has to be multiplied in float32 (the router's)."""
+    from ...cuda_kernels.ops import decode_matrix
+
+    return decode_matrix(on_device(linear, context), torch.float32)
+
+
+class DeviceEmbedding:
+    """Rows of the embedding for token ids in device memory."""
+
+    def __init__(self, embedding, context: Context):
+        self.matrix = on_device(embedding, context)
+
+    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
+        decode_rows(self.matrix, frame.sequence.tokens[: frame.n], torch.float32, out=h)
+
+
+class Output:
+    """The final norm and the output matrix."""
+
+    def __init__(self, network: Network, context: Context):
+        self.norm, self.matrix = network.output_norm, on_device(network.output, context)
+        if self.norm.weight.device != context.device:
+            raise Slow(f"norm is not on {context.device}")
+
+    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
+        matvec.norm_matvec(h, self.norm.weight, self.norm.eps, [self.matrix], [frame.logits[: len(h)]])
+
+
+class SlowEmbedding:
+    def __init__(self, embedding, context: Context):
+        self.embedding = embedding
+
+    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
+        h.copy_(self.embedding(frame.sequence.tokens[: frame.n].long()))
+
+
+class SlowBranch:
+    """h += module(norm(h)) where the module lies, as the truth path has it."""
+
+    repeatable = False
+
+    def __init__(self, branch: Branch):
+        self.branch = branch
+
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        branch, device = self.branch, self.branch.norm.weight.device
+        x = branch.norm(h.to(device))
+        y = branch.module(x, frame.batch.at(state.layers[branch.layer], device)) if branch.is_mixer else branch.module(x)
+        h += y.to(h.device)
+
+
+class SlowOutput:
+    def __init__(self, network: Network, context: Context):
+        self.network = network
+
+    def __call__(self, frame: Frame, h: torch.Tensor) -> None:
+        norm = self.network.output_norm
+        frame.logits[: len(h)].copy_(self.network.output(norm(h.to(norm.weight.device))))

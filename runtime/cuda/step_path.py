@@ -1,0 +1,148 @@
+"""One to eight new rows of a sequence as one CUDA graph, from token ids to logits, or to the next token.
+
+Executors (registry `STEP`) launch kernels on the current stream; nothing in a step asks the host for anything, so that the same
+launches can be captured once and replayed: token ids and positions lie in device memory. A graph belongs to a sequence (its caches'
+addresses are in it), a number of rows and what is wanted at the end. The first use runs the launches as they are, which also compiles
+kernels that are not there yet; the second captures them.
+
+A branch without an executor runs its module as the truth path has it, on whatever device it lies. Such a step is not captured.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+
+from ...errors import EvaluationError
+from ..layers.batch import Batch
+from ..network import Network
+from ..sampling import Sampling
+from .context import Context
+from .registry import STEP, Slow, branches, choose
+from .step_frame import Frame, Sequence
+from .step_layers import DeviceEmbedding, Output, SlowBranch, SlowEmbedding, SlowOutput
+from .step_sampling import sampler
+
+STEP_ROWS = 8
+AHEAD = 4  # steps that are under way before the host asks for the first one's token
+
+
+class StepPath:
+    """The executors of a network, and the graphs of the sequences that are being continued."""
+
+    def __init__(self, network: Network, context: Context):
+        """Slow if the network is not made of branches."""
+        found = branches(network.blocks)
+        if found is None:
+            raise Slow("blocks that are not a mixer and a feed-forward layer one after the other")
+        self.network, self.context = network, context
+        self.frame = Frame(network, context, STEP_ROWS)
+        self._embedding = _or_slow(context, DeviceEmbedding, SlowEmbedding, network.embedding)
+        self._branches = [choose(STEP, branch, context) or SlowBranch(branch) for branch in found]
+        self._output = _or_slow(context, Output, SlowOutput, network)
+        parts = (self._embedding, *self._branches, self._output)
+        self.captures = not any(isinstance(part, (SlowEmbedding, SlowBranch, SlowOutput)) for part in parts)
+        self._sequences: dict[int, tuple[weakref.ref, Sequence]] = {}
+        self._stream = torch.cuda.Stream(context.device)
+
+    @torch.no_grad()
+    def extend(self, tokens: torch.Tensor, state, all_logits: bool = False) -> torch.Tensor:
+        """Appends 1 to STEP_ROWS tokens: logits float32[vocab] after the last one, or float32[n, vocab]."""
+        n, sequence = len(tokens), self._sequence(state)
+        sequence.begin(tokens, state.n_past)
+        self._run(sequence, state, n, "all" if all_logits else "last")
+        state.n_past += n
+        logits = self.frame.logits[: n if all_logits else 1].clone()
+        return logits if all_logits else logits[0]
+
+    @torch.no_grad()
+    def follow(self, token: int, state, n: int, sampling: Sampling) -> Iterator[int]:
+        """Appends `token`, then each token that is drawn, and yields the up to `n` drawn ones: the last of them is not appended.
+
+        `state.n_past` counts the tokens appended for what has been yielded. The host may stop asking at any time: steps that ran ahead
+        leave cache rows that the next call overwrites. EvaluationError if logits are not finite.
+        """
+        n = min(n, state.capacity - state.n_past)
+        sequence = self._sequence(state)
+        sequence.begin([token], state.n_past, sampling.seed)
+        ahead = AHEAD if self.captures and all(getattr(b, "repeatable", False) for b in self._branches) else 1
+        under_way, started, position = deque(), 0, state.n_past
+        while started < n or under_way:
+            while started < n and len(under_way) < ahead:
+                state.n_past = position + started
+                self._run(sequence, state, 1, sampling)
+                event = torch.cuda.Event()
+                event.record()
+                under_way.append(event)
+                started += 1
+            under_way.popleft().synchronize()
+            state.n_past = position = position + 1
+            started, n = started - 1, n - 1
+            drawn = int(sequence.history[position])
+            if drawn < 0:
+                raise EvaluationError(f"the model's predictions for position {position} are not finite")
+            yield drawn
+
+    def forget(self) -> None:
+        """Gives back graphs and their memory."""
+        self._sequences.clear()
+
+    def _sequence(self, state) -> Sequence:
+        held = self._sequences.get(id(state))
+        if held is None or held[0]() is not state:
+            key, mine = id(state), weakref.ref(self)
+
+            def gone(_):
+                path = mine()
+                if path is not None:
+                    path._sequences.pop(key, None)
+
+            held = self._sequences[key] = (weakref.ref(state, gone), Sequence(state.capacity, STEP_ROWS, self.context.device))
+        return held[1]
+
+    def _run(self, sequence: Sequence, state, n: int, wanted: str | Sampling) -> None:
+        key = (n, wanted if isinstance(wanted, str) else _without_seed(wanted))
+        graph = sequence.graphs.get(key)
+        if graph is None and self.captures and key in sequence.seen:
+            graph = sequence.graphs[key] = self._capture(sequence, state, n, wanted)
+        if graph is not None:
+            graph.replay()
+        else:
+            self._launch(sequence, state, n, wanted)
+            sequence.seen.add(key)
+
+    def _capture(self, sequence: Sequence, state, n: int, wanted: str | Sampling) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        here = torch.cuda.current_stream(self.context.device)
+        self._stream.wait_stream(here)
+        # thread_local: other threads may go on with their own streams meanwhile
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            self._launch(sequence, state, n, wanted)
+        here.wait_stream(self._stream)
+        return graph
+
+    def _launch(self, sequence: Sequence, state, n: int, wanted: str | Sampling) -> None:
+        frame = self.frame
+        frame.begin(sequence, n, Batch.of(1, n, state.n_past, self.context.device) if not self.captures else None)
+        h = frame.buffer("h", self.network.output_norm.weight.numel())
+        self._embedding(frame, h)
+        for branch in self._branches:
+            branch(frame, h, state)
+        self._output(frame, h if wanted == "all" else h[n - 1 : n])
+        if not isinstance(wanted, str):
+            sampler(frame, wanted)(frame.logits[0], sequence)
+
+
+def _without_seed(sampling: Sampling) -> tuple:
+    return (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+
+
+def _or_slow(context: Context, fast: type, slow: type, part: object) -> object:
+    try:
+        return fast(part, context)
+    except Slow as reason:
+        context.report(fast.__name__, str(reason), 0)
+        return slow(part, context)
