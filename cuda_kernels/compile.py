@@ -50,8 +50,21 @@ def _tables() -> str:
     return tables_header()
 
 
+def _grids() -> str:
+    from .grids import grids_header
+
+    return grids_header()
+
+
+def _trellis_constants() -> str:
+    from .grids import trellis_header
+
+    return trellis_header()
+
+
 # Headers that Python writes, by the name under which sources include them.
-GENERATED: dict[str, Callable[[], str]] = {"units/geometry.cuh": _geometry, "units/tables.cuh": _tables}
+GENERATED: dict[str, Callable[[], str]] = {"units/geometry.cuh": _geometry, "units/tables.cuh": _tables, "units/grids.cuh": _grids,
+                                           "units/trellis_constants.cuh": _trellis_constants}
 
 
 @dataclass(frozen=True)

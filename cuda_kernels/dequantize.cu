@@ -50,6 +50,7 @@ __device__ __forceinline__ void decode(const uint8_t* base, uint4* result, int64
   const uint32_t units = n_rows * uint32_t(g.units);
   const uint32_t unit = blockIdx.x * (32 * WARPS) + threadIdx.x, first_unit = unit - threadIdx.x % 32;
   float v[32];
+  prepare_unit<TYPE>();
   if (unit < units) {
     const uint32_t row = unit / uint32_t(g.units), in_row = unit % uint32_t(g.units);
     decode_unit<TYPE>(TYPE::load(base, g, map(row), in_row), in_row, v);

@@ -22,6 +22,7 @@ from ..errors import ShapeError, UnsupportedTypeError
 from ..formats import codec
 from ..formats.codecs.bit_moves import Moves
 from ..formats.codecs.interleaved import interleaving, row_head
+from ..formats.codecs.interleaved import pack_rows as interleaved_rows
 from ..formats.types import GGMLType, ggml_type
 from .compile import KernelSpec
 from .launch import function, launch
@@ -235,7 +236,10 @@ def _decode(m: PackedMatrix, dtype: torch.dtype, ids: torch.Tensor | None, first
     if ids is not None and (ids.dtype != torch.int64 or ids.device != m.device or not ids.is_contiguous()):
         raise ShapeError(f"ids are {ids.dtype} on {ids.device}, expected contiguous int64 on {m.device}")
     if not m.data.is_cuda:
-        values = torch.from_numpy(codec.decode(m.type, unpack_rows(m), m.cols, as_weights=True))
+        stored = unpack_rows(m)
+        if m.type.is_interleaved:  # one that has its own decoder
+            stored = interleaved_rows(m.type, stored, m.cols)
+        values = torch.from_numpy(codec.decode(m.type, stored, m.cols, as_weights=True))
         chosen = torch.arange(first, first + n_rows) if ids is None else (ids[:, None] * group + torch.arange(group)).reshape(-1)
         return out.copy_(values[chosen].view(out.shape))
     units = n_rows * (m.cols // UNIT)

@@ -17,11 +17,12 @@ _TABLES = {
 def tables_header() -> str:
     """The text of `units/tables.cuh`: NAME_TABLE::word(n) is word n of a table, second(n) of its second half."""
     return "// Written by cuda_kernels/tables.py from formats/tables.py.\n" + "".join(
-        f"struct {name}_TABLE {{\n  static constexpr int ENTRIES = {len(values)};\n" + _function("word", values)
-        + ("" if second is None else _function("second", second)) + "};\n" for name, (values, second) in _TABLES.items())
+        f"struct {name}_TABLE {{\n  static constexpr int ENTRIES = {len(values)};\n" + words_function("word", values)
+        + ("" if second is None else words_function("second", second)) + "};\n" for name, (values, second) in _TABLES.items())
 
 
-def _function(name: str, values: np.ndarray) -> str:
+def words_function(name: str, values: np.ndarray) -> str:
+    """A static function `name(n)` that gives word n of the values, four signed bytes each."""
     words = np.ascontiguousarray(values.astype(np.int8)).view("<u4")
     chosen = "".join(f"n == {n} ? {word:#010x}u : " for n, word in enumerate(words[:-1])) + f"{words[-1]:#010x}u"
     return f"  static __device__ constexpr uint32_t {name}(int n) {{ return {chosen}; }}\n"

@@ -142,17 +142,30 @@ def chosen_device(name: str):
 def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], verbose: bool = False):
     """The model of one setting, closed by the caller."""
     from ..formats.gguf.reader import open_gguf
+    from .flags import load_on_gpu
     from .model import Model
+    from .switches import Switches, parse_ser
     from .synthetic import SyntheticSource
 
     source = SyntheticSource(which) if synthetic else open_gguf(which)
     try:
-        model = Model(source, device)
+        model = Model(source, device, precision=setting["precision"], ubatch=setting["n_ubatch"], placement=_placement(setting),
+                      switches=Switches(ser=parse_ser(setting["ser"]) if setting["ser"] else None, merge_gate_up=setting["muge"]),
+                      verbose=(lambda line: print(line, file=sys.stderr)) if verbose else None)
+        if device.type != "cpu":
+            load_on_gpu(model)
     except BaseException:
         source.close()
         raise
-    model.ubatch = setting["n_ubatch"]
     return model
+
+
+def _placement(setting: dict[str, Any]):
+    from .placement import ALL, Request, parse_overrides
+
+    layers = setting["n_gpu_layers"]
+    return Request(ALL if layers in (-1, 99) else layers, parse_overrides(setting["override_tensor"]) if setting["override_tensor"] else (),
+                   setting["n_cpu_moe"])
 
 
 def _facts(device):

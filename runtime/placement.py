@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,7 +35,7 @@ class Request:
     fit_margin: int | None = None
 
     def __post_init__(self):
-        if self.fit_margin is not None and self != Request(fit_margin=self.fit_margin):
+        if self.fit_margin is not None and replace(self, fit_margin=None) != Request():
             raise UsageError("--fit chooses what is on the CPU: it does not go together with -ngl, -ot, --n-cpu-moe or --cpu-moe")
         if self.fit_margin is not None and self.fit_margin < 0:
             raise UsageError(f"--fit is {self.fit_margin} MiB, expected 0 or more")

@@ -17,7 +17,7 @@ from iqforge.formats.types import TYPES, ggml_type
 
 PACKED = layouts.packed_types()
 STORED = [name for name, type in TYPES.items() if layouts.plain_type(type).name in PACKED]
-ROWS = 16  # a multiple of every row group
+ROWS = 32  # a multiple, also halved, of every row group
 
 
 def columns(type) -> int:
@@ -54,6 +54,10 @@ def test_packing_loses_nothing(name):
         assert np.array_equal(ops.unpack_rows(matrix), rows)
 
 
+def test_every_type_has_a_unit():
+    assert set(STORED) == set(codec.decodable_types())
+
+
 def test_pieces_must_fit():
     type = ggml_type("IQ4_K")
     rows = random_rows(type, 4, 512)
@@ -83,6 +87,7 @@ def test_layouts_are_checked(monkeypatch):
 HOST_PROGRAM = """
 template <class T> void decode_rows(const uint8_t* base, int64_t rows, int cols, float* out) {
   const Geometry g = T::geometry(rows, cols);
+  prepare_unit<T>();
   for (int64_t row = 0; row < rows; ++row)
     for (int unit = 0; unit < g.units; ++unit) {
       float v[32];

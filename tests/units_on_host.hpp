@@ -8,7 +8,12 @@
 #define __device__
 #define __host__
 #define __constant__
+#define __shared__
 #define __forceinline__ inline
+
+static const struct { int x = 0; } threadIdx;
+static const struct { int x = 1; } blockDim;
+inline void __syncthreads() {}
 
 struct uint2 { uint32_t x, y; };
 struct uint4 { uint32_t x, y, z, w; };

@@ -14,6 +14,8 @@
 //
 //   static constexpr float FACTOR;  multiplies every value at last (trellis types)
 //   static constexpr bool OWN;      then decode(raw, unit, v) gives the exact values, where s * w - m has other bits (-0 and the like)
+//   static constexpr bool FLOATS;   then there is `decode` only, as the values are no integers times a scale
+//   using Shared;                   a table that unpack reads in shared memory: kernels call prepare_unit<T>() before
 //
 // Matrices are packed (see layouts.py): `base` is the allocation, aligned to 256 bytes, `g` comes from T::geometry(rows, cols).
 #pragma once
@@ -133,6 +135,18 @@ __device__ __forceinline__ uint2 lookup16(uint32_t codes, const uint32_t (&t)[4]
   return make_uint2(four_of_16(low, by3, t[0], t[1], t[2], t[3]), four_of_16(low >> 16, by3 >> 16, t[0], t[1], t[2], t[3]));
 }
 
+// The 32 codes of 4 bits of a unit, by `nibbles`, to bytes of a table without halves, or of its first one.
+template <class TABLE>
+__device__ __forceinline__ void lookup_unit(const uint4& q, int (&w)[8]) {
+  const uint32_t codes[4] = {q.x, q.y, q.z, q.w}, t[4] = {TABLE::word(0), TABLE::word(1), TABLE::word(2), TABLE::word(3)};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const uint2 eight = lookup16(codes[k], t);
+    w[2 * k] = eight.x;
+    w[2 * k + 1] = eight.y;
+  }
+}
+
 // `fifth`: the highest bits of the codes, in bit 2 of the nibbles.
 __device__ __forceinline__ uint2 lookup32(uint32_t codes, uint32_t fifth, const uint32_t (&t)[8]) {
   const uint32_t low = codes & 0x77777777u, by3 = choosing((codes & 0x88888888u) >> 1), by4 = choosing(fifth);
@@ -166,6 +180,28 @@ template <class T, class = void>
 struct UnitOwn { static constexpr bool value = false; };
 template <class T>
 struct UnitOwn<T, decltype(void(T::OWN))> { static constexpr bool value = T::OWN; };
+
+template <class T, class = void>
+struct UnitFloats { static constexpr bool value = false; };
+template <class T>
+struct UnitFloats<T, decltype(void(T::FLOATS))> { static constexpr bool value = T::FLOATS; };
+
+template <class T, class = void>
+struct UnitShared { static __device__ __forceinline__ void prepare(int, int) {} };
+template <class T>
+struct UnitShared<T, decltype(void(sizeof(typename T::Shared)))> {
+  static __device__ __forceinline__ void prepare(int thread, int threads) {
+    T::Shared::prepare(thread, threads);
+    __syncthreads();
+  }
+};
+
+// Brings the table of a type, if it has one, to shared memory, where `unpack` reads it. All threads of the block call it, once, before
+// the first `unpack` of the type; no weight or activation is read, so it may stand in front of griddepcontrol.wait.
+template <class T>
+__device__ __forceinline__ void prepare_unit() {
+  UnitShared<T>::prepare(threadIdx.x, blockDim.x);
+}
 
 // The signed byte j of a word as a float.
 __device__ __forceinline__ float byte_float(uint32_t word, int j) {

@@ -1,0 +1,226 @@
+// Codebook i-quants, whose codes are entries of a grid, in shared memory (see `prepare_unit` in common.cuh); and IQ4_XS.
+#pragma once
+#include "units/common.cuh"
+#include "units/grids.cuh"
+
+// Bytes of `values`, none of which is 0, negated where bit k of the bytes of `signs` is set.
+__device__ __forceinline__ uint32_t with_signs(uint32_t values, uint32_t signs, int k) {
+  const uint32_t ones = signs >> k & 0x01010101u;
+  return (values ^ ones * 255u) + ones;
+}
+
+// The signs of a unit from those of seven of eight elements: the number of negative ones is even. Four other bits are in the places of
+// the missing ones: bits 25, 27, 29 and 31.
+__device__ __forceinline__ uint32_t even_signs(uint32_t word) {
+  const uint32_t known = word & 0x55FFFFFFu, halves = known ^ known >> 16, sums = halves ^ halves >> 8;
+  return known | ((sums ^ sums >> 1) & 0x55u) << 25;
+}
+
+__device__ __forceinline__ uint32_t other_bits(uint32_t word) {
+  const uint32_t apart = word >> 25 & 0x55u, pairs = (apart | apart >> 1) & 0x33u;
+  return (pairs | pairs >> 2) & 15u;
+}
+
+// Four or eight elements of a grid.
+template <class GRID>
+__device__ __forceinline__ uint32_t grid_values(uint32_t entry) { return __byte_perm(GRID::value(0), GRID::value(1), entry); }
+
+template <class GRID>
+__device__ __forceinline__ void signed_eight(uint32_t index, uint32_t signs, int l, int (&w)[8]) {
+  const uint32_t entry = GRID::entry(index);
+  w[2 * l] = with_signs(__byte_perm(GRID::value(0), 0, entry), signs, 2 * l);
+  w[2 * l + 1] = with_signs(__byte_perm(GRID::value(0), 0, entry >> 16), signs, 2 * l + 1);
+}
+
+// d * (n + 1/2) * FRACTION, where FRACTION is a power of two.
+__device__ __forceinline__ float half_more(float d, uint32_t n, float fraction) {
+  return __fmul_rn(__fmul_rn(d, small_float(n) + 0.5f), fraction);
+}
+
+struct IQ2_XXS : layout::IQ2_XXS {
+  static constexpr int SCALES = 1;
+  static constexpr bool MINS = false;
+  using Shared = IQ2_XXS_GRID;
+  struct Raw { uint2 q; uint32_t d; };
+  static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
+    return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint16_t>(in_plane<D_BYTES>(base, g, D_PLANE, row, unit / 8))};
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
+    s[0] = half_more(half_to_float(r.d), other_bits(r.q.y), 0.25f);
+    const uint32_t signs = even_signs(r.q.y);
+#pragma unroll
+    for (int l = 0; l < 4; ++l) signed_eight<IQ2_XXS_GRID>(r.q.x >> (8 * l) & 255u, signs, l, w);
+  }
+};
+
+struct IQ2_XS : layout::IQ2_XS {
+  static constexpr int SCALES = 2;
+  static constexpr bool MINS = false;
+  using Shared = IQ2_XS_GRID;
+  struct Raw { uint2 q; uint32_t scales, d; };
+  static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
+    return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit)),
+            load_as<uint16_t>(in_plane<D_BYTES>(base, g, D_PLANE, row, unit / 8))};
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
+    s[0] = half_more(half_to_float(r.d), r.scales & 15u, 0.25f);
+    s[1] = half_more(half_to_float(r.d), r.scales >> 4, 0.25f);
+    const uint32_t signs = even_signs(r.q.y);
+#pragma unroll
+    for (int l = 0; l < 4; ++l) signed_eight<IQ2_XS_GRID>((r.q.x >> (8 * l) & 255u) | (r.q.y >> (17 + 2 * l) & 256u), signs, l, w);
+  }
+};
+
+struct IQ2_S : layout::IQ2_S {
+  static constexpr int SCALES = 2;
+  static constexpr bool MINS = false;
+  using Shared = IQ2_S_GRID;
+  struct Raw { uint2 q; uint32_t scales, d; };  // scales, and then the high bits of the indices
+  static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
+    return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint16_t>(of_unit<2>(base, g, SCALES_PLANE, row, unit)),
+            load_as<uint16_t>(in_plane<D_BYTES>(base, g, D_PLANE, row, unit / 8))};
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
+    s[0] = half_more(half_to_float(r.d), r.scales & 15u, 0.25f);
+    s[1] = half_more(half_to_float(r.d), r.scales >> 4 & 15u, 0.25f);
+#pragma unroll
+    for (int l = 0; l < 4; ++l) signed_eight<IQ2_S_GRID>((r.q.x >> (8 * l) & 255u) | (r.scales >> (8 + 2 * l) & 3u) << 8, r.q.y, l, w);
+  }
+};
+
+struct IQ3_XXS : layout::IQ3_XXS {
+  static constexpr int SCALES = 1;
+  static constexpr bool MINS = false;
+  using Shared = IQ3_XXS_GRID;
+  struct Raw { uint2 q; uint32_t signs, d; };
+  static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
+    return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint32_t>(of_unit<4>(base, g, SIGNS_PLANE, row, unit)),
+            load_as<uint16_t>(in_plane<D_BYTES>(base, g, D_PLANE, row, unit / 8))};
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
+    s[0] = half_more(half_to_float(r.d), other_bits(r.signs), 0.5f);
+    const uint32_t signs = even_signs(r.signs);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const uint32_t index = (k < 4 ? r.q.x : r.q.y) >> (8 * (k % 4)) & 255u;
+      w[k] = with_signs(grid_values<IQ3_XXS_GRID>(IQ3_XXS_GRID::entry(index)), signs, k);
+    }
+  }
+};
+
+struct IQ3_S : layout::IQ3_S {
+  static constexpr int SCALES = 1;
+  static constexpr bool MINS = false;
+  using Shared = IQ3_S_GRID;
+  struct Raw { uint2 q; uint32_t signs; uint4 record; };  // ninth bits of the indices, scales, d
+  static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
+    return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint32_t>(of_unit<4>(base, g, SIGNS_PLANE, row, unit)),
+            load_as<uint4>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8))};
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
+    const uint32_t u = unit & 7, high = (u < 4 ? r.record.x : r.record.y) >> (8 * (u & 3));
+    s[0] = scaled(half_to_float(r.record.w), 2 * (r.record.z >> (4 * u) & 15u) + 1);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const uint32_t index = ((k < 4 ? r.q.x : r.q.y) >> (8 * (k % 4)) & 255u) | (high >> k & 1u) << 8;
+      w[k] = with_signs(grid_values<IQ3_S_GRID>(IQ3_S_GRID::entry(index)), r.signs, k);
+    }
+  }
+};
+
+// The ternary grid, moved by an eighth: eight times the values, one more or less, and scales of an eighth (which is exact).
+struct MovedGrid {
+  static constexpr bool MINS = false;
+  using Shared = IQ1_GRID;
+  static __device__ __forceinline__ void eight(uint32_t index, bool less, int l, int (&w)[8]) {
+    const uint32_t entry = IQ1_GRID::entry(index), table = less ? IQ1_GRID::less(0) : IQ1_GRID::more(0);
+    w[2 * l] = __byte_perm(table, 0, entry);
+    w[2 * l + 1] = __byte_perm(table, 0, entry >> 16);
+  }
+  // Four indices: low bytes, and nibbles with three high bits and the direction of the shift.
+  static __device__ __forceinline__ void unit(uint32_t low, uint32_t nibbles, int (&w)[8]) {
+#pragma unroll
+    for (int l = 0; l < 4; ++l) eight((low >> (8 * l) & 255u) | (nibbles >> (4 * l) & 7u) << 8, nibbles >> (4 * l + 3) & 1u, l, w);
+  }
+  static __device__ __forceinline__ void unit_of_one_shift(uint32_t low, uint32_t head, int (&w)[8]) {
+#pragma unroll
+    for (int l = 0; l < 4; ++l) eight((low >> (8 * l) & 255u) | (head >> (3 * l) & 7u) << 8, head >> 15, l, w);
+  }
+  static __device__ __forceinline__ float odd_scale(float d, uint32_t three_bits) {
+    return __fmul_rn(scaled(d, 2 * (three_bits & 7u) + 1), 0.125f);
+  }
+};
+
+struct IQ1_S : layout::IQ1_S, MovedGrid {
+  static constexpr int SCALES = 1;
+  struct Raw { uint32_t q, head, d; };
+  static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
+    return {load_as<uint32_t>(of_unit<4>(base, g, CODES_PLANE, row, unit)), load_as<uint16_t>(of_unit<2>(base, g, HEADS_PLANE, row, unit)),
+            load_as<uint16_t>(in_plane<D_BYTES>(base, g, D_PLANE, row, unit / 8))};
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
+    s[0] = odd_scale(half_to_float(r.d), r.head >> 12);
+    unit_of_one_shift(r.q, r.head, w);
+  }
+};
+
+struct IQ1_S_R4 : layout::IQ1_S_R4, MovedGrid {
+  static constexpr int SCALES = 1;
+  using Raw = IQ1_S::Raw;
+  static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
+    return {load_as<uint32_t>(of_unit<4>(base, g, CODES_PLANE, row, unit)), load_as<uint16_t>(of_unit<2>(base, g, HEADS_PLANE, row, unit)),
+            load_as<uint16_t>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
+    s[0] = odd_scale(half_to_float(r.d), r.head >> 12);
+    unit_of_one_shift(r.q, r.head, w);
+  }
+};
+
+struct IQ1_M : layout::IQ1_M, MovedGrid {
+  static constexpr int SCALES = 2;
+  struct Raw { uint32_t q, nibbles; uint2 record; };  // d, and then three bits for every 16 elements
+  static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
+    return {load_as<uint32_t>(of_unit<4>(base, g, CODES_PLANE, row, unit)), load_as<uint16_t>(of_unit<2>(base, g, HEADS_PLANE, row, unit)),
+            load_as<uint2>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8))};
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int unit_number, int (&w)[8], float (&s)[2], float (&)[2]) {
+    const uint32_t six = uint32_t((uint64_t(r.record.y) << 32 | r.record.x) >> (16 + 6 * (unit_number & 7)));
+    const float d = half_to_float(r.record.x & 0xFFFFu);
+    s[0] = odd_scale(d, six);
+    s[1] = odd_scale(d, six >> 3);
+    unit(r.q, r.nibbles, w);
+  }
+};
+
+struct IQ1_M_R4 : layout::IQ1_M_R4, MovedGrid {
+  static constexpr int SCALES = 2;
+  struct Raw { uint32_t q, nibbles, scales, d; };
+  static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
+    return {load_as<uint32_t>(of_unit<4>(base, g, CODES_PLANE, row, unit)), load_as<uint16_t>(of_unit<2>(base, g, HEADS_PLANE, row, unit)),
+            load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit)),
+            load_as<uint16_t>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
+    const float d = __fmul_rn(half_to_float(r.d), 0.125f);
+    s[0] = scaled(d, r.scales & 15u);
+    s[1] = scaled(d, r.scales >> 4);
+    unit(r.q, r.nibbles, w);
+  }
+};
+
+struct IQ4_XS : layout::IQ4_XS {
+  static constexpr int SCALES = 1;
+  static constexpr bool MINS = false;
+  struct Raw { uint4 q; uint2 record; };  // d, high pairs of the scales; their low nibbles
+  static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
+    return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)),
+            load_as<uint2>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8))};
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
+    const uint32_t u = unit & 7;
+    const int scale = (r.record.y >> (4 * u) & 15u) | (r.record.x >> (16 + 2 * u) & 3u) << 4;
+    s[0] = scaled(half_to_float(r.record.x & 0xFFFFu), scale - 32);
+    lookup_unit<IQ4NL_TABLE>(r.q, w);
+  }
+};

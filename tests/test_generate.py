@@ -1,0 +1,222 @@
+"""Generation: sampling against its definition, streams of characters, the command on the embedded model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import iqforge
+from iqforge.cli import main
+from iqforge.errors import EvaluationError, UsageError
+from iqforge.runtime.cache import CacheSettings
+from iqforge.runtime.generate import Generation, TextStream, end_tokens, generate_tokens, prompt_tokens
+from iqforge.runtime.generate_command import unescape
+from iqforge.runtime.sampling import GREEDY, Sampling, candidates, philox, sample, uniform
+from iqforge.runtime.tokenizer import TokenType
+
+DEMO = Path(iqforge.__file__).parent / "demo" / "model"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    return iqforge.convert_model(DEMO, tmp_path_factory.mktemp("demo") / "demo.gguf")
+
+
+@pytest.fixture(scope="module")
+def model(demo):
+    with iqforge.load_model(demo) as opened:
+        yield opened
+
+
+# ---- numbers
+
+
+def test_philox_known_answers():
+    """Of the authors' Random123 (kat_vectors, philox4x32 10)."""
+    assert philox((0, 0, 0, 0), (0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    ones = 0xFFFFFFFF
+    assert philox((ones,) * 4, (ones,) * 2) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
+    assert philox((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0)) == (
+        0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
+
+
+def test_uniform():
+    drawn = np.array([uniform(7, position) for position in range(4000)])
+    assert 0 <= drawn.min() and drawn.max() < 1 and abs(drawn.mean() - 0.5) < 0.02 and len(set(drawn)) > 3990
+    assert uniform(0, 0) == (0x6627E8D5 >> 8) * 2.0**-24
+    assert uniform(1 << 32, 0) != uniform(0, 0) != uniform(0, 1)
+
+
+# ---- sampling
+
+
+def test_greedy_takes_the_lowest_of_the_best():
+    assert sample(torch.tensor([1.0, 3, 2, 3]), GREEDY, 0) == 1
+
+
+def test_candidates_are_ordered_totally():
+    logits = torch.tensor([0.0, 2, 1, 2, 1, 1, 3])
+    for k in range(1, 8):
+        values, ids = candidates(logits, k)
+        assert ids.tolist() == [6, 1, 3, 2, 4, 5, 0][:k] and values.tolist() == logits[ids].tolist()
+    assert candidates(logits, 0)[1].tolist() == candidates(logits, 100)[1].tolist() == [6, 1, 3, 2, 4, 5, 0]
+
+
+def drawn_shares(logits: torch.Tensor, sampling: dict, n: int = 3000) -> np.ndarray:
+    ids = [sample(logits, Sampling(**sampling, seed=5), position) for position in range(n)]
+    return np.bincount(ids, minlength=len(logits)) / n
+
+
+LOGITS = torch.tensor([0.5, 2.0, 1.0, -1.0, 1.5])
+EVERYTHING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+@pytest.mark.parametrize("sampling, kept", [
+    ({}, [0, 1, 2, 3, 4]), ({"top_k": 2}, [1, 4]), ({"temperature": 3.0}, [0, 1, 2, 3, 4]), ({"temperature": 0.3}, [0, 1, 2, 3, 4]),
+    ({"min_p": 0.5}, [1, 4]),  # e^-0.5 = 0.61, e^-1 = 0.37
+    ({"top_p": 0.4}, [1]), ({"top_p": 0.5}, [1, 4]), ({"top_p": 0.8}, [1, 2, 4]),  # 0.44, 0.71, 0.87, 0.97, 1
+    ({"top_k": 3, "top_p": 0.9}, [1, 2, 4]), ({"top_k": 3, "top_p": 0.8}, [1, 4]),  # of three candidates: 0.51, 0.81, 1
+    ({"top_p": 0.8, "temperature": 9.0}, [1, 2, 4])])  # the temperature comes after the choice
+def test_shares_of_drawn_tokens(sampling, kept):
+    sampling = EVERYTHING | sampling
+    expected = np.zeros(5)
+    expected[kept] = np.exp(LOGITS.numpy()[kept] / sampling["temperature"])
+    np.testing.assert_allclose(drawn_shares(LOGITS, sampling), expected / expected.sum(), atol=0.03)
+
+
+def test_a_draw_depends_on_seed_and_position_only():
+    logits = torch.randn(1000, generator=torch.Generator().manual_seed(1))
+    first, second, other = ([sample(logits, Sampling(1.0, 0, 1.0, 0.0, seed), p) for p in range(50)] for seed in (1, 1, 2))
+    assert first == second != other
+
+
+def test_values_out_of_range():
+    for bad in ({"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1}, {"min_p": -0.1},
+                {"seed": -1}, {"seed": 2**64}):
+        with pytest.raises(UsageError):
+            Sampling(**bad)
+    with pytest.raises(EvaluationError, match="not finite"):
+        sample(torch.tensor([1.0, float("nan")]), GREEDY, 3)
+
+
+# ---- text
+
+
+def test_characters_come_whole(model):
+    text = "größer als 🙂 日本"
+    stream, tokenizer = TextStream(model.tokenizer), model.tokenizer
+    single = {tokenizer.token_bytes(i): i for i in range(tokenizer.n_tokens) if tokenizer.types[i] == TokenType.NORMAL}
+    pieces = [stream.feed(single[bytes([byte])]) for byte in text.encode()]  # one byte at a time
+    assert "".join(pieces) == text and stream.end() == "" and "�" not in "".join(pieces)
+    assert stream.feed(single[b"\xf0"]) == "" and stream.end() == "�"
+
+
+def test_control_tokens_are_shown_on_demand(model):
+    eos = model.special_tokens.eos
+    assert TextStream(model.tokenizer).feed(eos) == ""
+    assert TextStream(model.tokenizer, special=True).feed(eos) == model.tokenizer.tokens[eos]
+    assert eos in end_tokens(model)
+
+
+def test_prompts(model):
+    special = model.tokenizer.special
+    text = prompt_tokens(model.tokenizer, "one two")
+    assert (text[0] == special.bos) == special.add_bos
+    name = model.tokenizer.tokens[special.eos]
+    assert special.eos in prompt_tokens(model.tokenizer, f"one {name} two")
+
+
+def test_escapes():
+    assert unescape(r"a\nb\t\"c\" \\n \x41 \q") == 'a\nb\t"c" \\n A \\q'
+
+
+# ---- generation
+
+
+def test_tokens_are_those_of_whole_passes(model):
+    """Each greedy token is the best of a pass over everything before it."""
+    prompt = prompt_tokens(model.tokenizer, "The function returns")
+    tokens = list(generate_tokens(model, prompt, 12, settings=CacheSettings("f32", "f32")))
+    for n in (0, 5, 11):
+        assert tokens[n] == int(model.forward(prompt + tokens[:n])[-1].argmax())
+    assert list(generate_tokens(model, prompt, 12, settings=CacheSettings("f32", "f32"))) == tokens
+
+
+def test_end_and_limits(model):
+    prompt = prompt_tokens(model.tokenizer, "The function returns")
+    free = list(generate_tokens(model, prompt, 20))
+    record = Generation(len(prompt))
+    ended = list(generate_tokens(model, prompt, 20, end=frozenset({free[6]}), record=record))
+    assert ended == free[: free.index(free[6]) + 1] and record.ended and record.tokens == ended and record.prompt_seconds > 0
+    assert len(list(generate_tokens(model, prompt, -1, context=len(prompt) + 3))) == 3
+    assert len(list(generate_tokens(model, prompt, 100, context=len(prompt) + 2))) == 2
+    assert list(generate_tokens(model, prompt, 0)) == []
+    with pytest.raises(EvaluationError, match=f"the prompt has {len(prompt)} tokens, more than the context of 2"):
+        list(generate_tokens(model, prompt, 5, context=2))
+
+
+def test_from_python(demo, model):
+    pieces = list(iqforge.generate(demo, "The function returns", 10, temperature=0))
+    assert len(pieces) > 3 and "".join(pieces) == "".join(iqforge.generate(model, "The function returns", 10, temperature=0))
+    tokens = prompt_tokens(model.tokenizer, "The function returns")
+    assert "".join(iqforge.generate(model, tokens, 10, temperature=0)) == "".join(pieces)
+
+
+# ---- the command
+
+
+def run(demo, capsys, *words) -> tuple[int, str, str]:
+    status = main(["generate", "-m", str(demo), *words])
+    return status, *capsys.readouterr()
+
+
+def test_command(demo, model, capsys):
+    status, out, err = run(demo, capsys, "-p", "The function returns", "-n", "10", "--temp", "0")
+    assert status == 0
+    assert out == "The function returns" + "".join(iqforge.generate(model, "The function returns", 10, temperature=0)) + "\n"
+    assert "prompt: 4 tokens in" in err and "generated: 10 tokens, 9 of them in" in err and err.count("tokens/s") == 2
+    for words in (["-p", "The function returns", "-n", "10", "--temp", "0", "--no-display-prompt"],
+                  ["-p", "The function returns", "-n", "10", "--temp", "-1", "--no-display-prompt", "-ub", "2", "-t", "1", "-c", "64"]):
+        assert run(demo, capsys, *words)[1] == out.removeprefix("The function returns")
+
+
+def test_command_samples_by_its_seed(demo, capsys):
+    texts = [run(demo, capsys, "-p", "The", "-n", "16", "-s", seed)[1] for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+    assert "seed: " in run(demo, capsys, "-p", "The", "-n", "2", "-s", "-1")[2]
+    cold = [run(demo, capsys, "-p", "The", "-n", "8", *words)[1] for words in (["--temp", "0"], ["--top-k", "1"], ["--top-p", "1e-9"])]
+    assert cold[0] == cold[1] == cold[2]
+
+
+def test_command_with_files_and_caches(demo, tmp_path, capsys):
+    (tmp_path / "prompt.txt").write_text("The function\n")
+    out = run(demo, capsys, "-f", str(tmp_path / "prompt.txt"), "-n", "4", "--temp", "0")[1]
+    assert out == run(demo, capsys, "-p", "The function", "-n", "4", "--temp", "0")[1]
+    status, _, err = run(demo, capsys, "-p", "The function", "-n", "4", "-ctk", "q8_0", "-ctv", "q6_0", "-khad", "-vhad")
+    assert status == 0 and "note" not in err
+    status, _, err = run(demo, capsys, "-p", "The function", "-n", "4", "-khad")
+    assert status == 0 and "-khad, -vhad change nothing here: the cache is not quantized" in err
+
+
+@pytest.mark.parametrize("words, message", [
+    ([], "-p PROMPT or -f FILE"), (["-p", "a", "-f", "b"], "-p PROMPT or -f FILE"), (["-p", "a", "--top-p", "2"], "top_p is 2.0"),
+    (["-p", "a", "-ctk", "q3_k"], "q3_k"), (["-p", "a", "-ctv", "q8_0", "-fa", "off"], "flash attention"),
+    (["-p", "a", "-fa", "maybe"], "maybe"), (["-p", "a", "-mla", "4"], "-mla is '4'"), (["-p", "a", "-ser", "x"], "-ser is 'x'"),
+    (["-p", "a", "--precision", "bf16"], "bf16 is for GPUs"), (["-p", "a", "-ub", "0"], "-ub is 0"),
+    (["-p", "a", "-c", "1"], "more than the context of 1"), (["-f", "/nonexistent"], "no such text file"),
+    (["-p", "a", "-amb", "-1"], "-amb is -1"), (["-p", "a", "-ot", "attn"], "is not REGEX=CPU"),
+    (["-p", "a", "-ot", "attn=CUDA0"], "--device is cpu"), (["-p", "a", "--fit", "-ngl", "3"], "does not go together")])
+def test_command_refuses(demo, capsys, words, message):
+    status, out, err = run(demo, capsys, "-n", "2", *words)
+    assert status == 1 and message in err and not out
+
+
+def test_a_reader_that_goes_away(demo):
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", f"{sys.executable} -m iqforge generate -m {demo} -p The -n 20 | head -c 3"],
+                          capture_output=True, text=True)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,162 @@
+"""The truth path on a GPU: the CPU's logits, perplexities and importance matrices, wherever the weights lie."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import iqforge
+from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.source import CheckpointSource
+from iqforge.errors import IqforgeError, UsageError
+from iqforge.runtime.cache import CacheSettings
+from iqforge.runtime.cache_types import CACHE_TYPES
+from iqforge.runtime.generate import generate_tokens
+from iqforge.runtime.model import load_model
+from iqforge.runtime.placement import ALL, Request, parse_overrides
+from iqforge.runtime.sampling import GREEDY, Sampling
+from iqforge.runtime.switches import Switches
+
+from .shared import shared
+from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
+from .tiny_model import write_gguf
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 40).tolist()]
+GPU = {"device": "cuda", "precision": "f32"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """llama and qwen3moe in F32 and in types of several families."""
+    folder = tmp_path_factory.mktemp("models")
+    make_tiny_llama(folder / "llama", head_dim=32)
+    make_tiny_qwen3moe(folder / "moe", tied=True, n_heads=4, n_kv_heads=1)
+    paths = {}
+    for name in ("llama", "moe"):
+        with CheckpointSource(open_checkpoint(folder / name)) as source:
+            for type in ("F32", "BF16", "IQ4_K", "Q8_0", "Q6_0"):
+                paths[f"{name}-{type}"] = write_gguf(folder / f"{name}-{type}.gguf", source,
+                                                     lambda t: type if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32")
+    return paths
+
+
+def forward(path, tokens=TOKENS, **options) -> torch.Tensor:
+    with load_model(path, **options) as model:
+        return model.forward(tokens).cpu()
+
+
+@pytest.mark.parametrize("name", ["llama", "llama31", "mistral", "mixtral", "qwen3_moe"])
+def test_logits_are_those_of_transformers(name):
+    expected = np.load(shared(f"golden/convert/{name}/logits.npz"))
+    logits = forward(shared(f"golden/convert/{name}/expected-f32.gguf"), expected["input_ids"], **GPU).numpy()
+    assert np.abs(logits - expected["logits"]).max() < 1e-3
+
+
+@pytest.mark.parametrize("type", ["F32", "BF16", "IQ4_K", "Q8_0", "Q6_0"])
+@pytest.mark.parametrize("name", ["llama", "moe"])
+def test_logits_are_those_of_the_cpu_and_repeat(models, name, type):
+    path = models[f"{name}-{type}"]
+    expected = forward(path)
+    with load_model(path, **GPU) as model:
+        first, second = model.forward(TOKENS), model.forward(TOKENS)
+        assert first.is_cuda and torch.equal(first, second)
+        assert (first.cpu() - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("request_", [Request(gpu_layers=0), Request(gpu_layers=1), Request(cpu_experts=1), Request(cpu_experts=ALL),
+                                      Request(overrides=parse_overrides(r"attn_v=CPU,ffn_down=CPU,output=CPU,token_embd=CPU")),
+                                      Request(gpu_layers=1, overrides=parse_overrides(r"blk\.0\.ffn=CUDA0"))])
+@pytest.mark.parametrize("name", ["llama-IQ4_K", "moe-Q6_0"])
+def test_whatever_stays_on_the_cpu(models, name, request_):
+    expected = forward(models[name])
+    with load_model(models[name], placement=request_, **GPU) as model:
+        assert (model.forward(TOKENS).cpu() - expected).abs().max() < 1e-4
+        state = model.new_state(64, CacheSettings("f32", "f32"))
+        stepped = torch.cat([model.extend(TOKENS[:30], state, all_logits=True), *(model.extend([t], state)[None] for t in TOKENS[30:])])
+        assert (stepped.cpu() - expected).abs().max() < 1e-4
+        devices = {p.device.type for p in model.weights.parameters}
+        assert "cpu" in devices
+
+
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize("type", [name for name in CACHE_TYPES if name != "q8_kv"])
+def test_caches_hold_the_bytes_that_they_hold_on_the_cpu(type, hadamard):
+    from iqforge.runtime.cache import KVCache
+
+    settings, x = CacheSettings(type, type, hadamard, hadamard), torch.randn(50, 3, 128) * torch.logspace(-4, 4, 50)[:, None, None]
+    caches = [KVCache(256, 3, 128, 128, settings, torch.device(device)) for device in ("cpu", "cuda")]
+    for cache in caches:
+        cache.write(5, x.to(cache.k.device), 2 * x.to(cache.k.device))
+    host, gpu = caches
+    for a, b in ((host.k, gpu.k), (host.v, gpu.v)):
+        assert torch.equal(a.view(torch.uint8), b.cpu().view(torch.uint8))
+    for a, b in zip(host.read(60), gpu.read(60)):
+        assert torch.equal(a, b.cpu())
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=3), Sampling(1.5, 0, 1.0, 0.0, seed=2**40)])
+def test_the_same_tokens_as_on_the_cpu(models, sampling):
+    for name in ("llama-IQ4_K", "moe-IQ4_K"):
+        with load_model(models[name]) as host, load_model(models[name], **GPU) as gpu:
+            settings = CacheSettings("f32", "f32")
+            tokens = [list(generate_tokens(model, TOKENS[:10], 40, sampling, settings=settings)) for model in (host, gpu, gpu)]
+        assert tokens[1] == tokens[2] == tokens[0]
+
+
+def test_switches_on_a_gpu(models):
+    path = models["moe-IQ4_K"]
+    for switches in (Switches(merge_gate_up=True), Switches(flash_attention=False, attention_buffer=1), Switches(ser=(1, 0.4))):
+        expected = forward(path, switches=switches)
+        assert (forward(path, switches=switches, **GPU) - expected).abs().max() < 1e-4
+
+
+def test_importance_matrix(models, tmp_path):
+    text = "one two three four five six seven eight nine ten\n" * 100
+    for name in ("llama-BF16", "moe-BF16"):
+        host = iqforge.collect_imatrix(models[name], text, n_ctx=64, chunks=6)
+        with load_model(models[name], "cuda") as model:
+            gpu, again = (iqforge.collect_imatrix(model, text, n_ctx=64, chunks=6) for _ in range(2))
+        assert host.entries.keys() == gpu.entries.keys()
+        for tensor, entry in host.entries.items():
+            assert np.array_equal(entry.counts, gpu.entries[tensor].counts)
+            np.testing.assert_allclose(gpu.entries[tensor].sums, entry.sums, rtol=1e-3)
+            assert np.array_equal(gpu.entries[tensor].sums, again.entries[tensor].sums)
+
+
+def test_memory_is_what_was_announced(tmp_path):
+    from iqforge.runtime.model import Model
+    from iqforge.runtime.synthetic import SyntheticSource
+
+    torch.cuda.empty_cache()
+    with Model(SyntheticSource("llama-tiny:Q8_0"), "cuda", precision="f32", context=1000) as model:
+        [announced] = [m for m in model.memory() if m.device.type == "cuda"]
+        before = torch.cuda.memory_allocated()
+        model.load()
+        assert abs(torch.cuda.memory_allocated() - before - announced.weights) < 0.02 * announced.weights + 65536
+        before = torch.cuda.memory_allocated()
+        state = model.new_state(1000)
+        assert torch.cuda.memory_allocated() - before == announced.cache == state.nbytes
+
+
+def test_too_little_memory_is_an_error_with_numbers(models, tmp_path, monkeypatch, capsys):
+    from iqforge.cli import main
+
+    monkeypatch.setattr("iqforge.runtime.memory.free_bytes", lambda device: 100_000 if device.type == "cuda" else 1 << 30)
+    words = ["generate", "-m", str(models["llama-Q8_0"]), "-p", "one two", "-n", "4", "--device", "cuda", "--precision", "f32"]
+    assert main(words) == 1
+    assert "MiB free, the model takes" in capsys.readouterr().err
+    assert main([*words, "--fit", "0"]) == 0  # then it runs on the CPU
+    assert "cpu" in capsys.readouterr().err
+
+
+def test_devices_that_are_not_there(models):
+    with pytest.raises(UsageError):
+        load_model(models["llama-F32"], "cuda:99")
+    with pytest.raises(IqforgeError):
+        load_model(models["llama-F32"], placement=Request(overrides=parse_overrides("attn=CUDA99")), **GPU)
+    with pytest.raises(UsageError, match="q8_kv"):
+        with load_model(models["llama-F32"], **GPU) as model:
+            model.new_state(10, CacheSettings("q8_KV", "f16"))
