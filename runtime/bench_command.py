@@ -33,6 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--progress", action="store_true", help="say on stderr what runs")
     parser.add_argument("-v", "--verbose", action="store_true", help="say what takes a slower path")
     parser.add_argument("--device", default="auto", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    parser.add_argument("--fit", nargs="?", type=int, const=1024, metavar="MIB", help="choose by the GPU's free memory what stays on the "
+                        "CPU, leaving so much free (default: 1024 MiB)")
     for flag in ("--prio", "-tgb", "--poll"):
         parser.add_argument(flag, help=argparse.SUPPRESS)
     bench_options.add_options(parser)
@@ -75,7 +77,7 @@ def measure(args: argparse.Namespace, which: str, synthetic: bool, device, setti
     from .bench import run_test
     from .bench_record import record
 
-    cores, opened, loaded_as = torch.get_num_threads(), None, None
+    cores, opened, loaded_as, limits = torch.get_num_threads(), None, None, None
     try:
         for setting in settings:
             torch.set_num_threads(setting["n_threads"])
@@ -84,13 +86,16 @@ def measure(args: argparse.Namespace, which: str, synthetic: bool, device, setti
                 if opened is not None:
                     opened.close()
                 opened = None  # the old one goes first: both need not fit
-                opened, loaded_as = open_model(which, synthetic, device, setting, args.verbose), load_as
+                opened = open_model(which, synthetic, device, setting, context=max(test.n_ctx for test in tests), fit_margin=args.fit,
+                                    verbose=args.verbose)
+                loaded_as, limits = load_as, _whole_on(opened, device) and facts
             for test in tests:
                 time.sleep(args.delay)
                 say = (lambda line, label=test.label: print(f"{which}: {label}: {line}", file=sys.stderr)) if args.progress else None
                 result = run_test(opened, test, cache_settings(setting), n_batch=setting["n_batch"], repetitions=args.repetitions,
                                   warmup=bool(args.warmup) and not args.no_warmup, progress=say)
-                yield record(opened.source, result, setting, device=str(device), facts=facts, version=_version()), result
+                yield record(opened.source, result, setting, device=str(device), facts=facts, limits=limits or None,
+                             version=_version()), result
     finally:
         torch.set_num_threads(cores)
         if opened is not None:
@@ -116,7 +121,9 @@ def planned_settings(args: argparse.Namespace, device) -> list[dict[str, Any]]:
     for setting in settings:
         setting["precision"] = setting["precision"] or ("bf16" if device.type == "cuda" else "f32")
         setting["n_threads"] = setting["n_threads"] or torch.get_num_threads()
-        cache_settings(setting)
+        _placement(setting), _switches(setting)
+        if cache_settings(setting).v.is_quantized and not setting["flash_attn"]:
+            raise UsageError(f"values of a cache cannot be quantized ({setting['type_v']}) without flash attention (-fa 0)")
         if setting["precision"] not in (("f32", "bf16", "f16") if device.type == "cuda" else ("f32",)):
             raise UsageError(f"--precision {setting['precision']} is not known on {device.type}")
         if min(setting["n_batch"], setting["n_ubatch"], setting["n_threads"]) < 1:
@@ -139,33 +146,51 @@ def chosen_device(name: str):
     return usable_device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
-def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], verbose: bool = False):
-    """The model of one setting, closed by the caller."""
+def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], *, context: int = 0, fit_margin: int | None = None,
+               verbose: bool = False):
+    """The model of one setting, loaded, closed by the caller. `context`: tokens for which memory is reckoned. stderr gets the table of
+    memory of a model that goes to a GPU. DeviceError if that is more than there is."""
     from ..formats.gguf.reader import open_gguf
     from .flags import load_on_gpu
     from .model import Model
-    from .switches import Switches, parse_ser
     from .synthetic import SyntheticSource
 
+    options = {"precision": setting["precision"], "placement": _placement(setting, fit_margin), "switches": _switches(setting),
+               "cache": cache_settings(setting)}
     source = SyntheticSource(which) if synthetic else open_gguf(which)
     try:
-        model = Model(source, device, precision=setting["precision"], ubatch=setting["n_ubatch"], placement=_placement(setting),
-                      switches=Switches(ser=parse_ser(setting["ser"]) if setting["ser"] else None, merge_gate_up=setting["muge"]),
+        model = Model(source, device, ubatch=setting["n_ubatch"], context=context, **options,
                       verbose=(lambda line: print(line, file=sys.stderr)) if verbose else None)
-        if device.type != "cpu":
+        if model.device.type != "cpu":
             load_on_gpu(model)
+        return model
     except BaseException:
         source.close()
         raise
-    return model
 
 
-def _placement(setting: dict[str, Any]):
+def _placement(setting: dict[str, Any], fit_margin: int | None = None):
     from .placement import ALL, Request, parse_overrides
 
+    if fit_margin is not None:
+        return Request(fit_margin=fit_margin)
+    if setting["n_gpu_layers"] < -1 or setting["n_cpu_moe"] < 0:
+        raise UsageError("-ngl and -ncmoe cannot be negative")
     layers = setting["n_gpu_layers"]
-    return Request(ALL if layers in (-1, 99) else layers, parse_overrides(setting["override_tensor"]) if setting["override_tensor"] else (),
-                   setting["n_cpu_moe"])
+    overrides = parse_overrides(setting["override_tensor"]) if setting["override_tensor"] else ()
+    return Request(ALL if layers in (-1, 99) else layers, overrides, setting["n_cpu_moe"])
+
+
+def _switches(setting: dict[str, Any]):
+    from .switches import Switches, parse_ser
+
+    ser = parse_ser(setting["ser"]) if setting["ser"] else None
+    return Switches(setting["flash_attn"], setting["attn_max_batch"], ser, setting["muge"])
+
+
+def _whole_on(model, device) -> bool:
+    """Whether all matrices are on the device: else its limits say nothing."""
+    return set(model.weights.bytes_by_device()) == {device}
 
 
 def _facts(device):

@@ -44,9 +44,9 @@ OPTIONS = (
     Option("n_gpu_layers", ("-ngl", "--n-gpu-layers"), int, 99, "ngl", "layers on the GPU", True),
     Option("n_cpu_moe", ("-ncmoe", "--n-cpu-moe"), int, 0, "ncmoe", "layers whose experts stay on the CPU", True),
     Option("override_tensor", ("-ot", "--override-tensor"), str, "", "ot", "REGEX=CPU or CUDAn, several with commas; lists with ;", True, ";"),
-    Option("repack", ("-rtr", "--run-time-repack"), bool, False, "rtr", "interleave rows at load", True),
-    Option("muge", ("-muge", "--merge-up-gate-exps"), bool, False, "muge", "merge gate and up of experts", True),
-    Option("mqkv", ("-mqkv", "--merge-qkv"), bool, False, "mqkv", "merge query, key and value matrices", True),
+    Option("muge", ("-muge", "--merge-up-gate-experts"), bool, False, "muge", "gate and up experts as one matrix", True),
+    Option("flash_attn", ("-fa", "--flash-attn"), bool, True, "fa", "attention without a matrix of scores", True),
+    Option("attn_max_batch", ("-amb", "--attention-max-batch"), int, 0, "amb", "most MiB for scores with -fa 0, 0: no bound", True),
     Option("ser", ("-ser", "--smart-expert-reduction"), str, "", "ser", "K,T: K experts, more where p > T * best; lists with ;", True, ";"),
     Option("n_ubatch", ("-ub", "--ubatch-size"), int, 512, "n_ubatch", "tokens in one pass", True),
     Option("n_batch", ("-b", "--batch-size"), int, 2048, "n_batch", "tokens in one call"),
@@ -58,9 +58,9 @@ OPTIONS = (
     Option("split_mode", ("-sm", "--split-mode"), str, "layer", "sm", ""),
     Option("tensor_split", ("-ts", "--tensor-split"), str, "", "ts", "", False, ";"),
     Option("no_kv_offload", ("-nkvo", "--no-kv-offload"), bool, False, "nkvo", ""),
-    Option("flash_attn", ("-fa", "--flash-attn"), bool, True, "fa", ""),
-    Option("mla_attn", ("-mla", "--mla-attn"), int, 3, "mla", ""),
-    Option("attn_max_batch", ("-amb", "--attn-max-batch"), int, 0, "amb", ""),
+    Option("mla_attn", ("-mla", "--mla-use"), int, 3, "mla", ""),
+    Option("repack", ("-rtr", "--run-time-repack"), bool, False, "rtr", ""),
+    Option("mqkv", ("-mqkv", "--merge-qkv"), bool, False, "mqkv", ""),
     Option("reuse", ("-gr", "--graph-reuse"), bool, True, "gr", ""),
     Option("use_mmap", ("-mmp", "--mmap"), bool, True, "mmap", ""),
     Option("embeddings", ("-embd", "--embeddings"), bool, False, "embd", ""),
@@ -69,15 +69,8 @@ OPTIONS = (
     Option("use_thp", ("-thp", "--transparent-huge-pages"), bool, False, "thp", ""),
     Option("n_threads", ("-t", "--threads"), int, 0, "threads", "CPU threads (default: one per core)"),
 )
-# Settings that are accepted because scripts for the reference's tool pass them.
-WITHOUT_EFFECT = {
-    "main_gpu": "the device is chosen by --device", "split_mode": "one device runs the model", "tensor_split": "one device runs the model",
-    "no_kv_offload": "keys and values lie where their layer does", "flash_attn": "there is one kind of attention",
-    "mla_attn": "the model has no latent attention", "attn_max_batch": "the model has no latent attention",
-    "reuse": "there is no graph to build", "use_mmap": "files are always mapped", "embeddings": "logits are always computed",
-    "fused_moe": "gate, up and activation of experts are always one kernel", "grouped_er": "no model that runs here routes by groups",
-    "use_thp": "that is up to the system",
-}
+# Accepted because scripts for the reference's tool pass them. `switches.WITHOUT_EFFECT` has the reasons of the others.
+_WITHOUT_EFFECT = {"-mmp": "weights on the CPU are read through the page cache", "-embd": "logits are always computed", "-thp": "that is up to the system"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -107,8 +100,11 @@ def varied(args: argparse.Namespace) -> list[Option]:
 
 def notes(args: argparse.Namespace) -> list[str]:
     """One line for each option that was given and changes nothing."""
-    return [f"note: {option.flags[0]} changes nothing here: {WITHOUT_EFFECT[option.field]}" for option in OPTIONS
-            if option.field in WITHOUT_EFFECT and getattr(args, option.field)]
+    from .switches import WITHOUT_EFFECT
+
+    reasons = WITHOUT_EFFECT | _WITHOUT_EFFECT
+    return [f"note: {option.flags[0]} changes nothing here: {reasons[option.flags[0]]}" for option in OPTIONS
+            if option.flags[0] in reasons and getattr(args, option.field)]
 
 
 def integers(given: list[str] | None, default: list[int], flag: str) -> list[int]:

@@ -18,8 +18,10 @@ OWN_FIELDS = ("n_depth", "device", "precision", "n_cpu_moe", "k_cache_hadamard",
               "tflop_per_s", "share_of_flop_rate")
 
 
-def record(source: Source, result: Result, setting: dict[str, Any], *, device: str, facts: DeviceFacts | None, version: str) -> dict[str, Any]:
-    """Fields of one test. Those of backends and switches that do not exist here say so: false, 0 or empty."""
+def record(source: Source, result: Result, setting: dict[str, Any], *, device: str, facts: DeviceFacts | None, version: str,
+           limits: DeviceFacts | None = None) -> dict[str, Any]:
+    """Fields of one test. Those of backends and switches that do not exist here say so: false, 0 or empty. `facts`: of the GPU;
+    `limits`: the same, if speeds are to be compared with what it could do."""
     test, cuda = result.test, facts is not None
     samples = [float(ns) for ns in result.samples_ns]
     read, computed = result.bytes_per_second, result.flop_per_second
@@ -40,8 +42,8 @@ def record(source: Source, result: Result, setting: dict[str, Any], *, device: s
         "stddev_ns": round(deviation(samples)), "avg_ts": result.avg_ts, "stddev_ts": deviation(result.samples_ts), "test": test.label,
         "n_depth": test.depth, "device": device, "precision": setting["precision"], "n_cpu_moe": setting["n_cpu_moe"],
         "k_cache_hadamard": setting["k_cache_hadamard"], "v_cache_hadamard": setting["v_cache_hadamard"],
-        "gbytes_per_s": _in(read, 1e9), "share_of_bandwidth": _in(read, facts.bandwidth if cuda else None),
-        "tflop_per_s": _in(computed, 1e12), "share_of_flop_rate": _in(computed, facts.bf16_rate if cuda and setting["precision"] != "f32" else None),
+        "gbytes_per_s": _in(read, 1e9), "share_of_bandwidth": _in(read, limits.bandwidth if limits else None),
+        "tflop_per_s": _in(computed, 1e12), "share_of_flop_rate": _in(computed, limits.bf16_rate if limits and setting["precision"] != "f32" else None),
     }
 
 

@@ -19,6 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-d", "--n-depth", type=int, default=0, metavar="N", help="tokens in the context before those (default: 0)")
     parser.add_argument("-o", "--output", metavar="FILE.svg", help="draw a typical prompt and a typical token")
     parser.add_argument("--device", default="auto", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    parser.add_argument("--fit", nargs="?", type=int, const=1024, metavar="MIB", help="choose by free memory what stays on the CPU")
     parser.add_argument("-v", "--verbose", action="store_true", help="say what takes a slower path")
     bench_options.add_options(parser)
 
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace, api) -> int:
         print(note, file=sys.stderr)
     setting = settings[0]
     torch.set_num_threads(setting["n_threads"])
-    with open_model(args.model or args.synthetic, args.model is None, device, setting, args.verbose) as model:
+    with open_model(args.model or args.synthetic, args.model is None, device, setting, context=max(args.n_prompt, args.n_depth + args.n_gen),
+                    fit_margin=args.fit, verbose=args.verbose) as model:
         if args.output:
             refuse_same_file(args.output, model.source.files)
         profiles = profile_model(model, args.n_prompt, args.n_gen, n_depth=args.n_depth, settings=cache_settings(setting))

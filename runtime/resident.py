@@ -86,9 +86,14 @@ class Resident:
     def load(self) -> None:
         """Read, copy and rearrange. DeviceError naming the tensor if memory does not suffice."""
         from ..cuda_kernels.ops import pack_matrix
+        from ..cuda_kernels.repeat import repeat_rows
 
         try:
-            if self.is_packable:
+            period = self.source.period(self.tensors[0]) if hasattr(self.source, "period") and len(self.tensors) == 1 else 0
+            if self.is_packable and 0 < period < self.n * self.rows:  # random weights: the rows that differ are copied on the device
+                first = pack_matrix(self.type, [self.source.read_rows(self.tensors[0], 0, period)], period, self.cols, 1, self.device)
+                self._packed = repeat_rows(first, self.rows, self.n)
+            elif self.is_packable:
                 self._packed = pack_matrix(self.type, self._pieces(), self.rows, self.cols, self.n, self.device)
             else:
                 self._stored = torch.cat([torch.from_numpy(np.array(piece)).to(self.device) for piece in self._pieces()])

@@ -53,7 +53,7 @@ def measure(row: Row, args: argparse.Namespace) -> str:
     device = chosen_device(args.device)
     setting = {option.field: option.default for option in OPTIONS} | {"precision": args.precision, "n_ubatch": 2048}
     begin = time.time()
-    with open_model(f"{row.shape}:{row.type}", True, device, setting) as model:
+    with open_model(f"{row.shape}:{row.type}", True, device, setting, context=max(args.n_prompt, args.n_gen)) as model:
         say(f"{row.shape}:{row.type} loaded in {time.time() - begin:.1f} s")
         results = []
         for test in (Test(n_prompt=args.n_prompt), Test(n_gen=args.n_gen)):

@@ -78,13 +78,13 @@ def test_matrix_and_order(capsys):
 
 
 def test_fields_are_those_of_the_reference(capsys):
-    words = ("-p", "8", "-n", "2", "-r", "2", "-fa", "1", "-fmoe", "0")
+    words = ("-p", "8", "-n", "2", "-r", "2", "-mla", "1", "-fmoe", "0")
     captured = bench(capsys, *words, "-o", "csv", "-oe", "json")
     rows = list(csv.reader(io.StringIO(captured.out)))
     assert rows[0][: len(IK_FIELDS)] == IK_FIELDS and len(rows) == 3 and len(rows[1]) == len(rows[0])
     assert captured.out.splitlines()[1].startswith('"iqforge-')
     notes, _, objects = captured.err.partition("[\n")
-    assert "note: -fa" in notes and "note: -fmoe" in notes
+    assert "note: -mla" in notes and "note: -fmoe" in notes
     objects = json.loads("[" + objects)
     assert [o["test"] for o in objects] == ["pp8", "tg2"] and objects[0]["fused_moe"] is False
     for row, o in zip(rows[1:], objects):
@@ -111,7 +111,7 @@ def test_table(capsys):
 @pytest.mark.parametrize("words, message", [
     (["-p", "x"], "-p takes numbers"), (["-pg", "5"], "-pg takes two numbers"), (["-o", "xml"], "-o is 'xml'"), (["-r", "0"], "-r is at least 1"),
     (["-p", "0", "-n", "0"], "nothing to measure"), (["-ctk", "q9_0"], "q9_0"), (["-fa", "maybe"], "-fa takes 0 or 1"), (["-ub", "0"], "-ub"),
-    (["--precision", "bf16"], "--precision bf16"), (["--device", "cuda:77"], "cuda:77")])
+    (["--precision", "bf16"], "--precision bf16"), (["-ot", "x"], "-ot 'x'"), (["-fa", "0", "-ctv", "q8_0"], "-fa 0"), (["-ser", "5"], "-ser"), (["--device", "cuda:77"], "cuda:77")])
 def test_wrong_words(words, message, capsys):
     assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", *words]) == 1
     captured = capsys.readouterr()
