@@ -12,7 +12,8 @@ def repeat_rows(first: PackedMatrix, rows: int, n_matrices: int = 1) -> PackedMa
     period, total = first.total_rows, rows * n_matrices
     data = torch.zeros(packed_bytes(first.type, rows, first.cols, n_matrices), dtype=torch.uint8, device=first.device)
     layout, blocks = first.layout, first.cols // first.type.block_size
-    for (_, n, per_row), source, target in zip(layout.planes, layout.offsets(period, first.cols)[:-1], layout.offsets(total, first.cols)[:-1], strict=True):
+    sources, targets = layout.offsets(period, first.cols)[:-1], layout.offsets(total, first.cols)[:-1]
+    for (_, n, per_row), source, target in zip(layout.planes, sources, targets, strict=True):
         n_bytes = n if per_row else n * blocks  # of a row
         plane = first.data[source : source + period * n_bytes]
         whole = total // period * period * n_bytes

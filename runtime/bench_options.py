@@ -40,10 +40,10 @@ class Option:
 
 # In the order of loops, outermost first; columns of the md table come in this order, too.
 OPTIONS = (
-    Option("precision", ("--precision",), str, "", "precision", "f32 (the truth path), bf16 or f16 (default: bf16 on CUDA, f32 on the CPU)", True),
+    Option("precision", ("--precision",), str, "", "precision", "f32 (the truth path), bf16 or f16 (default: bf16 on a GPU)", True),
     Option("n_gpu_layers", ("-ngl", "--n-gpu-layers"), int, 99, "ngl", "layers on the GPU", True),
     Option("n_cpu_moe", ("-ncmoe", "--n-cpu-moe"), int, 0, "ncmoe", "layers whose experts stay on the CPU", True),
-    Option("override_tensor", ("-ot", "--override-tensor"), str, "", "ot", "REGEX=CPU or CUDAn, several with commas; lists with ;", True, ";"),
+    Option("override_tensor", ("-ot", "--override-tensor"), str, "", "ot", "REGEX=CPU or CUDAn, also several; lists with ;", True, ";"),
     Option("muge", ("-muge", "--merge-up-gate-experts"), bool, False, "muge", "gate and up experts as one matrix", True),
     Option("flash_attn", ("-fa", "--flash-attn"), bool, True, "fa", "attention without a matrix of scores", True),
     Option("attn_max_batch", ("-amb", "--attention-max-batch"), int, 0, "amb", "most MiB for scores with -fa 0, 0: no bound", True),
@@ -70,7 +70,8 @@ OPTIONS = (
     Option("n_threads", ("-t", "--threads"), int, 0, "threads", "CPU threads (default: one per core)"),
 )
 # Accepted because scripts for the reference's tool pass them. `switches.WITHOUT_EFFECT` has the reasons of the others.
-_WITHOUT_EFFECT = {"-mmp": "weights on the CPU are read through the page cache", "-embd": "logits are always computed", "-thp": "that is up to the system"}
+_WITHOUT_EFFECT = {"-mmp": "weights on the CPU are read through the page cache", "-embd": "logits are always computed",
+                   "-thp": "that is up to the system"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

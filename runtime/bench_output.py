@@ -46,7 +46,8 @@ class Markdown(Printer):
     def add(self, record, samples_ns, samples_ts) -> None:
         cells = {"model": record["model_type"], "size": _bytes(record["model_size"]), "params": _count(record["model_n_params"]),
                  "backend": "CUDA" if record["cuda"] else "CPU", "test": record["test"],
-                 "t/s": f"{record['avg_ts']:.2f} ± {record['stddev_ts']:.2f}", "GB/s": _number(record["gbytes_per_s"], 0 if record["cuda"] else 1),
+                 "t/s": f"{record['avg_ts']:.2f} ± {record['stddev_ts']:.2f}",
+                 "GB/s": _number(record["gbytes_per_s"], 0 if record["cuda"] else 1),
                  "TFLOP/s": _number(record["tflop_per_s"], 1 if record["cuda"] else 3), "of limit": _share(record)}
         for option in self.options:
             value = record[option.field]
@@ -114,8 +115,8 @@ class Sql(Printer):
 
     def add(self, record, samples_ns, samples_ts) -> None:
         if not self._table_done:
-            self.write("CREATE TABLE IF NOT EXISTS test (\n" + ",\n".join(f"  {name} {_sql_type(name, value)}" for name, value in record.items())
-                       + "\n);\n")
+            columns = ",\n".join(f"  {name} {_sql_type(value)}" for name, value in record.items())
+            self.write(f"CREATE TABLE IF NOT EXISTS test (\n{columns}\n);\n")
             self._table_done = True
         self.write(f"INSERT INTO test ({', '.join(record)}) VALUES ({', '.join(_sql(value) for value in record.values())});")
 
@@ -140,7 +141,7 @@ def _with_samples(record, samples_ns, samples_ts) -> dict[str, Any]:
     return record | {"samples_ns": list(samples_ns), "samples_ts": list(samples_ts)}
 
 
-def _sql_type(name: str, value: Any) -> str:
+def _sql_type(value: Any) -> str:
     if isinstance(value, float) or value is None:  # what is not known in the first row is one of our rates
         return "REAL"
     return "INTEGER" if isinstance(value, int) else "TEXT"

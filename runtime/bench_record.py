@@ -33,8 +33,9 @@ def record(source: Source, result: Result, setting: dict[str, Any], *, device: s
         "n_threads": setting["n_threads"], "type_k": setting["type_k"], "type_v": setting["type_v"],
         "n_gpu_layers": setting["n_gpu_layers"] if cuda else 0, "split_mode": setting["split_mode"], "main_gpu": setting["main_gpu"],
         "no_kv_offload": setting["no_kv_offload"], "flash_attn": setting["flash_attn"], "mla_attn": setting["mla_attn"],
-        "attn_max_batch": setting["attn_max_batch"], "ser": setting["ser"], "reuse": setting["reuse"], "tensor_split": setting["tensor_split"],
-        "use_mmap": setting["use_mmap"], "embeddings": setting["embeddings"], "repack": setting["repack"], "mqkv": setting["mqkv"],
+        "attn_max_batch": setting["attn_max_batch"], "ser": setting["ser"], "reuse": setting["reuse"],
+        "tensor_split": setting["tensor_split"], "use_mmap": setting["use_mmap"], "embeddings": setting["embeddings"],
+        "repack": setting["repack"], "mqkv": setting["mqkv"],
         "muge": setting["muge"], "defer_experts": False, "fused_moe": setting["fused_moe"], "grouped_er": setting["grouped_er"],
         "no_fused_up_gate": False, "use_thp": setting["use_thp"], "no_ooae": False, "rcache": False, "sas": False, "max_gpu": 0,
         "cuda_params": "", "override_tensor": setting["override_tensor"], "n_prompt": test.n_prompt or test.before, "n_gen": test.n_gen,
@@ -43,7 +44,8 @@ def record(source: Source, result: Result, setting: dict[str, Any], *, device: s
         "n_depth": test.depth, "device": device, "precision": setting["precision"], "n_cpu_moe": setting["n_cpu_moe"],
         "k_cache_hadamard": setting["k_cache_hadamard"], "v_cache_hadamard": setting["v_cache_hadamard"],
         "gbytes_per_s": _in(read, 1e9), "share_of_bandwidth": _in(read, limits.bandwidth if limits else None),
-        "tflop_per_s": _in(computed, 1e12), "share_of_flop_rate": _in(computed, limits.bf16_rate if limits and setting["precision"] != "f32" else None),
+        "tflop_per_s": _in(computed, 1e12),
+        "share_of_flop_rate": _in(computed, limits.bf16_rate if limits and setting["precision"] != "f32" else None),
     }
 
 

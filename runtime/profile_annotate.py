@@ -1,7 +1,7 @@
 """Names for what runs: while a model is profiled, its modules and the operations of the fast path stand within named ranges.
 
-A range is a torch.profiler record_function whose name is `iqforge|layer|kind|bytes`: the layer as in tensor names (`blk.3`), what it is, and
-the bytes of weights that it reads, 0 where that is not known.
+A range is a torch.profiler record_function whose name is `iqforge|layer|kind|bytes`: the layer as in tensor names (`blk.3`), what it is,
+and the bytes of weights that it reads, 0 where that is not known.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _name_parts(owner, layer: str, sizes: dict, undo: ExitStack) -> None:
             _replace(owner, attribute, Named(part, where, kind, n_bytes), undo)
         elif isinstance(part, RMSNorm):
             _replace(owner, attribute, Named(part, layer or "output", attribute), undo)
-        elif callable(part) and hasattr(part, "__dict__") and not isinstance(part, (type, Rope)) and type(part).__module__.startswith(_PACKAGE):
+        elif callable(part) and type(part).__module__.startswith(_PACKAGE) and not isinstance(part, Rope):
             _name_parts(part, layer, sizes, undo)
             _replace(owner, attribute, Named(part, layer, type(part).__name__), undo)
 

@@ -10,8 +10,9 @@ from . import bench_options
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = ("Runs prompts and single tokens and prints time per kernel (on the CPU: per module) and per layer, by torch.profiler. "
-                          "Kernels of replayed CUDA graphs are seen, too. -o draws a typical pass as SVG: a row per layer, a box per kernel.")
+    parser.description = ("Runs prompts and single tokens and prints time per kernel (on the CPU: per module) and per layer, by "
+                          "torch.profiler. Kernels of replayed CUDA graphs are seen, too. -o draws a typical pass as SVG: a row per layer, "
+                          "a box per kernel.")
     parser.add_argument("-m", "--model", metavar="MODEL", help="GGUF file, or the first shard of a split model")
     parser.add_argument("--synthetic", metavar="SHAPE:TYPE", help="random weights of a real shape, as in `iqforge bench`")
     parser.add_argument("-p", "--n-prompt", type=int, default=512, metavar="N", help="tokens of a prompt, 0: none (default: 512)")
@@ -45,8 +46,9 @@ def run(args: argparse.Namespace, api) -> int:
         print(note, file=sys.stderr)
     setting = settings[0]
     torch.set_num_threads(setting["n_threads"])
-    with open_model(args.model or args.synthetic, args.model is None, device, setting, context=max(args.n_prompt, args.n_depth + args.n_gen),
-                    fit_margin=args.fit, verbose=args.verbose) as model:
+    context = max(args.n_prompt, args.n_depth + args.n_gen)
+    with open_model(args.model or args.synthetic, args.model is None, device, setting, context=context, fit_margin=args.fit,
+                    verbose=args.verbose) as model:
         if args.output:
             refuse_same_file(args.output, model.source.files)
         profiles = profile_model(model, args.n_prompt, args.n_gen, n_depth=args.n_depth, settings=cache_settings(setting))
@@ -54,7 +56,8 @@ def run(args: argparse.Namespace, api) -> int:
     name = args.model or args.synthetic
     print("\n\n".join(tables(f"{name} {label}", passes, what) for label, passes in profiles.items()))
     if args.output:
-        drawing = timeline([(f"{name} {label}, {typical(passes).duration / 1e3:.3f} ms", typical(passes)) for label, passes in profiles.items()])
+        chosen = [(label, typical(passes)) for label, passes in profiles.items()]
+        drawing = timeline([(f"{name} {label}, {p.duration / 1e3:.3f} ms", p) for label, p in chosen])
         with open(args.output, "w", encoding="utf-8") as file:
             file.write(drawing)
     return 0

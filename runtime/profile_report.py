@@ -68,9 +68,11 @@ def tables(label: str, passes: Sequence[Pass], what: str) -> str:
 
 def _table(what: str, rows: list[Row], duration: float) -> list[str]:
     width = max([len(what), *(len(row.name) for row in rows)])
-    lines = [f"| {what:{width}} |  count | total µs |  mean µs | share % |   GB/s |", f"| {'-' * width} | -----: | -------: | -------: | ------: | -----: |"]
+    lines = [f"| {what:{width}} |  count | total µs |  mean µs | share % |   GB/s |",
+             f"| {'-' * width} | -----: | -------: | -------: | ------: | -----: |"]
     for row in rows:
         speed = row.gigabytes_per_second
-        lines.append(f"| {row.name:{width}} | {row.count:6.4g} | {row.total:8.1f} | {row.total / row.count:8.2f} | {100 * row.total / duration:7.1f} |"
-                     f" {'' if speed is None else f'{speed:.0f}' if speed >= 10 else f'{speed:.2g}':>6} |")
+        shown = "" if speed is None else f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
+        lines.append(f"| {row.name:{width}} | {row.count:6.4g} | {row.total:8.1f} | {row.total / row.count:8.2f} | "
+                     f"{100 * row.total / duration:7.1f} | {shown:>6} |")
     return lines

@@ -10,8 +10,8 @@ from .profile_trace import Pass, Span
 
 WIDTH, LEFT, RIGHT, ROW, GAP = 1200, 110, 90, 18, 4
 _LETTER = 5.8  # of 10 px text, on average
-_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#6b8e23", "#d37295", "#86bcb6",
-            "#8cd17d", "#fabfd2", "#a0cbe8", "#bab0ac")
+_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#6b8e23", "#d37295",
+            "#86bcb6", "#8cd17d", "#fabfd2", "#a0cbe8", "#bab0ac")
 
 
 def timeline(panels: Sequence[tuple[str, Pass]]) -> str:

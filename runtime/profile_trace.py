@@ -98,12 +98,14 @@ def _of_ranges(frame: _Range, ranges: list[_Range]) -> Pass:
             if inner.start >= r.end:
                 break
             within += inner.end - inner.start if inner.depth == r.depth + 1 else 0.0
-        spans.append(Span(r.kind, r.layer, r.start - frame.start, r.end - r.start, r.n_bytes, r.depth - 1, r.end - r.start - within, r.kind))
+        duration = r.end - r.start
+        spans.append(Span(r.kind, r.layer, r.start - frame.start, duration, r.n_bytes, r.depth - 1, duration - within, r.kind))
     return Pass(frame.kind, frame.end - frame.start, spans)
 
 
 def _of_kernels(events: list[dict], ranges: list[_Range], frames: list[_Range], kernels: list[dict]) -> list[Pass]:
-    calls = {e["args"]["correlation"]: e for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in e.get("args", {})}
+    calls = {e["args"]["correlation"]: e for e in events
+             if e.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in e.get("args", {})}
     frame_starts, range_starts = [f.start for f in frames], [r.start for r in ranges]
     collected: list[list[tuple[Span, bool]]] = [[] for _ in frames]
     given: dict[tuple[float, str, float], tuple[int, int]] = {}  # a range's bytes go to its longest kernel: range -> its place
@@ -137,7 +139,7 @@ def _of_kernels(events: list[dict], ranges: list[_Range], frames: list[_Range], 
 
 
 def _with_layers(spans: list[tuple[Span, bool]], template: Pass | None) -> list[Span]:
-    """Kernels of a replayed graph with layer, module and bytes of the kernels of `template`, if they are the same ones in the same order."""
+    """Kernels of a replayed graph with layer, module and bytes of the kernels of `template`, if they are the same ones in order."""
     replayed = [span for span, from_graph in spans if from_graph]
     launched = [span for span in template.spans if span.layer and span.layer != PASS] if template else []
     if not replayed or [s.name for s in replayed] != [s.name for s in launched]:

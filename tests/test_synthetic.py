@@ -51,7 +51,8 @@ def test_rows_repeat():
         view[0, 0] = 1
 
 
-@pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "llama-tiny:Q8_0", "llama-tiny:Q4_K_R4", "llama-tiny:F16", "qwen3moe-tiny:IQ2_KS,attn_v=Q6_K"])
+@pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "llama-tiny:Q8_0", "llama-tiny:Q4_K_R4", "llama-tiny:F16",
+                                  "qwen3moe-tiny:IQ2_KS,attn_v=Q6_K"])
 def test_activations_neither_vanish_nor_overflow(spec):
     source = SyntheticSource(spec)
     with Model(source, torch.device("cpu")) as model:
@@ -113,9 +114,10 @@ def test_frequency_factors():
     assert factors[:29].max() == 1 and factors[35:].min() == 8  # as in converted files of Llama 3.1
 
 
-@pytest.mark.parametrize("spec, words", [("llama-9b:IQ4_K", "no shape 'llama-9b'"), ("llama-8b", "a type is needed"), ("llama-8b:IQ9_K", "unknown ggml type"),
-                                         ("llama-8b:IQ4_K,attn_v", "not NAME=TYPE"), ("llama-8b:IQ4_K,attn_x=Q6_K", "no tensor has 'attn_x'"),
-                                         ("llama-8b:I2_S", "no random weights"), ("qwen3moe-tiny:Q4_K,ffn_down_exps=I32", "no random weights")])
+@pytest.mark.parametrize("spec, words", [
+    ("llama-9b:IQ4_K", "no shape 'llama-9b'"), ("llama-8b", "a type is needed"), ("llama-8b:IQ9_K", "unknown ggml type"),
+    ("llama-8b:IQ4_K,attn_v", "not NAME=TYPE"), ("llama-8b:IQ4_K,attn_x=Q6_K", "no tensor has 'attn_x'"),
+    ("llama-8b:I2_S", "no random weights"), ("qwen3moe-tiny:Q4_K,ffn_down_exps=I32", "no random weights")])
 def test_specs_that_are_wrong(spec, words):
     with pytest.raises(IqforgeError, match=words):
         SyntheticSource(spec)
