@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -104,17 +105,14 @@ def generate_tokens(model: Model, prompt: Sequence[int], n: int, sampling: Sampl
     state = model.new_state(context, settings)
     started = time.perf_counter()
     logits = model.extend(prompt, state)
-    first = [sample(logits, sampling, state.n_past)] if n > 0 else []
-    following = (token for start in first for token in model.follow(start, state, n - 1, sampling))
-    for k, token in enumerate(chain(first, following)):
-        now = time.perf_counter()
-        if k == 0:
-            record.prompt_seconds, started = now - started, now
-        record.seconds = now - started
+    token = sample(logits, sampling, state.n_past) if n > 0 else None
+    record.prompt_seconds, started = time.perf_counter() - started, time.perf_counter()
+    if token is None:
+        return
+    for token in itertools.chain([token], model.follow(token, state, n - 1, sampling)):
+        record.seconds = time.perf_counter() - started
         record.tokens.append(token)
         yield token
         if token in end:
             record.ended = True
             return
-    if n <= 0:
-        record.prompt_seconds = time.perf_counter() - started
