@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, api) -> int:
     def save(imatrix) -> None:
         save_imatrix(imatrix, args.output, args.output_format)
 
-    with open_model(args, rows=batch_tokens(args)) as model:
+    with open_model(args, rows=batch_tokens(args), window=args.ctx_size) as model:
         refuse_same_file(args.output, model.source.files)
         imatrix = collect_imatrix(model, text, n_ctx=args.ctx_size, chunks=args.chunks, process_output=args.process_output,
                                   compute_perplexity=not args.no_ppl, dataset=args.file, batch_tokens=batch_tokens(args),

@@ -119,11 +119,11 @@ def batch_tokens(args: argparse.Namespace) -> int:
     return max(args.ctx_size, min(args.batch_size, args.ubatch_size or args.batch_size))
 
 
-def open_model(args: argparse.Namespace, *, source: Source | None = None, context: int = 0, rows: int = 0):
+def open_model(args: argparse.Namespace, *, source: Source | None = None, context: int = 0, rows: int = 0, window: int = 0):
     """The model that the flags ask for, of `source` or else of -m, loaded.
 
     Notes on stderr which flags change nothing here, and why; for a GPU what the model takes on each device, reckoned for a sequence of
-    `context` tokens and `rows` of them at a time. DeviceError if that is more than there is.
+    `context` tokens and `rows` of them at a time, or for `rows` in windows of `window` tokens. DeviceError if that is more than there is.
     """
     import torch
 
@@ -150,14 +150,14 @@ def open_model(args: argparse.Namespace, *, source: Source | None = None, contex
         model = Model(source, args.device, args.cache_size * 2**20, ubatch=args.ubatch_size or DEFAULT_UBATCH, context=context,
                       verbose=(lambda line: print(line, file=sys.stderr)) if args.verbose else None, **options)
         if model.device.type != "cpu":
-            load_on_gpu(model, rows)
+            load_on_gpu(model, rows, window)
     except BaseException:
         source.close()
         raise
     return model
 
 
-def load_on_gpu(model, rows: int = 0) -> None:
+def load_on_gpu(model, rows: int = 0, window: int = 0) -> None:
     """Bring a model to its GPU: the table of memory first, then a bar. DeviceError if there is too little memory."""
     import time
 
@@ -165,7 +165,7 @@ def load_on_gpu(model, rows: int = 0) -> None:
 
     from .memory import check, table
 
-    memories = model.memory(rows)
+    memories = model.memory(rows, window)
     print("\n".join(table(memories)), file=sys.stderr)
     check(memories)
     started = time.perf_counter()

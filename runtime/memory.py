@@ -10,7 +10,10 @@ import torch
 from ..errors import DeviceError
 from .cache import CacheSettings
 from .network import Network
-from .weights import SLICE_BYTES, Weights
+from .resident import PART_BYTES
+from .weights import Weights
+
+_LIBRARIES = 64 << 20  # workspaces of matrix products and small buffers
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,11 @@ class DeviceMemory:
 
 
 def reckon(network: Network, weights: Weights, *, capacity: int = 0, settings: CacheSettings = CacheSettings(), rows: int = 512,
-           logit_rows: int = 1, activation_bytes: int = 4) -> list[DeviceMemory]:
-    """Memory for a sequence of `capacity` tokens, `rows` at a time, with logits for `logit_rows` of them: one entry per device, GPUs first.
+           window: int = 0, precision: str = "f32") -> list[DeviceMemory]:
+    """Memory for a sequence of `capacity` tokens, of which `rows` are evaluated at a time: one entry per device, GPUs first.
 
-    Weights on the CPU stay in the mapped file and may be dropped from memory; they are counted all the same.
+    `window`: evaluated are independent sequences of so many tokens instead. Weights on the CPU stay in the mapped file and may be
+    dropped from memory; they are counted all the same.
     """
     sizes: dict[torch.device, list[int]] = {}
 
@@ -45,22 +49,31 @@ def reckon(network: Network, weights: Weights, *, capacity: int = 0, settings: C
         if capacity and hasattr(block.mixer, "state_bytes"):
             entry(block.device)[1] += block.mixer.state_bytes(capacity, settings)
     for device in list(sizes):
-        entry(device)[2] = _compute_bytes(network, weights, device, rows, activation_bytes)
-    entry(network.output_norm.weight.device)[2] += logit_rows * network.n_vocab * 4
+        entry(device)[2] = _compute_bytes(network, weights, device, rows, window or max(capacity, rows), precision)
+    entry(network.output_norm.weight.device)[2] += (window or 1) * network.n_vocab * 4
     found = [DeviceMemory(device, *parts, free_bytes(device)) for device, parts in sizes.items()]
     return sorted(found, key=lambda memory: (memory.device.type == "cpu", memory.device.index or 0))
 
 
-def _compute_bytes(network: Network, weights: Weights, device: torch.device, rows: int, activation_bytes: int) -> int:
-    """Activations of the widest product with its neighbours, and the largest decoded piece. An estimate, rather from above."""
+def _compute_bytes(network: Network, weights: Weights, device: torch.device, rows: int, keys: int, precision: str) -> int:
+    """Activations of the widest product with its neighbours, scores of the truth path's attention, the largest decoded weights at a
+    time, and what libraries keep. An estimate, rather from above."""
+    here = [p for p in weights.parameters if p.device == device]
+    if not here:
+        return 0
+    size = 4 if precision == "f32" else 2
     used = max((getattr(getattr(block, "ffn", None), "n_used", 1) for block in network.blocks), default=1)
-    widest = decoded = 0
-    for p in weights.parameters:
-        if p.device == device and p.role not in ("token_embd", "output"):
-            widest = max(widest, 2 * (p.rows + p.cols) * (used if p.role.endswith("_exps") else 1))
-        if p.device == device:
-            decoded = max(decoded, min(p.rows * p.cols * activation_bytes, SLICE_BYTES))
-    return rows * (widest * activation_bytes + 16 * network.output_norm.weight.numel()) + decoded if widest else decoded
+    width = network.output_norm.weight.numel()
+    inner = [p for p in here if p.role not in ("token_embd", "output")]
+    widest = max((2 * (p.rows + p.cols) * (used if p.role.endswith("_exps") else 1) for p in inner), default=0)
+    activations = rows * (widest * size + 16 * width)
+    if precision == "f32":
+        heads = max((getattr(block.mixer, "n_heads", 0) for block in network.blocks if block.device == device), default=0)
+        decoded = max(min(4 * p.rows * p.cols, PART_BYTES) for p in here)
+        return activations + 2 * 4 * heads * rows * keys + decoded + _LIBRARIES * (device.type != "cpu")
+    # Query, key and value, or gate and up, are decoded together; experts all at once where no kernel reads them as they are.
+    decoded = max((size * p.rows * p.cols * (len(p.matrices) if p.role.endswith("_exps") else 2) for p in inner), default=0)
+    return activations + max(decoded, PART_BYTES) + _LIBRARIES
 
 
 def free_bytes(device: torch.device) -> int | None:

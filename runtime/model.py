@@ -88,13 +88,13 @@ class Model:
         """Bring weights to GPUs now instead of at their first use. `progress(bytes done, bytes in all)` is called now and then."""
         self.weights.load(progress)
 
-    def memory(self, rows: int = 0) -> list[memory.DeviceMemory]:
-        """What the model takes on each device for `context` tokens and `rows` of them at a time (0: `ubatch`)."""
-        return self._reckon(self.weights, self.network, rows)
+    def memory(self, rows: int = 0, window: int = 0) -> list[memory.DeviceMemory]:
+        """What the model takes on each device for `context` tokens and `rows` of them at a time (0: `ubatch`); see `memory.reckon`."""
+        return self._reckon(self.weights, self.network, rows, window)
 
-    def _reckon(self, weights: Weights, network: Network, rows: int = 0) -> list[memory.DeviceMemory]:
+    def _reckon(self, weights: Weights, network: Network, rows: int = 0, window: int = 0) -> list[memory.DeviceMemory]:
         return memory.reckon(network, weights, capacity=padded(self.context) if self.context else 0, settings=self.cache or CacheSettings(),
-                             rows=rows or self.ubatch, activation_bytes=4 if self.precision == "f32" else 2)
+                             rows=rows or self.ubatch, window=window, precision=self.precision)
 
     def _needed(self, weights: Weights, network: Network) -> int:
         return sum(m.total for m in self._reckon(weights, network) if m.device == self.device)

@@ -108,7 +108,7 @@ def test_numbers_of_a_table():
         assert m.device == CPU and m.weights - matrices in range(0, 20000)  # vectors are in it
         assert m.cache == 512 * 2 * 2 * 2 * 64 * 2  # positions, layers, k and v, heads, head size, bytes
         assert m.cache == model.new_state(300).nbytes
-        assert m.compute > 64 * 512 * 4 and m.total == m.weights + m.cache + m.compute
+        assert 64 * 512 * 4 < m.compute < 32 << 20 and m.total == m.weights + m.cache + m.compute
         quantized = memory.reckon(model.network, model.weights, capacity=512, settings=CacheSettings("q8_0", "q4_0"))[0].cache
         assert quantized == 512 * 2 * 2 * 2 * (34 + 18) and quantized == model.new_state(512, CacheSettings("q8_0", "q4_0")).nbytes
     lines = memory.table([m])

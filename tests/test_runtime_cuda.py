@@ -10,6 +10,7 @@ import iqforge
 from iqforge.convert.checkpoint import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import IqforgeError, UsageError
+from iqforge.formats.types import ggml_type
 from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.cache_types import CACHE_TYPES
 from iqforge.runtime.generate import generate_tokens
@@ -38,9 +39,14 @@ def models(tmp_path_factory):
     for name in ("llama", "moe"):
         with CheckpointSource(open_checkpoint(folder / name)) as source:
             for type in ("F32", "BF16", "IQ4_K", "Q8_0", "Q6_0"):
-                paths[f"{name}-{type}"] = write_gguf(folder / f"{name}-{type}.gguf", source,
-                                                     lambda t: type if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32")
+                paths[f"{name}-{type}"] = write_gguf(folder / f"{name}-{type}.gguf", source, lambda t: _type(t, type))
     return paths
+
+
+def _type(tensor, type: str) -> str:
+    if len(tensor.shape) == 1 or "ffn_gate_inp" in tensor.name:
+        return "F32"
+    return type if tensor.n_cols % ggml_type(type).block_size == 0 else "Q8_0"
 
 
 def forward(path, tokens=TOKENS, **options) -> torch.Tensor:
@@ -139,6 +145,10 @@ def test_memory_is_what_was_announced(tmp_path):
         before = torch.cuda.memory_allocated()
         state = model.new_state(1000)
         assert torch.cuda.memory_allocated() - before == announced.cache == state.nbytes
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        model.extend([1] * 1000, state)
+        assert torch.cuda.max_memory_allocated() - before <= announced.compute
 
 
 def test_too_little_memory_is_an_error_with_numbers(models, tmp_path, monkeypatch, capsys):

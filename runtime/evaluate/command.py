@@ -32,7 +32,7 @@ def _perplexity(args: argparse.Namespace) -> int:
     if args.kl_divergence_base:
         refuse_same_file(args.kl_divergence_base, (args.model, args.file))
     text = read_text(args.file)
-    with open_model(args, rows=batch_tokens(args)) as model:
+    with open_model(args, rows=batch_tokens(args), window=args.ctx_size) as model:
         result = measure_perplexity(model, text, n_ctx=args.ctx_size, chunks=args.chunks, batch_tokens=batch_tokens(args),
                                     save_logits=args.kl_divergence_base, progress=RunningOutput(args, values=args.ppl_output_type == 0))
     if args.ppl_output_type == 1:
@@ -50,7 +50,7 @@ def _divergence(args: argparse.Namespace) -> int:
         raise UsageError("--kl-divergence needs --kl-divergence-base F")
     base = BaseFile(args.kl_divergence_base)
     args.ctx_size = base.n_ctx
-    with open_model(args, rows=batch_tokens(args)) as model:
+    with open_model(args, rows=batch_tokens(args), window=args.ctx_size) as model:
         print(f"\n{report.TABLE_HEADER}")
         result = measure_divergence(model, base, chunks=args.chunks, batch_tokens=batch_tokens(args),
                                     progress=RunningOutput(args, values=False),
