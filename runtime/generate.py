@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 from ..errors import EvaluationError, UsageError
 from ..formats.gguf.values import get
