@@ -53,7 +53,11 @@ def _function(spec: KernelSpec, name: str, device: int) -> object:
     with torch.cuda.device(device):
         torch.cuda.current_stream()  # torch makes the context
         Device(device).set_current()
-        return _module(spec, device).get_kernel(name)
+        kernel = _module(spec, device).get_kernel(name)
+        # All kernels ask for the same division of a multiprocessor's memory into L1 and shared memory. Where two that follow one another
+        # want different ones, the second waits until every block of the first has left the multiprocessor.
+        _set_attribute(kernel, "PREFERRED_SHARED_MEMORY_CARVEOUT", 100, device)
+        return kernel
 
 
 def launch(kernel: object, grid: int | tuple[int, ...], block: int | tuple[int, ...], *args: object, shared: int = 0, pdl: bool = False,
@@ -122,13 +126,15 @@ _shared_allowed: dict[tuple[int, int], int] = {}
 
 
 def _allow_shared(kernel: object, shared: int) -> None:
-    from cuda.bindings import driver  # cuda.core can set this attribute only in its newest versions
-
     handle, device = int(kernel.handle), torch.cuda.current_device()
-    if _shared_allowed.get((handle, device), 0) >= shared:
-        return
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    (error,) = driver.cuKernelSetAttribute(attribute, shared, kernel.handle, device)
+    if _shared_allowed.get((handle, device), 0) < shared:
+        _set_attribute(kernel, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared, device)
+        _shared_allowed[handle, device] = shared
+
+
+def _set_attribute(kernel: object, name: str, value: int, device: int) -> None:
+    from cuda.bindings import driver  # cuda.core can set attributes only in its newest versions
+
+    (error,) = driver.cuKernelSetAttribute(getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}"), value, kernel.handle, device)
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"cuda:{device}: a kernel cannot have {shared} bytes of shared memory: {error.name}")
-    _shared_allowed[handle, device] = shared
+        raise DeviceError(f"cuda:{device}: a kernel cannot have {name.lower()} {value}: {error.name}")

@@ -158,6 +158,10 @@ def _struct(layout: PackedLayout) -> str:
         lines.append(f"  static constexpr int {name.upper()}_PLANE = {n}, {name.upper()}_BYTES = {n_bytes};  // per {'row' if per_row else 'block'}")
         body.append(f"    g.plane[{n}] = {offset};")
         offset = f"g.plane[{n}] + align_plane({'rows' if per_row else 'rows * g.blocks'} * {n_bytes})"
+    lines.append(f"  static constexpr int PLANES = {len(layout.planes)};")
+    for name, kind, values in (("plane_bytes", "int", [n for _, n, _ in layout.planes]), ("plane_per_row", "bool", [r for *_, r in layout.planes])):
+        chosen = "".join(f"p == {n} ? {str(v).lower()} : " for n, v in enumerate(values[:-1])) + str(values[-1]).lower()
+        lines.append(f"  static __host__ __device__ constexpr {kind} {name}(int p) {{ return {chosen}; }}")
     return "\n".join(lines + [
         "  static __host__ __device__ Geometry geometry(int64_t rows, int cols) {", "    Geometry g;",
         f"    g.blocks = cols / {layout.type.block_size};", f"    g.units = cols / {UNIT};", *body, "    return g;", "  }", "};", ""])

@@ -58,6 +58,8 @@ __device__ __forceinline__ uint32_t to_bfloats(float low, float high) {
   return both;
 }
 
+#ifndef UNITS_IN_SHARED  // the matrix-vector kernels bring packed rows to shared memory first
+
 // Weights are read once: they do not stay in L1.
 __device__ __forceinline__ uint4 load16(const uint8_t* at) {
   uint4 v;
@@ -77,6 +79,14 @@ __device__ __forceinline__ T load_shared_by_threads(const uint8_t* at) {
   return __ldg(reinterpret_cast<const T*>(at));
 }
 
+#else
+
+__device__ __forceinline__ uint4 load16(const uint8_t* at) { return *reinterpret_cast<const uint4*>(at); }
+__device__ __forceinline__ uint2 load8(const uint8_t* at) { return *reinterpret_cast<const uint2*>(at); }
+template <class T>
+__device__ __forceinline__ T load_shared_by_threads(const uint8_t* at) { return *reinterpret_cast<const T*>(at); }
+
+#endif
 #endif
 
 template <class T>

@@ -1,0 +1,139 @@
+// Products with the experts that a router chose, for each token on its own: blockIdx.y is the token.
+//
+// Macros as for matvec.cu (X_ROWS is 1 for gates and the number of experts per token for EXPERT_DOWN) and KIND:
+// EXPERT_GATE_UP  out[token, slot] = silu(G norm(h)) * (U norm(h)) with the matrices of expert ids[token, slot]
+// EXPERT_DOWN     h[token] += sum over slots, in ascending order, of weights[token, slot] * D x[token, slot]
+//
+// A slot with a negative id contributes 0. Which weights are needed is known when the kernel in front has ended, not earlier.
+#include "matvec_ring.cuh"
+
+typedef Format<TYPE> F;
+typedef Activations<F> A;
+
+DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
+
+#if KIND == 0
+
+// Rows of expert e: gate rows from e * per_expert on, up rows from e * per_expert + first_up on.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
+    const float* h, const float* norm_weight, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert, int first_up,
+    const int* ids, int slots, int hidden, float* out) {
+  allow_successor();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
+  const int items = slots * hidden, stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
+  const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
+  const Geometry geometry = F::geometry(stored, COLS);
+  const typename F::Lane constants(lane);
+  wait_for_predecessor();
+  const int mine = lane < slots ? __ldcg(ids + token * slots + lane) : -1;   // slot lane's expert
+
+  auto row_of = [&](int item) { return (int64_t)max(__shfl_sync(~0u, mine, item / hidden), 0) * per_expert + item % hidden; };
+  auto fetch = [&](uint32_t slot, int item, int chunk) {
+    if (item < items) {
+      int64_t row = row_of(item);
+      Ring<F>::fetch(slot, gate, geometry, row, chunk, lane);
+      Ring<F>::fetch(slot + Ring<F>::ROW, up, geometry, row + first_up, chunk, lane);
+    }
+    end_of_stage();
+  };
+  int next = begin, next_chunk = 0;
+  auto advance = [&] { if (++next_chunk == CHUNKS) { next_chunk = 0; next += stride; } };
+  #pragma unroll
+  for (int s = 0; s < SLOTS; s++) { fetch(ring + s * Ring<F>::SLOT, next, next_chunk); advance(); }
+  quantize<F, 1, true>(h + (int64_t)token * COLS, norm_weight, eps, shared_memory);
+  __syncthreads();
+
+  const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
+  uint32_t slot = ring;
+  #pragma unroll 1
+  for (int item = begin; item < items; item += stride) {
+    float sum[2] = {0, 0};
+    int64_t row = row_of(item);
+    #pragma unroll 1
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      wait_for_stage();
+      const Stage stage[2] = {Ring<F>::stage(slot, row, chunk), Ring<F>::stage(slot + Ring<F>::ROW, row + first_up, chunk)};
+      #pragma unroll
+      for (int p = 0; p < P; p++) {
+        const typename F::Input in = F::input(words + chunk * (512 * P), records + chunk * (32 * A::RECORD * P), p);
+        #pragma unroll
+        for (int k = 0; k < 2; k++) {
+          float v = F::dot(F::prepare(F::load(stage[k], p, lane), constants, lane), in);
+          if (COLS % (32 * F::G * STEPS)) v = (chunk * P + p) * 32 + lane < COLS / F::G ? v : 0;   // behind a row's end lies anything
+          sum[k] += v;
+        }
+      }
+      __syncwarp();
+      fetch(slot, next, next_chunk);
+      advance();
+      slot = slot == ring + (SLOTS - 1) * Ring<F>::SLOT ? ring : slot + Ring<F>::SLOT;
+    }
+    float g = warp_sum(sum[0]), u = warp_sum(sum[1]);
+    bool used = __shfl_sync(~0u, mine, item / hidden) >= 0;
+    if (lane == 0) out[(int64_t)token * items + item] = used ? silu(g) * u : 0.0f;
+  }
+}
+
+#else
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
+    const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float* weights, float* h) {
+  allow_successor();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
+  const int stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
+  const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
+  const Geometry geometry = F::geometry(stored, COLS);
+  const typename F::Lane constants(lane);
+  wait_for_predecessor();
+  const int mine = lane < N ? __ldcg(ids + token * N + lane) : -1;
+  const float factor = mine >= 0 ? __ldcg(weights + token * N + lane) : 0.0f;
+
+  auto row_of = [&](int item, int k) { return (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item; };
+  int next = begin, next_k = 0, next_chunk = 0;   // row, slot of experts, stage of the row
+  auto fetch = [&](uint32_t slot) {
+    if (next < rows) Ring<F>::fetch(slot, down, geometry, row_of(next, next_k), next_chunk, lane);
+    end_of_stage();
+    if (++next_chunk == CHUNKS) {
+      next_chunk = 0;
+      if (++next_k == N) { next_k = 0; next += stride; }
+    }
+  };
+  #pragma unroll
+  for (int s = 0; s < SLOTS; s++) fetch(ring + s * Ring<F>::SLOT);
+  quantize<F, N, false>(x + (int64_t)token * N * COLS, nullptr, 0.0f, shared_memory);
+  __syncthreads();
+
+  const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
+  uint32_t slot = ring;
+  #pragma unroll 1
+  for (int item = begin; item < rows; item += stride) {
+    float sum = 0, before = lane == 0 ? h[(int64_t)token * rows + item] : 0.0f;
+    #pragma unroll 1
+    for (int k = 0; k < N; k++) {
+      const int64_t row = row_of(item, k);
+      const float by = __shfl_sync(~0u, factor, k);
+      #pragma unroll 1
+      for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        wait_for_stage();
+        const Stage stage = Ring<F>::stage(slot, row, chunk);
+        float part = 0;
+        #pragma unroll
+        for (int p = 0; p < P; p++) {
+          const int at = chunk * P;
+          float v = F::dot(F::prepare(F::load(stage, p, lane), constants, lane),
+                           F::input(words + k * A::BYTES + at * 512, records + k * A::BYTES + at * (32 * A::RECORD), p));
+          if (COLS % (32 * F::G * STEPS)) v = (at + p) * 32 + lane < COLS / F::G ? v : 0;   // behind a row's end lies anything
+          part += v;
+        }
+        if (by != 0) sum += by * part;   // also keeps out what is not a number in an expert that nobody chose
+        __syncwarp();
+        fetch(slot);
+        slot = slot == ring + (SLOTS - 1) * Ring<F>::SLOT ? ring : slot + Ring<F>::SLOT;
+      }
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) h[(int64_t)token * rows + item] = before + sum;
+  }
+}
+
+#endif

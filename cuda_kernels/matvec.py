@@ -1,0 +1,182 @@
+"""Matrix-vector products on packed matrices, 1 to 8 rows of float32 activations: what generates tokens one after the other.
+
+    norm_matvec(h, norm_weight, eps, [q, k, v], [out_q, out_k, out_v])        # out = W rms_norm(h)
+    gate_up(h, norm_weight, eps, gate, up, out)                               # silu(G rms_norm(h)) * (U rms_norm(h))
+    matvec_add(x, down, h)                                                    # h += W x
+    expert_gate_up(h, norm_weight, eps, gate, up, ids, out)                   # the same with the experts that a router chose
+    expert_down_add(x, down, ids, weights, h)
+
+With quantized matrices activations are rounded to 8 bits with a scale per 32 (as Q8_0, but the scale stays float32); products of bytes
+are added exactly, the rest in float32, in an order that follows from shapes and device alone. With F32, F16 and BF16 matrices
+everything is float32. Nothing is allocated, so calls can be captured into a CUDA graph; with `pdl` a kernel loads its first weights
+while the one in front of it still runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..errors import ShapeError, UnsupportedTypeError
+from ..formats.types import GGMLType
+from .compile import KernelSpec
+from .launch import device_index, function, launch
+from .layouts import packed_types
+from .matvec_plan import (EXPERT_DOWN, EXPERT_GATE_UP, GATE_BY, GATE_UP, MATVEC_ADD, MOST_ROWS, MOST_SLOTS, NAMES, NORM_MATVEC, float_spec,
+                          limits, plan, quantized_spec, sample_specs)
+from .ops import PackedMatrix
+
+Part = tuple[PackedMatrix, torch.Tensor, int, int]  # matrix, result, how many of its rows, from which on
+
+
+def specs() -> list[KernelSpec]:
+    return sample_specs()
+
+
+def supported(type: GGMLType, *, experts: bool = False) -> bool:
+    """Whether there are kernels for packed matrices of a type; with `experts` those that take an expert's id."""
+    return type.name in packed_types() and not (experts and type.is_float)
+
+
+def norm_matvec(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, matrices: Sequence[PackedMatrix],
+                outs: Sequence[torch.Tensor], *, pdl: bool = True) -> None:
+    """outs[i] float32[n, rows] = matrices[i] times rms_norm(h) for h float32[n, cols], 1 <= n <= 8. Up to three matrices of one type make
+    one launch. norm_weight: float32[cols], None for ones. ShapeError for tensors that do not fit."""
+    by_type: dict[str, list[Part]] = {}
+    for m, out in zip(matrices, outs, strict=True):
+        by_type.setdefault(m.type.name, []).append((m, out, m.rows, 0))
+    for group in by_type.values():
+        for i in range(0, len(group), 3):
+            _product(NORM_MATVEC, h, norm_weight, eps, group[i : i + 3], pdl)
+
+
+def matvec_add(x: torch.Tensor, matrix: PackedMatrix, h: torch.Tensor, *, pdl: bool = True) -> None:
+    """h float32[n, rows] += matrix times x float32[n, cols], 1 <= n <= 8. ShapeError for tensors that do not fit."""
+    _product(MATVEC_ADD, x, None, 0.0, [(matrix, h, matrix.rows, 0)], pdl)
+
+
+def gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, gate: PackedMatrix, up: PackedMatrix | None, out: torch.Tensor,
+            *, pdl: bool = True) -> None:
+    """out float32[n, ff] = silu(gate times rms_norm(h)) * (up times rms_norm(h)) for h float32[n, cols], 1 <= n <= 8. Without `up`, the
+    first half of the rows of `gate` is the gate, the second half up. ShapeError for tensors that do not fit."""
+    if up is None:
+        parts = [(gate, out, gate.rows // 2, 0), (gate, out, gate.rows // 2, gate.rows // 2)]
+    else:
+        parts = [(gate, out, gate.rows, 0), (up, out, up.rows, 0)]
+    if parts[0][0].type == parts[1][0].type:
+        _product(GATE_UP, h, norm_weight, eps, parts, pdl)
+    else:
+        _product(NORM_MATVEC, h, norm_weight, eps, parts[:1], pdl)
+        _product(GATE_BY, h, norm_weight, eps, parts[1:], pdl)
+
+
+def _product(kind: int, x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, parts: list[Part], pdl: bool) -> None:
+    type, device, (n, cols) = parts[0][0].type, x.device, x.shape
+    _check("activations", x, (n, cols), device)
+    if not 1 <= n <= MOST_ROWS:
+        raise ShapeError(f"{n} rows of activations, expected 1 to {MOST_ROWS}")
+    if norm_weight is not None:
+        _check("weights of the norm", norm_weight, (cols,), device)
+    for m, out, rows, _ in parts:
+        _check_matrix(m, cols, device)
+        _check("result", out, (n, rows), device)
+    index = device_index(device)
+    processors, limit = limits(index)
+    rows = parts[0][2] if kind == GATE_UP else sum(r for _, _, r, _ in parts)
+    if type.is_float:
+        split = 4 if rows < 16 * processors else 1
+        at_once, warps, per_block = min(n, limit // (cols * 4)), max(split, 4), max(split, 4) // split
+        blocks = min(-(-rows // per_block), processors * (2048 // (32 * warps)))
+    else:
+        at_once, chosen = n, plan(type, cols, n, kind, limit)
+        while chosen.shared > limit - 2048 and at_once > 1:  # long rows of activations: some of them at a time
+            at_once = -(-at_once // 2)
+            chosen = plan(type, cols, at_once, kind, limit)
+        blocks, warps = min(processors, -(-rows // chosen.warps)), chosen.warps
+    if at_once < 1:
+        raise ShapeError(f"activations of {cols} elements do not fit into the {limit} bytes of shared memory of {device}")
+    with torch.cuda.device(index):
+        for first in range(0, n, at_once):
+            here = x[first : first + at_once]
+            arguments = []
+            for m, out, r, begin in parts:
+                arguments += [m.data, out[first:], np.int32(r), np.int32(begin), np.int32(m.total_rows)]
+            arguments += [None, None, np.int32(0), np.int32(0), np.int32(0)] * (3 - len(parts))
+            if type.is_float:
+                spec, shared = float_spec(type, cols, len(here), kind, split), len(here) * cols * 4
+            else:
+                cut = plan(type, cols, len(here), kind, limit)
+                spec, shared = quantized_spec(type, cols, len(here), kind, cut), cut.shared
+            launch(function(spec, NAMES[kind], index), blocks, 32 * warps, here, norm_weight, np.float32(eps), *arguments, shared=shared, pdl=pdl)
+
+
+def expert_gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, gate: PackedMatrix, up: PackedMatrix | None,
+                   ids: torch.Tensor, out: torch.Tensor, *, pdl: bool = True) -> None:
+    """out float32[n, k, ff] = silu(gate_e times x) * (up_e times x), x = rms_norm(h) for h float32[n, cols], and the experts
+    e = ids int32[n, k], 1 <= k <= 32; 0 where an id is negative. Without `up`, the first half of each expert's rows is the gate.
+
+    ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids are not checked."""
+    n, cols = h.shape
+    ff, device = gate.rows if up is not None else gate.rows // 2, h.device
+    first_up, up = (0, up) if up is not None else (ff, gate)
+    _check("activations", h, (n, cols), device)
+    if norm_weight is not None:
+        _check("weights of the norm", norm_weight, (cols,), device)
+    k = _check_slots(ids, n, device)
+    _check("result", out, (n, k, ff), device)
+    for m in (gate, up):
+        _check_matrix(m, cols, device, experts=True)
+    if (up.type, up.rows, up.n_matrices) != (gate.type, gate.rows, gate.n_matrices):
+        raise ShapeError(f"gate and up are {gate.n_matrices} matrices of {gate.rows} rows of {gate.type} and {up.n_matrices} of {up.rows} of {up.type}")
+    index = device_index(device)
+    processors, limit = limits(index)
+    cut = plan(gate.type, cols, 1, EXPERT_GATE_UP, limit)
+    with torch.cuda.device(index):
+        launch(function(quantized_spec(gate.type, cols, 1, EXPERT_GATE_UP, cut), NAMES[EXPERT_GATE_UP], index),
+               (min(processors, -(-k * ff // cut.warps)), n), 32 * cut.warps, h, norm_weight, np.float32(eps), gate.data, up.data,
+               np.int64(gate.total_rows), np.int32(gate.rows), np.int32(first_up), ids, np.int32(k), np.int32(ff), out, shared=cut.shared, pdl=pdl)
+
+
+def expert_down_add(x: torch.Tensor, down: PackedMatrix, ids: torch.Tensor, weights: torch.Tensor, h: torch.Tensor, *, pdl: bool = True) -> None:
+    """h float32[n, rows] += sum over slots of weights[n, slot] * (down_e times x[n, slot]) for x float32[n, k, cols], experts
+    e = ids int32[n, k] and weights float32[n, k]. A slot with a negative id adds nothing; slots are summed in ascending order.
+
+    ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids are not checked."""
+    n, k, cols = x.shape
+    device = x.device
+    _check("activations", x, (n, k, cols), device)
+    if _check_slots(ids, n, device) != k:
+        raise ShapeError(f"{ids.shape[1]} experts for {k} slots")
+    _check("weights of the experts", weights, (n, k), device)
+    _check("result", h, (n, down.rows), device)
+    _check_matrix(down, cols, device, experts=True)
+    index = device_index(device)
+    processors, limit = limits(index)
+    cut = plan(down.type, cols, k, EXPERT_DOWN, limit)
+    if cut.shared > limit - 2048:
+        raise ShapeError(f"{k} experts of {cols} elements do not fit into the {limit} bytes of shared memory of {device}")
+    with torch.cuda.device(index):
+        launch(function(quantized_spec(down.type, cols, k, EXPERT_DOWN, cut), NAMES[EXPERT_DOWN], index),
+               (min(processors, -(-down.rows // cut.warps)), n), 32 * cut.warps, x, down.data, np.int64(down.total_rows), np.int32(down.rows), ids,
+               weights, h, shared=cut.shared, pdl=pdl)
+
+
+def _check(what: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape or tensor.device != device or not tensor.is_contiguous() or not tensor.is_cuda:
+        raise ShapeError(f"{what}: {tensor.dtype}{list(tensor.shape)} on {tensor.device}, expected contiguous {dtype}{list(shape)} on {device}")
+
+
+def _check_slots(ids: torch.Tensor, n: int, device: torch.device) -> int:
+    if ids.ndim != 2 or not 1 <= ids.shape[1] <= MOST_SLOTS:
+        raise ShapeError(f"ids of experts have the shape {list(ids.shape)}, expected [{n}, 1 to {MOST_SLOTS}]")
+    _check("ids of experts", ids, (n, ids.shape[1]), device, torch.int32)
+    return ids.shape[1]
+
+
+def _check_matrix(m: PackedMatrix, cols: int, device: torch.device, experts: bool = False) -> None:
+    if m.cols != cols or m.device != device:
+        raise ShapeError(f"a matrix with rows of {m.cols} elements on {m.device} for activations of {cols} on {device}")
+    if not supported(m.type, experts=experts):
+        raise UnsupportedTypeError(f"there is no matrix-vector kernel for {'experts' if experts else 'matrices'} of {m.type}")

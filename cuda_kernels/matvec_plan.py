@@ -1,0 +1,122 @@
+"""How a matrix-vector product is cut up, from shapes and device alone, and the kernel spec of each cut. See matvec_ring.cuh."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from ..formats.types import GGMLType
+from .compile import KernelSpec
+from .layouts import packed_layout, packed_types, plain_type, unit_header
+
+NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec.cu and matvec_float.cu
+EXPERT_GATE_UP, EXPERT_DOWN = 4, 5
+NAMES = ("norm_matvec", "matvec_add", "gate_up", "gate_by", "expert_gate_up", "expert_down")
+MOST_ROWS = 8  # of activations
+MOST_SLOTS = 32  # experts of a token
+
+_GRANULE = {"Q8_0": 16, "IQ2_K": 64}  # elements that a lane takes at once, G of the formats; 32 for all others
+_OWN = {"IQ4_K": "iq_k", "IQ2_K": "iq_k", "IQ4_KS": "iq_ks", "Q4_K": "k", "Q6_K": "k", "Q8_0": "legacy"}  # matvec_*.cuh; others are generic
+_RING = 80 << 10  # bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the gap between kernels
+_WARPS = 16
+_RESERVED = 2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`steps` of 32 granules make a row; a stage is `stage_steps` of them of `stage_rows` rows; each of `warps` warps has `slots` stages
+    on their way. `shared`: bytes of shared memory of a block. `resident`: blocks whose registers fit on a multiprocessor at once."""
+
+    steps: int
+    stage_steps: int
+    stage_rows: int
+    slots: int
+    warps: int
+    shared: int
+    resident: int
+
+
+def granule(type: GGMLType) -> int:
+    return _GRANULE.get(type.name, 32)
+
+
+def stage_bytes(type: GGMLType, cols: int, stage_steps: int) -> int:
+    """Shared memory for a stage of one row: Ring::ROW of matvec_ring.cuh."""
+    total, elements = 0, stage_steps * 32 * granule(type)
+    for _, n, per_row in packed_layout(type).planes:
+        piece, row = (n, n) if per_row else (elements // type.block_size * n, cols // type.block_size * n)
+        total += piece if row % 16 == 0 and piece % 16 == 0 else -(-piece // 16) * 16 + 16
+    return total
+
+
+def activation_bytes(type: GGMLType, steps: int) -> int:
+    """Of one row in 8 bits: Activations::BYTES of matvec_common.cuh."""
+    return 32 * steps * (granule(type) + (16 if granule(type) == 32 else 8))
+
+
+def _divisor(n: int, most: int) -> int:
+    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
+
+
+@functools.cache
+def plan(type: GGMLType, cols: int, n: int, kind: int, limit: int) -> Plan:
+    """For rows of `cols` weights and n rows of activations (of EXPERT_DOWN: n slots), on a device that has `limit` bytes of shared memory
+    for a block. `shared` is larger than that where n is too much."""
+    steps = -(-cols // (32 * granule(type)))
+    if steps > 4 and _divisor(steps, 4) == 1:
+        steps += 1  # a row of an odd number of steps is made up to an even one
+    stage_rows = 2 if kind in (GATE_UP, EXPERT_GATE_UP) else 1
+    x = n * activation_bytes(type, steps)
+    room = min(_RING, limit - _RESERVED - x) // _WARPS  # of a warp
+    most = next((k for k in range(7, 1, -1) if 2 * stage_rows * stage_bytes(type, cols, k) <= room), 1)
+    stage_steps = _divisor(steps, most)
+    slot = stage_rows * stage_bytes(type, cols, stage_steps)
+    slots = max(2, min(8, room // slot))
+    resident = 2 if n == 1 or kind == EXPERT_DOWN else 1
+    return Plan(steps, stage_steps, stage_rows, slots, _WARPS, x + _WARPS * slots * slot, resident)
+
+
+@functools.cache
+def quantized_spec(type: GGMLType, cols: int, n: int, kind: int, plan: Plan) -> KernelSpec:
+    """The kernel of a product with a quantized type."""
+    experts = kind >= EXPERT_GATE_UP
+    defines = {"TYPE": type.name, "COLS": cols, "X_ROWS": n, "KIND": kind - EXPERT_GATE_UP if experts else kind, "KERNEL": NAMES[kind],
+               "UNITS_IN_SHARED": 1, "STEPS": plan.steps, "STAGE_STEPS": plan.stage_steps, "STAGE_ROWS": plan.stage_rows,
+               "SLOTS": plan.slots, "WARPS": plan.warps, "BLOCKS": plan.resident}
+    own = (f"matvec_{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
+    return KernelSpec(f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{plan.stage_steps}_{plan.slots}", (unit_header(type), *own,
+                      "experts.cu" if experts else "matvec.cu"), tuple((k, str(v)) for k, v in defines.items()), (NAMES[kind],))
+
+
+@functools.cache
+def float_spec(type: GGMLType, cols: int, n: int, kind: int, split: int) -> KernelSpec:
+    """The kernel of a product with F32, F16 or BF16; `split` warps share a row of weights."""
+    warps, vectors = max(split, 4), cols * type.block_bytes // 16
+    defines = {"TYPE": type.name, "BYTES": type.block_bytes, "COLS": cols, "X_ROWS": n, "KIND": kind, "KERNEL": NAMES[kind], "WARPS": warps,
+               "SPLIT": split, "UNROLL": min(4, -(-vectors // (32 * split)))}
+    return KernelSpec(f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}", ("matvec_float.cu",),
+                      tuple((k, str(v)) for k, v in defines.items()), (NAMES[kind],))
+
+
+@functools.cache
+def limits(device: int) -> tuple[int, int]:
+    """Multiprocessors of a CUDA device, and bytes of shared memory that a thread block can have."""
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.shared_memory_per_block_optin
+
+
+def sample_specs() -> list[KernelSpec]:
+    """One row length for each kind of kernel and type, as any other is compiled when it is met."""
+    found, limit = [], 99 << 10
+    for name in packed_types():
+        type = plain_type(name)
+        if type.is_float:
+            found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4))
+            continue
+        kinds = (NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY, EXPERT_GATE_UP, EXPERT_DOWN) if name in _OWN else (MATVEC_ADD,)
+        for kind in kinds:
+            cols, n = {EXPERT_GATE_UP: (2048, 1), EXPERT_DOWN: (768, 8)}.get(kind, (4096, 1))
+            found.append(quantized_spec(type, cols, n, kind, plan(type, cols, n, kind, limit)))
+    return found

@@ -1,0 +1,173 @@
+"""Matrix-vector kernels against float64, on a GPU; how products are cut up, anywhere."""
+
+import numpy as np
+import pytest
+import torch
+
+from iqforge.cuda_kernels import matvec, matvec_plan
+from iqforge.cuda_kernels.layouts import packed_types
+from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
+from iqforge.errors import ShapeError
+from iqforge.formats.types import ggml_type
+from iqforge.runtime.random_blocks import random_rows
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+TYPES = packed_types()
+QUANTIZED = [name for name in TYPES if ggml_type(name).is_quantized]
+EPS = 1e-5
+
+
+def matrix(name, rows, cols, n_matrices=1, seed=0):
+    data = random_rows(name, rows * n_matrices, cols, 0.05, np.random.default_rng([seed, rows, cols]))
+    return pack_matrix(name, [data], rows, cols, n_matrices, "cuda")
+
+
+def weights(m):
+    return decode_matrix(m, torch.float32).double().view(m.n_matrices, m.rows, m.cols)
+
+
+def rounded(x, type):
+    """Activations as the kernels see them: 8 bits, a scale of max / 127 per 32, for quantized matrices."""
+    x = x.float()
+    if type.is_float:
+        return x.double()
+    groups = x.reshape(*x.shape[:-1], -1, 32)
+    most = groups.abs().amax(-1, keepdim=True)
+    q = torch.round(groups * torch.where(most > 0, 127 / most, 0))
+    return (q.double() * (most / 127).double()).reshape(x.shape)
+
+
+def normed(h, weight, type):
+    x = h.double()
+    x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * (1 if weight is None else weight.double())
+    return rounded(x, type)
+
+
+def silu(x):
+    return x / (1 + (-x).exp())
+
+
+def assert_close(actual, expected):
+    """One activation in a million may be rounded to the other side: the norm's last bits differ."""
+    assert torch.isfinite(actual).all()
+    assert (actual.double() - expected).norm() < 1e-4 * expected.norm()
+
+
+def draw(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
+
+
+def poison(*shape):
+    return torch.full(shape, float("nan"), device="cuda")
+
+
+@pytest.mark.parametrize("name", TYPES)
+class TestOnGpu:
+    pytestmark = gpu
+
+    @pytest.mark.parametrize(("n", "cols"), [(1, 512), (1, 2816), (3, 1024), (8, 4096)])
+    def test_norm_matvec(self, name, n, cols):
+        """Three matrices in a launch, a fourth of another type in another; rows that are no multiple of what a block does."""
+        ms = [matrix(name, rows, cols, seed=i) for i, rows in enumerate((133, 17, 64))] + [matrix("Q8_0", 40, cols)]
+        h, w, outs = 3 * draw(n, cols), draw(cols, seed=2), [poison(n, m.rows) for m in ms]
+        matvec.norm_matvec(h, w, EPS, ms, outs)
+        for m, out in zip(ms, outs, strict=True):
+            assert_close(out, normed(h, w, m.type) @ weights(m)[0].T)
+        matvec.norm_matvec(h, None, EPS, ms[:1], outs[:1])
+        assert_close(outs[0], normed(h, None, ms[0].type) @ weights(ms[0])[0].T)
+
+    @pytest.mark.parametrize(("n", "cols"), [(1, 768), (1, 14336), (5, 1024)])
+    def test_matvec_add(self, name, n, cols):
+        m, x, h = matrix(name, 2200, cols), draw(n, cols), draw(n, 2200, seed=2)
+        expected = h.double() + rounded(x, m.type) @ weights(m)[0].T
+        matvec.matvec_add(x, m, h)
+        assert_close(h, expected)
+
+    @pytest.mark.parametrize(("n", "other"), [(1, None), (4, None), (1, "Q4_K")])
+    def test_gate_up(self, name, n, other):
+        """Apart, merged, and of two types."""
+        gate, up = matrix(name, 90, 1024), matrix(other or name, 90, 1024, seed=1)
+        h, w, out = draw(n, 1024), draw(1024, seed=2), poison(n, 90)
+        g, u = (normed(h, w, m.type) @ weights(m)[0].T for m in (gate, up))
+        matvec.gate_up(h, w, EPS, gate, up, out)
+        assert_close(out, silu(g) * u)
+        y = normed(h, w, gate.type) @ weights(gate)[0].T
+        matvec.gate_up(h, w, EPS, gate, None, merged := poison(n, 45))
+        assert_close(merged, silu(y[:, :45]) * y[:, 45:])
+
+    @pytest.mark.parametrize("merged", [False, True])
+    def test_experts(self, name, merged):
+        if ggml_type(name).is_float:
+            pytest.skip("no experts of floats")
+        n, k, ff, width = 2, 3, 768, 512
+        gate, up = matrix(name, 2 * ff if merged else ff, width, 5), None if merged else matrix(name, ff, width, 5, seed=1)
+        down, ids = matrix(name, width, ff, 5, seed=2), torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32, device="cuda")
+        h, w, by, out = draw(n, width), draw(width, seed=2), draw(n, k, seed=3).abs(), poison(n, k, ff)
+        matvec.expert_gate_up(h, w, EPS, gate, up, ids, out)
+        x, chosen = normed(h, w, gate.type), ids.clamp(min=0).long()
+        both = torch.einsum("nc,nkrc->nkr", x, torch.cat([weights(gate)] + ([] if merged else [weights(up)]), dim=1)[chosen])
+        used = (ids >= 0)[..., None]
+        assert_close(out, silu(both[..., :ff]) * both[..., ff:] * used)
+        y = torch.einsum("nkc,nkrc->nkr", rounded(out, down.type), weights(down)[chosen]) * by[..., None] * used
+        expected = h.double() + y.sum(1)
+        matvec.expert_down_add(out, down, ids, by, h)
+        assert_close(h, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_chain_repeats_bit_for_bit():
+    """Products that depend on one another, in a graph with and without overlap, give the bits of single launches."""
+    up, down = [matrix("IQ4_K", 1024, 512, seed=i) for i in range(2)], matrix("Q6_K", 512, 1024)
+    w, start, hidden, h = draw(512), draw(1, 512, seed=2), poison(1, 1024), poison(1, 512)
+
+    def steps(pdl):
+        h.copy_(start)
+        for _ in range(20):
+            matvec.gate_up(h, w, EPS, *up, hidden, pdl=pdl)
+            matvec.matvec_add(hidden, down, h, pdl=pdl)
+
+    steps(False)
+    expected = h.clone()
+    for pdl in (False, True):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            steps(pdl)
+        for _ in range(5):
+            h.fill_(0)
+            graph.replay()
+            assert torch.equal(h, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_what_does_not_fit_is_named():
+    m, h = matrix("Q4_K", 64, 512), draw(1, 512)
+    with pytest.raises(ShapeError, match="9 rows of activations, expected 1 to 8"):
+        matvec.matvec_add(draw(9, 512), m, draw(9, 64))
+    with pytest.raises(ShapeError, match=r"result: torch.float32\[1, 63\]"):
+        matvec.norm_matvec(h, None, EPS, [m], [draw(1, 63)])
+    with pytest.raises(ShapeError, match="rows of 512 elements"):
+        matvec.matvec_add(draw(1, 256), m, draw(1, 64))
+    with pytest.raises(ShapeError, match="ids of experts"):
+        matvec.expert_gate_up(h, None, EPS, m, None, torch.zeros(1, 33, dtype=torch.int32, device="cuda"), draw(1, 33, 32))
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("cols", [512, 768, 2048, 2816, 4096, 8192, 11008, 14336, 28672])
+def test_plans_cover_rows_and_fit(name, cols):
+    """Steps cover a row with less than one stage of waste, and rings fit beside the activations, on every architecture's shared memory."""
+    type = ggml_type(name)
+    for limit in (99 << 10, 163 << 10, 227 << 10):
+        for kind in (matvec_plan.NORM_MATVEC, matvec_plan.MATVEC_ADD, matvec_plan.GATE_UP, matvec_plan.EXPERT_GATE_UP):
+            cut = matvec_plan.plan(type, cols, 1, kind, limit)
+            elements = 32 * matvec_plan.granule(type)
+            assert cut.steps % cut.stage_steps == 0 and cols <= cut.steps * elements < cols + 2 * elements
+            assert cut.slots >= 2 and cut.shared <= limit - 2048
+
+
+def test_floats_have_no_expert_kernels():
+    for name in TYPES:
+        assert matvec.supported(ggml_type(name))
+        assert matvec.supported(ggml_type(name), experts=True) != ggml_type(name).is_float
+    assert not matvec.supported(ggml_type("I32"))
