@@ -1,11 +1,11 @@
 // Matrix-vector products on F32, F16 and BF16 matrices for 1..8 rows of activations, all in float32.
 //
-// Macros: TYPE, BYTES (of a weight), COLS, X_ROWS, WARPS, SPLIT (warps that share a row of weights: the router's few rows would not keep a
+// Macros: TYPE, WEIGHT_BYTES, COLS, X_ROWS, WARPS, SPLIT (warps that share a row of weights: the router's few rows would not keep a
 // device busy otherwise), UNROLL (loads of 16 bytes on their way per lane), KIND and KERNEL as in matvec.cu.
 #include "matvec_common.cuh"
 
 constexpr bool NORM = KIND != 1, GATED = KIND == 2;
-constexpr int E = 16 / BYTES, VECTORS = COLS / E, PER = (VECTORS + 32 * SPLIT - 1) / (32 * SPLIT);   // weights and vectors of a lane
+constexpr int E = 16 / WEIGHT_BYTES, VECTORS = COLS / E, PER = (VECTORS + 32 * SPLIT - 1) / (32 * SPLIT);   // weights and vectors of a lane
 enum { F32, F16, BF16 };
 
 DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
@@ -37,10 +37,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL(
   const int items = GATED ? rows0 : rows0 + rows1 + rows2, stride = gridDim.x * (WARPS / SPLIT), begin = blockIdx.x * (WARPS / SPLIT) + warp / SPLIT;
 
   auto weights = [&](int item, int k) -> const uint8_t* {   // of gate or up (k), or of a row of one of the matrices
-    if (GATED) return (k ? base1 : base0) + (int64_t)((k ? first1 : first0) + item) * (COLS * BYTES);
-    if (item < rows0) return base0 + (int64_t)(first0 + item) * (COLS * BYTES);
-    if (item < rows0 + rows1) return base1 + (int64_t)(first1 + item - rows0) * (COLS * BYTES);
-    return base2 + (int64_t)(first2 + item - rows0 - rows1) * (COLS * BYTES);
+    if (GATED) return (k ? base1 : base0) + (int64_t)((k ? first1 : first0) + item) * (COLS * WEIGHT_BYTES);
+    if (item < rows0) return base0 + (int64_t)(first0 + item) * (COLS * WEIGHT_BYTES);
+    if (item < rows0 + rows1) return base1 + (int64_t)(first1 + item - rows0) * (COLS * WEIGHT_BYTES);
+    return base2 + (int64_t)(first2 + item - rows0 - rows1) * (COLS * WEIGHT_BYTES);
   };
   auto result = [&](int item, int n) -> float* {
     if (GATED || item < rows0) return out0 + (int64_t)n * rows0 + item;

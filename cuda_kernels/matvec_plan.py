@@ -69,13 +69,16 @@ def plan(type: GGMLType, cols: int, n: int, kind: int, limit: int) -> Plan:
         steps += 1  # a row of an odd number of steps is made up to an even one
     stage_rows = 2 if kind in (GATE_UP, EXPERT_GATE_UP) else 1
     x = n * activation_bytes(type, steps)
-    room = min(_RING, limit - _RESERVED - x) // _WARPS  # of a warp
+    warps = _WARPS
+    while warps > 4 and 2 * warps * stage_rows * stage_bytes(type, cols, 1) > limit - _RESERVED - x:
+        warps //= 2
+    room = min(_RING, limit - _RESERVED - x) // warps  # of a warp
     most = next((k for k in range(7, 1, -1) if 2 * stage_rows * stage_bytes(type, cols, k) <= room), 1)
     stage_steps = _divisor(steps, most)
     slot = stage_rows * stage_bytes(type, cols, stage_steps)
     slots = max(2, min(8, room // slot))
     resident = 2 if n == 1 or kind == EXPERT_DOWN else 1
-    return Plan(steps, stage_steps, stage_rows, slots, _WARPS, x + _WARPS * slots * slot, resident)
+    return Plan(steps, stage_steps, stage_rows, slots, warps, x + warps * slots * slot, resident)
 
 
 @functools.cache
@@ -94,7 +97,7 @@ def quantized_spec(type: GGMLType, cols: int, n: int, kind: int, plan: Plan) -> 
 def float_spec(type: GGMLType, cols: int, n: int, kind: int, split: int) -> KernelSpec:
     """The kernel of a product with F32, F16 or BF16; `split` warps share a row of weights."""
     warps, vectors = max(split, 4), cols * type.block_bytes // 16
-    defines = {"TYPE": type.name, "BYTES": type.block_bytes, "COLS": cols, "X_ROWS": n, "KIND": kind, "KERNEL": NAMES[kind], "WARPS": warps,
+    defines = {"TYPE": type.name, "WEIGHT_BYTES": type.block_bytes, "COLS": cols, "X_ROWS": n, "KIND": kind, "KERNEL": NAMES[kind], "WARPS": warps,
                "SPLIT": split, "UNROLL": min(4, -(-vectors // (32 * split)))}
     return KernelSpec(f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}", ("matvec_float.cu",),
                       tuple((k, str(v)) for k, v in defines.items()), (NAMES[kind],))

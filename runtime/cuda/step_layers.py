@@ -102,7 +102,7 @@ class StepMoE(_Executor):
         self.n_experts, self.n_used, self.reduction, e = moe.n_experts, moe.n_used, moe.reduction, moe.experts
         self.router = float_matrix(moe.router, context)
         self.down = on_device(e.down, context)
-        self.gate_up = [on_device(e.gate_up, context)] if e.gate_up is not None else [on_device(e.gate, context), on_device(e.up, context)]
+        self.gate_up = [on_device(e.gate_up, context), None] if e.gate_up is not None else [on_device(e.gate, context), on_device(e.up, context)]
 
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         ids, weights = frame.buffer("experts", self.n_used, torch.int32), frame.buffer("expert weights", self.n_used)
