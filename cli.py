@@ -25,6 +25,7 @@ COMMANDS = {
     "quantize-bench": (".quantize.benchmark", "how fast and how well each type is quantized, beside a reference library"),
     "gguf-split": (".convert.split_command", "split a GGUF file into shards, or merge them"),
     "bench": (".runtime.bench_command", "speed of prompts and of generation, also on random weights of a real shape"),
+    "sweep-bench": (".runtime.bench_sweep", "speed of prompts and of generation as the context fills"),
     "profile": (".runtime.profile_command", "time per kernel and layer as table and SVG timeline"),
     "generate": (".runtime.generate_command", "text that follows a prompt"),
     "perplexity": (".runtime.evaluate.command", "perplexity and KL divergence"),

@@ -104,7 +104,7 @@ def run_test(model, test: Test, settings: CacheSettings = CacheSettings(), *, n_
     """Measure one test on a `Model`. The context holds exactly the tokens of the test. UsageError where the cache types do not fit."""
     state = model.new_state(test.n_ctx, settings)
     result = Result(test, [], Cost.of(model, state), n_batch)
-    runner = _Runner(model, state, n_batch, torch.Generator().manual_seed(seed))
+    runner = Runner(model, state, n_batch, torch.Generator().manual_seed(seed))
     say = progress or (lambda line: None)
     if warmup:
         say("warm-up")
@@ -127,7 +127,7 @@ def run_test(model, test: Test, settings: CacheSettings = CacheSettings(), *, n_
     return result
 
 
-class _Runner:
+class Runner:
     """Random tokens into one sequence."""
 
     def __init__(self, model, state: State, n_batch: int, generator: torch.Generator):

@@ -72,16 +72,16 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 def _name_engine(engine, undo: ExitStack) -> None:
     """Executors of the fast path, which hold their modules' weights themselves, and the operations that they are made of."""
-    from ..cuda_kernels import matvec
-
     prompt, steps = engine.prompt, engine.steps
     _replace(prompt, "_steps", [(layer, Named(step, f"blk.{layer}", _kind(step))) for layer, step in prompt._steps], undo)
     if steps is not None:
+        from ..cuda_kernels import matvec
+
         _replace(steps, "_branches", [Named(step, f"blk.{step.branch.layer}", _kind(step)) for step in steps._branches], undo)
         _replace(steps, "_embedding", Named(steps._embedding, "token_embd", "token_embd"), undo)
         _replace(steps, "_output", Named(steps._output, "output", "output"), undo)
-    for name in ("norm_matvec", "gate_up", "matvec_add", "expert_gate_up", "expert_down_add"):
-        _replace(matvec, name, _named_operation(getattr(matvec, name), name), undo)
+        for name in ("norm_matvec", "gate_up", "matvec_add", "expert_gate_up", "expert_down_add"):
+            _replace(matvec, name, _named_operation(getattr(matvec, name), name), undo)
 
 
 def _named_operation(function, name: str):
