@@ -111,8 +111,8 @@ def run(args: argparse.Namespace, api) -> int:
     setting = settings[0]
     torch.set_num_threads(setting["n_threads"])
     about = {"n_kv_max": args.ctx_size, "n_batch": setting["n_batch"], "n_ubatch": setting["n_ubatch"],
-             "flash_attn": int(setting["flash_attn"]), "n_gpu_layers": setting["n_gpu_layers"] if device.type == "cuda" else 0, "n_threads": setting["n_threads"],
-             "n_threads_batch": setting["n_threads"]}
+             "flash_attn": int(setting["flash_attn"]), "n_gpu_layers": setting["n_gpu_layers"] if device.type == "cuda" else 0,
+             "n_threads": setting["n_threads"], "n_threads_batch": setting["n_threads"]}
     with open_model(args.model or args.synthetic, args.model is None, device, setting, context=args.ctx_size + args.n_predict,
                     fit_margin=args.fit, verbose=args.verbose) as model:
         before = _device_bytes(device)
