@@ -72,9 +72,22 @@ def test_logits_are_those_of_the_cpu_and_repeat(models, name, type):
         assert (first.cpu() - expected).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("request_", [Request(gpu_layers=0), Request(gpu_layers=1), Request(cpu_experts=1), Request(cpu_experts=ALL),
-                                      Request(overrides=parse_overrides(r"attn_v=CPU,ffn_down=CPU,output=CPU,token_embd=CPU")),
-                                      Request(gpu_layers=1, overrides=parse_overrides(r"blk\.0\.ffn=CUDA0"))])
+PLACEMENTS = [Request(gpu_layers=0), Request(gpu_layers=1), Request(overrides=parse_overrides(r"ffn_down(_exps)?=CPU")),
+              Request(overrides=parse_overrides(r"attn_v=CPU,output=CPU,token_embd=CPU")),
+              Request(gpu_layers=1, overrides=parse_overrides(r"blk\.0\.=CUDA0"))]
+
+
+def test_experts_on_the_cpu(models):
+    expected = forward(models["moe-Q6_0"])
+    for request in (Request(cpu_experts=1), Request(cpu_experts=ALL)):
+        for precision, most in (("f32", 1e-5), ("bf16", 0.03)):
+            with load_model(models["moe-Q6_0"], "cuda", precision=precision, placement=request) as model:
+                assert {p.device.type for p in model.weights.parameters if "_exps" in p.name} == {"cpu"} | (
+                    {"cuda"} if request.cpu_experts == 1 else set())
+                assert relative(model.forward(TOKENS).cpu(), expected).median() < most
+
+
+@pytest.mark.parametrize("request_", PLACEMENTS)
 @pytest.mark.parametrize("name", ["llama-IQ4_K", "moe-Q6_0"])
 def test_whatever_stays_on_the_cpu(models, name, request_):
     expected = forward(models[name])
@@ -170,3 +183,61 @@ def test_devices_that_are_not_there(models):
     with pytest.raises(UsageError, match="q8_kv"):
         with load_model(models["llama-F32"], **GPU) as model:
             model.new_state(10, CacheSettings("q8_KV", "f16"))
+
+
+# ---- the fast path behind a model
+
+
+def relative(x: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+    return (x - full).square().mean(-1).sqrt() / full.square().mean(-1).sqrt()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "f16"])
+@pytest.mark.parametrize("name", ["llama-IQ4_K", "moe-Q6_0", "llama-BF16"])
+def test_half_precision_is_near_and_repeats(models, name, precision):
+    expected, prompt = forward(models[name]), TOKENS[:30]
+    with load_model(models[name], "cuda", precision=precision) as model:
+        first, second = model.forward(TOKENS), model.forward(TOKENS)
+        assert torch.equal(first, second)
+        assert relative(first.cpu(), expected).median() < 0.03
+        state = model.new_state(64)
+        stepped = torch.cat([model.extend(prompt, state, all_logits=True), *(model.extend([t], state)[None] for t in TOKENS[30:])])
+        assert relative(stepped.cpu(), expected).median() < 0.03
+        tokens = [list(generate_tokens(model, prompt, 30, sampling)) for sampling in (GREEDY, Sampling(seed=1)) for _ in range(2)]
+        assert tokens[0] == tokens[1] and tokens[2] == tokens[3] and len(tokens[0]) == 30
+
+
+@pytest.mark.parametrize("request_", PLACEMENTS)
+@pytest.mark.parametrize("name", ["llama-IQ4_K", "moe-Q6_0"])
+def test_fast_and_slow_layers_together(models, name, request_):
+    expected, slow = forward(models[name]), []
+    with load_model(models[name], "cuda", placement=request_, verbose=slow.append) as model:
+        assert relative(model.forward(TOKENS).cpu(), expected).median() < 0.03
+        state = model.new_state(64)
+        stepped = torch.cat([model.extend(TOKENS[:30], state, all_logits=True), *(model.extend([t], state)[None] for t in TOKENS[30:])])
+        assert relative(stepped.cpu(), expected).median() < 0.03
+    assert slow and all(line.startswith("slow path: ") for line in slow)
+
+
+@pytest.mark.parametrize("switches", [Switches(merge_gate_up=True), Switches(flash_attention=False), Switches(ser=(1, 0.4))])
+def test_switches_in_half_precision(models, switches):
+    path = models["moe-Q8_0"]
+    expected = forward(path, switches=switches)
+    with load_model(path, "cuda", switches=switches) as model:
+        assert relative(model.forward(TOKENS).cpu(), expected).median() < 0.03
+        state = model.new_state(64)
+        stepped = torch.cat([model.extend([t], state)[None] for t in TOKENS])
+        assert relative(stepped.cpu(), expected).median() < 0.03
+
+
+@pytest.mark.parametrize("name", ["mini-llama", "mini-qwen3moe"])
+def test_perplexity_of_trained_models(name, tmp_path):
+    text = shared("text/wiki.test.txt")
+    model = iqforge.convert_model(shared(f"models/{name}"), tmp_path / "m.gguf")
+    path = tmp_path / "q.gguf"
+    iqforge.quantize_model(model, path, "IQ4_K", pure=True, token_embedding_type="q8_0", output_tensor_type="q8_0")
+    expected = iqforge.measure_perplexity(path, text, chunks=10).perplexity
+    for precision, most in (("f32", 2e-4), ("bf16", 2e-3), ("f16", 2e-3)):
+        with load_model(path, "cuda", precision=precision) as gpu:
+            first, second = (iqforge.measure_perplexity(gpu, text, chunks=10).perplexity for _ in range(2))
+        assert first == second and abs(first / expected - 1) < most

@@ -62,6 +62,8 @@ def choose(table: dict[type, Callable], branch: Branch, context) -> object | Non
     try:
         if factory is None:
             raise Slow("no kernels for this kind of layer")
+        if branch.norm.weight.device != context.device:
+            raise Slow(f"the layer works on {branch.norm.weight.device}")
         return factory(branch, context)
     except Slow as reason:
         context.report(type(branch.module).__name__, str(reason), branch.layer)
