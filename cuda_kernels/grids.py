@@ -10,6 +10,7 @@ import numpy as np
 
 from ..formats import grids
 from ..formats.codecs import trellis
+from ..formats.types import GGMLType
 from .tables import words_function
 
 _AS_THEY_ARE = {"value": (1, 0)}
@@ -17,6 +18,16 @@ _AS_THEY_ARE = {"value": (1, 0)}
 _GRIDS = {"IQ2_XXS": (grids.IQ2_XXS_GRID, _AS_THEY_ARE), "IQ2_XS": (grids.IQ2_XS_GRID, _AS_THEY_ARE),
           "IQ2_S": (grids.IQ2_S_GRID, _AS_THEY_ARE), "IQ3_XXS": (grids.IQ3_XXS_GRID, _AS_THEY_ARE), "IQ3_S": (grids.IQ3_S_GRID, _AS_THEY_ARE),
           "IQ1": (grids.IQ1_S_GRID, {"more": (8, 1), "less": (8, -1)})}
+
+_USERS = {name: name for name in _GRIDS} | {name: "IQ1" for name in ("IQ1_S", "IQ1_M", "IQ1_S_R4", "IQ1_M_R4")}
+
+
+def shared_bytes(type: GGMLType) -> int:
+    """Static shared memory that a kernel takes for the table of a type, see prepare_unit in units/common.cuh; 0 where there is none."""
+    if (name := _USERS.get(type.name)) is None:
+        return 0
+    entries = _GRIDS[name][0]
+    return len(entries) * entries.shape[1] // 2
 
 
 def grids_header() -> str:
@@ -51,7 +62,7 @@ def _struct(name: str, grid: np.ndarray, tables: dict[str, tuple[int, int]]) -> 
 {rows}}};
 alignas(16) static __shared__ uint32_t {name}_SHARED[{len(words)}];
 struct {name}_GRID {{
-  static constexpr int SIZE = {len(grid)};
+  static constexpr int BYTES = {4 * len(words)};
 {functions}  static __device__ __forceinline__ void prepare(int thread, int threads) {{
     const uint4* entries = reinterpret_cast<const uint4*>({name}_ENTRIES);
     for (int n = thread; n < {len(words) // 4}; n += threads) reinterpret_cast<uint4*>({name}_SHARED)[n] = entries[n];

@@ -18,8 +18,8 @@ What every tensor storage type of GGUF files is, and what this version can do wi
 - bits/weight: of the blocks; `header` bytes per row come on top.
 - row length: the length of a row is a multiple of this. rows: the number of rows is a multiple of this, because the rows of such
   a group are stored interleaved.
-- decode: on the CPU, and with torch on CUDA and other devices, bit for bit as ggml's row decoders; the runtime uses the weights
-  that matrix products use, which differ for IQ6_K, IQ2_KT and IQ3_KT. "whole tensor": one scale stands behind all
+- decode: on the CPU, and with torch on CUDA and other devices, bit for bit as ggml's row decoders; the runtime, which on CUDA has
+  kernels for it, uses the weights that matrix products use, which differ for IQ6_K, IQ2_KT and IQ3_KT. "whole tensor": one scale stands behind all
   rows, so a tensor can only be decoded as a whole, and has a multiple of 128 elements.
 - quantize: where a search runs; floats are only rounded, on the CPU. CPU and CUDA searches are the same source and
   give the same bytes, but for the trellis types, IQ1_KT to IQ4_KT (docs/benchmarks/trellis.md).

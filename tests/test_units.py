@@ -11,6 +11,7 @@ import torch
 
 from iqforge.cuda_kernels import layouts, ops
 from iqforge.cuda_kernels.compile import expand
+from iqforge.cuda_kernels.grids import shared_bytes
 from iqforge.errors import ShapeError, UnsupportedTypeError
 from iqforge.formats import codec
 from iqforge.formats.types import TYPES, ggml_type
@@ -112,6 +113,8 @@ template <class T> void decode_rows(const uint8_t* base, int64_t rows, int cols,
       memcpy(out + row * cols + 32 * unit, v, sizeof v);
     }
 }
+template <class T> int shared_bytes(...) { return 0; }
+template <class T> int shared_bytes(typename T::Shared*) { return T::Shared::BYTES; }
 """
 
 
@@ -124,7 +127,9 @@ def host_units(tmp_path_factory):
     headers = tuple(dict.fromkeys(layouts.unit_header(ggml_type(name)) for name in PACKED))
     program = f'#include "{Path(__file__).parent / "units_on_host.hpp"}"\n' + expand(headers) + HOST_PROGRAM + "".join(
         f'extern "C" void decode_{name}(const uint8_t* base, int64_t rows, int cols, float* out) {{\n'
-        f"  decode_rows<{name}>(base, rows, cols, out);\n}}\n" for name in PACKED)
+        f"  decode_rows<{name}>(base, rows, cols, out);\n}}\n"
+        f'extern "C" int shared_{name}() {{ return shared_bytes<{name}>(nullptr); }}\n'
+        for name in PACKED)
     # CUDA's names of integers are those of <cstdint>, which has int64_t as long
     program = "\n".join(line for line in program.splitlines() if not (line.startswith("typedef") and line.endswith("_t;")))
     (folder / "units.cpp").write_text(program)
@@ -143,6 +148,7 @@ def test_units_on_the_cpu(host_units, name):
     getattr(host_units, f"decode_{name}")(ctypes.c_void_p(matrix.data.data_ptr()), ctypes.c_int64(ROWS), ctypes.c_int(cols),
                                           values.ctypes.data_as(ctypes.c_void_p))
     assert same_bits(values, expected(type, rows, cols))
+    assert getattr(host_units, f"shared_{name}")() == shared_bytes(type)
 
 
 @pytest.mark.gpu
