@@ -10,10 +10,12 @@ How a type is added (one line of data here, one struct there):
 1. In a file of `layout_families/`: `"IQ4_K": Layout((("codes", 128), ("scales", 16)), fields)`, where `fields(i)` lists, for the
    elements i of a block (int[n, 1] or so; numbers broadcast), (bits in the stored block, plane, bits in that plane's bytes of the block).
    Helpers for bits are those of `formats/codecs/bit_moves.py` and `nibbles` ... `singles_by_byte` below. The map must name every stored
-   bit once: this is checked when it is built; places that no bit goes to are padding and become 0. Block length, bytes and row header come from
-   `formats.types`. Row-interleaved types are undone before, so they need no layout, but for those without a plain type.
+   bit once: this is checked when it is built; places that no bit goes to are padding and become 0. Block length, bytes and row header
+   come from `formats.types`. Row-interleaved types are undone before: only those without a plain type need a layout, and those whose
+   rows decode to other bits than the plain type's.
 2. In a header of `units/`: `struct IQ4_K : layout::IQ4_K {...}` with `load` and `unpack` (contract: `units/common.cuh`). What it knows
-   of the layout (BLOCK, plane numbers, bytes, `geometry()`) is in the generated `units/geometry.cuh`. The header is named as the module with the layout.
+   of the layout (BLOCK, plane numbers, bytes, `geometry()`) is in the generated `units/geometry.cuh`. The header has the name of the
+   module with the layout.
 3. `tests/test_units.py` finds it there, and compares it with `formats.codec.decode` bit by bit, on the CPU (by g++) and on a GPU.
 """
 

@@ -254,7 +254,8 @@ def _decode(m: PackedMatrix, dtype: torch.dtype, ids: torch.Tensor | None, first
     if out is None:
         out = torch.empty((n_rows, m.cols), dtype=dtype, device=m.device)
     elif out.numel() != n_rows * m.cols or out.dtype != dtype or not out.is_contiguous() or out.device != m.device:
-        raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}, expected {dtype}[{n_rows}, {m.cols}] on {m.device}, contiguous")
+        wanted = f"{dtype}[{n_rows}, {m.cols}] on {m.device}"
+        raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}, expected contiguous {wanted}")
     if ids is not None and (ids.dtype != torch.int64 or ids.device != m.device or not ids.is_contiguous()):
         raise ShapeError(f"ids are {ids.dtype} on {ids.device}, expected contiguous int64 on {m.device}")
     if not m.data.is_cuda:

@@ -1,8 +1,8 @@
 // Runs a table of bit moves (formats/codecs/bit_moves.py) over all blocks: undoes interleaving, and puts fields into planes.
 //
 // One thread makes one byte of the result: the xor of `flips` and of the moves that end in it, those from starts[t] to before
-// starts[t + 1], each (byte to read) << 16 | (left shift + 8) << 8 | mask. Byte t of block (group, block) goes to segment s = segment_of[t], at
-// segments[s] = {where it begins less the t it begins with, step per group, step per block} of the result.
+// starts[t + 1], each (byte to read) << 16 | (left shift + 8) << 8 | mask. Byte t of block (group, block) goes to segment
+// s = segment_of[t], at segments[s] = {where it begins less the t it begins with, step per group, step per block} of the result.
 #include "units/common.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)

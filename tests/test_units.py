@@ -133,9 +133,9 @@ def host_units(tmp_path_factory):
     # CUDA's names of integers are those of <cstdint>, which has int64_t as long
     program = "\n".join(line for line in program.splitlines() if not (line.startswith("typedef") and line.endswith("_t;")))
     (folder / "units.cpp").write_text(program)
-    subprocess.run(["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-o", folder / "units.so", folder / "units.cpp"],
-                   check=True)
-    return ctypes.CDLL(str(folder / "units.so"))
+    library = folder / "units.so"
+    subprocess.run(["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-o", library, folder / "units.cpp"], check=True)
+    return ctypes.CDLL(str(library))
 
 
 @pytest.mark.parametrize("name", PACKED)

@@ -123,7 +123,8 @@ __device__ __forceinline__ float scaled(float d, int n) { return __fmul_rn(d, sm
 template <int N>
 __device__ __forceinline__ uint32_t minus_bytes(uint32_t bytes) { return (bytes + (128 - N) * 0x01010101u) ^ 0x80808080u; }
 
-// Eight codes, one per nibble of a word, to eight bytes of a table; x are the first four.
+// Look-ups in tables of signed bytes, by byte permutation: codes are nibbles of a word. lookupN is for N entries; x of its result has the
+// bytes for the first four codes, y for the other four.
 
 // Four codes of 2 or 3 bits, one per nibble of the lower half of `codes`; bit 3 of each nibble is 0.
 __device__ __forceinline__ uint32_t lookup8(uint32_t codes, uint32_t t0, uint32_t t1) { return __byte_perm(t0, t1, codes); }
@@ -138,6 +139,10 @@ __device__ __forceinline__ uint32_t four_of_16(uint32_t low, uint32_t by3, uint3
 
 __device__ __forceinline__ uint32_t four_of_32(uint32_t low, uint32_t by3, uint32_t by4, const uint32_t* t) {
   return __byte_perm(four_of_16(low, by3, t[0], t[1], t[2], t[3]), four_of_16(low, by3, t[4], t[5], t[6], t[7]), by4);
+}
+
+__device__ __forceinline__ uint32_t four_of_64(uint32_t low, uint32_t by3, uint32_t by4, uint32_t by5, const uint32_t* t) {
+  return __byte_perm(four_of_32(low, by3, by4, t), four_of_32(low, by3, by4, t + 8), by5);
 }
 
 __device__ __forceinline__ uint2 lookup16(uint32_t codes, const uint32_t (&t)[4]) {
@@ -167,8 +172,7 @@ __device__ __forceinline__ uint2 lookup32(uint32_t codes, uint32_t fifth, const 
 __device__ __forceinline__ uint2 lookup64(uint32_t codes, uint32_t high, const uint32_t (&t)[16]) {
   const uint32_t low = codes & 0x77777777u, by3 = choosing((codes & 0x88888888u) >> 1);
   const uint32_t by4 = choosing(high << 2 & 0x44444444u), by5 = choosing(high << 1 & 0x44444444u);
-  return make_uint2(__byte_perm(four_of_32(low, by3, by4, t), four_of_32(low, by3, by4, t + 8), by5),
-                    __byte_perm(four_of_32(low >> 16, by3 >> 16, by4 >> 16, t), four_of_32(low >> 16, by3 >> 16, by4 >> 16, t + 8), by5 >> 16));
+  return make_uint2(four_of_64(low, by3, by4, by5, t), four_of_64(low >> 16, by3 >> 16, by4 >> 16, by5 >> 16, t));
 }
 
 // x shifted so that bit `from` comes to bit `to`; both are known once loops are unrolled.
