@@ -24,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
   const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
   const Geometry geometry = F::geometry(stored, COLS);
   const typename F::Lane constants(lane);
+  prepare_unit<TYPE>();
   wait_for_predecessor();
   const int mine = lane < slots ? __ldcg(ids + token * slots + lane) : -1;   // slot lane's expert
 
@@ -84,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
   const Geometry geometry = F::geometry(stored, COLS);
   const typename F::Lane constants(lane);
+  prepare_unit<TYPE>();
   wait_for_predecessor();
   const int mine = lane < N ? __ldcg(ids + token * N + lane) : -1;
   const float factor = mine >= 0 ? __ldcg(weights + token * N + lane) : 0.0f;

@@ -47,6 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   #pragma unroll
   for (int s = 0; s < SLOTS; s++) { fetch(ring + s * Ring<F>::SLOT, next, next_chunk); advance(); }
   const typename F::Lane constants(lane);
+  prepare_unit<TYPE>();
 
   wait_for_predecessor();
   quantize<F, N, NORM>(x, norm_weight, eps, shared_memory);

@@ -25,7 +25,7 @@ from .compile import KernelSpec
 from .launch import device_index, function, launch
 from .layouts import packed_types
 from .matvec_plan import (EXPERT_DOWN, EXPERT_GATE_UP, GATE_BY, GATE_UP, MATVEC_ADD, MOST_ROWS, MOST_SLOTS, NAMES, NORM_MATVEC, float_spec,
-                          limits, plan, quantized_spec, sample_specs)
+                          limits, plan, quantized_spec, room_of, sample_specs)
 from .ops import PackedMatrix
 
 Part = tuple[PackedMatrix, torch.Tensor, int, int]  # matrix, result, how many of its rows, from which on
@@ -91,7 +91,7 @@ def _product(kind: int, x: torch.Tensor, norm_weight: torch.Tensor | None, eps: 
         blocks = min(-(-rows // per_block), processors * (2048 // (32 * warps)))
     else:
         at_once, chosen = n, plan(type, cols, n, kind, limit)
-        while chosen.shared > limit - 2048 and at_once > 1:  # long rows of activations: some of them at a time
+        while chosen.shared > room_of(type, limit) and at_once > 1:  # long rows of activations: some of them at a time
             at_once = -(-at_once // 2)
             chosen = plan(type, cols, at_once, kind, limit)
         blocks, warps = min(processors, -(-rows // chosen.warps)), chosen.warps
@@ -155,7 +155,7 @@ def expert_down_add(x: torch.Tensor, down: PackedMatrix, ids: torch.Tensor, weig
     index = device_index(device)
     processors, limit = limits(index)
     cut = plan(down.type, cols, k, EXPERT_DOWN, limit)
-    if cut.shared > limit - 2048:
+    if cut.shared > room_of(down.type, limit):
         raise ShapeError(f"{k} experts of {cols} elements do not fit into the {limit} bytes of shared memory of {device}")
     with torch.cuda.device(index):
         launch(function(quantized_spec(down.type, cols, k, EXPERT_DOWN, cut), NAMES[EXPERT_DOWN], index),

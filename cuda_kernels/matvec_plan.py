@@ -9,6 +9,7 @@ import torch
 
 from ..formats.types import GGMLType
 from .compile import KernelSpec
+from .grids import shared_bytes
 from .layouts import packed_layout, packed_types, plain_type, unit_header
 
 NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec.cu and matvec_float.cu
@@ -60,6 +61,11 @@ def _divisor(n: int, most: int) -> int:
     return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
 
 
+def room_of(type: GGMLType, limit: int) -> int:
+    """Bytes of shared memory that a plan for the type can have, of the `limit` of a block: some types have a table there."""
+    return limit - _RESERVED - shared_bytes(type)
+
+
 @functools.cache
 def plan(type: GGMLType, cols: int, n: int, kind: int, limit: int) -> Plan:
     """For rows of `cols` weights and n rows of activations (of EXPERT_DOWN: n slots), on a device that has `limit` bytes of shared memory
@@ -70,9 +76,9 @@ def plan(type: GGMLType, cols: int, n: int, kind: int, limit: int) -> Plan:
     stage_rows = 2 if kind in (GATE_UP, EXPERT_GATE_UP) else 1
     x = n * activation_bytes(type, steps)
     warps = _WARPS
-    while warps > 4 and 2 * warps * stage_rows * stage_bytes(type, cols, 1) > limit - _RESERVED - x:
+    while warps > 4 and 2 * warps * stage_rows * stage_bytes(type, cols, 1) > room_of(type, limit) - x:
         warps //= 2
-    room = min(_RING, limit - _RESERVED - x) // warps  # of a warp
+    room = min(_RING, room_of(type, limit) - x) // warps  # of a warp
     most = next((k for k in range(7, 1, -1) if 2 * stage_rows * stage_bytes(type, cols, k) <= room), 1)
     stage_steps = _divisor(steps, most)
     slot = stage_rows * stage_bytes(type, cols, stage_steps)
