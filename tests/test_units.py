@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from iqforge.cuda_kernels import layouts, ops
+from iqforge.cuda_kernels import layouts, ops, tensors
 from iqforge.cuda_kernels.compile import expand
 from iqforge.cuda_kernels.grids import shared_bytes
 from iqforge.errors import ShapeError, UnsupportedTypeError
 from iqforge.formats import codec
 from iqforge.formats.types import TYPES, ggml_type
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 PACKED = layouts.packed_types()
 STORED = [name for name, type in TYPES.items() if layouts.plain_type(type).name in PACKED]
 ROWS = 32  # a multiple, also halved, of every row group
@@ -59,7 +60,7 @@ def test_every_type_has_a_unit():
     assert set(STORED) == set(codec.decodable_types())
 
 
-DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")])]
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -87,6 +88,29 @@ def test_pieces_must_fit():
         ops.pack_matrix(type, [rows[:, :-1]], 4, 512, device="cpu")
     with pytest.raises(UnsupportedTypeError, match="rows of 100 elements"):
         ops.pack_matrix(type, [rows], 4, 100, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["I2_S", "IQ3_KS", "Q4_0_R8"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_whole_tensors(name, device, monkeypatch):
+    """Two matrices of 24 rows; a row of I2_S is one and a half of its groups of 128."""
+    type, shape = ggml_type(name), (2, 24, 192 if name == "I2_S" else 512)
+    data = np.random.default_rng(4).integers(0, 256, type.tensor_bytes(shape), dtype=np.uint8)
+    if name == "I2_S":
+        data[-32:-28] = np.array([-0.37], dtype="<f4").view(np.uint8)
+    monkeypatch.setattr(tensors, "_PIECE_ELEMENTS", 2000)
+    matrix = tensors.pack_tensor(name, data, shape, device)
+    assert (matrix.rows, matrix.n_matrices) == (24, 2)
+    values = ops.decode_matrix(matrix, torch.float32).cpu().numpy().reshape(shape)
+    with np.errstate(all="ignore"):
+        assert same_bits(values, codec.decode_tensor(name, data, shape, as_weights=True))
+
+
+def test_whole_tensors_that_do_not_fit():
+    with pytest.raises(ShapeError, match=r"I2_S tensor of shape \[4, 32\] is uint8\[64\]"):
+        tensors.pack_tensor("I2_S", np.zeros(63, np.uint8), (4, 32), "cpu")
+    with pytest.raises(UnsupportedTypeError, match="rows of 32 elements of I2_S"):
+        tensors.pack_tensor("I2_S", np.zeros(64, np.uint8), (4, 32), "cpu")
 
 
 def test_layouts_are_checked(monkeypatch):
@@ -152,7 +176,7 @@ def test_units_on_the_cpu(host_units, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@needs_gpu
 @pytest.mark.parametrize("name", STORED)
 def test_decoding_on_a_gpu(name):
     type = ggml_type(name)
