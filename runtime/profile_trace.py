@@ -108,6 +108,7 @@ def _of_kernels(events: list[dict], ranges: list[_Range], frames: list[_Range], 
              if e.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in e.get("args", {})}
     frame_starts, range_starts = [f.start for f in frames], [r.start for r in ranges]
     collected: list[list[tuple[Span, bool]]] = [[] for _ in frames]
+    reached = 0.0  # a kernel may start early to wait for the one before it (programmatic launch): its time begins where that one ends
     given: dict[tuple[float, str, float], tuple[int, int]] = {}  # a range's bytes go to its longest kernel: range -> its place
     for e in kernels:
         call = calls.get(e.get("args", {}).get("correlation"))
@@ -117,7 +118,9 @@ def _of_kernels(events: list[dict], ranges: list[_Range], frames: list[_Range], 
             continue  # before, between or after passes
         inner = _innermost(ranges, range_starts, at)
         replayed = call is not None and "GraphLaunch" in call["name"]
-        span = Span(short_name(e["name"]), "" if inner is None else inner.layer, e["ts"], e["dur"], own=e["dur"],
+        start, reached = min(max(e["ts"], reached), e["ts"] + e["dur"]), max(reached, e["ts"] + e["dur"])
+        duration = e["ts"] + e["dur"] - start
+        span = Span(short_name(e["name"]), "" if inner is None else inner.layer, start, duration, own=duration,
                     module="" if inner is None else inner.kind)
         collected[which].append((span, replayed))
         if inner is not None and inner.n_bytes:

@@ -62,6 +62,13 @@ def test_kernels_get_their_layers_also_in_a_replayed_graph():
     assert [p.busy for p in replays] == [1 + 2 + 3 + 5 + 4 + 2, 1 + 2 + 3 + 5 + 4 + 3]
 
 
+def test_a_kernel_that_starts_early_counts_from_where_the_one_before_ends():
+    events = [named(PASS, "tg", 0, 100), *(call("cuLaunchKernelEx", i, 1 + i) for i in range(3)),
+              kernel("a", 0, 10, 10), kernel("b", 1, 12, 20), kernel("c", 2, 13, 15)]
+    p = passes_of({"traceEvents": events})[0]
+    assert [(s.name, s.start, s.own) for s in p.spans] == [("a", 10, 10), ("b", 20, 12), ("c", 28, 0)] and p.busy == 22
+
+
 def test_other_kernels_in_a_graph_get_no_layers():
     assert [s.layer for s in passes_of(gpu_trace(last="tail"))[2].spans] == [""] * 6
 
