@@ -56,7 +56,7 @@ def _name_parts(owner, layer: str, sizes: dict, undo: ExitStack) -> None:
     for attribute, part in list(vars(owner).items()):
         if isinstance(part, (Linear, ExpertLinear, Embedding)):
             found = _LAYER.match(part.name)
-            where, kind = found.groups() if found else (part.name.removesuffix(".weight"), part.name.removesuffix(".weight"))
+            where, kind = found.groups() if found else (part.role, part.role)
             # An embedding reads the rows asked for, experts those that were chosen: not known before.
             n_bytes = sizes[part.name].n_bytes if isinstance(part, Linear) and part.name in sizes else 0
             _replace(owner, attribute, Named(part, where, kind, n_bytes), undo)
