@@ -19,7 +19,10 @@ DEFAULT_MARGIN = 1024  # MiB that --fit leaves free
 _WITHOUT_EFFECT = [(("-mla", "--mla-use"), True), (("-fmoe", "--fused-moe"), False), (("-no-fmoe", "--no-fused-moe"), False),
                    (("-rtr", "--run-time-repack"), False), (("-mqkv", "--merge-qkv"), False), (("-ger", "--grouped-expert-routing"), False),
                    (("-gr", "--graph-reuse"), False), (("-no-gr", "--no-graph-reuse"), False), (("-sm", "--split-mode"), True),
-                   (("-ts", "--tensor-split"), True), (("-mg", "--main-gpu"), True), (("-tb", "--threads-batch"), True),
+                   (("-ts", "--tensor-split"), True), (("-mg", "--main-gpu"), True), (("-grt", "--graph-reduce-type"), True),
+                   (("-smgs", "--split-mode-graph-scheduling"), False), (("-sas", "--scheduler-async"), False),
+                   (("-cuda", "--cuda-params"), True), (("-no-fug", "--no-fused-up-gate"), False),
+                   (("-no-mmad", "--no-fused-mul-multiadd"), False), (("-tb", "--threads-batch"), True),
                    (("-nkvo", "--no-kv-offload"), False), (("--mlock",), False), (("--no-mmap",), False)]
 _PREFIX = "without effect "
 
@@ -50,8 +53,8 @@ def add_runtime_flags(parser: argparse.ArgumentParser, *, model_required: bool =
     parser.add_argument("-v", "--verbose", action="store_true", help="say what runs on a slower path")
     parser.add_argument("--cache-size", type=int, default=512, metavar="MIB", help="memory for decoded weights (default: 512 MiB)")
     parser.add_argument("-ub", "--ubatch-size", type=int, metavar="N", help="most tokens that go through the model at a time")
-    parser.add_argument("-ctk", "--cache-type-k", metavar="TYPE", help="storage of keys: f32, f16 (default), bf16, q8_0, q6_0, q5_1, "
-                        "q5_0, q4_1, q4_0, iq4_nl, q8_kv (CPU)")
+    parser.add_argument("-ctk", "--cache-type-k", metavar="TYPE", help="storage of keys: f32, f16, bf16, q8_0, q6_0, q5_1, q5_0, q4_1, "
+                        "q4_0, iq4_nl, q8_kv (CPU); default: f16, for windows of a text none")
     parser.add_argument("-ctv", "--cache-type-v", metavar="TYPE", help="storage of values, likewise")
     parser.add_argument("-khad", "--k-cache-hadamard", action="store_true", help="turn keys by a Hadamard matrix where they are quantized")
     parser.add_argument("-vhad", "--v-cache-hadamard", action="store_true", help="turn values likewise")

@@ -247,14 +247,14 @@ def usable_device(device: str | torch.device) -> torch.device:
 
 
 def _usable_precision(precision: str | None, device: torch.device) -> str:
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest")  # no TF32, whatever the precision: observed products are float32 ones
     if precision is None:
         return "f32" if device.type == "cpu" else "bf16"
     if precision not in PRECISIONS:
         raise UsageError(f"precision '{printable(precision, 40)}' is not known; known are {', '.join(PRECISIONS)}")
     if device.type == "cpu" and precision != "f32":
         raise UsageError(f"precision {precision} is for GPUs: on the CPU everything is computed in float32")
-    if device.type == "cuda" and precision == "f32":
-        torch.set_float32_matmul_precision("highest")  # no TF32
     return precision
 
 
