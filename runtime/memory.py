@@ -73,7 +73,8 @@ def _compute_bytes(network: Network, weights: Weights, device: torch.device, row
         return activations + 2 * 4 * heads * rows * keys + decoded + _LIBRARIES * (device.type != "cpu")
     # Query, key and value, or gate and up, are decoded together; experts all at once where no kernel reads them as they are.
     decoded = max((size * p.rows * p.cols * (len(p.matrices) if p.role.endswith("_exps") else 2) for p in inner), default=0)
-    return activations + max(decoded, PART_BYTES) + _LIBRARIES
+    sliced = max(min(size * p.rows * p.cols, PART_BYTES) for p in here)
+    return activations + max(decoded, sliced) + _LIBRARIES
 
 
 def free_bytes(device: torch.device) -> int | None:

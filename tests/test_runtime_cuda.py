@@ -202,7 +202,7 @@ def test_half_precision_is_near_and_repeats(models, name, precision):
         assert relative(first.cpu(), expected).median() < 0.03
         state = model.new_state(64)
         stepped = torch.cat([model.extend(prompt, state, all_logits=True), *(model.extend([t], state)[None] for t in TOKENS[30:])])
-        assert relative(stepped.cpu(), expected).median() < 0.03
+        assert relative(stepped.cpu(), expected)[:30].median() < 0.03 and relative(stepped.cpu(), expected)[30:].median() < 0.03
         tokens = [list(generate_tokens(model, prompt, 30, sampling)) for sampling in (GREEDY, Sampling(seed=1)) for _ in range(2)]
         assert tokens[0] == tokens[1] and tokens[2] == tokens[3] and len(tokens[0]) == 30
 
@@ -215,7 +215,7 @@ def test_fast_and_slow_layers_together(models, name, request_):
         assert relative(model.forward(TOKENS).cpu(), expected).median() < 0.03
         state = model.new_state(64)
         stepped = torch.cat([model.extend(TOKENS[:30], state, all_logits=True), *(model.extend([t], state)[None] for t in TOKENS[30:])])
-        assert relative(stepped.cpu(), expected).median() < 0.03
+        assert relative(stepped.cpu(), expected)[:30].median() < 0.03 and relative(stepped.cpu(), expected)[30:].median() < 0.03
     assert slow and all(line.startswith("slow path: ") for line in slow)
 
 
