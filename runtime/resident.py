@@ -21,8 +21,10 @@ _READ_BYTES = 64 * 2**20  # of a tensor, read at a time
 
 
 class Resident:
-    """One or more tensors of the same type and shape on a GPU as one packed matrix of `n` matrices: matrix i has the rows of matrix
-    i of the first tensor, below them those of the second, and so on.
+    """One or more tensors of the same type and shape on a GPU as one packed matrix of `n` matrices.
+
+    Of tensors with two dimensions each is a matrix. Of stacks of n matrices, matrix i has the rows of matrix i of the first tensor,
+    below them those of the second, and so on.
 
     A type or row length that cannot be packed is kept as it is in the file: then `packed` is None, and only the truth path reads it.
     """
@@ -31,7 +33,7 @@ class Resident:
         self.source, self.tensors, self.n, self.device = source, tuple(tensors), n, device
         self.type, self.cols = tensors[0].type, tensors[0].n_cols
         self.part_rows = tensors[0].shape[-2]  # of one tensor in one matrix
-        self.rows = self.part_rows * len(tensors)
+        self.rows = self.part_rows * len(tensors) * tensors[0].n_matrices // n
         self._packed: PackedMatrix | None = None
         self._stored: torch.Tensor | None = None  # uint8[all rows, row_bytes]
 
@@ -104,8 +106,8 @@ class Resident:
 
     def _pieces(self) -> Iterator[np.ndarray]:
         """uint8[rows, row_bytes] in the order of the packed matrix: whole row groups, at most `_READ_BYTES` at a time (or one group)."""
-        if len(self.tensors) == 1:
-            runs = [(self.tensors[0], 0, self.tensors[0].n_rows)]
+        if len(self.tensors) == 1 or self.rows == self.part_rows:
+            runs = [(tensor, 0, tensor.n_rows) for tensor in self.tensors]
         else:
             runs = [(tensor, i * self.part_rows, (i + 1) * self.part_rows) for i in range(self.n) for tensor in self.tensors]
         group = self.type.group_rows

@@ -136,7 +136,10 @@ class Weights:
             matrices = self._matrices([self._tensor(stacked, (n_experts, n_out, n_in))], n_experts)
         else:
             tensors = [self._tensor(f"{name}.{expert}.weight", (n_out, n_in)) for expert in range(n_experts)]
-            matrices = [self._matrices([tensor], 1)[0] for tensor in tensors]
+            if len({(self.placement.of(tensor.name), tensor.type) for tensor in tensors}) == 1:
+                matrices = self._matrices(tensors, n_experts)
+            else:
+                matrices = [self._matrices([tensor], 1)[0] for tensor in tensors]
         return self._record(ExpertLinear(stacked, matrices, self.observers, role=role, split=split))
 
     def can_merge(self, *names: str) -> bool:
@@ -193,11 +196,12 @@ class Weights:
                                     + (", ..." if len(unused) > 4 else ""), file=self.source.path)
 
     def _matrices(self, tensors: list[TensorInfo], n: int) -> list[MatrixLike]:
-        """n matrices, each with the rows of all tensors' matrices of this index."""
+        """n matrices: of stacks, each with the rows of all tensors' matrices of this index; of tensors with two dimensions, one each."""
         device = self.placement.of(tensors[0].name)
         if device.type == "cpu":
-            return [Matrix(self, tensors[0], index) if len(tensors) == 1 else Stacked(*(Matrix(self, t, index) for t in tensors))
-                    for index in range(n)]
+            if len(tensors) == 1 or len(tensors[0].shape) == 2:
+                return [Matrix(self, tensor, index) for tensor in tensors for index in range(tensor.n_matrices)]
+            return [Stacked(*(Matrix(self, tensor, index) for tensor in tensors)) for index in range(n)]
         resident = self._resident.setdefault(tensors[0].name, Resident(self.source, tensors, n, device))
         return [ResidentMatrix(resident, index) for index in range(n)]
 

@@ -140,6 +140,11 @@ def test_resident_matrices_are_those_of_the_file(moe, tmp_path, type, monkeypatc
             assert [start for start, _ in parts] == list(np.cumsum([0] + [len(part) for _, part in parts])[:-1]) and len(parts) > 1
             expected = torch.cat([part for t in (gate, up) for _, part in by_name[t.name].matrices[expert].parts()])
             assert torch.equal(torch.cat([part for _, part in parts]), expected)
+        apart = Resident(model.source, [tensors[f"blk.0.attn_{x}.weight"] for x in "kv"], 2, CPU)  # as experts of old files
+        for index, x in enumerate("kv"):
+            expected = torch.cat([part for _, part in by_name[f"blk.0.attn_{x}.weight"].matrix.parts()])
+            assert torch.equal(torch.cat([part for _, part in ResidentMatrix(apart, index).parts()]), expected)
+        assert apart.packed is None or apart.packed.n_matrices == 2
         table = ResidentMatrix(Resident(model.source, [tensors["token_embd.weight"]], 1, CPU))
         ids = torch.tensor([7, 0, 299, 7])
         assert torch.equal(table.gather(ids), by_name["token_embd.weight"].matrix.gather(ids))
