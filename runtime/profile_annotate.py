@@ -41,12 +41,13 @@ class Named:
 @contextmanager
 def annotated(model) -> Iterator[None]:
     """Within this context everything that `model` runs has names."""
+    engine = getattr(model, "engine", None)  # made before, as it looks at the classes of modules
     with ExitStack() as undo:
         sizes = {tensor.name: tensor for tensor in model.source.tensors}
         for layer, block in enumerate(model.network.blocks):
             _name_parts(block, f"blk.{layer}", sizes, undo)
         _name_parts(model.network, "", sizes, undo)
-        if (engine := getattr(model, "engine", None)) is not None:
+        if engine is not None:
             _name_engine(engine, undo)
         yield
 
