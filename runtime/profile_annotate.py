@@ -75,6 +75,9 @@ def _name_engine(engine, undo: ExitStack) -> None:
     """Executors of the fast path, which hold their modules' weights themselves, and the operations that they are made of."""
     prompt, steps = engine.prompt, engine.steps
     _replace(prompt, "_steps", [(layer, Named(step, f"blk.{layer}", _kind(step))) for layer, step in prompt._steps], undo)
+    _replace(prompt, "_embedded", Named(prompt._embedded, "token_embd", "token_embd"), undo)
+    if prompt._output is not None:
+        _replace(prompt, "_output", Named(prompt._output, "output", "output"), undo)
     if steps is not None:
         from ..cuda_kernels import matvec
 
