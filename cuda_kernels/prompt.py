@@ -1,0 +1,125 @@
+"""Kernels of the prompt path at torch level: what lies between matrix products when there are many rows.
+
+h is float32[T, width]. "half" is the activations' dtype, bfloat16 or float16. Nothing synchronizes; results repeat bit for bit.
+Shapes that the kernels do not have are refused by the `*_fits` functions, which a caller asks first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from .compile import KernelSpec
+from .launch import function, launch
+
+_HALVES = {torch.bfloat16: 0, torch.float16: 1}
+_STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+_NORM_UNITS, _NORM_THREADS, _UNIT = (1, 2, 4, 8), 256, 8
+_PER_LANE = (1, 2, 4, 8, 16)
+_ROPE_WARPS, _ROUTE_WARPS, LARGEST_HEAD = 8, 4, 256
+_GROUP_THREADS = 1024
+
+
+def _rows_spec(half: torch.dtype) -> KernelSpec:
+    names = (*(f"add_norm_{n}" for n in _NORM_UNITS), "silu_gate", "gather_rows")
+    return KernelSpec(f"prompt_{_short(half)}", ("prompt.cu",), (("HALF", str(_HALVES[half])),), names)
+
+
+def _heads_spec(half: torch.dtype, stored: torch.dtype) -> KernelSpec:
+    return KernelSpec(f"prompt_heads_{_short(half)}_{_short(stored)}", ("prompt_rope.cu",),
+                      (("HALF", str(_HALVES[half])), ("STORED", str(_STORED[stored]))), ("heads_norm", "heads_neox"))
+
+
+_EXPERTS_SPEC = KernelSpec("prompt_experts", ("prompt_experts.cu",), (), (*(f"route_{n}" for n in _PER_LANE), "group_rows"))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}[dtype]
+
+
+def specs() -> list[KernelSpec]:
+    """All kernels of this module."""
+    return [*map(_rows_spec, _HALVES), *(_heads_spec(h, s) for h in _HALVES for s in _STORED), _EXPERTS_SPEC]
+
+
+def norm_fits(width: int) -> bool:
+    """Whether `add_norm` takes rows of this width."""
+    return width % _UNIT == 0 and width <= _NORM_UNITS[-1] * _NORM_THREADS * _UNIT
+
+
+def add_norm(h: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None, *, delta: torch.Tensor | None = None,
+             rows: torch.Tensor | None = None, weights: torch.Tensor | None = None, exact: torch.Tensor | None = None) -> None:
+    """h += delta; out = h / sqrt(mean(h^2) + eps) * weight in half, and in float32 in `exact` where that is given.
+
+    delta: half[T, width], or with weights float32[T, k] and rows int32[T, k] the outputs half[n, width] of experts: row rows[t, k] of
+    it, times weights[t, k], is added to token t, k ascending; rows below 0 are left out. Without `out`, h += delta is all.
+    """
+    tokens, width = h.shape
+    half = (out if out is not None else delta).dtype
+    units = next(n for n in _NORM_UNITS if n * _NORM_THREADS * _UNIT >= width)
+    slots = 0 if delta is None else 1 if weights is None else weights.shape[1]
+    launch(function(_rows_spec(half), f"add_norm_{units}", h.device), tokens, _NORM_THREADS, h, delta, weights, rows, np.int32(slots),
+           weight, np.float32(eps), out, exact, np.int32(width))
+
+
+def silu_gate(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
+    """out = silu(gate) * up for half[rows, cols]; gate and up may be column ranges of one matrix (equal strides)."""
+    rows, cols = out.shape
+    launch(function(_rows_spec(out.dtype), "silu_gate", out.device), -(-rows * cols // (256 * _UNIT)), 256, gate, up, out,
+           np.int64(rows), np.int32(cols), np.int32(gate.stride(0)))
+
+
+def gather_rows(x: torch.Tensor, sources: torch.Tensor, n_slots: int, out: torch.Tensor) -> None:
+    """out[i] = x[sources[i] // n_slots] for half[T, width]; rows of which the source is below 0 stay as they are."""
+    units = x.shape[1] // _UNIT
+    launch(function(_rows_spec(x.dtype), "gather_rows", x.device), len(sources), min(256, -(-units // 32) * 32), x, sources,
+           np.int32(n_slots), out, np.int32(units))
+
+
+def heads_fit(key_length: int, value_length: int) -> bool:
+    """Whether `rotate_heads` takes heads of these sizes."""
+    return key_length % 2 == 0 and value_length % 2 == 0 and key_length <= LARGEST_HEAD
+
+
+def rotate_heads(qkv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, cos: torch.Tensor, sin: torch.Tensor, *,
+                 neox: bool, q_norm: torch.Tensor | None = None, k_norm: torch.Tensor | None = None, eps: float = 0.0) -> None:
+    """The joined products of a prompt, normed by head (where there are weights) and rotated, to where attention reads them.
+
+    qkv: half[T, (heads + kv) * key_length + kv * value_length]; q: [T, heads, key_length]; k, v: [rows, kv, length] of which rows
+    first .. first + T are written; q, k and v of one dtype (float16, bfloat16 or float32). cos, sin: float32[n, n_rot / 2] for the
+    positions of a sequence: T is a multiple of n.
+    """
+    tokens, n_heads, k_size = q.shape
+    n_kv, v_size = v.shape[1:]
+    jobs = tokens * (n_heads + 2 * n_kv)
+    launch(function(_heads_spec(qkv.dtype, q.dtype), "heads_neox" if neox else "heads_norm", qkv.device), -(-jobs // _ROPE_WARPS),
+           32 * _ROPE_WARPS, qkv, np.int32(tokens), np.int32(n_heads), np.int32(n_kv), np.int32(k_size), np.int32(v_size),
+           np.int32(2 * cos.shape[1]), cos, sin, np.int32(len(cos)), q_norm, k_norm, np.float32(eps), q, k, v, np.int64(first))
+
+
+def route_fits(n_experts: int, n_used: int) -> bool:
+    """Whether `route` takes so many experts."""
+    return n_experts <= 32 * _PER_LANE[-1] and n_used <= 32
+
+
+def route(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, ser: tuple[int, float] | None = None) -> None:
+    """The experts of each token from router logits float32[T, n_experts], to ids int32[T, k] and weights float32[T, k].
+
+    The k largest of the softmax in descending order, equal ones by ascending index; weights are brought to a sum of 1. With `ser` =
+    (K, t) the experts from slot K on count only where their probability exceeds t times the largest: id -1 and weight 0 otherwise.
+    """
+    tokens, n_experts = logits.shape
+    n_used = ids.shape[1]
+    per_lane = next(n for n in _PER_LANE if 32 * n >= n_experts)
+    always, threshold = ser or (n_used, 0.0)
+    launch(function(_EXPERTS_SPEC, f"route_{per_lane}", logits.device), -(-tokens // _ROUTE_WARPS), 32 * _ROUTE_WARPS, logits,
+           np.int32(tokens), np.int32(n_experts), np.int32(n_used), np.int32(always), np.float32(threshold), ids, weights)
+
+
+def group_rows(ids: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor, rows: torch.Tensor) -> None:
+    """The stable order by expert of ids int32[T, k]: rows of one expert follow each other in (token, slot) order.
+
+    ends int32[n_experts]: rows of experts 0..e; sources int32[T * k]: which flat (token, slot) a grouped row is, -1 behind the last;
+    rows int32[T, k]: the grouped row of each, -1 where the id is below 0.
+    """
+    launch(function(_EXPERTS_SPEC, "group_rows", ids.device), len(ends), _GROUP_THREADS, ids, np.int32(ids.numel()), ends, sources, rows)

@@ -1,0 +1,176 @@
+"""Kernels of the prompt path: they compile everywhere, and on a device each does what a few lines of torch do in float64."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+from iqforge.cuda_kernels import prompt
+
+gpu = pytest.mark.gpu
+needs_device = pytest.mark.skipif(not torch.cuda.is_available() or importlib.util.find_spec("cuda") is None,
+                                  reason="needs a CUDA device and cuda-core")
+HALVES = (torch.bfloat16, torch.float16)
+EPS = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-23}  # half a unit in the last place, relative
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal up to one rounding to `found`'s dtype; the arithmetic before it was in float32."""
+    expected = expected.double()
+    assert not found.isnan().any()
+    limit = EPS[found.dtype] * 1.01 * expected.abs() + 4e-6 * expected.abs().max()
+    assert ((found.double() - expected).abs() <= limit).all()
+
+
+@pytest.fixture
+def rng():
+    return torch.Generator("cuda").manual_seed(7)
+
+
+def randn(rng, *shape, dtype=torch.float32):
+    return torch.randn(*shape, generator=rng, device="cuda").to(dtype)
+
+
+def poisoned(*shape, dtype):
+    return torch.full(shape, float("nan"), device="cuda").to(dtype)
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("width", [64, 2048, 4096, 8192, 12296])
+def test_add_norm(rng, half, width):
+    h, weight = randn(rng, 9, width) * 3, randn(rng, width)
+    before, delta, out = h.clone(), randn(rng, 9, width, dtype=half), poisoned(9, width, dtype=half)
+    exact = poisoned(9, width, dtype=torch.float32)
+
+    def normed(x):
+        return x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+
+    prompt.add_norm(h, weight, 1e-5, out)
+    assert torch.equal(h, before)
+    close(out, normed(before))
+    prompt.add_norm(h, weight, 1e-5, out, delta=delta, exact=exact)
+    assert torch.equal(h, before + delta.float())
+    close(out, normed(h))
+    close(exact, normed(h))
+    h.copy_(before)
+    prompt.add_norm(h, weight, 1e-5, None, delta=delta)
+    assert torch.equal(h, before + delta.float())
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("half", HALVES)
+def test_outputs_of_experts_are_added_in_order(rng, half):
+    tokens, k, width = 50, 3, 520
+    h, y, weights = randn(rng, tokens, width), randn(rng, tokens * k, width, dtype=half), randn(rng, tokens, k).abs()
+    rows = torch.randperm(tokens * k, generator=rng, device="cuda").to(torch.int32).view(tokens, k)
+    rows[3, 1] = rows[7, 0] = -1
+    expected, out = h.double(), poisoned(tokens, width, dtype=half)
+    for slot in range(k):
+        kept = (rows[:, slot] >= 0)[:, None]
+        expected = expected + torch.where(kept, weights[:, slot, None].double() * y[rows[:, slot].long()].double(), 0.0)
+    prompt.add_norm(h, torch.ones(width, device="cuda"), 1e-6, out, delta=y, rows=rows, weights=weights)
+    close(h, expected)
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("half", HALVES)
+def test_silu_gate(rng, half):
+    both, out = randn(rng, 33, 2 * 264, dtype=half) * 4, poisoned(33, 264, dtype=half)
+    gate, up = both.chunk(2, dim=1)
+    prompt.silu_gate(gate, up, out)
+    close(out, gate.double() * gate.double().sigmoid() * up.double())
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("neox,normed,size,n_rot", [(False, False, 128, 128), (True, True, 128, 128), (True, False, 96, 64), (False, True, 256, 32)])
+def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_rot):
+    per, tokens, n_heads, n_kv, v_size, first = 7, 21, 6, 2, 64, 5
+    qkv = randn(rng, tokens, (n_heads + n_kv) * size + n_kv * v_size, dtype=half)
+    angle = randn(rng, per, n_rot // 2) * 9
+    cos, sin = angle.cos() * 1.2, angle.sin() * 1.2
+    norms = [randn(rng, size) if normed else None for _ in range(2)]
+    q = poisoned(tokens, n_heads, size, dtype=stored)
+    k, v = poisoned(30, n_kv, size, dtype=stored), poisoned(30, n_kv, v_size, dtype=stored)
+    prompt.rotate_heads(qkv, q, k, v, first, cos, sin, neox=neox, q_norm=norms[0], k_norm=norms[1], eps=1e-6)
+
+    def expected(x, norm):
+        x = x.double()
+        if norm is not None:
+            x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.double()
+        c, s = (a.double().repeat(tokens // per, 1)[:, None] for a in (cos, sin))
+        out, half_rot = x.clone(), n_rot // 2
+        at = (slice(0, half_rot), slice(half_rot, n_rot)) if neox else (slice(0, n_rot, 2), slice(1, n_rot, 2))
+        a, b = x[..., at[0]], x[..., at[1]]
+        out[..., at[0]], out[..., at[1]] = a * c - b * s, a * s + b * c
+        return out
+
+    parts = qkv.split([n_heads * size, n_kv * size, n_kv * v_size], dim=1)
+    close(q, expected(parts[0].view(tokens, n_heads, size), norms[0]))
+    close(k[first : first + tokens], expected(parts[1].view(tokens, n_kv, size), norms[1]))
+    assert torch.equal(v[first : first + tokens], parts[2].view(tokens, n_kv, v_size).to(stored))
+    assert k[:first].isnan().all() and k[first + tokens :].isnan().all() and v[:first].isnan().all() and v[first + tokens :].isnan().all()
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("n_experts,n_used", [(8, 2), (128, 8), (60, 4), (500, 32)])
+@pytest.mark.parametrize("ser", [None, (1, 0.5)])
+def test_routing(rng, n_experts, n_used, ser):
+    tokens = 301
+    logits = randn(rng, tokens, n_experts) * 2
+    logits[:40] = logits[:40].round()  # equal ones
+    ids, weights = torch.empty(tokens, n_used, dtype=torch.int32, device="cuda"), poisoned(tokens, n_used, dtype=torch.float32)
+    prompt.route(logits, ids, weights, ser)
+    p = logits.double().softmax(-1)
+    order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :n_used]
+    top = p.gather(1, order)
+    kept = torch.ones_like(top, dtype=torch.bool)
+    if ser:
+        ratio = top / top[:, :1]
+        kept[:, ser[0] :] = ratio[:, ser[0] :] > ser[1]
+        clear = ((ratio - ser[1]).abs() > 1e-5).all(1)
+    else:
+        clear = torch.ones(tokens, dtype=torch.bool, device="cuda")
+    top = torch.where(kept, top, 0.0)
+    assert torch.equal(ids[clear], torch.where(kept, order, -1).to(torch.int32)[clear])
+    close(weights[clear], (top / top.sum(-1, keepdim=True))[clear])
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("tokens,k,n_experts", [(1, 2, 8), (700, 8, 128), (5000, 8, 128), (40, 3, 300)])
+def test_rows_are_grouped_by_expert_in_order(rng, tokens, k, n_experts):
+    ids = torch.randint(-1, n_experts, (tokens, k), generator=rng, device="cuda", dtype=torch.int32)
+    ids[ids == 1] = 0  # an expert without rows
+    n = ids.numel()
+    ends, sources, rows = (torch.full((size,), -7, dtype=torch.int32, device="cuda") for size in (n_experts, n, n))
+    prompt.group_rows(ids, ends, sources, rows)
+    flat = ids.flatten()
+    order = flat.argsort(stable=True)
+    order = order[flat[order] >= 0]
+    expected = torch.full((n,), -1, dtype=torch.int32, device="cuda")
+    expected[order] = torch.arange(len(order), device="cuda", dtype=torch.int32)
+    assert torch.equal(ends, torch.bincount(flat[flat >= 0], minlength=n_experts).cumsum(0).to(torch.int32))
+    assert torch.equal(sources[: len(order)], order.to(torch.int32)) and (sources[len(order) :] == -1).all()
+    assert torch.equal(rows, expected)
+    x, out = randn(rng, tokens, 264, dtype=torch.bfloat16), torch.zeros(n, 264, dtype=torch.bfloat16, device="cuda")
+    prompt.gather_rows(x, sources, k, out)
+    assert torch.equal(out[: len(order)], x[order // k]) and not out[len(order) :].any()
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_120"])
+def test_kernels_compile(arch):
+    pytest.importorskip("cuda.core")
+    from iqforge.cuda_kernels.compile import compile_spec
+
+    for spec in prompt.specs():
+        assert compile_spec(spec, arch)
