@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..layers.rope import Rope
+
 # cuBLAS repeats its bits only with a workspace of fixed size per stream; it reads this when its first handle is made.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -29,6 +31,7 @@ class Context:
     verbose: Callable[[str], None] | None = None
     slow: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (module class, reason): layers
     _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    _angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised memory, the same for every call with this name: a layer that wants to keep its content must copy it.
@@ -48,6 +51,15 @@ class Context:
     def buffer_bytes(self) -> int:
         """Memory that the buffers hold now."""
         return sum(b.numel() for b in self._buffers.values())
+
+    def angles(self, rope: Rope, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`rope.angles(positions)`, computed once for all layers of a pass; `forget_angles` begins the next one."""
+        if id(rope) not in self._angles:
+            self._angles[id(rope)] = rope.angles(positions)
+        return self._angles[id(rope)]
+
+    def forget_angles(self) -> None:
+        self._angles.clear()
 
     def report(self, kind: str, reason: str, layer: int) -> None:
         """A layer runs as the truth path has it. Told to `verbose` once for all layers of a kind and reason, by `report_all`."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from ...cuda_kernels import ops
+from ..cache import State
 from ..layers.batch import Batch
 from ..network import Network
+from . import prompt_attention, prompt_ffn, prompt_moe  # noqa: F401, they declare executors
 from .context import Context
-from .registry import PROMPT, Branch, branches, choose
+from .prompt_stream import Stream
+from .prompt_weights import Output, packed
+from .registry import PROMPT, Branch, Slow, branches, choose
 
 
 class PromptPath:
@@ -15,44 +20,63 @@ class PromptPath:
 
     def __init__(self, network: Network, context: Context):
         self.network, self.context = network, context
-        self._branches = branches(network.blocks)
-        if self._branches is None:
-            self._steps = [_Block(block) for block in network.blocks]
+        found = branches(network.blocks)
+        if found is None:
             context.report("Block", "not a mixer and a feed-forward layer one after the other", 0)
+            self._steps = [(layer, _Block(block)) for layer, block in enumerate(network.blocks)]
         else:
-            self._steps = [choose(PROMPT, branch, context) or _Branch(branch) for branch in self._branches]
+            self._steps = [(b.layer, choose(PROMPT, b, context) or _Branch(b)) for b in found]
+        self._table = self._part("Embedding", lambda: packed(network.embedding, context))
+        self._output = self._part("Output", lambda: Output(network.output, context))
 
-    def run(self, tokens: torch.Tensor, start: int, state=None) -> torch.Tensor:
+    def _part(self, kind: str, make):
+        try:
+            return make()
+        except Slow as reason:
+            self.context.report(kind, str(reason), 0)
+            return None
+
+    def run(self, tokens: torch.Tensor, start: int, state: State | None = None) -> torch.Tensor:
         """The residual stream float32[S * n, width] after all blocks, of tokens int64[S, n] at positions start.. ; with a `state`
-        (then S = 1) they see what is in it, and their keys and values are written into it."""
-        n_sequences, n_tokens = tokens.shape
-        batch = Batch(n_sequences, n_tokens, torch.arange(start, start + n_tokens, device=self.context.device))
-        h = self.network.embedding(tokens.reshape(-1)).to(self.context.device)
-        for step in self._steps:
-            h = step(h, batch)
-        return h
+        (then S = 1) they see what is in it, and their keys and values are written into it (`n_past` is the caller's to move)."""
+        batch = Batch.of(*tokens.shape, start, self.context.device)
+        self.context.forget_angles()
+        stream = Stream(self._embedded(tokens.reshape(-1)), self.context)
+        for layer, step in self._steps:
+            step(stream, batch.at(None if state is None else state.layers[layer], self.context.device))
+        return stream.settled()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32[rows, width] to float32[rows, vocab]."""
-        return self.network.output(hidden)
+        """float32[rows, width], normed, to float32[rows, vocab]."""
+        if self._output is None:
+            return self.network.output(hidden)
+        return self._output(hidden.to(self.context.dtype))
+
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self._table is None:
+            return self.network.embedding(tokens).to(self.context.device)
+        return ops.decode_rows(self._table, tokens.to(self.context.device), torch.float32)
 
 
 class _Block:
-    """A block of unknown making."""
+    """A block of unknown making, as the truth path has it."""
 
     def __init__(self, block):
         self.block = block
 
-    def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return self.block(h, batch)
+    def __call__(self, stream: Stream, batch: Batch) -> None:
+        h, device = stream.settled(), self.block.device
+        h.copy_(self.block(h.to(device), batch.at(batch.state, device)))
 
 
 class _Branch:
-    """h += module(norm(h)) as the truth path has it."""
+    """h += module(norm(h)) as the truth path has it, on the device of its norm."""
 
     def __init__(self, branch: Branch):
         self.branch = branch
 
-    def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:
-        x = self.branch.norm(h)
-        return h.add_(self.branch.module(x, batch) if self.branch.is_mixer else self.branch.module(x))
+    def __call__(self, stream: Stream, batch: Batch) -> None:
+        h, norm, module = stream.settled(), self.branch.norm, self.branch.module
+        device = norm.weight.device
+        x = norm(h.to(device))
+        h += (module(x, batch.at(batch.state, device)) if self.branch.is_mixer else module(x)).to(h.device)

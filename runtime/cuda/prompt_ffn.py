@@ -1,0 +1,29 @@
+"""The gated feed-forward layer over many rows."""
+
+from __future__ import annotations
+
+from ...cuda_kernels import prompt
+from ..layers.batch import Batch
+from ..layers.ffn import GatedFFN
+from .context import Context
+from .prompt_stream import Stream
+from .prompt_weights import Product
+from .registry import PROMPT, Branch, Slow, executor
+
+
+@executor(PROMPT, GatedFFN)
+class PromptFFN:
+    """h += down(silu(gate(x)) * up(x)), x = norm(h); gate and up in one product."""
+
+    def __init__(self, branch: Branch, context: Context):
+        if not prompt.norm_fits(len(branch.norm.weight)):
+            raise Slow(f"rows of {len(branch.norm.weight)}")
+        self.norm, self.context = branch.norm, context
+        self.gate_up = Product("gate_up", [branch.module.gate, branch.module.up], context)
+        self.down = Product("delta", [branch.module.down], context)
+
+    def __call__(self, stream: Stream, batch: Batch) -> None:
+        gate, up = self.gate_up(stream.normed(self.norm)).chunk(2, dim=1)
+        gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
+        prompt.silu_gate(gate, up, gated)
+        stream.add(self.down(gated))

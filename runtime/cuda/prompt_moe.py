@@ -1,0 +1,75 @@
+"""Experts over many rows: routed on the device, grouped by a stable order, one grouped product per matrix; the host never waits.
+
+Every expert is decoded, whether a row goes to it or not: with hundreds of rows few are left out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from ...cuda_kernels import ops, prompt
+from ..layers.batch import Batch
+from ..layers.moe import MoE
+from .context import Context
+from .prompt_stream import Stream
+from .prompt_weights import packed, stacked
+from .registry import PROMPT, Branch, Slow, executor
+
+
+@executor(PROMPT, MoE)
+class PromptMoE:
+    """h += sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), slots in ascending order. The router works in float32."""
+
+    def __init__(self, branch: Branch, context: Context):
+        m: MoE = branch.module
+        if not prompt.norm_fits(len(branch.norm.weight)):
+            raise Slow(f"rows of {len(branch.norm.weight)}")
+        if not prompt.route_fits(m.n_experts, m.n_used):
+            raise Slow(f"{m.n_used} of {m.n_experts} experts")
+        self.norm, self.m, self.context = branch.norm, m, context
+        self.router = packed(m.router, context)
+        inputs = [m.experts.gate_up] if m.experts.gate_up is not None else [m.experts.gate, m.experts.up]
+        self.inputs = [packed(linear, context) for linear in inputs]
+        self.down = packed(m.experts.down, context)
+        self.grouped = grouped_product(context, branch.layer)
+
+    def __call__(self, stream: Stream, batch: Batch) -> None:
+        m, context, (tokens, width) = self.m, self.context, stream.h.shape
+        exact = context.buffer("normed f32", (tokens, width), torch.float32)
+        x = stream.normed(self.norm, exact)
+        ids, weights = (context.buffer(name, (tokens, m.n_used), dtype) for name, dtype in
+                        (("expert ids", torch.int32), ("expert weights", torch.float32)))
+        prompt.route(F.linear(exact, ops.decode_matrix(self.router, torch.float32)), ids, weights, context.ser)
+        ends, sources, rows = (context.buffer(name, shape, torch.int32) for name, shape in
+                               (("expert ends", (m.n_experts,)), ("row sources", (ids.numel(),)), ("slot rows", tuple(ids.shape))))
+        prompt.group_rows(ids, ends, sources, rows)
+        grouped = context.buffer("grouped", (len(sources), width), x.dtype)
+        prompt.gather_rows(x, sources, m.n_used, grouped)
+        both = [self._product(grouped, matrix, ends) for matrix in self.inputs]
+        gate, up = both if len(both) == 2 else both[0].chunk(2, dim=1)
+        gated = context.buffer("gated", tuple(gate.shape), gate.dtype)
+        prompt.silu_gate(gate, up, gated)
+        stream.add(self._product(gated, self.down, ends), rows, weights)
+
+    def _product(self, x: torch.Tensor, matrix: ops.PackedMatrix, ends: torch.Tensor) -> torch.Tensor:
+        """half[rows, n_out] of rows grouped by expert; those behind the last expert's are undefined."""
+        weights = stacked([matrix], self.context).view(matrix.n_matrices, matrix.rows, matrix.cols)
+        return self.grouped(x, weights, ends)
+
+
+def grouped_product(context: Context, layer: int):
+    """torch's grouped product where the device has one, else a loop over experts that waits for their counts."""
+    if context.dtype == torch.bfloat16 and torch.cuda.get_device_capability(context.device) in ((9, 0), (10, 0)):
+        return lambda x, w, ends: torch._grouped_mm(x, w.transpose(-2, -1), offs=ends)
+    context.report("MoE", f"no grouped product in {str(context.dtype).removeprefix('torch.')} on this device: experts one after the other", layer)
+    return _one_by_one
+
+
+def _one_by_one(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    out, start = x.new_empty(len(x), w.shape[1]), 0
+    for expert, end in enumerate(ends.tolist()):
+        if end > start:
+            torch.mm(x[start:end], w[expert].t(), out=out[start:end])
+        start = end
+    return out

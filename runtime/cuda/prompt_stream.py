@@ -1,0 +1,39 @@
+"""The residual stream of a pass, with what the last branch computed and nobody has added yet.
+
+A branch ends by handing in its result; the next norm adds it on the way, so that the stream is read and written once per branch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...cuda_kernels import prompt
+from ..layers.norm import RMSNorm
+from .context import Context
+
+
+class Stream:
+    """h float32[T, width]."""
+
+    def __init__(self, h: torch.Tensor, context: Context):
+        self.h, self.context = h, context
+        self._added: dict[str, torch.Tensor] = {}
+
+    def normed(self, norm: RMSNorm, exact: torch.Tensor | None = None) -> torch.Tensor:
+        """norm(h) in half; in float32 too where `exact` is given. Valid until the next norm."""
+        out = self.context.buffer("normed", tuple(self.h.shape), self.context.dtype)
+        prompt.add_norm(self.h, norm.weight, norm.eps, out, exact=exact, **self._added)
+        self._added = {}
+        return out
+
+    def add(self, delta: torch.Tensor, rows: torch.Tensor | None = None, weights: torch.Tensor | None = None) -> None:
+        """h += delta, or the weighted rows of it as `prompt.add_norm` says; done by the next norm, until when these must stay."""
+        assert not self._added  # two branches without a norm between them
+        self._added = {"delta": delta} if weights is None else {"delta": delta, "rows": rows, "weights": weights}
+
+    def settled(self) -> torch.Tensor:
+        """h with everything added."""
+        if self._added:
+            prompt.add_norm(self.h, None, 0.0, None, **self._added)
+            self._added = {}
+        return self.h
