@@ -60,7 +60,7 @@ class PromptAttention:
         q = self._heads(qkv, k, v, 0, batch)
         cache.write(batch.start, k, v)
         k, v = (x.half()[None] for x in cache.read(n))
-        return cache.result(self._attend(cache.query(q).half()[None], k, v).float())
+        return cache.result(self._attend(cache.query(q).half()[None], k, v).float()).to(self.context.dtype)
 
     def _heads(self, qkv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, batch: Batch) -> torch.Tensor:
         """Queries [T, heads, key_length] in the dtype of k; keys and values go to k and v from row `first`."""

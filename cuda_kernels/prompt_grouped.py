@@ -1,0 +1,103 @@
+"""Grouped products with packed weights on Hopper's tensor cores, at torch level: see `prompt_grouped.cu`.
+
+x comes with the columns of each 128 permuted (`permutation`), as `prompt.add_norm(..., permuted=True)` and `grouped_gate_up` write it.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+
+from . import ops
+from .compile import GENERATED, KernelSpec
+from .launch import function, launch
+from .layouts import unit_header
+
+_HALVES = {torch.bfloat16: "0", torch.float16: "1"}
+_TOKENS = (32, 64, 96, 112, 128, 136, 144, 152, 160)  # columns of an instruction that tiles are computed with
+_LARGEST_TABLE = 1024
+_SHARED = 5 * 160 * 256 + 1024  # four stages, the exchange, and what aligning takes
+_THREADS = 384
+GROUP = 128  # columns that are permuted among themselves
+ARCHS = ("sm_90a",)
+
+
+def _wgmma_header() -> str:
+    """wgmma with weights in registers and tokens in shared memory, for every number of tokens in use."""
+    parts = ["// Written by cuda_kernels/prompt_grouped.py: wgmma.mma_async of 64 rows in registers with N columns in shared memory, 16 deep.",
+             'constexpr bool F16 = HALF;',
+             '__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }',
+             '__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }',
+             'template <int PENDING> __device__ __forceinline__ void wgmma_wait() '
+             '{ asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }',
+             "template <int N> struct Wgmma;"]
+    for n in _TOKENS:
+        count = n // 2
+        sums = ", ".join(f"%{i}" for i in range(count))
+        outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+
+        def instruction(kind: str, count=count, sums=sums, outputs=outputs, n=n) -> str:
+            return (f'asm volatile("{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 5}, 0;\\n'
+                    f'wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{sums}}}, '
+                    f'{{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, add, 1, 1, 0;\\n}}" : {outputs} '
+                    f': "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"(int(add)));')
+
+        parts.append(f"template <> struct Wgmma<{n}> {{\n  static __device__ __forceinline__ void run(float (&d)[LARGEST / 2], const uint32_t (&a)[4], "
+                     f"uint64_t tokens, bool add) {{\n    if constexpr (F16) {instruction('f16')}\n    else {instruction('bf16')}\n  }}\n}};")
+    return "\n".join(parts) + "\n"
+
+
+GENERATED["prompt_wgmma.cuh"] = _wgmma_header
+
+
+@functools.cache
+def spec(type, half: torch.dtype) -> KernelSpec:
+    """The kernels for weights of a ggml type and activations of a dtype."""
+    return KernelSpec(f"prompt_grouped_{type.name.lower()}_{'f16' if half == torch.float16 else 'bf16'}", (unit_header(type), "prompt_grouped.cu"),
+                      (("TYPE", type.name), ("HALF", _HALVES[half])), ("grouped_product", "grouped_gate_up"), ARCHS)
+
+
+def permutation(n: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """int64[n]: where the element at each place of a permuted row of n comes from."""
+    place = torch.arange(n, device=device)
+    slot = place % 16
+    return place // GROUP * GROUP + slot % 8 // 2 * 32 + place % GROUP // 16 * 4 + slot % 2 + slot // 8 * 2
+
+
+def fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
+    """Whether these matrices, which see the same rows, can be multiplied here: one type and shape, whole groups of columns, few experts."""
+    first = matrices[0]
+    alike = all((m.type, m.rows, m.cols, m.n_matrices) == (first.type, first.rows, first.cols, first.n_matrices) for m in matrices)
+    return (torch.cuda.get_device_capability(device) == (9, 0) and alike and first.cols % GROUP == 0 and first.rows % 8 == 0
+            and first.n_matrices <= _LARGEST_TABLE)
+
+
+def gate_up_fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
+    """Whether `grouped_gate_up` takes them: gate and up, or both in one."""
+    return fits(matrices, device) and matrices[0].rows * len(matrices) % (2 * GROUP) == 0
+
+
+def grouped_product(m: ops.PackedMatrix, ends: torch.Tensor, x: torch.Tensor, out: torch.Tensor, sources: torch.Tensor | None = None,
+                    n_slots: int = 1) -> None:
+    """out half[rows, m.rows]: row r is x[r] (or x[sources[r] // n_slots]) times the matrix of its expert; see `prompt.group_rows`.
+
+    x: half[tokens, m.cols], permuted. Rows behind the last expert's stay as they are.
+    """
+    launch(function(spec(m.type, x.dtype), "grouped_product", x.device), _multiprocessors(x.device), _THREADS, m.data, np.int32(m.n_matrices),
+           np.int32(m.rows), np.int32(m.cols), ends, x, sources, np.int32(n_slots), out, shared=_SHARED)
+
+
+def grouped_gate_up(matrices: list[ops.PackedMatrix], ends: torch.Tensor, x: torch.Tensor, out: torch.Tensor,
+                    sources: torch.Tensor | None = None, n_slots: int = 1) -> None:
+    """out half[rows, hidden], permuted: silu(gate) * up of the rows as in `grouped_product`. matrices: gate and up, or both in one."""
+    gate, up = matrices[0], matrices[1] if len(matrices) == 2 else None
+    launch(function(spec(gate.type, x.dtype), "grouped_gate_up", x.device), _multiprocessors(x.device), _THREADS, gate.data,
+           None if up is None else up.data, np.int32(gate.n_matrices), np.int32(gate.rows), np.int32(out.shape[1]), np.int32(gate.cols),
+           ends, x, sources, np.int32(n_slots), out, shared=_SHARED)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
