@@ -6,7 +6,6 @@ Every expert is decoded, whether a row goes to it or not: with hundreds of rows 
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
 from ...cuda_kernels import ops, prompt
 from ..layers.batch import Batch
@@ -28,7 +27,8 @@ class PromptMoE:
         if not prompt.route_fits(m.n_experts, m.n_used):
             raise Slow(f"{m.n_used} of {m.n_experts} experts")
         self.norm, self.m, self.context = branch.norm, m, context
-        self.router = packed(m.router, context)
+        if m.router.device != context.device:
+            raise Slow(f"the weights of {m.router.role} are not on {context.device}")
         inputs = [m.experts.gate_up] if m.experts.gate_up is not None else [m.experts.gate, m.experts.up]
         self.inputs = [packed(linear, context) for linear in inputs]
         self.down = packed(m.experts.down, context)
@@ -40,7 +40,7 @@ class PromptMoE:
         x = stream.normed(self.norm, exact)
         ids, weights = (context.buffer(name, (tokens, m.n_used), dtype) for name, dtype in
                         (("expert ids", torch.int32), ("expert weights", torch.float32)))
-        prompt.route(F.linear(exact, ops.decode_matrix(self.router, torch.float32)), ids, weights, context.ser)
+        prompt.route(m.router(exact), ids, weights, context.ser)
         ends, sources, rows = (context.buffer(name, shape, torch.int32) for name, shape in
                                (("expert ends", (m.n_experts,)), ("row sources", (ids.numel(),)), ("slot rows", tuple(ids.shape))))
         prompt.group_rows(ids, ends, sources, rows)

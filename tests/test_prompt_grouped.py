@@ -1,0 +1,76 @@
+"""Grouped products with packed weights: against float64 on a device of their architecture, and that they compile for it."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+import iqforge
+from iqforge.cuda_kernels import ops, prompt_grouped
+from iqforge.formats.types import ggml_type
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) and importlib.util.find_spec("cuda") is not None
+
+
+def packed(type: str, n_experts: int, rows: int, cols: int, seed: int) -> ops.PackedMatrix:
+    x = np.random.default_rng(seed).standard_normal((64, cols), dtype=np.float32)
+    blocks = iqforge.encode(type, x)
+    blocks = blocks[np.random.default_rng(seed).integers(0, 64, n_experts * rows)]
+    return ops.pack_matrix(type, [blocks], rows, cols, n_experts, "cuda")
+
+
+def reference(m: ops.PackedMatrix, x: torch.Tensor, counts: list[int], half: torch.dtype) -> torch.Tensor:
+    """float64[rows, m.rows] of rows grouped by expert."""
+    w = ops.decode_matrix(m, half).view(m.n_matrices, m.rows, m.cols)
+    return torch.cat([x[sum(counts[:e]) : sum(counts[: e + 1])].double() @ w[e].double().T for e in range(len(counts))])
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU and cuda-core")
+@pytest.mark.parametrize("type", ["IQ4_K", "Q4_K", "IQ4_KS", "Q8_0"])
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("counts", [[5, 0, 130, 161, 33, 1], [400, 7, 0, 96]])
+def test_against_float64(type, half, counts):
+    rng = torch.Generator("cuda").manual_seed(3)
+    width, hidden, tokens = 512, 256, 300
+    n, n_experts = sum(counts), len(counts)
+    x = torch.randn(tokens, width, generator=rng, device="cuda").to(half)
+    sources = torch.randint(0, 3 * tokens, (n,), generator=rng, device="cuda", dtype=torch.int32)
+    ends = torch.tensor(counts, device="cuda").cumsum(0).to(torch.int32)
+    permuted = x[:, prompt_grouped.permutation(width, "cuda")].contiguous()
+    gate, up, both = (packed(type, n_experts, rows, width, seed) for seed, rows in ((1, hidden), (2, hidden), (3, 2 * hidden)))
+    down = packed(type, n_experts, 520, width, 4)
+    rows = x[sources.long() // 3]
+
+    out = torch.full((n + 2, 520), float("nan"), dtype=half, device="cuda")
+    prompt_grouped.grouped_product(down, ends, permuted, out, sources, 3)
+    assert error(out[:n], reference(down, rows, counts, half)) < 3e-3 and out[n:].isnan().all()
+    for matrices in ([gate, up], [both]):
+        out = torch.full((n + 2, hidden), float("nan"), dtype=half, device="cuda")
+        prompt_grouped.grouped_gate_up(matrices, ends, permuted, out, sources, 3)
+        products = torch.cat([reference(m, rows, counts, half) for m in matrices], dim=1)
+        g, u = products.chunk(2, dim=1)
+        expected = (g * g.sigmoid() * u)[:, prompt_grouped.permutation(hidden, "cuda")]
+        assert error(out[:n], expected) < 3e-3 and out[n:].isnan().all()
+        again = torch.empty_like(out)
+        prompt_grouped.grouped_gate_up(matrices, ends, permuted, again, sources, 3)
+        assert torch.equal(again[:n], out[:n])
+
+
+def test_permutation_is_one():
+    assert torch.equal(prompt_grouped.permutation(256).sort().values, torch.arange(256))
+    assert prompt_grouped.permutation(256)[[0, 1, 8, 9, 2, 16, 128]].tolist() == [0, 1, 2, 3, 32, 4, 128]
+
+
+def test_compiles_for_hopper():
+    pytest.importorskip("cuda.core")
+    from iqforge.cuda_kernels.compile import compile_spec
+
+    assert compile_spec(prompt_grouped.spec(ggml_type("IQ4_K"), torch.bfloat16), "sm_90")
