@@ -8,11 +8,11 @@
 constexpr int NORM_THREADS = 256;
 
 // h += delta; x = h / sqrt(mean(h^2) + eps) * weight in HALF (Zhang and Sennrich, 2019), and in float32 where `exact` is given.
-// One CUDA block per token. UNITS units per thread, so width <= UNITS * 8 * NORM_THREADS. n_slots = 0: nothing to add;
+// `permuted`: x with the columns of each 128 in the order that prompt_grouped.cu wants. One CUDA block per token. UNITS units per thread, so width <= UNITS * 8 * NORM_THREADS. n_slots = 0: nothing to add;
 // weights = null: one row per token, row t.
 template <int UNITS>
 __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots,
-                                         const float* weight, float eps, uint4* x, float* exact, int width) {
+                                         const float* weight, float eps, uint4* x, int permuted, float* exact, int width) {
     __shared__ float sums[NORM_THREADS / 32];
     const long long t = blockIdx.x;
     const int units = width / 8;
@@ -64,7 +64,13 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
         load8(weight + unit * 8, w);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[i][j] = v[i][j] * scale * w[j];
-        x[t * units + unit] = pack8<HALF>(v[i]);
+        const uint4 packed = pack8<HALF>(v[i]);
+        if (permuted) {  // elements 32q + 4j + r go to 16j + 2q + (r & 1) + 8 (r >> 1)
+            u32* group = reinterpret_cast<u32*>(x + t * units + unit / 16 * 16) + unit % 4 * 16 + unit % 16 / 4;
+            group[0] = packed.x, group[4] = packed.y, group[8] = packed.z, group[12] = packed.w;
+        } else {
+            x[t * units + unit] = packed;
+        }
         if (exact != nullptr) store8(exact + t * width + unit * 8, v[i]);
     }
 }
@@ -72,8 +78,8 @@ __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const flo
 #define ADD_NORM(UNITS) \
     extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
     add_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, float eps, \
-                     uint4* x, float* exact, int width) { \
-        add_norm<UNITS>(h, delta, weights, rows, n_slots, weight, eps, x, exact, width); \
+                     uint4* x, int permuted, float* exact, int width) { \
+        add_norm<UNITS>(h, delta, weights, rows, n_slots, weight, eps, x, permuted, exact, width); \
     }
 ADD_NORM(1)
 ADD_NORM(2)

@@ -16,7 +16,8 @@ _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _NORM_UNITS, _NORM_THREADS, _UNIT = (1, 2, 4, 8), 256, 8
 _PER_LANE = (1, 2, 4, 8, 16)
-_ROPE_WARPS, _ROUTE_WARPS, LARGEST_HEAD = 8, 4, 256
+_HEAD_LANES = (8, 16, 32)  # that share a head, 8 elements each
+_ROPE_WARPS, _ROPE_ROUNDS, _ROUTE_WARPS = 8, 4, 4
 _GROUP_THREADS = 1024
 
 
@@ -27,7 +28,7 @@ def _rows_spec(half: torch.dtype) -> KernelSpec:
 
 def _heads_spec(half: torch.dtype, stored: torch.dtype) -> KernelSpec:
     return KernelSpec(f"prompt_heads_{_short(half)}_{_short(stored)}", ("prompt_rope.cu",),
-                      (("HALF", str(_HALVES[half])), ("STORED", str(_STORED[stored]))), ("heads_norm", "heads_neox"))
+                      (("HALF", str(_HALVES[half])), ("STORED", str(_STORED[stored]))), tuple(f"heads_{style}_{n}" for style in ("norm", "neox") for n in _HEAD_LANES))
 
 
 _EXPERTS_SPEC = KernelSpec("prompt_experts", ("prompt_experts.cu",), (), (*(f"route_{n}" for n in _PER_LANE), "group_rows"))
@@ -48,18 +49,20 @@ def norm_fits(width: int) -> bool:
 
 
 def add_norm(h: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None, *, delta: torch.Tensor | None = None,
-             rows: torch.Tensor | None = None, weights: torch.Tensor | None = None, exact: torch.Tensor | None = None) -> None:
+             rows: torch.Tensor | None = None, weights: torch.Tensor | None = None, exact: torch.Tensor | None = None,
+             permuted: bool = False) -> None:
     """h += delta; out = h / sqrt(mean(h^2) + eps) * weight in half, and in float32 in `exact` where that is given.
 
     delta: half[T, width], or with weights float32[T, k] and rows int32[T, k] the outputs half[n, width] of experts: row rows[t, k] of
     it, times weights[t, k], is added to token t, k ascending; rows below 0 are left out. Without `out`, h += delta is all.
+    permuted: the columns of `out` as `prompt_grouped.permutation` says (width is a multiple of 128 then).
     """
     tokens, width = h.shape
     half = (out if out is not None else delta).dtype
     units = next(n for n in _NORM_UNITS if n * _NORM_THREADS * _UNIT >= width)
     slots = 0 if delta is None else 1 if weights is None else weights.shape[1]
     launch(function(_rows_spec(half), f"add_norm_{units}", h.device), tokens, _NORM_THREADS, h, delta, weights, rows, np.int32(slots),
-           weight, np.float32(eps), out, exact, np.int32(width))
+           weight, np.float32(eps), out, np.int32(permuted), exact, np.int32(width))
 
 
 def silu_gate(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
@@ -76,25 +79,26 @@ def gather_rows(x: torch.Tensor, sources: torch.Tensor, n_slots: int, out: torch
            np.int32(n_slots), out, np.int32(units))
 
 
-def heads_fit(key_length: int, value_length: int) -> bool:
-    """Whether `rotate_heads` takes heads of these sizes."""
-    return key_length % 2 == 0 and value_length % 2 == 0 and key_length <= LARGEST_HEAD
+def heads_fit(size: int, n_rot: int) -> bool:
+    """Whether `rotate_heads` takes heads of this size, of which n_rot elements are rotated."""
+    return size % _UNIT == 0 and size <= _UNIT * _HEAD_LANES[-1] and n_rot % (2 * _UNIT) == 0
 
 
 def rotate_heads(qkv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, cos: torch.Tensor, sin: torch.Tensor, *,
                  neox: bool, q_norm: torch.Tensor | None = None, k_norm: torch.Tensor | None = None, eps: float = 0.0) -> None:
     """The joined products of a prompt, normed by head (where there are weights) and rotated, to where attention reads them.
 
-    qkv: half[T, (heads + kv) * key_length + kv * value_length]; q: [T, heads, key_length]; k, v: [rows, kv, length] of which rows
-    first .. first + T are written; q, k and v of one dtype (float16, bfloat16 or float32). cos, sin: float32[n, n_rot / 2] for the
-    positions of a sequence: T is a multiple of n.
+    qkv: half[T, (heads + 2 kv) * size]; q: [T, heads, size]; k, v: [rows, kv, size] of which rows first .. first + T are written;
+    q, k and v of one dtype (float16, bfloat16 or float32). cos, sin: float32[n, n_rot / 2] for the positions of a sequence: T is a
+    multiple of n.
     """
-    tokens, n_heads, k_size = q.shape
-    n_kv, v_size = v.shape[1:]
-    jobs = tokens * (n_heads + 2 * n_kv)
-    launch(function(_heads_spec(qkv.dtype, q.dtype), "heads_neox" if neox else "heads_norm", qkv.device), -(-jobs // _ROPE_WARPS),
-           32 * _ROPE_WARPS, qkv, np.int32(tokens), np.int32(n_heads), np.int32(n_kv), np.int32(k_size), np.int32(v_size),
-           np.int32(2 * cos.shape[1]), cos, sin, np.int32(len(cos)), q_norm, k_norm, np.float32(eps), q, k, v, np.int64(first))
+    tokens, n_heads, size = q.shape
+    n_kv = k.shape[1]
+    lanes = next(n for n in _HEAD_LANES if _UNIT * n >= size)
+    jobs = tokens * -(-(n_heads + 2 * n_kv) // (32 // lanes * _ROPE_ROUNDS))
+    launch(function(_heads_spec(qkv.dtype, q.dtype), f"heads_{'neox' if neox else 'norm'}_{lanes}", qkv.device), -(-jobs // _ROPE_WARPS),
+           32 * _ROPE_WARPS, qkv, np.int32(tokens), np.int32(n_heads), np.int32(n_kv), np.int32(size), np.int32(2 * cos.shape[1]), cos, sin,
+           np.int32(len(cos)), q_norm, k_norm, np.float32(eps), q, k, v, np.int64(first))
 
 
 def route_fits(n_experts: int, n_used: int) -> bool:

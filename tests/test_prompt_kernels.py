@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from iqforge.cuda_kernels import prompt
+from iqforge.cuda_kernels.prompt_grouped import permutation
 
 gpu = pytest.mark.gpu
 needs_device = pytest.mark.skipif(not torch.cuda.is_available() or importlib.util.find_spec("cuda") is None,
@@ -56,6 +57,10 @@ def test_add_norm(rng, half, width):
     assert torch.equal(h, before + delta.float())
     close(out, normed(h))
     close(exact, normed(h))
+    if width % 128 == 0:
+        other = poisoned(9, width, dtype=half)
+        prompt.add_norm(h, weight, 1e-5, other, permuted=True)
+        assert torch.equal(other, out[:, permutation(width, "cuda")])
     h.copy_(before)
     prompt.add_norm(h, weight, 1e-5, None, delta=delta)
     assert torch.equal(h, before + delta.float())
@@ -91,15 +96,15 @@ def test_silu_gate(rng, half):
 @needs_device
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("neox,normed,size,n_rot", [(False, False, 128, 128), (True, True, 128, 128), (True, False, 96, 64), (False, True, 256, 32)])
+@pytest.mark.parametrize("neox,normed,size,n_rot", [(False, False, 128, 128), (True, True, 128, 128), (True, False, 96, 64), (False, True, 256, 32), (True, True, 64, 64)])
 def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_rot):
-    per, tokens, n_heads, n_kv, v_size, first = 7, 21, 6, 2, 64, 5
-    qkv = randn(rng, tokens, (n_heads + n_kv) * size + n_kv * v_size, dtype=half)
+    per, tokens, n_heads, n_kv, first = 7, 21, 6, 2, 5
+    qkv = randn(rng, tokens, (n_heads + 2 * n_kv) * size, dtype=half)
     angle = randn(rng, per, n_rot // 2) * 9
     cos, sin = angle.cos() * 1.2, angle.sin() * 1.2
     norms = [randn(rng, size) if normed else None for _ in range(2)]
     q = poisoned(tokens, n_heads, size, dtype=stored)
-    k, v = poisoned(30, n_kv, size, dtype=stored), poisoned(30, n_kv, v_size, dtype=stored)
+    k, v = poisoned(30, n_kv, size, dtype=stored), poisoned(30, n_kv, size, dtype=stored)
     prompt.rotate_heads(qkv, q, k, v, first, cos, sin, neox=neox, q_norm=norms[0], k_norm=norms[1], eps=1e-6)
 
     def expected(x, norm):
@@ -113,10 +118,10 @@ def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_r
         out[..., at[0]], out[..., at[1]] = a * c - b * s, a * s + b * c
         return out
 
-    parts = qkv.split([n_heads * size, n_kv * size, n_kv * v_size], dim=1)
+    parts = qkv.split([n_heads * size, n_kv * size, n_kv * size], dim=1)
     close(q, expected(parts[0].view(tokens, n_heads, size), norms[0]))
     close(k[first : first + tokens], expected(parts[1].view(tokens, n_kv, size), norms[1]))
-    assert torch.equal(v[first : first + tokens], parts[2].view(tokens, n_kv, v_size).to(stored))
+    assert torch.equal(v[first : first + tokens], parts[2].view(tokens, n_kv, size).to(stored))
     assert k[:first].isnan().all() and k[first + tokens :].isnan().all() and v[:first].isnan().all() and v[first + tokens :].isnan().all()
 
 

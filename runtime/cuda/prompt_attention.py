@@ -24,7 +24,7 @@ class PromptAttention:
         m: Attention = branch.module
         if not prompt.norm_fits(len(branch.norm.weight)):
             raise Slow(f"rows of {len(branch.norm.weight)}")
-        if m.key_length != m.value_length or m.key_length % 8 or not prompt.heads_fit(m.key_length, m.value_length):
+        if m.key_length != m.value_length or not prompt.heads_fit(m.key_length, m.rope.n_rot):
             raise Slow(f"heads of {m.key_length} and {m.value_length}")
         if not m.switches.flash_attention:
             raise Slow("-fa off keeps the matrix of scores")

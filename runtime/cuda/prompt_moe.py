@@ -1,13 +1,14 @@
-"""Experts over many rows: routed on the device, grouped by a stable order, one grouped product per matrix; the host never waits.
+"""Experts over many rows: routed on the device, grouped by a stable order; the host never waits.
 
-Every expert is decoded, whether a row goes to it or not: with hundreds of rows few are left out.
+On Hopper grouped products read packed weights. Elsewhere all experts are decoded first, whether a row goes to them or not: with hundreds
+of rows few are left out.
 """
 
 from __future__ import annotations
 
 import torch
 
-from ...cuda_kernels import ops, prompt
+from ...cuda_kernels import ops, prompt, prompt_grouped
 from ..layers.batch import Batch
 from ..layers.moe import MoE
 from .context import Context
@@ -32,25 +33,38 @@ class PromptMoE:
         inputs = [m.experts.gate_up] if m.experts.gate_up is not None else [m.experts.gate, m.experts.up]
         self.inputs = [packed(linear, context) for linear in inputs]
         self.down = packed(m.experts.down, context)
-        self.grouped = grouped_product(context, branch.layer)
+        self.fused = prompt_grouped.gate_up_fits(self.inputs, context.device) and prompt_grouped.fits([self.down], context.device)
+        self.grouped = None if self.fused else grouped_product(context, branch.layer)
 
     def __call__(self, stream: Stream, batch: Batch) -> None:
         m, context, (tokens, width) = self.m, self.context, stream.h.shape
         exact = context.buffer("normed f32", (tokens, width), torch.float32)
-        x = stream.normed(self.norm, exact)
+        x = stream.normed(self.norm, exact, permuted=self.fused)
         ids, weights = (context.buffer(name, (tokens, m.n_used), dtype) for name, dtype in
                         (("expert ids", torch.int32), ("expert weights", torch.float32)))
         prompt.route(m.router(exact), ids, weights, context.ser)
         ends, sources, rows = (context.buffer(name, shape, torch.int32) for name, shape in
                                (("expert ends", (m.n_experts,)), ("row sources", (ids.numel(),)), ("slot rows", tuple(ids.shape))))
         prompt.group_rows(ids, ends, sources, rows)
-        grouped = context.buffer("grouped", (len(sources), width), x.dtype)
-        prompt.gather_rows(x, sources, m.n_used, grouped)
+        stream.add((self._fused if self.fused else self._apart)(x, ends, sources), rows, weights)
+
+    def _fused(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
+        """Weights are decoded within the products: half[rows grouped by expert, width]."""
+        gated = self.context.buffer("gated", (len(sources), self.down.cols), x.dtype)
+        prompt_grouped.grouped_gate_up(self.inputs, ends, x, gated, sources, self.m.n_used)
+        out = self.context.buffer("delta", (len(sources), self.down.rows), x.dtype)
+        prompt_grouped.grouped_product(self.down, ends, gated, out)
+        return out
+
+    def _apart(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
+        """All experts are decoded, then multiplied."""
+        grouped = self.context.buffer("grouped", (len(sources), x.shape[1]), x.dtype)
+        prompt.gather_rows(x, sources, self.m.n_used, grouped)
         both = [self._product(grouped, matrix, ends) for matrix in self.inputs]
         gate, up = both if len(both) == 2 else both[0].chunk(2, dim=1)
-        gated = context.buffer("gated", tuple(gate.shape), gate.dtype)
+        gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
         prompt.silu_gate(gate, up, gated)
-        stream.add(self._product(gated, self.down, ends), rows, weights)
+        return self._product(gated, self.down, ends)
 
     def _product(self, x: torch.Tensor, matrix: ops.PackedMatrix, ends: torch.Tensor) -> torch.Tensor:
         """half[rows, n_out] of rows grouped by expert; those behind the last expert's are undefined."""

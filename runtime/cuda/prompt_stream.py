@@ -19,10 +19,10 @@ class Stream:
         self.h, self.context = h, context
         self._added: dict[str, torch.Tensor] = {}
 
-    def normed(self, norm: RMSNorm, exact: torch.Tensor | None = None) -> torch.Tensor:
-        """norm(h) in half; in float32 too where `exact` is given. Valid until the next norm."""
+    def normed(self, norm: RMSNorm, exact: torch.Tensor | None = None, permuted: bool = False) -> torch.Tensor:
+        """norm(h) in half (its columns `permuted` for grouped products); in float32 too where `exact` is given. Valid until the next norm."""
         out = self.context.buffer("normed", tuple(self.h.shape), self.context.dtype)
-        prompt.add_norm(self.h, norm.weight, norm.eps, out, exact=exact, **self._added)
+        prompt.add_norm(self.h, norm.weight, norm.eps, out, exact=exact, permuted=permuted, **self._added)
         self._added = {}
         return out
 
