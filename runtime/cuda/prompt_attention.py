@@ -13,6 +13,7 @@ from .prompt_stream import Stream
 from .prompt_weights import Product
 from .registry import PROMPT, Branch, Slow, executor
 
+CUDNN_ROWS = 2048  # tokens of a pass from which on its attention is worth planning for
 _FLOATS = (torch.float16, torch.bfloat16)
 
 
@@ -77,10 +78,23 @@ class PromptAttention:
         """[S, n, heads, length] in the activations' dtype: the last n of N positions see what lies before them, and themselves.
 
         FlashAttention-2 as torch has it (Dao, 2023): causal masks end in the lower right corner, grouped heads are read as they are.
+        cuDNN's kernel is twice as fast on Hopper, but takes up to a second to plan, and has no such corner.
         """
         q, k, v = (x.unflatten(0, (batch.n_sequences, -1)) for x in (q, k, v))
-        mixed = torch.ops.aten._flash_attention_forward(q, k, v, None, None, q.shape[1], k.shape[1], 0.0, True, False, scale=self.m.scale)[0]
+        if q.shape[1] == k.shape[1] and batch.n_sequences * batch.n_tokens >= CUDNN_ROWS and _cudnn_takes(q, k, v):
+            mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, False, 0.0, True, False, scale=self.m.scale)[0].transpose(1, 2)
+        else:
+            mixed = torch.ops.aten._flash_attention_forward(q, k, v, None, None, q.shape[1], k.shape[1], 0.0, True, False,
+                                                            scale=self.m.scale)[0]
         return mixed.to(self.context.dtype)
+
+
+def _cudnn_takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
+
+    return can_use_cudnn_attention(SDPAParams(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, 0.0, True,
+                                              q.shape[2] != k.shape[2]))
 
 
 def _stored(k: torch.dtype, v: torch.dtype) -> torch.dtype | None:
