@@ -34,7 +34,7 @@ constexpr int AT_Q = TILES, AT_K = AT_Q + Mixer::Q_BYTES, AT_V = AT_K + ROWS * S
               AT_P = AT_S + SCORES * 4, AT_M = AT_P + Mixer::P_BYTES, SHARED = AT_M + 3 * R * 4;
 constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves behind: mixes, maxima, sums
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
-static_assert(DV <= 4 * THREADS && DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0 && THREADS % TILE == 0, "a shape this is made for");
+static_assert(DV <= 4 * THREADS && DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");
 
 // A row to get ready: a new row of K or V, or a row of q. In this order, as new rows take longest.
 struct Job {
@@ -73,8 +73,24 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         load_tile<TYPE_V, DV, STRIDE_V, ROW_V>(to + TILE * STRIDE_K, cache_v, at, old, head);
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
+    // A probability of 0 times whatever was left behind the last row could be NaN.
+    auto clear = [&](int tile) {
+        const int n = last - (first + tile * TILE);
+        char* from = shared + tile % STAGES * STAGE + TILE * STRIDE_K + n * STRIDE_V;
+        const int parts = MMA && n > 0 && n < TILE ? (15 - (n - 1) % 16) * (STRIDE_V / 16) : 0;
+        for (int i = threadIdx.x; i < parts; i += THREADS) *(uint4*)(from + i * 16) = make_uint4(0, 0, 0, 0);
+    };
+    // Where a new row of position p goes: to its tile, or aside if that one is loaded later.
+    auto place = [&](int p, int i, bool value) {
+        const int tile = (p - first) / TILE, row = (p - first) % TILE;
+        if (tile >= STAGES) return value ? new_v + i * STRIDE_V : new_k + i * STRIDE_K;
+        return shared + tile * STAGE + (value ? TILE * STRIDE_K + row * STRIDE_V : row * STRIDE_K);
+    };
 #pragma unroll
-    for (int s = 0; s < STAGES; s++) load(s);
+    for (int s = 0; s < STAGES; s++) {
+        load(s);
+        clear(s);
+    }
     for (int r = threadIdx.x; r < R; r += THREADS) maxima[r] = -INFINITY, sums[r] = 0.f;
     Row<DK> norm_q, norm_k;
     if (HEAD_NORMS) norm_q.fetch(q_norm, lane), norm_k.fetch(k_norm, lane);
@@ -110,13 +126,13 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
             if (job.v) {
                 value[j].put(row, lane);
                 if (HAD_V) hadamard_row(row, DV, HAD_V, lane);
-                store_row<TYPE_V, DV>(row, cache_v + at * ROW_V, new_v + job.i * STRIDE_V, lane);
+                store_row<TYPE_V, DV>(row, cache_v + at * ROW_V, place(p0 + job.i, job.i, true), lane);
             } else {
                 if (HEAD_NORMS) x[j].norm(job.k ? norm_k : norm_q, eps);
                 x[j].put(row, lane);
                 turns[j].template apply<NEOX_PAIRS>(row, lane);
                 if (HAD_K) hadamard_row(row, DK, HAD_K, lane);
-                if (job.k) store_row<TYPE_K, DK>(row, cache_k + at * ROW_K, new_k + job.i * STRIDE_K, lane);
+                if (job.k) store_row<TYPE_K, DK>(row, cache_k + at * ROW_K, place(p0 + job.i, job.i, false), lane);
                 else Mixer::put_query(queries, job.r, row, scale * LOG2E, lane);  // exponentials are powers of 2
             }
         }
@@ -129,12 +145,10 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         char *tile_k = shared + t % STAGES * STAGE, *tile_v = tile_k + TILE * STRIDE_K;
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
         __syncthreads();
-        if (at + n > p0) {
+        if (t >= STAGES && at + n > p0) {
             insert_new<STRIDE_K>(tile_k, new_k, at, p0, n);
             insert_new<STRIDE_V>(tile_v, new_v, at, p0, n);
-            if (MMA)  // a probability of 0 times whatever was left there could be NaN
-                for (int i = threadIdx.x; i < ((n + 15) / 16 * 16 - n) * (STRIDE_V / 16); i += THREADS)
-                    *(uint4*)(tile_v + n * STRIDE_V + i * 16) = make_uint4(0, 0, 0, 0);
+            clear(t);
             __syncthreads();
         }
         Mixer::score(queries, tile_k, scores);
@@ -171,17 +185,22 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         __syncthreads();
         load(t + STAGES);  // commits a group in any case, so that the count of groups in flight stays the same
     }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();
+    if (Mixer::JOIN_BYTES) {
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        __syncthreads();
+    }
 
     // This range is either the answer or a part of it.
     float* joined = (float*)shared;
-    mixer.finish(joined);
+    auto answer = [&](int r, int i, float x, float y) {
+        float* to = HAD_V ? joined + r * DV + i : out + ((r / GROUP) * HEADS + head * GROUP + r % GROUP) * DV + i;
+        *(float2*)to = make_float2(x, y);
+    };
     if (active == 1) {
-        for (int i = threadIdx.x; i < R * DV; i += THREADS) joined[i] /= sums[i / DV];
+        mixer.finish(joined, [&](int r, int i, float x, float y) { answer(r, i, x / sums[r], y / sums[r]); });
     } else {
         float* mine = partial + (long long)(head * gridDim.x + blockIdx.x) * PART;
-        for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) *(float4*)(mine + i) = *(const float4*)(joined + i);
+        mixer.finish(joined, [&](int r, int i, float x, float y) { *(float2*)(mine + r * DV + i) = make_float2(x, y); });
         for (int r = threadIdx.x; r < R; r += THREADS) mine[R * DV + r] = maxima[r], mine[R * DV + R + r] = sums[r];
         if (!last_to_arrive(tickets + head, active)) return;
         const float* parts = partial + (long long)head * gridDim.x * PART;
@@ -195,30 +214,26 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
             }
             const float all = warp_max(most);
             sum = warp_sum(sum * exp2f(most - all));
-            if (lane == 0) maxima[r] = all, sums[r] = 1.f / sum;
+            if (lane == 0) maxima[r] = all, sums[r] = sum;
         }
         __syncthreads();
-        for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) {
+        for (int i = 2 * threadIdx.x; i < R * DV; i += 2 * THREADS) {
             const int r = i / DV;
-            float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 4
+            float2 sum = make_float2(0.f, 0.f);
+#pragma unroll 8
             for (int s = 0; s < active; s++) {
                 const float factor = exp2f(__ldcg(parts + s * PART + R * DV + r) - maxima[r]);
-                const float4 x = __ldcg((const float4*)(parts + s * PART + i));
+                const float2 x = __ldcg((const float2*)(parts + s * PART + i));
                 sum.x = fmaf(factor, x.x, sum.x), sum.y = fmaf(factor, x.y, sum.y);
-                sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
             }
-            const float inverse = sums[r];
-            *(float4*)(joined + i) = make_float4(sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);
+            answer(r, i % DV, sum.x / sums[r], sum.y / sums[r]);
         }
     }
-    __syncthreads();
     if (HAD_V) {
-        for (int r = warp; r < R; r += WARPS) hadamard_row(joined + r * DV, DV, HAD_V, lane);
         __syncthreads();
-    }
-    for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) {
-        const int r = i / DV;
-        *(float4*)(out + ((r / GROUP) * HEADS + head * GROUP + r % GROUP) * DV + i % DV) = *(const float4*)(joined + i);
+        for (int r = warp; r < R; r += WARPS) {
+            hadamard_row(joined + r * DV, DV, HAD_V, lane);
+            for (int i = lane; i < DV; i += 32) out[((r / GROUP) * HEADS + head * GROUP + r % GROUP) * DV + i] = joined[r * DV + i];
+        }
     }
 }

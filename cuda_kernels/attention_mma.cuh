@@ -5,8 +5,9 @@
 #include "attention_tile.cuh"
 
 constexpr int M_TILES = (R + 15) / 16, N_TILES = (DV / 8 + WARPS - 1) / WARPS;  // of rows; of 8 value elements for each warp
+constexpr int P_TILES = TILE / (8 * WARPS);                                     // of 8 positions for each warp
 constexpr int STRIDE_Q = DK * 2 + 16, STRIDE_P = TILE * 2 + 16;                 // bytes
-static_assert(TILE == 8 * WARPS && DK % 16 == 0 && DV % 16 == 0 && TYPE_K == TYPE_V, "a shape this is made for");
+static_assert(TILE % (8 * WARPS) == 0 && DK % 16 == 0 && DV % 16 == 0 && TYPE_K == TYPE_V, "a shape this is made for");
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -42,7 +43,7 @@ __device__ __forceinline__ void two_parts(float x, u16* whole, u16* rest) {
 
 struct Mixer {
     static constexpr int Q_PART = 16 * M_TILES * STRIDE_Q, P_PART = 16 * M_TILES * STRIDE_P;
-    static constexpr int Q_BYTES = 2 * Q_PART, P_BYTES = 2 * P_PART, JOIN_BYTES = R * DV * 4;
+    static constexpr int Q_BYTES = 2 * Q_PART, P_BYTES = 2 * P_PART, JOIN_BYTES = HAD_V ? R * DV * 4 : 0;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float mix[M_TILES][N_TILES][4] = {};
 
@@ -51,32 +52,36 @@ struct Mixer {
         for (int i = lane; i < DK; i += 32) two_parts(row[i] * scale, to + i, to + Q_PART / 2 + i);
     }
 
-    // A warp takes 8 positions. Rows from R on are whatever lies there, and nobody reads what becomes of them.
+    // A warp takes 8 positions at a time. Rows from R on are whatever lies there, and nobody reads what becomes of them.
     static __device__ __forceinline__ void score(const char* q, const char* tile_k, float* scores) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        float sum[M_TILES][2][4] = {};
         const char* at = tile_k + (8 * warp + lane / 4) * STRIDE_K + lane % 4 * 4;
 #pragma unroll
-        for (int k = 0; k < DK / 16; k++) {
-            const u32 b[2] = {*(const u32*)(at + 32 * k), *(const u32*)(at + 32 * k + 16)};
+        for (int m = 0; m < M_TILES; m++) {
+            float sum[P_TILES][2][4] = {};
 #pragma unroll
-            for (int m = 0; m < M_TILES; m++) {
-                u32 a[4];
-                load_a(a, q + 16 * m * STRIDE_Q + 32 * k, STRIDE_Q, lane);
-                mma(sum[m][0], a, b);
-                load_a(a, q + Q_PART + 16 * m * STRIDE_Q + 32 * k, STRIDE_Q, lane);
-                mma(sum[m][1], a, b);
+            for (int k = 0; k < DK / 16; k++) {
+                u32 whole[4], rest[4];
+                load_a(whole, q + 16 * m * STRIDE_Q + 32 * k, STRIDE_Q, lane);
+                load_a(rest, q + Q_PART + 16 * m * STRIDE_Q + 32 * k, STRIDE_Q, lane);
+#pragma unroll
+                for (int t = 0; t < P_TILES; t++) {
+                    const char* from = at + 8 * WARPS * t * STRIDE_K + 32 * k;
+                    const u32 b[2] = {*(const u32*)from, *(const u32*)(from + 16)};
+                    mma(sum[t][0], whole, b);
+                    mma(sum[t][1], rest, b);
+                }
             }
+#pragma unroll
+            for (int t = 0; t < P_TILES; t++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int r = 16 * m + 8 * half + lane / 4;
+                    if (r < R)
+                        *(float2*)(scores + r * TILE + 8 * (warp + WARPS * t) + lane % 4 * 2) =
+                            make_float2(sum[t][0][2 * half] + sum[t][1][2 * half], sum[t][0][2 * half + 1] + sum[t][1][2 * half + 1]);
+                }
         }
-#pragma unroll
-        for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int r = 16 * m + 8 * half + lane / 4;
-                if (r < R)
-                    *(float2*)(scores + r * TILE + 8 * warp + lane % 4 * 2) =
-                        make_float2(sum[m][0][2 * half] + sum[m][1][2 * half], sum[m][0][2 * half + 1] + sum[m][1][2 * half + 1]);
-            }
     }
 
     static __device__ __forceinline__ void put_probability(char* p, int r, int i, float x) {
@@ -94,6 +99,7 @@ struct Mixer {
 #pragma unroll
                 for (int t = 0; t < N_TILES; t++) mix[m][t][2 * half] *= factor, mix[m][t][2 * half + 1] *= factor;
             }
+#pragma unroll 4
         for (int k = 0; k < (n + 15) / 16; k++) {
             u32 b[N_TILES][2];
 #pragma unroll
@@ -113,7 +119,9 @@ struct Mixer {
         }
     }
 
-    __device__ __forceinline__ void finish(float* joined) {
+    // put(r, i, x, y) for elements i, i + 1 of each row.
+    template <typename Put>
+    __device__ __forceinline__ void finish(float* joined, Put put) {
 #pragma unroll
         for (int m = 0; m < M_TILES; m++)
 #pragma unroll
@@ -121,9 +129,7 @@ struct Mixer {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const int r = 16 * m + 8 * half + lane / 4, group = warp + WARPS * t;
-                    if (r < R && group < DV / 8)
-                        *(float2*)(joined + r * DV + 8 * group + lane % 4 * 2) = make_float2(mix[m][t][2 * half], mix[m][t][2 * half + 1]);
+                    if (r < R && group < DV / 8) put(r, 8 * group + lane % 4 * 2, mix[m][t][2 * half], mix[m][t][2 * half + 1]);
                 }
-        __syncthreads();
     }
 };

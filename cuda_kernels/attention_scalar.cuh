@@ -9,6 +9,8 @@ constexpr int OWN = (R + ROW_GROUPS - 1) / ROW_GROUPS;
 constexpr int POSITION_GROUPS = GROUPS / ROW_GROUPS;
 constexpr int RP = (R + 3) / 4 * 4 + 4;  // floats from position to position of the probabilities
 
+static_assert(THREADS % TILE == 0, "a thread takes one position");
+
 struct Mixer {
     static constexpr int Q_BYTES = R * DK * 4, P_BYTES = TILE * RP * 4, JOIN_BYTES = POSITION_GROUPS * R * DV * 4;
     const int chunk = threadIdx.x % CHUNKS, group = threadIdx.x / CHUNKS;
@@ -69,8 +71,9 @@ struct Mixer {
         }
     }
 
-    // joined[r * DV + i], float32[R, DV]: position groups are joined in their order. Synchronizes.
-    __device__ __forceinline__ void finish(float* joined) {
+    // put(r, i, x, y) for elements i, i + 1 of each row. Position groups are joined in their order, in `joined`.
+    template <typename Put>
+    __device__ __forceinline__ void finish(float* joined, Put put) {
         if (mixes)
 #pragma unroll
             for (int o = 0; o < OWN; o++)
@@ -78,14 +81,14 @@ struct Mixer {
                     *(float4*)(joined + (position_group * R + row_group * OWN + o) * DV + 4 * chunk) =
                         make_float4(mix[o][0], mix[o][1], mix[o][2], mix[o][3]);
         __syncthreads();
-        if (POSITION_GROUPS > 1) {
-            for (int i = threadIdx.x; i < R * DV; i += THREADS) {
-                float sum = joined[i];
+        for (int i = 2 * threadIdx.x; i < R * DV; i += 2 * THREADS) {  // nobody else reads elements i, i + 1
+            float2 sum = *(const float2*)(joined + i);
 #pragma unroll
-                for (int g = 1; g < POSITION_GROUPS; g++) sum += joined[g * R * DV + i];
-                joined[i] = sum;
+            for (int g = 1; g < POSITION_GROUPS; g++) {
+                const float2 other = *(const float2*)(joined + g * R * DV + i);
+                sum.x += other.x, sum.y += other.y;
             }
-            __syncthreads();
+            put(i / DV, i % DV, sum.x, sum.y);
         }
     }
 };

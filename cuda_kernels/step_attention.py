@@ -32,7 +32,8 @@ class AttentionShape:
     hadamard_k: int = 0  # block of the transform, 0 without
     hadamard_v: int = 0
     shortest: int = 128  # positions that a block takes at least
-    stages: int = 2  # tiles in flight, where there is room for them
+    tile_size: int = 128  # positions in shared memory at a time on tensor cores, where there is room for them
+    stages: int = 1  # such tiles in flight
 
     @property
     def on_tensor_cores(self) -> bool:
@@ -41,7 +42,8 @@ class AttentionShape:
     def tile(self, limit: int) -> tuple[int, int]:
         """(positions, tiles in flight) of shared memory such that all of it stays below `limit` bytes; (0, 0) if nothing does."""
         copied = all(t in ("F32", "F16", "BF16") for t in (self.type_k, self.type_v))
-        for tile, stages in ((64, self.stages if copied else 1), (64, 1), *([] if self.on_tensor_cores else [(32, 1)])):
+        wide = [(self.tile_size, self.stages)] if self.on_tensor_cores else []
+        for tile, stages in (*wide, (64, 2 if copied else 1), (64, 1), *([] if self.on_tensor_cores else [(32, 1)])):
             if self.shared_bytes(tile, stages) <= limit:
                 return tile, stages
         return 0, 0
@@ -56,7 +58,7 @@ class AttentionShape:
         r, dk, dv, (stride_k, stride_v) = self.rows * self.group, self.key_length, self.value_length, self.strides()
         if self.on_tensor_cores:
             padded = -(-r // 16) * 16
-            queries, probabilities, join = 2 * padded * (2 * dk + 16), 2 * padded * (2 * tile + 16), 4 * r * dv
+            queries, probabilities, join = 2 * padded * (2 * dk + 16), 2 * padded * (2 * tile + 16), 4 * r * dv if self.hadamard_v else 0
         else:
             groups = THREADS // (dv // 4)
             queries, probabilities = 4 * r * dk, 4 * tile * (-(-r // 4) * 4 + 4)
@@ -117,6 +119,7 @@ class StepAttention:
 def specs() -> list[KernelSpec]:
     """Shapes of the models that are measured, and every cache type once. Others are compiled when they are met."""
     shapes = [AttentionShape(1, 8, 4, 128, 128, "F16", "F16", 128, True, True), AttentionShape(8, 4, 2, 64, 64, "BF16", "BF16", 64, False),
-              AttentionShape(1, 4, 2, 64, 64, "Q8_0", "Q4_0", 64, False, False, 64, 64), AttentionShape(2, 1, 2, 32, 72, "Q4_1", "F32", 32, True),
+              AttentionShape(1, 4, 2, 64, 64, "Q8_0", "Q4_0", 64, False, False, 64, 64),
+              AttentionShape(2, 1, 2, 32, 72, "Q4_1", "F32", 32, True),
               AttentionShape(2, 4, 2, 96, 32, "Q5_0", "IQ4_NL", 64, True), AttentionShape(1, 2, 2, 64, 64, "Q5_1", "Q6_0", 64, False)]
     return [shape.spec(96 * 1024) for shape in shapes]

@@ -87,7 +87,7 @@ def test_attention(shape, n_past):
     assert same_k > 0.99  # norm and rotation round differently, which can move an element to the next code
 
 
-def router_case(rows: int, width: int, n_experts: int, n_used: int, seed: int = 0):
+def router_case(rows: int, width: int, n_experts: int, n_used: int, clustered: bool = True, reduction=None, seed: int = 0):
     from iqforge.cuda_kernels.step_router import StepRouter
 
     g = torch.Generator("cuda").manual_seed(seed)
@@ -95,7 +95,7 @@ def router_case(rows: int, width: int, n_experts: int, n_used: int, seed: int = 
     h, norm, matrix = 3 * random(rows, width), RMSNorm(1 + 0.1 * random(width), 1e-6), random(n_experts, width) * width**-0.5
     if n_experts > 4:
         matrix[3] = matrix[1]  # equal probabilities go to the lower expert
-    router = StepRouter(rows, width, n_experts, n_used, torch.device("cuda"))
+    router = StepRouter(rows, width, n_experts, n_used, torch.device("cuda"), reduction, clustered)
     ids = torch.full((rows, n_used), -1, dtype=torch.int32, device="cuda")
     weights = torch.full((rows, n_used), float("nan"), device="cuda")
     for _ in range(2):
@@ -107,12 +107,25 @@ def router_case(rows: int, width: int, n_experts: int, n_used: int, seed: int = 
     return ids, weights, p.indices[:, :n_used], truth
 
 
+@pytest.mark.parametrize("clustered", [True, False])
 @pytest.mark.parametrize("rows, width, n_experts, n_used",
-                         [(1, 2048, 128, 8), (8, 2048, 128, 8), (3, 516, 6, 2), (2, 8192, 257, 32), (1, 512, 8, 8)])
-def test_router(rows, width, n_experts, n_used):
-    ids, weights, chosen, truth = router_case(rows, width, n_experts, n_used)
+                         [(1, 2048, 128, 8), (8, 2048, 128, 8), (3, 516, 6, 2), (2, 8192, 257, 32), (1, 512, 8, 8), (1, 7168, 256, 8)])
+def test_router(rows, width, n_experts, n_used, clustered):
+    if clustered and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("needs clusters")
+    ids, weights, chosen, truth = router_case(rows, width, n_experts, n_used, clustered)
     assert torch.equal(ids.long(), chosen)
     assert torch.allclose(weights.double(), truth, rtol=1e-5)
+
+
+def test_router_leaves_out_improbable_experts():
+    _, full, chosen, _ = router_case(4, 512, 16, 6)
+    ids, weights, _, _ = router_case(4, 512, 16, 6, reduction=(2, 0.4))
+    kept = full > 0.4 * full[:, :1]
+    kept[:, :2] = True
+    assert 0 < int(kept.sum()) < kept.numel()
+    assert torch.equal(ids.long(), torch.where(kept, chosen, -1))
+    assert torch.allclose(weights, full * kept / (full * kept).sum(-1, keepdim=True), rtol=1e-5)
 
 
 def test_greedy():

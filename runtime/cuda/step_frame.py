@@ -15,6 +15,8 @@ from ..layers.rope import Rope
 from ..network import Network
 from .context import Context
 
+STEP_ROWS = 8  # new rows of a sequence at a time, at most
+
 
 class Sequence:
     """Inputs of the steps of one sequence, in fixed places: token ids int64[rows] and positions int32[rows] on the device; `history`, in

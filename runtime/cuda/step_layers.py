@@ -7,7 +7,7 @@ import torch
 from ...cuda_kernels import matvec
 from ...cuda_kernels.ops import PackedMatrix, decode_rows
 from ...cuda_kernels.step_attention import AttentionShape
-from ...cuda_kernels.step_router import MOST_EXPERTS, MOST_USED
+from ...cuda_kernels.step_router import fits
 from ..layers.attention import Attention
 from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
@@ -15,7 +15,7 @@ from ..linear import Embedding, ExpertLinear, Linear
 from ..network import Network
 from .context import Context
 from .registry import STEP, Branch, Slow, executor
-from .step_frame import Frame
+from .step_frame import STEP_ROWS, Frame
 
 
 def on_device(linear: Linear | ExpertLinear | Embedding, context: Context) -> PackedMatrix:
@@ -28,11 +28,9 @@ def on_device(linear: Linear | ExpertLinear | Embedding, context: Context) -> Pa
         raise Slow(f"{linear.role} is not on {context.device}")
     if matrix.n_matrices != len(matrices):
         raise Slow(f"{linear.role} is not one tensor of all experts")
+    if not matvec.supported(matrix.type, experts=isinstance(linear, ExpertLinear)):
+        raise Slow(f"{linear.role} is {matrix.type}, for which there is no matrix-vector kernel")
     return matrix
-
-
-def _width_of(branch: Branch) -> int:
-    return branch.norm.weight.numel()
 
 
 class _Executor:
@@ -97,18 +95,19 @@ class StepMoE(_Executor):
     def __init__(self, branch: Branch, context: Context):
         super().__init__(branch, context)
         moe: MoE = branch.module
-        if moe.n_experts > MOST_EXPERTS or moe.n_used > MOST_USED or _width_of(branch) % 4:
-            raise Slow(f"{moe.n_used} of {moe.n_experts} experts, width {_width_of(branch)}")
+        if not fits(STEP_ROWS, self.norm.numel(), moe.n_experts, moe.n_used):
+            raise Slow(f"{moe.n_used} of {moe.n_experts} experts, width {self.norm.numel()}")
         self.n_experts, self.n_used, self.reduction, e = moe.n_experts, moe.n_used, moe.reduction, moe.experts
         self.router = float_matrix(moe.router, context)
         self.down = on_device(e.down, context)
-        self.gate_up = [on_device(e.gate_up, context), None] if e.gate_up is not None else [on_device(e.gate, context), on_device(e.up, context)]
+        self.gate, self.up = (on_device(e.gate_up, context), None) if e.gate_up is not None else (
+            on_device(e.gate, context), on_device(e.up, context))
 
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         ids, weights = frame.buffer("experts", self.n_used, torch.int32), frame.buffer("expert weights", self.n_used)
         frame.router(self.norm.numel(), self.n_experts, self.n_used, self.reduction)(h, self.norm, self.eps, self.router, ids, weights)
         hidden = frame.buffer("expert hidden", self.n_used * self.down.cols).view(frame.n, self.n_used, -1)
-        matvec.expert_gate_up(h, self.norm, self.eps, *self.gate_up, ids, hidden)
+        matvec.expert_gate_up(h, self.norm, self.eps, self.gate, self.up, ids, hidden)
         matvec.expert_down_add(hidden, self.down, ids, weights, h)
 
 

@@ -22,11 +22,10 @@ from ..network import Network
 from ..sampling import Sampling
 from .context import Context
 from .registry import STEP, Slow, branches, choose
-from .step_frame import Frame, Sequence
+from .step_frame import STEP_ROWS, Frame, Sequence
 from .step_layers import DeviceEmbedding, Output, SlowBranch, SlowEmbedding, SlowOutput
 from .step_sampling import sampler
 
-STEP_ROWS = 8
 AHEAD = 4  # steps that are under way before the host asks for the first one's token
 
 
