@@ -12,8 +12,8 @@ from ...errors import UsageError
 from ..network import Network
 from .context import Context
 from .prompt_path import PromptPath
-
-STEP_ROWS = 8  # up to so many rows go through matrix-vector kernels
+from .registry import Slow
+from .step_path import STEP_ROWS, StepPath
 
 
 class Engine:
@@ -22,7 +22,11 @@ class Engine:
     def __init__(self, network: Network, context: Context):
         self.network, self.context = network, context
         self.prompt = PromptPath(network, context)
-        self.steps = None  # the decode path: anything with `extend` as below for 1..STEP_ROWS tokens
+        try:
+            self.steps = StepPath(network, context)  # 1 to STEP_ROWS tokens
+        except Slow as reason:
+            self.steps = None
+            context.report("Block", str(reason), 0)
         context.report_all()
 
     @torch.no_grad()

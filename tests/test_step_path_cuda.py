@@ -1,0 +1,134 @@
+"""Tokens one by one, or a few at a time, on the fast path: the truth path's logits within what activations in 8 bits cost."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.source import CheckpointSource
+from iqforge.errors import EvaluationError
+from iqforge.runtime.cache import CacheSettings
+from iqforge.runtime.generate import generate_tokens
+from iqforge.runtime.model import load_model
+from iqforge.runtime.placement import Request, parse_overrides
+from iqforge.runtime.sampling import GREEDY, Sampling, sample
+from iqforge.runtime.switches import Switches
+
+from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
+from .tiny_model import write_gguf
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 60).tolist()]
+SETTINGS = [CacheSettings(), CacheSettings("q8_0", "q5_1", True, True), CacheSettings("bf16", "f32")]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    make_tiny_llama(folder / "llama", head_dim=32)
+    make_tiny_qwen3moe(folder / "moe", tied=True, n_heads=4, n_kv_heads=1)
+    paths = {}
+    for name in ("llama", "moe"):
+        with CheckpointSource(open_checkpoint(folder / name)) as source:
+            for type in ("BF16", "IQ4_K", "Q8_0", "Q4_K"):
+                paths[f"{name}-{type}"] = write_gguf(folder / f"{name}-{type}.gguf", source,
+                                                     lambda t: type if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32")
+    return paths
+
+
+def stepped(model, sizes: list[int], settings: CacheSettings = CacheSettings()) -> torch.Tensor:
+    """Logits of all TOKENS, appended in pieces of these sizes (the last one over and over)."""
+    state, rows, at = model.new_state(300, settings), [], 0
+    while at < len(TOKENS):
+        n = sizes[min(len(rows), len(sizes) - 1)]
+        rows.append(model.extend(TOKENS[at : at + n], state, all_logits=True))
+        at += n
+        assert state.n_past == min(at, len(TOKENS))
+    return torch.cat(rows)
+
+
+def error(x: torch.Tensor, truth: torch.Tensor) -> float:
+    return ((x - truth).norm(dim=-1) / truth.norm(dim=-1)).median().item()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s.type_k}-{s.type_v}")
+@pytest.mark.parametrize("name", ["llama-Q8_0", "llama-IQ4_K", "llama-BF16", "moe-Q8_0", "moe-Q4_K"])
+def test_steps_agree_with_the_truth_path(models, name, settings):
+    with load_model(models[name], "cuda", precision="f32") as model:
+        truth = stepped(model, [len(TOKENS)], settings)
+    with load_model(models[name], "cuda") as model:
+        assert model.engine.steps.captures
+        ones = stepped(model, [1], settings)
+        assert error(ones, truth) < 0.02
+        assert torch.equal(ones, stepped(model, [1], settings))  # by captured steps of another sequence
+        for sizes in ([8], [3], [20, 1], [40, 5, 1]):
+            assert error(stepped(model, sizes, settings), truth) < 0.02
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=7), Sampling(1.5, 0, 0.9, 0, seed=2**63 + 5)])
+@pytest.mark.parametrize("name", ["llama-IQ4_K", "moe-IQ4_K"])
+def test_tokens_drawn_on_the_device_are_those_of_the_host(models, name, sampling):
+    with load_model(models[name], "cuda") as model:
+        state = model.new_state(100)
+        logits, expected = model.extend(TOKENS[:20], state), []
+        for _ in range(40):
+            expected.append(sample(logits, sampling, state.n_past))
+            logits = model.extend(expected[-1:], state)
+        assert list(generate_tokens(model, TOKENS[:20], 40, sampling, context=100)) == expected
+        # stopping early leaves a sequence that goes on as if nothing had run ahead
+        state = model.new_state(100)
+        first = sample(model.extend(TOKENS[:20], state), sampling, 20)
+        following = model.follow(first, state, 30, sampling)
+        some = [first] + [next(following) for _ in range(6)]
+        following.close()
+        assert state.n_past == 26
+        assert some + list(model.follow(some[-1], state, 5, sampling)) == expected[:12]
+
+
+def test_what_has_no_kernels_runs_as_it_is(models):
+    cases = [("llama-Q8_0", {"placement": Request(gpu_layers=1)}), ("moe-Q8_0", {"placement": Request(cpu_experts=1)}), ("moe-BF16", {}),
+             ("llama-Q8_0", {"placement": Request(overrides=parse_overrides("output=CPU,token_embd=CPU"))}),
+             ("llama-Q8_0", {"switches": Switches(flash_attention=False)})]
+    for name, options in cases:
+        switches = {key: value for key, value in options.items() if key == "switches"}
+        with load_model(models[name], "cuda", precision="f32", **switches) as model:
+            truth = stepped(model, [len(TOKENS)])
+        told = []
+        with load_model(models[name], "cuda", verbose=told.append, **options) as model:
+            assert not model.engine.steps.captures
+            assert any("slow path" in line for line in told)
+            assert error(stepped(model, [1]), truth) < 0.02
+            assert len(list(generate_tokens(model, TOKENS[:5], 6, GREEDY))) == 6
+
+
+def test_fewer_experts_by_probability(models):
+    switches = Switches(ser=(1, 0.4))
+    with load_model(models["moe-Q8_0"], "cuda", precision="f32", switches=switches) as model:
+        truth = stepped(model, [len(TOKENS)])
+    with load_model(models["moe-Q8_0"], "cuda", switches=switches) as model:
+        assert error(stepped(model, [1]), truth) < 0.02
+
+
+def test_graphs_go_with_their_sequence(models):
+    with load_model(models["llama-Q8_0"], "cuda") as model:
+        state = model.new_state(64)
+        for token in TOKENS[:4]:
+            model.extend([token], state)
+        steps = model.engine.steps
+        assert len(steps._sequences) == 1 and next(iter(steps._sequences.values()))[1].graphs
+        del state
+        gc.collect()
+        assert not steps._sequences
+
+
+def test_logits_that_are_not_finite_are_an_error(models, tmp_path):
+    with load_model(models["llama-Q8_0"], "cuda") as model:
+        model.network.output_norm.weight.fill_(float("nan"))
+        for sampling in (GREEDY, Sampling(seed=1)):
+            with pytest.raises(EvaluationError, match="position 1 "):
+                list(model.follow(5, model.new_state(10), 3, sampling))
