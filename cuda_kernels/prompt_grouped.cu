@@ -120,38 +120,38 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
   return uint64_t(address >> 4 & 0x3fff) | uint64_t(1) << 16 | uint64_t(64) << 32 | uint64_t(1) << 62;
 }
 
-// Elements 16 * HALVE .. of a decoded unit, in pairs.
-template <int HALVE>
-__device__ __forceinline__ void pack_half(const float (&v)[32], uint32_t (&pairs)[8]) {
+// A decoded unit in pairs.
+__device__ __forceinline__ void pack(const float (&v)[32], uint32_t (&pairs)[16]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) pairs[i] = HALF ? to_halves(v[16 * HALVE + 2 * i], v[16 * HALVE + 2 * i + 1])
-                                              : to_bfloats(v[16 * HALVE + 2 * i], v[16 * HALVE + 2 * i + 1]);
+  for (int i = 0; i < 16; ++i) pairs[i] = HALF ? to_halves(v[2 * i], v[2 * i + 1]) : to_bfloats(v[2 * i], v[2 * i + 1]);
 }
 
-template <int N, int HALVE>
-__device__ __forceinline__ void multiply(float (&sums)[LARGEST / 2], const uint32_t (&a)[8], const uint32_t (&b)[8], uint32_t stage, bool add) {
+// sums += 64 rows of weights times N tokens, 128 k deep. The registers are free again when this returns: the compiler does not know that
+// wgmma reads them until it is waited for, so nothing may be decoded meanwhile. The other consumer decodes then.
+template <int N>
+__device__ __forceinline__ void multiply(float (&sums)[LARGEST / 2], const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add) {
   wgmma_fence();
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
+  for (int j = 0; j < 8; ++j) {
     const uint32_t fragment[4] = {a[2 * j], b[2 * j], a[2 * j + 1], b[2 * j + 1]};
-    Wgmma<N>::run(sums, fragment, descriptor(stage + HALVE * (LARGEST * 128) + j * 32), add || j);
+    Wgmma<N>::run(sums, fragment, descriptor(stage + j / 4 * (LARGEST * 128) + j % 4 * 32), add || j);
   }
   wgmma_commit();
+  wgmma_wait<0>();
 }
 
 // As many columns as the tile has tokens: the same registers whatever their number.
-template <int HALVE>
-__device__ __forceinline__ void multiply(float (&sums)[LARGEST / 2], const uint32_t (&a)[8], const uint32_t (&b)[8], uint32_t stage, bool add,
+__device__ __forceinline__ void multiply(float (&sums)[LARGEST / 2], const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add,
                                          int rows) {
-  if (rows <= 32) multiply<32, HALVE>(sums, a, b, stage, add);
-  else if (rows <= 64) multiply<64, HALVE>(sums, a, b, stage, add);
-  else if (rows <= 96) multiply<96, HALVE>(sums, a, b, stage, add);
-  else if (rows <= 112) multiply<112, HALVE>(sums, a, b, stage, add);
-  else if (rows <= 128) multiply<128, HALVE>(sums, a, b, stage, add);
-  else if (rows <= 136) multiply<136, HALVE>(sums, a, b, stage, add);
-  else if (rows <= 144) multiply<144, HALVE>(sums, a, b, stage, add);
-  else if (rows <= 152) multiply<152, HALVE>(sums, a, b, stage, add);
-  else multiply<160, HALVE>(sums, a, b, stage, add);
+  if (rows <= 32) multiply<32>(sums, a, b, stage, add);
+  else if (rows <= 64) multiply<64>(sums, a, b, stage, add);
+  else if (rows <= 96) multiply<96>(sums, a, b, stage, add);
+  else if (rows <= 112) multiply<112>(sums, a, b, stage, add);
+  else if (rows <= 128) multiply<128>(sums, a, b, stage, add);
+  else if (rows <= 136) multiply<136>(sums, a, b, stage, add);
+  else if (rows <= 144) multiply<144>(sums, a, b, stage, add);
+  else if (rows <= 152) multiply<152>(sums, a, b, stage, add);
+  else multiply<160>(sums, a, b, stage, add);
 }
 
 // sums = the products of 16 rows of weights per warp (rows `low` and `high` per thread) and `rows` tokens.
@@ -159,31 +159,20 @@ __device__ __forceinline__ void consume(float (&sums)[LARGEST / 2], int rows, co
                                         uint32_t ring, uint32_t full, uint32_t empty, int& turn) {
   const int q = threadIdx.x % 4;
   typename TYPE::Raw first = TYPE::load(weights, g, low, q), second = TYPE::load(weights, g, high, q);
-  uint32_t a0[8], b0[8], a1[8], b1[8];
   const int steps = cols / 128;
   for (int k = 0; k < steps; ++k, ++turn) {
     const int unit = 4 * k + q;
     float v[32];
+    uint32_t a[16], b[16];
     decode_unit<TYPE>(first, unit, v);
-    if (k) wgmma_wait<1>();  // the products that read a0 and b0
-    pack_half<0>(v, a0);
-    uint32_t a[8], b[8];
-    pack_half<1>(v, a);
+    pack(v, a);
     decode_unit<TYPE>(second, unit, v);
-    pack_half<0>(v, b0);
-    pack_half<1>(v, b);
+    pack(v, b);
     if (k + 1 < steps) first = TYPE::load(weights, g, low, unit + 4), second = TYPE::load(weights, g, high, unit + 4);
     barrier_wait(full + 8 * (turn % STAGES), turn / STAGES & 1);
-    const uint32_t stage = ring + turn % STAGES * STAGE_BYTES;
-    multiply<0>(sums, a0, b0, stage, k, rows);
-    wgmma_wait<1>();  // those that read a1 and b1, the last of the stage before
-    if (k && threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * ((turn - 1) % STAGES));
-#pragma unroll
-    for (int i = 0; i < 8; ++i) a1[i] = a[i], b1[i] = b[i];
-    multiply<1>(sums, a1, b1, stage, true, rows);
+    multiply(sums, a, b, ring + turn % STAGES * STAGE_BYTES, k, rows);
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (turn % STAGES));
   }
-  wgmma_wait<0>();
-  if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * ((turn - 1) % STAGES));
 }
 
 // sums to out[token][column + 0 .. 63] in half, through shared memory `tile` [tokens][64], by one warpgroup.
