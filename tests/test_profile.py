@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from iqforge.cli import main
+from iqforge.runtime.layers.ffn import GatedFFN
 from iqforge.runtime.model import Model
 from iqforge.runtime.profile import profile_model
 from iqforge.runtime.profile_annotate import annotated, range_name
@@ -134,6 +135,41 @@ def test_a_model_on_the_cpu(spec):
     assert {("blk.0", "ffn_gate_exps" if "moe" in spec else "ffn_gate"), ("blk.0", "ffn_norm")} <= kinds
     for p in profiles["tg"]:
         assert sum(s.own for s in p.spans) <= p.duration * 1.001 and all(s.own >= -0.5 for s in p.spans)
+
+
+def test_names_on_the_fast_path():
+    """Which attributes of the engine get names, and that they are as before afterwards."""
+    from iqforge.cuda_kernels import matvec
+    from iqforge.runtime.cuda.prompt_path import PromptPath
+    from iqforge.runtime.cuda.step_path import StepPath
+
+    class Executor:
+        branch = type("Branch", (), {"layer": 1, "module": GatedFFN(None, None, None)})
+
+        def __call__(self, *args):
+            return matvec.gate_up(*args)
+
+    def launched(h, weight, eps, *matrices):
+        return len(matrices)
+
+    packed = type("Packed", (), {"nbytes": 500, "n_matrices": 1})()
+    prompt, steps = (object.__new__(cls) for cls in (PromptPath, StepPath))
+    prompt._steps, prompt._output, prompt._table, prompt.network = [(1, Executor())], None, None, None
+    steps._branches, steps._embedding, steps._output = [Executor()], abs, abs
+    before = matvec.gate_up
+    matvec.gate_up = launched
+    try:
+        with Model(SyntheticSource("llama-tiny:Q8_0"), torch.device("cpu")) as model:
+            model.__dict__["engine"] = type("Engine", (), {"prompt": prompt, "steps": steps})()
+            with annotated(model), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as recorded:
+                assert steps._branches[0](None, None, 0.0, packed, packed) == 2 and steps._embedding(-3) == 3 == steps._output(-3)
+                assert prompt._steps[0][0] == 1 and prompt._steps[0][1](None, None, 0.0, packed) == 1
+            assert matvec.gate_up is launched and isinstance(prompt._steps[0][1], Executor) and isinstance(steps._branches[0], Executor)
+    finally:
+        matvec.gate_up = before
+    names = {event.name for event in recorded.events()}
+    assert {range_name("blk.1", "GatedFFN"), range_name("", "gate_up", 1000), range_name("", "gate_up", 500),
+            range_name("token_embd", "token_embd"), range_name("output", "output")} <= names
 
 
 def test_command(tmp_path, capsys):
