@@ -14,6 +14,8 @@ from iqforge.runtime.random_blocks import random_rows
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 TYPES = packed_types()
 QUANTIZED = [name for name in TYPES if ggml_type(name).is_quantized]
+GENERIC = [name for name in QUANTIZED if name not in matvec_plan._OWN]  # one format for all of them
+THOROUGH = [name for name in TYPES if name not in GENERIC] + ["Q5_1", "IQ2_XS"]  # with minimums, with a table in shared memory
 EPS = 1e-5
 
 
@@ -61,7 +63,18 @@ def poison(*shape):
     return torch.full(shape, float("nan"), device="cuda")
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", GENERIC)
+def test_generic_format(name):
+    """Rows of three blocks of 256 at most: planes whose rows are no multiple of 16 bytes."""
+    m, x, h = matrix(name, 80, 768), draw(2, 768), draw(2, 80, seed=2)
+    expected = h.double() + rounded(x, m.type) @ weights(m)[0].T
+    matvec.matvec_add(x, m, h)
+    assert_close(h, expected)
+
+
+@pytest.mark.parametrize("name", THOROUGH)
 class TestOnGpu:
     pytestmark = gpu
 
