@@ -145,12 +145,14 @@ def test_importance_matrix(models, tmp_path):
             assert np.array_equal(gpu.entries[tensor].sums, again.entries[tensor].sums)
 
 
-def test_memory_is_what_was_announced(tmp_path):
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:IQ4_K"])
+def test_memory_is_what_was_announced(spec, precision):
     from iqforge.runtime.model import Model
     from iqforge.runtime.synthetic import SyntheticSource
 
     torch.cuda.empty_cache()
-    with Model(SyntheticSource("llama-tiny:Q8_0"), "cuda", precision="f32", context=1000) as model:
+    with Model(SyntheticSource(spec), "cuda", precision=precision, context=1000) as model:
         [announced] = [m for m in model.memory() if m.device.type == "cuda"]
         before = torch.cuda.memory_allocated()
         model.load()
@@ -161,6 +163,7 @@ def test_memory_is_what_was_announced(tmp_path):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         model.extend([1] * 1000, state)
+        model.extend([1], state)
         assert torch.cuda.max_memory_allocated() - before <= announced.compute
 
 
