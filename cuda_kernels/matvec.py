@@ -83,7 +83,7 @@ def _product(kind: int, x: torch.Tensor, norm_weight: torch.Tensor | None, eps: 
         _check_matrix(m, cols, device)
         _check("result", out, (n, rows), device)
     index = device_index(device)
-    processors, limit = limits(index)
+    processors, limit, alone = limits(index)
     rows = parts[0][2] if kind == GATE_UP else sum(r for _, _, r, _ in parts)
     if type.is_float:
         split = 4 if rows < 16 * processors else 1
@@ -108,7 +108,7 @@ def _product(kind: int, x: torch.Tensor, norm_weight: torch.Tensor | None, eps: 
                 spec, shared = float_spec(type, cols, len(here), kind, split), len(here) * cols * 4
             else:
                 cut = plan(type, cols, len(here), kind, limit)
-                spec, shared = quantized_spec(type, cols, len(here), kind, cut), cut.shared
+                spec, shared = quantized_spec(type, cols, len(here), kind, cut), max(cut.shared, alone)
             launch(function(spec, NAMES[kind], index), blocks, 32 * warps, here, norm_weight, np.float32(eps), *arguments, shared=shared, pdl=pdl)
 
 
@@ -131,12 +131,12 @@ def expert_gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float
     if (up.type, up.rows, up.n_matrices) != (gate.type, gate.rows, gate.n_matrices):
         raise ShapeError(f"gate and up are {gate.n_matrices} matrices of {gate.rows} rows of {gate.type} and {up.n_matrices} of {up.rows} of {up.type}")
     index = device_index(device)
-    processors, limit = limits(index)
+    processors, limit, alone = limits(index)
     cut = plan(gate.type, cols, 1, EXPERT_GATE_UP, limit)
     with torch.cuda.device(index):
         launch(function(quantized_spec(gate.type, cols, 1, EXPERT_GATE_UP, cut), NAMES[EXPERT_GATE_UP], index),
                (min(processors, -(-k * ff // cut.warps)), n), 32 * cut.warps, h, norm_weight, np.float32(eps), gate.data, up.data,
-               np.int64(gate.total_rows), np.int32(gate.rows), np.int32(first_up), ids, np.int32(k), np.int32(ff), out, shared=cut.shared, pdl=pdl)
+               np.int64(gate.total_rows), np.int32(gate.rows), np.int32(first_up), ids, np.int32(k), np.int32(ff), out, shared=max(cut.shared, alone), pdl=pdl)
 
 
 def expert_down_add(x: torch.Tensor, down: PackedMatrix, ids: torch.Tensor, weights: torch.Tensor, h: torch.Tensor, *, pdl: bool = True) -> None:
@@ -153,14 +153,14 @@ def expert_down_add(x: torch.Tensor, down: PackedMatrix, ids: torch.Tensor, weig
     _check("result", h, (n, down.rows), device)
     _check_matrix(down, cols, device, experts=True)
     index = device_index(device)
-    processors, limit = limits(index)
+    processors, limit, alone = limits(index)
     cut = plan(down.type, cols, k, EXPERT_DOWN, limit)
     if cut.shared > room_of(down.type, limit):
         raise ShapeError(f"{k} experts of {cols} elements do not fit into the {limit} bytes of shared memory of {device}")
     with torch.cuda.device(index):
         launch(function(quantized_spec(down.type, cols, k, EXPERT_DOWN, cut), NAMES[EXPERT_DOWN], index),
                (min(processors, -(-down.rows // cut.warps)), n), 32 * cut.warps, x, down.data, np.int64(down.total_rows), np.int32(down.rows), ids,
-               weights, h, shared=cut.shared, pdl=pdl)
+               weights, h, shared=max(cut.shared, alone), pdl=pdl)
 
 
 def _check(what: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> None:

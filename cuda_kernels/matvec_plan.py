@@ -110,10 +110,13 @@ def float_spec(type: GGMLType, cols: int, n: int, kind: int, split: int) -> Kern
 
 
 @functools.cache
-def limits(device: int) -> tuple[int, int]:
-    """Multiprocessors of a CUDA device, and bytes of shared memory that a thread block can have."""
+def limits(device: int) -> tuple[int, int, int]:
+    """Multiprocessors of a CUDA device, bytes of shared memory that a thread block can have, and how many of them make sure that a
+    multiprocessor has one block of these kernels at a time. Otherwise, where blocks of two kernels overlap, some multiprocessors get two
+    blocks of the second one and others none, and what they all wait for takes twice as long."""
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.shared_memory_per_block_optin
+    alone = min(properties.shared_memory_per_multiprocessor // 2, properties.shared_memory_per_block_optin - _RESERVED)
+    return properties.multi_processor_count, properties.shared_memory_per_block_optin, alone
 
 
 def sample_specs() -> list[KernelSpec]:
