@@ -34,7 +34,7 @@ class Engine:
         """Final hidden states float32[S, n, width], normed, of independent sequences int64[S, n] from position `start`."""
         n_sequences, n_tokens = tokens.shape
         h = self.prompt.run(tokens.to(self.context.device), start)
-        return self.network.output_norm(h).view(n_sequences, n_tokens, -1)
+        return self._normed(h).view(n_sequences, n_tokens, -1)
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -58,5 +58,9 @@ class Engine:
             h = self.prompt.run(piece[None], state.n_past, state)
             state.n_past += len(piece)
             if all_logits:
-                rows.append(self.prompt.logits(self.network.output_norm(h)))
-        return torch.cat(rows) if all_logits else self.prompt.logits(self.network.output_norm(h[-1:]))[0]
+                rows.append(self.prompt.logits(self._normed(h)))
+        return torch.cat(rows) if all_logits else self.prompt.logits(self._normed(h[-1:]))[0]
+
+    def _normed(self, h: torch.Tensor) -> torch.Tensor:
+        norm = self.network.output_norm  # on the CPU if the output is
+        return norm(h.to(norm.weight.device))

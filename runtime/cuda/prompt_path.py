@@ -50,7 +50,7 @@ class PromptPath:
         """float32[rows, width], normed, to float32[rows, vocab]."""
         if self._output is None:
             return self.network.output(hidden)
-        return self._output(hidden.to(self.context.dtype))
+        return self._output(hidden.to(self.context.device, self.context.dtype))
 
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         if self._table is None:
