@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +98,17 @@ def table(memories: Sequence[DeviceMemory]) -> list[str]:
         cells.append(f"{'?':>11}" if m.free is None else f"{m.free / 2**20:11.1f}")
         lines.append(f"{str(m.device):10} {' '.join(cells)}")
     return lines
+
+
+@contextmanager
+def named_errors(device: torch.device, file: str | os.PathLike) -> Iterator[None]:
+    """Within this, memory that runs out on the GPU is a DeviceError."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        free = free_bytes(device) or 0
+        raise DeviceError(f"{device} ran out of memory with {free / 2**20:.0f} MiB free: evaluate fewer tokens at a time (-ub, -b, -c), or "
+                          "keep more on the CPU with -ngl, --n-cpu-moe or --fit", file=file) from None
 
 
 def check(memories: Sequence[DeviceMemory]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +49,15 @@ def load_model(path: str | os.PathLike, device: str | torch.device = "cpu", cach
     except BaseException:
         source.close()
         raise
+
+
+def _named_errors(method: Callable) -> Callable:
+    @wraps(method)
+    def run(self: Model, *args, **options):
+        with memory.named_errors(self.device, self.source.path):
+            return method(self, *args, **options)
+
+    return run
 
 
 class Model:
@@ -137,6 +146,7 @@ class Model:
         """The engine, unless products are observed: these are float32 ones."""
         return None if self.weights.observers else self.engine
 
+    @_named_errors
     @torch.no_grad()
     def hidden(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
         """Final hidden states float32[sequences, n, width], normed, of independent sequences int[sequences, n] from position `start`."""
@@ -147,6 +157,7 @@ class Model:
         h = self.network.hidden(tokens.reshape(-1), Batch.of(n_sequences, n_tokens, start, self.device, self.cache))
         return h.view(n_sequences, n_tokens, -1)
 
+    @_named_errors
     def new_state(self, capacity: int, settings: CacheSettings | None = None) -> State:
         """An empty sequence for at most `capacity` tokens (rounded up to a multiple of `cache.PADDING`). `settings`: else the model's.
 
@@ -156,6 +167,7 @@ class Model:
             raise UsageError(f"a sequence of {capacity} tokens was asked for, expected at least 1")
         return self.network.new_state(padded(capacity), settings or self.cache or CacheSettings())
 
+    @_named_errors
     @torch.no_grad()
     def extend(self, token_ids: Sequence[int] | np.ndarray | torch.Tensor, state: State, all_logits: bool = False) -> torch.Tensor:
         """Append tokens to the sequence of `state`: logits float32[vocab] after the last one, or float32[n, vocab] with `all_logits`.
@@ -187,6 +199,7 @@ class Model:
             token = sample(self.extend([token], state), sampling, state.n_past)
             yield token
 
+    @_named_errors
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[rows, width] of `hidden` to float32[rows, vocab]."""

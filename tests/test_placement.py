@@ -122,6 +122,18 @@ def test_too_little_memory_has_numbers():
         memory.check([memory.DeviceMemory(CUDA, 100 << 20, 20 << 20, 3 << 20, 122 << 20)])
 
 
+def test_memory_that_runs_out_has_a_name(moe, monkeypatch):
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("a page of numbers")
+
+    with load_model(moe) as model:
+        state = model.new_state(10)
+        monkeypatch.setattr("iqforge.runtime.network.Network.hidden", full)
+        for evaluate in (lambda: model.forward(TOKENS), lambda: model.extend([1], state)):
+            with pytest.raises(DeviceError, match="MiB free: evaluate fewer tokens at a time"):
+                evaluate()
+
+
 @pytest.mark.parametrize("type", ["IQ4_K", "IQ4_K_R4", "F32"])
 def test_resident_matrices_are_those_of_the_file(moe, tmp_path, type, monkeypatch):
     """On the CPU, where packing and unpacking have a reference: pieces, experts, two tensors merged into one, rows of a table."""
