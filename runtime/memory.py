@@ -69,13 +69,16 @@ def _compute_bytes(network: Network, weights: Weights, device: torch.device, row
     inner = [p for p in here if p.role not in ("token_embd", "output")]
     widest = max((2 * (p.rows + p.cols) * (used if p.role.endswith("_exps") else 1) for p in inner), default=0)
     activations = rows * (widest * size + 16 * width)
-    if precision == "f32":
-        heads = max((getattr(block.mixer, "n_heads", 0) for block in network.blocks if block.device == device), default=0)
+    attention = [block.mixer for block in network.blocks if block.device == device and hasattr(block.mixer, "n_kv_heads")]
+    if precision == "f32":  # keys and values are read from the cache, and repeated for all heads
+        scores = max((8 * m.n_heads * rows * keys + 4 * (m.n_heads + m.n_kv_heads) * keys * (m.key_length + m.value_length)
+                      for m in attention), default=0)
         decoded = max(min(4 * p.rows * p.cols, PART_BYTES) for p in here)
-        return activations + 2 * 4 * heads * rows * keys + decoded + _LIBRARIES * (device.type != "cpu")
+        return activations + scores + decoded + _LIBRARIES * (device.type != "cpu")
     # Query, key and value, or gate and up, are decoded together; experts all at once where no kernel reads them as they are.
     decoded = max((size * p.rows * p.cols * (len(p.matrices) if p.role.endswith("_exps") else 2) for p in inner), default=0)
     sliced = max(min(size * p.rows * p.cols, PART_BYTES) for p in here)
+    activations += max((size * m.n_kv_heads * keys * (m.key_length + m.value_length) for m in attention), default=0)
     return activations + max(decoded, sliced) + _LIBRARIES
 
 
