@@ -57,7 +57,6 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     char *queries = shared + AT_Q, *new_k = shared + AT_K, *new_v = shared + AT_V, *probabilities = shared + AT_P;
     float *scores = (float*)(shared + AT_S), *rescale = (float*)(shared + AT_M), *maxima = rescale + R, *sums = maxima + R;
 
-    start_dependents();
     const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int p0 = *position, n_kv = p0 + ROWS;
     const int share = (n_kv + (int)gridDim.x - 1) / (int)gridDim.x;
@@ -96,6 +95,9 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     if (HEAD_NORMS) norm_q.fetch(q_norm, lane), norm_k.fetch(k_norm, lane);
 
     wait_for_inputs();
+    // Not earlier: while the launch in front still fills the multiprocessors, blocks of the next one find no room beside this one's,
+    // go to those that are free first, two to one, and none is left for others; that keeps up for as long as launches overlap.
+    start_dependents();
     constexpr int JOBS = R + 2 * ROWS, AT_ONCE = JOBS > WARPS ? 2 : 1;
     for (int base = warp; base < JOBS; base += AT_ONCE * WARPS) {
         Row<DK> x[AT_ONCE];

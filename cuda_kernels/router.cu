@@ -64,7 +64,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 router(const float* __restrict__ h, const float* __restrict__ norm, float eps, const float* __restrict__ matrix, float* logits, u32* ticket,
        int* ids, float* weights) {
     __shared__ float sums[WARPS][ROWS][2], all[ROWS * EXPERTS], best[32];
-    start_dependents();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x;
     float4 w[EACH];  // of the router, times the weights of the norm
 #pragma unroll
@@ -73,6 +72,7 @@ router(const float* __restrict__ h, const float* __restrict__ norm, float eps, c
         w[i] = make_float4(x.x * s.x, x.y * s.y, x.z * s.z, x.w * s.w);
     }
     wait_for_inputs();
+    start_dependents();  // not earlier, so that the next launch finds every multiprocessor equally free (see attention.cu)
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
         float dot = 0.f, squares = 0.f;
