@@ -67,12 +67,19 @@ template <class F> struct Activations {
   static constexpr int RECORD = F::G == 32 ? 16 : 8;       // bytes: {scale, sum}, or {scale, sum, sum, both}, or {scale, scale}
   static constexpr int BYTES = GRANULES * (16 * PARTS + RECORD);   // of one row of activations
 
+  // NaN if either is: as a scale it reaches every product, so that what is not finite is seen in the logits.
+  DEV float larger(float a, float b) {
+    float m;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+    return m;
+  }
+
   // Sums are for what every code has in common: integers times F::SUM0, F::SUM1 (and F::SUM of both), or floats times the scale.
   // One float4 for each of the threads of whole warps: elements 4 v .. 4 v + 3 of a row, already normed.
   DEV void store(uint8_t* row, int v, float4 f) {
-    float m = fmaxf(fmaxf(fabsf(f.x), fabsf(f.y)), fmaxf(fabsf(f.z), fabsf(f.w)));
+    float m = larger(larger(fabsf(f.x), fabsf(f.y)), larger(fabsf(f.z), fabsf(f.w)));
     #pragma unroll
-    for (int o = 1; o < 8; o <<= 1) m = fmaxf(m, __shfl_xor_sync(~0u, m, o));
+    for (int o = 1; o < 8; o <<= 1) m = larger(m, __shfl_xor_sync(~0u, m, o));
     float inverse = m > 0 ? 127.0f / m : 0.0f;
     int a = __float2int_rn(f.x * inverse), b = __float2int_rn(f.y * inverse), c = __float2int_rn(f.z * inverse), d = __float2int_rn(f.w * inverse);
     int sum = a + b + c + d;

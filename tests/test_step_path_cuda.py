@@ -24,13 +24,14 @@ from .tiny_model import write_gguf
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 60).tolist()]
+NEAR = 0.04  # error of the logits relative to their size, in the median of positions; activations in 8 bits make about 0.01
 SETTINGS = [CacheSettings(), CacheSettings("q8_0", "q5_1", True, True), CacheSettings("bf16", "f32")]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    make_tiny_llama(folder / "llama", head_dim=32)
+    make_tiny_llama(folder / "llama")
     make_tiny_qwen3moe(folder / "moe", tied=True, n_heads=4, n_kv_heads=1)
     paths = {}
     for name in ("llama", "moe"):
@@ -64,10 +65,10 @@ def test_steps_agree_with_the_truth_path(models, name, settings):
     with load_model(models[name], "cuda") as model:
         assert model.engine.steps.captures
         ones = stepped(model, [1], settings)
-        assert error(ones, truth) < 0.02
+        assert error(ones, truth) < NEAR
         assert torch.equal(ones, stepped(model, [1], settings))  # by captured steps of another sequence
         for sizes in ([8], [3], [20, 1], [40, 5, 1]):
-            assert error(stepped(model, sizes, settings), truth) < 0.02
+            assert error(stepped(model, sizes, settings), truth) < NEAR
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=7), Sampling(1.5, 0, 0.9, 0, seed=2**63 + 5)])
@@ -102,7 +103,7 @@ def test_what_has_no_kernels_runs_as_it_is(models):
         with load_model(models[name], "cuda", verbose=told.append, **options) as model:
             assert not model.engine.steps.captures
             assert any("slow path" in line for line in told)
-            assert error(stepped(model, [1]), truth) < 0.02
+            assert error(stepped(model, [1]), truth) < NEAR
             assert len(list(generate_tokens(model, TOKENS[:5], 6, GREEDY))) == 6
 
 
@@ -111,7 +112,7 @@ def test_fewer_experts_by_probability(models):
     with load_model(models["moe-Q8_0"], "cuda", precision="f32", switches=switches) as model:
         truth = stepped(model, [len(TOKENS)])
     with load_model(models["moe-Q8_0"], "cuda", switches=switches) as model:
-        assert error(stepped(model, [1]), truth) < 0.02
+        assert error(stepped(model, [1]), truth) < NEAR
 
 
 def test_graphs_go_with_their_sequence(models):
