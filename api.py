@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from .imatrix.data import Imatrix
     from .quantize.plan import PlannedTensor
     from .quantize.stats import StatsProgress, StatsReport
+    from .runtime.bench import Result
     from .runtime.evaluate.divergence import Divergence
     from .runtime.evaluate.perplexity import Perplexity
     from .runtime.model import Model
 
 __all__ = ["convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
            "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
-           "plan_quantization", "repack_model", "quantize_stats", "decode_torch", "generate"]
+           "plan_quantization", "repack_model", "quantize_stats", "decode_torch", "generate",
+           "random_model", "benchmark_model"]
 
 PathLike = str | os.PathLike
 log = logging.getLogger(__name__)
@@ -300,6 +302,31 @@ def load_model(path: PathLike, device: str = "cpu", **options: Any) -> Model:
     from .runtime.model import load_model as load
 
     return load(path, device, **options)
+
+
+def random_model(spec: str, device: str = "cpu", **options: Any) -> Model:
+    """A model of random weights, as in `llama-8b:IQ4_K`, that needs no file: for measuring speed. `options` as of `runtime.model.Model`.
+
+    It has no tokenizer. See `runtime.synthetic` for shapes and for other types of single tensors.
+    """
+    from .runtime.model import Model
+    from .runtime.synthetic import SyntheticSource
+
+    return Model(SyntheticSource(spec), device, **options)
+
+
+def benchmark_model(model: PathLike | Model, *, prompts: Sequence[int] = (512,), generations: Sequence[int] = (128,),
+                    depths: Sequence[int] = (0,), repetitions: int = 5, progress: Any = None) -> list[Result]:
+    """How fast a model evaluates prompts of `prompts` tokens, and generates `generations` tokens one by one, behind `depths` others.
+
+    Results have `.test.label`, `.samples_ts` and `.avg_ts` in tokens/s, `.bytes_per_second` or `.flop_per_second`. progress: called
+    with a line of text now and then. See `runtime.bench`.
+    """
+    from .runtime.bench import Test, run_test
+
+    tests = [Test(n_prompt=n, depth=d) for n in prompts for d in depths] + [Test(n_gen=n, depth=d) for n in generations for d in depths]
+    with _model(model) as loaded:
+        return [run_test(loaded, test, repetitions=repetitions, progress=progress) for test in tests]
 
 
 def _text(text: PathLike) -> tuple[str, str]:

@@ -100,7 +100,7 @@ def deviation(samples: list[float]) -> float:
     return math.sqrt(sum((x - average) ** 2 for x in samples) / (len(samples) - 1))
 
 
-def run_test(model, test: Test, settings: CacheSettings = CacheSettings(), *, n_batch: int = 2048, repetitions: int = 5,
+def run_test(model, test: Test, settings: CacheSettings | None = None, *, n_batch: int = 2048, repetitions: int = 5,
              warmup: bool = True, seed: int = 0, progress: Callable[[str], None] | None = None) -> Result:
     """Measure one test on a `Model`. The context holds exactly the tokens of the test. UsageError where the cache types do not fit."""
     state = model.new_state(test.n_ctx, settings)

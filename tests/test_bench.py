@@ -10,6 +10,7 @@ import sqlite3
 import pytest
 import torch
 
+import iqforge
 from iqforge.cli import main
 from iqforge.runtime.bench import Test as BenchTest
 from iqforge.runtime.bench import deviation, run_test
@@ -193,3 +194,10 @@ def test_sweep_command(capsys):
     objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [o["n_kv"] for o in objects] == [0, 16] and objects[0]["rss_hwm_mib"] > 1 and objects[0]["tg"] == 1
     assert main([*words, "-ub", "8"]) == 1 and "lists" in capsys.readouterr().err
+
+
+def test_from_python():
+    with iqforge.random_model("llama-tiny:IQ4_K") as model:
+        pp, tg = iqforge.benchmark_model(model, prompts=[8], generations=[2], repetitions=2)
+    assert (pp.test.label, tg.test.label) == ("pp8", "tg2") and len(tg.samples_ts) == 2
+    assert pp.flop_per_second > 0 and pp.bytes_per_second is None and tg.bytes_per_second > 0
