@@ -121,3 +121,8 @@ class Config:
         if not isinstance(value, dict):
             raise self._wrong(key, value, "an object")
         return Config(value, self.file, f"{key}.")
+
+    def of_text(self) -> Config:
+        """The settings of the text model: where a multimodal one has a `text_config`, its entries before the outer ones."""
+        inner = self.section("text_config")
+        return self if inner is None else Config({**self.values, **inner.values}, self.file)

@@ -1,7 +1,7 @@
 """Rows of output tensors as functions of rows of stored tensors: every layout change of a conversion, computed on demand.
 
 A `Rows` has `n_rows` rows of `row_bytes` bytes and reads any range of them while touching only the stored rows it needs, so
-that stacking 256 experts or permuting a matrix takes no memory beyond the rows asked for. Values are never changed here.
+that stacking 256 experts or permuting a matrix takes no memory beyond the rows asked for. Values change only where the name says it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Protocol, Sequence
 
 import numpy as np
 
+from ..formats.codec import decode
+from ..formats.types import GGMLType
 from .checkpoint import Checkpoint
 from .safetensors import StoredTensor
 
@@ -114,6 +116,21 @@ class OneRow:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         return self._base.read(0, self._base.n_rows).reshape(1, self.row_bytes)[start:stop]
+
+    def release(self) -> None:
+        self._base.release()
+
+
+class PlusOneRows:
+    """1 + rows of floats of `type`, as float32[n_rows, n_cols]: norms of models that store the distance of a weight from 1."""
+
+    def __init__(self, base: Rows, type: GGMLType, n_cols: int):
+        self.n_rows, self.row_bytes = base.n_rows, 4 * n_cols
+        self._base, self._type, self._n_cols = base, type, n_cols
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        values = decode(self._type, self._base.read(start, stop), self._n_cols)
+        return np.ascontiguousarray(values + np.float32(1)).view(np.uint8).reshape(stop - start, self.row_bytes)
 
     def release(self) -> None:
         self._base.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Iterator
+from typing import Callable, Iterator
 
 from ...errors import CheckpointError, ConfigError
 from ...formats.gguf.values import Value, f32, u32
@@ -13,30 +13,42 @@ from ...formats.source import TensorInfo
 from ...formats.types import TYPES
 from ..checkpoint import Checkpoint
 from ..rope import Rope
-from ..rows import GeneratedRow, OneRow, PairedRotaryRows, Rows, StoredRows
+from ..rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, Rows, StoredRows
 from ..safetensors import StoredTensor
 
 # Buffers that old checkpoints carry along; runtimes compute them.
 DROPPED_SUFFIXES = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
+
+# Parts of multimodal checkpoints (those with a `text_config`) that are no text model, without a leading `model.`.
+OTHER_MODALITIES = ("vision_tower.", "vision_model.", "vision_encoder.", "visual.", "vision_embed_tokenizer.", "multi_modal_projector.",
+                    "patch_merger.", "audio_tower.", "embed_vision.", "embed_audio.", "mm_soft_emb_norm.")
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Weight:
     """A line of a family's table: where a tensor is stored, its GGUF name, its shape (numpy order, row length last).
 
-    Names leave out the suffix (`.weight`, `.bias`); `{}` stands for the number of the layer.
+    Names leave out the suffix (`.weight`, `.bias`) unless they are `exact`; `{}` stands for the number of the layer. Where layers
+    differ, `shape` is a function of the layer: None says that this layer has no such tensor.
     """
 
     stored: str
     gguf: str
-    shape: tuple[int, ...]
+    shape: Shape | Callable[[int], Shape | None]
     bias: bool = False  # a vector `.bias` is stored beside it
     rotary_heads: int = 0  # heads whose rows are reordered into rotary pairs
     optional: bool = False
+    exact: bool = False  # both names are whole names
+    plus_one: bool = False  # the model multiplies by 1 + weight, GGUF's by the weight: 1 is added
 
     @property
     def per_layer(self) -> bool:
         return "{}" in self.stored
+
+    def shape_of(self, layer: int | None) -> Shape | None:
+        return self.shape(layer) if callable(self.shape) else self.shape
 
 
 @dataclass(frozen=True)
@@ -56,9 +68,11 @@ class Architecture(ABC):
     gguf_name: str
     tied_by_default = False
     has_experts = False
+    default_head_size: int | None = None  # of a class whose heads do not follow from the width when config.json has no head_dim
+    always_names_head_size = True  # the reference leaves key_length out where neither the class nor config.json has head_dim
 
     def __init__(self, checkpoint: Checkpoint, merge_gate_up: bool = False):
-        self.checkpoint, self.config, self.merge_gate_up = checkpoint, checkpoint.config, merge_gate_up
+        self.checkpoint, self.config, self.merge_gate_up = checkpoint, checkpoint.config.of_text(), merge_gate_up
         config = self.config
         self.n_layers = config.integer("num_hidden_layers")
         self.n_embd = config.integer("hidden_size")
@@ -66,12 +80,15 @@ class Architecture(ABC):
         self.n_vocab = config.integer("vocab_size")
         self.n_heads = config.integer("num_attention_heads")
         self.n_kv_heads = config.integer("num_key_value_heads", default=self.n_heads)  # what the classes take for multi-head attention
-        self.head_size = config.integer("head_dim", default=None) or self._derived_head_size()
+        self.head_size = config.integer("head_dim", default=self.default_head_size) or self._derived_head_size()
         self.tied = config.boolean("tie_word_embeddings", default=self.tied_by_default)
-        self.rope = Rope(config, self.head_size)
+        self.rope = self.make_rope()
         if self.n_heads % self.n_kv_heads:
             raise ConfigError(f"num_attention_heads {self.n_heads} is not a multiple of num_key_value_heads {self.n_kv_heads}",
                               file=config.file)
+
+    def make_rope(self) -> Rope:
+        return Rope(self.config, self.head_size)
 
     def _derived_head_size(self) -> int:
         if self.n_embd % self.n_heads:
@@ -93,14 +110,21 @@ class Architecture(ABC):
             "attention.head_count_kv": u32(self.n_kv_heads),
             **self.rope.scaling_keys(),
             "rope.freq_base": f32(self.rope.base()),
-            "attention.layer_norm_rms_epsilon": f32(config.number("rms_norm_eps")),
+            **self.norm_keys(),
             **self.expert_keys(),
-            "attention.key_length": u32(self.head_size),
-            "attention.value_length": u32(self.head_size),
+            **self.head_size_keys(),
             "general.file_type": u32(0),
             **self.family_keys(),
         }
         return {key if key.startswith("general.") else f"{self.gguf_name}.{key}": value for key, value in keys.items()}
+
+    def norm_keys(self) -> dict[str, Value]:
+        return {"attention.layer_norm_rms_epsilon": f32(self.config.number("rms_norm_eps"))}
+
+    def head_size_keys(self) -> dict[str, Value]:
+        if not self.always_names_head_size and "head_dim" not in self.config:
+            return {}
+        return {"attention.key_length": u32(self.head_size), "attention.value_length": u32(self.head_size)}
 
     def expert_keys(self) -> dict[str, Value]:
         return {}
@@ -134,22 +158,38 @@ class Architecture(ABC):
     def stored(self) -> Iterator[Mapped]:
         table = {weight.stored: weight for weight in self.weights()}
         for tensor in self.checkpoint.tensors.values():
-            if tensor.name.endswith(DROPPED_SUFFIXES) or (self.tied and tensor.name == "lm_head.weight"):
+            name = self.text_name(tensor.name)
+            if name is None or name.endswith(DROPPED_SUFFIXES) or (self.tied and name == "lm_head.weight"):
                 continue
-            yield from self.convert(tensor, table)
+            yield from self.convert(name, tensor, table)
 
-    def convert(self, tensor: StoredTensor, table: dict[str, Weight]) -> Iterator[Mapped]:
-        """Output tensors that are complete once `tensor` has been seen."""
-        name, numbers = split_numbers(tensor.name)
-        stem, _, suffix = name.rpartition(".")
-        weight = table.get(stem)
-        if weight is None or suffix not in ("weight", "bias") or (suffix == "bias" and not weight.bias):
-            raise self.unknown(tensor, table)
+    def text_name(self, name: str) -> str | None:
+        """The name without what marks the text model inside a multimodal one; None for tensors of other modalities."""
+        if "text_config" not in self.checkpoint.config:
+            return name
+        if name.removeprefix("model.").startswith(OTHER_MODALITIES):
+            return None
+        return name.replace("language_model.", "", 1)
+
+    def convert(self, name: str, tensor: StoredTensor, table: dict[str, Weight]) -> Iterator[Mapped]:
+        """Output tensors that are complete once `tensor` has been seen, which the text model calls `name`."""
+        pattern, numbers = split_numbers(name)
+        if (weight := table.get(pattern)) is not None and weight.exact:
+            suffix = ""
+        else:
+            stem, _, suffix = pattern.rpartition(".")
+            weight = table.get(stem)
+            if weight is None or weight.exact or suffix not in ("weight", "bias") or (suffix == "bias" and not weight.bias):
+                raise self.unknown(pattern, tensor, table)
         layer = self.layer_of(tensor, numbers) if weight.per_layer else None
         yield self.mapped(tensor, weight, suffix, layer)
 
     def mapped(self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None) -> Mapped:
-        shape = weight.shape if suffix == "weight" else weight.shape[:1]
+        """`suffix`: weight, bias, or empty for an exact name."""
+        shape = weight.shape_of(layer)
+        if shape is None:
+            raise CheckpointError(f"{self.gguf_name} has no such tensor in layer {layer}", file=tensor.file, tensor=tensor.name)
+        shape = shape[:1] if suffix == "bias" else shape
         check_shape(tensor, shape)
         type = self.checkpoint.type_of(tensor)
         if weight.rotary_heads and len(shape) == 1:
@@ -158,7 +198,10 @@ class Architecture(ABC):
             rows = PairedRotaryRows(StoredRows(self.checkpoint, tensor), weight.rotary_heads)
         else:
             rows = StoredRows(self.checkpoint, tensor)
-        return Mapped(TensorInfo(f"{weight.gguf.format(layer)}.{suffix}", shape, type), rows)
+        if weight.plus_one:
+            rows, type = PlusOneRows(rows, type, shape[-1]), TYPES["F32"]
+        name = weight.gguf.format(layer)
+        return Mapped(TensorInfo(f"{name}.{suffix}" if suffix else name, shape, type), rows)
 
     def layer_of(self, tensor: StoredTensor, numbers: list[int]) -> int:
         if numbers[0] >= self.n_layers:
@@ -166,23 +209,26 @@ class Architecture(ABC):
                                   tensor=tensor.name)
         return numbers[0]
 
-    def unknown(self, tensor: StoredTensor, table: dict[str, Weight]) -> CheckpointError:
-        stem, _, _ = split_numbers(tensor.name)[0].rpartition(".")
+    def unknown(self, pattern: str, tensor: StoredTensor, table: dict[str, Weight]) -> CheckpointError:
+        stem, _, _ = pattern.rpartition(".")
         close = difflib.get_close_matches(stem, table, n=1, cutoff=0.6)
         hint = f"; the nearest known name is '{close[0]}'" if close else ""
         return CheckpointError(f"{self.gguf_name} has no such tensor{hint}", file=tensor.file, tensor=tensor.name)
 
-    def required(self, weight: Weight) -> list[str]:
-        """Stems of the GGUF tensors that this line of the table must have produced, `{}` standing for the layer."""
-        return [] if weight.optional else [f"{weight.gguf}.{suffix}" for suffix in (("weight", "bias") if weight.bias else ("weight",))]
+    def required(self, weight: Weight) -> list[tuple[str, str]]:
+        """GGUF and stored names of the tensors that this line of the table must have given, `{}` standing for the layer."""
+        if weight.optional:
+            return []
+        if weight.exact:
+            return [(weight.gguf, weight.stored)]
+        return [(f"{weight.gguf}.{suffix}", f"{weight.stored}.{suffix}") for suffix in (("weight", "bias") if weight.bias else ("weight",))]
 
     def _check_complete(self, mapped: dict[str, Mapped]) -> None:
-        wanted = [(weight, name) for weight in self.weights() for name in self.required(weight)]
+        wanted = [(weight, *names) for weight in self.weights() for names in self.required(weight)]
         for layer in range(self.n_layers):  # stops at the first gap, however many layers a config claims
-            for weight, name in wanted:
-                if (layer == 0 or weight.per_layer) and name.format(layer) not in mapped:
-                    stored = f"{weight.stored.format(layer)}.{name.rpartition('.')[2]}"
-                    raise CheckpointError("is missing from the checkpoint", file=self.checkpoint.path, tensor=stored)
+            for weight, name, stored in wanted:
+                if (layer == 0 or weight.per_layer) and name.format(layer) not in mapped and weight.shape_of(layer) is not None:
+                    raise CheckpointError("is missing from the checkpoint", file=self.checkpoint.path, tensor=stored.format(layer))
 
 
 def check_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> None:

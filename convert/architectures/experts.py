@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Iterator
 
 from ...errors import CheckpointError
+from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
 from ..checkpoint import Checkpoint
 from ..rows import ConcatenatedRows, RowRange, Rows, StoredRows
 from ..safetensors import StoredTensor
-from .base import Mapped, check_shape
+from .base import Architecture, Mapped, Weight, check_shape, split_numbers
 
 GATE, UP, DOWN = "gate", "up", "down"
 
@@ -83,3 +84,64 @@ class ExpertStack:
         n_rows, n_cols = self.shape(part)
         shape = (self.n_experts, 2 * n_rows if name == "gate_up" else n_rows, n_cols)
         return Mapped(TensorInfo(f"blk.{self._layer}.ffn_{name}_exps.weight", shape, type), rows)
+
+
+class RoutedExperts(Architecture):
+    """An architecture with routed experts in the layers of `expert_layers()`, stored one by one or as `gate_up_proj` and `down_proj`.
+
+    Subclasses may set where experts are stored and override how many there are.
+    """
+
+    has_experts = True
+    expert_stem = "model.layers.{}.mlp.experts"
+    expert_parts = {"gate_proj": GATE, "up_proj": UP, "down_proj": DOWN}  # name of a projection inside an expert -> part
+    always_merged = False  # GGUF has gate and up of this architecture in one tensor only
+
+    def __init__(self, checkpoint: Checkpoint, merge_gate_up: bool = False):
+        super().__init__(checkpoint, merge_gate_up or self.always_merged)
+        self.n_experts = self.config.integer("num_experts", "num_local_experts", "n_routed_experts")
+        self.n_experts_used = self.config.integer("num_experts_per_tok", maximum=self.n_experts)
+        self.n_ff_expert = self.expert_width()
+        self._stacks: dict[int, ExpertStack] = {}
+
+    def expert_width(self) -> int:
+        return self.config.integer("moe_intermediate_size")
+
+    def expert_layers(self) -> range:
+        return range(self.n_layers)
+
+    def expert_keys(self) -> dict[str, Value]:
+        return {"expert_count": u32(self.n_experts), "expert_used_count": u32(self.n_experts_used)}
+
+    def tensors(self) -> list[Mapped]:
+        self._stacks = {}
+        mapped = super().tensors()
+        names = {tensor.info.name for tensor in mapped}
+        for layer in self.expert_layers():
+            for part in ("gate_up", "down") if self.merge_gate_up else ("gate", "up", "down"):
+                if f"blk.{layer}.ffn_{part}_exps.weight" not in names:
+                    problem = self.stack(layer).missing() or f"no {part} projection"
+                    raise CheckpointError(f"layer {layer} lacks experts: {problem}", file=self.checkpoint.path)
+        return mapped
+
+    def convert(self, name: str, tensor: StoredTensor, table: dict[str, Weight]) -> Iterator[Mapped]:
+        pattern, numbers = split_numbers(name)
+        head, _, tail = pattern.partition(f"{self.expert_stem}.")
+        if head or not tail:
+            yield from super().convert(name, tensor, table)
+            return
+        stack = self.stack(self.layer_of(tensor, numbers))
+        single = tail.removeprefix("{}.").removesuffix(".weight")
+        if tail.removesuffix(".weight") == "gate_up_proj":
+            yield from stack.stacked_gate_up(tensor)
+        elif tail.removesuffix(".weight") == "down_proj":
+            yield from stack.stacked_down(tensor)
+        elif tail == f"{{}}.{single}.weight" and single in self.expert_parts:
+            yield from stack.add(self.expert_parts[single], numbers[1], tensor)
+        else:
+            raise self.unknown(pattern, tensor, table)
+
+    def stack(self, layer: int) -> ExpertStack:
+        if layer not in self._stacks:
+            self._stacks[layer] = ExpertStack(self.checkpoint, layer, self.n_experts, self.n_ff_expert, self.n_embd, self.merge_gate_up)
+        return self._stacks[layer]
