@@ -6,8 +6,8 @@
     gp P,G    G tokens one by one behind a prompt of P tokens, whose time does not count
 
 With a depth D there are D tokens in the context before, whose time does not count. The first token is BOS where the model wants it,
-all others are random: nothing is sampled. A token needs the one before to be done, on the device: as in `iqforge generate` the host
-does not wait in between, but for the last one.
+all others are random: nothing is sampled. The host waits for every generated token before it gives the next one, as llama-bench does:
+figures stand beside its figures. (`iqforge generate` lets steps run ahead, and prints its own speed.)
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Runner:
     def generate(self, n: int) -> None:
         for token in self._tokens(n).split(1) if n else ():
             self.model.extend(token, self.state)
-        self.wait()
+            self.wait()
 
     def wait(self) -> None:
         if self.device.type == "cuda":

@@ -13,7 +13,7 @@ import torch
 import iqforge
 from iqforge.cli import main
 from iqforge.runtime.bench import Test as BenchTest
-from iqforge.runtime.bench import deviation, run_test
+from iqforge.runtime.bench import Runner, deviation, run_test
 from iqforge.runtime.bench_cost import Cost
 from iqforge.runtime.bench_sweep import sweep
 from iqforge.runtime.cuda.device_facts import facts_of
@@ -65,6 +65,17 @@ def test_what_a_test_runs(test, label, calls):
     recorder.calls.clear()
     run_test(recorder.model, test, n_batch=8, repetitions=1)
     assert len(recorder.calls) > len(calls)  # the warm-up comes on top
+
+
+def test_every_generated_token_is_waited_for(monkeypatch):
+    """As in the reference's tool: without it speeds would not compare."""
+    order = []
+    recorder = Recorder()
+    inner = recorder.model.extend
+    recorder.model.extend = lambda tokens, state: (order.append(len(tokens)), inner(tokens, state))
+    monkeypatch.setattr(Runner, "wait", lambda self: order.append("wait"))
+    run_test(recorder.model, BenchTest(n_gen=3), repetitions=1, warmup=False)
+    assert order.count(1) == 3 and all(order[i + 1] == "wait" for i, what in enumerate(order) if what == 1)
 
 
 def test_deviation_is_that_of_a_sample():
