@@ -205,30 +205,35 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         mixer.finish(joined, [&](int r, int i, float x, float y) { *(float2*)(mine + r * DV + i) = make_float2(x, y); });
         for (int r = threadIdx.x; r < R; r += THREADS) mine[R * DV + r] = maxima[r], mine[R * DV + R + r] = sums[r];
         if (!last_to_arrive(tickets + head, active)) return;
+        // Every part's share of each row first, then sums whose loads wait for nothing.
         const float* parts = partial + (long long)head * gridDim.x * PART;
+        float* share = (float*)queries;  // there is room for R shares of each block: the launching side sees to that
         for (int r = warp; r < R; r += WARPS) {
             float most = -INFINITY, sum = 0.f;
-            for (int s = lane; s < active; s += 32) {  // online, so that both numbers of a part are fetched at once
+            for (int s = lane; s < active; s += 32) {
                 const float m = __ldcg(parts + s * PART + R * DV + r), l = __ldcg(parts + s * PART + R * DV + R + r);
                 const float now = fmaxf(most, m), base = now == -INFINITY ? 0.f : now;
                 sum = fmaf(sum, exp2f(most - base), l * exp2f(m - base));
                 most = now;
+                share[r * active + s] = m;
             }
             const float all = warp_max(most);
             sum = warp_sum(sum * exp2f(most - all));
-            if (lane == 0) maxima[r] = all, sums[r] = sum;
+            for (int s = lane; s < active; s += 32) share[r * active + s] = exp2f(share[r * active + s] - all) / sum;
         }
         __syncthreads();
-        for (int i = 2 * threadIdx.x; i < R * DV; i += 2 * THREADS) {
+        for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) {
             const int r = i / DV;
-            float2 sum = make_float2(0.f, 0.f);
+            float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 8
             for (int s = 0; s < active; s++) {
-                const float factor = exp2f(__ldcg(parts + s * PART + R * DV + r) - maxima[r]);
-                const float2 x = __ldcg((const float2*)(parts + s * PART + i));
+                const float factor = share[r * active + s];
+                const float4 x = __ldcg((const float4*)(parts + s * PART + i));
                 sum.x = fmaf(factor, x.x, sum.x), sum.y = fmaf(factor, x.y, sum.y);
+                sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
             }
-            answer(r, i % DV, sum.x / sums[r], sum.y / sums[r]);
+            answer(r, i % DV, sum.x, sum.y);
+            answer(r, i % DV + 2, sum.z, sum.w);
         }
     }
     if (HAD_V) {

@@ -55,16 +55,26 @@ class AttentionShape:
 
     def shared_bytes(self, tile: int, stages: int) -> int:
         """As `SHARED` of the kernel."""
-        r, dk, dv, (stride_k, stride_v) = self.rows * self.group, self.key_length, self.value_length, self.strides()
+        r, dk, dv = self.rows * self.group, self.key_length, self.value_length
         if self.on_tensor_cores:
             padded = -(-r // 16) * 16
-            queries, probabilities, join = 2 * padded * (2 * dk + 16), 2 * padded * (2 * tile + 16), 4 * r * dv if self.hadamard_v else 0
+            queries, probabilities = 2 * padded * (2 * dk + 16), 2 * padded * (2 * tile + 16)
         else:
-            groups = THREADS // (dv // 4)
             queries, probabilities = 4 * r * dk, 4 * tile * (-(-r // 4) * 4 + 4)
-            join = 4 * (groups // min(-(-r // 8), groups)) * r * dv
-        tiles = max(stages * tile * (stride_k + stride_v), join)
-        return tiles + queries + self.rows * (stride_k + stride_v) + 4 * max(r * tile, WARPS * max(dk, dv)) + probabilities + 12 * r
+        new, scores = self.rows * sum(self.strides()), 4 * max(r * tile, WARPS * max(dk, dv))
+        return self._tile_bytes(tile, stages) + queries + new + scores + probabilities + 12 * r
+
+    def _tile_bytes(self, tile: int, stages: int) -> int:
+        """As `TILES` of the kernel: the tiles, or what is joined in their place."""
+        r, dv = self.rows * self.group, self.value_length
+        groups = THREADS // (dv // 4)
+        parts = (1 if self.hadamard_v else 0) if self.on_tensor_cores else groups // min(-(-r // 8), groups)
+        return max(stages * tile * sum(self.strides()), 4 * parts * r * dv)
+
+    def most_splits(self, tile: int, stages: int) -> int:
+        """How many the block that joins them has room for, behind the tiles."""
+        r = self.rows * self.group
+        return (self.shared_bytes(tile, stages) - self._tile_bytes(tile, stages) - 12 * r) // (4 * r)
 
     @property
     def part_floats(self) -> int:
@@ -100,7 +110,8 @@ class StepAttention:
         self._kernel = function(spec, "attention", device)
         self._shared = shape.shared_bytes(*shape.tile(limit))
         # Two blocks for each multiprocessor share the longest sequences; a fixed number, so that a captured launch stays valid.
-        self.splits = max(1, min(-(-capacity // shape.shortest), 2 * facts.multi_processor_count // shape.kv_heads))
+        most = min(2 * facts.multi_processor_count // shape.kv_heads, shape.most_splits(*shape.tile(limit)))
+        self.splits = max(1, min(-(-capacity // shape.shortest), most))
         self._partial = torch.empty(shape.kv_heads * self.splits * shape.part_floats, device=device)
         self._tickets = torch.zeros(shape.kv_heads, dtype=torch.int32, device=device)
 

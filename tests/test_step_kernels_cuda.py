@@ -82,7 +82,7 @@ def attention_error(shape, n_past: int, capacity: int, seed: int = 0, shortest: 
 @pytest.mark.parametrize("n_past", [0, 61, 700])
 def test_attention(shape, n_past):
     error, same_v, same_k = attention_error(shape, n_past, 1024)
-    assert error < (3e-5 if shape[5] == shape[6] == "bf16" else 2e-6)  # there queries and probabilities have 16 bits
+    assert error < (3e-5 if shape[5] == shape[6] == "bf16" else 5e-6)  # there queries and probabilities have 16 bits
     assert same_v == 1
     assert same_k > 0.99  # norm and rotation round differently, which can move an element to the next code
 
