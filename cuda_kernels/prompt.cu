@@ -8,7 +8,8 @@
 constexpr int NORM_THREADS = 256;
 
 // h += delta; x = h / sqrt(mean(h^2) + eps) * weight in HALF (Zhang and Sennrich, 2019), and in float32 where `exact` is given.
-// `permuted`: x with the columns of each 128 in the order that prompt_grouped.cu wants. One CUDA block per token. UNITS units per thread, so width <= UNITS * 8 * NORM_THREADS. n_slots = 0: nothing to add;
+// `permuted`: x with the columns of each 128 in the order that prompt_grouped.cu wants. One CUDA block per token. UNITS units per
+// thread, so width <= UNITS * 8 * NORM_THREADS. n_slots = 0: nothing to add;
 // weights = null: one row per token, row t.
 template <int UNITS>
 __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots,
@@ -108,5 +109,6 @@ gather_rows(const uint4* x, const int* sources, int n_slots, uint4* out, int uni
     const long long row = blockIdx.x;
     const int source = sources[row];
     if (source < 0) return;
-    for (int unit = threadIdx.x; unit < units; unit += blockDim.x) out[row * units + unit] = x[(long long)(source / n_slots) * units + unit];
+    x += (long long)(source / n_slots) * units;
+    for (int unit = threadIdx.x; unit < units; unit += blockDim.x) out[row * units + unit] = x[unit];
 }

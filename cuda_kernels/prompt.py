@@ -27,8 +27,9 @@ def _rows_spec(half: torch.dtype) -> KernelSpec:
 
 
 def _heads_spec(half: torch.dtype, stored: torch.dtype) -> KernelSpec:
+    names = tuple(f"heads_{style}_{n}" for style in ("norm", "neox") for n in _HEAD_LANES)
     return KernelSpec(f"prompt_heads_{_short(half)}_{_short(stored)}", ("prompt_rope.cu",),
-                      (("HALF", str(_HALVES[half])), ("STORED", str(_STORED[stored]))), tuple(f"heads_{style}_{n}" for style in ("norm", "neox") for n in _HEAD_LANES))
+                      (("HALF", str(_HALVES[half])), ("STORED", str(_STORED[stored]))), names)
 
 
 _EXPERTS_SPEC = KernelSpec("prompt_experts", ("prompt_experts.cu",), (), (*(f"route_{n}" for n in _PER_LANE), "group_rows"))

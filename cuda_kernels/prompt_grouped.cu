@@ -4,17 +4,18 @@
 // out[row, n] = sum over k of W[expert of row][n][k] * x[row][k]. wgmma takes its first operand from registers, so the weights are the
 // "rows" of an instruction (64 of them per warpgroup) and up to LARGEST tokens of one expert its "columns"; x comes from shared memory.
 //
-// The order of k within a product is free as long as both sides agree. A thread holds, of an instruction's 16 k, the slots 2q, 2q+1, 2q+8 and
-// 2q+9, where q is its number in its group of four. It decodes whole units of 32 elements, so within 128 k (four units) instruction j
-// takes elements 4j .. 4j+3 of unit q for those slots. x is therefore stored with its k permuted within each 128: element 32q + 4j + r
-// stands at 16j + 2q + (r & 1) + 8 (r >> 1); whoever writes x (a norm, an activation) does that.
+// The order of k within a product is free as long as both sides agree. A thread holds, of an instruction's 16 k, the slots 2q, 2q+1,
+// 2q+8 and 2q+9, where q is its number in its group of four. It decodes whole units of 32 elements, so within 128 k (four units)
+// instruction j takes elements 4j .. 4j+3 of unit q for those slots. x is therefore stored with its k permuted within each 128: element
+// 32q + 4j + r stands at 16j + 2q + (r & 1) + 8 (r >> 1); whoever writes x (a norm, an activation) does that.
 //
 // A CUDA block is a producer warpgroup, which copies rows of x into a ring of stages of 128 k, and two consumer warpgroups of 64 weight
 // rows each. It stays on its multiprocessor and takes every gridDim.x-th tile. TYPE: a unit struct, whose header stands in front; HALF:
 // 1 is float16, 0 bfloat16.
 #include "units/common.cuh"
 
-constexpr int LARGEST = 160;       // tokens of a tile
+constexpr int LARGEST = 160;              // tokens of a tile
+using Sums = float[LARGEST / 2];          // of a thread: 2 rows of weights times a quarter of the tokens
 #include "prompt_wgmma.cuh"
 
 constexpr int STAGES = 4;
@@ -22,6 +23,8 @@ constexpr int STAGE_BYTES = LARGEST * 256;
 constexpr int EXCHANGE_BYTES = LARGEST * 256;  // 64 rows of float32 per token, or twice 64 rows of half
 constexpr int TABLE = 1024;        // experts at most
 constexpr int CONSUMERS = 2, PRODUCERS = 128;
+// Named barriers: the exchange is free, the exchange is filled, within a consumer (two).
+constexpr int FREE = 1, FILLED = 2, WITHIN = 4;
 
 struct Tile { int expert, first, rows, row_tile; };
 
@@ -35,9 +38,8 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 }
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase) {
   asm volatile(
-      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra over;\nbra again;\nover:\n}" ::"r"(barrier),
-      "r"(phase)
-      : "memory");
+      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra over;\nbra again;\nover:\n}"
+      ::"r"(barrier), "r"(phase) : "memory");
 }
 template <int THREADS>
 __device__ __forceinline__ void named_sync(int number) { asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory"); }
@@ -98,7 +100,8 @@ __device__ __forceinline__ void produce(const Tile& tile, const uint4* x, const 
 #pragma unroll
     for (int i = 0; i < LARGEST / 8; ++i)
       if (8 * i < tile.rows)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + stage * STAGE_BYTES + i * 1024), "l"(from[i] + k * 16) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + stage * STAGE_BYTES + i * 1024), "l"(from[i] + k * 16)
+                     : "memory");
     asm volatile("cp.async.commit_group;" ::: "memory");
     if (k) {  // the copy before this one has to have ended, and to be seen by the tensor cores
       asm volatile("cp.async.wait_group 1;\nfence.proxy.async.shared::cta;" ::: "memory");
@@ -129,7 +132,7 @@ __device__ __forceinline__ void pack(const float (&v)[32], uint32_t (&pairs)[16]
 // sums += 64 rows of weights times N tokens, 128 k deep. The registers are free again when this returns: the compiler does not know that
 // wgmma reads them until it is waited for, so nothing may be decoded meanwhile. The other consumer decodes then.
 template <int N>
-__device__ __forceinline__ void multiply(float (&sums)[LARGEST / 2], const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add) {
+__device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add) {
   wgmma_fence();
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -141,8 +144,7 @@ __device__ __forceinline__ void multiply(float (&sums)[LARGEST / 2], const uint3
 }
 
 // As many columns as the tile has tokens: the same registers whatever their number.
-__device__ __forceinline__ void multiply(float (&sums)[LARGEST / 2], const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add,
-                                         int rows) {
+__device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add, int rows) {
   if (rows <= 32) multiply<32>(sums, a, b, stage, add);
   else if (rows <= 64) multiply<64>(sums, a, b, stage, add);
   else if (rows <= 96) multiply<96>(sums, a, b, stage, add);
@@ -155,8 +157,8 @@ __device__ __forceinline__ void multiply(float (&sums)[LARGEST / 2], const uint3
 }
 
 // sums = the products of 16 rows of weights per warp (rows `low` and `high` per thread) and `rows` tokens.
-__device__ __forceinline__ void consume(float (&sums)[LARGEST / 2], int rows, const uint8_t* weights, const Geometry& g, int64_t low, int64_t high, int cols,
-                                        uint32_t ring, uint32_t full, uint32_t empty, int& turn) {
+__device__ __forceinline__ void consume(Sums& sums, int rows, const uint8_t* weights, const Geometry& g, int64_t low, int64_t high,
+                                        int cols, uint32_t ring, uint32_t full, uint32_t empty, int& turn) {
   const int q = threadIdx.x % 4;
   typename TYPE::Raw first = TYPE::load(weights, g, low, q), second = TYPE::load(weights, g, high, q);
   const int steps = cols / 128;
@@ -176,7 +178,7 @@ __device__ __forceinline__ void consume(float (&sums)[LARGEST / 2], int rows, co
 }
 
 // sums to out[token][column + 0 .. 63] in half, through shared memory `tile` [tokens][64], by one warpgroup.
-__device__ __forceinline__ void store(const float (&sums)[LARGEST / 2], uint32_t tile, uint16_t* out, int stride, int rows, int columns) {
+__device__ __forceinline__ void store(const Sums& sums, uint32_t tile, uint16_t* out, int stride, int rows, int columns) {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const int token = lane % 8 + lane / 16 * 8, chunk = 2 * warp + lane / 8 % 2;
 #pragma unroll
@@ -184,11 +186,14 @@ __device__ __forceinline__ void store(const float (&sums)[LARGEST / 2], uint32_t
     if (8 * i >= rows) break;
     uint32_t r[4];
 #pragma unroll
-    for (int m = 0; m < 4; ++m) r[m] = HALF ? to_halves(sums[4 * i + 2 * m], sums[4 * i + 2 * m + 1]) : to_bfloats(sums[4 * i + 2 * m], sums[4 * i + 2 * m + 1]);
+    for (int m = 0; m < 4; ++m) {
+      const float one = sums[4 * i + 2 * m], two = sums[4 * i + 2 * m + 1];
+      r[m] = HALF ? to_halves(one, two) : to_bfloats(one, two);
+    }
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                      tile + (8 * i + token) * 128 + (chunk ^ (token % 8)) * 16), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
   }
-  named_sync<128>(4 + threadIdx.x / 128);
+  named_sync<128>(WITHIN + threadIdx.x / 128);
 #pragma unroll 4
   for (int i = thread; i < rows * 8; i += 128) {
     const int t = i / 8, c = i % 8;
@@ -197,13 +202,13 @@ __device__ __forceinline__ void store(const float (&sums)[LARGEST / 2], uint32_t
                  : "r"(tile + t * 128 + (c ^ (t % 8)) * 16) : "memory");
     if (8 * c < columns) *reinterpret_cast<uint4*>(out + int64_t(t) * stride + 8 * c) = eight;
   }
-  named_sync<128>(4 + threadIdx.x / 128);  // the tile is free again
+  named_sync<128>(WITHIN + threadIdx.x / 128);  // the tile is free again
 }
 
 struct Problem {
-  const uint8_t *first, *second;      // packed weights of each consumer
-  int64_t total_rows, skip;           // rows of all experts in a packed matrix; rows of one expert in it before those of the second consumer
-  int per_expert, n_out, cols;        // rows of one expert in a packed matrix; columns of out; of weights
+  const uint8_t *first, *second;  // packed weights of each consumer
+  int64_t total_rows, skip;       // rows of all experts in a packed matrix; of one expert before those of the second consumer
+  int per_expert, n_out, cols;    // rows of one expert in a packed matrix; columns of out; of weights
 };
 
 // One tile. PAIRED: the consumers have rows of two matrices, gate and up, and out = silu(gate) * up, permuted as x is.
@@ -214,19 +219,20 @@ __device__ __forceinline__ void work(const Problem& p, const Geometry& g, const 
   const int column = (PAIRED ? tile.row_tile * 64 : tile.row_tile * 128 + group * 64), mine = column + warp * 16 + lane / 4;
   const int64_t before = int64_t(tile.expert) * p.per_expert + (PAIRED ? group * p.skip : 0);
   const int low = PAIRED ? unpermuted(mine) : min(mine, p.n_out - 1), high = PAIRED ? unpermuted(mine + 8) : min(mine + 8, p.n_out - 1);
-  float sums[LARGEST / 2];
+  Sums sums;
   consume(sums, tile.rows, group ? p.second : p.first, g, before + low, before + high, p.cols, ring, full, empty, turn);
   uint16_t* to = out + int64_t(tile.first) * p.n_out + column;
   if constexpr (!PAIRED) {
     store(sums, exchange + group * (EXCHANGE_BYTES / 2), to, p.n_out, tile.rows, p.n_out - column);
   } else if (group == 1) {
-    named_sync<256>(1);  // the exchange is free
+    named_sync<256>(FREE);  // the exchange is free
 #pragma unroll
     for (int i = 0; i < LARGEST / 2; ++i)
-      if (2 * i < (tile.rows + 7) / 8 * 8) asm volatile("st.shared.f32 [%0], %1;" ::"r"(exchange + (i * 128 + thread) * 4), "f"(sums[i]) : "memory");
-    named_arrive<256>(2);
+      if (2 * i < (tile.rows + 7) / 8 * 8)
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(exchange + (i * 128 + thread) * 4), "f"(sums[i]) : "memory");
+    named_arrive<256>(FILLED);
   } else {
-    named_sync<256>(2);
+    named_sync<256>(FILLED);
 #pragma unroll
     for (int i = 0; i < LARGEST / 2; ++i) {
       if (2 * i >= (tile.rows + 7) / 8 * 8) break;
@@ -234,9 +240,9 @@ __device__ __forceinline__ void work(const Problem& p, const Geometry& g, const 
       asm volatile("ld.shared.f32 %0, [%1];" : "=f"(up) : "r"(exchange + (i * 128 + thread) * 4) : "memory");
       sums[i] = sums[i] / (1.0f + __expf(-sums[i])) * up;
     }
-    named_sync<128>(4);
+    named_sync<128>(WITHIN);
     store(sums, exchange, to, p.n_out, tile.rows, 64);
-    named_arrive<256>(1);
+    named_arrive<256>(FREE);
   }
 }
 
@@ -262,11 +268,11 @@ __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     const Geometry g = TYPE::geometry(p.total_rows, p.cols);
-    if (PAIRED && threadIdx.x < 128) named_arrive<256>(1);
+    if (PAIRED && threadIdx.x < 128) named_arrive<256>(FREE);
     for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
       work<PAIRED>(p, g, find_tile(t, row_tiles, ends, n_experts, before), out, ring, exchange, full, empty, turn);
     }
-    if (PAIRED && threadIdx.x >= 128) named_sync<256>(1);  // nobody leaves while the other arrives
+    if (PAIRED && threadIdx.x >= 128) named_sync<256>(FREE);  // every arrival has its wait
   }
 }
 
@@ -280,8 +286,8 @@ grouped_product(const uint8_t* weights, int n_experts, int per_expert, int cols,
 
 // out half[rows, hidden] = silu(gate) * up, permuted; gate and up two matrices of per_expert = hidden rows, or one (up null) of 2 hidden.
 extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS, 1)
-grouped_gate_up(const uint8_t* gate, const uint8_t* up, int n_experts, int per_expert, int hidden, int cols, const int* ends, const uint4* x,
-                const int* sources, int n_slots, uint16_t* out) {
+grouped_gate_up(const uint8_t* gate, const uint8_t* up, int n_experts, int per_expert, int hidden, int cols, const int* ends,
+                const uint4* x, const int* sources, int n_slots, uint16_t* out) {
   const Problem p = {gate, up ? up : gate, int64_t(n_experts) * per_expert, up ? 0 : hidden, per_expert, hidden, cols};
   grouped<true>(p, ends, n_experts, x, sources, n_slots, out);
 }

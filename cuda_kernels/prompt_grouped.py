@@ -10,10 +10,11 @@ import functools
 import numpy as np
 import torch
 
+from ..formats.types import GGMLType, ggml_type
 from . import ops
 from .compile import GENERATED, KernelSpec
 from .launch import function, launch
-from .layouts import unit_header
+from .layouts import packed_types, unit_header
 
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}
 _TOKENS = (32, 64, 96, 112, 128, 136, 144, 152, 160)  # columns of an instruction that tiles are computed with
@@ -26,8 +27,8 @@ ARCHS = ("sm_90a",)
 
 def _wgmma_header() -> str:
     """wgmma with weights in registers and tokens in shared memory, for every number of tokens in use."""
-    parts = ["// Written by cuda_kernels/prompt_grouped.py: wgmma.mma_async of 64 rows in registers with N columns in shared memory, 16 deep.",
-             'constexpr bool F16 = HALF;',
+    parts = ["// Written by cuda_kernels/prompt_grouped.py: wgmma.mma_async of 64 rows in registers, N columns in shared memory, 16 deep.",
+             'constexpr bool HALF_IS_F16 = HALF;',
              '__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }',
              '__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }',
              'template <int PENDING> __device__ __forceinline__ void wgmma_wait() '
@@ -44,8 +45,9 @@ def _wgmma_header() -> str:
                     f'{{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}, add, 1, 1, 0;\\n}}" : {outputs} '
                     f': "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"(int(add)));')
 
-        parts.append(f"template <> struct Wgmma<{n}> {{\n  static __device__ __forceinline__ void run(float (&d)[LARGEST / 2], const uint32_t (&a)[4], "
-                     f"uint64_t tokens, bool add) {{\n    if constexpr (F16) {instruction('f16')}\n    else {instruction('bf16')}\n  }}\n}};")
+        parts.append(f"template <> struct Wgmma<{n}> {{\n"
+                     "  static __device__ __forceinline__ void run(Sums& d, const uint32_t (&a)[4], uint64_t tokens, bool add) {\n"
+                     f"    if constexpr (HALF_IS_F16) {instruction('f16')}\n    else {instruction('bf16')}\n  }}\n}};")
     return "\n".join(parts) + "\n"
 
 
@@ -53,10 +55,16 @@ GENERATED["prompt_wgmma.cuh"] = _wgmma_header
 
 
 @functools.cache
-def spec(type, half: torch.dtype) -> KernelSpec:
+def spec(type: GGMLType, half: torch.dtype) -> KernelSpec:
     """The kernels for weights of a ggml type and activations of a dtype."""
-    return KernelSpec(f"prompt_grouped_{type.name.lower()}_{'f16' if half == torch.float16 else 'bf16'}", (unit_header(type), "prompt_grouped.cu"),
+    name = f"prompt_grouped_{type.name.lower()}_{'f16' if half == torch.float16 else 'bf16'}"
+    return KernelSpec(name, (unit_header(type), "prompt_grouped.cu"),
                       (("TYPE", type.name), ("HALF", _HALVES[half])), ("grouped_product", "grouped_gate_up"), ARCHS)
+
+
+def specs() -> list[KernelSpec]:
+    """For every type that can be packed, and both kinds of activations."""
+    return [spec(ggml_type(name), half) for name in packed_types() for half in _HALVES]
 
 
 def permutation(n: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -85,8 +93,8 @@ def grouped_product(m: ops.PackedMatrix, ends: torch.Tensor, x: torch.Tensor, ou
 
     x: half[tokens, m.cols], permuted. Rows behind the last expert's stay as they are.
     """
-    launch(function(spec(m.type, x.dtype), "grouped_product", x.device), _multiprocessors(x.device), _THREADS, m.data, np.int32(m.n_matrices),
-           np.int32(m.rows), np.int32(m.cols), ends, x, sources, np.int32(n_slots), out, shared=_SHARED)
+    launch(function(spec(m.type, x.dtype), "grouped_product", x.device), _multiprocessors(x.device), _THREADS, m.data,
+           np.int32(m.n_matrices), np.int32(m.rows), np.int32(m.cols), ends, x, sources, np.int32(n_slots), out, shared=_SHARED)
 
 
 def grouped_gate_up(matrices: list[ops.PackedMatrix], ends: torch.Tensor, x: torch.Tensor, out: torch.Tensor,

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-import iqforge
 from iqforge.cuda_kernels import ops, prompt_grouped
-from iqforge.formats.types import ggml_type
+from iqforge.runtime.random_blocks import random_rows
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) and importlib.util.find_spec("cuda") is not None
 
 
 def packed(type: str, n_experts: int, rows: int, cols: int, seed: int) -> ops.PackedMatrix:
-    x = np.random.default_rng(seed).standard_normal((64, cols), dtype=np.float32)
-    blocks = iqforge.encode(type, x)
-    blocks = blocks[np.random.default_rng(seed).integers(0, 64, n_experts * rows)]
+    rng = np.random.default_rng(seed)
+    blocks = random_rows(type, 64, cols, 1.0, rng)[rng.integers(0, 64, n_experts * rows)]
     return ops.pack_matrix(type, [blocks], rows, cols, n_experts, "cuda")
 
 
@@ -34,8 +32,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU and cuda-core")
-@pytest.mark.parametrize("type", ["IQ4_K", "Q4_K", "IQ4_KS", "Q8_0"])
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("type,half", [("IQ4_K", torch.bfloat16), ("Q4_K", torch.bfloat16), ("Q8_0", torch.float16)])
 @pytest.mark.parametrize("counts", [[5, 0, 130, 161, 33, 1], [400, 7, 0, 96]])
 def test_against_float64(type, half, counts):
     rng = torch.Generator("cuda").manual_seed(3)
@@ -67,10 +64,3 @@ def test_against_float64(type, half, counts):
 def test_permutation_is_one():
     assert torch.equal(prompt_grouped.permutation(256).sort().values, torch.arange(256))
     assert prompt_grouped.permutation(256)[[0, 1, 8, 9, 2, 16, 128]].tolist() == [0, 1, 2, 3, 32, 4, 128]
-
-
-def test_compiles_for_hopper():
-    pytest.importorskip("cuda.core")
-    from iqforge.cuda_kernels.compile import compile_spec
-
-    assert compile_spec(prompt_grouped.spec(ggml_type("IQ4_K"), torch.bfloat16), "sm_90")

@@ -59,7 +59,7 @@ class Engine:
             state.n_past += len(piece)
             if all_logits:
                 rows.append(self.prompt.logits(self._normed(h)))
-        return torch.cat(rows) if all_logits else self.prompt.logits(self._normed(h[-1:]))[0]
+        return torch.cat(rows) if all_logits else self.prompt.next_logits(h)
 
     def _normed(self, h: torch.Tensor) -> torch.Tensor:
         norm = self.network.output_norm  # on the CPU if the output is

@@ -9,7 +9,7 @@ from ..cache import KVCache
 from ..layers.attention import Attention
 from ..layers.batch import Batch
 from .context import Context
-from .prompt_stream import Stream
+from .prompt_stream import Stream, check_norm
 from .prompt_weights import Product
 from .registry import PROMPT, Branch, Slow, executor
 
@@ -23,8 +23,7 @@ class PromptAttention:
 
     def __init__(self, branch: Branch, context: Context):
         m: Attention = branch.module
-        if not prompt.norm_fits(len(branch.norm.weight)):
-            raise Slow(f"rows of {len(branch.norm.weight)}")
+        check_norm(branch.norm, context)
         if m.key_length != m.value_length or not prompt.heads_fit(m.key_length, m.rope.n_rot):
             raise Slow(f"heads of {m.key_length} and {m.value_length}")
         if not m.switches.flash_attention:
@@ -82,8 +81,9 @@ class PromptAttention:
         """
         q, k, v = (x.unflatten(0, (batch.n_sequences, -1)) for x in (q, k, v))
         if q.shape[1] == k.shape[1] and batch.n_sequences * batch.n_tokens >= CUDNN_ROWS and _cudnn_takes(q, k, v):
-            mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, False, 0.0, True, False, scale=self.m.scale)[0].transpose(1, 2)
+            by_head = (x.transpose(1, 2) for x in (q, k, v))
+            mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(*by_head, None, False, 0.0, True, False, scale=self.m.scale)[0]
+            mixed = mixed.transpose(1, 2)
         else:
             mixed = torch.ops.aten._flash_attention_forward(q, k, v, None, None, q.shape[1], k.shape[1], 0.0, True, False,
                                                             scale=self.m.scale)[0]

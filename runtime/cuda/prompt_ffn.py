@@ -6,9 +6,9 @@ from ...cuda_kernels import prompt
 from ..layers.batch import Batch
 from ..layers.ffn import GatedFFN
 from .context import Context
-from .prompt_stream import Stream
+from .prompt_stream import Stream, check_norm
 from .prompt_weights import Product
-from .registry import PROMPT, Branch, Slow, executor
+from .registry import PROMPT, Branch, executor
 
 
 @executor(PROMPT, GatedFFN)
@@ -16,8 +16,7 @@ class PromptFFN:
     """h += down(silu(gate(x)) * up(x)), x = norm(h); gate and up in one product."""
 
     def __init__(self, branch: Branch, context: Context):
-        if not prompt.norm_fits(len(branch.norm.weight)):
-            raise Slow(f"rows of {len(branch.norm.weight)}")
+        check_norm(branch.norm, context)
         self.norm, self.context = branch.norm, context
         self.gate_up = Product("gate_up", [branch.module.gate, branch.module.up], context)
         self.down = Product("delta", [branch.module.down], context)

@@ -12,11 +12,11 @@ from ...cuda_kernels import ops, prompt, prompt_grouped
 from ..layers.batch import Batch
 from ..layers.moe import MoE
 from .context import Context
-from .prompt_stream import Stream
+from .prompt_stream import Stream, check_norm
 from .prompt_weights import packed, stacked
 from .registry import PROMPT, Branch, Slow, executor
 
-FUSED = False  # until the grouped products with packed weights are proven on a device
+FUSED = True  # False decodes experts first on every device: what the tests compare the fused products with
 
 
 @executor(PROMPT, MoE)
@@ -25,8 +25,7 @@ class PromptMoE:
 
     def __init__(self, branch: Branch, context: Context):
         m: MoE = branch.module
-        if not prompt.norm_fits(len(branch.norm.weight)):
-            raise Slow(f"rows of {len(branch.norm.weight)}")
+        check_norm(branch.norm, context)
         if not prompt.route_fits(m.n_experts, m.n_used):
             raise Slow(f"{m.n_used} of {m.n_experts} experts")
         self.norm, self.m, self.context = branch.norm, m, context
@@ -78,7 +77,8 @@ def grouped_product(context: Context, layer: int):
     """torch's grouped product where the device has one, else a loop over experts that waits for their counts."""
     if context.dtype == torch.bfloat16 and torch.cuda.get_device_capability(context.device) in ((9, 0), (10, 0)):
         return lambda x, w, ends: torch._grouped_mm(x, w.transpose(-2, -1), offs=ends)
-    context.report("MoE", f"no grouped product in {str(context.dtype).removeprefix('torch.')} on this device: experts one after the other", layer)
+    name = str(context.dtype).removeprefix("torch.")
+    context.report("MoE", f"no grouped product in {name} on this device: experts one after the other", layer)
     return _one_by_one
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...cuda_kernels import ops
+from ...cuda_kernels import matvec, ops
 from ..cache import State
 from ..layers.batch import Batch
 from ..network import Network
@@ -45,6 +45,15 @@ class PromptPath:
         for layer, step in self._steps:
             step(stream, batch.at(None if state is None else state.layers[layer], self.context.device))
         return stream.settled()
+
+    def next_logits(self, h: torch.Tensor) -> torch.Tensor:
+        """float32[vocab] after the residual stream's last row: one row is for the matrix-vector kernels."""
+        norm, h = self.network.output_norm, h[-1:]
+        if self._output is None or norm.weight.device != h.device or not matvec.supported(self._output.matrix.type):
+            return self.logits(norm(h.to(norm.weight.device)))[0]
+        out = torch.empty(1, self._output.matrix.rows, dtype=torch.float32, device=h.device)
+        matvec.norm_matvec(h, norm.weight, norm.eps, [self._output.matrix], [out])
+        return out[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[rows, width], normed, to float32[rows, vocab]."""

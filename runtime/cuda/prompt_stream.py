@@ -10,6 +10,15 @@ import torch
 from ...cuda_kernels import prompt
 from ..layers.norm import RMSNorm
 from .context import Context
+from .registry import Slow
+
+
+def check_norm(norm: RMSNorm, context: Context) -> None:
+    """`Slow` if the stream's kernels cannot apply this norm."""
+    if norm.weight.device != context.device:
+        raise Slow(f"its norm is not on {context.device}")
+    if not prompt.norm_fits(len(norm.weight)):
+        raise Slow(f"rows of {len(norm.weight)}")
 
 
 class Stream:
@@ -20,7 +29,7 @@ class Stream:
         self._added: dict[str, torch.Tensor] = {}
 
     def normed(self, norm: RMSNorm, exact: torch.Tensor | None = None, permuted: bool = False) -> torch.Tensor:
-        """norm(h) in half (its columns `permuted` for grouped products); in float32 too where `exact` is given. Valid until the next norm."""
+        """norm(h) in half (its columns `permuted` for grouped products), in float32 too where `exact` is given; valid until the next."""
         out = self.context.buffer("normed", tuple(self.h.shape), self.context.dtype)
         prompt.add_norm(self.h, norm.weight, norm.eps, out, exact=exact, permuted=permuted, **self._added)
         self._added = {}

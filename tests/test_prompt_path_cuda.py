@@ -1,0 +1,77 @@
+"""Many rows at once on the fast path: the truth path's logits within what 16-bit activations cost, the same bits every time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from iqforge.runtime.cache import CacheSettings
+from iqforge.runtime.model import Model
+from iqforge.runtime.synthetic import SyntheticSource
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+LIMITS = {"bf16": 0.02, "f16": 0.004}
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(0, 512, (2, 150), generator=torch.Generator().manual_seed(5))
+
+
+def model(spec: str, **options) -> Model:
+    return Model(SyntheticSource(spec), "cuda", **options)
+
+
+def logits(m: Model) -> torch.Tensor:
+    return m.logits(m.hidden(tokens()).flatten(0, 1))
+
+
+def error(x: torch.Tensor, truth: torch.Tensor) -> float:
+    """Of a typical row: near ties between experts may fall either way."""
+    assert x.isfinite().all()
+    return ((x - truth).norm(dim=-1) / truth.norm(dim=-1)).median().item()
+
+
+@pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K", "qwen3moe-tiny:Q8_0"])
+def test_agrees_with_the_truth_path(spec):
+    with model(spec, precision="f32") as m:
+        truth = logits(m)
+    for precision, limit in LIMITS.items():
+        with model(spec, precision=precision) as m:
+            found = logits(m)
+            assert error(found, truth) < limit
+            assert torch.equal(logits(m), found)
+
+
+@pytest.mark.parametrize("settings", [CacheSettings(), CacheSettings("q8_0", "q8_0", True, True)], ids=lambda s: s.type_k)
+@pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K"])
+def test_pieces_of_a_sequence(spec, settings):
+    """A prompt in passes of 64, and one row at the end, against all at once in float32 with the same cache."""
+    row = tokens()[0]
+    with model(spec, precision="f32", cache=settings) as m:
+        truth = m.extend(row, m.new_state(200), all_logits=True)
+    with model(spec, precision="f16", cache=settings, ubatch=64) as m:
+        state = m.new_state(200)
+        assert error(m.extend(row, state, all_logits=True), truth) < 2 * LIMITS["f16"] and state.n_past == len(row)
+        assert error(m.extend(row, m.new_state(200))[None], truth[-1:]) < 5 * LIMITS["f16"]  # the last row's product is another kernel
+
+
+def test_fused_experts_are_those_decoded_first(monkeypatch):
+    """On Hopper products read packed weights. The same rounding of weights, other orders of additions."""
+    from iqforge.runtime.cuda import prompt_moe
+
+    with model("qwen3moe-tiny:IQ4_K") as m:
+        fused = logits(m)
+    monkeypatch.setattr(prompt_moe, "FUSED", False)
+    with model("qwen3moe-tiny:IQ4_K") as m:
+        assert error(logits(m), fused) < 0.01
+
+
+def test_attention_of_large_passes(monkeypatch):
+    """cuDNN's kernel, where torch has it, and FlashAttention-2."""
+    from iqforge.runtime.cuda import prompt_attention
+
+    with model("llama-tiny:Q8_0", precision="f16") as m:
+        flash = logits(m)
+        monkeypatch.setattr(prompt_attention, "CUDNN_ROWS", 1)
+        assert error(logits(m), flash) < 0.002
