@@ -16,9 +16,6 @@ from .prompt_stream import Stream, check_norm
 from .prompt_weights import packed, stacked
 from .registry import PROMPT, Branch, Slow, executor
 
-FUSED = True  # False decodes experts first on every device: what the tests compare the fused products with
-
-
 @executor(PROMPT, MoE)
 class PromptMoE:
     """h += sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), slots in ascending order. The router works in float32."""
@@ -34,7 +31,7 @@ class PromptMoE:
         inputs = [m.experts.gate_up] if m.experts.gate_up is not None else [m.experts.gate, m.experts.up]
         self.inputs = [packed(linear, context) for linear in inputs]
         self.down = packed(m.experts.down, context)
-        self.fused = FUSED and prompt_grouped.gate_up_fits(self.inputs, context.device) and prompt_grouped.fits([self.down], context.device)
+        self.fused = prompt_grouped.gate_up_fits(self.inputs, context.device) and prompt_grouped.fits([self.down], context.device)
         self.grouped = None if self.fused else grouped_product(context, branch.layer)
 
     def __call__(self, stream: Stream, batch: Batch) -> None:
