@@ -27,7 +27,8 @@ class CheckpointSource:
 
     def __init__(self, checkpoint: Checkpoint, *, merge_gate_up: bool = False, pre: str | None = None, name: str | None = None,
                  vocab_only: bool = False):
-        architecture = architecture_class(checkpoint.architecture)(checkpoint, merge_gate_up)
+        model_type = checkpoint.config.of_text().values.get("model_type")
+        architecture = architecture_class(checkpoint.architecture, model_type)(checkpoint, merge_gate_up)
         if merge_gate_up and not architecture.has_experts:
             raise UsageError(f"{checkpoint.architecture} has no experts whose gate and up could be merged")
         mapped = [] if vocab_only else architecture.tensors()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...formats.gguf.values import Value, u32
 from . import register
 from .base import Architecture, Weight
+from .blocks import attention, embedding_and_head, gated_feed_forward, norms
 
 
 @register("LlamaForCausalLM", "MistralForCausalLM")
@@ -15,21 +16,10 @@ class Llama(Architecture):
         return {"vocab_size": u32(self.n_vocab), "rope.dimension_count": u32(self.head_size)}
 
     def weights(self) -> list[Weight]:
-        d, q, kv = self.n_embd, self.n_heads * self.head_size, self.n_kv_heads * self.head_size
-        attention = self.config.boolean("attention_bias", default=False)
-        mlp = self.config.boolean("mlp_bias", default=False)
-        layer = "model.layers.{}"
+        biased = self.config.boolean("attention_bias", default=False)
         return [
-            Weight("model.embed_tokens", "token_embd", (self.n_vocab, d)),
-            Weight(f"{layer}.input_layernorm", "blk.{}.attn_norm", (d,)),
-            Weight(f"{layer}.self_attn.q_proj", "blk.{}.attn_q", (q, d), bias=attention, rotary_heads=self.n_heads),
-            Weight(f"{layer}.self_attn.k_proj", "blk.{}.attn_k", (kv, d), bias=attention, rotary_heads=self.n_kv_heads),
-            Weight(f"{layer}.self_attn.v_proj", "blk.{}.attn_v", (kv, d), bias=attention),
-            Weight(f"{layer}.self_attn.o_proj", "blk.{}.attn_output", (d, q), bias=attention),
-            Weight(f"{layer}.post_attention_layernorm", "blk.{}.ffn_norm", (d,)),
-            Weight(f"{layer}.mlp.gate_proj", "blk.{}.ffn_gate", (self.n_ff, d), bias=mlp),
-            Weight(f"{layer}.mlp.up_proj", "blk.{}.ffn_up", (self.n_ff, d), bias=mlp),
-            Weight(f"{layer}.mlp.down_proj", "blk.{}.ffn_down", (d, self.n_ff), bias=mlp),
-            Weight("model.norm", "output_norm", (d,)),
-            Weight("lm_head", "output", (self.n_vocab, d), optional=self.tied),
+            *embedding_and_head(self),
+            *norms(self),
+            *attention(self, bias=biased, output_bias=biased, rotary_pairs=True),
+            *gated_feed_forward(self, bias=self.config.boolean("mlp_bias", default=False)),
         ]

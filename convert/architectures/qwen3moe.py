@@ -7,9 +7,8 @@ from ...formats.gguf.values import Value, u32
 from ..checkpoint import Checkpoint
 from . import register
 from .base import Weight
+from .blocks import LAYER, attention, embedding_and_head, norms
 from .experts import RoutedExperts
-
-_LAYER = "model.layers.{}"
 
 
 @register("Qwen3MoeForCausalLM")
@@ -27,19 +26,10 @@ class Qwen3Moe(RoutedExperts):
         return {"expert_feed_forward_length": u32(self.n_ff_expert)}
 
     def weights(self) -> list[Weight]:
-        d, q, kv = self.n_embd, self.n_heads * self.head_size, self.n_kv_heads * self.head_size
         biased = self.config.boolean("attention_bias", default=False)
         return [
-            Weight("model.embed_tokens", "token_embd", (self.n_vocab, d)),
-            Weight(f"{_LAYER}.input_layernorm", "blk.{}.attn_norm", (d,)),
-            Weight(f"{_LAYER}.self_attn.q_proj", "blk.{}.attn_q", (q, d), bias=biased),
-            Weight(f"{_LAYER}.self_attn.k_proj", "blk.{}.attn_k", (kv, d), bias=biased),
-            Weight(f"{_LAYER}.self_attn.v_proj", "blk.{}.attn_v", (kv, d), bias=biased),
-            Weight(f"{_LAYER}.self_attn.o_proj", "blk.{}.attn_output", (d, q), bias=biased),
-            Weight(f"{_LAYER}.self_attn.q_norm", "blk.{}.attn_q_norm", (self.head_size,)),
-            Weight(f"{_LAYER}.self_attn.k_norm", "blk.{}.attn_k_norm", (self.head_size,)),
-            Weight(f"{_LAYER}.post_attention_layernorm", "blk.{}.ffn_norm", (d,)),
-            Weight(f"{_LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", (self.n_experts, d)),
-            Weight("model.norm", "output_norm", (d,)),
-            Weight("lm_head", "output", (self.n_vocab, d), optional=self.tied),
+            *embedding_and_head(self),
+            *norms(self),
+            *attention(self, bias=biased, output_bias=biased, head_norms=True),
+            Weight(f"{LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", (self.n_experts, self.n_embd)),
         ]

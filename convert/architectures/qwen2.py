@@ -1,0 +1,21 @@
+"""Qwen2 and Qwen2.5: Llama's layers with biases on query, key and value, heads in Hugging Face's own order."""
+
+from __future__ import annotations
+
+from . import register
+from .base import Architecture, Weight
+from .blocks import attention, embedding_and_head, gated_feed_forward, norms
+
+
+@register("Qwen2ForCausalLM")
+class Qwen2(Architecture):
+    gguf_name = "qwen2"
+    always_names_head_size = False
+
+    def weights(self) -> list[Weight]:
+        return [
+            *embedding_and_head(self),
+            *norms(self),
+            *attention(self, bias=True, output_bias=False),
+            *gated_feed_forward(self),
+        ]

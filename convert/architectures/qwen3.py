@@ -1,0 +1,22 @@
+"""Qwen3, dense: norms of each query and key head instead of biases."""
+
+from __future__ import annotations
+
+from . import register
+from .base import Architecture, Weight
+from .blocks import attention, embedding_and_head, gated_feed_forward, norms
+
+
+@register("Qwen3ForCausalLM")
+class Qwen3(Architecture):
+    gguf_name = "qwen3"
+    default_head_size = 128
+
+    def weights(self) -> list[Weight]:
+        biased = self.config.boolean("attention_bias", default=False)
+        return [
+            *embedding_and_head(self),
+            *norms(self),
+            *attention(self, bias=biased, output_bias=biased, head_norms=True),
+            *gated_feed_forward(self),
+        ]

@@ -1,0 +1,79 @@
+"""Every architecture: its converted checkpoint equals the reference converter's file, tensor by tensor and key by key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import iqforge
+from iqforge.convert import architectures
+from iqforge.convert.architectures import architecture_class, register
+from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.source import CheckpointSource
+from iqforge.errors import ArchitectureError
+from iqforge.formats.gguf.reader import open_gguf
+
+from .shared import shared
+from .tiny_checkpoint import make_tiny_llama, write_safetensors
+
+# Keys that follow from where a checkpoint lies and what a command line says, not from the checkpoint.
+ENVIRONMENT = {"general.name", "general.basename", "general.finetune", "general.version"}
+
+# case -> keys that differ from the reference on purpose: ours (None: absent), and why
+EXCEPTIONS: dict[str, dict[str, tuple[object, str]]] = {}
+
+
+def check_equal(made: Path, expected: Path, exceptions: dict[str, tuple[object, str]]) -> None:
+    with open_gguf(made) as ours, open_gguf(expected) as theirs:
+        leave = ENVIRONMENT | set(exceptions)
+        mine, wanted = ({key: value for key, value in file.metadata.items() if key not in leave} for file in (ours, theirs))
+        assert mine == wanted
+        for key, (value, why) in exceptions.items():
+            found = ours.metadata[key].data if key in ours.metadata else None
+            assert why and found == value and (key not in theirs.metadata or theirs.metadata[key].data != value), f"{key} needs no exception"
+        assert {t.name: (t.shape, t.type.name) for t in ours.tensors} == {t.name: (t.shape, t.type.name) for t in theirs.tensors}
+        for tensor in theirs.tensors:
+            rows = ours.read_rows(ours.tensor(tensor.name), 0, tensor.n_rows)
+            assert np.array_equal(rows, theirs.read_rows(tensor, 0, tensor.n_rows)), tensor.name
+
+
+@pytest.mark.parametrize("case", ["qwen2", "qwen3", "ministral3"])
+def test_file_equals_the_reference(tmp_path: Path, case: str):
+    expected = shared(f"golden/convert/{case}/expected-f32.gguf")
+    made = iqforge.convert_model(shared(f"golden/convert/{case}/hf"), tmp_path / "made.gguf", "f32")
+    check_equal(made, expected, EXCEPTIONS.get(case, {}))
+
+
+def test_classes_are_chosen_by_text_model(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(architectures, "_REGISTRY", dict(architectures._REGISTRY))
+    register("SomethingForConditionalGeneration", model_type="this")(object)
+    assert architecture_class("SomethingForConditionalGeneration", "this") is object
+    with pytest.raises(ArchitectureError, match="text model 'that'.*; this is"):
+        architecture_class("SomethingForConditionalGeneration", "that")
+    assert architecture_class("LlamaForCausalLM", "whatever").gguf_name == "llama"
+
+
+def test_the_text_model_of_a_multimodal_checkpoint(tmp_path: Path):
+    """The same weights under the names and in the config of a wrapper give the same tensors."""
+    folder = make_tiny_llama(tmp_path / "m", n_layers=1, dtype="f32", config={"model_type": "mistral"})
+    with open_checkpoint(folder) as checkpoint:
+        config = dict(checkpoint.config.values)
+        tensors = {name: checkpoint.data(t).view(np.float32).reshape(t.shape).copy() for name, t in checkpoint.tensors.items()}
+    with CheckpointSource(open_checkpoint(folder)) as source:
+        plain = {t.name: source.read_rows(t, 0, t.n_rows).copy() for t in source.tensors}
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": config}
+    (folder / "config.json").write_text(json.dumps(outer))
+    for marked in ("language_model.{}", "model.language_model.{}"):
+        names = {name: marked.format(name if marked[0] == "l" else name.removeprefix("model.")) for name in tensors}
+        if marked[0] == "m":
+            names["lm_head.weight"] = "lm_head.weight"
+        vision = {"model.vision_tower.patch_conv.weight": np.zeros((2, 2), np.float32), "multi_modal_projector.norm.weight": np.zeros(2)}
+        write_safetensors(folder / "model.safetensors", {names[name]: values for name, values in tensors.items()} | vision)
+        with CheckpointSource(open_checkpoint(folder)) as source:
+            assert source.metadata["general.architecture"].data == "mistral3"
+            assert {t.name for t in source.tensors} == set(plain)
+            for tensor in source.tensors:
+                assert np.array_equal(source.read_rows(tensor, 0, tensor.n_rows), plain[tensor.name])
