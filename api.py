@@ -50,14 +50,14 @@ def open_source(path: PathLike, **checkpoint_options: Any) -> Source:
     return open_gguf(path)
 
 
-def convert_model(src: PathLike, out: PathLike | None = None, outtype: str = "auto", *, merge_gate_up: bool = False,
-                  pre: str | None = None, name: str | None = None, vocab_only: bool = False, threads: int = 0,
-                  progress: Progress | None = None) -> Path:
+def convert_model(src: PathLike, out: PathLike | None = None, outtype: str = "auto", *, pre: str | None = None,
+                  name: str | None = None, threads: int = 0, progress: Progress | None = None, **layout: Any) -> Path:
     """Convert the Hugging Face checkpoint in folder `src` to one GGUF file; returns its path.
 
     out: file, folder, or None for a name made from the model's inside `src`; may contain `{ftype}`.
-    outtype: f32, f16, bf16, q8_0 or auto (what the checkpoint stores). merge_gate_up: write `ffn_gate_up_exps`. pre: name of the
-    pre-tokenizer, if it cannot be derived. name: `general.name`. Raises CheckpointError and its kin, OutputError.
+    outtype: f32, f16, bf16, q8_0 or auto (what the checkpoint stores). pre: name of the pre-tokenizer, if it cannot be derived.
+    name: `general.name`. layout: see `convert.options.Options` (merge_gate_up, mtp, mla_layout, vocab_only).
+    Raises CheckpointError and its kin, OutputError.
     """
     from .convert.naming import output_path
     from .convert.outtype import plan_outtype
@@ -66,10 +66,10 @@ def convert_model(src: PathLike, out: PathLike | None = None, outtype: str = "au
     from .quantize.plan import PlannedTensor
     from .quantize.run import stream
 
-    with open_source(src, merge_gate_up=merge_gate_up, pre=pre, name=name, vocab_only=vocab_only) as source:
+    with open_source(src, pre=pre, name=name, **layout) as source:
         targets, number = plan_outtype(source, outtype)
         path = output_path(source, out, outtype)
-        metadata = source.metadata if vocab_only else source.metadata | {"general.file_type": u32(number)}
+        metadata = source.metadata if layout.get("vocab_only") else source.metadata | {"general.file_type": u32(number)}
         planned = [PlannedTensor(tensor, target) for tensor, target in zip(source.tensors, targets)]
         with GGUFWriter(path, metadata, targets) as sink:
             stream(source, planned, sink, threads=threads, progress=progress)

@@ -16,6 +16,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="type of the matrices; auto keeps bf16 or f16 (default: auto)")
     parser.add_argument("--merge-gate-up", "--fuse-gate-up-exps", action="store_true", dest="merge_gate_up",
                         help="store gate and up of each expert as one tensor, ffn_gate_up_exps")
+    blocks = parser.add_mutually_exclusive_group()
+    blocks.add_argument("--no-mtp", "--no-nextn", action="store_const", const="drop", default="keep", dest="mtp",
+                        help="leave out the blocks that predict further tokens")
+    blocks.add_argument("--mtp", action="store_const", const="only", dest="mtp",
+                        help="write only these blocks, with embeddings, final norm and head")
+    parser.add_argument("--mla-layout", choices=("mainline", "ik"), default="mainline", help="latent attention (deepseek2): as attn_k_b and "
+                        "attn_v_b per head, or with attn_kv_b as ik_llama.cpp's own converter writes it (default: mainline)")
     parser.add_argument("--model-name", metavar="N", help="general.name (default: from the model card or the folder)")
     parser.add_argument("--pre", metavar="NAME", help="name of the pre-tokenizer (default: recognized by its regexes)")
     parser.add_argument("--vocab-only", action="store_true", help="write metadata and vocabulary, no tensors")
@@ -24,7 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    options = {"merge_gate_up": args.merge_gate_up, "pre": args.pre, "name": args.model_name, "vocab_only": args.vocab_only}
+    options = {"merge_gate_up": args.merge_gate_up, "pre": args.pre, "name": args.model_name, "vocab_only": args.vocab_only,
+               "mtp": args.mtp, "mla_layout": args.mla_layout}
     if args.dry_run:
         return _dry_run(args, api, options)
     bar = _Bar()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..errors import IqforgeError, ShapeError, UsageError
@@ -10,6 +12,7 @@ from ..formats.source import TensorInfo
 from .architectures import architecture_class
 from .checkpoint import Checkpoint
 from .metadata import general_metadata
+from .options import Options
 from .outtype import plan_outtype
 from .rows import Rows
 from .vocabulary import vocabulary_metadata
@@ -20,18 +23,21 @@ QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
 class CheckpointSource:
     """Reads a Hugging Face checkpoint as if it were a GGUF file; types are those the weights are stored in.
 
-    `merge_gate_up` stacks gate and up rows of each expert into `ffn_gate_up_exps`; `pre` names the pre-tokenizer instead of deriving it;
-    `name` overrides `general.name`; `vocab_only` leaves out all tensors. `metadata["general.file_type"]` says what `auto` would make.
+    `pre` names the pre-tokenizer instead of deriving it; `name` overrides `general.name`; `layout` are `Options`. `metadata["general.file_type"]` says what `auto` would make.
     Everything that can be wrong with config, vocabulary, names and shapes is raised on construction.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, merge_gate_up: bool = False, pre: str | None = None, name: str | None = None,
-                 vocab_only: bool = False):
+    def __init__(self, checkpoint: Checkpoint, *, pre: str | None = None, name: str | None = None, **layout: Any):
+        options = Options(**layout)
         model_type = checkpoint.config.of_text().values.get("model_type")
-        architecture = architecture_class(checkpoint.architecture, model_type)(checkpoint, merge_gate_up)
-        if merge_gate_up and not architecture.has_experts:
+        architecture = architecture_class(checkpoint.architecture, model_type)(checkpoint, options)
+        if options.merge_gate_up and not architecture.has_experts:
             raise UsageError(f"{checkpoint.architecture} has no experts whose gate and up could be merged")
-        mapped = [] if vocab_only else architecture.tensors()
+        if options.mtp == "only" and not architecture.has_mtp:
+            raise UsageError(f"{checkpoint.architecture} is converted without blocks that predict further tokens")
+        if options.mla_layout not in architecture.mla_layouts:
+            raise UsageError(f"{checkpoint.architecture} has one layout of attention; '{options.mla_layout}' is for deepseek2")
+        mapped = [] if options.vocab_only else architecture.tensors()
         self.path = str(checkpoint.path)
         self.tensors: tuple[TensorInfo, ...] = tuple(tensor.info for tensor in mapped)
         self.checkpoint = checkpoint
@@ -42,7 +48,7 @@ class CheckpointSource:
             "general.quantization_version": u32(QUANTIZATION_VERSION),
             **vocabulary_metadata(checkpoint, architecture.n_vocab, pre),
         }
-        if vocab_only:
+        if options.vocab_only:
             del self.metadata["general.file_type"]
         else:
             self.metadata["general.file_type"] = u32(plan_outtype(self, "auto")[1])

@@ -386,3 +386,10 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture):
     with pytest.raises(NotFoundError):
         iqforge.convert_model(folder, tmp_path / "w.gguf")
     assert not list(tmp_path.glob("w.gguf*"))
+
+
+@pytest.mark.parametrize("options, words", [({"mtp": "only"}, "predict further tokens"), ({"mla_layout": "ik"}, "deepseek2"),
+                                            ({"mtp": "some"}, "keep, drop, only")])
+def test_layouts_that_a_model_has_not(tmp_path: Path, options: dict, words: str):
+    with pytest.raises(UsageError, match=words):
+        opened(make_tiny_llama(tmp_path), **options)

@@ -12,6 +12,7 @@ from ...formats.gguf.values import Value, f32, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
 from ..checkpoint import Checkpoint
+from ..options import Options
 from ..rope import Rope
 from ..rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, Rows, StoredRows
 from ..safetensors import StoredTensor
@@ -68,15 +69,20 @@ class Architecture(ABC):
     gguf_name: str
     tied_by_default = False
     has_experts = False
+    has_mtp = False  # the file can have blocks that predict further tokens
+    mla_layouts: tuple[str, ...] = ("mainline",)
+    ff_is_optional = False  # a class without dense layers may lack intermediate_size
     default_head_size: int | None = None  # of a class whose heads do not follow from the width when config.json has no head_dim
     always_names_head_size = True  # the reference leaves key_length out where neither the class nor config.json has head_dim
 
-    def __init__(self, checkpoint: Checkpoint, merge_gate_up: bool = False):
-        self.checkpoint, self.config, self.merge_gate_up = checkpoint, checkpoint.config.of_text(), merge_gate_up
+    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+        self.checkpoint, self.config, self.options = checkpoint, checkpoint.config.of_text(), options
+        self.merge_gate_up = options.merge_gate_up
+        self.first_layer = 0  # layers before it are left out
         config = self.config
         self.n_layers = config.integer("num_hidden_layers")
         self.n_embd = config.integer("hidden_size")
-        self.n_ff = config.integer("intermediate_size")
+        self.n_ff = config.integer("intermediate_size", default=None) if self.ff_is_optional else config.integer("intermediate_size")
         self.n_vocab = config.integer("vocab_size")
         self.n_heads = config.integer("num_attention_heads")
         self.n_kv_heads = config.integer("num_key_value_heads", default=self.n_heads)  # what the classes take for multi-head attention
@@ -105,7 +111,7 @@ class Architecture(ABC):
             "block_count": u32(self.n_layers),
             "context_length": u32(config.integer("max_position_embeddings")),
             "embedding_length": u32(self.n_embd),
-            "feed_forward_length": u32(self.n_ff),
+            **({} if self.n_ff is None else {"feed_forward_length": u32(self.n_ff)}),
             "attention.head_count": u32(self.n_heads),
             "attention.head_count_kv": u32(self.n_kv_heads),
             **self.rope.scaling_keys(),
@@ -225,9 +231,9 @@ class Architecture(ABC):
 
     def _check_complete(self, mapped: dict[str, Mapped]) -> None:
         wanted = [(weight, *names) for weight in self.weights() for names in self.required(weight)]
-        for layer in range(self.n_layers):  # stops at the first gap, however many layers a config claims
+        for layer in range(self.first_layer, self.n_layers):  # stops at the first gap, however many layers a config claims
             for weight, name, stored in wanted:
-                if (layer == 0 or weight.per_layer) and name.format(layer) not in mapped and weight.shape_of(layer) is not None:
+                if (layer == self.first_layer or weight.per_layer) and name.format(layer) not in mapped and weight.shape_of(layer) is not None:
                     raise CheckpointError("is missing from the checkpoint", file=self.checkpoint.path, tensor=stored.format(layer))
 
 

@@ -8,6 +8,7 @@ from ...errors import CheckpointError
 from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
 from ..checkpoint import Checkpoint
+from ..options import Options
 from ..rows import ConcatenatedRows, RowRange, Rows, StoredRows
 from ..safetensors import StoredTensor
 from .base import Architecture, Mapped, Weight, check_shape, split_numbers
@@ -97,8 +98,9 @@ class RoutedExperts(Architecture):
     expert_parts = {"gate_proj": GATE, "up_proj": UP, "down_proj": DOWN}  # name of a projection inside an expert -> part
     always_merged = False  # GGUF has gate and up of this architecture in one tensor only
 
-    def __init__(self, checkpoint: Checkpoint, merge_gate_up: bool = False):
-        super().__init__(checkpoint, merge_gate_up or self.always_merged)
+    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+        super().__init__(checkpoint, options)
+        self.merge_gate_up = options.merge_gate_up or self.always_merged
         self.n_experts = self.config.integer("num_experts", "num_local_experts", "n_routed_experts")
         self.n_experts_used = self.config.integer("num_experts_per_tok", maximum=self.n_experts)
         self.n_ff_expert = self.expert_width()
@@ -108,7 +110,7 @@ class RoutedExperts(Architecture):
         return self.config.integer("moe_intermediate_size")
 
     def expert_layers(self) -> range:
-        return range(self.n_layers)
+        return range(self.first_layer, self.n_layers)
 
     def expert_keys(self) -> dict[str, Value]:
         return {"expert_count": u32(self.n_experts), "expert_used_count": u32(self.n_experts_used)}

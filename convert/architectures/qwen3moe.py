@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, u32
 from ..checkpoint import Checkpoint
+from ..options import Options
 from . import register
 from .base import Weight
 from .blocks import LAYER, attention, embedding_and_head, norms
@@ -15,8 +16,8 @@ from .experts import RoutedExperts
 class Qwen3Moe(RoutedExperts):
     gguf_name = "qwen3moe"
 
-    def __init__(self, checkpoint: Checkpoint, merge_gate_up: bool = False):
-        super().__init__(checkpoint, merge_gate_up)
+    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+        super().__init__(checkpoint, options)
         config = self.config
         if config.integers("mlp_only_layers", default=[]) or config.integer("decoder_sparse_step", default=1) != 1:
             raise ConfigError("layers without experts (mlp_only_layers, decoder_sparse_step) do not exist in GGUF's qwen3moe",
