@@ -39,6 +39,10 @@ class PromptPath:
     def run(self, tokens: torch.Tensor, start: int, state: State | None = None) -> torch.Tensor:
         """The residual stream float32[S * n, width] after all blocks, of tokens int64[S, n] at positions start.. ; with a `state`
         (then S = 1) they see what is in it, and their keys and values are written into it (`n_past` is the caller's to move)."""
+        with torch.cuda.device(self.context.device):  # kernels are launched on the current device
+            return self._run(tokens, start, state)
+
+    def _run(self, tokens: torch.Tensor, start: int, state: State | None) -> torch.Tensor:
         batch = Batch.of(*tokens.shape, start, self.context.device, self.context.settings)
         self.context.forget_angles()
         stream = Stream(self._embedded(tokens.reshape(-1)), self.context)
