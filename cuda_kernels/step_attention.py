@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -104,15 +104,22 @@ class StepAttention:
     """Launches attention of one shape over caches of one capacity. Instances keep scratch, so layers on one stream share them."""
 
     def __init__(self, shape: AttentionShape, capacity: int, device: torch.device):
+        """UnsupportedTypeError for heads that do not fit the device's shared memory."""
         facts = torch.cuda.get_device_properties(device)
         limit = facts.shared_memory_per_block_optin - 2048
-        self.shape, spec = shape, shape.spec(limit)
-        self._kernel = function(spec, "attention", device)
-        self._shared = shape.shared_bytes(*shape.tile(limit))
-        # Two blocks for each multiprocessor share the longest sequences; a fixed number, so that a captured launch stays valid.
-        most = min(2 * facts.multi_processor_count // shape.kv_heads, shape.most_splits(*shape.tile(limit)))
-        self.splits = max(1, min(-(-capacity // shape.shortest), most))
-        self._partial = torch.empty(shape.kv_heads * self.splits * shape.part_floats, device=device)
+        self.shape, self._pieces, at_once = shape, [], shape.rows
+        while at_once > 1 and not replace(shape, rows=at_once).tile(limit)[0]:  # then a part of the rows at a time
+            at_once = -(-at_once // 2)
+        for first in range(0, shape.rows, at_once):
+            part = replace(shape, rows=min(at_once, shape.rows - first))
+            kernel, cut = function(part.spec(limit), "attention", device), part.tile(limit)
+            # Two blocks for each multiprocessor share the longest sequences; a fixed number, so that a captured launch stays valid.
+            most = min(2 * facts.multi_processor_count // shape.kv_heads, part.most_splits(*cut))
+            splits = max(1, min(-(-capacity // shape.shortest), most))
+            self._pieces.append((first, part, kernel, part.shared_bytes(*cut), splits))
+        self.splits = max(splits for *_, splits in self._pieces)
+        most = max(splits * part.part_floats for _, part, _, _, splits in self._pieces)
+        self._partial = torch.empty(shape.kv_heads * most, device=device)
         self._tickets = torch.zeros(shape.kv_heads, dtype=torch.int32, device=device)
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None,
@@ -123,8 +130,12 @@ class StepAttention:
 
         angles: float32[rows, n_rot/2, 2], cosine and sine. The caches must have room.
         """
-        launch(self._kernel, (self.splits, self.shape.kv_heads), THREADS, q, k, v, q_norm, k_norm, np.float32(eps), angles, cache_k,
-               cache_v, positions, np.float32(scale), self._partial, self._tickets, out, shared=self._shared, pdl=True)
+        for first, part, kernel, shared, splits in self._pieces:
+            rows = slice(first, first + part.rows)
+            # A later piece reads what the one before wrote to the cache as if it had been there for long: no overlap.
+            launch(kernel, (splits, part.kv_heads), THREADS, q[rows], k[rows], v[rows], q_norm, k_norm, np.float32(eps), angles[rows],
+                   cache_k, cache_v, positions[rows], np.float32(scale), self._partial, self._tickets, out[rows], shared=shared,
+                   pdl=first == 0)
 
 
 def specs() -> list[KernelSpec]:

@@ -69,21 +69,23 @@ class StepPath:
         sequence.begin([token], state.n_past, sampling.seed)
         ahead = AHEAD if self.captures and all(getattr(b, "repeatable", False) for b in self._branches) else 1
         under_way, started, position = deque(), 0, state.n_past
-        while started < n or under_way:
-            while started < n and len(under_way) < ahead:
-                state.n_past = position + started
-                self._run(sequence, state, 1, sampling)
-                event = torch.cuda.Event()
-                event.record()
-                under_way.append(event)
-                started += 1
-            under_way.popleft().synchronize()
-            state.n_past = position = position + 1
-            started, n = started - 1, n - 1
-            drawn = int(sequence.history[position])
-            if drawn < 0:
-                raise EvaluationError(f"the model's predictions for position {position} are not finite")
-            yield drawn
+        try:
+            while started < n or under_way:
+                while started < n and len(under_way) < ahead:
+                    state.n_past = position + started
+                    self._run(sequence, state, 1, sampling)
+                    under_way.append(torch.cuda.current_stream(self.context.device).record_event())
+                    started += 1
+                under_way.popleft().synchronize()
+                state.n_past = position = position + 1
+                started, n = started - 1, n - 1
+                drawn = int(sequence.history[position])
+                if drawn < 0:
+                    raise EvaluationError(f"the model's predictions for position {position} are not finite")
+                yield drawn
+        finally:
+            for event in under_way:  # they write to host memory, which must not become somebody else's meanwhile
+                event.synchronize()
 
     def forget(self) -> None:
         """Gives back graphs and their memory."""
@@ -105,13 +107,14 @@ class StepPath:
     def _run(self, sequence: Sequence, state, n: int, wanted: str | Sampling) -> None:
         key = (n, wanted if isinstance(wanted, str) else _without_seed(wanted))
         graph = sequence.graphs.get(key)
-        if graph is None and self.captures and key in sequence.seen:
-            graph = sequence.graphs[key] = self._capture(sequence, state, n, wanted)
-        if graph is not None:
-            graph.replay()
-        else:
-            self._launch(sequence, state, n, wanted)
-            sequence.seen.add(key)
+        with torch.cuda.device(self.context.device):
+            if graph is None and self.captures and key in sequence.seen:
+                graph = sequence.graphs[key] = self._capture(sequence, state, n, wanted)
+            if graph is not None:
+                graph.replay()
+            else:
+                self._launch(sequence, state, n, wanted)
+                sequence.seen.add(key)
 
     def _capture(self, sequence: Sequence, state, n: int, wanted: str | Sampling) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

@@ -1,0 +1,51 @@
+"""How a decoding step is cut up, without a device."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from iqforge.cuda_kernels import step_attention
+from iqforge.cuda_kernels.step_attention import AttentionShape, StepAttention
+from iqforge.errors import UnsupportedTypeError
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Of a device with 99 KB of shared memory and 84 multiprocessors: (kernel's rows, grid, first row, overlaps) of each launch."""
+    facts = SimpleNamespace(shared_memory_per_block_optin=101376, multi_processor_count=84)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    monkeypatch.setattr(step_attention, "function", lambda spec, name, device: int(dict(spec.defines)["ROWS"]))
+    seen = []
+
+    def launch(kernel, grid, block, *args, shared, pdl):
+        assert shared <= facts.shared_memory_per_block_optin
+        seen.append((kernel, grid, int(args[9][0]), pdl))
+
+    monkeypatch.setattr(step_attention, "launch", launch)
+    return seen
+
+
+def run(shape: AttentionShape, capacity: int) -> StepAttention:
+    attention = StepAttention(shape, capacity, torch.device("cpu"))
+    q, kv = torch.zeros(shape.rows, 8), torch.zeros(shape.rows, 8)
+    attention(q, kv, kv, None, None, 0.0, torch.zeros(shape.rows, 4), kv, kv, torch.arange(shape.rows, dtype=torch.int32), 1.0, q)
+    return attention
+
+
+def test_rows_that_do_not_fit_are_taken_in_pieces(launches):
+    run(AttentionShape(8, 8, 4, 128, 128, "F16", "F16", 128, True), 4096)
+    run(AttentionShape(7, 8, 4, 128, 128, "F16", "F16", 128, True), 4096)
+    run(AttentionShape(1, 8, 4, 128, 128, "F16", "F16", 128, True), 4096)
+    rows = [(kernel, first, overlaps) for kernel, _, first, overlaps in launches]
+    # a piece reads rows of the one before, which it may not do while that one runs
+    assert rows == [(4, 0, True), (4, 4, False), (4, 0, True), (3, 4, False), (1, 0, True)]
+    with pytest.raises(UnsupportedTypeError, match="shared memory"):
+        run(AttentionShape(1, 64, 1, 256, 256, "F32", "F32", 256, True), 4096)
+
+
+def test_splits_follow_from_capacity_and_device(launches):
+    shape = AttentionShape(1, 4, 8, 128, 128, "F16", "F16", 128, False)
+    assert [run(shape, capacity).splits for capacity in (1, 128, 129, 1024, 1 << 20)] == [1, 1, 2, 8, 2 * 84 // 8]
+    wide = AttentionShape(8, 16, 1, 32, 32, "Q8_0", "Q8_0", 32, False)
+    assert run(wide, 1 << 20).splits <= wide.most_splits(*wide.tile(101376 - 2048))  # the block that joins has room for all shares
