@@ -23,9 +23,9 @@ from .tiny_model import write_gguf
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 60).tolist()]
+TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 56).tolist()]
 NEAR = 0.04  # error of the logits relative to their size, in the median of positions; activations in 8 bits make about 0.01
-SETTINGS = [CacheSettings(), CacheSettings("q8_0", "q5_1", True, True), CacheSettings("bf16", "f32")]
+F16, QUANTIZED, MIXED = CacheSettings(), CacheSettings("q8_0", "q5_1", True, True), CacheSettings("bf16", "f32")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def models(tmp_path_factory):
     paths = {}
     for name in ("llama", "moe"):
         with CheckpointSource(open_checkpoint(folder / name)) as source:
-            for type in ("BF16", "IQ4_K", "Q8_0", "Q4_K"):
+            for type in ("BF16", "IQ4_K", "Q4_K"):
                 paths[f"{name}-{type}"] = write_gguf(folder / f"{name}-{type}.gguf", source,
                                                      lambda t: type if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32")
     return paths
@@ -57,8 +57,9 @@ def error(x: torch.Tensor, truth: torch.Tensor) -> float:
     return ((x - truth).norm(dim=-1) / truth.norm(dim=-1)).median().item()
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: f"{s.type_k}-{s.type_v}")
-@pytest.mark.parametrize("name", ["llama-Q8_0", "llama-IQ4_K", "llama-BF16", "moe-Q8_0", "moe-Q4_K"])
+# few kinds of kernels on purpose: each is compiled when it is first met
+@pytest.mark.parametrize("name, settings", [("llama-IQ4_K", F16), ("llama-IQ4_K", QUANTIZED), ("llama-IQ4_K", MIXED), ("llama-BF16", F16),
+                                            ("moe-Q4_K", F16)])
 def test_steps_agree_with_the_truth_path(models, name, settings):
     with load_model(models[name], "cuda", precision="f32") as model:
         truth = stepped(model, [len(TOKENS)], settings)
@@ -67,12 +68,12 @@ def test_steps_agree_with_the_truth_path(models, name, settings):
         ones = stepped(model, [1], settings)
         assert error(ones, truth) < NEAR
         assert torch.equal(ones, stepped(model, [1], settings))  # by captured steps of another sequence
-        for sizes in ([8], [3], [20, 1], [40, 5, 1]):
+        for sizes in ([8], [20, 1]) if settings == F16 and name != "llama-BF16" else ([20, 1],):
             assert error(stepped(model, sizes, settings), truth) < NEAR
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=7), Sampling(1.5, 0, 0.9, 0, seed=2**63 + 5)])
-@pytest.mark.parametrize("name", ["llama-IQ4_K", "moe-IQ4_K"])
+@pytest.mark.parametrize("name", ["llama-IQ4_K", "moe-Q4_K"])
 def test_tokens_drawn_on_the_device_are_those_of_the_host(models, name, sampling):
     with load_model(models[name], "cuda") as model:
         state = model.new_state(100)
@@ -92,9 +93,9 @@ def test_tokens_drawn_on_the_device_are_those_of_the_host(models, name, sampling
 
 
 def test_what_has_no_kernels_runs_as_it_is(models):
-    cases = [("llama-Q8_0", {"placement": Request(gpu_layers=1)}), ("moe-Q8_0", {"placement": Request(cpu_experts=1)}), ("moe-BF16", {}),
-             ("llama-Q8_0", {"placement": Request(overrides=parse_overrides("output=CPU,token_embd=CPU"))}),
-             ("llama-Q8_0", {"switches": Switches(flash_attention=False)})]
+    cases = [("llama-IQ4_K", {"placement": Request(gpu_layers=1)}), ("moe-Q4_K", {"placement": Request(cpu_experts=1)}), ("moe-BF16", {}),
+             ("llama-IQ4_K", {"placement": Request(overrides=parse_overrides("output=CPU,token_embd=CPU"))}),
+             ("llama-IQ4_K", {"switches": Switches(flash_attention=False)})]
     for name, options in cases:
         switches = {key: value for key, value in options.items() if key == "switches"}
         with load_model(models[name], "cuda", precision="f32", **switches) as model:
@@ -109,14 +110,14 @@ def test_what_has_no_kernels_runs_as_it_is(models):
 
 def test_fewer_experts_by_probability(models):
     switches = Switches(ser=(1, 0.4))
-    with load_model(models["moe-Q8_0"], "cuda", precision="f32", switches=switches) as model:
+    with load_model(models["moe-Q4_K"], "cuda", precision="f32", switches=switches) as model:
         truth = stepped(model, [len(TOKENS)])
-    with load_model(models["moe-Q8_0"], "cuda", switches=switches) as model:
+    with load_model(models["moe-Q4_K"], "cuda", switches=switches) as model:
         assert error(stepped(model, [1]), truth) < NEAR
 
 
 def test_graphs_go_with_their_sequence(models):
-    with load_model(models["llama-Q8_0"], "cuda") as model:
+    with load_model(models["llama-IQ4_K"], "cuda") as model:
         state = model.new_state(64)
         for token in TOKENS[:4]:
             model.extend([token], state)
@@ -128,7 +129,7 @@ def test_graphs_go_with_their_sequence(models):
 
 
 def test_logits_that_are_not_finite_are_an_error(models, tmp_path):
-    with load_model(models["llama-Q8_0"], "cuda") as model:
+    with load_model(models["llama-IQ4_K"], "cuda") as model:
         model.network.output_norm.weight.fill_(float("nan"))
         for sampling in (GREEDY, Sampling(seed=1)):
             with pytest.raises(EvaluationError, match="position 1 "):
