@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .base import Architecture, Weight
+from typing import Callable
+
+from .base import Architecture, Shape, Weight
 
 LAYER = "model.layers.{}"
 
@@ -43,3 +45,8 @@ def gated_feed_forward(model: Architecture, *, bias: bool = False) -> list[Weigh
         Weight(f"{LAYER}.mlp.up_proj", "blk.{}.ffn_up", (ff, d), bias=bias),
         Weight(f"{LAYER}.mlp.down_proj", "blk.{}.ffn_down", (d, ff), bias=bias),
     ]
+
+
+def in_layers(layers: range, shape: Shape) -> Callable[[int], Shape | None]:
+    """`shape` in these layers; others have no such tensor."""
+    return lambda layer: shape if layer in layers else None

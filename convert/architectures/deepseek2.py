@@ -1,0 +1,46 @@
+"""DeepSeek V2, V2-Lite, V3, R1 and Kimi K2. Blocks that predict further tokens are dropped: GGUF's deepseek2 has no place for them."""
+
+from __future__ import annotations
+
+from ...formats.gguf.values import Value
+from ..checkpoint import Checkpoint
+from ..options import MLA_LAYOUTS, Options
+from . import register
+from .base import split_numbers
+from .latent import LatentAttention
+
+_YARN_IN_IK = ("type", "factor", "original_context_length", "yarn_log_multiplier")  # under rope.scaling
+
+
+class DeepseekModel(LatentAttention):
+    gguf_name = "deepseek2"
+    mla_layouts = MLA_LAYOUTS
+
+    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+        super().__init__(checkpoint, options)
+        self._n_mtp = self.config.integer("num_nextn_predict_layers", minimum=0, default=0)
+
+    def text_name(self, name: str) -> str | None:
+        text = super().text_name(name)
+        pattern, numbers = split_numbers(text or "")
+        further = pattern.startswith("model.layers.{}.") and self.n_layers <= numbers[0] < self.n_layers + self._n_mtp
+        return None if further else text
+
+    def metadata(self) -> dict[str, Value]:
+        keys = super().metadata()
+        if self.options.mla_layout != "ik":
+            return keys
+        scaling = f"{self.gguf_name}.rope.scaling."
+        kept = _YARN_IN_IK if f"{scaling}yarn_log_multiplier" in keys else ()
+        return {key: value for key, value in keys.items() if not key.startswith(scaling) or key.removeprefix(scaling) in kept}
+
+
+@register("DeepseekV2ForCausalLM")
+class DeepseekV2(DeepseekModel):
+    default_scoring = "softmax"
+
+
+@register("DeepseekV3ForCausalLM")
+class DeepseekV3(DeepseekModel):
+    default_scoring = "sigmoid"
+    has_selection_bias = True

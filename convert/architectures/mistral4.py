@@ -1,0 +1,16 @@
+"""Mistral 4: latent attention with experts that are stored, and stay, merged.
+
+The scale of queries by position (llama_4_scaling_beta) has no key in this architecture: files are as the reference writes them.
+"""
+
+from __future__ import annotations
+
+from . import register
+from .latent import LatentAttention
+
+
+@register("Mistral4ForCausalLM")
+@register("Mistral3ForConditionalGeneration", model_type="mistral4")
+class Mistral4(LatentAttention):
+    gguf_name = "mistral4"
+    always_merged = True
