@@ -44,7 +44,7 @@ class SelectedColumns:
         self._base, self._order, self._size = base, order, type.block_bytes
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        rows = np.ascontiguousarray(self._base.read(start, stop)).reshape(stop - start, -1, self._size)
+        rows = np.ascontiguousarray(self._base.read(start, stop)).reshape(stop - start, self._base.row_bytes // self._size, self._size)
         return rows[:, self._order].reshape(stop - start, self.row_bytes)
 
     def release(self) -> None:
