@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from .convert.split import merge_model, split_model
 from .errors import NotFoundError, UsageError
 from .formats.codec import decodable_types, decode, decode_tensor, deinterleave, interleave
+from .formats.gguf.hashes import check_hashes, hash_model
+from .formats.gguf.summary import inspect_model
 from .quantize.encode import encodable_types, encode
 from .quantize.run import Progress, RunReport
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
            "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
+           "inspect_model", "hash_model", "check_hashes",
            "plan_quantization", "repack_model", "quantize_stats", "decode_torch", "generate",
            "random_model", "benchmark_model"]
 

@@ -23,6 +23,8 @@ COMMANDS = {
     "quantize-stats": (".quantize.stats_command", "what each type would lose on each tensor: table, JSON, heat map"),
     "repack": (".quantize.repack_command", "tensors of a GGUF file into row-interleaved form, or back"),
     "quantize-bench": (".quantize.benchmark", "how fast and how well each type is quantized, beside a reference library"),
+    "inspect": (".formats.inspect_command", "keys, tensors, types and sizes of a GGUF model"),
+    "gguf-hash": (".formats.hash_command", "hashes of a GGUF model's tensors, and checking them"),
     "gguf-split": (".convert.split_command", "split a GGUF file into shards, or merge them"),
     "bench": (".runtime.bench_command", "speed of prompts and of generation, also on random weights of a real shape"),
     "sweep-bench": (".runtime.bench_sweep", "speed of prompts and of generation as the context fills"),

@@ -134,11 +134,12 @@ def open_shards(first: str | os.PathLike) -> GGUFFile:
         raise
 
 
-def merge_model(first: str | os.PathLike, out: str | os.PathLike, *, progress: Progress | None = None) -> Path:
+def merge_model(first: str | os.PathLike, out: str | os.PathLike, *, delete_shards: bool = False, progress: Progress | None = None) -> Path:
     """Merge the shards found through the first one into `out`, which must not exist; returns its path.
 
     Tensors come in shard order. Metadata is the first shard's with `split.count` set to 0, which is how the reference
-    marks a merged file; `split.no` and `split.tensors.count` stay.
+    marks a merged file; `split.no` and `split.tensors.count` stay. delete_shards: remove the shards once `out` is complete and
+    on the disk, so the disk has to hold both for a moment.
     """
     out = Path(out)
     check_merge_output(out)
@@ -146,6 +147,13 @@ def merge_model(first: str | os.PathLike, out: str | os.PathLike, *, progress: P
         metadata = source.metadata | {shard_rules.KEY_COUNT: u16(0)}
         with GGUFWriter(out, metadata, source.tensors) as sink:
             copy_tensors(source, sink, progress)
+        shards = source.shards
+    if delete_shards:
+        for path in reversed(shards):  # what is left if this is interrupted is not taken for a model: the first one goes last
+            try:
+                os.unlink(path)
+            except OSError as error:
+                raise OutputError(f"the merged file is complete, but this shard cannot be removed: {error.strerror}", file=path) from None
     return out
 
 

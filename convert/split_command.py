@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..errors import UsageError
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Split a GGUF model into shards PREFIX-00001-of-0000N.gguf, or merge shards into one file."
@@ -18,6 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add(limit, "--split-max-size", metavar="N(M|G)", help="most bytes of tensor data per shard, in units of 10^6 or 10^9 bytes")
     _add(parser, "--no-tensor-first-split", action="store_true", help="put metadata alone into the first shard")
     _add(parser, "--dry-run", action="store_true", help="print what would be written, write nothing")
+    _add(parser, "--delete-splits", action="store_true", help="with --merge: remove the shards when OUT is complete")
     parser.add_argument("input", metavar="IN", help="a GGUF file; for --merge the first shard")
     parser.add_argument("output", metavar="OUT", help="the prefix of the shards' names; for --merge the file to write")
 
@@ -29,6 +32,8 @@ def _add(group, flag: str, help: str, **options) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    if args.delete_splits and not args.merge:
+        raise UsageError("--delete-splits goes with --merge: splitting has no shards to remove")
     return _merge(args) if args.merge else _split(args)
 
 
@@ -63,7 +68,7 @@ def _merge(args: argparse.Namespace) -> int:
         print(f"n_split: {n_shards}, n_tensors = {n_tensors}, total_size = {total // 10**6}M")
     if not args.dry_run:
         with _progress(total) as progress:
-            path = merge_model(args.input, args.output, progress=progress)
+            path = merge_model(args.input, args.output, delete_shards=args.delete_splits, progress=progress)
         print(f"Writing file {path} ... done")
         print(f"{n_shards} shards merged with a total of {n_tensors} tensors")
     return 0

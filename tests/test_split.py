@@ -129,6 +129,23 @@ def test_refusals_of_merge(model, tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted([name for name in before if name != paths[2].name] + ["renamed.gguf"])
 
 
+def test_shards_are_removed_after_a_merge_only(model, tmp_path):
+    paths = split_model(model, tmp_path / "out", max_tensors=3)
+    words = ["--merge", "--delete-splits", paths[0], tmp_path / "merged.gguf"]
+    assert command("--dry-run", *words) == 0 and all(path.exists() for path in paths)
+    with pytest.raises(UsageError, match="--delete-splits"):
+        command("--delete-splits", model, tmp_path / "again")
+
+    def fail(n_bytes: int) -> None:
+        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        merge_model(paths[0], tmp_path / "merged.gguf", delete_shards=True, progress=fail)
+    assert all(path.exists() for path in paths) and not (tmp_path / "merged.gguf").exists()
+    assert command(*words) == 0
+    assert sorted(os.listdir(tmp_path)) == ["in.gguf", "merged.gguf"]
+    check_same_but_split_keys(model, tmp_path / "merged.gguf")
+
+
 def test_a_failed_split_leaves_nothing(model, tmp_path):
     def fail(n_bytes: int) -> None:
         if n_bytes:
