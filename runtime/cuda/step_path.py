@@ -49,13 +49,20 @@ class StepPath:
 
     @torch.no_grad()
     def extend(self, tokens: torch.Tensor, state, all_logits: bool = False) -> torch.Tensor:
-        """Appends 1 to STEP_ROWS tokens: logits float32[vocab] after the last one, or float32[n, vocab]."""
-        n, sequence = len(tokens), self._sequence(state)
-        sequence.begin(tokens, state.n_past)
-        self._run(sequence, state, n, "all" if all_logits else "last")
-        state.n_past += n
-        logits = self.frame.logits[: n if all_logits else 1].clone()
-        return logits if all_logits else logits[0]
+        """Appends 1 to STEP_ROWS tokens: logits float32[vocab] after the last one, or float32[n, vocab].
+
+        8, 4, 2 or 1 at a time: kernels are compiled for numbers of rows, and every number would want its own.
+        """
+        sequence, rows = self._sequence(state), []
+        while len(tokens):
+            n = 1 << len(tokens).bit_length() - 1
+            sequence.begin(tokens[:n], state.n_past)
+            self._run(sequence, state, n, "all" if all_logits else "last")
+            state.n_past += n
+            tokens = tokens[n:]
+            if all_logits or not len(tokens):
+                rows.append(self.frame.logits[: n if all_logits else 1].clone())
+        return torch.cat(rows) if all_logits else rows[0][0]
 
     @torch.no_grad()
     def follow(self, token: int, state, n: int, sampling: Sampling) -> Iterator[int]:
