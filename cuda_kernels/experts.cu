@@ -1,6 +1,6 @@
 // Products with the experts that a router chose, for each token on its own: blockIdx.y is the token.
 //
-// Macros as for matvec.cu (X_ROWS is 1 for gates and the number of experts per token for EXPERT_DOWN) and KIND:
+// Macros as for matvec.cu (X_ROWS is 1 for gates; the number of experts per token, as is STAGE_ROWS, for EXPERT_DOWN) and KIND:
 // EXPERT_GATE_UP  out[token, slot] = silu(G norm(h)) * (U norm(h)) with the matrices of expert ids[token, slot]
 // EXPERT_DOWN     h[token] += sum over slots, in ascending order, of weights[token, slot] * D x[token, slot]
 //
@@ -16,9 +16,9 @@ DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
 
 // Rows of expert e: gate rows from e * per_expert on, up rows from e * per_expert + first_up on.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
-    const float* h, const float* norm_weight, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert, int first_up,
-    const int* ids, int slots, int hidden, float* out) {
-  allow_successor();
+    const float* h, const float* norm_weight, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert,
+    int first_up, const int* ids, int slots, int hidden, float* out) {
+  if (!LATE) allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
   const int items = slots * hidden, stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
   const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
   };
   int next = begin, next_chunk = 0;
   auto advance = [&] { if (++next_chunk == CHUNKS) { next_chunk = 0; next += stride; } };
-  #pragma unroll
+  #pragma unroll 1
   for (int s = 0; s < SLOTS; s++) { fetch(ring + s * Ring<F>::SLOT, next, next_chunk); advance(); }
   quantize<F, 1, true>(h + (int64_t)token * COLS, norm_weight, eps, shared_memory);
   __syncthreads();
@@ -56,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
       const Stage stage[2] = {Ring<F>::stage(slot, row, chunk), Ring<F>::stage(slot + Ring<F>::ROW, row + first_up, chunk)};
       #pragma unroll
       for (int p = 0; p < P; p++) {
+        if (!has_step(chunk, p)) break;
         const typename F::Input in = F::input(words + chunk * (512 * P), records + chunk * (32 * A::RECORD * P), p);
         #pragma unroll
         for (int k = 0; k < 2; k++) {
@@ -67,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
       __syncwarp();
       fetch(slot, next, next_chunk);
       advance();
+      if (LATE && next >= items) allow_successor();
       slot = slot == ring + (SLOTS - 1) * Ring<F>::SLOT ? ring : slot + Ring<F>::SLOT;
     }
     float g = warp_sum(sum[0]), u = warp_sum(sum[1]);
@@ -79,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
     const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float* weights, float* h) {
-  allow_successor();
+  if (!LATE) allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
   const int stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
   const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
@@ -90,17 +92,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   const int mine = lane < N ? __ldcg(ids + token * N + lane) : -1;
   const float factor = mine >= 0 ? __ldcg(weights + token * N + lane) : 0.0f;
 
-  auto row_of = [&](int item, int k) { return (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item; };
-  int next = begin, next_k = 0, next_chunk = 0;   // row, slot of experts, stage of the row
-  auto fetch = [&](uint32_t slot) {
-    if (next < rows) Ring<F>::fetch(slot, down, geometry, row_of(next, next_k), next_chunk, lane);
+  int next = begin, next_chunk = 0;
+  auto fetch = [&](uint32_t slot) {   // the same piece of a row of every slot's expert
+    if (next < rows)
+      #pragma unroll
+      for (int k = 0; k < N; k++)
+        Ring<F>::fetch(slot + k * Ring<F>::ROW, down, geometry, (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + next, next_chunk, lane);
     end_of_stage();
-    if (++next_chunk == CHUNKS) {
-      next_chunk = 0;
-      if (++next_k == N) { next_k = 0; next += stride; }
-    }
+    if (++next_chunk == CHUNKS) { next_chunk = 0; next += stride; }
   };
-  #pragma unroll
+  #pragma unroll 1
   for (int s = 0; s < SLOTS; s++) fetch(ring + s * Ring<F>::SLOT);
   quantize<F, N, false>(x + (int64_t)token * N * COLS, nullptr, 0.0f, shared_memory);
   __syncthreads();
@@ -111,27 +112,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   for (int item = begin; item < rows; item += stride) {
     float sum = 0, before = lane == 0 ? h[(int64_t)token * rows + item] : 0.0f;
     #pragma unroll 1
-    for (int k = 0; k < N; k++) {
-      const int64_t row = row_of(item, k);
-      const float by = __shfl_sync(~0u, factor, k);
-      #pragma unroll 1
-      for (int chunk = 0; chunk < CHUNKS; chunk++) {
-        wait_for_stage();
-        const Stage stage = Ring<F>::stage(slot, row, chunk);
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      wait_for_stage();
+      #pragma unroll
+      for (int k = 0; k < N; k++) {
+        const int64_t row = (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item;
+        const float by = __shfl_sync(~0u, factor, k);
         float part = 0;
+        const Stage stage = Ring<F>::stage(slot + k * Ring<F>::ROW, row, chunk);
         #pragma unroll
         for (int p = 0; p < P; p++) {
+          if (!has_step(chunk, p)) break;
           const int at = chunk * P;
           float v = F::dot(F::prepare(F::load(stage, p, lane), constants, lane),
                            F::input(words + k * A::BYTES + at * 512, records + k * A::BYTES + at * (32 * A::RECORD), p));
           if (COLS % (32 * F::G * STEPS)) v = (at + p) * 32 + lane < COLS / F::G ? v : 0;   // behind a row's end lies anything
           part += v;
         }
-        if (by != 0) sum += by * part;   // also keeps out what is not a number in an expert that nobody chose
-        __syncwarp();
-        fetch(slot);
-        slot = slot == ring + (SLOTS - 1) * Ring<F>::SLOT ? ring : slot + Ring<F>::SLOT;
+        if (by != 0) sum += by * part;   // keeps out, too, what is not a number in an expert that nobody chose
       }
+      __syncwarp();
+      fetch(slot);
+      if (LATE && next >= rows) allow_successor();
+      slot = slot == ring + (SLOTS - 1) * Ring<F>::SLOT ? ring : slot + Ring<F>::SLOT;
     }
     sum = warp_sum(sum);
     if (lane == 0) h[(int64_t)token * rows + item] = before + sum;

@@ -5,12 +5,14 @@
 
 A launch does not synchronize and allocates nothing, so it can be captured into a torch.cuda.CUDAGraph. With `pdl=True` the kernel may
 start before the one in front of it has ended (programmatic dependent launch): it must execute `griddepcontrol.wait` before it
-touches what that one writes, and on architectures before sm_90 the flag is left out.
+touches what that one writes, and on architectures before sm_90 the flag is left out. IQFORGE_PDL=0 leaves it out everywhere, to
+compare.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 
 import numpy as np
 import torch
@@ -112,7 +114,7 @@ def _config(grid: tuple, block: tuple, shared: int, pdl: bool, cluster: tuple | 
 
 @functools.cache
 def _overlaps(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    return torch.cuda.get_device_capability(device) >= (9, 0) and os.environ.get("IQFORGE_PDL") != "0"
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,7 +1,9 @@
 // Matrix-vector products on quantized weights for 1..8 rows of activations.
 //
-// Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, BLOCKS (thread blocks per multiprocessor that the registers must suffice for), and
-// KIND: NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x; GATE_UP  out = silu(G norm(x)) * (U norm(x));
+// Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, PREFETCH (stages asked for ahead of
+// the ring's), MATRICES (1..3), BLOCKS (thread blocks per multiprocessor that the registers must suffice for), LATE (the next kernel may
+// start when the last weights are on their way, not at once), and KIND:
+// NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x; GATE_UP  out = silu(G norm(x)) * (U norm(x));
 // GATE_BY  out = silu(out) * (W norm(x)).
 //
 // A warp takes every (grid * WARPS)th item: R neighbouring rows, or a row of the gate with that of the up matrix. Grid and order of
@@ -18,8 +20,9 @@ DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     const float* x, const float* norm_weight, float eps, const uint8_t* base0, float* out0, int rows0, int first0, int stored0,
-    const uint8_t* base1, float* out1, int rows1, int first1, int stored1, const uint8_t* base2, float* out2, int rows2, int first2, int stored2) {
-  allow_successor();
+    const uint8_t* base1, float* out1, int rows1, int first1, int stored1,
+    const uint8_t* base2, float* out2, int rows2, int first2, int stored2) {
+  if (!LATE) allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int items = GATED ? rows0 : (rows0 + rows1 + rows2) / R, stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
   const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
@@ -27,9 +30,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   auto matrix = [&](int item, int k) -> Matrix {   // and the row of it in `first`
     if (GATED) return k == 0 ? Matrix{base0, out0, rows0, first0 + item, stored0} : Matrix{base1, out1, rows1, first1 + item, stored1};
     int row = item * R + k;
-    if (row < rows0) return {base0, out0 + row, rows0, first0 + row, stored0};
+    if (MATRICES == 1 || row < rows0) return {base0, out0 + row, rows0, first0 + row, stored0};
     row -= rows0;
-    if (row < rows1) return {base1, out1 + row, rows1, first1 + row, stored1};
+    if (MATRICES == 2 || row < rows1) return {base1, out1 + row, rows1, first1 + row, stored1};
     row -= rows1;
     return {base2, out2 + row, rows2, first2 + row, stored2};
   };
@@ -44,12 +47,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   };
   int next = begin, next_chunk = 0;   // what is fetched next
   auto advance = [&] { if (++next_chunk == CHUNKS) { next_chunk = 0; next += stride; } };
-  #pragma unroll
+  #pragma unroll 1
   for (int s = 0; s < SLOTS; s++) { fetch(ring + s * Ring<F>::SLOT, next, next_chunk); advance(); }
+  // Beyond what the ring holds, so that device memory is busy until the kernel in front has ended and this one computes.
+  for (int s = 0, item = next, chunk = next_chunk; s < PREFETCH && item < items; s++) {
+    #pragma unroll
+    for (int k = 0; k < R; k++) {
+      Matrix m = matrix(item, k);
+      Ring<F>::prefetch(m.base, F::geometry(m.stored, COLS), m.first, chunk, lane);
+    }
+    if (++chunk == CHUNKS) { chunk = 0; item += stride; }
+  }
   const typename F::Lane constants(lane);
   prepare_unit<TYPE>();
 
-  wait_for_predecessor();
   quantize<F, N, NORM>(x, norm_weight, eps, shared_memory);
   __syncthreads();
 
@@ -76,12 +87,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       for (int k = 0; k < R; k++) stage[k] = Ring<F>::stage(slot + k * Ring<F>::ROW, matrix(item, k).first, chunk);
       #pragma unroll
       for (int p = 0; p < P; p++) {
+        if (!has_step(chunk, p)) break;
         typename F::Weights w[R];
         #pragma unroll
         for (int k = 0; k < R; k++) w[k] = F::prepare(F::load(stage[k], p, lane), constants, lane);
         #pragma unroll
         for (int n = 0; n < N; n++) {
-          const typename F::Input in = F::input(words + n * A::BYTES + chunk * (512 * P), records + n * A::BYTES + chunk * (32 * A::RECORD * P), p);
+          const uint32_t at = n * A::BYTES + chunk * (512 * P), record_at = n * A::BYTES + chunk * (32 * A::RECORD * P);
+          const typename F::Input in = F::input(words + at, records + record_at, p);
           #pragma unroll
           for (int k = 0; k < R; k++) {
             float v = F::dot(w[k], in);
@@ -93,6 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       __syncwarp();   // all lanes have read the slot
       fetch(slot, next, next_chunk);
       advance();
+      if (LATE && next >= items) allow_successor();
       slot = slot == ring + (SLOTS - 1) * Ring<F>::SLOT ? ring : slot + Ring<F>::SLOT;
     }
     #pragma unroll

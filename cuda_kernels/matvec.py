@@ -108,8 +108,10 @@ def _product(kind: int, x: torch.Tensor, norm_weight: torch.Tensor | None, eps: 
                 spec, shared = float_spec(type, cols, len(here), kind, split), len(here) * cols * 4
             else:
                 cut = plan(type, cols, len(here), kind, limit)
-                spec, shared = quantized_spec(type, cols, len(here), kind, cut), max(cut.shared, alone)
-            launch(function(spec, NAMES[kind], index), blocks, 32 * warps, here, norm_weight, np.float32(eps), *arguments, shared=shared, pdl=pdl)
+                matrices = len(parts) if kind == NORM_MATVEC else 1
+                spec, shared = quantized_spec(type, cols, len(here), kind, cut, matrices), max(cut.shared, alone)
+            launch(function(spec, NAMES[kind], index), blocks, 32 * warps, here, norm_weight, np.float32(eps), *arguments,
+                   shared=shared, pdl=pdl)
 
 
 def expert_gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, gate: PackedMatrix, up: PackedMatrix | None,
@@ -129,17 +131,20 @@ def expert_gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float
     for m in (gate, up):
         _check_matrix(m, cols, device, experts=True)
     if (up.type, up.rows, up.n_matrices) != (gate.type, gate.rows, gate.n_matrices):
-        raise ShapeError(f"gate and up are {gate.n_matrices} matrices of {gate.rows} rows of {gate.type} and {up.n_matrices} of {up.rows} of {up.type}")
+        raise ShapeError(f"gate and up are {gate.n_matrices} matrices of {gate.rows} rows of {gate.type} and "
+                         f"{up.n_matrices} of {up.rows} of {up.type}")
     index = device_index(device)
     processors, limit, alone = limits(index)
     cut = plan(gate.type, cols, 1, EXPERT_GATE_UP, limit)
     with torch.cuda.device(index):
         launch(function(quantized_spec(gate.type, cols, 1, EXPERT_GATE_UP, cut), NAMES[EXPERT_GATE_UP], index),
                (min(processors, -(-k * ff // cut.warps)), n), 32 * cut.warps, h, norm_weight, np.float32(eps), gate.data, up.data,
-               np.int64(gate.total_rows), np.int32(gate.rows), np.int32(first_up), ids, np.int32(k), np.int32(ff), out, shared=max(cut.shared, alone), pdl=pdl)
+               np.int64(gate.total_rows), np.int32(gate.rows), np.int32(first_up), ids, np.int32(k), np.int32(ff), out,
+               shared=max(cut.shared, alone), pdl=pdl)
 
 
-def expert_down_add(x: torch.Tensor, down: PackedMatrix, ids: torch.Tensor, weights: torch.Tensor, h: torch.Tensor, *, pdl: bool = True) -> None:
+def expert_down_add(x: torch.Tensor, down: PackedMatrix, ids: torch.Tensor, weights: torch.Tensor, h: torch.Tensor, *,
+                    pdl: bool = True) -> None:
     """h float32[n, rows] += sum over slots of weights[n, slot] * (down_e times x[n, slot]) for x float32[n, k, cols], experts
     e = ids int32[n, k] and weights float32[n, k]. A slot with a negative id adds nothing; slots are summed in ascending order.
 
@@ -159,13 +164,14 @@ def expert_down_add(x: torch.Tensor, down: PackedMatrix, ids: torch.Tensor, weig
         raise ShapeError(f"{k} experts of {cols} elements do not fit into the {limit} bytes of shared memory of {device}")
     with torch.cuda.device(index):
         launch(function(quantized_spec(down.type, cols, k, EXPERT_DOWN, cut), NAMES[EXPERT_DOWN], index),
-               (min(processors, -(-down.rows // cut.warps)), n), 32 * cut.warps, x, down.data, np.int64(down.total_rows), np.int32(down.rows), ids,
-               weights, h, shared=max(cut.shared, alone), pdl=pdl)
+               (min(processors, -(-down.rows // cut.warps)), n), 32 * cut.warps, x, down.data, np.int64(down.total_rows),
+               np.int32(down.rows), ids, weights, h, shared=max(cut.shared, alone), pdl=pdl)
 
 
 def _check(what: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> None:
     if tensor.dtype != dtype or tuple(tensor.shape) != shape or tensor.device != device or not tensor.is_contiguous() or not tensor.is_cuda:
-        raise ShapeError(f"{what}: {tensor.dtype}{list(tensor.shape)} on {tensor.device}, expected contiguous {dtype}{list(shape)} on {device}")
+        raise ShapeError(f"{what}: {tensor.dtype}{list(tensor.shape)} on {tensor.device}, "
+                         f"expected contiguous {dtype}{list(shape)} on {device}")
 
 
 def _check_slots(ids: torch.Tensor, n: int, device: torch.device) -> int:

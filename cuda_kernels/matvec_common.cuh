@@ -1,6 +1,6 @@
-// What the matrix-vector kernels share: loads, programmatic dependent launch, and activations in 8 bits.
+// What the matrix-vector kernels share: activations in 8 bits.
 //
-// Macros: COLS (row length of the weights), X_ROWS (rows of activations, 1..8), WARPS (of a thread block), STEPS (see below).
+// Macros: COLS (row length of the weights), X_ROWS (rows of activations, 1..8), WARPS (of a thread block), STEPS (of a row, see below).
 //
 // A format (matvec_formats.cuh) cuts a row of weights into granules of F::G elements, one for each lane in a step of the warp:
 // step t of a row is granules 32 t .. 32 t + 31, so neighbouring lanes load neighbouring bytes. Activations lie in shared memory in
@@ -15,43 +15,7 @@ constexpr int N = X_ROWS, THREADS = 32 * WARPS;
 
 extern __shared__ __align__(16) uint8_t shared_memory[];   // activations, then the warps' rings
 
-DEV void wait_for_predecessor() {   // before anything that an earlier kernel wrote is read, and before anything is written
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-DEV void allow_successor() {        // the next kernel may start; it waits for this one's end before it reads its results
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-DEV int4 shared16(uint32_t at) {
-  int4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
-  return v;
-}
-DEV int shared4(uint32_t at) { int v; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at)); return v; }
-DEV uint32_t shared2(uint32_t at) { uint16_t v; asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at)); return v; }
-DEV uint32_t shared1(uint32_t at) { uint32_t v; asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at)); return v; }
-DEV uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
-DEV int2 shared8(uint32_t at) { int2 v; asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at)); return v; }
-
-DEV uint32_t permute(uint32_t low, uint32_t high, uint32_t selectors) {   // unlike __byte_perm keeps bit 3 of a selector: repeat the sign
-  uint32_t r;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selectors));
-  return r;
-}
-DEV uint32_t in_register(uint32_t constant) {   // not worked out again at every use
-  uint32_t r;
-  asm volatile("mov.b32 %0, %1;" : "=r"(r) : "r"(constant));
-  return r;
-}
-DEV float half_low(uint32_t v) { float f; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(f) : "r"(v)); return f; }
-DEV float half_high(uint32_t v) { float f; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(f) : "r"(v)); return f; }
-// unsigned bytes times signed bytes
-DEV int dp4a_us(uint32_t a, int b, int c) { int d; asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
-DEV int dp4a_ss(int a, int b, int c) { int d; asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
+#include "matvec_instructions.cuh"
 
 DEV float warp_sum(float v) {
   #pragma unroll
@@ -67,21 +31,16 @@ template <class F> struct Activations {
   static constexpr int RECORD = F::G == 32 ? 16 : 8;       // bytes: {scale, sum}, or {scale, sum, sum, both}, or {scale, scale}
   static constexpr int BYTES = GRANULES * (16 * PARTS + RECORD);   // of one row of activations
 
-  // NaN if either is: as a scale it reaches every product, so that what is not finite is seen in the logits.
-  DEV float larger(float a, float b) {
-    float m;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
-    return m;
-  }
-
   // Sums are for what every code has in common: integers times F::SUM0, F::SUM1 (and F::SUM of both), or floats times the scale.
   // One float4 for each of the threads of whole warps: elements 4 v .. 4 v + 3 of a row, already normed.
+  // A scale that is not finite makes every product with it so, and is seen in the logits.
   DEV void store(uint8_t* row, int v, float4 f) {
     float m = larger(larger(fabsf(f.x), fabsf(f.y)), larger(fabsf(f.z), fabsf(f.w)));
     #pragma unroll
     for (int o = 1; o < 8; o <<= 1) m = larger(m, __shfl_xor_sync(~0u, m, o));
     float inverse = m > 0 ? 127.0f / m : 0.0f;
-    int a = __float2int_rn(f.x * inverse), b = __float2int_rn(f.y * inverse), c = __float2int_rn(f.z * inverse), d = __float2int_rn(f.w * inverse);
+    int a = __float2int_rn(f.x * inverse), b = __float2int_rn(f.y * inverse);
+    int c = __float2int_rn(f.z * inverse), d = __float2int_rn(f.w * inverse);
     int sum = a + b + c + d;
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
@@ -110,13 +69,22 @@ template <class F> struct Activations {
 };
 
 // Rows of float32 activations into shared memory in 8 bits; with NORM each row is divided by its root mean square first and multiplied by
-// `weight`. Every block of a launch does it for itself: that costs less than a kernel in front. All threads; no barrier at the end.
+// `weight`. Every block of a launch does it for itself: that costs less than a kernel in front. Waits for the kernel in front, once the
+// norm's weights are on their way. All threads; no barrier at the end.
 template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const float* weight, float eps, uint8_t* to) {
   constexpr int VECTORS = COLS / 4, PADDED = Activations<F>::GRANULES * F::G / 4, ALL = ROWS * PADDED, PER = (ALL + THREADS - 1) / THREADS;
   constexpr bool KEEP = PER <= 8;   // what a thread has stays in registers between the sum and the rounding
-  __shared__ float sums[ROWS][WARPS];
+  static __shared__ float sums[ROWS][WARPS];
   const int thread = threadIdx.x;
-  float4 kept[KEEP ? PER : 1];
+  constexpr bool EARLY = NORM && ROWS == 1 && PER <= 4;
+  float4 kept[KEEP ? PER : 1], norm[EARLY ? PER : 1];
+  if (EARLY)
+    #pragma unroll
+    for (int i = 0; i < PER; i++) {
+      int v = thread + i * THREADS;
+      norm[EARLY ? i : 0] = weight && v < VECTORS ? __ldg((const float4*)weight + v) : make_float4(1, 1, 1, 1);
+    }
+  wait_for_predecessor();
   auto load = [&](int i) {   // of all rows' vectors, made up to whole steps
     int n = ROWS == 1 ? 0 : i / PADDED, v = i - n * PADDED;
     return i < ALL && v < VECTORS ? __ldcg((const float4*)(x + (int64_t)n * COLS) + v) : make_float4(0, 0, 0, 0);
@@ -153,13 +121,13 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
       factor[n] = rsqrtf(square / COLS + eps);
     }
   }
-  auto store = [&](int at, float4 f) {
+  auto store = [&](int at, int turn, float4 f) {
     int n = ROWS == 1 ? 0 : at / PADDED, v = at - n * PADDED;
     if (NORM) {
       float by = factor[0];
       #pragma unroll
       for (int k = 1; k < ROWS; k++) if (n == k) by = factor[k];
-      float4 w = weight && v < VECTORS ? *((const float4*)weight + v) : make_float4(1, 1, 1, 1);
+      float4 w = EARLY ? norm[EARLY ? turn : 0] : weight && v < VECTORS ? __ldg((const float4*)weight + v) : make_float4(1, 1, 1, 1);
       f.x *= by * w.x; f.y *= by * w.y; f.z *= by * w.z; f.w *= by * w.w;
     }
     Activations<F>::store(to + n * Activations<F>::BYTES, v, f);
@@ -167,7 +135,7 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
   if (KEEP) {
     #pragma unroll
     for (int i = 0; i < PER; i++)
-      if (ALL % THREADS == 0 || thread + i * THREADS < ALL) store(thread + i * THREADS, kept[KEEP ? i : 0]);   // whole warps
+      if (ALL % THREADS == 0 || thread + i * THREADS < ALL) store(thread + i * THREADS, i, kept[KEEP ? i : 0]);   // whole warps
   } else {
     #pragma unroll 1
     for (int i = 0; i < PER; i += 4) {
@@ -175,7 +143,7 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
       #pragma unroll
       for (int j = 0; j < 4; j++) f[j] = load(thread + (i + j) * THREADS);
       #pragma unroll
-      for (int j = 0; j < 4; j++) if (thread + (i + j) * THREADS < ALL) store(thread + (i + j) * THREADS, f[j]);
+      for (int j = 0; j < 4; j++) if (thread + (i + j) * THREADS < ALL) store(thread + (i + j) * THREADS, 0, f[j]);
     }
   }
 }

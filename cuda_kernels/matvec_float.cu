@@ -34,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) KERNEL(
   __shared__ float squares[N][WARPS], parts[2][N][WARPS];
   allow_successor();
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, part = warp % SPLIT;
-  const int items = GATED ? rows0 : rows0 + rows1 + rows2, stride = gridDim.x * (WARPS / SPLIT), begin = blockIdx.x * (WARPS / SPLIT) + warp / SPLIT;
+  const int items = GATED ? rows0 : rows0 + rows1 + rows2;
+  const int stride = gridDim.x * (WARPS / SPLIT), begin = blockIdx.x * (WARPS / SPLIT) + warp / SPLIT;
 
   auto weights = [&](int item, int k) -> const uint8_t* {   // of gate or up (k), or of a row of one of the matrices
     if (GATED) return (k ? base1 : base0) + (int64_t)((k ? first1 : first0) + item) * (COLS * WEIGHT_BYTES);

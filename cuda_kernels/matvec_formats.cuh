@@ -82,9 +82,9 @@ struct SignedTable {
   __device__ __forceinline__ uint32_t high(uint32_t flipped) const { return permute(plus, IQ4NL_TABLE::word(3), flipped); }
 };
 
-// 32 codes of 4 bits as dp4a wants them: for one or two rows of activations as the two parts above, for more as whole bytes.
+// 32 codes of 4 bits as dp4a wants them: as the two parts above where they are multiplied once or twice (USES), else as whole bytes.
 struct Signed32 {
-  static constexpr bool PARTS = N <= 2;
+  static constexpr bool PARTS = USES <= 2;
   uint32_t w[PARTS ? 16 : 8];
   __device__ __forceinline__ void unpack(const uint4& q, const SignedTable& t) {
     const uint32_t codes[4] = {q.x, q.y, q.z, q.w};

@@ -11,7 +11,9 @@ template <> struct Format<IQ4_K> : Planes<IQ4_K> {
     __device__ __forceinline__ Lane(int lane) : unit(lane & 7) {}
   };
   struct Raw { int4 q, s; };
-  DEV Raw load(const Stage& s, int step, int lane) { return {shared16(s.at[CODES_PLANE] + 16 * lane + 512 * step), shared16(s.at[SCALES_PLANE] + (lane >> 3) * 16 + 64 * step)}; }
+  DEV Raw load(const Stage& s, int step, int lane) {
+    return {shared16(s.at[CODES_PLANE] + 16 * lane + 512 * step), shared16(s.at[SCALES_PLANE] + (lane >> 3) * 16 + 64 * step)};
+  }
   struct Weights { Signed32 w; int s0, s1, e0, e1; float d; };
   DEV Weights prepare(const Raw& r, const Lane& c, int) {
     Weights o;

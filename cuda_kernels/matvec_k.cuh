@@ -10,7 +10,9 @@ template <> struct Format<Q4_K> : Planes<Q4_K> {
     __device__ __forceinline__ Lane(int lane) : unit(lane & 7) {}
   };
   struct Raw { int4 q, s; };
-  DEV Raw load(const Stage& s, int step, int lane) { return {shared16(s.at[CODES_PLANE] + 16 * lane + 512 * step), shared16(s.at[SCALES_PLANE] + (lane >> 3) * 16 + 64 * step)}; }
+  DEV Raw load(const Stage& s, int step, int lane) {
+    return {shared16(s.at[CODES_PLANE] + 16 * lane + 512 * step), shared16(s.at[SCALES_PLANE] + (lane >> 3) * 16 + 64 * step)};
+  }
   struct Weights { uint32_t low[4], high[4]; float scale, minimum; };
   DEV Weights prepare(const Raw& r, const Lane& c, int) {
     Weights o;

@@ -6,7 +6,9 @@ template <> struct Format<Q8_0> : Planes<Q8_0> {
   static constexpr bool FLOAT_SUMS = false;
   struct Lane { __device__ __forceinline__ Lane(int) {} };
   struct Raw { int4 q; uint32_t d; };
-  DEV Raw load(const Stage& s, int step, int lane) { return {shared16(s.at[CODES_PLANE] + 16 * lane + 512 * step), shared2(s.at[D_PLANE] + (lane >> 1) * 2 + 32 * step)}; }
+  DEV Raw load(const Stage& s, int step, int lane) {
+    return {shared16(s.at[CODES_PLANE] + 16 * lane + 512 * step), shared2(s.at[D_PLANE] + (lane >> 1) * 2 + 32 * step)};
+  }
   struct Weights { int4 w; float d; };
   DEV Weights prepare(const Raw& r, const Lane&, int) { return {r.q, half_low(r.d)}; }
   struct Input { int4 x; float scale; };

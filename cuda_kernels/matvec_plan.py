@@ -21,19 +21,25 @@ MOST_SLOTS = 32  # experts of a token
 _GRANULE = {"Q8_0": 16, "IQ2_K": 64}  # elements that a lane takes at once, G of the formats; 32 for all others
 _OWN = {"IQ4_K": "iq_k", "IQ2_K": "iq_k", "IQ4_KS": "iq_ks", "Q4_K": "k", "Q6_K": "k", "Q8_0": "legacy"}  # matvec_*.cuh; others are generic
 _RING = 80 << 10  # bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the gap between kernels
+_LARGEST_RING = 110 << 10  # for long stages, and for experts, whose first weights are not known early; two blocks still fit on an H200
+_PREFETCH = 80 << 10  # bytes of weights per multiprocessor that L2 is asked for beyond the ring
+_LATE = False  # whether the next kernel may start only when the last weights are on their way
 _WARPS = 16
+_STAGE_STEPS = 4
 _RESERVED = 2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
 
 
 @dataclass(frozen=True)
 class Plan:
     """`steps` of 32 granules make a row; a stage is `stage_steps` of them of `stage_rows` rows; each of `warps` warps has `slots` stages
-    on their way. `shared`: bytes of shared memory of a block. `resident`: blocks whose registers fit on a multiprocessor at once."""
+    on their way, and `prefetch` more to L2. `shared`: bytes of shared memory of a block. `resident`: blocks whose
+    registers fit on a multiprocessor at once."""
 
     steps: int
     stage_steps: int
     stage_rows: int
     slots: int
+    prefetch: int
     warps: int
     shared: int
     resident: int
@@ -48,17 +54,14 @@ def stage_bytes(type: GGMLType, cols: int, stage_steps: int) -> int:
     total, elements = 0, stage_steps * 32 * granule(type)
     for _, n, per_row in packed_layout(type).planes:
         piece, row = (n, n) if per_row else (elements // type.block_size * n, cols // type.block_size * n)
-        total += piece if row % 16 == 0 and piece % 16 == 0 else -(-piece // 16) * 16 + 16
+        aligned, in_line = row % 16 == 0 and piece % 16 == 0, per_row and 16 % n == 0
+        total += piece if aligned else 16 if in_line else -(-piece // 16) * 16 + 16
     return total
 
 
 def activation_bytes(type: GGMLType, steps: int) -> int:
     """Of one row in 8 bits: Activations::BYTES of matvec_common.cuh."""
     return 32 * steps * (granule(type) + (16 if granule(type) == 32 else 8))
-
-
-def _divisor(n: int, most: int) -> int:
-    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
 
 
 def room_of(type: GGMLType, limit: int) -> int:
@@ -71,31 +74,34 @@ def plan(type: GGMLType, cols: int, n: int, kind: int, limit: int) -> Plan:
     """For rows of `cols` weights and n rows of activations (of EXPERT_DOWN: n slots), on a device that has `limit` bytes of shared memory
     for a block. `shared` is larger than that where n is too much."""
     steps = -(-cols // (32 * granule(type)))
-    if steps > 4 and _divisor(steps, 4) == 1:
-        steps += 1  # a row of an odd number of steps is made up to an even one
-    stage_rows = 2 if kind in (GATE_UP, EXPERT_GATE_UP) else 1
-    x = n * activation_bytes(type, steps)
+    stage_rows = {GATE_UP: 2, EXPERT_GATE_UP: 2, EXPERT_DOWN: n}.get(kind, 1)
+    x, fewest = n * activation_bytes(type, steps), 1 if kind == EXPERT_DOWN else 2
+    ring = min(_LARGEST_RING if kind >= EXPERT_GATE_UP else _RING, room_of(type, limit) - x)
+
+    def slot(k: int) -> int:
+        return stage_rows * stage_bytes(type, cols, k)
+
     warps = _WARPS
-    while warps > 4 and 2 * warps * stage_rows * stage_bytes(type, cols, 1) > room_of(type, limit) - x:
+    while warps > 4 and fewest * warps * slot(1) > room_of(type, limit) - x:
         warps //= 2
-    room = min(_RING, room_of(type, limit) - x) // warps  # of a warp
-    most = next((k for k in range(7, 1, -1) if 2 * stage_rows * stage_bytes(type, cols, k) <= room), 1)
-    stage_steps = _divisor(steps, most)
-    slot = stage_rows * stage_bytes(type, cols, stage_steps)
-    slots = max(2, min(8, room // slot))
-    resident = 2 if n == 1 or kind == EXPERT_DOWN else 1
-    return Plan(steps, stage_steps, stage_rows, slots, warps, x + warps * slots * slot, resident)
+    most = min(_LARGEST_RING, room_of(type, limit) - x)
+    longest = next((k for k in range(min(_STAGE_STEPS, steps), 1, -1) if fewest * slot(k) <= most // warps), 1)
+    stage_steps = -(-steps // -(-steps // longest))  # stages of a row as equal as can be
+    slots = max(fewest, min(8, ring // (warps * slot(stage_steps))))
+    resident, prefetch = 2 if n == 1 or kind == EXPERT_DOWN else 1, -(-_PREFETCH // (warps * slot(stage_steps)))
+    return Plan(steps, stage_steps, stage_rows, slots, prefetch, warps, x + warps * slots * slot(stage_steps), resident)
 
 
 @functools.cache
-def quantized_spec(type: GGMLType, cols: int, n: int, kind: int, plan: Plan) -> KernelSpec:
-    """The kernel of a product with a quantized type."""
+def quantized_spec(type: GGMLType, cols: int, n: int, kind: int, plan: Plan, matrices: int = 1) -> KernelSpec:
+    """The kernel of a product with a quantized type; `matrices` below each other for NORM_MATVEC."""
     experts = kind >= EXPERT_GATE_UP
     defines = {"TYPE": type.name, "COLS": cols, "X_ROWS": n, "KIND": kind - EXPERT_GATE_UP if experts else kind, "KERNEL": NAMES[kind],
-               "UNITS_IN_SHARED": 1, "STEPS": plan.steps, "STAGE_STEPS": plan.stage_steps, "STAGE_ROWS": plan.stage_rows,
-               "SLOTS": plan.slots, "WARPS": plan.warps, "BLOCKS": plan.resident}
+               "UNITS_IN_SHARED": 1, "USES": 1 if experts else n, "STEPS": plan.steps, "STAGE_STEPS": plan.stage_steps,
+               "STAGE_ROWS": plan.stage_rows, "SLOTS": plan.slots, "PREFETCH": plan.prefetch, "WARPS": plan.warps,
+               "MATRICES": matrices, "BLOCKS": plan.resident, "LATE": int(_LATE)}
     own = (f"matvec_{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
-    return KernelSpec(f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{plan.stage_steps}_{plan.slots}", (unit_header(type), *own,
+    return KernelSpec(f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}", (unit_header(type), *own,
                       "experts.cu" if experts else "matvec.cu"), tuple((k, str(v)) for k, v in defines.items()), (NAMES[kind],))
 
 
@@ -103,8 +109,8 @@ def quantized_spec(type: GGMLType, cols: int, n: int, kind: int, plan: Plan) -> 
 def float_spec(type: GGMLType, cols: int, n: int, kind: int, split: int) -> KernelSpec:
     """The kernel of a product with F32, F16 or BF16; `split` warps share a row of weights."""
     warps, vectors = max(split, 4), cols * type.block_bytes // 16
-    defines = {"TYPE": type.name, "WEIGHT_BYTES": type.block_bytes, "COLS": cols, "X_ROWS": n, "KIND": kind, "KERNEL": NAMES[kind], "WARPS": warps,
-               "SPLIT": split, "UNROLL": min(4, -(-vectors // (32 * split)))}
+    defines = {"TYPE": type.name, "WEIGHT_BYTES": type.block_bytes, "COLS": cols, "X_ROWS": n, "KIND": kind, "KERNEL": NAMES[kind],
+               "WARPS": warps, "SPLIT": split, "UNROLL": min(4, -(-vectors // (32 * split)))}
     return KernelSpec(f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}", ("matvec_float.cu",),
                       tuple((k, str(v)) for k, v in defines.items()), (NAMES[kind],))
 

@@ -1,19 +1,22 @@
 // A warp's pipeline: weights on their way from device memory into its own part of shared memory, SLOTS stages deep.
 //
-// Macros: SLOTS, STAGE_STEPS, STAGE_ROWS. A stage is P steps (P * 32 granules) of a row of each of R rows of weights. What is on its way needs no registers, so two kernels
-// find room on a multiprocessor at once, and the second one's first stages load while the first one ends: weights depend on no kernel.
+// Macros: SLOTS, STAGE_STEPS, STAGE_ROWS. A stage is P steps (P * 32 granules) of a row of each of R rows of weights. What is on its
+// way needs no registers. A block's first stages load while the kernel in front of it ends: weights depend on no kernel.
 // A piece of a plane begins at a multiple of 16 bytes, or, where rows are no multiple of 16 bytes, behind the few bytes that precede
 // it in its 16 (planes begin at multiples of 256 bytes and are made up to them, so nothing beyond a matrix is read).
 #include "matvec_formats.cuh"
 
-constexpr int P = STAGE_STEPS, R = STAGE_ROWS, CHUNKS = STEPS / P;   // stages of a row
-static_assert(STEPS % P == 0, "a row is whole stages");
+constexpr int P = STAGE_STEPS, R = STAGE_ROWS, CHUNKS = (STEPS + P - 1) / P;   // stages of a row; the last one may have fewer steps
+
+// Whether step p of a stage is one of the row's. Known when compiled but for the last stage's.
+DEV bool has_step(int chunk, int p) { return STEPS % P == 0 || p < (STEPS - 1) % P + 1 || chunk < CHUNKS - 1; }
 
 template <class F> struct Ring {
   static constexpr int ELEMENTS = P * 32 * F::G;
   CONST int piece(int p) { return F::bytes(p, ELEMENTS); }
+  CONST bool in_line(int p) { return F::plane_per_row(p) && 16 % F::plane_bytes(p) == 0; }   // never over the border of its 16 bytes
   CONST bool aligned(int p) { return F::row_bytes(p) % 16 == 0 && (F::plane_per_row(p) || piece(p) % 16 == 0); }
-  CONST int room(int p) { return aligned(p) ? piece(p) : (piece(p) + 15) / 16 * 16 + 16; }
+  CONST int room(int p) { return aligned(p) ? piece(p) : in_line(p) ? 16 : (piece(p) + 15) / 16 * 16 + 16; }
   CONST int begin(int p) { return p == 0 ? 0 : begin(p - 1) + room(p - 1); }
   static constexpr int ROW = begin(F::PLANES), SLOT = R * ROW, BYTES = SLOTS * SLOT;   // shared memory of a row, a stage, a warp
 
@@ -24,6 +27,10 @@ template <class F> struct Ring {
     #pragma unroll
     for (int p = 0; p < F::PLANES; p++) {
       int64_t at = offset(p, row, chunk);
+      if (in_line(p)) {
+        if (lane == 0) copy16(slot + begin(p), base + g.plane[p] + (at & ~int64_t(15)), false);
+        continue;
+      }
       int bytes = piece(p);
       if (!F::plane_per_row(p) && F::row_bytes(p) % piece(p)) bytes = min(bytes, F::row_bytes(p) - chunk * piece(p));
       if (!aligned(p)) {
@@ -35,7 +42,20 @@ template <class F> struct Ring {
       #pragma unroll
       for (int i = 0; i < room(p); i += 512)
         if ((i + 512 <= room(p) && aligned(p) && F::row_bytes(p) % piece(p) == 0) || i + 16 * lane < bytes)
-          asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"(to + i), "l"(from + i) : "memory");
+          copy16(to + i, from + i, F::row_bytes(p) >= 1024);
+    }
+  }
+
+  // Has a stage brought to L2; all lanes.
+  DEV void prefetch(const uint8_t* base, const Geometry& g, int64_t row, int chunk, int lane) {
+    #pragma unroll
+    for (int p = 0; p < F::PLANES; p++) {
+      int bytes = piece(p);
+      if (!F::plane_per_row(p) && F::row_bytes(p) % piece(p)) bytes = min(bytes, F::row_bytes(p) - chunk * piece(p));
+      const uint8_t* from = base + g.plane[p] + offset(p, row, chunk);
+      #pragma unroll
+      for (int i = 0; i < piece(p); i += 32 * 128)   // a line for each lane
+        if (i + 128 * lane < bytes) bring_to_l2(from + i + 128 * lane);
     }
   }
 
@@ -47,8 +67,8 @@ template <class F> struct Ring {
   }
 };
 
-DEV void end_of_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+DEV void end_of_stage() { commit_copies(); }
 DEV void wait_for_stage() {   // the oldest of SLOTS
-  asm volatile("cp.async.wait_group %0;" :: "n"(SLOTS - 1) : "memory");
+  wait_for_copies<SLOTS - 1>();
   __syncwarp();
 }

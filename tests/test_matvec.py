@@ -169,13 +169,13 @@ def test_what_does_not_fit_is_named():
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("cols", [512, 768, 2048, 2816, 4096, 8192, 11008, 14336, 28672])
 def test_plans_cover_rows_and_fit(name, cols):
-    """Steps cover a row with less than one stage of waste, and rings fit beside the activations, on every architecture's shared memory."""
+    """Steps cover a row with less than one of waste, and rings fit beside the activations, on every architecture's shared memory."""
     type = ggml_type(name)
     for limit in (99 << 10, 163 << 10, 227 << 10):
         for kind in (matvec_plan.NORM_MATVEC, matvec_plan.MATVEC_ADD, matvec_plan.GATE_UP, matvec_plan.EXPERT_GATE_UP):
             cut = matvec_plan.plan(type, cols, 1, kind, limit)
             elements = 32 * matvec_plan.granule(type)
-            assert cut.steps % cut.stage_steps == 0 and cols <= cut.steps * elements < cols + 2 * elements
+            assert cols <= cut.steps * elements < cols + elements and 1 <= cut.stage_steps <= cut.steps
             assert cut.slots >= 2 and cut.shared <= matvec_plan.room_of(type, limit)
 
 

@@ -1,0 +1,58 @@
+// Single instructions that the matrix-vector kernels want by name. The test that runs them on the CPU has its own
+// (tests/block_on_host.hpp).
+#pragma once
+#ifndef UNITS_ON_HOST
+
+DEV void wait_for_predecessor() {   // before anything that an earlier kernel wrote is read, and before anything is written
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEV void allow_successor() {        // the next kernel may start; it waits for this one's end before it reads its results
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+DEV int4 shared16(uint32_t at) {
+  int4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
+  return v;
+}
+DEV int shared4(uint32_t at) { int v; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at)); return v; }
+DEV uint32_t shared2(uint32_t at) { uint16_t v; asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at)); return v; }
+DEV uint32_t shared1(uint32_t at) { uint32_t v; asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at)); return v; }
+DEV uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+DEV int2 shared8(uint32_t at) { int2 v; asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at)); return v; }
+
+DEV uint32_t permute(uint32_t low, uint32_t high, uint32_t selectors) {   // unlike __byte_perm keeps bit 3 of a selector: repeat the sign
+  uint32_t r;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selectors));
+  return r;
+}
+// The constant in a register of every lane. From a uniform register, where the compiler would keep it, permutations have it moved before
+// each use; so its value is made to look as if it depended on the lane.
+DEV uint32_t in_register(uint32_t constant) {
+  uint32_t mine, lower;
+  asm volatile("mov.u32 %0, %%lanemask_eq;" : "=r"(mine));
+  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(lower));
+  return constant | (mine & lower);
+}
+DEV float half_low(uint32_t v) { float f; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(f) : "r"(v)); return f; }
+DEV float half_high(uint32_t v) { float f; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(f) : "r"(v)); return f; }
+DEV float larger(float a, float b) { float m; asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b)); return m; }   // NaN if either is
+// Unsigned bytes times signed bytes.
+DEV int dp4a_us(uint32_t a, int b, int c) { int d; asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
+DEV int dp4a_ss(int a, int b, int c) { int d; asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
+
+// Copies from global to shared memory that go on while the thread does: started, put in groups, waited for but for the last PENDING
+// groups. With `ahead`, L2 takes in 256 bytes at once.
+DEV void copy16(uint32_t to, const uint8_t* from, bool ahead) {
+  if (ahead) asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+  else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+}
+DEV void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> DEV void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
+DEV void bring_to_l2(const uint8_t* line) { asm volatile("prefetch.global.L2 [%0];" :: "l"(line)); }
+
+#endif

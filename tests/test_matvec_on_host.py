@@ -1,0 +1,178 @@
+"""The matrix-vector kernels run block by block on the CPU, compiled by g++: their cuts, rings, masks and sums, without a GPU."""
+
+import ctypes
+import dataclasses
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from iqforge.cuda_kernels import matvec_plan as mp
+from iqforge.cuda_kernels.compile import expand
+from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
+from iqforge.formats.types import ggml_type
+from iqforge.runtime.random_blocks import random_rows
+
+HERE = Path(__file__).parent
+BLOCKS, LIMIT, EPS = 3, 227 << 10, 1e-5
+DENSE = "const float* x, const float* norm, float eps" + "".join(
+    f", const uint8_t* base{i}, float* out{i}, int rows{i}, int first{i}, int stored{i}" for i in range(3))
+GATES = ("const float* h, const float* norm, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert, "
+         "int first_up, const int* ids, int slots, int hidden, float* out")
+DOWN = "const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float* weights, float* h"
+
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("matvec")
+
+    def library(spec, parameters):
+        """`run(blocks, tokens, parameters...)` of the spec's kernel; false if its threads do not meet at barriers."""
+        names = ", ".join(part.split()[-1].lstrip("*") for part in parameters.split(", "))
+        threads = 32 * int(dict(spec.defines)["WARPS"])
+        program = "".join(f"#define {k} {v}\n" for k, v in spec.defines) + f'#include "{HERE / "block_on_host.hpp"}"\n'
+        program += expand(spec.sources)
+        program = "\n".join(line for line in program.splitlines() if not (line.startswith("typedef") and line.endswith("_t;"))
+                            and not line.startswith("extern __shared__"))
+        program += f"""
+extern "C" void memory(int n, const uint8_t* begin, int64_t bytes) {{ memory_begin[n] = begin; memory_end[n] = begin + bytes; }}
+extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
+  memset(shared_memory, 0xFF, sizeof shared_memory);
+  gridDim = {{blocks, tokens}};
+  blockDim = {{{threads}, 1}};
+  for (blockIdx.y = 0; blockIdx.y < tokens; ++blockIdx.y)
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
+      if (!run_block({threads}, [=] {{ {spec.functions[0]}({names}); }})) return false;
+  for (int i = shared; i < int(sizeof shared_memory); ++i) if (shared_memory[i] != 0xFF) return false;
+  return true;
+}}
+"""
+        path = folder / f"{spec.name}.cpp"
+        path.write_text(program)
+        subprocess.run(["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-o", path.with_suffix(".so"), path],
+                       check=True)
+        return ctypes.CDLL(str(path.with_suffix(".so")))
+
+    return library
+
+
+def plan(type, cols, n, kind, **changes):
+    """A real plan with two warps, few slots, so that they are filled again, and with `changes`; its shared memory made up."""
+    cut = mp.plan(type, cols, n, kind, LIMIT)
+    cut = dataclasses.replace(cut, **{"warps": 2, "prefetch": 2, "slots": 1 if kind == mp.EXPERT_DOWN else 2, **changes})
+    x = n * mp.activation_bytes(type, cut.steps)
+    return dataclasses.replace(cut, shared=x + cut.warps * cut.slots * cut.stage_rows * mp.stage_bytes(type, cols, cut.stage_steps))
+
+
+def matrix(name, rows, cols, n_matrices=1, seed=0):
+    data = random_rows(name, rows * n_matrices, cols, 0.05, np.random.default_rng([seed, rows, cols]))
+    return pack_matrix(name, [data], rows, cols, n_matrices, "cpu")
+
+
+def weights(m):
+    return decode_matrix(m, torch.float32).double().view(m.n_matrices, m.rows, m.cols)
+
+
+def rounded(x):
+    groups = x.float().reshape(*x.shape[:-1], -1, 32)
+    most = groups.abs().amax(-1, keepdim=True)
+    return (torch.round(groups * (127 / most)).double() * (most / 127).double()).reshape(x.shape)
+
+
+def normed(h, weight):
+    x = h.double()
+    return rounded(x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double())
+
+
+def silu(x):
+    return x / (1 + (-x).exp())
+
+
+def draw(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def start(library, cut, tokens, matrices, *arguments):
+    for n, m in enumerate(matrices):
+        library.memory(n, ctypes.c_void_p(m.data.data_ptr()), ctypes.c_int64(m.data.numel()))
+    values = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_void_p(None) if a is None else
+              ctypes.c_float(a) if isinstance(a, float) else ctypes.c_int64(a) if isinstance(a, np.int64) else ctypes.c_int(a)
+              for a in arguments]
+    library.run.restype = ctypes.c_bool
+    assert library.run(BLOCKS, tokens, cut.shared, *values)
+
+
+def assert_close(actual, expected):
+    assert torch.isfinite(actual).all()
+    assert (actual.double() - expected).norm() < 1e-5 * expected.norm()
+
+
+CASES = [("IQ4_K", 1, 1280, {}), ("IQ4_K", 3, 1280, {"stage_steps": 1, "slots": 3}), ("IQ4_KS", 1, 2304, {"stage_steps": 2}),
+         ("IQ2_K", 1, 2304, {}), ("Q4_K", 1, 768, {}), ("Q6_K", 2, 1280, {}), ("Q8_0", 1, 1120, {"stage_steps": 2}), ("IQ2_KS", 1, 1280, {}),
+         ("IQ1_BN", 1, 832, {}), ("IQ3_XXS", 1, 768, {})]
+
+
+@pytest.mark.parametrize(("name", "n", "cols", "changes"), CASES)
+def test_norm_matvec(build, name, n, cols, changes):
+    """Three matrices whose rows do not fill the blocks; a row that ends within a step, a stage, and 16 bytes."""
+    type = ggml_type(name)
+    cut = plan(type, cols, n, mp.NORM_MATVEC, **changes)
+    ms = [matrix(name, rows, cols, seed=i) for i, rows in enumerate((13, 2, 5))]
+    h, w, outs = draw(n, cols), draw(cols, seed=2), [torch.full((n, m.rows), float("nan")) for m in ms]
+    arguments = [a for m, out in zip(ms, outs, strict=True) for a in (m.data, out, m.rows, 0, m.rows)]
+    start(build(mp.quantized_spec(type, cols, n, mp.NORM_MATVEC, cut, 3), DENSE), cut, 1, ms, h, w, EPS, *arguments)
+    for m, out in zip(ms, outs, strict=True):
+        assert_close(out, normed(h, w) @ weights(m)[0].T)
+
+
+@pytest.mark.parametrize(("name", "cols", "changes"), [("IQ4_K", 2816, {}), ("Q8_0", 2048, {"stage_steps": 3}),
+                                                       ("IQ4_KS", 3584, {"slots": 3})])
+def test_matvec_add(build, name, cols, changes):
+    type, n = ggml_type(name), 1
+    cut, m = plan(type, cols, n, mp.MATVEC_ADD, **changes), matrix(name, 20, cols)
+    x, h = draw(n, cols), draw(n, 20, seed=2)
+    expected = h.double() + rounded(x) @ weights(m)[0].T
+    start(build(mp.quantized_spec(type, cols, n, mp.MATVEC_ADD, cut), DENSE), cut, 1, [m], x, None, 0.0, m.data, h, 20, 0, 20,
+          *[None, None, 0, 0, 0] * 2)
+    assert_close(h, expected)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_gate_up(build, merged):
+    type, cols, ff = ggml_type("IQ4_K"), 1280, 11
+    cut = plan(type, cols, 1, mp.GATE_UP)
+    gate = matrix("IQ4_K", 2 * ff if merged else ff, cols)
+    up = gate if merged else matrix("IQ4_K", ff, cols, seed=1)
+    h, w, out = draw(1, cols), draw(cols, seed=2), torch.full((1, ff), float("nan"))
+    start(build(mp.quantized_spec(type, cols, 1, mp.GATE_UP, cut), DENSE), cut, 1, [gate, up], h, w, EPS, gate.data, out, ff, 0, gate.rows,
+          up.data, out, ff, ff if merged else 0, up.rows, None, None, 0, 0, 0)
+    x = normed(h, w)
+    assert_close(out, silu(x @ weights(gate)[0][:ff].T) * (x @ weights(up)[0][-ff:].T))
+
+
+@pytest.mark.parametrize(("name", "cols", "ff", "changes"), [("IQ4_K", 512, 768, {}), ("Q6_K", 512, 768, {}), ("Q8_0", 544, 96, {}),
+                                                            ("IQ4_KS", 512, 2304, {"stage_steps": 1, "slots": 2})])
+def test_experts(build, name, cols, ff, changes):
+    """Two tokens, three slots, one of them not used; expert matrices of more than one stage, and rows beyond one round."""
+    type, n, k, width = ggml_type(name), 2, 3, cols
+    ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)
+    gate, up, down = matrix(name, 7, cols, 5), matrix(name, 7, cols, 5, seed=1), matrix(name, 14, ff, 5, seed=2)
+    cut = plan(type, cols, 1, mp.EXPERT_GATE_UP, **changes)
+    h, w, out = draw(n, width), draw(width, seed=2), torch.full((n, k, 7), float("nan"))
+    start(build(mp.quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut), GATES), cut, n, [gate, up], h, w, EPS, gate.data, up.data,
+          np.int64(gate.total_rows), 7, 0, ids, k, 7, out)
+    chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
+    g, u = (torch.einsum("nc,nkrc->nkr", normed(h, w), weights(m)[chosen]) for m in (gate, up))
+    assert_close(out, silu(g) * u * used)
+    x, by, to = draw(n, k, ff), draw(n, k, seed=3).abs(), draw(n, 14, seed=4)
+    cut = plan(type, ff, k, mp.EXPERT_DOWN, **changes)
+    y = torch.einsum("nkc,nkrc->nkr", rounded(x), weights(down)[chosen]) * by[..., None] * used
+    expected = to.double() + y.sum(1)
+    start(build(mp.quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut), DOWN), cut, n, [down], x, down.data, np.int64(down.total_rows), 14, ids,
+          by, to)
+    assert_close(to, expected)
