@@ -15,7 +15,6 @@ from .metadata import general_metadata
 from .options import Options
 from .outtype import plan_outtype
 from .rows import Rows
-from .vocabulary import vocabulary_metadata
 
 QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
 
@@ -46,7 +45,7 @@ class CheckpointSource:
             **general_metadata(checkpoint, architecture.gguf_name, self.tensors, name),
             **architecture.metadata(),
             "general.quantization_version": u32(QUANTIZATION_VERSION),
-            **vocabulary_metadata(checkpoint, architecture.n_vocab, pre),
+            **architecture.vocabulary(pre),
         }
         if options.vocab_only:
             del self.metadata["general.file_type"]

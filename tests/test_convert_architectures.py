@@ -40,7 +40,7 @@ def check_equal(made: Path, expected: Path, exceptions: dict[str, tuple[object, 
             assert np.array_equal(rows, theirs.read_rows(tensor, 0, tensor.n_rows)), tensor.name
 
 
-@pytest.mark.parametrize("case", ["qwen2", "qwen3", "ministral3"])
+@pytest.mark.parametrize("case", ["qwen2", "qwen3", "ministral3", "tok_spm"])
 def test_file_equals_the_reference(tmp_path: Path, case: str):
     expected = shared(f"golden/convert/{case}/expected-f32.gguf")
     made = iqforge.convert_model(shared(f"golden/convert/{case}/hf"), tmp_path / "made.gguf", "f32")

@@ -16,6 +16,7 @@ from ..options import Options
 from ..rope import Rope
 from ..rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, Rows, StoredRows
 from ..safetensors import StoredTensor
+from ..vocabulary import vocabulary_metadata
 
 # Buffers that old checkpoints carry along; runtimes compute them.
 DROPPED_SUFFIXES = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
@@ -123,6 +124,10 @@ class Architecture(ABC):
             **self.family_keys(),
         }
         return {key if key.startswith("general.") else f"{self.gguf_name}.{key}": value for key, value in keys.items()}
+
+    def vocabulary(self, pre: str | None) -> dict[str, Value]:
+        """All `tokenizer.*` keys; `pre` names the pre-tokenizer instead of deriving it."""
+        return vocabulary_metadata(self.checkpoint, self.n_vocab, pre)
 
     def norm_keys(self) -> dict[str, Value]:
         return {"attention.layer_norm_rms_epsilon": f32(self.config.number("rms_norm_eps"))}
