@@ -14,7 +14,7 @@ import numpy as np
 
 from ..formats.codec import decode
 from ..formats.types import GGMLType
-from .checkpoint import Checkpoint
+from .checkpoint import WIDENED_DTYPES, Checkpoint
 from .safetensors import StoredTensor
 
 
@@ -30,16 +30,23 @@ class Rows(Protocol):
 
 
 class StoredRows:
-    """A stored tensor as `n_rows` equal rows, by default rows of its last dimension."""
+    """A stored tensor as `n_rows` equal rows, by default rows of its last dimension. Wide floats and integers are read as F32."""
 
     def __init__(self, checkpoint: Checkpoint, tensor: StoredTensor, n_rows: int | None = None):
         if n_rows is None:
             n_rows = tensor.n_elements // tensor.shape[-1] if tensor.n_elements else 0
-        self.n_rows, self.row_bytes = n_rows, tensor.n_bytes // max(n_rows, 1)
+        self.n_rows, self._stored_bytes = n_rows, tensor.n_bytes // max(n_rows, 1)
+        self._wide = WIDENED_DTYPES.get(tensor.dtype)
+        self.row_bytes = self._stored_bytes if self._wide is None else self._stored_bytes // np.dtype(self._wide).itemsize * 4
         self._checkpoint, self._tensor = checkpoint, tensor
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        return self._checkpoint.data(self._tensor).reshape(self.n_rows, self.row_bytes)[start:stop]
+        start, stop, _ = slice(start, stop).indices(self.n_rows)
+        data = self._checkpoint.read(self._tensor, start * self._stored_bytes, stop * self._stored_bytes)
+        if self._wide is not None:
+            with np.errstate(over="ignore"):  # beyond the range of F32 lies infinity, as when PyTorch converts
+                data = data.view(self._wide).astype("<f4").view(np.uint8)
+        return data.reshape(max(stop - start, 0), self.row_bytes)
 
     def release(self) -> None:
         self._checkpoint.release(self._tensor)

@@ -13,6 +13,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import MalformedFileError, NotFoundError, TruncatedFileError, printable
 
@@ -27,7 +28,10 @@ DTYPE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a safetensors file: `begin` and `end` are absolute byte positions in `file`."""
+    """A tensor of a file: its elements lie between the absolute byte positions `begin` and `end`.
+
+    One after the other in row order, unless there are `strides` (in elements, as PyTorch files may have them).
+    """
 
     name: str
     dtype: str
@@ -35,6 +39,7 @@ class StoredTensor:
     file: Path
     begin: int
     end: int
+    strides: tuple[int, ...] | None = None
 
     @property
     def n_elements(self) -> int:
@@ -42,7 +47,8 @@ class StoredTensor:
 
     @property
     def n_bytes(self) -> int:
-        return self.end - self.begin
+        """Bytes of its elements."""
+        return self.n_elements * DTYPE_BITS[self.dtype] // 8
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -53,14 +59,18 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """
     try:
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = _header_length(path, file.read(8), size)
-            text = file.read(1)
-            if text != b"{":  # looked at before the rest is read, so that a wrong file costs nothing
-                raise MalformedFileError(f"the header starts with {text!r}, not with '{{'", file=path, offset=8)
-            text += file.read(length - 1)
+            return parse_header(file, path, os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror or error}", file=path) from None
+
+
+def parse_header(file: BinaryIO, path: Path, size: int) -> dict[str, StoredTensor]:
+    """`read_header` of an open file of `size` bytes, which errors call `path`."""
+    length = _header_length(path, file.read(8), size)
+    text = file.read(1)
+    if text != b"{":  # looked at before the rest is read, so that a wrong file costs nothing
+        raise MalformedFileError(f"the header starts with {text!r}, not with '{{'", file=path, offset=8)
+    text += file.read(length - 1)
     if len(text) < length:
         raise TruncatedFileError(f"the header ends after {len(text)} of {length} bytes", file=path, offset=8)
     data = 8 + length

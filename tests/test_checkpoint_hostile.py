@@ -200,8 +200,8 @@ def test_missing_folder_config_and_weights(tmp_path: Path):
     with pytest.raises(NotFoundError, match="config.json"):
         open_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(NotFoundError, match="pytorch_model.bin"):
+    (tmp_path / "consolidated.00.pth").write_bytes(b"")
+    with pytest.raises(NotFoundError, match="consolidated.00.pth"):
         open_checkpoint(tmp_path).tensors
 
 
