@@ -35,7 +35,8 @@ def output_path(source: CheckpointSource, out: str | os.PathLike | None, outtype
             raise OutputError("is not a folder", file=spelled)
     if path.is_dir():
         label = source.metadata.get("general.size_label")
-        path /= default_file_name(source.metadata["general.name"].data, label and label.data, kind)
+        prefix = "mtp-" if source.options.mtp == "only" else ""
+        path /= prefix + default_file_name(source.metadata["general.name"].data, label and label.data, kind)
     if not path.parent.is_dir():
         raise OutputError(f"folder {path.parent} does not exist", file=path)
     refuse_same_file(path, source.files)

@@ -15,7 +15,7 @@ AUTO = "auto"
 
 # Small matrices that decide much: routers, position and type embeddings, short convolutions.
 _ALWAYS_F32 = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight", "ssm_conv1d.weight",
-               "shortconv.conv.weight")
+               "shortconv.conv.weight", "indexer.proj.weight")
 
 
 def plan_outtype(source: Source, outtype: str) -> tuple[list[TensorInfo], int]:

@@ -32,6 +32,12 @@ class Rope:
             return section.number("rope_theta")
         return self._config.number("rope_theta", default=10000.0)  # the classes' own default; configs before 2023 lack the key
 
+    def rotated(self) -> int:
+        """How many elements of a head are rotated: all, or the share `partial_rotary_factor` of them."""
+        sections = [section for section in (self._config.section("rope_parameters"), self._config) if section is not None]
+        found = next((section for section in sections if "partial_rotary_factor" in section), None)
+        return self._head_size if found is None else int(self._head_size * found.number("partial_rotary_factor"))
+
     def scaling_keys(self) -> dict[str, Value]:
         """`rope.scaling.*`. llama3 scaling has none: it is a tensor of frequency factors."""
         section = self._section

@@ -39,7 +39,7 @@ class CheckpointSource:
         mapped = [] if options.vocab_only else architecture.tensors()
         self.path = str(checkpoint.path)
         self.tensors: tuple[TensorInfo, ...] = tuple(tensor.info for tensor in mapped)
-        self.checkpoint = checkpoint
+        self.checkpoint, self.options = checkpoint, options
         self._rows: dict[str, Rows] = {tensor.info.name: tensor.rows for tensor in mapped}
         self.metadata: dict[str, Value] = {
             **general_metadata(checkpoint, architecture.gguf_name, self.tensors, name),

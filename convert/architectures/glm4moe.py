@@ -1,0 +1,61 @@
+"""GLM-4.5, 4.6 and 4.7: attention with biases and half of each head rotated, dense layers first, then experts with a shared one."""
+
+from __future__ import annotations
+
+from ...formats.gguf.values import Value, boolean, f32, u32
+from ..checkpoint import Checkpoint
+from ..options import Options
+from . import register
+from .base import Weight
+from .blocks import LAYER, attention, embedding_and_head, in_layers
+from .experts import RoutedExperts
+from .glm_tokens import GlmTokens
+from .mtp import MtpBlocks
+
+
+@register("Glm4MoeForCausalLM")
+class Glm4Moe(GlmTokens, MtpBlocks, RoutedExperts):
+    gguf_name = "glm4moe"
+
+    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+        super().__init__(checkpoint, options)
+        self.n_dense = self.config.integer("first_k_dense_replace", minimum=0, maximum=self.n_main)
+        self.n_shared = self.config.integer("n_shared_experts")
+
+    def expert_layers(self) -> range:
+        return range(max(self.n_dense, self.first_layer), self.n_layers)
+
+    def expert_keys(self) -> dict[str, Value]:
+        groups = self.config.integer("n_group")
+        return super().expert_keys() | {"expert_group_count": u32(groups),
+                                        "expert_group_used_count": u32(self.config.integer("topk_group", maximum=groups))}
+
+    def family_keys(self) -> dict[str, Value]:
+        config = self.config
+        return {
+            "rope.dimension_count": u32(self.rope.rotated()),
+            "expert_feed_forward_length": u32(self.n_ff_expert),
+            "expert_shared_count": u32(self.n_shared),
+            "leading_dense_block_count": u32(self.n_dense),
+            "expert_gating_func": u32(2),  # sigmoid, the only one of this class
+            "expert_weights_scale": f32(config.number("routed_scaling_factor")),
+            "expert_weights_norm": boolean(config.boolean("norm_topk_prob")),
+            **self.mtp_keys(),
+        }
+
+    def weights(self) -> list[Weight]:
+        d, dense, sparse, shared = self.n_embd, range(self.n_dense), range(self.n_dense, self.n_layers), self.n_shared * self.n_ff_expert
+        parts = (("gate", (self.n_ff, d), (shared, d)), ("up", (self.n_ff, d), (shared, d)), ("down", (d, self.n_ff), (d, shared)))
+        return [
+            *embedding_and_head(self),
+            Weight(f"{LAYER}.input_layernorm", "blk.{}.attn_norm", (d,)),
+            Weight(f"{LAYER}.post_attention_layernorm", "blk.{}.post_attention_norm", (d,)),
+            *attention(self, bias=self.config.boolean("attention_bias", default=False), output_bias=False,
+                       head_norms=self.config.boolean("use_qk_norm", default=False)),
+            *(Weight(f"{LAYER}.mlp.{part}_proj", f"blk.{{}}.ffn_{part}", in_layers(dense, shape)) for part, shape, _ in parts),
+            Weight(f"{LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", in_layers(sparse, (self.n_experts, d))),
+            Weight(f"{LAYER}.mlp.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias", in_layers(sparse, (self.n_experts,)), exact=True),
+            *(Weight(f"{LAYER}.mlp.shared_experts.{part}_proj", f"blk.{{}}.ffn_{part}_shexp", in_layers(sparse, shape))
+              for part, _, shape in parts),
+            *self.mtp_weights(),
+        ]
