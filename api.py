@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .convert.gate_up import merge_gate_up
 from .convert.split import merge_model, split_model
 from .errors import NotFoundError, UsageError
 from .formats.codec import decodable_types, decode, decode_tensor, deinterleave, interleave
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
            "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
-           "inspect_model", "hash_model", "check_hashes",
+           "inspect_model", "hash_model", "check_hashes", "merge_gate_up",
            "plan_quantization", "repack_model", "quantize_stats", "decode_torch", "generate",
            "random_model", "benchmark_model"]
 

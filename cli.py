@@ -25,6 +25,7 @@ COMMANDS = {
     "quantize-bench": (".quantize.benchmark", "how fast and how well each type is quantized, beside a reference library"),
     "inspect": (".formats.inspect_command", "keys, tensors, types and sizes of a GGUF model"),
     "gguf-hash": (".formats.hash_command", "hashes of a GGUF model's tensors, and checking them"),
+    "merge-gate-up": (".convert.gate_up_command", "gate and up of a GGUF file's experts into one tensor, or back"),
     "gguf-split": (".convert.split_command", "split a GGUF file into shards, or merge them"),
     "bench": (".runtime.bench_command", "speed of prompts and of generation, also on random weights of a real shape"),
     "sweep-bench": (".runtime.bench_sweep", "speed of prompts and of generation as the context fills"),
