@@ -113,6 +113,14 @@ class Config:
             raise self._wrong(key, value, "a list of integers")
         return value
 
+    def numbers(self, *keys: str, length: int) -> list[float]:
+        """A list of `length` positive numbers."""
+        key, value = self._get(keys, _MISSING)
+        fits = isinstance(value, list) and len(value) == length
+        if not fits or not all(type(item) in (int, float) and 0 < item <= sys.float_info.max for item in value):
+            raise self._wrong(key, value, f"a list of {length} positive numbers")
+        return [float(item) for item in value]
+
     def section(self, *keys: str) -> Config | None:
         """A nested object, or None where it is absent."""
         key, value = self._get(keys, None)
@@ -126,3 +134,8 @@ class Config:
         """The settings of the text model: where a multimodal one has a `text_config`, its entries before the outer ones."""
         inner = self.section("text_config")
         return self if inner is None else Config({**self.values, **inner.values}, self.file)
+
+    def with_defaults(self, defaults: dict[str, Any]) -> Config:
+        """The same settings, with `defaults` for keys that are absent."""
+        present = {key: value for key, value in self.values.items() if value is not None}
+        return Config({**defaults, **present}, self.file, self._path)

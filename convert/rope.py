@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ..errors import ConfigError, printable
@@ -14,22 +16,29 @@ _YARN_KEYS = (("yarn_ext_factor", "extrapolation_factor"), ("yarn_attn_factor", 
 
 
 class Rope:
-    """`rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before). `kind` is default, linear, llama3 or yarn."""
+    """`rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before). `kind` is one of `kinds`.
 
-    def __init__(self, config: Config, head_size: int):
+    `layers`: where layers differ, which ones: a section of `rope_parameters`, such as `full_attention`.
+    """
+
+    kinds: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
+
+    def __init__(self, config: Config, head_size: int, layers: str | None = None):
         self._config, self._head_size = config, head_size
-        self._section = config.section("rope_parameters", "rope_scaling")
+        section = config.section("rope_parameters")
+        if section is not None and layers is not None and layers in section:
+            section = section.section(layers)
+        self._section = section or config.section("rope_scaling")
         self.kind = "default" if self._section is None else self._section.string("rope_type", "type", default="default")
-        if self.kind not in ("default", "linear", "llama3", "yarn"):
-            raise ConfigError(f"rope type '{printable(self.kind)}' is not supported yet; default, linear, llama3 and yarn are",
+        if self.kind not in self.kinds:
+            raise ConfigError(f"rope type '{printable(self.kind)}' is not known for this architecture; {', '.join(self.kinds)} are",
                               file=config.file)
         if head_size % 2:
             raise ConfigError(f"head size {head_size} is odd; rotary embedding needs pairs", file=config.file)
 
     def base(self) -> float:
-        section = self._config.section("rope_parameters")
-        if section is not None and "rope_theta" in section:
-            return section.number("rope_theta")
+        if self._section is not None and "rope_theta" in self._section:
+            return self._section.number("rope_theta")
         return self._config.number("rope_theta", default=10000.0)  # the classes' own default; configs before 2023 lack the key
 
     def rotated(self) -> int:
@@ -68,3 +77,32 @@ class Rope:
         wavelengths = np.float32(2 * np.pi) / (one / np.float32(self.base()) ** exponents)
         smooth = np.clip((np.float32(original) / wavelengths - np.float32(low)) / np.float32(high - low), 0, 1)
         return one / ((one - smooth) / np.float32(factor) + smooth)
+
+
+class LongRope(Rope):
+    """Phi-3's: two sets of frequency factors, for texts within the original context and beyond it (`longrope`, once called `su`)."""
+
+    kinds = ("default", "longrope", "su")
+
+    def original_context(self) -> int:
+        for config in (self._section, self._config):
+            if config is not None and "original_max_position_embeddings" in config:
+                return config.integer("original_max_position_embeddings")
+        return 4096  # the class's own default
+
+    def scaling_keys(self) -> dict[str, Value]:
+        """Attention is scaled by sqrt(1 + ln s / ln c), c the original context and s how much longer the whole one is."""
+        original = self.original_context()
+        keys = {"rope.scaling.original_context_length": u32(original)}
+        if self.kind != "default":
+            scale = self._config.integer("max_position_embeddings") / original
+            factor = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 and original > 1 else 1.0
+            keys["rope.scaling.attn_factor"] = f32(factor)
+        return keys
+
+    def both_factors(self) -> dict[str, np.ndarray]:
+        """`long` and `short`, each float32[rotated dimensions / 2]; empty without scaling."""
+        if self.kind == "default":
+            return {}
+        return {which: np.array(self._section.numbers(f"{which}_factor", length=self._head_size // 2), np.float32)
+                for which in ("long", "short")}

@@ -73,7 +73,7 @@ class Architecture(ABC):
     has_mtp = False  # the file can have blocks that predict further tokens
     mla_layouts: tuple[str, ...] = ("mainline",)
     ff_is_optional = False  # a class without dense layers may lack intermediate_size
-    default_head_size: int | None = None  # of a class whose heads do not follow from the width when config.json has no head_dim
+    class_defaults: dict[str, object] = {}  # what the model class takes for keys that its published config.json files leave out
     always_names_head_size = True  # the reference leaves key_length out where neither the class nor config.json has head_dim
 
     def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
@@ -87,7 +87,7 @@ class Architecture(ABC):
         self.n_vocab = config.integer("vocab_size")
         self.n_heads = config.integer("num_attention_heads")
         self.n_kv_heads = config.integer("num_key_value_heads", default=self.n_heads)  # what the classes take for multi-head attention
-        self.head_size = config.integer("head_dim", default=self.default_head_size) or self._derived_head_size()
+        self.head_size = config.integer("head_dim", default=None) or self._derived_head_size()
         self.tied = config.boolean("tie_word_embeddings", default=self.tied_by_default)
         self.rope = self.make_rope()
         if self.n_heads % self.n_kv_heads:

@@ -10,7 +10,7 @@ from .blocks import attention, embedding_and_head, gated_feed_forward, norms
 @register("Qwen3ForCausalLM")
 class Qwen3(Architecture):
     gguf_name = "qwen3"
-    default_head_size = 128
+    class_defaults = {"head_dim": 128}
 
     def weights(self) -> list[Weight]:
         biased = self.config.boolean("attention_bias", default=False)
