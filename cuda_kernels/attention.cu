@@ -53,7 +53,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 attention(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, const float* __restrict__ q_norm,
           const float* __restrict__ k_norm, float eps, const float* __restrict__ angles, u8* cache_k, u8* cache_v,
           const int* __restrict__ position, float scale, float* partial, u32* tickets, float* __restrict__ out) {
+#ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
+#endif
     char *queries = shared + AT_Q, *new_k = shared + AT_K, *new_v = shared + AT_V, *probabilities = shared + AT_P;
     float *scores = (float*)(shared + AT_S), *rescale = (float*)(shared + AT_M), *maxima = rescale + R, *sums = maxima + R;
 
@@ -70,7 +72,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         char* to = shared + tile % STAGES * STAGE;
         load_tile<TYPE_K, DK, STRIDE_K, ROW_K>(to, cache_k, at, old, head);
         load_tile<TYPE_V, DV, STRIDE_V, ROW_V>(to + TILE * STRIDE_K, cache_v, at, old, head);
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        end_of_copies();
     };
     // A probability of 0 times whatever was left behind the last row could be NaN.
     auto clear = [&](int tile) {
@@ -145,7 +147,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     for (int t = 0; t < tiles; t++) {
         const int at = first + t * TILE, n = min(TILE, last - at);
         char *tile_k = shared + t % STAGES * STAGE, *tile_v = tile_k + TILE * STRIDE_K;
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+        wait_for_copies<STAGES - 1>();
         __syncthreads();
         if (t >= STAGES && at + n > p0) {
             insert_new<STRIDE_K>(tile_k, new_k, at, p0, n);
@@ -188,7 +190,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         load(t + STAGES);  // commits a group in any case, so that the count of groups in flight stays the same
     }
     if (Mixer::JOIN_BYTES) {
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        wait_for_copies<0>();
         __syncthreads();
     }
 

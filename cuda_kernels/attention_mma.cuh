@@ -9,6 +9,7 @@ constexpr int P_TILES = TILE / (8 * WARPS);                                     
 constexpr int STRIDE_Q = DK * 2 + 16, STRIDE_P = TILE * 2 + 16;                 // bytes
 static_assert(TILE % (8 * WARPS) == 0 && DK % 16 == 0 && DV % 16 == 0 && TYPE_K == TYPE_V, "a shape this is made for");
 
+#ifndef ON_HOST
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // 16 x 16 halves, row r of them at `at + r * stride`, as the left operand of mma.
@@ -33,6 +34,8 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], const u32 
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+
+#endif
 
 __device__ __forceinline__ void two_parts(float x, u16* whole, u16* rest) {
     const u16 h = TYPE_K == BF16 ? float_to_bf16(x) : float_to_half(x);

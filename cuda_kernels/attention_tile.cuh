@@ -2,9 +2,17 @@
 #pragma once
 #include "attention_cache.cuh"
 
+#ifndef ON_HOST
 __device__ __forceinline__ void copy16(char* to, const u8* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
+
+__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most N groups of copies of this thread are under way.
+template <int N>
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+#endif
 
 // Rows first .. first+count-1 of the cache to a tile; `count` may be 0 or less.
 template <int TYPE, int D, int STRIDE, int ROW>

@@ -6,6 +6,8 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+#ifndef ON_HOST  // the test that runs kernels on the CPU has its own of what follows
+
 #define INFINITY __int_as_float(0x7f800000)
 
 // A kernel launched as a dependent may start before the kernel it follows has ended. `start_dependents` lets the next one start as
@@ -56,6 +58,8 @@ __device__ __forceinline__ float warp_max(float x) {
     for (int d = 16; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, d));
     return x;
 }
+
+#endif
 
 // True for the last of `count` blocks that arrive at a counter, which it leaves at 0 again. What the others wrote before is
 // visible to it. An integer counter decides only who does the rest of the work, not what is added in which order.

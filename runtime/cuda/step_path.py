@@ -94,10 +94,6 @@ class StepPath:
             for event in under_way:  # they write to host memory, which must not become somebody else's meanwhile
                 event.synchronize()
 
-    def forget(self) -> None:
-        """Gives back graphs and their memory."""
-        self._sequences.clear()
-
     def _sequence(self, state) -> Sequence:
         held = self._sequences.get(id(state))
         if held is None or held[0]() is not state:

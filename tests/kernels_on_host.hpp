@@ -1,0 +1,150 @@
+// CUDA blocks on the CPU, one after the other: a thread of a block is a std::thread, barriers are barriers. For kernels of the decoding
+// step, which leave out their own hardware instructions where ON_HOST is defined. Shared memory holds NaN at first.
+#pragma once
+#include <math.h>
+#include <string.h>
+
+#include <barrier>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#define ON_HOST
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __restrict__
+#define __shared__ static
+#undef INFINITY
+#define INFINITY __builtin_inff()
+
+struct Index { unsigned x, y, z; };
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+static thread_local Index threadIdx;
+static Index blockIdx, gridDim;
+alignas(16) static char shared[232 * 1024];
+
+typedef std::unique_ptr<std::barrier<>> Barrier;
+static Barrier block_barrier;
+static std::vector<Barrier> warp_barriers;
+inline void __syncthreads() { block_barrier->arrive_and_wait(); }
+inline void __syncwarp() { warp_barriers[threadIdx.x / 32]->arrive_and_wait(); }
+inline void __threadfence() {}
+
+// What every lane of a warp gives, as every lane sees it.
+template <class T, class F>
+auto exchange(const T& mine, F use) {
+    static T given[32][32];
+    auto& warp = given[threadIdx.x / 32];
+    warp[threadIdx.x % 32] = mine;
+    __syncwarp();
+    auto result = use(warp, threadIdx.x % 32);
+    __syncwarp();
+    return result;
+}
+
+template <class T> T __shfl_xor_sync(unsigned, T x, int d) { return exchange(x, [=](const T (&w)[32], int lane) { return w[lane ^ d]; }); }
+template <class T> T __shfl_down_sync(unsigned, T x, int d) {
+    return exchange(x, [=](const T (&w)[32], int lane) { return w[lane + d < 32 ? lane + d : lane]; });
+}
+inline unsigned __ballot_sync(unsigned, int x) {
+    return exchange(x, [](const int (&w)[32], int) {
+        unsigned bits = 0;
+        for (int i = 0; i < 32; i++) bits |= (unsigned)(w[i] != 0) << i;
+        return bits;
+    });
+}
+
+inline float __uint_as_float(unsigned b) { float f; memcpy(&f, &b, 4); return f; }
+inline unsigned __float_as_uint(float f) { unsigned b; memcpy(&b, &f, 4); return b; }
+inline float half_to_float(unsigned short b) { _Float16 h; memcpy(&h, &b, 2); return (float)h; }
+inline unsigned short float_to_half(float x) { _Float16 h = (_Float16)x; unsigned short b; memcpy(&b, &h, 2); return b; }
+inline float bf16_to_float(unsigned short b) { return __uint_as_float((unsigned)b << 16); }
+inline unsigned short float_to_bf16(float x) {
+    const unsigned b = __float_as_uint(x);
+    return (unsigned short)((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+inline float warp_sum(float x) { for (int d = 16; d; d >>= 1) x += __shfl_xor_sync(~0u, x, d); return x; }
+inline float warp_max(float x) { for (int d = 16; d; d >>= 1) x = fmaxf(x, __shfl_xor_sync(~0u, x, d)); return x; }
+inline void wait_for_inputs() {}
+inline void start_dependents() {}
+
+template <class T> T __ldcg(const T* p) { return *p; }
+inline unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+
+inline void copy16(char* to, const void* from) { memcpy(to, from, 16); }
+inline void end_of_copies() {}
+template <int N> void wait_for_copies() {}
+
+// Fragments of mma.m16n8k16 as the PTX manual lays them out: registers of two halves, lanes in fours.
+struct A { unsigned r[4]; };
+struct B { unsigned r[2]; };
+inline void load_a(unsigned (&a)[4], const char* at, int stride, int lane) {
+    exchange(at + lane % 16 * stride + lane / 16 * 16, [&](const char* const (&rows)[32], int lane) {
+        for (int m = 0; m < 4; m++) memcpy(&a[m], rows[8 * m + lane / 4] + lane % 4 * 4, 4);
+        return 0;
+    });
+}
+inline void load_b_turned(unsigned (&b)[2], const char* at, int stride, int lane) {
+    exchange(at + lane % 16 * stride, [&](const char* const (&rows)[32], int lane) {
+        for (int m = 0; m < 2; m++)
+            for (int half = 0; half < 2; half++) memcpy((char*)&b[m] + 2 * half, rows[8 * m + 2 * (lane % 4) + half] + 2 * (lane / 4), 2);
+        return 0;
+    });
+}
+template <bool BFLOAT>
+float half_of(unsigned word, int which) {
+    const unsigned short bits = word >> 16 * which;
+    return BFLOAT ? bf16_to_float(bits) : half_to_float(bits);
+}
+template <bool BFLOAT>
+void product(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    struct Both { A a; B b; };
+    exchange(Both{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}}, [&](const Both (&w)[32], int lane) {
+        for (int i = 0; i < 4; i++) {
+            const int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+            double sum = c[i];
+            for (int k = 0; k < 16; k++)
+                sum += (double)half_of<BFLOAT>(w[row % 8 * 4 + k % 8 / 2].a.r[(row >= 8) + 2 * (k >= 8)], k % 2) *
+                       half_of<BFLOAT>(w[column * 4 + k % 8 / 2].b.r[k >= 8], k % 2);
+            c[i] = (float)sum;
+        }
+        return 0;
+    });
+}
+
+// kernel() as every thread of every block.
+template <class F>
+void launch_on_host(unsigned x, unsigned y, int threads, F kernel) {
+    memset(shared, 0xff, sizeof shared);
+    gridDim = {x, y, 1};
+    for (unsigned block = 0; block < x * y; block++) {
+        blockIdx = {block % x, block / x, 0};
+        block_barrier = std::make_unique<std::barrier<>>(threads);
+        warp_barriers.clear();
+        for (int w = 0; w < threads / 32; w++) warp_barriers.push_back(std::make_unique<std::barrier<>>(32));
+        std::vector<std::thread> running;
+        for (int i = 0; i < threads; i++)
+            running.emplace_back([=] {
+                threadIdx = {(unsigned)i, 0, 0};
+                kernel();
+                block_barrier->arrive_and_drop();
+                warp_barriers[i / 32]->arrive_and_drop();
+            });
+        for (auto& thread : running) thread.join();
+    }
+}
