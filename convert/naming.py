@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import OutputError, UsageError
 from ..formats.output import refuse_same_file
-from .outtype import resolve_outtype
+from .outtype import type_word
 from .source import CheckpointSource
 
 _SIZE_WORD = re.compile(r"(?:^|[-_ ])(?:\d+x)?\d+(?:\.\d+)?[KMBT](?:$|[-_ ])", re.IGNORECASE)
@@ -23,7 +23,7 @@ def output_path(source: CheckpointSource, out: str | os.PathLike | None, outtype
     if not isinstance(source, CheckpointSource):
         raise UsageError("is not a folder with a Hugging Face checkpoint; only those are converted", file=source.path)
     vocab_only = not source.tensors
-    kind = "vocab" if vocab_only else resolve_outtype(source.tensors, outtype)
+    kind = "vocab" if vocab_only else type_word(source.tensors, outtype)
     if out is None:
         path = Path(source.path)
     else:

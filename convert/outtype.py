@@ -13,6 +13,9 @@ OUTTYPES: dict[str, tuple[GGMLType, int]] = {"f32": (TYPES["F32"], 0), "f16": (T
                                              "q8_0": (TYPES["Q8_0"], 7)}
 AUTO = "auto"
 
+# Block types that checkpoints store -> (what file names call them, general.file_type)
+PACKED = {"MXFP4": ("mxfp4_moe", 38)}
+
 # Small matrices that decide much: routers, position and type embeddings, short convolutions.
 _ALWAYS_F32 = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight", "ssm_conv1d.weight",
                "shortconv.conv.weight", "indexer.proj.weight")
@@ -22,10 +25,25 @@ def plan_outtype(source: Source, outtype: str) -> tuple[list[TensorInfo], int]:
     """The tensors of `source` with the types they get, and the value of `general.file_type`.
 
     Vectors, norms, routers and everything that is not a `.weight` become F32; rows that the blocks of `outtype` do not divide
-    become F16. UsageError for an unknown outtype. Follows the converter of llama.cpp.
+    become F16. Matrices that the checkpoint stores in blocks of a ggml type keep it, and where the rest are floats, name the file type.
+    UsageError for an unknown outtype. Follows the converter of llama.cpp.
     """
     wanted, file_type = OUTTYPES[resolve_outtype(source.tensors, outtype)]
+    if (packed := packed_type(source.tensors)) is not None and not wanted.is_quantized:
+        file_type = PACKED[packed.name][1]
     return [tensor.with_type(_type_of(tensor, wanted)) for tensor in source.tensors], file_type
+
+
+def packed_type(tensors: Sequence[TensorInfo]) -> GGMLType | None:
+    """The block type that a checkpoint stores matrices in, None if it stores floats alone."""
+    return next((tensor.type for tensor in tensors if tensor.type.name in PACKED), None)
+
+
+def type_word(tensors: Sequence[TensorInfo], outtype: str) -> str:
+    """What a file name calls the types that `outtype` leads to, in lower case."""
+    kind = resolve_outtype(tensors, outtype)
+    packed = packed_type(tensors)
+    return PACKED[packed.name][0] if packed is not None and not OUTTYPES[kind][0].is_quantized else kind
 
 
 def resolve_outtype(tensors: Sequence[TensorInfo], outtype: str) -> str:
@@ -41,6 +59,8 @@ def resolve_outtype(tensors: Sequence[TensorInfo], outtype: str) -> str:
 
 def _type_of(tensor: TensorInfo, wanted: GGMLType) -> GGMLType:
     name = tensor.name
+    if tensor.type.name in PACKED:
+        return tensor.type
     if len(tensor.shape) < 2 or not name.endswith(".weight") or name.endswith(("_norm.weight", *_ALWAYS_F32)):
         return TYPES["F32"]
     return TYPES["F16"] if tensor.n_cols % wanted.block_size else wanted

@@ -34,6 +34,52 @@ class SelectedRows:
         self._base.release()
 
 
+class EveryOtherRow:
+    """Rows `first`, `first` + 2, ... of another that has an even number of them."""
+
+    def __init__(self, base: Rows, first: int):
+        self.n_rows, self.row_bytes = base.n_rows // 2, base.row_bytes
+        self._base, self._first = base, first
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        if start >= stop:
+            return np.empty((0, self.row_bytes), np.uint8)
+        return self._base.read(self._first + 2 * start, self._first + 2 * stop - 1)[::2]
+
+    def release(self) -> None:
+        self._base.release()
+
+
+class TransposedMatrices:
+    """Matrices stored one below the other as [n_rows, n_cols] -> rows of [n_cols, n_rows] each; with `columns`, only these columns.
+
+    Of each matrix only the columns asked for are gathered.
+    """
+
+    def __init__(self, base: Rows, n_matrices: int, type: GGMLType, columns: slice = slice(None)):
+        if type.block_size != 1:
+            raise UnsupportedTypeError(f"{type.name} rows cannot be transposed without changing values")
+        self._n, self._size = base.n_rows // n_matrices, type.block_bytes
+        self._n_cols = base.row_bytes // self._size
+        self._columns = range(self._n_cols)[columns]
+        self.n_rows, self.row_bytes = n_matrices * len(self._columns), self._n * self._size
+        self._base = base
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        pieces, per_matrix = [], len(self._columns)
+        while start < stop:
+            matrix, first = divmod(start, per_matrix)
+            last = min(per_matrix, first + stop - start)
+            wanted = self._columns[first:last]
+            stored = np.ascontiguousarray(self._base.read(matrix * self._n, (matrix + 1) * self._n)).view(f"u{self._size}")
+            pieces.append(np.ascontiguousarray(stored[:, wanted.start:wanted.stop:wanted.step].T))
+            start += last - first
+        return np.concatenate(pieces).view(np.uint8) if pieces else np.empty((0, self.row_bytes), np.uint8)
+
+    def release(self) -> None:
+        self._base.release()
+
+
 class SelectedColumns:
     """Elements `order[0]`, `order[1]`, ... of each row; `type` has one element per block."""
 

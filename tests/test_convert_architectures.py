@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -43,11 +44,28 @@ def check_equal(made: Path, expected: Path, exceptions: dict[str, tuple[object, 
             assert np.array_equal(rows, theirs.read_rows(tensor, 0, tensor.n_rows)), tensor.name
 
 
-@pytest.mark.parametrize("case", ["qwen2", "qwen3", "ministral3", "tok_spm", "mixtral", "phi3", "gemma3"])
+@pytest.mark.parametrize("case", ["qwen2", "qwen3", "ministral3", "tok_spm", "mixtral", "phi3", "gemma3", "gpt_oss_bf16",
+                                  "gpt_oss_mxfp4"])
 def test_file_equals_the_reference(tmp_path: Path, case: str):
     expected = shared(f"golden/convert/{case}/expected-f32.gguf")
     made = iqforge.convert_model(shared(f"golden/convert/{case}/hf"), tmp_path / "made.gguf", "f32")
     check_equal(made, expected, EXCEPTIONS.get(case, {}))
+
+
+def test_packed_experts_stay_packed_beside_other_types(tmp_path: Path):
+    """expected-bf16.json lists names, types and hashes; only the floats around the experts follow --outtype."""
+    listing = json.loads(shared("golden/convert/gpt_oss_mxfp4/expected-bf16.json").read_text())
+    made = iqforge.convert_model(shared("golden/convert/gpt_oss_mxfp4/hf"), tmp_path, "bf16")
+    assert made.name.endswith("-MXFP4_MOE.gguf")
+    with open_gguf(made) as file:
+        found = {t.name: (t.type.name, list(reversed(t.shape)), hashlib.sha256(file.read_rows(t, 0, t.n_rows).tobytes()).hexdigest())
+                 for t in file.tensors}
+        assert file.metadata["general.file_type"].data == 38
+    assert found == {t["name"]: (t["type"], t["shape"], t["sha256"]) for t in listing["tensors"]}
+    made = iqforge.convert_model(shared("golden/convert/gpt_oss_mxfp4/hf"), tmp_path / "q8_0.gguf", "q8_0")
+    with open_gguf(made) as file:
+        assert file.metadata["general.file_type"].data == 7 and file.tensor("output.weight").type.name == "Q8_0"
+        assert file.tensor("blk.0.ffn_up_exps.weight").type.name == "MXFP4"
 
 
 def test_classes_are_chosen_by_text_model(monkeypatch: pytest.MonkeyPatch):

@@ -77,7 +77,8 @@ class Architecture(ABC):
     always_names_head_size = True  # the reference leaves key_length out where neither the class nor config.json has head_dim
 
     def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
-        self.checkpoint, self.config, self.options = checkpoint, checkpoint.config.of_text(), options
+        self.checkpoint, self.options = checkpoint, options
+        self.config = checkpoint.config.of_text().with_defaults(self.class_defaults)
         self.merge_gate_up = options.merge_gate_up
         self.first_layer = 0  # layers before it are left out
         config = self.config

@@ -101,10 +101,13 @@ class RoutedExperts(Architecture):
     def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
         super().__init__(checkpoint, options)
         self.merge_gate_up = options.merge_gate_up or self.always_merged
+        self._stacks: dict[int, ExpertStack] = {}
+        self.read_expert_sizes()
+
+    def read_expert_sizes(self) -> None:
         self.n_experts = self.config.integer("num_experts", "num_local_experts", "n_routed_experts")
         self.n_experts_used = self.config.integer("num_experts_per_tok", maximum=self.n_experts)
         self.n_ff_expert = self.expert_width()
-        self._stacks: dict[int, ExpertStack] = {}
 
     def expert_width(self) -> int:
         return self.config.integer("moe_intermediate_size")
