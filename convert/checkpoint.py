@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import CheckpointError, NotFoundError, UnsupportedTypeError, printable
 from ..formats.types import TYPES, GGMLType
 from .config import Config, read_json
+from .decoded import DecodedTensor
 from .safetensors import StoredTensor
 from .shards import collect_tensors, find_layout
 from .storage import MappedFiles, Storage
@@ -76,8 +77,10 @@ class Checkpoint:
             raise CheckpointError(f"cannot be read as text: {printable(error)}", file=path) from None
 
     def type_of(self, tensor: StoredTensor) -> GGMLType:
-        """The ggml type of a stored tensor. UnsupportedTypeError for dtypes that rows are not read as: F32 stands for wider floats and
+        """The ggml type of a stored or decoded tensor. UnsupportedTypeError for dtypes that rows are not read as: F32 stands for wider floats and
         integers too."""
+        if isinstance(tensor, DecodedTensor):
+            return tensor.type
         if found := FLOAT_DTYPES.get(tensor.dtype):
             return found
         if tensor.dtype in WIDENED_DTYPES:

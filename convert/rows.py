@@ -15,6 +15,7 @@ import numpy as np
 from ..formats.codec import decode
 from ..formats.types import GGMLType
 from .checkpoint import WIDENED_DTYPES, Checkpoint
+from .decoded import DecodedTensor
 from .safetensors import StoredTensor
 
 
@@ -30,7 +31,7 @@ class Rows(Protocol):
 
 
 class StoredRows:
-    """A stored tensor as `n_rows` equal rows, by default rows of its last dimension. Wide floats and integers are read as F32."""
+    """A stored or decoded tensor as `n_rows` equal rows, by default rows of its last dimension. Wide floats and integers are read as F32."""
 
     def __init__(self, checkpoint: Checkpoint, tensor: StoredTensor, n_rows: int | None = None):
         if n_rows is None:
@@ -42,14 +43,24 @@ class StoredRows:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         start, stop, _ = slice(start, stop).indices(self.n_rows)
+        if isinstance(self._tensor, DecodedTensor):
+            return self._decoded(self._tensor.rows, start, stop)
         data = self._checkpoint.read(self._tensor, start * self._stored_bytes, stop * self._stored_bytes)
         if self._wide is not None:
             with np.errstate(over="ignore"):  # beyond the range of F32 lies infinity, as when PyTorch converts
                 data = data.view(self._wide).astype("<f4").view(np.uint8)
         return data.reshape(max(stop - start, 0), self.row_bytes)
 
+    def _decoded(self, rows: Rows, start: int, stop: int) -> np.ndarray:
+        if (rows.n_rows, rows.row_bytes) == (self.n_rows, self.row_bytes):
+            return rows.read(start, stop)
+        return rows.read(0, rows.n_rows).reshape(self.n_rows, self.row_bytes)[start:stop]  # a vector, element by element
+
     def release(self) -> None:
-        self._checkpoint.release(self._tensor)
+        if isinstance(self._tensor, DecodedTensor):
+            self._tensor.rows.release()
+        else:
+            self._checkpoint.release(self._tensor)
 
 
 class RowRange:

@@ -13,6 +13,7 @@ from ...formats.source import TensorInfo
 from ...formats.types import TYPES
 from ..checkpoint import Checkpoint
 from ..options import Options
+from ..packed import unpacked
 from ..rope import Rope
 from ..rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, Rows, StoredRows
 from ..safetensors import StoredTensor
@@ -169,7 +170,7 @@ class Architecture(ABC):
 
     def stored(self) -> Iterator[Mapped]:
         table = {weight.stored: weight for weight in self.weights()}
-        for tensor in self.checkpoint.tensors.values():
+        for tensor in unpacked(self.checkpoint).values():
             name = self.text_name(tensor.name)
             if name is None or name.endswith(DROPPED_SUFFIXES) or (self.tied and name == "lm_head.weight"):
                 continue

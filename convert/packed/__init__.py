@@ -1,0 +1,34 @@
+"""Checkpoints whose weights are stored quantized: their tensors as floats, decoded row by row, or repacked where a ggml type holds them.
+
+One file per kind of quantization; `quantization_config` of config.json says which it is.
+"""
+
+from __future__ import annotations
+
+from ...errors import CheckpointError, printable
+from ..checkpoint import Checkpoint
+from ..config import Config
+from ..safetensors import StoredTensor
+from . import fp8
+
+_METHODS = {"fp8": fp8.unpack}
+_LEFT_TO_ARCHITECTURES = ("mxfp4",)  # stored in a way that only the model class defines
+
+
+def unpacked(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
+    """All tensors of the checkpoint by name, packed ones decoded and their scales gone.
+
+    CheckpointError for an unknown method and for scales that do not fit their weights.
+    """
+    section = quantization_config(checkpoint)
+    if section is None or (method := section.string("quant_method")) in _LEFT_TO_ARCHITECTURES:
+        return checkpoint.tensors
+    if method not in _METHODS:
+        raise CheckpointError(f"weights quantized with '{printable(method)}' cannot be read; {', '.join(_METHODS)} can",
+                              file=checkpoint.config.file)
+    return _METHODS[method](checkpoint, section)
+
+
+def quantization_config(checkpoint: Checkpoint) -> Config | None:
+    """The section that says how weights are packed; None where they are plain."""
+    return checkpoint.config.of_text().section("quantization_config", "compression_config")
