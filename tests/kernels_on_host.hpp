@@ -55,6 +55,9 @@ template <class T> T __shfl_xor_sync(unsigned, T x, int d) { return exchange(x, 
 template <class T> T __shfl_down_sync(unsigned, T x, int d) {
     return exchange(x, [=](const T (&w)[32], int lane) { return w[lane + d < 32 ? lane + d : lane]; });
 }
+template <class T> T __shfl_up_sync(unsigned, T x, int d) {
+    return exchange(x, [=](const T (&w)[32], int lane) { return w[lane >= d ? lane - d : lane]; });
+}
 inline unsigned __ballot_sync(unsigned, int x) {
     return exchange(x, [](const int (&w)[32], int) {
         unsigned bits = 0;
@@ -81,6 +84,7 @@ template <class T> T __ldcg(const T* p) { return *p; }
 inline unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
+inline unsigned long long max(unsigned long long a, unsigned long long b) { return a > b ? a : b; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fmul_rn(float a, float b) { return a * b; }

@@ -12,6 +12,8 @@ import torch
 
 from iqforge.cuda_kernels.compile import KernelSpec, expand
 from iqforge.cuda_kernels.step_router import router_spec
+from iqforge.cuda_kernels.step_sample import SAMPLE
+from iqforge.runtime.sampling import GREEDY, Sampling, sample
 
 from .step_reference import allowed, attention_error, router_case
 
@@ -37,6 +39,18 @@ extern "C" void run(const float* h, const float* norm, float eps, const float* m
     std::vector<float> logits(ROWS * EXPERTS);
     u32 ticket = 0;
     launch_on_host(EXPERTS, 1, THREADS, [&] { router(h, norm, eps, matrix, logits.data(), &ticket, ids, weights); });
+}
+'''
+
+RUN_SAMPLE = '''
+extern "C" void greedy(const float* logits, int n, int blocks, long long* tokens, int* positions, int* history) {
+    std::vector<u64> partial(blocks);
+    u32 ticket = 0;
+    launch_on_host(blocks, 1, THREADS, [&] { sample_greedy(logits, n, partial.data(), &ticket, tokens, positions, history); });
+}
+extern "C" void draw(const float* values, const long long* ids, int n, int count, double temperature, double top_p, double min_p,
+                     const u64* seed, long long* tokens, int* positions, int* history) {
+    launch_on_host(1, 1, DRAW, [&] { sample_draw(values, ids, n, count, temperature, top_p, min_p, seed, tokens, positions, history); });
 }
 '''
 
@@ -94,3 +108,28 @@ def test_router(rows, width, n_experts, n_used, reduction, tmp_path):
     router.run(pointer(h), pointer(norm.weight), ctypes.c_float(norm.eps), pointer(matrix), pointer(ids), pointer(weights))
     assert torch.equal(ids.long(), chosen)
     assert torch.allclose(weights.double(), expected, rtol=1e-5)
+
+
+def test_draws_are_those_of_the_host(tmp_path):
+    kernels = library(tmp_path, SAMPLE, RUN_SAMPLE)
+    n, number = 3000, ctypes.c_double
+    samplings = [GREEDY, Sampling(), Sampling(seed=2**63 + 5), Sampling(1.5, 0, 0.9, 0, seed=3), Sampling(0.7, 5, 1.0, 0.2),
+                 Sampling(2.0, 0, 1.0, 0.0, seed=9)]
+    for case, sampling in enumerate(samplings):
+        logits = 3 * torch.randn(n, generator=torch.Generator().manual_seed(case))
+        logits[100] = logits[200] = logits.max()  # the lower one of equals
+        tokens, seed = torch.zeros(8, dtype=torch.int64), torch.tensor([sampling.seed - (sampling.seed >> 63 << 64)])
+        positions, history = torch.full((8,), 40 + case, dtype=torch.int32), torch.zeros(60, dtype=torch.int32)
+        after = tuple(map(pointer, (tokens, positions, history)))
+        for step in range(3):
+            if step == 2:
+                logits[7] = float("inf")
+            if sampling.is_greedy:
+                kernels.greedy(pointer(logits), n, 5, *after)
+            else:
+                values, ids = logits.sort(descending=True, stable=True)
+                kernels.draw(pointer(values), pointer(ids), n, sampling.top_k or n, number(sampling.temperature), number(sampling.top_p),
+                             number(sampling.min_p), pointer(seed), *after)
+            position = 41 + case + step
+            drawn = sample(logits, sampling, position) if step < 2 else -1  # not finite
+            assert (int(history[position]), int(tokens[0]), int(positions[0])) == (drawn, max(drawn, 0), position)
