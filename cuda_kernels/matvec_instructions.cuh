@@ -45,11 +45,15 @@ DEV float larger(float a, float b) { float m; asm("max.NaN.f32 %0, %1, %2;" : "=
 DEV int dp4a_us(uint32_t a, int b, int c) { int d; asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
 DEV int dp4a_ss(int a, int b, int c) { int d; asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
 
-// Copies from global to shared memory that go on while the thread does: started, put in groups, waited for but for the last PENDING
-// groups. With `ahead`, L2 takes in 256 bytes at once.
-DEV void copy16(uint32_t to, const uint8_t* from, bool ahead) {
-  if (ahead) asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
-  else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+// Copies from global to shared memory that go on while the thread does: started (by lanes with `wanted`, without a branch), put in groups,
+// waited for but for the last PENDING groups. With `ahead`, L2 takes in 256 bytes at once.
+DEV void copy16(uint32_t to, const uint8_t* from, bool wanted, bool ahead) {
+  if (ahead)
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global.L2::256B [%0], [%1], 16;}"
+                 :: "r"(to), "l"(from), "r"((uint32_t)wanted) : "memory");
+  else
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16;}"
+                 :: "r"(to), "l"(from), "r"((uint32_t)wanted) : "memory");
 }
 DEV void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEV void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }

@@ -86,7 +86,8 @@ def plan(type: GGMLType, cols: int, n: int, kind: int, limit: int) -> Plan:
         warps //= 2
     most = min(_LARGEST_RING, room_of(type, limit) - x)
     longest = next((k for k in range(min(_STAGE_STEPS, steps), 1, -1) if fewest * slot(k) <= most // warps), 1)
-    stage_steps = -(-steps // -(-steps // longest))  # stages of a row as equal as can be
+    even = next(k for k in range(longest, 0, -1) if steps % k == 0)
+    stage_steps = even if 3 * even >= 2 * longest else -(-steps // -(-steps // longest))  # equal stages, if they need not be much shorter
     slots = max(fewest, min(8, ring // (warps * slot(stage_steps))))
     resident, prefetch = 2 if n == 1 or kind == EXPERT_DOWN else 1, -(-_PREFETCH // (warps * slot(stage_steps)))
     return Plan(steps, stage_steps, stage_rows, slots, prefetch, warps, x + warps * slots * slot(stage_steps), resident)

@@ -28,7 +28,7 @@ template <class F> struct Ring {
     for (int p = 0; p < F::PLANES; p++) {
       int64_t at = offset(p, row, chunk);
       if (in_line(p)) {
-        if (lane == 0) copy16(slot + begin(p), base + g.plane[p] + (at & ~int64_t(15)), false);
+        copy16(slot + begin(p), base + g.plane[p] + (at & ~int64_t(15)), lane == 0, false);
         continue;
       }
       int bytes = piece(p);
@@ -40,9 +40,10 @@ template <class F> struct Ring {
       const uint8_t* from = base + g.plane[p] + at + 16 * lane;
       uint32_t to = slot + begin(p) + 16 * lane;
       #pragma unroll
-      for (int i = 0; i < room(p); i += 512)
-        if ((i + 512 <= room(p) && aligned(p) && F::row_bytes(p) % piece(p) == 0) || i + 16 * lane < bytes)
-          copy16(to + i, from + i, F::row_bytes(p) >= 1024);
+      for (int i = 0; i < room(p); i += 512) {
+        bool whole = i + 512 <= room(p) && aligned(p) && F::row_bytes(p) % piece(p) == 0;
+        copy16(to + i, from + i, whole || i + 16 * lane < bytes, F::row_bytes(p) >= 1024);
+      }
     }
   }
 

@@ -134,7 +134,8 @@ inline int dp4a_us(uint32_t a, int b, int c) {
   return c;
 }
 static const uint8_t *memory_begin[4], *memory_end[4];   // what copies may read
-inline void copy16(uint32_t to, const uint8_t* from, bool) {
+inline void copy16(uint32_t to, const uint8_t* from, bool wanted, bool) {
+  if (!wanted) return;
   bool known = false;
   for (int n = 0; n < 4; ++n) known |= from >= memory_begin[n] && from + 16 <= memory_end[n];
   if (!known || to % 16 || to + 16 > SHARED_MEMORY || uintptr_t(from) % 16) __builtin_trap();
