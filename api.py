@@ -21,9 +21,12 @@ from .quantize.run import Progress, RunReport
 if TYPE_CHECKING:
     import torch
 
+    from .convert.output import OutputPlan
     from .formats.source import Source
     from .imatrix.data import Imatrix
+    from .quantize.metadata import ImatrixNote
     from .quantize.plan import PlannedTensor
+    from .quantize.run import ImportanceLookup
     from .quantize.stats import StatsProgress, StatsReport
     from .runtime.bench import Result
     from .runtime.evaluate.divergence import Divergence
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
            "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
            "inspect_model", "hash_model", "check_hashes", "merge_gate_up",
-           "plan_quantization", "repack_model", "quantize_stats", "decode_torch", "generate",
+           "plan_quantization", "plan_conversion", "repack_model", "quantize_stats", "decode_torch", "generate",
            "random_model", "benchmark_model"]
 
 PathLike = str | os.PathLike
@@ -55,29 +58,99 @@ def open_source(path: PathLike, **checkpoint_options: Any) -> Source:
 
 
 def convert_model(src: PathLike, out: PathLike | None = None, outtype: str = "auto", *, pre: str | None = None,
-                  name: str | None = None, threads: int = 0, progress: Progress | None = None, **layout: Any) -> Path:
-    """Convert the Hugging Face checkpoint in folder `src` to one GGUF file; returns its path.
+                  name: str | None = None, metadata: PathLike | None = None, imatrix: PathLike | Imatrix | None = None,
+                  split_max_size: str | int | None = None, split_max_tensors: int | None = None, no_tensor_first_split: bool = False,
+                  threads: int = 0, progress: Progress | None = None, **layout: Any) -> Path:
+    """Convert the Hugging Face checkpoint in folder `src` to a GGUF file, or to shards; returns the path of the (first) file.
 
     out: file, folder, or None for a name made from the model's inside `src`; may contain `{ftype}`.
-    outtype: f32, f16, bf16, q8_0 or auto (what the checkpoint stores). pre: name of the pre-tokenizer, if it cannot be derived.
-    name: `general.name`. layout: see `convert.options.Options` (merge_gate_up, mtp, mla_layout, vocab_only).
-    Raises CheckpointError and its kin, OutputError.
+    outtype: f32, f16, bf16, q8_0, auto (what the checkpoint stores), or a preset of `quantize_model`, which also uses `imatrix`. The
+    checkpoint is quantized as it is read then, with no file in between. pre: name of the pre-tokenizer, if it cannot be derived.
+    name: `general.name`. metadata: JSON file with `general.*` keys to set, see `convert.overrides`. split_max_size (bytes, `300M`, `2G`),
+    split_max_tensors, no_tensor_first_split: shards, see `convert.output.Limits`. layout: see `convert.options.Options` (merge_gate_up,
+    mtp, mla_layout, vocab_only). Raises CheckpointError and its kin; OutputError also for a disk that is too small, before it starts.
     """
-    from .convert.naming import output_path
-    from .convert.outtype import plan_outtype
-    from .formats.gguf.values import u32
-    from .formats.gguf.writer import GGUFWriter
-    from .quantize.plan import PlannedTensor
     from .quantize.run import stream
 
+    loaded = _load_imatrix(imatrix)
     with open_source(src, pre=pre, name=name, **layout) as source:
-        targets, number = plan_outtype(source, outtype)
-        path = output_path(source, out, outtype)
-        metadata = source.metadata if layout.get("vocab_only") else source.metadata | {"general.file_type": u32(number)}
+        planned, output = plan_conversion(source, out, outtype, metadata=metadata, keep_name=name is not None, imatrix=loaded,
+                                          split_max_size=split_max_size, split_max_tensors=split_max_tensors,
+                                          no_tensor_first_split=no_tensor_first_split)
+        log.info("%s", output)
+        with output.open() as sink:
+            stream(source, planned, sink, importance=_importance(loaded, planned), threads=threads, progress=progress)
+    return output.paths[0]
+
+
+def plan_conversion(source: Source, out: PathLike | None, outtype: str, *, metadata: PathLike | None = None, keep_name: bool = False,
+                    imatrix: Imatrix | None = None, split_max_size: str | int | None = None, split_max_tensors: int | None = None,
+                    no_tensor_first_split: bool = False) -> tuple[list[PlannedTensor], OutputPlan]:
+    """What `convert_model` would do with an open checkpoint: every tensor's types, and the files. Nothing is read or written.
+
+    keep_name: `general.name` of the JSON file `metadata` does not count.
+    """
+    from .convert.naming import output_path
+    from .convert.output import Limits, plan_output
+    from .convert.outtype import OUTTYPES, plan_outtype, resolve_outtype
+    from .convert.overrides import read_overrides, with_overrides
+    from .formats.ftypes import file_type
+    from .formats.gguf.values import u32
+    from .quantize.metadata import quantized_metadata
+    from .quantize.plan import PlannedTensor
+
+    limits = Limits(split_max_tensors, split_max_size, no_tensor_first_split)
+    if metadata is not None:
+        overrides = read_overrides(metadata)
+        if keep_name:
+            overrides.pop("general.name", None)
+        source.metadata = with_overrides(source.metadata, overrides)
+    path, keys = output_path(source, out, outtype), source.metadata
+    if (kind := resolve_outtype(source.tensors, outtype)) in OUTTYPES:
+        targets, number = plan_outtype(source, kind)
         planned = [PlannedTensor(tensor, target) for tensor, target in zip(source.tensors, targets)]
-        with GGUFWriter(path, metadata, targets) as sink:
-            stream(source, planned, sink, threads=threads, progress=progress)
-    return path
+        keys = keys | {"general.file_type": u32(number)} if planned else keys
+        if imatrix is not None:
+            log.warning("--outtype %s does not use an importance matrix", kind)
+    else:
+        _warn_of_mixes(kind)
+        planned = plan_quantization(source, kind)
+        keys = quantized_metadata(keys, file_type(kind).number, _note(imatrix)) if planned else keys
+    inputs = [*source.files, *([imatrix.path] if imatrix is not None and imatrix.path else [])]
+    return planned, plan_output(path, keys, [plan.target for plan in planned], limits, inputs)
+
+
+def _load_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None:
+    from .imatrix.data import Imatrix
+    from .imatrix.files import load_imatrix
+
+    return imatrix if imatrix is None or isinstance(imatrix, Imatrix) else load_imatrix(imatrix)
+
+
+def _note(imatrix: Imatrix | None) -> ImatrixNote | None:
+    from .quantize.metadata import ImatrixNote
+
+    if imatrix is None:
+        return None
+    return ImatrixNote(imatrix.path or "", imatrix.datasets[0] if imatrix.datasets else None, len(imatrix.entries), imatrix.chunk_count)
+
+
+def _importance(imatrix: Imatrix | None, planned: Sequence[PlannedTensor]) -> ImportanceLookup | None:
+    """How `stream` looks up importances. ImatrixError for an entry that does not fit its tensor, before any work."""
+    if imatrix is None:
+        return None
+    found = [imatrix.entry(plan.source.name, plan.source.shape) is not None for plan in planned if not plan.kept]
+    if sum(found) < len(found) / 2:
+        log.warning("the importance matrix has entries for only %d of %d tensors: is it that of another model?", sum(found), len(found))
+    return imatrix.importance
+
+
+def _warn_of_mixes(type: str) -> None:
+    from .formats.ftypes import file_type
+
+    base = file_type(type).base
+    if base.is_quantized and base.name != "Q8_0":  # Q8_0 has no mix
+        log.warning("the mixes of presets are not implemented yet: every tensor gets %s, as with --pure", base)
 
 
 def plan_quantization(source: Source, type: str, *, token_embedding_type: str | None = None, output_tensor_type: str | None = None,
@@ -117,38 +190,27 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
     from .formats.ftypes import file_type
     from .formats.gguf.writer import GGUFWriter
     from .formats.output import refuse_same_file
-    from .imatrix.data import Imatrix
-    from .imatrix.files import load_imatrix
     from .quantize.devices import find_devices
-    from .quantize.metadata import ImatrixNote, quantized_metadata
+    from .quantize.metadata import quantized_metadata
     from .quantize.run import stream
 
     preset = file_type(type)
     devices = find_devices(device)
-    if not pure and preset.base.is_quantized and preset.base.name != "Q8_0":  # Q8_0 has no mix
-        log.warning("the mixes of presets are not implemented yet: every tensor gets %s, as with --pure", preset.base)
-    if imatrix is not None and not isinstance(imatrix, Imatrix):
-        imatrix = load_imatrix(imatrix)
-    note = None
-    if imatrix is not None:
-        note = ImatrixNote(imatrix.path or "", imatrix.datasets[0] if imatrix.datasets else None, len(imatrix.entries), imatrix.chunk_count)
+    if not pure:
+        _warn_of_mixes(type)
+    imatrix = _load_imatrix(imatrix)
     with open_source(src) as source:
         planned = plan_quantization(source, type, token_embedding_type=token_embedding_type, output_tensor_type=output_tensor_type,
                                     leave_output_tensor=leave_output_tensor, allow_requantize=allow_requantize)
         if nan_to_zero:
             planned = [replace(plan, nan_to_zero=True) for plan in planned]
-        importance = None if imatrix is None else imatrix.importance
-        if importance is not None:
-            # An entry that does not fit is an error before any work.
-            found = [imatrix.entry(plan.source.name, plan.source.shape) is not None for plan in planned if not plan.kept]
-            if sum(found) < len(found) / 2:
-                log.warning("the importance matrix has entries for only %d of %d tensors: is it that of another model?", sum(found), len(found))
+        importance = _importance(imatrix, planned)
         if dry_run:
             return _report_plan(planned, progress)
         if out is None:
             raise UsageError("an output file is needed")
         refuse_same_file(out, [*source.files, *([imatrix.path] if imatrix is not None and imatrix.path else [])])
-        metadata = quantized_metadata(source.metadata, preset.number, note)
+        metadata = quantized_metadata(source.metadata, preset.number, _note(imatrix))
         with GGUFWriter(out, metadata, [plan.target for plan in planned]) as sink:
             return stream(source, planned, sink, importance=importance, threads=threads, devices=devices, progress=progress)
 

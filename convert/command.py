@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-_OUTTYPES = ("f32", "f16", "bf16", "q8_0", "auto")
+from ..errors import printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -12,8 +12,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="HF_DIR", help="folder of the checkpoint")
     parser.add_argument("--outfile", metavar="OUT", help="file or folder to write to; {outtype} stands for the type "
                         "(default: the checkpoint's folder, named after model, size and type)")
-    parser.add_argument("--outtype", choices=_OUTTYPES, default="auto", type=str.lower,
-                        help="type of the matrices; auto keeps bf16 or f16 (default: auto)")
+    parser.add_argument("--outtype", metavar="TYPE", default="auto", type=str.lower,
+                        help="type of the matrices: f32, f16, bf16, q8_0, auto, which keeps bf16 or f16 (the default), or any preset of "
+                        "iqforge quantize, such as iq4_k: quantized as it is read, with no file in between")
+    parser.add_argument("--imatrix", metavar="FILE", help="importance matrix for such a preset")
+    limit = parser.add_mutually_exclusive_group()
+    limit.add_argument("--split-max-tensors", metavar="N", type=int, help="write shards of at most N tensors")
+    limit.add_argument("--split-max-size", metavar="N(K|M|G)", help="write shards of at most so many bytes of tensor data")
+    parser.add_argument("--no-tensor-first-split", action="store_true", help="put metadata alone into the first shard")
+    parser.add_argument("--metadata", metavar="FILE", help="JSON file with general.* keys to set, such as {\"general.author\": \"N\"}")
     parser.add_argument("--merge-gate-up", "--fuse-gate-up-exps", action="store_true", dest="merge_gate_up",
                         help="store gate and up of each expert as one tensor, ffn_gate_up_exps")
     blocks = parser.add_mutually_exclusive_group()
@@ -33,29 +40,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, api) -> int:
     options = {"merge_gate_up": args.merge_gate_up, "pre": args.pre, "name": args.model_name, "vocab_only": args.vocab_only,
                "mtp": args.mtp, "mla_layout": args.mla_layout}
+    output = {"metadata": args.metadata, "split_max_size": args.split_max_size, "split_max_tensors": args.split_max_tensors,
+              "no_tensor_first_split": args.no_tensor_first_split}
     if args.dry_run:
-        return _dry_run(args, api, options)
+        return _dry_run(args, api, options, output)
     bar = _Bar()
     try:
-        path = api.convert_model(args.model, args.outfile, outtype=args.outtype, threads=args.threads, progress=bar, **options)
+        path = api.convert_model(args.model, args.outfile, outtype=args.outtype, imatrix=args.imatrix, threads=args.threads, progress=bar,
+                                 **options, **output)
     finally:
         bar.close()
-    print(f"{path}: {bar.n_tensors} tensors, {bar.n_bytes / 1e6:.2f} MB written")
+    print(f"{printable(path, 400)}: {bar.n_tensors} tensors, {bar.n_bytes / 1e6:.2f} MB written")
     return 0
 
 
-def _dry_run(args: argparse.Namespace, api, options: dict) -> int:
-    from .naming import output_path
-    from .outtype import plan_outtype
-
+def _dry_run(args: argparse.Namespace, api, options: dict, output: dict) -> int:
     with api.open_source(args.model, **options) as source:
-        plan, _ = plan_outtype(source, args.outtype)
-        path = output_path(source, args.outfile, args.outtype)
-    width = max((len(tensor.name) for tensor in plan), default=0)
-    for stored, tensor in zip(source.tensors, plan):
-        shape = " x ".join(str(size) for size in reversed(tensor.shape))
-        print(f"{tensor.name:{width}}  {shape:>24}  {stored.type.name:>5} -> {tensor.type.name:<5} {tensor.n_bytes / 1e6:12.2f} MB")
-    print(f"{path}: {len(plan)} tensors, {sum(tensor.n_bytes for tensor in plan) / 1e6:.2f} MB would be written")
+        planned, plan = api.plan_conversion(source, args.outfile, args.outtype, keep_name=args.model_name is not None, **output)
+    width = max((len(tensor.target.name) for tensor in planned), default=0)
+    for tensor in planned:
+        target, shape = tensor.target, " x ".join(str(size) for size in reversed(tensor.target.shape))
+        types, note = f"{tensor.source.type.name:>5} -> {target.type.name:<5}", f"  ({tensor.note})" if tensor.note else ""
+        print(f"{printable(target.name):{width}}  {shape:>24}  {types} {target.n_bytes / 1e6:12.2f} MB{note}")
+    for path, group in zip(plan.paths, plan.groups):
+        print(f"{printable(path, 400)}: {len(group)} tensors, {sum(tensor.n_bytes for tensor in group) / 1e6:.2f} MB would be written")
+    enough = "" if plan.free_bytes < 0 else f", {plan.free_bytes} are free" + (": not enough" if plan.free_bytes < plan.n_bytes else "")
+    print(f"space needed: {plan.n_bytes} bytes{enough}")
     return 0
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Sequence
 
-from ..errors import UsageError
+from ..errors import UsageError, printable
+from ..formats.ftypes import FILE_TYPES
 from ..formats.source import Source, TensorInfo
 from ..formats.types import TYPES, GGMLType
 
@@ -28,7 +30,10 @@ def plan_outtype(source: Source, outtype: str) -> tuple[list[TensorInfo], int]:
     become F16. Matrices that the checkpoint stores in blocks of a ggml type keep it, and where the rest are floats, name the file type.
     UsageError for an unknown outtype. Follows the converter of llama.cpp.
     """
-    wanted, file_type = OUTTYPES[resolve_outtype(source.tensors, outtype)]
+    name = resolve_outtype(source.tensors, outtype)
+    if name not in OUTTYPES:
+        raise UsageError(f"{name} takes a quantizer; without one there are {', '.join(OUTTYPES)} and {AUTO}")
+    wanted, file_type = OUTTYPES[name]
     if (packed := packed_type(source.tensors)) is not None and not wanted.is_quantized:
         file_type = PACKED[packed.name][1]
     return [tensor.with_type(_type_of(tensor, wanted)) for tensor in source.tensors], file_type
@@ -43,17 +48,24 @@ def type_word(tensors: Sequence[TensorInfo], outtype: str) -> str:
     """What a file name calls the types that `outtype` leads to, in lower case."""
     kind = resolve_outtype(tensors, outtype)
     packed = packed_type(tensors)
-    return PACKED[packed.name][0] if packed is not None and not OUTTYPES[kind][0].is_quantized else kind
+    floats = kind in OUTTYPES and not OUTTYPES[kind][0].is_quantized
+    return PACKED[packed.name][0] if packed is not None and floats else kind
 
 
 def resolve_outtype(tensors: Sequence[TensorInfo], outtype: str) -> str:
-    """`outtype` in lower case; `auto` becomes the type of the first matrix that is stored in 16 bits, f16 if none is."""
+    """`outtype` in lower case; `auto` becomes the type of the first matrix that is stored in 16 bits, f16 if none is.
+
+    Names of quantization presets pass too (`iq4_k`): those are not the converter's, but the quantizer's. UsageError for any other.
+    """
     outtype = outtype.lower()
     if outtype == AUTO:
         stored = (tensor.type.name.lower() for tensor in tensors if len(tensor.shape) > 1)
         return next((name for name in stored if name in ("bf16", "f16")), "f16")
-    if outtype not in OUTTYPES:
-        raise UsageError(f"unknown outtype '{outtype}'; known are {', '.join(OUTTYPES)} and {AUTO}")
+    if outtype not in OUTTYPES and outtype.upper() not in FILE_TYPES:
+        close = difflib.get_close_matches(outtype.upper(), FILE_TYPES, n=3, cutoff=0.5)
+        near = f"; near it are {', '.join(name.lower() for name in close)}" if close else ""
+        raise UsageError(f"unknown outtype '{printable(outtype)}'; known are {', '.join(OUTTYPES)}, {AUTO} and the presets of "
+                         f"iqforge quantize{near}")
     return outtype
 
 
