@@ -15,6 +15,9 @@ from ..formats.types import GGMLType
 from .rows import Rows
 
 
+_TILE_ROWS = 16
+
+
 class SelectedRows:
     """Rows `order[0]`, `order[1]`, ... of another. Runs of consecutive rows are read at once."""
 
@@ -72,7 +75,10 @@ class TransposedMatrices:
             last = min(per_matrix, first + stop - start)
             wanted = self._columns[first:last]
             stored = np.ascontiguousarray(self._base.read(matrix * self._n, (matrix + 1) * self._n)).view(f"u{self._size}")
-            pieces.append(np.ascontiguousarray(stored[:, wanted.start:wanted.stop:wanted.step].T))
+            piece = np.empty((len(wanted), self._n), stored.dtype)
+            for row in range(0, self._n, _TILE_ROWS):  # few rows at a time: what they touch then stays in the cache
+                piece[:, row:row + _TILE_ROWS] = stored[row:row + _TILE_ROWS, wanted.start:wanted.stop:wanted.step].T
+            pieces.append(piece)
             start += last - first
         return np.concatenate(pieces).view(np.uint8) if pieces else np.empty((0, self.row_bytes), np.uint8)
 

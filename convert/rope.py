@@ -106,3 +106,19 @@ class LongRope(Rope):
             return {}
         return {which: np.array(self._section.numbers(f"{which}_factor", length=self._head_size // 2), np.float32)
                 for which in ("long", "short")}
+
+
+class ProportionalRope(Rope):
+    """Gemma 4's: frequencies as for whole heads, but only `partial_rotary_factor` of the pairs, the fastest ones, are rotated."""
+
+    kinds = ("default", "proportional")
+    _NOT_ROTATED = 1e30  # a divisor of a frequency that leaves no rotation
+
+    def scaling_keys(self) -> dict[str, Value]:
+        return {}
+
+    def factors(self) -> np.ndarray:
+        partial = 1.0 if self._section is None else self._section.number("partial_rotary_factor", default=1.0)
+        factors = np.full(self._head_size // 2, self._NOT_ROTATED, np.float32)
+        factors[:int(partial * self._head_size / 2)] = 1
+        return factors

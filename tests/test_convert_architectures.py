@@ -45,7 +45,7 @@ def check_equal(made: Path, expected: Path, exceptions: dict[str, tuple[object, 
 
 
 @pytest.mark.parametrize("case", ["qwen2", "qwen3", "ministral3", "tok_spm", "mixtral", "phi3", "gemma3", "gpt_oss_bf16",
-                                  "gpt_oss_mxfp4"])
+                                  "gpt_oss_mxfp4", "gemma4_e", "gemma4_moe"])
 def test_file_equals_the_reference(tmp_path: Path, case: str):
     expected = shared(f"golden/convert/{case}/expected-f32.gguf")
     made = iqforge.convert_model(shared(f"golden/convert/{case}/hf"), tmp_path / "made.gguf", "f32")
