@@ -117,8 +117,7 @@ class Architecture(ABC):
             **({} if self.n_ff is None else {"feed_forward_length": u32(self.n_ff)}),
             "attention.head_count": u32(self.n_heads),
             "attention.head_count_kv": u32(self.n_kv_heads),
-            **self.rope.scaling_keys(),
-            "rope.freq_base": f32(self.rope.base()),
+            **self.rope_keys(),
             **self.norm_keys(),
             **self.expert_keys(),
             **self.head_size_keys(),
@@ -130,6 +129,9 @@ class Architecture(ABC):
     def vocabulary(self, pre: str | None) -> dict[str, Value]:
         """All `tokenizer.*` keys; `pre` names the pre-tokenizer instead of deriving it."""
         return vocabulary_metadata(self.checkpoint, self.n_vocab, pre)
+
+    def rope_keys(self) -> dict[str, Value]:
+        return {**self.rope.scaling_keys(), "rope.freq_base": f32(self.rope.base())}
 
     def norm_keys(self) -> dict[str, Value]:
         return {"attention.layer_norm_rms_epsilon": f32(self.config.number("rms_norm_eps"))}

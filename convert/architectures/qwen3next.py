@@ -1,0 +1,56 @@
+"""Qwen3-Next: gated delta nets and gated attention, experts in every layer with a gated shared one."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+import numpy as np
+
+from ...formats.source import TensorInfo
+from ..reorder import SelectedRows
+from ..rows import StoredRows
+from ..safetensors import StoredTensor
+from . import register
+from .base import Mapped, Weight, check_shape, split_numbers
+from .delta_net import DELTA, DeltaNet
+from .shared_expert import GatedSharedExpert
+
+_QKVZ = f"{DELTA}.in_proj_qkvz"
+
+
+@register("Qwen3NextForCausalLM")
+class Qwen3Next(DeltaNet, GatedSharedExpert):
+    gguf_name = "qwen3next"
+
+    def weights(self) -> list[Weight]:
+        d, z = self.n_embd, self.n_v * self.v_size
+        return [
+            *super().weights(),
+            *self.expert_weights(),
+            Weight(_QKVZ, "blk.{}.attn_qkv", self.recurrent((self.n_channels + z, d))),
+            Weight(f"{DELTA}.in_proj_ba", "blk.{}.ssm_ba", self.recurrent((2 * self.n_v, d))),
+        ]
+
+    def required(self, weight: Weight) -> list[tuple[str, str]]:
+        if weight.stored == _QKVZ:
+            return [(f"blk.{{}}.attn_{part}.weight", f"{_QKVZ}.weight") for part in ("qkv", "gate")]
+        return super().required(weight)
+
+    def convert(self, name: str, tensor: StoredTensor, table: dict[str, Weight]) -> Iterator[Mapped]:
+        pattern, numbers = split_numbers(name)
+        layer = self.layer_of(tensor, numbers) if pattern == f"{_QKVZ}.weight" else None
+        if layer is None or not self.is_recurrent(layer):
+            yield from super().convert(name, tensor, table)
+            return
+        check_shape(tensor, table[_QKVZ].shape_of(layer))
+        stored, type = StoredRows(self.checkpoint, tensor), self.checkpoint.type_of(tensor)
+        for part, order in zip(("qkv", "gate"), self._orders()):
+            yield Mapped(TensorInfo(f"blk.{layer}.attn_{part}.weight", (len(order), self.n_embd), type), SelectedRows(stored, order))
+
+    def _orders(self) -> tuple[np.ndarray, np.ndarray]:
+        """Stored are, per key head, its rows of q, k, v and z; wanted all q, then all k, then all v, and z apart."""
+        values = self.n_v // self.n_k * self.v_size
+        ends = np.cumsum([self.k_size, self.k_size, values, values])
+        rows = np.arange(self.n_k * ends[-1]).reshape(self.n_k, ends[-1])
+        q, k, v, z = (part.ravel() for part in np.split(rows, ends[:-1], axis=1))
+        return np.concatenate([q, k, v]), z

@@ -1,0 +1,35 @@
+"""Routed experts in every layer beside a shared one that a gate of its own scales, as Qwen's models have them."""
+
+from __future__ import annotations
+
+from ...errors import ConfigError
+from ...formats.gguf.values import Value, u32
+from ..checkpoint import Checkpoint
+from ..options import Options
+from .base import Weight
+from .blocks import LAYER
+from .experts import RoutedExperts
+
+
+class GatedSharedExpert(RoutedExperts):
+    ff_is_optional = True
+
+    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+        super().__init__(checkpoint, options)
+        self.n_ff_shared = self.config.integer("shared_expert_intermediate_size")
+        if self.config.integers("mlp_only_layers", default=[]) or self.config.integer("decoder_sparse_step", default=1) != 1:
+            raise ConfigError("layers without experts (mlp_only_layers, decoder_sparse_step) do not exist in GGUF's form of this model",
+                              file=self.config.file)
+
+    def family_keys(self) -> dict[str, Value]:
+        return {"expert_feed_forward_length": u32(self.n_ff_expert), "expert_shared_feed_forward_length": u32(self.n_ff_shared)}
+
+    def expert_weights(self) -> list[Weight]:
+        d, ff = self.n_embd, self.n_ff_shared
+        return [
+            Weight(f"{LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", (self.n_experts, d)),
+            Weight(f"{LAYER}.mlp.shared_expert.gate_proj", "blk.{}.ffn_gate_shexp", (ff, d)),
+            Weight(f"{LAYER}.mlp.shared_expert.up_proj", "blk.{}.ffn_up_shexp", (ff, d)),
+            Weight(f"{LAYER}.mlp.shared_expert.down_proj", "blk.{}.ffn_down_shexp", (d, ff)),
+            Weight(f"{LAYER}.mlp.shared_expert_gate", "blk.{}.ffn_gate_inp_shexp", (1, d)),
+        ]
