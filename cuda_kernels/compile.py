@@ -62,9 +62,15 @@ def _trellis_constants() -> str:
     return trellis_header()
 
 
-# Headers that Python writes, by the name under which sources include them.
+def _wgmma() -> str:
+    from .wgmma import wgmma_header
+
+    return wgmma_header()
+
+
+# Headers that Python writes, by the name under which sources include them. All are here, as processes that only compile import no more.
 GENERATED: dict[str, Callable[[], str]] = {"units/geometry.cuh": _geometry, "units/tables.cuh": _tables, "units/grids.cuh": _grids,
-                                           "units/trellis_constants.cuh": _trellis_constants}
+                                           "units/trellis_constants.cuh": _trellis_constants, "prompt_wgmma.cuh": _wgmma}
 
 
 @dataclass(frozen=True)
