@@ -93,3 +93,91 @@ def test_bf16_weight_with_a_scale(tmp_path: Path):
 
     with pytest.raises(CheckpointError, match="has a scale, but is BF16"):
         up_projection(packed_llama(tmp_path, change, {"quant_method": "fp8"}))
+
+
+# --- compressed-tensors --------------------------------------------------------------------------------------------------------------
+
+
+def section_of(**weights) -> dict:
+    return {"quant_method": "compressed-tensors", "format": "x", "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("shape", [(1,), (80, 1), (80, 4), (3, 3)])
+def test_compressed_scaled(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]):
+    codes = (random_codes((80, 48), torch.float32) * 40).to(dtype)
+    scale = (torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.5).bfloat16()
+
+    def change(tensors):
+        tensors |= {f"{NAME}.weight": codes, f"{NAME}.weight_scale": scale, f"{NAME}.input_scale": torch.ones(1)}
+
+    folder = packed_llama(tmp_path, change, section_of(num_bits=8, block_structure=[32, 16] if shape == (3, 3) else None))
+    rows, columns = (80 if shape[0] == 1 else -(-80 // shape[0]) if shape[0] != 3 else 32), 48 // shape[-1]
+    spread = scale.float().reshape(shape[0], -1).repeat_interleave(rows, 0)[:80].repeat_interleave(columns, 1)
+    assert np.array_equal(up_projection(folder), (codes.float() * spread).numpy())
+
+
+def pack(values: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
+    """Unsigned values as int32 words along `dim`, lowest bits first, padded with zeros."""
+    values = values.movedim(dim, -1).to(torch.int64)
+    values = torch.nn.functional.pad(values, (0, -values.shape[-1] % (32 // bits))).unflatten(-1, (-1, 32 // bits))
+    words = (values << torch.arange(0, 32, bits)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32).movedim(-1, dim).contiguous()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("order", [None, "unused", "shuffled"])
+def test_compressed_packed(tmp_path: Path, bits: int, zero_points: bool, order: str | None):
+    random = torch.Generator().manual_seed(bits)
+    codes, zeros = torch.randint(0, 1 << bits, (80, 48), generator=random), torch.randint(0, 1 << bits, (80, 3), generator=random)
+    scale = (torch.rand((80, 3), generator=random) + 0.5).bfloat16()
+    groups = torch.arange(48) // 16 if order != "shuffled" else torch.randperm(48, generator=random) % 3
+
+    def change(tensors):
+        del tensors[f"{NAME}.weight"]
+        tensors |= {f"{NAME}.weight_packed": pack(codes, bits, 1), f"{NAME}.weight_scale": scale,
+                    f"{NAME}.weight_shape": torch.tensor([80, 48])}
+        if zero_points:
+            tensors[f"{NAME}.weight_zero_point"] = pack(zeros, bits, 0)
+        if order is not None:
+            tensors[f"{NAME}.weight_g_idx"] = groups.int() if order == "shuffled" else torch.full((48,), -1, dtype=torch.int32)
+
+    found = up_projection(packed_llama(tmp_path, change, section_of(num_bits=bits, group_size=16)))
+    wanted = (codes - (zeros[:, groups] if zero_points else 1 << bits - 1)).float() * scale.float()[:, groups]
+    assert np.array_equal(found, wanted.numpy())
+
+
+def test_width_of_each_tensor_where_groups_differ(tmp_path: Path):
+    codes = torch.randint(0, 256, (80, 48), generator=torch.Generator().manual_seed(0))
+
+    def change(tensors):
+        del tensors[f"{NAME}.weight"]
+        tensors |= {f"{NAME}.weight_packed": pack(codes, 8, 1), f"{NAME}.weight_scale": torch.ones(80, 1),
+                    f"{NAME}.weight_shape": torch.tensor([80, 48])}
+
+    section = section_of(num_bits=8)
+    section["config_groups"]["group_1"] = {"weights": {"num_bits": 4}}
+    assert np.array_equal(up_projection(packed_llama(tmp_path, change, section)), (codes - 128).float().numpy())
+
+
+@pytest.mark.parametrize("tensors, weights, words", [
+    ({"weight_packed": torch.zeros(80, 6, dtype=torch.int32)}, {"num_bits": 4}, "without weight_scale"),
+    ({"weight_packed": torch.zeros(80, 6, dtype=torch.int32), "weight_scale": torch.ones(80, 5)}, {"num_bits": 4}, "groups"),
+    ({"weight_packed": torch.zeros(80, 6, dtype=torch.int32), "weight_scale": torch.ones(80, 1)}, {"num_bits": 3}, "3 bits"),
+    ({"weight_packed": torch.zeros(80, 6), "weight_scale": torch.ones(80, 1)}, {"num_bits": 4}, "packed as F32"),
+    ({"weight_packed": torch.zeros(80, 6, dtype=torch.int32), "weight_scale": torch.ones(80, 2), "weight_g_idx": torch.full((48,), 7)},
+     {"num_bits": 4}, "each of 48 columns"),
+    ({"weight_packed": torch.zeros(80, 6, dtype=torch.int32), "weight_scale": torch.ones(80, 2),
+      "weight_zero_point": torch.zeros(80, 2, dtype=torch.int32)}, {"num_bits": 4}, r"expected I32 of shape \[10, 2\]"),
+    ({"weight": torch.zeros(80, 48, dtype=torch.int8), "weight_scale": torch.ones(1), "weight_zero_point": torch.zeros(1)}, {"num_bits": 8},
+     "zero points"),
+    ({}, {"num_bits": 4, "block_structure": "128"}, "two sizes")])
+def test_compressed_that_does_not_fit(tmp_path: Path, tensors: dict, weights: dict, words: str):
+    def change(stored):
+        if tensors:
+            del stored[f"{NAME}.weight"]
+        stored |= {f"{NAME}.{part}": values for part, values in tensors.items()}
+
+    with pytest.raises(CheckpointError, match=words):
+        up_projection(packed_llama(tmp_path, change, section_of(**weights)))

@@ -9,9 +9,9 @@ from ...errors import CheckpointError, printable
 from ..checkpoint import Checkpoint
 from ..config import Config
 from ..safetensors import StoredTensor
-from . import fp8
+from . import compressed, fp8
 
-_METHODS = {"fp8": fp8.unpack}
+_METHODS = {"fp8": fp8.unpack, "compressed-tensors": compressed.unpack}
 _LEFT_TO_ARCHITECTURES = ("mxfp4",)  # stored in a way that only the model class defines
 
 

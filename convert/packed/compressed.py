@@ -1,0 +1,159 @@
+"""`quant_method: compressed-tensors`: floats or integers with a scale per tensor, row, group or block; or integers packed into int32.
+
+Packed are 32/bits values per word along a row, lowest bits first, stored with an offset of 2^(bits-1); zero points likewise, but packed
+along the rows of a column. What a weight is shows in the tensors beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, Iterator
+
+import numpy as np
+
+from ...errors import CheckpointError, ConfigError
+from ...formats.types import TYPES
+from ..checkpoint import Checkpoint
+from ..config import Config
+from ..decoded import DecodedTensor, decoded
+from ..safetensors import StoredTensor
+from .scaled import CodeRows, ScaledRows, float_values, scaled, unfit
+
+_OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point", ".k_scale", ".v_scale", ".q_scale")
+_BESIDE = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+
+
+def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
+    tensors, found = checkpoint.tensors, {}
+    bits, blocks = _group_settings(section)
+    for name, tensor in tensors.items():
+        stem, _, last = name.rpartition(".")
+        if name.endswith(_OF_ACTIVATIONS) or (last in _BESIDE and (f"{stem}.weight" in tensors or f"{stem}.weight_packed" in tensors)):
+            continue
+        beside = {part: tensors[f"{stem}.{part}"] for part in _BESIDE if f"{stem}.{part}" in tensors}
+        if last == "weight_packed":
+            found[f"{stem}.weight"] = _packed(checkpoint, tensor, f"{stem}.weight", beside, bits)
+        elif last == "weight" and "weight_scale" in beside:
+            found[name] = _scaled(checkpoint, tensor, beside, blocks)
+        else:
+            found[name] = tensor
+    return found
+
+
+def _group_settings(section: Config) -> tuple[set[int], list[tuple[int, int]]]:
+    """Widths of packed integers and sizes of blocks that `config_groups` names."""
+    bits, blocks = set(), []
+    for group in _groups(section):
+        if (weights := group.section("weights")) is None:
+            continue
+        bits.add(weights.integer("num_bits", maximum=32))
+        structure = weights.values.get("block_structure")
+        if structure is not None:
+            sizes = structure if isinstance(structure, list) else [int(n) for n in re.findall(r"\d+", str(structure)[:40])]
+            if len(sizes) != 2 or not all(type(size) is int and 0 < size < 2**31 for size in sizes):
+                raise ConfigError(f"block_structure {structure!r} is not two sizes", file=section.file)
+            blocks.append((sizes[0], sizes[1]))
+    return bits, blocks
+
+
+def _groups(section: Config) -> Iterator[Config]:
+    if (groups := section.section("config_groups")) is not None:
+        for name in groups.values:
+            if (group := groups.section(name)) is not None:
+                yield group
+
+
+def _scaled(checkpoint: Checkpoint, weight: StoredTensor, beside: dict[str, StoredTensor], blocks: list[tuple[int, int]]) -> DecodedTensor:
+    scale, zeros = beside["weight_scale"], beside.get("weight_zero_point")
+    if zeros is not None:
+        raise CheckpointError("zero points beside weights that are not packed are not supported", file=zeros.file, tensor=zeros.name)
+    block = None
+    if len(weight.shape) == len(scale.shape) == 2 and scale.shape[1] > 1:
+        (n_rows, n_cols), (down, across) = weight.shape, scale.shape
+        fitting = [size for size in blocks if (-(-n_rows // size[0]), -(-n_cols // size[1])) == (down, across)]
+        if fitting:
+            block = fitting[0]
+        elif down == n_rows and n_cols % across == 0:
+            block = (1, n_cols // across)
+    elif len(weight.shape) == len(scale.shape) == 2 and scale.n_elements not in (1, weight.shape[0]) and blocks:
+        block = blocks[0]
+    return scaled(checkpoint, weight, scale, block)
+
+
+def _packed(checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dict[str, StoredTensor], bits: set[int]) -> DecodedTensor:
+    scale = beside.get("weight_scale")
+    if scale is None or packed.dtype != "I32" or len(packed.shape) != 2 or packed.n_elements == 0:
+        raise CheckpointError(f"is packed as {packed.dtype} of shape {list(packed.shape)} "
+                              + ("without weight_scale" if scale is None else "; only words of int32 in two dimensions are read"),
+                              file=packed.file, tensor=packed.name)
+    n_rows, words = packed.shape
+    width = _width(checkpoint, packed, beside, bits)
+    per_word = 32 // width
+    n_cols = words * per_word
+    if len(scale.shape) != 2 or scale.shape[0] not in (1, n_rows) or scale.shape[1] < 1 or n_cols % scale.shape[1]:
+        raise unfit(scale, packed, f"[{n_rows}, groups] for {n_cols} columns")
+    n_groups, order = scale.shape[1], beside.get("weight_g_idx")
+
+    def column_blocks() -> np.ndarray:
+        groups = np.arange(n_cols) // (n_cols // n_groups)
+        if order is None:
+            return groups
+        listed = _integers(checkpoint, order)
+        if listed.shape == (n_cols,) and (listed == -1).all():  # not used
+            return groups
+        if listed.shape != (n_cols,) or listed.min() < 0 or listed.max() >= n_groups:
+            raise CheckpointError(f"does not give each of {n_cols} columns one of {n_groups} groups", file=order.file, tensor=order.name)
+        return listed
+
+    def scales() -> np.ndarray:
+        return np.broadcast_to(float_values(checkpoint, scale), (n_rows, n_groups))
+
+    zeros = _zeros(checkpoint, beside.get("weight_zero_point"), width, n_rows, n_groups)
+    offset = 0 if zeros is not None else 1 << width - 1
+    rows = ScaledRows(CodeRows(checkpoint, packed, n_rows), n_cols, lambda codes: _unpack_words(codes, width) - np.float32(offset), scales,
+                      matrix_rows=n_rows, block_rows=1, column_blocks=column_blocks, zeros=zeros)
+    return decoded(packed, name, (n_rows, n_cols), TYPES["F32"], rows)
+
+
+def _width(checkpoint: Checkpoint, packed: StoredTensor, beside: dict[str, StoredTensor], bits: set[int]) -> int:
+    """4 or 8 bits: what all groups of the config have; where they differ, what the tensor's own shape says."""
+    width = next(iter(bits)) if len(bits) == 1 else None
+    if width is None and (shape := beside.get("weight_shape")) is not None:
+        columns = _integers(checkpoint, shape).ravel()
+        width = next((b for b in (4, 8) if len(columns) == 2 and columns[1] == packed.shape[1] * (32 // b)), None)
+    if width not in (4, 8):
+        raise CheckpointError(f"is packed with {width or 'an unknown number of'} bits; 4 and 8 are read", file=packed.file,
+                              tensor=packed.name)
+    return width
+
+
+def _unpack_words(codes: np.ndarray, width: int) -> np.ndarray:
+    """uint8[rows, 4 * words], little-endian words -> float32[rows, values]."""
+    if width == 8:
+        return codes.astype(np.float32)
+    values = np.empty((len(codes), 2 * codes.shape[1]), np.float32)
+    values[:, 0::2], values[:, 1::2] = codes & 15, codes >> 4
+    return values
+
+
+def _zeros(checkpoint: Checkpoint, stored: StoredTensor | None, width: int, n_rows: int, n_groups: int) -> Callable[[], np.ndarray] | None:
+    if stored is None:
+        return None
+    per_word = 32 // width
+    wanted = (-(-n_rows // per_word), n_groups)
+    if stored.dtype != "I32" or stored.shape != wanted:
+        raise CheckpointError(f"is {stored.dtype} of shape {list(stored.shape)}, expected I32 of shape {list(wanted)}", file=stored.file,
+                              tensor=stored.name)
+
+    def zeros() -> np.ndarray:
+        words = checkpoint.data(stored).view("<u4").reshape(wanted)
+        row = np.arange(n_rows)
+        return (words[row // per_word] >> (width * (row % per_word)).astype(np.uint32)[:, None] & (1 << width) - 1).astype(np.float32)
+
+    return zeros
+
+
+def _integers(checkpoint: Checkpoint, tensor: StoredTensor) -> np.ndarray:
+    if tensor.dtype not in ("I32", "I64"):
+        raise CheckpointError(f"has dtype {tensor.dtype}, expected integers", file=tensor.file, tensor=tensor.name)
+    return checkpoint.data(tensor).view("<i4" if tensor.dtype == "I32" else "<i8").reshape(tensor.shape)
