@@ -6,11 +6,13 @@ Names are written out on both sides, so a clone without reference files still no
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from iqforge.convert import architectures
 from iqforge.convert.checkpoint import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import CheckpointError, ConfigError
@@ -30,9 +32,11 @@ EMBEDDING = {"model.embed_tokens.weight": ((VOCAB, D), "token_embd"), "model.nor
 NORMS = {"input_layernorm.weight": ((D,), "attn_norm"), "post_attention_layernorm.weight": ((D,), "ffn_norm")}
 ATTENTION = {"self_attn.q_proj.weight": ((Q, D), "attn_q"), "self_attn.k_proj.weight": ((KV, D), "attn_k"),
              "self_attn.v_proj.weight": ((KV, D), "attn_v"), "self_attn.o_proj.weight": ((D, Q), "attn_output")}
-QKV_BIASES = {"self_attn.q_proj.bias": ((Q,), "attn_q"), "self_attn.k_proj.bias": ((KV,), "attn_k"), "self_attn.v_proj.bias": ((KV,), "attn_v")}
+QKV_BIASES = {"self_attn.q_proj.bias": ((Q,), "attn_q"), "self_attn.k_proj.bias": ((KV,), "attn_k"),
+              "self_attn.v_proj.bias": ((KV,), "attn_v")}
 HEAD_NORMS = {"self_attn.q_norm.weight": ((HEAD,), "attn_q_norm"), "self_attn.k_norm.weight": ((HEAD,), "attn_k_norm")}
-MLP = {"mlp.gate_proj.weight": ((FF, D), "ffn_gate"), "mlp.up_proj.weight": ((FF, D), "ffn_up"), "mlp.down_proj.weight": ((D, FF), "ffn_down")}
+MLP = {"mlp.gate_proj.weight": ((FF, D), "ffn_gate"), "mlp.up_proj.weight": ((FF, D), "ffn_up"),
+       "mlp.down_proj.weight": ((D, FF), "ffn_down")}
 SANDWICH = {"input_layernorm.weight": ((D,), "attn_norm"), "post_attention_layernorm.weight": ((D,), "post_attention_norm"),
             "pre_feedforward_layernorm.weight": ((D,), "ffn_norm"), "post_feedforward_layernorm.weight": ((D,), "post_ffw_norm")}
 STARCODER = {"input_layernorm.bias": ((D,), "attn_norm"), "post_attention_layernorm.bias": ((D,), "ffn_norm"),
@@ -40,7 +44,8 @@ STARCODER = {"input_layernorm.bias": ((D,), "attn_norm"), "post_attention_layern
              "mlp.c_proj.weight": ((D, FF), "ffn_down"), "mlp.c_proj.bias": ((D,), "ffn_down")}
 SHARED_EXPERT = {"mlp.gate.weight": ((EXPERTS, D), "ffn_gate_inp"), "mlp.shared_expert_gate.weight": ((1, D), "ffn_gate_inp_shexp"),
                  "mlp.shared_expert.gate_proj.weight": ((40, D), "ffn_gate_shexp"),
-                 "mlp.shared_expert.up_proj.weight": ((40, D), "ffn_up_shexp"), "mlp.shared_expert.down_proj.weight": ((D, 40), "ffn_down_shexp")}
+                 "mlp.shared_expert.up_proj.weight": ((40, D), "ffn_up_shexp"),
+                 "mlp.shared_expert.down_proj.weight": ((D, 40), "ffn_down_shexp")}
 FUSED = {"self_attn.qkv_proj.weight": ((Q + 2 * KV, D), "attn_qkv"), "self_attn.o_proj.weight": ((D, Q), "attn_output"),
          "mlp.gate_up_proj.weight": ((2 * FF, D), "ffn_up"), "mlp.down_proj.weight": ((D, FF), "ffn_down")}
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16, "mscale_all_dim": 1.0,
@@ -49,7 +54,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_po
 FAMILIES = {
     "Qwen2ForCausalLM": ({}, NORMS | ATTENTION | QKV_BIASES | MLP, {"qwen2.attention.key_length": HEAD}),
     "Qwen3ForCausalLM": ({}, NORMS | ATTENTION | HEAD_NORMS | MLP, {"qwen3.attention.head_count_kv": KV_HEADS}),
-    "Gemma2ForCausalLM": ({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 8}, SANDWICH | ATTENTION | MLP,
+    "Gemma2ForCausalLM": ({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 8},
+                          SANDWICH | ATTENTION | MLP,
                           {"gemma2.attn_logit_softcapping": 50.0, "gemma2.final_logit_softcapping": 30.0, "gemma2.attention.sliding_window": 8}),
     "Gemma3ForCausalLM": ({"sliding_window": 8, "rope_local_base_freq": 500.0}, SANDWICH | ATTENTION | HEAD_NORMS | MLP,
                           {"gemma3.rope.freq_base": 1e4, "gemma3.rope.freq_base_swa": 500.0}),
@@ -217,3 +223,12 @@ def test_longrope(tmp_path: Path):
         write(tmp_path, "Phi3ForCausalLM", settings | wrong, shapes)
         with pytest.raises(ConfigError, match=words):
             convert(tmp_path)
+
+
+def test_the_page_shows_the_file_as_it_is():
+    """docs/adding-an-architecture.md walks through a real file; the files that it points to exist."""
+    root = Path(architectures.__file__).parents[2]
+    page = (root / "docs" / "adding-an-architecture.md").read_text()
+    assert f"```python\n{(root / 'convert/architectures/starcoder2.py').read_text()}```" in page
+    for name in re.findall(r"`(\w+\.py)`", page.partition("## When")[2].partition("Keys that only")[0]):
+        assert any((root / "convert" / folder / name).exists() for folder in ("architectures", ".")), name
