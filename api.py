@@ -21,6 +21,7 @@ from .quantize.run import Progress, RunReport
 if TYPE_CHECKING:
     import torch
 
+    from .convert.checkpoint import Checkpoint
     from .convert.output import OutputPlan
     from .formats.source import Source
     from .imatrix.data import Imatrix
@@ -44,26 +45,41 @@ log = logging.getLogger(__name__)
 
 
 def open_source(path: PathLike, **checkpoint_options: Any) -> Source:
-    """A GGUF file (or the first shard of a split one), or a folder with a Hugging Face checkpoint, as a `Source`."""
+    """A GGUF file (or the first shard of a split one), a folder with a Hugging Face checkpoint, or `hf://organization/model[@revision]`,
+    a checkpoint on the Hub of which only the rows that are read are fetched, as a `Source`."""
+    if os.fspath(path).startswith("hf://"):
+        from .convert.remote import open_remote
+
+        return _checkpoint_source(open_remote(os.fspath(path)), checkpoint_options)
     if not os.path.exists(path):
         raise NotFoundError("no such file or folder", file=path)
     if os.path.isdir(path):
         from .convert.checkpoint import open_checkpoint
-        from .convert.source import CheckpointSource
 
-        return CheckpointSource(open_checkpoint(path), **checkpoint_options)
+        return _checkpoint_source(open_checkpoint(path), checkpoint_options)
     from .formats.gguf.reader import open_gguf
 
     return open_gguf(path)
+
+
+def _checkpoint_source(checkpoint: Checkpoint, options: dict[str, Any]) -> Source:
+    from .convert.source import CheckpointSource
+
+    try:
+        return CheckpointSource(checkpoint, **options)
+    except BaseException:
+        checkpoint.close()
+        raise
 
 
 def convert_model(src: PathLike, out: PathLike | None = None, outtype: str = "auto", *, pre: str | None = None,
                   name: str | None = None, metadata: PathLike | None = None, imatrix: PathLike | Imatrix | None = None,
                   split_max_size: str | int | None = None, split_max_tensors: int | None = None, no_tensor_first_split: bool = False,
                   threads: int = 0, progress: Progress | None = None, **layout: Any) -> Path:
-    """Convert the Hugging Face checkpoint in folder `src` to a GGUF file, or to shards; returns the path of the (first) file.
+    """Convert a Hugging Face checkpoint to a GGUF file, or to shards; returns the path of the (first) file.
 
-    out: file, folder, or None for a name made from the model's inside `src`; may contain `{ftype}`.
+    src: folder, or `hf://organization/model[@revision]`. out: file, folder, or None for a name made from the model's inside `src`, in the
+    working folder if that is remote; may contain `{ftype}`.
     outtype: f32, f16, bf16, q8_0, auto (what the checkpoint stores), or a preset of `quantize_model`, which also uses `imatrix`. The
     checkpoint is quantized as it is read then, with no file in between. pre: name of the pre-tokenizer, if it cannot be derived.
     name: `general.name`. metadata: JSON file with `general.*` keys to set, see `convert.overrides`. split_max_size (bytes, `300M`, `2G`),

@@ -75,6 +75,10 @@ class CheckpointError(IqforgeError):
     """A Hugging Face checkpoint that is incomplete or contradicts itself."""
 
 
+class RemoteError(IqforgeError):
+    """A server that does not give what a remote checkpoint needs: refused, unreachable, changed, without ranges."""
+
+
 class ConfigError(CheckpointError):
     """A missing or impossible key in config.json, or in the metadata of a GGUF file."""
 

@@ -44,6 +44,11 @@ class Checkpoint:
         self._storage: Storage = MappedFiles()
         self.config = Config.read(path / "config.json")
 
+    @property
+    def default_output(self) -> Path | None:
+        """File without type and ending to convert to where the user names none; None for a file in `path` named after the model."""
+        return None
+
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
         """Tensors by name, files in order of their names, tensors in header order. Reads the shard index and all headers once.

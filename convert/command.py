@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from ..errors import printable
+from ..errors import UsageError, printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Convert a Hugging Face checkpoint (config.json, safetensors, tokenizer.json) to a GGUF file."
-    parser.add_argument("model", metavar="HF_DIR", help="folder of the checkpoint")
+    parser.add_argument("model", metavar="HF_DIR", nargs="?", help="folder of the checkpoint")
+    parser.add_argument("--remote", metavar="REPO[@REVISION]", nargs="?", const="", help="read the checkpoint from this repository of the "
+                        "Hugging Face Hub (HF_ENDPOINT, HF_TOKEN), fetching only what is converted; without a value HF_DIR names it")
     parser.add_argument("--outfile", metavar="OUT", help="file or folder to write to; {outtype} stands for the type "
                         "(default: the checkpoint's folder, named after model, size and type)")
     parser.add_argument("--outtype", metavar="TYPE", default="auto", type=str.lower,
@@ -37,6 +39,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-t", "--threads", metavar="N", type=int, default=0, help="threads (default: all)")
 
 
+def _model(args: argparse.Namespace) -> str:
+    if args.remote is None and args.model is not None:
+        return args.model
+    if (name := args.remote or args.model) and not (args.remote and args.model):
+        return f"hf://{name.removeprefix('hf://')}"
+    raise UsageError("name the checkpoint: either HF_DIR or --remote REPO")
+
+
 def run(args: argparse.Namespace, api) -> int:
     options = {"merge_gate_up": args.merge_gate_up, "pre": args.pre, "name": args.model_name, "vocab_only": args.vocab_only,
                "mtp": args.mtp, "mla_layout": args.mla_layout}
@@ -46,7 +56,7 @@ def run(args: argparse.Namespace, api) -> int:
         return _dry_run(args, api, options, output)
     bar = _Bar()
     try:
-        path = api.convert_model(args.model, args.outfile, outtype=args.outtype, imatrix=args.imatrix, threads=args.threads, progress=bar,
+        path = api.convert_model(_model(args), args.outfile, outtype=args.outtype, imatrix=args.imatrix, threads=args.threads, progress=bar,
                                  **options, **output)
     finally:
         bar.close()
@@ -55,7 +65,7 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def _dry_run(args: argparse.Namespace, api, options: dict, output: dict) -> int:
-    with api.open_source(args.model, **options) as source:
+    with api.open_source(_model(args), **options) as source:
         planned, plan = api.plan_conversion(source, args.outfile, args.outtype, keep_name=args.model_name is not None, **output)
     width = max((len(tensor.target.name) for tensor in planned), default=0)
     for tensor in planned:

@@ -24,7 +24,9 @@ def output_path(source: CheckpointSource, out: str | os.PathLike | None, outtype
         raise UsageError("is not a folder with a Hugging Face checkpoint; only those are converted", file=source.path)
     vocab_only = not source.tensors
     kind = "vocab" if vocab_only else type_word(source.tensors, outtype)
-    if out is None:
+    if out is None and (default := source.checkpoint.default_output) is not None:
+        path = default.with_name(f"{default.name}-{kind}.gguf")
+    elif out is None:
         path = Path(source.path)
     else:
         spelled = os.fspath(out)

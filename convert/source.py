@@ -52,6 +52,11 @@ class CheckpointSource:
         else:
             self.metadata["general.file_type"] = u32(plan_outtype(self, "auto")[1])
 
+    @property
+    def parallel_reads(self) -> int:
+        """How many readers it takes to read this source fast; 0 where reading is no more than touching memory."""
+        return self.checkpoint.parallel_reads
+
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
         """uint8[stop - start, row_bytes] of the stored type; touches only the stored rows that these are made of."""
         rows = self._of(tensor)

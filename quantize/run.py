@@ -131,7 +131,9 @@ def _stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, import
     report = RunReport()
     progress.begin(planned)
     pieces = _pieces(source, planned, importance, workers)
-    ahead = 2 * threads if workers is None else threads
+    n_readers = getattr(source, "parallel_reads", 0) if workers is None else 0
+    readers = ThreadPoolExecutor(n_readers, thread_name_prefix="read") if n_readers else None
+    ahead = max(2 * threads, 2 * n_readers) if workers is None else threads
     waiting: deque[tuple[Piece, Future]] = deque()
     sums = _Sums()
     read_bytes = 0
@@ -140,7 +142,7 @@ def _stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, import
         try:
             while True:
                 while len(waiting) < ahead and (piece := next(pieces, None)) is not None:
-                    waiting.append((piece, pool.submit(_work if piece.number is None else workers.work, source, piece)))
+                    waiting.append((piece, _submit(pool, readers, workers, source, piece)))
                 if not waiting:
                     break
                 piece, future = waiting.popleft()
@@ -162,11 +164,25 @@ def _stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, import
                     progress.tensor_done(piece.index, done)
                     sums = _Sums()
         except BaseException:
+            if readers is not None:
+                readers.shutdown(wait=True, cancel_futures=True)
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+    if readers is not None:
+        readers.shutdown()
     progress.end(report)
     log.debug("seconds of the run: %s", clock)
     return report
+
+
+def _submit(pool: ThreadPoolExecutor, readers: ThreadPoolExecutor | None, workers: DeviceWorkers | None, source: Source,
+            piece: Piece) -> Future:
+    """Start the work on a piece. Where reading means waiting, for a server, many pieces are read at once by threads of their own."""
+    if piece.number is not None:
+        return pool.submit(workers.work, source, piece)
+    if readers is None:
+        return pool.submit(_work, source, piece)
+    return pool.submit(_work, source, piece, readers.submit(source.read_rows, piece.planned.source, piece.start, piece.stop))
 
 
 def _pieces(source: Source, planned: Sequence[PlannedTensor], importance: ImportanceLookup | None,
@@ -213,10 +229,13 @@ def _encoder(tensor: PlannedTensor, importance: np.ndarray | None, file: str) ->
     return encode
 
 
-def _work(source: Source, piece: Piece) -> tuple[np.ndarray, np.ndarray | None]:
-    """(bytes, sums) of a piece; sums: float64[6] = sum e^2, sum x^2, sum w e^2, sum w x^2, max |e|, values zeroed."""
+def _work(source: Source, piece: Piece, reading: Future | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+    """(bytes, sums) of a piece, whose rows may be on their way already.
+
+    sums: float64[6] = sum e^2, sum x^2, sum w e^2, sum w x^2, max |e|, values zeroed.
+    """
     info = piece.planned.source
-    rows = source.read_rows(info, piece.start, piece.stop)
+    rows = source.read_rows(info, piece.start, piece.stop) if reading is None else reading.result()
     if piece.kept:
         if info.type.tail_bytes and piece.stop == info.n_rows:
             return np.concatenate([rows.reshape(-1), source.read_bytes(info, info.n_bytes - info.type.tail_bytes, info.n_bytes)]), None
