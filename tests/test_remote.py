@@ -301,7 +301,8 @@ def test_lasting_trouble_is_named_and_leaves_no_file(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("siblings, kind, words", [
     ([{"rfilename": "../x.json"}], RemoteError, "cannot be the name"), ([{"rfilename": "/etc/x.json"}], RemoteError, "cannot be the name"),
-    ([{"rfilename": "a\\..\\b.json"}], RemoteError, "cannot be the name"), ([{"rfilename": "a\nb.json"}], RemoteError, "cannot be the name"),
+    ([{"rfilename": "a\\..\\b.json"}], RemoteError, "cannot be the name"),
+    ([{"rfilename": "a\nb.json"}], RemoteError, "cannot be the name"),
     ([{"rfilename": 3}], RemoteError, "cannot be the name"), ([{"name": "x"}], RemoteError, "no description"),
     (3, RemoteError, "no description"),
     ([], NotFoundError, "config.json"), ([{"rfilename": "absent.json"}], NotFoundError, "absent.json.*no such file")])
