@@ -143,15 +143,15 @@ class RangeClient:
     def open(self, url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
         """The answer after redirections. HTTPStatus if there are too many of them or one leads from https to elsewhere."""
         target = self._resolved.get(url, url)
+        remembered = target != url
         for _ in range(_MAX_REDIRECTS):
             answer = self._request(target, headers, with_token=_server(target) == _server(url))
-            if answer.status in (401, 403, 404, 410) and target != url and url in self._resolved:
+            if remembered and answer.status in (401, 403, 404, 410):
                 self.drop_connections()  # a signed address that has expired: ask for another
-                self._resolved.pop(url, None)
-                target = url
+                target, remembered = url, False
                 continue
             if answer.status not in _REDIRECTS or (location := answer.headers.get("Location")) is None:
-                if target != url:
+                if target != url and answer.status < 400:
                     self._resolved[url] = target
                 return answer
             answer.read(1 << 16)
