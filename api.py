@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
            "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
-           "inspect_model", "hash_model", "check_hashes", "merge_gate_up",
+           "inspect_model", "hash_model", "check_hashes", "merge_gate_up", "convert_lora",
            "plan_quantization", "plan_conversion", "repack_model", "quantize_stats", "decode_torch", "generate",
            "random_model", "benchmark_model"]
 
@@ -96,6 +96,26 @@ def convert_model(src: PathLike, out: PathLike | None = None, outtype: str = "au
         log.info("%s", output)
         with output.open() as sink:
             stream(source, planned, sink, importance=_importance(loaded, planned), threads=threads, progress=progress)
+    return output.paths[0]
+
+
+def convert_lora(src: PathLike, out: PathLike | None = None, outtype: str = "f32", *, base: PathLike | None = None, name: str | None = None,
+                 threads: int = 0, progress: Progress | None = None) -> Path:
+    """Convert the PEFT LoRA adapter in folder `src` to a GGUF file; returns its path.
+
+    out: file, folder, or None for a name made from the adapter's inside `src`. outtype: f32, f16, bf16, q8_0 or auto. base: folder with
+    the base model's config.json. name: `general.name`. Raises as `convert.lora.AdapterSource`; OutputError.
+    """
+    from .convert.lora import AdapterSource, adapter_path, plan_adapter
+    from .convert.output import plan_output
+    from .quantize.plan import PlannedTensor
+    from .quantize.run import stream
+
+    with AdapterSource(src, base, name) as source:
+        targets, kind = plan_adapter(source, outtype)
+        output = plan_output(adapter_path(source, out, kind), source.metadata, targets, inputs=source.files)
+        with output.open() as sink:
+            stream(source, [PlannedTensor(*pair) for pair in zip(source.tensors, targets)], sink, threads=threads, progress=progress)
     return output.paths[0]
 
 

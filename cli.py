@@ -18,6 +18,7 @@ from types import ModuleType
 # name: (module, one line of help)
 COMMANDS = {
     "convert": (".convert.command", "Hugging Face checkpoint to GGUF"),
+    "convert-lora": (".convert.lora_command", "LoRA adapter to GGUF"),
     "imatrix": (".imatrix.command", "collect an importance matrix"),
     "quantize": (".quantize.command", "quantize a GGUF file or a checkpoint"),
     "quantize-stats": (".quantize.stats_command", "what each type would lose on each tensor: table, JSON, heat map"),

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import UnsupportedTypeError
 from ..formats.codec import decode
 from ..formats.types import GGMLType
-from .rows import Rows
+from .rows import Leaf, Rows, rebased
 
 
 _TILE_ROWS = 16
@@ -33,6 +33,9 @@ class SelectedRows:
         pieces = [self._base.read(int(wanted[begin]), int(wanted[end - 1]) + 1) for begin, end in zip(cuts, cuts[1:])]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
+    def rebased(self, leaf: Leaf) -> Rows:
+        return SelectedRows(rebased(self._base, leaf), self._order)
+
     def release(self) -> None:
         self._base.release()
 
@@ -48,6 +51,9 @@ class EveryOtherRow:
         if start >= stop:
             return np.empty((0, self.row_bytes), np.uint8)
         return self._base.read(self._first + 2 * start, self._first + 2 * stop - 1)[::2]
+
+    def rebased(self, leaf: Leaf) -> Rows:
+        return EveryOtherRow(rebased(self._base, leaf), self._first)
 
     def release(self) -> None:
         self._base.release()

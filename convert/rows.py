@@ -2,16 +2,20 @@
 
 A `Rows` has `n_rows` rows of `row_bytes` bytes and reads any range of them while touching only the stored rows it needs, so
 that stacking 256 experts or permuting a matrix takes no memory beyond the rows asked for. Values change only where the name says it.
+
+Classes that move whole rows and nothing else have `rebased(leaf)`: the same arrangement of the rows that `leaf` gives for each stored
+tensor. An adapter B A to a matrix is arranged by rearranging the rows of B so.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
-from typing import Protocol, Sequence
+from typing import Callable, Protocol, Sequence
 
 import numpy as np
 
+from ..errors import UnsupportedTypeError
 from ..formats.codec import decode
 from ..formats.types import GGMLType
 from .checkpoint import WIDENED_DTYPES, Checkpoint
@@ -28,6 +32,16 @@ class Rows(Protocol):
 
     def release(self) -> None:
         """Give back what reading has mapped."""
+
+
+Leaf = Callable[[StoredTensor], Rows]
+
+
+def rebased(rows: Rows, leaf: Leaf) -> Rows:
+    """`rows.rebased(leaf)`. UnsupportedTypeError for rows whose values are changed or come from several rows."""
+    if not hasattr(rows, "rebased"):
+        raise UnsupportedTypeError(f"the conversion changes more than the order of its rows ({type(rows).__name__})")
+    return rows.rebased(leaf)
 
 
 class StoredRows:
@@ -51,6 +65,9 @@ class StoredRows:
                 data = data.view(self._wide).astype("<f4").view(np.uint8)
         return data.reshape(max(stop - start, 0), self.row_bytes)
 
+    def rebased(self, leaf: Leaf) -> Rows:
+        return leaf(self._tensor)
+
     def _decoded(self, rows: Rows, start: int, stop: int) -> np.ndarray:
         if (rows.n_rows, rows.row_bytes) == (self.n_rows, self.row_bytes):
             return rows.read(start, stop)
@@ -72,6 +89,9 @@ class RowRange:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         return self._base.read(self._first + start, self._first + stop)
+
+    def rebased(self, leaf: Leaf) -> Rows:
+        return RowRange(rebased(self._base, leaf), self._first, self.n_rows)
 
     def release(self) -> None:
         self._base.release()
@@ -97,6 +117,9 @@ class ConcatenatedRows:
             return pieces[0]
         return np.concatenate(pieces) if pieces else np.empty((0, self.row_bytes), np.uint8)
 
+    def rebased(self, leaf: Leaf) -> Rows:
+        return ConcatenatedRows([rebased(part, leaf) for part in self._parts])
+
     def release(self) -> None:
         for part in self._parts:
             part.release()
@@ -120,6 +143,9 @@ class PairedRotaryRows:
         first = start - start % self._head  # whole heads cover every row that is needed
         last = min(self.n_rows, stop + -stop % self._head)
         return self._base.read(first, last)[stored - first]
+
+    def rebased(self, leaf: Leaf) -> Rows:
+        return PairedRotaryRows(rebased(self._base, leaf), self.n_rows // self._head)
 
     def release(self) -> None:
         self._base.release()
