@@ -16,7 +16,7 @@ OUTTYPES: dict[str, tuple[GGMLType, int]] = {"f32": (TYPES["F32"], 0), "f16": (T
 AUTO = "auto"
 
 # Block types that checkpoints store -> (what file names call them, general.file_type)
-PACKED = {"MXFP4": ("mxfp4_moe", 38)}
+PACKED = {"MXFP4": ("mxfp4_moe", 38), "NVFP4": ("nvfp4", 39)}
 
 # Small matrices that decide much: routers, position and type embeddings, short convolutions.
 _ALWAYS_F32 = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight", "ssm_conv1d.weight",

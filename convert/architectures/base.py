@@ -12,6 +12,7 @@ from ...formats.gguf.values import Value, f32, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
 from ..checkpoint import Checkpoint
+from ..decoded import factor_tensors
 from ..options import Options
 from ..packed import unpacked
 from ..rope import Rope
@@ -56,10 +57,11 @@ class Weight:
 
 @dataclass(frozen=True)
 class Mapped:
-    """An output tensor with the function that reads its rows."""
+    """An output tensor with the function that reads its rows, and the stored tensors that it is made of, if their matrices are its own."""
 
     info: TensorInfo
     rows: Rows
+    made_of: tuple[StoredTensor, ...] = ()
 
 
 class Architecture(ABC):
@@ -163,6 +165,8 @@ class Architecture(ABC):
             if tensor.info.name in mapped:
                 raise CheckpointError(f"two stored tensors make '{tensor.info.name}'", file=self.checkpoint.path)
             mapped[tensor.info.name] = tensor
+            for info, row in factor_tensors(tensor.info, tensor.made_of):
+                mapped[info.name] = Mapped(info, row)
         self._check_complete(mapped)
         return list(mapped.values())
 
@@ -216,7 +220,7 @@ class Architecture(ABC):
         if weight.plus_one:
             rows, type = PlusOneRows(rows, type, shape[-1]), TYPES["F32"]
         name = weight.gguf.format(layer)
-        return Mapped(TensorInfo(f"{name}.{suffix}" if suffix else name, shape, type), rows)
+        return Mapped(TensorInfo(f"{name}.{suffix}" if suffix else name, shape, type), rows, (tensor,))
 
     def layer_of(self, tensor: StoredTensor, numbers: list[int]) -> int:
         if numbers[0] >= self.n_layers:

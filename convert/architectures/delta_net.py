@@ -5,6 +5,7 @@ Norms, except those inside the delta net, are stored as their distance from 1.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Callable
 
 import numpy as np
@@ -138,4 +139,4 @@ class DeltaNet(MtpBlocks):
         if weight.stored == f"{DELTA}.A_log":  # in double precision, so that the last bit is that of the exact value
             negative = ComputedRows(rows, info.type, self.n_v, lambda x: -np.exp(x.astype(np.float64)))
             return Mapped(info.with_type(TYPES["F32"]), negative)
-        return Mapped(info, rows)
+        return replace(made, rows=rows)

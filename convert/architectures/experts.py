@@ -84,7 +84,7 @@ class ExpertStack:
                                       file=other.file, tensor=other.name)
         n_rows, n_cols = self.shape(part)
         shape = (self.n_experts, 2 * n_rows if name == "gate_up" else n_rows, n_cols)
-        return Mapped(TensorInfo(f"blk.{self._layer}.ffn_{name}_exps.weight", shape, type), rows)
+        return Mapped(TensorInfo(f"blk.{self._layer}.ffn_{name}_exps.weight", shape, type), rows, (first, *others))
 
 
 class RoutedExperts(Architecture):

@@ -3,6 +3,8 @@ file belong to different ones, so that value head j reads key head j modulo thei
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ...errors import ConfigError
@@ -50,12 +52,12 @@ class _Qwen35(DeltaNet):
         if self.n_v == self.n_k or part not in ("in_proj_qkv", "conv1d", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"):
             return made
         if part == "out_proj":
-            return Mapped(made.info, SelectedColumns(made.rows, self.value_rows(self.v_size), made.info.type))
+            return replace(made, rows=SelectedColumns(made.rows, self.value_rows(self.v_size), made.info.type))
         order = self.value_rows(1 if part in ("in_proj_a", "in_proj_b") else self.v_size)
         if part in ("in_proj_qkv", "conv1d"):
             before = self.n_channels - len(order)  # channels of queries and keys
             order = np.concatenate([np.arange(before), before + order])
-        return Mapped(made.info, SelectedRows(made.rows, order))
+        return replace(made, rows=SelectedRows(made.rows, order))
 
 
 @register("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")

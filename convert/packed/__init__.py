@@ -9,9 +9,10 @@ from ...errors import CheckpointError, printable
 from ..checkpoint import Checkpoint
 from ..config import Config
 from ..safetensors import StoredTensor
-from . import compressed, fp8
+from . import compressed, fp8, modelopt
 
-_METHODS = {"fp8": fp8.unpack, "compressed-tensors": compressed.unpack}
+_SEPARATE = "hf_quant_config.json"  # where modelopt wrote its settings before config.json had them
+_METHODS = {"fp8": fp8.unpack, "compressed-tensors": compressed.unpack, "modelopt": modelopt.unpack}
 _LEFT_TO_ARCHITECTURES = ("mxfp4",)  # stored in a way that only the model class defines
 
 
@@ -31,4 +32,8 @@ def unpacked(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
 
 def quantization_config(checkpoint: Checkpoint) -> Config | None:
     """The section that says how weights are packed; None where they are plain."""
-    return checkpoint.config.of_text().section("quantization_config", "compression_config")
+    found = checkpoint.config.of_text().section("quantization_config", "compression_config")
+    if found is None and (separate := checkpoint.json(_SEPARATE)) is not None:
+        inner = Config(separate, checkpoint.path / _SEPARATE).section("quantization")
+        return inner and Config({"quant_method": "modelopt", **inner.values}, inner.file)
+    return found

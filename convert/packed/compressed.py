@@ -6,6 +6,7 @@ along the rows of a column. What a weight is shows in the tensors beside it.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Callable, Iterator
 
@@ -17,10 +18,11 @@ from ..checkpoint import Checkpoint
 from ..config import Config
 from ..decoded import DecodedTensor, decoded
 from ..safetensors import StoredTensor
+from .nvfp4 import factor_of, nvfp4
 from .scaled import CodeRows, ScaledRows, float_values, scaled, unfit
 
 _OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point", ".k_scale", ".v_scale", ".q_scale")
-_BESIDE = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+_BESIDE = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale", "input_global_scale")
 
 
 def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
@@ -31,7 +33,9 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
         if name.endswith(_OF_ACTIVATIONS) or (last in _BESIDE and (f"{stem}.weight" in tensors or f"{stem}.weight_packed" in tensors)):
             continue
         beside = {part: tensors[f"{stem}.{part}"] for part in _BESIDE if f"{stem}.{part}" in tensors}
-        if last == "weight_packed":
+        if last == "weight_packed" and tensor.dtype == "U8":
+            found[f"{stem}.weight"] = _nvfp4(checkpoint, tensor, f"{stem}.weight", beside)
+        elif last == "weight_packed":
             found[f"{stem}.weight"] = _packed(checkpoint, tensor, f"{stem}.weight", beside, bits)
         elif last == "weight" and "weight_scale" in beside:
             found[name] = _scaled(checkpoint, tensor, beside, blocks)
@@ -113,6 +117,17 @@ def _packed(checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dic
     rows = ScaledRows(CodeRows(checkpoint, packed, n_rows), n_cols, lambda codes: _unpack_words(codes, width) - np.float32(offset), scales,
                       matrix_rows=n_rows, block_rows=1, column_blocks=column_blocks, zeros=zeros)
     return decoded(packed, name, (n_rows, n_cols), TYPES["F32"], rows)
+
+
+def _nvfp4(checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dict[str, StoredTensor]) -> DecodedTensor:
+    """Here values are divided by the factor of the matrix."""
+    for part in ("weight_scale", "weight_global_scale"):
+        if part not in beside:
+            raise CheckpointError(f"is stored as NVFP4 without {part}", file=packed.file, tensor=packed.name)
+    matrices = math.prod(packed.shape[:-2])
+    factors = {key: factor_of(checkpoint, beside[part], matrices, np.reciprocal)
+               for key, part in (("scale", "weight_global_scale"), ("input_scale", "input_global_scale")) if part in beside}
+    return nvfp4(checkpoint, packed, name, beside["weight_scale"], factors)
 
 
 def _width(checkpoint: Checkpoint, packed: StoredTensor, beside: dict[str, StoredTensor], bits: set[int]) -> int:
