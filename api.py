@@ -194,17 +194,21 @@ def plan_quantization(source: Source, type: str, *, token_embedding_type: str | 
     """What every tensor of `source` becomes for the preset `type`. Nothing is read.
 
     Tensors of a checkpoint that are not quantized get the type the converter gives them (norms F32), as if it had been
-    converted first.
+    converted first. Those that it stores in blocks (MXFP4) stay so, unless `allow_requantize`.
     """
     from .convert.outtype import plan_outtype
     from .convert.source import CheckpointSource
     from .formats.ftypes import file_type
-    from .quantize.plan import check_supported, plan_uniform
+    from .quantize.plan import PlannedTensor, check_supported, plan_uniform
 
-    converted = plan_outtype(source, "auto")[0] if isinstance(source, CheckpointSource) else source.tensors
+    checkpoint = isinstance(source, CheckpointSource)
+    converted = plan_outtype(source, "auto")[0] if checkpoint else source.tensors
     planned = plan_uniform(converted, file_type(type).base, token_embedding_type=token_embedding_type,
                            output_tensor_type=output_tensor_type, leave_output_tensor=leave_output_tensor,
-                           allow_requantize=allow_requantize)
+                           allow_requantize=allow_requantize or checkpoint)
+    if checkpoint and not allow_requantize:
+        planned = [PlannedTensor(plan.source, plan.source, "stored in blocks: kept") if plan.source.type.is_quantized else plan
+                   for plan in planned]
     planned = [replace(plan, source=stored) for plan, stored in zip(planned, source.tensors)]
     check_supported(planned, decodable_types(), encodable_types())
     return planned

@@ -1,6 +1,7 @@
 """Tokenizer files of a checkpoint -> the `tokenizer.*` keys of a GGUF file. One file per kind of vocabulary: `vocabulary_<kind>.py`.
 
-What decides the kind: byte-level BPE in tokenizer.json; else tokenizer.model (SentencePiece); else a tokenizer.json made from one.
+What decides the kind: byte-level BPE in tokenizer.json; else tokenizer.model (SentencePiece); else a tokenizer.json made from one, or
+WordPiece.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from .chat_template import chat_template_metadata
 from .checkpoint import Checkpoint
 from .vocabulary_bpe import byte_level_bpe, has_byte_level
 from .vocabulary_spm import is_sentencepiece_like, sentencepiece_like, sentencepiece_model
+from .vocabulary_wordpiece import is_wordpiece, wordpiece
 
 # (checkpoint, tokenizer.json, tokenizer_config.json, n_vocab) -> keys below `tokenizer.ggml.`
 Reader = Callable[[Checkpoint, dict[str, Any], dict[str, Any], int], dict[str, Value]]
@@ -45,10 +47,12 @@ def vocabulary_metadata(checkpoint: Checkpoint, n_vocab: int, pre: str | None = 
 
 def _from_json(checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[str, Any], n_vocab: int, pre: str | None,
                reader: Reader | None) -> dict[str, Value]:
+    if reader is None and is_wordpiece(tokenizer):
+        return wordpiece(checkpoint, tokenizer, config, n_vocab, pre)
     model = tokenizer.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
         kind = model.get("type") if isinstance(model, dict) else None
-        raise TokenizerError(f"vocabularies of type {printable(kind)} are not supported yet; BPE and SentencePiece are")
+        raise TokenizerError(f"vocabularies of type {printable(kind)} are not supported yet; BPE, SentencePiece and WordPiece are")
     if reader is not None:
         return reader(checkpoint, tokenizer, config, n_vocab)
     if is_sentencepiece_like(tokenizer) and not has_byte_level(tokenizer):

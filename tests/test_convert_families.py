@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from iqforge.api import open_source, plan_quantization
 from iqforge.convert import architectures
 from iqforge.convert.checkpoint import open_checkpoint
 from iqforge.convert.source import CheckpointSource
@@ -194,6 +195,11 @@ def test_gpt_oss_mxfp4_codes_are_kept(tmp_path: Path):
     save_file(stored | packed, tmp_path / "model.safetensors")
     made, metadata = convert(tmp_path)
     assert metadata["general.file_type"] == 38
+    with open_source(tmp_path) as source:
+        types = {plan.target.name: plan.target.type.name for plan in plan_quantization(source, "Q4_0")}
+        assert types["blk.0.ffn_up_exps.weight"] == "MXFP4" and types["blk.0.attn_q.weight"] == "Q4_0"
+        types = {plan.target.name: plan.target.type.name for plan in plan_quantization(source, "Q4_0", allow_requantize=True)}
+        assert types["blk.0.ffn_up_exps.weight"] == types["blk.0.ffn_down_exps.weight"] == "Q4_0"
 
     def blocks(part: str) -> np.ndarray:
         pairs, scales = (packed[LAYER + f"mlp.experts.{part}_proj_{kind}"] for kind in ("blocks", "scales"))

@@ -12,6 +12,7 @@ from iqforge.convert.checkpoint import open_checkpoint
 from iqforge.convert.sentencepiece import BPE, UNIGRAM, read_sentencepiece
 from iqforge.convert.vocabulary import vocabulary_metadata
 from iqforge.errors import IqforgeError, MalformedFileError, TokenizerError, TruncatedFileError, UnsupportedTypeError
+from .shared import shared
 
 PIECES = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), *((f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)),
           ("\u2581a", -0.5, 1), ("b", -1.5, 1), ("old", -2.0, 5)]
@@ -129,6 +130,25 @@ def spm_bigrams(tokens: list[str], scores: list[float], text: str) -> list[str]:
             return parts
         place = -best[1]
         parts[place:place + 2] = [parts[place] + parts[place + 1]]
+
+
+def test_tokens_and_scores_cut_texts_as_the_model_does():
+    """tokens.json has what transformers makes of texts; those without added tokens follow from tokens, scores and bytes alone."""
+    folder = shared("golden/convert/tok_spm")
+    with open_checkpoint(folder / "hf") as checkpoint:
+        made = {key: value.data for key, value in vocabulary_metadata(checkpoint, 520).items()}
+    tokens, scores, types = (made[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type"))
+    ids = {token: number for number, token in enumerate(tokens)}
+    added = [token for token, kind in zip(tokens, types) if kind in (3, 4)]
+    n_checked = 0
+    for entry in json.loads((folder / "tokens.json").read_text()):
+        if entry["text"] and not any(token in entry["text"] for token in added):
+            pieces = spm_bigrams(tokens, scores, " " + entry["text"])
+            found = [number for piece in pieces for number in
+                     ([ids[piece]] if piece in ids else [ids[f"<0x{byte:02X}>"] for byte in piece.encode()])]
+            assert found == entry["ids"], entry["text"]
+            n_checked += 1
+    assert n_checked > 5
 
 
 def test_tokenizer_json_without_a_model(tmp_path: Path):

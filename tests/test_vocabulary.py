@@ -16,7 +16,7 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.pretokenizers import BYTE_LEVEL_REGEX, PRETOKENIZERS, check_name, name_of, pretokenizer, regexes_of
 
 from .shared import shared
-from .tiny_checkpoint import BOS, EOS, SPLIT_REGEX, tokenizer_json, write_tokenizer
+from .tiny_checkpoint import BOS, EOS, PROSE, SPLIT_REGEX, tokenizer_json, write_tokenizer
 
 BYTE_LEVEL_CASES = ["deepseek_v2", "deepseek_v3", "gpt_oss_bf16", "llama", "llama31", "ministral3", "mistral", "qwen2", "qwen3", "qwen3_5",
                     "qwen3_moe", "qwen3_next", "tok_bpe_added", "tok_bpe_pairs"]
@@ -66,6 +66,38 @@ def test_tiny_tokenizer(tmp_path: Path):
     assert all(merge.count(" ") == 1 for merge in made["merges"])
 
 
+def test_wordpiece(tmp_path: Path):
+    """Trained here; the tokens, cut greedily from the left as runtimes do it, give what the tokenizer gives."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer.train_from_iterator([PROSE], trainers.WordPieceTrainer(vocab_size=300, special_tokens=special, show_progress=False))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    (tmp_path / "config.json").write_text('{"type_vocab_size": 2}')
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
+    (tmp_path / "tokenizer_config.json").write_text('{"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", '
+                                                    '"unk_token": "[UNK]", "mask_token": "[MASK]"}')
+    made = {key.removeprefix("tokenizer.ggml."): value.data for key, value in vocabulary_metadata(open_checkpoint(tmp_path), 310).items()}
+    assert made["model"] == "bert" and made["token_type_count"] == 2 and made["tokens"][:5] == special
+    assert made["token_type"][:6] == [3, 3, 3, 3, 3, 1] and made["token_type"][300:] == [5] * 10
+    assert (made["bos_token_id"], made["eos_token_id"], made["seperator_token_id"], made["mask_token_id"]) == (2, 3, 3, 4)
+    assert made["add_bos_token"] is True and made["add_eos_token"] is True
+    ids = {token: number for number, token in enumerate(made["tokens"])}
+    for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(PROSE)):
+        rest, found = "\u2581" + word, []
+        while rest:
+            length = max((n for n in range(1, len(rest) + 1) if rest[:n] in ids and rest[:n] != "\u2581"), default=0)
+            if not length:
+                found = [1]
+                break
+            found.append(ids[rest[:length]])
+            rest = rest[length:]
+        assert found == tokenizer.encode(word, add_special_tokens=False).ids, word
+
+
 def test_merges_in_both_spellings(tmp_path: Path):
     def as_strings(tokenizer):
         tokenizer["model"]["merges"] = [" ".join(merge) for merge in tokenizer["model"]["merges"]]
@@ -109,7 +141,8 @@ def test_looks_special(token: str, special: bool):
     (lambda t: t["added_tokens"].append({"id": 300}), "lacks an id or its content"),
     (lambda t: t["added_tokens"].append(3), "lacks an id or its content"),
     (lambda t: t.update(added_tokens={}, model=[]), "not supported yet"),
-    (lambda t: t["model"].update(type="WordPiece"), "WordPiece"),
+    (lambda t: t["model"].update(type="Unigram"), "type Unigram"),
+    (lambda t: t["model"].update(type="WordPiece"), "continuing_subword_prefix"),
     (lambda t: t["model"].update(byte_fallback=True), "neither byte-level"),
     (lambda t: t.update(pre_tokenizer=None, decoder=None), "neither byte-level"),
     (lambda t: t["pre_tokenizer"]["pretokenizers"][0]["pattern"].update(Regex="[ab]+"), r'"\[ab\]\+".*--pre NAME'),
