@@ -18,6 +18,7 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES
 
+from .shared import shared
 from .tiny_checkpoint import make_tiny_llama
 
 
@@ -86,6 +87,20 @@ def test_quantized_as_it_is_read(checkpoint, tmp_path, type):
     assert made.name == f"one-{type.lower()}.gguf" and made.read_bytes() == (tmp_path / "two-steps.gguf").read_bytes()
     first = iqforge.convert_model(checkpoint, tmp_path / "s.gguf", type, imatrix=tmp_path / "m.dat", split_max_tensors=4)
     assert len(check_shards(first, made)) == 3
+
+
+def test_blocks_of_the_checkpoint_are_kept(tmp_path):
+    """gpt-oss stores its experts in MXFP4: quantizing the rest does not touch them."""
+    folder = shared("golden/convert/gpt_oss_mxfp4/hf")
+    plain = iqforge.convert_model(folder, tmp_path / "m.gguf", "bf16")
+    made = iqforge.convert_model(folder, tmp_path / "q.gguf", "iq4_nl")
+    with open_gguf(plain) as before, open_gguf(made) as after:
+        types = {tensor.name: tensor.type.name for tensor in after.tensors}
+        packed = [tensor for tensor in before.tensors if tensor.type.name == "MXFP4"]
+        assert len(packed) == 6 and "IQ4_NL" in types.values() and "BF16" not in types.values()
+        for tensor in packed:
+            assert types[tensor.name] == "MXFP4"
+            assert bytes(after.read_bytes(tensor, 0, tensor.n_bytes)) == bytes(before.read_bytes(tensor, 0, tensor.n_bytes))
 
 
 def test_unknown_types_name_near_ones(checkpoint, tmp_path):

@@ -15,6 +15,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -86,19 +87,25 @@ def hash_model(path: str | os.PathLike, algorithms: Sequence[str] = ("xxh64",), 
 
 def _hashed(file: GGUFFile, label: str, names: list[str], layers: bool, progress: Callable[[int], None] | None) -> Iterator[HashLine]:
     whole = {name: ALGORITHMS[name]() for name in names}
+    # A hash goes through its bytes in order; different ones can do so at the same time, as none of them holds the interpreter.
+    with ThreadPoolExecutor(max(1, min(8, 2 * len(names))), thread_name_prefix="hash") as pool:
+        yield from _tensor_lines(file, label, names, layers, whole, pool, progress)
+    yield from (HashLine(name, hashed.hexdigest(), label) for name, hashed in whole.items())
+
+
+def _tensor_lines(file: GGUFFile, label: str, names: list[str], layers: bool, whole: dict[str, _Hash], pool: Executor,
+                  progress: Callable[[int], None] | None) -> Iterator[HashLine]:
     for tensor in file.tensors:
         own = {name: ALGORITHMS[name]() for name in names if layers and name != "uuid"}
         for start in range(0, tensor.n_bytes, _PIECE):
             piece = file.read_bytes(tensor, start, min(start + _PIECE, tensor.n_bytes))
-            for hashed in (*own.values(), *whole.values()):
-                hashed.update(piece)
+            list(pool.map(lambda hashed: hashed.update(piece), (*own.values(), *whole.values())))  # noqa: B023  done before the next
             size = piece.nbytes
             del piece
             file.release(tensor)
             if progress is not None:
                 progress(size)
         yield from (HashLine(name, hashed.hexdigest(), label, tensor.name) for name, hashed in own.items())
-    yield from (HashLine(name, hashed.hexdigest(), label) for name, hashed in whole.items())
 
 
 def read_manifest(path: str | os.PathLike) -> dict[tuple[str, str], str]:
