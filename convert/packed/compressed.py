@@ -99,12 +99,9 @@ def _packed(checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dic
     n_groups, order = scale.shape[1], beside.get("weight_g_idx")
 
     def column_blocks() -> np.ndarray:
-        groups = np.arange(n_cols) // (n_cols // n_groups)
-        if order is None:
-            return groups
         listed = _integers(checkpoint, order)
         if listed.shape == (n_cols,) and (listed == -1).all():  # not used
-            return groups
+            return np.arange(n_cols) // (n_cols // n_groups)
         if listed.shape != (n_cols,) or listed.min() < 0 or listed.max() >= n_groups:
             raise CheckpointError(f"does not give each of {n_cols} columns one of {n_groups} groups", file=order.file, tensor=order.name)
         return listed
@@ -115,7 +112,8 @@ def _packed(checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dic
     zeros = _zeros(checkpoint, beside.get("weight_zero_point"), width, n_rows, n_groups)
     offset = 0 if zeros is not None else 1 << width - 1
     rows = ScaledRows(CodeRows(checkpoint, packed, n_rows), n_cols, lambda codes: _unpack_words(codes, width) - np.float32(offset), scales,
-                      matrix_rows=n_rows, block_rows=1, column_blocks=column_blocks, zeros=zeros)
+                      matrix_rows=n_rows, block_rows=1, block_cols=n_cols // n_groups, zeros=zeros,
+                      column_blocks=None if order is None else column_blocks)
     return decoded(packed, name, (n_rows, n_cols), TYPES["F32"], rows)
 
 

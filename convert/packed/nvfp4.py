@@ -73,7 +73,7 @@ def nvfp4(checkpoint: Checkpoint, packed: StoredTensor, name: str, scale: Stored
         return float_values(checkpoint, scale).reshape(all_rows, -1) * per_matrix
 
     return decoded(packed, name, shape, TYPES["F32"], ScaledRows(codes, n_cols, _code_values, scales, matrix_rows=all_rows, block_rows=1,
-                                                                 column_blocks=lambda: np.arange(n_cols) // _GROUP))
+                                                                 block_cols=_GROUP))
 
 
 def _code_values(codes: np.ndarray) -> np.ndarray:

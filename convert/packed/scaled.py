@@ -35,10 +35,24 @@ F8_E4M3 = fp8_values(4, 7, (0x7F, 0xFF))
 F8_E5M2 = (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32)  # the upper half of a float16, infinities included
 F8_E8M0 = np.array([2.0 ** (code - 127) for code in range(255)] + [np.nan], np.float32)
 
+
+
+def _lookup(table: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """uint8[rows, n_cols] -> float32[rows, n_cols] by a table of 256; two codes at a time where rows are even, which is twice as fast."""
+    pairs = np.stack([np.tile(table, 256), np.repeat(table, 256)], axis=1).view(np.uint64).ravel()  # the first code is the low byte
+
+    def values(codes: np.ndarray) -> np.ndarray:
+        if codes.shape[1] % 2:
+            return np.take(table, codes)
+        return np.take(pairs, np.ascontiguousarray(codes).view("<u2")).view(np.float32)
+
+    return values
+
+
 # dtype of codes -> their values: uint8[rows, n_cols] -> float32[rows, n_cols]
 CODES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "F8_E4M3": lambda codes: F8_E4M3[codes],
-    "F8_E5M2": lambda codes: F8_E5M2[codes],
+    "F8_E4M3": _lookup(F8_E4M3),
+    "F8_E5M2": _lookup(F8_E5M2),
     "I8": lambda codes: codes.view(np.int8).astype(np.float32),
 }
 
@@ -75,14 +89,16 @@ class ScaledRows:
     """Rows of codes times their scales, as float32[n_rows, n_cols].
 
     `unpack` makes float32[rows, n_cols] of code rows; `scales()` gives float32[matrices * row_blocks, column_blocks], `zeros()` likewise,
-    `column_blocks()` the block of each column. What they give is kept until `release` only: for a whole model it would take much memory.
+    `column_blocks()` the block of each column where blocks are not just `block_cols` columns each. What they give is kept until `release`
+    only: for a whole model it would take much memory.
     """
 
     def __init__(self, codes: Rows, n_cols: int, unpack: Callable[[np.ndarray], np.ndarray], scales: Callable[[], np.ndarray], *,
-                 matrix_rows: int, block_rows: int, column_blocks: Callable[[], np.ndarray], zeros: Callable[[], np.ndarray] | None = None):
+                 matrix_rows: int, block_rows: int, block_cols: int, zeros: Callable[[], np.ndarray] | None = None,
+                 column_blocks: Callable[[], np.ndarray] | None = None):
         self.n_rows, self.row_bytes = codes.n_rows, 4 * n_cols
         self._codes, self._unpack, self._scales, self._zeros = codes, unpack, scales, zeros
-        self._matrix_rows, self._block_rows, self._column_blocks = matrix_rows, block_rows, column_blocks
+        self._matrix_rows, self._block_rows, self._block_cols, self._column_blocks = matrix_rows, block_rows, block_cols, column_blocks
         self._kept: dict[Callable, np.ndarray] = {}
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -90,13 +106,22 @@ class ScaledRows:
         matrix, row = np.divmod(np.arange(start, stop), self._matrix_rows)
         blocks = matrix * -(-self._matrix_rows // self._block_rows) + row // self._block_rows
         if self._zeros is not None:
-            values -= self._spread(self._zeros, blocks)
-        values *= self._spread(self._scales, blocks)
+            self._apply(np.subtract, values, self._kept_result(self._zeros)[blocks])
+        self._apply(np.multiply, values, self._kept_result(self._scales)[blocks])
         return values.view(np.uint8).reshape(stop - start, self.row_bytes)
 
-    def _spread(self, per_block: Callable[[], np.ndarray], blocks: np.ndarray) -> np.ndarray:
-        of_rows = self._kept_result(per_block)[blocks]
-        return of_rows if of_rows.shape[1] == 1 else of_rows[:, self._kept_result(self._column_blocks)]
+    def _apply(self, operation: np.ufunc, values: np.ndarray, of_rows: np.ndarray) -> None:
+        """values[r, c] = operation(values[r, c], of_rows[r, block of c]) in place."""
+        rows, width, size = len(values), values.shape[1], self._block_cols
+        if of_rows.shape[1] == 1:
+            operation(values, of_rows, out=values)
+        elif self._column_blocks is not None:
+            operation(values, of_rows[:, self._kept_result(self._column_blocks)], out=values)
+        elif width % size == 0:
+            blocks = values.reshape(rows, -1, size)  # a view
+            operation(blocks, of_rows[:, :, None], out=blocks)
+        else:  # the last block is cut short
+            operation(values, np.repeat(of_rows, size, axis=1)[:, :width], out=values)
 
     def _kept_result(self, make: Callable[[], np.ndarray]) -> np.ndarray:
         if (kept := self._kept.get(make)) is None:
@@ -134,7 +159,7 @@ def scaled(checkpoint: Checkpoint, weight: StoredTensor, scale: StoredTensor, bl
         return values.reshape(-1, grid[-1])
 
     rows = ScaledRows(CodeRows(checkpoint, weight, weight.n_elements // n_cols), n_cols, CODES[weight.dtype], scales, matrix_rows=n_rows, block_rows=block[0],
-                      column_blocks=lambda: np.arange(n_cols) // block[1])
+                      block_cols=block[1])
     return decoded(weight, weight.name, weight.shape, TYPES["F32"], rows)
 
 
