@@ -5,7 +5,6 @@ Names are written out on both sides, so a clone without reference files still no
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -14,22 +13,11 @@ import pytest
 
 from iqforge.api import open_source, plan_quantization
 from iqforge.convert import architectures
-from iqforge.convert.checkpoint import open_checkpoint
-from iqforge.convert.source import CheckpointSource
 from iqforge.errors import CheckpointError, ConfigError
-from iqforge.formats.codec import decode
 
-from .tiny_checkpoint import write_safetensors, write_tokenizer
+from .family_checkpoint import D, EXPERTS, FF, HEAD, HEADS, KV, KV_HEADS, LAYER, Q, SANDWICH, VOCAB, convert, full_names, write
 
-D, HEADS, KV_HEADS, HEAD, FF, VOCAB, EXPERTS = 32, 4, 2, 16, 48, 320, 3
-Q, KV = HEADS * HEAD, KV_HEADS * HEAD
-LAYER = "model.layers.0."
-SIZES = {"num_hidden_layers": 1, "hidden_size": D, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD,
-         "intermediate_size": FF, "vocab_size": VOCAB, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
-         "tie_word_embeddings": True}
-
-# stored name -> (shape, GGUF name); gguf names leave out `blk.0.` below a layer and repeat the suffix of the stored one
-EMBEDDING = {"model.embed_tokens.weight": ((VOCAB, D), "token_embd"), "model.norm.weight": ((D,), "output_norm")}
+# stored name below a layer -> (shape, GGUF name without blk.0. and the suffix)
 NORMS = {"input_layernorm.weight": ((D,), "attn_norm"), "post_attention_layernorm.weight": ((D,), "ffn_norm")}
 ATTENTION = {"self_attn.q_proj.weight": ((Q, D), "attn_q"), "self_attn.k_proj.weight": ((KV, D), "attn_k"),
              "self_attn.v_proj.weight": ((KV, D), "attn_v"), "self_attn.o_proj.weight": ((D, Q), "attn_output")}
@@ -38,8 +26,6 @@ QKV_BIASES = {"self_attn.q_proj.bias": ((Q,), "attn_q"), "self_attn.k_proj.bias"
 HEAD_NORMS = {"self_attn.q_norm.weight": ((HEAD,), "attn_q_norm"), "self_attn.k_norm.weight": ((HEAD,), "attn_k_norm")}
 MLP = {"mlp.gate_proj.weight": ((FF, D), "ffn_gate"), "mlp.up_proj.weight": ((FF, D), "ffn_up"),
        "mlp.down_proj.weight": ((D, FF), "ffn_down")}
-SANDWICH = {"input_layernorm.weight": ((D,), "attn_norm"), "post_attention_layernorm.weight": ((D,), "post_attention_norm"),
-            "pre_feedforward_layernorm.weight": ((D,), "ffn_norm"), "post_feedforward_layernorm.weight": ((D,), "post_ffw_norm")}
 STARCODER = {"input_layernorm.bias": ((D,), "attn_norm"), "post_attention_layernorm.bias": ((D,), "ffn_norm"),
              "self_attn.o_proj.bias": ((D,), "attn_output"), "mlp.c_fc.weight": ((FF, D), "ffn_up"), "mlp.c_fc.bias": ((FF,), "ffn_up"),
              "mlp.c_proj.weight": ((D, FF), "ffn_down"), "mlp.c_proj.bias": ((D,), "ffn_down")}
@@ -57,7 +43,8 @@ FAMILIES = {
     "Qwen3ForCausalLM": ({}, NORMS | ATTENTION | HEAD_NORMS | MLP, {"qwen3.attention.head_count_kv": KV_HEADS}),
     "Gemma2ForCausalLM": ({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 8},
                           SANDWICH | ATTENTION | MLP,
-                          {"gemma2.attn_logit_softcapping": 50.0, "gemma2.final_logit_softcapping": 30.0, "gemma2.attention.sliding_window": 8}),
+                          {"gemma2.attn_logit_softcapping": 50.0, "gemma2.final_logit_softcapping": 30.0,
+                           "gemma2.attention.sliding_window": 8}),
     "Gemma3ForCausalLM": ({"sliding_window": 8, "rope_local_base_freq": 500.0}, SANDWICH | ATTENTION | HEAD_NORMS | MLP,
                           {"gemma3.rope.freq_base": 1e4, "gemma3.rope.freq_base_swa": 500.0}),
     "Phi3ForCausalLM": ({"sliding_window": None}, NORMS | FUSED,
@@ -69,35 +56,6 @@ FAMILIES = {
                               {"mistral3.attention.temperature_scale": pytest.approx(0.1), "mistral3.rope.freq_base": 1e6,
                                "mistral3.rope.scaling.yarn_log_multiplier": 1.0}),
 }
-
-
-def write(folder: Path, hf_class: str, config: dict, shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, np.ndarray]:
-    """A checkpoint of random float32 tensors in `folder`; returns them."""
-    folder.mkdir(exist_ok=True)
-    settings = SIZES | {"architectures": [hf_class], "model_type": "x"} | config
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
-    write_tokenizer(folder)
-    random = np.random.default_rng(seed)
-    tensors = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    write_safetensors(folder / "model.safetensors", tensors)
-    return tensors
-
-
-def convert(folder: Path, **options) -> tuple[dict[str, np.ndarray], dict]:
-    """GGUF name -> float32 values (blocks as bytes), and metadata."""
-    with CheckpointSource(open_checkpoint(folder), **options) as source:
-        made = {}
-        for tensor in source.tensors:
-            rows = [source.read_rows(tensor, start, min(start + 7, tensor.n_rows)).copy() for start in range(0, tensor.n_rows, 7)]
-            values = np.concatenate(rows)
-            made[tensor.name] = values if tensor.type.is_quantized else decode(tensor.type, values, tensor.n_cols).reshape(tensor.shape)
-        return made, {key: value.data for key, value in source.metadata.items()}
-
-
-def full_names(tensors: dict[str, tuple]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Whole stored names -> (shape, whole GGUF names)."""
-    layers = {LAYER + name: (shape, f"blk.0.{gguf}.{name.rpartition('.')[2]}") for name, (shape, gguf) in tensors.items()}
-    return {name: (shape, f"{gguf}.weight") for name, (shape, gguf) in EMBEDDING.items()} | layers
 
 
 @pytest.mark.parametrize("hf_class", FAMILIES)
@@ -173,13 +131,15 @@ def test_gpt_oss_experts_are_untangled(tmp_path: Path, merge: bool):
     gate, up = both[:, :, ::2].swapaxes(1, 2), both[:, :, 1::2].swapaxes(1, 2)
     halves = {"gate_up": np.concatenate([gate, up], axis=1)} if merge else {"gate": gate, "up": up}
     halves["down"] = stored[LAYER + "mlp.experts.down_proj"].swapaxes(1, 2)
-    bias = {"gate_up": np.concatenate([biases[:, ::2], biases[:, 1::2]], axis=1)} if merge else {"gate": biases[:, ::2], "up": biases[:, 1::2]}
+    gate, up = biases[:, ::2], biases[:, 1::2]
+    bias = {"gate_up": np.concatenate([gate, up], axis=1)} if merge else {"gate": gate, "up": up}
     for part, values in halves.items():
         assert np.array_equal(made[f"blk.0.ffn_{part}_exps.weight"], values)
     for part, values in bias.items():
         assert np.array_equal(made[f"blk.0.ffn_{part}_exps.bias"], values)
     for name, gguf in (("self_attn.sinks", "attn_sinks.weight"), ("mlp.router.bias", "ffn_gate_inp.bias"),
-                       ("mlp.experts.down_proj_bias", "ffn_down_exps.bias"), ("post_attention_layernorm.weight", "post_attention_norm.weight")):
+                       ("mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
+                       ("post_attention_layernorm.weight", "post_attention_norm.weight")):
         assert np.array_equal(made[f"blk.0.{gguf}"], stored[LAYER + name])
     assert metadata["gpt-oss.expert_feed_forward_length"] == 64 and metadata["gpt-oss.attention.sliding_window"] == 8
 
