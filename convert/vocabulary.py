@@ -1,7 +1,7 @@
 """Tokenizer files of a checkpoint -> the `tokenizer.*` keys of a GGUF file. One file per kind of vocabulary: `vocabulary_<kind>.py`.
 
 What decides the kind: byte-level BPE in tokenizer.json; else tokenizer.model (SentencePiece); else a tokenizer.json made from one, or
-WordPiece.
+WordPiece; else tiktoken.model.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from .chat_template import chat_template_metadata
 from .checkpoint import Checkpoint
 from .vocabulary_bpe import byte_level_bpe, has_byte_level
 from .vocabulary_spm import is_sentencepiece_like, sentencepiece_like, sentencepiece_model
+from .vocabulary_tiktoken import FILE as TIKTOKEN_FILE, tiktoken_bpe
 from .vocabulary_wordpiece import is_wordpiece, wordpiece
 
 # (checkpoint, tokenizer.json, tokenizer_config.json, n_vocab) -> keys below `tokenizer.ggml.`
@@ -37,8 +38,11 @@ def vocabulary_metadata(checkpoint: Checkpoint, n_vocab: int, pre: str | None = 
         elif reader is None and model_file.exists():
             file = model_file
             keys = sentencepiece_model(checkpoint, tokenizer or {}, config, n_vocab)
+        elif reader is None and (tiktoken_file := checkpoint.path / TIKTOKEN_FILE).exists():
+            file = tiktoken_file
+            keys = tiktoken_bpe(checkpoint, config, n_vocab, pre)
         else:
-            raise TokenizerError("is missing; a vocabulary is read from it" + ("" if reader else " or from tokenizer.model"))
+            raise TokenizerError("is missing; a vocabulary is read from it" + ("" if reader else " or from tokenizer.model or tiktoken.model"))
     except TokenizerError as error:
         error.file = error.file or file
         raise
