@@ -75,7 +75,10 @@ class OutputPlan:
     @property
     def free_bytes(self) -> int:
         """What the disk has left, -1 where it does not say. A file that is replaced still counts: it goes when the new one is complete."""
-        usage = shutil.disk_usage(self.paths[0].resolve().parent)
+        try:
+            usage = shutil.disk_usage(self.paths[0].resolve().parent)
+        except OSError:  # opening the output says what is wrong with the folder
+            return -1
         return usage.free if usage.total else -1
 
     def __str__(self) -> str:

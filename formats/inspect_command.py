@@ -7,11 +7,13 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import printable
 
 if TYPE_CHECKING:
     from .gguf.summary import ModelSummary, TypeTotal
-    from .gguf.values import Value
+    from .gguf.values import Value, ValueType
 
 _ITEM_LENGTH, _TEXT_LENGTH, _LIST_ITEMS = 40, 160, 6
 
@@ -77,13 +79,15 @@ def _kind(value: Value) -> str:
 
 def _shown(value: Value, full: bool) -> str:
     if value.element is None:
-        return _item(value.data, 10**9 if full else _TEXT_LENGTH)
+        return _item(value.data, value.type, 10**9 if full else _TEXT_LENGTH)
     limit = len(value.data) if full else _LIST_ITEMS
-    items = [_item(item, 10**9 if full else _ITEM_LENGTH) for item in value.data[:limit]]
+    items = [_item(item, value.element, 10**9 if full else _ITEM_LENGTH) for item in value.data[:limit]]
     return f"[{', '.join(items)}{', ...' if len(value.data) > limit else ''}]"
 
 
-def _item(item: Any, limit: int) -> str:
+def _item(item: Any, kind: ValueType, limit: int) -> str:
     if isinstance(item, str):
         return f"'{printable(item, limit)}'"
+    if kind.name == "FLOAT32":
+        return str(np.float32(item))  # as many digits as tell it from its neighbours
     return repr(item) if isinstance(item, (bool, int, float)) else _shown(item, False)

@@ -171,6 +171,12 @@ def test_a_disk_that_is_too_small(checkpoint, whole, tmp_path, monkeypatch, caps
     assert iqforge.convert_model(checkpoint, tmp_path / "m.gguf").stat().st_size == needed  # the announced size is the true one
 
 
+def test_a_folder_that_is_not_there(checkpoint, tmp_path):
+    with pytest.raises(OutputError, match="none"):
+        iqforge.convert_model(checkpoint, tmp_path / "none" / "m.gguf", split_max_tensors=3)
+    assert not os.listdir(tmp_path)
+
+
 def test_command(checkpoint, whole, tmp_path, capsys):
     words = ["convert", str(checkpoint), "--outfile", str(tmp_path / "m.gguf"), "--split-max-tensors", "6", "--no-tensor-first-split"]
     assert main([*words, "--dry-run", "--outtype", "IQ4_K"]) == 0

@@ -73,9 +73,10 @@ def test_long_values_are_shortened_unless_full(tmp_path, capsys):
 
 def test_numbers_that_json_lacks_and_nested_arrays(tmp_path, capsys):
     nested = text("nested") + ARRAY.to_bytes(4, "little") + array(ARRAY, array(U32, [1, 2]) + array(U32, [3]), 2)
-    pairs = [pair("nan", F32, float("nan")), array_pair("inf", F64, [float("inf"), 1.5]), nested]
+    pairs = [pair("nan", F32, float("nan")), pair("tenth", F32, 0.1), array_pair("inf", F64, [float("inf"), 1.5]), nested]
     (tmp_path / "m.gguf").write_bytes(gguf(pairs))
-    assert "[[1, 2], [3]]" in printed(capsys, tmp_path / "m.gguf")
+    out = printed(capsys, tmp_path / "m.gguf")
+    assert "[[1, 2], [3]]" in out and "[inf, 1.5]" in out and "FLOAT32  0.1\n" in out
     found = json.loads(printed(capsys, tmp_path / "m.gguf", "--json"))["metadata"]
     assert found["nan"]["value"] == "nan" and found["inf"]["value"] == ["inf", 1.5]
     assert [inner["value"] for inner in found["nested"]["value"]] == [[1, 2], [3]]

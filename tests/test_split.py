@@ -74,6 +74,8 @@ def test_tensor_larger_than_the_limit(tmp_path):
     (tmp_path / "in.gguf").write_bytes(gguf([], [entry("b", [32], 0, 0), entry("c", [8], 0, 128)], bytes(160)))
     with pytest.raises(OutputError, match="0 tensors.*128 bytes.*64"):
         split_model(tmp_path / "in.gguf", tmp_path / "new", max_size=64)
+    with pytest.raises(OutputError, match="0 tensors"):  # a shard of metadata in front makes the next one no larger
+        split_model(tmp_path / "in.gguf", tmp_path / "new", max_size=64, first_shard_metadata_only=True)
     (tmp_path / "in.gguf").write_bytes(gguf([pair("k", U32, 1)]))
     with pytest.raises(OutputError, match="0 tensors"):
         split_model(tmp_path / "in.gguf", tmp_path / "new")
