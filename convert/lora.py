@@ -1,7 +1,7 @@
 """LoRA adapters as a `Source`: each pair becomes `<tensor>.lora_a` and `<tensor>.lora_b` of the base model's GGUF tensor.
 
 A runtime adds alpha / r * lora_b lora_a, with lora_a [r, n_in] and lora_b [n_out, r]. What the base model's conversion does to the rows
-of a weight is done to the rows of B; stacked experts get stacked pairs. Of an embedding the runtime looks rows up in lora_a, which is
+of a weight is done to the rows of B, an order of columns to A; stacked experts get stacked pairs. Of an embedding the runtime looks rows up in lora_a, which is
 stored transposed: [n_vocab, r].
 """
 
@@ -24,7 +24,7 @@ from .model_card import model_card_metadata, read_model_card
 from .naming import default_file_name
 from .options import Options
 from .outtype import OUTTYPES, resolve_outtype
-from .reorder import TransposedMatrices
+from .reorder import SelectedColumns, TransposedMatrices
 from .rows import ConcatenatedRows, Rows, StoredRows, rebased
 from .safetensors import StoredTensor
 from .source import QUANTIZATION_VERSION
@@ -39,7 +39,7 @@ class AdapterSource:
     needed. `name`: `general.name`.
 
     CheckpointError for tensors that the base model does not have or in another shape, and for tensors that are neither pairs nor
-    norms; UnsupportedTypeError for weights whose conversion does more than reorder rows.
+    norms; UnsupportedTypeError for weights whose conversion does more than reorder rows or columns.
     """
 
     def __init__(self, path: str | os.PathLike, base: str | os.PathLike | None = None, name: str | None = None):
@@ -64,8 +64,11 @@ class AdapterSource:
     def _converted(self, mapped: Mapped) -> list[Mapped]:
         """The pair for an output tensor of the base model, or the tensor itself if it is a norm that was trained along."""
         leaves: list[StoredTensor] = []
+        rows, columns = mapped.rows, None
+        if isinstance(rows, SelectedColumns):  # the columns of B A are those of A
+            rows, columns = rows.base, rows.order
         try:
-            rebased(mapped.rows, lambda tensor: leaves.append(tensor) or StoredRows(self.checkpoint, tensor))
+            rebased(rows, lambda tensor: leaves.append(tensor) or StoredRows(self.checkpoint, tensor))
         except UnsupportedTypeError as error:
             if not mapped.info.name.endswith("_norm.weight"):  # a norm may have its values changed
                 raise UnsupportedTypeError(f"cannot have an adapter: {error.message}", file=self.checkpoint.path,
@@ -83,8 +86,8 @@ class AdapterSource:
         if stack != ([len(pairs)] if len(stack) == 1 else []) or (not stack and len(pairs) > 1):
             raise UnsupportedTypeError("joins the rows of several weights, whose adapters have no common lora_a", file=self.checkpoint.path,
                                        tensor=mapped.info.name)
-        rank, low = pairs[0].rank, [self._stored(pair.a) for pair in pairs]
-        high = rebased(mapped.rows, lambda tensor: self._stored(self.checkpoint.pairs[tensor.name].b))
+        rank, low = pairs[0].rank, [self._columns(pair.a, columns) for pair in pairs]
+        high = rebased(rows, lambda tensor: self._stored(self.checkpoint.pairs[tensor.name].b))
         return [self._half(mapped, "a", (*stack, rank, n_cols), pairs[0].a, ConcatenatedRows(low) if stack else low[0]),
                 self._half(mapped, "b", (*stack, n_rows, rank), pairs[0].b, high)]
 
@@ -119,6 +122,10 @@ class AdapterSource:
             raise CheckpointError(f"has {rows.n_rows} rows of {rows.row_bytes} bytes, {info.n_rows} of {info.row_bytes} were expected",
                                   file=stored.file, tensor=stored.name)
         return Mapped(info, rows)
+
+    def _columns(self, tensor: StoredTensor, order: np.ndarray | None) -> Rows:
+        stored = self._stored(tensor)
+        return stored if order is None else SelectedColumns(stored, order, self.checkpoint.type_of(tensor))
 
     def _stored(self, tensor: StoredTensor) -> StoredRows:
         return StoredRows(self.checkpoint, tensor)

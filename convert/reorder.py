@@ -99,14 +99,14 @@ class SelectedColumns:
         if type.block_size != 1:
             raise UnsupportedTypeError(f"columns of {type.name} rows cannot be rearranged without changing values")
         self.n_rows, self.row_bytes = base.n_rows, len(order) * type.block_bytes
-        self._base, self._order, self._size = base, order, type.block_bytes
+        self.base, self.order, self._size = base, order, type.block_bytes
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        rows = np.ascontiguousarray(self._base.read(start, stop)).reshape(stop - start, self._base.row_bytes // self._size, self._size)
-        return rows[:, self._order].reshape(stop - start, self.row_bytes)
+        rows = np.ascontiguousarray(self.base.read(start, stop)).reshape(stop - start, self.base.row_bytes // self._size, self._size)
+        return rows[:, self.order].reshape(stop - start, self.row_bytes)
 
     def release(self) -> None:
-        self._base.release()
+        self.base.release()
 
 
 class TransposedHeads:

@@ -116,6 +116,24 @@ def test_experts_are_stacked(tmp_path):
         assert file.tensor("blk.0.ffn_down_exps.weight.lora_b").shape == (4, 256, R)
 
 
+def test_rows_and_columns_in_another_order(tmp_path):
+    """Qwen3.5: value heads of the delta net change places, in rows of some weights and in columns of another."""
+    from safetensors.torch import load_file
+
+    source, base = shared("golden/convert/qwen3_5/hf"), tmp_path / "hf"
+    base.mkdir()
+    tensors = {}
+    for file in sorted(source.iterdir()):
+        if file.suffix == ".safetensors":
+            tensors |= {name: values.float().numpy() for name, values in load_file(file).items()}
+        elif "index" not in file.name:
+            (base / file.name).write_bytes(file.read_bytes())
+    write_safetensors(base / "model.safetensors", tensors)
+    weights = [name for name, values in tensors.items() if values.ndim == 2 and name.startswith("model.layers.")]
+    assert any("out_proj" in name for name in weights) and any("in_proj_qkv" in name for name in weights)
+    check_like_merged(tmp_path, base, make_adapter(tmp_path / "lora", base, weights))
+
+
 def test_types_and_names(tmp_path):
     base = make_tiny_llama(tmp_path / "hf", n_layers=1, dtype="f32")
     make_adapter(tmp_path / "lora", base, ["model.layers.0.self_attn.q_proj.weight"], dtype="bf16")
