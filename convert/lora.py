@@ -1,8 +1,8 @@
 """LoRA adapters as a `Source`: each pair becomes `<tensor>.lora_a` and `<tensor>.lora_b` of the base model's GGUF tensor.
 
 A runtime adds alpha / r * lora_b lora_a, with lora_a [r, n_in] and lora_b [n_out, r]. What the base model's conversion does to the rows
-of a weight is done to the rows of B, an order of columns to A; stacked experts get stacked pairs. Of an embedding the runtime looks rows up in lora_a, which is
-stored transposed: [n_vocab, r].
+of a weight is done to the rows of B, an order of columns to A; stacked experts get stacked pairs. Of an embedding the runtime looks rows
+up in lora_a, which is stored transposed: [n_vocab, r].
 """
 
 from __future__ import annotations
