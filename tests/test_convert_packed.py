@@ -18,9 +18,8 @@ from iqforge.formats.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 
 from .golden import assert_like_reference
+from .packed_checkpoint import NAME, pack, packed_llama, up_projection
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
-
-NAME = "model.layers.1.mlp.up_proj"
 
 
 def test_deepseek_equals_the_reference(tmp_path: Path):
@@ -31,25 +30,6 @@ def test_deepseek_equals_the_reference(tmp_path: Path):
 @pytest.mark.parametrize("table, dtype", [(F8_E4M3, torch.float8_e4m3fn), (F8_E5M2, torch.float8_e5m2), (F8_E8M0, torch.float8_e8m0fnu)])
 def test_tables_of_small_floats(table: np.ndarray, dtype: torch.dtype):
     assert np.array_equal(table, torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy(), equal_nan=True)
-
-
-def packed_llama(folder: Path, change, section: dict | None) -> Path:
-    """A tiny Llama whose tensors `change(dict)` has packed, with `section` as its quantization_config. Rows of 48, 80 in the feed-forward."""
-    make_tiny_llama(folder, n_layers=2, n_embd=48, n_ff=80, n_heads=4, n_kv_heads=2, config={"quantization_config": section})
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
-def up_projection(folder: Path) -> np.ndarray:
-    """`blk.1.ffn_up.weight` as converted, read seven rows at a time."""
-    with CheckpointSource(open_checkpoint(folder)) as source:
-        tensor = next(t for t in source.tensors if t.name == "blk.1.ffn_up.weight")
-        rows = [source.read_rows(tensor, start, min(start + 7, tensor.n_rows)) for start in range(0, tensor.n_rows, 7)]
-        source.release(tensor)
-        assert np.array_equal(source.read_rows(tensor, 3, 5), np.concatenate(rows)[3:5])
-        return decode(tensor.type, np.concatenate(rows), tensor.n_cols)
 
 
 def random_codes(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -116,14 +96,6 @@ def test_compressed_scaled(tmp_path: Path, dtype: torch.dtype, shape: tuple[int,
     rows, columns = (80 if shape[0] == 1 else -(-80 // shape[0]) if shape[0] != 3 else 32), 48 // shape[-1]
     spread = scale.float().reshape(shape[0], -1).repeat_interleave(rows, 0)[:80].repeat_interleave(columns, 1)
     assert np.array_equal(up_projection(folder), (codes.float() * spread).numpy())
-
-
-def pack(values: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
-    """Unsigned values as int32 words along `dim`, lowest bits first, padded with zeros."""
-    values = values.movedim(dim, -1).to(torch.int64)
-    values = torch.nn.functional.pad(values, (0, -values.shape[-1] % (32 // bits))).unflatten(-1, (-1, 32 // bits))
-    words = (values << torch.arange(0, 32, bits)).sum(-1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32).movedim(-1, dim).contiguous()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -293,3 +265,20 @@ def test_nvfp4_of_compressed_tensors(tmp_path: Path):
     with CheckpointSource(open_checkpoint(tmp_path)) as source:
         factors = {t.name: source.read_rows(t, 0, 1).view(np.float32).tolist() for t in source.tensors if t.name.endswith("scale")}
     assert factors == {"blk.1.ffn_up.scale": [[0.125]], "blk.1.ffn_up.input_scale": [[0.25]]}
+
+
+@pytest.mark.parametrize("block", [None, [100, 64]])
+def test_fp8_experts_that_are_stacked(tmp_path: Path, block: list[int] | None):
+    make_tiny_qwen3moe(tmp_path, n_layers=1, n_ff_expert=64, stacked=True,
+                       config={"quantization_config": {"quant_method": "fp8", "weight_block_size": block}})
+    tensors, random = load_file(tmp_path / "model.safetensors"), torch.Generator().manual_seed(5)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    codes, scale = random_codes((4, 128, 256), torch.float8_e4m3fn), torch.rand((4, 2, 4) if block else (4, 1, 1), generator=random) + 0.5
+    save_file(tensors | {name: codes, f"{name}_scale_inv": scale}, tmp_path / "model.safetensors")
+    spread = scale.repeat_interleave(100, 1)[:, :128].repeat_interleave(64, 2) if block else scale
+    wanted = (codes.float() * spread).numpy()
+    with CheckpointSource(open_checkpoint(tmp_path)) as source:
+        for part, half in (("gate", wanted[:, :64]), ("up", wanted[:, 64:])):
+            tensor = next(t for t in source.tensors if t.name == f"blk.0.ffn_{part}_exps.weight")
+            rows = [source.read_rows(tensor, start, min(start + 37, tensor.n_rows)) for start in range(0, tensor.n_rows, 37)]
+            assert np.array_equal(np.concatenate(rows).view(np.float32).reshape(4, 64, 256), half)

@@ -9,10 +9,10 @@ from ...errors import CheckpointError, printable
 from ..checkpoint import Checkpoint
 from ..config import Config
 from ..safetensors import StoredTensor
-from . import compressed, fp8, modelopt
+from . import compressed, fp8, gptq, modelopt
 
 _SEPARATE = "hf_quant_config.json"  # where modelopt wrote its settings before config.json had them
-_METHODS = {"fp8": fp8.unpack, "compressed-tensors": compressed.unpack, "modelopt": modelopt.unpack}
+_METHODS = {"fp8": fp8.unpack, "compressed-tensors": compressed.unpack, "gptq": gptq.unpack, "modelopt": modelopt.unpack}
 _LEFT_TO_ARCHITECTURES = ("mxfp4",)  # stored in a way that only the model class defines
 
 

@@ -19,7 +19,7 @@ from ..config import Config
 from ..decoded import DecodedTensor, decoded
 from ..safetensors import StoredTensor
 from .nvfp4 import factor_of, nvfp4
-from .scaled import CodeRows, ScaledRows, float_values, scaled, unfit
+from .scaled import CodeRows, ScaledRows, float_values, integers, scaled, unfit
 
 _OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point", ".k_scale", ".v_scale", ".q_scale")
 _BESIDE = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale", "input_global_scale")
@@ -99,7 +99,7 @@ def _packed(checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dic
     n_groups, order = scale.shape[1], beside.get("weight_g_idx")
 
     def column_blocks() -> np.ndarray:
-        listed = _integers(checkpoint, order)
+        listed = integers(checkpoint, order)
         if listed.shape == (n_cols,) and (listed == -1).all():  # not used
             return np.arange(n_cols) // (n_cols // n_groups)
         if listed.shape != (n_cols,) or listed.min() < 0 or listed.max() >= n_groups:
@@ -132,7 +132,7 @@ def _width(checkpoint: Checkpoint, packed: StoredTensor, beside: dict[str, Store
     """4 or 8 bits: what all groups of the config have; where they differ, what the tensor's own shape says."""
     width = next(iter(bits)) if len(bits) == 1 else None
     if width is None and (shape := beside.get("weight_shape")) is not None:
-        columns = _integers(checkpoint, shape).ravel()
+        columns = integers(checkpoint, shape).ravel()
         width = next((b for b in (4, 8) if len(columns) == 2 and columns[1] == packed.shape[1] * (32 // b)), None)
     if width not in (4, 8):
         raise CheckpointError(f"is packed with {width or 'an unknown number of'} bits; 4 and 8 are read", file=packed.file,
@@ -164,9 +164,3 @@ def _zeros(checkpoint: Checkpoint, stored: StoredTensor | None, width: int, n_ro
         return (words[row // per_word] >> (width * (row % per_word)).astype(np.uint32)[:, None] & (1 << width) - 1).astype(np.float32)
 
     return zeros
-
-
-def _integers(checkpoint: Checkpoint, tensor: StoredTensor) -> np.ndarray:
-    if tensor.dtype not in ("I32", "I64"):
-        raise CheckpointError(f"has dtype {tensor.dtype}, expected integers", file=tensor.file, tensor=tensor.name)
-    return checkpoint.data(tensor).view("<i4" if tensor.dtype == "I32" else "<i8").reshape(tensor.shape)

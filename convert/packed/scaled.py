@@ -71,6 +71,13 @@ def float_values(checkpoint: Checkpoint, tensor: StoredTensor) -> np.ndarray:
     return decode(FLOAT_DTYPES[tensor.dtype], raw.reshape(1, -1), tensor.n_elements).reshape(tensor.shape)
 
 
+def integers(checkpoint: Checkpoint, tensor: StoredTensor) -> np.ndarray:
+    """A small tensor of integers (shapes, groups of columns). CheckpointError for another dtype."""
+    if tensor.dtype not in ("I32", "I64"):
+        raise CheckpointError(f"has dtype {tensor.dtype}, expected integers", file=tensor.file, tensor=tensor.name)
+    return checkpoint.data(tensor).view("<i4" if tensor.dtype == "I32" else "<i8").reshape(tensor.shape)
+
+
 class CodeRows:
     """The bytes of a stored tensor as `n_rows` equal rows, whatever its dtype."""
 
