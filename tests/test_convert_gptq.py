@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.source import CheckpointSource
 from iqforge.errors import CheckpointError
 
 from .packed_checkpoint import NAME, pack, packed_llama, up_projection
@@ -46,3 +49,16 @@ def test_gptq_that_does_not_fit(tmp_path: Path, part: str, values: torch.Tensor 
 
     with pytest.raises(CheckpointError, match=words):
         up_projection(packed_llama(tmp_path, change, {"quant_method": "gptq", "bits": 4} | section))
+
+
+def test_threads_may_release_what_others_read(tmp_path: Path):
+    def change(tensors):
+        del tensors[f"{NAME}.weight"]
+        tensors |= {f"{NAME}.qweight": torch.full((6, 80), 0x11111111, dtype=torch.int32), f"{NAME}.scales": torch.ones(3, 80),
+                    f"{NAME}.qzeros": torch.zeros(3, 10, dtype=torch.int32)}
+
+    folder = packed_llama(tmp_path, change, {"quant_method": "gptq", "bits": 4})
+    with CheckpointSource(open_checkpoint(folder)) as source, ThreadPoolExecutor(4) as pool:
+        tensor = next(t for t in source.tensors if t.name == "blk.1.ffn_up.weight")
+        reads = [pool.submit(source.read_rows, tensor, row, row + 1) for row in range(80) for _ in range(3) if source.release(tensor) is None]
+        assert all(not read.result().any() for read in reads)  # 1 - (0 + 1) = 0

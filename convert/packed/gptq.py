@@ -71,9 +71,10 @@ class GPTQRows:
         values, mask = np.empty((self.n_cols, stop - start), np.float32), np.uint32((1 << self._bits) - 1)
         for place in range(self._per_word):
             values[place::self._per_word] = words >> np.uint32(place * self._bits) & mask
-        if self._kept is None:
-            self._kept = self._beside()
-        zeros, scales, groups = self._kept
+        kept = self._kept  # another thread may release it meanwhile
+        if kept is None:
+            kept = self._kept = self._beside()
+        zeros, scales, groups = kept
         values -= zeros[:, start:stop][groups]
         values *= scales[:, start:stop][groups]
         return np.ascontiguousarray(values.T).view(np.uint8)
