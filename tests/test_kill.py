@@ -1,0 +1,82 @@
+"""A conversion that is killed at a random moment never leaves a file that looks finished, and the next run is not in its way."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import iqforge
+from iqforge.convert.safetensors import read_header
+from iqforge.errors import IqforgeError
+from iqforge.formats.gguf.reader import open_gguf
+
+from .tiny_checkpoint import make_tiny_llama
+
+KILLS = 20
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """Starts processes that have iqforge imported already and no threads of this one."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["iqforge.api", "iqforge.quantize.run", "iqforge.convert.source", "iqforge.formats.gguf.writer"])
+    context.Process(target=os.getpid).start()
+    return context
+
+
+def converted(context, *arguments, **options) -> multiprocessing.Process:
+    process = context.Process(target=iqforge.convert_model, args=arguments, kwargs=options)
+    process.start()
+    return process
+
+
+@pytest.mark.parametrize("limits", [{}, {"split_max_tensors": 20}], ids=["one file", "shards"])
+def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
+    folder = make_tiny_llama(tmp_path / "model", n_layers=8, dtype="f32", n_embd=512)
+    expected = read_all(iqforge.convert_model(folder, make(tmp_path / "expected") / "x.gguf", "bf16", **limits))
+    assert len(expected) == (1 if not limits else 4)
+    out = make(tmp_path / "out")
+    started = time.monotonic()
+    process = converted(fresh, folder, out / "x.gguf", "bf16", **limits)
+    process.join()
+    whole = time.monotonic() - started
+    assert process.exitcode == 0 and read_all(out) == expected
+    chance = random.Random(7)
+    broken_off = 0
+    for number in range(KILLS // 2):
+        if number % 3 == 0:  # with and without the files of an earlier run
+            for file in out.iterdir():
+                file.unlink()
+        before = {file.name for file in out.glob("*.gguf")}
+        process = converted(fresh, folder, out / "x.gguf", "bf16", **limits)
+        time.sleep(chance.uniform(0.1, 1) * whole)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        broken_off += process.exitcode != 0
+        for name in {file.name for file in out.glob("*.gguf")}:
+            assert (out / name).read_bytes() == expected[name], f"{name} after kill {number} (before: {sorted(before)})"
+        first = min(expected)
+        if (out / first).exists():
+            with open_gguf(out / first) as file:
+                assert len(file.tensors) == len(read_header(folder / "model.safetensors"))
+        else:
+            with pytest.raises(IqforgeError):
+                open_gguf(out / first)
+    assert broken_off >= KILLS // 4
+    iqforge.convert_model(folder, out / "x.gguf", "bf16", **limits)
+    assert read_all(out) == expected  # nothing is left beside them
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def read_all(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (path if path.is_dir() else path.parent).iterdir()}
