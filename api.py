@@ -95,7 +95,7 @@ def convert_model(src: PathLike, out: PathLike | None = None, outtype: str = "au
                                           no_tensor_first_split=no_tensor_first_split)
         log.info("%s", output)
         with output.open() as sink:
-            stream(source, planned, sink, importance=_importance(loaded, planned), threads=threads, progress=progress)
+            stream(source, planned, sink, importance=_importance(loaded, planned), threads=threads, progress=progress, measure=False)
     return output.paths[0]
 
 

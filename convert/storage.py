@@ -11,6 +11,8 @@ import numpy as np
 from ..errors import MalformedFileError, NotFoundError
 from .safetensors import DTYPE_BITS, StoredTensor
 
+_READ_AT_ONCE = 32 << 20  # a larger range is a whole tensor of which rows will be taken
+
 
 class Storage(Protocol):
     """Where the bytes of a checkpoint's tensors come from."""
@@ -35,6 +37,9 @@ class MappedFiles:
             return np.empty(0, np.uint8)
         mapped = self._map(tensor.file, tensor.end)
         if tensor.strides is None:
+            if hasattr(mmap, "MADV_WILLNEED") and stop - start <= _READ_AT_ONCE:  # not page by page as it is touched
+                first = (tensor.begin + start) // mmap.PAGESIZE * mmap.PAGESIZE
+                mapped.madvise(mmap.MADV_WILLNEED, first, tensor.begin + stop - first)
             return np.frombuffer(mapped, np.uint8, stop - start, tensor.begin + start)
         return gather(np.frombuffer(mapped, np.uint8, tensor.end - tensor.begin, tensor.begin), tensor, start, stop)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from ..errors import OutputError, printable
 
+_WRITE_BEHIND = 32 << 20  # bytes
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # some network file systems
 
 
@@ -54,6 +55,12 @@ def sync_folder(folder: str | os.PathLike) -> None:
         os.close(fd)
 
 
+def _begin_writing(fd: int, start: int, stop: int) -> None:
+    """Dirty pages that are "not needed" are queued for the disk and stay in memory until they are written."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
+
+
 def _lock(fd: int) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,6 +85,7 @@ class PartFile:
             raise output_error(error, path) from None
         self.part_path = self.path + ".part"
         self.n_bytes, self.position = n_bytes, 0
+        self._begun = 0  # up to where the disk was told to write
         self._done = False
         self._fd: int | None = self._locked()
         try:
@@ -109,13 +117,16 @@ class PartFile:
         return fd
 
     def write(self, data) -> None:
-        """Append all of `data`, anything that has a contiguous buffer."""
+        """Append all of `data`, anything that has a contiguous buffer. The disk begins to write at once, not when memory is full."""
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         try:
             while view:
                 n_written = os.write(self._fd, view)
                 self.position += n_written
                 view = view[n_written:]
+            if self.position - self._begun >= _WRITE_BEHIND:
+                _begin_writing(self._fd, self._begun, self.position)
+                self._begun = self.position
         except OSError as error:
             raise output_error(error, self.path, self._state()) from None
 

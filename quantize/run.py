@@ -38,13 +38,17 @@ ImportanceLookup = Callable[[str, tuple[int, ...]], np.ndarray | None]
 log = logging.getLogger(__name__)
 
 PIECE_ELEMENTS = 1 << 20
+# Largest magnitude that surely fits when nothing is measured: scales are F16, and none is more than a few times its largest value.
+_SURELY_FITS = {"F16": 65504.0, "BF16": 3e38, "F32": float("inf")}
+_SURELY_FITS_QUANTIZED = 8192.0
 _RELEASE_BYTES = 64 << 20  # pages handed back after this much reading
 _RELEASE_BYTES_DEVICE = 1 << 30  # its pieces are larger, and pages that another piece is being read from must be found again
 
 
 @dataclass
 class TensorReport:
-    """What became of one tensor. Errors are relative to the root mean square of the source, None where bytes were kept."""
+    """What became of one tensor. Errors are relative to the root mean square of the source, None where bytes were kept or nothing was
+    measured."""
 
     planned: PlannedTensor
     rmse: float | None = None
@@ -100,18 +104,19 @@ def thread_count(asked: int) -> int:
 
 
 def stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, *, importance: ImportanceLookup | None = None,
-           threads: int = 0, progress: Progress | None = None, devices: Sequence[int] = ()) -> RunReport:
+           threads: int = 0, progress: Progress | None = None, devices: Sequence[int] = (), measure: bool = True) -> RunReport:
     """Carry out a plan. The sink must list the plan's target tensors in order; finishing or aborting it is the caller's.
 
     threads: 0 for all cores that this process may use; more than four per core are not started, as they would only take memory.
     devices: numbers of CUDA devices that quantize, as `devices.find_devices` gives them. Their number changes no byte and no sum; the
     bytes are the CPU's, but for trellis types.
+    measure: whether errors are measured, which takes longer than making blocks without a search; on devices they always are.
     Errors name the source file and tensor. NonFiniteError also where finite values do not fit into the target type.
     """
     progress = progress or Progress()
     threads = thread_count(threads)
     if not devices:
-        return _stream(source, planned, sink, importance, progress, threads)
+        return _stream(source, planned, sink, importance, progress, threads, measure=measure)
     from .cuda_device import CudaDevice
     from .cuda_run import DeviceWorkers
 
@@ -127,7 +132,7 @@ def stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, *, impo
 
 
 def _stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, importance: ImportanceLookup | None, progress: Progress,
-            threads: int, workers: DeviceWorkers | None = None) -> RunReport:
+            threads: int, workers: DeviceWorkers | None = None, measure: bool = True) -> RunReport:
     report = RunReport()
     progress.begin(planned)
     pieces = _pieces(source, planned, importance, workers)
@@ -142,7 +147,7 @@ def _stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, import
         try:
             while True:
                 while len(waiting) < ahead and (piece := next(pieces, None)) is not None:
-                    waiting.append((piece, _submit(pool, readers, workers, source, piece)))
+                    waiting.append((piece, _submit(pool, readers, workers, source, piece, measure)))
                 if not waiting:
                     break
                 piece, future = waiting.popleft()
@@ -176,13 +181,13 @@ def _stream(source: Source, planned: Sequence[PlannedTensor], sink: Sink, import
 
 
 def _submit(pool: ThreadPoolExecutor, readers: ThreadPoolExecutor | None, workers: DeviceWorkers | None, source: Source,
-            piece: Piece) -> Future:
+            piece: Piece, measure: bool) -> Future:
     """Start the work on a piece. Where reading means waiting, for a server, many pieces are read at once by threads of their own."""
     if piece.number is not None:
         return pool.submit(workers.work, source, piece)
     if readers is None:
-        return pool.submit(_work, source, piece)
-    return pool.submit(_work, source, piece, readers.submit(source.read_rows, piece.planned.source, piece.start, piece.stop))
+        return pool.submit(_work, source, piece, measure)
+    return pool.submit(_work, source, piece, measure, readers.submit(source.read_rows, piece.planned.source, piece.start, piece.stop))
 
 
 def _pieces(source: Source, planned: Sequence[PlannedTensor], importance: ImportanceLookup | None,
@@ -229,8 +234,8 @@ def _encoder(tensor: PlannedTensor, importance: np.ndarray | None, file: str) ->
     return encode
 
 
-def _work(source: Source, piece: Piece, reading: Future | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-    """(bytes, sums) of a piece, whose rows may be on their way already.
+def _work(source: Source, piece: Piece, measure: bool = True, reading: Future | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+    """(bytes, sums) of a piece, whose rows may be on their way already. No sums of one that is kept, nor, as a rule, without `measure`.
 
     sums: float64[6] = sum e^2, sum x^2, sum w e^2, sum w x^2, max |e|, values zeroed.
     """
@@ -242,17 +247,20 @@ def _work(source: Source, piece: Piece, reading: Future | None = None) -> tuple[
         return np.array(rows), None
     x = decode(info.type, rows, info.n_cols)
     del rows
+    target = piece.planned.target.type
     zeroed = zero_non_finite(x) if piece.planned.nan_to_zero else 0
-    if not piece.planned.target.type.is_float:
+    if not measure and not zeroed and x.size and max(x.max(), -x.min()) <= _SURELY_FITS.get(target.name, _SURELY_FITS_QUANTIZED):
+        return piece.encode(x), None  # a NaN fails the comparison
+    if not target.is_float:
         matrix_rows = info.n_rows // info.n_matrices
         refuse_non_finite(x, info.name, source.path, first_row=piece.start % matrix_rows)
     data = piece.encode(x)
-    error = decode(piece.planned.target.type, data, info.n_cols, as_weights=True)
+    error = decode(target, data, info.n_cols, as_weights=True)
     with np.errstate(invalid="ignore"):  # a tensor that becomes floats keeps what is not finite, and its errors are NaN
         np.subtract(x, error, out=error)
     largest = float(np.abs(error).max(initial=0))
     if not np.isfinite(largest) and np.isfinite(x).all():
-        raise NonFiniteError(f"values up to {np.abs(x).max():g} do not fit into {piece.planned.target.type}", tensor=info.name,
+        raise NonFiniteError(f"values up to {np.abs(x).max():g} do not fit into {target}", tensor=info.name,
                              file=source.path)
     e2, x2 = _column_squares(error), _column_squares(x)
     w = np.ones(info.n_cols) if piece.weights is None else piece.weights.astype(np.float64)

@@ -13,6 +13,7 @@ import pytest
 from iqforge.errors import ShapeError, UnknownTypeError, UnsupportedTypeError
 from iqforge.formats import codec, grids, tables
 from iqforge.formats.codec import decodable_types, decode, deinterleave, interleave
+from iqforge.formats.codecs import floats
 from iqforge.formats.types import TYPES, ggml_type
 
 from .shared import shared
@@ -212,3 +213,15 @@ def test_no_rows(name):
     if type.base:
         plain = deinterleave(name, empty, n_cols)
         assert plain.shape == (0, ggml_type(type.base).row_bytes(n_cols)) and interleave(name, plain, n_cols).shape == empty.shape
+
+
+def test_large_float_arrays_are_encoded_as_small_ones():
+    """Compiled loops against numpy's expressions: every boundary between two F16 values, and patterns of all kinds."""
+    halves = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32).view(np.uint32).astype(np.int64)
+    near = [halves + step for step in (-1, 0, 1, 0x7FF, 0x800, 0xFFF, 0x1000, 0x1001)]
+    patterns = np.concatenate([*near, np.random.default_rng(0).integers(0, 2**32, 1 << 18), np.arange(0x33000000 - 9999, 0x33000000 + 9999)])
+    x = (patterns % 2**32).astype(np.uint32).view(np.float32)
+    x = x[:x.size // 8 * 8].reshape(-1, 8)
+    assert x.size >= floats._COMPILED_FROM > x[:1000].size
+    for encode in (floats.encode_f16, floats.encode_bf16):
+        assert np.array_equal(encode(x), np.concatenate([encode(x[start:start + 1000]) for start in range(0, len(x), 1000)]))
