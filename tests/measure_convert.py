@@ -117,8 +117,9 @@ def main() -> None:
             for label in commands:
                 runs = [results[label] for results in rounds]
                 seconds = sorted(run[0] for run in runs)
-                print(f"{label:>18}: {size / 1e9:.2f} GB read, median {seconds[len(seconds) // 2]:6.2f} s of {', '.join(f'{s:.2f}' for s in seconds)}: "
-                      f"{size / seconds[len(seconds) // 2] / 1e6:6.0f} MB/s; peak resident {max(run[1] for run in runs) / 1e6:.0f} MB, "
+                median = seconds[len(seconds) // 2]
+                print(f"{label:>18}: {size / 1e9:.2f} GB read, median {median:6.2f} s of {', '.join(f'{s:.2f}' for s in seconds)}: "
+                      f"{size / median / 1e6:6.0f} MB/s; peak resident {max(run[1] for run in runs) / 1e6:.0f} MB, "
                       f"CPU {min(run[2] for run in runs):.1f} s", flush=True)
 
 

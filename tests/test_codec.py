@@ -219,7 +219,8 @@ def test_large_float_arrays_are_encoded_as_small_ones():
     """Compiled loops against numpy's expressions: every boundary between two F16 values, and patterns of all kinds."""
     halves = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32).view(np.uint32).astype(np.int64)
     near = [halves + step for step in (-1, 0, 1, 0x7FF, 0x800, 0xFFF, 0x1000, 0x1001)]
-    patterns = np.concatenate([*near, np.random.default_rng(0).integers(0, 2**32, 1 << 18), np.arange(0x33000000 - 9999, 0x33000000 + 9999)])
+    others = np.random.default_rng(0).integers(0, 2**32, 1 << 18)
+    patterns = np.concatenate([*near, others, np.arange(0x33000000 - 9999, 0x33000000 + 9999)])
     x = (patterns % 2**32).astype(np.uint32).view(np.float32)
     x = x[:x.size // 8 * 8].reshape(-1, 8)
     assert x.size >= floats._COMPILED_FROM > x[:1000].size
