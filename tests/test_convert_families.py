@@ -191,6 +191,15 @@ def test_longrope(tmp_path: Path):
             convert(tmp_path)
 
 
+@pytest.mark.parametrize("n_vocab, keys", [
+    (32016, {"prefix_token_id": 32007, "suffix_token_id": 32008, "middle_token_id": 32009, "eot_token_id": 32010, "add_bos_token": True}),
+    (49152, {"add_bos_token": False, "prefix_token_id": None}), (VOCAB, {"add_bos_token": True, "prefix_token_id": None})])
+def test_llama_vocabularies_known_by_their_size(tmp_path: Path, n_vocab: int, keys: dict):
+    write(tmp_path, "LlamaForCausalLM", {"vocab_size": n_vocab}, {})
+    _, metadata = convert(tmp_path, vocab_only=True)
+    assert {key: metadata.get(f"tokenizer.ggml.{key}") for key in keys} == keys
+
+
 def test_the_page_shows_the_file_as_it_is():
     """docs/adding-an-architecture.md walks through a real file; the files that it points to exist."""
     root = Path(architectures.__file__).parents[2]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from ...formats.gguf.values import Value, u32
+from ...formats.gguf.values import Value, boolean, u32
 from . import register
 from .base import Architecture, Weight
 from .blocks import attention, embedding_and_head, gated_feed_forward, norms
+
+# Code Llama's tokens for filling in the middle, which no file of its tokenizer gives a role; the size of the vocabulary tells.
+_CODE_LLAMA_VOCAB = 32016
+_CODE_LLAMA_TOKENS = {"prefix": 32007, "suffix": 32008, "middle": 32009, "eot": 32010}
+_NO_BOS_VOCAB = 49152  # small models with StarCoder's vocabulary, whose texts do not begin with a token
 
 
 @register("LlamaForCausalLM", "MistralForCausalLM")
@@ -14,6 +19,14 @@ class Llama(Architecture):
 
     def family_keys(self) -> dict[str, Value]:
         return {"vocab_size": u32(self.n_vocab), "rope.dimension_count": u32(self.head_size)}
+
+    def vocabulary(self, pre: str | None) -> dict[str, Value]:
+        keys = super().vocabulary(pre)
+        if self.n_vocab == _CODE_LLAMA_VOCAB:
+            keys |= {f"tokenizer.ggml.{role}_token_id": u32(number) for role, number in _CODE_LLAMA_TOKENS.items()}
+        if self.n_vocab == _NO_BOS_VOCAB:
+            keys["tokenizer.ggml.add_bos_token"] = boolean(False)
+        return keys
 
     def weights(self) -> list[Weight]:
         biased = self.config.boolean("attention_bias", default=False)
