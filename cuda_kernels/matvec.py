@@ -24,8 +24,8 @@ from ..formats.types import GGMLType
 from .compile import KernelSpec
 from .launch import device_index, function, launch
 from .layouts import packed_types
-from .matvec_plan import (EXPERT_DOWN, EXPERT_GATE_UP, GATE_BY, GATE_UP, MATVEC_ADD, MOST_ROWS, MOST_SLOTS, NAMES, NORM_MATVEC, float_spec,
-                          limits, plan, quantized_spec, room_of, sample_specs)
+from .matvec_plan import (EXPERT_DOWN, EXPERT_GATE_UP, GATE_BY, GATE_UP, MATVEC_ADD, MOST_ROWS, MOST_SLOTS, NAMES, NORM_MATVEC, RESERVED,
+                          float_spec, limits, plan, quantized_spec, room_of, sample_specs)
 from .ops import PackedMatrix
 
 Part = tuple[PackedMatrix, torch.Tensor, int, int]  # matrix, result, how many of its rows, from which on
@@ -87,14 +87,12 @@ def _product(kind: int, x: torch.Tensor, norm_weight: torch.Tensor | None, eps: 
     rows = parts[0][2] if kind == GATE_UP else sum(r for _, _, r, _ in parts)
     if type.is_float:
         split = 4 if rows < 16 * processors else 1
-        at_once, warps, per_block = min(n, limit // (cols * 4)), max(split, 4), max(split, 4) // split
+        at_once, warps, per_block = min(n, (limit - RESERVED) // (cols * 4)), max(split, 4), max(split, 4) // split
         blocks = min(-(-rows // per_block), processors * (2048 // (32 * warps)))
     else:
-        at_once, chosen = n, plan(type, cols, n, kind, limit)
-        while chosen.shared > room_of(type, limit) and at_once > 1:  # long rows of activations: some of them at a time
-            at_once = -(-at_once // 2)
-            chosen = plan(type, cols, at_once, kind, limit)
-        blocks, warps = min(processors, -(-rows // chosen.warps)), chosen.warps
+        at_once = n  # long rows of activations: some of them at a time
+        while at_once and plan(type, cols, at_once, kind, limit).shared > room_of(type, limit):
+            at_once = -(-at_once // 2) if at_once > 1 else 0
     if at_once < 1:
         raise ShapeError(f"activations of {cols} elements do not fit into the {limit} bytes of shared memory of {device}")
     with torch.cuda.device(index):
@@ -110,6 +108,7 @@ def _product(kind: int, x: torch.Tensor, norm_weight: torch.Tensor | None, eps: 
                 cut = plan(type, cols, len(here), kind, limit)
                 matrices = len(parts) if kind == NORM_MATVEC else 1
                 spec, shared = quantized_spec(type, cols, len(here), kind, cut, matrices), max(cut.shared, alone)
+                blocks, warps = min(processors, -(-rows // cut.warps)), cut.warps  # fewer rows at the end may leave room for more warps
             launch(function(spec, NAMES[kind], index), blocks, 32 * warps, here, norm_weight, np.float32(eps), *arguments,
                    shared=shared, pdl=pdl)
 

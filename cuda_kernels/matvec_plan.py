@@ -26,7 +26,7 @@ _PREFETCH = 80 << 10  # bytes of weights per multiprocessor that L2 is asked for
 _LATE = False  # whether the next kernel may start only when the last weights are on their way
 _WARPS = 16
 _STAGE_STEPS = 4
-_RESERVED = 2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
+RESERVED = 2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def activation_bytes(type: GGMLType, steps: int) -> int:
 
 def room_of(type: GGMLType, limit: int) -> int:
     """Bytes of shared memory that a plan for the type can have, of the `limit` of a block: some types have a table there."""
-    return limit - _RESERVED - shared_bytes(type)
+    return limit - RESERVED - shared_bytes(type)
 
 
 @functools.cache
@@ -122,7 +122,7 @@ def limits(device: int) -> tuple[int, int, int]:
     multiprocessor has one block of these kernels at a time. Otherwise, where blocks of two kernels overlap, some multiprocessors get two
     blocks of the second one and others none, and what they all wait for takes twice as long."""
     properties = torch.cuda.get_device_properties(device)
-    alone = min(properties.shared_memory_per_multiprocessor // 2, properties.shared_memory_per_block_optin - _RESERVED)
+    alone = min(properties.shared_memory_per_multiprocessor // 2, properties.shared_memory_per_block_optin - RESERVED)
     return properties.multi_processor_count, properties.shared_memory_per_block_optin, alone
 
 

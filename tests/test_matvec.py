@@ -1,10 +1,12 @@
 """Matrix-vector kernels against float64, on a GPU; how products are cut up, anywhere."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
 
-from iqforge.cuda_kernels import matvec, matvec_plan
+from iqforge.cuda_kernels import matvec, matvec_plan, ops
 from iqforge.cuda_kernels.layouts import packed_types
 from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
 from iqforge.errors import ShapeError
@@ -184,3 +186,31 @@ def test_floats_have_no_expert_kernels():
         assert matvec.supported(ggml_type(name))
         assert matvec.supported(ggml_type(name), experts=True) != ggml_type(name).is_float
     assert not matvec.supported(ggml_type("I32"))
+
+
+@pytest.mark.parametrize("kind", ["matvec_add", "gate_up"])
+@pytest.mark.parametrize(("name", "cols"), [("Q4_0", 18432), ("IQ4_K", 28672), ("Q8_0", 4096), ("F32", 12672), ("BF16", 8448)])
+def test_rows_in_parts_are_launched_as_compiled(monkeypatch, name, cols, kind):
+    """Long rows of activations are taken in parts; the last one may be cut in another way than those before."""
+    launches, type, limit, rows = [], ggml_type(name), 99 << 10, 64
+    monkeypatch.setattr(matvec, "limits", lambda device: (84, limit, 50 << 10))
+    monkeypatch.setattr(matvec, "device_index", lambda device: 0)
+    monkeypatch.setattr(matvec, "_check", lambda *args: None)
+    monkeypatch.setattr(matvec, "function", lambda spec, name, device: spec)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(matvec, "launch", lambda spec, grid, block, x, *args, shared, pdl: launches.append((spec, block, len(x), shared)))
+    m = ops.PackedMatrix(type, rows, cols, 1, torch.empty(0, dtype=torch.uint8))
+    for n in range(1, 9):
+        if kind == "matvec_add":
+            matvec.matvec_add(torch.empty(n, cols), m, torch.empty(n, rows))
+        else:
+            matvec.gate_up(torch.empty(n, cols), None, EPS, m, m, torch.empty(n, rows))
+        for spec, block, here, shared in launches:
+            defines = dict(spec.defines)
+            assert (block, here) == (32 * int(defines["WARPS"]), int(defines["X_ROWS"]))
+            assert shared + 1024 <= limit  # what the system takes
+        assert sum(here for _, _, here, _ in launches) == n
+        launches.clear()
+    huge = ops.PackedMatrix(type, rows, 1 << 18, 1, m.data)
+    with pytest.raises(ShapeError, match="activations of 262144 elements do not fit"):
+        matvec.matvec_add(torch.empty(1, huge.cols), huge, torch.empty(1, rows))
