@@ -7,7 +7,8 @@ constexpr int PER_THREAD = 16;
 
 // Softmax over logits float32[T, n_experts], the n_used most probable experts in descending order (equal ones: the lower first), and
 // their probabilities brought to a sum of 1. Those from `always` on count only where p > threshold * largest p; others get id -1 and
-// weight 0. A warp per token; n_experts <= 32 * PER_LANE, n_used <= 32.
+// weight 0. Where a logit is not a number no probability is one: then slot k gets expert k and NaN, which the logits show, as ids
+// that are no expert's would leave rows without a place. A warp per token; n_used <= n_experts <= 32 * PER_LANE, n_used <= 32.
 template <int PER_LANE>
 __device__ __forceinline__ void route(const float* logits, int tokens, int n_experts, int n_used, int always, float threshold, int* ids,
                                       float* weights) {
@@ -51,7 +52,8 @@ __device__ __forceinline__ void route(const float* logits, int tokens, int n_exp
         for (int i = 0; i < PER_LANE; i++)
             if (i * 32 + lane == id) p[i] = -1.0f;
     }
-    if (lane < n_used) ids[t * n_used + lane] = my_id, weights[t * n_used + lane] = mine / total;
+    const bool known = sum == sum;
+    if (lane < n_used) ids[t * n_used + lane] = known ? my_id : lane, weights[t * n_used + lane] = known ? mine / total : sum;
 }
 
 #define ROUTE(PER_LANE) \

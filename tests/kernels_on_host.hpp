@@ -67,6 +67,7 @@ inline unsigned __ballot_sync(unsigned, int x) {
 }
 
 inline float __uint_as_float(unsigned b) { float f; memcpy(&f, &b, 4); return f; }
+inline float __int_as_float(int b) { return __uint_as_float((unsigned)b); }
 inline unsigned __float_as_uint(float f) { unsigned b; memcpy(&b, &f, 4); return b; }
 inline float half_to_float(unsigned short b) { _Float16 h; memcpy(&h, &b, 2); return (float)h; }
 inline unsigned short float_to_half(float x) { _Float16 h = (_Float16)x; unsigned short b; memcpy(&b, &h, 2); return b; }
