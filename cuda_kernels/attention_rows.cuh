@@ -1,5 +1,7 @@
 // One head of one position, made ready by a warp: norm, rotation, Hadamard transform. What has to come from global memory is fetched for
-// several rows before the first is worked on, as the way there takes longer than the work.
+// several rows before the first is worked on, as the way there takes longer than the work. It is fetched past L1: the launch in front
+// may write it while this kernel already runs, which the read-only path (ld.global.nc, what the compiler takes for const __restrict__)
+// is not made for.
 #pragma once
 #include "step_common.cuh"
 
@@ -11,7 +13,7 @@ struct Row {
 
     __device__ __forceinline__ void fetch(const float* from, int lane) {
 #pragma unroll
-        for (int t = 0; t < EACH; t++) x[t] = N % 32 == 0 || 32 * t + lane < N ? from[32 * t + lane] : 0.f;
+        for (int t = 0; t < EACH; t++) x[t] = N % 32 == 0 || 32 * t + lane < N ? __ldcg(from + 32 * t + lane) : 0.f;
     }
 
     // x / sqrt(mean(x^2) + eps) * weight
@@ -41,7 +43,7 @@ struct Turns {
     __device__ __forceinline__ void fetch(const float* angles, int lane) {
 #pragma unroll
         for (int t = 0; t < EACH; t++)
-            if (PAIRS % 32 == 0 || 32 * t + lane < PAIRS) turn[t] = ((const float2*)angles)[32 * t + lane];
+            if (PAIRS % 32 == 0 || 32 * t + lane < PAIRS) turn[t] = __ldcg((const float2*)angles + 32 * t + lane);
     }
 
     // Pairs are (2j, 2j+1), or (j, j + ROTATED/2) with NEOX.

@@ -6,7 +6,8 @@ import os
 import pytest
 
 from iqforge.cli import main
-from iqforge.cuda_kernels.compile import ARCHITECTURES
+from iqforge.cuda_kernels import step_attention
+from iqforge.cuda_kernels.compile import ARCHITECTURES, expand
 from iqforge.cuda_kernels.registry import all_specs, build, missing
 
 SPECS = [spec for _, spec in all_specs()]
@@ -42,3 +43,25 @@ def test_wrong_usage(capsys):
                                (["--clear", "--build"], "removes everything"), (["-j", "0"], "above 0")):
         assert main(["kernels", *arguments]) == 1
         assert message in capsys.readouterr().err
+
+
+@needs_cuda_core
+@pytest.mark.parametrize("spec", step_attention.specs()[:2], ids=lambda spec: spec.name)
+def test_attention_reads_projections_as_memory_that_changes(spec):
+    """The launch in front of it writes them while it may already run: the read-only path is not made for that."""
+    from cuda.bindings import nvrtc  # cuda.core asks the driver before it gives PTX
+
+    def good(answer):
+        assert int(answer[0]) == 0
+        return answer[1:]
+
+    options = ["--gpu-architecture=compute_90", "--std=c++17", *(f"-D{name}={value}" for name, value in spec.defines)]
+    (program,) = good(nvrtc.nvrtcCreateProgram(expand(spec.sources).encode(), b"attention.cu", 0, [], []))
+    good(nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options]))
+    text = b" " * good(nvrtc.nvrtcGetPTXSize(program))[0]
+    good(nvrtc.nvrtcGetPTX(program, text))
+    good(nvrtc.nvrtcDestroyProgram(program))
+    ptx = text.decode()
+    before, after = ptx.split("griddepcontrol.wait;")
+    assert before.count("ld.global.nc") == 1  # the position, which an earlier step has written
+    assert "ld.global.nc" not in after and "ld.global.cg" in after
