@@ -16,7 +16,8 @@ class Options:
 
     mtp: what happens to the blocks that predict further tokens: "keep" as the last blocks, "drop", or "only" these with embeddings,
     final norm and head. mla_layout: how latent attention stores its up-projection: "mainline" as `attn_k_b` and `attn_v_b` per head, "ik"
-    as `attn_kv_b` with both beside it, which older versions of ik_llama.cpp need. vocab_only: no tensors are converted, so none may be there.
+    as `attn_kv_b` with both beside it, which older versions of ik_llama.cpp need. vocab_only: no tensors are
+    converted, so there may be none.
     """
 
     merge_gate_up: bool = False

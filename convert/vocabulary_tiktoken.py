@@ -48,7 +48,8 @@ def _known_pre(checkpoint: Checkpoint) -> str:
     for config in (checkpoint.config, checkpoint.config.of_text()):
         if (found := _PRE_OF_MODEL.get(config.string("model_type", default=""))) is not None:
             return found
-    raise TokenizerError("how texts are split is program code, not data, in this kind of vocabulary; name the pre-tokenizer with --pre NAME")
+    raise TokenizerError("how texts are split is program code, not data, in this kind of vocabulary; name the pre-tokenizer with "
+                         "--pre NAME")
 
 
 def _read_ranks(checkpoint: Checkpoint) -> dict[bytes, int]:

@@ -28,7 +28,8 @@ def assert_like_reference(tmp_path: Path, case: str, variant: str = "f32", *, ou
     assert not bytes_too or made.read_bytes() == expected.read_bytes()
 
 
-def assert_like_listing(tmp_path: Path, case: str, variant: str, *, outtype: str = "f32", free_keys: tuple[str, ...] = (), **layout) -> None:
+def assert_like_listing(tmp_path: Path, case: str, variant: str, *, outtype: str = "f32", free_keys: tuple[str, ...] = (),
+                        **layout) -> None:
     """The same against `expected-<variant>.json`, which has no tokenizer keys and hashes instead of bytes; `free_keys` need not match."""
     listing = json.loads(shared(f"golden/convert/{case}/expected-{variant}.json").read_text())
     made = iqforge.convert_model(shared(f"golden/convert/{case}/hf"), tmp_path / "made.gguf", outtype, name=f"Golden {case}", **layout)

@@ -18,7 +18,7 @@ NAME = "model.layers.1.mlp.up_proj"
 
 
 def packed_llama(folder: Path, change, section: dict | None) -> Path:
-    """A tiny Llama whose tensors `change(dict)` has packed, with `section` as its quantization_config. Rows of 48, 80 in the feed-forward."""
+    """A tiny Llama whose tensors `change(dict)` has packed, with `section` as its quantization_config. Rows of 48 and 80."""
     make_tiny_llama(folder, n_layers=2, n_embd=48, n_ff=80, n_heads=4, n_kv_heads=2, config={"quantization_config": section})
     tensors = load_file(folder / "model.safetensors")
     change(tensors)

@@ -59,7 +59,8 @@ def delta_checkpoint(folder: Path, family: str, *, drop: tuple[str, ...] = (), *
     for layer in range(2):
         names = {"input_layernorm.weight": (D,), "post_attention_layernorm.weight": (D,)}
         if layer == 0:
-            delta = {"A_log": (NV,), "dt_bias": (NV,), "conv1d.weight": (channels, 1, 3), "norm.weight": (DV,), "out_proj.weight": (D, NV * DV)}
+            delta = {"A_log": (NV,), "dt_bias": (NV,), "conv1d.weight": (channels, 1, 3), "norm.weight": (DV,),
+                     "out_proj.weight": (D, NV * DV)}
             parts = {"in_proj_qkvz": channels + NV * DV, "in_proj_ba": 2 * NV} if moe else \
                     {"in_proj_qkv": channels, "in_proj_z": NV * DV, "in_proj_a": NV, "in_proj_b": NV}
             names |= {f"linear_attn.{name}": shape for name, shape in delta.items()}
@@ -117,7 +118,8 @@ def test_projections_are_unshuffled(tmp_path: Path):
     v = NV // NK * DV
     heads = stored["in_proj_qkvz.weight"].reshape(NK, 2 * DK + 2 * v, D)
     parts = [heads[:, begin:end].reshape(-1, D) for begin, end in ((0, DK), (DK, 2 * DK), (2 * DK, 2 * DK + v), (2 * DK + v, None))]
-    assert np.array_equal(made["blk.0.attn_qkv.weight"], np.concatenate(parts[:3])) and np.array_equal(made["blk.0.attn_gate.weight"], parts[3])
+    assert np.array_equal(made["blk.0.attn_qkv.weight"], np.concatenate(parts[:3]))
+    assert np.array_equal(made["blk.0.attn_gate.weight"], parts[3])
     assert np.array_equal(made["blk.0.ssm_ba.weight"], stored["in_proj_ba.weight"])
     assert np.array_equal(made["blk.0.ssm_conv1d.weight"], stored["conv1d.weight"][:, 0])
     assert made["blk.1.ffn_gate_exps.weight"].shape == (2, FF, D)

@@ -36,15 +36,16 @@ def test_gptq(tmp_path: Path, bits: int, version: str, order: bool):
 
 
 @pytest.mark.parametrize("part, values, section, words", [
-    ("qzeros", None, {}, "without qzeros"), ("scales", torch.ones(3, 79), {}, r"expected \[groups, 80\]"), ("scales", torch.ones(5, 80), {}, "groups"),
+    ("qzeros", None, {}, "without qzeros"), ("scales", torch.ones(3, 79), {}, r"expected \[groups, 80\]"),
+    ("scales", torch.ones(5, 80), {}, "groups"),
     ("qzeros", torch.zeros(3, 10), {}, r"expected I32 of shape \[3, 10\]"), ("g_idx", torch.full((48,), 3), {}, "one of 3"),
     ("g_idx", torch.zeros(47, dtype=torch.int32), {}, r"expected \[48\]"), ("qweight", torch.zeros(6, 80), {}, "a matrix of I32"),
     ("scales", torch.ones(3, 80), {"bits": 3}, "'bits' is 3")])
 def test_gptq_that_does_not_fit(tmp_path: Path, part: str, values: torch.Tensor | None, section: dict, words: str):
     def change(tensors):
         del tensors[f"{NAME}.weight"]
-        stored = {"qweight": torch.zeros(6, 80, dtype=torch.int32), "qzeros": torch.zeros(3, 10, dtype=torch.int32), "scales": torch.ones(3, 80),
-                  part: values}
+        stored = {"qweight": torch.zeros(6, 80, dtype=torch.int32), "qzeros": torch.zeros(3, 10, dtype=torch.int32),
+                  "scales": torch.ones(3, 80), part: values}
         tensors |= {f"{NAME}.{name}": stored for name, stored in stored.items() if stored is not None}
 
     with pytest.raises(CheckpointError, match=words):
@@ -60,5 +61,8 @@ def test_threads_may_release_what_others_read(tmp_path: Path):
     folder = packed_llama(tmp_path, change, {"quant_method": "gptq", "bits": 4})
     with CheckpointSource(open_checkpoint(folder)) as source, ThreadPoolExecutor(4) as pool:
         tensor = next(t for t in source.tensors if t.name == "blk.1.ffn_up.weight")
-        reads = [pool.submit(source.read_rows, tensor, row, row + 1) for row in range(80) for _ in range(3) if source.release(tensor) is None]
+        reads = []
+        for row in [*range(80)] * 3:
+            reads.append(pool.submit(source.read_rows, tensor, row, row + 1))
+            source.release(tensor)
         assert all(not read.result().any() for read in reads)  # 1 - (0 + 1) = 0

@@ -69,8 +69,8 @@ def deepseek(folder: Path, *, hf_class: str = "DeepseekV3ForCausalLM", q_rank: i
             names |= {"eh_proj.weight": (D, 2 * D), "enorm.weight": (D,), "embed_tokens.weight": (VOCAB, D)}
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in names.items()}
     random = np.random.default_rng(7)
-    write_safetensors(folder / "model.safetensors", {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
-                                                     if not name.endswith(drop)})
+    write_safetensors(folder / "model.safetensors", {name: random.standard_normal(shape).astype(np.float32)
+                                                     for name, shape in shapes.items() if not name.endswith(drop)})
     values = {"architectures": [hf_class], "hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": HEADS, "vocab_size": VOCAB,
               "intermediate_size": FF, "moe_intermediate_size": FFE, "n_routed_experts": E, "n_shared_experts": 2, "num_experts_per_tok": 2,
               "first_k_dense_replace": 1, "kv_lora_rank": RANK, "q_lora_rank": q_rank, "qk_nope_head_dim": NOPE, "qk_rope_head_dim": ROPE,
@@ -83,8 +83,9 @@ def deepseek(folder: Path, *, hf_class: str = "DeepseekV3ForCausalLM", q_rank: i
 
 def converted(folder: Path, **layout) -> tuple[dict[str, np.ndarray], dict]:
     with CheckpointSource(open_checkpoint(folder), **layout) as source:
-        values = {t.name: decode(t.type, np.concatenate([source.read_rows(t, row, min(row + 5, t.n_rows)) for row in range(0, t.n_rows, 5)]),
-                                 t.n_cols).reshape(t.shape) for t in source.tensors}
+        rows = {t.name: np.concatenate([source.read_rows(t, row, min(row + 5, t.n_rows)) for row in range(0, t.n_rows, 5)])
+                for t in source.tensors}
+        values = {t.name: decode(t.type, rows[t.name], t.n_cols).reshape(t.shape) for t in source.tensors}
         return values, {key.removeprefix("deepseek2."): value.data for key, value in source.metadata.items()}
 
 
@@ -109,7 +110,8 @@ def test_keys_and_values_are_made_per_head(tmp_path: Path, q_rank: int | None):
     ({"drop": "1.self_attn.kv_b_proj.weight"}, CheckpointError, "kv_b_proj.weight': is missing"),
     ({"drop": "1.mlp.gate.e_score_correction_bias"}, CheckpointError, "e_score_correction_bias': is missing"),
     ({"drop": "1.mlp.experts.3.up_proj.weight"}, CheckpointError, "layer 1 lacks experts: expert 3"),
-    ({"num_nextn_predict_layers": 0}, CheckpointError, "model.layers.2.eh_proj"), ({"v_head_dim": 11}, CheckpointError, "kv_b_proj.*has shape"),
+    ({"num_nextn_predict_layers": 0}, CheckpointError, "model.layers.2.eh_proj"),
+    ({"v_head_dim": 11}, CheckpointError, "kv_b_proj.*has shape"),
     ({"kv_lora_rank": None}, ConfigError, "'kv_lora_rank' is missing"), ({"moe_layer_freq": 2}, ConfigError, "moe_layer_freq"),
     ({"attention_bias": True}, ConfigError, "attention_bias"), ({"scoring_func": "tanh"}, ConfigError, "scoring_func"),
     ({"first_k_dense_replace": 3}, ConfigError, "first_k_dense_replace"), ({"topk_group": 3}, ConfigError, "topk_group"),

@@ -37,7 +37,8 @@ def random_codes(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> t
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-@pytest.mark.parametrize("shape, block", [((), None), ((1,), None), ((80,), None), ((80, 1), None), ((3, 4), [32, 13]), ((1, 1), [128, 128])])
+@pytest.mark.parametrize("shape, block", [((), None), ((1,), None), ((80,), None), ((80, 1), None), ((3, 4), [32, 13]),
+                                          ((1, 1), [128, 128])])
 def test_fp8(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...], block: list[int] | None):
     codes, scale = random_codes((80, 48), dtype), torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.5
 
@@ -240,7 +241,8 @@ def test_nvfp4_experts_have_a_scale_each(tmp_path: Path, merge: bool):
 
 @pytest.mark.parametrize("part, values, words", [
     ("weight_scale_2", None, "without weight_scale_2"), ("weight_scale_2", torch.ones(3), "one factor or 1"),
-    ("weight_scale", torch.ones(80, 3), "F8_E4M3 of shape"), ("weight_scale", torch.ones(80, 4).to(torch.float8_e4m3fn), "F8_E4M3 of shape"),
+    ("weight_scale", torch.ones(80, 3), "F8_E4M3 of shape"),
+    ("weight_scale", torch.ones(80, 4).to(torch.float8_e4m3fn), "F8_E4M3 of shape"),
     ("weight_scale", None, "packed without weight_scale")])
 def test_nvfp4_that_does_not_fit(tmp_path: Path, part: str, values: torch.Tensor | None, words: str):
     def change(tensors):

@@ -75,8 +75,8 @@ class DeltaNet(MtpBlocks):
         recurrent = [self.is_recurrent(layer) for layer in range(self.n_layers)]
         wanted = ["linear_attention" if delta else "full_attention" for delta in recurrent[:self.n_main]]
         if kinds and kinds != wanted:
-            raise ConfigError(f"key 'layer_types' does not have full attention in every {self.interval}. layer, and in no other; GGUF's form "
-                              "of this model does", file=self.config.file)
+            raise ConfigError(f"key 'layer_types' does not have full attention in every {self.interval}. layer, and in no other; "
+                              "GGUF's form of this model does", file=self.config.file)
         return {
             **super().family_keys(),
             **self.mtp_keys(),

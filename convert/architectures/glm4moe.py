@@ -54,7 +54,8 @@ class Glm4Moe(GlmTokens, MtpBlocks, RoutedExperts):
                        head_norms=self.config.boolean("use_qk_norm", default=False)),
             *(Weight(f"{LAYER}.mlp.{part}_proj", f"blk.{{}}.ffn_{part}", in_layers(dense, shape)) for part, shape, _ in parts),
             Weight(f"{LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", in_layers(sparse, (self.n_experts, d))),
-            Weight(f"{LAYER}.mlp.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias", in_layers(sparse, (self.n_experts,)), exact=True),
+            Weight(f"{LAYER}.mlp.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias", in_layers(sparse, (self.n_experts,)),
+                   exact=True),
             *(Weight(f"{LAYER}.mlp.shared_experts.{part}_proj", f"blk.{{}}.ffn_{part}_shexp", in_layers(sparse, shape))
               for part, _, shape in parts),
             *self.mtp_weights(),

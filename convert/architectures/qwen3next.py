@@ -45,7 +45,8 @@ class Qwen3Next(DeltaNet, GatedSharedExpert):
         check_shape(tensor, table[_QKVZ].shape_of(layer))
         stored, type = StoredRows(self.checkpoint, tensor), self.checkpoint.type_of(tensor)
         for part, order in zip(("qkv", "gate"), self._orders()):
-            yield Mapped(TensorInfo(f"blk.{layer}.attn_{part}.weight", (len(order), self.n_embd), type), SelectedRows(stored, order), (tensor,))
+            info = TensorInfo(f"blk.{layer}.attn_{part}.weight", (len(order), self.n_embd), type)
+            yield Mapped(info, SelectedRows(stored, order), (tensor,))
 
     def _orders(self) -> tuple[np.ndarray, np.ndarray]:
         """Stored are, per key head, its rows of q, k, v and z; wanted all q, then all k, then all v, and z apart."""

@@ -1,4 +1,4 @@
-"""`quant_method: gptq`: integers of 2, 4 or 8 bits packed along the input, stored with inputs as rows; scales and zeros per group of inputs.
+"""`quant_method: gptq`: integers of 2, 4 or 8 bits packed along the input, stored with inputs as rows; scales and zeros per group.
 
 weight[o, i] = (q[i, o] - (zero[g(i), o] + 1)) * scale[g(i), o] with `qweight` int32[inputs * bits / 32, outputs], `qzeros` int32[groups,
 outputs * bits / 32], lowest bits first in both, `scales` [groups, outputs]; g(i) is `g_idx` or i / group_size. Checkpoints of format
@@ -36,7 +36,8 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
         for part in ("qzeros", "scales"):
             if f"{stem}.{part}" not in tensors:
                 raise CheckpointError(f"is packed without {part}", file=tensor.file, tensor=name)
-        rows = GPTQRows(checkpoint, tensor, tensors[f"{stem}.qzeros"], tensors[f"{stem}.scales"], tensors.get(f"{stem}.g_idx"), bits, offset)
+        zeros, scales, order = (tensors.get(f"{stem}.{part}") for part in _BESIDE)
+        rows = GPTQRows(checkpoint, tensor, zeros, scales, order, bits, offset)
         found[f"{stem}.weight"] = decoded(tensor, f"{stem}.weight", (rows.n_rows, rows.n_cols), TYPES["F32"], rows)
     return found
 

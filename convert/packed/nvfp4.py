@@ -1,6 +1,6 @@
 """NVFP4: four-bit floats, a UE4M3 scale for each 16 of a row and a float32 factor for the matrix.
 
-Stored are uint8[..., rows, cols / 2], element 2k in the low nibble of byte k, and F8_E4M3[..., rows, cols / 16]. Rows that ggml's blocks of 64
+Stored are uint8[..., rows, cols / 2], element 2k in the low nibble of byte k, and F8_E4M3[..., rows, cols / 16]. Rows that blocks of 64
 divide keep codes and scales in its order (formats/codecs/fp4.py) and the factor becomes a tensor of its own, `.scale`. Others are
 decoded to F32, factor included.
 """
@@ -82,7 +82,8 @@ def _code_values(codes: np.ndarray) -> np.ndarray:
     return values
 
 
-def factor_of(checkpoint: Checkpoint, tensor: StoredTensor, n_matrices: int, change: Callable[[np.ndarray], np.ndarray] | None = None) -> Factor:
+def factor_of(checkpoint: Checkpoint, tensor: StoredTensor, n_matrices: int,
+              change: Callable[[np.ndarray], np.ndarray] | None = None) -> Factor:
     """A stored factor, one for all matrices or one each. CheckpointError for another shape."""
     if tensor.n_elements not in (1, n_matrices):
         raise CheckpointError(f"has shape {list(tensor.shape)}, expected one factor or {n_matrices}", file=tensor.file, tensor=tensor.name)

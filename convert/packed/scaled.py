@@ -165,8 +165,8 @@ def scaled(checkpoint: Checkpoint, weight: StoredTensor, scale: StoredTensor, bl
             values = np.broadcast_to(values.reshape(scale.shape + (1,) * (len(grid) - len(scale.shape))), grid)
         return values.reshape(-1, grid[-1])
 
-    rows = ScaledRows(CodeRows(checkpoint, weight, weight.n_elements // n_cols), n_cols, CODES[weight.dtype], scales, matrix_rows=n_rows, block_rows=block[0],
-                      block_cols=block[1])
+    rows = ScaledRows(CodeRows(checkpoint, weight, weight.n_elements // n_cols), n_cols, CODES[weight.dtype], scales, matrix_rows=n_rows,
+                      block_rows=block[0], block_cols=block[1])
     return decoded(weight, weight.name, weight.shape, TYPES["F32"], rows)
 
 
