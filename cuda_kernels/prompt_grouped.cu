@@ -258,6 +258,7 @@ __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n
     for (int stage = 0; stage < STAGES; ++stage) barrier_init(full + 8 * stage, PRODUCERS), barrier_init(empty + 8 * stage, 4 * CONSUMERS);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+  prepare_unit<TYPE>();
   const int row_tiles = PAIRED ? p.n_out / 64 : (p.n_out + 127) / 128;
   const int tiles = count_tiles(ends, n_experts, before) * row_tiles;
   int turn = 0;

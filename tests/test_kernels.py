@@ -7,7 +7,7 @@ import pytest
 
 from iqforge.cli import main
 from iqforge.cuda_kernels import step_attention
-from iqforge.cuda_kernels.compile import ARCHITECTURES, expand
+from iqforge.cuda_kernels.compile import ARCHITECTURES, FOLDER, expand
 from iqforge.cuda_kernels.registry import all_specs, build, missing
 
 SPECS = [spec for _, spec in all_specs()]
@@ -23,6 +23,15 @@ def test_every_kernel_compiles_for_every_architecture():
         pass
     assert not missing(SPECS, ARCHITECTURES)
     assert all(any(spec.target(arch) for arch in ARCHITECTURES) for spec in SPECS)
+
+
+def test_kernels_with_units_bring_their_tables():
+    """Codebook types look entries up in shared memory, where every kernel has to put them before it unpacks the first unit."""
+    sources = {spec.sources[-1] for spec in SPECS if any(name.startswith("units/") for name in spec.sources)}
+    assert {"dequantize.cu", "matvec.cu", "experts.cu", "prompt_grouped.cu"} <= sources
+    for name in sources:
+        kernels = (FOLDER / name).read_text()
+        assert "prepare_unit<TYPE>();" in kernels, name
 
 
 @needs_cuda_core

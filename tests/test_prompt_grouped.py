@@ -32,7 +32,8 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU and cuda-core")
-@pytest.mark.parametrize("type,half", [("IQ4_K", torch.bfloat16), ("Q4_K", torch.bfloat16), ("Q8_0", torch.float16)])
+@pytest.mark.parametrize("type,half", [("IQ4_K", torch.bfloat16), ("Q4_K", torch.bfloat16), ("Q8_0", torch.float16),
+                                       ("IQ3_XXS", torch.bfloat16), ("IQ1_S", torch.bfloat16)])  # with a table in shared memory
 @pytest.mark.parametrize("counts", [[5, 0, 130, 161, 33, 1], [400, 7, 0, 96]])
 def test_against_float64(type, half, counts):
     rng = torch.Generator("cuda").manual_seed(3)
