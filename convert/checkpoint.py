@@ -82,7 +82,8 @@ class Checkpoint:
             raise CheckpointError(f"cannot be read as text: {printable(error)}", file=path) from None
 
     def type_of(self, tensor: StoredTensor) -> GGMLType:
-        """The ggml type of a stored or decoded tensor. UnsupportedTypeError for dtypes that rows are not read as: F32 stands for wider floats and
+        """The ggml type of a stored or decoded tensor. UnsupportedTypeError for dtypes that rows are not read as: F32 stands
+        for wider floats and
         integers too."""
         if isinstance(tensor, DecodedTensor):
             return tensor.type

@@ -22,7 +22,8 @@ QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
 class CheckpointSource:
     """Reads a Hugging Face checkpoint as if it were a GGUF file; types are those the weights are stored in.
 
-    `pre` names the pre-tokenizer instead of deriving it; `name` overrides `general.name`; `layout` are `Options`. `metadata["general.file_type"]` says what `auto` would make.
+    `pre` names the pre-tokenizer instead of deriving it; `name` overrides `general.name`; `layout` are `Options`.
+    `metadata["general.file_type"]` says what `auto` would make.
     Everything that can be wrong with config, vocabulary, names and shapes is raised on construction.
     """
 
