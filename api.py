@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,7 @@ def convert_model(src: PathLike, out: PathLike | None = None, outtype: str = "au
 
     src: folder, or `hf://organization/model[@revision]`. out: file, folder, or None for a name made from the model's inside `src`, in the
     working folder if that is remote; may contain `{ftype}`.
-    outtype: f32, f16, bf16, q8_0, auto (what the checkpoint stores), or a preset of `quantize_model`, which also uses `imatrix`. The
+    outtype: f32, f16, bf16, q8_0, auto (what the checkpoint stores), or a preset of `quantize_model`, with its mix and `imatrix`. The
     checkpoint is quantized as it is read then, with no file in between. pre: name of the pre-tokenizer, if it cannot be derived.
     name: `general.name`. metadata: JSON file with `general.*` keys to set, see `convert.overrides`. split_max_size (bytes, `300M`, `2G`),
     split_max_tensors, no_tensor_first_split: shards, see `convert.output.Limits`. layout: see `convert.options.Options` (merge_gate_up,
@@ -120,8 +120,8 @@ def convert_lora(src: PathLike, out: PathLike | None = None, outtype: str = "f32
 
 
 def plan_conversion(source: Source, out: PathLike | None, outtype: str, *, metadata: PathLike | None = None, keep_name: bool = False,
-                    imatrix: Imatrix | None = None, split_max_size: str | int | None = None, split_max_tensors: int | None = None,
-                    no_tensor_first_split: bool = False) -> tuple[list[PlannedTensor], OutputPlan]:
+                    imatrix: PathLike | Imatrix | None = None, split_max_size: str | int | None = None,
+                    split_max_tensors: int | None = None, no_tensor_first_split: bool = False) -> tuple[list[PlannedTensor], OutputPlan]:
     """What `convert_model` would do with an open checkpoint: every tensor's types, and the files. Nothing is read or written.
 
     keep_name: `general.name` of the JSON file `metadata` does not count.
@@ -135,7 +135,7 @@ def plan_conversion(source: Source, out: PathLike | None, outtype: str, *, metad
     from .quantize.metadata import quantized_metadata
     from .quantize.plan import PlannedTensor
 
-    limits = Limits(split_max_tensors, split_max_size, no_tensor_first_split)
+    limits, imatrix = Limits(split_max_tensors, split_max_size, no_tensor_first_split), _load_imatrix(imatrix)
     if metadata is not None:
         overrides = read_overrides(metadata)
         if keep_name:
@@ -149,8 +149,7 @@ def plan_conversion(source: Source, out: PathLike | None, outtype: str, *, metad
         if imatrix is not None:
             log.warning("--outtype %s does not use an importance matrix", kind)
     else:
-        _warn_of_mixes(kind)
-        planned = plan_quantization(source, kind)
+        planned = plan_quantization(source, kind, imatrix)
         keys = quantized_metadata(keys, file_type(kind).number, _note(imatrix)) if planned else keys
     inputs = [*source.files, *([imatrix.path] if imatrix is not None and imatrix.path else [])]
     return planned, plan_output(path, keys, [plan.target for plan in planned], limits, inputs)
@@ -181,17 +180,11 @@ def _importance(imatrix: Imatrix | None, planned: Sequence[PlannedTensor]) -> Im
     return imatrix.importance
 
 
-def _warn_of_mixes(type: str) -> None:
-    from .formats.ftypes import file_type
-
-    base = file_type(type).base
-    if base.is_quantized and base.name != "Q8_0":  # Q8_0 has no mix
-        log.warning("the mixes of presets are not implemented yet: every tensor gets %s, as with --pure", base)
-
-
-def plan_quantization(source: Source, type: str, *, token_embedding_type: str | None = None, output_tensor_type: str | None = None,
-                      leave_output_tensor: bool = False, allow_requantize: bool = False) -> list[PlannedTensor]:
-    """What every tensor of `source` becomes for the preset `type`. Nothing is read.
+def plan_quantization(source: Source, type: str, imatrix: Imatrix | None = None, *, pure: bool = False,
+                      custom_q: str | Sequence[str] = (), role_types: Mapping[str, str] | None = None,
+                      token_embedding_type: str | None = None, output_tensor_type: str | None = None, leave_output_tensor: bool = False,
+                      allow_requantize: bool = False, ignore_imatrix_rules: bool = False) -> list[PlannedTensor]:
+    """What every tensor of `source` becomes for the preset `type`; see `quantize_model`. Nothing is read.
 
     Tensors of a checkpoint that are not quantized get the type the converter gives them (norms F32), as if it had been
     converted first. Those that it stores in blocks (MXFP4) stay so, unless `allow_requantize`.
@@ -199,31 +192,38 @@ def plan_quantization(source: Source, type: str, *, token_embedding_type: str | 
     from .convert.outtype import plan_outtype
     from .convert.source import CheckpointSource
     from .formats.ftypes import file_type
-    from .quantize.plan import PlannedTensor, check_supported, plan_uniform
+    from .quantize.overrides import Overrides
+    from .quantize.plan import PlannedTensor, check_importance, check_supported, plan_preset
 
+    preset, overrides = file_type(type), Overrides.of(custom_q, role_types, token_embedding_type, output_tensor_type)
     checkpoint = isinstance(source, CheckpointSource)
     converted = plan_outtype(source, "auto")[0] if checkpoint else source.tensors
-    planned = plan_uniform(converted, file_type(type).base, token_embedding_type=token_embedding_type,
-                           output_tensor_type=output_tensor_type, leave_output_tensor=leave_output_tensor,
-                           allow_requantize=allow_requantize or checkpoint)
+    planned = plan_preset(converted, preset, source.metadata, overrides=overrides, pure=pure, leave_output_tensor=leave_output_tensor,
+                          imatrix=imatrix is not None and bool(imatrix.entries), allow_requantize=allow_requantize or checkpoint)
     if checkpoint and not allow_requantize:
         planned = [PlannedTensor(plan.source, plan.source, "stored in blocks: kept") if plan.source.type.is_quantized else plan
                    for plan in planned]
     planned = [replace(plan, source=stored) for plan, stored in zip(planned, source.tensors)]
     check_supported(planned, decodable_types(), encodable_types())
+    if not ignore_imatrix_rules:
+        check_importance(planned, preset, None if imatrix is None else lambda t: imatrix.entry(t.name, t.shape) is not None)
     return planned
 
 
 def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: PathLike | Imatrix | None = None, *, pure: bool = False,
+                   custom_q: str | Sequence[str] = (), role_types: Mapping[str, str] | None = None,
                    token_embedding_type: str | None = None, output_tensor_type: str | None = None, leave_output_tensor: bool = False,
-                   allow_requantize: bool = False, nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False,
-                   device: str = "cpu", progress: Progress | None = None) -> RunReport:
+                   allow_requantize: bool = False, ignore_imatrix_rules: bool = False, nan_to_zero: bool = False, threads: int = 0,
+                   dry_run: bool = False, device: str = "cpu", progress: Progress | None = None) -> RunReport:
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
 
-    type: preset name or number (IQ4_K, Q4_K_M, 15). imatrix: file in either format, or a loaded one. pure: one type everywhere;
-    the mixes of presets are not implemented yet, so this happens without it too, with a logged warning. The overrides take
-    type names and are used literally. nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted
-    (`zeroed` in the report of a tensor); without it they are a NonFiniteError that names the first one.
+    type: preset name or number (IQ4_K, Q4_K_M, 15), whose mix gives every tensor its type, as llama-quantize of ik_llama.cpp does.
+    imatrix: file in either format, or a loaded one. ignore_imatrix_rules: do without where a type or preset demands one.
+    pure: the preset's base type everywhere instead. custom_q: `REGEX=TYPE,REGEX=TYPE` (one text or several), which win over the mix;
+    role_types: types by the keys of `quantize.overrides.ROLE_FLAGS`, where the mix lets them count. token_embedding_type,
+    output_tensor_type: win over all. What counts for no tensor is logged as a warning.
+    nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted (`zeroed` in the report of a tensor);
+    without it they are a NonFiniteError that names the first one.
     dry_run: plan only, `out` may be None. device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU
     where there is none). Returns types, sizes and errors of all tensors.
     """
@@ -236,12 +236,12 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
 
     preset = file_type(type)
     devices = find_devices(device)
-    if not pure:
-        _warn_of_mixes(type)
     imatrix = _load_imatrix(imatrix)
     with open_source(src) as source:
-        planned = plan_quantization(source, type, token_embedding_type=token_embedding_type, output_tensor_type=output_tensor_type,
-                                    leave_output_tensor=leave_output_tensor, allow_requantize=allow_requantize)
+        planned = plan_quantization(source, type, imatrix, pure=pure, custom_q=custom_q, role_types=role_types,
+                                    token_embedding_type=token_embedding_type, output_tensor_type=output_tensor_type,
+                                    leave_output_tensor=leave_output_tensor, allow_requantize=allow_requantize,
+                                    ignore_imatrix_rules=ignore_imatrix_rules)
         if nan_to_zero:
             planned = [replace(plan, nan_to_zero=True) for plan in planned]
         importance = _importance(imatrix, planned)

@@ -66,7 +66,8 @@ def run(args: argparse.Namespace, api) -> int:
 
 def _dry_run(args: argparse.Namespace, api, options: dict, output: dict) -> int:
     with api.open_source(_model(args), **options) as source:
-        planned, plan = api.plan_conversion(source, args.outfile, args.outtype, keep_name=args.model_name is not None, **output)
+        planned, plan = api.plan_conversion(source, args.outfile, args.outtype, keep_name=args.model_name is not None,
+                                            imatrix=args.imatrix, **output)
     width = max((len(tensor.target.name) for tensor in planned), default=0)
     for tensor in planned:
         target, shape = tensor.target, " x ".join(str(size) for size in reversed(tensor.target.shape))

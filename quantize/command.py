@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from ..errors import UnknownTypeError, UsageError, printable
 from ..formats.source import TensorInfo
+from .overrides import ROLE_FLAGS, flag_name
 from .plan import PlannedTensor
 from .run import Progress, TensorReport
 
@@ -22,11 +23,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
                           "Without OUT the result is ggml-model-TYPE.gguf beside IN.")
     parser.add_argument("words", nargs="+", metavar="IN [OUT] TYPE [NTHREADS]", help="TYPE: a preset name or number, any case")
     parser.add_argument("--imatrix", metavar="F", help="importance matrix, legacy .dat or GGUF")
-    parser.add_argument("--pure", action="store_true", help="one type for all tensors")
+    parser.add_argument("--pure", action="store_true", help="one type for all tensors, without the preset's mix and --custom-q")
+    parser.add_argument("--custom-q", metavar="REGEX=TYPE,..", action="append", default=[],
+                        help="types for tensors with REGEX in their names, whatever the preset says; the first that matches counts; "
+                        "may be repeated")
     parser.add_argument("--token-embedding-type", metavar="T", help="type of token_embd.weight")
     parser.add_argument("--output-tensor-type", metavar="T", help="type of output.weight")
+    for role, what in ROLE_FLAGS.items():
+        parser.add_argument(flag_name(role), metavar="T", help=f"type of {what}")
     parser.add_argument("--leave-output-tensor", action="store_true", help="keep output.weight as it is")
     parser.add_argument("--allow-requantize", action="store_true", help="accept tensors that are quantized already")
+    parser.add_argument("--ignore-imatrix-rules", action="store_true", help="do without an importance matrix where one is demanded")
     parser.add_argument("--nan-to-zero", action="store_true", help="NaN and infinities in the source become 0 instead of an error")
     parser.add_argument("--device", metavar="D", default="cpu", help="cpu (default), cuda for all GPUs, cuda:N or cuda:N,M for some, "
                         "auto for all GPUs or, without one, the CPU; the bytes are the same, but for trellis types")
@@ -38,10 +45,11 @@ def run(args: argparse.Namespace, api) -> int:
     started = time.monotonic()
     printer = Printer(dry_run=args.dry_run)
     try:
-        report = api.quantize_model(src, out, preset, args.imatrix, pure=args.pure, token_embedding_type=args.token_embedding_type,
-                                    output_tensor_type=args.output_tensor_type, leave_output_tensor=args.leave_output_tensor,
-                                    allow_requantize=args.allow_requantize, nan_to_zero=args.nan_to_zero,
-                                    threads=threads, dry_run=args.dry_run, device=args.device, progress=printer)
+        report = api.quantize_model(src, out, preset, args.imatrix, pure=args.pure, custom_q=args.custom_q, role_types=given_roles(args),
+                                    token_embedding_type=args.token_embedding_type, output_tensor_type=args.output_tensor_type,
+                                    leave_output_tensor=args.leave_output_tensor, allow_requantize=args.allow_requantize,
+                                    ignore_imatrix_rules=args.ignore_imatrix_rules, nan_to_zero=args.nan_to_zero, threads=threads,
+                                    dry_run=args.dry_run, device=args.device, progress=printer)
     finally:
         printer.close()
     seconds = time.monotonic() - started
@@ -57,6 +65,11 @@ def run(args: argparse.Namespace, api) -> int:
         elements = sum(t.planned.source.n_elements for t in report.tensors if not t.planned.kept)
         print(f"quantize time = {seconds:.2f} s ({elements / max(seconds, 1e-9) / 1e6:.2f} M elements/s), written to {printable(out)}")
     return 0
+
+
+def given_roles(args: argparse.Namespace) -> dict[str, str]:
+    """Type names by the role whose flag was given."""
+    return {role: given for role in ROLE_FLAGS if (given := getattr(args, f"{role}_type")) is not None}
 
 
 def parse_words(words: list[str]) -> tuple[str, str, str, int]:

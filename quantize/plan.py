@@ -1,33 +1,33 @@
 """Which type every tensor gets: decided for all tensors before anything is read or written.
 
-Follows llama-quantize of ik_llama.cpp: which tensors are candidates, what `--pure` and the explicit type flags do, what
-happens to rows that a type cannot hold.
+Follows llama-quantize of ik_llama.cpp: the mixes of presets, what `--pure` and the types given by users do, what happens to rows
+that a type cannot hold, what is refused without an importance matrix.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import UnsupportedTypeError, UsageError
+from ..errors import ImatrixError, ShapeError, UnsupportedTypeError, UsageError
+from ..formats.ftypes import FileType
+from ..formats.gguf.values import Value
 from ..formats.source import TensorInfo
 from ..formats.types import GGMLType, ggml_type
+from .mix import Mix
+from .overrides import Overrides
+from .presets import NEED_IMATRIX
+from .roles import NEVER_INTERLEAVED, OUTPUT, PER_LAYER_EMBEDDING, ROUTER, TOKEN_EMBEDDING, ModelFacts, is_candidate
 
-TOKEN_EMBEDDING = "token_embd.weight"
-OUTPUT = "output.weight"
-# Looked up row by row, so never interleaved.
-NEVER_INTERLEAVED = (TOKEN_EMBEDDING, "per_layer_token_embd.weight")
-# Kept as they are: tiny, and everything after them depends on their exact values.
-_PROTECTED_PARTS = ("_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d", "ssm_x.weight", "ssm_dt.weight", "attn_rel_b.weight")
-
-# Replacement of a 256-block type where a row is not a multiple of 256, for types whose replacement is not IQ4_NL.
+# Replacement of a type where a row is not a multiple of its block, for 256-block types whose replacement is not IQ4_NL, and some others.
 _SHORT_ROW_TYPES = {
     "Q5_0": ("IQ4_K", "IQ4_K_R4", "Q4_K", "Q4_K_R4", "IQ5_KS", "IQ5_KS_R4"),
     "Q6_0": ("IQ5_K", "IQ5_K_R4", "Q5_K", "Q5_K_R4"),
-    "Q8_0": ("IQ6_K", "Q6_K", "Q6_K_R4", "Q8_K_R8"),
+    "Q8_0": ("IQ6_K", "Q6_K", "Q6_K_R4", "Q8_K_R8", "Q8_K_R16"),
+    "Q4_0": ("TQ1_0", "TQ2_0", "Q2_0"),
 }
 _SHORT_ROWS = {wide: narrow for narrow, wides in _SHORT_ROW_TYPES.items() for wide in wides}
+_NO_SHORT_ROWS = ("IQ1_BN", "IQ2_BN", "IQ2_BN_R4")  # of ternary models, whose other types are no replacement
 BY_ROW = "looked up by row"
 # Plain type of an interleaved one that no plain type repacks into.
 _PLAIN_STAND_IN = {"IQ1_S_R4": "IQ1_S", "IQ1_M_R4": "IQ1_M", "Q8_K_R8": "Q8_0", "Q8_K_R16": "Q8_0"}
@@ -50,57 +50,94 @@ class PlannedTensor:
         return self.source.type is self.target.type
 
 
-def is_candidate(tensor: TensorInfo) -> bool:
-    """Whether a quantization run may change the type of this tensor at all."""
-    dims = sum(1 for i, n in enumerate(tensor.shape) if n > 1 or any(m > 1 for m in tensor.shape[:i]))
-    return (tensor.name.endswith("weight") and dims >= 2 and not tensor.type.is_integer
-            and not any(part in tensor.name for part in _PROTECTED_PARTS))
+def plan_preset(tensors: Sequence[TensorInfo], preset: FileType, metadata: Mapping[str, Value], *, overrides: Overrides | None = None,
+                pure: bool = False, imatrix: bool = False, leave_output_tensor: bool = False,
+                allow_requantize: bool = False) -> list[PlannedTensor]:
+    """What llama-quantize of ik_llama.cpp makes of tensors in this order, for a model with this metadata (GGUF keys).
 
-
-def regular_expressions(patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    """Compiled `patterns` for names of tensors. UsageError naming one that is not a regular expression."""
-    compiled = []
-    for pattern in patterns:
-        try:
-            compiled.append(re.compile(pattern))
-        except re.error as error:
-            raise UsageError(f"'{pattern}' is not a regular expression: {error}") from None
-    return compiled
-
-
-def plan_uniform(tensors: Sequence[TensorInfo], base: GGMLType, *, token_embedding_type: str | GGMLType | None = None,
-                 output_tensor_type: str | GGMLType | None = None, leave_output_tensor: bool = False,
-                 allow_requantize: bool = False) -> list[PlannedTensor]:
-    """One type for every candidate, as `--pure` asks, with the two explicit overrides.
-
-    Rows that `base` cannot hold get the replacement of the reference tool; rows that no quantized type can hold get F16. The
-    overrides are taken literally. UsageError where a quantized source would have to change without `allow_requantize`.
+    Every candidate gets the type of the preset's mix, or of the first custom rule that matches; `pure`, and float types, leave both
+    out. Rows that the type cannot hold get its replacement. Types given to embeddings, output and routers come last.
+    imatrix: there is an importance matrix with entries, whatever it has them for. UsageError where a quantized source would have to
+    change without `allow_requantize`, ShapeError for rows there is no replacement for. Overrides without effect are logged.
     """
-    explicit = {TOKEN_EMBEDDING: token_embedding_type, OUTPUT: output_tensor_type}
+    overrides = overrides or Overrides()
+    facts = ModelFacts.of(metadata, tensors)
+    mixed = not pure and ggml_type(preset.base.base or preset.base.name).is_quantized
+    mix = Mix(preset, facts, imatrix, overrides.types)
+
+    def wanted(tensor: TensorInfo) -> GGMLType:
+        chosen = mix.type_of(tensor) if mixed else preset.base
+        return (overrides.custom_type(tensor.name) if mixed else None) or chosen
+
+    # The reference takes BF16_R16 literally for the embeddings by layer; quantized types it does not.
+    by_row = (TOKEN_EMBEDDING,) if preset.base.name == "BF16_R16" else NEVER_INTERLEAVED
+    planned = _plan(tensors, wanted, overrides, facts.architecture, leave_output_tensor, allow_requantize, by_row)
+    overrides.used |= mix.used
+    overrides.warn_of_unused()
+    return planned
+
+
+def plan_uniform(tensors: Sequence[TensorInfo], base: GGMLType, *, token_embedding_type: str | None = None,
+                 output_tensor_type: str | None = None, leave_output_tensor: bool = False,
+                 allow_requantize: bool = False) -> list[PlannedTensor]:
+    """One type for every candidate, whatever model it is of, with the two explicit overrides; see `plan_preset`."""
+    overrides = Overrides.of(token_embedding=token_embedding_type, output_tensor=output_tensor_type)
+    return _plan(tensors, lambda tensor: base, overrides, "", leave_output_tensor, allow_requantize)
+
+
+def _plan(tensors: Sequence[TensorInfo], wanted: Callable[[TensorInfo], GGMLType], overrides: Overrides, architecture: str,
+          leave_output_tensor: bool, allow_requantize: bool, by_row: tuple[str, ...] = NEVER_INTERLEAVED) -> list[PlannedTensor]:
     planned = []
     for tensor in tensors:
-        if not is_candidate(tensor) or (leave_output_tensor and tensor.name == OUTPUT):
+        if not is_candidate(tensor, architecture, "ffn_gate_inp" in overrides.types) or (leave_output_tensor and tensor.name == OUTPUT):
             planned.append(PlannedTensor(tensor, tensor))
             continue
-        asked = explicit.get(tensor.name)
-        wanted = ggml_type(asked) if asked is not None else base
-        chosen, note = _that_fits(tensor, wanted)
+        mixed = wanted(tensor)  # always asked, as mixes count tensors
+        chosen, note = _that_fits(tensor, _explicit(tensor.name, overrides) or mixed, by_row)
         if chosen is not tensor.type and tensor.type.is_quantized and not allow_requantize:
             raise UsageError(f"is {tensor.type}: requantizing to {chosen} needs --allow-requantize", tensor=tensor.name)
         planned.append(PlannedTensor(tensor, tensor.with_type(chosen), note, fallback=bool(note) and not note.startswith(BY_ROW)))
     return planned
 
 
-def _that_fits(tensor: TensorInfo, wanted: GGMLType) -> tuple[GGMLType, str]:
+def _explicit(name: str, overrides: Overrides) -> GGMLType | None:
+    """The type that a flag gives to this very tensor, whatever mixes and custom rules say."""
+    if name.endswith(ROUTER):
+        return overrides.role_type("ffn_gate_inp")
+    roles = {TOKEN_EMBEDDING: "token_embedding", PER_LAYER_EMBEDDING: "per_layer_token_embedding", OUTPUT: "output_tensor"}
+    return overrides.role_type(roles[name]) if name in roles else None
+
+
+def check_importance(planned: Sequence[PlannedTensor], preset: FileType, has_entry: Callable[[TensorInfo], bool] | None) -> None:
+    """Refuse what ik_llama.cpp's llama-quantize does: presets and types of so few bits that they are useless without importances.
+
+    has_entry: whether the importance matrix knows a tensor, or None if there is no matrix. UsageError for the preset without a
+    matrix, ImatrixError for a tensor without an entry; token embedding and output need none.
+    """
+    if has_entry is None and preset.name in NEED_IMATRIX:
+        raise UsageError(f"{preset.name} is of no use without an importance matrix: give one (--imatrix), or --ignore-imatrix-rules")
+    for plan in planned:
+        target = plan.target.type
+        needs = target.needs_importance or (preset.name == "Q2_K_S" and target.name == "Q2_K")
+        if plan.kept or not needs or plan.source.name in (TOKEN_EMBEDDING, OUTPUT) or (has_entry is not None and has_entry(plan.source)):
+            continue
+        raise ImatrixError(f"{target} needs importances, and there are none for this tensor; --ignore-imatrix-rules does without",
+                           tensor=plan.source.name)
+
+
+def _that_fits(tensor: TensorInfo, wanted: GGMLType, by_row: tuple[str, ...]) -> tuple[GGMLType, str]:
     """`wanted` or the type that stands in for it on rows and row counts it cannot have, and why."""
     chosen, note = wanted, ""
     if tensor.n_cols % chosen.block_size:
-        chosen = ggml_type(_SHORT_ROWS.get(wanted.name, "IQ4_NL") if wanted.block_size == 256 else "F16")
+        if wanted.name in _NO_SHORT_ROWS:
+            raise ShapeError(f"row length {tensor.n_cols} is not a multiple of {wanted.block_size}, and nothing stands in for {wanted}",
+                             tensor=tensor.name)
+        chosen = ggml_type(_SHORT_ROWS.get(wanted.name, "IQ4_NL" if wanted.block_size == 256 else "F16"))
         if tensor.n_cols % chosen.block_size:
             chosen = ggml_type("F16")
         note = f"row length {tensor.n_cols} is not a multiple of {wanted.block_size}: {chosen} instead of {wanted}"
     rows = tensor.shape[-2]
-    if chosen.is_interleaved and tensor.name in NEVER_INTERLEAVED:
+    if chosen.is_interleaved and tensor.name in by_row:
         chosen = plain_of(chosen)
         note = f"{BY_ROW}: {chosen} instead of {wanted}"
     elif rows % chosen.group_rows:

@@ -18,7 +18,9 @@ from ..formats.gguf.reader import GGUFFile
 from ..formats.source import Sink, TensorInfo
 from ..formats.types import TYPES, GGMLType, ggml_type
 from .ordered import in_order
-from .plan import BY_ROW, NEVER_INTERLEAVED, PlannedTensor, regular_expressions
+from .overrides import regular_expressions
+from .plan import BY_ROW, PlannedTensor
+from .roles import NEVER_INTERLEAVED
 from .run import Progress, RunReport, TensorReport, thread_count
 
 PIECE_BYTES = 8 << 20

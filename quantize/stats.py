@@ -20,7 +20,8 @@ from ..formats.source import Source, TensorInfo
 from ..formats.types import GGMLType, ggml_type
 from .encode import arrange_rows, refuse_non_finite, row_encoder
 from .ordered import in_order
-from .plan import is_candidate, regular_expressions
+from .overrides import regular_expressions
+from .roles import is_candidate
 from .run import ImportanceLookup, thread_count
 
 PIECE_ELEMENTS = 1 << 19

@@ -76,13 +76,13 @@ def test_limits_that_are_none():
     assert [Limits(max_size=text).bytes for text in ("77", 77, "2K", "3M", "1G")] == [77, 77, 2000, 3 * 10**6, 10**9]
 
 
-@pytest.mark.parametrize("type", ["q4_0", "IQ4_K", "q4_k_r4"])
+@pytest.mark.parametrize("type", ["q4_k_m", "IQ4_K", "q4_k_r4"])
 def test_quantized_as_it_is_read(checkpoint, tmp_path, type):
     """The bytes are those of converting to bf16 first; shards and the importance matrix too."""
     imatrix = iqforge.collect_imatrix(iqforge.convert_model(checkpoint, tmp_path / "m.gguf"), "A text\nof words. " * 60, tmp_path / "m.dat",
                                       n_ctx=64, chunks=1)
     assert imatrix.entries
-    iqforge.quantize_model(tmp_path / "m.gguf", tmp_path / "two-steps.gguf", type, tmp_path / "m.dat", pure=True)
+    iqforge.quantize_model(tmp_path / "m.gguf", tmp_path / "two-steps.gguf", type, tmp_path / "m.dat")
     made = iqforge.convert_model(checkpoint, tmp_path / "one-{ftype}.gguf", type, imatrix=tmp_path / "m.dat")
     assert made.name == f"one-{type.lower()}.gguf" and made.read_bytes() == (tmp_path / "two-steps.gguf").read_bytes()
     first = iqforge.convert_model(checkpoint, tmp_path / "s.gguf", type, imatrix=tmp_path / "m.dat", split_max_tensors=4)
