@@ -115,14 +115,15 @@ def check_importance(planned: Sequence[PlannedTensor], preset: FileType, has_ent
     matrix, ImatrixError for a tensor without an entry; token embedding and output need none.
     """
     if has_entry is None and preset.name in NEED_IMATRIX:
-        raise UsageError(f"{preset.name} is of no use without an importance matrix: give one (--imatrix), or --ignore-imatrix-rules")
+        raise UsageError(f"{preset.name} is of no use without an importance matrix: give one (--imatrix), or use iqforge quantize "
+                         "--ignore-imatrix-rules")
     for plan in planned:
         target = plan.target.type
         needs = target.needs_importance or (preset.name == "Q2_K_S" and target.name == "Q2_K")
         if plan.kept or not needs or plan.source.name in (TOKEN_EMBEDDING, OUTPUT) or (has_entry is not None and has_entry(plan.source)):
             continue
-        raise ImatrixError(f"{target} needs importances, and there are none for this tensor; --ignore-imatrix-rules does without",
-                           tensor=plan.source.name)
+        raise ImatrixError(f"{target} needs importances, and there are none for this tensor; iqforge quantize --ignore-imatrix-rules "
+                           "does without", tensor=plan.source.name)
 
 
 def _that_fits(tensor: TensorInfo, wanted: GGMLType, by_row: tuple[str, ...]) -> tuple[GGMLType, str]:

@@ -17,6 +17,7 @@ from iqforge.formats.gguf.values import Value, ValueType, string, u32
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES, ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
+from iqforge.imatrix.files import save_imatrix
 from iqforge.quantize.command import configure, given_roles
 from iqforge.quantize.overrides import Overrides
 from iqforge.quantize.plan import plan_preset
@@ -225,6 +226,17 @@ def test_what_is_refused_without_importances(bf16, capsys):
     with pytest.raises(ImatrixError, match="IQ2_S needs importances"):  # the type, in a preset that needs none
         iqforge.quantize_model(bf16, None, "Q4_K_M", custom_q="attn_q=iq2_s", dry_run=True)
     assert iqforge.quantize_model(bf16, None, "Q2_K", dry_run=True).target_bytes
+
+
+def test_a_conversion_is_refused_and_planned_alike(bf16, tmp_path, capsys):
+    save_imatrix(imatrix_of(bf16), tmp_path / "m.dat")
+    words = ["convert", str(bf16.parent / "hf"), "--outfile", str(tmp_path / "m.gguf"), "--outtype", "iq2_xxs", "--dry-run"]
+    assert main(words) == 1 and "IQ2_XXS is of no use" in capsys.readouterr().err
+    assert main([*words, "--imatrix", str(tmp_path / "m.dat")]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    report = iqforge.quantize_model(bf16, None, "IQ2_XXS", tmp_path / "m.dat", dry_run=True)
+    assert all(f" -> {t.planned.target.type.name} " in lines[t.planned.source.name] for t in report.tensors)
+    assert len({t.planned.target.type for t in report.tensors}) > 3
 
 
 def test_the_file_is_what_the_dry_run_said(bf16, tmp_path, capsys):
