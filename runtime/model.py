@@ -192,6 +192,7 @@ class Model:
         The host may stop asking at any time: `state.n_past` counts what was appended for the tokens yielded so far. EvaluationError for
         logits that are not finite.
         """
+        self._checked(torch.tensor([[token]]))  # a step looks it up unasked
         if (fast := self._fast) is not None and fast.steps is not None:
             yield from fast.steps.follow(token, state, n, sampling)
             return

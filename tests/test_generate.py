@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 import iqforge
 from iqforge.cli import main
-from iqforge.errors import EvaluationError, UsageError
+from iqforge.errors import EvaluationError, ShapeError, UsageError
 from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.generate import Generation, TextStream, end_tokens, generate_tokens, prompt_tokens
 from iqforge.runtime.generate_command import unescape
@@ -158,6 +159,17 @@ def test_end_and_limits(model):
     assert list(generate_tokens(model, prompt, 0)) == []
     with pytest.raises(EvaluationError, match=f"the prompt has {len(prompt)} tokens, more than the context of 2"):
         list(generate_tokens(model, prompt, 5, context=2))
+
+
+def test_the_first_token_to_follow_is_checked(model, monkeypatch):
+    """On every path: steps on a device look rows of the embedding up unasked."""
+    fast = SimpleNamespace(steps=SimpleNamespace(follow=lambda *arguments: iter([1])))
+    for engine in (None, fast):
+        monkeypatch.setattr(type(model), "_fast", engine)
+        for token in (-1, model.n_vocab):
+            with pytest.raises(ShapeError, match=f"token id {token} is outside the vocabulary"):
+                list(model.follow(token, model.new_state(8), 1, GREEDY))
+        assert len(list(model.follow(0, model.new_state(8), 1, GREEDY))) == 1
 
 
 def test_from_python(demo, model):
