@@ -48,10 +48,6 @@ class Context:
             held = self._buffers[name] = torch.empty(max(n_bytes, 16), dtype=torch.uint8, device=self.device)
         return held[:n_bytes].view(dtype).view(shape)
 
-    def buffer_bytes(self) -> int:
-        """Memory that the buffers hold now."""
-        return sum(b.numel() for b in self._buffers.values())
-
     def angles(self, rope: Rope, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`rope.angles(positions)`, computed once for all layers of a pass; `forget_angles` begins the next one."""
         if id(rope) not in self._angles:

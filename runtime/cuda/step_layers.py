@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...cuda_kernels import matvec
-from ...cuda_kernels.ops import PackedMatrix, decode_rows
+from ...cuda_kernels.ops import PackedMatrix, decode_matrix, decode_rows
 from ...cuda_kernels.step_attention import AttentionShape
 from ...cuda_kernels.step_router import fits
 from ..layers.attention import Attention
@@ -113,8 +113,6 @@ class StepMoE(_Executor):
 
 def float_matrix(linear: Linear, context: Context) -> torch.Tensor:
     """float32[rows, cols] of a matrix that has to be multiplied in float32 (the router's)."""
-    from ...cuda_kernels.ops import decode_matrix
-
     return decode_matrix(on_device(linear, context), torch.float32)
 
 
