@@ -16,7 +16,8 @@ from .tables import words_function
 _AS_THEY_ARE = {"value": (1, 0)}
 # Name: (entries, tables of values: name, factor, addend). The vectors of IQ1 are moved by an eighth up or down.
 _GRIDS = {"IQ2_XXS": (grids.IQ2_XXS_GRID, _AS_THEY_ARE), "IQ2_XS": (grids.IQ2_XS_GRID, _AS_THEY_ARE),
-          "IQ2_S": (grids.IQ2_S_GRID, _AS_THEY_ARE), "IQ3_XXS": (grids.IQ3_XXS_GRID, _AS_THEY_ARE), "IQ3_S": (grids.IQ3_S_GRID, _AS_THEY_ARE),
+          "IQ2_S": (grids.IQ2_S_GRID, _AS_THEY_ARE), "IQ3_XXS": (grids.IQ3_XXS_GRID, _AS_THEY_ARE),
+          "IQ3_S": (grids.IQ3_S_GRID, _AS_THEY_ARE),
           "IQ1": (grids.IQ1_S_GRID, {"more": (8, 1), "less": (8, -1)})}
 
 _USERS = {name: name for name in _GRIDS} | {name: "IQ1" for name in ("IQ1_S", "IQ1_M", "IQ1_S_R4", "IQ1_M_R4")}

@@ -157,11 +157,13 @@ def _struct(layout: PackedLayout) -> str:
     lines = [f"struct {layout.type.name} {{", f"  static constexpr int BLOCK = {layout.type.block_size};"]
     offset, body = "0", []
     for n, (name, n_bytes, per_row) in enumerate(layout.planes):
-        lines.append(f"  static constexpr int {name.upper()}_PLANE = {n}, {name.upper()}_BYTES = {n_bytes};  // per {'row' if per_row else 'block'}")
+        lines.append(f"  static constexpr int {name.upper()}_PLANE = {n}, {name.upper()}_BYTES = {n_bytes};"
+                     f"  // per {'row' if per_row else 'block'}")
         body.append(f"    g.plane[{n}] = {offset};")
         offset = f"g.plane[{n}] + align_plane({'rows' if per_row else 'rows * g.blocks'} * {n_bytes})"
     lines.append(f"  static constexpr int PLANES = {len(layout.planes)};")
-    for name, kind, values in (("plane_bytes", "int", [n for _, n, _ in layout.planes]), ("plane_per_row", "bool", [r for *_, r in layout.planes])):
+    for name, kind, values in (("plane_bytes", "int", [n for _, n, _ in layout.planes]),
+                               ("plane_per_row", "bool", [r for *_, r in layout.planes])):
         chosen = "".join(f"p == {n} ? {str(v).lower()} : " for n, v in enumerate(values[:-1])) + str(values[-1]).lower()
         lines.append(f"  static __host__ __device__ constexpr {kind} {name}(int p) {{ return {chosen}; }}")
     return "\n".join(lines + [

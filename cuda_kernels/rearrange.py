@@ -50,8 +50,8 @@ def rearrange(moves: Moves, source: torch.Tensor, head: int, result: torch.Tenso
     target_bytes, device = len(moves.flips), source.device
     with torch.cuda.device(device):
         launch(function(SPEC, "rearrange", device), min(_GRID, -(-groups * blocks * target_bytes // _THREADS)), _THREADS, source, result,
-               packed, starts, flips, _on(segment_of, device), _on(places, device), np.int64(groups), np.int32(blocks), np.int32(target_bytes),
-               np.int64(head), np.int64(source.shape[1]), np.int32(source_step))
+               packed, starts, flips, _on(segment_of, device), _on(places, device), np.int64(groups), np.int32(blocks),
+               np.int32(target_bytes), np.int64(head), np.int64(source.shape[1]), np.int32(source_step))
 
 
 def _on(array: np.ndarray, device: torch.device) -> torch.Tensor:
