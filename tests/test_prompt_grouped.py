@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from iqforge.cuda_kernels import ops, prompt_grouped
+from iqforge.runtime.cuda import prompt_moe
+from iqforge.runtime.cuda.context import Context
+from iqforge.runtime.cuda.registry import Branch
 from iqforge.runtime.random_blocks import random_rows
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) and importlib.util.find_spec("cuda") is not None
@@ -65,3 +69,20 @@ def test_against_float64(type, half, counts):
 def test_permutation_is_one():
     assert torch.equal(prompt_grouped.permutation(256).sort().values, torch.arange(256))
     assert prompt_grouped.permutation(256)[[0, 1, 8, 9, 2, 16, 128]].tolist() == [0, 1, 2, 3, 32, 4, 128]
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_experts_that_are_decoded_first_are_named(monkeypatch, fits):
+    told = []
+    context = Context(torch.device("cpu"), verbose=told.append)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(prompt_grouped, "gate_up_fits", lambda *arguments: fits)
+    monkeypatch.setattr(prompt_grouped, "fits", lambda *arguments: fits)
+    for name in ("check_norm", "packed"):
+        monkeypatch.setattr(prompt_moe, name, lambda *arguments: None)
+    experts = SimpleNamespace(gate_up=None, gate=None, up=None, down=None)
+    moe = SimpleNamespace(n_experts=8, n_used=2, experts=experts, router=SimpleNamespace(device=context.device))
+    prompt_moe.PromptMoE(Branch(3, None, moe, False), context)
+    context.report_all()
+    assert told == ([] if fits else ["slow path: MoE of layer 3: no products that read packed experts of this shape on this device: "
+                                     "all are decoded first"])
