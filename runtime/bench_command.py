@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from typing import Any
 from ..errors import UsageError
 from . import bench_options
 from .bench_options import OPTIONS
+from .flags import MOST_TOKENS
+
+_LONGEST_DELAY = 86400
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -46,22 +50,25 @@ def run(args: argparse.Namespace, api) -> int:
     for flag, form in (("-o", args.output), ("-oe", args.output_err)):
         if form not in FORMATS:
             raise UsageError(f"{flag} is '{form}', expected one of {', '.join(FORMATS)}")
-    if args.repetitions < 1 or args.delay < 0:
-        raise UsageError("-r is at least 1, --delay at least 0")
+    if args.repetitions < 1 or not 0 <= args.delay <= _LONGEST_DELAY:
+        raise UsageError(f"-r is at least 1, --delay 0 to {_LONGEST_DELAY} seconds")
     if not args.model and not args.synthetic:
         raise UsageError("-m MODEL or --synthetic SHAPE:TYPE is needed")
     device = chosen_device(args.device)
     tests, settings, facts = planned_tests(args), planned_settings(args, device), _facts(device)
     if not tests:
         raise UsageError("there is nothing to measure: -p and -n are 0")
-    for note in bench_options.notes(args):
+    for note in bench_options.notes(args, device.type == "cpu"):
         print(note, file=sys.stderr)
+    models = [(path, False) for path in args.model] + [(spec, True) for spec in args.synthetic]
+    for which, synthetic in models:  # a name that is wrong is found before anything is measured or printed
+        _source(which, synthetic).close()
     varied, limits = bench_options.varied(args), facts.describe() if facts else ""
     outputs = [printer(args.output, lambda line: print(line, flush=True), varied, facts is not None, limits),
                printer(args.output_err, lambda line: print(line, file=sys.stderr, flush=True), varied, facts is not None, limits)]
     for output in outputs:
         output.begin()
-    for which, synthetic in [(path, False) for path in args.model] + [(spec, True) for spec in args.synthetic]:
+    for which, synthetic in models:
         for line, result in measure(args, which, synthetic, device, settings, tests, facts):
             for output in outputs:
                 output.add(line, result.samples_ns, result.samples_ts)
@@ -120,14 +127,18 @@ def planned_settings(args: argparse.Namespace, device) -> list[dict[str, Any]]:
     settings = list(bench_options.settings_matrix(args))
     for setting in settings:
         setting["precision"] = setting["precision"] or ("bf16" if device.type == "cuda" else "f32")
-        setting["n_threads"] = setting["n_threads"] or torch.get_num_threads()
-        _placement(setting), _switches(setting)
+        _placement(setting, args.fit), _switches(setting)
         if cache_settings(setting).v.is_quantized and not setting["flash_attn"]:
             raise UsageError(f"values of a cache cannot be quantized ({setting['type_v']}) without flash attention (-fa 0)")
         if setting["precision"] not in (("f32", "bf16", "f16") if device.type == "cuda" else ("f32",)):
             raise UsageError(f"--precision {setting['precision']} is not known on {device.type}")
-        if min(setting["n_batch"], setting["n_ubatch"], setting["n_threads"]) < 1:
-            raise UsageError("-b, -ub and -t are at least 1")
+        if setting["mla_attn"] not in range(4):
+            raise UsageError(f"-mla is {setting['mla_attn']}, expected 0 to 3")
+        if min(setting["n_batch"], setting["n_ubatch"]) < 1 or max(setting["n_batch"], setting["n_ubatch"]) > MOST_TOKENS:
+            raise UsageError(f"-b and -ub are 1 to {MOST_TOKENS} tokens")
+        if setting["n_threads"] < 0:
+            raise UsageError("-t is at least 1, or 0: one thread per core")
+        setting["n_threads"] = min(setting["n_threads"] or torch.get_num_threads(), os.cpu_count() or 1)
     return settings
 
 
@@ -150,14 +161,12 @@ def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], *, 
                verbose: bool = False):
     """The model of one setting, loaded, closed by the caller. `context`: tokens for which memory is reckoned. stderr gets the table of
     memory of a model that goes to a GPU. DeviceError if that is more than there is."""
-    from ..formats.gguf.reader import open_gguf
     from .flags import load_on_gpu
     from .model import Model
-    from .synthetic import SyntheticSource
 
     options = {"precision": setting["precision"], "placement": _placement(setting, fit_margin), "switches": _switches(setting),
                "cache": cache_settings(setting)}
-    source = SyntheticSource(which) if synthetic else open_gguf(which)
+    source = _source(which, synthetic)
     try:
         model = Model(source, device, ubatch=setting["n_ubatch"], context=context, **options,
                       verbose=(lambda line: print(line, file=sys.stderr)) if verbose else None)
@@ -169,16 +178,21 @@ def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], *, 
         raise
 
 
+def _source(which: str, synthetic: bool):
+    from ..formats.gguf.reader import open_gguf
+    from .synthetic import SyntheticSource
+
+    return SyntheticSource(which) if synthetic else open_gguf(which)
+
+
 def _placement(setting: dict[str, Any], fit_margin: int | None = None):
     from .placement import ALL, Request, parse_overrides
 
-    if fit_margin is not None:
-        return Request(fit_margin=fit_margin)
     if setting["n_gpu_layers"] < -1 or setting["n_cpu_moe"] < 0:
         raise UsageError("-ngl and -ncmoe cannot be negative")
     layers = setting["n_gpu_layers"]
     overrides = parse_overrides(setting["override_tensor"]) if setting["override_tensor"] else ()
-    return Request(ALL if layers in (-1, 99) else layers, overrides, setting["n_cpu_moe"])
+    return Request(ALL if layers in (-1, 99) else layers, overrides, setting["n_cpu_moe"], fit_margin)
 
 
 def _switches(setting: dict[str, Any]):

@@ -72,6 +72,7 @@ OPTIONS = (
 # Accepted because scripts for the reference's tool pass them. `switches.WITHOUT_EFFECT` has the reasons of the others.
 _WITHOUT_EFFECT = {"-mmp": "weights on the CPU are read through the page cache", "-embd": "logits are always computed",
                    "-thp": "that is up to the system"}
+_ALL_ON_CPU = "everything is on the CPU"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -99,13 +100,23 @@ def varied(args: argparse.Namespace) -> list[Option]:
     return [option for option in OPTIONS if values_of(args, option) != [option.default]]
 
 
-def notes(args: argparse.Namespace) -> list[str]:
-    """One line for each option that was given and changes nothing."""
+def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
+    """One line for each option that was given and changes nothing, on this kind of device or beside the others."""
+    from .cache_types import CACHE_TYPES
     from .switches import WITHOUT_EFFECT
 
     reasons = WITHOUT_EFFECT | _WITHOUT_EFFECT
-    return [f"note: {option.flags[0]} changes nothing here: {reasons[option.flags[0]]}" for option in OPTIONS
-            if option.flags[0] in reasons and getattr(args, option.field)]
+    given = {option.field: values_of(args, option) for option in OPTIONS}
+    if on_cpu:
+        reasons |= dict.fromkeys(("-ngl", "-ncmoe", "-ot"), _ALL_ON_CPU)
+    if all(given["flash_attn"]):
+        reasons |= {"-amb": "flash attention has no matrix of scores"}
+    for flag, field in (("-khad", "type_k"), ("-vhad", "type_v")):
+        if not any(CACHE_TYPES[name.lower()].is_quantized for name in given[field]):
+            reasons |= {flag: "the cache is not quantized"}
+    lines = [f"note: {option.flags[0]} changes nothing here: {reasons[option.flags[0]]}" for option in OPTIONS
+             if option.flags[0] in reasons and getattr(args, option.field)]
+    return lines + ([f"note: --fit changes nothing here: {_ALL_ON_CPU}"] if on_cpu and args.fit is not None else [])
 
 
 def integers(given: list[str] | None, default: list[int], flag: str) -> list[int]:

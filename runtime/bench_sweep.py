@@ -50,7 +50,7 @@ def sweep(model, n_ctx: int, *, tg: int = 0, stride: int = 1, first_repetitions:
     from .cache import KVCache
 
     ub, tg = model.ubatch, tg or max(1, model.ubatch // 4)
-    state = model.new_state(-(-n_ctx // ub) * ub + tg)
+    state = model.new_state(positions(n_ctx, ub, tg))
     if not all(isinstance(layer, KVCache) for layer in state.layers):
         raise UsageError("a sweep needs a model whose context can be cut back, and some layers of this one keep a running state")
     runner = Runner(model, state, ub, torch.Generator().manual_seed(seed))
@@ -72,6 +72,11 @@ def sweep(model, n_ctx: int, *, tg: int = 0, stride: int = 1, first_repetitions:
             t_pp = timed(runner.prompt, ub)
             if index % stride == 0:
                 yield Row(ub, tg, n_kv, t_pp, t_tg)
+
+
+def positions(n_ctx: int, ub: int, tg: int = 0) -> int:
+    """Tokens that the context of a sweep must hold; tg as in `sweep`."""
+    return -(-n_ctx // ub) * ub + (tg or max(1, ub // 4))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -106,15 +111,16 @@ def run(args: argparse.Namespace, api) -> int:
     settings = planned_settings(args, device)
     if len(settings) > 1:
         raise UsageError("a sweep is of one setting, lists are for `iqforge bench`")
-    for note in bench_options.notes(args):
+    for note in bench_options.notes(args, device.type == "cpu"):
         print(note, file=sys.stderr)
     setting = settings[0]
     torch.set_num_threads(setting["n_threads"])
     about = {"n_kv_max": args.ctx_size, "n_batch": setting["n_batch"], "n_ubatch": setting["n_ubatch"],
              "flash_attn": int(setting["flash_attn"]), "n_gpu_layers": setting["n_gpu_layers"] if device.type == "cuda" else 0,
              "n_threads": setting["n_threads"], "n_threads_batch": setting["n_threads"]}
-    with open_model(args.model or args.synthetic, args.model is None, device, setting, context=args.ctx_size + args.n_predict,
-                    fit_margin=args.fit, verbose=args.verbose) as model:
+    context = positions(args.ctx_size, setting["n_ubatch"], args.n_predict)
+    with open_model(args.model or args.synthetic, args.model is None, device, setting, context=context, fit_margin=args.fit,
+                    verbose=args.verbose) as model:
         before = _device_bytes(device)
         if args.output_format == "md":
             print("\nmain: " + ", ".join(f"{key} = {value}" for key, value in about.items()) + "\n")

@@ -13,6 +13,7 @@ from ..errors import UsageError, printable
 if TYPE_CHECKING:
     from ..formats.source import Source
 
+MOST_TOKENS = 2**31 - 1  # of -ub and -b
 DEFAULT_MARGIN = 1024  # MiB that --fit leaves free
 
 # Flags of the reference that choose hardware or change nothing here: (spellings, takes a value; None: may take one).
@@ -104,7 +105,7 @@ def placement(args: argparse.Namespace):
         if value is not None and value < (-1 if flag == "-ngl" else 0):
             raise UsageError(f"{flag} is {value}, expected 0 or more")
     given = [flag for flag, value in (("-ngl", args.gpu_layers), ("--n-cpu-moe", args.n_cpu_moe), ("--cpu-moe", args.cpu_moe or None),
-                                      ("--fit", args.fit)) if value is not None]
+                                      ("--fit", args.fit), ("-ot", args.override_tensor)) if value is not None]
     if given and args.device == "cpu":
         note(", ".join(given), "everything is on the CPU with --device cpu")
     overrides = tuple(override for text in args.override_tensor or () for override in parse_overrides(text))
@@ -142,8 +143,8 @@ def open_model(args: argparse.Namespace, *, source: Source | None = None, contex
             note(flag, WITHOUT_EFFECT[flag])
     if args.threads < 0 or getattr(args, "batch_size", 1) < 1 or args.cache_size < 0:
         raise UsageError("-t and --cache-size cannot be negative, -b must be positive")
-    if args.ubatch_size is not None and args.ubatch_size < 1:
-        raise UsageError(f"-ub is {args.ubatch_size}, expected at least 1 token")
+    if args.ubatch_size is not None and not 1 <= args.ubatch_size <= MOST_TOKENS:
+        raise UsageError(f"-ub is {args.ubatch_size}, expected at least 1 token, at most {MOST_TOKENS}")
     if args.threads:
         torch.set_num_threads(min(args.threads, os.cpu_count() or 1))  # more would only get in each other's way
     usable_device(args.device)
@@ -152,6 +153,10 @@ def open_model(args: argparse.Namespace, *, source: Source | None = None, contex
     try:
         model = Model(source, args.device, args.cache_size * 2**20, ubatch=args.ubatch_size or DEFAULT_UBATCH, context=context,
                       verbose=(lambda line: print(line, file=sys.stderr)) if args.verbose else None, **options)
+        if not model.hyperparameters.integer("expert_count", 0):
+            for flag, value in (("-ser", args.smart_expert_reduction), ("-muge", args.merge_up_gate_experts)):
+                if value:
+                    note(flag, "the model has no experts")
         if model.device.type != "cpu":
             load_on_gpu(model, rows, window)
     except BaseException:

@@ -6,10 +6,10 @@ import argparse
 import re
 import sys
 
-from ..errors import UsageError
+from ..errors import UsageError, printable
 from .flags import add_runtime_flags, open_model
 
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+_ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +44,8 @@ def run(args: argparse.Namespace, api) -> int:
 
     if (args.prompt is None) == (args.file is None):
         raise UsageError("either -p PROMPT or -f FILE is needed")
+    if args.ctx_size < 0:
+        raise UsageError(f"-c is {args.ctx_size}, expected 0 (as many as needed) or more")
     sampling = _sampling(args)
     text = read_text(args.file) if args.prompt is None else args.prompt if args.no_escape else unescape(args.prompt)
     source = open_gguf(args.model)
@@ -71,8 +73,18 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def unescape(text: str) -> str:
-    r"""\n, \r, \t, \", \', \\ and \xHH replaced by what they stand for; other backslashes stay."""
-    return re.sub(r"\\(?:([nrt'\"\\])|x([0-9a-fA-F]{2}))", lambda m: _ESCAPES[m[1]] if m[1] else chr(int(m[2], 16)), text)
+    r"""\n, \r, \t, \", \', \\ and \xHH replaced by what they stand for; other backslashes stay.
+
+    \xHH is a byte of UTF-8, as in the reference. UsageError for bytes that are none.
+    """
+    def meant(found: re.Match[bytes]) -> bytes:
+        return _ESCAPES[found[1]] if found[1] else bytes.fromhex(found[2].decode())
+
+    replaced = re.sub(rb"\\(?:([nrt'\"\\])|x([0-9a-fA-F]{2}))", meant, text.encode("utf-8", "surrogatepass"))
+    try:
+        return replaced.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"-p is not UTF-8 at byte {error.start}: {printable(replaced[error.start : error.end], 40)}") from None
 
 
 def _sampling(args: argparse.Namespace):

@@ -121,3 +121,13 @@ def check(memories: Sequence[DeviceMemory]) -> None:
             raise DeviceError(f"{m.device} has {m.free / 2**20:.0f} MiB free, the model takes {m.total / 2**20:.0f} MiB there (weights "
                               f"{m.weights / 2**20:.0f}, cache {m.cache / 2**20:.0f}, compute {m.compute / 2**20:.0f}): keep layers on the "
                               f"CPU with -ngl, experts with --n-cpu-moe, or let --fit choose")
+
+
+def check_cache(network: Network, capacity: int, settings: CacheSettings) -> None:
+    """DeviceError with the numbers if states on the CPU for `capacity` tokens are more than its free memory. GPUs say so themselves."""
+    needed = sum(block.mixer.state_bytes(capacity, settings) for block in network.blocks
+                 if block.device.type == "cpu" and hasattr(block.mixer, "state_bytes"))
+    free = free_bytes(torch.device("cpu"))
+    if free is not None and needed > free:
+        raise DeviceError(f"a context of {capacity} tokens takes {needed / 2**20:.0f} MiB, cpu has {free / 2**20:.0f} MiB free: choose a "
+                          f"smaller one (-c, -n, -p), or a smaller type of cache (-ctk, -ctv)")

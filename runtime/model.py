@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, wraps
@@ -161,11 +162,13 @@ class Model:
     def new_state(self, capacity: int, settings: CacheSettings | None = None) -> State:
         """An empty sequence for at most `capacity` tokens (rounded up to a multiple of `cache.PADDING`). `settings`: else the model's.
 
-        UsageError for cache types that do not suit the model's heads.
+        UsageError for cache types that do not suit the model's heads, DeviceError for more than the CPU has memory for.
         """
         if capacity < 1:
             raise UsageError(f"a sequence of {capacity} tokens was asked for, expected at least 1")
-        return self.network.new_state(padded(capacity), settings or self.cache or CacheSettings())
+        settings = settings or self.cache or CacheSettings()
+        memory.check_cache(self.network, padded(capacity), settings)
+        return self.network.new_state(padded(capacity), settings)
 
     @_named_errors
     @torch.no_grad()
@@ -249,14 +252,14 @@ def _as_tensor(token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Te
 
 def usable_device(device: str | torch.device) -> torch.device:
     """The device, with its number. UsageError if it is not there."""
+    if not re.match(r"(cpu|cuda)(:|$)", str(device)):
+        raise UsageError(f"device '{printable(device, 40)}' cannot be used: models run on cpu, cuda or cuda:N")
     try:
         device = torch.device(device)
         torch.empty(0, device=device)
         device = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device '{device}' cannot be used: models run on cpu and cuda")
     return device
 
 

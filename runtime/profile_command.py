@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
-from ..errors import UsageError
+from ..errors import OutputError, UsageError, printable
 from . import bench_options
 
 
@@ -28,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, api) -> int:
     import torch
 
-    from ..formats.output import refuse_same_file
+    from ..formats.output import PartFile, refuse_same_file
     from .bench_command import cache_settings, chosen_device, open_model, planned_settings
     from .profile import profile_model
     from .profile_report import tables, typical
@@ -38,11 +39,13 @@ def run(args: argparse.Namespace, api) -> int:
         raise UsageError("one of -m MODEL and --synthetic SHAPE:TYPE is needed")
     if min(args.n_prompt, args.n_gen, args.n_depth) < 0 or not args.n_prompt + args.n_gen:
         raise UsageError("-p, -n and -d cannot be negative, and -p and -n not both 0")
+    if args.output and not os.access(folder := os.path.dirname(os.path.abspath(args.output)), os.W_OK):  # before the work, not after it
+        raise OutputError(f"cannot be written: no folder {printable(folder)} that can be written to", file=args.output)
     device = chosen_device(args.device)
     settings = planned_settings(args, device)
     if len(settings) > 1:
         raise UsageError("a profile is of one setting, lists are for `iqforge bench`")
-    for note in bench_options.notes(args):
+    for note in bench_options.notes(args, device.type == "cpu"):
         print(note, file=sys.stderr)
     setting = settings[0]
     torch.set_num_threads(setting["n_threads"])
@@ -58,6 +61,6 @@ def run(args: argparse.Namespace, api) -> int:
     if args.output:
         chosen = [(label, typical(passes)) for label, passes in profiles.items()]
         drawing = timeline([(f"{name} {label}, {p.duration / 1e3:.3f} ms", p) for label, p in chosen])
-        with open(args.output, "w", encoding="utf-8") as file:
-            file.write(drawing)
+        with PartFile(args.output) as file:
+            file.write(drawing.encode(errors="backslashreplace"))
     return 0

@@ -47,7 +47,7 @@ def parse_on_off(name: str, value: object) -> bool:
     return known[value]
 
 
-# Switches that change nothing here, and why. They are still checked where they take a value.
+# Switches that change nothing here, and why. Of their values only that of -mla is checked.
 WITHOUT_EFFECT = {
     "-mla": "this architecture has no latent attention",
     "-fmoe": "experts always run fused on a GPU, and on the CPU there is nothing to fuse",

@@ -15,7 +15,7 @@ from iqforge.cli import main
 from iqforge.runtime.bench import Test as BenchTest
 from iqforge.runtime.bench import Runner, deviation, run_test
 from iqforge.runtime.bench_cost import Cost
-from iqforge.runtime.bench_sweep import sweep
+from iqforge.runtime.bench_sweep import positions, sweep
 from iqforge.runtime.cuda.device_facts import facts_of
 from iqforge.runtime.model import Model
 from iqforge.runtime.synthetic import SyntheticSource
@@ -127,11 +127,29 @@ def test_table(capsys):
     (["-p", "x"], "-p takes numbers"), (["-pg", "5"], "-pg takes two numbers"), (["-o", "xml"], "-o is 'xml'"),
     (["-p", "0", "-n", "0"], "nothing to measure"), (["-ctk", "q9_0"], "q9_0"), (["-fa", "maybe"], "-fa takes 0 or 1"),
     (["--precision", "bf16"], "--precision bf16"), (["-ot", "x"], "-ot 'x'"), (["-fa", "0", "-ctv", "q8_0"], "-fa 0"),
-    (["-ser", "5"], "-ser"), (["-ub", "0"], "-ub"), (["-r", "0"], "-r is at least 1"), (["--device", "cuda:77"], "cuda:77")])
+    (["-ser", "5"], "-ser"), (["-ub", "0"], "-ub"), (["-r", "0"], "-r is at least 1"), (["--device", "cuda:77"], "cuda:77"),
+    (["--delay", "nan"], "--delay 0 to"), (["--delay", "inf"], "--delay 0 to"), (["-mla", "7"], "-mla is 7"), (["-ub", "9" * 20], "-ub"),
+    (["-b", "9" * 20], "-b"), (["-t", "-1"], "-t is"), (["--fit", "-ngl", "3"], "does not go together"),
+    (["--fit", "-ot", "a=CPU"], "does not go together"), (["-p", "9" * 14], "MiB, cpu has"), (["--device", "warp"], "cpu, cuda or cuda:N")])
 def test_wrong_words(words, message, capsys):
     assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", *words]) == 1
     captured = capsys.readouterr()
     assert message in captured.err and "tg" not in captured.out
+
+
+def test_names_are_looked_at_before_anything_is_measured(capsys, tmp_path):
+    for words in (["--synthetic", "llama-tiny:Q9_X"], ["-m", str(tmp_path / "none.gguf")], ["--synthetic", "llama-tiny"]):
+        assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", "-p", "8", "-n", "0", "-r", "1", *words]) == 1
+        assert not capsys.readouterr().out
+
+
+def test_what_changes_nothing_is_said(capsys):
+    quick = ["-p", "8", "-n", "0", "-r", "1", "-t", "99999999999"]
+    words = ["-ngl", "3", "-ncmoe", "1", "-ot", "x=CPU", "-khad", "1", "-vhad", "1", "-ctk", "q8_0", "-amb", "5"]
+    err = bench(capsys, *quick, *words).err
+    assert {line.split()[1] for line in err.splitlines()} == {"-ngl", "-ncmoe", "-ot", "-vhad", "-amb"}  # keys are quantized
+    assert bench(capsys, *quick, "-amb", "5", "-fa", "0,1").err == ""
+    assert "--fit changes nothing" in bench(capsys, *quick, "--fit").err
 
 
 def test_no_model(capsys):
@@ -191,6 +209,13 @@ def test_sweep():
     recorder.calls.clear()
     assert [row.n_kv for row in sweep(recorder.model, 24, stride=2, first_repetitions=2)] == [0, 0, 16]
     assert recorder.calls[-4:] == [(8, 8), (16, 1), (17, 1), (16, 8)] and recorder.calls.count((0, 8)) == 3  # with the warm-up
+
+
+def test_the_context_of_a_sweep_is_reckoned_whole():
+    recorder = Recorder()
+    recorder.model.ubatch = 16
+    list(sweep(recorder.model, 40, warmup=False))
+    assert recorder.capacities == [positions(40, 16)] == [48 + 4] and positions(40, 16, 9) == 57
 
 
 def test_sweep_command(capsys):

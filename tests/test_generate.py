@@ -134,6 +134,7 @@ def test_prompts(model):
 
 def test_escapes():
     assert unescape(r"a\nb\t\"c\" \\n \x41 \q") == 'a\nb\t"c" \\n A \\q'
+    assert unescape(r"é\xe6\x97\xa5") == "é日"
 
 
 # ---- generation
@@ -213,6 +214,9 @@ def test_command_with_files_and_caches(demo, tmp_path, capsys):
     assert status == 0 and "note" not in err
     status, _, err = run(demo, capsys, "-p", "The function", "-n", "4", "-khad")
     assert status == 0 and "-khad, -vhad change nothing here: the cache is not quantized" in err
+    err = run(demo, capsys, "-p", "The function", "-n", "2", "-ot", "x=CPU", "-ser", "1,0.5", "-muge")[2]
+    reasons = {"-ot": "everything is on the CPU", "-ser": "the model has no experts", "-muge": "the model has no experts"}
+    assert all(f"{flag} changes nothing here: {why}" in err for flag, why in reasons.items())
 
 
 @pytest.mark.parametrize("words, message", [
@@ -222,10 +226,17 @@ def test_command_with_files_and_caches(demo, tmp_path, capsys):
     (["-p", "a", "--precision", "bf16"], "bf16 is for GPUs"), (["-p", "a", "-ub", "0"], "-ub is 0"),
     (["-p", "a", "-c", "1"], "more than the context of 1"), (["-f", "/nonexistent"], "no such text file"),
     (["-p", "a", "-amb", "-1"], "-amb is -1"), (["-p", "a", "-ot", "attn"], "is not REGEX=CPU"),
-    (["-p", "a", "-ot", "attn=CUDA0"], "--device is cpu"), (["-p", "a", "--fit", "-ngl", "3"], "does not go together")])
+    (["-p", "a", "-ot", "attn=CUDA0"], "--device is cpu"), (["-p", "a", "--fit", "-ngl", "3"], "does not go together"),
+    (["-p", "a", "-c", "-5"], "-c is -5"), (["-p", "a", "-ub", "9" * 20], "at most"), (["-p", "a\\xff"], "not UTF-8 at byte 1"),
+    (["-p", "a", "--device", "auto"], "cpu, cuda or cuda:N")])
 def test_command_refuses(demo, capsys, words, message):
     status, out, err = run(demo, capsys, "-n", "2", *words)
     assert status == 1 and message in err and not out
+
+
+def test_a_context_beyond_the_memory_is_an_error_with_the_numbers(demo, capsys):
+    status, _, err = run(demo, capsys, "-p", "a", "-n", "2", "-c", "9" * 14)
+    assert status == 1 and "a context of 100000000000000 tokens takes" in err and "MiB, cpu has" in err
 
 
 def test_a_reader_that_goes_away(demo):

@@ -177,7 +177,10 @@ def test_command(tmp_path, capsys):
     assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-p", "8", "-n", "2", "-o", str(out)]) == 0
     text = capsys.readouterr().out
     assert "llama-tiny:Q8_0 pp8: 2 passes" in text and "llama-tiny:Q8_0 tg: 1 passes" in text and "| blk.1 " in text and "| attn_q " in text
-    assert ET.parse(out).getroot().tag == f"{SVG}svg"
+    assert ET.parse(out).getroot().tag == f"{SVG}svg" and not (tmp_path / "p.svg.part").exists()
+    assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-o", str(tmp_path / "no" / "p.svg")]) == 1
+    captured = capsys.readouterr()
+    assert "cannot be written" in captured.err and not captured.out  # before the work
     assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-ub", "1,2"]) == 1 and "lists" in capsys.readouterr().err
     assert main(["profile", "--device", "cpu"]) == 1
     assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-p", "0", "-n", "0"]) == 1
