@@ -22,6 +22,7 @@ def byte_level_bpe(checkpoint: Checkpoint, tokenizer: dict[str, Any], config: di
                    pre: str | None) -> dict[str, Value]:
     """Keys below `tokenizer.ggml.` from tokenizer.json and tokenizer_config.json; `pre` names the pre-tokenizer instead of deriving it."""
     model = tokenizer["model"]
+    _check_normalizer(tokenizer, pre is not None)
     table = TokenTable(n_vocab, checkpoint.config.file)
     for token, number in model["vocab"].items():
         table.place(number, token)
@@ -37,6 +38,20 @@ def has_byte_level(tokenizer: dict[str, Any]) -> bool:
     """Whether tokenizer.json maps bytes to letters, which marks byte-level BPE."""
     steps = steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers") + steps_of(tokenizer.get("decoder"), "decoders")
     return any(step.get("type") == "ByteLevel" for step in steps)
+
+
+def _check_normalizer(tokenizer: dict[str, Any], pre_given: bool) -> None:
+    """Runtimes take a text as it is: TokenizerError for a normalizer that changes texts, unless the user has named what stands for it.
+
+    NFC leaves nearly every text as it is, and the names of those who have it (Qwen's) stand for their regexes alone in every runtime.
+    """
+    kinds = [step.get("type") for step in steps_of(tokenizer.get("normalizer"), "normalizers")]
+    other = next((kind for kind in kinds if kind != "NFC"), None)
+    if other is not None and not pre_given:
+        raise TokenizerError(f"normalizer step {printable(other)} has no counterpart in GGUF; name the pre-tokenizer with --pre NAME to "
+                             "convert without it")
+    if kinds:
+        log.warning("this tokenizer normalizes texts (%s); GGUF runtimes do not for this kind of vocabulary", ", ".join(map(printable, kinds)))
 
 
 def _pretokenizer_name(tokenizer: dict[str, Any], given: str | None) -> str:

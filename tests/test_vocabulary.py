@@ -98,6 +98,18 @@ def test_wordpiece(tmp_path: Path):
         assert found == tokenizer.encode(word, add_special_tokens=False).ids, word
 
 
+def test_normalizer_that_runtimes_do_not_have(tmp_path: Path, caplog):
+    plain = vocabulary(tmp_path)
+    assert not caplog.messages
+    for empty in (None, {"type": "Sequence", "normalizers": []}):
+        assert vocabulary(tmp_path, change=lambda t: t.update(normalizer=empty)) == plain and not caplog.messages
+    assert vocabulary(tmp_path, change=lambda t: t.update(normalizer={"type": "NFC"})) == plain and "(NFC)" in caplog.text
+    lower = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}
+    with pytest.raises(TokenizerError, match="Lowercase"):
+        vocabulary(tmp_path, change=lambda t: t.update(normalizer=lower))
+    assert vocabulary(tmp_path, pre="llama-bpe", change=lambda t: t.update(normalizer=lower)) == plain and "(NFC, Lowercase)" in caplog.text
+
+
 def test_merges_in_both_spellings(tmp_path: Path):
     def as_strings(tokenizer):
         tokenizer["model"]["merges"] = [" ".join(merge) for merge in tokenizer["model"]["merges"]]
