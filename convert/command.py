@@ -30,8 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="leave out the blocks that predict further tokens")
     blocks.add_argument("--mtp", action="store_const", const="only", dest="mtp",
                         help="write only these blocks, with embeddings, final norm and head")
-    parser.add_argument("--mla-layout", choices=("mainline", "ik"), default="mainline", help="latent attention (deepseek2): as attn_k_b and "
-                        "attn_v_b per head, or with attn_kv_b as ik_llama.cpp's own converter writes it (default: mainline)")
+    parser.add_argument("--mla-layout", choices=("mainline", "ik"), default="mainline", help="latent attention (deepseek2): as attn_k_b "
+                        "and attn_v_b per head, or with attn_kv_b as ik_llama.cpp's own converter writes it (default: mainline)")
     parser.add_argument("--model-name", metavar="N", help="general.name (default: from the model card or the folder)")
     parser.add_argument("--pre", metavar="NAME", help="name of the pre-tokenizer (default: recognized by its regexes)")
     parser.add_argument("--vocab-only", action="store_true", help="write metadata and vocabulary, no tensors")

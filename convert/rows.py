@@ -45,8 +45,8 @@ def rebased(rows: Rows, leaf: Leaf) -> Rows:
 
 
 class StoredRows:
-    """A stored or decoded tensor as `n_rows` equal rows, by default rows of its last dimension. Wide floats and integers are read
-    as F32."""
+    """A stored or decoded tensor as `n_rows` equal rows, by default rows of its last dimension. Wide floats and integers are
+    read as F32."""
 
     def __init__(self, checkpoint: Checkpoint, tensor: StoredTensor, n_rows: int | None = None):
         if n_rows is None:

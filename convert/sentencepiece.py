@@ -121,7 +121,8 @@ class _Message:
                     yield number, struct.unpack_from("<f", self._data, position)[0]
                 position += length
             else:
-                raise MalformedFileError(f"field {number} has wire type {wire}; it is no SentencePiece model", file=self._path, offset=start)
+                raise MalformedFileError(f"field {number} has wire type {wire}; it is no SentencePiece model", file=self._path,
+                                         offset=start)
 
     def _varint(self, position: int) -> tuple[int, int]:
         value = shift = 0

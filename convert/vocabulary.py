@@ -42,7 +42,8 @@ def vocabulary_metadata(checkpoint: Checkpoint, n_vocab: int, pre: str | None = 
             file = tiktoken_file
             keys = tiktoken_bpe(checkpoint, config, n_vocab, pre)
         else:
-            raise TokenizerError("is missing; a vocabulary is read from it" + ("" if reader else " or from tokenizer.model or tiktoken.model"))
+            others = "" if reader else " or from tokenizer.model or tiktoken.model"
+            raise TokenizerError(f"is missing; a vocabulary is read from it{others}")
     except TokenizerError as error:
         error.file = error.file or file
         raise

@@ -51,7 +51,8 @@ def _check_normalizer(tokenizer: dict[str, Any], pre_given: bool) -> None:
         raise TokenizerError(f"normalizer step {printable(other)} has no counterpart in GGUF; name the pre-tokenizer with --pre NAME to "
                              "convert without it")
     if kinds:
-        log.warning("this tokenizer normalizes texts (%s); GGUF runtimes do not for this kind of vocabulary", ", ".join(map(printable, kinds)))
+        log.warning("this tokenizer normalizes texts (%s); GGUF runtimes do not for this kind of vocabulary",
+                    ", ".join(map(printable, kinds)))
 
 
 def _pretokenizer_name(tokenizer: dict[str, Any], given: str | None) -> str:

@@ -29,7 +29,8 @@ def gemma4_vocabulary(checkpoint: Checkpoint, tokenizer: dict[str, Any], config:
         if token in ids:
             table.types[ids[token]] = USER_DEFINED
     keys = {"model": string("gemma4"), **table.keys(scores=True), "merges": array(ValueType.STRING, merges_of(tokenizer["model"], SPACE)),
-            **special_tokens(checkpoint, tokenizer, config, ids, n_vocab), "add_space_prefix": boolean(False), "add_bos_token": boolean(True)}
+            **special_tokens(checkpoint, tokenizer, config, ids, n_vocab), "add_space_prefix": boolean(False),
+            "add_bos_token": boolean(True)}
     if "add_eos_token" not in config:
         keys.pop("add_eos_token", None)  # left out by the reference; it is what runtimes take anyway
     return keys

@@ -246,7 +246,8 @@ class Architecture(ABC):
         wanted = [(weight, *names) for weight in self.weights() for names in self.required(weight)]
         for layer in range(self.first_layer, self.n_layers):  # stops at the first gap, however many layers a config claims
             for weight, name, stored in wanted:
-                if (layer == self.first_layer or weight.per_layer) and name.format(layer) not in mapped and weight.shape_of(layer) is not None:
+                expected = (layer == self.first_layer or weight.per_layer) and weight.shape_of(layer) is not None
+                if expected and name.format(layer) not in mapped:
                     raise CheckpointError("is missing from the checkpoint", file=self.checkpoint.path, tensor=stored.format(layer))
 
 

@@ -1,4 +1,4 @@
-"""Gemma 4: heads of other sizes in global layers, keys and values shared by the last layers, inputs per layer, or experts beside the MLP."""
+"""Gemma 4: heads of other sizes in global layers, keys and values shared by the last layers, inputs per layer, experts beside the MLP."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Gemma4(RoutedExperts):
             raise ConfigError(f"key 'layer_types' must name {_LOCAL} or {_GLOBAL} for each of {self.n_layers} layers", file=config.file)
         self.key_is_value = config.boolean("attention_k_eq_v", default=False)
         self.global_head_size = self._global("head_dim", "global_head_dim", self.head_size)
-        self.global_kv_heads = self._global("num_key_value_heads", "num_global_key_value_heads" if self.key_is_value else "", self.n_kv_heads)
+        global_key = "num_global_key_value_heads" if self.key_is_value else ""
+        self.global_kv_heads = self._global("num_key_value_heads", global_key, self.n_kv_heads)
         self.n_shared = config.integer("num_kv_shared_layers", default=0, minimum=0, maximum=self.n_layers - 1)
         self.n_per_layer = config.integer("hidden_size_per_layer_input", default=0, minimum=0)
         self.wide_shared = config.boolean("use_double_wide_mlp", default=False)

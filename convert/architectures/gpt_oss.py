@@ -60,7 +60,8 @@ class GptOss(RoutedExperts):
     def convert(self, name: str, tensor: StoredTensor, table: dict[str, Weight]) -> Iterator[Mapped]:
         pattern, numbers = split_numbers(name)
         part, _, kind = pattern.removeprefix(f"{self.expert_stem}.").partition("_proj")
-        if not pattern.startswith(f"{self.expert_stem}.") or f"{part}_proj" not in _PARTS or kind not in ("", "_bias", "_blocks", "_scales"):
+        known = f"{part}_proj" in _PARTS and kind in ("", "_bias", "_blocks", "_scales")
+        if not pattern.startswith(f"{self.expert_stem}.") or not known:
             yield from super().convert(name, tensor, table)
             return
         layer = self.layer_of(tensor, numbers)
