@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import CheckpointError, IqforgeError, UnsupportedTypeError, UsageError, printable
+from ..errors import CheckpointError, UnsupportedTypeError, UsageError, printable
 from ..formats.gguf.values import Value, f32, string, u32
 from ..formats.source import TensorInfo
 from ..formats.types import TYPES
@@ -26,13 +26,14 @@ from .options import Options
 from .outtype import OUTTYPES, resolve_outtype
 from .reorder import SelectedColumns, TransposedMatrices
 from .rows import ConcatenatedRows, Rows, StoredRows, rebased
+from .rows_source import RowsSource
 from .safetensors import StoredTensor
 from .source import QUANTIZATION_VERSION
 
 _EMBEDDING = "token_embd.weight"
 
 
-class AdapterSource:
+class AdapterSource(RowsSource):
     """Reads the adapter in folder `path` as a GGUF file; types are those it is stored in.
 
     `base`: the folder with the base model's config.json (by default what the adapter names, if that is a folder); its weights are not
@@ -49,17 +50,11 @@ class AdapterSource:
         self._used: set[str] = set()
         mapped = [made for tensor in architecture.stored() for made in self._converted(tensor)]
         self._check_all_used(architecture.gguf_name, [tensor.info.name for tensor in mapped])
-        self.path = str(checkpoint.path)
-        self.tensors: tuple[TensorInfo, ...] = tuple(tensor.info for tensor in mapped)
-        self._rows: dict[str, Rows] = {tensor.info.name: tensor.rows for tensor in mapped}
+        super().__init__(checkpoint, mapped)
         self.metadata: dict[str, Value] = {
             "general.architecture": string(architecture.gguf_name), "general.type": string("adapter"), "adapter.type": string("lora"),
             "general.name": string(name or title(checkpoint.path.resolve().name)), **model_card_metadata(read_model_card(checkpoint)),
             "adapter.lora.alpha": f32(checkpoint.alpha()), "general.quantization_version": u32(QUANTIZATION_VERSION)}
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return tuple(str(file) for file in sorted(self.checkpoint.path.iterdir()) if file.suffix != ".gguf")
 
     def _converted(self, mapped: Mapped) -> list[Mapped]:
         """The pair for an output tensor of the base model, or the tensor itself if it is a norm that was trained along."""
@@ -129,27 +124,6 @@ class AdapterSource:
 
     def _stored(self, tensor: StoredTensor) -> StoredRows:
         return StoredRows(self.checkpoint, tensor)
-
-    def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start, row_bytes] of the stored type."""
-        return self._of(tensor).read(start, stop)
-
-    def release(self, tensor: TensorInfo) -> None:
-        self._of(tensor).release()
-
-    def _of(self, tensor: TensorInfo) -> Rows:
-        if tensor.name not in self._rows:
-            raise IqforgeError("no such tensor", file=self.path, tensor=tensor.name)
-        return self._rows[tensor.name]
-
-    def close(self) -> None:
-        self.checkpoint.close()
-
-    def __enter__(self) -> AdapterSource:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()
 
 
 def plan_adapter(source: AdapterSource, outtype: str) -> tuple[list[TensorInfo], str]:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from ..errors import IqforgeError, ShapeError, UsageError
+from ..errors import UsageError
 from ..formats.gguf.values import Value, u32
-from ..formats.source import TensorInfo
 from .architectures import architecture_class
 from .checkpoint import Checkpoint
 from .metadata import general_metadata
 from .options import Options
 from .outtype import plan_outtype
-from .rows import Rows
+from .rows_source import RowsSource
 
 QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
 
 
-class CheckpointSource:
+class CheckpointSource(RowsSource):
     """Reads a Hugging Face checkpoint as if it were a GGUF file; types are those the weights are stored in.
 
     `pre` names the pre-tokenizer instead of deriving it; `name` overrides `general.name`; `layout` are `Options`.
@@ -38,10 +35,8 @@ class CheckpointSource:
         if options.mla_layout not in architecture.mla_layouts:
             raise UsageError(f"{checkpoint.architecture} has one layout of attention; '{options.mla_layout}' is for deepseek2")
         mapped = [] if options.vocab_only else architecture.tensors()
-        self.path = str(checkpoint.path)
-        self.tensors: tuple[TensorInfo, ...] = tuple(tensor.info for tensor in mapped)
-        self.checkpoint, self.options = checkpoint, options
-        self._rows: dict[str, Rows] = {tensor.info.name: tensor.rows for tensor in mapped}
+        super().__init__(checkpoint, mapped)
+        self.options = options
         self.metadata: dict[str, Value] = {
             **general_metadata(checkpoint, architecture.gguf_name, self.tensors, name),
             **architecture.metadata(),
@@ -57,32 +52,3 @@ class CheckpointSource:
     def parallel_reads(self) -> int:
         """How many readers it takes to read this source fast; 0 where reading is no more than touching memory."""
         return self.checkpoint.parallel_reads
-
-    def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start, row_bytes] of the stored type; touches only the stored rows that these are made of."""
-        rows = self._of(tensor)
-        if not 0 <= start <= stop <= rows.n_rows:
-            raise ShapeError(f"rows {start} to {stop} of {rows.n_rows} were asked for", file=self.path, tensor=tensor.name)
-        return rows.read(start, stop)
-
-    def release(self, tensor: TensorInfo) -> None:
-        self._of(tensor).release()
-
-    def _of(self, tensor: TensorInfo) -> Rows:
-        if tensor.name not in self._rows:
-            raise IqforgeError("no such tensor", file=self.path, tensor=tensor.name)
-        return self._rows[tensor.name]
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Everything in the checkpoint's folder but GGUF files, which are results."""
-        return tuple(str(file) for file in sorted(self.checkpoint.path.iterdir()) if file.suffix != ".gguf")
-
-    def close(self) -> None:
-        self.checkpoint.close()
-
-    def __enter__(self) -> CheckpointSource:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()

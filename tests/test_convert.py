@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -297,6 +298,14 @@ def test_a_class_is_registered_once():
     with pytest.raises(RuntimeError, match="LlamaForCausalLM"):
         register("LlamaForCausalLM")(object)
     assert {"LlamaForCausalLM", "Qwen3MoeForCausalLM"} <= set(supported())
+
+
+def test_a_stored_name_has_one_line_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    llama = architecture_class("LlamaForCausalLM")
+    lines = llama.weights
+    monkeypatch.setattr(llama, "weights", lambda self: [*lines(self), replace(lines(self)[1], plus_one=True)])
+    with pytest.raises(RuntimeError, match="two lines for 'model.norm'"):
+        opened(make_tiny_llama(tmp_path))
 
 
 # --- names and the command ---------------------------------------------------------------------------------------------------------

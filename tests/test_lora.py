@@ -11,7 +11,9 @@ import pytest
 
 import iqforge
 from iqforge.cli import main
-from iqforge.errors import CheckpointError, ConfigError, IqforgeError, NotFoundError, OutputError, UnsupportedTypeError, UsageError
+from iqforge.convert.lora import AdapterSource
+from iqforge.errors import (CheckpointError, ConfigError, IqforgeError, NotFoundError, OutputError, ShapeError, UnsupportedTypeError,
+                            UsageError)
 from iqforge.formats.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 
@@ -219,6 +221,16 @@ def test_weights_whose_columns_are_rearranged(tmp_path):
     (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": R, "lora_alpha": 1}))
     with pytest.raises(UnsupportedTypeError, match="attn_k_b.*cannot have an adapter"):
         iqforge.convert_lora(tmp_path / "lora", tmp_path / "m.gguf", base=base)
+
+
+def test_rows_outside_a_tensor(tmp_path):
+    base = make_tiny_llama(tmp_path / "hf", n_layers=1, dtype="f32")
+    make_adapter(tmp_path / "lora", base, ["model.layers.0.mlp.up_proj.weight"])
+    with AdapterSource(tmp_path / "lora") as source:
+        tensor = source.tensors[0]
+        assert source.read_rows(tensor, 0, tensor.n_rows).shape == (tensor.n_rows, tensor.row_bytes)
+        with pytest.raises(ShapeError, match="were asked for"):
+            source.read_rows(tensor, 0, tensor.n_rows + 1)
 
 
 def test_command(tmp_path, capsys):

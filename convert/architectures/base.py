@@ -175,7 +175,10 @@ class Architecture(ABC):
             yield Mapped(TensorInfo("rope_freqs.weight", factors.shape, TYPES["F32"]), GeneratedRow(factors))
 
     def stored(self) -> Iterator[Mapped]:
-        table = {weight.stored: weight for weight in self.weights()}
+        table: dict[str, Weight] = {}
+        for weight in self.weights():
+            if table.setdefault(weight.stored, weight) is not weight:  # one of the two would do nothing
+                raise RuntimeError(f"the table of {self.gguf_name} has two lines for '{weight.stored}'")
         for tensor in unpacked(self.checkpoint).values():
             name = self.text_name(tensor.name)
             if name is None or name.endswith(DROPPED_SUFFIXES) or (self.tied and name == "lm_head.weight"):
