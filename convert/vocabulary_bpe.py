@@ -11,7 +11,7 @@ from ..formats.gguf.values import Value, ValueType, array, string
 from ..formats.pretokenizers import BYTE_LEVEL_REGEX, DIGIT_RUNS_REGEX, SINGLE_DIGITS_REGEX, check_name, name_of
 from .checkpoint import Checkpoint
 from .vocabulary_special import special_tokens
-from .vocabulary_tokens import TokenTable, added_tokens, looks_special, merges_of, named_special_tokens, steps_of
+from .vocabulary_tokens import TokenTable, added_tokens, looks_special, merges_of, named_special_tokens, steps_of, warn_of_normalizer
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +51,7 @@ def _check_normalizer(tokenizer: dict[str, Any], pre_given: bool) -> None:
         raise TokenizerError(f"normalizer step {printable(other)} has no counterpart in GGUF; name the pre-tokenizer with --pre NAME to "
                              "convert without it")
     if kinds:
-        log.warning("this tokenizer normalizes texts (%s); GGUF runtimes do not for this kind of vocabulary",
-                    ", ".join(map(printable, kinds)))
+        warn_of_normalizer(kinds)
 
 
 def _pretokenizer_name(tokenizer: dict[str, Any], given: str | None) -> str:

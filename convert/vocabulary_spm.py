@@ -11,7 +11,7 @@ from ..formats.gguf.values import Value, ValueType, array, boolean, string
 from .checkpoint import Checkpoint
 from .sentencepiece import UNIGRAM, read_sentencepiece
 from .vocabulary_special import special_tokens
-from .vocabulary_tokens import BYTE, TokenTable, added_tokens, looks_special, merges_of, named_special_tokens, steps_of
+from .vocabulary_tokens import BYTE, TokenTable, added_tokens, looks_special, merges_of, named_special_tokens, steps_of, warn_of_normalizer
 
 SPACE = "\u2581"  # how SentencePiece writes a space
 
@@ -60,6 +60,8 @@ def sentencepiece_like(checkpoint: Checkpoint, tokenizer: dict[str, Any], config
     A merge is chosen by the score of what it makes, so a token that merge number n makes first gets the score -n, as models that such
     files were made from have it; the characters come after all merges.
     """
+    if kinds := [step.get("type") for step in steps_of(tokenizer.get("normalizer"), "normalizers") if not _writes_spaces(step)]:
+        warn_of_normalizer(kinds)
     merges = merges_of(tokenizer["model"], SPACE)
     scores: dict[str, float] = {}
     for number, merge in enumerate(merges):
@@ -83,6 +85,12 @@ def like_table(checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[s
     for number, (token, special) in added_tokens(tokenizer, config).items():
         table.place_added(number, token, special or token in named or looks_special(token), replace=False)
     return table
+
+
+def _writes_spaces(step: dict[str, Any]) -> bool:
+    """Whether a normalizer's step does no more than runtimes do too: spaces as U+2581, one of them in front."""
+    return (step.get("type"), step.get("prepend")) == ("Prepend", SPACE) or (
+        (step.get("type"), step.get("pattern"), step.get("content")) == ("Replace", {"String": " "}, SPACE))
 
 
 def _puts_space_first(tokenizer: dict[str, Any]) -> bool:

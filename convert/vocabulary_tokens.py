@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
 
 from ..errors import TokenizerError, printable
 from ..formats.gguf.values import Value, ValueType, array
+
+log = logging.getLogger(__name__)
 
 MAX_TOKENS = 1 << 24
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types of GGUF, and of SentencePiece's pieces
@@ -119,3 +122,8 @@ def steps_of(entry: Any, parts: str) -> list[dict[str, Any]]:
         return [entry]
     inner = entry.get(parts)
     return [step for item in (inner if isinstance(inner, list) else []) for step in ([item] if isinstance(item, dict) else [])]
+
+
+def warn_of_normalizer(kinds: list[Any]) -> None:
+    """Say that steps of a normalizer are left out, as the kind of vocabulary has no place for them in GGUF."""
+    log.warning("this tokenizer normalizes texts (%s); GGUF runtimes do not for this kind of vocabulary", ", ".join(map(printable, kinds)))

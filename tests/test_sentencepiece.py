@@ -151,7 +151,7 @@ def test_tokens_and_scores_cut_texts_as_the_model_does():
     assert n_checked > 5
 
 
-def test_tokenizer_json_without_a_model(tmp_path: Path):
+def test_tokenizer_json_without_a_model(tmp_path: Path, caplog):
     """Trained here: the scores, which a tokenizer.json does not have, give the same tokens as its merges."""
     from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
@@ -172,6 +172,10 @@ def test_tokenizer_json_without_a_model(tmp_path: Path):
     for start in range(0, len(words) - 5, 5):
         text = " ".join(words[start:start + 5])
         assert spm_bigrams(made["tokens"], made["scores"], " " + text) == reread.encode(text).tokens
+    assert not caplog.messages  # runtimes do what this normalizer does
+    scores = made["scores"]
+    stored["normalizer"]["normalizers"].insert(0, {"type": "NFKC"})
+    assert keys_of(tmp_path, 430, tokenizer=stored)["scores"] == scores and "normalizes texts (NFKC)" in caplog.text
     stored["normalizer"] = None
     assert keys_of(tmp_path, 430, tokenizer=stored)["add_space_prefix"] is False
     stored["pre_tokenizer"] = {"type": "Metaspace", "prepend_scheme": "first"}
