@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import signal
 import time
 from pathlib import Path
 
@@ -42,11 +41,7 @@ def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
     expected = read_all(iqforge.convert_model(folder, make(tmp_path / "expected") / "x.gguf", "bf16", **limits))
     assert len(expected) == (1 if not limits else 4)
     out = make(tmp_path / "out")
-    started = time.monotonic()
-    process = converted(fresh, folder, out / "x.gguf", "bf16", **limits)
-    process.join()
-    whole = time.monotonic() - started
-    assert process.exitcode == 0 and read_all(out) == expected
+    whole = min(seconds_of_a_run(fresh, folder, out, expected, limits) for _ in range(2))  # the first may have to compile
     chance = random.Random(7)
     broken_off = 0
     for number in range(KILLS // 2):
@@ -56,7 +51,7 @@ def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
         before = {file.name for file in out.glob("*.gguf")}
         process = converted(fresh, folder, out / "x.gguf", "bf16", **limits)
         time.sleep(chance.uniform(0.1, 1) * whole)
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()  # SIGKILL; nothing if it has ended by itself
         process.join()
         broken_off += process.exitcode != 0
         for name in {file.name for file in out.glob("*.gguf")}:
@@ -71,6 +66,14 @@ def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
     assert broken_off >= KILLS // 4
     iqforge.convert_model(folder, out / "x.gguf", "bf16", **limits)
     assert read_all(out) == expected  # nothing is left beside them
+
+
+def seconds_of_a_run(context, folder: Path, out: Path, expected: dict[str, bytes], limits: dict) -> float:
+    started = time.monotonic()
+    process = converted(context, folder, out / "x.gguf", "bf16", **limits)
+    process.join()
+    assert process.exitcode == 0 and read_all(out) == expected
+    return time.monotonic() - started
 
 
 def make(folder: Path) -> Path:
