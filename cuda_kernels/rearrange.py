@@ -96,16 +96,9 @@ def _tables(key: _Key, device: torch.device) -> tuple[torch.Tensor, torch.Tensor
 
 @functools.cache
 def _rounds(key: _Key) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """The moves in rounds of one move to each byte: (byte to read, left shift + 8, mask) for all bytes."""
-    moves = key.moves
-    order = np.argsort(moves.target, kind="stable")
-    target = moves.target[order]
-    rank = np.arange(len(target)) - np.searchsorted(target, target)
+    """`Moves.rounds` as tensors: (byte to read, left shift + 8, mask) for all bytes."""
     rounds = []
-    for n in range(rank.max() + 1):
-        chosen = order[rank == n]
-        table = np.zeros((3, len(moves.flips)), dtype=np.int64)
-        table[:, moves.target[chosen]] = moves.source[chosen], moves.shift[chosen], moves.mask[chosen]
+    for table in key.moves.rounds():
         which, shift, mask = torch.from_numpy(table)
         rounds.append((which, shift.to(torch.int32), mask.to(torch.int32)))
     return rounds

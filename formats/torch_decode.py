@@ -173,14 +173,8 @@ def _move_rounds(type: GGMLType, device: torch.device) -> tuple[torch.Tensor, li
     from .codecs.interleaved import interleaving
 
     moves = interleaving(type).unpack_moves
-    order = np.argsort(moves.target, kind="stable")
-    target = moves.target[order]
-    rank = np.arange(len(target)) - np.searchsorted(target, target)
     rounds = []
-    for n in range(rank.max() + 1):
-        chosen = order[rank == n]
-        table = np.zeros((3, len(moves.flips)), dtype=np.int64)
-        table[:, moves.target[chosen]] = moves.source[chosen], moves.shift[chosen], moves.mask[chosen]
+    for table in moves.rounds():
         source, shift, mask = torch.from_numpy(table).to(device)
         rounds.append((source, shift.to(torch.int32), mask.to(torch.int32)))
     return torch.from_numpy(moves.flips).to(device, torch.int32), rounds

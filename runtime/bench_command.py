@@ -142,7 +142,25 @@ def planned_settings(args: argparse.Namespace, device) -> list[dict[str, Any]]:
     return settings
 
 
+def only_setting(args: argparse.Namespace, what: str) -> tuple[Any, dict[str, Any]]:
+    """(device, setting) of a command that takes one model and no lists; says on stderr which flags change nothing, and sets the number of
+    threads. `what` names the command's measurement in the UsageError for several settings."""
+    import torch
+
+    if (args.model is None) == (args.synthetic is None):
+        raise UsageError("one of -m MODEL and --synthetic SHAPE:TYPE is needed")
+    device = chosen_device(args.device)
+    settings = planned_settings(args, device)
+    if len(settings) > 1:
+        raise UsageError(f"{what} is of one setting, lists are for `iqforge bench`")
+    for note in bench_options.notes(args, device.type == "cpu"):
+        print(note, file=sys.stderr)
+    torch.set_num_threads(settings[0]["n_threads"])
+    return device, settings[0]
+
+
 def cache_settings(setting: dict[str, Any]):
+    """The `CacheSettings` of a setting."""
     from .cache import CacheSettings
 
     return CacheSettings(setting["type_k"], setting["type_v"], setting["k_cache_hadamard"], setting["v_cache_hadamard"])

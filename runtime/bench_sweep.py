@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,22 +98,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    import torch
+    from .bench_command import only_setting, open_model
 
-    from .bench_command import chosen_device, open_model, planned_settings
-
-    if (args.model is None) == (args.synthetic is None):
-        raise UsageError("one of -m MODEL and --synthetic SHAPE:TYPE is needed")
     if args.ctx_size < 1 or args.n_predict < 0 or min(args.n_repetitions, args.sweep_stride) < 1:
         raise UsageError("-c, -nrep and --sweep-stride are at least 1, -n at least 0")
-    device = chosen_device(args.device)
-    settings = planned_settings(args, device)
-    if len(settings) > 1:
-        raise UsageError("a sweep is of one setting, lists are for `iqforge bench`")
-    for note in bench_options.notes(args, device.type == "cpu"):
-        print(note, file=sys.stderr)
-    setting = settings[0]
-    torch.set_num_threads(setting["n_threads"])
+    device, setting = only_setting(args, "a sweep")
     about = {"n_kv_max": args.ctx_size, "n_batch": setting["n_batch"], "n_ubatch": setting["n_ubatch"],
              "flash_attn": int(setting["flash_attn"]), "n_gpu_layers": setting["n_gpu_layers"] if device.type == "cuda" else 0,
              "n_threads": setting["n_threads"], "n_threads_batch": setting["n_threads"]}

@@ -33,13 +33,10 @@ class MatrixLike(Protocol):
     def gather(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
-class Linear:
-    """y = W x + b for rows x float32[rows, n_in]."""
+class OneMatrix:
+    """What has one `matrix`: where it lies and how large it is."""
 
-    def __init__(self, name: str, matrix: MatrixLike, bias: torch.Tensor | None, observers: list[Observer], *, role: str, split: str):
-        self.name, self.matrix, self.bias, self.role, self.split = name, matrix, bias, role, split
-        self.observed = (name,)
-        self._observers = observers
+    matrix: MatrixLike
 
     @property
     def device(self) -> torch.device:
@@ -52,6 +49,15 @@ class Linear:
     @property
     def cols(self) -> int:
         return self.matrix.cols
+
+
+class Linear(OneMatrix):
+    """y = W x + b for rows x float32[rows, n_in]."""
+
+    def __init__(self, name: str, matrix: MatrixLike, bias: torch.Tensor | None, observers: list[Observer], *, role: str, split: str):
+        self.name, self.matrix, self.bias, self.role, self.split = name, matrix, bias, role, split
+        self.observed = (name,)
+        self._observers = observers
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         for observe in self._observers:
@@ -107,7 +113,7 @@ class ExpertLinear:
         return y
 
 
-class Embedding:
+class Embedding(OneMatrix):
     """Rows of a table; only the rows asked for are decoded."""
 
     role, split = "token_embd", "replicated"
@@ -115,18 +121,6 @@ class Embedding:
     def __init__(self, name: str, matrix: MatrixLike):
         self.name, self.matrix = name, matrix
         self.observed = ()
-
-    @property
-    def device(self) -> torch.device:
-        return self.matrix.device
-
-    @property
-    def rows(self) -> int:
-        return self.matrix.rows
-
-    @property
-    def cols(self) -> int:
-        return self.matrix.cols
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int64[...] to float32[..., n_cols]."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from ..errors import OutputError, UsageError, printable
 from . import bench_options
@@ -27,28 +26,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    import torch
-
     from ..formats.output import PartFile, refuse_same_file
-    from .bench_command import cache_settings, chosen_device, open_model, planned_settings
+    from .bench_command import cache_settings, only_setting, open_model
     from .profile import profile_model
     from .profile_report import tables, typical
     from .profile_svg import timeline
 
-    if (args.model is None) == (args.synthetic is None):
-        raise UsageError("one of -m MODEL and --synthetic SHAPE:TYPE is needed")
     if min(args.n_prompt, args.n_gen, args.n_depth) < 0 or not args.n_prompt + args.n_gen:
         raise UsageError("-p, -n and -d cannot be negative, and -p and -n not both 0")
     if args.output and not os.access(folder := os.path.dirname(os.path.abspath(args.output)), os.W_OK):  # before the work, not after it
         raise OutputError(f"cannot be written: no folder {printable(folder)} that can be written to", file=args.output)
-    device = chosen_device(args.device)
-    settings = planned_settings(args, device)
-    if len(settings) > 1:
-        raise UsageError("a profile is of one setting, lists are for `iqforge bench`")
-    for note in bench_options.notes(args, device.type == "cpu"):
-        print(note, file=sys.stderr)
-    setting = settings[0]
-    torch.set_num_threads(setting["n_threads"])
+    device, setting = only_setting(args, "a profile")
     context = max(args.n_prompt, args.n_depth + args.n_gen)
     with open_model(args.model or args.synthetic, args.model is None, device, setting, context=context, fit_margin=args.fit,
                     verbose=args.verbose) as model:

@@ -50,13 +50,13 @@ def parse_on_off(name: str, value: object) -> bool:
 # Switches that change nothing here, and why. Of their values only that of -mla is checked.
 WITHOUT_EFFECT = {
     "-mla": "this architecture has no latent attention",
-    "-fmoe": "experts always run fused on a GPU, and on the CPU there is nothing to fuse",
-    "-no-fmoe": "on a GPU experts always run fused (--precision f32 has them apart)",
+    "-fmoe": "on a GPU experts run fused wherever there are kernels for that (--verbose says where not), on the CPU nothing is",
+    "-no-fmoe": "on a GPU experts run fused wherever there are kernels for them (--precision f32 has them apart)",
     "-rtr": "interleaved rows are undone for GPUs, and on the CPU products use decoded values: `iqforge repack` writes them to a file",
     "-mqkv": "on a GPU query, key and value always go in one launch, on the CPU one matrix would be as fast as three",
     "-ger": "it is about group-limited routing of architectures that are not supported yet",
-    "-gr": "on a GPU a step is always one graph, on the CPU there are none",
-    "-no-gr": "on a GPU a step is always one graph, on the CPU there are none",
+    "-gr": "on a GPU a step is one graph unless a layer takes a slower path (--verbose), on the CPU there are none",
+    "-no-gr": "on a GPU a step is one graph unless a layer takes a slower path (--verbose), on the CPU there are none",
     "-sm": "one GPU and the CPU share a model by -ngl and -ot",
     "-ts": "one GPU and the CPU share a model by -ngl and -ot",
     "-grt": "one GPU and the CPU share a model by -ngl and -ot",

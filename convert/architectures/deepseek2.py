@@ -13,6 +13,8 @@ _YARN_IN_IK = ("type", "factor", "original_context_length", "yarn_log_multiplier
 
 
 class DeepseekModel(LatentAttention):
+    """What the versions share: latent attention in either layout, blocks beyond `num_hidden_layers` left out."""
+
     gguf_name = "deepseek2"
     mla_layouts = MLA_LAYOUTS
 
@@ -37,10 +39,14 @@ class DeepseekModel(LatentAttention):
 
 @register("DeepseekV2ForCausalLM")
 class DeepseekV2(DeepseekModel):
+    """V2 and V2-Lite: a softmax over the experts."""
+
     default_scoring = "softmax"
 
 
 @register("DeepseekV3ForCausalLM")
 class DeepseekV3(DeepseekModel):
+    """V3, R1, Kimi K2: sigmoids, and a bias that counts for the choice only."""
+
     default_scoring = "sigmoid"
     has_selection_bias = True

@@ -71,6 +71,21 @@ class Moves:
         np.bitwise_or.at(mask, inverse, 1 << target % 8)
         return cls(source[first] // 8, target[first] // 8, shift[first], mask, flips)
 
+    def rounds(self) -> list[np.ndarray]:
+        """The moves in rounds of at most one move to each byte: int64[3, bytes of the result], (byte to read, left shift + 8, mask).
+
+        For who moves all bytes at once, as with torch: result ^= bytes[which] << shift >> 8 & mask, round after round, from `flips` on.
+        """
+        order = np.argsort(self.target, kind="stable")
+        target = self.target[order]
+        rank = np.arange(len(target)) - np.searchsorted(target, target)
+        tables = []
+        for n in range(rank.max() + 1):
+            chosen = order[rank == n]
+            table = np.zeros((3, len(self.flips)), dtype=np.int64)
+            table[:, self.target[chosen]] = self.source[chosen], self.shift[chosen], self.mask[chosen]
+            tables.append(table)
+        return tables
 
     @property
     def whole_bytes(self) -> bool:
