@@ -1,0 +1,142 @@
+"""The roof: quantization, repacking, and what quantizing would lose."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .api_source import PathLike, imatrix_note, importance_lookup, loaded_imatrix, open_source
+from .errors import UsageError
+from .formats.codec import decodable_types
+from .quantize.encode import encodable_types
+from .quantize.run import Progress, RunReport
+
+if TYPE_CHECKING:
+    from .formats.source import Source
+    from .imatrix.data import Imatrix
+    from .quantize.plan import PlannedTensor
+    from .quantize.recipe import Recipe
+    from .quantize.stats import StatsProgress, StatsReport
+
+
+def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | None = None, **options: Any) -> list[PlannedTensor]:
+    """What every tensor of `source` becomes; nothing is read. `recipe` may be the name of a preset, with `options` of `Recipe`.
+
+    Tensors of a checkpoint that are not quantized get the type the converter gives them (norms F32), as if it had been
+    converted first. Those that it stores in blocks (MXFP4) stay so, unless the recipe allows requantizing.
+    """
+    from .convert.outtype import plan_outtype
+    from .convert.source import CheckpointSource
+    from .quantize.plan import PlannedTensor, check_importance, check_supported
+    from .quantize.recipe import Recipe
+
+    recipe = Recipe(recipe, **options) if isinstance(recipe, str) else recipe
+    checkpoint = isinstance(source, CheckpointSource)
+    converted = plan_outtype(source, "auto")[0] if checkpoint else source.tensors
+    planned = recipe.plan(converted, source.metadata, imatrix=imatrix is not None and bool(imatrix.entries), allow_requantize=checkpoint)
+    if checkpoint and not recipe.allow_requantize:
+        planned = [PlannedTensor(plan.source, plan.source, "stored in blocks: kept") if plan.source.type.is_quantized else plan
+                   for plan in planned]
+    planned = [replace(plan, source=stored) for plan, stored in zip(planned, source.tensors)]
+    check_supported(planned, decodable_types(), encodable_types())
+    if not recipe.ignore_imatrix_rules:
+        check_importance(planned, recipe.preset, None if imatrix is None else lambda t: imatrix.entry(t.name, t.shape) is not None)
+    return planned
+
+
+def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: PathLike | Imatrix | None = None, *, nan_to_zero: bool = False,
+                   threads: int = 0, dry_run: bool = False, device: str = "cpu", progress: Progress | None = None,
+                   **options: Any) -> RunReport:
+    """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
+
+    type, options: which types tensors get, see `quantize.recipe.Recipe`. imatrix: file in either format, or a loaded one.
+    nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted (`zeroed` in the report of a tensor);
+    without it they are a NonFiniteError that names the first one.
+    dry_run: plan only, `out` may be None. device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU
+    where there is none). Returns types, sizes and errors of all tensors.
+    """
+    from .formats.gguf.writer import GGUFWriter
+    from .formats.output import refuse_same_file
+    from .quantize.devices import find_devices
+    from .quantize.metadata import quantized_metadata
+    from .quantize.recipe import Recipe
+    from .quantize.run import stream
+
+    recipe = Recipe(type, **options)
+    preset, devices, loaded = recipe.preset, find_devices(device), loaded_imatrix(imatrix)
+    with open_source(src) as source:
+        planned = plan_quantization(source, recipe, loaded)
+        if nan_to_zero:
+            planned = [replace(plan, nan_to_zero=True) for plan in planned]
+        importance = importance_lookup(loaded, planned)
+        if dry_run:
+            return _report_plan(planned, progress)
+        if out is None:
+            raise UsageError("an output file is needed")
+        refuse_same_file(out, [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])])
+        metadata = quantized_metadata(source.metadata, preset.number, imatrix_note(loaded))
+        with GGUFWriter(out, metadata, [plan.target for plan in planned]) as sink:
+            return stream(source, planned, sink, importance=importance, threads=threads, devices=devices, progress=progress)
+
+
+def repack_model(src: PathLike, out: PathLike | None, *, pattern: str | Sequence[str] = (), undo: bool = False, threads: int = 0,
+                 dry_run: bool = False, progress: Progress | None = None) -> RunReport:
+    """Write a GGUF file (also the first shard of a split one) with its tensors in row-interleaved form, or with `undo` in plain form.
+
+    pattern: regular expressions, of which one must be found in the name of a tensor; by default all tensors. Nothing is quantized, and
+    undoing gives back every byte of the tensors. Where nothing can be changed no file is written: all tensors of the report are
+    `.planned.kept` then. dry_run: plan only, `out` may be None.
+    """
+    from .formats.gguf.reader import open_gguf
+    from .formats.gguf.writer import GGUFWriter
+    from .formats.output import refuse_same_file
+    from .quantize.metadata import quantized_metadata
+    from .quantize.repack import plan_repack, repacked_file_type, stream_repacked
+
+    with open_gguf(src) as source:
+        planned = plan_repack(source.tensors, [pattern] if isinstance(pattern, str) else pattern, undo)
+        if dry_run or all(plan.kept for plan in planned):
+            return _report_plan(planned, progress)
+        if out is None:
+            raise UsageError("an output file is needed")
+        refuse_same_file(out, source.files)
+        stated = source.metadata.get("general.file_type")
+        number = repacked_file_type(stated.data, planned, undo) if stated is not None else None
+        with GGUFWriter(out, quantized_metadata(source.metadata, number), [plan.target for plan in planned]) as sink:
+            return stream_repacked(source, planned, sink, threads=threads, progress=progress)
+
+
+def quantize_stats(model: PathLike, types: Sequence[str] = (), imatrix: PathLike | Imatrix | None = None, *, include: Sequence[str] = (),
+                   rows: int = 0, threads: int = 0, progress: StatsProgress | None = None) -> StatsReport:
+    """What quantizing the tensors of a GGUF model or a checkpoint folder to each of `types` would lose; nothing is written.
+
+    types: names; by default all plain quantized types there is a search for. include: regular expressions, of which one must be found
+    in the name of a tensor. rows: measure about so many rows of each tensor, evenly spaced, instead of all. Returns sums of squared
+    errors by tensor and type, see `quantize.stats`. UsageError if no tensor is left.
+    """
+    from .formats.types import ggml_type
+    from .imatrix.data import Imatrix
+    from .imatrix.files import load_imatrix
+    from .quantize.stats import StatsReport, choose_tensors, choose_types, collect_stats
+
+    chosen = choose_types([ggml_type(name) for name in types], encodable_types())
+    if imatrix is not None and not isinstance(imatrix, Imatrix):
+        imatrix = load_imatrix(imatrix)
+    with open_source(model) as source:
+        report = StatsReport(os.fspath(model), chosen, max(0, rows), None if imatrix is None else imatrix.path, source.files)
+        return collect_stats(source, choose_tensors(source, include, decodable_types()), chosen, report,
+                             importance=None if imatrix is None else imatrix.importance, threads=threads, progress=progress)
+
+
+def _report_plan(planned: Sequence[PlannedTensor], progress: Progress | None) -> RunReport:
+    """What a run reports of which nothing but the plan was made."""
+    from .quantize.run import TensorReport
+
+    report, progress = RunReport([TensorReport(plan) for plan in planned]), progress or Progress()
+    progress.begin(planned)
+    for index, tensor in enumerate(report.tensors):
+        progress.tensor_done(index, tensor)
+    progress.end(report)
+    return report

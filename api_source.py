@@ -1,0 +1,76 @@
+"""The roof: opening what commands read, models of every kind and importance matrices."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import NotFoundError
+
+if TYPE_CHECKING:
+    from .convert.checkpoint import Checkpoint
+    from .formats.source import Source
+    from .imatrix.data import Imatrix
+    from .quantize.metadata import ImatrixNote
+    from .quantize.plan import PlannedTensor
+    from .quantize.run import ImportanceLookup
+
+PathLike = str | os.PathLike
+log = logging.getLogger(__name__)
+
+
+def open_source(path: PathLike, **checkpoint_options: Any) -> Source:
+    """A GGUF file (or the first shard of a split one), a folder with a Hugging Face checkpoint, or `hf://organization/model[@revision]`,
+    a checkpoint on the Hub of which only the rows that are read are fetched, as a `Source`."""
+    if os.fspath(path).startswith("hf://"):
+        from .convert.remote import open_remote
+
+        return _checkpoint_source(open_remote(os.fspath(path)), checkpoint_options)
+    if not os.path.exists(path):
+        raise NotFoundError("no such file or folder", file=path)
+    if os.path.isdir(path):
+        from .convert.checkpoint import open_checkpoint
+
+        return _checkpoint_source(open_checkpoint(path), checkpoint_options)
+    from .formats.gguf.reader import open_gguf
+
+    return open_gguf(path)
+
+
+def _checkpoint_source(checkpoint: Checkpoint, options: dict[str, Any]) -> Source:
+    from .convert.source import CheckpointSource
+
+    try:
+        return CheckpointSource(checkpoint, **options)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None:
+    """The importance matrix of a file, or the one that is given."""
+    from .imatrix.data import Imatrix
+    from .imatrix.files import load_imatrix
+
+    return imatrix if imatrix is None or isinstance(imatrix, Imatrix) else load_imatrix(imatrix)
+
+
+def imatrix_note(imatrix: Imatrix | None) -> ImatrixNote | None:
+    """What a quantized file says of the importance matrix that was used."""
+    from .quantize.metadata import ImatrixNote
+
+    if imatrix is None:
+        return None
+    return ImatrixNote(imatrix.path or "", imatrix.datasets[0] if imatrix.datasets else None, len(imatrix.entries), imatrix.chunk_count)
+
+
+def importance_lookup(imatrix: Imatrix | None, planned: Sequence[PlannedTensor]) -> ImportanceLookup | None:
+    """How `stream` looks up importances. ImatrixError for an entry that does not fit its tensor, before any work."""
+    if imatrix is None:
+        return None
+    found = [imatrix.entry(plan.source.name, plan.source.shape) is not None for plan in planned if not plan.kept]
+    if sum(found) < len(found) / 2:
+        log.warning("the importance matrix has entries for only %d of %d tensors: is it that of another model?", sum(found), len(found))
+    return imatrix.importance
