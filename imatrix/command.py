@@ -34,14 +34,19 @@ def run(args: argparse.Namespace, api) -> int:
         note(f"--precision {args.precision}", "inputs of products are observed in float32")
     args.precision = "f32"
 
-    def save(imatrix) -> None:
-        save_imatrix(imatrix, args.output, args.output_format)
+    saved = 0
+
+    def checkpoint(done: int, take) -> None:
+        nonlocal saved
+        if 0 < args.output_frequency <= done - saved:
+            save_imatrix(take().imatrix, args.output, args.output_format)
+            saved = done
 
     with open_model(args, rows=batch_tokens(args), window=args.ctx_size) as model:
         refuse_same_file(args.output, model.source.files)
         imatrix = collect_imatrix(model, text, n_ctx=args.ctx_size, chunks=args.chunks, process_output=args.process_output,
                                   compute_perplexity=not args.no_ppl, dataset=args.file, batch_tokens=batch_tokens(args),
-                                  progress=RunningOutput(args), checkpoint=save, checkpoint_every=args.output_frequency)
-    save(imatrix)
+                                  progress=RunningOutput(args), checkpoint=checkpoint)
+    save_imatrix(imatrix, args.output, args.output_format)
     print(f"{len(imatrix.entries)} entries from {imatrix.chunk_count} chunks of {imatrix.chunk_size} tokens written to {args.output}")
     return 0

@@ -92,6 +92,14 @@ class Imatrix:
         return next((candidate for candidate in candidates if candidate in self.entries), None)
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """What an unfinished run has after `imatrix.chunk_count` windows: all it needs to go on. `sums`: float64 arrays beside the entries."""
+
+    imatrix: Imatrix
+    sums: dict[str, np.ndarray]
+
+
 def check_values(values: np.ndarray, name: str, path: str | None) -> None:
     """ImatrixError if sums of squares are not finite or negative."""
     if not np.isfinite(values).all():

@@ -33,14 +33,15 @@ class Progress:
     n_ctx: int
     seconds: float
     perplexity: float | None = None  # so far
+    before: int = 0  # windows of an interrupted run that goes on; they took none of `seconds`
 
     @property
     def tokens_per_second(self) -> float:
-        return self.window * self.n_ctx / max(self.seconds, 1e-9)
+        return (self.window - self.before) * self.n_ctx / max(self.seconds, 1e-9)
 
     @property
     def seconds_left(self) -> float:
-        return self.seconds / self.window * (self.n_windows - self.window)
+        return self.seconds / max(self.window - self.before, 1) * (self.n_windows - self.window)
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -54,23 +55,30 @@ class Windows:
     bos: int | None
 
     @classmethod
-    def cut(cls, tokens: Sequence[int], n_ctx: int, limit: int, bos: int | None) -> Windows:
-        """At most `limit` windows (all if it is not positive). EvaluationError for fewer than 2 * n_ctx tokens."""
+    def cut(cls, tokens: Sequence[int], n_ctx: int, limit: int, bos: int | None, skip: int = 0) -> Windows:
+        """At most `limit` windows (all if it is not positive) behind the first `skip`. EvaluationError for fewer than skip + 2 windows."""
         if n_ctx < 4:
             raise EvaluationError(f"the context size is {n_ctx}, expected at least 4 tokens")
-        if len(tokens) < 2 * n_ctx:
-            raise EvaluationError(f"the text has {len(tokens)} tokens, a context size of {n_ctx} needs at least {2 * n_ctx}")
+        if skip < 0:
+            raise EvaluationError(f"{skip} windows are to be left out, expected 0 or more")
+        if len(tokens) < (skip + 2) * n_ctx:
+            behind = f" behind {skip} windows" if skip else ""
+            raise EvaluationError(f"the text has {len(tokens)} tokens, a context size of {n_ctx} needs at least {(skip + 2) * n_ctx}{behind}")
+        tokens = tokens[skip * n_ctx :]
         n_windows = len(tokens) // n_ctx
         n_windows = min(n_windows, limit) if limit > 0 else n_windows
         return cls(np.asarray(tokens[: n_windows * n_ctx], dtype=np.int64).reshape(n_windows, n_ctx), bos)
 
     @classmethod
-    def of_text(cls, model: Model, text: str | Sequence[int], n_ctx: int, limit: int) -> Windows:
-        """From a text, tokenized once as a whole, or from tokens. EvaluationError for a model that appends EOS."""
+    def of_text(cls, model: Model, text: str | Sequence[int], n_ctx: int, limit: int, skip: int = 0, parse_special: bool = False) -> Windows:
+        """As `cut`, from a text, tokenized once as a whole, or from tokens. EvaluationError for a model that appends EOS.
+
+        With `parse_special` the text of a control token is that token.
+        """
         bos, trained = bos_token(model), model.hyperparameters.integer("context_length", None)
         if trained is not None and n_ctx > trained:
             log.warning("windows of %d tokens are longer than the context of %d that the model was made for", n_ctx, trained)
-        return cls.cut(model.tokenizer.encode(text) if isinstance(text, str) else text, n_ctx, limit, bos)
+        return cls.cut(model.tokenizer.encode(text, parse_special=parse_special) if isinstance(text, str) else text, n_ctx, limit, bos, skip)
 
     @property
     def n_ctx(self) -> int:
@@ -100,10 +108,11 @@ class Windows:
             inputs[:, 0] = self.bos
         return inputs
 
-    def hidden(self, model: Model, batch_tokens: int = DEFAULT_BATCH) -> Iterator[tuple[int, torch.Tensor]]:
-        """(window, final hidden states float32[n_ctx, width]); as many windows at once as `batch_tokens` allow, at least one."""
+    def hidden(self, model: Model, batch_tokens: int = DEFAULT_BATCH, begin: int = 0) -> Iterator[tuple[int, torch.Tensor]]:
+        """(window, final hidden states float32[n_ctx, width]) from window `begin` on; as many windows at once as `batch_tokens` allow,
+        at least one."""
         step = max(1, batch_tokens // self.n_ctx)
-        for start in range(0, len(self), step):
+        for start in range(begin, len(self), step):
             for offset, states in enumerate(model.hidden(self.inputs(start, min(start + step, len(self))))):
                 yield start + offset, states
 
@@ -116,8 +125,8 @@ class Windows:
 class Clock:
     """Reports progress over windows to an optional callback."""
 
-    def __init__(self, windows: Windows, callback: ProgressCallback | None):
-        self.windows, self.callback, self.started = windows, callback, time.monotonic()
+    def __init__(self, windows: Windows, callback: ProgressCallback | None, before: int = 0):
+        self.windows, self.callback, self.before, self.started = windows, callback, before, time.monotonic()
 
     @property
     def seconds(self) -> float:
@@ -126,7 +135,8 @@ class Clock:
     def report(self, window: int, perplexity: float | None = None) -> None:
         """Window `window` is done."""
         if self.callback is not None:
-            self.callback(Progress(window + 1, len(self.windows), self.windows.n_ctx, self.seconds, perplexity))
+            self.callback(Progress(window + 1, len(self.windows), self.windows.n_ctx, self.seconds, perplexity,
+                                   self.before))
 
 
 def bos_token(model: Model) -> int | None:
