@@ -34,17 +34,19 @@ class Mix:
         self._chain = chain_of(self.preset)
         self._seen: Counter[str] = Counter()  # tensors so far, by what rows count
 
-    def type_of(self, tensor: TensorInfo) -> GGMLType:
-        """The type for `tensor`, not yet asked whether its rows can have it. UsageError if a rule needs a layer that its name lacks."""
+    def type_of(self, tensor: TensorInfo) -> tuple[GGMLType, str]:
+        """The type for `tensor`, not yet asked whether its rows can have it, and the flag that gave it, if one did.
+
+        UsageError if a rule needs a layer that its name lacks."""
         row = self._row(tensor)
         if row is None:
-            return self.base
+            return self.base, ""
         chosen = self._choose(row, tensor)
         if row.part == _VALUES:
             self._seen[_VALUES] += 1
         if row.count:
             self._seen[row.count] += 1
-        return chosen
+        return chosen, row.flag if row.flag in self.flags else ""
 
     def _row(self, tensor: TensorInfo) -> Row | None:
         if tensor.name == OUTPUT or (self.facts.tied and tensor.name == TOKEN_EMBEDDING):

@@ -15,7 +15,7 @@ from ..formats.gguf.values import Value
 from ..formats.source import TensorInfo
 from ..formats.types import GGMLType, ggml_type
 from .mix import Mix
-from .overrides import Overrides
+from .overrides import Chosen, Overrides, flag_name
 from .presets import NEED_IMATRIX
 from .roles import NEVER_INTERLEAVED, OUTPUT, PER_LAYER_EMBEDDING, ROUTER, TOKEN_EMBEDDING, ModelFacts, is_candidate
 
@@ -37,13 +37,15 @@ _PLAIN_STAND_IN = {"IQ1_S_R4": "IQ1_S", "IQ1_M_R4": "IQ1_M", "Q8_K_R8": "Q8_0", 
 class PlannedTensor:
     """A tensor as it is and as it will be; `note` says why it is not what was asked for, `fallback` that it could not be.
 
-    nan_to_zero: NaN and infinities in the source become 0, if the tensor changes its type; otherwise they are an error."""
+    why: what decided the type, a preset's mix, a rule or a flag. nan_to_zero: NaN and infinities in the source become 0, if the tensor
+    changes its type; otherwise they are an error."""
 
     source: TensorInfo
     target: TensorInfo
     note: str = ""
     fallback: bool = False
     nan_to_zero: bool = False
+    why: str = ""
 
     @property
     def kept(self) -> bool:
@@ -56,18 +58,22 @@ def plan_preset(tensors: Sequence[TensorInfo], preset: FileType, metadata: Mappi
     """What llama-quantize of ik_llama.cpp makes of tensors in this order, for a model with this metadata (GGUF keys).
 
     Every candidate gets the type of the preset's mix, or of the first custom rule that matches; `pure`, and float types, leave both
-    out. Rows that the type cannot hold get its replacement. Types given to embeddings, output and routers come last.
+    out. Rows that the type cannot hold get its replacement. Types given to embeddings, output and routers come last, and above all of
+    this are types given to single tensors by name (`overrides.exact`), which nothing replaces.
     imatrix: there is an importance matrix with entries, whatever it has them for. UsageError where a quantized source would have to
     change without `allow_requantize`, ShapeError for rows there is no replacement for. Overrides without effect are logged.
     """
     overrides = overrides or Overrides()
+    overrides.check_names(tensors)
     facts = ModelFacts.of(metadata, tensors)
     mixed = not pure and ggml_type(preset.base.base or preset.base.name).is_quantized
     mix = Mix(preset, facts, imatrix, overrides.types)
 
-    def wanted(tensor: TensorInfo) -> GGMLType:
-        chosen = mix.type_of(tensor) if mixed else preset.base
-        return (overrides.custom_type(tensor.name) if mixed else None) or chosen
+    def wanted(tensor: TensorInfo) -> Chosen:
+        if not mixed:
+            return preset.base, "--pure" if pure else f"{preset.name} is one type for all"
+        chosen, flag = mix.type_of(tensor)
+        return overrides.custom_type(tensor.name) or (chosen, flag_name(flag) if flag else f"mix of {preset.name}")
 
     # The reference takes BF16_R16 literally for the embeddings by layer; quantized types it does not.
     by_row = (TOKEN_EMBEDDING,) if preset.base.name == "BF16_R16" else NEVER_INTERLEAVED
@@ -82,25 +88,30 @@ def plan_uniform(tensors: Sequence[TensorInfo], base: GGMLType, *, token_embeddi
                  allow_requantize: bool = False) -> list[PlannedTensor]:
     """One type for every candidate, whatever model it is of, with the two explicit overrides; see `plan_preset`."""
     overrides = Overrides.of(token_embedding=token_embedding_type, output_tensor=output_tensor_type)
-    return _plan(tensors, lambda tensor: base, overrides, "", leave_output_tensor, allow_requantize)
+    return _plan(tensors, lambda tensor: (base, "one type for all"), overrides, "", leave_output_tensor, allow_requantize)
 
 
-def _plan(tensors: Sequence[TensorInfo], wanted: Callable[[TensorInfo], GGMLType], overrides: Overrides, architecture: str,
+def _plan(tensors: Sequence[TensorInfo], wanted: Callable[[TensorInfo], Chosen], overrides: Overrides, architecture: str,
           leave_output_tensor: bool, allow_requantize: bool, by_row: tuple[str, ...] = NEVER_INTERLEAVED) -> list[PlannedTensor]:
     planned = []
     for tensor in tensors:
-        if not is_candidate(tensor, architecture, "ffn_gate_inp" in overrides.types) or (leave_output_tensor and tensor.name == OUTPUT):
-            planned.append(PlannedTensor(tensor, tensor))
+        candidate = is_candidate(tensor, architecture, "ffn_gate_inp" in overrides.types)
+        mixed = wanted(tensor) if candidate and not (leave_output_tensor and tensor.name == OUTPUT) else None  # mixes count tensors
+        if given := overrides.exact_type(tensor):
+            (chosen, why), note = given, ""
+        elif mixed is None:
+            planned.append(PlannedTensor(tensor, tensor, why="--leave-output-tensor" if candidate else "never quantized"))
             continue
-        mixed = wanted(tensor)  # always asked, as mixes count tensors
-        chosen, note = _that_fits(tensor, _explicit(tensor.name, overrides) or mixed, by_row)
+        else:
+            asked, why = _explicit(tensor.name, overrides) or mixed
+            chosen, note = _that_fits(tensor, asked, by_row)
         if chosen is not tensor.type and tensor.type.is_quantized and not allow_requantize:
             raise UsageError(f"is {tensor.type}: requantizing to {chosen} needs --allow-requantize", tensor=tensor.name)
-        planned.append(PlannedTensor(tensor, tensor.with_type(chosen), note, fallback=bool(note) and not note.startswith(BY_ROW)))
+        planned.append(PlannedTensor(tensor, tensor.with_type(chosen), note, bool(note) and not note.startswith(BY_ROW), why=why))
     return planned
 
 
-def _explicit(name: str, overrides: Overrides) -> GGMLType | None:
+def _explicit(name: str, overrides: Overrides) -> Chosen | None:
     """The type that a flag gives to this very tensor, whatever mixes and custom rules say."""
     if name.endswith(ROUTER):
         return overrides.role_type("ffn_gate_inp")

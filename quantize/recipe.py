@@ -18,7 +18,8 @@ class Recipe:
 
     pure: the preset's base type everywhere instead. custom_q: `REGEX=TYPE,REGEX=TYPE` (one text or several), which win over the mix.
     role_types: types by the keys of `overrides.ROLE_FLAGS`, where the mix lets them count. token_embedding_type, output_tensor_type: win
-    over all. leave_output_tensor: `output.weight` is kept. allow_requantize: quantized tensors may change their type.
+    over all of these. tensor_types: types of single tensors by their full names, which win over everything and are taken as they are; a
+    name that no tensor has is a UsageError, a type that its shape cannot have a ShapeError. leave_output_tensor: `output.weight` is kept. allow_requantize: quantized tensors may change their type.
     ignore_imatrix_rules: do without an importance matrix where a type or preset demands one.
     """
 
@@ -28,6 +29,7 @@ class Recipe:
     role_types: Mapping[str, str] = field(default_factory=dict)
     token_embedding_type: str | None = None
     output_tensor_type: str | None = None
+    tensor_types: Mapping[str, str] = field(default_factory=dict)
     leave_output_tensor: bool = False
     allow_requantize: bool = False
     ignore_imatrix_rules: bool = False
@@ -43,6 +45,7 @@ class Recipe:
 
         imatrix: there is an importance matrix with entries. allow_requantize: whatever the recipe says.
         """
-        overrides = Overrides.of(self.custom_q, self.role_types, self.token_embedding_type, self.output_tensor_type)
+        overrides = Overrides.of(self.custom_q, self.role_types, self.token_embedding_type, self.output_tensor_type,
+                                 self.tensor_types)
         return plan_preset(tensors, self.preset, metadata, overrides=overrides, pure=self.pure, imatrix=imatrix,
                            leave_output_tensor=self.leave_output_tensor, allow_requantize=self.allow_requantize or allow_requantize)

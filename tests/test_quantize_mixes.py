@@ -22,6 +22,7 @@ from iqforge.quantize.command import configure, given_roles
 from iqforge.quantize.overrides import Overrides
 from iqforge.quantize.plan import plan_preset
 from iqforge.quantize.presets import chain_of
+from iqforge.quantize.recipe import Recipe
 
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama
@@ -195,6 +196,26 @@ def test_custom_rules_that_are_none(text, error, said):
         Overrides.of(text)
     with pytest.raises(UsageError, match="unknown roles"):
         Overrides.of(roles={"attn": "q8_0"})
+
+
+def test_types_of_single_tensors_win_over_everything():
+    tensors, metadata = llama(4)
+    given = {"blk.1.attn_v.weight": "IQ2_K", "output.weight": "q4_0", "token_embd.weight": "F16"}
+    recipe = Recipe("Q4_K_M", custom_q="attn_v=q8_0", output_tensor_type="q8_0", tensor_types=given)
+    planned = {plan.source.name: plan for plan in recipe.plan(tensors, metadata)}
+    assert [planned[name].target.type.name for name in given] == ["IQ2_K", "Q4_0", "F16"] and planned["token_embd.weight"].kept
+    assert planned["blk.0.attn_v.weight"].target.type.name == "Q8_0"
+    why = {name: planned[f"{name}.weight"].why for name in ("blk.1.attn_v", "blk.0.attn_v", "blk.0.attn_k", "blk.2.ffn_down")}
+    assert list(why.values()) == ["given by name", "--custom-q attn_v=q8_0", "mix of Q4_K_M", "mix of Q4_K_M"]
+    others = {name: plan.target.type for name, plan in planned.items() if name not in given and "attn_v" not in name}
+    assert others == {name: plan.target.type for plan in Recipe("Q4_K_M").plan(tensors, metadata) if (name := plan.source.name) in others}
+    with pytest.raises(UsageError, match="blk.9.attn_v.weight.*did you mean blk..*attn_v"):
+        Recipe("Q4_K_M", tensor_types={"blk.9.attn_v.weight": "q8_0"}).plan(tensors, metadata)
+    with pytest.raises(ShapeError, match="output.weight.*cannot be IQ4_K: row length 320"):
+        Recipe("Q4_K_M", tensor_types={"output.weight": "iq4_k"}).plan(*llama(1, n_cols=320))
+    norm = TensorInfo("output_norm.weight", (256,), TYPES["F32"])
+    plan = Recipe("Q4_K_M", tensor_types={"output_norm.weight": "F16"}).plan([norm], metadata)[0]
+    assert plan.target.type.name == "F16"  # even what is never quantized
 
 
 # ---- runs
