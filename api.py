@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .api_convert import convert_lora, convert_model, plan_conversion
+from .api_imatrix import collect_imatrix
 from .api_quantize import plan_quantization, quantize_model, quantize_stats, repack_model
-from .api_runtime import benchmark_model, collect_imatrix, decode_torch, generate, load_model, measure_perplexity, random_model
+from .api_runtime import benchmark_model, decode_torch, generate, load_model, measure_perplexity, random_model
 from .api_source import open_source
 from .convert.gate_up import merge_gate_up
 from .convert.split import merge_model, split_model

@@ -1,4 +1,4 @@
-"""The roof: what models do, importance matrices, perplexity, text and speed."""
+"""The roof: what models do, perplexity, text and speed."""
 
 from __future__ import annotations
 
@@ -12,35 +12,10 @@ from .errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from .imatrix.data import Imatrix
     from .runtime.bench import Result
     from .runtime.evaluate.divergence import Divergence
     from .runtime.evaluate.perplexity import Perplexity
     from .runtime.model import Model
-
-
-def collect_imatrix(model: PathLike | Model, text: PathLike, out: PathLike | None = None, *, n_ctx: int = 512, chunks: int = -1,
-                    output_format: str | None = None, process_output: bool = False, progress: Any = None) -> Imatrix:
-    """Run `text` through `model` in windows of n_ctx tokens and collect sums of squares per input channel.
-
-    text: a file, or the text itself (a string with a line break in it). Written to `out` (unless None) as legacy `.dat` or
-    GGUF, by its suffix or `output_format` ("dat", "gguf").
-    progress: callable as in `runtime.evaluate.windows.ProgressCallback`.
-    """
-    from .formats.output import refuse_same_file
-    from .imatrix import collector
-    from .imatrix.files import output_format_of, save_imatrix
-
-    content, dataset = _text(text)
-    with _model(model) as loaded:
-        if out is not None:
-            output_format_of(out, output_format)
-            refuse_same_file(out, [*loaded.source.files, *([dataset] if dataset else [])])
-        collected = collector.collect_imatrix(loaded, content, n_ctx=n_ctx, chunks=chunks, process_output=process_output,
-                                              dataset=dataset, progress=progress)
-    if out is not None:
-        save_imatrix(collected, out, output_format)
-    return collected
 
 
 def measure_perplexity(model: PathLike | Model, text: PathLike | None, *, n_ctx: int = 512, chunks: int = -1,
@@ -56,14 +31,14 @@ def measure_perplexity(model: PathLike | Model, text: PathLike | None, *, n_ctx:
     from .formats.output import refuse_same_file
     from .runtime.evaluate import divergence, perplexity
 
-    with _model(model) as loaded:
+    with opened_model(model) as loaded:
         if kl_divergence:
             if kl_divergence_base is None:
                 raise UsageError("kl_divergence needs kl_divergence_base")
             return divergence.measure_divergence(loaded, kl_divergence_base, chunks=chunks, progress=progress)
         if text is None:
             raise UsageError("a text is needed")
-        content, path = _text(text)
+        content, path = text_of(text)
         if kl_divergence_base is not None and path:
             refuse_same_file(kl_divergence_base, [path])
         return perplexity.measure_perplexity(loaded, content, n_ctx=n_ctx, chunks=chunks, save_logits=kl_divergence_base,
@@ -81,7 +56,7 @@ def generate(model: PathLike | Model, prompt: str | Sequence[int], n: int = 128,
     from .runtime.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
-    with _model(model) as loaded:
+    with opened_model(model) as loaded:
         tokens = prompt_tokens(loaded.tokenizer, prompt) if isinstance(prompt, str) else list(prompt)
         stream, end = TextStream(loaded.tokenizer), frozenset() if ignore_eos else end_tokens(loaded)
         for token in generate_tokens(loaded, tokens, n, sampling, context=context, end=end):
@@ -134,11 +109,11 @@ def benchmark_model(model: PathLike | Model, *, prompts: Sequence[int] = (512,),
     from .runtime.bench import Test, run_test
 
     tests = [Test(n_prompt=n, depth=d) for n in prompts for d in depths] + [Test(n_gen=n, depth=d) for n in generations for d in depths]
-    with _model(model) as loaded:
+    with opened_model(model) as loaded:
         return [run_test(loaded, test, repetitions=repetitions, progress=progress) for test in tests]
 
 
-def _text(text: PathLike) -> tuple[str, str]:
+def text_of(text: PathLike) -> tuple[str, str]:
     """(content, path) of a text file; (text, "") of a text given as such."""
     from .runtime.evaluate.windows import read_text
 
@@ -147,7 +122,7 @@ def _text(text: PathLike) -> tuple[str, str]:
     return read_text(text), os.fspath(text)
 
 
-def _model(model: PathLike | Model):
+def opened_model(model: PathLike | Model):
     """`model` as a context manager: opened and closed here if it is a path, left open if the caller's."""
     from contextlib import nullcontext
 
