@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from . import __version__
 from .api_source import PathLike, imatrix_note, importance_lookup, loaded_imatrix, open_source
 from .errors import UsageError
 from .formats.codec import decodable_types
@@ -47,22 +48,24 @@ def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | N
 
 
 def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: PathLike | Imatrix | None = None, *, nan_to_zero: bool = False,
-                   threads: int = 0, dry_run: bool = False, device: str = "cpu", progress: Progress | None = None,
-                   **options: Any) -> RunReport:
+                   threads: int = 0, dry_run: bool = False, device: str = "cpu", provenance: bool = True,
+                   progress: Progress | None = None, **options: Any) -> RunReport:
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
 
     type, options: which types tensors get, see `quantize.recipe.Recipe`. imatrix: file in either format, or a loaded one.
     nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted (`zeroed` in the report of a tensor);
     without it they are a NonFiniteError that names the first one.
     dry_run: plan only, `out` may be None. device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU
-    where there is none). Returns types, sizes and errors of all tensors.
+    where there is none). provenance: whether the file gets keys that say what made it of what, see `quantize.provenance`; without
+    them it is the reference's to the byte. Returns types, sizes and errors of all tensors.
     """
     from .formats.gguf.writer import GGUFWriter
     from .formats.output import refuse_same_file
     from .quantize.devices import find_devices
     from .quantize.metadata import quantized_metadata
+    from .quantize.provenance import provenance_keys, with_provenance
     from .quantize.recipe import Recipe
-    from .quantize.run import stream
+    from .quantize.run import stream, thread_count
 
     recipe = Recipe(type, **options)
     preset, devices, loaded = recipe.preset, find_devices(device), loaded_imatrix(imatrix)
@@ -76,7 +79,10 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
         if out is None:
             raise UsageError("an output file is needed")
         refuse_same_file(out, [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])])
-        metadata = quantized_metadata(source.metadata, preset.number, imatrix_note(loaded))
+        note = imatrix_note(loaded, provenance)
+        metadata = quantized_metadata(source.metadata, preset.number, note)
+        keys = provenance_keys(recipe, source, __version__, thread_count(threads)) if provenance else {}
+        metadata = with_provenance(metadata, keys, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None)
         with GGUFWriter(out, metadata, [plan.target for plan in planned]) as sink:
             return stream(source, planned, sink, importance=importance, threads=threads, devices=devices, progress=progress)
 

@@ -57,13 +57,18 @@ def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None:
     return imatrix if imatrix is None or isinstance(imatrix, Imatrix) else load_imatrix(imatrix)
 
 
-def imatrix_note(imatrix: Imatrix | None) -> ImatrixNote | None:
-    """What a quantized file says of the importance matrix that was used."""
+def imatrix_note(imatrix: Imatrix | None, provenance: bool = False) -> ImatrixNote | None:
+    """What a quantized file says of the importance matrix that was used. provenance: its file's name without the folder, and its hash."""
     from .quantize.metadata import ImatrixNote
+    from .quantize.provenance import file_sha256
 
     if imatrix is None:
         return None
-    return ImatrixNote(imatrix.path or "", imatrix.datasets[0] if imatrix.datasets else None, len(imatrix.entries), imatrix.chunk_count)
+    path, dataset = os.fspath(imatrix.path or ""), imatrix.datasets[0] if imatrix.datasets else None
+    if not provenance:
+        return ImatrixNote(path, dataset, len(imatrix.entries), imatrix.chunk_count)
+    sha256 = file_sha256(path) if os.path.isfile(path) else None  # one made in memory has no file
+    return ImatrixNote(os.path.basename(path), dataset, len(imatrix.entries), imatrix.chunk_count, sha256)
 
 
 def importance_lookup(imatrix: Imatrix | None, planned: Sequence[PlannedTensor]) -> ImportanceLookup | None:

@@ -37,6 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nan-to-zero", action="store_true", help="NaN and infinities in the source become 0 instead of an error")
     parser.add_argument("--device", metavar="D", default="cpu", help="cpu (default), cuda for all GPUs, cuda:N or cuda:N,M for some, "
                         "auto for all GPUs or, without one, the CPU; the bytes are the same, but for trellis types")
+    parser.add_argument("--no-provenance", action="store_true", help="leave out the keys that say which version made the file of which "
+                        "weights, recipe and importance matrix")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
 
 
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace, api) -> int:
                                     token_embedding_type=args.token_embedding_type, output_tensor_type=args.output_tensor_type,
                                     leave_output_tensor=args.leave_output_tensor, allow_requantize=args.allow_requantize,
                                     ignore_imatrix_rules=args.ignore_imatrix_rules, nan_to_zero=args.nan_to_zero, threads=threads,
-                                    dry_run=args.dry_run, device=args.device, progress=printer)
+                                    dry_run=args.dry_run, device=args.device, provenance=not args.no_provenance, progress=printer)
     finally:
         printer.close()
     seconds = time.monotonic() - started

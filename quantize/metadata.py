@@ -12,12 +12,13 @@ _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 @dataclass(frozen=True)
 class ImatrixNote:
-    """What is recorded of the importance matrix that was used."""
+    """What is recorded of the importance matrix that was used. sha256: of its file, None where that is not recorded."""
 
     file: str
     dataset: str | None
     entries: int
     chunks: int
+    sha256: str | None = None
 
 
 def quantized_metadata(metadata: dict[str, Value], file_type: int | None, imatrix: ImatrixNote | None = None) -> dict[str, Value]:

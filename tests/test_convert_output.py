@@ -82,7 +82,7 @@ def test_quantized_as_it_is_read(checkpoint, tmp_path, type):
     imatrix = iqforge.collect_imatrix(iqforge.convert_model(checkpoint, tmp_path / "m.gguf"), "A text\nof words. " * 60, tmp_path / "m.dat",
                                       n_ctx=64, chunks=1)
     assert imatrix.entries
-    iqforge.quantize_model(tmp_path / "m.gguf", tmp_path / "two-steps.gguf", type, tmp_path / "m.dat")
+    iqforge.quantize_model(tmp_path / "m.gguf", tmp_path / "two-steps.gguf", type, tmp_path / "m.dat", provenance=False)
     made = iqforge.convert_model(checkpoint, tmp_path / "one-{ftype}.gguf", type, imatrix=tmp_path / "m.dat")
     assert made.name == f"one-{type.lower()}.gguf" and made.read_bytes() == (tmp_path / "two-steps.gguf").read_bytes()
     first = iqforge.convert_model(checkpoint, tmp_path / "s.gguf", type, imatrix=tmp_path / "m.dat", split_max_tensors=4)
