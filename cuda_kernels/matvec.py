@@ -40,6 +40,14 @@ def supported(type: GGMLType, *, experts: bool = False) -> bool:
     return type.name in packed_types() and not (experts and type.is_float)
 
 
+def fits(m: PackedMatrix, kind: int, slots: int = 1) -> bool:
+    """Whether the device has shared memory enough for a product of one row with the matrix (of EXPERT_DOWN: of `slots` rows)."""
+    _, limit, _ = limits(device_index(m.device))
+    if m.type.is_float:
+        return m.cols * 4 <= limit - RESERVED
+    return plan(m.type, m.cols, slots if kind == EXPERT_DOWN else 1, kind, limit).shared <= room_of(m.type, limit)
+
+
 def norm_matvec(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, matrices: Sequence[PackedMatrix],
                 outs: Sequence[torch.Tensor], *, pdl: bool = True) -> None:
     """outs[i] float32[n, rows] = matrices[i] times rms_norm(h) for h float32[n, cols], 1 <= n <= 8. Up to three matrices of one type make

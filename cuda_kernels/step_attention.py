@@ -12,6 +12,7 @@ from .compile import KernelSpec
 from .launch import function, launch
 
 THREADS, WARPS = 256, 8
+MOST_HEAD = 256  # elements of a head
 TYPES = {"F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q6_0": 4, "Q5_1": 5, "Q5_0": 6, "Q4_1": 7, "Q4_0": 8, "IQ4_NL": 9}
 
 
@@ -100,13 +101,24 @@ class AttentionShape:
         return KernelSpec(name, ("attention.cu",), self.defines(tile, stages), ("attention",))
 
 
+def shared_limit(device: torch.device) -> int:
+    """Bytes of shared memory that a block of the kernel can have on a device."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 2048
+
+
+def fits(shape: AttentionShape, limit: int) -> bool:
+    """Whether there is a kernel for the shape where a block has `limit` bytes of shared memory: for one of its rows at least."""
+    known = shape.type_k in TYPES and shape.type_v in TYPES
+    sizes = shape.key_length % 8 == shape.value_length % 8 == 0 and max(shape.key_length, shape.value_length) <= MOST_HEAD
+    return known and sizes and replace(shape, rows=1).tile(limit)[0] > 0
+
+
 class StepAttention:
     """Launches attention of one shape over caches of one capacity. Instances keep scratch, so layers on one stream share them."""
 
     def __init__(self, shape: AttentionShape, capacity: int, device: torch.device):
         """UnsupportedTypeError for heads that do not fit the device's shared memory."""
-        facts = torch.cuda.get_device_properties(device)
-        limit = facts.shared_memory_per_block_optin - 2048
+        facts, limit = torch.cuda.get_device_properties(device), shared_limit(device)
         self.shape, self._pieces, at_once = shape, [], shape.rows
         while at_once > 1 and not replace(shape, rows=at_once).tile(limit)[0]:  # then a part of the rows at a time
             at_once = -(-at_once // 2)

@@ -225,6 +225,9 @@ class Model:
             self.weights.observers.remove(callback)
 
     def close(self) -> None:
+        """Unmap the file and give back what is in the memory of GPUs: weights, and graphs of sequences, also if these live on."""
+        self.__dict__.pop("engine", None)
+        self.weights.release()
         self.source.close()
 
     def __enter__(self) -> Model:

@@ -104,6 +104,10 @@ class Resident:
             raise DeviceError(f"{self.device} has {free / 2**20:.0f} MiB free, {self.nbytes / 2**20:.0f} MiB and room to work are needed",
                               file=self.source.path, tensor=self.tensors[0].name) from None
 
+    def release(self) -> None:
+        """Give the memory back; the next use reads the file again."""
+        self._packed = self._stored = None
+
     def _pieces(self) -> Iterator[np.ndarray]:
         """uint8[rows, row_bytes] in the order of the packed matrix: whole row groups, at most `_READ_BYTES` at a time (or one group)."""
         if len(self.tensors) == 1 or self.rows == self.part_rows:

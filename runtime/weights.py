@@ -169,6 +169,11 @@ class Weights:
             if progress is not None:
                 progress(done, total)
 
+    def release(self) -> None:
+        """Give back the memory of GPUs."""
+        for resident in self._resident.values():
+            resident.release()
+
     def bytes_by_device(self) -> dict[torch.device, int]:
         """What matrices take: on the CPU in the file, on GPUs in memory."""
         found: dict[torch.device, int] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...cuda_kernels import matvec, ops
+from ...cuda_kernels.matvec_plan import NORM_MATVEC
 from ..cache import State
 from ..layers.batch import Batch
 from ..network import Network
@@ -53,10 +54,11 @@ class PromptPath:
     def next_logits(self, h: torch.Tensor) -> torch.Tensor:
         """float32[vocab] after the residual stream's last row: one row is for the matrix-vector kernels."""
         norm, h = self.network.output_norm, h[-1:]
-        if self._output is None or norm.weight.device != h.device or not matvec.supported(self._output.matrix.type):
+        matrix = None if self._output is None or norm.weight.device != h.device else self._output.matrix
+        if matrix is None or not matvec.supported(matrix.type) or not matvec.fits(matrix, NORM_MATVEC):
             return self.logits(norm(h.to(norm.weight.device)))[0]
-        out = torch.empty(1, self._output.matrix.rows, dtype=torch.float32, device=h.device)
-        matvec.norm_matvec(h, norm.weight, norm.eps, [self._output.matrix], [out])
+        out = torch.empty(1, matrix.rows, dtype=torch.float32, device=h.device)
+        matvec.norm_matvec(h, norm.weight, norm.eps, [matrix], [out])
         return out[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -20,9 +21,14 @@ STEP_ROWS = 8  # new rows of a sequence at a time, at most
 
 class Sequence:
     """Inputs of the steps of one sequence, in fixed places: token ids int64[rows] and positions int32[rows] on the device; `history`, in
-    host memory that the device writes to, has the token drawn for each position (-1: the logits were not finite); `seed` int64[1]."""
+    host memory that the device writes to, has the token drawn for each position (-1: the logits were not finite); `seed` int64[1].
 
-    def __init__(self, capacity: int, rows: int, device: torch.device):
+    `instead`: what runs in place of executors, by their number, that cannot take the sequence's caches; `captures`: whether its steps can
+    be captured. Graphs, and what is sized by the capacity (`kept`), go with the sequence.
+    """
+
+    def __init__(self, capacity: int, rows: int, device: torch.device, instead: dict[int, object], captures: bool):
+        self.instead, self.captures = instead, captures
         self._host = np.zeros(_seed_at(rows) + 8, dtype=np.uint8)
         self._device = torch.zeros(len(self._host), dtype=torch.uint8, device=device)
         self._tokens, self._positions, self._seed = (part.numpy() for part in _fields(torch.from_numpy(self._host), rows))
@@ -30,6 +36,7 @@ class Sequence:
         self.history = torch.zeros(capacity + 1, dtype=torch.int32, pin_memory=True)
         self.graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self.seen: set[tuple] = set()
+        self.kept: dict[tuple, object] = {}
 
     def begin(self, tokens: Items[int] | torch.Tensor, start: int, seed: int = 0) -> None:
         """The next step takes these tokens at positions from `start`; later ones what the step before draws."""
@@ -57,6 +64,7 @@ class Frame:
         self.context, self.device, self.rows = context, context.device, rows
         self._buffers: dict[tuple, torch.Tensor] = {}
         self._kernels: dict[tuple, object] = {}
+        self._sized: WeakValueDictionary[tuple, object] = WeakValueDictionary()
         self._turned: set[int] = set()
         self.n, self.batch, self.sequence = 0, None, None
         self.logits = torch.empty(rows, network.n_vocab, device=self.device)
@@ -65,6 +73,10 @@ class Frame:
         """A step of n rows is being launched. `batch` is for modules that run as the truth path has them."""
         self.sequence, self.n, self.batch = sequence, n, batch
         self._turned.clear()
+
+    def end(self) -> None:
+        """All of the step is launched: what goes with its sequence is not held here."""
+        self.batch = self.sequence = None
 
     @property
     def positions(self) -> torch.Tensor:
@@ -87,7 +99,12 @@ class Frame:
         return out
 
     def attention(self, shape: AttentionShape, capacity: int) -> StepAttention:
-        return self.once((shape, capacity), lambda: StepAttention(shape, capacity, self.device))
+        """Shared by sequences of this capacity, for as long as there is one: its scratch grows with the capacity."""
+        found = self._sized.get(key := (shape, capacity))
+        if found is None:
+            found = self._sized[key] = StepAttention(shape, capacity, self.device)
+        self.sequence.kept[key] = found
+        return found
 
     def router(self, width: int, n_experts: int, n_used: int, reduction: tuple[int, float] | None) -> StepRouter:
         return self.once(("router", self.n, width, n_experts, n_used, reduction),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from ...cuda_kernels import matvec
+from ...cuda_kernels.matvec_plan import EXPERT_DOWN, EXPERT_GATE_UP, GATE_UP, MATVEC_ADD, NORM_MATVEC
 from ...cuda_kernels.ops import PackedMatrix, decode_matrix, decode_rows
-from ...cuda_kernels.step_attention import AttentionShape
-from ...cuda_kernels.step_router import fits
+from ...cuda_kernels.step_attention import AttentionShape, fits as attention_fits, shared_limit
+from ...cuda_kernels.step_router import fits as router_fits
+from ..cache import CacheSettings, KVCache
 from ..layers.attention import Attention
 from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
@@ -18,8 +20,9 @@ from .registry import STEP, Branch, Slow, executor
 from .step_frame import STEP_ROWS, Frame
 
 
-def on_device(linear: Linear | ExpertLinear | Embedding, context: Context) -> PackedMatrix:
-    """The packed matrix of a product. Slow if it has a bias, or lies elsewhere."""
+def on_device(linear: Linear | ExpertLinear | Embedding, context: Context, kind: int | None = None, slots: int = 1) -> PackedMatrix:
+    """The packed matrix of a product of this kind, of `slots` experts; without a kind it is only decoded. Slow if it has a bias, lies
+    elsewhere, or has no kernel."""
     if getattr(linear, "bias", None) is not None:
         raise Slow(f"{linear.role} has a bias")
     matrices = linear.matrices if isinstance(linear, ExpertLinear) else [linear.matrix]
@@ -28,12 +31,17 @@ def on_device(linear: Linear | ExpertLinear | Embedding, context: Context) -> Pa
         raise Slow(f"{linear.role} is not on {context.device}")
     if matrix.n_matrices != len(matrices):
         raise Slow(f"{linear.role} is not one tensor of all experts")
+    if kind is None:
+        return matrix
     if not matvec.supported(matrix.type, experts=isinstance(linear, ExpertLinear)):
         raise Slow(f"{linear.role} is {matrix.type}, for which there is no matrix-vector kernel")
+    if not matvec.fits(matrix, kind, slots):
+        raise Slow(f"{linear.role} has rows of {matrix.cols} elements, too many for the shared memory of {context.device}")
     return matrix
 
 
 class _Executor:
+    captured = True  # its launches can be captured
     repeatable = True  # running a step twice at the same position leaves what running it once does
 
     def __init__(self, branch: Branch, context: Context):
@@ -41,6 +49,9 @@ class _Executor:
         self.norm, self.eps = branch.norm.weight, branch.norm.eps
         if self.norm.device != context.device:
             raise Slow(f"norm is not on {context.device}")
+
+    def check(self, state) -> None:
+        """Slow if this layer cannot run on what a sequence keeps for it."""
 
 
 @executor(STEP, Attention)
@@ -50,27 +61,40 @@ class StepAttentionLayer(_Executor):
     def __init__(self, branch: Branch, context: Context):
         super().__init__(branch, context)
         a: Attention = branch.module
-        self.qkv = [on_device(linear, context) for linear in (a.q, a.k, a.v)]
-        self.output = on_device(a.output, context)
+        self.qkv = [on_device(linear, context, NORM_MATVEC) for linear in (a.q, a.k, a.v)]
+        self.output = on_device(a.output, context, MATVEC_ADD)
         if not a.switches.flash_attention:
             raise Slow("scores in memory (-fa 0)")
-        if a.key_length % 8 or a.value_length % 8 or max(a.key_length, a.value_length) > 256:
-            raise Slow(f"heads of {a.key_length} and {a.value_length} elements")
         if (a.q_norm is None) != (a.k_norm is None) or (a.q_norm is not None and a.q_norm.eps != a.k_norm.eps):
             raise Slow("head norms of two kinds")
         self.a, self.norms = a, [None if x is None else x.weight for x in (a.q_norm, a.k_norm)]
+        self._limit = shared_limit(context.device)
+        self._check(a.new_state(0, context.settings or CacheSettings(), torch.device("cpu")))
+
+    def check(self, state) -> None:
+        self._check(state.layers[self.layer])
+
+    def _check(self, cache: KVCache) -> None:
+        if not attention_fits(self._shape(1, cache), self._limit):
+            a, types = self.a, " and ".join(dict.fromkeys(type.name.lower() for type in (cache.type_k, cache.type_v)))
+            sizes = " and ".join(map(str, dict.fromkeys((a.key_length, a.value_length))))
+            raise Slow(f"{a.n_heads // a.n_kv_heads} heads of {sizes} elements to a head of keys, and a cache of {types}: no kernel, or too "
+                       "little shared memory for it")
+
+    def _shape(self, n: int, cache: KVCache) -> AttentionShape:
+        a = self.a
+        return AttentionShape(n, a.n_heads // a.n_kv_heads, a.n_kv_heads, a.key_length, a.value_length, cache.type_k.name,
+                              cache.type_v.name, a.rope.n_rot, a.rope.style == "neox", a.q_norm is not None, cache.hadamard_k,
+                              cache.hadamard_v)
 
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         a, cache = self.a, state.layers[self.layer]
         q, k, v = outs = [frame.buffer(name, m.rows) for name, m in zip(("q", "k", "v"), self.qkv, strict=True)]
         mixed = frame.buffer("mixed", a.n_heads * a.value_length)
         matvec.norm_matvec(h, self.norm, self.eps, self.qkv, outs)
-        shape = AttentionShape(frame.n, a.n_heads // a.n_kv_heads, a.n_kv_heads, a.key_length, a.value_length, cache.type_k.name,
-                               cache.type_v.name, a.rope.n_rot, a.rope.style == "neox", a.q_norm is not None, cache.hadamard_k,
-                               cache.hadamard_v)
         eps = 0.0 if a.q_norm is None else a.q_norm.eps
-        frame.attention(shape, cache.capacity)(q, k, v, *self.norms, eps, frame.angles(a.rope), cache.k, cache.v, frame.positions, a.scale,
-                                               mixed)
+        frame.attention(self._shape(frame.n, cache), cache.capacity)(q, k, v, *self.norms, eps, frame.angles(a.rope), cache.k, cache.v,
+                                                                     frame.positions, a.scale, mixed)
         matvec.matvec_add(mixed, self.output, h)
 
 
@@ -80,7 +104,9 @@ class StepFFN(_Executor):
 
     def __init__(self, branch: Branch, context: Context):
         super().__init__(branch, context)
-        self.gate, self.up, self.down = (on_device(x, context) for x in (branch.module.gate, branch.module.up, branch.module.down))
+        ffn: GatedFFN = branch.module
+        self.gate, self.up = (on_device(x, context, GATE_UP) for x in (ffn.gate, ffn.up))
+        self.down = on_device(ffn.down, context, MATVEC_ADD)
 
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         hidden = frame.buffer("hidden", self.gate.rows)
@@ -95,13 +121,15 @@ class StepMoE(_Executor):
     def __init__(self, branch: Branch, context: Context):
         super().__init__(branch, context)
         moe: MoE = branch.module
-        if not fits(STEP_ROWS, self.norm.numel(), moe.n_experts, moe.n_used):
+        if not router_fits(STEP_ROWS, self.norm.numel(), moe.n_experts, moe.n_used):
             raise Slow(f"{moe.n_used} of {moe.n_experts} experts, width {self.norm.numel()}")
         self.n_experts, self.n_used, self.reduction, e = moe.n_experts, moe.n_used, moe.reduction, moe.experts
         self.router = float_matrix(moe.router, context)
-        self.down = on_device(e.down, context)
-        self.gate, self.up = (on_device(e.gate_up, context), None) if e.gate_up is not None else (
-            on_device(e.gate, context), on_device(e.up, context))
+        self.down = on_device(e.down, context, EXPERT_DOWN, moe.n_used)
+        self.gate, self.up = (on_device(e.gate_up, context, EXPERT_GATE_UP), None) if e.gate_up is not None else (
+            on_device(e.gate, context, EXPERT_GATE_UP), on_device(e.up, context, EXPERT_GATE_UP))
+        if self.up is not None and self.up.type != self.gate.type:
+            raise Slow(f"gate and up of experts are {self.gate.type} and {self.up.type}: one kernel reads both")
 
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         ids, weights = frame.buffer("experts", self.n_used, torch.int32), frame.buffer("expert weights", self.n_used)
@@ -119,6 +147,8 @@ def float_matrix(linear: Linear, context: Context) -> torch.Tensor:
 class DeviceEmbedding:
     """Rows of the embedding for token ids in device memory."""
 
+    captured = True
+
     def __init__(self, embedding, context: Context):
         self.matrix = on_device(embedding, context)
 
@@ -129,8 +159,10 @@ class DeviceEmbedding:
 class Output:
     """The final norm and the output matrix."""
 
+    captured = True
+
     def __init__(self, network: Network, context: Context):
-        self.norm, self.matrix = network.output_norm, on_device(network.output, context)
+        self.norm, self.matrix = network.output_norm, on_device(network.output, context, NORM_MATVEC)
         if self.norm.weight.device != context.device:
             raise Slow(f"norm is not on {context.device}")
 
@@ -139,6 +171,8 @@ class Output:
 
 
 class SlowEmbedding:
+    captured = False
+
     def __init__(self, embedding, context: Context):
         self.embedding = embedding
 
@@ -149,10 +183,13 @@ class SlowEmbedding:
 class SlowBranch:
     """h += module(norm(h)) where the module lies, as the truth path has it."""
 
-    repeatable = False
+    captured = repeatable = False
 
     def __init__(self, branch: Branch):
         self.branch = branch
+
+    def check(self, state) -> None:
+        """Takes any."""
 
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         branch, device = self.branch, self.branch.norm.weight.device
@@ -162,6 +199,8 @@ class SlowBranch:
 
 
 class SlowOutput:
+    captured = False
+
     def __init__(self, network: Network, context: Context):
         self.network = network
 

@@ -27,6 +27,8 @@ from .step_layers import DeviceEmbedding, Output, SlowBranch, SlowEmbedding, Slo
 from .step_sampling import sampler
 
 AHEAD = 4  # steps that are under way before the host asks for the first one's token
+MOST_GRAPHS = 16  # of a sequence: a new one takes the place of the oldest
+_FREED_TOGETHER = 16  # graphs: the memory of those that are gone stays reserved until then
 
 
 class StepPath:
@@ -42,9 +44,9 @@ class StepPath:
         self._embedding = _or_slow(context, DeviceEmbedding, SlowEmbedding, network.embedding)
         self._branches = [choose(STEP, branch, context) or SlowBranch(branch) for branch in found]
         self._output = _or_slow(context, Output, SlowOutput, network)
-        parts = (self._embedding, *self._branches, self._output)
-        self.captures = not any(isinstance(part, (SlowEmbedding, SlowBranch, SlowOutput)) for part in parts)
         self._sequences: dict[int, tuple[weakref.ref, Sequence]] = {}
+        self.captures = all(part.captured for part in (self._embedding, *self._branches, self._output))  # if a sequence's caches suit
+        self._dropped = 0  # graphs
         self._stream = torch.cuda.Stream(context.device)
 
     @torch.no_grad()
@@ -74,7 +76,7 @@ class StepPath:
         n = min(n, state.capacity - state.n_past)
         sequence = self._sequence(state)
         sequence.begin([token], state.n_past, sampling.seed)
-        ahead = AHEAD if self.captures and all(getattr(b, "repeatable", False) for b in self._branches) else 1
+        ahead = AHEAD if sequence.captures and all(branch.repeatable for branch in self._branches) else 1
         under_way, started, position = deque(), 0, state.n_past
         try:
             while started < n or under_way:
@@ -101,23 +103,49 @@ class StepPath:
 
             def gone(_):
                 path = mine()
-                if path is not None:
-                    path._sequences.pop(key, None)
+                if path is not None and (old := path._sequences.pop(key, None)) is not None:
+                    path._dropped += len(old[1].graphs)
 
-            held = self._sequences[key] = (weakref.ref(state, gone), Sequence(state.capacity, STEP_ROWS, self.context.device))
+            instead = self._instead(state)
+            sequence = Sequence(state.capacity, STEP_ROWS, self.context.device, instead, self.captures and not instead)
+            held = self._sequences[key] = (weakref.ref(state, gone), sequence)
         return held[1]
+
+    def _instead(self, state) -> dict[int, SlowBranch]:
+        """What stands for executors that cannot take what this sequence keeps, by number: caches of other types than the model's."""
+        found = {}
+        for number, executor in enumerate(self._branches):
+            try:
+                executor.check(state)
+            except Slow as reason:
+                self.context.report(type(executor.branch.module).__name__, str(reason), executor.branch.layer)
+                found[number] = SlowBranch(executor.branch)
+        self.context.report_all()
+        return found
 
     def _run(self, sequence: Sequence, state, n: int, wanted: str | Sampling) -> None:
         key = (n, wanted if isinstance(wanted, str) else _without_seed(wanted))
         graph = sequence.graphs.get(key)
         with torch.cuda.device(self.context.device):
-            if graph is None and self.captures and key in sequence.seen:
+            if graph is None and sequence.captures and key in sequence.seen:
+                self._make_room(sequence)
                 graph = sequence.graphs[key] = self._capture(sequence, state, n, wanted)
             if graph is not None:
                 graph.replay()
             else:
                 self._launch(sequence, state, n, wanted)
                 sequence.seen.add(key)
+
+    def _make_room(self, sequence: Sequence) -> None:
+        """Before a capture: what a captured launch allocates lies in memory of its graph's own, which torch gives back only when told."""
+        if len(sequence.graphs) >= MOST_GRAPHS:
+            oldest = next(iter(sequence.graphs))
+            del sequence.graphs[oldest]
+            sequence.seen.discard(oldest)
+            self._dropped += 1
+        if self._dropped >= _FREED_TOGETHER:
+            self._dropped = 0
+            torch.cuda.empty_cache()
 
     def _capture(self, sequence: Sequence, state, n: int, wanted: str | Sampling) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -131,14 +159,15 @@ class StepPath:
 
     def _launch(self, sequence: Sequence, state, n: int, wanted: str | Sampling) -> None:
         frame = self.frame
-        frame.begin(sequence, n, Batch.of(1, n, state.n_past, self.context.device) if not self.captures else None)
+        frame.begin(sequence, n, None if sequence.captures else Batch.of(1, n, state.n_past, self.context.device))
         h = frame.buffer("h", self.network.output_norm.weight.numel())
         self._embedding(frame, h)
-        for branch in self._branches:
-            branch(frame, h, state)
+        for number, branch in enumerate(self._branches):
+            sequence.instead.get(number, branch)(frame, h, state)
         self._output(frame, h if wanted == "all" else h[n - 1 : n])
         if not isinstance(wanted, str):
             sampler(frame, wanted)(frame.logits[0], sequence)
+        frame.end()
 
 
 def _without_seed(sampling: Sampling) -> tuple:

@@ -1,0 +1,205 @@
+"""Stands in for what a decoding step needs of a GPU: its kernels as plain torch on the CPU, and graphs that record and repeat them."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import torch
+from torch.nn import functional as F
+
+from iqforge.cuda_kernels import matvec, ops
+from iqforge.cuda_kernels.ops import decode_matrices, decode_matrix
+from iqforge.runtime.cuda import step_frame, step_layers, step_sampling
+from iqforge.runtime.layers.attention import attend
+from iqforge.runtime.resident import Resident, ResidentMatrix
+from iqforge.runtime.weights import Weights
+
+CPU = torch.device("cpu")
+
+
+class Graph:
+    """As torch.cuda.CUDAGraph: what is launched while it is captured runs when it is replayed, on the memory it was captured with."""
+
+    recording: Graph | None = None
+    alive: weakref.WeakSet = weakref.WeakSet()
+    replays = 0
+
+    def __init__(self):
+        self.launches = []
+        Graph.alive.add(self)
+
+    def replay(self) -> None:
+        Graph.replays += 1
+        for function, arguments in self.launches:
+            function(*arguments)
+
+
+def kernel(function):
+    """A launch: done at once, or recorded."""
+    def launch(*arguments, pdl: bool = True, out: torch.Tensor | None = None):
+        arguments = arguments if out is None else (*arguments, out)
+        if Graph.recording is None:
+            function(*arguments)
+        else:
+            Graph.recording.launches.append((function, arguments))
+
+    return launch
+
+
+def normed(h, weight, eps):
+    return h if weight is None else h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def whole(m):
+    return decode_matrix(m, torch.float32)
+
+
+@kernel
+def norm_matvec(h, weight, eps, matrices, outs):
+    for m, out in zip(matrices, outs, strict=True):
+        out.copy_(F.linear(normed(h, weight, eps), whole(m)))
+
+
+@kernel
+def matvec_add(x, m, h):
+    h += F.linear(x, whole(m))
+
+
+@kernel
+def gate_up(h, weight, eps, gate, up, out):
+    x = normed(h, weight, eps)
+    out.copy_(F.silu(F.linear(x, whole(gate))) * F.linear(x, whole(up)))
+
+
+@kernel
+def expert_gate_up(h, weight, eps, gate, up, ids, out):
+    for row, x in enumerate(normed(h, weight, eps)):
+        g, u = (decode_matrices(m, torch.float32, ids[row].long()) @ x for m in (gate, up))
+        out[row] = F.silu(g) * u
+
+
+@kernel
+def expert_down_add(x, down, ids, weights, h):
+    for row in range(len(h)):
+        y = torch.einsum("sof,sf->so", decode_matrices(down, torch.float32, ids[row].long()), x[row])
+        h[row] += weights[row] @ y
+
+
+@kernel
+def angles(rates, magnitude, positions, out):
+    turned = positions[:, None].double() * rates
+    out.copy_(torch.stack([turned.cos(), turned.sin()], -1) * magnitude)
+
+
+@kernel
+def embed(m, tokens, dtype, out):
+    out.copy_(whole(m)[tokens])
+
+
+class Attention:
+    """Caches of floats."""
+
+    def __init__(self, shape, capacity, device):
+        self.shape = shape
+
+    def __call__(self, *arguments):
+        kernel(self.run)(*arguments)
+
+    def run(self, q, k, v, q_norm, k_norm, eps, angles, cache_k, cache_v, positions, scale, out):
+        s, start = self.shape, int(positions[0])
+        q, k, v = q.view(s.rows, -1, s.key_length), k.view(s.rows, -1, s.key_length), v.view(s.rows, -1, s.value_length)
+        q, k = (self.rotated(normed(x, weight, eps), angles) for x, weight in ((q, q_norm), (k, k_norm)))
+        total = start + s.rows
+        cache_k[start:total], cache_v[start:total] = k, v
+        out.copy_(attend(q[None], cache_k[None, :total].float(), cache_v[None, :total].float(), scale).reshape(out.shape))
+
+    def rotated(self, x, angles):
+        turned, rest = x[..., : self.shape.n_rot], x[..., self.shape.n_rot :]
+        a, b = turned.chunk(2, -1) if self.shape.neox else (turned[..., 0::2], turned[..., 1::2])
+        cos, sin = (angles[:, None, :, i] for i in (0, 1))
+        a, b = a * cos - b * sin, a * sin + b * cos
+        return torch.cat([a, b, rest] if self.shape.neox else [torch.stack([a, b], -1).flatten(-2), rest], -1)
+
+
+class Router:
+    def __init__(self, rows, width, n_experts, n_used, device, reduction=None):
+        self.n_used = n_used
+
+    def __call__(self, *arguments):
+        kernel(self.run)(*arguments)
+
+    def run(self, h, norm, eps, matrix, ids, weights):
+        p = F.linear(normed(h, norm, eps), matrix).softmax(-1).sort(dim=-1, descending=True, stable=True)
+        best = p.values[:, : self.n_used]
+        ids.copy_(p.indices[:, : self.n_used])
+        weights.copy_(best / best.sum(-1, keepdim=True))
+
+
+class Sampler:
+    """The most probable token, whatever is asked for."""
+
+    def __init__(self, n_vocab, device):
+        pass
+
+    def __call__(self, logits, *arguments):
+        kernel(self.run)(logits, *arguments[-3:])
+
+    def run(self, logits, tokens, positions, history):
+        tokens[0] = logits.argmax()
+        positions[0] += 1
+        history[positions[0]] = int(tokens[0])
+
+
+def install(monkeypatch, attention: int = 232448, products: int = 232448) -> SimpleNamespace:
+    """A device, really the CPU, with so many bytes of shared memory for blocks of attention and of products. `emptied` counts
+    torch.cuda.empty_cache."""
+    seen = SimpleNamespace(emptied=0)
+    Graph.alive, Graph.replays, Graph.recording = weakref.WeakSet(), 0, None
+
+    @contextmanager
+    def capture(graph, **options):
+        Graph.recording = graph
+        try:
+            yield
+        finally:
+            Graph.recording = None
+
+    def empty_cache():
+        seen.emptied += 1
+
+    stream = SimpleNamespace(wait_stream=lambda other: None, record_event=lambda: SimpleNamespace(synchronize=lambda: None))
+    zeros = torch.zeros
+    facts = SimpleNamespace(shared_memory_per_block_optin=attention, multi_processor_count=132)
+    for owner, name, value in (
+            (torch.cuda, "Stream", lambda device: stream), (torch.cuda, "current_stream", lambda device=None: stream),
+            (torch.cuda, "device", lambda device: nullcontext()), (torch.cuda, "CUDAGraph", Graph), (torch.cuda, "graph", capture),
+            (torch.cuda, "empty_cache", empty_cache), (torch.cuda, "get_device_properties", lambda device: facts),
+            (torch, "zeros", lambda *size, pin_memory=False, **options: zeros(*size, **options)),
+            (matvec, "device_index", lambda device: 0), (matvec, "limits", lambda index: (132, products, products // 2)),
+            (step_frame, "StepAttention", Attention), (step_frame, "StepRouter", Router), (step_frame, "step_angles", angles),
+            (step_layers, "decode_rows", embed), (step_sampling, "GreedySampler", Sampler), (step_sampling, "DrawSampler", Sampler),
+            (matvec, "norm_matvec", norm_matvec), (matvec, "matvec_add", matvec_add), (matvec, "gate_up", gate_up),
+            (matvec, "expert_gate_up", expert_gate_up), (matvec, "expert_down_add", expert_down_add), (Weights, "_matrices", _resident), (ops, "_decode", _decoder())):
+        monkeypatch.setattr(owner, name, value)
+    return seen
+
+
+def _decoder():
+    """Of packed matrices, each decoded once: on the CPU that takes long."""
+    real, known = ops._decode, {}
+
+    def decode(m, dtype, ids, first, group, n_rows, out):
+        if id(m.data) not in known:
+            known[id(m.data)] = m, real(m, torch.float32, None, 0, 1, m.total_rows, None)
+        rows = slice(first, first + n_rows) if ids is None else (ids[:, None] * group + torch.arange(group)).reshape(-1)
+        found = known[id(m.data)][1][rows]
+        return found if out is None else out.copy_(found.view(out.shape))
+
+    return decode
+
+
+def _resident(weights: Weights, tensors, n):
+    resident = weights._resident.setdefault(tensors[0].name, Resident(weights.source, tensors, n, CPU))
+    return [ResidentMatrix(resident, index) for index in range(n)]

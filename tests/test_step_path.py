@@ -1,0 +1,175 @@
+"""The decoding step's executors and graphs without a GPU: kernels are plain torch (step_on_cpu.py), everything else is as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.source import CheckpointSource
+from iqforge.runtime.cache import CacheSettings
+from iqforge.runtime.cuda import step_path
+from iqforge.runtime.cuda.context import Context
+from iqforge.runtime.cuda.step_path import StepPath
+from iqforge.runtime.model import Model, load_model
+from iqforge.runtime.sampling import GREEDY, Sampling
+
+from . import step_on_cpu
+from .step_on_cpu import CPU, Graph
+from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
+from .tiny_model import write_gguf
+
+TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 14).tolist()]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    make_tiny_llama(folder / "llama")
+    make_tiny_qwen3moe(folder / "moe", tied=True, n_heads=4, n_kv_heads=1)
+    return folder
+
+
+@pytest.fixture
+def opened(checkpoints):
+    """opened(name, type of a tensor or of all, settings) -> (model, its step path, what --verbose was told)."""
+    models, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)  # small products: threads would only wait for one another
+
+    def make(name: str, type="Q8_0", settings: CacheSettings | None = None) -> tuple[Model, StepPath, list[str]]:
+        choose = type if callable(type) else lambda tensor: type
+        path = checkpoints / f"{name}-{len(list(checkpoints.iterdir()))}.gguf"
+        with CheckpointSource(open_checkpoint(checkpoints / name)) as source:
+            write_gguf(path, source, lambda t: choose(t) if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32")
+        model = load_model(path)
+        models.append(model)
+        told: list[str] = []
+        steps = StepPath(model.network, context := Context(CPU, settings=settings, verbose=told.append))
+        context.report_all()
+        return model, steps, told
+
+    yield make
+    torch.set_num_threads(threads)
+    for model in models:
+        model.close()
+
+
+def stepped(model: Model, steps: StepPath, settings: CacheSettings = CacheSettings(), sizes=(1,)) -> torch.Tensor:
+    """Logits of all TOKENS, appended in pieces of these sizes (the last one over and over)."""
+    state, rows, at = model.new_state(300, settings), [], 0
+    while at < len(TOKENS):
+        n = sizes[min(len(rows), len(sizes) - 1)]
+        rows.append(steps.extend(torch.tensor(TOKENS[at : at + n]), state, all_logits=True))
+        at += n
+    return torch.cat(rows)
+
+
+def check(model: Model, steps: StepPath, settings: CacheSettings = CacheSettings(), **options) -> None:
+    truth = model.extend(TOKENS, model.new_state(300, settings), all_logits=True)
+    torch.testing.assert_close(stepped(model, steps, settings, **options), truth, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "moe"])
+def test_steps_are_the_truth_path(monkeypatch, opened, name):
+    step_on_cpu.install(monkeypatch)
+    model, steps, told = opened(name)
+    assert steps.captures and not told
+    check(model, steps)
+    assert Graph.replays > 10
+    check(model, steps, sizes=(7, 3, 1))
+
+
+def test_following_tokens_are_the_truth_paths(monkeypatch, opened):
+    step_on_cpu.install(monkeypatch)
+    model, steps, _ = opened("llama")
+    expected = list(model.follow(5, model.new_state(100), 20, GREEDY))
+    assert list(steps.follow(5, model.new_state(100), 20, GREEDY)) == expected
+    assert Graph.replays > 10
+
+
+@pytest.mark.parametrize("type", ["BF16", "F16"])
+def test_experts_of_floats_are_named_and_right(monkeypatch, opened, type):
+    step_on_cpu.install(monkeypatch)
+    model, steps, told = opened("moe", type)
+    assert told == [f"slow path: MoE of 2 layers from 0: ffn_down_exps is {type}, for which there is no matrix-vector kernel"]
+    assert not steps.captures
+    check(model, steps)
+    assert list(steps.follow(5, model.new_state(30), 9, GREEDY)) == list(model.follow(5, model.new_state(30), 9, GREEDY))
+
+
+def test_experts_of_two_types_are_named_and_right(monkeypatch, opened):
+    step_on_cpu.install(monkeypatch)
+    model, steps, told = opened("moe", lambda t: "Q5_0" if "ffn_up_exps" in t.name else "Q8_0")
+    assert told == ["slow path: MoE of 2 layers from 0: gate and up of experts are Q8_0 and Q5_0: one kernel reads both"]
+    check(model, steps)
+
+
+def test_heads_too_large_for_shared_memory_are_named_when_the_executor_is_made(monkeypatch, opened):
+    step_on_cpu.install(monkeypatch, attention=21000)
+    model, steps, told = opened("llama")
+    assert len(told) == 1 and not steps.captures
+    assert told[0].startswith("slow path: Attention of 2 layers from 0: 2 heads of 64 elements to a head of keys, and a cache of f16")
+    check(model, steps)
+
+
+def test_a_sequence_whose_cache_does_not_fit_is_named_when_it_begins(monkeypatch, opened):
+    step_on_cpu.install(monkeypatch, attention=25000)
+    f32 = CacheSettings("f32", "f32")  # in smaller tiles than f16, for which there are tensor cores
+    model, steps, told = opened("llama", settings=f32)
+    assert steps.captures and not told
+    check(model, steps)
+    assert len(told) == 1 and "a cache of f16" in told[0] and not Graph.replays
+    check(model, steps, f32)  # others as ever
+    assert len(told) == 1 and Graph.replays
+
+
+def test_rows_too_long_for_shared_memory_are_named(monkeypatch, opened):
+    step_on_cpu.install(monkeypatch, products=9000)
+    model, steps, told = opened("llama")  # each of 16 warps reads two rows at once
+    assert told == ["slow path: GatedFFN of 2 layers from 0: ffn_gate has rows of 256 elements, too many for the shared memory of cpu"]
+    check(model, steps)
+
+
+def test_graphs_and_scratch_go_with_their_sequence(monkeypatch, opened):
+    """However many sequences there were, of whatever capacities: what is kept is what the living ones need."""
+    device = step_on_cpu.install(monkeypatch)
+    model, steps, _ = opened("llama")
+    most = 0
+    for i in range(20):
+        state = model.new_state(256 * (1 + i % 7))
+        for _ in range(3):
+            steps.extend(torch.tensor([5]), state)
+        assert len(Graph.alive) == len(steps._sequences) == 1
+        most = max(most, len(steps.frame._sized))
+    assert most == 1
+    assert device.emptied == 1  # what graphs had allocated is given back now and then
+    kept = [model.new_state(256) for _ in range(2)]
+    for state in kept:
+        steps.extend(torch.tensor([5]), state)
+    del state
+    assert len(steps._sequences) == 2 and len(steps.frame._sized) == 1  # they share what is sized alike
+    kept.clear()
+    assert not steps._sequences and not Graph.alive and not steps.frame._sized
+
+
+def test_graphs_of_one_sequence_are_bounded(monkeypatch, opened):
+    step_on_cpu.install(monkeypatch)
+    model, steps, _ = opened("llama")
+    state = model.new_state(256)
+    for i in range(step_path.MOST_GRAPHS + 5):
+        sampling = Sampling(temperature=0.5 + i / 100)
+        state.clear()
+        list(steps.follow(5, state, 4, sampling))
+        assert len(Graph.alive) == min(i + 1, step_path.MOST_GRAPHS)
+
+
+def test_a_closed_model_holds_no_weights(monkeypatch, opened):
+    step_on_cpu.install(monkeypatch)
+    model, steps, _ = opened("llama")
+    model.__dict__["engine"] = steps
+    model.load()
+    held = list(model.weights._resident.values())
+    assert all(resident.is_loaded for resident in held)
+    model.close()
+    assert not any(resident.is_loaded for resident in held) and "engine" not in model.__dict__
