@@ -30,7 +30,7 @@ def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | N
     """
     from .convert.outtype import plan_outtype
     from .convert.source import CheckpointSource
-    from .quantize.plan import PlannedTensor, check_importance, check_supported
+    from .quantize.plan import PlannedTensor, check_supported
     from .quantize.recipe import Recipe
 
     recipe = Recipe(recipe, **options) if isinstance(recipe, str) else recipe
@@ -42,8 +42,7 @@ def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | N
                    for plan in planned]
     planned = [replace(plan, source=stored) for plan, stored in zip(planned, source.tensors)]
     check_supported(planned, decodable_types(), encodable_types())
-    if not recipe.ignore_imatrix_rules:
-        check_importance(planned, recipe.preset, None if imatrix is None else lambda t: imatrix.entry(t.name, t.shape) is not None)
+    recipe.check_importance(planned, None if imatrix is None else lambda t: imatrix.entry(t.name, t.shape) is not None)
     return planned
 
 

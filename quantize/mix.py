@@ -1,4 +1,4 @@
-"""Applies the rules of `presets.py` to the tensors of a model, in the order of its file."""
+"""Applies a set of rules to the tensors of a model, one after another."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from ..formats.ftypes import FileType
 from ..formats.source import TensorInfo
 from ..formats.types import GGMLType, ggml_type
-from .presets import COMPARISON, EMBEDDING_ROWS, OUTPUT_ROW, STEPS, Row, chain_of, preset_name, step_up
-from .roles import OUTPUT, TOKEN_EMBEDDING, ModelFacts, layer_of
+from .roles import OUTPUT, ModelFacts, layer_of
+from .rows import COMPARISON, STEPS, VALUES, Row, RuleSet, preset_name, step_up
 
-_VALUES = "attn_v.weight"
-_COMPARE = {">=": operator.ge, "<": operator.lt}
+_COMPARE = {">=": operator.ge, "<": operator.lt, "=": operator.eq}
 
 
 def more_bits(i: int, n: int) -> bool:
@@ -22,16 +21,17 @@ def more_bits(i: int, n: int) -> bool:
 
 
 class Mix:
-    """The types a preset mixes. `type_of` is asked once for every tensor that is quantized, in file order, as some rules count.
+    """The types a preset mixes. `type_of` is asked once for every tensor that is quantized, in `rules.in_order`, as some rules count.
 
     imatrix: there is an importance matrix with entries. flags: types the user gives to roles, by the names that rows have for them;
     `used` collects the flags that counted.
     """
 
-    def __init__(self, preset: FileType, facts: ModelFacts, imatrix: bool, flags: Mapping[str, GGMLType] | None = None):
+    def __init__(self, rules: RuleSet, preset: FileType, facts: ModelFacts, imatrix: bool, flags: Mapping[str, GGMLType] | None = None):
+        self.rules = rules
         self.preset, self.base, self.facts, self.imatrix = preset_name(preset.name), preset.base, facts, imatrix
         self.flags, self.used = flags or {}, set()
-        self._chain = chain_of(self.preset)
+        self._chain = rules.chain_of(self.preset)
         self._seen: Counter[str] = Counter()  # tensors so far, by what rows count
 
     def type_of(self, tensor: TensorInfo) -> tuple[GGMLType, str]:
@@ -42,17 +42,15 @@ class Mix:
         if row is None:
             return self.base, ""
         chosen = self._choose(row, tensor)
-        if row.part == _VALUES:
-            self._seen[_VALUES] += 1
         if row.count:
             self._seen[row.count] += 1
         return chosen, row.flag if row.flag in self.flags else ""
 
     def _row(self, tensor: TensorInfo) -> Row | None:
-        if tensor.name == OUTPUT or (self.facts.tied and tensor.name == TOKEN_EMBEDDING):
-            return OUTPUT_ROW
-        if tensor.name in EMBEDDING_ROWS:
-            return EMBEDDING_ROWS[tensor.name]
+        if tensor.name == OUTPUT or (self.facts.tied and tensor.name in self.rules.tied):
+            return self.rules.output
+        if tensor.name in self.rules.embeddings:
+            return self.rules.embeddings[tensor.name]
         return next((row for row in self._chain if row.part in tensor.name and self._all(row.when, row, tensor)), None)
 
     def _choose(self, row: Row, tensor: TensorInfo) -> GGMLType:
@@ -73,7 +71,7 @@ class Mix:
         if word.startswith("!"):
             return not self._holds(word[1:], row, tensor)
         if compared := COMPARISON.fullmatch(word):
-            value = {"E": self.facts.n_experts, "G": self.facts.heads_per_kv, "v": self._seen[_VALUES]}[compared[1]]
+            value = {"E": self.facts.n_experts, "G": self.facts.heads_per_kv, "v": self._seen[VALUES]}[compared[1]]
             return _COMPARE[compared[2]](value, int(compared[3]))
         facts, n = self.facts, self.facts.n_layers
         match word:
@@ -86,7 +84,7 @@ class Mix:
             case "more":
                 return more_bits(self._layer(row, tensor), n)
             case "more_v":
-                return more_bits(self._seen[_VALUES], facts.n_values)
+                return more_bits(self._seen[VALUES], facts.n_values)
             case "imatrix":
                 return self.imatrix
             case "70B":
@@ -97,8 +95,10 @@ class Mix:
                 return facts.tied
             case "ragged":
                 return tensor.n_cols % 256 != 0
+            case "unfit":
+                return tensor.n_cols % self.base.block_size != 0
             case "experts":
-                return tensor.n_matrices > 1
+                return tensor.n_matrices > 1 and (facts.architecture != "bailingmoe3" or "ffn_" in tensor.name)
             case _:
                 return facts.architecture == word
 

@@ -1,4 +1,4 @@
-"""Types a user gives to tensors, by role or by name, beside what the preset would choose."""
+"""Types a user gives to tensors, by role, by regular expression or by name, beside what the preset would choose."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ ROLE_FLAGS = {
     "ffn_up": "with ffn_up in their names", "ffn_gate_inp": "expert routers, which are kept otherwise",
     "per_layer_token_embedding": "per_layer_token_embd.weight",
 }
+# The type ends a rule, so that commas and equals signs may be part of its expression.
+_ITEM = re.compile(r"(.+?)=([A-Za-z0-9_]+)\s*(?:,|$)")
 
 
 def flag_name(role: str) -> str:
@@ -42,41 +44,73 @@ def regular_expressions(patterns: Iterable[str]) -> list[re.Pattern[str]]:
     return compiled
 
 
+@dataclass(frozen=True)
+class Rule:
+    """Tensors with `pattern` somewhere in their names get `type`. origin: the flag, or the line of a file, that it comes from."""
+
+    pattern: re.Pattern[str]
+    type: GGMLType
+    origin: str = "--custom-q"
+
+    def __str__(self) -> str:
+        return f"{self.origin} {self.pattern.pattern}={self.type.type_name}"
+
+
+def parse_rules(text: str, origin: str = "--custom-q") -> list[Rule]:
+    """The rules of `REGEX=TYPE,REGEX=TYPE`. UsageError, or UnknownTypeError for a type, naming the part that is none."""
+    rules, rest = [], text.strip().lstrip(",").strip()
+    while rest:
+        found = _ITEM.match(rest)
+        if found is None:
+            raise UsageError(f"{origin}: '{rest}' is not REGEX=TYPE")
+        pattern, name = found[1].strip(), found[2]
+        try:
+            rules.append(Rule(regular_expressions([pattern])[0], ggml_type(name), origin))
+        except (UnknownTypeError, UsageError) as error:
+            raise type(error)(f"{origin}: in '{pattern}={name}': {error.message}") from None
+        rest = rest[found.end():].strip().lstrip(",").strip()
+    return rules
+
+
 @dataclass
 class Overrides:
-    """`types` by role (those of ROLE_FLAGS, token_embedding and output_tensor), `custom` rules of which the first that matches counts.
+    """`types` by role (those of ROLE_FLAGS, token_embedding and output_tensor); rules, of which the first that matches counts.
 
-    exact: types of single tensors by their full names, which win over everything. `used` collects what counted for a tensor: roles, and
-    the texts of expressions.
+    patterns: rules that come before everything a preset does, `--pure` or not, and hide their tensors from rules of its mix that count.
+    custom: rules that come after the mix, and not with `--pure`. exact: types of single tensors by their full names, above everything.
+    strict: rules that count for nothing are an error. `used` collects roles that counted for a tensor.
     """
 
     types: dict[str, GGMLType] = field(default_factory=dict)
-    custom: list[tuple[re.Pattern[str], GGMLType]] = field(default_factory=list)
+    custom: list[Rule] = field(default_factory=list)
+    patterns: list[Rule] = field(default_factory=list)
     exact: dict[str, GGMLType] = field(default_factory=dict)
+    strict: bool = False
     used: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, custom: str | Iterable[str] = (), roles: Mapping[str, str] | None = None, token_embedding: str | None = None,
-           output_tensor: str | None = None, exact: Mapping[str, str] | None = None) -> Overrides:
-        """custom: `REGEX=TYPE,REGEX=TYPE`, any number of such texts. roles: type names by the keys of ROLE_FLAGS. exact: type names by
-        names of tensors.
+    def of(cls, custom: str | Iterable[str | Rule] = (), roles: Mapping[str, str] | None = None, token_embedding: str | None = None,
+           output_tensor: str | None = None, exact: Mapping[str, str] | None = None, patterns: str | Iterable[str | Rule] = (),
+           strict: bool = False) -> Overrides:
+        """custom, patterns: `REGEX=TYPE,REGEX=TYPE`, any number of such texts, or rules. roles: type names by the keys of ROLE_FLAGS.
+        exact: type names by names of tensors.
 
         UsageError for what is none of these, UnknownTypeError for names that are no types."""
         roles = dict(roles or {})
         if unknown := roles.keys() - ROLE_FLAGS.keys():
             raise UsageError(f"unknown roles {', '.join(sorted(unknown))}; known are {', '.join(ROLE_FLAGS)}")
         roles |= {"token_embedding": token_embedding, "output_tensor": output_tensor}
-        rules = [rule for text in ([custom] if isinstance(custom, str) else custom) for rule in _custom(text)]
-        return cls({role: ggml_type(name) for role, name in roles.items() if name is not None}, rules,
-                   {name: ggml_type(kind) for name, kind in (exact or {}).items()})
+        return cls({role: ggml_type(name) for role, name in roles.items() if name is not None}, _rules(custom, "--custom-q"),
+                   [_lower(rule) for rule in _rules(patterns, "--tensor-type")],
+                   {name: ggml_type(kind) for name, kind in (exact or {}).items()}, strict)
+
+    def pattern_type(self, name: str) -> Chosen | None:
+        """The type of the first of `patterns` found anywhere in the name of a tensor."""
+        return _first(self.patterns, name)
 
     def custom_type(self, name: str) -> Chosen | None:
-        """The type of the first rule found anywhere in the name of a tensor."""
-        for pattern, type in self.custom:
-            if pattern.search(name):
-                self.used.add(pattern.pattern)
-                return type, f"--custom-q {pattern.pattern}={type.type_name}"
-        return None
+        """The type of the first of `custom` found anywhere in the name of a tensor."""
+        return _first(self.custom, name)
 
     def role_type(self, role: str) -> Chosen | None:
         """The type given to a role."""
@@ -103,24 +137,21 @@ class Overrides:
             raise UsageError("a type is given to it, but there is no such tensor" + (f"; did you mean {close[0]}?" if close else ""),
                              tensor=missing[0])
 
-    def warn_of_unused(self) -> None:
+    def warn_of_unused_roles(self) -> None:
         """Log what counted for no tensor, which is most likely not what its author wanted."""
-        for role in self.types.keys() - self.used:
+        for role in sorted(self.types.keys() - self.used):
             log.warning("%s counts for no tensor", flag_name(role))
-        for pattern, type in self.custom:
-            if pattern.pattern not in self.used:
-                log.warning("--custom-q %s=%s counts for no tensor", pattern.pattern, type.type_name)
 
 
-def _custom(text: str) -> list[tuple[re.Pattern[str], GGMLType]]:
-    rules = []
-    for item in filter(None, text.split(",")):
-        pattern, equals, name = item.partition("=")
-        if not pattern or not equals:
-            raise UsageError(f"'{item}' is not REGEX=TYPE")
-        try:
-            kind = ggml_type(name)
-        except UnknownTypeError as error:
-            raise UnknownTypeError(f"in '{item}': {error.message}") from None
-        rules.append((regular_expressions([pattern])[0], kind))
-    return rules
+def _rules(texts: str | Iterable[str | Rule], origin: str) -> list[Rule]:
+    texts = [texts] if isinstance(texts, str) else texts
+    return [rule for text in texts for rule in ([text] if isinstance(text, Rule) else parse_rules(text, origin))]
+
+
+def _lower(rule: Rule) -> Rule:
+    """As llama.cpp takes it: its expression in lower case."""
+    return Rule(regular_expressions([rule.pattern.pattern.lower()])[0], rule.type, rule.origin)
+
+
+def _first(rules: Sequence[Rule], name: str) -> Chosen | None:
+    return next(((rule.type, str(rule)) for rule in rules if rule.pattern.search(name)), None)

@@ -1,18 +1,19 @@
 """What the names of tensors and the metadata of a model say that a choice of types depends on.
 
-Names are tested as llama-quantize of ik_llama.cpp does it, mostly for parts: `attn_k` is also in `attn_kv_b`, `ffn_down` also in
-`ffn_down_exps`. Which parts are tested in which order belongs to the rules and stands in `presets.py`.
+Names are tested for parts: `attn_k` is also in `attn_kv_b`, `ffn_down` also in `ffn_down_exps`. Which parts are tested in which order
+belongs to the rules.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
 from ..formats.gguf.values import Value
 from ..formats.source import TensorInfo
+from .presets import IK
+from .rows import LAYER, RuleSet
 
 TOKEN_EMBEDDING = "token_embd.weight"
 PER_LAYER_EMBEDDING = "per_layer_token_embd.weight"
@@ -21,14 +22,11 @@ ROUTER = "ffn_gate_inp.weight"
 # Looked up row by row, so never interleaved.
 NEVER_INTERLEAVED = (TOKEN_EMBEDDING, PER_LAYER_EMBEDDING)
 
-# Kept as they are: tiny, and everything after them depends on their exact values.
-_PROTECTED_PARTS = ("_norm.weight", "ssm_conv1d", "ssm_x.weight", "ssm_dt.weight", "attn_rel_b.weight")
 # Kept where the architecture has them; elsewhere the name means nothing.
 _PROTECTED_IN = {
     "position_embd.weight": ("bert", "codeshell", "gpt2", "mpt", "nomic-bert", "nomic-bert-moe", "starcoder"),
     "token_types.weight": ("bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe"),
 }
-_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,9 @@ class ModelFacts:
     n_values: int = 0  # tensors that hold value projections
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Value], tensors: Sequence[TensorInfo]) -> ModelFacts:
-        """The facts of a model with this metadata, under the keys of GGUF, and these tensors."""
+    def of(cls, metadata: Mapping[str, Value], tensors: Sequence[TensorInfo], value_parts: Sequence[str] = ()) -> ModelFacts:
+        """The facts of a model with this metadata, under the keys of GGUF, and these tensors, of which those with one of value_parts in
+        their names hold value projections."""
         architecture = metadata["general.architecture"].data if "general.architecture" in metadata else ""
 
         def number(key: str, otherwise: int = 0) -> int:
@@ -65,7 +64,7 @@ class ModelFacts:
         names = [tensor.name for tensor in tensors]
         return cls(architecture, layers, number("expert_count"), heads // kv_heads if kv_heads else 0, size,
                    vocabulary >= 127999 and size in ("8B", "70B"), OUTPUT not in names,
-                   sum("attn_v.weight" in name or "attn_qkv.weight" in name for name in names))
+                   sum(any(part in name for part in value_parts) for name in names))
 
 
 def _size_class(architecture: str, layers: int, vocabulary: int, grouped: bool, width: int) -> str:
@@ -78,18 +77,20 @@ def _size_class(architecture: str, layers: int, vocabulary: int, grouped: bool, 
     return "8B" if eight.get(architecture) else ""
 
 
-def is_candidate(tensor: TensorInfo, architecture: str = "", routers: bool = False) -> bool:
-    """Whether a quantization run may change the type of this tensor at all. routers: expert routers too."""
+def is_candidate(tensor: TensorInfo, architecture: str = "", routers: bool = False, rules: RuleSet = IK) -> bool:
+    """Whether a quantization run may change the type of this tensor at all. routers: expert routers too.
+
+    Protected tensors are tiny, and everything after them depends on their exact values."""
     dims = sum(1 for i, n in enumerate(tensor.shape) if n > 1 or any(m > 1 for m in tensor.shape[:i]))
     return (tensor.name.endswith("weight") and dims >= 2 and not tensor.type.is_integer
-            and not any(part in tensor.name for part in _PROTECTED_PARTS)
+            and not any(part in tensor.name for part in (*rules.protected, *rules.protected_in.get(architecture, ())))
             and (routers or ROUTER not in tensor.name)
             and architecture not in _PROTECTED_IN.get(tensor.name, ()))
 
 
 def layer_of(name: str, n_layers: int) -> int:
     """The layer in a tensor's name. UsageError if there is none, or not one of the model's."""
-    found = _LAYER.match(name)
+    found = LAYER.match(name)
     if found is None:
         raise UsageError("the preset's rules need the number of its layer, and the name has none", tensor=name)
     if int(found[1]) >= n_layers:

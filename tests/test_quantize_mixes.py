@@ -20,8 +20,7 @@ from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files import save_imatrix
 from iqforge.quantize.command import configure, given_roles
 from iqforge.quantize.overrides import Overrides
-from iqforge.quantize.plan import plan_preset
-from iqforge.quantize.presets import chain_of
+from iqforge.quantize.plan import plan_preset, rules_of
 from iqforge.quantize.recipe import Recipe
 
 from .shared import shared
@@ -159,7 +158,7 @@ def test_every_preset_has_a_plan(preset):
             found = types_of(preset, model, imatrix=imatrix)
             assert all(tensor.n_cols % TYPES[found[tensor.name.removesuffix(".weight")]].block_size == 0 for tensor in model[0])
     if (base := file_type(preset).base).name not in ("F32", "F16", "BF16", "BF16_R16") and preset != "MXFP4_MOE":
-        assert chain_of(preset) and base.name in types_of(preset, llama()).values()
+        assert rules_of(file_type(preset)).chain_of(preset) and base.name in types_of(preset, llama()).values()
 
 
 def test_layers_come_from_names_where_there_are_experts():
@@ -181,12 +180,15 @@ def test_who_wins(caplog):
         found = types_of("Q4_K_M", llama(2), overrides=overrides)
     assert [found[f"blk.1.{name}"] for name in ("attn_q", "attn_v", "ffn_up")] == ["Q5_1", "Q5_0", "IQ4_NL"]
     assert found["token_embd"] == "Q8_0" and found["output"] == "Q6_K"
-    assert [record.getMessage() for record in caplog.records] == ["--attn-qkv-type counts for no tensor"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "--attn-qkv-type counts for no tensor",
+        "--custom-q attn_v=q5_0 and --custom-q attn=q5_1 both want blk.0.attn_v.weight and 1 more tensor(s): the first counts",
+        "--custom-q token_embd=q4_0 counts for no tensor: those it matches, as token_embd.weight, are kept or have a type from elsewhere"]
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         types_of("Q4_K_M", llama(2), overrides=Overrides.of("ffn_dwon=q8_0", {"ffn_up": "q8_0"}), pure=True)
     said = {record.getMessage() for record in caplog.records}
-    assert said == {"--custom-q ffn_dwon=q8_0 counts for no tensor", "--ffn-up-type counts for no tensor"}
+    assert said == {"--custom-q ffn_dwon=q8_0 counts for no tensor: no name matches", "--ffn-up-type counts for no tensor"}
 
 
 @pytest.mark.parametrize("text, error, said", [("attn_q", UsageError, "REGEX=TYPE"), ("=q8_0", UsageError, "REGEX=TYPE"),
