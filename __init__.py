@@ -12,8 +12,8 @@ try:
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
-_API = ("convert_model", "quantize_model", "collect_imatrix", "measure_perplexity", "split_model", "merge_model", "load_model",
-        "decode", "decode_tensor", "encode", "interleave", "deinterleave", "repack_model", "quantize_stats",
+_API = ("convert_model", "quantize_model", "quantize_models", "collect_imatrix", "measure_perplexity", "split_model", "merge_model",
+        "load_model", "decode", "decode_tensor", "encode", "interleave", "deinterleave", "repack_model", "quantize_stats",
         "inspect_model", "hash_model", "check_hashes", "merge_gate_up", "convert_lora",
         "decode_torch", "generate", "random_model", "benchmark_model")
 __all__ = [*_API, "IqforgeError", "__version__"]

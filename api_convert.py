@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .api_quantize import plan_quantization
 from .api_source import PathLike, imatrix_note, importance_lookup, loaded_imatrix, open_source
-from .quantize.run import Progress
+from .quantize.report import Progress
 
 if TYPE_CHECKING:
     from .convert.output import OutputPlan
@@ -33,7 +33,7 @@ def convert_model(src: PathLike, out: PathLike | None = None, outtype: str = "au
     split_max_tensors, no_tensor_first_split: shards, see `convert.output.Limits`. layout: see `convert.options.Options` (merge_gate_up,
     mtp, mla_layout, vocab_only). Raises CheckpointError and its kin; OutputError also for a disk that is too small, before it starts.
     """
-    from .quantize.run import stream
+    from .quantize.run import Output, stream
 
     loaded = loaded_imatrix(imatrix)
     with open_source(src, pre=pre, name=name, **layout) as source:
@@ -42,7 +42,8 @@ def convert_model(src: PathLike, out: PathLike | None = None, outtype: str = "au
                                           no_tensor_first_split=no_tensor_first_split)
         log.info("%s", output)
         with output.open() as sink:
-            stream(source, planned, sink, importance=importance_lookup(loaded, planned), threads=threads, progress=progress, measure=False)
+            stream(source, [Output(planned, sink, importance_lookup(loaded, planned), progress or Progress())], threads=threads,
+                   measure=False)
     return output.paths[0]
 
 
@@ -56,13 +57,14 @@ def convert_lora(src: PathLike, out: PathLike | None = None, outtype: str = "f32
     from .convert.lora import AdapterSource, adapter_path, plan_adapter
     from .convert.output import plan_output
     from .quantize.plan import PlannedTensor
-    from .quantize.run import stream
+    from .quantize.run import Output, stream
 
     with AdapterSource(src, base, name) as source:
         targets, kind = plan_adapter(source, outtype)
         output = plan_output(adapter_path(source, out, kind), source.metadata, targets, inputs=source.files)
         with output.open() as sink:
-            stream(source, [PlannedTensor(*pair) for pair in zip(source.tensors, targets)], sink, threads=threads, progress=progress)
+            planned = [PlannedTensor(*pair) for pair in zip(source.tensors, targets)]
+            stream(source, [Output(planned, sink, progress=progress or Progress())], threads=threads)
     return output.paths[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from .api_source import PathLike, imatrix_note, importance_lookup, loaded_imatri
 from .errors import UsageError
 from .formats.codec import decodable_types
 from .quantize.encode import encodable_types
-from .quantize.run import Progress, RunReport
+from .quantize.report import Progress, RunReport
 
 if TYPE_CHECKING:
     from .formats.source import Source
@@ -46,8 +47,8 @@ def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | N
     return planned
 
 
-def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: PathLike | Imatrix | None = None, *, nan_to_zero: bool = False,
-                   threads: int = 0, dry_run: bool = False, device: str = "cpu", provenance: bool = True,
+def quantize_model(src: PathLike, out: PathLike | None, type: str | Recipe, imatrix: PathLike | Imatrix | None = None, *,
+                   nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, device: str = "cpu", provenance: bool = True,
                    progress: Progress | None = None, **options: Any) -> RunReport:
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
 
@@ -58,32 +59,50 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str, imatrix: Path
     where there is none). provenance: whether the file gets keys that say what made it of what, see `quantize.provenance`; without
     them it is the reference's to the byte. Returns types, sizes and errors of all tensors.
     """
+    return quantize_models(src, [(out, type)], imatrix, nan_to_zero=nan_to_zero, threads=threads, dry_run=dry_run, device=device,
+                           provenance=provenance, progress=[progress or Progress()], **options)[0]
+
+
+def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str | Recipe]], imatrix: PathLike | Imatrix | None = None, *,
+                    nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, device: str = "cpu", provenance: bool = True,
+                    progress: Sequence[Progress] = (), **options: Any) -> list[RunReport]:
+    """As `quantize_model`, to several files in one pass: every piece of the source is read and decoded once.
+
+    outputs: (file, preset or recipe); `options` of `Recipe` are those of every output that names a preset. progress: one for each
+    output, or none. Every file is the same, byte for byte, as one that is made alone. Returns a report for each.
+    """
     from .formats.gguf.writer import GGUFWriter
     from .formats.output import refuse_same_file
     from .quantize.devices import find_devices
     from .quantize.metadata import quantized_metadata
-    from .quantize.provenance import provenance_keys, with_provenance
+    from .quantize.provenance import provenance_keys, source_fingerprint, with_provenance
     from .quantize.recipe import Recipe
-    from .quantize.run import stream, thread_count
+    from .quantize.run import Output, stream, thread_count
 
-    recipe = Recipe(type, **options)
-    preset, devices, loaded = recipe.preset, find_devices(device), loaded_imatrix(imatrix)
-    with open_source(src) as source:
-        planned = plan_quantization(source, recipe, loaded)
+    recipes = [type if isinstance(type, Recipe) else Recipe(type, **options) for _, type in outputs]
+    devices, loaded = find_devices(device), loaded_imatrix(imatrix)
+    progress = progress or [Progress() for _ in outputs]
+    with open_source(src) as source, ExitStack() as opened:
+        plans = [plan_quantization(source, recipe, loaded) for recipe in recipes]
         if nan_to_zero:
-            planned = [replace(plan, nan_to_zero=True) for plan in planned]
-        importance = importance_lookup(loaded, planned)
+            plans = [[replace(plan, nan_to_zero=True) for plan in planned] for planned in plans]
+        lookups = [importance_lookup(loaded, planned) for planned in plans]
         if dry_run:
-            return _report_plan(planned, progress)
-        if out is None:
-            raise UsageError("an output file is needed")
-        refuse_same_file(out, [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])])
-        note = imatrix_note(loaded, provenance)
-        metadata = quantized_metadata(source.metadata, preset.number, note)
-        keys = provenance_keys(recipe, source, __version__, thread_count(threads)) if provenance else {}
-        metadata = with_provenance(metadata, keys, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None)
-        with GGUFWriter(out, metadata, [plan.target for plan in planned]) as sink:
-            return stream(source, planned, sink, importance=importance, threads=threads, devices=devices, progress=progress)
+            return [_report_plan(*of_output) for of_output in zip(plans, progress)]
+        for number, (out, _) in enumerate(outputs):
+            if out is None:
+                raise UsageError("an output file is needed")
+            refuse_same_file(out, [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])])
+            if any(os.path.realpath(out) == os.path.realpath(other) for other, _ in outputs[:number]):
+                raise UsageError("is named as output twice", file=out)
+        note, fingerprint = imatrix_note(loaded, provenance), source_fingerprint(source, thread_count(threads)) if provenance else ""
+        sinks = []
+        for (out, _), recipe, planned in zip(outputs, recipes, plans):
+            metadata = quantized_metadata(source.metadata, recipe.preset.number, note)
+            keys = provenance_keys(recipe, fingerprint, __version__) if provenance else {}
+            metadata = with_provenance(metadata, keys, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None)
+            sinks.append(opened.enter_context(GGUFWriter(out, metadata, [plan.target for plan in planned])))
+        return stream(source, [Output(*of_output) for of_output in zip(plans, sinks, lookups, progress)], threads=threads, devices=devices)
 
 
 def repack_model(src: PathLike, out: PathLike | None, *, pattern: str | Sequence[str] = (), undo: bool = False, threads: int = 0,
@@ -137,7 +156,7 @@ def quantize_stats(model: PathLike, types: Sequence[str] = (), imatrix: PathLike
 
 def _report_plan(planned: Sequence[PlannedTensor], progress: Progress | None) -> RunReport:
     """What a run reports of which nothing but the plan was made."""
-    from .quantize.run import TensorReport
+    from .quantize.report import TensorReport
 
     report, progress = RunReport([TensorReport(plan) for plan in planned]), progress or Progress()
     progress.begin(planned)

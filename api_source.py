@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .formats.source import Source
     from .imatrix.data import Imatrix
     from .quantize.metadata import ImatrixNote
+    from .quantize.piece import ImportanceLookup
     from .quantize.plan import PlannedTensor
-    from .quantize.run import ImportanceLookup
 
 PathLike = str | os.PathLike
 log = logging.getLogger(__name__)

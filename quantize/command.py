@@ -6,22 +6,22 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..errors import UnknownTypeError, UsageError, printable
 from ..formats.source import TensorInfo
 from .overrides import ROLE_FLAGS, flag_name
 from .plan import PlannedTensor
-from .run import Progress, TensorReport
+from .report import Progress, RunReport, TensorReport
 
 MIB = 1 << 20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "iqforge quantize [flags] IN [OUT] TYPE [NTHREADS]"
+    parser.usage = "iqforge quantize [flags] IN [OUT] TYPE [OUT TYPE ..] [NTHREADS]"
     parser.description = ("Quantize IN (a GGUF file, the first shard of a split one, or a checkpoint folder) to TYPE. "
-                          "Without OUT the result is ggml-model-TYPE.gguf beside IN.")
-    parser.add_argument("words", nargs="+", metavar="IN [OUT] TYPE [NTHREADS]", help="TYPE: a preset name or number, any case")
+                          "Without OUT the result is ggml-model-TYPE.gguf beside IN. Several OUT TYPE are made in one pass over IN.")
+    parser.add_argument("words", nargs="+", metavar="IN [OUT] TYPE [OUT TYPE ..] [NTHREADS]", help="TYPE: a preset name or number, any case")
     parser.add_argument("--imatrix", metavar="F", help="importance matrix, legacy .dat or GGUF")
     parser.add_argument("--pure", action="store_true", help="one type for all tensors, without the preset's mix and --custom-q")
     parser.add_argument("--custom-q", metavar="REGEX=TYPE,..", action="append", default=[],
@@ -43,30 +43,38 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    src, out, preset, threads = parse_words(args.words)
+    src, outputs, threads = parse_words(args.words)
     started = time.monotonic()
-    printer = Printer(dry_run=args.dry_run)
+    printers = [Printer(dry_run=args.dry_run, label=os.path.basename(out) if len(outputs) > 1 else "") for out, _ in outputs]
     try:
-        report = api.quantize_model(src, out, preset, args.imatrix, pure=args.pure, custom_q=args.custom_q, role_types=given_roles(args),
-                                    token_embedding_type=args.token_embedding_type, output_tensor_type=args.output_tensor_type,
-                                    leave_output_tensor=args.leave_output_tensor, allow_requantize=args.allow_requantize,
-                                    ignore_imatrix_rules=args.ignore_imatrix_rules, nan_to_zero=args.nan_to_zero, threads=threads,
-                                    dry_run=args.dry_run, device=args.device, provenance=not args.no_provenance, progress=printer)
+        reports = api.quantize_models(src, outputs, args.imatrix, pure=args.pure, custom_q=args.custom_q, role_types=given_roles(args),
+                                      token_embedding_type=args.token_embedding_type, output_tensor_type=args.output_tensor_type,
+                                      leave_output_tensor=args.leave_output_tensor, allow_requantize=args.allow_requantize,
+                                      ignore_imatrix_rules=args.ignore_imatrix_rules, nan_to_zero=args.nan_to_zero, threads=threads,
+                                      dry_run=args.dry_run, device=args.device, provenance=not args.no_provenance, progress=printers)
     finally:
-        printer.close()
+        for printer in printers:
+            printer.close()
+    for (out, _), report in zip(outputs, reports):
+        print_totals(out, report)
     seconds = time.monotonic() - started
+    if args.dry_run:
+        print("dry run: nothing was written")
+    else:
+        elements = sum(t.planned.source.n_elements for report in reports for t in report.tensors if not t.planned.kept)
+        written = ", ".join(printable(out) for out, _ in outputs)
+        print(f"quantize time = {seconds:.2f} s ({elements / max(seconds, 1e-9) / 1e6:.2f} M elements/s), written to {written}")
+    return 0
+
+
+def print_totals(out: str, report: RunReport) -> None:
+    """Sizes of one output, and what may be wrong with it."""
     print(f"\nmodel size  = {report.source_bytes / MIB:8.2f} MiB")
-    print(f"quant size  = {report.target_bytes / MIB:8.2f} MiB ({report.bits_per_weight:.2f} BPW)")
+    print(f"quant size  = {report.target_bytes / MIB:8.2f} MiB ({report.bits_per_weight:.2f} BPW): {printable(out)}")
     if report.replaced:
         print(f"warning: {report.replaced} of {len(report.tensors)} tensor(s) required fallback quantization")
     if zeroed := sum(t.zeroed for t in report.tensors):
         print(f"warning: {zeroed} NaN or infinite value(s) in {sum(t.zeroed > 0 for t in report.tensors)} tensor(s) were set to 0")
-    if args.dry_run:
-        print("dry run: nothing was written")
-    else:
-        elements = sum(t.planned.source.n_elements for t in report.tensors if not t.planned.kept)
-        print(f"quantize time = {seconds:.2f} s ({elements / max(seconds, 1e-9) / 1e6:.2f} M elements/s), written to {printable(out)}")
-    return 0
 
 
 def given_roles(args: argparse.Namespace) -> dict[str, str]:
@@ -74,38 +82,45 @@ def given_roles(args: argparse.Namespace) -> dict[str, str]:
     return {role: given for role in ROLE_FLAGS if (given := getattr(args, f"{role}_type")) is not None}
 
 
-def parse_words(words: list[str]) -> tuple[str, str, str, int]:
-    """(IN, OUT, TYPE, NTHREADS) of the positional words; OUT gets the reference's default name if it was left out."""
+def parse_words(words: list[str]) -> tuple[str, list[tuple[str, str]], int]:
+    """(IN, [(OUT, TYPE), ..], NTHREADS) of the positional words; a single OUT gets the reference's default name if it was left out."""
     from ..formats.ftypes import file_type
 
-    if len(words) < 2 or len(words) > 4:
-        raise UsageError("expected IN [OUT] TYPE [NTHREADS]")
+    if len(words) < 2:
+        raise UsageError("expected IN [OUT] TYPE [OUT TYPE ..] [NTHREADS]")
     src = words[0]
     try:
         preset = file_type(words[1])
         out = os.path.join(src if os.path.isdir(src) else os.path.dirname(src), f"ggml-model-{preset.name}.gguf")
-        rest = words[2:]
+        outputs, rest = [(out, preset.name)], words[2:]
     except UnknownTypeError:
         if len(words) < 3:
             raise
-        preset, out, rest = file_type(words[2]), words[1], words[3:]
-    if not rest:
-        return src, out, preset.name, 0
+        pairs, rest = words[1:], words[len(words) - (len(words) - 1) % 2:]
+        outputs = [(out, file_type(type).name) for out, type in zip(pairs[::2], pairs[1::2])]
+    if len(rest) > 1 or any(_is_number(out) for out, _ in outputs[1:]):  # a number is no file, but NTHREADS in the wrong place
+        raise UsageError(f"unexpected argument '{(rest if len(rest) > 1 else words)[-1]}'")
     try:
-        threads = int(rest[0])
+        return src, outputs, max(0, int(rest[0])) if rest else 0
     except ValueError:
         raise UsageError(f"invalid nthread '{rest[0]}', expected a number") from None
-    if len(rest) > 1:
-        raise UsageError(f"unexpected argument '{rest[1]}'")
-    return src, out, preset.name, max(0, threads)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        int(word)
+    except ValueError:
+        return False
+    return True
 
 
 class Printer(Progress):
     """A line per tensor on stdout, a bar with the time left on stderr."""
 
-    def __init__(self, dry_run: bool = False, line: Callable[[int, int, TensorReport], str] | None = None):
-        """line: what makes a tensor's line of its index, the number of tensors and its report."""
+    def __init__(self, dry_run: bool = False, line: Callable[[int, int, TensorReport], str] | None = None, label: str = ""):
+        """line: what makes a tensor's line of its index, the number of tensors and its report; label: what stands before each line."""
         self.dry_run, self.bar, self.count, self.line = dry_run, None, 0, line or tensor_line
+        self.label = f"{printable(label)}: " if label else ""
 
     def begin(self, planned: list[PlannedTensor]) -> None:
         from tqdm import tqdm
@@ -113,7 +128,11 @@ class Printer(Progress):
         self.count = len(planned)
         if not self.dry_run:
             self.bar = tqdm(total=sum(p.source.n_elements for p in planned), unit="el", unit_scale=True, leave=False, disable=None,
-                            dynamic_ncols=True)
+                            dynamic_ncols=True, desc=self.label.rstrip(": ") or None)
+
+    def resume(self, finished: Sequence[TensorReport]) -> None:
+        if self.bar is not None:
+            self.bar.initial = self.bar.n = sum(report.planned.source.n_elements for report in finished)
 
     def advance(self, n_elements: int) -> None:
         if self.bar is not None:
@@ -122,7 +141,7 @@ class Printer(Progress):
     def tensor_done(self, index: int, report: TensorReport) -> None:
         from tqdm import tqdm
 
-        tqdm.write(self.line(index, self.count, report), file=sys.stdout)
+        tqdm.write(self.label + self.line(index, self.count, report), file=sys.stdout)
 
     def close(self) -> None:
         if self.bar is not None:

@@ -22,13 +22,13 @@ import numpy as np
 
 from ..errors import IqforgeError, NonFiniteError
 from ..formats.codec import decode
-from ..formats.source import Source
+from ..formats.source import Source, TensorInfo
 from ..formats.types import GGMLType, ggml_type
 from .cuda_device import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED
 from .encode import arrange_rows, prepare_weights
 
 if TYPE_CHECKING:
-    from .piece import Piece
+    from .piece import Part, Piece, Result
     from .plan import PlannedTensor
 
 log = logging.getLogger(__name__)
@@ -49,21 +49,20 @@ class DeviceWorkers:
         """Whether the tensor is quantized on a device: all that change their type, but for those that become floats."""
         return not tensor.kept and not _plain(tensor.target.type).is_float
 
-    def pieces(self, tensor: PlannedTensor) -> Iterator[tuple[int, int]]:
-        """First and last row (exclusive) of each piece: rows of one matrix, or several whole matrices where they are small."""
-        info = tensor.source
+    def pieces(self, info: TensorInfo, group: int) -> Iterator[tuple[int, int]]:
+        """First and last row (exclusive) of each piece of a source tensor: rows of one matrix, a multiple of `group` of them, or several
+        whole matrices where they are small."""
         matrix_rows = info.n_rows // info.n_matrices
         if matrices := PIECE_ELEMENTS // (matrix_rows * info.n_cols):
             step = matrices * matrix_rows
             yield from ((start, min(start + step, info.n_rows)) for start in range(0, info.n_rows, step))
             return
-        group = tensor.target.type.group_rows * info.type.group_rows
         step = max(1, PIECE_ELEMENTS // info.n_cols // group) * group
         for first in range(0, info.n_rows, matrix_rows):
             yield from ((start, min(start + step, first + matrix_rows)) for start in range(first, first + matrix_rows, step))
 
-    def work(self, source: Source, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
-        """(bytes, sums) of a piece, as the CPU's worker gives them. The bytes lie in memory of the piece's slot."""
+    def work(self, source: Source, piece: Piece) -> list[Result]:
+        """Bytes and sums of every part of a piece, as the CPU's worker gives them. The bytes lie in memory of the piece's slot."""
         return self.slots[piece.number % len(self.slots)].quantize(source, piece)
 
     def close(self) -> None:
@@ -95,7 +94,7 @@ class _Slot:
         self._memory: list = []
         self._taken = 0
 
-    def quantize(self, source: Source, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+    def quantize(self, source: Source, piece: Piece) -> list[Result]:
         with self.device.context():
             try:
                 return self._quantize(source, piece)
@@ -104,29 +103,46 @@ class _Slot:
                     self.device.wait(self.stream)  # memory must not be given back while the device writes to it
                 raise
 
-    def _quantize(self, source: Source, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
-        device, info, target = self.device, piece.planned.source, piece.planned.target.type
-        plain, rows, n_cols = _plain(target), piece.stop - piece.start, info.n_cols
+    def _quantize(self, source: Source, piece: Piece) -> list[Result]:
+        """The rows are read, copied and widened once; searches for all parts follow one another on the stream."""
+        device, n_elements = self.device, (piece.stop - piece.start) * piece.source.n_cols
         self._taken = 0
         if self.stream is None:
             self.stream = device.stream()
-        matrices = 1 if piece.weights is None else len(piece.weights)
         self._clock = time.perf_counter()
         kind, raw = self._read(source, piece)
         self._spent("reading")
-        encoder = device.encoder(target, n_cols, piece.weights is not None)
-        self._spent("compiling")
-
-        arrays = encoder.arrays(rows, self._new)
-        x = arrays[0].reshape(rows * n_cols)
-        given = x if kind == "F32" else self._new((rows * n_cols,), raw.dtype)
+        x = self._new((n_elements,), np.float32)
+        given = x if kind == "F32" else self._new((n_elements,), raw.dtype)
         device.upload(raw, given, self.stream)
         found = self._host("found", (2,), np.int64)
         found[:] = NONE_FOUND, 0
         found_there = self._to_device(found)
         device.widen(kind, given, x, found_there, self.stream)
+        started = [self._start(source, piece, number, x) for number in range(len(piece.parts))]
+        device.download(found_there, found, self.stream)
+        self._spent("starting")
+        device.wait(self.stream)
+        self._spent("waiting")
 
-        search_weights, error_weights = self._weights(source, piece, matrices)
+        zeroed = int(found[1])
+        if zeroed and not any(part.planned.nan_to_zero for part in piece.parts):
+            self._refuse(source, piece, raw, int(found[0]))
+        results = [self._finish(source, part, zeroed, *arrays) for part, arrays in zip(piece.parts, started)]
+        self._spent("arranging")
+        return results
+
+    def _start(self, source: Source, piece: Piece, number: int, x: object) -> tuple[np.ndarray, np.ndarray]:
+        """Put the search for part `number` of the piece, and what measures it, on the stream; where its bytes and sums will be."""
+        device, part, rows, n_cols = self.device, piece.parts[number], piece.stop - piece.start, piece.source.n_cols
+        target = part.planned.target.type
+        plain, matrices = _plain(target), 1 if part.weights is None else len(part.weights)
+        self._spent("starting")
+        encoder = device.encoder(target, n_cols, part.weights is not None)
+        self._spent("compiling")
+        ready = [x]  # the first array that an encoder asks for
+        arrays = encoder.arrays(rows, lambda shape, dtype: ready.pop().reshape(shape) if ready else self._new(shape, dtype))
+        search_weights, error_weights = self._weights(source, part, matrices, f"weights {number}")
         for matrix in range(matrices):
             own = None if search_weights is None else search_weights[matrix]
             encoder.launch(_part(arrays, matrix, matrices), stream=self.stream, weights=own)
@@ -136,26 +152,21 @@ class _Slot:
         device.measure(plain, x.reshape(rows * blocks, plain.block_size), results,
                        error_weights.reshape(matrices, blocks, plain.block_size), rows // matrices, partials, self.stream)
         packed = self._rows(results, rows, plain.row_bytes(n_cols))
-        data, sums = self._host("data", packed.shape, np.uint8), self._host("sums", partials.shape, np.float64)
-        for there, here in ((packed, data), (partials, sums), (found_there, found)):
-            device.download(there, here, self.stream)
-        self._spent("starting")
-        device.wait(self.stream)
-        self._spent("waiting")
+        data, sums = self._host(f"data {number}", packed.shape, np.uint8), self._host(f"sums {number}", partials.shape, np.float64)
+        device.download(packed, data, self.stream)
+        device.download(partials, sums, self.stream)
+        return data, sums
 
-        zeroed = int(found[1])
-        if zeroed and not piece.planned.nan_to_zero:
-            self._refuse(source, piece, raw, int(found[0]))
+    def _finish(self, source: Source, part: Part, zeroed: int, data: np.ndarray, sums: np.ndarray) -> Result:
+        info, target = part.planned.source, part.planned.target.type
         totals, largest = sums[:, :4].sum(axis=0), sums[:, 4:].max(axis=0)
         if not math.isfinite(largest[0]):
             raise NonFiniteError(f"values up to {largest[1]:g} do not fit into {target}", tensor=info.name, file=source.path)
-        data = arrange_rows(target, data, n_cols)
-        self._spent("arranging")
-        return data, np.array([*totals, largest[0], zeroed])
+        return arrange_rows(target, data, info.n_cols), np.array([*totals, largest[0], zeroed])
 
     def _read(self, source: Source, piece: Piece) -> tuple[str, np.ndarray]:
         """(type, numbers) of the piece in pinned memory: the source's own if the device can widen them, else float32."""
-        info = piece.planned.source
+        info = piece.source
         rows = source.read_rows(info, piece.start, piece.stop)
         if info.type.name not in WIDENED:
             x = self._host("raw", (len(rows), info.n_cols), np.float32)
@@ -165,24 +176,24 @@ class _Slot:
         np.copyto(raw, rows)
         return info.type.name, raw.reshape(-1).view(WIDENED[info.type.name])
 
-    def _weights(self, source: Source, piece: Piece, matrices: int) -> tuple[object, object]:
+    def _weights(self, source: Source, part: Part, matrices: int, kept_as: str) -> tuple[object, object]:
         """Weights of the search and of the sums on the device, float32[matrices, n_cols]; None where a search takes none."""
-        info, n_cols = piece.planned.source, piece.planned.source.n_cols
-        here = self._host("weights", (2, matrices, n_cols), np.float32)
+        info, n_cols = part.planned.source, part.planned.source.n_cols
+        here = self._host(kept_as, (2, matrices, n_cols), np.float32)
         here[...] = 1
-        if piece.weights is not None:
-            here[1] = piece.weights
+        if part.weights is not None:
+            here[1] = part.weights
             try:
-                for matrix, importance in enumerate(piece.weights.reshape(matrices, n_cols)):
+                for matrix, importance in enumerate(part.weights.reshape(matrices, n_cols)):
                     here[0, matrix] = prepare_weights(importance, n_cols)
             except IqforgeError as error:
                 raise type(error)(error.message, file=source.path, tensor=info.name) from None
         there = self._to_device(here)
-        return None if piece.weights is None else there[0], there[1]
+        return None if part.weights is None else there[0], there[1]
 
     def _refuse(self, source: Source, piece: Piece, raw: np.ndarray, index: int) -> None:
         """NonFiniteError naming the number at `index` of the piece, with its row counted in its matrix, as on the CPU."""
-        info = piece.planned.source
+        info = piece.source
         row, column = divmod(index, info.n_cols)
         at = raw[index:index + 1]
         value = at[0] if raw.dtype == np.float32 else decode(info.type, at.view(np.uint8)[None], 1)[0, 0]

@@ -28,10 +28,9 @@ IMATRIX_KEY = "quantize.imatrix.sha256"
 SAMPLES = 16  # groups of rows of a tensor that its fingerprint looks at
 
 
-def provenance_keys(recipe: Recipe, source: Source, version: str, threads: int = 1) -> dict[str, Value]:
-    """The keys that say which version made which recipe of which weights; reads some rows of every tensor."""
-    return {VERSION_KEY: string(version), RECIPE_KEY: string(recipe_text(recipe)),
-            SOURCE_KEY: string(source_fingerprint(source, threads))}
+def provenance_keys(recipe: Recipe, fingerprint: str, version: str) -> dict[str, Value]:
+    """The keys that say which version made which recipe of which weights; fingerprint: `source_fingerprint` of them."""
+    return {VERSION_KEY: string(version), RECIPE_KEY: string(recipe_text(recipe)), SOURCE_KEY: string(fingerprint)}
 
 
 def with_provenance(metadata: dict[str, Value], keys: dict[str, Value], *, imatrix: bool, imatrix_sha256: str | None) -> dict[str, Value]:

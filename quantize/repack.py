@@ -21,7 +21,8 @@ from .ordered import in_order
 from .overrides import regular_expressions
 from .plan import BY_ROW, PlannedTensor
 from .roles import NEVER_INTERLEAVED
-from .run import Progress, RunReport, TensorReport, thread_count
+from .report import Progress, RunReport, TensorReport
+from .run import thread_count
 
 PIECE_BYTES = 8 << 20
 _RELEASE_BYTES = 64 << 20  # pages handed back after this much reading

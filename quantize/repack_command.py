@@ -7,7 +7,7 @@ import time
 
 from ..errors import UsageError, printable
 from .command import MIB, Printer, place_of
-from .run import TensorReport
+from .report import TensorReport
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,8 @@ from .encode import arrange_rows, refuse_non_finite, row_encoder
 from .ordered import in_order
 from .overrides import regular_expressions
 from .roles import is_candidate
-from .run import ImportanceLookup, thread_count
+from .piece import ImportanceLookup
+from .run import thread_count
 
 PIECE_ELEMENTS = 1 << 19
 _RELEASE_ELEMENTS = 1 << 25  # pages of the source are handed back after this much reading

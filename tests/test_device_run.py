@@ -26,7 +26,8 @@ from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize import cuda_device, cuda_run
 from iqforge.quantize.encode import row_encoder
-from iqforge.quantize.run import stream
+from iqforge.quantize.piece import Target, row_group
+from iqforge.quantize.run import Output, stream
 
 
 class FakeEncoder:
@@ -190,7 +191,7 @@ def test_pieces_cover_every_row_once():
              ((16, 1 << 22), "Q4_0_R8")]
     for shape, kind in cases:
         plan = PlannedTensor(info("a.weight", shape), info("a.weight", shape, kind))
-        pieces, rows = list(workers.pieces(plan)), shape[-2]
+        pieces, rows = list(workers.pieces(plan.source, row_group([Target(0, 0, plan)]))), shape[-2]
         assert pieces[0][0] == 0 and pieces[-1][1] == plan.source.n_rows and all(a[1] == b[0] for a, b in zip(pieces, pieces[1:]))
         for start, stop in pieces:
             assert (start % rows == 0 and stop % rows == 0) or start // rows == (stop - 1) // rows
@@ -277,7 +278,8 @@ def test_sink_that_fails_ends_the_run(model, monkeypatch):
     devices = [FakeDevice()]
     monkeypatch.setattr(cuda_device, "CudaDevice", lambda number: devices[number])
     with open_gguf(model) as source, pytest.raises(IqforgeError, match="no space"):
-        stream(source, plan_uniform(source.tensors, ggml_type("IQ4_K"), allow_requantize=True), FullDisk(), devices=[0])
+        planned = plan_uniform(source.tensors, ggml_type("IQ4_K"), allow_requantize=True)
+        stream(source, [Output(planned, FullDisk())], devices=[0])
     assert devices[0].busy == 0
 
 
