@@ -1,36 +1,133 @@
-"""The roof: importance matrices, collected from a text with a model."""
+"""The roof: importance matrices, collected from a text with a model, merged, converted and compared."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .api_runtime import opened_model, text_of
-from .api_source import PathLike
+from .api_source import PathLike, loaded_imatrix
+from .errors import UsageError, printable
 
 if TYPE_CHECKING:
+    from .imatrix.compare import Comparison
     from .imatrix.data import Imatrix
+    from .imatrix.statistics import TensorStatistics
     from .runtime.model import Model
 
 
 def collect_imatrix(model: PathLike | Model, text: PathLike, out: PathLike | None = None, *, n_ctx: int = 512, chunks: int = -1,
-                    output_format: str | None = None, process_output: bool = False, progress: Any = None) -> Imatrix:
+                    from_chunk: int = 0, output_format: str | None = None, process_output: bool = False, output_name: str = "output.weight",
+                    parse_special: bool = False, compute_perplexity: bool = True, batch_tokens: int = 2048,
+                    dataset: str | None = None, in_files: Sequence[PathLike | Imatrix] = (), in_weights: Sequence[float] | None = None,
+                    weighting: str = "tokens", output_frequency: int | None = None, save_frequency: int = 0, resume: bool = False,
+                    progress: Any = None) -> Imatrix:
     """Run `text` through `model` in windows of n_ctx tokens and collect sums of squares per input channel.
 
-    text: a file, or the text itself (a string with a line break in it). Written to `out` (unless None) as legacy `.dat` or
-    GGUF, by its suffix or `output_format` ("dat", "gguf").
-    progress: callable as in `runtime.evaluate.windows.ProgressCallback`.
+    text: a file, or the text itself (a string with a line break in it, or any with a `dataset` to name it by). Written to `out` (unless
+    None) as legacy `.dat` or GGUF, by its suffix or `output_format` ("dat", "gguf"). chunks, from_chunk: at most so many windows, behind
+    so many. process_output: also the matrix `output_name`. parse_special: the text of a control token is that token. batch_tokens: tokens
+    that go through the model at a time, in whole windows.
+    in_files: importance matrices to add to, `in_weights` times (see `merge_imatrices`).
+    output_frequency: write what there is after so many windows (None: 10, but at most once a minute; 0: only at the end), and with it
+    `<out>.resume`, from which a run with `resume` and all else equal goes on; it ends with the same bytes. save_frequency: also keep
+    `<out>.at_<windows>` every so many. progress: callable as in `runtime.evaluate.windows.ProgressCallback`.
     """
     from .formats.output import refuse_same_file
     from .imatrix import collector
-    from .imatrix.files import output_format_of, save_imatrix
+    from .imatrix.merge import merge_imatrices as merge
+    from .imatrix.saving import Saver
 
-    content, dataset = text_of(text)
+    content, dataset = text_of(text) if dataset is None else (text, dataset)
+    loaded_files = [loaded_imatrix(file) for file in in_files]
+
+    def combined(imatrix: Imatrix) -> Imatrix:
+        weights = None if in_weights is None else [*in_weights, 1.0]
+        return merge([*loaded_files, imatrix], weights, chunk_size=n_ctx, weighting=weighting) if loaded_files else imatrix
+
+    if in_weights is not None and len(in_weights) != len(loaded_files):
+        raise UsageError(f"{len(in_weights)} weights are given for {len(loaded_files)} importance matrices")
     with opened_model(model) as loaded:
+        settings = {"n_ctx": n_ctx, "from_chunk": from_chunk, "process_output": process_output, "output_name": output_name,
+                    "parse_special": parse_special, "compute_perplexity": compute_perplexity, "batch_tokens": batch_tokens}
+        saver = None
         if out is not None:
-            output_format_of(out, output_format)
-            refuse_same_file(out, [*loaded.source.files, *([dataset] if dataset else [])])
-        collected = collector.collect_imatrix(loaded, content, n_ctx=n_ctx, chunks=chunks, process_output=process_output,
-                                              dataset=dataset, progress=progress)
+            refuse_same_file(out, [*loaded.source.files, *([dataset] if dataset else []), *(i.path for i in loaded_files if i.path)])
+            saver = Saver(out, output_format, _run(loaded, content, settings), every=output_frequency, keep_every=save_frequency,
+                          combined=combined)
+        elif resume or save_frequency:
+            raise UsageError("resume and save_frequency need an output file")
+        collected = collector.collect_imatrix(loaded, content, chunks=chunks, dataset=dataset, progress=progress, checkpoint=saver,
+                                              start=saver.start(resume) if saver is not None else None, **settings)
+    return saver.finish(collected) if saver is not None else combined(collected)
+
+
+def _run(model: Model, text: str | Sequence[int], settings: dict[str, Any]) -> dict[str, str]:
+    """All that sums depend on, in words, the model's and the text's as SHA-256."""
+    import torch
+
+    from . import __version__
+    from .imatrix.snapshot import model_fingerprint
+
+    content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else repr(list(text)).encode()
+    return {"model": model_fingerprint(model.source), "text": hashlib.sha256(content).hexdigest(), "device": str(model.device),
+            "precision": model.precision, "placement": str(model.weights.placement.request), "switches": str(model.weights.switches),
+            "cache": str(model.cache), "iqforge": __version__, "torch": torch.__version__,
+            **{name: str(value) for name, value in settings.items()}}
+
+
+def merge_imatrices(files: Sequence[PathLike | Imatrix], out: PathLike | None = None, *, weights: Sequence[float] | None = None,
+                    chunk_size: int | None = None, weighting: str = "tokens", output_format: str | None = None) -> Imatrix:
+    """The sum of importance matrices of one model, of either layout, written to `out` unless that is None.
+
+    weights: how many times each counts (1). chunk_size: tokens of a chunk, which is what a `.dat` file counts; by default that of the
+    first `.gguf` file, else 512. weighting: "tokens", or "calls" as ik_llama.cpp adds them, see `imatrix.merge`.
+    """
+    from .formats.output import refuse_same_file
+    from .imatrix.files import output_format_of, save_imatrix
+    from .imatrix.merge import DEFAULT_CHUNK, as_tokens
+    from .imatrix.merge import merge_imatrices as merge
+
+    parts = [loaded_imatrix(file) for file in files]
+    merged = merge(parts, weights, chunk_size=chunk_size, weighting=weighting)
     if out is not None:
-        save_imatrix(collected, out, output_format)
-    return collected
+        refuse_same_file(out, [part.path for part in parts if part.path])
+        if output_format_of(out, output_format) == "gguf":
+            merged = as_tokens(merged, chunk_size or DEFAULT_CHUNK)
+        save_imatrix(merged, out, output_format)
+    return merged
+
+
+def convert_imatrix(src: PathLike, out: PathLike, output_format: str | None = None, *, chunk_size: int | None = None) -> Imatrix:
+    """Write the importance matrix `src` in the layout of `output_format` ("dat", "gguf"), or that of the name `out`; returns it.
+
+    chunk_size: tokens of a call, which is all that a `.dat` file counts (512). UsageError for one that contradicts a `.gguf` file.
+    """
+    from .formats.output import refuse_same_file
+    from .imatrix.files import output_format_of, save_imatrix
+    from .imatrix.merge import DEFAULT_CHUNK, as_tokens
+
+    refuse_same_file(out, [src])
+    imatrix = loaded_imatrix(src)
+    if chunk_size is not None and (chunk_size < 2 or not imatrix.counts_calls and chunk_size != imatrix.chunk_size):
+        of_file = "" if imatrix.counts_calls else f"; {printable(src)} has chunks of {imatrix.chunk_size} tokens"
+        raise UsageError(f"the chunk size is {chunk_size}, expected at least 2 tokens{of_file}")
+    if output_format_of(out, output_format) == "gguf":
+        imatrix = as_tokens(imatrix, chunk_size or DEFAULT_CHUNK)
+    save_imatrix(imatrix, out, output_format)
+    return imatrix
+
+
+def compare_imatrices(a: PathLike | Imatrix, b: PathLike | Imatrix) -> Comparison:
+    """Cosine and relative difference of every entry of two importance matrices of one model, the worst first; see `imatrix.compare`."""
+    from .imatrix.compare import compare
+
+    return compare(loaded_imatrix(a), loaded_imatrix(b))
+
+
+def imatrix_statistics(imatrix: PathLike | Imatrix) -> list[TensorStatistics]:
+    """Figures of every entry, by kind of tensor; see `imatrix.statistics`, also for those of layers."""
+    from .imatrix.statistics import tensor_statistics
+
+    return tensor_statistics(loaded_imatrix(imatrix))

@@ -19,7 +19,9 @@ from types import ModuleType
 COMMANDS = {
     "convert": (".convert.command", "Hugging Face checkpoint to GGUF"),
     "convert-lora": (".convert.lora_command", "LoRA adapter to GGUF"),
-    "imatrix": (".imatrix.command", "collect an importance matrix"),
+    "imatrix": (".imatrix.command", "collect an importance matrix, add up several, look at one"),
+    "imatrix-convert": (".imatrix.convert_command", "an importance matrix file in the other layout"),
+    "imatrix-compare": (".imatrix.compare_command", "how far two importance matrices are apart"),
     "quantize": (".quantize.command", "quantize a GGUF file or a checkpoint"),
     "quantize-stats": (".quantize.stats_command", "what each type would lose on each tensor: table, JSON, heat map"),
     "repack": (".quantize.repack_command", "tensors of a GGUF file into row-interleaved form, or back"),

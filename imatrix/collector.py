@@ -24,7 +24,8 @@ class Collector:
     It goes on from the sums of `before`, if there are such.
     """
 
-    def __init__(self, model: Model, process_output: bool = False, output_name: str = "output.weight", before: Mapping[str, Entry] | None = None):
+    def __init__(self, model: Model, process_output: bool = False, output_name: str = "output.weight",
+                 before: Mapping[str, Entry] | None = None):
         self._n_matrices = {name: len(p.matrices) for p in model.weights.parameters if isinstance(p, ExpertLinear) for name in p.observed}
         self._wanted, self._output = "blk.", output_name if process_output else None
         self._sums = {name: torch.from_numpy(entry.sums.copy()) for name, entry in (before or {}).items()}
@@ -75,8 +76,8 @@ def collect_imatrix(model: Model, text: str, *, n_ctx: int = DEFAULT_CONTEXT, ch
     `process_output` includes the output matrix, `output_name`. With `parse_special` the text of a control token is that token. The
     running perplexity goes to `progress`; without `compute_perplexity` the output is not evaluated unless it is collected.
     `checkpoint(windows done, take)` is called after every pass through the model but the last; what `take()` gives is `start` to a run
-    with all else equal, which goes on there and ends with the same bits. EvaluationError for a text that is too short, ImatrixError naming the
-    tensor for activations that are not finite.
+    with all else equal, which goes on there and ends with the same bits. EvaluationError for a text that is too short, ImatrixError
+    naming the tensor for activations that are not finite.
     """
     windows = Windows.of_text(model, text, n_ctx, chunks, from_chunk, parse_special)
     done, entries, scores = 0, None, Moments()

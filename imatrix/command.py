@@ -1,52 +1,90 @@
-"""`iqforge imatrix`: collect an importance matrix."""
+"""`iqforge imatrix`: collect an importance matrix, add to others, or look at the statistics of one."""
 
 from __future__ import annotations
 
 import argparse
 
-from ..errors import UsageError
+from ..errors import UsageError, printable
 from ..runtime.flags import RunningOutput, add_model_flags, batch_tokens, note, open_model
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run a calibration text through a model and save the mean squared input of every weight column."
-    add_model_flags(parser)
+    parser.description = ("Run a calibration text through a model and save the mean squared input of every weight column. With --in-file "
+                          "and no text, only add up files.")
+    add_model_flags(parser, model_required=False)
+    parser.set_defaults(ctx_size=None)
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the text itself, instead of -f")
     parser.add_argument("-o", "--output", "--output-file", default="imatrix.dat", metavar="OUT", help="file to write (imatrix.dat)")
     parser.add_argument("--output-format", choices=("dat", "gguf"), help="layout (default: gguf if OUT ends in .gguf, else dat)")
-    parser.add_argument("--process-output", action="store_true", help="include output.weight")
-    parser.add_argument("-ofreq", "--output-frequency", type=int, default=100, metavar="N",
-                        help="write what there is after every N windows, 0: only at the end (default: 100)")
+    parser.add_argument("--in-file", action="append", default=[], metavar="F",
+                        help="add to this importance matrix, .dat or .gguf (repeatable)")
+    parser.add_argument("--in-weight", action="append", type=float, metavar="W",
+                        help="how many times the --in-file at the same place counts")
+    parser.add_argument("--in-weighting", choices=("tokens", "calls"), default="tokens", help="calls of .dat files, against new tokens: "
+                        "each as the -c tokens it is (tokens, the default), or as one token, which is what ik_llama.cpp does (calls)")
+    parser.add_argument("--process-output", action="store_true", help="include the output matrix")
+    parser.add_argument("--output-tensor-name", default="output.weight", metavar="NAME", help="its name (output.weight)")
+    parser.add_argument("--chunk", "--from-chunk", type=int, default=0, metavar="N", dest="from_chunk",
+                        help="leave out the first N windows")
+    parser.add_argument("--parse-special", action="store_true", help="the text of a control token is that token")
+    parser.add_argument("-ofreq", "--output-frequency", type=int, metavar="N", help="write what there is after every N windows, and "
+                        "OUT.resume to go on from; 0: only at the end (default: 10, at most once a minute)")
+    parser.add_argument("--save-frequency", type=int, default=0, metavar="N", help="keep a copy OUT.at_WINDOWS every N windows")
+    parser.add_argument("--resume", action="store_true", help="go on where a run of the same command was interrupted, if one was")
     parser.add_argument("--no-ppl", action="store_true", help="do not compute the running perplexity")
     parser.add_argument("--ppl", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--verbosity", type=int, default=1, metavar="N", help="2: a line for every entry at the end")
+    parser.add_argument("--show-statistics", action="store_true", help="print statistics of one --in-file, and do nothing else")
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from ..formats.output import refuse_same_file
-    from ..runtime.evaluate.windows import read_text
-    from .collector import collect_imatrix
-    from .files import save_imatrix
-
-    if not args.file:
-        raise UsageError("-f TEXT is needed")
-    refuse_same_file(args.output, (args.model, args.file))
-    text = read_text(args.file)
+    if args.show_statistics:
+        return _show_statistics(args)
+    if args.file and args.prompt:
+        raise UsageError("-f TEXT or -p TEXT, not both")
+    if not args.file and not args.prompt:
+        return _combine(args, api)
+    if not args.model:
+        raise UsageError("-m MODEL is needed")
+    args.ctx_size = 512 if args.ctx_size is None else args.ctx_size
     if args.precision not in (None, "f32"):
         note(f"--precision {args.precision}", "inputs of products are observed in float32")
     args.precision = "f32"
-
-    saved = 0
-
-    def checkpoint(done: int, take) -> None:
-        nonlocal saved
-        if 0 < args.output_frequency <= done - saved:
-            save_imatrix(take().imatrix, args.output, args.output_format)
-            saved = done
-
+    text = {"text": args.file} if args.file else {"text": args.prompt, "dataset": ""}
     with open_model(args, rows=batch_tokens(args), window=args.ctx_size) as model:
-        refuse_same_file(args.output, model.source.files)
-        imatrix = collect_imatrix(model, text, n_ctx=args.ctx_size, chunks=args.chunks, process_output=args.process_output,
-                                  compute_perplexity=not args.no_ppl, dataset=args.file, batch_tokens=batch_tokens(args),
-                                  progress=RunningOutput(args), checkpoint=checkpoint)
-    save_imatrix(imatrix, args.output, args.output_format)
-    print(f"{len(imatrix.entries)} entries from {imatrix.chunk_count} chunks of {imatrix.chunk_size} tokens written to {args.output}")
+        imatrix = api.collect_imatrix(model, **text, out=args.output, n_ctx=args.ctx_size, chunks=args.chunks, from_chunk=args.from_chunk,
+                                      output_format=args.output_format, process_output=args.process_output,
+                                      output_name=args.output_tensor_name, parse_special=args.parse_special,
+                                      compute_perplexity=not args.no_ppl, batch_tokens=batch_tokens(args), in_files=args.in_file,
+                                      in_weights=args.in_weight, weighting=args.in_weighting, output_frequency=args.output_frequency,
+                                      save_frequency=args.save_frequency, resume=args.resume, progress=RunningOutput(args))
+    _say(imatrix, args)
     return 0
+
+
+def _combine(args: argparse.Namespace, api) -> int:
+    if not args.in_file:
+        raise UsageError("-f TEXT is needed")
+    _say(api.merge_imatrices(args.in_file, args.output, weights=args.in_weight, chunk_size=args.ctx_size, weighting=args.in_weighting,
+                             output_format=args.output_format), args)
+    return 0
+
+
+def _show_statistics(args: argparse.Namespace) -> int:
+    from .files import load_imatrix
+    from .statistics import statistics_lines
+
+    if len(args.in_file) != 1:
+        raise UsageError(f"--show-statistics needs exactly one --in-file, not {len(args.in_file)}")
+    print("\n".join(statistics_lines(load_imatrix(args.in_file[0]))))
+    return 0
+
+
+def _say(imatrix, args: argparse.Namespace) -> None:
+    if args.verbosity > 1:
+        unit = "calls" if imatrix.counts_calls else "tokens"
+        for name, entry in imatrix.entries.items():
+            counts = f"{entry.counts.min()} to {entry.counts.max()}" if len(entry.counts) > 1 else f"{entry.counts[0]}"
+            print(f"{printable(name)}: {entry.sums.shape[0]} x {entry.sums.shape[1]}, {counts} {unit}")
+    size = "" if imatrix.counts_calls else f" of {imatrix.chunk_size} tokens"
+    print(f"{len(imatrix.entries)} entries from {imatrix.chunk_count} chunks{size} written to {args.output}")

@@ -4,7 +4,12 @@
     per entry: i32 length and bytes of the name, i32 ncall, i32 nval, f32[nval] = sum / count * ncall
     optional:  i32 chunk count, i32 length and bytes of the data set's name
 
-`ncall` counts evaluation calls (windows). How the values are divided among experts is not said.
+`ncall` counts evaluation calls: windows, or in ik_llama.cpp parts of them if these are larger than its batch. How the values are divided
+among experts is not said. Of several data sets only the last one's name has a place.
+
+An expert that saw nothing has no mean. ik_llama.cpp leaves a tensor with such experts out, unless they are fewer than
+round(0.05 * experts), which of fewer than 10 experts none ever is; llama.cpp keeps it and writes means of 1. This does the latter: a
+quantizer that finds no entry has nothing to go by for the other experts either, and the low-bit types refuse.
 """
 
 from __future__ import annotations
@@ -57,15 +62,16 @@ def load_dat(path: str | os.PathLike) -> Imatrix:
 
 
 def save_dat(imatrix: Imatrix, path: str | os.PathLike) -> None:
-    """Entries in order of their names. Experts that saw nothing are written as ones, and that is logged."""
+    """Entries in their order: what was read is written with the same bytes. Experts that saw nothing are written as ones, and that is
+    logged; entries that saw nothing at all are left out aloud. ImatrixError if nothing is left."""
     pieces, n_entries = [], 0
-    for name, entry in sorted(imatrix.entries.items()):
+    for name, entry in imatrix.entries.items():
         if not entry.counts.any():
             log.warning("%s saw no input at all and is left out of %s", name, os.fspath(path))
             continue
         if entry.n_missing:
             log.warning("%s: %d of %d experts saw no input, their importance is written as 1", name, entry.n_missing, len(entry.counts))
-        ncall = max(1, -(-int(entry.counts.max()) // max(imatrix.chunk_size, 1)))
+        ncall = entry.calls or max(1, -(-int(entry.counts.max()) // max(imatrix.chunk_size, 1)))
         # sums * (ncall / count), not the other way round: a file that was read is then written with the same bits.
         scale = ncall / np.maximum(entry.counts[:, None], 1)
         values = np.where(entry.counts[:, None] > 0, entry.sums * scale, float(ncall))

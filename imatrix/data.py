@@ -25,10 +25,14 @@ _ALTERNATIVES = {
 
 @dataclass
 class Entry:
-    """Of one tensor: `sums` float64[n_matrices, n_cols] of squared inputs, `counts` int64[n_matrices] of input rows seen."""
+    """Of one tensor: `sums` float64[n_matrices, n_cols] of squared inputs, `counts` int64[n_matrices] of input rows seen.
+
+    `calls`: evaluations that the sums come from, for the `.dat` layout, where the counts do not say it (see `merge.merge_imatrices`).
+    """
 
     sums: np.ndarray
     counts: np.ndarray
+    calls: int | None = None
 
     @property
     def means(self) -> np.ndarray:
@@ -47,7 +51,7 @@ class Imatrix:
     """Entries by tensor name, and how they were collected: `chunk_count` windows of `chunk_size` tokens of `datasets`.
 
     Counts are rows (tokens) where the file says so. The legacy format only has evaluation calls: then `chunk_size` is 1 and
-    counts are calls.
+    counts are calls, and an entry is one matrix even if it is that of experts (see `experts.with_experts`).
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -55,6 +59,11 @@ class Imatrix:
     chunk_size: int = 1
     datasets: tuple[str, ...] = ()
     path: str | None = None
+
+    @property
+    def counts_calls(self) -> bool:
+        """Whether counts are evaluation calls, of a size that nobody knows."""
+        return self.chunk_size <= 1
 
     def importance(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """float32[n_matrices, n_cols], the mean squared input of every column of tensor `name` with numpy-order `shape`.

@@ -1,7 +1,8 @@
 """The GGUF layout of importance matrices (llama.cpp).
 
 Keys `general.type` = `imatrix`, `imatrix.datasets`, `imatrix.chunk_count`, `imatrix.chunk_size`; per entry, in order of names,
-F32 tensors `<name>.in_sum2` [n_matrices, n_cols] with raw sums of squares and `<name>.counts` [n_matrices, 1] with token counts.
+F32 tensors `<name>.in_sum2` [n_matrices, n_cols] with raw sums of squares and `<name>.counts` [n_matrices, 1] with token counts. Of tensors
+that are not experts' the matrices share one count, and their sums are one row.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def save_gguf(imatrix: Imatrix, path: str | os.PathLike) -> None:
         raise ImatrixError("there is nothing to write: no tensor saw any input", file=path)
     f32, tensors, data = TYPES["F32"], [], []
     for name, entry in sorted(imatrix.entries.items()):
+        entry = _as_stored(name, entry)
         n_matrices, n_cols = entry.sums.shape
         shapes = ((n_matrices, n_cols), (n_matrices, 1)) if n_matrices > 1 else ((n_cols,), (1,))
         for suffix, shape, values in ((_SUMS, shapes[0], entry.sums), (_COUNTS, shapes[1], entry.counts)):
@@ -63,6 +65,13 @@ def save_gguf(imatrix: Imatrix, path: str | os.PathLike) -> None:
     with GGUFWriter(path, metadata, tensors) as writer:
         for tensor, values in zip(tensors, data, strict=True):
             writer.write(tensor, values)
+
+
+def _as_stored(name: str, entry: Entry) -> Entry:
+    """Matrices that all see every row, as those of heads in latent attention, have one count; experts have theirs."""
+    if "_exps" in name or (entry.counts != entry.counts[0]).any():
+        return entry
+    return Entry(entry.sums.reshape(1, -1), entry.counts[:1])
 
 
 def _entry(file: GGUFFile, name: str, sums: TensorInfo, counts: TensorInfo) -> Entry:

@@ -28,9 +28,9 @@ _WITHOUT_EFFECT = [(("-mla", "--mla-use"), True), (("-fmoe", "--fused-moe"), Fal
 _PREFIX = "without effect "
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
+def add_model_flags(parser: argparse.ArgumentParser, *, model_required: bool = True) -> None:
     """Flags of commands that evaluate windows of a text: -f, -c, -b, --chunks, and those of `add_runtime_flags`."""
-    add_runtime_flags(parser)
+    add_runtime_flags(parser, model_required=model_required)
     parser.add_argument("-f", "--file", metavar="TEXT", help="UTF-8 text to evaluate")
     parser.add_argument("-c", "--ctx-size", type=int, default=512, metavar="N", help="tokens per window (default: 512)")
     parser.add_argument("-b", "--batch-size", type=int, default=2048, metavar="N", help="tokens per pass, in whole windows (default: 2048)")

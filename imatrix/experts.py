@@ -1,0 +1,44 @@
+"""Which matrix a value of the `.dat` layout belongs to: it does not say, but the sizes of a layer's entries do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from .data import Entry, Imatrix
+
+_SEE_THE_ROUTERS_INPUT = ("ffn_up_exps.weight", "ffn_gate_exps.weight", "ffn_gate_up_exps.weight")
+
+
+def with_experts(imatrix: Imatrix) -> Imatrix:
+    """`imatrix` with experts' entries as [n_experts, n_cols], where counts are calls and the sizes of their layer tell how many there are.
+
+    The router (`ffn_gate_inp`) and the experts' up and gate matrices see rows of the same length, which gives the number of experts.
+    An expert whose means are all exactly 1 is one that saw nothing: the layout has ones for these. Its count becomes 0.
+    """
+    if not imatrix.counts_calls:
+        return imatrix
+    entries = {name: split_experts(entry, _n_experts(imatrix.entries, name)) for name, entry in imatrix.entries.items()}
+    return replace(imatrix, entries=entries)
+
+
+def split_experts(entry: Entry, n_experts: int) -> Entry:
+    """A flat entry with one count as that of `n_experts` matrices, if it can be. Matrices whose means are all exactly 1 saw nothing."""
+    if len(entry.counts) > 1 or n_experts <= 1 or entry.sums.size % n_experts:
+        return entry
+    sums, count = entry.sums.reshape(n_experts, -1), int(entry.counts[0])
+    missing = (sums == count).all(axis=1)
+    return Entry(np.where(missing[:, None], 0.0, sums), np.where(missing, 0, count), entry.calls)
+
+
+def _n_experts(entries: dict[str, Entry], name: str) -> int:
+    """1 for tensors that are not experts', and where the layer does not tell."""
+    layer, dot, kind = name.partition(".ffn_")
+    router = entries.get(f"{layer}.ffn_gate_inp.weight")
+    if not kind.endswith("_exps.weight") or router is None:
+        return 1
+    for other in _SEE_THE_ROUTERS_INPUT:
+        if (entry := entries.get(f"{layer}.{other}")) is not None and entry.sums.size % router.sums.size == 0:
+            return entry.sums.size // router.sums.size
+    return 1

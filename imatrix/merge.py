@@ -1,0 +1,114 @@
+"""Adding up importance matrices of the same model, from files of either layout, each with a weight.
+
+Where counts are tokens, sums and counts add up. Those of `.dat` files are calls, and there are two ways to add them to counts of tokens:
+
+- `tokens`: a call stands for `chunk_size` tokens, as in llama.cpp. Every token counts the same, whatever file it comes from. (An expert
+  is taken to have seen every token of a call, as nothing else is known; of ones, which stand for an expert that saw nothing, nothing is
+  added.)
+- `calls`: a call counts as much as one token, as in ik_llama.cpp's `--in-file`: fresh tokens drown what comes from files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import ImatrixError, UsageError
+from .data import Entry, Imatrix
+from .experts import split_experts, with_experts
+
+DEFAULT_CHUNK = 512  # tokens of a call, where nothing says it
+WEIGHTINGS = ("tokens", "calls")
+
+
+def merge_imatrices(parts: Sequence[Imatrix], weights: Sequence[float] | None = None, *, chunk_size: int | None = None,
+                    weighting: str = "tokens") -> Imatrix:
+    """The sum of `parts`, as if the text of each had been seen `weights` times (1 by default). Entries are in order of their names.
+
+    chunk_size: tokens of the result's chunks, and of a call of a `.dat` file; by default those of the first part that counts tokens,
+    else 512. Where all parts count calls, and no weight is a fraction, the result counts calls.
+    weighting: how calls and tokens add up, see above. The number of chunks is the largest count in chunks, with `calls` that of calls.
+    UsageError for weights that are not positive, or fractions with `calls`; ImatrixError for a size that differs, naming both files.
+    """
+    weights = [1.0] * len(parts) if weights is None else list(weights)
+    _check_arguments(parts, weights, chunk_size, weighting)
+    known = next((part.chunk_size for part in parts if not part.counts_calls), None)
+    if weighting == "tokens":
+        parts = [with_experts(part) for part in parts]
+        if known or any(weight % 1 for weight in weights):
+            chunk_size = chunk_size or known or DEFAULT_CHUNK
+            parts = [as_tokens(part, chunk_size) for part in parts]
+    entries: dict[str, Entry] = {}
+    origin: dict[str, Imatrix] = {}
+    for part, weight in zip(parts, weights):
+        for name, entry in part.entries.items():
+            entry = _weighted(entry, weight)
+            if weighting == "calls":
+                entry = replace(entry, calls=_calls(part, entry, weight))
+            if name in entries:
+                entry = _sum(*_alike(entries[name], entry, name, origin[name], part, weighting == "tokens"))
+            entries[name] = entry
+            origin.setdefault(name, part)
+    size = 1 if all(part.counts_calls for part in parts) else chunk_size or known or DEFAULT_CHUNK
+    merged = Imatrix(dict(sorted(entries.items())), 0, size, tuple(name for part in parts for name in part.datasets))
+    merged.chunk_count = max((entry.calls or max(1, int(entry.counts.max()) // merged.chunk_size) for entry in entries.values()), default=0)
+    return merged
+
+
+def as_tokens(imatrix: Imatrix, chunk_size: int) -> Imatrix:
+    """`imatrix` with counts of tokens, if it has calls: each is taken to be `chunk_size` tokens. Its experts are told apart."""
+    if not imatrix.counts_calls:
+        return imatrix
+    entries = {name: Entry(entry.sums * chunk_size, entry.counts * chunk_size) for name, entry in with_experts(imatrix).entries.items()}
+    return replace(imatrix, entries=entries, chunk_size=chunk_size)
+
+
+def _check_arguments(parts: Sequence[Imatrix], weights: Sequence[float], chunk_size: int | None, weighting: str) -> None:
+    if weighting not in WEIGHTINGS:
+        raise UsageError(f"the weighting is '{weighting}', expected {' or '.join(WEIGHTINGS)}")
+    if not parts:
+        raise UsageError("there is no importance matrix to merge")
+    if len(weights) != len(parts):
+        raise UsageError(f"{len(weights)} weights are given for {len(parts)} importance matrices")
+    if chunk_size is not None and chunk_size < 2:
+        raise UsageError(f"the chunk size is {chunk_size}, expected at least 2 tokens")
+    for weight in weights:
+        if not 0 < weight < np.inf:
+            raise UsageError(f"a weight is {weight:g}, expected a positive number")
+        if weighting == "calls" and weight % 1:
+            raise UsageError(f"a weight is {weight:g}: calls can only be counted whole")
+
+
+def _weighted(entry: Entry, weight: float) -> Entry:
+    """Counts stay whole, and at least 1 where they were; means stay what they are."""
+    if weight == 1:
+        return entry
+    counts = np.where(entry.counts > 0, np.maximum(1, np.rint(entry.counts * weight)), 0).astype(np.int64)
+    return Entry(entry.sums * (counts / np.maximum(entry.counts, 1))[:, None], counts, entry.calls)
+
+
+def _calls(part: Imatrix, entry: Entry, weight: float) -> int:
+    """What ik_llama.cpp would have counted: every tensor sees every call."""
+    if entry.calls is not None:
+        return entry.calls * int(weight)
+    return int(entry.counts.max()) if part.counts_calls else part.chunk_count * int(weight)
+
+
+def _alike(a: Entry, b: Entry, name: str, first: Imatrix, second: Imatrix, find_missing: bool) -> tuple[Entry, Entry]:
+    """Both as so many matrices as the one that has more; a single count stands for that of every matrix."""
+    n_matrices = max(len(a.counts), len(b.counts))
+    if a.sums.size != b.sums.size or any(len(entry.counts) not in (1, n_matrices) for entry in (a, b)):
+        raise ImatrixError(f"has {_size(b)}, in {first.path or 'what was collected'} it has {_size(a)}", file=second.path, tensor=name)
+    if find_missing:
+        return split_experts(a, n_matrices), split_experts(b, n_matrices)
+    return tuple(Entry(e.sums.reshape(n_matrices, -1), np.broadcast_to(e.counts, n_matrices), e.calls) for e in (a, b))
+
+
+def _sum(a: Entry, b: Entry) -> Entry:
+    return Entry(a.sums + b.sums, a.counts + b.counts, None if a.calls is None or b.calls is None else a.calls + b.calls)
+
+
+def _size(entry: Entry) -> str:
+    return f"{entry.sums.size} values in {len(entry.counts)} matri{'x' if len(entry.counts) == 1 else 'ces'}"
