@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -40,6 +40,12 @@ class Entry:
         seen = self.counts[:, None] > 0
         return np.where(seen, self.sums / np.maximum(self.counts[:, None], 1), 1.0)
 
+    def whole(self) -> Entry:
+        """The same means with whole counts, of which none becomes 0, where weights have made fractions of them."""
+        counts = np.where(self.counts > 0, np.maximum(1, np.rint(self.counts)), 0)
+        scale = counts / np.where(self.counts > 0, self.counts, 1)
+        return Entry(self.sums * scale[:, None], counts.astype(np.int64), self.calls)
+
     @property
     def n_missing(self) -> int:
         """Matrices that saw nothing."""
@@ -64,6 +70,10 @@ class Imatrix:
     def counts_calls(self) -> bool:
         """Whether counts are evaluation calls, of a size that nobody knows."""
         return self.chunk_size <= 1
+
+    def whole(self) -> Imatrix:
+        """With whole counts, see `Entry.whole`."""
+        return replace(self, entries={name: entry.whole() for name, entry in self.entries.items()})
 
     def importance(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
         """float32[n_matrices, n_cols], the mean squared input of every column of tensor `name` with numpy-order `shape`.
@@ -103,7 +113,10 @@ class Imatrix:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What an unfinished run has after `imatrix.chunk_count` windows: all it needs to go on. `sums`: float64 arrays beside the entries."""
+    """What an unfinished run has after `imatrix.chunk_count` windows: all it needs to go on. Counts may be fractions (`Entry.whole`).
+
+    sums: float64 arrays beside the entries.
+    """
 
     imatrix: Imatrix
     sums: dict[str, np.ndarray]

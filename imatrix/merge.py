@@ -82,11 +82,7 @@ def _check_arguments(parts: Sequence[Imatrix], weights: Sequence[float], chunk_s
 
 
 def _weighted(entry: Entry, weight: float) -> Entry:
-    """Counts stay whole, and at least 1 where they were; means stay what they are."""
-    if weight == 1:
-        return entry
-    counts = np.where(entry.counts > 0, np.maximum(1, np.rint(entry.counts * weight)), 0).astype(np.int64)
-    return Entry(entry.sums * (counts / np.maximum(entry.counts, 1))[:, None], counts, entry.calls)
+    return entry if weight == 1 else Entry(entry.sums * weight, entry.counts * weight, entry.calls).whole()
 
 
 def _calls(part: Imatrix, entry: Entry, weight: float) -> int:

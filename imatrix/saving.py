@@ -52,7 +52,7 @@ class Saver:
         if not keep and not write:
             return
         snapshot = take()
-        imatrix = self.combined(snapshot.imatrix)
+        imatrix = self.combined(snapshot.imatrix.whole())
         if write:
             save_snapshot(snapshot, self.resume_path, self.run)
             save_imatrix(imatrix, self.out, self.format)
@@ -62,7 +62,7 @@ class Saver:
 
     def finish(self, imatrix: Imatrix) -> Imatrix:
         """Write the result, and forget what to go on from. Returns what was written."""
-        done, imatrix = imatrix.chunk_count, self.combined(imatrix)
+        done, imatrix = imatrix.chunk_count, self.combined(imatrix.whole())
         if self._passed(done):
             save_imatrix(imatrix, f"{self.out}.at_{done}", self.format)
         save_imatrix(imatrix, self.out, self.format)

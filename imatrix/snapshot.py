@@ -1,7 +1,7 @@
 """What an interrupted collection goes on from: `<out>.resume`, a GGUF file of sums in full precision.
 
 Keys: `general.type` = `imatrix-snapshot`, `imatrix.datasets`, `imatrix.chunk_count` (windows done), `imatrix.chunk_size`, and one text
-`iqforge.run.<what>` for everything that the sums depend on. Tensors: `<name>.in_sum2` F64 [n_matrices, n_cols] and `<name>.counts` I64
+`iqforge.run.<what>` for everything that the sums depend on. Tensors: `<name>.in_sum2` F64 [n_matrices, n_cols] and `<name>.counts` F64
 [n_matrices, 1] of every entry, as the collector has them (the layouts of finished files have 32 bits); `run.<name>` F64 [1, n] of other
 sums.
 """
@@ -32,8 +32,8 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike, run: Mapping[str,
     values |= {name + _COUNTS: entry.counts[:, None] for name, entry in imatrix.entries.items()}
     values |= {f"run.{name}": sums[None] for name, sums in snapshot.sums.items()}
     for name, array_ in values.items():
-        tensors.append(TensorInfo(name, array_.shape, TYPES["I64" if name.endswith(_COUNTS) else "F64"]))
-        data.append(array_.astype("<i8" if name.endswith(_COUNTS) else "<f8", copy=False))
+        tensors.append(TensorInfo(name, array_.shape, TYPES["F64"]))
+        data.append(array_.astype("<f8", copy=False))
     metadata = {"general.type": string(_KIND), "imatrix.datasets": array(ValueType.STRING, list(imatrix.datasets)),
                 "imatrix.chunk_count": u32(imatrix.chunk_count), "imatrix.chunk_size": u32(imatrix.chunk_size)}
     with GGUFWriter(path, metadata | {_RUN + key: string(value) for key, value in run.items()}, tensors) as writer:
@@ -55,9 +55,11 @@ def load_snapshot(path: str | os.PathLike, run: Mapping[str, str]) -> Snapshot:
         for tensor in file.tensors:
             if tensor.name.endswith(_SUMS):
                 name = tensor.name.removesuffix(_SUMS)
-                entries[name] = Entry(_read(file, tensor.name, "<f8"), _read(file, name + _COUNTS, "<i8")[:, 0])
+                counts = _read(file, name + _COUNTS)[:, 0]
+                whole = (counts == np.rint(counts)).all()
+                entries[name] = Entry(_read(file, tensor.name), counts.astype(np.int64) if whole else counts)
             elif tensor.name.startswith("run."):
-                sums[tensor.name.removeprefix("run.")] = _read(file, tensor.name, "<f8")[0]
+                sums[tensor.name.removeprefix("run.")] = _read(file, tensor.name)[0]
         datasets = tuple(str(name) for name in get(file.metadata, "imatrix.datasets", list, file=path))
         counts = [get(file.metadata, f"imatrix.{key}", int, file=path) for key in ("chunk_count", "chunk_size")]
         return Snapshot(Imatrix(entries, *counts, datasets, path), sums)
@@ -78,9 +80,9 @@ def model_fingerprint(source: Source) -> str:
     return digest.hexdigest()
 
 
-def _read(file: GGUFFile, name: str, dtype: str) -> np.ndarray:
+def _read(file: GGUFFile, name: str) -> np.ndarray:
     tensor = file.tensor(name)
-    return np.array(file.read_rows(tensor, 0, tensor.n_rows)).view(dtype).reshape(tensor.n_rows, tensor.n_cols)
+    return np.array(file.read_rows(tensor, 0, tensor.n_rows)).view("<f8").reshape(tensor.n_rows, tensor.n_cols)
 
 
 def _shown(value: str | None) -> str:

@@ -19,10 +19,11 @@ from iqforge.convert.checkpoint import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ImatrixError, OutputError, UsageError
 from iqforge.imatrix.collector import collect_imatrix
-from iqforge.imatrix.data import Entry, Imatrix
+from iqforge.imatrix.data import Entry, Imatrix, Snapshot
 from iqforge.imatrix.experts import with_experts
 from iqforge.imatrix.files import load_imatrix, save_imatrix
 from iqforge.imatrix.merge import as_tokens, merge_imatrices
+from iqforge.imatrix.snapshot import load_snapshot, save_snapshot
 from iqforge.imatrix.statistics import layer_statistics, tensor_statistics
 from iqforge.runtime.evaluate.base_file import BaseFile
 from iqforge.runtime.model import load_model
@@ -355,3 +356,21 @@ def test_another_run_does_not_go_on(model, tmp_path, caplog):
         iqforge.collect_imatrix(**options, resume=True)
     with pytest.raises(UsageError):
         iqforge.collect_imatrix(**options | {"save_frequency": -1}, out=out)
+
+
+def test_snapshots_keep_every_bit(tmp_path):
+    """Also of counts that weights have made fractions, which finished files do not have."""
+    sums = np.random.default_rng(1).random((2, 3)) * np.array([[1e-300], [1e300]])
+    snapshot = Snapshot(Imatrix({UP: Entry(sums, np.array([0.7, 0]))}, 3, N_CTX, ("a", "b")), {"perplexity": np.array([1 / 3, 0.1])})
+    save_snapshot(snapshot, tmp_path / "x", {"what": "this"})
+    read = load_snapshot(tmp_path / "x", {"what": "this"})
+    assert np.array_equal(read.imatrix.entries[UP].sums, sums) and read.imatrix.entries[UP].counts.tolist() == [0.7, 0]
+    assert (read.imatrix.chunk_count, read.imatrix.chunk_size, read.imatrix.datasets) == (3, N_CTX, ("a", "b"))
+    assert np.array_equal(read.sums["perplexity"], snapshot.sums["perplexity"])
+    whole = read.imatrix.whole().entries[UP]
+    assert whole.counts.tolist() == [1, 0] and np.allclose(whole.means[0], sums[0] / 0.7, rtol=1e-12)
+    with pytest.raises(ImatrixError, match="what: this then, nothing now; more: nothing then, that now"):
+        load_snapshot(tmp_path / "x", {"more": "that"})
+    save_imatrix(tokens([[1, 2]], [1]), tmp_path / "y.gguf")
+    with pytest.raises(ImatrixError, match="not what an interrupted"):
+        load_snapshot(tmp_path / "y.gguf", {})
