@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UsageError
 from . import bench_options
 from .bench_options import OPTIONS
-from .flags import MOST_TOKENS
+from .flags import MOST_TOKENS, add_device_flag, chosen_device
 
 _LONGEST_DELAY = 86400
 
@@ -36,11 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delay", type=float, default=0, metavar="SECONDS", help="pause before each test")
     parser.add_argument("--progress", action="store_true", help="say on stderr what runs")
     parser.add_argument("-v", "--verbose", action="store_true", help="say what takes a slower path")
-    parser.add_argument("--device", default="auto", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    add_device_flag(parser, "auto")
     parser.add_argument("--fit", nargs="?", type=int, const=1024, metavar="MIB", help="choose by the GPU's free memory what stays on the "
                         "CPU, leaving so much free (default: 1024 MiB)")
-    for flag in ("--prio", "-tgb", "--poll"):
-        parser.add_argument(flag, help=argparse.SUPPRESS)
     bench_options.add_options(parser)
 
 
@@ -132,8 +130,6 @@ def planned_settings(args: argparse.Namespace, device) -> list[dict[str, Any]]:
             raise UsageError(f"values of a cache cannot be quantized ({setting['type_v']}) without flash attention (-fa 0)")
         if setting["precision"] not in (("f32", "bf16", "f16") if device.type == "cuda" else ("f32",)):
             raise UsageError(f"--precision {setting['precision']} is not known on {device.type}")
-        if setting["mla_attn"] not in range(4):
-            raise UsageError(f"-mla is {setting['mla_attn']}, expected 0 to 3")
         if min(setting["n_batch"], setting["n_ubatch"]) < 1 or max(setting["n_batch"], setting["n_ubatch"]) > MOST_TOKENS:
             raise UsageError(f"-b and -ub are 1 to {MOST_TOKENS} tokens")
         if setting["n_threads"] < 0:
@@ -164,15 +160,6 @@ def cache_settings(setting: dict[str, Any]):
     from .cache import CacheSettings
 
     return CacheSettings(setting["type_k"], setting["type_v"], setting["k_cache_hadamard"], setting["v_cache_hadamard"])
-
-
-def chosen_device(name: str):
-    """The torch device of `--device`. `auto` is the first GPU where there is one. UsageError for one that is not there."""
-    import torch
-
-    from .model import usable_device
-
-    return usable_device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], *, context: int = 0, fit_margin: int | None = None,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
+from .ignored_flags import BY_FLAG, add_ignored_flags, given as given_flags
 
 _ON = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}
 
@@ -32,6 +33,8 @@ class Option:
             if word.lower() not in _ON:
                 raise UsageError(f"{self.flags[0]} takes 0 or 1, got '{word}'")
             return _ON[word.lower()]
+        if (ignored := BY_FLAG.get(self.flags[0])) is not None:
+            ignored.check(word)
         try:
             return self.kind(word)
         except ValueError:
@@ -56,7 +59,7 @@ OPTIONS = (
     Option("v_cache_hadamard", ("-vhad", "--v-cache-hadamard"), bool, False, "vhad", "Hadamard transform of quantized values"),
     Option("main_gpu", ("-mg", "--main-gpu"), int, 0, "mg", ""),
     Option("split_mode", ("-sm", "--split-mode"), str, "layer", "sm", ""),
-    Option("tensor_split", ("-ts", "--tensor-split"), str, "", "ts", "", False, ";"),
+    Option("tensor_split", ("-ts", "--tensor-split"), str, "", "ts", ""),
     Option("no_kv_offload", ("-nkvo", "--no-kv-offload"), bool, False, "nkvo", ""),
     Option("mla_attn", ("-mla", "--mla-use"), int, 3, "mla", ""),
     Option("repack", ("-rtr", "--run-time-repack"), bool, False, "rtr", ""),
@@ -69,7 +72,7 @@ OPTIONS = (
     Option("use_thp", ("-thp", "--transparent-huge-pages"), bool, False, "thp", ""),
     Option("n_threads", ("-t", "--threads"), int, 0, "threads", "CPU threads (default: one per core)"),
 )
-# Accepted because scripts for the reference's tool pass them. `switches.WITHOUT_EFFECT` has the reasons of the others.
+# Accepted because scripts for the reference's tool pass them. `ignored_flags.py` has the others.
 _WITHOUT_EFFECT = {"-mmp": "weights on the CPU are read through the page cache", "-embd": "logits are always computed",
                    "-thp": "that is up to the system"}
 _ALL_ON_CPU = "everything is on the CPU"
@@ -81,6 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         shown = option.help and f"{option.help}" + (f" (default: {int(option.default) if option.kind is bool else option.default})"
                                                     if "default" not in option.help and option.default != "" else "")
         parser.add_argument(*option.flags, dest=option.field, action="append", metavar="LIST", help=shown or argparse.SUPPRESS)
+    add_ignored_flags(parser, {flag for option in OPTIONS for flag in option.flags})
 
 
 def values_of(args: argparse.Namespace, option: Option) -> list:
@@ -103,9 +107,8 @@ def varied(args: argparse.Namespace) -> list[Option]:
 def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
     """One line for each option that was given and changes nothing, on this kind of device or beside the others."""
     from .cache_types import CACHE_TYPES
-    from .switches import WITHOUT_EFFECT
 
-    reasons = WITHOUT_EFFECT | _WITHOUT_EFFECT
+    reasons = {flag: ignored.why for flag, ignored in BY_FLAG.items()} | _WITHOUT_EFFECT
     given = {option.field: values_of(args, option) for option in OPTIONS}
     if on_cpu:
         reasons |= dict.fromkeys(("-ngl", "-ncmoe", "-ot"), _ALL_ON_CPU)
@@ -116,6 +119,7 @@ def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
             reasons |= {flag: "the cache is not quantized"}
     lines = [f"note: {option.flags[0]} changes nothing here: {reasons[option.flags[0]]}" for option in OPTIONS
              if option.flags[0] in reasons and getattr(args, option.field)]
+    lines += [f"note: {ignored.flag} changes nothing here: {ignored.why}" for ignored in given_flags(args)]
     return lines + ([f"note: --fit changes nothing here: {_ALL_ON_CPU}"] if on_cpu and args.fit is not None else [])
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from . import bench_options
+from .flags import add_device_flag
 
 _HEADS = (("PP", 6), ("TG", 6), ("N_KV", 6), ("T_PP s", 8), ("S_PP t/s", 8), ("T_TG s", 8), ("S_TG t/s", 8))
 _MEMORY_HEADS = (("RSS HWM", 8), ("VRAM delta", 10))
@@ -91,7 +92,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-warmup", action="store_true", help="nothing runs before the first line")
     parser.add_argument("-wb", "--warmup-batch", action="store_true", help=argparse.SUPPRESS)  # the warm-up is a whole batch anyway
     parser.add_argument("--output-format", choices=("md", "jsonl"), default="md", help="(default: md)")
-    parser.add_argument("--device", default="auto", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    add_device_flag(parser, "auto")
     parser.add_argument("--fit", nargs="?", type=int, const=1024, metavar="MIB", help="choose by free memory what stays on the CPU")
     parser.add_argument("-v", "--verbose", action="store_true", help="say what takes a slower path")
     bench_options.add_options(parser)

@@ -5,27 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError, printable
+from ..errors import UsageError
+from . import ignored_flags
+from .ignored_flags import add_ignored_flags
 
 if TYPE_CHECKING:
     from ..formats.source import Source
 
 MOST_TOKENS = 2**31 - 1  # of -ub and -b
 DEFAULT_MARGIN = 1024  # MiB that --fit leaves free
-
-# Flags of the reference that choose hardware or change nothing here: (spellings, takes a value; None: may take one).
-_WITHOUT_EFFECT = [(("-mla", "--mla-use"), True), (("-fmoe", "--fused-moe"), False), (("-no-fmoe", "--no-fused-moe"), False),
-                   (("-rtr", "--run-time-repack"), False), (("-mqkv", "--merge-qkv"), False), (("-ger", "--grouped-expert-routing"), False),
-                   (("-gr", "--graph-reuse"), False), (("-no-gr", "--no-graph-reuse"), False), (("-sm", "--split-mode"), True),
-                   (("-ts", "--tensor-split"), True), (("-mg", "--main-gpu"), True), (("-grt", "--graph-reduce-type"), True),
-                   (("-smgs", "--split-mode-graph-scheduling"), False), (("-sas", "--scheduler-async"), False),
-                   (("-cuda", "--cuda-params"), True), (("-no-fug", "--no-fused-up-gate"), False),
-                   (("-no-mmad", "--no-fused-mul-multiadd"), False), (("-tb", "--threads-batch"), True),
-                   (("-nkvo", "--no-kv-offload"), False), (("--mlock",), False), (("--no-mmap",), False)]
-_PREFIX = "without effect "
 
 
 def add_model_flags(parser: argparse.ArgumentParser, *, model_required: bool = True) -> None:
@@ -42,7 +32,7 @@ def add_runtime_flags(parser: argparse.ArgumentParser, *, model_required: bool =
     """-m, -t, --device, cache types and the reference's switches: what every command that runs a model has."""
     parser.add_argument("-m", "--model", required=model_required, metavar="MODEL", help="GGUF file, or the first shard of a split model")
     parser.add_argument("-t", "--threads", type=int, default=0, metavar="N", help="CPU threads (default: all)")
-    parser.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda or cuda:N (default: cpu)")
+    add_device_flag(parser, "cpu")
     parser.add_argument("--precision", choices=("f32", "bf16", "f16"), help="f32: the truth path (CPU's default), bf16: a GPU's default")
     parser.add_argument("-ngl", "--gpu-layers", "--n-gpu-layers", type=int, metavar="N", help="so many of the last layers on the GPU, with "
                         "more than there are also embedding and output (default: all)")
@@ -64,9 +54,13 @@ def add_runtime_flags(parser: argparse.ArgumentParser, *, model_required: bool =
     parser.add_argument("-ser", "--smart-expert-reduction", metavar="K,t", help="the K best experts, of the others those more than t times "
                         "as probable as the best (changes the model)")
     parser.add_argument("-muge", "--merge-up-gate-experts", action="store_true", help="gate and up experts as one matrix")
-    for spellings, value in _WITHOUT_EFFECT:
-        options = {} if value else {"action": "store_const", "const": True}
-        parser.add_argument(*spellings, dest=_PREFIX + spellings[0], help=argparse.SUPPRESS, default=argparse.SUPPRESS, **options)
+    add_ignored_flags(parser)
+
+
+def add_device_flag(parser: argparse.ArgumentParser, default: str) -> None:
+    """--device of every command that runs a model."""
+    parser.add_argument("--device", default=default, metavar="D", help="cpu, cuda, cuda:N, or auto: the first GPU where there is one, else "
+                        f"the CPU (default: {default})")
 
 
 def cache_settings(args: argparse.Namespace):
@@ -97,8 +91,9 @@ def switches(args: argparse.Namespace):
                     args.merge_up_gate_experts)
 
 
-def placement(args: argparse.Namespace):
-    """The `placement.Request` of -ngl, -ot, --n-cpu-moe, --cpu-moe and --fit. UsageError for what cannot be."""
+def placement(args: argparse.Namespace, on_cpu: bool):
+    """The `placement.Request` of -ngl, -ot, --n-cpu-moe, --cpu-moe and --fit, which change nothing `on_cpu`. UsageError for what cannot
+    be."""
     from .placement import ALL, Request, parse_overrides
 
     for flag, value in (("-ngl", args.gpu_layers), ("--n-cpu-moe", args.n_cpu_moe)):
@@ -106,11 +101,21 @@ def placement(args: argparse.Namespace):
             raise UsageError(f"{flag} is {value}, expected 0 or more")
     given = [flag for flag, value in (("-ngl", args.gpu_layers), ("--n-cpu-moe", args.n_cpu_moe), ("--cpu-moe", args.cpu_moe or None),
                                       ("--fit", args.fit), ("-ot", args.override_tensor)) if value is not None]
-    if given and args.device == "cpu":
-        note(", ".join(given), "everything is on the CPU with --device cpu")
+    if given and on_cpu:
+        note(", ".join(given), f"everything is on the CPU with --device {args.device}")
     overrides = tuple(override for text in args.override_tensor or () for override in parse_overrides(text))
     layers = ALL if args.gpu_layers is None or args.gpu_layers < 0 else args.gpu_layers
     return Request(layers, overrides, ALL if args.cpu_moe else args.n_cpu_moe or 0, args.fit)
+
+
+def chosen_device(name: str):
+    """The torch device of `--device`; says on stderr which `auto` has chosen. UsageError for one that is not there."""
+    from .devices import usable_device
+
+    device = usable_device(name)
+    if name == "auto":
+        print(f"device: {device}" + (" (there is no GPU)" if device.type == "cpu" else ""), file=sys.stderr)
+    return device
 
 
 def note(flags: str, why: str) -> None:
@@ -132,26 +137,22 @@ def open_model(args: argparse.Namespace, *, source: Source | None = None, contex
     import torch
 
     from ..formats.gguf.reader import open_gguf
-    from .model import DEFAULT_UBATCH, Model, usable_device
-    from .switches import WITHOUT_EFFECT
+    from .model import DEFAULT_UBATCH, Model
 
-    for name, value in vars(args).items():
-        if name.startswith(_PREFIX):
-            flag = name.removeprefix(_PREFIX)
-            if flag == "-mla" and value not in ("0", "1", "2", "3"):
-                raise UsageError(f"-mla is '{printable(value, 40)}', expected 0 to 3")
-            note(flag, WITHOUT_EFFECT[flag])
+    for ignored in ignored_flags.given(args):
+        note(ignored.flag, ignored.why)
     if args.threads < 0 or getattr(args, "batch_size", 1) < 1 or args.cache_size < 0:
         raise UsageError("-t and --cache-size cannot be negative, -b must be positive")
     if args.ubatch_size is not None and not 1 <= args.ubatch_size <= MOST_TOKENS:
         raise UsageError(f"-ub is {args.ubatch_size}, expected at least 1 token, at most {MOST_TOKENS}")
     if args.threads:
         torch.set_num_threads(min(args.threads, os.cpu_count() or 1))  # more would only get in each other's way
-    usable_device(args.device)
-    options = {"precision": args.precision, "placement": placement(args), "switches": switches(args), "cache": cache_settings(args)}
+    device = chosen_device(args.device)
+    options = {"precision": args.precision, "placement": placement(args, device.type == "cpu"), "switches": switches(args),
+               "cache": cache_settings(args)}
     source = source or open_gguf(args.model)
     try:
-        model = Model(source, args.device, args.cache_size * 2**20, ubatch=args.ubatch_size or DEFAULT_UBATCH, context=context,
+        model = Model(source, device, args.cache_size * 2**20, ubatch=args.ubatch_size or DEFAULT_UBATCH, context=context,
                       verbose=(lambda line: print(line, file=sys.stderr)) if args.verbose else None, **options)
         if not model.hyperparameters.integer("expert_count", 0):
             for flag, value in (("-ser", args.smart_expert_reduction), ("-muge", args.merge_up_gate_experts)):

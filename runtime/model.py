@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, wraps
@@ -17,6 +16,7 @@ from ..formats.gguf.reader import open_gguf
 from ..formats.source import Source
 from . import memory
 from .cache import CacheSettings, State, padded
+from .devices import usable_device
 from .hyperparameters import Hyperparameters
 from .layers.batch import Batch
 from .network import Network, build_network
@@ -251,19 +251,6 @@ def _as_tensor(token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Te
     if tokens.ndim != 1:
         raise ShapeError(f"token ids have shape {list(tokens.shape)}, expected one dimension")
     return tokens
-
-
-def usable_device(device: str | torch.device) -> torch.device:
-    """The device, with its number. UsageError if it is not there."""
-    if not re.match(r"(cpu|cuda)(:|$)", str(device)):
-        raise UsageError(f"device '{printable(device, 40)}' cannot be used: models run on cpu, cuda or cuda:N")
-    try:
-        device = torch.device(device)
-        torch.empty(0, device=device)
-        device = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
-    return device
 
 
 def _usable_precision(precision: str | None, device: torch.device) -> str:

@@ -7,6 +7,7 @@ import os
 
 from ..errors import OutputError, UsageError, printable
 from . import bench_options
+from .flags import add_device_flag
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--n-gen", type=int, default=16, metavar="N", help="tokens to generate, 0: none (default: 16)")
     parser.add_argument("-d", "--n-depth", type=int, default=0, metavar="N", help="tokens in the context before those (default: 0)")
     parser.add_argument("-o", "--output", metavar="FILE.svg", help="draw a typical prompt and a typical token")
-    parser.add_argument("--device", default="auto", metavar="D", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    add_device_flag(parser, "auto")
     parser.add_argument("--fit", nargs="?", type=int, const=1024, metavar="MIB", help="choose by free memory what stays on the CPU")
     parser.add_argument("-v", "--verbose", action="store_true", help="say what takes a slower path")
     bench_options.add_options(parser)

@@ -1,4 +1,4 @@
-"""The reference's runtime switches: what they change here, or one line why they change nothing."""
+"""The reference's runtime switches that change something here. `ignored_flags.py` has the others."""
 
 from __future__ import annotations
 
@@ -45,29 +45,3 @@ def parse_on_off(name: str, value: object) -> bool:
     if value not in known:
         raise UsageError(f"{name} is '{printable(value, 40)}', expected on, off or auto")
     return known[value]
-
-
-# Switches that change nothing here, and why. Of their values only that of -mla is checked.
-WITHOUT_EFFECT = {
-    "-mla": "this architecture has no latent attention",
-    "-fmoe": "on a GPU experts run fused wherever there are kernels for that (--verbose says where not), on the CPU nothing is",
-    "-no-fmoe": "on a GPU experts run fused wherever there are kernels for them (--precision f32 has them apart)",
-    "-rtr": "interleaved rows are undone for GPUs, and on the CPU products use decoded values: `iqforge repack` writes them to a file",
-    "-mqkv": "on a GPU query, key and value always go in one launch, on the CPU one matrix would be as fast as three",
-    "-ger": "it is about group-limited routing of architectures that are not supported yet",
-    "-gr": "on a GPU a step is one graph unless a layer takes a slower path (--verbose), on the CPU there are none",
-    "-no-gr": "on a GPU a step is one graph unless a layer takes a slower path (--verbose), on the CPU there are none",
-    "-sm": "one GPU and the CPU share a model by -ngl and -ot",
-    "-ts": "one GPU and the CPU share a model by -ngl and -ot",
-    "-grt": "one GPU and the CPU share a model by -ngl and -ot",
-    "-smgs": "one GPU and the CPU share a model by -ngl and -ot",
-    "-sas": "one GPU and the CPU share a model by -ngl and -ot",
-    "-cuda": "kernels are chosen by type and shape, there is nothing to tune",
-    "-no-fug": "on a GPU gate and up always go together (--precision f32 has them apart)",
-    "-no-mmad": "on a GPU weighted sums of experts are always fused (--precision f32 has them apart)",
-    "-mg": "--device cuda:N names the GPU",
-    "-tb": "-t holds for prompts, too",
-    "-nkvo": "a cache is where its layer is",
-    "--mlock": "weights on the CPU are read through the page cache",
-    "--no-mmap": "weights on the CPU are read through the page cache",
-}

@@ -181,7 +181,8 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
             (step_frame, "StepAttention", Attention), (step_frame, "StepRouter", Router), (step_frame, "step_angles", angles),
             (step_layers, "decode_rows", embed), (step_sampling, "GreedySampler", Sampler), (step_sampling, "DrawSampler", Sampler),
             (matvec, "norm_matvec", norm_matvec), (matvec, "matvec_add", matvec_add), (matvec, "gate_up", gate_up),
-            (matvec, "expert_gate_up", expert_gate_up), (matvec, "expert_down_add", expert_down_add), (Weights, "_matrices", _resident), (ops, "_decode", _decoder())):
+            (matvec, "expert_gate_up", expert_gate_up), (matvec, "expert_down_add", expert_down_add),
+            (Weights, "_matrices", _resident), (ops, "_decode", _decoder())):
         monkeypatch.setattr(owner, name, value)
     return seen
 

@@ -128,9 +128,9 @@ def test_table(capsys):
     (["-p", "0", "-n", "0"], "nothing to measure"), (["-ctk", "q9_0"], "q9_0"), (["-fa", "maybe"], "-fa takes 0 or 1"),
     (["--precision", "bf16"], "--precision bf16"), (["-ot", "x"], "-ot 'x'"), (["-fa", "0", "-ctv", "q8_0"], "-fa 0"),
     (["-ser", "5"], "-ser"), (["-ub", "0"], "-ub"), (["-r", "0"], "-r is at least 1"), (["--device", "cuda:77"], "cuda:77"),
-    (["--delay", "nan"], "--delay 0 to"), (["--delay", "inf"], "--delay 0 to"), (["-mla", "7"], "-mla is 7"), (["-ub", "9" * 20], "-ub"),
+    (["--delay", "nan"], "--delay 0 to"), (["--delay", "inf"], "--delay 0 to"), (["-mla", "7"], "-mla is '7'"), (["-ub", "9" * 20], "-ub"),
     (["-b", "9" * 20], "-b"), (["-t", "-1"], "-t is"), (["--fit", "-ngl", "3"], "does not go together"),
-    (["--fit", "-ot", "a=CPU"], "does not go together"), (["-p", "9" * 14], "MiB, cpu has"), (["--device", "warp"], "cpu, cuda or cuda:N")])
+    (["--fit", "-ot", "a=CPU"], "does not go together"), (["-p", "9" * 14], "MiB, cpu has"), (["--device", "warp"], "cpu, cuda, cuda:N or auto")])
 def test_wrong_words(words, message, capsys):
     assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", *words]) == 1
     captured = capsys.readouterr()

@@ -206,7 +206,7 @@ def test_command_samples_by_its_seed(demo, capsys):
     assert cold[0] == cold[1] == cold[2]
 
 
-def test_command_with_files_and_caches(demo, tmp_path, capsys):
+def test_command_with_files_and_caches(monkeypatch, demo, tmp_path, capsys):
     (tmp_path / "prompt.txt").write_text("The function\n")
     out = run(demo, capsys, "-f", str(tmp_path / "prompt.txt"), "-n", "4", "--temp", "0")[1]
     assert out == run(demo, capsys, "-p", "The function", "-n", "4", "--temp", "0")[1]
@@ -214,6 +214,10 @@ def test_command_with_files_and_caches(demo, tmp_path, capsys):
     assert status == 0 and "note" not in err
     status, _, err = run(demo, capsys, "-p", "The function", "-n", "4", "-khad")
     assert status == 0 and "-khad, -vhad change nothing here: the cache is not quantized" in err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    err = run(demo, capsys, "-p", "The function", "-n", "2", "--device", "auto", "-sm", "graph", "-ts", "3,1", "--mlock")[2]
+    assert "device: cpu (there is no GPU)" in err
+    assert all(f"note: {flag} changes nothing here: " in err for flag in ("-sm", "-ts", "--mlock"))
     err = run(demo, capsys, "-p", "The function", "-n", "2", "-ot", "x=CPU", "-ser", "1,0.5", "-muge")[2]
     reasons = {"-ot": "everything is on the CPU", "-ser": "the model has no experts", "-muge": "the model has no experts"}
     assert all(f"{flag} changes nothing here: {why}" in err for flag, why in reasons.items())
@@ -228,7 +232,7 @@ def test_command_with_files_and_caches(demo, tmp_path, capsys):
     (["-p", "a", "-amb", "-1"], "-amb is -1"), (["-p", "a", "-ot", "attn"], "is not REGEX=CPU"),
     (["-p", "a", "-ot", "attn=CUDA0"], "--device is cpu"), (["-p", "a", "--fit", "-ngl", "3"], "does not go together"),
     (["-p", "a", "-c", "-5"], "-c is -5"), (["-p", "a", "-ub", "9" * 20], "at most"), (["-p", "a\\xff"], "not UTF-8 at byte 1"),
-    (["-p", "a", "--device", "auto"], "cpu, cuda or cuda:N")])
+    (["-p", "a", "--device", "gpu"], "cpu, cuda, cuda:N or auto"), (["-p", "a", "-sm", "rows"], "-sm is 'rows'")])
 def test_command_refuses(demo, capsys, words, message):
     status, out, err = run(demo, capsys, "-n", "2", *words)
     assert status == 1 and message in err and not out

@@ -251,13 +251,6 @@ def test_words_that_are_none():
     assert [parse_on_off("-fa", word) for word in (True, "on", "0", "off", "auto", "1")] == [True, True, False, False, True, True]
 
 
-def test_every_switch_without_effect_has_its_reason():
-    from iqforge.runtime import flags
-    from iqforge.runtime.switches import WITHOUT_EFFECT
-
-    assert {spellings[0] for spellings, _ in flags._WITHOUT_EFFECT} == WITHOUT_EFFECT.keys()
-
-
 def test_perplexity_with_caches_and_switches(moe, tmp_path, capsys):
     """A coarser cache changes more; switches without effect are named with their reason, the others change nothing but what they say."""
     text = tmp_path / "text.txt"

@@ -78,8 +78,8 @@ class StepAttentionLayer(_Executor):
         if not attention_fits(self._shape(1, cache), self._limit):
             a, types = self.a, " and ".join(dict.fromkeys(type.name.lower() for type in (cache.type_k, cache.type_v)))
             sizes = " and ".join(map(str, dict.fromkeys((a.key_length, a.value_length))))
-            raise Slow(f"{a.n_heads // a.n_kv_heads} heads of {sizes} elements to a head of keys, and a cache of {types}: no kernel, or too "
-                       "little shared memory for it")
+            raise Slow(f"{a.n_heads // a.n_kv_heads} heads of {sizes} elements to a head of keys, and a cache of {types}: no kernel, or "
+                       "too little shared memory for it")
 
     def _shape(self, n: int, cache: KVCache) -> AttentionShape:
         a = self.a
