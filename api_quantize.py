@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -48,37 +49,40 @@ def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | N
 
 
 def quantize_model(src: PathLike, out: PathLike | None, type: str | Recipe, imatrix: PathLike | Imatrix | None = None, *,
-                   nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, device: str = "cpu", provenance: bool = True,
-                   progress: Progress | None = None, **options: Any) -> RunReport:
+                   nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, estimate: bool = False, device: str = "cpu",
+                   provenance: bool = True, progress: Progress | None = None, **options: Any) -> RunReport:
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
 
     type, options: which types tensors get, see `quantize.recipe.Recipe`. imatrix: file in either format, or a loaded one.
     nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted (`zeroed` in the report of a tensor);
     without it they are a NonFiniteError that names the first one.
-    dry_run: plan only, `out` may be None. device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU
-    where there is none). provenance: whether the file gets keys that say what made it of what, see `quantize.provenance`; without
+    dry_run: plan only, `out` may be None. estimate: with dry_run, also time, memory and space on the disk that the run would take, from
+    trying some rows for seconds, see `quantize.estimate`; in `estimate` of the report.
+    device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU where there is none). provenance: whether the file gets keys that say what made it of what, see `quantize.provenance`; without
     them it is the reference's to the byte. Returns types, sizes and errors of all tensors.
     """
-    return quantize_models(src, [(out, type)], imatrix, nan_to_zero=nan_to_zero, threads=threads, dry_run=dry_run, device=device,
-                           provenance=provenance, progress=[progress or Progress()], **options)[0]
+    return quantize_models(src, [(out, type)], imatrix, nan_to_zero=nan_to_zero, threads=threads, dry_run=dry_run, estimate=estimate,
+                           device=device, provenance=provenance, progress=[progress or Progress()], **options)[0]
 
 
 def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str | Recipe]], imatrix: PathLike | Imatrix | None = None, *,
-                    nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, device: str = "cpu", provenance: bool = True,
-                    progress: Sequence[Progress] = (), **options: Any) -> list[RunReport]:
+                    nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, estimate: bool = False, device: str = "cpu",
+                    provenance: bool = True, progress: Sequence[Progress] = (), **options: Any) -> list[RunReport]:
     """As `quantize_model`, to several files in one pass: every piece of the source is read and decoded once.
 
     outputs: (file, preset or recipe); `options` of `Recipe` are those of every output that names a preset. progress: one for each
     output, or none. Every file is the same, byte for byte, as one that is made alone. Returns a report for each.
     """
-    from .formats.gguf.writer import GGUFWriter
-    from .formats.output import refuse_same_file
+    from .formats.gguf.writer import FileLayout, GGUFWriter
+    from .formats.output import check_disks, refuse_same_file
     from .quantize.devices import find_devices
+    from .quantize.estimate import estimate_run
     from .quantize.metadata import quantized_metadata
     from .quantize.provenance import provenance_keys, source_fingerprint, with_provenance
     from .quantize.recipe import Recipe
     from .quantize.run import Output, stream, thread_count
 
+    started = time.perf_counter()
     recipes = [type if isinstance(type, Recipe) else Recipe(type, **options) for _, type in outputs]
     devices, loaded = find_devices(device), loaded_imatrix(imatrix)
     progress = progress or [Progress() for _ in outputs]
@@ -87,21 +91,29 @@ def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str 
         if nan_to_zero:
             plans = [[replace(plan, nan_to_zero=True) for plan in planned] for planned in plans]
         lookups = [importance_lookup(loaded, planned) for planned in plans]
-        if dry_run:
+        if dry_run and not estimate:
             return [_report_plan(*of_output) for of_output in zip(plans, progress)]
+        note, fingerprint = imatrix_note(loaded, provenance), source_fingerprint(source, thread_count(threads)) if provenance else ""
+        keys = [provenance_keys(recipe, fingerprint, __version__) if provenance else {} for recipe in recipes]
+        metadata = [with_provenance(quantized_metadata(source.metadata, recipe.preset.number, note), own, imatrix=note is not None,
+                                    imatrix_sha256=note.sha256 if note else None) for recipe, own in zip(recipes, keys)]
+        if dry_run:
+            files = [FileLayout(out or "", own, [plan.target for plan in planned]) for (out, _), own, planned in zip(outputs, metadata, plans)]
+            setup = time.perf_counter() - started
+            reports = [_report_plan(*of_output) for of_output in zip(plans, progress)]
+            found = estimate_run(source, plans, lookups, threads=threads, devices=devices, files=files, setup=setup)
+            return [replace(report, estimate=found) for report in reports]
         for number, (out, _) in enumerate(outputs):
             if out is None:
                 raise UsageError("an output file is needed")
             refuse_same_file(out, [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])])
             if any(os.path.realpath(out) == os.path.realpath(other) for other, _ in outputs[:number]):
                 raise UsageError("is named as output twice", file=out)
-        note, fingerprint = imatrix_note(loaded, provenance), source_fingerprint(source, thread_count(threads)) if provenance else ""
-        sinks = []
-        for (out, _), recipe, planned in zip(outputs, recipes, plans):
-            metadata = quantized_metadata(source.metadata, recipe.preset.number, note)
-            keys = provenance_keys(recipe, fingerprint, __version__) if provenance else {}
-            metadata = with_provenance(metadata, keys, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None)
-            sinks.append(opened.enter_context(GGUFWriter(out, metadata, [plan.target for plan in planned])))
+        if len(outputs) > 1:  # each alone would be looked at when it is opened
+            check_disks([(out, FileLayout(out, own, [plan.target for plan in planned]).n_bytes)
+                         for (out, _), own, planned in zip(outputs, metadata, plans)])
+        sinks = [opened.enter_context(GGUFWriter(out, own, [plan.target for plan in planned]))
+                 for (out, _), own, planned in zip(outputs, metadata, plans)]
         return stream(source, [Output(*of_output) for of_output in zip(plans, sinks, lookups, progress)], threads=threads, devices=devices)
 
 

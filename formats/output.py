@@ -7,11 +7,12 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from ..errors import OutputError, printable
 
-_WRITE_BEHIND = 32 << 20  # bytes
+WRITE_BEHIND = 32 << 20  # bytes
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # some network file systems
 
 
@@ -36,6 +37,41 @@ def check_space(folder: str | os.PathLike, n_bytes: int, file: str | os.PathLike
         raise OutputError(f"needs {n_bytes} bytes, {usage.free} are free", file=file)
 
 
+@dataclass(frozen=True)
+class DiskNeed:
+    """Bytes that files take on one disk, that of `folder`, and what is free there (-1: it does not say)."""
+
+    folder: str
+    needed: int
+    free: int
+
+    @property
+    def fits(self) -> bool:
+        return self.free < 0 or self.needed <= self.free
+
+
+def disk_needs(files: Iterable[tuple[str | os.PathLike, int]]) -> list[DiskNeed]:
+    """What `files`, paths and bytes to come, take on each disk. A file that is replaced still counts: it goes when the new one is
+    complete. OutputError for a folder that is not there."""
+    needs: dict[int, DiskNeed] = {}
+    for path, n_bytes in files:
+        folder = os.path.dirname(os.path.realpath(path))
+        try:
+            disk, usage = os.stat(folder).st_dev, shutil.disk_usage(folder)
+        except OSError as error:
+            raise output_error(error, path) from None
+        known = needs.get(disk, DiskNeed(folder, 0, usage.free if usage.total else -1))
+        needs[disk] = replace(known, needed=known.needed + n_bytes)
+    return list(needs.values())
+
+
+def check_disks(files: Sequence[tuple[str | os.PathLike, int]]) -> None:
+    """OutputError with both numbers if the files together need more than is free on one of their disks."""
+    for need in disk_needs(files):
+        if not need.fits:
+            raise OutputError(f"the files to come need {need.needed} bytes, {need.free} are free", file=need.folder)
+
+
 def output_error(error: OSError | ValueError, file: str | os.PathLike, detail: str = "") -> OutputError:
     """`error` as an OutputError that names the file. ValueError is what Python makes of a path with a NUL."""
     return OutputError(f"cannot be written: {getattr(error, 'strerror', None) or error}{detail}", file=file)
@@ -55,7 +91,7 @@ def sync_folder(folder: str | os.PathLike) -> None:
         os.close(fd)
 
 
-def _begin_writing(fd: int, start: int, stop: int) -> None:
+def begin_writing(fd: int, start: int, stop: int) -> None:
     """Dirty pages that are "not needed" are queued for the disk and stay in memory until they are written."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
@@ -124,8 +160,8 @@ class PartFile:
                 n_written = os.write(self._fd, view)
                 self.position += n_written
                 view = view[n_written:]
-            if self.position - self._begun >= _WRITE_BEHIND:
-                _begin_writing(self._fd, self._begun, self.position)
+            if self.position - self._begun >= WRITE_BEHIND:
+                begin_writing(self._fd, self._begun, self.position)
                 self._begun = self.position
         except OSError as error:
             raise output_error(error, self.path, self._state()) from None

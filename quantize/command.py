@@ -7,12 +7,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import UnknownTypeError, UsageError, printable
 from ..formats.source import TensorInfo
 from .overrides import ROLE_FLAGS, flag_name
 from .plan import PlannedTensor
 from .report import Progress, RunReport, TensorReport
+
+if TYPE_CHECKING:
+    from .estimate import Estimate
 
 MIB = 1 << 20
 
@@ -39,7 +43,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         "auto for all GPUs or, without one, the CPU; the bytes are the same, but for trellis types")
     parser.add_argument("--no-provenance", action="store_true", help="leave out the keys that say which version made the file of which "
                         "weights, recipe and importance matrix")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, the sizes, and what time, memory and space the run would "
+                        "take, from trying some rows; write nothing")
+    parser.add_argument("--no-estimate", action="store_true", help="with --dry-run: the plan and the sizes only, at once")
 
 
 def run(args: argparse.Namespace, api) -> int:
@@ -51,7 +57,7 @@ def run(args: argparse.Namespace, api) -> int:
                                       token_embedding_type=args.token_embedding_type, output_tensor_type=args.output_tensor_type,
                                       leave_output_tensor=args.leave_output_tensor, allow_requantize=args.allow_requantize,
                                       ignore_imatrix_rules=args.ignore_imatrix_rules, nan_to_zero=args.nan_to_zero, threads=threads,
-                                      dry_run=args.dry_run, device=args.device, provenance=not args.no_provenance, progress=printers)
+                                      dry_run=args.dry_run, estimate=not args.no_estimate, device=args.device, provenance=not args.no_provenance, progress=printers)
     finally:
         for printer in printers:
             printer.close()
@@ -59,6 +65,7 @@ def run(args: argparse.Namespace, api) -> int:
         print_totals(out, report)
     seconds = time.monotonic() - started
     if args.dry_run:
+        print_estimate(reports[0].estimate)
         print("dry run: nothing was written")
     else:
         elements = sum(t.planned.source.n_elements for report in reports for t in report.tensors if not t.planned.kept)
@@ -75,6 +82,23 @@ def print_totals(out: str, report: RunReport) -> None:
         print(f"warning: {report.replaced} of {len(report.tensors)} tensor(s) required fallback quantization")
     if zeroed := sum(t.zeroed for t in report.tensors):
         print(f"warning: {zeroed} NaN or infinite value(s) in {sum(t.zeroed > 0 for t in report.tensors)} tensor(s) were set to 0")
+
+
+def print_estimate(estimate: Estimate | None) -> None:
+    """What the run would take, and of what the time is made."""
+    if estimate is None:
+        return
+    for disk in estimate.disks:
+        free = f", {disk.free / MIB:.2f} MiB are free" if disk.free >= 0 else ""
+        print(f"disk        = {disk.needed / MIB:8.2f} MiB in {printable(disk.folder)}{free}")
+        if not disk.fits:
+            print(f"warning: {(disk.needed - disk.free) / MIB:.2f} MiB too few are free in {printable(disk.folder)}")
+    print(f"peak memory = {estimate.peak_bytes / MIB:8.2f} MiB (estimated)")
+    work = "the disk" if estimate.disk_bound else "quantizing"
+    print(f"time        = {estimate.seconds:8.2f} s (estimated: preparing {estimate.setup:.2f}, loading code {estimate.loading:.2f}, "
+          f"{work} {estimate.working:.2f}, finishing {estimate.finishing:.2f})")
+    if estimate.compiling >= 0.5:
+        print(f"searches were compiled in {estimate.compiling:.1f} s, which is kept for later runs; run this again for closer figures")
 
 
 def given_roles(args: argparse.Namespace) -> dict[str, str]:

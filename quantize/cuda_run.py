@@ -37,17 +37,26 @@ PIECE_ELEMENTS = 1 << 25
 SLOTS_PER_DEVICE = 8
 
 
+def takes(tensor: PlannedTensor) -> bool:
+    """Whether a run with devices quantizes the tensor on one: all that change their type, but for those that become floats."""
+    return not tensor.kept and not _plain(tensor.target.type).is_float
+
+
+def slot_count(devices: int, threads: int) -> int:
+    """How many pieces are under way on all devices."""
+    return min(max(2, -(-threads // devices)), SLOTS_PER_DEVICE) * devices
+
+
 class DeviceWorkers:
     """The slots of a run. `devices`: objects like `CudaDevice`; `threads`: how many pieces may be under way in all, but at least
     two for each device and at most SLOTS_PER_DEVICE."""
 
     def __init__(self, devices: Sequence, threads: int):
-        per_device = min(max(2, -(-threads // len(devices))), SLOTS_PER_DEVICE)
+        per_device = slot_count(len(devices), threads) // len(devices)
         self.slots = [_Slot(device) for _ in range(per_device) for device in devices]
 
     def takes(self, tensor: PlannedTensor) -> bool:
-        """Whether the tensor is quantized on a device: all that change their type, but for those that become floats."""
-        return not tensor.kept and not _plain(tensor.target.type).is_float
+        return takes(tensor)
 
     def pieces(self, info: TensorInfo, group: int) -> Iterator[tuple[int, int]]:
         """First and last row (exclusive) of each piece of a source tensor: rows of one matrix, a multiple of `group` of them, or several

@@ -6,10 +6,14 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .plan import PlannedTensor
+
+if TYPE_CHECKING:
+    from .estimate import Estimate
 
 
 @dataclass
@@ -27,9 +31,10 @@ class TensorReport:
 
 @dataclass
 class RunReport:
-    """Totals of one output of a run; sizes are bytes of tensor data."""
+    """Totals of one output of a run; sizes are bytes of tensor data. estimate: of a whole run of which only the plan was made."""
 
     tensors: list[TensorReport] = field(default_factory=list)
+    estimate: Estimate | None = None
 
     @property
     def source_bytes(self) -> int:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RELEASE_BYTES = 64 << 20  # pages handed back after this much reading
-_RELEASE_BYTES_DEVICE = 1 << 30  # its pieces are larger, and pages that another piece is being read from must be found again
+RELEASE_BYTES = 64 << 20  # pages handed back after this much reading
+RELEASE_BYTES_DEVICE = 1 << 30  # its pieces are larger, and pages that another piece is being read from must be found again
 
 
 def default_threads() -> int:
@@ -132,7 +132,7 @@ def _stream(source: Source, outputs: Sequence[Output], threads: int, workers: De
                     takings[part.target.output].take(piece, part, result)
                 clock.spent("writing")
                 read_bytes += (piece.stop - piece.start) * piece.source.row_bytes
-                if piece.last or read_bytes >= (_RELEASE_BYTES if workers is None else _RELEASE_BYTES_DEVICE):
+                if piece.last or read_bytes >= (RELEASE_BYTES if workers is None else RELEASE_BYTES_DEVICE):
                     source.release(piece.source)
                     read_bytes = 0
         except BaseException:
