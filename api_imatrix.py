@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .api_runtime import opened_model, text_of
@@ -14,32 +15,42 @@ if TYPE_CHECKING:
     from .imatrix.compare import Comparison
     from .imatrix.data import Imatrix
     from .imatrix.statistics import TensorStatistics
+    from .imatrix.texts import Text
+    from .runtime.evaluate.perplexity import Perplexity
     from .runtime.model import Model
 
 
-def collect_imatrix(model: PathLike | Model, text: PathLike, out: PathLike | None = None, *, n_ctx: int = 512, chunks: int = -1,
-                    from_chunk: int = 0, output_format: str | None = None, process_output: bool = False, output_name: str = "output.weight",
+def collect_imatrix(model: PathLike | Model, text: PathLike | Sequence[PathLike], out: PathLike | None = None, *, n_ctx: int = 512,
+                    chunks: int = -1, from_chunk: int = 0, text_weights: Sequence[float] | None = None, output_format: str | None = None,
+                    process_output: bool = False, output_name: str = "output.weight",
                     parse_special: bool = False, compute_perplexity: bool = True, batch_tokens: int = 2048,
                     dataset: str | None = None, in_files: Sequence[PathLike | Imatrix] = (), in_weights: Sequence[float] | None = None,
                     weighting: str = "tokens", output_frequency: int | None = None, save_frequency: int = 0, resume: bool = False,
-                    progress: Any = None) -> Imatrix:
+                    progress: Any = None, on_perplexity: Callable[[Perplexity], None] | None = None) -> Imatrix:
     """Run `text` through `model` in windows of n_ctx tokens and collect sums of squares per input channel.
 
-    text: a file, or the text itself (a string with a line break in it, or any with a `dataset` to name it by). Written to `out` (unless
-    None) as legacy `.dat` or GGUF, by its suffix or `output_format` ("dat", "gguf"). chunks, from_chunk: at most so many windows, behind
-    so many. process_output: also the matrix `output_name`. parse_special: the text of a control token is that token. batch_tokens: tokens
+    text: a file, or the text itself (a string with a line break in it, or any with a `dataset` to name it by); or several of them, each
+    in windows of its own. Written to `out` (unless None) as legacy `.dat` or GGUF, by its suffix or `output_format` ("dat", "gguf").
+    text_weights: how many times the tokens of each text count (1). chunks, from_chunk: at most so many windows of each text, behind so
+    many. process_output: also the matrix `output_name`. parse_special: the text of a control token is that token. batch_tokens: tokens
     that go through the model at a time, in whole windows.
     in_files: importance matrices to add to, `in_weights` times (see `merge_imatrices`).
     output_frequency: write what there is after so many windows (None: 10, but at most once a minute; 0: only at the end), and with it
     `<out>.resume`, from which a run with `resume` and all else equal goes on; it ends with the same bytes. save_frequency: also keep
-    `<out>.at_<windows>` every so many. progress: callable as in `runtime.evaluate.windows.ProgressCallback`.
+    `<out>.at_<windows>` every so many. progress: callable as in `runtime.evaluate.windows.ProgressCallback`;
+    on_perplexity gets that of all windows at the end.
     """
     from .formats.output import refuse_same_file
     from .imatrix import collector
     from .imatrix.merge import merge_imatrices as merge
     from .imatrix.saving import Saver
+    from .imatrix.texts import Text
 
-    content, dataset = text_of(text) if dataset is None else (text, dataset)
+    given = [text] if isinstance(text, (str, os.PathLike)) else list(text)
+    if not given or text_weights is not None and len(text_weights) != len(given):
+        raise UsageError(f"{len(text_weights or ())} weights are given for {len(given)} texts")
+    texts = [Text(*(text_of(one) if dataset is None else (one, dataset)), weight)
+             for one, weight in zip(given, text_weights or [1.0] * len(given), strict=True)]
     loaded_files = [loaded_imatrix(file) for file in in_files]
 
     def combined(imatrix: Imatrix) -> Imatrix:
@@ -53,26 +64,28 @@ def collect_imatrix(model: PathLike | Model, text: PathLike, out: PathLike | Non
                     "parse_special": parse_special, "compute_perplexity": compute_perplexity, "batch_tokens": batch_tokens}
         saver = None
         if out is not None:
-            refuse_same_file(out, [*loaded.source.files, *([dataset] if dataset else []), *(i.path for i in loaded_files if i.path)])
-            saver = Saver(out, output_format, _run(loaded, content, settings), every=output_frequency, keep_every=save_frequency,
+            refuse_same_file(out, [*loaded.source.files, *(one.name for one in texts if one.name),
+                                   *(i.path for i in loaded_files if i.path)])
+            saver = Saver(out, output_format, _run(loaded, texts, settings), every=output_frequency, keep_every=save_frequency,
                           combined=combined)
         elif resume or save_frequency:
             raise UsageError("resume and save_frequency need an output file")
-        collected = collector.collect_imatrix(loaded, content, chunks=chunks, dataset=dataset, progress=progress, checkpoint=saver,
-                                              start=saver.start(resume) if saver is not None else None, **settings)
+        collected = collector.collect_imatrix(loaded, texts, chunks=chunks, progress=progress, checkpoint=saver,
+                                              on_perplexity=on_perplexity, start=saver.start(resume) if saver is not None else None,
+                                              **settings)
     return saver.finish(collected) if saver is not None else combined(collected)
 
 
-def _run(model: Model, text: str | Sequence[int], settings: dict[str, Any]) -> dict[str, str]:
-    """All that sums depend on, in words, the model's and the text's as SHA-256."""
+def _run(model: Model, texts: Sequence[Text], settings: dict[str, Any]) -> dict[str, str]:
+    """All that sums depend on, in words, the model's and the texts' as SHA-256."""
     import torch
 
     from . import __version__
     from .imatrix.snapshot import model_fingerprint
 
-    content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else repr(list(text)).encode()
-    return {"model": model_fingerprint(model.source), "text": hashlib.sha256(content).hexdigest(), "device": str(model.device),
-            "precision": model.precision, "placement": str(model.weights.placement.request), "switches": str(model.weights.switches),
+    hashes = [hashlib.sha256(text.content.encode("utf-8", "surrogatepass")).hexdigest() for text in texts]
+    return {"model": model_fingerprint(model.source), "text": " ".join(hashes), "weights": str([text.weight for text in texts]),
+            "device": str(model.device), "precision": model.precision, "placement": str(model.weights.placement.request), "switches": str(model.weights.switches),
             "cache": str(model.cache), "iqforge": __version__, "torch": torch.__version__,
             **{name: str(value) for name, value in settings.items()}}
 

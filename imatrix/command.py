@@ -11,7 +11,9 @@ from ..runtime.flags import RunningOutput, add_model_flags, batch_tokens, note, 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = ("Run a calibration text through a model and save the mean squared input of every weight column. With --in-file "
                           "and no text, only add up files.")
-    add_model_flags(parser, model_required=False)
+    add_model_flags(parser, model_required=False, several_texts=True)
+    parser.add_argument("--text-weight", type=float, action=_TextWeight, metavar="W",
+                        help="every token of the -f TEXT before it counts W times (default: 1)")
     parser.set_defaults(ctx_size=None)
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="the text itself, instead of -f")
     parser.add_argument("-o", "--output", "--output-file", default="imatrix.dat", metavar="OUT", help="file to write (imatrix.dat)")
@@ -38,6 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    from ..runtime.evaluate.report import final_estimate
+
     if args.show_statistics:
         return _show_statistics(args)
     if args.file and args.prompt:
@@ -50,14 +54,19 @@ def run(args: argparse.Namespace, api) -> int:
     if args.precision not in (None, "f32"):
         note(f"--precision {args.precision}", "inputs of products are observed in float32")
     args.precision = "f32"
-    text = {"text": args.file} if args.file else {"text": args.prompt, "dataset": ""}
+    weights = [(args.text_weight or {}).get(index, 1.0) for index in range(len(args.file or ()))]
+    text = {"text": args.file, "text_weights": weights} if args.file else {"text": args.prompt, "dataset": ""}
+    perplexities = []
     with open_model(args, rows=batch_tokens(args), window=args.ctx_size) as model:
         imatrix = api.collect_imatrix(model, **text, out=args.output, n_ctx=args.ctx_size, chunks=args.chunks, from_chunk=args.from_chunk,
                                       output_format=args.output_format, process_output=args.process_output,
                                       output_name=args.output_tensor_name, parse_special=args.parse_special,
                                       compute_perplexity=not args.no_ppl, batch_tokens=batch_tokens(args), in_files=args.in_file,
                                       in_weights=args.in_weight, weighting=args.in_weighting, output_frequency=args.output_frequency,
-                                      save_frequency=args.save_frequency, resume=args.resume, progress=RunningOutput(args))
+                                      save_frequency=args.save_frequency, resume=args.resume, progress=RunningOutput(args),
+                                      on_perplexity=perplexities.append)
+    for perplexity in perplexities:
+        print(final_estimate(perplexity))
     _say(imatrix, args)
     return 0
 
@@ -88,3 +97,13 @@ def _say(imatrix, args: argparse.Namespace) -> None:
             print(f"{printable(name)}: {entry.sums.shape[0]} x {entry.sums.shape[1]}, {counts} {unit}")
     size = "" if imatrix.counts_calls else f" of {imatrix.chunk_size} tokens"
     print(f"{len(imatrix.entries)} entries from {imatrix.chunk_count} chunks{size} written to {args.output}")
+
+
+class _TextWeight(argparse.Action):
+    """The weight of the text named before it: {index of the text: weight}."""
+
+    def __call__(self, parser, namespace, value, option_string=None):
+        if not namespace.file:
+            parser.error("--text-weight W comes behind the -f TEXT that it is about")
+        weights = getattr(namespace, self.dest) or {}
+        setattr(namespace, self.dest, weights | {len(namespace.file) - 1: value})

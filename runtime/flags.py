@@ -18,10 +18,14 @@ MOST_TOKENS = 2**31 - 1  # of -ub and -b
 DEFAULT_MARGIN = 1024  # MiB that --fit leaves free
 
 
-def add_model_flags(parser: argparse.ArgumentParser, *, model_required: bool = True) -> None:
-    """Flags of commands that evaluate windows of a text: -f, -c, -b, --chunks, and those of `add_runtime_flags`."""
+def add_model_flags(parser: argparse.ArgumentParser, *, model_required: bool = True, several_texts: bool = False) -> None:
+    """Flags of commands that evaluate windows of a text: -f, -c, -b, --chunks, and those of `add_runtime_flags`.
+
+    several_texts: -f may be repeated, and `file` is a list (or None).
+    """
     add_runtime_flags(parser, model_required=model_required)
-    parser.add_argument("-f", "--file", metavar="TEXT", help="UTF-8 text to evaluate")
+    parser.add_argument("-f", "--file", metavar="TEXT", action="append" if several_texts else "store",
+                        help="UTF-8 text to evaluate" + (" (repeatable)" if several_texts else ""))
     parser.add_argument("-c", "--ctx-size", type=int, default=512, metavar="N", help="tokens per window (default: 512)")
     parser.add_argument("-b", "--batch-size", type=int, default=2048, metavar="N", help="tokens per pass, in whole windows (default: 2048)")
     parser.add_argument("--chunks", type=int, default=-1, metavar="N", help="evaluate at most N windows (default: all)")

@@ -49,10 +49,14 @@ ProgressCallback = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Windows:
-    """`tokens` int64[n_windows, n_ctx], as the text has them; `bos` replaces the first of each in `inputs`, if not None."""
+    """`tokens` int64[n_windows, n_ctx], as the text has them; `bos` replaces the first of each in `inputs`, if not None.
+
+    Of several texts, `ends` has the number of windows behind each of them but the last: no pass through the model spans two.
+    """
 
     tokens: np.ndarray
     bos: int | None
+    ends: tuple[int, ...] = ()
 
     @classmethod
     def cut(cls, tokens: Sequence[int], n_ctx: int, limit: int, bos: int | None, skip: int = 0) -> Windows:
@@ -79,6 +83,12 @@ class Windows:
         if trained is not None and n_ctx > trained:
             log.warning("windows of %d tokens are longer than the context of %d that the model was made for", n_ctx, trained)
         return cls.cut(model.tokenizer.encode(text, parse_special=parse_special) if isinstance(text, str) else text, n_ctx, limit, bos, skip)
+
+    @classmethod
+    def joined(cls, texts: Sequence[Windows]) -> Windows:
+        """The windows of several texts (at least one), all for one model and of one size, one text after another."""
+        ends = np.cumsum([len(windows) for windows in texts])[:-1]
+        return cls(np.concatenate([windows.tokens for windows in texts]), texts[0].bos, tuple(int(end) for end in ends))
 
     @property
     def n_ctx(self) -> int:
@@ -108,13 +118,19 @@ class Windows:
             inputs[:, 0] = self.bos
         return inputs
 
-    def hidden(self, model: Model, batch_tokens: int = DEFAULT_BATCH, begin: int = 0) -> Iterator[tuple[int, torch.Tensor]]:
-        """(window, final hidden states float32[n_ctx, width]) from window `begin` on; as many windows at once as `batch_tokens` allow,
-        at least one."""
-        step = max(1, batch_tokens // self.n_ctx)
-        for start in range(begin, len(self), step):
-            for offset, states in enumerate(model.hidden(self.inputs(start, min(start + step, len(self))))):
-                yield start + offset, states
+    def passes(self, batch_tokens: int = DEFAULT_BATCH, begin: int = 0) -> Iterator[tuple[int, int]]:
+        """(first window, end) of each pass through the model from window `begin` on, a window where a pass begins: as many windows as
+        `batch_tokens` allow, at least one."""
+        step, start = max(1, batch_tokens // self.n_ctx), begin
+        while start < len(self):
+            stop = min([start + step, len(self), *(end for end in self.ends if end > start)])
+            yield start, stop
+            start = stop
+
+    def hidden(self, model: Model, batch_tokens: int = DEFAULT_BATCH) -> Iterator[tuple[int, torch.Tensor]]:
+        """(window, final hidden states float32[n_ctx, width]) of all windows, those of a pass at once."""
+        for start, stop in self.passes(batch_tokens):
+            yield from enumerate(model.hidden(self.inputs(start, stop)), start)
 
     def scored_logits(self, model: Model, batch_tokens: int = DEFAULT_BATCH) -> Iterator[tuple[int, torch.Tensor]]:
         """(window, float32[n_scored, vocab]): the logits of the scored positions."""
