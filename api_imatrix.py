@@ -85,8 +85,8 @@ def _run(model: Model, texts: Sequence[Text], settings: dict[str, Any]) -> dict[
 
     hashes = [hashlib.sha256(text.content.encode("utf-8", "surrogatepass")).hexdigest() for text in texts]
     return {"model": model_fingerprint(model.source), "text": " ".join(hashes), "weights": str([text.weight for text in texts]),
-            "device": str(model.device), "precision": model.precision, "placement": str(model.weights.placement.request), "switches": str(model.weights.switches),
-            "cache": str(model.cache), "iqforge": __version__, "torch": torch.__version__,
+            "device": str(model.device), "precision": model.precision, "placement": str(model.weights.placement.request),
+            "switches": str(model.weights.switches), "cache": str(model.cache), "iqforge": __version__, "torch": torch.__version__,
             **{name: str(value) for name, value in settings.items()}}
 
 
