@@ -12,11 +12,16 @@ from .convert.split import merge_model, split_model
 from .formats.codec import decodable_types, decode, decode_tensor, deinterleave, interleave
 from .formats.gguf.hashes import check_hashes, hash_model
 from .formats.gguf.summary import inspect_model
+from .quantize.changes import Changes
 from .quantize.encode import encodable_types, encode
+from .quantize.recipe import Recipe
+from .quantize.recipe_file import read_recipe
+from .quantize.saved_plan import load_plan
 
 __all__ = ["convert_model", "quantize_model", "quantize_models", "collect_imatrix", "measure_perplexity", "split_model", "merge_model",
            "load_model", "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
            "inspect_model", "hash_model", "check_hashes", "merge_gate_up", "convert_lora",
            "plan_quantization", "plan_conversion", "repack_model", "quantize_stats", "decode_torch", "generate",
            "random_model", "benchmark_model",
-           "merge_imatrices", "convert_imatrix", "compare_imatrices", "imatrix_statistics"]
+           "merge_imatrices", "convert_imatrix", "compare_imatrices", "imatrix_statistics",
+           "Recipe", "Changes", "read_recipe", "load_plan"]

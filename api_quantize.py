@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
-from .api_source import PathLike, imatrix_note, importance_lookup, loaded_imatrix, open_source
+from .api_source import PathLike, imatrix_note, importance_lookup, loaded_imatrix, open_source, renamed_imatrix, selected_imatrix
 from .errors import UsageError
 from .formats.codec import decodable_types
 from .quantize.encode import encodable_types
@@ -19,6 +19,7 @@ from .quantize.report import Progress, RunReport
 if TYPE_CHECKING:
     from .formats.source import Source
     from .imatrix.data import Imatrix
+    from .quantize.changes import Changes
     from .quantize.plan import PlannedTensor
     from .quantize.recipe import Recipe
     from .quantize.stats import StatsProgress, StatsReport
@@ -32,11 +33,15 @@ def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | N
     """
     from .convert.outtype import plan_outtype
     from .convert.source import CheckpointSource
+    from .quantize.changes import origin_of
     from .quantize.plan import PlannedTensor, check_supported
     from .quantize.recipe import Recipe
 
     recipe = Recipe(recipe, **options) if isinstance(recipe, str) else recipe
-    checkpoint = isinstance(source, CheckpointSource)
+    checkpoint = isinstance(origin_of(source), CheckpointSource)
+    if checkpoint and recipe.copies:
+        raise UsageError("COPY takes a GGUF file; iqforge convert makes one of a checkpoint", file=source.path)
+    recipe.check_source(source.tensors)
     converted = plan_outtype(source, "auto")[0] if checkpoint else source.tensors
     planned = recipe.plan(converted, source.metadata, imatrix=imatrix is not None and bool(imatrix.entries), allow_requantize=checkpoint)
     if checkpoint and not recipe.allow_requantize:
@@ -50,7 +55,8 @@ def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | N
 
 def quantize_model(src: PathLike, out: PathLike | None, type: str | Recipe, imatrix: PathLike | Imatrix | None = None, *,
                    nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, estimate: bool = False, device: str = "cpu",
-                   provenance: bool = True, progress: Progress | None = None, **options: Any) -> RunReport:
+                   provenance: bool = True, changes: Changes | None = None, save_plan: PathLike | None = None,
+                   progress: Progress | None = None, **options: Any) -> RunReport:
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
 
     type, options: which types tensors get, see `quantize.recipe.Recipe`. imatrix: file in either format, or a loaded one.
@@ -58,45 +64,65 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str | Recipe, imat
     without it they are a NonFiniteError that names the first one.
     dry_run: plan only, `out` may be None. estimate: with dry_run, also time, memory and space on the disk that the run would take, from
     trying some rows for seconds, see `quantize.estimate`; in `estimate` of the report.
-    device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU where there is none). provenance: whether the file gets keys that say what made it of what, see `quantize.provenance`; without
-    them it is the reference's to the byte. Returns types, sizes and errors of all tensors.
+    device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU where there is none). provenance: whether the
+    file gets keys that say what made it of what, see `quantize.provenance`; without them it is the reference's to the byte. changes: of
+    the model, beside types. save_plan: a file that gets the plan, see `quantize.saved_plan`, whose `load_plan` gives it back as a recipe.
+    Returns types, sizes and errors of all tensors.
     """
     return quantize_models(src, [(out, type)], imatrix, nan_to_zero=nan_to_zero, threads=threads, dry_run=dry_run, estimate=estimate,
-                           device=device, provenance=provenance, progress=[progress or Progress()], **options)[0]
+                           device=device, provenance=provenance, changes=changes, save_plan=save_plan,
+                           progress=[progress or Progress()], **options)[0]
 
 
 def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str | Recipe]], imatrix: PathLike | Imatrix | None = None, *,
                     nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, estimate: bool = False, device: str = "cpu",
-                    provenance: bool = True, progress: Sequence[Progress] = (), **options: Any) -> list[RunReport]:
+                    provenance: bool = True, changes: Changes | None = None, save_plan: PathLike | None = None,
+                    progress: Sequence[Progress] = (), **options: Any) -> list[RunReport]:
     """As `quantize_model`, to several files in one pass: every piece of the source is read and decoded once.
 
     outputs: (file, preset or recipe); `options` of `Recipe` are those of every output that names a preset. progress: one for each
-    output, or none. Every file is the same, byte for byte, as one that is made alone. Returns a report for each.
+    output, or none. save_plan: for a single output. Every file is the same, byte for byte, as one that is made alone. Returns a report
+    for each.
     """
     from .formats.gguf.writer import FileLayout, GGUFWriter
     from .formats.output import check_disks, refuse_same_file
+    from .quantize.changes import Changes
     from .quantize.devices import find_devices
     from .quantize.estimate import estimate_run
     from .quantize.metadata import quantized_metadata
     from .quantize.provenance import provenance_keys, source_fingerprint, with_provenance
     from .quantize.recipe import Recipe
     from .quantize.run import Output, stream, thread_count
+    from .quantize.saved_plan import save_plan as write_plan
 
     started = time.perf_counter()
     recipes = [type if isinstance(type, Recipe) else Recipe(type, **options) for _, type in outputs]
-    devices, loaded = find_devices(device), loaded_imatrix(imatrix)
+    changes = changes or Changes()
+    if save_plan is not None and len(outputs) > 1:
+        raise UsageError("a plan is saved of one output")
+    devices, loaded = find_devices(device), selected_imatrix(loaded_imatrix(imatrix), changes)
     progress = progress or [Progress() for _ in outputs]
-    with open_source(src) as source, ExitStack() as opened:
-        plans = [plan_quantization(source, recipe, loaded) for recipe in recipes]
+    with open_source(src) as model, ExitStack() as opened:
+        source, used = changes.apply(model, recipes[0].rules), renamed_imatrix(loaded, changes)
+        recipes = [changes.recipe(recipe) for recipe in recipes]
+        plans = [plan_quantization(source, recipe, used) for recipe in recipes]
+        for planned in plans:
+            changes.check(planned)
+        if save_plan is not None:
+            refuse_same_file(save_plan, source.files)
+            write_plan(save_plan, recipes[0], plans[0], __version__)
         if nan_to_zero:
             plans = [[replace(plan, nan_to_zero=True) for plan in planned] for planned in plans]
-        lookups = [importance_lookup(loaded, planned) for planned in plans]
+        lookups = [importance_lookup(used, planned) for planned in plans]
         if dry_run and not estimate:
             return [_report_plan(*of_output) for of_output in zip(plans, progress)]
-        note, fingerprint = imatrix_note(loaded, provenance), source_fingerprint(source, thread_count(threads)) if provenance else ""
-        keys = [provenance_keys(recipe, fingerprint, __version__) if provenance else {} for recipe in recipes]
-        metadata = [with_provenance(quantized_metadata(source.metadata, recipe.preset.number, note), own, imatrix=note is not None,
-                                    imatrix_sha256=note.sha256 if note else None) for recipe, own in zip(recipes, keys)]
+        note = imatrix_note(loaded, provenance, changes.hide_imatrix)
+        fingerprint, metadata = source_fingerprint(model, thread_count(threads)) if provenance else "", []
+        for recipe, planned in zip(recipes, plans):
+            keys = quantized_metadata(changes.metadata(model, source), recipe.file_type(planned, source.metadata), note,
+                                      changes.overrides(recipe.rules))
+            own = provenance_keys(recipe, fingerprint, __version__) if provenance else {}
+            metadata.append(with_provenance(keys, own, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None))
         if dry_run:
             files = [FileLayout(out or "", own, [plan.target for plan in planned]) for (out, _), own, planned in zip(outputs, metadata, plans)]
             setup = time.perf_counter() - started

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import NotFoundError
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from .convert.checkpoint import Checkpoint
     from .formats.source import Source
     from .imatrix.data import Imatrix
+    from .quantize.changes import Changes
     from .quantize.metadata import ImatrixNote
     from .quantize.piece import ImportanceLookup
     from .quantize.plan import PlannedTensor
@@ -57,18 +59,38 @@ def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None:
     return imatrix if imatrix is None or isinstance(imatrix, Imatrix) else load_imatrix(imatrix)
 
 
-def imatrix_note(imatrix: Imatrix | None, provenance: bool = False) -> ImatrixNote | None:
-    """What a quantized file says of the importance matrix that was used. provenance: its file's name without the folder, and its hash."""
+def imatrix_note(imatrix: Imatrix | None, provenance: bool = False, hidden: bool = False) -> ImatrixNote | None:
+    """What a quantized file says of the importance matrix that was used. provenance: its file's name without the folder, and its hash.
+    hidden: nothing but that there was one."""
+    from .quantize.changes import Changes
     from .quantize.metadata import ImatrixNote
     from .quantize.provenance import file_sha256
 
     if imatrix is None:
         return None
     path, dataset = os.fspath(imatrix.path or ""), imatrix.datasets[0] if imatrix.datasets else None
-    if not provenance:
-        return ImatrixNote(path, dataset, len(imatrix.entries), imatrix.chunk_count)
+    if not provenance or hidden:
+        return ImatrixNote(path, dataset, len(imatrix.entries), imatrix.chunk_count, hidden=hidden)
     sha256 = file_sha256(path) if os.path.isfile(path) else None  # one made in memory has no file
     return ImatrixNote(os.path.basename(path), dataset, len(imatrix.entries), imatrix.chunk_count, sha256)
+
+
+def selected_imatrix(imatrix: Imatrix | None, changes: Changes) -> Imatrix | None:
+    """The entries that are used."""
+    if imatrix is None:
+        return None
+    return replace(imatrix, entries={name: entry for name, entry in imatrix.entries.items() if changes.uses_entry(name)})
+
+
+def renamed_imatrix(imatrix: Imatrix | None, changes: Changes) -> Imatrix | None:
+    """The entries under the names that tensors have after the changes. A second copy of the output matrix takes those of the first."""
+    if imatrix is None:
+        return None
+    entries = {after: entry for name, entry in imatrix.entries.items() if (after := changes.name_after(name)) is not None}
+    original = next((name for name in ("output.weight", "token_embd.weight") if name in entries), None)
+    if changes.extra_output and original:
+        entries["output_extra.weight"] = entries[original]
+    return replace(imatrix, entries=entries)
 
 
 def importance_lookup(imatrix: Imatrix | None, planned: Sequence[PlannedTensor]) -> ImportanceLookup | None:

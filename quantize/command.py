@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import UnknownTypeError, UsageError, printable
+from ..errors import UsageError, printable
 from ..formats.source import TensorInfo
-from .overrides import ROLE_FLAGS, flag_name
+from .flags import changes_of, configure, notes, parse_words, recipe_fields, recipes_of
 from .plan import PlannedTensor
 from .report import Progress, RunReport, TensorReport
 
@@ -19,45 +19,23 @@ if TYPE_CHECKING:
     from .estimate import Estimate
 
 MIB = 1 << 20
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "iqforge quantize [flags] IN [OUT] TYPE [OUT TYPE ..] [NTHREADS]"
-    parser.description = ("Quantize IN (a GGUF file, the first shard of a split one, or a checkpoint folder) to TYPE. "
-                          "Without OUT the result is ggml-model-TYPE.gguf beside IN. Several OUT TYPE are made in one pass over IN.")
-    parser.add_argument("words", nargs="+", metavar="IN [OUT] TYPE [OUT TYPE ..] [NTHREADS]", help="TYPE: a preset name or number, any case")
-    parser.add_argument("--imatrix", metavar="F", help="importance matrix, legacy .dat or GGUF")
-    parser.add_argument("--pure", action="store_true", help="one type for all tensors, without the preset's mix and --custom-q")
-    parser.add_argument("--custom-q", metavar="REGEX=TYPE,..", action="append", default=[],
-                        help="types for tensors with REGEX in their names, whatever the preset says; the first that matches counts; "
-                        "may be repeated")
-    parser.add_argument("--token-embedding-type", metavar="T", help="type of token_embd.weight")
-    parser.add_argument("--output-tensor-type", metavar="T", help="type of output.weight")
-    for role, what in ROLE_FLAGS.items():
-        parser.add_argument(flag_name(role), metavar="T", help=f"type of {what}")
-    parser.add_argument("--leave-output-tensor", action="store_true", help="keep output.weight as it is")
-    parser.add_argument("--allow-requantize", action="store_true", help="accept tensors that are quantized already")
-    parser.add_argument("--ignore-imatrix-rules", action="store_true", help="do without an importance matrix where one is demanded")
-    parser.add_argument("--nan-to-zero", action="store_true", help="NaN and infinities in the source become 0 instead of an error")
-    parser.add_argument("--device", metavar="D", default="cpu", help="cpu (default), cuda for all GPUs, cuda:N or cuda:N,M for some, "
-                        "auto for all GPUs or, without one, the CPU; the bytes are the same, but for trellis types")
-    parser.add_argument("--no-provenance", action="store_true", help="leave out the keys that say which version made the file of which "
-                        "weights, recipe and importance matrix")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, the sizes, and what time, memory and space the run would "
-                        "take, from trying some rows; write nothing")
-    parser.add_argument("--no-estimate", action="store_true", help="with --dry-run: the plan and the sizes only, at once")
+__all__ = ["Printer", "configure", "place_of", "run", "tensor_line"]
 
 
 def run(args: argparse.Namespace, api) -> int:
-    src, outputs, threads = parse_words(args.words)
+    fields, plan = recipe_fields(args)
+    src, outputs, threads = parse_words(args.words, plan.type if plan else fields.get("type"))
+    for line in notes(args):
+        print(line)
+    if args.repack:
+        return run_repack(args, api, src, outputs, threads)
+    recipes, changes = recipes_of(args, outputs, fields, plan), changes_of(args)
     started = time.monotonic()
     printers = [Printer(dry_run=args.dry_run, label=os.path.basename(out) if len(outputs) > 1 else "") for out, _ in outputs]
     try:
-        reports = api.quantize_models(src, outputs, args.imatrix, pure=args.pure, custom_q=args.custom_q, role_types=given_roles(args),
-                                      token_embedding_type=args.token_embedding_type, output_tensor_type=args.output_tensor_type,
-                                      leave_output_tensor=args.leave_output_tensor, allow_requantize=args.allow_requantize,
-                                      ignore_imatrix_rules=args.ignore_imatrix_rules, nan_to_zero=args.nan_to_zero, threads=threads,
-                                      dry_run=args.dry_run, estimate=not args.no_estimate, device=args.device, provenance=not args.no_provenance, progress=printers)
+        reports = api.quantize_models(src, [(out, recipe) for (out, _), recipe in zip(outputs, recipes)], args.imatrix, changes=changes,
+                                      nan_to_zero=args.nan_to_zero, threads=threads, dry_run=args.dry_run, estimate=not args.no_estimate,
+                                      device=args.device, provenance=not args.no_provenance, save_plan=args.save_plan, progress=printers)
     finally:
         for printer in printers:
             printer.close()
@@ -66,11 +44,22 @@ def run(args: argparse.Namespace, api) -> int:
     seconds = time.monotonic() - started
     if args.dry_run:
         print_estimate(reports[0].estimate)
-        print("dry run: nothing was written")
+        print("dry run: nothing was written" + (f" but the plan, {printable(args.save_plan)}" if args.save_plan else ""))
     else:
         elements = sum(t.planned.source.n_elements for report in reports for t in report.tensors if not t.planned.kept)
         written = ", ".join(printable(out) for out, _ in outputs)
         print(f"quantize time = {seconds:.2f} s ({elements / max(seconds, 1e-9) / 1e6:.2f} M elements/s), written to {written}")
+    return 0
+
+
+def run_repack(args: argparse.Namespace, api, src: str, outputs: list[tuple[str, str]], threads: int) -> int:
+    """As `iqforge repack`; that there is nothing to do is no failure here, as it is none of llama-quantize."""
+    from . import repack_command
+
+    if len(outputs) > 1:
+        raise UsageError("--repack makes one output")
+    patterns = [pattern for text in args.repack_pattern for pattern in text.split(",") if pattern]
+    repack_command.repack(api, src, outputs[0][0], pattern=patterns, undo=False, threads=threads, dry_run=args.dry_run)
     return 0
 
 
@@ -99,43 +88,6 @@ def print_estimate(estimate: Estimate | None) -> None:
           f"{work} {estimate.working:.2f}, finishing {estimate.finishing:.2f})")
     if estimate.compiling >= 0.5:
         print(f"searches were compiled in {estimate.compiling:.1f} s, which is kept for later runs; run this again for closer figures")
-
-
-def given_roles(args: argparse.Namespace) -> dict[str, str]:
-    """Type names by the role whose flag was given."""
-    return {role: given for role in ROLE_FLAGS if (given := getattr(args, f"{role}_type")) is not None}
-
-
-def parse_words(words: list[str]) -> tuple[str, list[tuple[str, str]], int]:
-    """(IN, [(OUT, TYPE), ..], NTHREADS) of the positional words; a single OUT gets the reference's default name if it was left out."""
-    from ..formats.ftypes import file_type
-
-    if len(words) < 2:
-        raise UsageError("expected IN [OUT] TYPE [OUT TYPE ..] [NTHREADS]")
-    src = words[0]
-    try:
-        preset = file_type(words[1])
-        out = os.path.join(src if os.path.isdir(src) else os.path.dirname(src), f"ggml-model-{preset.name}.gguf")
-        outputs, rest = [(out, preset.name)], words[2:]
-    except UnknownTypeError:
-        if len(words) < 3:
-            raise
-        pairs, rest = words[1:], words[len(words) - (len(words) - 1) % 2:]
-        outputs = [(out, file_type(type).name) for out, type in zip(pairs[::2], pairs[1::2])]
-    if len(rest) > 1 or any(_is_number(out) for out, _ in outputs[1:]):  # a number is no file, but NTHREADS in the wrong place
-        raise UsageError(f"unexpected argument '{(rest if len(rest) > 1 else words)[-1]}'")
-    try:
-        return src, outputs, max(0, int(rest[0])) if rest else 0
-    except ValueError:
-        raise UsageError(f"invalid nthread '{rest[0]}', expected a number") from None
-
-
-def _is_number(word: str) -> bool:
-    try:
-        int(word)
-    except ValueError:
-        return False
-    return True
 
 
 class Printer(Progress):

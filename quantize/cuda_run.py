@@ -38,8 +38,9 @@ SLOTS_PER_DEVICE = 8
 
 
 def takes(tensor: PlannedTensor) -> bool:
-    """Whether a run with devices quantizes the tensor on one: all that change their type, but for those that become floats."""
-    return not tensor.kept and not _plain(tensor.target.type).is_float
+    """Whether a run with devices quantizes the tensor on one: all that change their type, but for those that become floats
+    and those that need no search."""
+    return not tensor.kept and not tensor.symmetric and not _plain(tensor.target.type).is_float
 
 
 def slot_count(devices: int, threads: int) -> int:

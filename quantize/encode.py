@@ -22,6 +22,7 @@ from ..formats.kernel import over_blocks
 from ..formats.types import TYPES, GGMLType, ggml_type
 from . import search
 from .search.lanes import LANES
+from .search.legacy import q4_0_symmetric
 from .search.steps import COLUMNS
 from .search.trellis_tree import CODEBOOKS as TRELLIS_TYPES
 
@@ -171,6 +172,12 @@ def prepare_weights(importance: np.ndarray, n_cols: int) -> np.ndarray:
     if mean == 0:
         return np.ones(n_cols, dtype=np.float32)
     return np.maximum(importance / mean, _SMALLEST_WEIGHT).astype(np.float32)
+
+
+def symmetric_encoder(n_cols: int) -> Callable[[np.ndarray, np.ndarray], None]:
+    """As `row_encoder` for Q4_0, with the codes -7 to 7 alone."""
+    loop = over_blocks(q4_0_symmetric)
+    return lambda x, out: loop(x.reshape(len(x), n_cols // 32, 32), out.reshape(len(x), n_cols // 32, -1))
 
 
 def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = None,

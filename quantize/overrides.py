@@ -52,8 +52,13 @@ class Rule:
     type: GGMLType
     origin: str = "--custom-q"
 
+    @property
+    def text(self) -> str:
+        """REGEX=TYPE."""
+        return f"{self.pattern.pattern}={self.type.type_name}"
+
     def __str__(self) -> str:
-        return f"{self.origin} {self.pattern.pattern}={self.type.type_name}"
+        return f"{self.origin} {self.text}"
 
 
 def parse_rules(text: str, origin: str = "--custom-q") -> list[Rule]:

@@ -15,7 +15,7 @@ from ..errors import IqforgeError, NonFiniteError
 from ..formats.codec import decode, encode_float
 from ..formats.source import Source, TensorInfo
 from ..formats.types import ggml_type
-from .encode import arrange_rows, refuse_non_finite, row_encoder, zero_non_finite
+from .encode import arrange_rows, refuse_non_finite, row_encoder, symmetric_encoder, zero_non_finite
 from .plan import PlannedTensor
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _encoder(tensor: PlannedTensor, importance: np.ndarray | None, file: str) ->
     if plain.is_float:
         return lambda x: arrange_rows(target, encode_float(plain, x), n_cols)
     try:
-        run = row_encoder(target, n_cols, importance)
+        run = symmetric_encoder(n_cols) if tensor.symmetric else row_encoder(target, n_cols, importance)
     except IqforgeError as error:
         raise type(error)(error.message, file=file, tensor=tensor.source.name) from None
 

@@ -41,7 +41,7 @@ class PlannedTensor:
     """A tensor as it is and as it will be; `note` says why it is not what was asked for, `fallback` that it could not be.
 
     why: what decided the type, a preset's mix, a rule or a flag. nan_to_zero: NaN and infinities in the source become 0, if the tensor
-    changes its type; otherwise they are an error."""
+    changes its type; otherwise they are an error. symmetric: Q4_0 with codes from -7 to 7, without importances."""
 
     source: TensorInfo
     target: TensorInfo
@@ -49,6 +49,7 @@ class PlannedTensor:
     fallback: bool = False
     nan_to_zero: bool = False
     why: str = ""
+    symmetric: bool = False
 
     @property
     def kept(self) -> bool:
@@ -73,8 +74,9 @@ def plan_preset(tensors: Sequence[TensorInfo], preset: FileType, metadata: Mappi
     """What llama-quantize makes of tensors in this order, for a model with this metadata (GGUF keys).
 
     rules: `rules_of(preset)` if not given. Every candidate gets the type of the first pattern that matches, or of the first custom rule,
-    or of the preset's mix; `pure` leaves out the last two, float types all of them. Rows that the type cannot hold get its replacement. Types given to embeddings, output and routers come last, and above all of
-    this are types given to single tensors by name (`overrides.exact`), which nothing replaces.
+    or of the preset's mix; `pure` leaves out the last two, float types all of them. Rows that the type cannot hold get its replacement.
+    Types given to embeddings, output and routers come last, and above all of this are types given to single tensors by name
+    (`overrides.exact`), which nothing replaces.
     imatrix: there is an importance matrix with entries, whatever it has them for. UsageError where a quantized source would have to
     change without `allow_requantize`, ShapeError for rows there is no replacement for. Overrides without effect are logged, and
     rules that compete.

@@ -21,10 +21,12 @@ from ..formats.codec import decodable_types, decode
 from ..formats.gguf.values import Value, string
 from ..formats.source import Source, TensorInfo
 from .ordered import in_order
+from .overrides import Rule
 from .recipe import Recipe
 
 VERSION_KEY, RECIPE_KEY, SOURCE_KEY = "quantize.iqforge.version", "quantize.recipe", "quantize.source.fingerprint"
 IMATRIX_KEY = "quantize.imatrix.sha256"
+_MANY = 64
 SAMPLES = 16  # groups of rows of a tensor that its fingerprint looks at
 
 
@@ -42,12 +44,20 @@ def with_provenance(metadata: dict[str, Value], keys: dict[str, Value], *, imatr
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """JSON of what the recipe says beyond its defaults, keys sorted: {"custom_q": "attn=q6_K", "type": "IQ4_K"}."""
+    """JSON of what the recipe says beyond its defaults, keys sorted: {"custom_q": "attn=q6_K", "type": "IQ4_K"}.
+
+    Of rules from files their text; of many types by tensor, as a plan has them, their number and the SHA-256 of their JSON."""
     said = {}
-    for field in dataclasses.fields(recipe):
+    for field in dataclasses.fields(Recipe):
+        if field.name == "strict":  # changes no file
+            continue
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if (value := getattr(recipe, field.name)) != default and value not in ([], {}, ()):
-            said[field.name] = value
+            rules = isinstance(value, (list, tuple))
+            said[field.name] = [item.text if isinstance(item, Rule) else item for item in value] if rules else value
+    if len(types := said.get("tensor_types", ())) > _MANY:
+        digest = hashlib.sha256(json.dumps(types, sort_keys=True).encode()).hexdigest()
+        said["tensor_types"] = f"{len(types)} types, sha256 {digest}"
     return json.dumps(said, sort_keys=True, ensure_ascii=False, default=str)
 
 

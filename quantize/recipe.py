@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..formats.ftypes import FILE_TYPES, FileType, file_type
 from ..formats.gguf.values import Value
@@ -33,6 +33,7 @@ class Recipe:
 
     leave_output_tensor: `output.weight` is kept. allow_requantize: quantized tensors may change their type. ignore_imatrix_rules: do
     without an importance matrix where a type or preset demands one. strict: rules that count for no tensor are an error.
+    symmetric_q40: Q4_0 with codes from -7 to 7 and without importances, which gives back models that were trained to such codes.
     """
 
     type: str
@@ -48,6 +49,7 @@ class Recipe:
     tensor_patterns: str | Sequence[str | Rule] = ()
     rules: str = "ik"
     strict: bool = False
+    symmetric_q40: bool = False
 
     @property
     def copies(self) -> bool:
@@ -74,8 +76,14 @@ class Recipe:
             return [PlannedTensor(tensor, tensor, why=COPY) for tensor in tensors]
         overrides = Overrides.of(self.custom_q, self.role_types, self.token_embedding_type, self.output_tensor_type,
                                  self.tensor_types, self.tensor_patterns, self.strict)
-        return plan_preset(tensors, self.preset, metadata, overrides=overrides, pure=self.pure, imatrix=imatrix, rules=self.rule_set,
-                           leave_output_tensor=self.leave_output_tensor, allow_requantize=self.allow_requantize or allow_requantize)
+        planned = plan_preset(tensors, self.preset, metadata, overrides=overrides, pure=self.pure, imatrix=imatrix, rules=self.rule_set,
+                              leave_output_tensor=self.leave_output_tensor, allow_requantize=self.allow_requantize or allow_requantize)
+        if not self.symmetric_q40:
+            return planned
+        return [replace(plan, symmetric=(plan.target.type.base or plan.target.type.name) == "Q4_0") for plan in planned]
+
+    def check_source(self, tensors: Sequence[TensorInfo]) -> None:
+        """Refuse a model with these tensors, as stored, if the recipe is not for it; most are for all."""
 
     def check_importance(self, planned: Sequence[PlannedTensor], has_entry: Callable[[TensorInfo], bool] | None) -> None:
         """Refuse a plan that needs an importance matrix that is not there; see `plan.check_importance`."""

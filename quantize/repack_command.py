@@ -27,25 +27,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, api) -> int:
     src, out, threads = parse_words(args.words, args.threads, args.dry_run)
+    changed = repack(api, src, out, pattern=args.pattern, undo=args.undo, threads=threads, dry_run=args.dry_run)
+    return 0 if changed else 1  # a script must not take an older OUT for the result
+
+
+def repack(api, src: str, out: str | None, *, pattern: list[str], undo: bool, threads: int, dry_run: bool) -> bool:
+    """Repack, and print how it goes. Returns whether there was anything to do; if not, nothing is written."""
     started = time.monotonic()
-    printer = Printer(dry_run=args.dry_run, line=tensor_line)
+    printer = Printer(dry_run=dry_run, line=tensor_line)
     try:
-        report = api.repack_model(src, out, pattern=args.pattern, undo=args.undo, threads=threads, dry_run=args.dry_run, progress=printer)
+        report = api.repack_model(src, out, pattern=pattern, undo=undo, threads=threads, dry_run=dry_run, progress=printer)
     finally:
         printer.close()
     seconds = time.monotonic() - started
     changed = [tensor.planned for tensor in report.tensors if not tensor.planned.kept]
     size = sum(plan.target.n_bytes for plan in changed)
-    print(f"\n{len(changed)} of {len(report.tensors)} tensors {'undone' if args.undo else 'repacked'}, "
+    print(f"\n{len(changed)} of {len(report.tensors)} tensors {'undone' if undo else 'repacked'}, "
           f"{size / MIB:.2f} of {report.target_bytes / MIB:.2f} MiB")
     if not changed:
         print("nothing to do: no file was written")
-        return 1  # a script must not take an older OUT for the result
-    if args.dry_run:
+        return False
+    if dry_run:
         print("dry run: nothing was written")
     else:
         print(f"repack time = {seconds:.2f} s ({report.target_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s), written to {printable(out)}")
-    return 0
+    return True
 
 
 def parse_words(words: list[str], threads: int, dry_run: bool) -> tuple[str, str | None, int]:

@@ -18,7 +18,7 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES, ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files import save_imatrix
-from iqforge.quantize.command import configure, given_roles
+from iqforge.quantize.flags import configure, given_roles
 from iqforge.quantize.overrides import Overrides
 from iqforge.quantize.plan import plan_preset, rules_of
 from iqforge.quantize.recipe import Recipe

@@ -95,6 +95,18 @@ def q4_0(x, w, block, lanes):
         _pack_nibbles(block, j, _q4_0_code(x[j], d, np.float32(0)), _q4_0_code(x[j + 16], d, np.float32(0)))
 
 
+def q4_0_symmetric(x, block):
+    """Codes -7 to 7 and the largest magnitude at the end of them, whatever importances say: what was made so comes back exactly."""
+    largest = np.float32(0)
+    for j in range(32):
+        largest = max(largest, abs(x[j]))
+    d = write_half(block, 0, largest / np.float32(7))
+    for j in range(16):
+        low = np.floor(x[j] / d + np.float32(8.5)) if d != 0 else np.float32(8)
+        high = np.floor(x[j + 16] / d + np.float32(8.5)) if d != 0 else np.float32(8)
+        block[2 + j] = int(min(max(low, np.float32(1)), np.float32(15))) | int(min(max(high, np.float32(1)), np.float32(15))) << 4
+
+
 def q4_0_fast(x, w, block, lanes):
     """For layouts of Q4_0 that are meant to be made while a model is loaded: one pass instead of six."""
     d = write_half(block, 0, _q4_0_in_one_pass(x, w, lanes))
