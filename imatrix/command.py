@@ -94,7 +94,7 @@ def _say(imatrix, args: argparse.Namespace) -> None:
         unit = "calls" if imatrix.counts_calls else "tokens"
         for name, entry in imatrix.entries.items():
             counts = f"{entry.counts.min()} to {entry.counts.max()}" if len(entry.counts) > 1 else f"{entry.counts[0]}"
-            print(f"{printable(name)}: {entry.sums.shape[0]} x {entry.sums.shape[1]}, {counts} {unit}")
+            print(f"{printable(name)}: {entry.shape[0]} x {entry.shape[1]}, {counts} {unit}")
     size = "" if imatrix.counts_calls else f" of {imatrix.chunk_size} tokens"
     print(f"{len(imatrix.entries)} entries from {imatrix.chunk_count} chunks{size} written to {args.output}")
 

@@ -50,8 +50,8 @@ def compare(a: Imatrix, b: Imatrix) -> Comparison:
     for name, entry in first.entries.items():
         if (other := second.entries.get(name)) is not None:
             n_matrices = max(len(entry.counts), len(other.counts))
-            if entry.sums.size != other.sums.size or any(len(e.counts) not in (1, n_matrices) for e in (entry, other)):
-                raise ImatrixError(f"has {other.sums.size} values in {len(other.counts)} matrices, in {a.path} it has {entry.sums.size} in "
+            if entry.size != other.size or any(len(e.counts) not in (1, n_matrices) for e in (entry, other)):
+                raise ImatrixError(f"has {other.size} values in {len(other.counts)} matrices, in {a.path} it has {entry.size} in "
                                    f"{len(entry.counts)}", file=b.path, tensor=name)
             found.append(_compared(name, split_experts(entry, n_matrices), split_experts(other, n_matrices)))
     return Comparison(a.path or "", b.path or "", tuple(sorted(found, key=lambda t: (t.lowest, t.name))),

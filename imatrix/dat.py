@@ -20,9 +20,10 @@ import struct
 
 import numpy as np
 
-from ..errors import ImatrixError, NotFoundError, TruncatedFileError
+from ..errors import ImatrixError, TruncatedFileError
 from ..formats.output import PartFile
 from .data import Entry, Imatrix, check_values
+from .stored import OpenFile, StoredEntry
 
 log = logging.getLogger(__name__)
 
@@ -33,74 +34,79 @@ _LONGEST_NAME = 65535
 def load_dat(path: str | os.PathLike) -> Imatrix:
     """Means are exact; counts are calls (`chunk_size` 1). ImatrixError or TruncatedFileError for a malformed file."""
     path = os.fspath(path)
-    try:
-        with open(path, "rb") as file:
-            reader = _Reader(file.read(), path)
-    except FileNotFoundError:
-        raise NotFoundError("no such file", file=path) from None
-    except OSError as error:
-        raise ImatrixError(f"cannot be read: {error.strerror}", file=path) from None
+    reader = _Reader(OpenFile(path))
     n_entries = reader.integer("number of entries", 1)
     entries: dict[str, Entry] = {}
     for _ in range(n_entries):
         name = reader.text("name", 1)
         ncall, at = reader.integer("ncall", 0), reader.position
         n_values = reader.integer("number of values", 1)
-        values = np.frombuffer(reader.take(4 * n_values, f"{n_values} values"), "<f4").astype(np.float64)
+        # Readers divide by ncall where it is positive and take the values as they are where it is 0.
+        entry = StoredEntry(reader.file, reader.position, (1, n_values), np.array([max(ncall, 1)]))
+        check_values(np.frombuffer(reader.take(4 * n_values, f"{n_values} values"), "<f4"), name, path)
         if name in entries:
             raise ImatrixError("the entry occurs twice", file=path, tensor=name, offset=at)
-        check_values(values, name, path)
-        # Readers divide by ncall where it is positive and take the values as they are where it is 0.
-        entries[name] = Entry(values[None], np.array([max(ncall, 1)]))
+        entries[name] = entry
     chunk_count, datasets = 0, ()
     if not reader.at_end:
         chunk_count = reader.integer("chunk count", 0)
         datasets = (name,) if (name := reader.text("data set name", 0)) else ()
     if not reader.at_end:
-        raise ImatrixError(f"{len(reader.data) - reader.position} bytes too many at the end", file=path, offset=reader.position)
+        raise ImatrixError(f"{reader.left} bytes too many at the end", file=path, offset=reader.position)
     return Imatrix(entries, chunk_count or max(int(entry.counts[0]) for entry in entries.values()), 1, datasets, path)
 
 
 def save_dat(imatrix: Imatrix, path: str | os.PathLike) -> None:
     """Entries in their order: what was read is written with the same bytes. Experts that saw nothing are written as ones, and that is
     logged; entries that saw nothing at all are left out aloud. ImatrixError if nothing is left."""
-    pieces, n_entries = [], 0
+    kept = []
     for name, entry in imatrix.entries.items():
-        if not entry.counts.any():
+        if entry.counts.any():
+            kept.append(name)
+            if entry.n_missing:
+                log.warning("%s: %d of %d experts saw no input, their importance is written as 1", name, entry.n_missing, len(entry.counts))
+        else:
             log.warning("%s saw no input at all and is left out of %s", name, os.fspath(path))
-            continue
-        if entry.n_missing:
-            log.warning("%s: %d of %d experts saw no input, their importance is written as 1", name, entry.n_missing, len(entry.counts))
-        ncall = entry.calls or max(1, -(-int(entry.counts.max()) // max(imatrix.chunk_size, 1)))
-        # sums * (ncall / count), not the other way round: a file that was read is then written with the same bits.
-        scale = ncall / np.maximum(entry.counts[:, None], 1)
-        values = np.where(entry.counts[:, None] > 0, entry.sums * scale, float(ncall))
-        encoded = name.encode("utf-8", "surrogateescape")
-        pieces += [_I32.pack(len(encoded)), encoded, struct.pack("<ii", ncall, values.size), values.astype("<f4").tobytes()]
-        n_entries += 1
-    if not n_entries:
+    if not kept:
         raise ImatrixError("there is nothing to write: no tensor saw any input", file=path)
     dataset = (imatrix.datasets[-1] if imatrix.datasets else "").encode("utf-8", "surrogateescape")
     with PartFile(path) as part:
-        part.write(b"".join([_I32.pack(n_entries), *pieces, struct.pack("<ii", imatrix.chunk_count, len(dataset)), dataset]))
+        part.write(_I32.pack(len(kept)))
+        for name in kept:
+            ncall, values = _values(imatrix.entries[name], max(imatrix.chunk_size, 1))
+            encoded = name.encode("utf-8", "surrogateescape")
+            part.write(_I32.pack(len(encoded)) + encoded + struct.pack("<ii", ncall, values.size))
+            part.write(values)
+        part.write(struct.pack("<ii", imatrix.chunk_count, len(dataset)) + dataset)
+
+
+def _values(entry: Entry, chunk_size: int) -> tuple[int, np.ndarray]:
+    """ncall and float32[n_matrices, n_cols] of means * ncall."""
+    ncall = entry.calls or max(1, -(-int(entry.counts.max()) // chunk_size))
+    # sums * (ncall / count), not the other way round: a file that was read is then written with the same bits.
+    scale = ncall / np.maximum(entry.counts[:, None], 1)
+    return ncall, np.where(entry.counts[:, None] > 0, entry.sums * scale, float(ncall)).astype("<f4")
 
 
 class _Reader:
-    """Fields of the file, each checked against what is left of it."""
+    """Fields of the file, each checked against what is left of it before anything is read."""
 
-    def __init__(self, data: bytes, path: str):
-        self.data, self.path, self.position = data, path, 0
+    def __init__(self, file: OpenFile):
+        self.file, self.path, self.position = file, file.path, 0
+
+    @property
+    def left(self) -> int:
+        return self.file.size - self.position
 
     @property
     def at_end(self) -> bool:
-        return self.position == len(self.data)
+        return self.left <= 0
 
     def take(self, n: int, what: str) -> bytes:
-        if n > len(self.data) - self.position:
-            raise TruncatedFileError(f"ends {len(self.data) - self.position} bytes after the start of {what} ({n} bytes)", file=self.path,
-                                     offset=self.position)
+        if n > self.left:
+            raise TruncatedFileError(f"ends {self.left} bytes after the start of {what} ({n} bytes)", file=self.path, offset=self.position)
         self.position += n
-        return self.data[self.position - n : self.position]
+        return self.file.read(self.position - n, n, what)
 
     def integer(self, what: str, least: int) -> int:
         at = self.position

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,12 +28,26 @@ _ALTERNATIVES = {
 class Entry:
     """Of one tensor: `sums` float64[n_matrices, n_cols] of squared inputs, `counts` int64[n_matrices] of input rows seen.
 
+    Of an entry in a file the sums are read whenever they are asked for (`stored.StoredEntry`); everything else is at hand.
     `calls`: evaluations that the sums come from, for the `.dat` layout, where the counts do not say it (see `merge.merge_imatrices`).
     """
 
     sums: np.ndarray
     counts: np.ndarray
     calls: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n_matrices, n_cols)"""
+        return self.sums.shape
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    def matrices(self, n: int) -> Entry:
+        """As `n` matrices of equal size; a single count is that of every one."""
+        return Entry(self.sums.reshape(n, -1), np.broadcast_to(self.counts, n), self.calls)
 
     @property
     def means(self) -> np.ndarray:
@@ -60,7 +75,7 @@ class Imatrix:
     counts are calls, and an entry is one matrix even if it is that of experts (see `experts.with_experts`).
     """
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: Mapping[str, Entry] = field(default_factory=dict)
     chunk_count: int = 0
     chunk_size: int = 1
     datasets: tuple[str, ...] = ()
@@ -94,14 +109,14 @@ class Imatrix:
             return None
         n_cols, n_matrices = shape[-1], int(np.prod(shape[:-2], dtype=np.int64))
         entry = self.entries[found]
-        if entry.sums.size != n_cols * n_matrices or len(entry.counts) not in (1, n_matrices):
-            message = (f"the importance matrix has {entry.sums.size} values in {len(entry.counts)} matrices, shape {list(shape)} needs "
+        if entry.size != n_cols * n_matrices or len(entry.counts) not in (1, n_matrices):
+            message = (f"the importance matrix has {entry.size} values in {len(entry.counts)} matrices, shape {list(shape)} needs "
                        f"{n_cols} in each of {n_matrices}")
             if name == "token_embd.weight":
                 log.warning("%s: %s; it is not used", name, message)
                 return None
             raise ImatrixError(message, file=self.path, tensor=name)
-        return Entry(entry.sums.reshape(n_matrices, n_cols), np.broadcast_to(entry.counts, n_matrices))
+        return entry.matrices(n_matrices)
 
     def _find(self, name: str) -> str | None:
         if name in self.entries:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from .data import Entry, Imatrix
+from .stored import ComputedEntries
 
 _SEE_THE_ROUTERS_INPUT = ("ffn_up_exps.weight", "ffn_gate_exps.weight", "ffn_gate_up_exps.weight")
 
@@ -19,26 +21,27 @@ def with_experts(imatrix: Imatrix) -> Imatrix:
     """
     if not imatrix.counts_calls:
         return imatrix
-    entries = {name: split_experts(entry, _n_experts(imatrix.entries, name)) for name, entry in imatrix.entries.items()}
-    return replace(imatrix, entries=entries)
+    entries = imatrix.entries
+    found = ComputedEntries(entries, lambda name: split_experts(entries[name], _n_experts(entries, name)))
+    return replace(imatrix, entries=found)
 
 
 def split_experts(entry: Entry, n_experts: int) -> Entry:
     """A flat entry with one count as that of `n_experts` matrices, if it can be. Matrices whose means are all exactly 1 saw nothing."""
-    if len(entry.counts) > 1 or n_experts <= 1 or entry.sums.size % n_experts:
+    if len(entry.counts) > 1 or n_experts <= 1 or entry.size % n_experts:
         return entry
     sums, count = entry.sums.reshape(n_experts, -1), int(entry.counts[0])
     missing = (sums == count).all(axis=1)
     return Entry(np.where(missing[:, None], 0.0, sums), np.where(missing, 0, count), entry.calls)
 
 
-def _n_experts(entries: dict[str, Entry], name: str) -> int:
+def _n_experts(entries: Mapping[str, Entry], name: str) -> int:
     """1 for tensors that are not experts', and where the layer does not tell."""
     layer, dot, kind = name.partition(".ffn_")
     router = entries.get(f"{layer}.ffn_gate_inp.weight")
     if not kind.endswith("_exps.weight") or router is None:
         return 1
     for other in _SEE_THE_ROUTERS_INPUT:
-        if (entry := entries.get(f"{layer}.{other}")) is not None and entry.sums.size % router.sums.size == 0:
-            return entry.sums.size // router.sums.size
+        if (entry := entries.get(f"{layer}.{other}")) is not None and entry.size % router.size == 0:
+            return entry.size // router.size
     return 1

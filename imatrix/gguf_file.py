@@ -18,6 +18,7 @@ from ..formats.gguf.writer import GGUFWriter
 from ..formats.source import TensorInfo
 from ..formats.types import TYPES
 from .data import Entry, Imatrix, check_values
+from .stored import OpenFile, StoredEntry
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
@@ -33,6 +34,7 @@ def load_gguf(path: str | os.PathLike) -> Imatrix:
             raise ImatrixError(f"is not an importance matrix: general.type is '{printable(kind)}'{lacking}", file=path)
         tensors = {tensor.name: tensor for tensor in file.tensors}
         entries: dict[str, Entry] = {}
+        files: dict[str, OpenFile] = {}
         for name in tensors:
             for suffix, other in ((_SUMS, _COUNTS), (_COUNTS, _SUMS)):
                 stem = name.removesuffix(suffix)
@@ -40,7 +42,7 @@ def load_gguf(path: str | os.PathLike) -> Imatrix:
                     raise ImatrixError(f"has no matching {stem + other}", file=path, tensor=name)
             if name.endswith(_SUMS):
                 stem = name.removesuffix(_SUMS)
-                entries[stem] = _entry(file, stem, tensors[name], tensors[stem + _COUNTS])
+                entries[stem] = _entry(file, files, stem, tensors[name], tensors[stem + _COUNTS])
         if not entries:
             raise ImatrixError("has no entries", file=path)
         datasets = tuple(str(name) for name in get(file.metadata, "imatrix.datasets", list, file=path))
@@ -52,36 +54,38 @@ def save_gguf(imatrix: Imatrix, path: str | os.PathLike) -> None:
     """Counts of experts that saw nothing are kept as 0; readers give such experts ones."""
     if not imatrix.entries:
         raise ImatrixError("there is nothing to write: no tensor saw any input", file=path)
-    f32, tensors, data = TYPES["F32"], [], []
-    for name, entry in sorted(imatrix.entries.items()):
-        entry = _as_stored(name, entry)
-        n_matrices, n_cols = entry.sums.shape
-        shapes = ((n_matrices, n_cols), (n_matrices, 1)) if n_matrices > 1 else ((n_cols,), (1,))
-        for suffix, shape, values in ((_SUMS, shapes[0], entry.sums), (_COUNTS, shapes[1], entry.counts)):
-            tensors.append(TensorInfo(name + suffix, shape, f32))
-            data.append(values.astype("<f4"))
+    tensors, names = [], sorted(imatrix.entries)
+    for name in names:
+        entry = imatrix.entries[name]
+        n = _n_counts(name, entry)
+        shapes = ((n, entry.size // n), (n, 1)) if n > 1 else ((entry.size,), (1,))
+        tensors += [TensorInfo(name + suffix, shape, TYPES["F32"]) for suffix, shape in zip((_SUMS, _COUNTS), shapes)]
     metadata = {"general.type": string("imatrix"), "imatrix.datasets": array(ValueType.STRING, list(imatrix.datasets)),
                 "imatrix.chunk_count": u32(imatrix.chunk_count), "imatrix.chunk_size": u32(imatrix.chunk_size)}
     with GGUFWriter(path, metadata, tensors) as writer:
-        for tensor, values in zip(tensors, data, strict=True):
-            writer.write(tensor, values)
+        for index, name in enumerate(names):
+            entry = imatrix.entries[name]
+            writer.write(tensors[2 * index], entry.sums.astype("<f4"))
+            writer.write(tensors[2 * index + 1], entry.counts[: _n_counts(name, entry)].astype("<f4"))
 
 
-def _as_stored(name: str, entry: Entry) -> Entry:
+def _n_counts(name: str, entry: Entry) -> int:
     """Matrices that all see every row, as those of heads in latent attention, have one count; experts have theirs."""
     if "_exps" in name or (entry.counts != entry.counts[0]).any():
-        return entry
-    return Entry(entry.sums.reshape(1, -1), entry.counts[:1])
+        return len(entry.counts)
+    return 1
 
 
-def _entry(file: GGUFFile, name: str, sums: TensorInfo, counts: TensorInfo) -> Entry:
+def _entry(file: GGUFFile, files: dict[str, OpenFile], name: str, sums: TensorInfo, counts: TensorInfo) -> Entry:
     for tensor in (sums, counts):
         if tensor.type.name != "F32":
             raise ImatrixError(f"is {tensor.type}, expected F32", file=file.path, tensor=tensor.name)
     n_matrices = counts.n_elements
     if sums.n_elements % n_matrices or (n_matrices > 1 and sums.shape[-1] * n_matrices != sums.n_elements):
         raise ImatrixError(f"mismatched sums {list(sums.shape)} and counts {list(counts.shape)}", file=file.path, tensor=name)
-    values, seen = (np.concatenate([row.view("<f4") for row in file.read_rows(t, 0, t.n_rows)]).astype(np.float64) for t in (sums, counts))
-    for tensor, array_ in ((sums, values), (counts, seen)):
-        check_values(array_, tensor.name, file.path)
-    return Entry(values.reshape(n_matrices, -1), np.rint(seen).astype(np.int64))
+    path, offset = file.location(sums.name)
+    stored = files.get(path) or files.setdefault(path, OpenFile(path))
+    check_values(np.frombuffer(stored.read(offset, sums.n_bytes, "values"), "<f4"), sums.name, file.path)
+    seen = file.read_bytes(counts, 0, counts.n_bytes).view("<f4")
+    check_values(seen, counts.name, file.path)
+    return StoredEntry(stored, offset, (n_matrices, sums.n_elements // n_matrices), np.rint(seen.astype(np.float64)).astype(np.int64))

@@ -18,6 +18,7 @@ import numpy as np
 from ..errors import ImatrixError, UsageError
 from .data import Entry, Imatrix
 from .experts import split_experts, with_experts
+from .stored import ComputedEntries
 
 DEFAULT_CHUNK = 512  # tokens of a call, where nothing says it
 WEIGHTINGS = ("tokens", "calls")
@@ -40,19 +41,10 @@ def merge_imatrices(parts: Sequence[Imatrix], weights: Sequence[float] | None = 
         if known or any(weight % 1 for weight in weights):
             chunk_size = chunk_size or known or DEFAULT_CHUNK
             parts = [as_tokens(part, chunk_size) for part in parts]
-    entries: dict[str, Entry] = {}
-    origin: dict[str, Imatrix] = {}
-    for part, weight in zip(parts, weights):
-        for name, entry in part.entries.items():
-            entry = _weighted(entry, weight)
-            if weighting == "calls":
-                entry = replace(entry, calls=_calls(part, entry, weight))
-            if name in entries:
-                entry = _sum(*_alike(entries[name], entry, name, origin[name], part, weighting == "tokens"))
-            entries[name] = entry
-            origin.setdefault(name, part)
+    names = sorted({name for part in parts for name in part.entries})
+    entries = ComputedEntries(names, lambda name: _added_up(name, parts, weights, weighting))
     size = 1 if all(part.counts_calls for part in parts) else chunk_size or known or DEFAULT_CHUNK
-    merged = Imatrix(dict(sorted(entries.items())), 0, size, tuple(name for part in parts for name in part.datasets))
+    merged = Imatrix(entries, 0, size, tuple(name for part in parts for name in part.datasets))
     merged.chunk_count = max((entry.calls or max(1, int(entry.counts.max()) // merged.chunk_size) for entry in entries.values()), default=0)
     return merged
 
@@ -61,8 +53,13 @@ def as_tokens(imatrix: Imatrix, chunk_size: int) -> Imatrix:
     """`imatrix` with counts of tokens, if it has calls: each is taken to be `chunk_size` tokens. Its experts are told apart."""
     if not imatrix.counts_calls:
         return imatrix
-    entries = {name: Entry(entry.sums * chunk_size, entry.counts * chunk_size) for name, entry in with_experts(imatrix).entries.items()}
-    return replace(imatrix, entries=entries, chunk_size=chunk_size)
+    calls = with_experts(imatrix).entries
+
+    def scaled(name: str) -> Entry:
+        entry = calls[name]
+        return Entry(entry.sums * chunk_size, entry.counts * chunk_size)
+
+    return replace(imatrix, entries=ComputedEntries(calls, scaled), chunk_size=chunk_size)
 
 
 def _check_arguments(parts: Sequence[Imatrix], weights: Sequence[float], chunk_size: int | None, weighting: str) -> None:
@@ -85,6 +82,20 @@ def _weighted(entry: Entry, weight: float) -> Entry:
     return entry if weight == 1 else Entry(entry.sums * weight, entry.counts * weight, entry.calls).whole()
 
 
+def _added_up(name: str, parts: Sequence[Imatrix], weights: Sequence[float], weighting: str) -> Entry:
+    total, first = None, None
+    for part, weight in zip(parts, weights):
+        if name in part.entries:
+            entry = _weighted(part.entries[name], weight)
+            if weighting == "calls":
+                entry = Entry(entry.sums, entry.counts, _calls(part, entry, weight))
+            if total is None:
+                total, first = entry, part
+            else:
+                total = _sum(*_alike(total, entry, name, first, part, weighting == "tokens"))
+    return total
+
+
 def _calls(part: Imatrix, entry: Entry, weight: float) -> int:
     """What ik_llama.cpp would have counted: every tensor sees every call."""
     if entry.calls is not None:
@@ -95,11 +106,11 @@ def _calls(part: Imatrix, entry: Entry, weight: float) -> int:
 def _alike(a: Entry, b: Entry, name: str, first: Imatrix, second: Imatrix, find_missing: bool) -> tuple[Entry, Entry]:
     """Both as so many matrices as the one that has more; a single count stands for that of every matrix."""
     n_matrices = max(len(a.counts), len(b.counts))
-    if a.sums.size != b.sums.size or any(len(entry.counts) not in (1, n_matrices) for entry in (a, b)):
+    if a.size != b.size or any(len(entry.counts) not in (1, n_matrices) for entry in (a, b)):
         raise ImatrixError(f"has {_size(b)}, in {first.path or 'what was collected'} it has {_size(a)}", file=second.path, tensor=name)
     if find_missing:
         return split_experts(a, n_matrices), split_experts(b, n_matrices)
-    return tuple(Entry(e.sums.reshape(n_matrices, -1), np.broadcast_to(e.counts, n_matrices), e.calls) for e in (a, b))
+    return a.matrices(n_matrices), b.matrices(n_matrices)
 
 
 def _sum(a: Entry, b: Entry) -> Entry:
@@ -107,4 +118,4 @@ def _sum(a: Entry, b: Entry) -> Entry:
 
 
 def _size(entry: Entry) -> str:
-    return f"{entry.sums.size} values in {len(entry.counts)} matri{'x' if len(entry.counts) == 1 else 'ces'}"
+    return f"{entry.size} values in {len(entry.counts)} matri{'x' if len(entry.counts) == 1 else 'ces'}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,8 +53,8 @@ class LayerStatistics:
 
 def tensor_statistics(imatrix: Imatrix) -> list[TensorStatistics]:
     """By kind of tensor, and within it by falling total. Entries that saw nothing at all have none."""
-    entries = {name: entry for name, entry in with_experts(imatrix).entries.items() if entry.counts.any()}
-    found = [_statistics(name, entry, entries) for name, entry in entries.items()]
+    entries = with_experts(imatrix).entries
+    found = [_statistics(name, entry, entries) for name, entry in entries.items() if entry.counts.any()]
     return sorted(found, key=lambda s: (s.tensor, -s.total, s.name))
 
 
@@ -84,7 +84,8 @@ def statistics_lines(imatrix: Imatrix) -> list[str]:
              f"{s.similarity:.4f}") for s in tensors]
     layers = [(str(s.layer), f"{s.total:.2f}", f"{s.zd:.4f}%", f"{s.similarity:.4f}") for s in layer_statistics(tensors)]
     return [f"statistics of {printable(imatrix.path or 'what was collected')} ({len(tensors)} tensors)", "",
-            *aligned(titles, rows, left=(1,)), "", f"averages per layer, weighted by N ({len(layers)} layers)", "", *aligned(("Layer", "μΣ(Act²)", "μZD", "μCosSim"), layers)]
+            *aligned(titles, rows, left=(1,)), "", f"averages per layer, weighted by N ({len(layers)} layers)", "",
+            *aligned(("Layer", "μΣ(Act²)", "μZD", "μCosSim"), layers)]
 
 
 def aligned(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
@@ -94,7 +95,7 @@ def aligned(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence
             for row in (titles, *rows)]
 
 
-def _statistics(name: str, entry: Entry, entries: dict[str, Entry]) -> TensorStatistics:
+def _statistics(name: str, entry: Entry, entries: Mapping[str, Entry]) -> TensorStatistics:
     layer, tensor, before = None, name.removesuffix(".weight"), None
     if found := _NAME.fullmatch(name):
         layer, tensor = int(found[1]), found[2]
@@ -104,7 +105,7 @@ def _statistics(name: str, entry: Entry, entries: dict[str, Entry]) -> TensorSta
     deviation = max(0.0, float((a * a).mean()) - mean**2) ** 0.5
     p = a[a > 0] / total if total > 0 else a[:0]
     entropy = float(-(p * np.log2(p)).sum()) + 0.0  # never -0
-    same = before is not None and before.sums.size == entry.sums.size
+    same = before is not None and before.size == entry.size
     return TensorStatistics(name, layer, tensor, total, float(a.min()), float(a.max()), mean, deviation, 100 * float((a > _ACTIVE).mean()),
                             a.size, entropy, 100 * entropy / np.log2(a.size) if a.size > 1 else 0.0,
                             100 * float((a - mean > deviation).mean()) if deviation else 0.0,

@@ -1,0 +1,109 @@
+"""Collections that are interrupted, killed too, go on to the same bytes; what differs is refused."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import iqforge
+from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.source import CheckpointSource
+from iqforge.errors import ImatrixError, UsageError
+from iqforge.imatrix.data import Entry, Imatrix, Snapshot
+from iqforge.imatrix.files import load_imatrix, save_imatrix
+from iqforge.imatrix.snapshot import load_snapshot, save_snapshot
+
+from .tiny_checkpoint import PROSE, make_tiny_llama
+from .tiny_model import write_gguf
+
+N_CTX = 32
+UP = "blk.0.ffn_up_exps.weight"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    make_tiny_llama(folder / "hf", n_layers=1)
+    with CheckpointSource(open_checkpoint(folder / "hf")) as source:
+        return write_gguf(folder / "model.gguf", source)
+
+
+def settings(model: Path) -> dict:
+    return dict(model=model, text=PROSE * 20, n_ctx=N_CTX, chunks=60, batch_tokens=2 * N_CTX, output_frequency=4, save_frequency=25)
+
+
+def collect_slowly(model: Path, out: Path) -> None:
+    iqforge.collect_imatrix(**settings(model), out=out, resume=True, progress=lambda p: time.sleep(0.005))
+
+
+def test_killed_and_gone_on(model, tmp_path):
+    expected = tmp_path / "expected" / "x.gguf"
+    expected.parent.mkdir()
+    iqforge.collect_imatrix(**settings(model), out=expected)
+    assert sorted(os.listdir(expected.parent)) == ["x.gguf", "x.gguf.at_26", "x.gguf.at_50"]  # the first pass that has 25, and 50
+    context, chance, out = multiprocessing.get_context("forkserver"), random.Random(3), tmp_path / "x.gguf"
+    context.set_forkserver_preload(["iqforge.api", "iqforge.imatrix.collector"])
+    gone_on, started = 0, set()
+    for _ in range(8):
+        process = context.Process(target=collect_slowly, args=(model, out))
+        process.start()
+        while process.is_alive() and (not out.exists() or os.path.getmtime(out) in started):  # until it has written something new
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.1))
+        process.kill()  # SIGKILL
+        process.join()
+        started.add(os.path.getmtime(out))
+        gone_on += Path(f"{out}.resume").exists()
+    assert gone_on >= 3  # killed in the middle
+    collect_slowly(model, out)
+    for name in os.listdir(expected.parent):
+        assert (tmp_path / name).read_bytes() == (expected.parent / name).read_bytes()
+    assert not Path(f"{out}.resume").exists()
+
+
+def test_another_run_does_not_go_on(model, tmp_path, caplog):
+    out, options = tmp_path / "x.dat", settings(model) | {"chunks": 8}
+
+    def stop(p) -> None:
+        if p.window == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        iqforge.collect_imatrix(**options, out=out, progress=stop)
+    assert Path(f"{out}.resume").exists() and load_imatrix(out).chunk_count == 4
+    with pytest.raises(ImatrixError, match="x.dat.resume: is of .* n_ctx: 32 then, 64 now; process_output: False then, True now"):
+        iqforge.collect_imatrix(**options | {"n_ctx": 64, "process_output": True}, out=out, resume=True)
+    with pytest.raises(ImatrixError, match="text: [0-9a-f]{16} then, [0-9a-f]{16} now$"):
+        iqforge.collect_imatrix(**options | {"text": PROSE}, out=out, resume=True)
+    seen = []
+    with caplog.at_level("INFO"):  # another number of chunks is no other run: what is done of it is the same
+        iqforge.collect_imatrix(**options | {"chunks": 6}, out=out, resume=True, progress=lambda p: seen.append(p.window))
+    assert seen == [5, 6] and "behind 4 windows" in caplog.text and load_imatrix(out).chunk_count == 6
+    with pytest.raises(UsageError):
+        iqforge.collect_imatrix(**options, resume=True)
+    with pytest.raises(UsageError):
+        iqforge.collect_imatrix(**options | {"save_frequency": -1}, out=out)
+
+
+def test_snapshots_keep_every_bit(tmp_path):
+    """Also of counts that weights have made fractions, which finished files do not have."""
+    sums = np.random.default_rng(1).random((2, 3)) * np.array([[1e-300], [1e300]])
+    snapshot = Snapshot(Imatrix({UP: Entry(sums, np.array([0.7, 0]))}, 3, N_CTX, ("a", "b")), {"perplexity": np.array([1 / 3, 0.1])})
+    save_snapshot(snapshot, tmp_path / "x", {"what": "this"})
+    read = load_snapshot(tmp_path / "x", {"what": "this"})
+    assert np.array_equal(read.imatrix.entries[UP].sums, sums) and read.imatrix.entries[UP].counts.tolist() == [0.7, 0]
+    assert (read.imatrix.chunk_count, read.imatrix.chunk_size, read.imatrix.datasets) == (3, N_CTX, ("a", "b"))
+    assert np.array_equal(read.sums["perplexity"], snapshot.sums["perplexity"])
+    whole = read.imatrix.whole().entries[UP]
+    assert whole.counts.tolist() == [1, 0] and np.allclose(whole.means[0], sums[0] / 0.7, rtol=1e-12)
+    with pytest.raises(ImatrixError, match="what: this then, nothing now; more: nothing then, that now"):
+        load_snapshot(tmp_path / "x", {"more": "that"})
+    save_imatrix(Imatrix({UP: Entry(np.ones((1, 2)), np.array([1]))}, 1, N_CTX), tmp_path / "y.gguf")
+    with pytest.raises(ImatrixError, match="not what an interrupted"):
+        load_snapshot(tmp_path / "y.gguf", {})
