@@ -66,7 +66,7 @@ def collect_imatrix(model: PathLike | Model, text: PathLike | Sequence[PathLike]
         if out is not None:
             refuse_same_file(out, [*loaded.source.files, *(one.name for one in texts if one.name),
                                    *(i.path for i in loaded_files if i.path)])
-            saver = Saver(out, output_format, _run(loaded, texts, settings), every=output_frequency, keep_every=save_frequency,
+            saver = Saver(out, output_format, _run(loaded, texts, chunks, settings), every=output_frequency, keep_every=save_frequency,
                           combined=combined)
         elif resume or save_frequency:
             raise UsageError("resume and save_frequency need an output file")
@@ -76,7 +76,7 @@ def collect_imatrix(model: PathLike | Model, text: PathLike | Sequence[PathLike]
     return saver.finish(collected) if saver is not None else combined(collected)
 
 
-def _run(model: Model, texts: Sequence[Text], settings: dict[str, Any]) -> dict[str, str]:
+def _run(model: Model, texts: Sequence[Text], chunks: int, settings: dict[str, Any]) -> dict[str, str]:
     """All that sums depend on, in words, the model's and the texts' as SHA-256."""
     import torch
 
@@ -87,7 +87,8 @@ def _run(model: Model, texts: Sequence[Text], settings: dict[str, Any]) -> dict[
     return {"model": model_fingerprint(model.source), "text": " ".join(hashes), "weights": str([text.weight for text in texts]),
             "device": str(model.device), "precision": model.precision, "placement": str(model.weights.placement.request),
             "switches": str(model.weights.switches), "cache": str(model.cache), "iqforge": __version__, "torch": torch.__version__,
-            **{name: str(value) for name, value in settings.items()}}
+            **{name: str(value) for name, value in settings.items()},
+            **({"chunks": str(chunks)} if len(texts) > 1 else {})}  # of one text, the first windows are the same, however many there are
 
 
 def merge_imatrices(files: Sequence[PathLike | Imatrix], out: PathLike | None = None, *, weights: Sequence[float] | None = None,

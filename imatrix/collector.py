@@ -94,6 +94,8 @@ def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *
     if start is not None:
         n, *sums = start.sums["perplexity"].tolist()
         done, before, scores = start.imatrix.chunk_count, start.imatrix, Moments(int(n), *sums)
+        if done > len(windows):
+            raise ImatrixError(f"holds {done} windows, of which only {len(windows)} are asked for", file=before.path)
     collector, clock = Collector(model, process_output, output_name, before), Clock(windows, progress, done)
     datasets = tuple(text.name for text in texts if text.name)
 

@@ -70,17 +70,15 @@ def test_killed_and_gone_on(model, tmp_path):
 def test_another_run_does_not_go_on(model, tmp_path, caplog):
     out, options = tmp_path / "x.dat", settings(model) | {"chunks": 8}
 
-    def stop(p) -> None:
-        if p.window == 7:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        iqforge.collect_imatrix(**options, out=out, progress=stop)
+        iqforge.collect_imatrix(**options, out=out, progress=lambda p: interrupt(p.window == 7))
     assert Path(f"{out}.resume").exists() and load_imatrix(out).chunk_count == 4
     with pytest.raises(ImatrixError, match="x.dat.resume: is of .* n_ctx: 32 then, 64 now; process_output: False then, True now"):
         iqforge.collect_imatrix(**options | {"n_ctx": 64, "process_output": True}, out=out, resume=True)
     with pytest.raises(ImatrixError, match="text: [0-9a-f]{16} then, [0-9a-f]{16} now$"):
         iqforge.collect_imatrix(**options | {"text": PROSE}, out=out, resume=True)
+    with pytest.raises(ImatrixError, match="holds 4 windows, of which only 3 are asked for"):
+        iqforge.collect_imatrix(**options | {"chunks": 3}, out=out, resume=True)
     seen = []
     with caplog.at_level("INFO"):  # another number of chunks is no other run: what is done of it is the same
         iqforge.collect_imatrix(**options | {"chunks": 6}, out=out, resume=True, progress=lambda p: seen.append(p.window))
@@ -107,3 +105,20 @@ def test_snapshots_keep_every_bit(tmp_path):
     save_imatrix(Imatrix({UP: Entry(np.ones((1, 2)), np.array([1]))}, 1, N_CTX), tmp_path / "y.gguf")
     with pytest.raises(ImatrixError, match="not what an interrupted"):
         load_snapshot(tmp_path / "y.gguf", {})
+
+
+def test_several_texts_go_on(model, tmp_path):
+    options = settings(model) | {"text": [PROSE * 3, PROSE[50:] * 4], "text_weights": [0.3, 2], "chunks": 9, "output_frequency": 2}
+    iqforge.collect_imatrix(**options, out=tmp_path / "expected.gguf")
+    for window in (7, 13, 16):  # in the first text, in the second, and again
+        with pytest.raises(KeyboardInterrupt):
+            iqforge.collect_imatrix(**options, out=tmp_path / "x.gguf", resume=True, progress=lambda p: interrupt(p.window == window))
+    with pytest.raises(ImatrixError, match="chunks: 9 then, 10 now"):
+        iqforge.collect_imatrix(**options | {"chunks": 10}, out=tmp_path / "x.gguf", resume=True)
+    iqforge.collect_imatrix(**options, out=tmp_path / "x.gguf", resume=True)
+    assert (tmp_path / "x.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
+
+
+def interrupt(now: bool) -> None:
+    if now:
+        raise KeyboardInterrupt
