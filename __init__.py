@@ -15,7 +15,7 @@ except PackageNotFoundError:  # a source tree that was never installed
 _API = ("convert_model", "quantize_model", "quantize_models", "collect_imatrix", "measure_perplexity", "split_model", "merge_model",
         "load_model", "decode", "decode_tensor", "encode", "interleave", "deinterleave", "repack_model", "quantize_stats",
         "inspect_model", "hash_model", "check_hashes", "merge_gate_up", "convert_lora",
-        "decode_torch", "generate", "random_model", "benchmark_model",
+        "decode_torch", "generate", "random_model", "benchmark_model", "validate_model",
         "merge_imatrices", "convert_imatrix", "compare_imatrices", "imatrix_statistics",
         "Recipe", "Changes", "read_recipe", "load_plan")
 __all__ = [*_API, "IqforgeError", "__version__"]

@@ -7,6 +7,7 @@ from .api_imatrix import collect_imatrix, compare_imatrices, convert_imatrix, im
 from .api_quantize import plan_quantization, quantize_model, quantize_models, quantize_stats, repack_model
 from .api_runtime import benchmark_model, decode_torch, generate, load_model, measure_perplexity, random_model
 from .api_source import open_source
+from .api_validate import validate_model
 from .convert.gate_up import merge_gate_up
 from .convert.split import merge_model, split_model
 from .formats.codec import decodable_types, decode, decode_tensor, deinterleave, interleave
@@ -22,6 +23,6 @@ __all__ = ["convert_model", "quantize_model", "quantize_models", "collect_imatri
            "load_model", "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
            "inspect_model", "hash_model", "check_hashes", "merge_gate_up", "convert_lora",
            "plan_quantization", "plan_conversion", "repack_model", "quantize_stats", "decode_torch", "generate",
-           "random_model", "benchmark_model",
+           "random_model", "benchmark_model", "validate_model",
            "merge_imatrices", "convert_imatrix", "compare_imatrices", "imatrix_statistics",
            "Recipe", "Changes", "read_recipe", "load_plan"]

@@ -24,6 +24,7 @@ COMMANDS = {
     "imatrix-compare": (".imatrix.compare_command", "how far two importance matrices are apart"),
     "quantize": (".quantize.command", "quantize a GGUF file or a checkpoint"),
     "quantize-stats": (".quantize.stats_command", "what each type would lose on each tensor: table, JSON, heat map"),
+    "validate": (".quantize.validate_command", "read a GGUF file back: values, and errors against what it was made of"),
     "repack": (".quantize.repack_command", "tensors of a GGUF file into row-interleaved form, or back"),
     "quantize-bench": (".quantize.benchmark", "how fast and how well each type is quantized, beside a reference library"),
     "inspect": (".formats.inspect_command", "keys, tensors, types and sizes of a GGUF model"),

@@ -103,5 +103,9 @@ class DeviceError(IqforgeError):
     """A GPU, its driver or the packages that compile for it failed, or its memory does not suffice."""
 
 
+class ValidationError(IqforgeError):
+    """A file that was written does not read back as what the run made."""
+
+
 class OutputError(IqforgeError):
     """An output that cannot be written: no space, no permission, the same file as an input."""

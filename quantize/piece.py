@@ -219,15 +219,20 @@ def _kept_bytes(source: Source, piece: Piece, rows: np.ndarray) -> np.ndarray:
 def _measured(part: Part, x: np.ndarray, zeroed: int, file: str) -> Result:
     info, target = part.planned.source, part.planned.target.type
     data = part.encode(x)
-    error = decode(target, data, info.n_cols, as_weights=True)
-    with np.errstate(invalid="ignore"):  # a tensor that becomes floats keeps what is not finite, and its errors are NaN
-        np.subtract(x, error, out=error)
-    largest = float(np.abs(error).max(initial=0))
-    if not np.isfinite(largest) and np.isfinite(x).all():
+    sums = error_sums(x, decode(target, data, info.n_cols, as_weights=True), part.weights)
+    if not np.isfinite(sums[4]) and np.isfinite(x).all():
         raise NonFiniteError(f"values up to {np.abs(x).max():g} do not fit into {target}", tensor=info.name, file=file)
+    return data, np.array([*sums, zeroed])
+
+
+def error_sums(x: np.ndarray, made: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """float64[5]: sum e^2, sum x^2, sum w e^2, sum w x^2, max |e| of e = x - made, which becomes `made`; both float32[rows, n_cols]."""
+    with np.errstate(invalid="ignore"):  # a tensor that becomes floats keeps what is not finite, and its errors are NaN
+        error = np.subtract(x, made, out=made)
+    largest = float(np.abs(error).max(initial=0))
     e2, x2 = _column_squares(error), _column_squares(x)
-    w = np.ones(info.n_cols) if part.weights is None else part.weights.astype(np.float64)
-    return data, np.array([e2.sum(), x2.sum(), (w * e2).sum(), (w * x2).sum(), largest, zeroed])
+    w = np.ones(x.shape[1]) if weights is None else weights.astype(np.float64)
+    return np.array([e2.sum(), x2.sum(), (w * e2).sum(), (w * x2).sum(), largest])
 
 
 def _column_squares(x: np.ndarray) -> np.ndarray:

@@ -1,0 +1,119 @@
+"""Reading files back: what is sound, and every way in which a byte that is not the run's is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import iqforge
+from iqforge.cli import main
+from iqforge.errors import MalformedFileError, ShapeError
+from iqforge.formats.codec import encode_float
+from iqforge.formats.gguf.reader import open_gguf
+from iqforge.formats.gguf.values import string
+from iqforge.formats.gguf.writer import GGUFWriter
+from iqforge.formats.source import TensorInfo
+from iqforge.formats.types import ggml_type
+from iqforge.quantize.validate import validate_tensors
+
+from .test_quantize import imatrix_of
+from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("hf"), n_layers=1)
+
+
+@pytest.fixture(scope="module")
+def bf16(checkpoint, tmp_path_factory) -> Path:
+    return iqforge.convert_model(checkpoint, tmp_path_factory.mktemp("gguf") / "tiny.gguf", outtype="bf16")
+
+
+def damage(path: Path, tensor: str, at: int, value: bytes) -> None:
+    with open_gguf(path) as file:
+        _, offset = file.location(tensor)
+    with open(path, "r+b") as file:
+        file.seek(offset + at)
+        file.write(value)
+
+
+def faults(checked) -> dict[str, str]:
+    return {one.tensor.name: one.fault for one in checked if one.fault}
+
+
+@pytest.mark.parametrize("kind", ["IQ4_K", "Q4_0", "IQ4_K_R4", "BF16"])
+def test_a_sound_file_has_the_errors_that_were_reported(bf16, checkpoint, tmp_path, kind):
+    out, imatrix = tmp_path / "q.gguf", imatrix_of(bf16)
+    report = iqforge.quantize_model(bf16, out, kind, imatrix, pure=True)
+    with open_gguf(bf16) as source, open_gguf(out) as written:
+        planned = [one.planned for one in report.tensors]
+        checked = list(validate_tensors(written, source, planned, report.tensors, importance=imatrix.importance, threads=2))
+    assert not faults(checked) and len(checked) == len(report.tensors)
+    for against in (bf16, checkpoint):
+        for one, before in zip(iqforge.validate_model(out, against, imatrix), report.tensors):
+            assert one.report.rmse in (before.rmse, 0.0) or (one.report.rmse, one.report.weighted_rmse) == pytest.approx(
+                (before.rmse, before.weighted_rmse), rel=1e-6)
+
+
+def test_experts_and_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("iqforge.quantize.validate.PIECE_ELEMENTS", 4096)
+    model = iqforge.convert_model(make_tiny_qwen3moe(tmp_path / "hf", n_experts=4), tmp_path / "m.gguf", outtype="f32")
+    imatrix = imatrix_of(model)
+    report = iqforge.quantize_model(model, tmp_path / "q.gguf", "IQ3_K", imatrix, pure=True)
+    for one, before in zip(iqforge.validate_model(tmp_path / "q.gguf", model, imatrix, threads=3), report.tensors):
+        assert not one.fault and (before.rmse is None) == (one.report.rmse is None)
+        if before.rmse is not None:
+            assert (one.report.rmse, one.report.weighted_rmse, one.report.largest_error) == pytest.approx(
+                (before.rmse, before.weighted_rmse, before.largest_error), rel=1e-6)
+
+
+def test_a_changed_byte_is_found(bf16, tmp_path, capsys):
+    out = tmp_path / "q.gguf"
+    report = iqforge.quantize_model(bf16, out, "Q8_0", pure=True)
+    damage(out, "blk.0.ffn_up.weight", 34 * 100 + 7, b"\x7f")  # one number
+    damage(out, "blk.0.attn_norm.weight", 8, b"\x12")  # kept
+    with open_gguf(bf16) as source, open_gguf(out) as written:
+        found = faults(validate_tensors(written, source, [one.planned for one in report.tensors], report.tensors))
+    assert found.keys() == {"blk.0.ffn_up.weight", "blk.0.attn_norm.weight"}
+    assert "the run reported" in found["blk.0.ffn_up.weight"] and "not those of the source" in found["blk.0.attn_norm.weight"]
+    assert main(["validate", str(out)]) == 0, "without its source every value is a number"
+    assert main(["validate", str(out), "--against", str(bf16)]) == 1
+    said = capsys.readouterr().out
+    assert "1 with a fault" in said and "rel. rmse = " in said
+    (line,) = (line for line in said.splitlines() if "FAULT" in line)
+    assert "blk.0.attn_norm.weight" in line
+
+
+def test_values_that_are_no_numbers_are_found(bf16, tmp_path, capsys):
+    out = tmp_path / "q.gguf"
+    iqforge.quantize_model(bf16, out, "Q8_0", pure=True)
+    damage(out, "blk.0.ffn_up.weight", 34 * (3 * 8 + 2), b"\x00\x7e")  # the scale of the third block of row 3 is NaN
+    assert main(["validate", str(out)]) == 1
+    said = capsys.readouterr().out
+    assert "nan at row 3, column 64" in said and "1 with a fault" in said and len(said.splitlines()) == 2
+
+
+def test_what_is_not_finite_in_the_source_may_stay_so_in_floats(tmp_path):
+    tensors = [TensorInfo("blk.0.ffn_up.weight", (16, 256), ggml_type("F32"))]
+    x = np.random.default_rng(1).standard_normal((16, 256)).astype(np.float32)
+    x[3, 4] = np.nan
+    with GGUFWriter(tmp_path / "m.gguf", {"general.architecture": string("llama")}, tensors) as sink:
+        sink.write(tensors[0], encode_float("F32", x))
+    report = iqforge.quantize_model(tmp_path / "m.gguf", tmp_path / "h.gguf", "F16", pure=True)
+    with open_gguf(tmp_path / "m.gguf") as source, open_gguf(tmp_path / "h.gguf") as written:
+        assert not faults(validate_tensors(written, source, [one.planned for one in report.tensors], report.tensors))
+    assert faults(iqforge.validate_model(tmp_path / "h.gguf"))
+
+
+def test_other_models_and_broken_files(bf16, tmp_path):
+    other = iqforge.convert_model(make_tiny_llama(tmp_path / "hf", n_layers=2, n_ff=256), tmp_path / "other.gguf")
+    with pytest.raises(ShapeError, match="shape"):
+        iqforge.validate_model(bf16, other)
+    with pytest.raises(ShapeError, match="no such tensor"):
+        iqforge.validate_model(iqforge.convert_model(make_tiny_llama(tmp_path / "hf2", n_layers=2), tmp_path / "two.gguf"), bf16)
+    (tmp_path / "cut.gguf").write_bytes(bf16.read_bytes()[:-1000])
+    with pytest.raises(MalformedFileError):
+        iqforge.validate_model(tmp_path / "cut.gguf")
