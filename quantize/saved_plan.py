@@ -38,9 +38,10 @@ class SavedPlan(Recipe):
     def plan(self, tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], *, imatrix: bool = False,
              allow_requantize: bool = False) -> list[PlannedTensor]:
         planned = super().plan(tensors, metadata, imatrix=imatrix, allow_requantize=allow_requantize)
-        if changed := next((plan for plan in planned if plan.target.type.name != self.tensor_types[plan.source.name]), None):
-            raise UsageError(f"{self.type} keeps it, but the plan says {self.tensor_types[changed.source.name]}",
-                             file=self.path, tensor=changed.source.name)
+        wanted = {name: ggml_type(kind) for name, kind in self.tensor_types.items()}
+        if changed := next((plan for plan in planned if plan.target.type is not wanted[plan.source.name]), None):
+            raise UsageError(f"{self.type} keeps it, but the plan says {wanted[changed.source.name]}", file=self.path,
+                             tensor=changed.source.name)
         return [replace(plan, why=self._why(plan)) for plan in planned]
 
     def _why(self, plan: PlannedTensor) -> str:

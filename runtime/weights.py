@@ -21,6 +21,7 @@ from .resident import LoadProgress, Resident, ResidentMatrix
 from .switches import Switches
 
 DEFAULT_CACHE_BYTES = 512 * 2**20
+_NEEDLESS = ("output_extra.weight",)  # a second output matrix in another type, which ik_llama.cpp may use instead
 SLICE_BYTES = 32 * 2**20  # of float32, for matrices that do not fit the cache
 
 
@@ -194,7 +195,7 @@ class Weights:
 
     def check_all_used(self) -> None:
         """ArchitectureError if the file has tensors that no layer asked for: evaluating without them would be another model."""
-        unused = [name for name in self._tensors if name not in self._asked]
+        unused = [name for name in self._tensors if name not in self._asked and name not in _NEEDLESS]
         if unused:
             shown = ", ".join(printable(name, 80) for name in unused[:4])
             raise ArchitectureError(f"{len(unused)} tensors of this file are not part of its architecture as this version knows it: {shown}"
