@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .api_convert import convert_lora, convert_model, plan_conversion
-from .api_imatrix import collect_imatrix, compare_imatrices, convert_imatrix, imatrix_statistics, merge_imatrices
+from .api_imatrix import collect_imatrix, compare_imatrices, convert_imatrix, imatrix_coverage, imatrix_statistics, merge_imatrices
 from .api_quantize import plan_quantization, quantize_model, quantize_models, quantize_stats, repack_model
 from .api_runtime import benchmark_model, decode_torch, generate, load_model, measure_perplexity, random_model
 from .api_source import open_source
@@ -24,5 +24,5 @@ __all__ = ["convert_model", "quantize_model", "quantize_models", "collect_imatri
            "inspect_model", "hash_model", "check_hashes", "merge_gate_up", "convert_lora",
            "plan_quantization", "plan_conversion", "repack_model", "quantize_stats", "decode_torch", "generate",
            "random_model", "benchmark_model", "validate_model",
-           "merge_imatrices", "convert_imatrix", "compare_imatrices", "imatrix_statistics",
+           "merge_imatrices", "convert_imatrix", "compare_imatrices", "imatrix_statistics", "imatrix_coverage",
            "Recipe", "Changes", "read_recipe", "load_plan"]

@@ -13,7 +13,9 @@ from .errors import UsageError, printable
 
 if TYPE_CHECKING:
     from .imatrix.compare import Comparison
+    from .imatrix.coverage import Coverage
     from .imatrix.data import Imatrix
+    from .imatrix.similarity import LayerSimilarity
     from .imatrix.statistics import TensorStatistics
     from .imatrix.texts import Text
     from .runtime.evaluate.perplexity import Perplexity
@@ -22,11 +24,13 @@ if TYPE_CHECKING:
 
 def collect_imatrix(model: PathLike | Model, text: PathLike | Sequence[PathLike], out: PathLike | None = None, *, n_ctx: int = 512,
                     chunks: int = -1, from_chunk: int = 0, text_weights: Sequence[float] | None = None, output_format: str | None = None,
-                    process_output: bool = False, output_name: str = "output.weight",
-                    parse_special: bool = False, compute_perplexity: bool = True, batch_tokens: int = 2048,
-                    dataset: str | None = None, in_files: Sequence[PathLike | Imatrix] = (), in_weights: Sequence[float] | None = None,
-                    weighting: str = "tokens", output_frequency: int | None = None, save_frequency: int = 0, resume: bool = False,
-                    progress: Any = None, on_perplexity: Callable[[Perplexity], None] | None = None) -> Imatrix:
+                    process_output: bool = False, output_name: str = "output.weight", parse_special: bool = False,
+                    compute_perplexity: bool = True, batch_tokens: int = 2048, cold_experts: str = "prior", min_tokens: int = 128,
+                    prior_tokens: float = 16.0, dataset: str | None = None, in_files: Sequence[PathLike | Imatrix] = (),
+                    in_weights: Sequence[float] | None = None, weighting: str = "tokens", output_frequency: int | None = None,
+                    save_frequency: int = 0, resume: bool = False, progress: Any = None, similarity: LayerSimilarity | None = None,
+                    on_perplexity: Callable[[Perplexity], None] | None = None,
+                    on_coverage: Callable[[Coverage], None] | None = None) -> Imatrix:
     """Run `text` through `model` in windows of n_ctx tokens and collect sums of squares per input channel.
 
     text: a file, or the text itself (a string with a line break in it, or any with a `dataset` to name it by); or several of them, each
@@ -34,14 +38,21 @@ def collect_imatrix(model: PathLike | Model, text: PathLike | Sequence[PathLike]
     text_weights: how many times the tokens of each text count (1). chunks, from_chunk: at most so many windows of each text, behind so
     many. process_output: also the matrix `output_name`. parse_special: the text of a control token is that token. batch_tokens: tokens
     that go through the model at a time, in whole windows.
+    cold_experts: what is written of experts that saw fewer than `min_tokens` tokens (see `imatrix.cold_experts`): "prior" and
+    "neighbours" mix in what others saw, as if it was `prior_tokens` tokens; "all-experts" shows every token to every expert while
+    collecting; "none" leaves what was seen. on_coverage gets what experts saw, before anything is mixed in.
     in_files: importance matrices to add to, `in_weights` times (see `merge_imatrices`).
     output_frequency: write what there is after so many windows (None: 10, but at most once a minute; 0: only at the end), and with it
     `<out>.resume`, from which a run with `resume` and all else equal goes on; it ends with the same bytes. save_frequency: also keep
-    `<out>.at_<windows>` every so many. progress: callable as in `runtime.evaluate.windows.ProgressCallback`;
-    on_perplexity gets that of all windows at the end.
+    `<out>.at_<windows>` every so many. progress: callable as in `runtime.evaluate.windows.ProgressCallback`.
+    `similarity` takes in how much layers change their input (see `imatrix.similarity`), on_perplexity gets that of all windows at the end.
     """
     from .formats.output import refuse_same_file
     from .imatrix import collector
+    from .imatrix.all_experts import router_rows
+    from .imatrix.cold_experts import fill_cold_experts
+    from .imatrix.coverage import measure_coverage
+    from .imatrix.data import Imatrix
     from .imatrix.merge import merge_imatrices as merge
     from .imatrix.saving import Saver
     from .imatrix.texts import Text
@@ -54,25 +65,34 @@ def collect_imatrix(model: PathLike | Model, text: PathLike | Sequence[PathLike]
     loaded_files = [loaded_imatrix(file) for file in in_files]
 
     def combined(imatrix: Imatrix) -> Imatrix:
+        return fill_cold_experts(merged(imatrix), cold_experts, least=min_tokens, prior_tokens=prior_tokens, routers=routers)
+
+    def merged(imatrix: Imatrix) -> Imatrix:
         weights = None if in_weights is None else [*in_weights, 1.0]
         return merge([*loaded_files, imatrix], weights, chunk_size=n_ctx, weighting=weighting) if loaded_files else imatrix
 
     if in_weights is not None and len(in_weights) != len(loaded_files):
         raise UsageError(f"{len(in_weights)} weights are given for {len(loaded_files)} importance matrices")
     with opened_model(model) as loaded:
+        routers = router_rows(loaded) if cold_experts == "neighbours" else None
+        fill_cold_experts(Imatrix(), cold_experts, least=min_tokens, prior_tokens=prior_tokens)  # errors before any work
         settings = {"n_ctx": n_ctx, "from_chunk": from_chunk, "process_output": process_output, "output_name": output_name,
-                    "parse_special": parse_special, "compute_perplexity": compute_perplexity, "batch_tokens": batch_tokens}
+                    "parse_special": parse_special, "compute_perplexity": compute_perplexity, "batch_tokens": batch_tokens,
+                    "all_experts": cold_experts == "all-experts"}
         saver = None
         if out is not None:
             refuse_same_file(out, [*loaded.source.files, *(one.name for one in texts if one.name),
                                    *(i.path for i in loaded_files if i.path)])
-            saver = Saver(out, output_format, _run(loaded, texts, chunks, settings), every=output_frequency, keep_every=save_frequency,
+            run = _run(loaded, texts, chunks, settings | {"similarity": similarity is not None})
+            saver = Saver(out, output_format, run, every=output_frequency, keep_every=save_frequency,
                           combined=combined)
         elif resume or save_frequency:
             raise UsageError("resume and save_frequency need an output file")
         collected = collector.collect_imatrix(loaded, texts, chunks=chunks, progress=progress, checkpoint=saver,
-                                              on_perplexity=on_perplexity, start=saver.start(resume) if saver is not None else None,
-                                              **settings)
+                                              similarity=similarity, on_perplexity=on_perplexity,
+                                              start=saver.start(resume) if saver is not None else None, **settings)
+    if on_coverage is not None:
+        on_coverage(measure_coverage(merged(collected), min_tokens))
     return saver.finish(collected) if saver is not None else combined(collected)
 
 
@@ -138,6 +158,13 @@ def compare_imatrices(a: PathLike | Imatrix, b: PathLike | Imatrix) -> Compariso
     from .imatrix.compare import compare
 
     return compare(loaded_imatrix(a), loaded_imatrix(b))
+
+
+def imatrix_coverage(imatrix: PathLike | Imatrix, min_tokens: int = 128) -> Coverage:
+    """How many tokens each expert saw, those with fewer than `min_tokens` called cold; see `imatrix.coverage`."""
+    from .imatrix.coverage import measure_coverage
+
+    return measure_coverage(loaded_imatrix(imatrix), min_tokens)
 
 
 def imatrix_statistics(imatrix: PathLike | Imatrix) -> list[TensorStatistics]:

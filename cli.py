@@ -22,6 +22,7 @@ COMMANDS = {
     "imatrix": (".imatrix.command", "collect an importance matrix, add up several, look at one"),
     "imatrix-convert": (".imatrix.convert_command", "an importance matrix file in the other layout"),
     "imatrix-compare": (".imatrix.compare_command", "how far two importance matrices are apart"),
+    "imatrix-coverage": (".imatrix.coverage_command", "how many tokens each expert saw"),
     "quantize": (".quantize.command", "quantize a GGUF file or a checkpoint"),
     "quantize-stats": (".quantize.stats_command", "what each type would lose on each tensor: table, JSON, heat map"),
     "validate": (".quantize.validate_command", "read a GGUF file back: values, and errors against what it was made of"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ from ..runtime.evaluate.scores import Moments, exp_or_inf, negative_log_likeliho
 from ..runtime.evaluate.windows import DEFAULT_BATCH, DEFAULT_CONTEXT, Clock, ProgressCallback
 from ..runtime.linear import ExpertLinear
 from ..runtime.model import Model
+from .all_experts import AllExperts
 from .data import Entry, Imatrix, Snapshot
+from .similarity import LayerSimilarity
 from .texts import Text, text_at, windows_of
 
 Checkpoint = Callable[[int, Callable[[], Snapshot]], None]
@@ -77,6 +80,7 @@ def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *
                     from_chunk: int = 0, process_output: bool = False, output_name: str = "output.weight", parse_special: bool = False,
                     compute_perplexity: bool = True, dataset: str = "", batch_tokens: int = DEFAULT_BATCH,
                     progress: ProgressCallback | None = None, checkpoint: Checkpoint | None = None, start: Snapshot | None = None,
+                    all_experts: bool = False, similarity: LayerSimilarity | None = None,
                     on_perplexity: Callable[[Perplexity], None] | None = None) -> Imatrix:
     """The importance matrix of `model` on `texts` (or the one text, or its tokens, called `dataset`), over windows of `n_ctx` tokens, at
     most `chunks` of each text if that is positive, behind its first `from_chunk`.
@@ -84,6 +88,7 @@ def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *
     `process_output` includes the output matrix, `output_name`. With `parse_special` the text of a control token is that token. As many
     windows as `batch_tokens` allow go through the model at a time. The running perplexity goes to `progress`, that of all windows to
     `on_perplexity` at the end; without `compute_perplexity` the output is not evaluated unless it is collected.
+    `all_experts` lets every expert see every token (`all_experts.AllExperts`), `similarity` takes in what layers change.
     `checkpoint(windows done, take)` is called after every pass through the model but the last; what `take()` gives is `start` to a run
     with all else equal, which goes on there and ends with the same bits. EvaluationError for a text that is too short, ImatrixError naming
     the tensor for activations that are not finite.
@@ -96,16 +101,28 @@ def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *
         done, before, scores = start.imatrix.chunk_count, start.imatrix, Moments(int(n), *sums)
         if done > len(windows):
             raise ImatrixError(f"holds {done} windows, of which only {len(windows)} are asked for", file=before.path)
+        if similarity is not None:
+            similarity.restore(start.sums["similarity"])
     collector, clock = Collector(model, process_output, output_name, before), Clock(windows, progress, done)
     datasets = tuple(text.name for text in texts if text.name)
 
     def so_far() -> Imatrix:
         return Imatrix(collector.entries(), done, n_ctx, datasets)
 
-    with model.observe(collector):
+    def snapshot() -> Snapshot:
+        sums = {"perplexity": np.array([scores.n, scores.sum, scores.squares])}
+        return Snapshot(so_far(), sums if similarity is None else sums | {"similarity": similarity.state()})
+
+    with ExitStack() as observed:
+        observed.enter_context(model.observe(AllExperts(model, collector) if all_experts else collector))
+        if similarity is not None:
+            observed.enter_context(model.observe(similarity))
         for first, done in windows.passes(batch_tokens, done):
             collector.weight = texts[text_at(windows, first)].weight
-            for window, states in enumerate(model.hidden(windows.inputs(first, done)), first):
+            passed = model.hidden(windows.inputs(first, done))
+            if similarity is not None:
+                similarity.end_of_pass(passed)
+            for window, states in enumerate(passed, first):
                 if compute_perplexity or process_output:
                     # The output matrix is collected from every position, as the others are; scored are those of the second half.
                     logits = model.logits(states)[windows.first : -1] if process_output else model.logits(states[windows.first : -1])
@@ -115,7 +132,7 @@ def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *
                     scores.add(nll)
                 clock.report(window, exp_or_inf(scores.mean) if compute_perplexity else None)
             if checkpoint is not None and done < len(windows):
-                checkpoint(done, lambda: Snapshot(so_far(), {"perplexity": np.array([scores.n, scores.sum, scores.squares])}))
+                checkpoint(done, snapshot)
     collector.forget_inputs()
     if on_perplexity is not None and compute_perplexity:
         value = exp_or_inf(scores.mean)

@@ -9,6 +9,9 @@ from ..runtime.flags import RunningOutput, add_model_flags, batch_tokens, note, 
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    from .cold_experts import DEFAULT_PRIOR_TOKENS, METHODS
+    from .coverage import DEFAULT_LEAST
+
     parser.description = ("Run a calibration text through a model and save the mean squared input of every weight column. With --in-file "
                           "and no text, only add up files.")
     add_model_flags(parser, model_required=False, several_texts=True)
@@ -32,6 +35,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-ofreq", "--output-frequency", type=int, metavar="N", help="write what there is after every N windows, and "
                         "OUT.resume to go on from; 0: only at the end (default: 10, at most once a minute)")
     parser.add_argument("--save-frequency", type=int, default=0, metavar="N", help="keep a copy OUT.at_WINDOWS every N windows")
+    parser.add_argument("--coverage", type=int, default=DEFAULT_LEAST, metavar="N", dest="min_tokens", help="experts that saw fewer than N "
+                        f"tokens are cold: they are named at the end (default: {DEFAULT_LEAST})")
+    parser.add_argument("--cold-experts", choices=METHODS, default="prior", help="what is written of cold experts: what they saw with the "
+                        "mean of their layer mixed in (prior, the default), or that of the experts with the nearest router rows "
+                        "(neighbours); all-experts shows every token to every expert while collecting; none: what they saw, and ones for "
+                        "those that saw nothing")
+    parser.add_argument("--prior-tokens", type=float, default=DEFAULT_PRIOR_TOKENS, metavar="K",
+                        help=f"how many tokens that mean counts as (default: {DEFAULT_PRIOR_TOKENS:g})")
+    parser.add_argument("-lsim", "--layer-similarity", action="store_true", help="at the end, say how much each layer changes its input")
     parser.add_argument("--resume", action="store_true", help="go on where a run of the same command was interrupted, if one was")
     parser.add_argument("--no-ppl", action="store_true", help="do not compute the running perplexity")
     parser.add_argument("--ppl", action="store_true", help=argparse.SUPPRESS)
@@ -41,6 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, api) -> int:
     from ..runtime.evaluate.report import final_estimate
+    from .similarity import LayerSimilarity
 
     if args.show_statistics:
         return _show_statistics(args)
@@ -56,18 +69,27 @@ def run(args: argparse.Namespace, api) -> int:
     args.precision = "f32"
     weights = [(args.text_weight or {}).get(index, 1.0) for index in range(len(args.file or ()))]
     text = {"text": args.file, "text_weights": weights} if args.file else {"text": args.prompt, "dataset": ""}
-    perplexities = []
+    perplexities, coverages, similarity = [], [], None
     with open_model(args, rows=batch_tokens(args), window=args.ctx_size) as model:
+        if args.layer_similarity:
+            similarity = LayerSimilarity(len(model.network.blocks))
         imatrix = api.collect_imatrix(model, **text, out=args.output, n_ctx=args.ctx_size, chunks=args.chunks, from_chunk=args.from_chunk,
                                       output_format=args.output_format, process_output=args.process_output,
                                       output_name=args.output_tensor_name, parse_special=args.parse_special,
                                       compute_perplexity=not args.no_ppl, batch_tokens=batch_tokens(args), in_files=args.in_file,
                                       in_weights=args.in_weight, weighting=args.in_weighting, output_frequency=args.output_frequency,
                                       save_frequency=args.save_frequency, resume=args.resume, progress=RunningOutput(args),
-                                      on_perplexity=perplexities.append)
+                                      cold_experts=args.cold_experts,
+                                      min_tokens=args.min_tokens, prior_tokens=args.prior_tokens, similarity=similarity,
+                                      on_perplexity=perplexities.append, on_coverage=coverages.append)
     for perplexity in perplexities:
         print(final_estimate(perplexity))
+    for coverage in coverages:
+        for line in coverage.summary():
+            print(line)
     _say(imatrix, args)
+    if similarity is not None:
+        print("\n".join(similarity.lines()))
     return 0
 
 

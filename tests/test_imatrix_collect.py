@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 import iqforge
 from iqforge.cli import main
@@ -14,6 +15,7 @@ from iqforge.convert.source import CheckpointSource
 from iqforge.errors import EvaluationError, UsageError
 from iqforge.imatrix.collector import collect_imatrix
 from iqforge.imatrix.files import load_imatrix
+from iqforge.imatrix.similarity import LayerSimilarity
 from iqforge.imatrix.texts import Text
 from iqforge.runtime.model import load_model
 
@@ -32,6 +34,7 @@ def moe(tmp_path_factory):
     make_tiny_qwen3moe(folder / "hf", n_experts=16, n_layers=1)
     with CheckpointSource(open_checkpoint(folder / "hf")) as source:
         write_gguf(folder / "moe.gguf", source)
+    iqforge.merge_gate_up(folder / "moe.gguf", folder / "merged.gguf")
     (folder / "a.txt").write_text(PROSE * 2)
     (folder / "b.txt").write_text(OTHER * 2)
     return folder
@@ -141,3 +144,68 @@ def test_command_with_several_texts(moe, tmp_path, capsys):
     assert "behind the -f" in capsys.readouterr().err
     with pytest.raises(UsageError, match="1 weights"):
         iqforge.collect_imatrix(moe / "moe.gguf", [a, b], text_weights=[1])
+
+
+def test_layer_similarity_is_the_reference_s(moe):
+    with load_model(shared("golden/tools/gguf/tiny-llama-untied-f16.gguf")) as model:
+        similarity = LayerSimilarity(2)
+        tokens = tokens_by_score(model, shared("golden/tools/eval/text.txt").read_text())
+        collect_imatrix(model, tokens, n_ctx=256, chunks=3, similarity=similarity)
+    assert similarity.rows.tolist() == [768, 768]
+    for kind, values in (("layer", (0.820307, 0.827809)), ("attention", (0.93692, 0.939119)), ("ffn", (0.875105, 0.88896))):
+        assert sorted(similarity.means(kind)) == pytest.approx(values, abs=1e-3), kind
+
+
+def test_layer_similarity_is_the_mean_cosine(moe):
+    """Passes of two windows, and a run that goes on in the middle."""
+    seen, kept = {}, []
+
+    def note(name, x, experts):
+        seen.setdefault(name, []).append(x.clone().double())
+
+    with load_model(moe / "moe.gguf") as model:
+        similarity, resumed = LayerSimilarity(1), LayerSimilarity(1)
+        options = {"n_ctx": N_CTX, "chunks": 4, "batch_tokens": 2 * N_CTX}
+        with model.observe(note):
+            collect_imatrix(model, PROSE, **options, similarity=similarity, process_output=True,
+                            checkpoint=lambda done, take: kept.append(take()))
+        collect_imatrix(model, PROSE, **options, similarity=resumed, process_output=True, start=kept[0])
+    before, between, after = (torch.cat(seen[name]) for name in (DENSE, "blk.0.ffn_gate_inp.weight", "output.weight"))
+    for kind, a, b in (("layer", before, after), ("attention", before, between), ("ffn", between, after)):
+        assert similarity.means(kind)[0] == pytest.approx(float(torch.cosine_similarity(a, b).mean()), abs=1e-6)
+        assert resumed.means(kind)[0] == similarity.means(kind)[0]
+    assert similarity.lines()[:2] == ["", "======================== sorted layer importances"]
+    assert re.fullmatch(r"  0: Layer   0, <cos_sim> = -?\d\.\d+", similarity.lines()[2]) and len(similarity.lines()) == 9
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_every_token_with_every_expert(moe, merged):
+    """What the model computes stays; sums are those of all experts applied to all rows."""
+    seen = {}
+    names = ["ffn_gate_up_exps", "ffn_down_exps"] if merged else ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"]
+
+    def note(name, x, experts):
+        if experts is None:
+            seen.setdefault(name, []).append(x.double())
+
+    with load_model(moe / ("merged.gguf" if merged else "moe.gguf")) as model:
+        options, kept = {"n_ctx": N_CTX, "chunks": 4, "batch_tokens": 2 * N_CTX}, []
+        plain = collect_imatrix(model, PROSE, **options, on_perplexity=kept.append)
+        with model.observe(note):
+            wide = collect_imatrix(model, PROSE, **options, all_experts=True, on_perplexity=kept.append)
+        experts = model.network.blocks[0].ffn.experts
+        matrices = [experts.gate_up] if merged else [experts.gate, experts.up]
+        rows = torch.cat(seen["blk.0.ffn_gate_inp.weight"])
+        for expert in range(16):
+            gate_up = torch.cat([next(m.matrices[expert].parts())[1].double() for m in matrices])
+            gate, up = (rows @ gate_up.T).chunk(2, dim=-1)
+            inner = torch.nn.functional.silu(gate) * up
+            for name in names:
+                expected = (inner if "down" in name else rows).square().sum(0).numpy()
+                np.testing.assert_allclose(wide.entries[f"blk.0.{name}.weight"].sums[expert], expected, rtol=1e-4, atol=1e-9)
+    assert kept[0].mean_nll == kept[1].mean_nll and set(plain.entries) == set(wide.entries)
+    for name, entry in plain.entries.items():
+        if "_exps" in name:
+            assert entry.counts.max() < 4 * N_CTX and wide.entries[name].counts.tolist() == [4 * N_CTX] * 16
+        else:
+            assert np.array_equal(entry.sums, wide.entries[name].sums)

@@ -19,11 +19,15 @@ class Experts:
         """x float32[rows, width] grouped by expert, counts[e] rows each."""
         if x.device != self.down.device:  # once there and back, not for every product
             return self(x.to(self.down.device), counts).to(x.device)
+        return self.down(self.inner(x, counts), counts)
+
+    def inner(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """What `down` is applied to, float32[rows, hidden], of x where the experts are."""
         if self.gate_up is not None:
             gate, up = self.gate_up(x, counts).chunk(2, dim=-1)
         else:
             gate, up = self.gate(x, counts), self.up(x, counts)
-        return self.down(silu_gate(gate, up), counts)
+        return silu_gate(gate, up)
 
 
 class MoE:

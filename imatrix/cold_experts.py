@@ -1,0 +1,88 @@
+"""What an importance matrix says about experts that saw few tokens, or none.
+
+The mean squares of an expert that saw n tokens are mixed with a prior m that is worth K tokens (the mean of the posterior, as with a
+conjugate prior of K pseudo-observations):
+
+    mean' = (S + K m) / (n + K)
+
+for every expert with n < `least`; the others keep exactly what they saw. The prior is
+
+- of gate and up, which see hidden states of the layer: the mean over all tokens of all experts (`prior`), or of the NEIGHBOURS experts
+  whose router rows are nearest by cosine to that of the cold one, the common part of all rows taken off (`neighbours`): the router sends
+  to those what it nearly would have sent to this one;
+- of down, whose columns are the expert's own neurons and have nothing to do with the neurons of the same number in other experts: the same
+  value for every column, the mean over all columns and tokens (of all experts, or of the neighbours).
+
+The counts stay what they were, at least 1: files then add up with the weight of what was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import UsageError
+from .coverage import DEFAULT_LEAST
+from .data import Entry, Imatrix
+
+METHODS = ("prior", "neighbours", "all-experts", "none")
+DEFAULT_PRIOR_TOKENS = 16.0
+NEIGHBOURS = 4
+
+
+def fill_cold_experts(imatrix: Imatrix, method: str = "prior", *, least: int = DEFAULT_LEAST, prior_tokens: float = DEFAULT_PRIOR_TOKENS,
+                      routers: Mapping[str, np.ndarray] | None = None) -> Imatrix:
+    """`imatrix` with `prior` or `neighbours` applied to experts that saw fewer than `least` tokens; `imatrix` itself for other METHODS.
+
+    routers: for `neighbours`, float[n_experts, width] of each layer, by the name of the router's tensor. A tensor of which no expert saw
+    anything is left as it is. UsageError for a method there is not, a prior that is not worth a positive number of tokens, `neighbours`
+    without the router of a layer.
+    """
+    if method not in METHODS:
+        raise UsageError(f"cold experts: '{method}' is not known, expected one of {', '.join(METHODS)}")
+    if not prior_tokens > 0:
+        raise UsageError(f"the prior of cold experts is worth {prior_tokens:g} tokens, expected a positive number")
+    if method not in ("prior", "neighbours") or imatrix.counts_calls:
+        return imatrix
+    entries = dict(imatrix.entries)
+    for name, entry in imatrix.entries.items():
+        if "_exps." not in name or not entry.counts.any() or (entry.counts >= least).all():
+            continue
+        near = None
+        if method == "neighbours":
+            router = f"{name.rpartition('.ffn_')[0]}.ffn_gate_inp.weight"
+            if routers is None or router not in routers:
+                raise UsageError(f"cold experts: their neighbours are found with the router {router}, which is not there")
+            near = cosines(routers[router])
+        entries[name] = _filled(entry, np.flatnonzero(entry.counts < least), prior_tokens, near, "ffn_down_exps" in name)
+    return replace(imatrix, entries=entries)
+
+
+def cosines(router: np.ndarray) -> np.ndarray:
+    """float64[n_experts, n_experts]: between rows of a router without their mean, which moves all logits alike and chooses nobody."""
+    rows = router.astype(np.float64) - router.mean(axis=0, dtype=np.float64)
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    return rows @ rows.T
+
+
+def _filled(entry: Entry, cold: np.ndarray, prior_tokens: float, near: np.ndarray | None, uniform: bool) -> Entry:
+    sums, counts = entry.sums.copy(), np.maximum(entry.counts, 1)
+    for expert in cold:
+        prior = _prior(entry, np.arange(len(counts)) if near is None else _neighbours(entry, near[expert], expert))
+        if uniform:
+            prior = np.full_like(prior, prior.mean())
+        mean = (entry.sums[expert] + prior_tokens * prior) / (entry.counts[expert] + prior_tokens)
+        sums[expert] = mean * counts[expert]
+    return replace(entry, sums=sums, counts=counts)
+
+
+def _prior(entry: Entry, experts: np.ndarray) -> np.ndarray:
+    return entry.sums[experts].sum(axis=0) / entry.counts[experts].sum()
+
+
+def _neighbours(entry: Entry, near: np.ndarray, expert: int) -> np.ndarray:
+    """The nearest of the experts that saw anything."""
+    order = [other for other in np.argsort(-near, kind="stable") if other != expert and entry.counts[other] > 0]
+    return np.array(order[:NEIGHBOURS] or [expert])

@@ -1,0 +1,79 @@
+"""How much each layer changes the hidden states: cosines between what goes into it and what comes out, as ik_llama.cpp's imatrix has them.
+
+What counts is the input of the first product of a layer, of its feed-forward part, and of the next layer (of the output matrix behind the
+last one), all of them normed. A layer that turns its input little matters little.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+# Rows of `sums`, with the words of the reference: from a layer's input to the next layer's, to its own feed-forward part's, and from there.
+KINDS = ("layer", "attention", "ffn")
+_LAYER, _ATTENTION, _FFN = range(3)
+
+
+class LayerSimilarity:
+    """An observer of a model's products; `end_of_pass` has to be told the final hidden states. Each row counts the same.
+
+    sums: float64[3, n_layers] of cosines, rows as KINDS; rows: float64[n_layers], how many.
+    """
+
+    def __init__(self, n_layers: int):
+        self.sums, self.rows = np.zeros((3, n_layers)), np.zeros(n_layers)
+        self._layer = -1  # where the pass is
+        self._input = self._ffn_input = None
+
+    def __call__(self, name: str, x: torch.Tensor, experts: torch.Tensor | None) -> None:
+        parts = name.split(".")
+        if parts[0] != "blk" or experts is not None:
+            return
+        if (layer := int(parts[1])) != self._layer:
+            self._leave(x)
+            self._layer, self._input, self._ffn_input = layer, x.clone(), None
+        elif self._ffn_input is None and parts[2].startswith("ffn"):
+            self._ffn_input = x.clone()
+            self._add(_ATTENTION, self._input, x)
+
+    def end_of_pass(self, states: torch.Tensor) -> None:
+        """states float32[..., width]: the normed final hidden states of all rows, in their order."""
+        self._leave(states.reshape(-1, states.shape[-1]))
+        self._layer = -1
+        self._input = self._ffn_input = None
+
+    def means(self, kind: str) -> np.ndarray:
+        """float64[n_layers]: the mean cosine of one of KINDS."""
+        return self.sums[KINDS.index(kind)] / np.maximum(self.rows, 1)
+
+    def state(self) -> np.ndarray:
+        """float64[4 * n_layers]: all there is, for `restore`."""
+        return np.concatenate([*self.sums, self.rows])
+
+    def restore(self, state: np.ndarray) -> None:
+        """Go on from what `state` gave."""
+        *sums, self.rows = state.reshape(4, -1).copy()
+        self.sums = np.stack(sums)
+
+    def lines(self) -> list[str]:
+        """Three lists, the layers that matter most first, in the reference's words."""
+        lines = []
+        for kind in KINDS:
+            means = self.means(kind)
+            lines += ["", f"======================== sorted {kind} importances"]
+            lines += [f"{rank:3d}: Layer {layer:3d}, <cos_sim> = {means[layer]:g}"
+                      for rank, layer in enumerate(np.argsort(np.abs(means), kind="stable"))]
+        return lines
+
+    def _leave(self, x: torch.Tensor) -> None:
+        """The layer is left with `x` as the next one's input."""
+        if self._layer < 0:
+            return
+        self._add(_LAYER, self._input, x)
+        if self._ffn_input is not None:
+            self._add(_FFN, self._ffn_input, x)
+        self.rows[self._layer] += len(x)
+
+    def _add(self, kind: int, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.sums[kind, self._layer] += float(F.cosine_similarity(a.to(b.device), b, dim=-1).sum(dtype=torch.float64))
