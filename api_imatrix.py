@@ -26,7 +26,7 @@ def collect_imatrix(model: PathLike | Model, text: PathLike | Sequence[PathLike]
                     chunks: int = -1, from_chunk: int = 0, text_weights: Sequence[float] | None = None, output_format: str | None = None,
                     process_output: bool = False, output_name: str = "output.weight", parse_special: bool = False,
                     compute_perplexity: bool = True, batch_tokens: int = 2048, cold_experts: str = "prior", min_tokens: int = 128,
-                    prior_tokens: float = 16.0, dataset: str | None = None, in_files: Sequence[PathLike | Imatrix] = (),
+                    prior_tokens: float = 32.0, dataset: str | None = None, in_files: Sequence[PathLike | Imatrix] = (),
                     in_weights: Sequence[float] | None = None, weighting: str = "tokens", output_frequency: int | None = None,
                     save_frequency: int = 0, resume: bool = False, progress: Any = None, similarity: LayerSimilarity | None = None,
                     on_perplexity: Callable[[Perplexity], None] | None = None,

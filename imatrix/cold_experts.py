@@ -28,7 +28,7 @@ from .coverage import DEFAULT_LEAST
 from .data import Entry, Imatrix
 
 METHODS = ("prior", "neighbours", "all-experts", "none")
-DEFAULT_PRIOR_TOKENS = 16.0
+DEFAULT_PRIOR_TOKENS = 32.0
 NEIGHBOURS = 4
 
 
