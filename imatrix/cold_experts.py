@@ -26,6 +26,7 @@ import numpy as np
 from ..errors import UsageError
 from .coverage import DEFAULT_LEAST
 from .data import Entry, Imatrix
+from .stored import ComputedEntries
 
 METHODS = ("prior", "neighbours", "all-experts", "none")
 DEFAULT_PRIOR_TOKENS = 32.0
@@ -46,18 +47,19 @@ def fill_cold_experts(imatrix: Imatrix, method: str = "prior", *, least: int = D
         raise UsageError(f"the prior of cold experts is worth {prior_tokens:g} tokens, expected a positive number")
     if method not in ("prior", "neighbours") or imatrix.counts_calls:
         return imatrix
-    entries = dict(imatrix.entries)
-    for name, entry in imatrix.entries.items():
-        if "_exps." not in name or not entry.counts.any() or (entry.counts >= least).all():
-            continue
-        near = None
-        if method == "neighbours":
-            router = f"{name.rpartition('.ffn_')[0]}.ffn_gate_inp.weight"
-            if routers is None or router not in routers:
-                raise UsageError(f"cold experts: their neighbours are found with the router {router}, which is not there")
-            near = cosines(routers[router])
-        entries[name] = _filled(entry, np.flatnonzero(entry.counts < least), prior_tokens, near, "ffn_down_exps" in name)
-    return replace(imatrix, entries=entries)
+    cold = {name for name, entry in imatrix.entries.items() if "_exps." in name and entry.counts.any() and (entry.counts < least).any()}
+    near = {}
+    for name in cold if method == "neighbours" else ():
+        router = f"{name.rpartition('.ffn_')[0]}.ffn_gate_inp.weight"
+        if routers is None or router not in routers:
+            raise UsageError(f"cold experts: their neighbours are found with the router {router}, which is not there")
+        near[name] = cosines(routers[router])
+
+    def entry(name: str) -> Entry:
+        seen = imatrix.entries[name]
+        return _filled(seen, least, prior_tokens, near.get(name), "ffn_down_exps" in name) if name in cold else seen
+
+    return replace(imatrix, entries=ComputedEntries(imatrix.entries, entry))
 
 
 def cosines(router: np.ndarray) -> np.ndarray:
@@ -67,22 +69,21 @@ def cosines(router: np.ndarray) -> np.ndarray:
     return rows @ rows.T
 
 
-def _filled(entry: Entry, cold: np.ndarray, prior_tokens: float, near: np.ndarray | None, uniform: bool) -> Entry:
-    sums, counts = entry.sums.copy(), np.maximum(entry.counts, 1)
-    for expert in cold:
-        prior = _prior(entry, np.arange(len(counts)) if near is None else _neighbours(entry, near[expert], expert))
+def _filled(entry: Entry, least: int, prior_tokens: float, near: np.ndarray | None, uniform: bool) -> Entry:
+    seen, counts = entry.sums, np.maximum(entry.counts, 1)
+    sums, of_all = seen.copy(), seen.sum(axis=0) / entry.counts.sum()
+    for expert in np.flatnonzero(entry.counts < least):
+        prior = of_all
+        if near is not None:
+            others = _neighbours(entry.counts, near[expert], expert)
+            prior = seen[others].sum(axis=0) / entry.counts[others].sum()
         if uniform:
-            prior = np.full_like(prior, prior.mean())
-        mean = (entry.sums[expert] + prior_tokens * prior) / (entry.counts[expert] + prior_tokens)
-        sums[expert] = mean * counts[expert]
-    return replace(entry, sums=sums, counts=counts)
+            prior = prior.mean()
+        sums[expert] = (seen[expert] + prior_tokens * prior) / (entry.counts[expert] + prior_tokens) * counts[expert]
+    return Entry(sums, counts, entry.calls)
 
 
-def _prior(entry: Entry, experts: np.ndarray) -> np.ndarray:
-    return entry.sums[experts].sum(axis=0) / entry.counts[experts].sum()
-
-
-def _neighbours(entry: Entry, near: np.ndarray, expert: int) -> np.ndarray:
+def _neighbours(counts: np.ndarray, near: np.ndarray, expert: int) -> np.ndarray:
     """The nearest of the experts that saw anything."""
-    order = [other for other in np.argsort(-near, kind="stable") if other != expert and entry.counts[other] > 0]
+    order = [other for other in np.argsort(-near, kind="stable") if other != expert and counts[other] > 0]
     return np.array(order[:NEIGHBOURS] or [expert])

@@ -13,7 +13,8 @@ from ..errors import ImatrixError
 log = logging.getLogger(__name__)
 
 # Where the statistic of a missing tensor may be taken from: these weights see the same input (gate and up of a layer), or in the
-# case of multi-head latent attention one that is related. In order of preference, as ik_llama.cpp has it.
+# case of multi-head latent attention one that is related: attn_kv_b sees the latent vectors, attn_v_b of each head a mean of them, weighted
+# by its attention. In order of preference, as ik_llama.cpp has it.
 _ALTERNATIVES = {
     "ffn_gate_exps.weight": ("ffn_gate_up_exps.weight", "ffn_up_exps.weight"),
     "ffn_up_exps.weight": ("ffn_gate_up_exps.weight", "ffn_gate_exps.weight"),
@@ -22,6 +23,7 @@ _ALTERNATIVES = {
     "attn_v_b.weight": ("attn_kv_b.weight",),
     "attn_kv_b.weight": ("attn_v_b.weight",),
 }
+_LATENT = ("attn_v_b.weight", "attn_kv_b.weight")
 
 
 @dataclass
@@ -109,6 +111,8 @@ class Imatrix:
             return None
         n_cols, n_matrices = shape[-1], int(np.prod(shape[:-2], dtype=np.int64))
         entry = self.entries[found]
+        if name.endswith(_LATENT) and entry.size % n_cols == 0 and entry.size != n_cols * n_matrices:
+            return _of_heads(entry.matrices(entry.size // n_cols), n_matrices)
         if entry.size != n_cols * n_matrices or len(entry.counts) not in (1, n_matrices):
             message = (f"the importance matrix has {entry.size} values in {len(entry.counts)} matrices, shape {list(shape)} needs "
                        f"{n_cols} in each of {n_matrices}")
@@ -124,6 +128,13 @@ class Imatrix:
         stem, dot, kind = name.rpartition(".weight")[0].rpartition(".")
         candidates = (f"{stem}{dot}{other}" for other in _ALTERNATIVES.get(f"{kind}.weight", ()))
         return next((candidate for candidate in candidates if candidate in self.entries), None)
+
+
+def _of_heads(entry: Entry, n: int) -> Entry:
+    """What all matrices of `entry` saw together, as what each of `n` saw: attn_kv_b has one matrix for all heads, attn_v_b one for each
+    (in ik_llama.cpp's files with its rows in one matrix)."""
+    sums, count = entry.sums.sum(axis=0), int(entry.counts.sum())
+    return Entry(np.broadcast_to(sums, (n, len(sums))), np.full(n, count), entry.calls)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from iqforge.cli import main
 from iqforge.convert.checkpoint import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ImatrixError, OutputError, TruncatedFileError, UsageError
+from iqforge.formats.gguf.reader import open_gguf
 from iqforge.imatrix.collector import collect_imatrix
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.experts import with_experts
@@ -307,3 +308,34 @@ def test_values_are_read_from_the_file_that_was_opened(tmp_path):
     os.truncate(path, 30)
     with pytest.raises(TruncatedFileError, match="x.dat"):
         loaded.entries[UP].sums
+
+
+@pytest.mark.parametrize("suffix", ["dat", "gguf"])
+def test_tensors_of_latent_attention(tmp_path, suffix):
+    """attn_k_b and attn_v_b of mainline's files have a matrix per head, which all see every row; ik_llama.cpp's have attn_kv_b."""
+    rng, heads, nope, rank, rows = np.random.default_rng(0), 3, 4, 8, 20
+    k_b, v_b, kv_b = rng.random((heads, nope)), rng.random((heads, rank)), rng.random((1, rank))
+    entries = {"blk.0.attn_k_b.weight": Entry(k_b, np.full(heads, rows)), "blk.0.attn_v_b.weight": Entry(v_b, np.full(heads, rows)),
+               "blk.1.attn_kv_b.weight": Entry(kv_b, np.array([rows]))}
+    path = tmp_path / f"x.{suffix}"
+    save_imatrix(Imatrix(entries, 2, rows // 2, ("a",)), path)
+    if suffix == "gguf":  # one count for what is not experts', and a flat row of values
+        with open_gguf(path) as file:
+            assert {t.name: t.shape for t in file.tensors if ".0." in t.name} == {
+                "blk.0.attn_k_b.weight.in_sum2": (heads * nope,), "blk.0.attn_k_b.weight.counts": (1,),
+                "blk.0.attn_v_b.weight.in_sum2": (heads * rank,), "blk.0.attn_v_b.weight.counts": (1,)}
+    imatrix = load_imatrix(path)
+    found = {name: imatrix.importance(name, shape) for name, shape in (
+        ("blk.0.attn_k_b.weight", (heads, 16, nope)), ("blk.0.attn_v_b.weight", (heads, 16, rank)),
+        ("blk.0.attn_kv_b.weight", (heads * 20, rank)), ("blk.1.attn_kv_b.weight", (heads * 20, rank)),
+        ("blk.1.attn_v_b.weight", (heads, 16, rank)))}
+    np.testing.assert_allclose(found["blk.0.attn_k_b.weight"], k_b / rows, rtol=1e-6)
+    np.testing.assert_allclose(found["blk.0.attn_v_b.weight"], v_b / rows, rtol=1e-6)
+    np.testing.assert_allclose(found["blk.0.attn_kv_b.weight"], v_b.mean(0, keepdims=True) / rows, rtol=1e-6)
+    np.testing.assert_allclose(found["blk.1.attn_kv_b.weight"], kv_b / rows, rtol=1e-6)
+    np.testing.assert_allclose(found["blk.1.attn_v_b.weight"], np.repeat(kv_b / rows, heads, 0), rtol=1e-6)
+    of_all = imatrix.importance("blk.0.attn_v_b.weight", (heads * 16, rank))
+    np.testing.assert_allclose(of_all, v_b.mean(0, keepdims=True) / rows, rtol=1e-6)
+    assert imatrix.importance("blk.1.attn_k_b.weight", (heads, 16, nope)) is None  # it sees queries, which nothing else does
+    with pytest.raises(ImatrixError, match="values"):
+        imatrix.importance("blk.0.attn_v_b.weight", (heads, 16, rank + 1))
