@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
-from .api_source import PathLike, imatrix_note, importance_lookup, loaded_imatrix, open_source, renamed_imatrix, selected_imatrix
+from .api_outputs import open_outputs, plan_outputs
+from .api_source import PathLike, importance_lookup, loaded_imatrix, open_source, renamed_imatrix, selected_imatrix
 from .errors import UsageError
 from .formats.codec import decodable_types
 from .quantize.encode import encodable_types
@@ -55,7 +56,7 @@ def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | N
 
 def quantize_model(src: PathLike, out: PathLike | None, type: str | Recipe, imatrix: PathLike | Imatrix | None = None, *,
                    nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, estimate: bool = False, device: str = "cpu",
-                   provenance: bool = True, changes: Changes | None = None, save_plan: PathLike | None = None,
+                   provenance: bool = True, changes: Changes | None = None, save_plan: PathLike | None = None, restart: bool = False,
                    progress: Progress | None = None, **options: Any) -> RunReport:
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
 
@@ -67,16 +68,18 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str | Recipe, imat
     device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU where there is none). provenance: whether the
     file gets keys that say what made it of what, see `quantize.provenance`; without them it is the reference's to the byte. changes: of
     the model, beside types. save_plan: a file that gets the plan, see `quantize.saved_plan`, whose `load_plan` gives it back as a recipe.
+    A run that ends early leaves `OUT.part` and `OUT.journal` once a tensor is finished; called again it goes on there and gives the
+    same file, or a ResumeError if anything has changed that the bytes depend on. restart: begin anew.
     Returns types, sizes and errors of all tensors.
     """
     return quantize_models(src, [(out, type)], imatrix, nan_to_zero=nan_to_zero, threads=threads, dry_run=dry_run, estimate=estimate,
-                           device=device, provenance=provenance, changes=changes, save_plan=save_plan,
+                           device=device, provenance=provenance, changes=changes, save_plan=save_plan, restart=restart,
                            progress=[progress or Progress()], **options)[0]
 
 
 def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str | Recipe]], imatrix: PathLike | Imatrix | None = None, *,
                     nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, estimate: bool = False, device: str = "cpu",
-                    provenance: bool = True, changes: Changes | None = None, save_plan: PathLike | None = None,
+                    provenance: bool = True, changes: Changes | None = None, save_plan: PathLike | None = None, restart: bool = False,
                     progress: Sequence[Progress] = (), **options: Any) -> list[RunReport]:
     """As `quantize_model`, to several files in one pass: every piece of the source is read and decoded once.
 
@@ -84,15 +87,13 @@ def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str 
     output, or none. save_plan: for a single output. Every file is the same, byte for byte, as one that is made alone. Returns a report
     for each.
     """
-    from .formats.gguf.writer import FileLayout, GGUFWriter
-    from .formats.output import check_disks, refuse_same_file
+    from .formats.output import refuse_same_file
     from .quantize.changes import Changes
     from .quantize.devices import find_devices
     from .quantize.estimate import estimate_run
-    from .quantize.metadata import quantized_metadata
-    from .quantize.provenance import provenance_keys, source_fingerprint, with_provenance
     from .quantize.recipe import Recipe
-    from .quantize.run import Output, stream, thread_count
+    from .quantize.resume import finish_all
+    from .quantize.run import Output, stream
     from .quantize.saved_plan import save_plan as write_plan
 
     started = time.perf_counter()
@@ -116,31 +117,20 @@ def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str 
         lookups = [importance_lookup(used, planned) for planned in plans]
         if dry_run and not estimate:
             return [_report_plan(*of_output) for of_output in zip(plans, progress)]
-        note = imatrix_note(loaded, provenance, changes.hide_imatrix)
-        fingerprint, metadata = source_fingerprint(model, thread_count(threads)) if provenance else "", []
-        for recipe, planned in zip(recipes, plans):
-            keys = quantized_metadata(changes.metadata(model, source), recipe.file_type(planned, source.metadata), note,
-                                      changes.overrides(recipe.rules))
-            own = provenance_keys(recipe, fingerprint, __version__) if provenance else {}
-            metadata.append(with_provenance(keys, own, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None))
+        wanted = [(out, recipe, planned) for (out, _), recipe, planned in zip(outputs, recipes, plans)]
+        files = plan_outputs(model, source, wanted, loaded, changes, provenance=provenance, threads=threads)
         if dry_run:
-            files = [FileLayout(out or "", own, [plan.target for plan in planned]) for (out, _), own, planned in zip(outputs, metadata, plans)]
             setup = time.perf_counter() - started
             reports = [_report_plan(*of_output) for of_output in zip(plans, progress)]
-            found = estimate_run(source, plans, lookups, threads=threads, devices=devices, files=files, setup=setup)
+            found = estimate_run(source, plans, lookups, threads=threads, devices=devices, setup=setup,
+                                 files=[size for file in files for size in file.sizes])
             return [replace(report, estimate=found) for report in reports]
-        for number, (out, _) in enumerate(outputs):
-            if out is None:
-                raise UsageError("an output file is needed")
-            refuse_same_file(out, [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])])
-            if any(os.path.realpath(out) == os.path.realpath(other) for other, _ in outputs[:number]):
-                raise UsageError("is named as output twice", file=out)
-        if len(outputs) > 1:  # each alone would be looked at when it is opened
-            check_disks([(out, FileLayout(out, own, [plan.target for plan in planned]).n_bytes)
-                         for (out, _), own, planned in zip(outputs, metadata, plans)])
-        sinks = [opened.enter_context(GGUFWriter(out, own, [plan.target for plan in planned]))
-                 for (out, _), own, planned in zip(outputs, metadata, plans)]
-        return stream(source, [Output(*of_output) for of_output in zip(plans, sinks, lookups, progress)], threads=threads, devices=devices)
+        sinks = [opened.enter_context(sink) for sink in open_outputs(files, devices=bool(devices), restart=restart)]
+        reports = stream(source, [Output(planned, sink, lookup, shown, sink.finished, sink.tensor_done)
+                                  for planned, sink, lookup, shown in zip(plans, sinks, lookups, progress)],
+                         threads=threads, devices=devices)
+        finish_all(sinks)
+        return reports
 
 
 def repack_model(src: PathLike, out: PathLike | None, *, pattern: str | Sequence[str] = (), undo: bool = False, threads: int = 0,

@@ -109,3 +109,7 @@ class ValidationError(IqforgeError):
 
 class OutputError(IqforgeError):
     """An output that cannot be written: no space, no permission, the same file as an input."""
+
+
+class ResumeError(OutputError):
+    """What an earlier run left unfinished cannot be gone on with, as something has changed since."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -10,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
+from ..formats.gguf.layout import FileLayout
 from ..formats.gguf.shards import shard_path, split_keys
 from ..formats.gguf.values import Value
-from ..formats.gguf.writer import FileLayout, GGUFWriter, ShardedWriter
+from ..formats.gguf.writer import GGUFWriter, ShardedWriter
 from ..formats.output import check_space, refuse_same_file
 from ..formats.source import TensorInfo
 
@@ -65,12 +67,22 @@ class Limits:
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """`paths` of the files to come, the tensors of each, and the bytes they take, headers and padding included."""
+    """`paths` of the files to come, the tensors and the layout of each."""
 
     metadata: dict[str, Value]
     paths: tuple[Path, ...]
     groups: tuple[tuple[TensorInfo, ...], ...]
-    n_bytes: int
+    layouts: tuple[FileLayout, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """What all files take, headers and padding included."""
+        return sum(layout.n_bytes for layout in self.layouts)
+
+    @property
+    def headers(self) -> str:
+        """SHA-256 of all headers, in hexadecimal."""
+        return hashlib.sha256(b"".join(layout.header for layout in self.layouts)).hexdigest()
 
     @property
     def free_bytes(self) -> int:
@@ -91,12 +103,12 @@ class OutputPlan:
         """OutputError with both numbers if the disk has less room than the files take."""
         check_space(self.paths[0].resolve().parent, self.n_bytes, self.paths[0])
 
-    def open(self) -> GGUFWriter | ShardedWriter:
-        """The Sink. OutputError if the disk is too small, before anything is written."""
+    def open(self, keep: bool = False) -> GGUFWriter | ShardedWriter:
+        """The Sink; keep: one that begins with a call of `resume`. OutputError if the disk is too small, before anything is written."""
         tensors = [tensor for group in self.groups for tensor in group]
         if len(self.paths) == 1:
-            return GGUFWriter(self.paths[0], self.metadata, tensors)
-        return ShardedWriter(_prefix(self.paths[0], len(self.paths)), self.metadata, tensors, self.groups)
+            return GGUFWriter(self.paths[0], self.metadata, tensors, keep=keep)
+        return ShardedWriter(_prefix(self.paths[0], len(self.paths)), self.metadata, tensors, self.groups, keep)
 
 
 def plan_output(path: Path, metadata: dict[str, Value], tensors: Sequence[TensorInfo], limits: Limits = Limits(),
@@ -115,7 +127,7 @@ def plan_output(path: Path, metadata: dict[str, Value], tensors: Sequence[Tensor
                    for index, (shard, group) in enumerate(zip(paths, groups))]
     for file in paths:
         refuse_same_file(file, inputs)
-    return OutputPlan(metadata, paths, groups, sum(layout.n_bytes for layout in layouts))
+    return OutputPlan(metadata, paths, groups, tuple(layouts))
 
 
 def _prefix(first: Path, count: int) -> str:

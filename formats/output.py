@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from ..errors import OutputError, printable
 
 WRITE_BEHIND = 32 << 20  # bytes
+_BLOCK = 512  # bytes, the unit of st_blocks
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # some network file systems
 
 
@@ -72,9 +73,25 @@ def check_disks(files: Sequence[tuple[str | os.PathLike, int]]) -> None:
             raise OutputError(f"the files to come need {need.needed} bytes, {need.free} are free", file=need.folder)
 
 
+def size_on_disk(path: str | os.PathLike) -> int:
+    """Bytes that a file takes on its disk, holes left out; 0 if there is none."""
+    try:
+        return os.stat(path).st_blocks * _BLOCK
+    except OSError:
+        return 0
+
+
 def output_error(error: OSError | ValueError, file: str | os.PathLike, detail: str = "") -> OutputError:
     """`error` as an OutputError that names the file. ValueError is what Python makes of a path with a NUL."""
     return OutputError(f"cannot be written: {getattr(error, 'strerror', None) or error}{detail}", file=file)
+
+
+def real_output(path: str | os.PathLike) -> str:
+    """The file that an output replaces: symbolic links are followed."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError) as error:
+        raise output_error(error, path) from None
 
 
 def sync_folder(folder: str | os.PathLike) -> None:
@@ -105,52 +122,60 @@ def _lock(fd: int) -> None:
             raise
 
 
+def open_locked(path: str, named: str) -> int:
+    """A handle on the file at `path`, which is made if need be, locked for this process alone; errors name the output `named`."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except (OSError, ValueError) as error:
+        raise output_error(error, named) from None
+    try:
+        _lock(fd)
+        # Between open and lock another process may have renamed or removed this very file.
+        if not os.path.samestat(os.fstat(fd), os.stat(path)):
+            raise BlockingIOError
+    except (BlockingIOError, FileNotFoundError):
+        os.close(fd)
+        raise OutputError("another process is writing this file", file=named) from None
+    except OSError as error:
+        os.close(fd)
+        raise output_error(error, named) from None
+    return fd
+
+
 class PartFile:
     """`<path>.part`, opened and locked for this process alone; becomes `path` by `commit`, or nothing by `abort`.
 
     A symbolic link at `path` is followed: the file it points to is the one that is replaced. A `.part` left behind by a
-    killed run is overwritten, one that another process is writing is an OutputError. As a context manager it commits at
-    the end and aborts on any exception, KeyboardInterrupt included.
+    killed run is overwritten, unless it is asked for by `keep`; one that another process is writing is an OutputError. As a context
+    manager it commits at the end and aborts on any exception, KeyboardInterrupt included.
     """
 
-    def __init__(self, path: str | os.PathLike, n_bytes: int | None = None):
-        """`n_bytes`: the size to come, if known; OutputError at once if the disk has not that much left."""
-        try:
-            self.path = os.path.realpath(path)
-        except (OSError, ValueError) as error:
-            raise output_error(error, path) from None
+    def __init__(self, path: str | os.PathLike, n_bytes: int | None = None, keep: bool = False):
+        """`n_bytes`: the size to come, if known; OutputError at once if the disk has not that much left. keep: what is in the `.part`
+        stays for `read_kept`, until `go_on_at` says from where on it is written."""
+        self.path = real_output(path)
         self.part_path = self.path + ".part"
         self.n_bytes, self.position = n_bytes, 0
         self._begun = 0  # up to where the disk was told to write
         self._done = False
         self._fd: int | None = self._locked()
         try:
-            os.ftruncate(self._fd, 0)
+            kept = min(size_on_disk(self.part_path), n_bytes or 0) if keep else 0
+            if not keep:
+                os.ftruncate(self._fd, 0)
             if n_bytes is not None:
-                check_space(os.path.dirname(self.path), n_bytes, self.path)
+                check_space(os.path.dirname(self.path), n_bytes - kept, self.path)
         except BaseException:
-            self.abort()
+            self.leave() if keep else self.abort()
             raise
 
     def _locked(self) -> int:
         try:
             if os.path.lexists(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode):
                 raise OutputError("exists and is not a regular file", file=self.path)
-            fd = os.open(self.part_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             raise output_error(error, self.path) from None
-        try:
-            _lock(fd)
-            # Between open and lock another process may have renamed this very file to its final name.
-            if not os.path.samestat(os.fstat(fd), os.stat(self.part_path)):
-                raise BlockingIOError
-        except BlockingIOError:
-            os.close(fd)
-            raise OutputError("another process is writing this file", file=self.path) from None
-        except OSError as error:
-            os.close(fd)
-            raise output_error(error, self.path) from None
-        return fd
+        return open_locked(self.part_path, self.path)
 
     def write(self, data) -> None:
         """Append all of `data`, anything that has a contiguous buffer. The disk begins to write at once, not when memory is full."""
@@ -165,6 +190,22 @@ class PartFile:
                 self._begun = self.position
         except OSError as error:
             raise output_error(error, self.path, self._state()) from None
+
+    def read_kept(self, start: int, size: int) -> bytes:
+        """Bytes of what an earlier run left, fewer than `size` where it ends."""
+        try:
+            return os.pread(self._fd, size, start)
+        except OSError as error:
+            raise output_error(error, self.part_path) from None
+
+    def go_on_at(self, position: int) -> None:
+        """Cut the file there (or fill it up with zeros), and write what follows."""
+        try:
+            os.ftruncate(self._fd, position)
+            os.lseek(self._fd, position, os.SEEK_SET)
+        except OSError as error:
+            raise output_error(error, self.path, self._state()) from None
+        self.position = self._begun = position
 
     def _state(self) -> str:
         needs = "" if self.n_bytes is None else f" of {self.n_bytes}"
@@ -207,8 +248,13 @@ class PartFile:
         self.sync()
         self._close()
 
+    def leave(self) -> None:
+        """Close the `.part` and let it lie for a later run, which opens it with `keep`."""
+        self._done = True
+        self._close()
+
     def abort(self) -> None:
-        """Remove the `.part`. Does nothing after `commit` or a second time."""
+        """Remove the `.part`. Does nothing after `commit`, `leave` or a second time."""
         if not self._done:
             self._done = True
             try:

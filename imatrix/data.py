@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -99,6 +100,15 @@ class Imatrix:
         """
         found = self.entry(name, shape)
         return None if found is None else found.means.astype(np.float32)
+
+    def digest(self) -> str:
+        """SHA-256 of all entries, in hexadecimal."""
+        total = hashlib.sha256()
+        for name, entry in sorted(self.entries.items()):
+            total.update(f"{name} {entry.sums.shape}".encode())
+            total.update(np.ascontiguousarray(entry.sums))
+            total.update(np.ascontiguousarray(entry.counts))
+        return total.hexdigest()
 
     def entry(self, name: str, shape: tuple[int, ...]) -> Entry | None:
         """The entry for tensor `name`, as [n_matrices, n_cols] of `shape`; computes nothing.

@@ -35,7 +35,8 @@ def run(args: argparse.Namespace, api) -> int:
     try:
         reports = api.quantize_models(src, [(out, recipe) for (out, _), recipe in zip(outputs, recipes)], args.imatrix, changes=changes,
                                       nan_to_zero=args.nan_to_zero, threads=threads, dry_run=args.dry_run, estimate=not args.no_estimate,
-                                      device=args.device, provenance=not args.no_provenance, save_plan=args.save_plan, progress=printers)
+                                      device=args.device, provenance=not args.no_provenance, save_plan=args.save_plan,
+                                      restart=args.restart, progress=printers)
     finally:
         for printer in printers:
             printer.close()

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..formats.gguf.writer import FileLayout
 from ..formats.output import DiskNeed, disk_needs
 from ..formats.source import Source, TensorInfo
 from . import cuda_run
@@ -89,15 +89,15 @@ class Estimate:
 
 
 def estimate_run(source: Source, plans: Sequence[Sequence[PlannedTensor]], lookups: Sequence[ImportanceLookup | None], *, threads: int = 0,
-                 devices: Sequence[int] = (), files: Sequence[FileLayout] = (), setup: float = 0.0,
+                 devices: Sequence[int] = (), files: Sequence[tuple[str | os.PathLike, int]] = (), setup: float = 0.0,
                  timed_seconds: float = TIMED_SECONDS) -> Estimate:
     """Time and memory of `run.stream` with these plans, one for each output, on this machine as busy as it is now.
 
-    files: the outputs; a file without a name is written beside the first. setup: seconds that the caller's preparations took.
+    files: paths and bytes of the outputs; a file without a name is written beside the first. setup: seconds that the caller's preparations took.
     Reads some rows, and raises what reading and quantizing them raises, such as NonFiniteError.
     """
     threads = thread_count(threads)
-    disks = disk_needs((file.path, file.n_bytes) for file in files)
+    disks = disk_needs(files)
     kinds = kinds_of(source, plans, lookups, bool(devices))
     n_elements = sum(kind.n_elements for kind in kinds)
     with Scratch(disks[0].folder if disks else None) as scratch, _compiling() as compiling:

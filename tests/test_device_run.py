@@ -250,7 +250,10 @@ def test_device_that_fails_ends_the_run(model, tmp_path, monkeypatch):
     before = threading.active_count()
     with pytest.raises(IqforgeError, match="fake:1 fell off the bus"):
         quantize(model, tmp_path / "q.gguf", "IQ4_K", [FakeDevice("fake:0"), FakeDevice("fake:1", fail_at=9)])
-    assert not list(tmp_path.iterdir()) and threading.active_count() == before
+    assert threading.active_count() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q.gguf.journal", "q.gguf.part"]  # what is finished stays
+    report, found = quantize(model, tmp_path / "q.gguf", "IQ4_K")
+    assert len(report.tensors) == 7 and found == quantize(model, tmp_path / "whole.gguf", "IQ4_K")[1]
 
 
 def test_memory_that_cannot_be_had_is_named():

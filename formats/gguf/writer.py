@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import IqforgeError, OutputError
-from ..output import PartFile, check_space
+from ..output import PartFile, check_space, size_on_disk
 from ..source import TensorInfo
 from . import shards as shard_rules
-from .header import DEFAULT_ALIGNMENT, Header, encode_header, pad_to, parse_header, stated_alignment
+from .header import pad_to
+from .layout import FileLayout
 from .reader import MappedFile
-from .values import Value, u32
+from .values import Value
 
 _PIECE = 64 << 20  # bytes handed to one write call, so that Ctrl-C is answered
+# trusted(tensor, its bytes in pieces): whether what an earlier run left of the tensor is what it should be
+Trusted = Callable[[TensorInfo, Iterator[bytes]], bool]
 
 
 class _Finishing:
@@ -42,12 +46,52 @@ class GGUFWriter(_Finishing):
     at the end, aborts on any exception.
     """
 
-    def __init__(self, path: str | os.PathLike, metadata: dict[str, Value], tensors: Sequence[TensorInfo], alignment: int | None = None):
+    def __init__(self, path: str | os.PathLike, metadata: dict[str, Value], tensors: Sequence[TensorInfo], alignment: int | None = None,
+                 keep: bool = False):
+        """keep: begin with a call of `resume`."""
         self.path = Path(path)
         self._part: PartFile | None = None
         self._plan = FileLayout(path, metadata, tensors, alignment)
-        self._part = self._plan.open()
+        self._part = PartFile(path, self._plan.n_bytes, keep)
         self._index, self._written = 0, 0
+        if not keep:
+            self._begin()
+
+    def _begin(self) -> None:
+        try:
+            self._part.write(self._plan.header)
+        except BaseException:
+            self.abort()
+            raise
+
+    def resume(self, trusted: Trusted) -> int:
+        """Take over the tensors that an earlier run left, up to the first that is incomplete or that `trusted` refuses; what lies behind
+        them is cut off. Returns their number."""
+        part, plan, count = self._part, self._plan, 0
+        if part.read_kept(0, len(plan.header)) == plan.header:
+            while count < len(plan.tensors) and trusted(plan.tensors[count], self._kept(count)):
+                count += 1
+        if count == 0:
+            part.go_on_at(0)
+            self._begin()
+        else:
+            self._index = count
+            self.cut()
+        return count
+
+    def _kept(self, index: int) -> Iterator[bytes]:
+        start = self._plan.offsets[index]
+        stop = start + self._plan.tensors[index].n_bytes
+        for at in range(start, stop, _PIECE):
+            yield self._part.read_kept(at, min(_PIECE, stop - at))
+
+    def cut(self) -> None:
+        """Drop the bytes of a tensor that is not complete."""
+        end = len(self._plan.header)
+        if self._index:
+            end = pad_to(self._plan.offsets[self._index - 1] + self._plan.tensors[self._index - 1].n_bytes, self._plan.alignment)
+        self._part.go_on_at(end)
+        self._written = 0
 
     @property
     def n_bytes(self) -> int:
@@ -99,6 +143,16 @@ class GGUFWriter(_Finishing):
         """Give the file handle back after `complete`."""
         self._part.park()
 
+    def sync(self) -> None:
+        """What is written so far survives a power cut, when this returns. May be called from another thread."""
+        self._part.sync()
+
+    def leave(self) -> None:
+        """Let what is written lie for a later run, which opens it with `keep`; nothing more can be written."""
+        part, self._part = self._part, None
+        if part is not None:
+            part.leave()
+
     def remove_older(self) -> None:
         """Delete what has the final name so far."""
         self._part.remove_older()
@@ -131,42 +185,6 @@ class GGUFWriter(_Finishing):
         self._part.write(bytes(pad_to(self._part.position, self._plan.alignment) - self._part.position))
 
 
-class FileLayout:
-    """Header bytes, tensor places and final size of a file that is to be written."""
-
-    def __init__(self, path: str | os.PathLike, metadata: dict[str, Value], tensors: Sequence[TensorInfo], alignment: int | None = None):
-        self.path, self.tensors = os.fspath(path), tuple(tensors)
-        if alignment is not None and alignment != DEFAULT_ALIGNMENT:
-            metadata = {**metadata, "general.alignment": u32(alignment)}
-        self.metadata = metadata
-        try:
-            self.alignment = stated_alignment(metadata, self.path)
-            self.header, self.offsets = encode_header(metadata, self.tensors, self.alignment)
-            self.n_bytes = pad_to(self.offsets[-1] + self.tensors[-1].n_bytes, self.alignment) if self.tensors else len(self.header)
-            self.check(parse_header(self.header, self.path, self.n_bytes))
-        except OutputError:
-            raise
-        except IqforgeError as error:
-            raise OutputError(f"would not be a valid file: {error}", file=self.path) from error
-
-    def check(self, found: Header) -> None:
-        """OutputError if a parsed header is not the one that was to be written."""
-        kinds = [{key: (value.type, value.element) for key, value in metadata.items()} for metadata in (found.metadata, self.metadata)]
-        same = found.tensors == self.tensors and list(found.offsets) == self.offsets and found.alignment == self.alignment
-        if kinds[0] != kinds[1] or not same:
-            raise OutputError("the header reads back differently from what was written", file=self.path)
-
-    def open(self) -> PartFile:
-        """The `.part` with its header written."""
-        part = PartFile(self.path, self.n_bytes)
-        try:
-            part.write(self.header)
-        except BaseException:
-            part.abort()
-            raise
-        return part
-
-
 class ShardedWriter(_Finishing):
     """A `Sink` for a split model: `<prefix>-00001-of-0000N.gguf` and so on, each shard complete before the next begins.
 
@@ -176,7 +194,8 @@ class ShardedWriter(_Finishing):
     """
 
     def __init__(self, prefix: str | os.PathLike, metadata: dict[str, Value], tensors: Sequence[TensorInfo],
-                 shards: Sequence[Sequence[TensorInfo]]):
+                 shards: Sequence[Sequence[TensorInfo]], keep: bool = False):
+        """keep: begin with a call of `resume`."""
         if [tensor for shard in shards for tensor in shard] != list(tensors):
             raise IqforgeError("the shards do not hold the tensors in their order", file=prefix)
         if not 0 < len(shards) <= shard_rules.MAX_SHARDS:
@@ -186,24 +205,50 @@ class ShardedWriter(_Finishing):
                         for index, shard in enumerate(shards)]
         layouts = [FileLayout(path, *shard) for path, shard in zip(self.paths, self._shards)]
         self.n_bytes = sum(layout.n_bytes for layout in layouts)
-        check_space(self.paths[0].resolve().parent, self.n_bytes, self.paths[0])
+        kept = sum(size_on_disk(f"{path}.part") for path in self.paths) if keep else 0
+        check_space(self.paths[0].resolve().parent, self.n_bytes - kept, self.paths[0])
         self._writers: list[GGUFWriter] = []
         self._done = False
         self._names = [{tensor.name for tensor in shard} for shard in shards]
-        self._next()
+        self._turn = threading.Lock()  # of `sync` and of what closes files
+        if not keep:
+            self._next()
 
-    def _next(self) -> None:
+    def _next(self, keep: bool = False) -> None:
         """Open the next shard. The first one stays locked until all get their names, the others need no handle."""
         index = len(self._writers)
-        try:
-            if self._writers:
-                self._writers[-1].complete()
-                if len(self._writers) > 1:
-                    self._writers[-1].park()
-            self._writers.append(GGUFWriter(self.paths[index], *self._shards[index]))
-        except BaseException:
-            self.abort()
-            raise
+        if self._writers:
+            self._writers[-1].complete()
+        with self._turn:
+            if len(self._writers) > 1:
+                self._writers[-1].park()
+            self._writers.append(GGUFWriter(self.paths[index], *self._shards[index], keep=keep))
+
+    def resume(self, trusted: Trusted) -> int:
+        """As `GGUFWriter.resume`, shard by shard; the shards behind the first incomplete one are written anew."""
+        count = 0
+        while len(self._writers) < len(self._shards):
+            self._next(keep=True)
+            taken = self._writers[-1].resume(trusted)
+            count += taken
+            if taken < len(self._shards[len(self._writers) - 1][1]):
+                break
+        return count
+
+    def sync(self) -> None:
+        """As `GGUFWriter.sync`: shards that are complete are synced already."""
+        with self._turn:
+            self._writers[-1].sync()
+
+    def cut(self) -> None:
+        """Drop the bytes of a tensor that is not complete."""
+        self._writers[-1].cut()
+
+    def leave(self) -> None:
+        """As `GGUFWriter.leave`."""
+        self._done = True
+        for writer in self._writers:
+            writer.leave()
 
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
         """Append the next bytes of `tensor`; raises as GGUFWriter.write."""
@@ -218,15 +263,23 @@ class ShardedWriter(_Finishing):
         if self._done:
             return
         try:
-            while len(self._writers) < len(self._shards):
-                self._next()
-            self._writers[-1].complete()
-            self._writers[0].remove_older()  # it must not be found together with newer other shards
-            for writer in reversed(self._writers):
-                writer.commit()
-            self._done = True
+            self.complete()
+            self.commit()
         finally:
             self.abort()
+
+    def complete(self) -> None:
+        """Everything of `finish` but the renames."""
+        while len(self._writers) < len(self._shards):
+            self._next()
+        self._writers[-1].complete()
+
+    def commit(self) -> None:
+        """The renames of `finish`, after `complete`."""
+        self._writers[0].remove_older()  # it must not be found together with newer other shards
+        for writer in reversed(self._writers):
+            writer.commit()
+        self._done = True
 
     def abort(self) -> None:
         """Remove what is unfinished; does nothing after `finish`."""

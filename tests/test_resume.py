@@ -1,0 +1,326 @@
+"""A quantization that was broken off goes on where it was, to the same bytes and the same report, or says what has changed."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import iqforge
+from iqforge.cli import main
+from iqforge.errors import NonFiniteError, OutputError, ResumeError
+from iqforge.formats.codec import encode_float
+from iqforge.formats.gguf.values import string
+from iqforge.formats.gguf.writer import GGUFWriter
+from iqforge.formats.source import TensorInfo
+from iqforge.formats.types import ggml_type
+from iqforge.imatrix.data import Entry, Imatrix
+from iqforge.quantize import resume
+from iqforge.quantize.report import Progress
+
+N_TENSORS = 12
+
+
+def write_model(path: Path, n_tensors: int = N_TENSORS, rows: int = 64, seed: int = 1, **changed) -> Path:
+    """changed: values by position, to be put into the first column of a tensor's first row."""
+    generator = np.random.default_rng(seed)
+    tensors = [TensorInfo(f"blk.{i}.ffn_up.weight", (rows, 256), ggml_type("F32")) for i in range(n_tensors)]
+    with GGUFWriter(path, {"general.architecture": string("llama")}, tensors) as sink:
+        for number, tensor in enumerate(tensors):
+            x = generator.standard_normal((rows, 256)).astype(np.float32)
+            if f"t{number}" in changed:
+                x[0, 0] = changed[f"t{number}"]
+            sink.write(tensor, encode_float("F32", x))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    return write_model(tmp_path / "model.gguf")
+
+
+class BreakAfter(Progress):
+    """Ends the run when so many tensors are done, as Ctrl-C would."""
+
+    def __init__(self, n: int):
+        self.left, self.resumed, self.done = n, 0, 0
+
+    def resume(self, finished):
+        self.resumed = len(finished)
+
+    def tensor_done(self, index, report):
+        self.done, self.left = self.done + 1, self.left - 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def break_off(model: Path, out: Path, after: int, type: str = "Q4_0", **options) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        iqforge.quantize_model(model, out, type, pure=True, progress=BreakAfter(after), **options)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+LEFT = ["model.gguf", "q.gguf.journal", "q.gguf.part"]
+
+
+def test_goes_on_to_the_same_file_and_report(model, tmp_path, caplog):
+    expected = iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True)
+    out = tmp_path / "q.gguf"
+    with caplog.at_level("INFO"):
+        break_off(model, out, 5)
+        assert "5 of 12 tensors are kept" in caplog.text and not out.exists()
+        break_off(model, out, 3)
+        heard = BreakAfter(0)
+        report = iqforge.quantize_model(model, out, "Q4_0", pure=True, progress=heard, threads=1)
+    assert "resuming after 5 of 12 tensors" in caplog.text and "resuming after 8 of 12 tensors" in caplog.text
+    assert (heard.resumed, heard.done) == (8, 4) and report == expected
+    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes() and names(tmp_path) == ["model.gguf", "q.gguf", "whole.gguf"]
+
+
+def test_nothing_is_left_before_the_first_tensor(model, tmp_path):
+    class Refuses(Progress):
+        def begin(self, planned):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, progress=Refuses())
+    assert names(tmp_path) == ["model.gguf"]
+
+
+def test_restart(model, tmp_path):
+    break_off(model, tmp_path / "q.gguf", 5)
+    heard = BreakAfter(0)
+    iqforge.quantize_model(model, tmp_path / "q.gguf", "Q8_0", pure=True, progress=heard, restart=True)
+    assert (heard.resumed, heard.done) == (0, N_TENSORS)
+    break_off(model, tmp_path / "q.gguf", 5)
+    (tmp_path / "q.gguf.part").unlink()  # by a user who wants to begin anew
+    assert main(["quantize", "--pure", str(model), str(tmp_path / "q.gguf"), "Q8_0"]) == 0
+    assert names(tmp_path) == ["model.gguf", "q.gguf"]
+
+
+def imatrix(seed: int) -> Imatrix:
+    sums = np.random.default_rng(seed).lognormal(size=(1, 256))
+    return Imatrix({f"blk.{i}.ffn_up.weight": Entry(sums, np.full(1, 10)) for i in range(N_TENSORS)}, path="some.dat")
+
+
+def test_says_what_has_changed(model, tmp_path, monkeypatch):
+    out = tmp_path / "q.gguf"
+    break_off(model, out, 5, imatrix=imatrix(1))
+
+    def refused(match: str, source: Path = model, type: str = "Q4_0", **options) -> None:
+        options = {"imatrix": imatrix(1), "pure": True} | options
+        before = {name: (tmp_path / name).read_bytes() for name in LEFT}
+        with pytest.raises(ResumeError, match=f"5 of 12 tensors.*{match}.*--restart"):
+            iqforge.quantize_model(source, out, type, **options)
+        assert {name: (tmp_path / name).read_bytes() for name in LEFT} == before
+
+    refused("importance matrix", imatrix=imatrix(2))
+    refused("importance matrix", imatrix=None)
+    refused("types of 12 tensors, first 'blk.0.ffn_up.weight': was Q4_0, is Q8_0", type="Q8_0")
+    refused("types of 1 tensors, first 'blk.7.ffn_up.weight': was Q4_0, is F16", custom_q="blk.7=f16", pure=False)
+    refused("recipe was", ignore_imatrix_rules=True)
+    refused("metadata", provenance=False)
+    (tmp_path / "other").mkdir()
+    refused("path of the source", source=write_model(tmp_path / "other/model.gguf"))
+    with monkeypatch.context() as patched:
+        patched.setattr("iqforge.api_outputs.__version__", "99")
+        refused("version of iqforge")
+        patched.setattr("iqforge.quantize.run_key.sources_digest", lambda: "abc")
+        refused("own sources")
+    state, content = model.stat(), model.read_bytes()
+    os.utime(model, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+    refused("model.gguf was written to")
+    write_model(model, seed=2)
+    os.utime(model, ns=(state.st_atime_ns, state.st_mtime_ns))
+    refused("values of the source")
+    model.write_bytes(content)
+    os.utime(model, ns=(state.st_atime_ns, state.st_mtime_ns))
+    iqforge.quantize_model(model, out, "Q4_0", imatrix(1), pure=True)
+    iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", imatrix(1), pure=True)
+    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+def test_nan_to_zero_may_be_added(tmp_path):
+    model = write_model(tmp_path / "model.gguf", t7=np.nan)
+    with pytest.raises(NonFiniteError, match="blk.7"):
+        iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True)
+    assert names(tmp_path) == LEFT
+    heard = BreakAfter(3)
+    with pytest.raises(KeyboardInterrupt):
+        iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, nan_to_zero=True, progress=heard)
+    assert heard.resumed == 7
+    with pytest.raises(ResumeError, match="nan-to-zero was given"):
+        iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True)
+    report = iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, nan_to_zero=True)
+    expected = iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True, nan_to_zero=True)
+    assert report == expected and (tmp_path / "q.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["torn line", "changed line", "cut part", "changed part", "changed header", "rubbish behind", "empty journal"])
+def test_damage_costs_only_what_it_hit(model, tmp_path, damage):
+    expected = iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True)
+    out, part, journal = (tmp_path / name for name in ("q.gguf", "q.gguf.part", "q.gguf.journal"))
+    break_off(model, out, 6)
+    data, lines = bytearray(part.read_bytes()), journal.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 7
+    tensor = 64 * 144
+    left = {"torn line": 5, "changed line": 3, "cut part": 5, "changed part": 2, "changed header": 0, "rubbish behind": 6, "empty journal": 0}
+    if damage == "torn line":
+        journal.write_bytes(b"".join(lines)[:-20])
+    elif damage == "changed line":
+        lines[4] = lines[4].replace(b"zeroed", b"seroed")
+        journal.write_bytes(b"".join(lines))
+    elif damage == "cut part":
+        part.write_bytes(data[:-100])
+    elif damage == "changed part":
+        data[len(data) - 4 * tensor + 7] ^= 1
+        part.write_bytes(data)
+    elif damage == "changed header":
+        data[30] ^= 1
+        part.write_bytes(data)
+    elif damage == "rubbish behind":
+        part.write_bytes(data + bytes(5000))
+        journal.write_bytes(b"".join(lines) + b'0123456789abcdef {"tensor":')
+    else:
+        journal.write_bytes(b"")
+    heard = BreakAfter(0)
+    assert iqforge.quantize_model(model, out, "Q4_0", pure=True, progress=heard) == expected
+    assert heard.done == N_TENSORS - left[damage]
+    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes() and names(tmp_path) == ["model.gguf", "q.gguf", "whole.gguf"]
+
+
+def test_full_disk_leaves_what_is_finished(model, tmp_path, monkeypatch):
+    expected = iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True)
+    real_write, left = os.write, [40_000]
+
+    def filling(fd, data):
+        if len(data) < 1000:
+            return real_write(fd, data)
+        data = memoryview(data)[:left[0]]
+        if not data:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left[0] -= len(data)
+        return real_write(fd, data)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", filling)
+        with pytest.raises(OutputError, match="No space left"):
+            iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True)
+    assert names(tmp_path) == [*LEFT, "whole.gguf"]
+    heard = BreakAfter(0)
+    assert iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, progress=heard) == expected
+    assert heard.resumed == 40_000 // (64 * 144) and (tmp_path / "q.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+def test_several_outputs_go_on_together(model, tmp_path):
+    wanted = [(tmp_path / "a.gguf", "Q4_0"), (tmp_path / "b.gguf", "Q8_0")]
+    alone = [iqforge.quantize_model(model, tmp_path / f"{type}.gguf", type, pure=True) for _, type in wanted]
+    with pytest.raises(KeyboardInterrupt):
+        iqforge.quantize_models(model, wanted, pure=True, progress=[Progress(), BreakAfter(5)])
+    break_off(model, tmp_path / "a.gguf", 3)  # alone, and further
+    heard = BreakAfter(0), BreakAfter(0)
+    assert iqforge.quantize_models(model, wanted, pure=True, progress=heard) == alone
+    assert [one.resumed for one in heard] == [8, 5] and [one.done for one in heard] == [4, 7]
+    for out, type in wanted:
+        assert out.read_bytes() == (tmp_path / f"{type}.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("at", ["first name", "second name", "journal"])
+def test_killed_while_names_are_given(model, tmp_path, monkeypatch, at):
+    wanted = [(tmp_path / "a.gguf", "Q4_0"), (tmp_path / "b.gguf", "Q8_0")]
+    expected = [iqforge.quantize_model(model, out, type, pure=True) for out, type in wanted]
+    content = [out.read_bytes() for out, _ in wanted]
+    function = "_forget" if at == "journal" else "_commit"
+    real, calls = getattr(resume.ResumableOutput, function), [0 if at == "second name" else 1]
+
+    class Killed(BaseException):
+        pass
+
+    def killing(self):
+        if calls[0]:
+            raise Killed
+        calls[0] += 1
+        real(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resume.ResumableOutput, function, killing)
+        patched.setattr(resume.ResumableOutput, "leave", lambda self: self._journal.close())
+        with pytest.raises(Killed):
+            iqforge.quantize_models(model, wanted, pure=True)
+    heard = BreakAfter(0), BreakAfter(0)
+    assert iqforge.quantize_models(model, wanted, pure=True, progress=heard) == expected
+    assert [one.done for one in heard] == [0, 0] and [out.read_bytes() for out, _ in wanted] == content
+    assert names(tmp_path) == ["a.gguf", "b.gguf", "model.gguf"]
+
+
+def test_two_runs_at_once(model, tmp_path):
+    class Second(Progress):
+        def begin(self, planned):
+            with pytest.raises(OutputError, match="another process"):
+                iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True)
+
+    iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, progress=Second())
+    assert names(tmp_path) == ["model.gguf", "q.gguf"]
+
+
+# ---- SIGKILL
+
+KILLS = 20
+
+
+CHILD = """
+import iqforge, numpy
+from iqforge.quantize import resume
+resume.CHECKPOINT_SECONDS = 0.0
+iqforge.encode("Q4_K", numpy.ones((1, 256), numpy.float32), threads=2)
+resume.XXH64().update(bytes(100))
+ready.set()  # what is compiled is loaded
+iqforge.quantize_model({model!r}, {out!r}, "Q4_K", pure=True, threads=2)
+"""
+
+
+def test_killed_at_random_moments(tmp_path):
+    """Twenty kills; each run goes on after what the one before left, or begins anew after a run that was not killed in time."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["numba", "iqforge.api", "iqforge.quantize.run", "iqforge.quantize.resume", "iqforge.formats.gguf.writer"])
+    model, out = write_model(tmp_path / "model.gguf", n_tensors=40, rows=1024), tmp_path / "q.gguf"
+    iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_K", pure=True)
+    expected = (tmp_path / "whole.gguf").read_bytes()
+
+    def run(seconds: float | None) -> tuple[int, float]:
+        """Exit code of a run that is killed after `seconds`, and how long it took."""
+        ready = context.Event()
+        process = context.Process(target=exec, args=(CHILD.format(model=str(model), out=str(out)), {"ready": ready}))
+        process.start()
+        assert ready.wait(60)
+        started = time.monotonic()
+        process.join(seconds)
+        process.kill()
+        process.join()
+        return process.exitcode, time.monotonic() - started
+
+    journal = tmp_path / "q.gguf.journal"
+    whole = min(run(None)[1] for _ in range(2))
+    out.unlink()
+    chance, killed, went_on = random.Random(7), 0, 0
+    for _ in range(10 * KILLS):
+        went_on += journal.exists() and len(journal.read_bytes().splitlines()) > 2
+        status, _ = run(chance.uniform(0, 0.7) * whole)
+        if status == 0:
+            assert out.read_bytes() == expected and not journal.exists()
+            out.unlink()
+            continue
+        assert not out.exists()
+        killed += 1
+        if killed == KILLS:
+            break
+    assert killed == KILLS and went_on > KILLS // 3 and run(None)[0] == 0
+    assert out.read_bytes() == expected and names(tmp_path) == ["model.gguf", "q.gguf", "whole.gguf"]
