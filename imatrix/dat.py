@@ -22,13 +22,13 @@ import numpy as np
 
 from ..errors import ImatrixError, TruncatedFileError
 from ..formats.output import PartFile
-from .data import Entry, Imatrix, check_values
+from .data import Entry, Imatrix, as_float32, check_count, check_values
 from .stored import OpenFile, StoredEntry
 
 log = logging.getLogger(__name__)
 
 _I32 = struct.Struct("<i")
-_LONGEST_NAME = 65535
+_LONGEST_NAME, _MOST = 65535, 2**31 - 1
 
 
 def load_dat(path: str | os.PathLike) -> Imatrix:
@@ -75,17 +75,18 @@ def save_dat(imatrix: Imatrix, path: str | os.PathLike) -> None:
         for name in kept:
             ncall, values = _values(imatrix.entries[name], max(imatrix.chunk_size, 1))
             encoded = name.encode("utf-8", "surrogateescape")
-            part.write(_I32.pack(len(encoded)) + encoded + struct.pack("<ii", ncall, values.size))
-            part.write(values)
-        part.write(struct.pack("<ii", imatrix.chunk_count, len(dataset)) + dataset)
+            part.write(_I32.pack(len(encoded)) + encoded + struct.pack("<ii", check_count(ncall, _MOST, f"number of calls of {name}", path),
+                                                                       check_count(values.size, _MOST, f"number of values of {name}", path)))
+            part.write(as_float32(values, name, path))
+        part.write(struct.pack("<ii", check_count(imatrix.chunk_count, _MOST, "number of chunks", path), len(dataset)) + dataset)
 
 
 def _values(entry: Entry, chunk_size: int) -> tuple[int, np.ndarray]:
-    """ncall and float32[n_matrices, n_cols] of means * ncall."""
+    """ncall and float64[n_matrices, n_cols] of means * ncall."""
     ncall = entry.calls or max(1, -(-int(entry.counts.max()) // chunk_size))
     # sums * (ncall / count), not the other way round: a file that was read is then written with the same bits.
     scale = ncall / np.maximum(entry.counts[:, None], 1)
-    return ncall, np.where(entry.counts[:, None] > 0, entry.sums * scale, float(ncall)).astype("<f4")
+    return ncall, np.where(entry.counts[:, None] > 0, entry.sums * scale, float(ncall))
 
 
 class _Reader:

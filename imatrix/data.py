@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -165,3 +166,19 @@ def check_values(values: np.ndarray, name: str, path: str | None) -> None:
     if (values < 0).any():
         bad = int(np.flatnonzero(values.ravel() < 0)[0])
         raise ImatrixError(f"value {bad} is {values.ravel()[bad]:g}, but sums of squares are not negative", file=path, tensor=name)
+
+
+def as_float32(values: np.ndarray, name: str, path: str | os.PathLike) -> np.ndarray:
+    """`values` as files store them. ImatrixError if one is too large for that."""
+    with np.errstate(over="ignore"):
+        found = values.astype("<f4")
+    if not np.isfinite(found).all():
+        raise ImatrixError(f"a value is {values.max():g}, which 32 bits do not hold", file=path, tensor=name)
+    return found
+
+
+def check_count(count: int, most: int, what: str, path: str | os.PathLike) -> int:
+    """ImatrixError for one that a field of the file does not hold."""
+    if not 0 <= count <= most:
+        raise ImatrixError(f"the {what} would be {count}, expected at most {most}", file=path)
+    return count

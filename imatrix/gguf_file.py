@@ -17,10 +17,11 @@ from ..formats.gguf.values import ValueType, array, get, string, u32
 from ..formats.gguf.writer import GGUFWriter
 from ..formats.source import TensorInfo
 from ..formats.types import TYPES
-from .data import Entry, Imatrix, check_values
+from .data import Entry, Imatrix, as_float32, check_count, check_values
 from .stored import OpenFile, StoredEntry
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
+_MOST, _MOST_TOKENS = 2**32 - 1, 2**53
 
 
 def load_gguf(path: str | os.PathLike) -> Imatrix:
@@ -60,13 +61,14 @@ def save_gguf(imatrix: Imatrix, path: str | os.PathLike) -> None:
         n = _n_counts(name, entry)
         shapes = ((n, entry.size // n), (n, 1)) if n > 1 else ((entry.size,), (1,))
         tensors += [TensorInfo(name + suffix, shape, TYPES["F32"]) for suffix, shape in zip((_SUMS, _COUNTS), shapes)]
+    counts = check_count(imatrix.chunk_count, _MOST, "number of chunks", path), check_count(imatrix.chunk_size, _MOST, "chunk size", path)
     metadata = {"general.type": string("imatrix"), "imatrix.datasets": array(ValueType.STRING, list(imatrix.datasets)),
-                "imatrix.chunk_count": u32(imatrix.chunk_count), "imatrix.chunk_size": u32(imatrix.chunk_size)}
+                "imatrix.chunk_count": u32(counts[0]), "imatrix.chunk_size": u32(counts[1])}
     with GGUFWriter(path, metadata, tensors) as writer:
         for index, name in enumerate(names):
             entry = imatrix.entries[name]
-            writer.write(tensors[2 * index], entry.sums.astype("<f4"))
-            writer.write(tensors[2 * index + 1], entry.counts[: _n_counts(name, entry)].astype("<f4"))
+            writer.write(tensors[2 * index], as_float32(entry.sums, name, path))
+            writer.write(tensors[2 * index + 1], as_float32(entry.counts[: _n_counts(name, entry)], name, path))
 
 
 def _n_counts(name: str, entry: Entry) -> int:
@@ -88,4 +90,6 @@ def _entry(file: GGUFFile, files: dict[str, OpenFile], name: str, sums: TensorIn
     check_values(np.frombuffer(stored.read(offset, sums.n_bytes, "values"), "<f4"), sums.name, file.path)
     seen = file.read_bytes(counts, 0, counts.n_bytes).view("<f4")
     check_values(seen, counts.name, file.path)
+    if seen.max() > _MOST_TOKENS:
+        raise ImatrixError(f"a count is {seen.max():g}, expected at most {_MOST_TOKENS}", file=file.path, tensor=counts.name)
     return StoredEntry(stored, offset, (n_matrices, sums.n_elements // n_matrices), np.rint(seen.astype(np.float64)).astype(np.int64))

@@ -2,9 +2,10 @@
 
 Where counts are tokens, sums and counts add up. Those of `.dat` files are calls, and there are two ways to add them to counts of tokens:
 
-- `tokens`: a call stands for `chunk_size` tokens, as in llama.cpp. Every token counts the same, whatever file it comes from. (An expert
-  is taken to have seen every token of a call, as nothing else is known; of ones, which stand for an expert that saw nothing, nothing is
-  added.)
+- `tokens`: a call stands for `chunk_size` tokens, as in llama.cpp. Every token counts the same, whatever file it comes from. An expert sees
+  only some of them, which `.dat` files do not say: it is taken to be the mean share of an expert of this tensor in the parts that count
+  tokens. (llama.cpp takes it to be all, so that a `.dat` file outweighs others.) Of ones, which stand for an expert that saw nothing, nothing
+  is added.
 - `calls`: a call counts as much as one token, as in ik_llama.cpp's `--in-file`: fresh tokens drown what comes from files.
 """
 
@@ -13,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 
 from ..errors import ImatrixError, UsageError
 from .data import Entry, Imatrix
 from .experts import split_experts, with_experts
 from .stored import ComputedEntries
 
+_MOST_WEIGHT = 1e6
 DEFAULT_CHUNK = 512  # tokens of a call, where nothing says it
 WEIGHTINGS = ("tokens", "calls")
 
@@ -35,14 +36,15 @@ def merge_imatrices(parts: Sequence[Imatrix], weights: Sequence[float] | None = 
     """
     weights = [1.0] * len(parts) if weights is None else list(weights)
     _check_arguments(parts, weights, chunk_size, weighting)
+    given = parts
     known = next((part.chunk_size for part in parts if not part.counts_calls), None)
     if weighting == "tokens":
         parts = [with_experts(part) for part in parts]
         if known or any(weight % 1 for weight in weights):
             chunk_size = chunk_size or known or DEFAULT_CHUNK
             parts = [as_tokens(part, chunk_size) for part in parts]
-    names = sorted({name for part in parts for name in part.entries})
-    entries = ComputedEntries(names, lambda name: _added_up(name, parts, weights, weighting))
+    names, of_calls = sorted({name for part in parts for name in part.entries}), [part.counts_calls for part in given]
+    entries = ComputedEntries(names, lambda name: _added_up(name, parts, weights, weighting, of_calls))
     size = 1 if all(part.counts_calls for part in parts) else chunk_size or known or DEFAULT_CHUNK
     merged = Imatrix(entries, 0, size, tuple(name for part in parts for name in part.datasets))
     merged.chunk_count = max((entry.calls or max(1, int(entry.counts.max()) // merged.chunk_size) for entry in entries.values()), default=0)
@@ -72,8 +74,8 @@ def _check_arguments(parts: Sequence[Imatrix], weights: Sequence[float], chunk_s
     if chunk_size is not None and chunk_size < 2:
         raise UsageError(f"the chunk size is {chunk_size}, expected at least 2 tokens")
     for weight in weights:
-        if not 0 < weight < np.inf:
-            raise UsageError(f"a weight is {weight:g}, expected a positive number")
+        if not 0 < weight <= _MOST_WEIGHT:
+            raise UsageError(f"a weight is {weight:g}, expected a positive number, at most {_MOST_WEIGHT:g}")
         if weighting == "calls" and weight % 1:
             raise UsageError(f"a weight is {weight:g}: calls can only be counted whole")
 
@@ -82,11 +84,12 @@ def _weighted(entry: Entry, weight: float) -> Entry:
     return entry if weight == 1 else Entry(entry.sums * weight, entry.counts * weight, entry.calls).whole()
 
 
-def _added_up(name: str, parts: Sequence[Imatrix], weights: Sequence[float], weighting: str) -> Entry:
+def _added_up(name: str, parts: Sequence[Imatrix], weights: Sequence[float], weighting: str, of_calls: Sequence[bool]) -> Entry:
     total, first = None, None
-    for part, weight in zip(parts, weights):
+    share = _share(name, [part for part, calls in zip(parts, of_calls) if not calls and name in part.entries])
+    for part, weight, calls in zip(parts, weights, of_calls):
         if name in part.entries:
-            entry = _weighted(part.entries[name], weight)
+            entry = _weighted(part.entries[name], weight * share if calls and weighting == "tokens" else weight)
             if weighting == "calls":
                 entry = Entry(entry.sums, entry.counts, _calls(part, entry, weight))
             if total is None:
@@ -94,6 +97,16 @@ def _added_up(name: str, parts: Sequence[Imatrix], weights: Sequence[float], wei
             else:
                 total = _sum(*_alike(total, entry, name, first, part, weighting == "tokens"))
     return total
+
+
+def _share(name: str, parts: Sequence[Imatrix]) -> float:
+    """Of all tokens, those that an expert of `name` has seen on average, in `parts` that count tokens; 1 where they do not tell."""
+    counts = [(part.entries[name].counts, part.chunk_count * part.chunk_size) for part in parts]
+    counts = [(seen, total) for seen, total in counts if len(seen) > 1 and total > 0]
+    if not counts:
+        return 1.0
+    share = sum(float(seen.mean()) for seen, _ in counts) / sum(total for _, total in counts)
+    return min(share, 1.0) or 1.0
 
 
 def _calls(part: Imatrix, entry: Entry, weight: float) -> int:

@@ -235,6 +235,7 @@ def test_odd_but_valid_dat(tmp_path):
     ({"w.in_sum2": (2, 4, "F16"), "w.counts": (2, 1)}, {}, "is F16"),
     ({"w.in_sum2": (2, 4, np.inf), "w.counts": (2, 1)}, {}, "not finite"),
     ({"w.in_sum2": (2, 4), "w.counts": (2, 1, -1)}, {}, "not negative"),
+    ({"w.in_sum2": (2, 4), "w.counts": (2, 1, 1e30)}, {}, "a count is 1e\\+30"),
 ])
 def test_damaged_gguf(tmp_path, tensors, metadata, message):
     infos, values = [], []

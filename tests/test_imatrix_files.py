@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import os
 import struct
@@ -148,12 +149,14 @@ def test_calls_become_tokens_beside_tokens(tmp_path):
     assert calls.counts_calls and calls.entries[UP].counts.tolist() == [3]
     # The first expert's means are 1: it saw nothing. The router's row says where it ends.
     assert with_experts(calls).entries[UP].counts.tolist() == [0, 3]
-    fresh = tokens([[0.5, 0.5], [0, 0]], [5, 0])
+    fresh = tokens([[0.5, 0.5], [0, 0]], [8, 0])
     merged = merge_imatrices([calls, fresh])
-    assert merged.entries[UP].counts.tolist() == [5, 96] and merged.chunk_size == N_CTX and merged.chunk_count == 4
-    np.testing.assert_array_equal(merged.entries[UP].means, [[0.1, 0.1], [2, 3]])
+    # An expert saw 4 of 32 tokens in what counts them, so of the file's 3 * 32 it is taken to have seen an eighth.
+    assert merged.entries[UP].counts.tolist() == [8, 12] and merged.chunk_size == N_CTX and merged.chunk_count == 4
+    np.testing.assert_array_equal(merged.entries[UP].means, [[0.0625, 0.0625], [2, 3]])
+    assert merged.entries[ROUTER].counts.tolist() == [4 * N_CTX]
     as_ik = merge_imatrices([calls, fresh], weighting="calls")
-    assert as_ik.entries[UP].counts.tolist() == [8, 3] and as_ik.entries[UP].calls == 4 and as_ik.chunk_count == 4
+    assert as_ik.entries[UP].counts.tolist() == [11, 3] and as_ik.entries[UP].calls == 4 and as_ik.chunk_count == 4
     assert as_ik.entries[UP].sums.tolist() == [[3.5, 3.5], [6, 9]]
     # Fractions of calls are those of tokens.
     half = merge_imatrices([calls, calls], [0.5, 1])
@@ -339,3 +342,16 @@ def test_tensors_of_latent_attention(tmp_path, suffix):
     assert imatrix.importance("blk.1.attn_k_b.weight", (heads, 16, nope)) is None  # it sees queries, which nothing else does
     with pytest.raises(ImatrixError, match="values"):
         imatrix.importance("blk.0.attn_v_b.weight", (heads, 16, rank + 1))
+
+
+@pytest.mark.parametrize("suffix", ["dat", "gguf"])
+def test_numbers_that_no_file_holds(tmp_path, suffix):
+    out = tmp_path / f"x.{suffix}"
+    with pytest.raises(ImatrixError, match=f"tensor '{UP}': a value is .*, which 32 bits do not hold"):
+        save_imatrix(tokens([[1, 1e42]], [N_CTX]), out)
+    with pytest.raises(ImatrixError, match="number of chunks would be 4294967296"):
+        save_imatrix(dataclasses.replace(tokens([[1, 1]], [N_CTX]), chunk_count=2**32), out)
+    if suffix == "dat":
+        with pytest.raises(ImatrixError, match="number of calls of .* would be 8796093022208"):
+            save_imatrix(tokens([[1, 1]], [2**48]), out)
+    assert not list(tmp_path.iterdir())
