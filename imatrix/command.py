@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+import time
 
 from ..errors import UsageError, printable
 from ..runtime.flags import RunningOutput, add_model_flags, batch_tokens, note, open_model
@@ -14,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     parser.description = ("Run a calibration text through a model and save the mean squared input of every weight column. With --in-file "
                           "and no text, only add up files.")
-    add_model_flags(parser, model_required=False, several_texts=True)
+    add_model_flags(parser, model_required=False, several_texts=True, device="auto")
     parser.add_argument("--text-weight", type=float, action=_TextWeight, metavar="W",
                         help="every token of the -f TEXT before it counts W times (default: 1)")
     parser.set_defaults(ctx_size=None)
@@ -52,6 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    from ..runtime.devices import usable_device
     from ..runtime.evaluate.report import final_estimate
     from .similarity import LayerSimilarity
 
@@ -69,7 +73,10 @@ def run(args: argparse.Namespace, api) -> int:
     args.precision = "f32"
     weights = [(args.text_weight or {}).get(index, 1.0) for index in range(len(args.file or ()))]
     text = {"text": args.file, "text_weights": weights} if args.file else {"text": args.prompt, "dataset": ""}
-    perplexities, coverages, similarity = [], [], None
+    perplexities, coverages, similarity, started = [], [], None, time.monotonic()
+    if args.device == "auto":
+        args.device = str(usable_device(args.device))
+        print(f"collecting on {args.device}", file=sys.stderr)
     with open_model(args, rows=batch_tokens(args), window=args.ctx_size) as model:
         if args.layer_similarity:
             similarity = LayerSimilarity(len(model.network.blocks))
@@ -79,15 +86,15 @@ def run(args: argparse.Namespace, api) -> int:
                                       compute_perplexity=not args.no_ppl, batch_tokens=batch_tokens(args), in_files=args.in_file,
                                       in_weights=args.in_weight, weighting=args.in_weighting, output_frequency=args.output_frequency,
                                       save_frequency=args.save_frequency, resume=args.resume, progress=RunningOutput(args),
-                                      cold_experts=args.cold_experts,
-                                      min_tokens=args.min_tokens, prior_tokens=args.prior_tokens, similarity=similarity,
-                                      on_perplexity=perplexities.append, on_coverage=coverages.append)
+                                      cold_experts=args.cold_experts, min_tokens=args.min_tokens, prior_tokens=args.prior_tokens,
+                                      similarity=similarity, on_perplexity=perplexities.append, on_coverage=coverages.append)
     for perplexity in perplexities:
         print(final_estimate(perplexity))
     for coverage in coverages:
         for line in coverage.summary():
             print(line)
     _say(imatrix, args)
+    print(f"{os.path.getsize(args.output) / 2**20:.2f} MiB, {time.monotonic() - started:.1f} s in all", file=sys.stderr)
     if similarity is not None:
         print("\n".join(similarity.lines()))
     return 0

@@ -18,12 +18,13 @@ MOST_TOKENS = 2**31 - 1  # of -ub and -b
 DEFAULT_MARGIN = 1024  # MiB that --fit leaves free
 
 
-def add_model_flags(parser: argparse.ArgumentParser, *, model_required: bool = True, several_texts: bool = False) -> None:
+def add_model_flags(parser: argparse.ArgumentParser, *, model_required: bool = True, several_texts: bool = False,
+                    device: str = "cpu") -> None:
     """Flags of commands that evaluate windows of a text: -f, -c, -b, --chunks, and those of `add_runtime_flags`.
 
-    several_texts: -f may be repeated, and `file` is a list (or None).
+    several_texts: -f may be repeated, and `file` is a list (or None). device: the default.
     """
-    add_runtime_flags(parser, model_required=model_required)
+    add_runtime_flags(parser, model_required=model_required, device=device)
     parser.add_argument("-f", "--file", metavar="TEXT", action="append" if several_texts else "store",
                         help="UTF-8 text to evaluate" + (" (repeatable)" if several_texts else ""))
     parser.add_argument("-c", "--ctx-size", type=int, default=512, metavar="N", help="tokens per window (default: 512)")
@@ -32,11 +33,11 @@ def add_model_flags(parser: argparse.ArgumentParser, *, model_required: bool = T
     parser.add_argument("-s", "--seed", help=argparse.SUPPRESS)  # nothing here is random
 
 
-def add_runtime_flags(parser: argparse.ArgumentParser, *, model_required: bool = True) -> None:
+def add_runtime_flags(parser: argparse.ArgumentParser, *, model_required: bool = True, device: str = "cpu") -> None:
     """-m, -t, --device, cache types and the reference's switches: what every command that runs a model has."""
     parser.add_argument("-m", "--model", required=model_required, metavar="MODEL", help="GGUF file, or the first shard of a split model")
     parser.add_argument("-t", "--threads", type=int, default=0, metavar="N", help="CPU threads (default: all)")
-    add_device_flag(parser, "cpu")
+    add_device_flag(parser, device)
     parser.add_argument("--precision", choices=("f32", "bf16", "f16"), help="f32: the truth path (CPU's default), bf16: a GPU's default")
     parser.add_argument("-ngl", "--gpu-layers", "--n-gpu-layers", type=int, metavar="N", help="so many of the last layers on the GPU, with "
                         "more than there are also embedding and output (default: all)")

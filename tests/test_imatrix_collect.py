@@ -17,6 +17,7 @@ from iqforge.imatrix.collector import collect_imatrix
 from iqforge.imatrix.files import load_imatrix
 from iqforge.imatrix.similarity import LayerSimilarity
 from iqforge.imatrix.texts import Text
+from iqforge.runtime.devices import usable_device
 from iqforge.runtime.model import load_model
 
 from .shared import shared
@@ -128,7 +129,9 @@ def test_command_with_several_texts(moe, tmp_path, capsys):
     words = ["imatrix", "-m", str(moe / "moe.gguf"), "-c", str(N_CTX), "--chunks", "2"]
     a, b, out = str(moe / "a.txt"), str(moe / "b.txt"), str(tmp_path / "x.gguf")
     assert main([*words, "-f", a, "-f", b, "--text-weight", "2", "-o", out]) == 0
-    assert re.search(r"\[4\]\d+\.\d{4},\nFinal estimate: PPL = \d+\.\d{4} \+/- \d+\.\d{5}\n", capsys.readouterr().out)
+    printed, told = capsys.readouterr()
+    assert re.search(r"\[4\]\d+\.\d{4},\nFinal estimate: PPL = \d+\.\d{4} \+/- \d+\.\d{5}\n", printed)
+    assert f"collecting on {usable_device('auto')}\n" in told and re.search(r"\d+ tokens/s\n\d+\.\d\d MiB, \d+\.\d s in all\n", told)
     written = load_imatrix(out)
     assert written.datasets == (a, b) and written.chunk_count == 4 and written.entries[DENSE].counts.tolist() == [6 * N_CTX]
     again = iqforge.collect_imatrix(moe / "moe.gguf", [a, b], text_weights=[1, 2], n_ctx=N_CTX, chunks=2)
