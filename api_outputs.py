@@ -55,7 +55,7 @@ def plan_outputs(model: Source, source: Source, wanted: Sequence[tuple[PathLike 
     for out, recipe, planned in wanted:
         metadata = quantized_metadata(changes.metadata(model, source), recipe.file_type(planned, source.metadata), note,
                                       changes.overrides(recipe.rules))
-        keys = provenance_keys(recipe, fingerprint, __version__) if provenance else {}
+        keys = provenance_keys(recipe, fingerprint, __version__, changes) if provenance else {}
         metadata = with_provenance(metadata, keys, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None)
         files = plan_output(Path(out or ""), metadata, [plan.target for plan in planned], inputs=inputs)
         outputs.append(PlannedOutput(out, planned, files, key | {"recipe": recipe_text(recipe)}))

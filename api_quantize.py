@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
@@ -57,7 +58,7 @@ def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | N
 def quantize_model(src: PathLike, out: PathLike | None, type: str | Recipe, imatrix: PathLike | Imatrix | None = None, *,
                    nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, estimate: bool = False, device: str = "cpu",
                    provenance: bool = True, changes: Changes | None = None, save_plan: PathLike | None = None, restart: bool = False,
-                   progress: Progress | None = None, **options: Any) -> RunReport:
+                   validate: bool = False, progress: Progress | None = None, **options: Any) -> RunReport:
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
 
     type, options: which types tensors get, see `quantize.recipe.Recipe`. imatrix: file in either format, or a loaded one.
@@ -70,17 +71,19 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str | Recipe, imat
     the model, beside types. save_plan: a file that gets the plan, see `quantize.saved_plan`, whose `load_plan` gives it back as a recipe.
     A run that ends early leaves `OUT.part` and `OUT.journal` once a tensor is finished; called again it goes on there and gives the
     same file, or a ResumeError if anything has changed that the bytes depend on. restart: begin anew.
+    validate: before the file gets its name it is read back and decoded; a ValidationError names the first tensor with a value that is no
+    number, with other errors than the run reported, or with other bytes than the source's where they were kept. `OUT.part` stays then.
     Returns types, sizes and errors of all tensors.
     """
     return quantize_models(src, [(out, type)], imatrix, nan_to_zero=nan_to_zero, threads=threads, dry_run=dry_run, estimate=estimate,
                            device=device, provenance=provenance, changes=changes, save_plan=save_plan, restart=restart,
-                           progress=[progress or Progress()], **options)[0]
+                           validate=validate, progress=[progress or Progress()], **options)[0]
 
 
 def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str | Recipe]], imatrix: PathLike | Imatrix | None = None, *,
                     nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, estimate: bool = False, device: str = "cpu",
                     provenance: bool = True, changes: Changes | None = None, save_plan: PathLike | None = None, restart: bool = False,
-                    progress: Sequence[Progress] = (), **options: Any) -> list[RunReport]:
+                    validate: bool = False, progress: Sequence[Progress] = (), **options: Any) -> list[RunReport]:
     """As `quantize_model`, to several files in one pass: every piece of the source is read and decoded once.
 
     outputs: (file, preset or recipe); `options` of `Recipe` are those of every output that names a preset. progress: one for each
@@ -93,8 +96,9 @@ def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str 
     from .quantize.estimate import estimate_run
     from .quantize.recipe import Recipe
     from .quantize.resume import finish_all
-    from .quantize.run import Output, stream
+    from .quantize.run import Output, stream, thread_count
     from .quantize.saved_plan import save_plan as write_plan
+    from .quantize.validate import require_sound
 
     started = time.perf_counter()
     recipes = [type if isinstance(type, Recipe) else Recipe(type, **options) for _, type in outputs]
@@ -129,7 +133,10 @@ def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str 
         reports = stream(source, [Output(planned, sink, lookup, shown, sink.finished, sink.tensor_done)
                                   for planned, sink, lookup, shown in zip(plans, sinks, lookups, progress)],
                          threads=threads, devices=devices)
-        finish_all(sinks)
+        checks = [partial(require_sound, sink.out, source=source, planned=planned, reported=report.tensors, importance=lookup,
+                          progress=shown, threads=thread_count(threads))
+                  for sink, planned, report, lookup, shown in zip(sinks, plans, reports, lookups, progress)] if validate else []
+        finish_all(sinks, checks)
         return reports
 
 

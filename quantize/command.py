@@ -17,6 +17,7 @@ from .report import Progress, RunReport, TensorReport
 
 if TYPE_CHECKING:
     from .estimate import Estimate
+    from .validate import Checked
 
 MIB = 1 << 20
 __all__ = ["Printer", "configure", "place_of", "run", "tensor_line"]
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace, api) -> int:
         reports = api.quantize_models(src, [(out, recipe) for (out, _), recipe in zip(outputs, recipes)], args.imatrix, changes=changes,
                                       nan_to_zero=args.nan_to_zero, threads=threads, dry_run=args.dry_run, estimate=not args.no_estimate,
                                       device=args.device, provenance=not args.no_provenance, save_plan=args.save_plan,
-                                      restart=args.restart, progress=printers)
+                                      restart=args.restart, validate=args.validate, progress=printers)
     finally:
         for printer in printers:
             printer.close()
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace, api) -> int:
         elements = sum(t.planned.source.n_elements for report in reports for t in report.tensors if not t.planned.kept)
         written = ", ".join(printable(out) for out, _ in outputs)
         print(f"quantize time = {seconds:.2f} s ({elements / max(seconds, 1e-9) / 1e6:.2f} M elements/s), written to {written}")
+    if args.validate and not args.dry_run:
+        print(f"validated: {sum(len(report.tensors) for report in reports)} tensor(s) were read back, values and errors are as reported")
     return 0
 
 
@@ -119,6 +122,12 @@ class Printer(Progress):
         from tqdm import tqdm
 
         tqdm.write(self.label + self.line(index, self.count, report), file=sys.stdout)
+
+    def validated(self, index: int, checked: Checked) -> None:
+        from .validate_command import checked_line
+
+        if checked.fault:
+            print(self.label + checked_line(index, self.count, checked), flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

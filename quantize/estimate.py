@@ -93,7 +93,8 @@ def estimate_run(source: Source, plans: Sequence[Sequence[PlannedTensor]], looku
                  timed_seconds: float = TIMED_SECONDS) -> Estimate:
     """Time and memory of `run.stream` with these plans, one for each output, on this machine as busy as it is now.
 
-    files: paths and bytes of the outputs; a file without a name is written beside the first. setup: seconds that the caller's preparations took.
+    files: paths and bytes of the outputs; a file without a name is written beside the first. setup: seconds that the caller's preparations
+    took.
     Reads some rows, and raises what reading and quantizing them raises, such as NonFiniteError.
     """
     threads = thread_count(threads)

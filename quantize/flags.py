@@ -71,6 +71,8 @@ def _configure_rest(parser: argparse.ArgumentParser) -> None:
                         "weights, recipe and importance matrix")
     parser.add_argument("--slow-iq2ks", action="store_true", help="accepted, but changes nothing: there is one search for IQ2_KS")
     parser.add_argument("--max-buffer-size", metavar="MiB", type=int, help="accepted, but changes nothing: memory is bounded anyway")
+    parser.add_argument("--validate", action="store_true", help="read every output back before it gets its name: values, and errors as the "
+                        "run reported them")
     parser.add_argument("--restart", action="store_true", help="begin anew where an earlier run was broken off, instead of going on")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, the sizes, and what time, memory and space the run would "
                         "take, from trying some rows; write nothing")

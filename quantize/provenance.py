@@ -20,6 +20,7 @@ from ..errors import IqforgeError
 from ..formats.codec import decodable_types, decode
 from ..formats.gguf.values import Value, string
 from ..formats.source import Source, TensorInfo
+from .changes import Changes
 from .ordered import in_order
 from .overrides import Rule
 from .recipe import Recipe
@@ -30,9 +31,10 @@ _MANY = 64
 SAMPLES = 16  # groups of rows of a tensor that its fingerprint looks at
 
 
-def provenance_keys(recipe: Recipe, fingerprint: str, version: str) -> dict[str, Value]:
-    """The keys that say which version made which recipe of which weights; fingerprint: `source_fingerprint` of them."""
-    return {VERSION_KEY: string(version), RECIPE_KEY: string(recipe_text(recipe)), SOURCE_KEY: string(fingerprint)}
+def provenance_keys(recipe: Recipe, fingerprint: str, version: str, changes: Changes = Changes()) -> dict[str, Value]:
+    """The keys that say which version made which recipe of which weights, and what it changed beside types; fingerprint:
+    `source_fingerprint` of them."""
+    return {VERSION_KEY: string(version), RECIPE_KEY: string(recipe_text(recipe, changes)), SOURCE_KEY: string(fingerprint)}
 
 
 def with_provenance(metadata: dict[str, Value], keys: dict[str, Value], *, imatrix: bool, imatrix_sha256: str | None) -> dict[str, Value]:
@@ -43,18 +45,19 @@ def with_provenance(metadata: dict[str, Value], keys: dict[str, Value], *, imatr
     return kept | ({IMATRIX_KEY: string(imatrix_sha256)} if imatrix_sha256 else {}) | keys
 
 
-def recipe_text(recipe: Recipe) -> str:
-    """JSON of what the recipe says beyond its defaults, keys sorted: {"custom_q": "attn=q6_K", "type": "IQ4_K"}.
+def recipe_text(recipe: Recipe, changes: Changes = Changes()) -> str:
+    """JSON of what recipe and changes say beyond their defaults, keys sorted: {"custom_q": "attn=q6_K", "type": "IQ4_K"}.
 
     Of rules from files their text; of many types by tensor, as a plan has them, their number and the SHA-256 of their JSON."""
+    hidden = {"strict", "hide_imatrix"} | ({"include_weights", "exclude_weights"} if changes.hide_imatrix else set())
     said = {}
-    for field in dataclasses.fields(Recipe):
-        if field.name == "strict":  # changes no file
-            continue
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if (value := getattr(recipe, field.name)) != default and value not in ([], {}, ()):
-            rules = isinstance(value, (list, tuple))
-            said[field.name] = [item.text if isinstance(item, Rule) else item for item in value] if rules else value
+    for part in (recipe, changes):
+        for field in dataclasses.fields(part):
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            value = getattr(part, field.name)
+            if field.name not in hidden and value != default and value not in ([], {}, ()):
+                rules = isinstance(value, (list, tuple))
+                said[field.name] = [item.text if isinstance(item, Rule) else item for item in value] if rules else value
     if len(types := said.get("tensor_types", ())) > _MANY:
         digest = hashlib.sha256(json.dumps(types, sort_keys=True).encode()).hexdigest()
         said["tensor_types"] = f"{len(types)} types, sha256 {digest}"

@@ -14,6 +14,7 @@ from .plan import PlannedTensor
 
 if TYPE_CHECKING:
     from .estimate import Estimate
+    from .validate import Checked
 
 
 @dataclass
@@ -67,6 +68,9 @@ class Progress:
     def tensor_done(self, index: int, report: TensorReport) -> None: ...
 
     def end(self, report: RunReport) -> None: ...
+
+    def validated(self, index: int, checked: Checked) -> None:
+        """A tensor was read back, see `validate`; after `end`, if that is asked for."""
 
 
 class Sums:

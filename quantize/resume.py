@@ -208,10 +208,14 @@ def _is_sound(entry: Record | None, tensor: TensorInfo, pieces: Iterator[bytes])
     return hasher.hexdigest() == entry["xxh64"]
 
 
-def finish_all(outputs: Sequence[ResumableOutput]) -> None:
-    """Give all outputs of a run their names, once all are whole. What is killed here is finished by the next run."""
+def finish_all(outputs: Sequence[ResumableOutput], checks: Sequence[Callable[[list[str]], None]] = ()) -> None:
+    """Give all outputs of a run their names, once all are whole. What is killed here is finished by the next run.
+
+    checks: one for each output or none, called with its files as they lie on the disk, `.part`; what raises leaves all without names."""
     for output in outputs:
         output._finish()
+    for output, check in zip(outputs, checks):
+        check([f"{file}.part" for file in output.files])
     for output in outputs:
         output._commit()
     for output in outputs:

@@ -9,20 +9,20 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import ShapeError
+from ..errors import ShapeError, ValidationError
 from ..formats.codec import decodable_types, decode
-from ..formats.gguf.reader import GGUFFile
+from ..formats.gguf.reader import GGUFFile, MappedFile
 from ..formats.source import Source, TensorInfo
 from .encode import zero_non_finite
 from .ordered import in_order
 from .piece import PIECE_ELEMENTS, ImportanceLookup, error_sums
 from .plan import PlannedTensor
-from .report import Sums, TensorReport
+from .report import Progress, Sums, TensorReport
 
 TOLERANCE = 1e-5  # relative; sums are in another order on GPUs
 
@@ -127,3 +127,25 @@ def _difference(reported: TensorReport, found: TensorReport) -> str:
         if now is None or not (math.isclose(before, now, rel_tol=TOLERANCE) or (math.isnan(before) and math.isnan(now))):
             return f"{what.replace('_', ' ')} is {now}, the run reported {before:g}"
     return ""
+
+
+def require_sound(path: str, parts: Sequence[str], source: Source, planned: Sequence[PlannedTensor], reported: Sequence[TensorReport], *,
+                  importance: ImportanceLookup | None = None, threads: int = 1, progress: Progress | None = None) -> None:
+    """ValidationError naming the first tensor of an output that does not read back as it was reported.
+
+    parts: the output's files (shards) as they lie on the disk now, `path` is what they will be called. progress hears of every tensor.
+    """
+    with ExitStack() as opened:
+        files = []
+        for part in parts:
+            files.append(MappedFile(part))
+            opened.callback(files[-1].close)
+        faults = []
+        for index, checked in enumerate(validate_tensors(GGUFFile(path, files), source, planned, reported, importance=importance,
+                                                         threads=threads)):
+            faults += [checked] if checked.fault else []
+            if progress is not None:
+                progress.validated(index, checked)
+    if faults:
+        more = f" ({len(faults)} tensors are not sound)" if len(faults) > 1 else ""
+        raise ValidationError(f"read back differently: {faults[0].fault}{more}", file=path, tensor=faults[0].tensor.name)

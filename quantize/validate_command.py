@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = ("Decode every tensor of FILE (the first shard of a split model): header, sizes and values are checked, and NaN and "
-                          "infinity are faults. With --against its errors are measured too. Exits with 1 if a tensor is not sound.")
+    parser.description = ("Decode every tensor of FILE (the first shard of a split model): header, sizes and values are checked, and NaN "
+                          "and infinity are faults. With --against its errors are measured too. Exits with 1 if a tensor is not sound.")
     parser.add_argument("model", metavar="FILE")
-    parser.add_argument("--against", metavar="SOURCE", help="the file or checkpoint folder that FILE was made of: tensors of the same type must "
-                        "have the same bytes, the errors of the others are printed")
+    parser.add_argument("--against", metavar="SOURCE", help="the file or checkpoint folder that FILE was made of: tensors of the same type "
+                        "must have the same bytes, the errors of the others are printed")
     parser.add_argument("--imatrix", metavar="F", help="with --against: importance matrix for the weighted errors")
     parser.add_argument("--threads", "-t", type=int, default=0, metavar="N", help="(default: one per core)")
 

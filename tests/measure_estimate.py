@@ -4,7 +4,8 @@
 
 For every model and type a dry run and a run take turns, each in a process of its own; medians are printed with their ratio. With
 --gigabytes a synthetic bf16 file (random values, as tests/measure_memory.py writes) is measured too. A dry run before the first one
-compiles what is not compiled yet and does not count.
+compiles what is not compiled yet and does not count. --cpu takes the seconds of the process on all cores for the clock's, in the trial
+and in the run, which other programs on the machine hardly change.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+import types
+import unittest.mock
 
+import iqforge
+from iqforge.quantize import estimate
 from measure_memory import write_model
 
 _TIME = re.compile(r"^(?:quantize )?time +=\s+([\d.]+) s", re.M)
@@ -48,6 +54,19 @@ def compare(model: str, type: str, flags: list[str], repeat: int, folder: str) -
     return [statistics.median(column) for column in zip(*rows)]
 
 
+def compare_cpu(model: str, type: str, flags: list[str], repeat: int, folder: str) -> tuple[float, float]:
+    """(estimated, taken) seconds of the process for what follows preparing and loading, medians."""
+    options = {flag.lstrip("-").replace("-", "_"): True for flag in flags}
+    out, rows = os.path.join(folder, "out.gguf"), []
+    for _ in range(repeat):
+        with unittest.mock.patch.object(estimate, "time", types.SimpleNamespace(perf_counter=time.process_time)):
+            guess = iqforge.quantize_model(model, out, type, dry_run=True, estimate=True, **options).estimate
+        started = time.process_time()
+        iqforge.quantize_model(model, out, type, provenance=False, **options)
+        rows.append((guess.working, time.process_time() - started))
+    return tuple(statistics.median(column) for column in zip(*rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", nargs="*", default=[], help="GGUF files")
@@ -56,6 +75,7 @@ def main() -> None:
     parser.add_argument("--synthetic-type", nargs="+", help="types for that file (default: those of --type)")
     parser.add_argument("--flags", default="", help="more flags of quantize, in one word")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--cpu", action="store_true", help="CPU seconds, without memory")
     parser.add_argument("--dir", help="where files go")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
@@ -64,7 +84,14 @@ def main() -> None:
             synthetic = os.path.join(folder, f"synthetic-{args.gigabytes:g}GB.gguf")
             write_model(synthetic, int(args.gigabytes * 1e9), int(args.gigabytes * 0.25e9))
             jobs += [(synthetic, type) for type in args.synthetic_type or args.type]
-        print("| model | type | estimated | taken | ratio | memory estimated | peak | ratio |\n|---|---|---|---|---|---|---|---|", flush=True)
+        if args.cpu:
+            print("| model | type | estimated CPU | taken | ratio |\n|---|---|---|---|---|", flush=True)
+            for model, type in jobs:
+                guess, taken = compare_cpu(model, type, args.flags.split(), args.repeat, folder)
+                print(f"| {os.path.basename(model)} | {type} | {guess:.2f} s | {taken:.2f} s | {guess / taken:.2f} |", flush=True)
+            return
+        print("| model | type | estimated | taken | ratio | memory estimated | peak | ratio |")
+        print("|---|---|---|---|---|---|---|---|", flush=True)
         for model, type in jobs:
             guess, taken, memory, peak = compare(model, type, args.flags.split(), args.repeat, folder)
             print(f"| {os.path.basename(model)} | {type} | {guess:.1f} s | {taken:.1f} s | {guess / taken:.2f} | {memory:.0f} MiB | "

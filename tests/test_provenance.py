@@ -19,6 +19,7 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files import save_imatrix
+from iqforge.quantize.changes import Changes
 from iqforge.quantize.provenance import IMATRIX_KEY, RECIPE_KEY, SAMPLES, SOURCE_KEY, VERSION_KEY, recipe_text, source_fingerprint
 from iqforge.quantize.recipe import Recipe
 
@@ -46,7 +47,8 @@ def keys_of(path: Path) -> dict[str, object]:
 
 def test_keys_of_a_file(bf16, imatrix, tmp_path):
     out = tmp_path / "q.gguf"
-    assert main(["quantize", "--imatrix", str(imatrix), "--custom-q", "attn=q6_K", "--leave-output-tensor", str(bf16), str(out), "Q4_K"]) == 0
+    flags = ["--imatrix", str(imatrix), "--custom-q", "attn=q6_K", "--leave-output-tensor"]
+    assert main(["quantize", *flags, str(bf16), str(out), "Q4_K"]) == 0
     found = keys_of(out)
     assert found[VERSION_KEY] == iqforge.__version__
     said = json.loads(found[RECIPE_KEY])
@@ -69,7 +71,8 @@ def test_the_folder_of_the_inputs_changes_no_byte(bf16, imatrix, tmp_path):
 
 def test_without_provenance_only_the_reference_s_keys(bf16, imatrix, tmp_path):
     assert main(["quantize", "--no-provenance", "--imatrix", str(imatrix), str(bf16), str(tmp_path / "q.gguf"), "Q4_K"]) == 0
-    assert keys_of(tmp_path / "q.gguf").keys() == {f"quantize.imatrix.{what}" for what in ("file", "dataset", "entries_count", "chunks_count")}
+    known = {f"quantize.imatrix.{what}" for what in ("file", "dataset", "entries_count", "chunks_count")}
+    assert keys_of(tmp_path / "q.gguf").keys() == known
     assert keys_of(tmp_path / "q.gguf")["quantize.imatrix.file"] == str(imatrix)
 
 
@@ -90,6 +93,9 @@ def test_recipe_says_what_differs_from_the_defaults():
     assert recipe_text(Recipe("IQ4_K")) == '{"type": "IQ4_K"}'
     assert recipe_text(Recipe("IQ4_K", custom_q=["a=q4_0"], role_types={"attn_v": "q6_K"}, pure=True)) == \
         '{"custom_q": ["a=q4_0"], "pure": true, "role_types": {"attn_v": "q6_K"}, "type": "IQ4_K"}'
+    assert recipe_text(Recipe("IQ4_K", strict=True), Changes(prune_layers=[3], exclude_weights=["attn"])) == \
+        '{"exclude_weights": ["attn"], "prune_layers": [3], "type": "IQ4_K"}'
+    assert recipe_text(Recipe("IQ4_K"), Changes(hide_imatrix=True, include_weights=["ffn"])) == '{"type": "IQ4_K"}'
 
 
 def write(path: Path, kind: str, x: np.ndarray) -> Path:

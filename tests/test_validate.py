@@ -9,7 +9,7 @@ import pytest
 
 import iqforge
 from iqforge.cli import main
-from iqforge.errors import MalformedFileError, ShapeError
+from iqforge.errors import MalformedFileError, ShapeError, ValidationError
 from iqforge.formats.codec import encode_float
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.values import string
@@ -117,3 +117,53 @@ def test_other_models_and_broken_files(bf16, tmp_path):
     (tmp_path / "cut.gguf").write_bytes(bf16.read_bytes()[:-1000])
     with pytest.raises(MalformedFileError):
         iqforge.validate_model(tmp_path / "cut.gguf")
+
+
+def test_a_run_that_validates(bf16, tmp_path, capsys):
+    out = tmp_path / "q.gguf"
+    assert main(["quantize", "--validate", "--pure", str(bf16), str(out), "Q8_0"]) == 0
+    said = capsys.readouterr().out
+    assert "validated: 12 tensor(s)" in said and [p.name for p in tmp_path.iterdir()] == ["q.gguf"]
+
+
+def test_a_byte_that_changes_on_the_way_to_the_disk(bf16, tmp_path, monkeypatch, capsys):
+    """The file does not get its name; the next run starts from what is sound."""
+    from iqforge.formats.gguf.writer import GGUFWriter as Writer
+
+    whole, honest = tmp_path / "whole.gguf", Writer.write
+    assert main(["quantize", "--pure", str(bf16), str(whole), "Q8_0"]) == 0
+
+    def write_wrongly(self, tensor, data):
+        if tensor.name == "blk.0.ffn_up.weight":
+            data = np.array(data)
+            data[3, 7] ^= 0x40
+        honest(self, tensor, data)
+
+    out = tmp_path / "q.gguf"
+    monkeypatch.setattr(Writer, "write", write_wrongly)
+    capsys.readouterr()
+    assert main(["quantize", "--validate", "--pure", str(bf16), str(out), "Q8_0"]) == 1
+    said = capsys.readouterr()
+    assert "tensor 'blk.0.ffn_up.weight'" in said.err and "read back differently" in said.err
+    (line,) = (line for line in said.out.splitlines() if "FAULT" in line)
+    assert "blk.0.ffn_up.weight" in line and "the run reported" in line
+    assert not out.exists() and out.with_name("q.gguf.part").exists()
+    monkeypatch.setattr(Writer, "write", honest)
+    assert main(["quantize", "--validate", "--pure", str(bf16), str(out), "Q8_0"]) == 0
+    assert out.read_bytes() == whole.read_bytes() and sorted(p.name for p in tmp_path.iterdir()) == ["q.gguf", "whole.gguf"]
+
+
+def test_several_outputs_of_which_one_is_wrong_get_no_names(bf16, tmp_path, monkeypatch):
+    from iqforge.quantize import validate
+
+    honest = validate.validate_tensors
+
+    def one_is_wrong(written, *arguments, **options):
+        for checked in honest(written, *arguments, **options):
+            yield validate.Checked(checked.tensor, checked.report, "is made up") if written.path.endswith("b.gguf") else checked
+
+    monkeypatch.setattr(validate, "validate_tensors", one_is_wrong)
+    outputs = [(tmp_path / "a.gguf", "Q8_0"), (tmp_path / "b.gguf", "Q4_0")]
+    with pytest.raises(ValidationError, match="b.gguf.*token_embd.*is made up .12 tensors"):
+        iqforge.quantize_models(bf16, outputs, pure=True, validate=True)
+    assert not list(tmp_path.glob("*.gguf"))
