@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .api_convert import convert_lora, convert_model, plan_conversion
 from .api_imatrix import collect_imatrix, compare_imatrices, convert_imatrix, imatrix_coverage, imatrix_statistics, merge_imatrices
+from .api_outputs import Shards
 from .api_quantize import plan_quantization, quantize_model, quantize_models, quantize_stats, repack_model
 from .api_runtime import benchmark_model, decode_torch, generate, load_model, measure_perplexity, random_model
 from .api_source import open_source
@@ -20,9 +21,9 @@ from .quantize.recipe_file import read_recipe
 from .quantize.saved_plan import load_plan
 
 __all__ = ["convert_model", "quantize_model", "quantize_models", "collect_imatrix", "measure_perplexity", "split_model", "merge_model",
-           "load_model", "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types", "open_source",
-           "inspect_model", "hash_model", "check_hashes", "merge_gate_up", "convert_lora",
-           "plan_quantization", "plan_conversion", "repack_model", "quantize_stats", "decode_torch", "generate",
+           "load_model", "decode", "decode_tensor", "encode", "interleave", "deinterleave", "decodable_types", "encodable_types",
+           "open_source", "inspect_model", "hash_model", "check_hashes", "merge_gate_up", "convert_lora",
+           "plan_quantization", "Shards", "plan_conversion", "repack_model", "quantize_stats", "decode_torch", "generate",
            "random_model", "benchmark_model", "validate_model",
            "merge_imatrices", "convert_imatrix", "compare_imatrices", "imatrix_statistics", "imatrix_coverage",
            "Recipe", "Changes", "read_recipe", "load_plan"]

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
-from .api_outputs import open_outputs, plan_outputs
-from .api_source import PathLike, importance_lookup, loaded_imatrix, open_source, renamed_imatrix, selected_imatrix
+from .api_outputs import Shards, open_outputs, plan_outputs
+from .api_source import PathLike, importance_lookup, loaded_imatrix, open_source, renamed_imatrix, selected_imatrix, with_gate_up
 from .errors import UsageError
 from .formats.codec import decodable_types
 from .quantize.encode import encodable_types
@@ -58,7 +58,8 @@ def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | N
 def quantize_model(src: PathLike, out: PathLike | None, type: str | Recipe, imatrix: PathLike | Imatrix | None = None, *,
                    nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, estimate: bool = False, device: str = "cpu",
                    provenance: bool = True, changes: Changes | None = None, save_plan: PathLike | None = None, restart: bool = False,
-                   validate: bool = False, progress: Progress | None = None, **options: Any) -> RunReport:
+                   shards: Shards = Shards(), gate_up: str | None = None, validate: bool = False, progress: Progress | None = None,
+                   **options: Any) -> RunReport:
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
 
     type, options: which types tensors get, see `quantize.recipe.Recipe`. imatrix: file in either format, or a loaded one.
@@ -71,19 +72,22 @@ def quantize_model(src: PathLike, out: PathLike | None, type: str | Recipe, imat
     the model, beside types. save_plan: a file that gets the plan, see `quantize.saved_plan`, whose `load_plan` gives it back as a recipe.
     A run that ends early leaves `OUT.part` and `OUT.journal` once a tensor is finished; called again it goes on there and gives the
     same file, or a ResumeError if anything has changed that the bytes depend on. restart: begin anew.
+    shards: into how many files the output goes. gate_up: "merge" makes ffn_gate_up_exps of the two halves, as `merge_gate_up`, "part" the
+    halves of it, both before anything is quantized.
     validate: before the file gets its name it is read back and decoded; a ValidationError names the first tensor with a value that is no
     number, with other errors than the run reported, or with other bytes than the source's where they were kept. `OUT.part` stays then.
     Returns types, sizes and errors of all tensors.
     """
     return quantize_models(src, [(out, type)], imatrix, nan_to_zero=nan_to_zero, threads=threads, dry_run=dry_run, estimate=estimate,
                            device=device, provenance=provenance, changes=changes, save_plan=save_plan, restart=restart,
-                           validate=validate, progress=[progress or Progress()], **options)[0]
+                           shards=shards, gate_up=gate_up, validate=validate, progress=[progress or Progress()], **options)[0]
 
 
 def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str | Recipe]], imatrix: PathLike | Imatrix | None = None, *,
                     nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, estimate: bool = False, device: str = "cpu",
                     provenance: bool = True, changes: Changes | None = None, save_plan: PathLike | None = None, restart: bool = False,
-                    validate: bool = False, progress: Sequence[Progress] = (), **options: Any) -> list[RunReport]:
+                    shards: Shards = Shards(), gate_up: str | None = None, validate: bool = False, progress: Sequence[Progress] = (),
+                    **options: Any) -> list[RunReport]:
     """As `quantize_model`, to several files in one pass: every piece of the source is read and decoded once.
 
     outputs: (file, preset or recipe); `options` of `Recipe` are those of every output that names a preset. progress: one for each
@@ -108,7 +112,7 @@ def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str 
     devices, loaded = find_devices(device), selected_imatrix(loaded_imatrix(imatrix), changes)
     progress = progress or [Progress() for _ in outputs]
     with open_source(src) as model, ExitStack() as opened:
-        source, used = changes.apply(model, recipes[0].rules), renamed_imatrix(loaded, changes)
+        source, used = changes.apply(with_gate_up(model, gate_up), recipes[0].rules), renamed_imatrix(loaded, changes)
         recipes = [changes.recipe(recipe) for recipe in recipes]
         plans = [plan_quantization(source, recipe, used) for recipe in recipes]
         for planned in plans:
@@ -122,7 +126,7 @@ def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str 
         if dry_run and not estimate:
             return [_report_plan(*of_output) for of_output in zip(plans, progress)]
         wanted = [(out, recipe, planned) for (out, _), recipe, planned in zip(outputs, recipes, plans)]
-        files = plan_outputs(model, source, wanted, loaded, changes, provenance=provenance, threads=threads)
+        files = plan_outputs(model, source, wanted, loaded, changes, shards, provenance=provenance, threads=threads)
         if dry_run:
             setup = time.perf_counter() - started
             reports = [_report_plan(*of_output) for of_output in zip(plans, progress)]
@@ -130,14 +134,15 @@ def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str 
                                  files=[size for file in files for size in file.sizes])
             return [replace(report, estimate=found) for report in reports]
         sinks = [opened.enter_context(sink) for sink in open_outputs(files, devices=bool(devices), restart=restart)]
-        reports = stream(source, [Output(planned, sink, lookup, shown, sink.finished, sink.tensor_done)
-                                  for planned, sink, lookup, shown in zip(plans, sinks, lookups, progress)],
-                         threads=threads, devices=devices)
-        checks = [partial(require_sound, sink.out, source=source, planned=planned, reported=report.tensors, importance=lookup,
-                          progress=shown, threads=thread_count(threads))
-                  for sink, planned, report, lookup, shown in zip(sinks, plans, reports, lookups, progress)] if validate else []
+        active = [number for number, file in enumerate(files) if file.sizes]
+        made = stream(source, [Output(sink.planned, sink, lookups[number], progress[number], sink.finished, sink.tensor_done)
+                               for number, sink in zip(active, sinks)], threads=threads, devices=devices)
+        checks = [partial(require_sound, sink.out, source=source, planned=sink.planned, reported=report.tensors,
+                          importance=lookups[number], progress=progress[number], threads=thread_count(threads))
+                  for number, sink, report in zip(active, sinks, made)] if validate else []
         finish_all(sinks, checks)
-        return reports
+        reports = dict(zip(active, made))
+        return [reports.get(number, RunReport()) for number in range(len(outputs))]
 
 
 def repack_model(src: PathLike, out: PathLike | None, *, pattern: str | Sequence[str] = (), undo: bool = False, threads: int = 0,

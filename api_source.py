@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .errors import NotFoundError
+from .errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from .convert.checkpoint import Checkpoint
@@ -49,6 +49,17 @@ def _checkpoint_source(checkpoint: Checkpoint, options: dict[str, Any]) -> Sourc
     except BaseException:
         checkpoint.close()
         raise
+
+
+def with_gate_up(source: Source, gate_up: str | None) -> Source:
+    """The source with gate and up of experts merged ("merge") or parted ("part"), or as it is (None). UsageError for another word."""
+    from .convert.gate_up_source import GateUpSource
+
+    if gate_up is None:
+        return source
+    if gate_up not in ("merge", "part"):
+        raise UsageError(f"gate_up is '{gate_up}', expected merge or part")
+    return GateUpSource(source, undo=gate_up == "part")
 
 
 def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None:

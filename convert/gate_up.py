@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import MalformedFileError, ShapeError, UnsupportedTypeError, UsageError
@@ -17,7 +17,7 @@ from ..formats.gguf.reader import GGUFFile, open_gguf
 from ..formats.gguf.shards import KEY_COUNT, KEY_NO, KEY_TENSORS
 from ..formats.gguf.writer import GGUFWriter
 from ..formats.output import refuse_same_file
-from ..formats.source import Sink, TensorInfo
+from ..formats.source import Sink, Source, TensorInfo
 
 _NAME = re.compile(r"(blk\.\d+\.ffn_)(gate_up|gate|up)(_exps\.(\w+))")
 _MERGED_PARTS = ("weight", "bias")  # a scale per expert, as NVFP4 has beside its weights, belongs to one half alone
@@ -67,7 +67,7 @@ def merge_gate_up(src: str | os.PathLike, out: str | os.PathLike | None, *, undo
     return plan
 
 
-def plan_gate_up(source: GGUFFile, undo: bool = False) -> list[PlannedMerge]:
+def plan_gate_up(source: Source, undo: bool = False) -> list[PlannedMerge]:
     """What every tensor of the output is made of; nothing is read. Raises as `merge_gate_up`."""
     tensors = {tensor.name: tensor for tensor in source.tensors}
     plan: list[PlannedMerge] = []
@@ -77,7 +77,7 @@ def plan_gate_up(source: GGUFFile, undo: bool = False) -> list[PlannedMerge]:
         if match is None or (match[2] == "gate_up") != undo:
             plan.append(PlannedMerge(tensor, (Span(tensor, 0, tensor.n_bytes),), 1, changed=False))
         elif undo:
-            plan += _halves(source, tensor, match)
+            plan += _halves(source, tensor, match, tensors)
         else:
             other = tensors.get(f"{match[1]}{'up' if match[2] == 'gate' else 'gate'}{match[3]}")
             if other is None:
@@ -91,7 +91,7 @@ def plan_gate_up(source: GGUFFile, undo: bool = False) -> list[PlannedMerge]:
     return plan
 
 
-def _merged(source: GGUFFile, gate: TensorInfo, up: TensorInfo, name: str, tensors: dict[str, TensorInfo]) -> PlannedMerge:
+def _merged(source: Source, gate: TensorInfo, up: TensorInfo, name: str, tensors: dict[str, TensorInfo]) -> PlannedMerge:
     if name in tensors:
         raise MalformedFileError("is there beside its halves", file=source.path, tensor=name)
     if gate.type is not up.type:
@@ -105,7 +105,7 @@ def _merged(source: GGUFFile, gate: TensorInfo, up: TensorInfo, name: str, tenso
     return PlannedMerge(replace(gate, name=name, shape=shape), (Span(gate, 0, size), Span(up, 0, size)), gate.shape[0])
 
 
-def _halves(source: GGUFFile, tensor: TensorInfo, match: re.Match) -> list[PlannedMerge]:
+def _halves(source: Source, tensor: TensorInfo, match: re.Match, names: Collection[str]) -> list[PlannedMerge]:
     _check_layout(source, tensor)
     rows, group = tensor.shape[1], tensor.type.group_rows
     if rows % (2 * group):
@@ -116,13 +116,13 @@ def _halves(source: GGUFFile, tensor: TensorInfo, match: re.Match) -> list[Plann
     planned = []
     for index, half in enumerate(("gate", "up")):
         name = f"{match[1]}{half}{match[3]}"
-        if name in source:
+        if name in names:
             raise MalformedFileError("is there beside the merged tensor", file=source.path, tensor=name)
         planned.append(PlannedMerge(replace(tensor, name=name, shape=shape), (Span(tensor, index * size, size),), tensor.shape[0]))
     return planned
 
 
-def _check_layout(source: GGUFFile, tensor: TensorInfo) -> None:
+def _check_layout(source: Source, tensor: TensorInfo) -> None:
     """Gate and up lie behind one another along axis 1: rows of weights [experts, rows, columns], elements of biases [experts, n]."""
     part = tensor.name.rpartition(".")[2]
     if part not in _MERGED_PARTS:

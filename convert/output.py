@@ -67,17 +67,23 @@ class Limits:
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """`paths` of the files to come, the tensors and the layout of each."""
+    """`paths` of the files to come, the tensors and the layout of each. skip: numbers of shards that are there and stay."""
 
     metadata: dict[str, Value]
     paths: tuple[Path, ...]
     groups: tuple[tuple[TensorInfo, ...], ...]
     layouts: tuple[FileLayout, ...]
+    skip: frozenset[int] = frozenset()
+
+    @property
+    def written(self) -> list[FileLayout]:
+        """The layouts of the files that are written."""
+        return [layout for index, layout in enumerate(self.layouts) if index not in self.skip]
 
     @property
     def n_bytes(self) -> int:
         """What all files take, headers and padding included."""
-        return sum(layout.n_bytes for layout in self.layouts)
+        return sum(layout.n_bytes for layout in self.written)
 
     @property
     def headers(self) -> str:
@@ -108,18 +114,21 @@ class OutputPlan:
         tensors = [tensor for group in self.groups for tensor in group]
         if len(self.paths) == 1:
             return GGUFWriter(self.paths[0], self.metadata, tensors, keep=keep)
-        return ShardedWriter(_prefix(self.paths[0], len(self.paths)), self.metadata, tensors, self.groups, keep)
+        return ShardedWriter(_prefix(self.paths[0], len(self.paths)), self.metadata, tensors, self.groups, keep, self.skip)
 
 
 def plan_output(path: Path, metadata: dict[str, Value], tensors: Sequence[TensorInfo], limits: Limits = Limits(),
-                inputs: Sequence[str | os.PathLike] = ()) -> OutputPlan:
+                inputs: Sequence[str | os.PathLike] = (), groups: Sequence[Sequence[TensorInfo]] | None = None) -> OutputPlan:
     """Files for `tensors`: `path` itself, or `<stem>-0000i-of-0000N.gguf` beside it where `limits` ask for more than one.
 
-    OutputError if one of them is an input or could not be a valid file. Nothing is written.
+    groups: the tensors of every file instead; these are called as shards are, also a single one, which has no keys of shards.
+    OutputError if one of the files is an input or could not be valid. Nothing is written.
     """
-    groups = tuple(tuple(group) for group in limits.groups(tensors))
+    named, groups = groups is not None, tuple(tuple(group) for group in (limits.groups(tensors) if groups is None else groups))
     if len(groups) == 1:
-        paths, layouts = (path,), [FileLayout(path, metadata, tensors)]
+        stem = path.with_suffix("") if path.suffix == ".gguf" else path
+        paths = (shard_path(stem, 0, 1) if named else path,)
+        layouts = [FileLayout(paths[0], metadata, tensors)]
     else:
         prefix, count = path.with_suffix("") if path.suffix == ".gguf" else path, len(groups)
         paths = tuple(shard_path(prefix, index, count) for index in range(count))

@@ -131,7 +131,9 @@ class ChangedSource:
 
 def origin_of(source: Source) -> Source:
     """The model itself, whatever has been changed of it."""
-    return source.origin if isinstance(source, ChangedSource) else source
+    while hasattr(source, "origin"):
+        source = source.origin
+    return source
 
 
 def pruned_metadata(metadata: dict[str, Value], layers: Sequence[int]) -> dict[str, Value]:

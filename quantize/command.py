@@ -31,13 +31,15 @@ def run(args: argparse.Namespace, api) -> int:
     if args.repack:
         return run_repack(args, api, src, outputs, threads)
     recipes, changes = recipes_of(args, outputs, fields, plan), changes_of(args)
+    shards = api.Shards(args.keep_split, args.partial_requant, args.split_max_size, args.split_max_tensors)
     started = time.monotonic()
     printers = [Printer(dry_run=args.dry_run, label=os.path.basename(out) if len(outputs) > 1 else "") for out, _ in outputs]
     try:
         reports = api.quantize_models(src, [(out, recipe) for (out, _), recipe in zip(outputs, recipes)], args.imatrix, changes=changes,
                                       nan_to_zero=args.nan_to_zero, threads=threads, dry_run=args.dry_run, estimate=not args.no_estimate,
                                       device=args.device, provenance=not args.no_provenance, save_plan=args.save_plan,
-                                      restart=args.restart, validate=args.validate, progress=printers)
+                                      restart=args.restart, shards=shards, gate_up=args.gate_up, validate=args.validate,
+                                      progress=printers)
     finally:
         for printer in printers:
             printer.close()

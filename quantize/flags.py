@@ -73,6 +73,14 @@ def _configure_rest(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-buffer-size", metavar="MiB", type=int, help="accepted, but changes nothing: memory is bounded anyway")
     parser.add_argument("--validate", action="store_true", help="read every output back before it gets its name: values, and errors as the "
                         "run reported them")
+    parser.add_argument("--keep-split", action="store_true", help="as many shards as IN has, with the same tensors")
+    parser.add_argument("--partial-requant", action="store_true", help="shards of the output (with --keep-split), or outputs, that are there "
+                        "already stay as they are")
+    parser.add_argument("--split-max-size", metavar="N", help="cut the output into shards of at most so many bytes: 300M, 2G")
+    parser.add_argument("--split-max-tensors", metavar="N", type=int, help="cut the output into shards of at most so many tensors")
+    parser.add_argument("--merge-gate-up", dest="gate_up", action="store_const", const="merge",
+                        help="write gate and up of experts as one tensor, ffn_gate_up_exps")
+    parser.add_argument("--part-gate-up", dest="gate_up", action="store_const", const="part", help="write ffn_gate_up_exps as gate and up")
     parser.add_argument("--restart", action="store_true", help="begin anew where an earlier run was broken off, instead of going on")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, the sizes, and what time, memory and space the run would "
                         "take, from trying some rows; write nothing")

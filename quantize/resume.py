@@ -65,8 +65,8 @@ class ResumableOutput:
         self._entered = len(entries)
         if entries and not restart and self._anything_left(runs[-1][_RUN]):
             if found := changes(runs[-1][_RUN], key):
-                raise ResumeError(f"an earlier run left {len(entries)} of {len(runs[-1][_RUN]['tensors'])} tensors finished, but since then "
-                                  f"this has changed: {'; '.join(found)}. --restart begins anew", file=self.out)
+                raise ResumeError(f"an earlier run left {len(entries)} of {len(runs[-1][_RUN]['tensors'])} tensors finished, but since "
+                                  f"then this has changed: {'; '.join(found)}. --restart begins anew", file=self.out)
             self._take_back()
             self._resume(open_writer(True), entries, runs[-1][_RUN], key)
             return
@@ -108,7 +108,8 @@ class ResumableOutput:
         self._journal.keep(places[count - 1] + 1 if count else 0)
         if not count or before != key:
             self._journal.append({_RUN: key})
-        self.finished = [TensorReport(plan, **{name: entry[name] for name in _REPORTED}) for plan, entry in zip(self.planned, entries[:count])]
+        self.finished = [TensorReport(plan, **{name: entry[name] for name in _REPORTED})
+                         for plan, entry in zip(self.planned, entries[:count])]
 
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
         """As a Sink's."""
@@ -206,6 +207,18 @@ def _is_sound(entry: Record | None, tensor: TensorInfo, pieces: Iterator[bytes])
     for piece in pieces:
         hasher.update(piece)
     return hasher.hexdigest() == entry["xxh64"]
+
+
+def unfinished_files(out: str | os.PathLike) -> set[str]:
+    """Names of the files that a run at the output `out` was giving their names when it was killed: some may have them already."""
+    path = real_output(out) + ".journal"
+    if not os.path.exists(path):
+        return set()
+    journal = Journal(path, real_output(out))
+    journal.close()
+    if not any(_FINISHING in record for record in journal.records):
+        return set()
+    return {name for record in journal.records if _RUN in record for name in record[_RUN]["files"]}
 
 
 def finish_all(outputs: Sequence[ResumableOutput], checks: Sequence[Callable[[list[str]], None]] = ()) -> None:

@@ -57,7 +57,8 @@ class Output:
     tensor_done: Callable[[TensorReport], None] | None = None
 
 
-def stream(source: Source, outputs: Sequence[Output], *, threads: int = 0, devices: Sequence[int] = (), measure: bool = True) -> list[RunReport]:
+def stream(source: Source, outputs: Sequence[Output], *, threads: int = 0, devices: Sequence[int] = (),
+           measure: bool = True) -> list[RunReport]:
     """Carry out the plans of all outputs in one pass over the source. Returns a report for each.
 
     threads: 0 for all cores that this process may use; more than four per core are not started, as they would only take memory.
@@ -106,7 +107,8 @@ class _Taking:
             self.output.progress.tensor_done(part.target.index, done)
 
 
-def _stream(source: Source, outputs: Sequence[Output], threads: int, workers: DeviceWorkers | None = None, measure: bool = True) -> list[RunReport]:
+def _stream(source: Source, outputs: Sequence[Output], threads: int, workers: DeviceWorkers | None = None,
+            measure: bool = True) -> list[RunReport]:
     takings = [_Taking(output) for output in outputs]
     targets = [Target(number, index, planned, output.importance, index < len(output.finished))
                for number, output in enumerate(outputs) for index, planned in enumerate(output.planned)]

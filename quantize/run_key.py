@@ -33,8 +33,8 @@ def source_key(source: Source, fingerprint: str) -> RunKey:
 
 def run_key(planned: Sequence[PlannedTensor], headers: str, files: Sequence[str], *, source: RunKey, recipe: str,
             imatrix: str | None, version: str, devices: bool = False) -> RunKey:
-    """headers: a hash of those of the output or its shards, files: their paths. imatrix: a hash. devices: whether GPUs quantize, which counts where their bytes
-    are others than the CPU's."""
+    """headers: a hash of those of the output or its shards, files: their paths. imatrix: a hash. devices: whether GPUs quantize, which
+    counts where their bytes are others than the CPU's."""
     trellis = any(not plan.kept and plan.target.type.name in TRELLIS_TYPES for plan in planned)
     tensors = [[plan.target.name, plan.source.name, list(plan.source.shape), plan.source.type.name, plan.target.type.name]
                for plan in planned]

@@ -141,8 +141,8 @@ def require_sound(path: str, parts: Sequence[str], source: Source, planned: Sequ
             files.append(MappedFile(part))
             opened.callback(files[-1].close)
         faults = []
-        for index, checked in enumerate(validate_tensors(GGUFFile(path, files), source, planned, reported, importance=importance,
-                                                         threads=threads)):
+        for index, checked in enumerate(validate_tensors(GGUFFile(path, files, whole=False), source, planned, reported,
+                                                         importance=importance, threads=threads)):
             faults += [checked] if checked.fault else []
             if progress is not None:
                 progress.validated(index, checked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -194,22 +194,24 @@ class ShardedWriter(_Finishing):
     """
 
     def __init__(self, prefix: str | os.PathLike, metadata: dict[str, Value], tensors: Sequence[TensorInfo],
-                 shards: Sequence[Sequence[TensorInfo]], keep: bool = False):
-        """keep: begin with a call of `resume`."""
+                 shards: Sequence[Sequence[TensorInfo]], keep: bool = False, skip: Collection[int] = ()):
+        """keep: begin with a call of `resume`. skip: numbers of shards, from 0, that are there and stay as they are; their tensors are
+        not written."""
         if [tensor for shard in shards for tensor in shard] != list(tensors):
             raise IqforgeError("the shards do not hold the tensors in their order", file=prefix)
         if not 0 < len(shards) <= shard_rules.MAX_SHARDS:
             raise OutputError(f"{len(shards)} shards; a model can be split into 1 to {shard_rules.MAX_SHARDS}", file=prefix)
         self.paths = tuple(shard_rules.shard_path(prefix, index, len(shards)) for index in range(len(shards)))
-        self._shards = [((metadata if index == 0 else {}) | shard_rules.split_keys(index, len(shards), len(tensors)), list(shard))
-                        for index, shard in enumerate(shards)]
-        layouts = [FileLayout(path, *shard) for path, shard in zip(self.paths, self._shards)]
+        self._shards = [(path, (metadata if index == 0 else {}) | shard_rules.split_keys(index, len(shards), len(tensors)), list(shard))
+                        for index, (path, shard) in enumerate(zip(self.paths, shards)) if index not in skip]
+        layouts = [FileLayout(*shard) for shard in self._shards]
         self.n_bytes = sum(layout.n_bytes for layout in layouts)
-        kept = sum(size_on_disk(f"{path}.part") for path in self.paths) if keep else 0
+        kept = sum(size_on_disk(f"{path}.part") for path, _, _ in self._shards) if keep else 0
         check_space(self.paths[0].resolve().parent, self.n_bytes - kept, self.paths[0])
         self._writers: list[GGUFWriter] = []
         self._done = False
-        self._names = [{tensor.name for tensor in shard} for shard in shards]
+        self._names = [{tensor.name for tensor in shard} for _, _, shard in self._shards]
+        self._with_first = 0 not in skip
         self._turn = threading.Lock()  # of `sync` and of what closes files
         if not keep:
             self._next()
@@ -222,7 +224,7 @@ class ShardedWriter(_Finishing):
         with self._turn:
             if len(self._writers) > 1:
                 self._writers[-1].park()
-            self._writers.append(GGUFWriter(self.paths[index], *self._shards[index], keep=keep))
+            self._writers.append(GGUFWriter(*self._shards[index], keep=keep))
 
     def resume(self, trusted: Trusted) -> int:
         """As `GGUFWriter.resume`, shard by shard; the shards behind the first incomplete one are written anew."""
@@ -231,7 +233,7 @@ class ShardedWriter(_Finishing):
             self._next(keep=True)
             taken = self._writers[-1].resume(trusted)
             count += taken
-            if taken < len(self._shards[len(self._writers) - 1][1]):
+            if taken < len(self._shards[len(self._writers) - 1][2]):
                 break
         return count
 
@@ -276,7 +278,8 @@ class ShardedWriter(_Finishing):
 
     def commit(self) -> None:
         """The renames of `finish`, after `complete`."""
-        self._writers[0].remove_older()  # it must not be found together with newer other shards
+        if self._with_first:
+            self._writers[0].remove_older()  # it must not be found together with newer other shards
         for writer in reversed(self._writers):
             writer.commit()
         self._done = True
