@@ -67,7 +67,7 @@ def test_same_as_the_converter_merges(tmp_path, kind):
     for merged in (False, True):
         path = iqforge.convert_model(folder, tmp_path / f"{merged}.gguf", merge_gate_up=merged)
         if kind != "BF16":
-            iqforge.quantize_model(path, tmp_path / f"{merged}-q.gguf", kind, pure=True)
+            iqforge.quantize_model(path, tmp_path / f"{merged}-q.gguf", kind, pure=True, provenance=False)
             path = tmp_path / f"{merged}-q.gguf"
         made[merged] = path
     iqforge.merge_gate_up(made[False], tmp_path / "m.gguf")
