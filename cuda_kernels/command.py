@@ -10,8 +10,8 @@ import sys
 import time
 
 from ..errors import UsageError
-from .compile import ARCHITECTURES, KernelSpec, cache_folder
-from .registry import all_specs, build, cached_bytes, clear, missing
+from .compile import ARCHITECTURES, KernelSpec, cache_folder, need_cuda_core
+from .registry import all_specs, build, cached_bytes, clear, missing, unchecked
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +21,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", metavar="ARCH[,ARCH]", help="architectures such as sm_90; 'all' for " + ", ".join(ARCHITECTURES)
                         + " (default: that of the devices here)")
     parser.add_argument("--build", action="store_true", help="compile what is not compiled yet")
+    parser.add_argument("--check", action="store_true", help="only see that what is not compiled yet compiles: several times as fast, and "
+                        "no code is kept")
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N",
                         help="processes that compile (default: %(default)s)")
     parser.add_argument("--clear", action="store_true", help="remove everything that is compiled")
@@ -29,16 +31,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, api) -> int:
     if args.jobs < 1:
         raise UsageError("--jobs needs a number above 0")
-    if args.clear and (args.names or args.arch or args.build):
-        raise UsageError("--clear removes everything; it takes no names, no --arch and no --build")
+    if args.clear + args.build + args.check > 1 or args.clear and (args.names or args.arch):
+        raise UsageError("--clear, which removes everything, --build and --check stand alone; --clear takes no names and no --arch")
+    if args.build or args.check:
+        need_cuda_core()
     if args.clear:
         count, n_bytes = clear()
         print(f"removed {count} compiled modules, {n_bytes / 2**20:.1f} MiB, from {cache_folder()}")
         return 0
     specs = chosen_specs(args.names)
-    archs = architectures(args.arch, needed=args.build)
+    archs = architectures(args.arch, needed=args.build or args.check)
+    if args.check:
+        _compile(unchecked((spec for _, spec in specs), archs), args.jobs, "checked", check=True)
     if args.build:
-        _build(specs, archs, args.jobs)
+        _compile(missing((spec for _, spec in specs), archs), args.jobs, "compiled")
     print_table(specs, archs)
     return 0
 
@@ -70,14 +76,14 @@ def architectures(asked: str | None, *, needed: bool) -> list[str]:
     return list(ARCHITECTURES)
 
 
-def _build(specs: list[tuple[str, KernelSpec]], archs: list[str], jobs: int) -> None:
+def _compile(wanted: list[tuple[KernelSpec, str]], jobs: int, done: str, *, check: bool = False) -> None:
     from tqdm import tqdm
 
-    wanted, start = missing((spec for _, spec in specs), archs), time.perf_counter()
+    start = time.perf_counter()
     with tqdm(total=len(wanted), unit="module", disable=None, file=sys.stderr) as bar:
-        for _ in build(wanted, jobs):
+        for _ in build(wanted, jobs, check=check):
             bar.update()
-    print(f"compiled {len(wanted)} modules in {time.perf_counter() - start:.1f} s")
+    print(f"{done} {len(wanted)} modules in {time.perf_counter() - start:.1f} s")
 
 
 def print_table(specs: list[tuple[str, KernelSpec]], archs: list[str]) -> None:

@@ -13,7 +13,7 @@ Rules for sources:
   them for every architecture find them (see `registry.py`).
 
 The key of the cache is the whole program after inclusion, the options, NVRTC's version and the architecture. Files lie in
-$IQFORGE_CACHE_DIR, or iqforge/ in $XDG_CACHE_HOME or ~/.cache.
+$IQFORGE_CACHE_DIR, or iqforge/ in $XDG_CACHE_HOME or ~/.cache. Looking what is there needs no compiler.
 """
 
 from __future__ import annotations
@@ -120,10 +120,19 @@ def expand(sources: tuple[str, ...]) -> str:
     return "\n".join(take(name) for name in sources)
 
 
+def _has_cuda_core() -> bool:
+    return importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.core") is not None
+
+
+def need_cuda_core() -> None:
+    """UsageError that says what to install, if nothing can be compiled here."""
+    if not _has_cuda_core():
+        raise UsageError("CUDA devices need the package cuda-core: pip install 'iqforge[cuda]'")
+
+
 @functools.cache
 def _nvrtc_version() -> tuple[int, int]:
-    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.core") is None:
-        raise UsageError("CUDA devices need the package cuda-core: pip install 'iqforge[cuda]'")
+    need_cuda_core()
     from cuda.bindings import nvrtc
 
     try:
@@ -143,14 +152,26 @@ def cache_folder() -> Path:
 
 
 def cache_file(spec: KernelSpec, arch: str) -> Path:
-    """The file that holds, or would hold, the code of `spec` for `arch`. UnsupportedTypeError if the spec is not for it."""
-    target = _target(spec, arch)
-    text = repr((expand(spec.sources), spec.defines, _OPTIONS, _nvrtc_version()))
-    return cache_folder() / f"{spec.name}-{target}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.cubin"
+    """The file that holds, or would hold, the code of `spec` for `arch`. UnsupportedTypeError if the spec is not for it, UsageError
+    without cuda-core."""
+    return cache_folder() / (_stem(spec, arch) + "-{}.{}.cubin".format(*_nvrtc_version()))
+
+
+def cached_file(spec: KernelSpec, arch: str) -> Path | None:
+    """The file with the code of `spec` for `arch`, if there is one: of the NVRTC that is installed, or where there is none, of any."""
+    if _has_cuda_core():
+        path = cache_file(spec, arch)
+        return path if path.exists() else None
+    return max(cache_folder().glob(_stem(spec, arch) + "-*.cubin"), default=None)
 
 
 def is_cached(spec: KernelSpec, arch: str) -> bool:
-    return cache_file(spec, arch).exists()
+    return cached_file(spec, arch) is not None
+
+
+def _stem(spec: KernelSpec, arch: str) -> str:
+    text = repr((expand(spec.sources), spec.defines, _OPTIONS))
+    return f"{spec.name}-{_target(spec, arch)}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
 def compile_spec(spec: KernelSpec, arch: str) -> object:
@@ -172,6 +193,22 @@ def compile_spec(spec: KernelSpec, arch: str) -> object:
     return ObjectCode.from_cubin(code, name=spec.name)
 
 
+def is_checked(spec: KernelSpec, arch: str) -> bool:
+    """Whether the spec is known to compile."""
+    return is_cached(spec, arch) or cache_file(spec, arch).with_suffix(".checked").exists()
+
+
+def check_spec(spec: KernelSpec, arch: str) -> None:
+    """See that the spec compiles for an architecture: through the whole compiler, but with little optimization, which is several times as
+    fast. No code is kept. Errors are those of `compile_spec`."""
+    mark = cache_file(spec, arch).with_suffix(".checked")
+    if not is_checked(spec, arch):
+        _compiled(spec, _target(spec, arch), quick=True)
+        with _writing(mark):
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+
+
 def _target(spec: KernelSpec, arch: str) -> str:
     if (target := spec.target(arch)) is None:
         raise UnsupportedTypeError(f"the kernels {spec.name} are for {', '.join(spec.archs)}, not for {arch}")
@@ -186,10 +223,14 @@ def _load(path: Path) -> bytes | None:
     return code if code.startswith(b"\x7fELF") else None  # files appear whole; anything else was put there by something else
 
 
-def _compiled(spec: KernelSpec, target: str) -> bytes:
+def _compiled(spec: KernelSpec, target: str, quick: bool = False) -> bytes:
     from cuda.core import Program, ProgramOptions
 
-    options = ProgramOptions(name=spec.sources[0], arch=target, define_macro=list(spec.defines) or None, **dict(_OPTIONS))
+    extra = dict(_OPTIONS)
+    if quick and hasattr(ProgramOptions, "ofast_compile"):  # of newer cuda-core
+        # "max" leaves loops as long as they were unrolled: good for much code of few loops, not for little code of many
+        extra["ofast_compile"] = "max" if spec.sources[-1].startswith("prompt") else "mid"
+    options = ProgramOptions(name=spec.sources[0], arch=target, define_macro=list(spec.defines) or None, **extra)
     try:
         code = bytes(Program(expand(spec.sources), "c++", options).compile("cubin").code)
     except Exception as error:  # cuda.core's own classes are not public
@@ -215,13 +256,19 @@ def _store(path: Path, code: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Only one process at a time is in here with the same path. The lock ends with the process, whatever happens to it."""
+def _writing(path: Path) -> Iterator[None]:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "w")
+        yield
     except OSError as error:
         raise OutputError(f"the cache of compiled kernels cannot be written: {error.strerror}", file=path) from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Only one process at a time is in here with the same path. The lock ends with the process, whatever happens to it."""
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "w")
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

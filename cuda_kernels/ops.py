@@ -11,7 +11,6 @@ Everything also works on the CPU, by torch and the codecs of `formats/`, as a re
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from ..formats import codec
 from ..formats.codecs.bit_moves import Moves
 from ..formats.codecs.interleaved import interleaving, row_head
 from ..formats.codecs.interleaved import pack_rows as interleaved_rows
-from ..formats.codecs.ternary import check_i2_s, i2_s_as_iq2_bn
 from ..formats.types import GGMLType, ggml_type
 from .compile import KernelSpec
 from .launch import function, launch
@@ -113,26 +111,6 @@ def pack_matrix(type: str | GGMLType, pieces: Iterable[np.ndarray], rows: int, c
     if done != total:
         raise ShapeError(f"{done} rows of {type.name}, expected {total}")
     return matrix
-
-
-def pack_tensor(type: str | GGMLType, data: np.ndarray, shape: tuple[int, ...], device: torch.device | str = "cuda") -> PackedMatrix:
-    """Bring the bytes of a whole tensor, uint8[bytes], of the numpy-order `shape` to a device, packed.
-
-    For I2_S, whose one scale stands behind all rows, there is no other way: it becomes a matrix of IQ2_BN, with rows of a multiple of 64
-    elements. Otherwise as `pack_matrix`.
-    """
-    type = ggml_type(type)
-    n_bytes, cols, rows = type.tensor_bytes(shape), shape[-1], math.prod(shape[:-1])
-    if data.dtype != np.uint8 or data.shape != (n_bytes,):
-        raise ShapeError(f"a {type.name} tensor of shape {list(shape)} is uint8[{n_bytes}], got {data.dtype}{list(data.shape)}")
-    n_matrices = math.prod(shape[:-2])
-    if not type.tail_bytes:
-        return pack_matrix(type, [data.reshape(rows, -1)], rows // n_matrices, cols, n_matrices, device)
-    check_i2_s(shape)
-    plain = ggml_type("IQ2_BN")
-    if cols % plain.block_size:
-        raise UnsupportedTypeError(f"rows of {cols} elements of {type.name} cannot be packed")
-    return pack_matrix(plain, [i2_s_as_iq2_bn(data, cols)], rows // n_matrices, cols, n_matrices, device)
 
 
 def _split(type: GGMLType, pieces: Iterable[np.ndarray], cols: int) -> Iterator[np.ndarray]:

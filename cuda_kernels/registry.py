@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from .compile import KernelSpec, cache_file, cache_folder, compile_spec, is_cached
+from .compile import KernelSpec, cache_folder, cached_file, check_spec, compile_spec, is_cached, is_checked, need_cuda_core
 
 
 def all_specs() -> Iterator[tuple[str, KernelSpec]]:
@@ -31,16 +31,25 @@ def missing(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[Ker
     return [(spec, arch) for spec in specs for arch in archs if spec.target(arch) and not is_cached(spec, arch)]
 
 
-def build(wanted: list[tuple[KernelSpec, str]], jobs: int) -> Iterator[tuple[KernelSpec, str]]:
-    """Compile into the cache, in `jobs` processes; yields what is done, in order. Errors are those of `compile_spec`."""
+def unchecked(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[KernelSpec, str]]:
+    """What of the specs has neither been compiled nor been checked to compile. UsageError without cuda-core."""
+    archs = list(archs)
+    return [(spec, arch) for spec in specs for arch in archs if spec.target(arch) and not is_checked(spec, arch)]
+
+
+def build(wanted: list[tuple[KernelSpec, str]], jobs: int, *, check: bool = False) -> Iterator[tuple[KernelSpec, str]]:
+    """Compile into the cache, in `jobs` processes, or with `check` only see that it compiles; yields what is done, in order.
+
+    Errors are those of `compile_spec`; UsageError without cuda-core, also where there is nothing to do.
+    """
+    need_cuda_core()
+    one = _check_one if check else _build_one
     if jobs <= 1 or len(wanted) < 2 * jobs:
-        for item in wanted:
-            compile_spec(*item)
-            yield item
+        yield from map(one, wanted)
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:  # no fork: torch has threads
         try:
-            yield from pool.map(_build_one, wanted, chunksize=4)
+            yield from pool.map(one, wanted, chunksize=4)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -51,11 +60,16 @@ def _build_one(item: tuple[KernelSpec, str]) -> tuple[KernelSpec, str]:
     return item
 
 
+def _check_one(item: tuple[KernelSpec, str]) -> tuple[KernelSpec, str]:
+    check_spec(*item)
+    return item
+
+
 def clear() -> tuple[int, int]:
     """Remove everything that is cached. Returns the number of compiled modules and their bytes."""
     count = n_bytes = 0
     for path in cache_folder().glob("*"):
-        if path.suffix in (".cubin", ".lock", ".part"):
+        if path.suffix in (".cubin", ".lock", ".part", ".checked"):
             if path.suffix == ".cubin":
                 count, n_bytes = count + 1, n_bytes + path.stat().st_size
             path.unlink(missing_ok=True)
@@ -66,5 +80,5 @@ def cached_bytes(spec: KernelSpec, arch: str) -> int | None:
     """Size of the compiled spec; None if it is not cached, or not for the architecture."""
     if not spec.target(arch):
         return None
-    path = cache_file(spec, arch)
-    return path.stat().st_size if path.exists() else None
+    path = cached_file(spec, arch)
+    return None if path is None else path.stat().st_size

@@ -6,9 +6,11 @@ import os
 import pytest
 
 from iqforge.cli import main
+from iqforge.cuda_kernels import compile as compiling
 from iqforge.cuda_kernels import step_attention
 from iqforge.cuda_kernels.compile import ARCHITECTURES, FOLDER, expand
-from iqforge.cuda_kernels.registry import all_specs, build, missing
+from iqforge.cuda_kernels.registry import all_specs, build, missing, unchecked
+from iqforge.errors import DeviceError
 
 SPECS = [spec for _, spec in all_specs()]
 needs_cuda_core = pytest.mark.skipif(not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.core")),
@@ -17,11 +19,16 @@ needs_cuda_core = pytest.mark.skipif(not (importlib.util.find_spec("cuda") and i
 
 @needs_cuda_core
 def test_every_kernel_compiles_for_every_architecture():
-    """Into the user's cache, so that a second run has nothing to do."""
-    wanted = missing(SPECS, ARCHITECTURES)
-    for _ in build(wanted, os.cpu_count() or 1):
+    """Through the whole compiler, with little optimization but for one sample of each source, or with IQFORGE_TEST_KERNELS=full with all
+    of it. What has been compiled is remembered in the user's cache, so that a second run has nothing to do."""
+    samples = {(spec.sources[-1], spec.archs): spec for spec in SPECS}  # the last one of each
+    fully = SPECS if os.environ.get("IQFORGE_TEST_KERNELS") == "full" else list(samples.values())
+    jobs = os.cpu_count() or 1
+    for _ in build(missing(fully, ARCHITECTURES), jobs):
         pass
-    assert not missing(SPECS, ARCHITECTURES)
+    for _ in build(unchecked(SPECS, ARCHITECTURES), jobs, check=True):
+        pass
+    assert not missing(fully, ARCHITECTURES) and not unchecked(SPECS, ARCHITECTURES)
     assert all(any(spec.target(arch) for arch in ARCHITECTURES) for spec in SPECS)
 
 
@@ -42,14 +49,50 @@ def test_command(tmp_path, monkeypatch, capsys):
     assert main(["kernels", "--build", "--arch", "sm_90", "rearrange", "-j", "1"]) == 0
     out = capsys.readouterr().out
     assert "compiled 1 modules" in out and "1 of 1 modules are compiled" in out
+    assert main(["kernels", "--check", "--arch", "sm_120", "rearrange", "-j", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "checked 1 modules" in out and "0 of 1 modules are compiled" in out and list(tmp_path.rglob("*.checked"))
+    assert main(["kernels", "--check", "--arch", "sm_90,sm_120", "rearrange"]) == 0
+    assert "checked 0 modules" in capsys.readouterr().out
+    # what is there can be listed and removed where nothing can be compiled
+    monkeypatch.setattr(compiling, "_has_cuda_core", lambda: False)
+    assert main(["kernels", "--arch", "sm_90", "rearrange"]) == 0
+    assert "1 of 1 modules are compiled" in capsys.readouterr().out
+    for flag in ("--build", "--check"):
+        assert main(["kernels", flag, "--arch", "sm_90", "rearrange"]) == 1
+        assert "need the package cuda-core: pip install 'iqforge[cuda]'" in capsys.readouterr().err
     assert main(["kernels", "--clear"]) == 0
     assert "removed 1 compiled modules" in capsys.readouterr().out
-    assert not list(tmp_path.rglob("*.cubin"))
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_listing_needs_no_compiler(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("IQFORGE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiling, "_has_cuda_core", lambda: False)
+    assert main(["kernels", "--arch", "all"]) == 0
+    out = capsys.readouterr().out
+    assert f"0 of {sum(spec.target(arch) is not None for spec in SPECS for arch in ARCHITECTURES)} modules are compiled" in out
+    assert all(spec.name in out for spec in SPECS)
+
+
+@needs_cuda_core
+def test_what_does_not_compile_is_found_quickly(tmp_path, monkeypatch):
+    """Also what only the assembler refuses: an instruction that an architecture does not have."""
+    monkeypatch.setenv("IQFORGE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiling, "FOLDER", tmp_path)
+    for name, text in (("typo.cu", "flaot x = 1;"), ("newer.cu", 'asm volatile("griddepcontrol.wait;" ::: "memory");')):
+        (tmp_path / name).write_text(f'extern "C" __global__ void f() {{ {text} }}\n')
+        spec = compiling.KernelSpec(name, (name,), (), ("f",))
+        with pytest.raises(DeviceError, match="do not compile for sm_80"):
+            compiling.check_spec(spec, "sm_80")
+        assert unchecked([spec], ["sm_80"])
+    compiling.check_spec(spec, "sm_90")
+    assert not unchecked([spec], ["sm_90"]) and missing([spec], ["sm_90"])
 
 
 def test_wrong_usage(capsys):
     for arguments, message in ((["nothing"], "no kernel is named 'nothing'"), (["--arch", "90"], "spelled as sm_90"),
-                               (["--clear", "--build"], "removes everything"), (["-j", "0"], "above 0")):
+                               (["--clear", "--build"], "stand alone"), (["--check", "--build"], "stand alone"), (["-j", "0"], "above 0")):
         assert main(["kernels", *arguments]) == 1
         assert message in capsys.readouterr().err
 

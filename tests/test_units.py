@@ -63,20 +63,6 @@ def test_every_type_has_a_unit():
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_i2_s_is_packed_as_a_whole(device):
-    for shape in ((6, 192), (2, 4, 256)):
-        n = np.prod(shape)
-        data = np.random.default_rng(3).integers(0, 256, n // 4 + 32, dtype=np.uint8)
-        data[-32:-28] = np.frombuffer(np.float32(-0.37).tobytes(), np.uint8)
-        matrix = ops.pack_tensor("I2_S", data, shape, device)
-        assert (matrix.n_matrices, matrix.rows, matrix.cols) == (np.prod(shape[:-2]), shape[-2], shape[-1])
-        values = ops.decode_matrix(matrix, torch.float32).cpu().numpy().reshape(shape)
-        assert same_bits(values, codec.decode_tensor("I2_S", data, shape))
-    with pytest.raises(UnsupportedTypeError, match="rows of 32 elements of I2_S"):
-        ops.pack_tensor("I2_S", data[: 32 * 4 // 4 + 32], (4, 32), device)
-
-
 def test_pieces_must_fit():
     type = ggml_type("IQ4_K")
     rows = random_rows(type, 4, 512)

@@ -94,19 +94,5 @@ def decode_i2_s(data: np.ndarray, out: np.ndarray) -> None:
     np.multiply(codes.astype(np.float32) - np.float32(1), scale, out=out.reshape(-1, 4, 32))
 
 
-def i2_s_as_iq2_bn(data: np.ndarray, n_cols: int) -> np.ndarray:
-    """The bytes of a whole I2_S tensor, uint8[n/4 + 32], as rows of IQ2_BN with the same values; n_cols is a multiple of its block, 64.
-
-    Both have two bits per element and the one scale as float32: it is repeated in each row's header.
-    """
-    runs = data[:-32].reshape(-1, 2, 16)  # of 128 elements, element 16*q + r of half h: byte 16*(q % 2) + r, bits 6 - 2*(2*h + q//2)
-    codes = np.zeros((len(runs), 2, 16), dtype=np.uint8)
-    for h in range(2):
-        for q in range(4):
-            codes[:, h] |= (runs[:, q % 2] >> (6 - 2 * (2 * h + q // 2)) & 3) << 2 * q
-    codes = codes.reshape(-1, n_cols // 4)
-    return np.concatenate([np.broadcast_to(data[-32:-28], (len(codes), 4)), codes], axis=1)
-
-
 BLOCK_DECODERS = {"Q1_0_G128": q1_0_g128, "Q2_0": q2_0, "TQ1_0": tq1_0, "TQ2_0": tq2_0, "IQ1_BN": iq1_bn, "IQ2_BN": iq2_bn}
 TENSOR_DECODERS = {"I2_S": decode_i2_s}
