@@ -17,7 +17,8 @@ _API = ("convert_model", "quantize_model", "quantize_models", "collect_imatrix",
         "inspect_model", "hash_model", "check_hashes", "merge_gate_up", "convert_lora",
         "decode_torch", "generate", "random_model", "benchmark_model", "validate_model",
         "merge_imatrices", "convert_imatrix", "compare_imatrices", "imatrix_statistics", "imatrix_coverage",
-        "Recipe", "Changes", "Shards", "read_recipe", "load_plan")
+        "Recipe", "Changes", "Shards", "read_recipe", "load_plan", "recipe_for_target",
+        "measure_sensitivity")
 __all__ = [*_API, "IqforgeError", "__version__"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .api_budget import measure_sensitivity, recipe_for_target
 from .api_convert import convert_lora, convert_model, plan_conversion
 from .api_imatrix import collect_imatrix, compare_imatrices, convert_imatrix, imatrix_coverage, imatrix_statistics, merge_imatrices
 from .api_outputs import Shards
@@ -26,4 +27,4 @@ __all__ = ["convert_model", "quantize_model", "quantize_models", "collect_imatri
            "plan_quantization", "Shards", "plan_conversion", "repack_model", "quantize_stats", "decode_torch", "generate",
            "random_model", "benchmark_model", "validate_model",
            "merge_imatrices", "convert_imatrix", "compare_imatrices", "imatrix_statistics", "imatrix_coverage",
-           "Recipe", "Changes", "read_recipe", "load_plan"]
+           "Recipe", "Changes", "read_recipe", "load_plan", "recipe_for_target", "measure_sensitivity"]

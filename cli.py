@@ -24,6 +24,7 @@ COMMANDS = {
     "imatrix-compare": (".imatrix.compare_command", "how far two importance matrices are apart"),
     "imatrix-coverage": (".imatrix.coverage_command", "how many tokens each expert saw"),
     "quantize": (".quantize.command", "quantize a GGUF file or a checkpoint"),
+    "sensitivity": (".imatrix.sensitivity_command", "how much a model suffers from errors in each tensor"),
     "quantize-stats": (".quantize.stats_command", "what each type would lose on each tensor: table, JSON, heat map"),
     "validate": (".quantize.validate_command", "read a GGUF file back: values, and errors against what it was made of"),
     "repack": (".quantize.repack_command", "tensors of a GGUF file into row-interleaved form, or back"),

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError, printable
 from ..formats.source import TensorInfo
-from .flags import changes_of, configure, notes, parse_words, recipe_fields, recipes_of
+from .flags import asks_for_size, changes_of, configure, notes, parse_words, recipe_fields, recipes_of, target_options
 from .plan import PlannedTensor
+from .recipe import AUTO
 from .report import Progress, RunReport, TensorReport
 
 if TYPE_CHECKING:
+    from .budget import Fitted
+    from .changes import Changes
     from .estimate import Estimate
     from .validate import Checked
 
@@ -25,14 +28,15 @@ __all__ = ["Printer", "configure", "place_of", "run", "tensor_line"]
 
 def run(args: argparse.Namespace, api) -> int:
     fields, plan = recipe_fields(args)
-    src, outputs, threads = parse_words(args.words, plan.type if plan else fields.get("type"))
+    src, outputs, threads = parse_words(args.words, AUTO if asks_for_size(args) else plan.type if plan else fields.get("type"))
     for line in notes(args):
         print(line)
     if args.repack:
         return run_repack(args, api, src, outputs, threads)
-    recipes, changes = recipes_of(args, outputs, fields, plan), changes_of(args)
+    changes, target, started = changes_of(args), target_options(args, outputs, fields), time.monotonic()
+    fitted = None if target is None else fit(args, api, src, target, changes, threads)
+    recipes = recipes_of(args, outputs, fields, plan, fitted.recipe if fitted else None)
     shards = api.Shards(args.keep_split, args.partial_requant, args.split_max_size, args.split_max_tensors)
-    started = time.monotonic()
     printers = [Printer(dry_run=args.dry_run, label=os.path.basename(out) if len(outputs) > 1 else "") for out, _ in outputs]
     try:
         reports = api.quantize_models(src, [(out, recipe) for (out, _), recipe in zip(outputs, recipes)], args.imatrix, changes=changes,
@@ -56,6 +60,21 @@ def run(args: argparse.Namespace, api) -> int:
     if args.validate and not args.dry_run:
         print(f"validated: {sum(len(report.tensors) for report in reports)} tensor(s) were read back, values and errors are as reported")
     return 0
+
+
+def fit(args: argparse.Namespace, api, src: str, target: dict[str, object], changes: Changes, threads: int) -> Fitted:
+    """The types for a given size, and a line that says what is expected of them."""
+    from .stats_command import Printer as StatsPrinter
+
+    bar = StatsPrinter(quiet=True)
+    try:
+        fitted = api.recipe_for_target(src, args.imatrix, changes=changes, threads=threads, provenance=not args.no_provenance, progress=bar,
+                                       **target)
+    finally:
+        bar.close()
+    print(f"target      = {fitted.n_bytes / MIB:8.2f} MiB ({fitted.bits_per_weight:.4f} BPW), predicted KL divergence "
+          f"{fitted.predicted_kld:.5f} by {printable(fitted.sensitivities)}")
+    return fitted
 
 
 def run_repack(args: argparse.Namespace, api, src: str, outputs: list[tuple[str, str]], threads: int) -> int:

@@ -8,7 +8,7 @@ import os
 from ..errors import IqforgeError, NotFoundError, UnknownTypeError, UsageError
 from .changes import Changes
 from .overrides import ROLE_FLAGS, Rule, flag_name, parse_rules
-from .recipe import COPY, Recipe
+from .recipe import AUTO, COPY, Recipe
 from .recipe_file import combine, read_recipe
 from .saved_plan import SavedPlan, load_plan
 
@@ -21,8 +21,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = ("Quantize IN (a GGUF file, the first shard of a split one, or a checkpoint folder) to TYPE. "
                           "Without OUT the result is ggml-model-TYPE.gguf beside IN. Several OUT TYPE are made in one pass over IN.")
     parser.add_argument("words", nargs="+", metavar=USAGE, help="TYPE: a preset name or number, any case, or COPY; may be left out where "
-                        "--recipe or --plan names one")
+                        "--recipe or --plan names one, and with --target-bpw or --target-size, where it is AUTO")
     _configure_types(parser.add_argument_group("types"))
+    _configure_target(parser.add_argument_group("types for a given size"))
     _configure_rest(parser)
 
 
@@ -52,6 +53,15 @@ def _configure_types(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--plan", metavar="F", help="carry out a plan that was saved, and perhaps edited; IN must have the same tensors")
     group.add_argument("--repack", action="store_true", help="quantize nothing: row-interleaved forms, as iqforge repack; TYPE is not used")
     group.add_argument("--repack-pattern", metavar="REGEX,..", action="append", default=[], help="repack only tensors with one of these")
+
+
+def _configure_target(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--target-bpw", metavar="X", type=float, help="choose types that do least damage at so many bits per weight of all "
+                       "tensor data; what other flags give types to counts")
+    group.add_argument("--target-size", metavar="SIZE", help="likewise for a file of at most 12G (10^9 bytes), 11.5GiB, ..")
+    group.add_argument("--target-types", metavar="T,..", action="append", default=[],
+                       help="types that may be used (default: most plain ones)")
+    group.add_argument("--damage", metavar="F", help="how much each tensor matters, measured by iqforge sensitivity; without it roles tell")
 
 
 def _configure_rest(parser: argparse.ArgumentParser) -> None:
@@ -177,10 +187,10 @@ def parse_words(words: list[str], preset: str | None = None) -> tuple[str, list[
 
 
 def type_name(word: str) -> str:
-    """The name of a preset, or COPY. UnknownTypeError for what is none."""
+    """The name of a preset, or COPY or AUTO. UnknownTypeError for what is none."""
     from ..formats.ftypes import file_type
 
-    return COPY if word.upper() == COPY else file_type(word).name
+    return word.upper() if word.upper() in (COPY, AUTO) else file_type(word).name
 
 
 def _known(word: str) -> str | None:
@@ -209,12 +219,35 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def recipes_of(args: argparse.Namespace, outputs: list[tuple[str, str]], fields: dict[str, object], plan: SavedPlan | None) -> list[Recipe]:
-    """A recipe for every output."""
+def recipes_of(args: argparse.Namespace, outputs: list[tuple[str, str]], fields: dict[str, object], plan: SavedPlan | None,
+               fitted: Recipe | None = None) -> list[Recipe]:
+    """A recipe for every output; `fitted` is that of AUTO."""
     from dataclasses import replace
 
     if plan is None:
-        return [Recipe(**{**fields, "type": type}) for _, type in outputs]
+        return [fitted if type == AUTO else Recipe(**{**fields, "type": type}) for _, type in outputs]
     if len(outputs) > 1 or type_name(plan.type) != outputs[0][1]:
         raise UsageError(f"the plan is one for {plan.type}", file=args.plan)
     return [replace(plan, **fields)]
+
+
+def asks_for_size(args: argparse.Namespace) -> bool:
+    """Whether a size is given for which types are to be chosen. UsageError for flags that do not go with it, or that need it."""
+    given = args.target_bpw is not None or args.target_size is not None
+    if not given and (args.target_types or args.damage):
+        raise UsageError("--target-types and --damage need --target-bpw or --target-size")
+    if given and (args.pure or args.plan or args.repack):
+        raise UsageError("--pure, --plan and --repack leave no types to choose for a size")
+    return given
+
+
+def target_options(args: argparse.Namespace, outputs: list[tuple[str, str]], fields: dict[str, object]) -> dict[str, object] | None:
+    """What the flags say to `recipe_for_target`, or None if no output is AUTO. UsageError for one without the other."""
+    asked, auto = asks_for_size(args), any(type == AUTO for _, type in outputs)
+    if auto and not asked:
+        raise UsageError("AUTO needs --target-bpw or --target-size")
+    if asked and not auto:
+        raise UsageError(f"--target-bpw and --target-size choose the types, TYPE is AUTO or left out; it is {outputs[0][1]}")
+    types = [name for text in args.target_types for name in text.split(",") if name]
+    options = {"bpw": args.target_bpw, "size": args.target_size, "types": types, "damage": args.damage}
+    return options | {name: value for name, value in fields.items() if name != "type"} if auto else None

@@ -15,6 +15,7 @@ from .roles import is_candidate
 from .rows import RuleSet
 
 COPY = "COPY"  # stands for a preset: all tensors stay as they are
+AUTO = "AUTO"  # stands for a preset on command lines: types are chosen for a given size, see `budget`
 
 
 @dataclass(frozen=True)

@@ -200,19 +200,19 @@ def _works(source: Source, tensor: TensorInfo, spans: Sequence[tuple[int, int]],
             last = start // matrix_rows
             importance = None if weights is None else weights[last]
             try:
-                encoders = [(type, _encoder(type, tensor.n_cols, importance)) for type in types]
+                encoders = [(type, encoder_of(type, tensor.n_cols, importance)) for type in types]
             except IqforgeError as error:
                 raise error.__class__(error.message, file=source.path, tensor=tensor.name) from None
 
         def work(start=start, stop=stop, encoders=encoders, importance=importance) -> list[ErrorSums]:
             x = decode(tensor.type, source.read_rows(tensor, start, stop), tensor.n_cols)
             refuse_non_finite(x, tensor.name, source.path, first_row=start % matrix_rows)
-            return [_measure(type, x, encode(x), importance) for type, encode in encoders]
+            return [measure_rows(type, x, encode(x), importance) for type, encode in encoders]
 
         yield (stop - start) * tensor.n_cols, work
 
 
-def _encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray]:
+def encoder_of(type: GGMLType, n_cols: int, importance: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray]:
     """A function from rows to bytes of the type, or of its plain type, whose values are the same."""
     plain = ggml_type(type.base) if type.base else type
     if plain.is_float:
@@ -227,7 +227,8 @@ def _encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None) -> Call
     return encode
 
 
-def _measure(type: GGMLType, x: np.ndarray, data: np.ndarray, importance: np.ndarray | None) -> ErrorSums:
+def measure_rows(type: GGMLType, x: np.ndarray, data: np.ndarray, importance: np.ndarray | None) -> ErrorSums:
+    """Of rows x float32[rows, n_cols] and what `encoder_of` the type made of them."""
     error = decode(ggml_type(type.base) if type.base else type, data, x.shape[1], as_weights=True)
     np.subtract(x, error, out=error)
     e2, x2 = (np.einsum("ij,ij->j", v, v, dtype=np.float64) for v in (error, x))

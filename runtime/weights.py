@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ..errors import ArchitectureError, MalformedFileError, UnsupportedTypeError, printable
+from ..errors import ArchitectureError, MalformedFileError, ShapeError, UnsupportedTypeError, UsageError, printable
 from ..formats import codec
 from ..formats.source import Source, TensorInfo
+from ..formats.types import GGMLType
 from .linear import Embedding, ExpertLinear, Linear, MatrixLike
 from .placement import CPU, Placement
 from .resident import LoadProgress, Resident, ResidentMatrix
@@ -46,6 +47,11 @@ class DecodeCache:
         self.used += decoded.nbytes
         return decoded
 
+    def drop(self, name: str) -> None:
+        """Forget the matrices of tensor `name`."""
+        for key in [key for key in self._entries if key[0] == name]:
+            self.used -= self._entries.pop(key).nbytes
+
 
 class Matrix:
     """A 2-D matrix of `rows` x `cols` within a stored tensor, on the CPU: mapped from the file and decoded to float32 on demand."""
@@ -70,16 +76,15 @@ class Matrix:
 
     def decode(self, start: int, stop: int) -> torch.Tensor:
         """Rows start..stop; whole row groups for interleaved types."""
-        weights = self._weights
-        return weights.decode(self.tensor, weights.source.read_rows(self.tensor, self._first + start, self._first + stop))
+        return self._weights.decode(*self._weights.stored(self.tensor, self._first + start, self._first + stop))
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """float32[len(rows), cols] on the CPU: the rows with these indices, without touching others."""
-        rows, group = rows.cpu().numpy(), self.tensor.type.group_rows
+        tensor, stored = self._weights.stored(self.tensor, self._first, self._first + self.rows)
+        rows, group = rows.cpu().numpy(), tensor.type.group_rows
         groups, inverse = np.unique(rows // group, return_inverse=True)
-        stored = self._weights.source.read_rows(self.tensor, self._first, self._first + self.rows)
         stored = stored.reshape(self.rows // group, -1)[groups].reshape(len(groups) * group, -1)
-        return self._weights.decode(self.tensor, stored)[torch.from_numpy(inverse * group + rows % group)]
+        return self._weights.decode(tensor, stored)[torch.from_numpy(inverse * group + rows % group)]
 
 
 class Stacked:
@@ -113,6 +118,7 @@ class Weights:
         self._asked: set[str] = set()
         self._decodable = set(codec.decodable_types())
         self._resident: dict[str, Resident] = {}  # by the name of their first tensor
+        self._replaced: dict[str, tuple[GGMLType, np.ndarray]] = {}
 
     def has(self, name: str) -> bool:
         return name in self._tensors
@@ -159,6 +165,31 @@ class Weights:
     def embedding(self, name: str, n_rows: int, n_cols: int) -> Embedding:
         tensor = self._tensor(f"{name}.weight", (n_rows, n_cols))
         return self._record(Embedding(f"{name}.weight", self._matrices([tensor], 1)[0]))
+
+    def replace(self, name: str, type: GGMLType, blocks: np.ndarray) -> None:
+        """Products use `blocks`, uint8[n_rows, row_bytes] of `type`, for the matrices of tensor `name` until `restore`.
+
+        Vectors have been read already and stay. UsageError for a tensor on a GPU, MalformedFileError for one that is not there,
+        ShapeError for blocks of another size.
+        """
+        tensor = self._named(name)
+        if self.placement.of(name).type != "cpu":
+            raise UsageError("only tensors on the CPU can be replaced", tensor=name)
+        if blocks.shape != (expected := (tensor.n_rows, type.row_bytes(tensor.n_cols))):
+            raise ShapeError(f"blocks have shape {list(blocks.shape)}, expected {list(expected)}", tensor=name)
+        self._replaced[name] = type, blocks
+        self.cache.drop(name)
+
+    def restore(self, name: str) -> None:
+        """Undo `replace`, if there was one."""
+        self._replaced.pop(name, None)
+        self.cache.drop(name)
+
+    def stored(self, tensor: TensorInfo, start: int, stop: int) -> tuple[TensorInfo, np.ndarray]:
+        """Rows start..stop of a tensor, as they are stored, and it with the type they have."""
+        if (replaced := self._replaced.get(tensor.name)) is None:
+            return tensor, self.source.read_rows(tensor, start, stop)
+        return tensor.with_type(replaced[0]), replaced[1][start:stop]
 
     def load(self, progress: LoadProgress | None = None) -> None:
         """Bring the matrices of GPUs there. `progress` is called with (bytes done, bytes in all) now and then."""
