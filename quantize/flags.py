@@ -238,6 +238,8 @@ def asks_for_size(args: argparse.Namespace) -> bool:
         raise UsageError("--target-types and --damage need --target-bpw or --target-size")
     if given and (args.pure or args.plan or args.repack):
         raise UsageError("--pure, --plan and --repack leave no types to choose for a size")
+    if given and args.gate_up:
+        raise UsageError("types are chosen for the tensors of IN: merge or part gate and up in a run before (COPY)")
     return given
 
 
