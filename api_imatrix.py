@@ -112,13 +112,16 @@ def _run(model: Model, texts: Sequence[Text], chunks: int, settings: dict[str, A
 
 
 def merge_imatrices(files: Sequence[PathLike | Imatrix], out: PathLike | None = None, *, weights: Sequence[float] | None = None,
-                    chunk_size: int | None = None, weighting: str = "tokens", output_format: str | None = None) -> Imatrix:
+                    chunk_size: int | None = None, weighting: str = "tokens", output_format: str | None = None,
+                    cold_experts: str = "none", min_tokens: int = 128, prior_tokens: float = 32.0) -> Imatrix:
     """The sum of importance matrices of one model, of either layout, written to `out` unless that is None.
 
     weights: how many times each counts (1). chunk_size: tokens of a chunk, which is what a `.dat` file counts; by default that of the
     first `.gguf` file, else 512. weighting: "tokens", or "calls" as ik_llama.cpp adds them, see `imatrix.merge`.
+    cold_experts: "prior" mixes into experts that saw fewer than `min_tokens` tokens what the others saw, see `collect_imatrix`.
     """
     from .formats.output import refuse_same_file
+    from .imatrix.cold_experts import fill_cold_experts
     from .imatrix.files import output_format_of, save_imatrix
     from .imatrix.merge import DEFAULT_CHUNK, as_tokens
     from .imatrix.merge import merge_imatrices as merge
@@ -129,6 +132,8 @@ def merge_imatrices(files: Sequence[PathLike | Imatrix], out: PathLike | None = 
         refuse_same_file(out, [part.path for part in parts if part.path])
         if output_format_of(out, output_format) == "gguf":
             merged = as_tokens(merged, chunk_size or DEFAULT_CHUNK)
+    merged = fill_cold_experts(merged, cold_experts, least=min_tokens, prior_tokens=prior_tokens)
+    if out is not None:
         save_imatrix(merged, out, output_format)
     return merged
 

@@ -26,6 +26,7 @@ import numpy as np
 from ..errors import UsageError
 from .coverage import DEFAULT_LEAST
 from .data import Entry, Imatrix
+from .experts import with_experts
 from .stored import ComputedEntries
 
 METHODS = ("prior", "neighbours", "all-experts", "none")
@@ -37,6 +38,7 @@ def fill_cold_experts(imatrix: Imatrix, method: str = "prior", *, least: int = D
                       routers: Mapping[str, np.ndarray] | None = None) -> Imatrix:
     """`imatrix` with `prior` or `neighbours` applied to experts that saw fewer than `least` tokens; `imatrix` itself for other METHODS.
 
+    Where counts are calls (of `.dat` files) all that is known is which experts saw nothing; those are cold then.
     routers: for `neighbours`, float[n_experts, width] of each layer, by the name of the router's tensor. A tensor of which no expert saw
     anything is left as it is. UsageError for a method there is not, a prior that is not worth a positive number of tokens, `neighbours`
     without the router of a layer.
@@ -45,8 +47,10 @@ def fill_cold_experts(imatrix: Imatrix, method: str = "prior", *, least: int = D
         raise UsageError(f"cold experts: '{method}' is not known, expected one of {', '.join(METHODS)}")
     if not prior_tokens > 0:
         raise UsageError(f"the prior of cold experts is worth {prior_tokens:g} tokens, expected a positive number")
-    if method not in ("prior", "neighbours") or imatrix.counts_calls:
+    if method not in ("prior", "neighbours"):
         return imatrix
+    if imatrix.counts_calls:
+        imatrix, least = with_experts(imatrix), 1
     cold = {name for name, entry in imatrix.entries.items() if "_exps." in name and entry.counts.any() and (entry.counts < least).any()}
     near = {}
     for name in cold if method == "neighbours" else ():

@@ -40,8 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save-frequency", type=int, default=0, metavar="N", help="keep a copy OUT.at_WINDOWS every N windows")
     parser.add_argument("--coverage", type=int, default=DEFAULT_LEAST, metavar="N", dest="min_tokens", help="experts that saw fewer than N "
                         f"tokens are cold: they are named at the end (default: {DEFAULT_LEAST})")
-    parser.add_argument("--cold-experts", choices=METHODS, default="prior", help="what is written of cold experts: what they saw with the "
-                        "mean of their layer mixed in (prior, the default), or that of the experts with the nearest router rows "
+    parser.add_argument("--cold-experts", choices=METHODS, help="what is written of cold experts: what they saw with the mean of "
+                        "their layer mixed in (prior, the default if there is a text), or that of the experts with the nearest router rows "
                         "(neighbours); all-experts shows every token to every expert while collecting; none: what they saw, and ones for "
                         "those that saw nothing")
     parser.add_argument("--prior-tokens", type=float, default=DEFAULT_PRIOR_TOKENS, metavar="K",
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace, api) -> int:
                                       compute_perplexity=not args.no_ppl, batch_tokens=batch_tokens(args), in_files=args.in_file,
                                       in_weights=args.in_weight, weighting=args.in_weighting, output_frequency=args.output_frequency,
                                       save_frequency=args.save_frequency, resume=args.resume, progress=RunningOutput(args),
-                                      cold_experts=args.cold_experts, min_tokens=args.min_tokens, prior_tokens=args.prior_tokens,
+                                      cold_experts=args.cold_experts or "prior", min_tokens=args.min_tokens, prior_tokens=args.prior_tokens,
                                       similarity=similarity, on_perplexity=perplexities.append, on_coverage=coverages.append)
     for perplexity in perplexities:
         print(final_estimate(perplexity))
@@ -103,8 +103,11 @@ def run(args: argparse.Namespace, api) -> int:
 def _combine(args: argparse.Namespace, api) -> int:
     if not args.in_file:
         raise UsageError("-f TEXT is needed")
+    if args.cold_experts in ("neighbours", "all-experts"):
+        raise UsageError(f"--cold-experts {args.cold_experts} needs a model and a text")
     _say(api.merge_imatrices(args.in_file, args.output, weights=args.in_weight, chunk_size=args.ctx_size, weighting=args.in_weighting,
-                             output_format=args.output_format), args)
+                             output_format=args.output_format, cold_experts=args.cold_experts or "none", min_tokens=args.min_tokens,
+                             prior_tokens=args.prior_tokens), args)
     return 0
 
 

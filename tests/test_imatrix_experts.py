@@ -74,6 +74,19 @@ def test_an_expert_that_is_never_chosen(model, tmp_path, caplog):
     assert prior.entries[UP].counts.tolist() == np.maximum(raw.entries[UP].counts, 1).tolist()
 
 
+@pytest.mark.parametrize("suffix", ["gguf", "dat"])
+def test_filling_when_files_are_added_up(tmp_path, suffix, capsys):
+    """Two files of raw sums give what one collection of both texts would; which experts saw nothing is known in either layout."""
+    save_imatrix(handmade(), path := tmp_path / f"a.{suffix}")
+    words = ["imatrix", "--in-file", str(path), "--in-file", str(path), "-c", "382", "-o", str(tmp_path / f"b.{suffix}")]
+    for method in ("prior", "none"):
+        assert main([*words, "--cold-experts", method, "--coverage", "129"]) == 0
+        means, entry = load_imatrix(tmp_path / f"b.{suffix}").importance(UP, (4, 3, 2)), handmade().entries[UP]
+        assert np.allclose(means[0], 1 if method == "none" else entry.sums[1:].sum(0) / entry.counts.sum() if suffix == "gguf" else [1, 2])
+        np.testing.assert_allclose(means[[1, 3]], entry.means[[1, 3]], rtol=1e-6)
+    assert main([*words, "--cold-experts", "neighbours"]) == 1 and "needs a model" in capsys.readouterr().err
+
+
 def test_neighbours_are_those_with_the_nearest_router_rows(model):
     raw, filled = collected(model, "none"), collected(model, "neighbours", min_tokens=1)
     with open_gguf(model) as source:
