@@ -56,6 +56,8 @@ def load_snapshot(path: str | os.PathLike, run: Mapping[str, str]) -> Snapshot:
             if tensor.name.endswith(_SUMS):
                 name = tensor.name.removesuffix(_SUMS)
                 counts = _read(file, name + _COUNTS)[:, 0]
+                if len(counts) != tensor.n_rows:
+                    raise ImatrixError(f"has {tensor.n_rows} rows of sums and {len(counts)} counts", file=path, tensor=name)
                 whole = (counts == np.rint(counts)).all()
                 entries[name] = Entry(_read(file, tensor.name), counts.astype(np.int64) if whole else counts)
             elif tensor.name.startswith("run."):
@@ -82,6 +84,8 @@ def model_fingerprint(source: Source) -> str:
 
 def _read(file: GGUFFile, name: str) -> np.ndarray:
     tensor = file.tensor(name)
+    if tensor.type.name != "F64":
+        raise ImatrixError(f"is {tensor.type}, expected F64", file=file.path, tensor=name)
     return np.array(file.read_rows(tensor, 0, tensor.n_rows)).view("<f8").reshape(tensor.n_rows, tensor.n_cols)
 
 

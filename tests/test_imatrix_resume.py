@@ -14,7 +14,11 @@ import pytest
 import iqforge
 from iqforge.convert.checkpoint import open_checkpoint
 from iqforge.convert.source import CheckpointSource
-from iqforge.errors import ImatrixError, UsageError
+from iqforge.errors import ImatrixError, IqforgeError, UsageError
+from iqforge.formats.gguf.values import ValueType, array, string, u32
+from iqforge.formats.gguf.writer import GGUFWriter
+from iqforge.formats.source import TensorInfo
+from iqforge.formats.types import TYPES
 from iqforge.imatrix.data import Entry, Imatrix, Snapshot
 from iqforge.imatrix.files import load_imatrix, save_imatrix
 from iqforge.imatrix.snapshot import load_snapshot, save_snapshot
@@ -105,6 +109,20 @@ def test_snapshots_keep_every_bit(tmp_path):
     save_imatrix(Imatrix({UP: Entry(np.ones((1, 2)), np.array([1]))}, 1, N_CTX), tmp_path / "y.gguf")
     with pytest.raises(ImatrixError, match="not what an interrupted"):
         load_snapshot(tmp_path / "y.gguf", {})
+
+
+@pytest.mark.parametrize("tensors, message", [({"w.in_sum2": (2, 3, "F64")}, "no such tensor"),
+                                              ({"w.in_sum2": (2, 3, "F64"), "w.counts": (3, 1, "F64")}, "2 rows of sums and 3 counts"),
+                                              ({"w.in_sum2": (2, 3, "F32"), "w.counts": (2, 1, "F64")}, "is F32, expected F64")])
+def test_damaged_snapshots(tmp_path, tensors, message):
+    infos = [TensorInfo(name, tuple(shape), TYPES[type]) for name, (*shape, type) in tensors.items()]
+    keys = {"general.type": string("imatrix-snapshot"), "imatrix.datasets": array(ValueType.STRING, []), "imatrix.chunk_count": u32(1),
+            "imatrix.chunk_size": u32(N_CTX)}
+    with GGUFWriter(tmp_path / "x", keys, infos) as writer:
+        for info in infos:
+            writer.write(info, np.zeros(info.n_bytes, dtype=np.uint8))
+    with pytest.raises(IqforgeError, match=message):
+        load_snapshot(tmp_path / "x", {})
 
 
 def test_several_texts_go_on(model, tmp_path):
