@@ -42,8 +42,8 @@ def settings(model: Path) -> dict:
     return dict(model=model, text=PROSE * 20, n_ctx=N_CTX, chunks=60, batch_tokens=2 * N_CTX, output_frequency=4, save_frequency=25)
 
 
-def collect_slowly(model: Path, out: Path) -> None:
-    iqforge.collect_imatrix(**settings(model), out=out, resume=True, progress=lambda p: time.sleep(0.005))
+# Text, because a process that is started anew cannot import this module from every place the tests may be run from.
+COLLECT_SLOWLY = "import iqforge, time; iqforge.collect_imatrix(**options, resume=True, progress=lambda p: time.sleep(0.005))"
 
 
 def test_killed_and_gone_on(model, tmp_path):
@@ -53,9 +53,9 @@ def test_killed_and_gone_on(model, tmp_path):
     assert sorted(os.listdir(expected.parent)) == ["x.gguf", "x.gguf.at_26", "x.gguf.at_50"]  # the first pass that has 25, and 50
     context, chance, out = multiprocessing.get_context("forkserver"), random.Random(3), tmp_path / "x.gguf"
     context.set_forkserver_preload(["iqforge.api", "iqforge.imatrix.collector"])
-    gone_on, started = 0, set()
+    gone_on, started, options = 0, set(), settings(model) | {"out": out}
     for _ in range(8):
-        process = context.Process(target=collect_slowly, args=(model, out))
+        process = context.Process(target=exec, args=(COLLECT_SLOWLY, {"options": options}))
         process.start()
         while process.is_alive() and (not out.exists() or os.path.getmtime(out) in started):  # until it has written something new
             time.sleep(0.01)
@@ -65,7 +65,7 @@ def test_killed_and_gone_on(model, tmp_path):
         started.add(os.path.getmtime(out))
         gone_on += Path(f"{out}.resume").exists()
     assert gone_on >= 3  # killed in the middle
-    collect_slowly(model, out)
+    iqforge.collect_imatrix(**options, resume=True)
     for name in os.listdir(expected.parent):
         assert (tmp_path / name).read_bytes() == (expected.parent / name).read_bytes()
     assert not Path(f"{out}.resume").exists()
