@@ -27,6 +27,7 @@ from .scratch import Scratch
 
 TIMED_SECONDS = 0.5  # that a kind is tried for, in all
 _ROUNDS = 2
+_SIZINGS = 3
 _FIRST_ELEMENTS = 1 << 14
 _SMALL_SHARE = 0.02  # kinds with less of the elements are tried for a quarter of the time
 
@@ -159,19 +160,27 @@ class _Trial:
         self._pace[id(kind)] = again / rows[0].n_elements
 
     def timed(self, kind: Kind, seconds: float, offset: float) -> None:
-        """About `seconds` of the kind, in pieces as large as the run's where there is time for some of them on every worker."""
-        n_elements = min(int(seconds / self._pace[id(kind)]) * self.workers, kind.n_elements)
+        """About `seconds` of the kind. A trial that turns out much shorter, as too little was known of its pace, is made again."""
+        for _ in range(_SIZINGS):
+            n_elements = min(int(seconds / self._pace[id(kind)]) * self.workers, kind.n_elements)
+            spent, tried = self._trial(kind, max(1, n_elements), offset)
+            self._pace[id(kind)] = spent / tried * self.workers
+            if spent > seconds / 3 or n_elements == kind.n_elements:
+                break
+        kind.spent, kind.tried = kind.spent + spent, kind.tried + tried
+
+    def _trial(self, kind: Kind, n_elements: int, offset: float) -> tuple[float, int]:
+        """(seconds, elements) of about so many elements, in pieces as large as the run's if that gives every worker two."""
         skipped = self.workers if kind.on_device else 0  # the first piece of a worker gets it its memory, which stays
         count = max(2, round(n_elements / kind.piece / self.workers)) * self.workers + skipped
         rows = spread(kind.tensors, count, max(1, min(kind.piece, n_elements // count)), kind.group, offset, kind.on_device)
         started, self.scratch.written_at = time.perf_counter(), []
-        spent, tried = self._run(kind, rows), sum(own.n_elements for own in rows[skipped:])
+        spent = self._run(kind, rows)
         if skipped:
-            written = self.scratch.written_at
+            written = self.scratch.written_at[len(kind.planned) - 1::len(kind.planned)]  # when all outputs had a piece
             spent, before = written[-1] - written[skipped - 1], written[skipped - 1] - started
             self.filling = max(self.filling, before - spent * skipped / (count - skipped))
-        kind.spent, kind.tried = kind.spent + spent, kind.tried + tried
-        self._pace[id(kind)] = spent / tried * self.workers
+        return max(spent, 1e-9), sum(own.n_elements for own in rows[skipped:])
 
     def _run(self, kind: Kind, rows: list[Rows]) -> float:
         """Seconds for these pieces."""
