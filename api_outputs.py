@@ -87,7 +87,7 @@ def plan_outputs(model: Source, source: Source, wanted: Sequence[tuple[PathLike 
             files = replace(files, skip=_there(out, files.paths))
             left_out = {tensor.name for index in files.skip for tensor in files.groups[index]}
             planned = [plan for plan in planned if plan.target.name not in left_out]
-        outputs.append(PlannedOutput(out, planned, files, key | {"recipe": recipe_text(recipe)}))
+        outputs.append(PlannedOutput(out, planned, files, key | {"recipe": recipe_text(recipe, changes)}))
     return outputs
 
 

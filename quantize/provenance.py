@@ -51,8 +51,8 @@ def recipe_text(recipe: Recipe, changes: Changes = Changes()) -> str:
     Of rules from files their text; of many types by tensor, as a plan has them, their number and the SHA-256 of their JSON."""
     hidden = {"strict", "hide_imatrix"} | ({"include_weights", "exclude_weights"} if changes.hide_imatrix else set())
     said = {}
-    for part in (recipe, changes):
-        for field in dataclasses.fields(part):
+    for part, kind in ((recipe, Recipe), (changes, Changes)):
+        for field in dataclasses.fields(kind):  # a saved plan has more, of which nothing changes a file
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             value = getattr(part, field.name)
             if field.name not in hidden and value != default and value not in ([], {}, ()):

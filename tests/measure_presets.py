@@ -17,10 +17,13 @@ import tempfile
 import time
 
 import iqforge
+from iqforge.api import plan_quantization
 from iqforge.formats.ftypes import FILE_TYPES
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.types import ggml_type
+from iqforge.imatrix.files import load_imatrix
 from iqforge.quantize.mainline import MAINLINE, ONLY_MAINLINE
+from iqforge.quantize.recipe import Recipe
 
 _LINE = re.compile(r"^\[ *\d+/ *\d+\]\s+(\S+) - \[.*?\], type = +[^,]+,(?s:(?!^\[).)*?(?:converting to (\w+)|size =)", re.M)
 
@@ -44,13 +47,19 @@ def main() -> None:
     parser.add_argument("--preset", action="append", dest="presets")
     args = parser.parse_args()
     runs = [(name, "mainline" if name in ONLY_MAINLINE else "ik") for name in args.presets or FILE_TYPES]
-    runs += [(name, "mainline") for name in ([] if args.presets else FILE_TYPES) if name in MAINLINE.presets - ONLY_MAINLINE]
+    runs += [(name, "mainline") for name in args.presets or FILE_TYPES if name in MAINLINE.presets - ONLY_MAINLINE]
     print("| preset | rules | bytes of tensors | bpw | PPL | as the reference plans | quantize s |")
     print("|---|---|---|---|---|---|---|")
     seen: dict[tuple, tuple[str, str]] = {}
+    imatrix = load_imatrix(args.imatrix) if args.imatrix else None
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "q.gguf")
         for name, rules in runs:
+            with open_gguf(args.model) as source:
+                key = tuple(plan.target.type.name for plan in plan_quantization(source, Recipe(name, rules=rules), imatrix))
+            if rules == "mainline" and key in seen:
+                print(f"| {name} | {rules} | | | as {' '.join(seen[key])} | | |", flush=True)
+                continue
             started = time.monotonic()
             report = iqforge.quantize_model(args.model, out, name, args.imatrix, rules=rules)
             seconds = time.monotonic() - started
@@ -67,7 +76,6 @@ def main() -> None:
                 apart = [tensor for tensor, kind in wanted.items() if kinds[tensor] is not kind]
                 size = sum(kind.tensor_bytes(shapes[tensor]) for tensor, kind in wanted.items())
                 verdict = "yes" if not apart and size == n_bytes else f"NO: {apart}, {size} bytes"
-            key = tuple(sorted((tensor, kind.name) for tensor, kind in kinds.items()))
             if key in seen:  # the same types of the same tensors: the same values, however they are called
                 perplexity = f"as {' '.join(seen[key])}"
             else:

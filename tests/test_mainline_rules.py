@@ -158,7 +158,8 @@ def test_experts_only():
 
 @pytest.mark.parametrize("base, n_cols, instead", [
     ("IQ1_S", 96, "IQ4_NL"), ("IQ3_XXS", 96, "IQ4_NL"), ("IQ4_XS", 96, "IQ4_NL"), ("Q2_K", 96, "Q4_0"), ("Q3_K_S", 96, "Q4_0"),
-    ("TQ2_0", 96, "Q4_0"),    ("Q2_0", 96, "Q4_0"), ("Q4_K_S", 96, "Q5_0"), ("Q5_K_S", 96, "Q5_1"), ("Q6_K", 96, "Q8_0"), ("Q4_0", 90, "F16"), ("Q4_K_S", 90, "F16")])
+    ("TQ2_0", 96, "Q4_0"), ("Q2_0", 96, "Q4_0"), ("Q4_K_S", 96, "Q5_0"), ("Q5_K_S", 96, "Q5_1"), ("Q6_K", 96, "Q8_0"), ("Q4_0", 90, "F16"),
+    ("Q4_K_S", 90, "F16")])
 def test_short_rows(base, n_cols, instead):
     assert types_of(base, model(1, n_cols=n_cols))["blk.0.ffn_up"] == instead
 
@@ -212,3 +213,33 @@ def test_importances_that_are_demanded():
     low = model(1, extra=("per_layer_token_embd",))
     recipe = Recipe("IQ2_XXS", rules="mainline", tensor_patterns="per_layer=iq2_xxs")
     recipe.check_importance(recipe.plan(*low), lambda tensor: tensor.name.startswith("blk."))
+
+
+# What llama.cpp's own snapshot lists for Qwen3-0.6B (tests/snapshots/qwen3-0.6b.schema), without importances: by preset the base type, and
+# tensors of other types, those of layers as PART TYPE, with the layers behind a colon if not all of them.
+SNAPSHOT = """
+Q4_0 q4_0: output q6_K | Q4_1 q4_1: output q6_K | Q8_0 q8_0: | Q5_0 q5_0: output q6_K | Q5_1 q5_1: output q6_K | Q6_K q6_K:
+Q2_K q2_K: output q6_K, attn_output q3_K, attn_v q3_K, ffn_down q3_K | Q3_K_S q3_K: output q6_K
+Q3_K_M q3_K: output q6_K, attn_output q4_K, attn_v q4_K, attn_v q5_K:0-1, ffn_down q4_K, ffn_down q5_K:0
+Q3_K_L q3_K: output q6_K, attn_output q5_K, attn_v q5_K, ffn_down q5_K
+Q4_K_S q4_K: output q6_K, attn_v q5_K:0-3, ffn_down q5_K:0-2 | Q5_K_S q5_K: output q6_K
+Q4_K_M q4_K: output q6_K, attn_v q6_K:0-2 5 8 11 14 17 20 23-27, ffn_down q6_K:0-2 5 8 11 14 17 20 23-27
+Q5_K_M q5_K: output q6_K, attn_v q6_K:0-2 5 8 11 14 17 20 23-27, ffn_down q6_K:0-2 5 8 11 14 17 20 23-27
+IQ2_XXS iq2_xxs: output q5_K, token_embd q2_K, attn_v q2_K, ffn_down q2_K:0-2
+IQ2_XS iq2_xs: output q5_K, token_embd q2_K, attn_v q2_K, ffn_down q2_K:0-2 | Q2_K_S q2_K: output q6_K, ffn_down q4_K:0-2
+IQ3_XS iq3_s: output q6_K, attn_k iq3_xxs, attn_q iq3_xxs, ffn_gate iq3_xxs:3-23, ffn_up iq3_xxs:3-23
+"""
+
+
+@pytest.mark.parametrize("entry", [entry.strip() for line in SNAPSHOT.strip().splitlines() for entry in line.split("|")])
+def test_types_of_a_snapshot_of_the_project(entry):
+    head, _, rest = entry.partition(": ")
+    preset, base = head.rstrip(":").split()
+    expected = {name: base for name in ("output", "token_embd", *(f"blk.{i}.{part}" for i in range(28) for part in INNER))}
+    for item in filter(None, rest.split(", ")):
+        name, kind = item.partition(":")[0].split()
+        layers = [range(int(a), int(b or a) + 1) for a, _, b in (word.partition("-") for word in item.partition(":")[2].split())]
+        for i in [i for part in layers for i in part] or range(28):
+            expected[name if name in expected else f"blk.{i}.{name}"] = kind
+    planned = Recipe(preset, rules="mainline").plan(*model(28, 16, 8, arch="qwen3"))
+    assert {plan.source.name.removesuffix(".weight"): plan.target.type.type_name for plan in planned} == expected
