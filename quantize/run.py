@@ -2,7 +2,8 @@
 
 Every piece is read and decoded once, by one worker, which quantizes and measures it for every output that wants it; results are taken
 in order, so the outputs and all sums are the same for any number of threads. With GPUs, pieces of quantized tensors are larger, and
-what a worker does with one is in `cuda_run.py`; everything else is as without. Memory is bounded by the number of pieces in flight,
+what a worker does with one is in `cuda_run.py`; everything else is as without. Results of the CPU are written by a thread of their own,
+which has up to 32 MB of them waiting, so that workers go on while the disk pauses. Memory is bounded by the number of pieces in flight,
 whatever the size of a tensor: pages of the source are handed back as soon as their piece is done.
 """
 
@@ -14,11 +15,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import IqforgeError
 from ..formats.source import Sink, Source
+from .behind import Behind
 from .piece import ImportanceLookup, Part, Piece, Result, Target, cut, work
 from .plan import PlannedTensor
 from .report import Clock, Progress, RunReport, Sums, TensorReport
@@ -94,17 +98,25 @@ class _Taking:
         if output.finished:
             output.progress.resume(output.finished)
 
-    def take(self, piece: Piece, part: Part, result: Result) -> None:
+    def take(self, piece: Piece, part: Part, result: Result, behind: Behind | None) -> None:
+        """behind: what writes; None where the data lies in memory that the next piece is to have."""
         data, measured = result
-        self.output.sink.write(part.planned.target, data)
+        self._do(behind, data.nbytes, partial(self.output.sink.write, part.planned.target, data))
         self.sums.add(measured)
         self.output.progress.advance((piece.stop - piece.start) * piece.source.n_cols)
         if piece.last:
             done, self.sums = self.sums.report(part.planned, part.weights is not None), Sums()
             self.report.tensors.append(done)
             if self.output.tensor_done is not None:
-                self.output.tensor_done(done)
+                self._do(behind, 0, partial(self.output.tensor_done, done))
             self.output.progress.tensor_done(part.target.index, done)
+
+    @staticmethod
+    def _do(behind: Behind | None, n_bytes: int, call: Callable[[], object]) -> None:
+        if behind is None:
+            call()
+        else:
+            behind.put(n_bytes, call)
 
 
 def _stream(source: Source, outputs: Sequence[Output], threads: int, workers: DeviceWorkers | None = None,
@@ -119,7 +131,7 @@ def _stream(source: Source, outputs: Sequence[Output], threads: int, workers: De
     waiting: deque[tuple[Piece, Future]] = deque()
     read_bytes = 0
     clock = Clock()
-    with ThreadPoolExecutor(threads, thread_name_prefix="quantize") as pool:
+    with Behind() if workers is None else nullcontext() as behind, ThreadPoolExecutor(threads, thread_name_prefix="quantize") as pool:
         try:
             while True:
                 while len(waiting) < ahead and (piece := next(pieces, None)) is not None:
@@ -131,7 +143,7 @@ def _stream(source: Source, outputs: Sequence[Output], threads: int, workers: De
                 results = future.result()
                 clock.spent("waiting")
                 for part, result in zip(piece.parts, results):
-                    takings[part.target.output].take(piece, part, result)
+                    takings[part.target.output].take(piece, part, result, behind)
                 clock.spent("writing")
                 read_bytes += (piece.stop - piece.start) * piece.source.row_bytes
                 if piece.last or read_bytes >= (RELEASE_BYTES if workers is None else RELEASE_BYTES_DEVICE):

@@ -1,0 +1,96 @@
+"""Writing behind the work: in order, within bounds, while the workers go on; and errors that are not lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from iqforge.errors import OutputError
+from iqforge.formats.source import TensorInfo
+from iqforge.formats.types import ggml_type
+from iqforge.quantize.behind import Behind
+from iqforge.quantize.plan import plan_uniform
+from iqforge.quantize.run import Output, stream
+
+
+class Model:
+    """Sixty tensors of rows that are all ones."""
+
+    path, files, metadata = "model", (), {}
+    tensors = tuple(TensorInfo(f"blk.{i}.ffn_up.weight", (8, 256), ggml_type("F32")) for i in range(60))
+
+    def __init__(self):
+        self.read, self.enough = 0, threading.Event()
+
+    def read_rows(self, tensor, start, stop):
+        self.read += 1
+        if self.read == 50:
+            self.enough.set()
+        return np.ones((stop - start, 256), np.float32).view(np.uint8)
+
+    def release(self, tensor):
+        pass
+
+
+def test_workers_go_on_while_the_disk_pauses():
+    model, written = Model(), []
+
+    class Pausing:
+        def write(self, tensor, data):
+            if not written:
+                assert model.enough.wait(20), "no more was read while the first write took its time"
+            written.append(tensor.name)
+
+    stream(model, [Output(plan_uniform(model.tensors, ggml_type("Q4_0")), Pausing())], threads=1)
+    assert written == [tensor.name for tensor in model.tensors]
+
+
+def test_error_of_the_sink_ends_the_run():
+    model, before = Model(), threading.active_count()
+
+    class Full:
+        count = 0
+
+        def write(self, tensor, data):
+            self.count += 1
+            if self.count > 3:
+                raise OutputError("no space")
+
+    sink, done = Full(), []
+    with pytest.raises(OutputError, match="no space"):
+        stream(model, [Output(plan_uniform(model.tensors, ggml_type("Q4_0")), sink, tensor_done=done.append)], threads=2)
+    assert sink.count == 4 and len(done) == 3 and threading.active_count() == before
+
+
+def test_no_more_waits_than_may():
+    open_gate, taken = threading.Event(), []
+
+    def take(number):
+        open_gate.wait(20)
+        taken.append(number)
+
+    with Behind(100) as behind:
+        for number in range(2):
+            behind.put(40, lambda number=number: take(number))
+        more = threading.Thread(target=lambda: [behind.put(40, lambda number=number: take(number)) for number in (2, 3)])
+        more.start()
+        time.sleep(0.05)
+        assert more.is_alive() and behind._waiting_bytes == 80
+        open_gate.set()
+        more.join(20)
+        behind.put(1000, lambda: take(4))  # more than there is room for, when nothing else waits
+    assert taken == [0, 1, 2, 3, 4]
+
+
+def test_last_error_is_raised_at_the_end():
+    def fail():
+        raise OutputError("late")
+
+    with pytest.raises(OutputError, match="late"), Behind() as behind:
+        behind.put(1, fail)
+    with pytest.raises(KeyError), Behind() as behind:
+        behind.put(1, fail)
+        raise KeyError("the first one")
