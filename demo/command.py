@@ -127,7 +127,7 @@ class Chain:
                 started = time.monotonic()
                 with _Bar(type) as bar:
                     report = self.api.quantize_model(self.base, self.file(type), type, self.imatrix, pure=True,
-                                                     token_embedding_type=EMBEDDING_TYPE, progress=bar)
+                                                     token_embedding_type=EMBEDDING_TYPE, restart=True, progress=bar)
                 done[type] = report.bits_per_weight, time.monotonic() - started
                 _say(f"{type:<9} {report.bits_per_weight:5.2f} bpw {os.path.getsize(self.file(type)) / 1e6:7.2f} MB {done[type][1]:7.1f} s")
         return done

@@ -83,6 +83,8 @@ def run_repack(args: argparse.Namespace, api, src: str, outputs: list[tuple[str,
 
     if len(outputs) > 1:
         raise UsageError("--repack makes one output")
+    if args.keep_split or args.partial_requant or args.split_max_size or args.split_max_tensors or args.gate_up:
+        raise UsageError("--repack makes one file of the tensors as they are: no shards, no experts merged or parted")
     patterns = [pattern for text in args.repack_pattern for pattern in text.split(",") if pattern]
     repack_command.repack(api, src, outputs[0][0], pattern=patterns, undo=False, threads=threads, dry_run=args.dry_run)
     return 0

@@ -160,6 +160,7 @@ def test_limits(split, tmp_path):
     assert len(list(tmp_path.glob("r-*.gguf"))) == 3  # 2304 bytes each
     with pytest.raises(UsageError, match="not both"):
         iqforge.Shards(keep_split=True, max_tensors=3)
+    assert main(["quantize", "--repack", "--split-max-tensors", "5", str(split), str(tmp_path / "s.gguf"), "q4_0"]) == 1
     folder = make_tiny_qwen3moe(tmp_path / "checkpoint")
     with pytest.raises(UsageError, match="keep-split takes a GGUF"):
         iqforge.quantize_model(folder, tmp_path / "c.gguf", "Q4_0", pure=True, shards=iqforge.Shards(keep_split=True))
