@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError, printable
 from ..formats.source import TensorInfo
 from .flags import asks_for_size, changes_of, configure, notes, parse_words, recipe_fields, recipes_of, target_options
+from .pace import Pace
 from .plan import PlannedTensor
 from .recipe import AUTO
 from .report import Progress, RunReport, TensorReport
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .validate import Checked
 
 MIB = 1 << 20
+_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"  # the time left is ours: it knows the types to come
 __all__ = ["Printer", "configure", "place_of", "run", "tensor_line"]
 
 
@@ -123,22 +125,28 @@ class Printer(Progress):
     def __init__(self, dry_run: bool = False, line: Callable[[int, int, TensorReport], str] | None = None, label: str = ""):
         """line: what makes a tensor's line of its index, the number of tensors and its report; label: what stands before each line."""
         self.dry_run, self.bar, self.count, self.line = dry_run, None, 0, line or tensor_line
+        self.planned: list[PlannedTensor] = []
+        self.pace = Pace([])
         self.label = f"{printable(label)}: " if label else ""
 
     def begin(self, planned: list[PlannedTensor]) -> None:
         from tqdm import tqdm
 
-        self.count = len(planned)
+        self.count, self.planned, self.pace = len(planned), planned, Pace(planned)
         if not self.dry_run:
             self.bar = tqdm(total=sum(p.source.n_elements for p in planned), unit="el", unit_scale=True, leave=False, disable=None,
-                            dynamic_ncols=True, desc=self.label.rstrip(": ") or None)
+                            dynamic_ncols=True, desc=self.label.rstrip(": ") or None, bar_format=_BAR)
 
     def resume(self, finished: Sequence[TensorReport]) -> None:
+        self.pace = Pace(self.planned, len(finished))
         if self.bar is not None:
             self.bar.initial = self.bar.n = sum(report.planned.source.n_elements for report in finished)
 
     def advance(self, n_elements: int) -> None:
-        if self.bar is not None:
+        self.pace.advance(n_elements)
+        if self.bar is not None and not self.bar.disable:
+            left = self.pace.seconds_left()
+            self.bar.set_postfix_str("" if left is None else f"{self.bar.format_interval(left)} left", refresh=False)
             self.bar.update(n_elements)
 
     def tensor_done(self, index: int, report: TensorReport) -> None:
