@@ -52,12 +52,13 @@ def generate(model: PathLike | Model, prompt: str | Sequence[int], n: int = 128,
     The pieces together are the whole text. temperature 0 takes the most probable token each time; the same seed gives the same
     text. context: most tokens in all, prompt included; 0: as many as needed. `runtime.generate.generate_tokens` gives tokens instead.
     """
+    from .runtime.arguments import whole_numbers
     from .runtime.generate import TextStream, end_tokens, generate_tokens, prompt_tokens
     from .runtime.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, min_p, seed)
     with opened_model(model) as loaded:
-        tokens = prompt_tokens(loaded.tokenizer, prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = prompt_tokens(loaded.tokenizer, prompt) if isinstance(prompt, str) else whole_numbers("prompt", prompt)
         stream, end = TextStream(loaded.tokenizer), frozenset() if ignore_eos else end_tokens(loaded)
         for token in generate_tokens(loaded, tokens, n, sampling, context=context, end=end):
             if piece := stream.feed(token):
@@ -93,10 +94,12 @@ def random_model(spec: str, device: str = "cpu", **options: Any) -> Model:
 
     It has no tokenizer. See `runtime.synthetic` for shapes and for other types of single tensors.
     """
+    from .runtime.arguments import check_options, instance
     from .runtime.model import Model
     from .runtime.synthetic import SyntheticSource
 
-    return Model(SyntheticSource(spec), device, **options)
+    check_options(**options)
+    return Model(SyntheticSource(instance("spec", spec, str, "SHAPE:TYPE")), device, **options)
 
 
 def benchmark_model(model: PathLike | Model, *, prompts: Sequence[int] = (512,), generations: Sequence[int] = (128,),
@@ -106,8 +109,11 @@ def benchmark_model(model: PathLike | Model, *, prompts: Sequence[int] = (512,),
     Results have `.test.label`, `.samples_ts` and `.avg_ts` in tokens/s, `.bytes_per_second` or `.flop_per_second`. progress: called
     with a line of text now and then. See `runtime.bench`.
     """
+    from .runtime.arguments import whole_numbers
     from .runtime.bench import Test, run_test
 
+    prompts, generations = whole_numbers("prompts", prompts, 1), whole_numbers("generations", generations, 1)
+    depths = whole_numbers("depths", depths)
     tests = [Test(n_prompt=n, depth=d) for n in prompts for d in depths] + [Test(n_gen=n, depth=d) for n in generations for d in depths]
     with opened_model(model) as loaded:
         return [run_test(loaded, test, repetitions=repetitions, progress=progress) for test in tests]
@@ -117,7 +123,9 @@ def text_of(text: PathLike) -> tuple[str, str]:
     """(content, path) of a text file; (text, "") of a text given as such."""
     from .runtime.evaluate.windows import read_text
 
-    if isinstance(text, str) and "\n" in text:
+    from .runtime.arguments import path
+
+    if isinstance(path("text", text), str) and "\n" in text:
         return text, ""
     return read_text(text), os.fspath(text)
 
@@ -126,4 +134,9 @@ def opened_model(model: PathLike | Model):
     """`model` as a context manager: opened and closed here if it is a path, left open if the caller's."""
     from contextlib import nullcontext
 
-    return load_model(model) if isinstance(model, (str, os.PathLike)) else nullcontext(model)
+    from .runtime.arguments import instance
+    from .runtime.model import Model
+
+    if isinstance(model, (str, os.PathLike)):
+        return load_model(model)
+    return nullcontext(instance("model", model, Model, "a path or a Model"))

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..errors import UsageError
+from . import arguments
 from .cache import CacheSettings, State
 from .bench_cost import Cost
 
@@ -35,6 +37,10 @@ class Test:
     n_gen: int = 0
     before: int = 0
     depth: int = 0
+
+    def __post_init__(self):
+        for name in ("n_prompt", "n_gen", "before", "depth"):
+            arguments.whole_number(name, getattr(self, name), 0)
 
     @property
     def label(self) -> str:
@@ -103,6 +109,9 @@ def deviation(samples: list[float]) -> float:
 def run_test(model, test: Test, settings: CacheSettings | None = None, *, n_batch: int = 2048, repetitions: int = 5,
              warmup: bool = True, seed: int = 0, progress: Callable[[str], None] | None = None) -> Result:
     """Measure one test on a `Model`. The context holds exactly the tokens of the test. UsageError where the cache types do not fit."""
+    if arguments.whole_number("repetitions", repetitions, 1) and not test.n_tokens:
+        raise UsageError("there is nothing to measure: a test of 0 tokens")
+    arguments.whole_number("n_batch", n_batch, 1), arguments.callback("progress", progress)
     state = model.new_state(test.n_ctx, settings)
     result = Result(test, [], Cost.of(model, state), n_batch)
     runner = Runner(model, state, n_batch, torch.Generator().manual_seed(seed))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ..errors import EvaluationError, UsageError
 from ..formats.gguf.values import get
+from .arguments import whole_number
 from .cache import CacheSettings
 from .hyperparameters import Hyperparameters
 from .model import Model
@@ -98,6 +99,7 @@ def generate_tokens(model: Model, prompt: Sequence[int], n: int, sampling: Sampl
     the model's. `record` is filled in along the way. EvaluationError for a prompt that does not fit or logits that are not finite,
     UsageError for a cache that does not suit the model.
     """
+    n, context = whole_number("n", n), whole_number("context", context)
     record = record if record is not None else Generation(len(prompt))
     context = context_for(prompt, n, context, model.hyperparameters)
     n = context - len(prompt) if n < 0 else min(n, context - len(prompt))

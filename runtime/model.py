@@ -14,7 +14,7 @@ import torch
 from ..errors import ShapeError, UsageError, printable
 from ..formats.gguf.reader import open_gguf
 from ..formats.source import Source
-from . import memory
+from . import arguments, memory
 from .cache import CacheSettings, State, padded
 from .devices import usable_device
 from .hyperparameters import Hyperparameters
@@ -42,9 +42,8 @@ def load_model(path: str | os.PathLike, device: str | torch.device = "cpu", cach
     say what is wrong with the file), UsageError for a device that is not there.
     """
     usable_device(device)  # before a large file is looked through
-    if cache_bytes < 0:
-        raise UsageError(f"cache_bytes is {cache_bytes}, expected 0 or more")
-    source = open_gguf(path)
+    arguments.check_options(cache_bytes=cache_bytes, **options)
+    source = open_gguf(arguments.path("path", path))
     try:
         return Model(source, device, cache_bytes, **options)
     except BaseException:
@@ -75,6 +74,8 @@ class Model:
                  precision: str | None = None, placement: Request = Request(), switches: Switches = Switches(),
                  cache: CacheSettings | None = None, ubatch: int = DEFAULT_UBATCH, context: int = 0,
                  verbose: Callable[[str], None] | None = None):
+        arguments.check_options(cache_bytes=cache_bytes, placement=placement, switches=switches, cache=cache, ubatch=ubatch, context=context,
+                       verbose=verbose)
         self.source, self.device = source, usable_device(device)
         self.precision = _usable_precision(precision, self.device)
         self.cache, self.ubatch, self.context, self.verbose = cache, ubatch, context, verbose
@@ -164,9 +165,10 @@ class Model:
 
         UsageError for cache types that do not suit the model's heads, DeviceError for more than the CPU has memory for.
         """
+        capacity = arguments.whole_number("capacity", capacity)
         if capacity < 1:
             raise UsageError(f"a sequence of {capacity} tokens was asked for, expected at least 1")
-        settings = settings or self.cache or CacheSettings()
+        settings = arguments.instance("settings", settings or self.cache or CacheSettings(), CacheSettings)
         memory.check_cache(self.network, padded(capacity), settings)
         return self.network.new_state(padded(capacity), settings)
 
@@ -178,6 +180,7 @@ class Model:
         At most `ubatch` tokens go through the model at a time. ShapeError for tokens as in `forward`, or more than the state holds.
         """
         tokens = self._checked(_as_tensor(token_ids)[None])[0]
+        arguments.instance("state", state, State)
         if state.n_past + len(tokens) > state.capacity:
             raise ShapeError(f"{state.n_past} tokens and {len(tokens)} more do not fit a sequence of at most {state.capacity}")
         if (fast := self._fast) is not None:
@@ -195,7 +198,9 @@ class Model:
         The host may stop asking at any time: `state.n_past` counts what was appended for the tokens yielded so far. EvaluationError for
         logits that are not finite.
         """
-        self._checked(torch.tensor([[token]]))  # a step looks it up unasked
+        arguments.instance("state", state, State), arguments.instance("sampling", sampling, Sampling)
+        n = arguments.whole_number("n", n)
+        self._checked(torch.tensor([[arguments.whole_number("token", token)]]))  # a step looks it up unasked
         if (fast := self._fast) is not None and fast.steps is not None:
             yield from fast.steps.follow(token, state, n, sampling)
             return
@@ -207,6 +212,10 @@ class Model:
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[rows, width] of `hidden` to float32[rows, vocab]."""
+        width = self.network.output_norm.weight.numel()
+        if not isinstance(hidden, torch.Tensor) or hidden.ndim != 2 or hidden.shape[1] != width or not hidden.is_floating_point():
+            shown = f"{hidden.dtype}{list(hidden.shape)}" if isinstance(hidden, torch.Tensor) else f"a {type(hidden).__name__}"
+            raise ShapeError(f"hidden states are {shown}, expected float32[rows, {width}]", file=self.source.path)
         if (fast := self._fast) is not None:
             return fast.logits(hidden)
         return self.network.output(hidden)
@@ -237,6 +246,8 @@ class Model:
         self.close()
 
     def _checked(self, tokens: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tokens, torch.Tensor):
+            raise ShapeError(f"token ids are a {type(tokens).__name__}, expected a torch.Tensor int[sequences, n]")
         if tokens.ndim != 2 or tokens.numel() == 0 or tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ShapeError(f"token ids are {tokens.dtype}{list(tokens.shape)}, expected at least one integer id per sequence")
         tokens = tokens.to(torch.int64)
@@ -247,7 +258,10 @@ class Model:
 
 
 def _as_tensor(token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
-    tokens = token_ids if isinstance(token_ids, torch.Tensor) else torch.as_tensor(np.asarray(token_ids))
+    try:
+        tokens = token_ids if isinstance(token_ids, torch.Tensor) else torch.as_tensor(np.asarray(token_ids))
+    except (TypeError, ValueError, OverflowError):  # texts, rows of different lengths, objects
+        raise ShapeError(f"token ids are {printable(repr(token_ids), 60)}, expected integers") from None
     if tokens.ndim != 1:
         raise ShapeError(f"token ids have shape {list(tokens.shape)}, expected one dimension")
     return tokens

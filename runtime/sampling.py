@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import EvaluationError, UsageError
+from .arguments import number, whole_number
 
 _MASK = 0xFFFFFFFF
 
@@ -32,6 +33,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self):
+        for name in ("top_k", "seed"):
+            whole_number(name, getattr(self, name))
+        for name in ("temperature", "top_p", "min_p"):
+            number(name, getattr(self, name))
         for name, value, fits, expected in (
                 ("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 or more"),
                 ("top_k", self.top_k, self.top_k >= 0, "0 (all tokens) or more"),

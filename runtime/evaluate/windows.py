@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ...errors import EvaluationError, NotFoundError
+from ..arguments import whole_number
 from ..model import Model
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Windows:
 
         With `parse_special` the text of a control token is that token.
         """
+        whole_number("n_ctx", n_ctx), whole_number("chunks", limit)
         bos, trained = bos_token(model), model.hyperparameters.integer("context_length", None)
         if trained is not None and n_ctx > trained:
             log.warning("windows of %d tokens are longer than the context of %d that the model was made for", n_ctx, trained)
