@@ -74,8 +74,8 @@ class Model:
                  precision: str | None = None, placement: Request = Request(), switches: Switches = Switches(),
                  cache: CacheSettings | None = None, ubatch: int = DEFAULT_UBATCH, context: int = 0,
                  verbose: Callable[[str], None] | None = None):
-        arguments.check_options(cache_bytes=cache_bytes, placement=placement, switches=switches, cache=cache, ubatch=ubatch, context=context,
-                       verbose=verbose)
+        arguments.check_options(cache_bytes=cache_bytes, placement=placement, switches=switches, cache=cache, ubatch=ubatch,
+                                context=context, verbose=verbose)
         self.source, self.device = source, usable_device(device)
         self.precision = _usable_precision(precision, self.device)
         self.cache, self.ubatch, self.context, self.verbose = cache, ubatch, context, verbose
