@@ -54,6 +54,8 @@ def run(args: argparse.Namespace, api) -> int:
     seconds = time.monotonic() - started
     if args.dry_run:
         print_estimate(reports[0].estimate)
+        if args.validate and reports[0].estimate is not None:
+            print("reading back, for --validate, is not in that time")
         print("dry run: nothing was written" + (f" but the plan, {printable(args.save_plan)}" if args.save_plan else ""))
     else:
         elements = sum(t.planned.source.n_elements for report in reports for t in report.tensors if not t.planned.kept)
@@ -87,6 +89,8 @@ def run_repack(args: argparse.Namespace, api, src: str, outputs: list[tuple[str,
         raise UsageError("--repack makes one output")
     if args.keep_split or args.partial_requant or args.split_max_size or args.split_max_tensors or args.gate_up:
         raise UsageError("--repack makes one file of the tensors as they are: no shards, no experts merged or parted")
+    if args.validate:
+        raise UsageError("--repack does not read back; iqforge validate does")
     patterns = [pattern for text in args.repack_pattern for pattern in text.split(",") if pattern]
     repack_command.repack(api, src, outputs[0][0], pattern=patterns, undo=False, threads=threads, dry_run=args.dry_run)
     return 0

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from ..formats.output import DiskNeed, disk_needs
 from ..formats.source import Source, TensorInfo
-from . import cuda_run
+from . import behind, cuda_run
 from .piece import PIECE_ELEMENTS, ImportanceLookup
 from .plan import PlannedTensor
 from .run import RELEASE_BYTES, RELEASE_BYTES_DEVICE, Output, stream, thread_count
@@ -114,7 +114,7 @@ def estimate_run(source: Source, plans: Sequence[Sequence[PlannedTensor]], looku
         writing, finishing = scratch.seconds_for(sum(plan.target.n_bytes for planned in plans for plan in planned))
     working, loading = sum(kind.seconds for kind in kinds), sum(kind.first for kind in kinds) + trial.filling
     total = setup + loading + max(working, writing) + finishing
-    peak = base + memory_of_pieces(kinds, trial.workers)
+    peak = base + memory_of_pieces(kinds, trial.workers) + (behind.MAX_BYTES if writing > working else 0)
     return Estimate(total, peak, setup, loading, max(working, writing), finishing, sum(compiling), writing > working, disks, kinds)
 
 

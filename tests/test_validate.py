@@ -167,3 +167,16 @@ def test_several_outputs_of_which_one_is_wrong_get_no_names(bf16, tmp_path, monk
     with pytest.raises(ValidationError, match="b.gguf.*token_embd.*is made up .12 tensors"):
         iqforge.quantize_models(bf16, outputs, pure=True, validate=True)
     assert not list(tmp_path.glob("*.gguf"))
+
+
+def test_shards_and_changed_models(bf16, tmp_path, capsys):
+    shards = iqforge.split_model(bf16, tmp_path / "split", max_tensors=5)
+    assert main(["quantize", "--validate", "--keep-split", "--pure", str(shards[0]), str(tmp_path / "q.gguf"), "Q4_0"]) == 0
+    assert len(list(tmp_path.glob("q-*.gguf"))) == 3 and "validated: 12 tensor(s)" in capsys.readouterr().out
+    model = iqforge.convert_model(make_tiny_qwen3moe(tmp_path / "hf", n_experts=4), tmp_path / "m.gguf")
+    for flags in (["--merge-gate-up"], ["--prune-layers", "0"]):
+        words = ["--allow-requantize", "--pure", str(model), str(tmp_path / "c.gguf"), "Q4_0"]
+        assert main(["quantize", "--validate", *flags, *words]) == 0, flags
+    capsys.readouterr()
+    assert main(["quantize", "--validate", "--repack", str(model), str(tmp_path / "r.gguf"), "Q4_0"]) == 1
+    assert "iqforge validate" in capsys.readouterr().err
