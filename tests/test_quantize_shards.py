@@ -229,3 +229,14 @@ def test_biases_and_what_cannot_be_merged(tmp_path):
         iqforge.quantize_model(model(("F32", "F16")), tmp_path / "y.gguf", "Q8_0", pure=True, gate_up="merge")
     with pytest.raises(UsageError, match="expected merge or part"):
         iqforge.quantize_model(model(), tmp_path / "y.gguf", "Q8_0", pure=True, gate_up="both")
+
+
+def test_merged_in_the_shards_of_the_source(experts, tmp_path):
+    with open_gguf(experts) as source:
+        count = len(source.tensors)
+    first = iqforge.split_model(experts, tmp_path / "in", max_tensors=count // 3 + 1)[0]
+    report = iqforge.quantize_model(first, tmp_path / "q.gguf", "Q8_0", pure=True, gate_up="merge", shards=iqforge.Shards(keep_split=True))
+    with open_gguf(tmp_path / "q-00001-of-00003.gguf") as made:
+        assert [t.name for t in made.tensors] == [t.planned.target.name for t in report.tensors] and len(made.shards) == 3
+    iqforge.quantize_model(experts, tmp_path / "whole.gguf", "Q8_0", pure=True, gate_up="merge")
+    assert contents(tmp_path / "q-00001-of-00003.gguf") == contents(tmp_path / "whole.gguf")
