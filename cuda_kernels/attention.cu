@@ -177,6 +177,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
                 sum += p;
             }
             sum = warp_sum(sum);
+            __syncwarp();  // all lanes have read the maximum so far
             if (lane == 0) {
                 const float factor = exp2f(before - base);
                 rescale[r] = factor;

@@ -39,16 +39,44 @@ inline void __syncthreads() { block_barrier->arrive_and_wait(); }
 inline void __syncwarp() { warp_barriers[threadIdx.x / 32]->arrive_and_wait(); }
 inline void __threadfence() {}
 
+// With -fsanitize=thread: what lanes exchange in registers does not order what they do in memory.
+#ifdef __SANITIZE_THREAD__
+extern "C" void AnnotateIgnoreSyncBegin(const char*, int);
+extern "C" void AnnotateIgnoreSyncEnd(const char*, int);
+extern "C" void AnnotateIgnoreReadsBegin(const char*, int);
+extern "C" void AnnotateIgnoreReadsEnd(const char*, int);
+extern "C" void AnnotateIgnoreWritesBegin(const char*, int);
+extern "C" void AnnotateIgnoreWritesEnd(const char*, int);
+struct Unseen {
+    Unseen() {
+        AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
+        AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+        AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+    }
+    ~Unseen() {
+        AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+        AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+        AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
+    }
+};
+#else
+struct Unseen { ~Unseen() {} };
+#endif
+
 // What every lane of a warp gives, as every lane sees it.
 template <class T, class F>
 auto exchange(const T& mine, F use) {
     static T given[32][32];
-    auto& warp = given[threadIdx.x / 32];
-    warp[threadIdx.x % 32] = mine;
-    __syncwarp();
-    auto result = use(warp, threadIdx.x % 32);
-    __syncwarp();
-    return result;
+    T seen[32];
+    {
+        Unseen unseen;
+        auto& warp = given[threadIdx.x / 32];
+        warp[threadIdx.x % 32] = mine;
+        __syncwarp();
+        for (int lane = 0; lane < 32; lane++) seen[lane] = warp[lane];
+        __syncwarp();
+    }
+    return use(seen, threadIdx.x % 32);
 }
 
 template <class T> T __shfl_xor_sync(unsigned, T x, int d) { return exchange(x, [=](const T (&w)[32], int lane) { return w[lane ^ d]; }); }

@@ -1,0 +1,102 @@
+"""Data races within a block of the decoding step's kernels: run on the CPU, a std::thread for a thread, under g++'s thread sanitizer.
+
+Barriers order what threads do in memory, and nothing else: values that lanes exchange in registers do not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from iqforge.cuda_kernels.compile import KernelSpec, expand
+from iqforge.cuda_kernels.step_attention import AttentionShape
+from iqforge.cuda_kernels.step_router import router_spec
+from iqforge.cuda_kernels.step_sample import SAMPLE
+
+from .test_step_kernels_on_host import HEADER, LIMIT, MMA, RUN_ATTENTION, RUN_ROUTER, RUN_SAMPLE
+
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+
+NUMBERS = '''
+static std::vector<float> numbers(size_t n) {
+    static unsigned state = 1;
+    std::vector<float> x(n);
+    for (auto& v : x) v = (float)((state = state * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1.0f;
+    return x;
+}
+'''
+MAIN_ATTENTION = NUMBERS + '''
+int main() {
+    const int capacity = 512;
+    auto q = numbers(ROWS * HEADS * DK), k = numbers(ROWS * HEADS_KV * DK), v = numbers(ROWS * HEADS_KV * DV), norm = numbers(DK);
+    auto angles = numbers(ROWS * N_ROT);
+    std::vector<u8> cache_k((size_t)capacity * HEADS_KV * ROW_K), cache_v((size_t)capacity * HEADS_KV * ROW_V);
+    std::vector<float> out(ROWS * HEADS * DV);
+    for (int position : {0, 61, 300})
+        run(4, q.data(), k.data(), v.data(), norm.data(), norm.data(), 1e-6f, angles.data(), cache_k.data(), cache_v.data(), &position, 0.1f,
+            out.data());
+}
+'''
+MAIN_ROUTER = NUMBERS + '''
+int main() {
+    auto h = numbers(ROWS * WIDTH), norm = numbers(WIDTH), matrix = numbers(EXPERTS * WIDTH);
+    std::vector<int> ids(ROWS * N_USED);
+    std::vector<float> weights(ROWS * N_USED);
+    run(h.data(), norm.data(), 1e-6f, matrix.data(), ids.data(), weights.data());
+}
+'''
+MAIN_SAMPLE = NUMBERS + '''
+int main() {
+    const int n = 3000;
+    auto values = numbers(n);
+    std::vector<long long> ids(n), tokens(8);
+    std::vector<int> positions(8, 5), history(20);
+    const u64 seed = 7;
+    greedy(values.data(), n, 3, tokens.data(), positions.data(), history.data());
+    draw(values.data(), ids.data(), n, 40, 0.8, 0.95, 0.05, &seed, tokens.data(), positions.data(), history.data());
+}
+'''
+
+
+def races(folder, spec: KernelSpec, run: str, main: str, change=lambda source: source) -> str:
+    """What the sanitizer says of a run; nothing if there are no races."""
+    defines = "".join(f"#define {name} {value}\n" for name, value in spec.defines)
+    source = change(expand(spec.sources))
+    if run is RUN_ATTENTION:
+        source = source.replace("struct Mixer {", MMA + "struct Mixer {", 1)
+    (folder / "kernel.cpp").write_text(f'#include "{HEADER}"\n{defines}{source}{run}{main}')
+    build = ["g++", "-std=c++20", "-O1", "-g", "-fsanitize=thread", "-pthread", "-w", "-o", folder / "kernel", folder / "kernel.cpp"]
+    if subprocess.run(build, capture_output=True).returncode:
+        pytest.skip("g++ has no thread sanitizer here")
+    done = subprocess.run([folder / "kernel"], capture_output=True, text=True, env={"TSAN_OPTIONS": "exitcode=66 report_bugs=1"})
+    if "FATAL: ThreadSanitizer" in done.stderr:
+        pytest.skip(f"the thread sanitizer does not run here: {done.stderr.splitlines()[0]}")
+    assert done.returncode in (0, 66), done.stderr[-2000:]
+    return done.stderr if done.returncode else ""
+
+
+@pytest.mark.parametrize("shape", [AttentionShape(1, 8, 1, 64, 64, "F16", "F16", 64, True, True),
+                                   AttentionShape(3, 2, 1, 64, 64, "Q8_0", "Q5_1", 64, False, False, 64, 64)],
+                         ids=["tensor cores", "encoded"])
+def test_attention(shape, tmp_path):
+    assert not races(tmp_path, shape.spec(LIMIT), RUN_ATTENTION, MAIN_ATTENTION)
+
+
+def test_router(tmp_path):
+    assert not races(tmp_path, router_spec(2, 512, 6, 2), RUN_ROUTER, MAIN_ROUTER)
+
+
+def test_draws(tmp_path):
+    assert not races(tmp_path, SAMPLE, RUN_SAMPLE, MAIN_SAMPLE)
+
+
+def test_a_barrier_that_is_missing_is_found(tmp_path):
+    barrier = "    __syncthreads();\n#pragma unroll 1\n    for (int row = 0; row < ROWS; row++) choose("
+
+    def without(source: str) -> str:
+        assert source.count(barrier) == 1
+        return source.replace(barrier, barrier.replace("    __syncthreads();\n", ""))
+
+    assert "data race" in races(tmp_path, router_spec(2, 512, 6, 2), RUN_ROUTER, MAIN_ROUTER, without)
