@@ -1,7 +1,8 @@
 // A thread block of CUDA on the CPU, for g++: each thread is a fiber that runs to its next barrier; what lanes exchange goes over them.
 //
 // Copies to shared memory that go on beside a thread (cp.async) arrive as late as they may, and the place they go to is destroyed when
-// they start: so a missing wait, or a slot that is filled while it is still read, gives wrong results.
+// they start: so a missing wait, or a slot that is filled while it is still read, gives wrong results. Every other block runs its warps and
+// lanes from the last to the first: a missing barrier is then seen, whoever should have waited for whom.
 #pragma once
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -72,14 +73,16 @@ static bool run_block(int threads, std::function<void()> thread_body) {
     makecontext(&f.context, run_fiber, 0);
   }
   bool good = true;
+  const bool backwards = (blockIdx.x + blockIdx.y) % 2;
   for (int at_block = 0, ended = 0; ended < threads && good;) {
     at_block = ended = 0;
-    for (int warp = 0; warp < threads / 32; ++warp) {
+    for (int w = 0; w < threads / 32; ++w) {
+      const int warp = backwards ? threads / 32 - 1 - w : w;
       bool go = true;
       while (go) {   // until all lanes wait for the block, or have ended
         int counts[4] = {0, 0, 0, 0};
         for (int lane = 0; lane < 32; ++lane) {
-          current = 32 * warp + lane;
+          current = 32 * warp + (backwards ? 31 - lane : lane);
           threadIdx.x = current;
           if (fibers[current].waits == 0) swapcontext(&scheduler, &fibers[current].context);
           ++counts[fibers[current].waits];
