@@ -18,6 +18,7 @@ from iqforge.imatrix.files import load_imatrix
 from iqforge.imatrix.similarity import LayerSimilarity
 from iqforge.imatrix.texts import Text
 from iqforge.runtime.devices import usable_device
+from iqforge.runtime.layers.block import Block
 from iqforge.runtime.model import load_model
 
 from .shared import shared
@@ -54,8 +55,18 @@ def tokens_by_score(model, text: str) -> list[int]:
     return result
 
 
-def test_numbers_per_expert_are_those_of_the_reference():
-    """Its unfused path; it keeps keys and values in 16 bits."""
+def test_numbers_per_expert_are_those_of_the_reference(monkeypatch):
+    """Its unfused path; it keeps keys and values in 16 bits.
+
+    In blocks with experts of architecture llama, ik_llama.cpp (8337e4c) adds the normalised input of the experts to what they give,
+    where Mixtral adds the input itself (`build_llama` passes the one to `llm_build_moe_ffn` with `add_input`). Ours does as Mixtral,
+    as tests/test_runtime.py has it; here the same is done as there, so that the second layer can be compared.
+    """
+    def as_the_reference(block: Block, h: torch.Tensor, batch) -> torch.Tensor:
+        x = block.ffn_norm(h + block.mixer(block.mixer_norm(h), batch))
+        return x + block.ffn(x)
+
+    monkeypatch.setattr(Block, "__call__", as_the_reference)
     theirs = load_imatrix(shared("golden/tools/imatrix/tiny-moe.c256x3.dat"))
     text = shared("golden/tools/eval/text.txt").read_text()
     text = text.removesuffix("\n")
@@ -65,15 +76,8 @@ def test_numbers_per_expert_are_those_of_the_reference():
     for name, entry in ours.entries.items():
         shape = (4, 64, 64) if "_exps" in name else (64, 64)
         assert entry.counts.sum() == (3 * 256 * 2 if "_exps" in name else 3 * 256)
-        a, b = ours.importance(name, shape), theirs.importance(name, shape)
-        if name.startswith("blk.0."):
-            np.testing.assert_allclose(a, b, rtol=1e-3 if "attn" not in name else 3e-3, err_msg=name)
-        else:  # what comes out of the experts of layer 0 differs by some percent there, from their inputs on equal to ours
-            assert (_cosines(a, b) > 0.985).all(), name
-
-
-def _cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
+        np.testing.assert_allclose(ours.importance(name, shape), theirs.importance(name, shape), 
+                                   rtol=3e-3 if "attn_output" in name else 2e-3, err_msg=name)
 
 
 def test_a_vocabulary_with_scores_is_cut_as_the_reference_cuts_it():
