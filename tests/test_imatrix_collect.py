@@ -76,7 +76,7 @@ def test_numbers_per_expert_are_those_of_the_reference(monkeypatch):
     for name, entry in ours.entries.items():
         shape = (4, 64, 64) if "_exps" in name else (64, 64)
         assert entry.counts.sum() == (3 * 256 * 2 if "_exps" in name else 3 * 256)
-        np.testing.assert_allclose(ours.importance(name, shape), theirs.importance(name, shape), 
+        np.testing.assert_allclose(ours.importance(name, shape), theirs.importance(name, shape),
                                    rtol=3e-3 if "attn_output" in name else 2e-3, err_msg=name)
 
 
