@@ -37,6 +37,7 @@ def run(args: argparse.Namespace, api) -> int:
         return run_repack(args, api, src, outputs, threads)
     changes, target, started = changes_of(args), target_options(args, outputs, fields), time.monotonic()
     fitted = None if target is None else fit(args, api, src, target, changes, threads)
+    choosing = time.monotonic() - started if fitted else 0.0
     recipes = recipes_of(args, outputs, fields, plan, fitted.recipe if fitted else None)
     shards = api.Shards(args.keep_split, args.partial_requant, args.split_max_size, args.split_max_tensors)
     printers = [Printer(dry_run=args.dry_run, label=os.path.basename(out) if len(outputs) > 1 else "") for out, _ in outputs]
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace, api) -> int:
         print_totals(out, report)
     seconds = time.monotonic() - started
     if args.dry_run:
-        print_estimate(reports[0].estimate)
+        print_estimate(reports[0].estimate, choosing)
         if args.validate and reports[0].estimate is not None:
             print("reading back, for --validate, is not in that time")
         print("dry run: nothing was written" + (f" but the plan, {printable(args.save_plan)}" if args.save_plan else ""))
@@ -106,8 +107,9 @@ def print_totals(out: str, report: RunReport) -> None:
         print(f"warning: {zeroed} NaN or infinite value(s) in {sum(t.zeroed > 0 for t in report.tensors)} tensor(s) were set to 0")
 
 
-def print_estimate(estimate: Estimate | None) -> None:
-    """What the run would take, and of what the time is made."""
+def print_estimate(estimate: Estimate | None, choosing: float = 0.0) -> None:
+    """What the run would take, and of what the time is made. choosing: seconds that it took to find types for a size, which the run takes
+    again."""
     if estimate is None:
         return
     for disk in estimate.disks:
@@ -117,8 +119,9 @@ def print_estimate(estimate: Estimate | None) -> None:
             print(f"warning: {(disk.needed - disk.free) / MIB:.2f} MiB too few are free in {printable(disk.folder)}")
     print(f"peak memory = {estimate.peak_bytes / MIB:8.2f} MiB (estimated)")
     work = "the disk" if estimate.disk_bound else "quantizing"
-    print(f"time        = {estimate.seconds:8.2f} s (estimated: preparing {estimate.setup:.2f}, loading code {estimate.loading:.2f}, "
-          f"{work} {estimate.working:.2f}, finishing {estimate.finishing:.2f})")
+    types = f"choosing types {choosing:.2f}, " if choosing else ""
+    print(f"time        = {choosing + estimate.seconds:8.2f} s (estimated: {types}preparing {estimate.setup:.2f}, "
+          f"loading code {estimate.loading:.2f}, {work} {estimate.working:.2f}, finishing {estimate.finishing:.2f})")
     if estimate.compiling >= 0.5:
         print(f"searches were compiled in {estimate.compiling:.1f} s, which is kept for later runs; run this again for closer figures")
 

@@ -72,9 +72,9 @@ class Kind:
 @dataclass(frozen=True)
 class Estimate:
     """Of a run that is still to come. seconds: its whole time: `setup` before the first piece, `loading` compiled code once per process,
-    `working`, and `finishing` until the disk has everything. peak_bytes: resident memory. compiling: seconds that were spent now on
-    searches that this machine had not compiled yet. disk_bound: the disk is slower than the rest. disks: the space that the
-    outputs take.
+    `working`, and `finishing` until the disk has everything. peak_bytes: resident memory, and at least what the process had already.
+    compiling: seconds that were spent now on searches that this machine had not compiled yet. disk_bound: the disk is slower than the
+    rest. disks: the space that the outputs take.
     """
 
     seconds: float
@@ -99,6 +99,7 @@ def estimate_run(source: Source, plans: Sequence[Sequence[PlannedTensor]], looku
     Reads some rows, and raises what reading and quantizing them raises, such as NonFiniteError.
     """
     threads = thread_count(threads)
+    before = resident_bytes("VmHWM")
     disks = disk_needs(files)
     kinds = kinds_of(source, plans, lookups, bool(devices))
     n_elements = sum(kind.n_elements for kind in kinds)
@@ -115,7 +116,8 @@ def estimate_run(source: Source, plans: Sequence[Sequence[PlannedTensor]], looku
     working, loading = sum(kind.seconds for kind in kinds), sum(kind.first for kind in kinds) + trial.filling
     total = setup + loading + max(working, writing) + finishing
     peak = base + memory_of_pieces(kinds, trial.workers) + (behind.MAX_BYTES if writing > working else 0)
-    return Estimate(total, peak, setup, loading, max(working, writing), finishing, sum(compiling), writing > working, disks, kinds)
+    return Estimate(total, max(before, peak), setup, loading, max(working, writing), finishing, sum(compiling), writing > working, disks,
+                    kinds)
 
 
 def kinds_of(source: Source, plans: Sequence[Sequence[PlannedTensor]], lookups: Sequence[ImportanceLookup | None],
@@ -214,10 +216,10 @@ def memory_of_pieces(kinds: Sequence[Kind], workers: int) -> int:
     return int(workers * (working + waiting) + mapped)
 
 
-def resident_bytes() -> int:
-    """Of this process, now."""
+def resident_bytes(what: str = "VmRSS") -> int:
+    """Of this process, now; what: VmHWM for the most it had so far."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmRSS:"))
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(what + ":"))
 
 
 @contextlib.contextmanager

@@ -108,7 +108,9 @@ def test_quantizing_straight_from_a_server(tmp_path: Path, monkeypatch):
     folder = make_tiny_llama(tmp_path / "model", n_layers=1)
     iqforge.quantize_model(folder, tmp_path / "expected.gguf", "Q8_0", pure=True)
     with serve(monkeypatch, folder):
-        iqforge.quantize_model("hf://org/model", tmp_path / "made.gguf", "Q8_0", pure=True)
+        dry = iqforge.quantize_model("hf://org/model", tmp_path / "made.gguf", "Q8_0", pure=True, dry_run=True, estimate=True)
+        assert dry.estimate.seconds > 0 and not (tmp_path / "made.gguf").exists()
+        iqforge.quantize_model("hf://org/model", tmp_path / "made.gguf", "Q8_0", pure=True, validate=True)
     assert (tmp_path / "made.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
 
 
