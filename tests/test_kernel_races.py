@@ -1,4 +1,4 @@
-"""Data races within a block of the decoding step's kernels: run on the CPU, a std::thread for a thread, under g++'s thread sanitizer.
+"""Data races within a block of kernels of the decoding step, and of a prompt's experts: run on the CPU, a std::thread for a thread, under g++'s thread sanitizer.
 
 Barriers order what threads do in memory, and nothing else: values that lanes exchange in registers do not.
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from iqforge.cuda_kernels.compile import KernelSpec, expand
+from iqforge.cuda_kernels.prompt import _EXPERTS_SPEC
 from iqforge.cuda_kernels.step_attention import AttentionShape
 from iqforge.cuda_kernels.step_router import router_spec
 from iqforge.cuda_kernels.step_sample import SAMPLE
 
+from .test_prompt_experts_on_host import RUN as RUN_EXPERTS
 from .test_step_kernels_on_host import HEADER, LIMIT, MMA, RUN_ATTENTION, RUN_ROUTER, RUN_SAMPLE
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
@@ -60,6 +63,18 @@ int main() {
 '''
 
 
+MAIN_EXPERTS = NUMBERS + '''
+int main() {
+    const int tokens = 5, experts = 40, used = 4, n = 20;
+    auto logits = numbers(tokens * experts), weights = numbers(tokens * used);
+    std::vector<int> ids(n), ends(experts), sources(n), rows(n);
+    route(logits.data(), tokens, experts, used, used, 0.0f, ids.data(), weights.data());
+    for (int& id : ids) id = id % 2 - (id % 7 == 0);
+    group(ids.data(), n, 2, ends.data(), sources.data(), rows.data());
+}
+'''
+
+
 def races(folder, spec: KernelSpec, run: str, main: str, change=lambda source: source) -> str:
     """What the sanitizer says of a run; nothing if there are no races."""
     defines = "".join(f"#define {name} {value}\n" for name, value in spec.defines)
@@ -90,6 +105,11 @@ def test_router(tmp_path):
 
 def test_draws(tmp_path):
     assert not races(tmp_path, SAMPLE, RUN_SAMPLE, MAIN_SAMPLE)
+
+
+def test_experts_of_a_prompt(tmp_path):
+    spec = replace(_EXPERTS_SPEC, defines=(("warp_sum", "prompt_warp_sum"),))  # the header for the CPU has one already
+    assert not races(tmp_path, spec, RUN_EXPERTS, MAIN_EXPERTS)
 
 
 def test_a_barrier_that_is_missing_is_found(tmp_path):
