@@ -1,4 +1,6 @@
-"""Data races within a block of kernels of the decoding step, and of a prompt's experts: run on the CPU, a std::thread for a thread, under g++'s thread sanitizer.
+"""Data races within a block of kernels of the decoding step, and of a prompt's experts.
+
+They run on the CPU, a std::thread for a thread, under g++'s thread sanitizer.
 
 Barriers order what threads do in memory, and nothing else: values that lanes exchange in registers do not.
 """
@@ -38,8 +40,8 @@ int main() {
     std::vector<u8> cache_k((size_t)capacity * HEADS_KV * ROW_K), cache_v((size_t)capacity * HEADS_KV * ROW_V);
     std::vector<float> out(ROWS * HEADS * DV);
     for (int position : {0, 61, 300})
-        run(4, q.data(), k.data(), v.data(), norm.data(), norm.data(), 1e-6f, angles.data(), cache_k.data(), cache_v.data(), &position, 0.1f,
-            out.data());
+        run(4, q.data(), k.data(), v.data(), norm.data(), norm.data(), 1e-6f, angles.data(), cache_k.data(), cache_v.data(), &position,
+            0.1f, out.data());
 }
 '''
 MAIN_ROUTER = NUMBERS + '''
