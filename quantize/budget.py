@@ -106,7 +106,7 @@ def allowed_types(names: Sequence[str], encodable: Sequence[str]) -> list[GGMLTy
 
 
 def candidates(tensor: TensorInfo, weighted: bool, types: Sequence[GGMLType], chosen_by_user: bool) -> list[GGMLType]:
-    """The types that are tried for a tensor. weighted: there are importances for it. ShapeError's kin where none is left: UsageError.
+    """The types that are tried for a tensor. weighted: there are importances for it. UsageError where none is left.
 
     By default types of 32 elements are only tried where those of 256 do not fit."""
     fitting = [type for type in types if fits(type, tensor) and (weighted or not type.needs_importance)]

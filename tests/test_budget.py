@@ -103,7 +103,7 @@ def models(tmp_path_factory):
     for name in ("llama", "moe"):
         with CheckpointSource(open_checkpoint(folder / name)) as opened:
             paths[name] = write_gguf(folder / f"{name}.gguf", opened)
-    return paths
+    return paths | {"folder": folder / "llama"}
 
 
 def importances(path) -> Imatrix:
@@ -125,6 +125,21 @@ def test_result_has_the_size_asked_for(models, tmp_path, name, bpw):
         number = source.metadata["general.file_type"].data
     assert types <= {"Q2_K", "IQ4_K", "Q8_0"} and len(types) > 1
     assert number in {kind.number for kind in FILE_TYPES.values() if kind.base.name in types}
+
+
+def test_checkpoint_folders_are_quantized_to_a_size_too(models, tmp_path):
+    fitted = iqforge.recipe_for_target(models["folder"], importances(models["llama"]), bpw=4.2, types=TYPES)
+    report = iqforge.quantize_model(models["folder"], tmp_path / "out.gguf", fitted.recipe, importances(models["llama"]))
+    assert report.target_bytes == fitted.n_bytes and 0.985 * 4.2 <= report.bits_per_weight <= 4.2
+
+
+def test_layers_that_are_left_out_do_not_count(models, tmp_path):
+    changes = iqforge.Changes(prune_layers=[1, 2])
+    fitted = iqforge.recipe_for_target(models["llama"], bpw=4.2, types=TYPES, changes=changes)
+    report = iqforge.quantize_model(models["llama"], tmp_path / "out.gguf", fitted.recipe, changes=changes)
+    assert report.target_bytes == fitted.n_bytes and len(fitted.damage) == 2 * 7 + 2
+    with pytest.raises(UsageError, match="measured with all layers"):
+        iqforge.recipe_for_target(models["llama"], bpw=4.2, types=TYPES, changes=changes, damage="d.json")
 
 
 def test_a_size_is_that_of_the_file(models, tmp_path):
