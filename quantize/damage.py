@@ -32,7 +32,7 @@ FORMAT = "iqforge sensitivities 1"
 _BY_PART = (("attn_qkv", 0.8), ("attn_q", 0.16), ("attn_k", 0.22), ("attn_v", 0.47), ("attn_output", 0.55), ("ffn_gate", 0.51),
             ("ffn_up", 0.35), ("ffn_down", 0.88), ("", 0.5))
 _OUTPUT, _EMBEDDING = 0.95, 0.25
-_LEAST_OF_ROLE = 0.1  # a measured sensitivity below this part of what the role suggests: the text hardly met the tensor
+_LEAST_OF_ROLE = 0.1  # a measured sensitivity counts as at least this part of what the role suggests: the text hardly met the tensor
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,20 @@ class Sensitivities:
 
     @classmethod
     def load(cls, path: str | os.PathLike, tensors: Sequence[TensorInfo], facts: ModelFacts) -> Sensitivities:
-        """Those of a file that `save_probes` wrote. NotFoundError, MalformedFileError; UsageError for a tensor that it does not have."""
-        values: dict[str, float] = {}
+        """Those of a file that `save_probes` wrote, each halfway (geometrically) to what its role suggests: a measurement is of one text and
+        one type, and taken alone does worse where divergences do not add up, as with experts (docs/benchmarks/budget.md).
+
+        NotFoundError, MalformedFileError; UsageError for a tensor that it does not have."""
+        measured: dict[str, float] = {}
         for probe in load_probes(path):
-            values |= {name: probe.kld / probe.error if probe.error else 0.0 for name in probe.tensors}
+            measured |= {name: probe.kld / probe.error if probe.error else 0.0 for name in probe.tensors}
         for tensor in tensors:
-            if tensor.name not in values:
+            if tensor.name not in measured:
                 raise UsageError(f"{os.fspath(path)} has no sensitivity of it: was it measured on another model?", tensor=tensor.name)
-            values[tensor.name] = max(values[tensor.name], _LEAST_OF_ROLE * role_sensitivity(tensor.name, facts))
+        roles = {tensor.name: role_sensitivity(tensor.name, facts) for tensor in tensors}
+        logs = [math.log(measured[name] / role) for name, role in roles.items() if measured[name] > 0]
+        scale = math.exp(math.fsum(logs) / len(logs)) if logs else 1.0
+        values = {name: math.sqrt(max(measured[name], _LEAST_OF_ROLE * scale * role) * scale * role) for name, role in roles.items()}
         return cls(values, os.path.basename(path))
 
     def damage(self, name: str, error: float) -> float:
