@@ -58,8 +58,8 @@ class Sensitivities:
 
     @classmethod
     def load(cls, path: str | os.PathLike, tensors: Sequence[TensorInfo], facts: ModelFacts) -> Sensitivities:
-        """Those of a file that `save_probes` wrote, each halfway (geometrically) to what its role suggests: a measurement is of one text and
-        one type, and taken alone does worse where divergences do not add up, as with experts (docs/benchmarks/budget.md).
+        """Those of a file that `save_probes` wrote, each halfway (geometrically) to what its role suggests: a measurement is of one text
+        and one type, and taken alone does worse where divergences do not add up, as with experts (docs/benchmarks/budget.md).
 
         NotFoundError, MalformedFileError; UsageError for a tensor that it does not have."""
         measured: dict[str, float] = {}
