@@ -52,7 +52,8 @@ def collect_imatrix(model: PathLike | Model, text: PathLike | Sequence[PathLike]
     from .imatrix.all_experts import router_rows
     from .imatrix.cold_experts import fill_cold_experts
     from .imatrix.coverage import measure_coverage
-    from .imatrix.data import Imatrix
+    from .imatrix.data import Imatrix, check_fits
+    from .imatrix.merge import check_arguments
     from .imatrix.merge import merge_imatrices as merge
     from .imatrix.saving import Saver
     from .imatrix.texts import Text
@@ -71,11 +72,13 @@ def collect_imatrix(model: PathLike | Model, text: PathLike | Sequence[PathLike]
         weights = None if in_weights is None else [*in_weights, 1.0]
         return merge([*loaded_files, imatrix], weights, chunk_size=n_ctx, weighting=weighting) if loaded_files else imatrix
 
-    if in_weights is not None and len(in_weights) != len(loaded_files):
-        raise UsageError(f"{len(in_weights)} weights are given for {len(loaded_files)} importance matrices")
+    if loaded_files or in_weights:  # errors before any work
+        check_arguments(loaded_files, in_weights or [1.0] * len(loaded_files), n_ctx, weighting)
     with opened_model(model) as loaded:
+        for file in loaded_files:
+            check_fits(file, loaded.source.tensors)
         routers = router_rows(loaded) if cold_experts == "neighbours" else None
-        fill_cold_experts(Imatrix(), cold_experts, least=min_tokens, prior_tokens=prior_tokens)  # errors before any work
+        fill_cold_experts(Imatrix(), cold_experts, least=min_tokens, prior_tokens=prior_tokens)
         settings = {"n_ctx": n_ctx, "from_chunk": from_chunk, "process_output": process_output, "output_name": output_name,
                     "parse_special": parse_special, "compute_perplexity": compute_perplexity, "batch_tokens": batch_tokens,
                     "all_experts": cold_experts == "all-experts"}

@@ -28,6 +28,11 @@ def refuse_same_file(output: str | os.PathLike, inputs: Iterable[str | os.PathLi
             raise OutputError(f"the output is the same file as the input {printable(os.fspath(path), 400)}", file=output)
 
 
+def check_output(path: str | os.PathLike) -> None:
+    """OutputError if no file can be written at `path`: for work that takes long before anything is written. Leaves nothing behind."""
+    PartFile(path).abort()
+
+
 def check_space(folder: str | os.PathLike, n_bytes: int, file: str | os.PathLike) -> None:
     """OutputError with both numbers if fewer than `n_bytes` are free where `folder` is."""
     try:

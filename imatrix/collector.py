@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
 
 import numpy as np
 import torch
 
-from ..errors import ImatrixError
+from ..errors import ImatrixError, printable
 from ..runtime.evaluate.perplexity import Perplexity, check_finite
 from ..runtime.evaluate.scores import Moments, exp_or_inf, negative_log_likelihood
 from ..runtime.evaluate.windows import DEFAULT_BATCH, DEFAULT_CONTEXT, Clock, ProgressCallback
@@ -18,6 +19,8 @@ from .all_experts import AllExperts
 from .data import Entry, Imatrix, Snapshot
 from .similarity import LayerSimilarity
 from .texts import Text, text_at, windows_of
+
+log = logging.getLogger(__name__)
 
 Checkpoint = Callable[[int, Callable[[], Snapshot]], None]
 
@@ -50,6 +53,11 @@ class Collector:
             weighted = new.double() * self.weight
             # Those of an interrupted run come from a file, not from the device.
             totals[name] = totals[name].to(new.device).add_(weighted) if name in totals else weighted
+
+    @property
+    def names(self) -> Set[str]:
+        """Of the tensors seen so far."""
+        return self._sums.keys()
 
     def forget_inputs(self) -> None:
         """Let go of the last input, which would be kept alive otherwise."""
@@ -134,6 +142,8 @@ def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *
             if checkpoint is not None and done < len(windows):
                 checkpoint(done, snapshot)
     collector.forget_inputs()
+    if process_output and output_name not in collector.names:
+        log.warning("no product with a matrix %s was seen: the output is not collected", printable(output_name))
     if on_perplexity is not None and compute_perplexity:
         value = exp_or_inf(scores.mean)
         on_perplexity(Perplexity(value, value * scores.error, scores.mean, scores.n, done, n_ctx, clock.seconds))

@@ -63,6 +63,8 @@ def run(args: argparse.Namespace, api) -> int:
         return _show_statistics(args)
     if args.file and args.prompt:
         raise UsageError("-f TEXT or -p TEXT, not both")
+    if args.min_tokens < 0:
+        raise UsageError(f"--coverage is {args.min_tokens}, expected 0 or more")
     if not args.file and not args.prompt:
         return _combine(args, api)
     if not args.model:
@@ -105,6 +107,10 @@ def _combine(args: argparse.Namespace, api) -> int:
         raise UsageError("-f TEXT is needed")
     if args.cold_experts in ("neighbours", "all-experts"):
         raise UsageError(f"--cold-experts {args.cold_experts} needs a model and a text")
+    given = [flag for flag, value in (("-m", args.model), ("--process-output", args.process_output), ("--resume", args.resume),
+                                      ("--save-frequency", args.save_frequency), ("-lsim", args.layer_similarity)) if value]
+    if given:
+        note(", ".join(given), "without a text files are only added up")
     _say(api.merge_imatrices(args.in_file, args.output, weights=args.in_weight, chunk_size=args.ctx_size, weighting=args.in_weighting,
                              output_format=args.output_format, cold_experts=args.cold_experts or "none", min_tokens=args.min_tokens,
                              prior_tokens=args.prior_tokens), args)
@@ -128,7 +134,7 @@ def _say(imatrix, args: argparse.Namespace) -> None:
             counts = f"{entry.counts.min()} to {entry.counts.max()}" if len(entry.counts) > 1 else f"{entry.counts[0]}"
             print(f"{printable(name)}: {entry.shape[0]} x {entry.shape[1]}, {counts} {unit}")
     size = "" if imatrix.counts_calls else f" of {imatrix.chunk_size} tokens"
-    print(f"{len(imatrix.entries)} entries from {imatrix.chunk_count} chunks{size} written to {args.output}")
+    print(f"{len(imatrix.entries)} entries from {imatrix.chunk_count} chunks{size} written to {printable(args.output, 400)}")
 
 
 class _TextWeight(argparse.Action):

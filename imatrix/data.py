@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..errors import ImatrixError
+from ..errors import ImatrixError, printable
+from ..formats.source import TensorInfo
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class Imatrix:
         None if neither the tensor nor one with the same input has an entry. ImatrixError if the entry has another size; for the
         token embedding, which is looked up and not multiplied, that is only logged.
         """
-        found = self._find(name)
+        found = self.find(name)
         if found is None:
             return None
         n_cols, n_matrices = shape[-1], int(np.prod(shape[:-2], dtype=np.int64))
@@ -133,12 +134,28 @@ class Imatrix:
             raise ImatrixError(message, file=self.path, tensor=name)
         return entry.matrices(n_matrices)
 
-    def _find(self, name: str) -> str | None:
+    def find(self, name: str) -> str | None:
+        """The entry that tells about tensor `name`: its own, or that of one with the same input; None if there is neither."""
         if name in self.entries:
             return name
-        stem, dot, kind = name.rpartition(".weight")[0].rpartition(".")
-        candidates = (f"{stem}{dot}{other}" for other in _ALTERNATIVES.get(f"{kind}.weight", ()))
-        return next((candidate for candidate in candidates if candidate in self.entries), None)
+        return next((other for other in alternatives(name) if other in self.entries), None)
+
+
+def alternatives(name: str) -> list[str]:
+    """Tensors whose inputs tell about that of tensor `name`, the best first."""
+    stem, dot, kind = name.rpartition(".weight")[0].rpartition(".")
+    return [f"{stem}{dot}{other}" for other in _ALTERNATIVES.get(f"{kind}.weight", ())]
+
+
+def check_fits(imatrix: Imatrix, tensors: Sequence[TensorInfo]) -> None:
+    """ImatrixError if an entry has not the size that one of a model's `tensors` needs; entries for none of them are logged."""
+    names = {tensor.name for tensor in tensors}
+    for tensor in tensors:
+        if tensor.name != "token_embd.weight":
+            imatrix.entry(tensor.name, tensor.shape)
+    if unknown := [name for name in imatrix.entries if name not in names and names.isdisjoint(alternatives(name))]:
+        log.warning("%s: the model has no tensor for %d of %d entries, such as %s: are they of another model?", imatrix.path, len(unknown),
+                    len(imatrix.entries), printable(unknown[0]))
 
 
 def _of_heads(entry: Entry, n: int) -> Entry:

@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-
 from ..errors import ImatrixError, UsageError
 from .data import Entry, Imatrix
 from .experts import split_experts, with_experts
 from .stored import ComputedEntries
 
-_MOST_WEIGHT = 1e6
+MOST_WEIGHT = 1e6  # counts stay far below what 64 bits hold
 DEFAULT_CHUNK = 512  # tokens of a call, where nothing says it
 WEIGHTINGS = ("tokens", "calls")
 
@@ -35,7 +34,7 @@ def merge_imatrices(parts: Sequence[Imatrix], weights: Sequence[float] | None = 
     UsageError for weights that are not positive, or fractions with `calls`; ImatrixError for a size that differs, naming both files.
     """
     weights = [1.0] * len(parts) if weights is None else list(weights)
-    _check_arguments(parts, weights, chunk_size, weighting)
+    check_arguments(parts, weights, chunk_size, weighting)
     given = parts
     known = next((part.chunk_size for part in parts if not part.counts_calls), None)
     if weighting == "tokens":
@@ -64,7 +63,8 @@ def as_tokens(imatrix: Imatrix, chunk_size: int) -> Imatrix:
     return replace(imatrix, entries=ComputedEntries(calls, scaled), chunk_size=chunk_size)
 
 
-def _check_arguments(parts: Sequence[Imatrix], weights: Sequence[float], chunk_size: int | None, weighting: str) -> None:
+def check_arguments(parts: Sequence[Imatrix], weights: Sequence[float], chunk_size: int | None, weighting: str) -> None:
+    """UsageError for what `merge_imatrices` would not take."""
     if weighting not in WEIGHTINGS:
         raise UsageError(f"the weighting is '{weighting}', expected {' or '.join(WEIGHTINGS)}")
     if not parts:
@@ -74,8 +74,8 @@ def _check_arguments(parts: Sequence[Imatrix], weights: Sequence[float], chunk_s
     if chunk_size is not None and chunk_size < 2:
         raise UsageError(f"the chunk size is {chunk_size}, expected at least 2 tokens")
     for weight in weights:
-        if not 0 < weight <= _MOST_WEIGHT:
-            raise UsageError(f"a weight is {weight:g}, expected a positive number, at most {_MOST_WEIGHT:g}")
+        if not 0 < weight <= MOST_WEIGHT:
+            raise UsageError(f"a weight is {weight:g}, expected a positive number, at most {MOST_WEIGHT:g}")
         if weighting == "calls" and weight % 1:
             raise UsageError(f"a weight is {weight:g}: calls can only be counted whole")
 

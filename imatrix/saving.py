@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from ..errors import UsageError
-from ..formats.output import output_error
+from ..formats.output import check_output, output_error
 from .data import Imatrix, Snapshot
 from .files import output_format_of, save_imatrix
 from .snapshot import load_snapshot, save_snapshot
@@ -36,7 +36,10 @@ class Saver:
         self._saved_at = time.monotonic()
 
     def start(self, resume: bool) -> Snapshot | None:
-        """What to go on from, if `resume` and there is something. ImatrixError if it is of another run."""
+        """What to go on from, if `resume` and there is something. ImatrixError if it is of another run, OutputError if nothing can be
+        written where the results go."""
+        for path in (self.out, self.resume_path):
+            check_output(path)
         if not os.path.exists(self.resume_path):
             return None
         if not resume:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import UsageError
+from ..errors import EvaluationError, UsageError
 from ..runtime.evaluate.windows import Windows
 from ..runtime.model import Model
+from .merge import MOST_WEIGHT
 
 
 @dataclass(frozen=True)
 class Text:
     """A text (or its tokens), the name under which a file records it, and its weight: every token of it counts so many times.
 
-    UsageError for a weight that is not a positive number.
+    UsageError for a weight that is not a positive number of at most MOST_WEIGHT.
     """
 
     content: str | Sequence[int]
@@ -24,16 +24,25 @@ class Text:
     weight: float = 1.0
 
     def __post_init__(self):
-        if not 0 < self.weight < math.inf:
-            raise UsageError(f"the weight of a text is {self.weight:g}, expected a positive number")
+        if not 0 < self.weight <= MOST_WEIGHT:
+            raise UsageError(f"the weight of a text is {self.weight:g}, expected a positive number, at most {MOST_WEIGHT:g}")
 
 
 def windows_of(model: Model, texts: Sequence[Text], n_ctx: int, chunks: int, from_chunk: int = 0, parse_special: bool = False) -> Windows:
     """The windows of all texts, at most `chunks` of each if that is positive, behind its first `from_chunk`. None has tokens of two texts.
 
-    EvaluationError for a text that is too short.
+    EvaluationError naming a text that is too short.
     """
-    return Windows.joined([Windows.of_text(model, text.content, n_ctx, chunks, from_chunk, parse_special) for text in texts])
+    return Windows.joined([_windows(model, text, n_ctx, chunks, from_chunk, parse_special) for text in texts])
+
+
+def _windows(model: Model, text: Text, n_ctx: int, chunks: int, from_chunk: int, parse_special: bool) -> Windows:
+    try:
+        return Windows.of_text(model, text.content, n_ctx, chunks, from_chunk, parse_special)
+    except EvaluationError as error:
+        if error.file is not None or not text.name:
+            raise
+        raise EvaluationError(error.message, file=text.name) from None
 
 
 def text_at(windows: Windows, window: int) -> int:

@@ -1,0 +1,90 @@
+"""What is wrong with a collection's inputs and outputs is said before it starts; files with other names for the same input add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import iqforge
+from iqforge.cli import main
+from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.source import CheckpointSource
+from iqforge.errors import EvaluationError, ImatrixError, OutputError, UsageError
+from iqforge.imatrix.data import Entry, Imatrix
+from iqforge.imatrix.files import load_imatrix, save_imatrix
+
+from .tiny_checkpoint import PROSE, make_tiny_llama
+from .tiny_model import write_gguf
+
+N_CTX = 32
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    make_tiny_llama(folder / "hf", n_layers=1)
+    with CheckpointSource(open_checkpoint(folder / "hf")) as source:
+        return write_gguf(folder / "model.gguf", source)
+
+
+def imatrix(name: str, n_cols: int, tokens: int = N_CTX) -> Imatrix:
+    return Imatrix({name: Entry(np.ones((1, n_cols)), np.array([tokens]))}, 1, N_CTX)
+
+
+def never(progress) -> None:
+    raise AssertionError("the collection has started")
+
+
+@pytest.mark.parametrize("options, error, message", [
+    ({"out": "nowhere/x.dat"}, OutputError, "nowhere/x.dat: cannot be written"),
+    ({"out": "folder"}, OutputError, "not a regular file"),
+    ({"in_files": [imatrix("blk.0.attn_q.weight", 8)]}, ImatrixError, "tensor 'blk.0.attn_q.weight': .* has 8 values"),
+    ({"in_files": [imatrix("blk.0.attn_q.weight", 256)], "in_weights": [-1]}, UsageError, "a weight is -1"),
+    ({"in_files": [imatrix("blk.0.attn_q.weight", 256)], "in_weights": [1, 2]}, UsageError, "2 weights are given for 1"),
+    ({"in_weights": [1]}, UsageError, "no importance matrix"),
+    ({"text_weights": [1e7]}, UsageError, "the weight of a text is 1e.07, expected a positive number, at most 1e.06"),
+])
+def test_errors_before_any_work(model, tmp_path, monkeypatch, options, error, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(error, match=message):
+        iqforge.collect_imatrix(model, PROSE, **{"out": "x.dat", "n_ctx": N_CTX, "chunks": 2} | options, progress=never)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_text_that_is_too_short_is_named(model, tmp_path):
+    for name, content in (("long.txt", PROSE), ("short.txt", "of 12")):
+        (tmp_path / name).write_text(content)
+    with pytest.raises(EvaluationError, match="short.txt: the text has"):
+        iqforge.collect_imatrix(model, [tmp_path / "long.txt", tmp_path / "short.txt"], n_ctx=N_CTX, progress=never)
+
+
+def test_entries_that_the_model_has_no_tensor_for(model, caplog):
+    both = imatrix("blk.0.attn_q.weight", 256)
+    both.entries["blk.7.attn_q.weight"] = both.entries["blk.0.attn_q.weight"]
+    found = iqforge.collect_imatrix(model, PROSE, n_ctx=N_CTX, chunks=1, in_files=[both])
+    assert found.entries["blk.0.attn_q.weight"].counts.tolist() == [2 * N_CTX]
+    assert "no tensor for 1 of 2 entries, such as blk.7.attn_q.weight" in caplog.text
+    caplog.clear()
+    iqforge.collect_imatrix(model, PROSE, n_ctx=N_CTX, chunks=1, in_files=[imatrix("blk.0.attn_q.weight", 256)])
+    assert not caplog.records
+
+
+def test_an_output_matrix_that_is_not_there(model, caplog):
+    options = {"n_ctx": N_CTX, "chunks": 1, "process_output": True}
+    assert "output.weight" in iqforge.collect_imatrix(model, PROSE, **options).entries and not caplog.records
+    iqforge.collect_imatrix(model, PROSE, **options, output_name="outputs.weight")
+    assert "no product with a matrix outputs.weight was seen" in caplog.text
+
+
+def test_flags_of_the_command(model, tmp_path, capsys):
+    save_imatrix(imatrix("blk.0.attn_q.weight", 256), path := tmp_path / "a.dat")
+    out = tmp_path / "b\x1b[31m.dat"
+    assert main(["imatrix", "--in-file", str(path), "-o", str(out), "-lsim", "--resume"]) == 0
+    told = capsys.readouterr()
+    assert "note: --resume, -lsim change nothing here" in told.err and "b\\x1b[31m.dat" in told.out and "\x1b" not in told.out
+    assert load_imatrix(out).chunk_count == 1
+    assert main(["imatrix", "--in-file", str(path), "-o", str(out), "--coverage", "-1"]) == 1
+    assert "--coverage is -1" in capsys.readouterr().err
