@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ImatrixError, printable
 from .data import Entry, Imatrix
-from .experts import split_experts, with_experts
+from .experts import split_experts, with_experts, with_same_names
 from .statistics import aligned, cosine
 
 
@@ -44,8 +44,8 @@ class Comparison:
 
 
 def compare(a: Imatrix, b: Imatrix) -> Comparison:
-    """Entry by entry. ImatrixError naming both files for an entry of another size: these are two models."""
-    first, second = with_experts(a), with_experts(b)
+    """Entry by entry, gate and up of experts also where they are one tensor in one of the files. ImatrixError naming both files for an entry of another size: these are two models."""
+    first, second = with_same_names([with_experts(a), with_experts(b)])
     found = []
     for name, entry in first.entries.items():
         if (other := second.entries.get(name)) is not None:

@@ -26,7 +26,7 @@ _ALTERNATIVES = {
     "attn_v_b.weight": ("attn_kv_b.weight",),
     "attn_kv_b.weight": ("attn_v_b.weight",),
 }
-_LATENT = ("attn_v_b.weight", "attn_kv_b.weight")
+LATENT = ("attn_v_b.weight", "attn_kv_b.weight")
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Imatrix:
             return None
         n_cols, n_matrices = shape[-1], int(np.prod(shape[:-2], dtype=np.int64))
         entry = self.entries[found]
-        if name.endswith(_LATENT) and entry.size % n_cols == 0 and entry.size != n_cols * n_matrices:
+        if name.endswith(LATENT) and entry.size % n_cols == 0 and entry.size != n_cols * n_matrices:
             return _of_heads(entry.matrices(entry.size // n_cols), n_matrices)
         if entry.size != n_cols * n_matrices or len(entry.counts) not in (1, n_matrices):
             message = (f"the importance matrix has {entry.size} values in {len(entry.counts)} matrices, shape {list(shape)} needs "

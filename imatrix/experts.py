@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from .data import Entry, Imatrix
+from .data import LATENT, Entry, Imatrix, alternatives
 from .stored import ComputedEntries
 
-_SEE_THE_ROUTERS_INPUT = ("ffn_up_exps.weight", "ffn_gate_exps.weight", "ffn_gate_up_exps.weight")
+_GATE_UP = "ffn_gate_up_exps.weight"
+_SEE_THE_ROUTERS_INPUT = ("ffn_up_exps.weight", "ffn_gate_exps.weight", _GATE_UP)
 
 
 def with_experts(imatrix: Imatrix) -> Imatrix:
@@ -33,6 +34,24 @@ def split_experts(entry: Entry, n_experts: int) -> Entry:
     sums, count = entry.sums.reshape(n_experts, -1), int(entry.counts[0])
     missing = (sums == count).all(axis=1)
     return Entry(np.where(missing[:, None], 0.0, sums), np.where(missing, 0, count), entry.calls)
+
+
+def with_same_names(parts: Sequence[Imatrix]) -> list[Imatrix]:
+    """`parts` of one model with the same names for tensors that see the same input, which not all files have an entry for.
+
+    Gate and up of experts are one tensor (`ffn_gate_up_exps`) in some files of a model and two in others: then all get the two. Where a
+    fused gate was not observed (ik_llama.cpp), the entry of up stands for it, in layers where another part has both.
+    """
+    names = {name for part in parts for name in part.entries}
+    names -= {name for name in names if name.endswith(_GATE_UP) and not names.isdisjoint(alternatives(name))}
+
+    def renamed(part: Imatrix) -> Imatrix:
+        found = {name: name if name.endswith(LATENT) else part.find(name) for name in names}
+        found = {name: own for name, own in found.items() if own in part.entries}
+        order = [name for name in part.entries if name in found] + sorted(found.keys() - part.entries.keys())
+        return replace(part, entries=ComputedEntries(order, lambda name: part.entries[found[name]]))
+
+    return [part if part.entries.keys() == names else renamed(part) for part in parts]
 
 
 def _n_experts(entries: Mapping[str, Entry], name: str) -> int:

@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ..errors import ImatrixError, UsageError
 from .data import Entry, Imatrix
-from .experts import split_experts, with_experts
+from .experts import split_experts, with_experts, with_same_names
 from .stored import ComputedEntries
 
 MOST_WEIGHT = 1e6  # counts stay far below what 64 bits hold
@@ -42,8 +44,10 @@ def merge_imatrices(parts: Sequence[Imatrix], weights: Sequence[float] | None = 
         if known or any(weight % 1 for weight in weights):
             chunk_size = chunk_size or known or DEFAULT_CHUNK
             parts = [as_tokens(part, chunk_size) for part in parts]
-    names, of_calls = sorted({name for part in parts for name in part.entries}), [part.counts_calls for part in given]
-    entries = ComputedEntries(names, lambda name: _added_up(name, parts, weights, weighting, of_calls))
+    parts = with_same_names(parts)
+    seen = [None if part.counts_calls else max((int(entry.counts.max()) for entry in part.entries.values()), default=0) for part in given]
+    names = sorted({name for part in parts for name in part.entries})
+    entries = ComputedEntries(names, lambda name: _added_up(name, parts, weights, weighting, seen))
     size = 1 if all(part.counts_calls for part in parts) else chunk_size or known or DEFAULT_CHUNK
     merged = Imatrix(entries, 0, size, tuple(name for part in parts for name in part.datasets))
     merged.chunk_count = max((entry.calls or max(1, int(entry.counts.max()) // merged.chunk_size) for entry in entries.values()), default=0)
@@ -84,12 +88,13 @@ def _weighted(entry: Entry, weight: float) -> Entry:
     return entry if weight == 1 else Entry(entry.sums * weight, entry.counts * weight, entry.calls).whole()
 
 
-def _added_up(name: str, parts: Sequence[Imatrix], weights: Sequence[float], weighting: str, of_calls: Sequence[bool]) -> Entry:
+def _added_up(name: str, parts: Sequence[Imatrix], weights: Sequence[float], weighting: str, seen: Sequence[int | None]) -> Entry:
+    """`seen`: tokens of each part, None of those that count calls."""
     total, first = None, None
-    share = _share(name, [part for part, calls in zip(parts, of_calls) if not calls and name in part.entries])
-    for part, weight, calls in zip(parts, weights, of_calls):
+    share = _share([(part.entries[name].counts, tokens) for part, tokens in zip(parts, seen) if tokens and name in part.entries])
+    for part, weight, tokens in zip(parts, weights, seen):
         if name in part.entries:
-            entry = _weighted(part.entries[name], weight * share if calls and weighting == "tokens" else weight)
+            entry = _weighted(part.entries[name], weight * share if tokens is None and weighting == "tokens" else weight)
             if weighting == "calls":
                 entry = Entry(entry.sums, entry.counts, _calls(part, entry, weight))
             if total is None:
@@ -99,14 +104,10 @@ def _added_up(name: str, parts: Sequence[Imatrix], weights: Sequence[float], wei
     return total
 
 
-def _share(name: str, parts: Sequence[Imatrix]) -> float:
-    """Of all tokens, those that an expert of `name` has seen on average, in `parts` that count tokens; 1 where they do not tell."""
-    counts = [(part.entries[name].counts, part.chunk_count * part.chunk_size) for part in parts]
-    counts = [(seen, total) for seen, total in counts if len(seen) > 1 and total > 0]
-    if not counts:
-        return 1.0
-    share = sum(float(seen.mean()) for seen, _ in counts) / sum(total for _, total in counts)
-    return min(share, 1.0) or 1.0
+def _share(counts: Sequence[tuple[np.ndarray, int]]) -> float:
+    """Of all tokens, those that an expert has seen on average, from what each expert and what the whole model saw; 1 where nothing tells."""
+    counts = [(experts, tokens) for experts, tokens in counts if len(experts) > 1]
+    return sum(float(experts.mean()) for experts, _ in counts) / sum(tokens for _, tokens in counts) if counts else 1.0
 
 
 def _calls(part: Imatrix, entry: Entry, weight: float) -> int:

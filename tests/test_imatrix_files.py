@@ -150,13 +150,14 @@ def test_calls_become_tokens_beside_tokens(tmp_path):
     # The first expert's means are 1: it saw nothing. The router's row says where it ends.
     assert with_experts(calls).entries[UP].counts.tolist() == [0, 3]
     fresh = tokens([[0.5, 0.5], [0, 0]], [8, 0])
+    fresh.entries[ROUTER] = Entry(np.ones((1, 2)), np.array([N_CTX]))
     merged = merge_imatrices([calls, fresh])
     # An expert saw 4 of 32 tokens in what counts them, so of the file's 3 * 32 it is taken to have seen an eighth.
-    assert merged.entries[UP].counts.tolist() == [8, 12] and merged.chunk_size == N_CTX and merged.chunk_count == 4
+    assert merged.entries[UP].counts.tolist() == [8, 12] and merged.chunk_size == N_CTX and merged.chunk_count == 5
     np.testing.assert_array_equal(merged.entries[UP].means, [[0.0625, 0.0625], [2, 3]])
-    assert merged.entries[ROUTER].counts.tolist() == [4 * N_CTX]
+    assert merged.entries[ROUTER].counts.tolist() == [5 * N_CTX]
     as_ik = merge_imatrices([calls, fresh], weighting="calls")
-    assert as_ik.entries[UP].counts.tolist() == [11, 3] and as_ik.entries[UP].calls == 4 and as_ik.chunk_count == 4
+    assert as_ik.entries[UP].counts.tolist() == [11, 3] and (as_ik.entries[UP].calls, as_ik.chunk_count) == (4, 5)
     assert as_ik.entries[UP].sums.tolist() == [[3.5, 3.5], [6, 9]]
     # Fractions of calls are those of tokens.
     half = merge_imatrices([calls, calls], [0.5, 1])

@@ -88,3 +88,41 @@ def test_flags_of_the_command(model, tmp_path, capsys):
     assert load_imatrix(out).chunk_count == 1
     assert main(["imatrix", "--in-file", str(path), "-o", str(out), "--coverage", "-1"]) == 1
     assert "--coverage is -1" in capsys.readouterr().err
+
+
+def experts(kinds: tuple[str, ...], counts: list[int], factor: float = 1.0, router: bool = True) -> Imatrix:
+    entries = {f"blk.0.ffn_{kind}.weight": Entry(factor * np.outer(counts, [1.0, 2.0]), np.array(counts)) for kind in kinds}
+    return Imatrix(entries | ({"blk.0.ffn_gate_inp.weight": Entry(np.ones((1, 2)), np.array([64]))} if router else {}), 2, N_CTX)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("weighting", ["tokens", "calls"])
+def test_gate_and_up_in_one_tensor_or_two_add_up(first, weighting):
+    two, one, fused = (experts(kinds, [30, 34], factor) for kinds, factor in ((("gate_exps", "up_exps"), 1), (("gate_up_exps",), 3),
+                                                                             (("up_exps",), 5)))
+    merged = iqforge.merge_imatrices([one, two, fused] if first else [two, one, fused], weighting=weighting)
+    assert sorted(merged.entries) == [f"blk.0.ffn_{kind}.weight" for kind in ("gate_exps", "gate_inp", "up_exps")]
+    for kind in ("gate", "up", "gate_up"):
+        entry = merged.entry(f"blk.0.ffn_{kind}_exps.weight", (2, 5, 2))
+        assert entry.counts.tolist() == [90, 102]
+        np.testing.assert_allclose(entry.means, [[3, 6], [3, 6]])
+    assert sorted(iqforge.merge_imatrices([one, one]).entries) == sorted(one.entries)
+    comparison = iqforge.compare_imatrices(one, two)
+    assert [t.name for t in comparison.tensors if "exps" in t.name] == ["blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight"]
+    assert comparison.only_in_a == comparison.only_in_b == () and comparison.tensors[0].lowest == pytest.approx(1)
+    # The entry of latent attention's kv_b is no stand-in: it is another input.
+    a, b = imatrix("blk.0.attn_kv_b.weight", 4), imatrix("blk.0.attn_v_b.weight", 4)
+    assert {name: entry.counts.tolist() for name, entry in iqforge.merge_imatrices([a, b]).entries.items()} == {
+        "blk.0.attn_kv_b.weight": [N_CTX], "blk.0.attn_v_b.weight": [N_CTX]}
+
+
+def test_the_share_of_an_expert_does_not_depend_on_the_weight_of_a_text():
+    """A text that counts twice has twice the tokens of its windows."""
+    calls = Imatrix({"blk.0.ffn_up_exps.weight": Entry(np.full((1, 4), 6.0), np.array([3])),
+                     "blk.0.ffn_gate_inp.weight": Entry(np.full((1, 2), 6.0), np.array([3]))}, 3, 1)
+    for weight in (1, 2):
+        fresh = experts(("up_exps",), [16 * weight, 48 * weight])
+        fresh.entries["blk.0.ffn_gate_inp.weight"].counts *= weight
+        merged = iqforge.merge_imatrices([calls, fresh])
+        # Half the tokens on average, so 48 of the file's 96.
+        assert merged.entries["blk.0.ffn_up_exps.weight"].counts.tolist() == [16 * weight + 48, 48 * weight + 48]
