@@ -16,8 +16,8 @@ from .statistics import aligned, cosine
 class TensorComparison:
     """Of the mean squared inputs of one tensor, over the matrices that both have seen.
 
-    lowest, cosine: the least and the mean cosine of a matrix (one, unless it is that of experts). difference: norm of the difference, as a
-    part of that of the first. matrices: how many were compared, of how many.
+    lowest, cosine: the least and the mean cosine of a matrix (one, unless it is that of experts); 1 where both are all zeros. difference:
+    norm of the difference, as a part of that of the first, or of the second if the first is all zeros. matrices: how many were compared, of how many.
     """
 
     name: str
@@ -44,7 +44,8 @@ class Comparison:
 
 
 def compare(a: Imatrix, b: Imatrix) -> Comparison:
-    """Entry by entry, gate and up of experts also where they are one tensor in one of the files. ImatrixError naming both files for an entry of another size: these are two models."""
+    """Entry by entry, gate and up of experts also where they are one tensor in one of the files. ImatrixError naming both files for an
+    entry of another size: these are two models."""
     first, second = with_same_names([with_experts(a), with_experts(b)])
     found = []
     for name, entry in first.entries.items():
@@ -77,8 +78,8 @@ def comparison_lines(comparison: Comparison, limit: int = 0) -> list[str]:
 def _compared(name: str, a: Entry, b: Entry) -> TensorComparison:
     seen = (a.counts > 0) & (b.counts > 0)
     x, y = a.means[seen], b.means[seen]
-    cosines = [cosine(row, other) for row, other in zip(x, y)]
-    norm = float(np.linalg.norm(x))
+    cosines = [cosine(row, other) if row.any() or other.any() else 1.0 for row, other in zip(x, y)]
+    norm = float(np.linalg.norm(x)) or float(np.linalg.norm(y))
     difference = float(np.linalg.norm(x - y)) / norm if norm else 0.0
     mean = float(np.mean(cosines)) if cosines else 0.0
     return TensorComparison(name, min(cosines, default=0.0), mean, difference, len(cosines), len(a.counts))

@@ -105,7 +105,7 @@ def _added_up(name: str, parts: Sequence[Imatrix], weights: Sequence[float], wei
 
 
 def _share(counts: Sequence[tuple[np.ndarray, int]]) -> float:
-    """Of all tokens, those that an expert has seen on average, from what each expert and what the whole model saw; 1 where nothing tells."""
+    """Of all tokens, those that an expert has seen on average, from what each expert and what the whole model saw; 1 if nothing tells."""
     counts = [(experts, tokens) for experts, tokens in counts if len(experts) > 1]
     return sum(float(experts.mean()) for experts, _ in counts) / sum(tokens for _, tokens in counts) if counts else 1.0
 

@@ -126,3 +126,10 @@ def test_the_share_of_an_expert_does_not_depend_on_the_weight_of_a_text():
         merged = iqforge.merge_imatrices([calls, fresh])
         # Half the tokens on average, so 48 of the file's 96.
         assert merged.entries["blk.0.ffn_up_exps.weight"].counts.tolist() == [16 * weight + 48, 48 * weight + 48]
+
+
+def test_inputs_that_are_all_zeros_compare(tmp_path):
+    """Of a file with itself nothing differs, and from zeros all does."""
+    zero, one = (Imatrix({"blk.0.attn_q.weight": Entry(np.full((1, 4), value), np.array([8]))}, 1, 8) for value in (0.0, 1.0))
+    found = [iqforge.compare_imatrices(a, b).tensors[0] for a, b in ((zero, zero), (zero, one), (one, zero))]
+    assert [(t.cosine, t.difference) for t in found] == [(1, 0), (0, 1), (0, 1)]
