@@ -16,7 +16,7 @@ from ..runtime.evaluate.windows import DEFAULT_BATCH, DEFAULT_CONTEXT, Clock, Pr
 from ..runtime.linear import ExpertLinear
 from ..runtime.model import Model
 from .all_experts import AllExperts
-from .data import Entry, Imatrix, Snapshot
+from .data import Entry, Imatrix, Snapshot, check_fits
 from .similarity import LayerSimilarity
 from .texts import Text, text_at, windows_of
 
@@ -33,6 +33,7 @@ class Collector:
 
     def __init__(self, model: Model, process_output: bool = False, output_name: str = "output.weight", before: Imatrix | None = None):
         self._n_matrices = {name: len(p.matrices) for p in model.weights.parameters if isinstance(p, ExpertLinear) for name in p.observed}
+        self._path = model.source.path
         self._wanted, self._output = "blk.", output_name if process_output else None
         entries = {} if before is None else before.entries
         self._sums = {name: torch.from_numpy(entry.sums.copy()) for name, entry in entries.items()}
@@ -48,7 +49,7 @@ class Collector:
             self._last = (x, *_squares(x, experts, self._n_matrices.get(name, 1)))
         _, sums, counts = self._last
         if not torch.isfinite(sums).all():
-            raise ImatrixError("the input of this tensor is not finite", tensor=name)
+            raise ImatrixError("the input of this tensor is not finite", file=self._path, tensor=name)
         for totals, new in ((self._sums, sums), (self._counts, counts)):
             weighted = new.double() * self.weight
             # Those of an interrupted run come from a file, not from the device.
@@ -105,12 +106,13 @@ def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *
     windows = windows_of(model, texts, n_ctx, chunks, from_chunk, parse_special)
     done, before, scores = 0, None, Moments()
     if start is not None:
-        n, *sums = start.sums["perplexity"].tolist()
+        check_fits(start.imatrix, model.source.tensors)
+        n, *sums = start.of("perplexity", 3).tolist()
         done, before, scores = start.imatrix.chunk_count, start.imatrix, Moments(int(n), *sums)
         if done > len(windows):
             raise ImatrixError(f"holds {done} windows, of which only {len(windows)} are asked for", file=before.path)
         if similarity is not None:
-            similarity.restore(start.sums["similarity"])
+            similarity.restore(start.of("similarity", similarity.state().size))
     collector, clock = Collector(model, process_output, output_name, before), Clock(windows, progress, done)
     datasets = tuple(text.name for text in texts if text.name)
 

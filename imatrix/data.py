@@ -175,6 +175,13 @@ class Snapshot:
     imatrix: Imatrix
     sums: dict[str, np.ndarray]
 
+    def of(self, name: str, n: int) -> np.ndarray:
+        """The `n` sums called `name`. ImatrixError if there are none, or not so many."""
+        found = self.sums.get(name, np.zeros(0))
+        if len(found) != n:
+            raise ImatrixError(f"has {len(found)} sums '{name}', expected {n}", file=self.imatrix.path)
+        return found
+
 
 def check_values(values: np.ndarray, name: str, path: str | None) -> None:
     """ImatrixError if sums of squares are not finite or negative."""

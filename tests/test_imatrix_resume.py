@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import random
@@ -19,8 +20,10 @@ from iqforge.formats.gguf.values import ValueType, array, string, u32
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES
+from iqforge.imatrix import saving
 from iqforge.imatrix.data import Entry, Imatrix, Snapshot
 from iqforge.imatrix.files import load_imatrix, save_imatrix
+from iqforge.imatrix.similarity import LayerSimilarity
 from iqforge.imatrix.snapshot import load_snapshot, save_snapshot
 
 from .tiny_checkpoint import PROSE, make_tiny_llama
@@ -123,6 +126,22 @@ def test_damaged_snapshots(tmp_path, tensors, message):
             writer.write(info, np.zeros(info.n_bytes, dtype=np.uint8))
     with pytest.raises(IqforgeError, match=message):
         load_snapshot(tmp_path / "x", {})
+
+
+@pytest.mark.parametrize("options, damage, message", [
+    ({}, {"sums": {}}, "x.dat.resume: has 0 sums 'perplexity', expected 3"),
+    ({}, {"sums": {"perplexity": np.zeros(2)}}, "has 2 sums 'perplexity', expected 3"),
+    ({"similarity": LayerSimilarity(1)}, {"sums": {"perplexity": np.zeros(3)}}, "has 0 sums 'similarity', expected 4"),
+    ({}, {"imatrix": Imatrix({"blk.0.attn_q.weight": Entry(np.ones((1, 8)), np.array([1.0]))}, 4, N_CTX, ("a",))}, "attn_q.* has 8 values"),
+])
+def test_snapshots_of_less_than_a_run(model, tmp_path, monkeypatch, options, damage, message):
+    """Whole files of this very run, but not what it writes."""
+    out, options = tmp_path / "x.dat", settings(model) | {"chunks": 8} | options
+    monkeypatch.setattr(saving, "save_snapshot", lambda snapshot, *rest: save_snapshot(dataclasses.replace(snapshot, **damage), *rest))
+    with pytest.raises(KeyboardInterrupt):
+        iqforge.collect_imatrix(**options, out=out, progress=lambda p: interrupt(p.window == 7))
+    with pytest.raises(ImatrixError, match=message):
+        iqforge.collect_imatrix(**options, out=out, resume=True)
 
 
 def test_several_texts_go_on(model, tmp_path):
