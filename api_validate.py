@@ -10,7 +10,7 @@ from .api_source import PathLike, loaded_imatrix, open_source
 
 if TYPE_CHECKING:
     from .imatrix.data import Imatrix
-    from .quantize.validate import Checked
+    from .quantize.report import Checked
 
 
 def validate_model(path: PathLike, against: PathLike | None = None, imatrix: PathLike | Imatrix | None = None, *, threads: int = 0,

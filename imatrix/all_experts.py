@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -12,8 +11,7 @@ from ..runtime.layers.moe import MoE
 from ..runtime.model import Model
 from ..runtime.network import Network
 
-if TYPE_CHECKING:
-    from .collector import Collector
+Observer = Callable[[str, torch.Tensor, torch.Tensor | None], None]
 
 
 class AllExperts:
@@ -23,7 +21,7 @@ class AllExperts:
     What the model computes stays as it is, to the bit. A pass takes about experts / experts used times as long in these layers.
     """
 
-    def __init__(self, model: Model, collector: Collector):
+    def __init__(self, model: Model, collector: Observer):
         self._collector, self._layers, self._showing = collector, {moe.router.name: moe for moe in moe_layers(model.network)}, False
 
     def __call__(self, name: str, x: torch.Tensor, experts: torch.Tensor | None) -> None:

@@ -84,8 +84,8 @@ def _configure_rest(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--validate", action="store_true", help="read every output back before it gets its name: values, and errors as the "
                         "run reported them")
     parser.add_argument("--keep-split", action="store_true", help="as many shards as IN has, with the same tensors")
-    parser.add_argument("--partial-requant", action="store_true", help="shards of the output (with --keep-split), or outputs, that are there "
-                        "already stay as they are")
+    parser.add_argument("--partial-requant", action="store_true", help="shards of the output (with --keep-split), or outputs, that are "
+                        "there already stay as they are")
     parser.add_argument("--split-max-size", metavar="N", help="cut the output into shards of at most so many bytes: 300M, 2G")
     parser.add_argument("--split-max-tensors", metavar="N", type=int, help="cut the output into shards of at most so many tensors")
     parser.add_argument("--merge-gate-up", dest="gate_up", action="store_const", const="merge",
@@ -101,7 +101,7 @@ def notes(args: argparse.Namespace) -> list[str]:
     """A line for every flag that was given and changes nothing."""
     said = []
     if args.slow_iq2ks:
-        said.append("--slow-iq2ks changes nothing: there is one search for IQ2_KS, which looks at all scales and codes")
+        said.append("--slow-iq2ks changes nothing: there is one search for IQ2_KS")
     if args.max_buffer_size is not None:
         said.append("--max-buffer-size changes nothing: tensors are read in pieces, and memory stays below 1 GB whatever their size")
     return said

@@ -6,7 +6,7 @@ import argparse
 import time
 
 from ..errors import UsageError, printable
-from .command import MIB, Printer, place_of
+from .printing import MIB, Printer, place_of
 from .report import TensorReport
 
 

@@ -6,15 +6,12 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..formats.source import TensorInfo
+from .kinds import Estimate
 from .plan import PlannedTensor
-
-if TYPE_CHECKING:
-    from .estimate import Estimate
-    from .validate import Checked
 
 
 @dataclass
@@ -28,6 +25,16 @@ class TensorReport:
     weighted: bool = False  # whether importances were used
     largest_error: float = 0.0
     zeroed: int = 0  # NaN and infinities of the source that were set to 0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A tensor that was read back. report: its errors against the source, None where nothing was compared. fault: what is wrong, ""
+    if nothing is."""
+
+    tensor: TensorInfo
+    report: TensorReport | None = None
+    fault: str = ""
 
 
 @dataclass

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,19 +21,9 @@ from .encode import zero_non_finite
 from .ordered import in_order
 from .piece import PIECE_ELEMENTS, ImportanceLookup, error_sums
 from .plan import PlannedTensor
-from .report import Progress, Sums, TensorReport
+from .report import Checked, Progress, Sums, TensorReport
 
 TOLERANCE = 1e-5  # relative; sums are in another order on GPUs
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A tensor that was read back. report: its errors against the source, None where nothing was compared. fault: what is wrong, ""
-    if nothing is."""
-
-    tensor: TensorInfo
-    report: TensorReport | None = None
-    fault: str = ""
 
 
 def validate_tensors(written: GGUFFile, source: Source | None = None, planned: Sequence[PlannedTensor] = (),

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from ..errors import printable
-from .command import place_of
-
-if TYPE_CHECKING:
-    from .validate import Checked
+from .printing import checked_line
+from .report import Checked
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,14 +27,3 @@ def run(args: argparse.Namespace, api) -> int:
     faults = sum(bool(one.fault) for one in checked)
     print(f"{len(checked)} tensors, {f'{faults} with a fault' if faults else 'all sound'}")
     return 1 if faults else 0
-
-
-def checked_line(index: int, count: int, checked: Checked) -> str:
-    """The line of tensor number `index` of `count`: what is wrong with it, or its errors."""
-    line, report = place_of(index, count, checked.tensor), checked.report
-    if checked.fault:
-        return f"{line}FAULT: {printable(checked.fault)}"
-    if report.rmse is None:
-        return line + "the source's bytes"
-    weighted = f", weighted = {report.weighted_rmse:.5f}" if report.weighted else ""
-    return line + f"rel. rmse = {report.rmse:.5f}{weighted}, largest = {report.largest_error:.5g}"

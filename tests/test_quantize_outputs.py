@@ -16,7 +16,7 @@ from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.command import parse_words
+from iqforge.quantize.flags import parse_words
 from iqforge.quantize.plan import PlannedTensor, plan_uniform
 from iqforge.quantize.recipe import Recipe
 from iqforge.quantize.run import Output, stream
