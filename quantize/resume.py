@@ -51,6 +51,7 @@ class ResumableOutput:
         self._hash, self._pending, self._entered = XXH64(), [], 0
         self._pool, self._saving = ThreadPoolExecutor(1, thread_name_prefix="checkpoint"), None
         self._checkpointed, self._complete, self._done = time.monotonic(), False, False
+        self._unsynced = False
         self._journal = Journal(self.out + ".journal", self.out)
         try:
             self._open(open_writer, key, restart)
@@ -129,7 +130,11 @@ class ResumableOutput:
             self._saving = self._pool.submit(self._save, list(self._pending))
 
     def _save(self, entries: list[Record]) -> int:
-        self._writer.sync()
+        try:
+            self._writer.sync()
+        except BaseException:
+            self._unsynced = True
+            raise
         self._journal.append(*entries)
         return len(entries)
 
@@ -168,20 +173,27 @@ class ResumableOutput:
         if self._done:
             return
         self._done = True
-        self._pool.shutdown()
         try:
+            self._pool.shutdown()
             with contextlib.suppress(IqforgeError):  # a disk that is full has room for the journal when an unfinished tensor is gone
                 self._saved()
             if not self._complete:
                 self._writer.cut()
-            self._checkpoint()
+            if not self._unsynced:  # a second sync would succeed, though the system may have dropped what the first could not write
+                self._checkpoint()
         except IqforgeError as error:
             log.warning("%s", error)
-        self._give_up()
+        finally:  # also after another Ctrl-C, while the disk is waited for
+            self._give_up()
 
     def _give_up(self) -> None:
         self._done = True
-        self._pool.shutdown()
+        try:
+            self._pool.shutdown()
+        finally:
+            self._close_files()
+
+    def _close_files(self) -> None:
         if self._entered == 0:
             if self._writer is not None:
                 self._writer.abort()
