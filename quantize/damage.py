@@ -107,7 +107,7 @@ def load_probes(path: str | os.PathLike) -> list[Probe]:
         raise NotFoundError("no such file of sensitivities; iqforge sensitivity makes one", file=path) from None
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror}", file=path) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MalformedFileError(f"is no file of sensitivities: {error}", file=path) from None
     for number, probe in enumerate(probes):
         if not (math.isfinite(probe.kld) and math.isfinite(probe.error) and probe.error >= 0 and probe.kld >= 0):

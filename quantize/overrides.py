@@ -25,7 +25,7 @@ ROLE_FLAGS = {
     "per_layer_token_embedding": "per_layer_token_embd.weight",
 }
 # The type ends a rule, so that commas and equals signs may be part of its expression.
-_ITEM = re.compile(r"(.+?)=([A-Za-z0-9_]+)\s*(?:,|$)")
+_ITEM = re.compile(r"(\S+?)\s*=\s*([A-Za-z0-9_]+)(?=[\s,]|$)\s*,?")
 
 
 def flag_name(role: str) -> str:
@@ -105,7 +105,7 @@ class Overrides:
         if unknown := roles.keys() - ROLE_FLAGS.keys():
             raise UsageError(f"unknown roles {', '.join(sorted(unknown))}; known are {', '.join(ROLE_FLAGS)}")
         roles |= {"token_embedding": token_embedding, "output_tensor": output_tensor}
-        return cls({role: ggml_type(name) for role, name in roles.items() if name is not None}, _rules(custom, "--custom-q"),
+        return cls({role: _named(name, flag_name(role)) for role, name in roles.items() if name is not None}, _rules(custom, "--custom-q"),
                    [_lower(rule) for rule in _rules(patterns, "--tensor-type")],
                    {name: ggml_type(kind) for name, kind in (exact or {}).items()}, strict)
 
@@ -146,6 +146,13 @@ class Overrides:
         """Log what counted for no tensor, which is most likely not what its author wanted."""
         for role in sorted(self.types.keys() - self.used):
             log.warning("%s counts for no tensor", flag_name(role))
+
+
+def _named(name: str, flag: str) -> GGMLType:
+    try:
+        return ggml_type(name)
+    except UnknownTypeError as error:
+        raise UnknownTypeError(f"{flag}: {error.message}") from None
 
 
 def _rules(texts: str | Iterable[str | Rule], origin: str) -> list[Rule]:

@@ -41,6 +41,8 @@ def read_recipe(path: str | os.PathLike) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise MalformedFileError(f"{line}{error.problem or error.context}", file=path) from None
+    except RecursionError:
+        raise MalformedFileError("lists and mappings are nested too deeply, or in themselves", file=path) from None
     except yaml.YAMLError as error:
         raise MalformedFileError(f"is not YAML: {error}", file=path) from None
 

@@ -100,7 +100,7 @@ def load_plan(path: str | os.PathLike) -> SavedPlan:
         raise NotFoundError("no such plan", file=path) from None
     except OSError as error:
         raise IqforgeError(f"cannot be read: {error.strerror}", file=path) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number of thousands of digits
         raise MalformedFileError(f"is not JSON: {error}", file=path) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise MalformedFileError(f"is no plan: its format is not '{FORMAT}'", file=path)

@@ -268,7 +268,7 @@ def test_sensitivities_are_measured(models, tmp_path, capsys):
 def test_files_of_sensitivities_that_are_none(models, tmp_path):
     with pytest.raises(NotFoundError):
         load_probes(tmp_path / "none.json")
-    for content in ("", "[]", "{}", json.dumps({"format": "iqforge sensitivities 1"}),
+    for content in ("", "[]", "{}", "[" * 100_000, json.dumps({"format": "iqforge sensitivities 1"}),
                     json.dumps({"format": "iqforge sensitivities 1", "probes": [{"tensors": ["a"], "error": 1, "kld": -1}]}),
                     json.dumps({"format": "iqforge sensitivities 1", "probes": [{"tensors": 5, "error": 1, "kld": 1}]})):
         (tmp_path / "d.json").write_text(content)

@@ -57,6 +57,7 @@ def test_text_as_it_is_shared(tmp_path):
     plain = SCRIPT.split('custom="')[1].split('"\n\ncustom')[0]
     for text in (plain, ",\n".join(RULES), ",\n".join(RULES) + ",", ",".join(RULES), "\n".join(RULES) + "\n", ",\\\n".join(RULES)):
         assert [rule.text for rule in read_recipe(write(tmp_path, text))["custom_q"]] == RULES
+    assert [rule.text for rule in read_recipe(write(tmp_path, " ".join(RULES)))["custom_q"]] == RULES
     found = types_of(Recipe("Q4_0", custom_q=pasted), llama(4))
     assert [found[f"blk.{i}.attn_v"] for i in range(4)] == ["q8_0", "q8_0", "q4_0", "q4_0"]
     assert (found["blk.3.attn_q"], found["blk.3.ffn_up"], found["output"]) == ("q6_K", "q5_0", "q6_0")
@@ -124,7 +125,8 @@ def test_yaml(tmp_path):
     ("preset: [a]", UsageError, "r.yaml:1: preset is one word"), ("preset: Q4_0\n  x: [", MalformedFileError, "line 2: "),
     ("custom_q: {a: q99}", UnknownTypeError, "r.yaml:1: in 'a=q99'"), ("custom_q: [[a=q8_0, b]]", UsageError, "'b' is not REGEX=TYPE"),
     ("preset: !!python/object/apply:os.system [x]", UsageError, "preset is one word"), ("a: *b", MalformedFileError, "undefined alias"),
-    ("preset: \x01", MalformedFileError, "not YAML")])
+    ("preset: \x01", MalformedFileError, "not YAML"), ("custom_q: &a [*a]", MalformedFileError, "nested"),
+    ("custom_q: " + "[" * 3000 + "]" * 3000, MalformedFileError, "nested too deeply")])
 def test_yaml_that_is_none(tmp_path, text, error, said):
     with pytest.raises(error, match=said):
         read_recipe(write(tmp_path, text, "r.yaml"))
@@ -247,7 +249,8 @@ def test_a_plan_is_for_one_model(bf16, tmp_path, capsys):
     document = json.loads(good)
     document["tensors"][3]["type"] = "q99"
     refused("unknown ggml type 'q99'")
-    for broken in ("{", "[]", '{"format": "iqforge plan 1", "preset": 3}', '{"format": "iqforge plan 1", "rules": "ik", "preset": "Q4_0"}'):
+    for broken in ("{", "[]", f'{{"format": {"9" * 5000}}}', "[" * 100_000, '{"format": "iqforge plan 1", "preset": 3}',
+                   '{"format": "iqforge plan 1", "rules": "ik", "preset": "Q4_0"}'):
         plan.write_text(broken)
         document = None
         refused("plan.json")
