@@ -94,7 +94,7 @@ def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str 
     output, or none. save_plan: for a single output. Every file is the same, byte for byte, as one that is made alone. Returns a report
     for each.
     """
-    from .formats.output import refuse_same_file
+    from .formats.output import real_output, refuse_same_file
     from .quantize.changes import Changes
     from .quantize.devices import find_devices
     from .quantize.estimate import estimate_run
@@ -118,7 +118,9 @@ def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str 
         for planned in plans:
             changes.check(planned)
         if save_plan is not None:
-            refuse_same_file(save_plan, source.files)
+            refuse_same_file(save_plan, [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])])
+            if outputs[0][0] is not None and real_output(save_plan) == real_output(outputs[0][0]):
+                raise UsageError("is named as output and for the plan", file=save_plan)
             write_plan(save_plan, recipes[0], plans[0], __version__)
         if nan_to_zero:
             plans = [[replace(plan, nan_to_zero=True) for plan in planned] for planned in plans]

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError, printable
-from .flags import asks_for_size, changes_of, configure, notes, parse_words, recipe_fields, recipes_of, target_options
+from .flags import asks_for_size, changes_of, configure, notes, parse_words, recipe_fields, recipes_of, refuse_read_files, target_options
 from .printing import MIB, Printer, print_estimate, print_totals
 from .recipe import AUTO
 from .repack_command import repack
@@ -23,6 +23,7 @@ __all__ = ["configure", "run"]
 def run(args: argparse.Namespace, api) -> int:
     fields, plan = recipe_fields(args)
     src, outputs, threads = parse_words(args.words, AUTO if asks_for_size(args) else plan.type if plan else fields.get("type"))
+    refuse_read_files(args, [out for out, _ in outputs])
     for line in notes(args):
         print(line)
     if args.repack:

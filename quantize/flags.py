@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 
 from ..errors import IqforgeError, NotFoundError, UnknownTypeError, UsageError
+from ..formats.output import refuse_same_file
 from .changes import Changes
 from .overrides import ROLE_FLAGS, Rule, flag_name, parse_rules
 from .recipe import AUTO, COPY, Recipe
@@ -136,6 +138,13 @@ def recipe_fields(args: argparse.Namespace) -> tuple[dict[str, object], SavedPla
         raise UsageError(f"--plan says what every tensor becomes: no {others} beside it")
     plan = load_plan(args.plan)
     return leave, plan
+
+
+def refuse_read_files(args: argparse.Namespace, outputs: Sequence[str]) -> None:
+    """OutputError for an output, or a plan to be saved, that would replace a file that the flags name to be read."""
+    read = [path for path in (args.recipe, args.plan, args.damage, args.imatrix, *args.tensor_type_file) if path is not None]
+    for output in [*outputs, *([args.save_plan] if args.save_plan is not None else [])]:
+        refuse_same_file(output, read)
 
 
 def tensor_type_file(path: str) -> list[Rule]:
