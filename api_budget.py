@@ -108,7 +108,7 @@ def _metadata(model: Source, source: Source, recipe: Recipe, draft: Sequence[Pla
     note = imatrix_note(imatrix, provenance, changes.hide_imatrix)
     keys = quantized_metadata(changes.metadata(model, source), recipe.file_type(draft, source.metadata), note,
                               changes.overrides(recipe.rules))
-    own = provenance_keys(recipe, "0" * 64, __version__) if provenance else {}
+    own = provenance_keys(changes.recipe(recipe), "0" * 64, __version__, changes) if provenance else {}
     return with_provenance(keys, own, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import tempfile
 import time
 
@@ -11,21 +13,23 @@ import numpy as np
 from ..formats.output import WRITE_BEHIND, begin_writing
 from ..formats.source import TensorInfo
 
-_LARGEST = 256 << 20  # bytes of the file; then it is written over from its start
+_LARGEST = 256 << 20  # bytes of the file, if the disk has four times as many; then it is written over from its start
 _PROBE = 32 << 20
 
 
 class Scratch:
     """A `Sink` for anything, which keeps nothing. folder: where the file lies; where none can be made there, or without a folder, bytes
-    are dropped. written_at: when something was written."""
+    are dropped, and so is what does not fit into a quarter of what is free. written_at: when something was written."""
 
     def __init__(self, folder: str | None):
         self.written_at: list[float] = []
         self._position = self._begun = 0
-        try:
-            self._file = None if folder is None else tempfile.TemporaryFile(dir=folder, buffering=0)
-        except OSError:  # the run itself says what is wrong with the folder
-            self._file = None
+        self._file, self._largest = None, _LARGEST
+        with contextlib.suppress(OSError):  # the run itself says what is wrong with the folder
+            if folder is not None:
+                usage = shutil.disk_usage(folder)
+                self._largest = min(_LARGEST, usage.free // 4) if usage.total else _LARGEST
+                self._file = tempfile.TemporaryFile(dir=folder, buffering=0)
 
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
         if self._file is not None:
@@ -33,7 +37,8 @@ class Scratch:
         self.written_at.append(time.perf_counter())
 
     def _write(self, view: memoryview) -> None:
-        if self._position + len(view) > _LARGEST:
+        view = view[:self._largest]
+        if self._position + len(view) > self._largest:
             self._position = self._begun = self._file.seek(0)
         while view:
             done = self._file.write(view)
@@ -48,7 +53,7 @@ class Scratch:
         if self._file is None:
             return 0.0, 0.0
         os.fsync(self._file.fileno())
-        probe = min(n_bytes, _PROBE)
+        probe = min(n_bytes, _PROBE, self._largest)
         block = np.random.default_rng(1).integers(0, 256, min(probe, 1 << 20), dtype=np.uint8)
         started = time.perf_counter()
         for start in range(0, probe, 1 << 20):

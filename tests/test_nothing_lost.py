@@ -1,0 +1,114 @@
+"""What went wrong takes nothing with it: finished tensors, files that are read, room on the disk."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+
+import numpy as np
+import pytest
+
+import iqforge
+from iqforge.cli import main
+from iqforge.errors import OutputError
+from iqforge.formats.gguf.writer import GGUFWriter
+from iqforge.formats.source import TensorInfo
+from iqforge.formats.types import ggml_type
+from iqforge.quantize import resume, scratch
+
+from .test_resume import LEFT, BreakAfter, break_off, imatrix, names, write_model
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_model(tmp_path / "model.gguf")
+
+
+def test_a_second_interruption_keeps_what_is_finished(model, tmp_path, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resume, "CHECKPOINT_SECONDS", 0.0)
+        patched.setattr(GGUFWriter, "cut", interrupted)  # while the first one is answered
+        break_off(model, tmp_path / "q.gguf", 9)
+        gc.collect()
+    assert names(tmp_path) == LEFT
+    heard = BreakAfter(0)
+    iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, progress=heard)
+    iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True)
+    assert heard.resumed > 0 and (tmp_path / "q.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+
+
+def test_what_could_not_be_synced_is_not_entered(model, tmp_path, monkeypatch):
+    """After an error the system counts the data as written: a second sync says nothing of it."""
+    real, calls = GGUFWriter.sync, [0]
+
+    def failing(self):
+        calls[0] += 1
+        if calls[0] == 3:
+            raise OutputError("cannot be written: Input/output error", file=self.path)
+        real(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resume, "CHECKPOINT_SECONDS", 0.0)
+        patched.setattr(GGUFWriter, "sync", failing)
+        with pytest.raises(OutputError, match="Input/output"):
+            iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True)
+    assert calls[0] == 3 and names(tmp_path) == LEFT
+    heard = BreakAfter(0)
+    iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, progress=heard)
+    assert 0 < heard.resumed < 12
+
+
+@pytest.mark.parametrize("flag", ["--recipe", "--tensor-type-file", "--plan", "--imatrix"])
+def test_files_that_are_read_are_not_replaced(model, tmp_path, capsys, flag):
+    read, out = tmp_path / "read", tmp_path / "q.gguf"
+    if flag == "--plan":
+        iqforge.quantize_model(model, out, "Q4_0", pure=True, save_plan=read)
+    elif flag == "--imatrix":
+        iqforge.merge_imatrices([imatrix(1)], read)
+    else:
+        read.write_text("ffn_up=q8_0")
+    before, words = read.read_bytes(), [str(model)]
+    for output, more in ((read, []), (out, ["--save-plan", str(read)])):
+        assert main(["quantize", flag, str(read), *more, *words, str(output), "Q4_0"]) == 1
+        assert "is the same file as the input" in capsys.readouterr().err and read.read_bytes() == before
+
+
+def test_a_plan_and_an_output_are_two_files(model, tmp_path):
+    with pytest.raises(iqforge.IqforgeError, match="as output and for the plan"):
+        iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", save_plan=tmp_path / "q.gguf")
+    assert names(tmp_path) == ["model.gguf"]
+
+
+def test_a_trial_leaves_room_on_the_disk(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=400_000)
+    monkeypatch.setattr(scratch.shutil, "disk_usage", lambda folder: usage)
+    tensor, sizes = TensorInfo("t", (300, 256), ggml_type("F32")), []
+    with scratch.Scratch(str(tmp_path)) as sink:
+        real = sink._file
+
+        class Measured:
+            def write(self, data):
+                done = real.write(data)
+                sizes.append(real.tell())
+                return done
+
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+        sink._file = Measured()
+        for _ in range(5):
+            sink.write(tensor, np.zeros(70_000, np.uint8))
+        sink.write(tensor, np.zeros(300_000, np.uint8))
+        assert sink.seconds_for(1 << 30)[0] > 0
+    assert max(sizes) == 100_000 and len(sink.written_at) == 6
+
+
+def test_a_size_counts_the_keys_of_changes(model, tmp_path):
+    changes = iqforge.Changes(override_kv=[f"some.key.{number}=str:{'long' * 20}" for number in range(20)])
+    for target in (180_000, 140_000):
+        fitted = iqforge.recipe_for_target(model, size=target, types=["Q4_0", "Q5_0", "Q8_0"], changes=changes)
+        iqforge.quantize_model(model, tmp_path / "q.gguf", fitted.recipe, changes=changes)
+        assert (tmp_path / "q.gguf").stat().st_size <= target
