@@ -57,8 +57,10 @@ def collect_imatrix(model: PathLike | Model, text: PathLike | Sequence[PathLike]
     from .imatrix.merge import merge_imatrices as merge
     from .imatrix.saving import Saver
     from .imatrix.texts import Text
+    from .runtime.arguments import instance
 
     given = [text] if isinstance(text, (str, os.PathLike)) else list(text)
+    instance("dataset", dataset, (str, type(None)), "a name")
     if not given or text_weights is not None and len(text_weights) != len(given):
         raise UsageError(f"{len(text_weights or ())} weights are given for {len(given)} texts")
     texts = [Text(*(text_of(one) if dataset is None else (one, dataset)), weight)
@@ -73,7 +75,7 @@ def collect_imatrix(model: PathLike | Model, text: PathLike | Sequence[PathLike]
         return merge([*loaded_files, imatrix], weights, chunk_size=n_ctx, weighting=weighting) if loaded_files else imatrix
 
     if loaded_files or in_weights:  # errors before any work
-        check_arguments(loaded_files, in_weights or [1.0] * len(loaded_files), n_ctx, weighting)
+        check_arguments(loaded_files, [1.0] * len(loaded_files) if in_weights is None else in_weights, None, weighting)
     with opened_model(model) as loaded:
         for file in loaded_files:
             check_fits(file, loaded.source.tensors)

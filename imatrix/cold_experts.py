@@ -24,6 +24,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import UsageError
+from ..runtime.arguments import number, whole_number
 from .coverage import DEFAULT_LEAST
 from .data import Entry, Imatrix
 from .experts import with_experts
@@ -45,7 +46,8 @@ def fill_cold_experts(imatrix: Imatrix, method: str = "prior", *, least: int = D
     """
     if method not in METHODS:
         raise UsageError(f"cold experts: '{method}' is not known, expected one of {', '.join(METHODS)}")
-    if not prior_tokens > 0:
+    whole_number("the number of tokens below which experts are cold", least, 0)
+    if not number("the prior of cold experts", prior_tokens) > 0:
         raise UsageError(f"the prior of cold experts is worth {prior_tokens:g} tokens, expected a positive number")
     if method not in ("prior", "neighbours"):
         return imatrix

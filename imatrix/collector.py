@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import ImatrixError, printable
+from ..runtime.arguments import whole_number
 from ..runtime.evaluate.perplexity import Perplexity, check_finite
 from ..runtime.evaluate.scores import Moments, exp_or_inf, negative_log_likelihood
 from ..runtime.evaluate.windows import DEFAULT_BATCH, DEFAULT_CONTEXT, Clock, ProgressCallback
@@ -102,6 +103,8 @@ def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *
     with all else equal, which goes on there and ends with the same bits. EvaluationError for a text that is too short, ImatrixError naming
     the tensor for activations that are not finite.
     """
+    whole_number("batch_tokens", batch_tokens, 1)
+    whole_number("from_chunk", from_chunk, 0)
     texts = texts if isinstance(texts[0], Text) else [Text(texts, dataset)]
     windows = windows_of(model, texts, n_ctx, chunks, from_chunk, parse_special)
     done, before, scores = 0, None, Moments()

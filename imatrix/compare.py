@@ -17,7 +17,8 @@ class TensorComparison:
     """Of the mean squared inputs of one tensor, over the matrices that both have seen.
 
     lowest, cosine: the least and the mean cosine of a matrix (one, unless it is that of experts); 1 where both are all zeros. difference:
-    norm of the difference, as a part of that of the first, or of the second if the first is all zeros. matrices: how many were compared, of how many.
+    norm of the difference, as a part of that of the first, or of the second if the first is all zeros. matrices: how many were compared,
+    of how many.
     """
 
     name: str

@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import ImatrixError, UsageError
+from ..runtime.arguments import number
 from .data import Entry, Imatrix
 from .experts import split_experts, with_experts, with_same_names
 from .stored import ComputedEntries
@@ -78,7 +79,7 @@ def check_arguments(parts: Sequence[Imatrix], weights: Sequence[float], chunk_si
     if chunk_size is not None and chunk_size < 2:
         raise UsageError(f"the chunk size is {chunk_size}, expected at least 2 tokens")
     for weight in weights:
-        if not 0 < weight <= MOST_WEIGHT:
+        if not 0 < number("a weight", weight) <= MOST_WEIGHT:
             raise UsageError(f"a weight is {weight:g}, expected a positive number, at most {MOST_WEIGHT:g}")
         if weighting == "calls" and weight % 1:
             raise UsageError(f"a weight is {weight:g}: calls can only be counted whole")

@@ -7,8 +7,8 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from ..errors import UsageError
 from ..formats.output import check_output, output_error
+from ..runtime.arguments import whole_number
 from .data import Imatrix, Snapshot
 from .files import output_format_of, save_imatrix
 from .snapshot import load_snapshot, save_snapshot
@@ -28,8 +28,8 @@ class Saver:
 
     def __init__(self, out: str | os.PathLike, output_format: str | None, run: Mapping[str, str], *, every: int | None = None,
                  keep_every: int = 0, combined: Callable[[Imatrix], Imatrix] = lambda imatrix: imatrix):
-        if (every or 0) < 0 or keep_every < 0:
-            raise UsageError(f"the numbers of windows between two writes are {every} and {keep_every}, expected 0 or more")
+        whole_number("the number of windows between two writes", every or 0, 0)
+        whole_number("the number of windows between two copies", keep_every, 0)
         self.out, self.format, self.run, self.combined = os.fspath(out), output_format_of(out, output_format), run, combined
         self.every, self.keep_every, self.resume_path = every, keep_every, os.fspath(out) + ".resume"
         self._saved = self._seen = 0

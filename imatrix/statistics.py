@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ def _statistics(name: str, entry: Entry, entries: Mapping[str, Entry]) -> Tensor
     entropy = float(-(p * np.log2(p)).sum()) + 0.0  # never -0
     same = before is not None and before.size == entry.size
     return TensorStatistics(name, layer, tensor, total, float(a.min()), float(a.max()), mean, deviation, 100 * float((a > _ACTIVE).mean()),
-                            a.size, entropy, 100 * entropy / np.log2(a.size) if a.size > 1 else 0.0,
+                            a.size, entropy, 100 * entropy / math.log2(a.size) if a.size > 1 else 0.0,
                             100 * float((a - mean > deviation).mean()) if deviation else 0.0,
                             cosine(entry.sums.ravel(), before.sums.ravel()) if same else 0.0)
 

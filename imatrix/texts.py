@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import EvaluationError, UsageError
+from ..runtime.arguments import number
 from ..runtime.evaluate.windows import Windows
 from ..runtime.model import Model
 from .merge import MOST_WEIGHT
@@ -24,7 +25,7 @@ class Text:
     weight: float = 1.0
 
     def __post_init__(self):
-        if not 0 < self.weight <= MOST_WEIGHT:
+        if not 0 < number("the weight of a text", self.weight) <= MOST_WEIGHT:
             raise UsageError(f"the weight of a text is {self.weight:g}, expected a positive number, at most {MOST_WEIGHT:g}")
 
 

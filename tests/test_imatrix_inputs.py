@@ -44,6 +44,16 @@ def never(progress) -> None:
     ({"in_files": [imatrix("blk.0.attn_q.weight", 256)], "in_weights": [-1]}, UsageError, "a weight is -1"),
     ({"in_files": [imatrix("blk.0.attn_q.weight", 256)], "in_weights": [1, 2]}, UsageError, "2 weights are given for 1"),
     ({"in_weights": [1]}, UsageError, "no importance matrix"),
+    ({"in_files": [imatrix("blk.0.attn_q.weight", 256)], "in_weights": []}, UsageError, "0 weights are given for 1"),
+    ({"in_files": [imatrix("blk.0.attn_q.weight", 256)], "in_weights": ["a"]}, UsageError, "a weight is 'a', expected a number"),
+    ({"text_weights": ["a"]}, UsageError, "weight of a text is 'a', expected a number"),
+    ({"min_tokens": -1}, UsageError, "below which experts are cold is -1, expected a whole number from 0 on"),
+    ({"prior_tokens": "x"}, UsageError, "prior of cold experts is 'x', expected a number"),
+    ({"save_frequency": "x"}, UsageError, "windows between two copies is 'x', expected a whole number from 0 on"),
+    ({"output_frequency": -1}, UsageError, "windows between two writes is -1, expected a whole number from 0 on"),
+    ({"batch_tokens": 0}, UsageError, "batch_tokens is 0, expected a whole number from 1 on"),
+    ({"from_chunk": -1}, UsageError, "from_chunk is -1, expected a whole number from 0 on"),
+    ({"dataset": 5}, UsageError, "dataset is 5, expected a name"),
     ({"text_weights": [1e7]}, UsageError, "the weight of a text is 1e.07, expected a positive number, at most 1e.06"),
 ])
 def test_errors_before_any_work(model, tmp_path, monkeypatch, options, error, message):
