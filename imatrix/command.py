@@ -55,10 +55,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from ..runtime.devices import usable_device
-    from ..runtime.evaluate.report import final_estimate
-    from .similarity import LayerSimilarity
-
     if args.show_statistics:
         return _show_statistics(args)
     if args.file and args.prompt:
@@ -69,6 +65,14 @@ def run(args: argparse.Namespace, api) -> int:
         return _combine(args, api)
     if not args.model:
         raise UsageError("-m MODEL is needed")
+    return _collect(args, api)
+
+
+def _collect(args: argparse.Namespace, api) -> int:
+    from ..runtime.devices import usable_device  # torch, which takes longer to import than files to add up
+    from ..runtime.evaluate.report import final_estimate
+    from .similarity import LayerSimilarity
+
     args.ctx_size = 512 if args.ctx_size is None else args.ctx_size
     if args.precision not in (None, "f32"):
         note(f"--precision {args.precision}", "inputs of products are observed in float32")

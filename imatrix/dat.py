@@ -75,8 +75,9 @@ def save_dat(imatrix: Imatrix, path: str | os.PathLike) -> None:
         for name in kept:
             ncall, values = _values(imatrix.entries[name], max(imatrix.chunk_size, 1))
             encoded = name.encode("utf-8", "surrogateescape")
-            part.write(_I32.pack(len(encoded)) + encoded + struct.pack("<ii", check_count(ncall, _MOST, f"number of calls of {name}", path),
-                                                                       check_count(values.size, _MOST, f"number of values of {name}", path)))
+            check_count(ncall, _MOST, f"number of calls of {name}", path)
+            check_count(values.size, _MOST, f"number of values of {name}", path)
+            part.write(_I32.pack(len(encoded)) + encoded + struct.pack("<ii", ncall, values.size))
             part.write(as_float32(values, name, path))
         part.write(struct.pack("<ii", check_count(imatrix.chunk_count, _MOST, "number of chunks", path), len(dataset)) + dataset)
 

@@ -4,8 +4,8 @@ Where counts are tokens, sums and counts add up. Those of `.dat` files are calls
 
 - `tokens`: a call stands for `chunk_size` tokens, as in llama.cpp. Every token counts the same, whatever file it comes from. An expert sees
   only some of them, which `.dat` files do not say: it is taken to be the mean share of an expert of this tensor in the parts that count
-  tokens. (llama.cpp takes it to be all, so that a `.dat` file outweighs others.) Of ones, which stand for an expert that saw nothing, nothing
-  is added.
+  tokens. (llama.cpp takes it to be all, so that a `.dat` file outweighs others.) Of ones, which stand for an expert that saw nothing,
+  nothing is added.
 - `calls`: a call counts as much as one token, as in ik_llama.cpp's `--in-file`: fresh tokens drown what comes from files.
 """
 

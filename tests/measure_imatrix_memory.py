@@ -1,6 +1,7 @@
 """Peak memory and time of the commands on importance matrix files of the size of DeepSeek V3's.
 
-`python -m tests.measure_imatrix_memory` makes two files of 1 GB (58 layers of 256 experts, 7168 and 2048 columns) in a temporary folder, which takes 5 GB.
+`python -m tests.measure_imatrix_memory` makes two files of 1 GB (58 layers of 256 experts, 7168 and 2048 columns) in a temporary folder,
+which takes 5 GB.
 """
 
 from __future__ import annotations

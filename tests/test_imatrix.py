@@ -168,8 +168,8 @@ def test_files_of_the_reference():
     assert "output.weight" in load_imatrix(folder / "tiny-llama-untied.c256x4.dat").entries
 
 
-@pytest.mark.parametrize("have, asked", [("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps", "ffn_gate_up_exps"), ("ffn_gate_up_exps", "ffn_up_exps"),
-                                         ("ffn_gate_up_exps", "ffn_gate_exps"), ("ffn_gate_exps", "ffn_up_exps"), ("ffn_up", "ffn_gate"),
+@pytest.mark.parametrize("have, asked", [("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps", "ffn_gate_up_exps"),
+                                         ("ffn_gate_up_exps", "ffn_up_exps"), ("ffn_gate_up_exps", "ffn_gate_exps"), ("ffn_gate_exps", "ffn_up_exps"), ("ffn_up", "ffn_gate"),
                                          ("attn_kv_b", "attn_v_b")])
 def test_statistics_of_the_same_input_stand_in(have, asked):
     imatrix = Imatrix({f"blk.3.{have}.weight": Entry(np.ones((1, 8)), np.array([2]))})

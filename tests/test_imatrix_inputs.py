@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +139,16 @@ def test_the_share_of_an_expert_does_not_depend_on_the_weight_of_a_text():
         merged = iqforge.merge_imatrices([calls, fresh])
         # Half the tokens on average, so 48 of the file's 96.
         assert merged.entries["blk.0.ffn_up_exps.weight"].counts.tolist() == [16 * weight + 48, 48 * weight + 48]
+
+
+@pytest.mark.parametrize("words", [["-o", "b.gguf"], ["--show-statistics"]])
+def test_files_need_no_torch(tmp_path, words):
+    """It would take most of the memory, and of the time."""
+    save_imatrix(imatrix("blk.0.attn_q.weight", 256), tmp_path / "a.dat")
+    words = ["imatrix", "--in-file", "a.dat", *words]
+    code = f"import sys; from iqforge.cli import main; sys.exit(main({words}) or 'torch' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment).returncode == 0
 
 
 def test_inputs_that_are_all_zeros_compare(tmp_path):
