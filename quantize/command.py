@@ -43,7 +43,8 @@ def run(args: argparse.Namespace, api) -> int:
     finally:
         for printer in printers:
             printer.close()
-    for (out, _), report in zip(outputs, reports):
+    made = [(out, report) for (out, _), report in zip(outputs, reports) if report.tensors]
+    for out, report in made:
         print_totals(out, report)
     seconds = time.monotonic() - started
     if args.dry_run:
@@ -51,11 +52,13 @@ def run(args: argparse.Namespace, api) -> int:
         if args.validate and reports[0].estimate is not None:
             print("reading back, for --validate, is not in that time")
         print("dry run: nothing was written" + (f" but the plan, {printable(args.save_plan)}" if args.save_plan else ""))
+    elif not made:
+        print("nothing to do: no file was written")
     else:
         elements = sum(t.planned.source.n_elements for report in reports for t in report.tensors if not t.planned.kept)
-        written = ", ".join(printable(out) for out, _ in outputs)
+        written = ", ".join(printable(out) for out, _ in made)
         print(f"quantize time = {seconds:.2f} s ({elements / max(seconds, 1e-9) / 1e6:.2f} M elements/s), written to {written}")
-    if args.validate and not args.dry_run:
+    if args.validate and made and not args.dry_run:
         print(f"validated: {sum(len(report.tensors) for report in reports)} tensor(s) were read back, values and errors are as reported")
     return 0
 
@@ -81,6 +84,8 @@ def run_repack(args: argparse.Namespace, api, src: str, outputs: list[tuple[str,
         raise UsageError("--repack makes one output")
     if args.keep_split or args.partial_requant or args.split_max_size or args.split_max_tensors or args.gate_up:
         raise UsageError("--repack makes one file of the tensors as they are: no shards, no experts merged or parted")
+    if args.prune_layers or args.override_kv or args.extra_output_tensor or args.save_plan:
+        raise UsageError("--repack changes nothing but the order of rows: no layers left out, no keys set, no second output, no plan")
     if args.validate:
         raise UsageError("--repack does not read back; iqforge validate does")
     patterns = [pattern for text in args.repack_pattern for pattern in text.split(",") if pattern]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..errors import UsageError
 from ..formats.ftypes import FILE_TYPES, FileType, file_type
 from ..formats.gguf.values import Value
 from ..formats.source import TensorInfo
-from .overrides import Overrides, Rule
+from .overrides import Overrides, Rule, flag_name
 from .plan import PlannedTensor, check_importance, plan_preset, rules_of
 from .roles import is_candidate
 from .rows import RuleSet
+
+log = logging.getLogger(__name__)
 
 COPY = "COPY"  # stands for a preset: all tensors stay as they are
 AUTO = "AUTO"  # stands for a preset on command lines: types are chosen for a given size, see `budget`
@@ -74,6 +78,10 @@ class Recipe:
         imatrix: there is an importance matrix with entries. allow_requantize: whatever the recipe says.
         """
         if self.copies:
+            if useless := self._beside_copy():
+                if self.strict:
+                    raise UsageError(f"{COPY} keeps all types: {', '.join(useless)} count for no tensor")
+                log.warning("%s keeps all types: %s count for no tensor", COPY, ", ".join(useless))
             return [PlannedTensor(tensor, tensor, why=COPY) for tensor in tensors]
         overrides = Overrides.of(self.custom_q, self.role_types, self.token_embedding_type, self.output_tensor_type,
                                  self.tensor_types, self.tensor_patterns, self.strict)
@@ -81,7 +89,16 @@ class Recipe:
                               leave_output_tensor=self.leave_output_tensor, allow_requantize=self.allow_requantize or allow_requantize)
         if not self.symmetric_q40:
             return planned
-        return [replace(plan, symmetric=(plan.target.type.base or plan.target.type.name) == "Q4_0") for plan in planned]
+        planned = [replace(plan, symmetric=(plan.target.type.base or plan.target.type.name) == "Q4_0") for plan in planned]
+        if not any(plan.symmetric and not plan.kept for plan in planned):
+            log.warning("--symmetric-q40 counts for no tensor")
+        return planned
+
+    def _beside_copy(self) -> list[str]:
+        """Flags for what is said of types, though none changes."""
+        flags = {"pure": "--pure", "custom_q": "--custom-q", "tensor_patterns": "--tensor-type", "symmetric_q40": "--symmetric-q40",
+                 "token_embedding_type": flag_name("token_embedding"), "output_tensor_type": flag_name("output_tensor")}
+        return [flag for name, flag in flags.items() if getattr(self, name)] + [flag_name(role) for role in self.role_types]
 
     def check_source(self, tensors: Sequence[TensorInfo]) -> None:
         """Refuse a model with these tensors, as stored, if the recipe is not for it; most are for all."""

@@ -80,7 +80,7 @@ def test_keep_split(split, whole, tmp_path, capsys):
     assert (tmp_path / "w-00001-of-00001.gguf").read_bytes() == (tmp_path / "one.gguf").read_bytes()
 
 
-def test_partial_requant(split, tmp_path, caplog):
+def test_partial_requant(split, tmp_path, capsys):
     command = ["quantize", "--pure", "--keep-split", "--partial-requant", "--validate", str(split), str(tmp_path / "q.gguf"), "q4_0"]
     assert main(command) == 0
     paths = shards(tmp_path)
@@ -91,6 +91,8 @@ def test_partial_requant(split, tmp_path, caplog):
         assert main(command) == 0
         assert [path.read_bytes() for path in paths] == before
         assert len(list(tmp_path.iterdir())) == 6
+        said = capsys.readouterr().out
+        assert ("written to" in said and "validated" in said) if missing else said == "nothing to do: no file was written\n"
     other = tmp_path / "single.gguf"
     other.write_bytes(b"not looked at")
     report = iqforge.quantize_model(split, other, "Q4_0", pure=True, shards=iqforge.Shards(partial=True))
@@ -153,14 +155,16 @@ def test_killed_while_shards_get_their_names(split, tmp_path, monkeypatch, parti
     assert [path.read_bytes() for path in shards(tmp_path)] == content and len(list(tmp_path.iterdir())) == 6
 
 
-def test_limits(split, tmp_path):
+def test_limits(split, tmp_path, capsys):
     assert main(["quantize", "--pure", "--split-max-tensors", "5", str(split), str(tmp_path / "q.gguf"), "q4_0"]) == 0
     assert [len(MappedFile(str(path)).header.tensors) for path in shards(tmp_path, 2)] == [5, 3]
     assert main(["quantize", "--pure", "--split-max-size", "7000", str(split), str(tmp_path / "r.gguf"), "q4_0"]) == 0
     assert len(list(tmp_path.glob("r-*.gguf"))) == 3  # 2304 bytes each
     with pytest.raises(UsageError, match="not both"):
         iqforge.Shards(keep_split=True, max_tensors=3)
-    assert main(["quantize", "--repack", "--split-max-tensors", "5", str(split), str(tmp_path / "s.gguf"), "q4_0"]) == 1
+    for given in (["--split-max-tensors", "5"], ["--prune-layers", "0"], ["--override-kv", "a=int:1"], ["--save-plan", "p.json"]):
+        assert main(["quantize", "--repack", *given, str(split), str(tmp_path / "s.gguf"), "q4_0"]) == 1
+        assert "--repack" in capsys.readouterr().err
     folder = make_tiny_qwen3moe(tmp_path / "checkpoint")
     with pytest.raises(UsageError, match="keep-split takes a GGUF"):
         iqforge.quantize_model(folder, tmp_path / "c.gguf", "Q4_0", pure=True, shards=iqforge.Shards(keep_split=True))

@@ -260,6 +260,16 @@ def test_a_plan_is_for_one_model(bf16, tmp_path, capsys):
         load_plan(tmp_path / "none.json")
 
 
+def test_types_beside_copy(bf16, tmp_path, capsys):
+    given = ["--custom-q", "attn=q8_0", "--attn-v-type", "q8_0", "--output-tensor-type", "q4_0", "--dry-run", "--no-estimate"]
+    assert main(["quantize", *given, str(bf16), "COPY"]) == 0
+    said = "COPY keeps all types: --custom-q, --output-tensor-type, --attn-v-type count for no tensor"
+    assert said in capsys.readouterr().err
+    assert main(["quantize", "--strict", *given, str(bf16), "COPY"]) == 1 and said in capsys.readouterr().err
+    iqforge.quantize_model(bf16, tmp_path / "c.gguf", "COPY", strict=True, leave_output_tensor=True, save_plan=tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").copies
+
+
 def test_copy(bf16, tmp_path, capsys):
     quantized, copy = tmp_path / "q.gguf", tmp_path / "ggml-model-COPY.gguf"
     iqforge.quantize_model(bf16, quantized, "Q4_0", provenance=False)
