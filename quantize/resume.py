@@ -85,16 +85,21 @@ class ResumableOutput:
         return [os.path.join(os.path.dirname(self.out), os.path.basename(name)) + ".part" for name in run["files"]]
 
     def _anything_left(self, run: RunKey) -> bool:
-        finishing = any(_FINISHING in record for record in self._journal.records)
-        return any(os.path.exists(part) or (finishing and os.path.exists(part.removesuffix(".part"))) for part in self._parts(run))
+        return any(os.path.exists(part) for part in self._parts(run)) or bool(self._named())
+
+    def _named(self) -> list[str]:
+        """Files that got their names just before the end of an earlier run, as far as they are still those that it wrote: what has been
+        there before must not go while there is nothing in its place."""
+        marks = next((record[_FINISHING] for record in self._journal.records if _FINISHING in record), {})
+        files = [(os.path.join(os.path.dirname(self.out), os.path.basename(name)), mark) for name, mark in marks.items()]
+        return [file for file, mark in files if os.path.exists(file) and _mark(file) == mark]
 
     def _take_back(self) -> None:
         """Files that got their names just before the end of the run are unfinished again, until they are checked."""
-        if any(_FINISHING in record for record in self._journal.records):
-            for file in self.files:
-                if not os.path.exists(file + ".part") and os.path.exists(file):
-                    os.replace(file, file + ".part")
-            sync_folder(os.path.dirname(self.out))
+        for file in self._named():
+            if not os.path.exists(file + ".part"):
+                os.replace(file, file + ".part")
+        sync_folder(os.path.dirname(self.out))
 
     def _resume(self, writer: GGUFWriter | ShardedWriter, entries: list[Record], before: RunKey, key: RunKey) -> None:
         self._writer = writer
@@ -157,7 +162,7 @@ class ResumableOutput:
         """Everything but the names."""
         self._checkpoint()
         self._writer.complete()
-        self._journal.append({_FINISHING: True})
+        self._journal.append({_FINISHING: {os.path.basename(file): _mark(file + ".part") for file in self.files}})
         self._complete = True
 
     def _commit(self) -> None:
@@ -210,6 +215,12 @@ class ResumableOutput:
 
     def __exit__(self, *exception) -> None:
         self.leave()
+
+
+def _mark(file: str) -> list[int]:
+    """What a file keeps when it is renamed, and another one does not have."""
+    state = os.stat(file)
+    return [state.st_ino, state.st_size, state.st_mtime_ns]
 
 
 def _is_sound(entry: Record | None, tensor: TensorInfo, pieces: Iterator[bytes]) -> bool:

@@ -40,6 +40,30 @@ def test_a_second_interruption_keeps_what_is_finished(model, tmp_path, monkeypat
     assert heard.resumed > 0 and (tmp_path / "q.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
 
 
+@pytest.mark.parametrize("part_is_gone", [True, False])
+def test_an_older_output_stays_until_there_is_a_new_one(model, tmp_path, monkeypatch, part_is_gone):
+    """Also where the earlier run was about to give the new one its name, and what it left was removed by hand."""
+    out = tmp_path / "q.gguf"
+    iqforge.quantize_model(model, out, "Q8_0", pure=True)
+    older = out.read_bytes()
+
+    def failing(self):
+        raise OutputError("cannot be renamed", file=self.out)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resume.ResumableOutput, "_commit", failing)
+        with pytest.raises(OutputError, match="renamed"):
+            iqforge.quantize_model(model, out, "Q4_0", pure=True)
+    assert names(tmp_path) == ["model.gguf", "q.gguf", "q.gguf.journal", "q.gguf.part"] and out.read_bytes() == older
+    if part_is_gone:
+        (tmp_path / "q.gguf.part").unlink()
+        break_off(model, out, 3)
+        assert out.read_bytes() == older
+    iqforge.quantize_model(model, out, "Q4_0", pure=True)
+    iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True)
+    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes() and names(tmp_path) == ["model.gguf", "q.gguf", "whole.gguf"]
+
+
 def test_what_could_not_be_synced_is_not_entered(model, tmp_path, monkeypatch):
     """After an error the system counts the data as written: a second sync says nothing of it."""
     real, calls = GGUFWriter.sync, [0]
