@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any
 
+from ..errors import OutputError
 from ..formats.output import open_locked, output_error, sync_folder
 from ..formats.xxh64 import XXH64
 
 Record = dict[str, Any]
+_BEGINNING = re.compile(rb"[0-9a-f]{0,16}|[0-9a-f]{16} ")  # of a journal, perhaps torn
 
 
 class Journal:
     """The file at `path`, made if need be, and locked for this process until `close` or `remove`. `records`: what it says.
 
-    OutputError naming the output `named` if it cannot be opened or written, or if another process holds it."""
+    OutputError naming the output `named` if it cannot be opened or written, or if another process holds it, and naming the file if it is
+    no journal: it stays as it is then."""
 
     def __init__(self, path: str, named: str):
         self.path, self.named = path, named
@@ -36,7 +40,10 @@ class Journal:
     def _read(self) -> None:
         try:
             with open(self._fd, "rb", closefd=False) as file:
-                for line in file.read().splitlines(keepends=True):
+                data = file.read()
+                if data.strip(b"\0") and not _BEGINNING.fullmatch(data[:17]):  # zeros are what a power cut may leave
+                    raise OutputError("is in the way of the journal of this run, and is none of an earlier one", file=self.path)
+                for line in data.splitlines(keepends=True):
                     record = _parsed(line)
                     if record is None:
                         return

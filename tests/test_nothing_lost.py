@@ -100,6 +100,19 @@ def test_files_that_are_read_are_not_replaced(model, tmp_path, capsys, flag):
         assert "is the same file as the input" in capsys.readouterr().err and read.read_bytes() == before
 
 
+@pytest.mark.parametrize("content", [b"notes of mine, not of a run", b"\x00\x01\x02"])
+def test_a_file_in_the_way_of_the_journal_stays(model, tmp_path, content):
+    (tmp_path / "q.gguf.journal").write_bytes(content)
+    for restart in (False, True):
+        with pytest.raises(OutputError, match="journal.*is in the way"):
+            iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, restart=restart)
+    assert (tmp_path / "q.gguf.journal").read_bytes() == content and names(tmp_path) == ["model.gguf", "q.gguf.journal"]
+    for torn in (b"0123456789abcdef {", b"01234", bytes(100)):
+        (tmp_path / "q.gguf.journal").write_bytes(torn)
+        iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True)
+        assert names(tmp_path) == ["model.gguf", "q.gguf"]
+
+
 def test_a_plan_and_an_output_are_two_files(model, tmp_path):
     with pytest.raises(iqforge.IqforgeError, match="as output and for the plan"):
         iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", save_plan=tmp_path / "q.gguf")
