@@ -50,11 +50,13 @@ FILE_TYPES = _parse(_NUMBERS)
 
 
 def file_type(which: str | int) -> FileType:
-    """The preset with this name (any case) or number. UnknownTypeError listing near names if there is none."""
+    """The preset with this name (any case) or number: of Q4_K and Q4_K_M, which are one, the shorter, which llama-quantize lists first.
+    UnknownTypeError listing near names if there is none."""
     which = str(which)
     found = FILE_TYPES.get(which.upper())
     if found is None and which.isdecimal():
-        found = next((f for f in FILE_TYPES.values() if f.number == int(which)), None)
+        numbered = [f for f in FILE_TYPES.values() if f.number == int(which)]
+        found = next((f for f in numbered if f"{f.name}_M" in FILE_TYPES), next(iter(numbered), None))
     if found is None:
         import difflib
 

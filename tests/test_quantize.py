@@ -119,7 +119,8 @@ def test_overrides_win_and_requantizing_needs_leave():
 
 
 def test_preset_names():
-    assert file_type("iq4_k").number == 140 and file_type("15").name == "Q4_K_M" and file_type("IQ2_S").base.name == "IQ2_XS"
+    assert file_type("iq4_k").number == 140 and file_type("IQ2_S").base.name == "IQ2_XS"
+    assert [file_type(number).name for number in (12, "15", 17, 29, 7)] == ["Q3_K", "Q4_K", "Q5_K", "IQ2_M", "Q8_0"]
     assert file_type("Q4_K").number == file_type("Q4_K_M").number == 15
     with pytest.raises(UnknownTypeError, match="IQ4_K"):
         file_type("IQ4K")
