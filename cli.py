@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Errors of inputs and outputs have names of their own; what is left is our own printing.
         _drop_stdout()
         if not isinstance(error, BrokenPipeError):  # that one is `iqforge ... | head`, and no mistake of anybody
-            print(f"{called}: error: {error.strerror or error}" + (f": {printable(error.filename)}" if error.filename else ""), file=sys.stderr)
+            named = f": {printable(error.filename)}" if error.filename else ""
+            print(f"{called}: error: {error.strerror or error}{named}", file=sys.stderr)
         return 1
 
 

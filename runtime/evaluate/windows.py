@@ -68,14 +68,16 @@ class Windows:
             raise EvaluationError(f"{skip} windows are to be left out, expected 0 or more")
         if len(tokens) < (skip + 2) * n_ctx:
             behind = f" behind {skip} windows" if skip else ""
-            raise EvaluationError(f"the text has {len(tokens)} tokens, a context size of {n_ctx} needs at least {(skip + 2) * n_ctx}{behind}")
+            raise EvaluationError(f"the text has {len(tokens)} tokens, a context size of {n_ctx} needs at least "
+                                  f"{(skip + 2) * n_ctx}{behind}")
         tokens = tokens[skip * n_ctx :]
         n_windows = len(tokens) // n_ctx
         n_windows = min(n_windows, limit) if limit > 0 else n_windows
         return cls(np.asarray(tokens[: n_windows * n_ctx], dtype=np.int64).reshape(n_windows, n_ctx), bos)
 
     @classmethod
-    def of_text(cls, model: Model, text: str | Sequence[int], n_ctx: int, limit: int, skip: int = 0, parse_special: bool = False) -> Windows:
+    def of_text(cls, model: Model, text: str | Sequence[int], n_ctx: int, limit: int, skip: int = 0,
+                parse_special: bool = False) -> Windows:
         """As `cut`, from a text, tokenized once as a whole, or from tokens. EvaluationError for a model that appends EOS.
 
         With `parse_special` the text of a control token is that token.
@@ -84,7 +86,8 @@ class Windows:
         bos, trained = bos_token(model), model.hyperparameters.integer("context_length", None)
         if trained is not None and n_ctx > trained:
             log.warning("windows of %d tokens are longer than the context of %d that the model was made for", n_ctx, trained)
-        return cls.cut(model.tokenizer.encode(text, parse_special=parse_special) if isinstance(text, str) else text, n_ctx, limit, bos, skip)
+        tokens = model.tokenizer.encode(text, parse_special=parse_special) if isinstance(text, str) else text
+        return cls.cut(tokens, n_ctx, limit, bos, skip)
 
     @classmethod
     def joined(cls, texts: Sequence[Windows]) -> Windows:

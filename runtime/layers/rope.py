@@ -34,7 +34,8 @@ class Scaling:
         magnitude = p.number("rope.scaling.attn_factor", 1.0, above=0)
         if kind == "yarn":
             return cls("yarn", factor, p.integer("rope.scaling.original_context_length"),
-                       p.number("rope.scaling.yarn_beta_fast", 32.0, above=0), p.number("rope.scaling.yarn_beta_slow", 1.0, above=0), magnitude)
+                       p.number("rope.scaling.yarn_beta_fast", 32.0, above=0), p.number("rope.scaling.yarn_beta_slow", 1.0, above=0),
+                       magnitude)
         if kind in ("linear", "none"):
             return cls(kind, factor if kind == "linear" else 1.0, magnitude=magnitude)
         raise ConfigError(f"metadata key '{p.architecture}.rope.scaling.type' is '{kind}', expected none, linear or yarn", file=p.file)
