@@ -1,4 +1,4 @@
-"""Importance matrices and files of them with given numbers."""
+"""Importance matrices and files of them with given numbers, and a model to collect with."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
+from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.source import CheckpointSource
 from iqforge.imatrix.data import Entry, Imatrix
+
+from .tiny_checkpoint import make_tiny_llama
+from .tiny_model import write_gguf
 
 N_CTX = 32
 UP, ROUTER = "blk.0.ffn_up_exps.weight", "blk.0.ffn_gate_inp.weight"
+
+
+def tiny_llama_file(folder: Path) -> Path:
+    """A Llama of one layer in a GGUF file."""
+    make_tiny_llama(folder / "hf", n_layers=1)
+    with CheckpointSource(open_checkpoint(folder / "hf")) as source:
+        return write_gguf(folder / "model.gguf", source)
 
 
 def write_dat(path: Path, entries: dict[str, tuple[int, list[float]]], calls: int) -> Path:

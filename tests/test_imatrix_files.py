@@ -11,8 +11,6 @@ import pytest
 
 import iqforge
 from iqforge.cli import main
-from iqforge.convert.checkpoint import open_checkpoint
-from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ImatrixError, OutputError, UsageError
 from iqforge.imatrix.collector import collect_imatrix
 from iqforge.imatrix.data import Entry
@@ -23,18 +21,14 @@ from iqforge.imatrix.statistics import layer_statistics, tensor_statistics
 from iqforge.runtime.evaluate.base_file import BaseFile
 from iqforge.runtime.model import load_model
 
-from .imatrices import N_CTX, ROUTER, UP, tokens, write_dat
+from .imatrices import N_CTX, ROUTER, UP, tiny_llama_file, tokens, write_dat
 from .shared import shared
-from .tiny_checkpoint import PROSE, make_tiny_llama
-from .tiny_model import write_gguf
+from .tiny_checkpoint import PROSE
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("files")
-    make_tiny_llama(folder / "hf", n_layers=1)
-    with CheckpointSource(open_checkpoint(folder / "hf")) as source:
-        return write_gguf(folder / "model.gguf", source)
+    return tiny_llama_file(tmp_path_factory.mktemp("files"))
 
 
 def contents(path: Path) -> tuple[dict[str, bytes], bytes]:

@@ -12,24 +12,17 @@ import pytest
 
 import iqforge
 from iqforge.cli import main
-from iqforge.convert.checkpoint import open_checkpoint
-from iqforge.convert.source import CheckpointSource
 from iqforge.errors import EvaluationError, ImatrixError, OutputError, UsageError
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files import load_imatrix, save_imatrix
 
-from .tiny_checkpoint import PROSE, make_tiny_llama
-from .tiny_model import write_gguf
-
-N_CTX = 32
+from .imatrices import N_CTX, tiny_llama_file
+from .tiny_checkpoint import PROSE
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    make_tiny_llama(folder / "hf", n_layers=1)
-    with CheckpointSource(open_checkpoint(folder / "hf")) as source:
-        return write_gguf(folder / "model.gguf", source)
+    return tiny_llama_file(tmp_path_factory.mktemp("inputs"))
 
 
 def imatrix(name: str, n_cols: int, tokens: int = N_CTX) -> Imatrix:

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 
 import iqforge
-from iqforge.convert.checkpoint import open_checkpoint
-from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ImatrixError, IqforgeError, UsageError
 from iqforge.formats.gguf.values import ValueType, array, string, u32
 from iqforge.formats.gguf.writer import GGUFWriter
@@ -26,19 +24,13 @@ from iqforge.imatrix.files import load_imatrix, save_imatrix
 from iqforge.imatrix.similarity import LayerSimilarity
 from iqforge.imatrix.snapshot import load_snapshot, save_snapshot
 
-from .tiny_checkpoint import PROSE, make_tiny_llama
-from .tiny_model import write_gguf
-
-N_CTX = 32
-UP = "blk.0.ffn_up_exps.weight"
+from .imatrices import N_CTX, UP, tiny_llama_file
+from .tiny_checkpoint import PROSE
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("files")
-    make_tiny_llama(folder / "hf", n_layers=1)
-    with CheckpointSource(open_checkpoint(folder / "hf")) as source:
-        return write_gguf(folder / "model.gguf", source)
+    return tiny_llama_file(tmp_path_factory.mktemp("files"))
 
 
 def settings(model: Path) -> dict:
