@@ -52,7 +52,7 @@ def reckon(network: Network, weights: Weights, *, capacity: int = 0, settings: C
             entry(block.device)[1] += block.mixer.state_bytes(capacity, settings)
     for device in list(sizes):
         entry(device)[2] = _compute_bytes(network, weights, device, rows, window or max(capacity, rows), precision)
-    entry(network.output_norm.weight.device)[2] += (window or 1) * network.n_vocab * 4
+    entry(network.output_device)[2] += (window or 1) * network.n_vocab * 4
     found = [DeviceMemory(device, *parts, free_bytes(device)) for device, parts in sizes.items()]
     return sorted(found, key=lambda memory: (memory.device.type == "cpu", memory.device.index or 0))
 

@@ -68,6 +68,9 @@ class Model:
     and values also where there is no cache (`forward`, `hidden`; None: as they are), and of `new_state`. ubatch: most tokens of a
     sequence that go through the model at a time. context: tokens of a sequence for which memory is reckoned. verbose: is told in a
     line what runs on a slower path.
+
+    Hidden states and logits are on `network.output_device`, at every precision: on the GPU, unless `placement` leaves the output on the
+    CPU (`gpu_layers` no more than there are layers).
     """
 
     def __init__(self, source: Source, device: str | torch.device = "cpu", cache_bytes: int = DEFAULT_CACHE_BYTES, *,
@@ -211,11 +214,12 @@ class Model:
     @_named_errors
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32[rows, width] of `hidden` to float32[rows, vocab]."""
+        """float32[rows, width] of `hidden`, on any device, to float32[rows, vocab]."""
         width = self.network.output_norm.weight.numel()
         if not isinstance(hidden, torch.Tensor) or hidden.ndim != 2 or hidden.shape[1] != width or not hidden.is_floating_point():
             shown = f"{hidden.dtype}{list(hidden.shape)}" if isinstance(hidden, torch.Tensor) else f"a {type(hidden).__name__}"
             raise ShapeError(f"hidden states are {shown}, expected float32[rows, {width}]", file=self.source.path)
+        hidden = hidden.to(self.network.output_device)
         if (fast := self._fast) is not None:
             return fast.logits(hidden)
         return self.network.output(hidden)

@@ -40,6 +40,11 @@ class Network:
     output: Linear
     n_vocab: int
 
+    @property
+    def output_device(self) -> torch.device:
+        """Where final hidden states and logits are: with the final norm, wherever the output matrix lies."""
+        return self.output_norm.weight.device
+
     def new_state(self, capacity: int, settings: CacheSettings) -> State:
         """An empty sequence of at most `capacity` tokens."""
         return State(capacity, [block.new_state(capacity, settings) for block in self.blocks], settings)
@@ -51,7 +56,7 @@ class Network:
             h = block(h.to(block.device), batch.at(None if state is None else state.layers[i], block.device))
         if state is not None:
             state.n_past += batch.n_tokens
-        return self.output_norm(h.to(self.output_norm.weight.device))
+        return self.output_norm(h.to(self.output_device))
 
 
 Builder = Callable[[Hyperparameters, Weights], Network]

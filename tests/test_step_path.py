@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,10 @@ from iqforge.convert.source import CheckpointSource
 from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.cuda import step_path
 from iqforge.runtime.cuda.context import Context
+from iqforge.runtime.cuda.prompt_path import PromptPath
+from iqforge.runtime.cuda.step_layers import SlowOutput
 from iqforge.runtime.cuda.step_path import StepPath
+from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.sampling import GREEDY, Sampling
 
@@ -129,6 +134,22 @@ def test_rows_too_long_for_shared_memory_are_named(monkeypatch, opened):
     model, steps, told = opened("llama")  # each of 16 warps reads two rows at once
     assert told == ["slow path: GatedFFN of 2 layers from 0: ffn_gate has rows of 256 elements, too many for the shared memory of cpu"]
     check(model, steps)
+
+
+def test_logits_are_where_the_final_norm_is(monkeypatch, opened):
+    """Of steps and of prompts, with the output on the CPU and everything else not, and the other way round. "meta" is the other device."""
+    step_on_cpu.install(monkeypatch)
+    model, _, _ = opened("llama")
+    elsewhere = replace(model.network, output_norm=RMSNorm(model.network.output_norm.weight.to("meta"), 1e-5))
+    steps, prompt, state = StepPath(elsewhere, Context(CPU)), PromptPath(elsewhere, Context(CPU)), model.new_state(100)
+    assert isinstance(steps._output, SlowOutput)
+    steps._output = lambda frame, h: frame.logits[: len(h)].zero_()  # what it leaves is on the device of the step
+    for all_logits, shape in ((True, [3, model.n_vocab]), (False, [model.n_vocab])):
+        logits = steps.extend(torch.tensor([5, 6, 7]), state, all_logits)
+        assert logits.device == elsewhere.output_device == torch.device("meta") and list(logits.shape) == shape
+    prompt._output = lambda x: torch.zeros(len(x), model.n_vocab)  # a matrix on the device of the prompt
+    assert prompt.logits(torch.zeros(2, 256)).device == elsewhere.output_device
+    assert model.logits(torch.zeros(2, 256)).device == model.network.output_device == CPU
 
 
 def test_graphs_and_scratch_go_with_their_sequence(monkeypatch, opened):

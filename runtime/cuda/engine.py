@@ -62,5 +62,4 @@ class Engine:
         return torch.cat(rows) if all_logits else self.prompt.next_logits(h)
 
     def _normed(self, h: torch.Tensor) -> torch.Tensor:
-        norm = self.network.output_norm  # on the CPU if the output is
-        return norm(h.to(norm.weight.device))
+        return self.network.output_norm(h.to(self.network.output_device))

@@ -53,19 +53,19 @@ class PromptPath:
 
     def next_logits(self, h: torch.Tensor) -> torch.Tensor:
         """float32[vocab] after the residual stream's last row: one row is for the matrix-vector kernels."""
-        norm, h = self.network.output_norm, h[-1:]
-        matrix = None if self._output is None or norm.weight.device != h.device else self._output.matrix
+        norm, home, h = self.network.output_norm, self.network.output_device, h[-1:]
+        matrix = None if self._output is None or home != h.device else self._output.matrix
         if matrix is None or not matvec.supported(matrix.type) or not matvec.fits(matrix, NORM_MATVEC):
-            return self.logits(norm(h.to(norm.weight.device)))[0]
+            return self.logits(norm(h.to(home)))[0]
         out = torch.empty(1, matrix.rows, dtype=torch.float32, device=h.device)
         matvec.norm_matvec(h, norm.weight, norm.eps, [matrix], [out])
         return out[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32[rows, width], normed, to float32[rows, vocab]."""
+        """float32[rows, width], normed, to float32[rows, vocab] on the network's `output_device`."""
         if self._output is None:
             return self.network.output(hidden)
-        return self._output(hidden.to(self.context.device, self.context.dtype))
+        return self._output(hidden.to(self.context.device, self.context.dtype)).to(self.network.output_device)
 
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         if self._table is None:

@@ -205,5 +205,5 @@ class SlowOutput:
         self.network = network
 
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
-        norm = self.network.output_norm
-        frame.logits[: len(h)].copy_(self.network.output(norm(h.to(norm.weight.device))))
+        network = self.network
+        frame.logits[: len(h)].copy_(network.output(network.output_norm(h.to(network.output_device))))

@@ -63,7 +63,7 @@ class StepPath:
             state.n_past += n
             tokens = tokens[n:]
             if all_logits or not len(tokens):
-                rows.append(self.frame.logits[: n if all_logits else 1].clone())
+                rows.append(self.frame.logits[: n if all_logits else 1].to(self.network.output_device, copy=True))
         return torch.cat(rows) if all_logits else rows[0][0]
 
     @torch.no_grad()
