@@ -14,6 +14,11 @@ __device__ __forceinline__ u64 candidate(float x, int index) {
     return (__float_as_uint(x) & 0x7f800000) == 0x7f800000 ? ~0ull : (u64)ordered(x) << 32 | (u32)~index;
 }
 
+__device__ __forceinline__ float value_of(u64 candidate) {
+    const u32 b = (u32)(candidate >> 32);
+    return __uint_as_float(b >> 31 ? b & 0x7fffffff : ~b);
+}
+
 __device__ __forceinline__ u64 block_max(u64 best) {
     __shared__ u64 warps[THREADS / 32];
 #pragma unroll
@@ -131,4 +136,138 @@ sample_draw(const float* __restrict__ values, const long long* __restrict__ ids,
     if (threadIdx.x == 0) {
         hand_on(finite ? (int)ids[min(below, kept - 1)] : -1, tokens, positions, history);
     }
+}
+
+constexpr int BEST = 512, LIST = 64;  // threads of a block, and the most candidates: a warp keeps them in order, two to a lane
+
+// Of the 64 numbers of a warp (number e in lane e % 32, place e / 32), pairs `distance` apart change places where they are not in
+// descending order; in every other run of `size` where they are.
+template <int DISTANCE>
+__device__ __forceinline__ void exchange_pairs(u64 (&x)[2], int lane, int size) {
+    if (DISTANCE == 32) {
+        const u64 larger = max(x[0], x[1]), smaller = x[0] ^ x[1] ^ larger;
+        x[0] = larger, x[1] = smaller;  // only where all 64 are one run
+    } else {
+#pragma unroll
+        for (int place = 0; place < 2; place++) {
+            const u64 other = __shfl_xor_sync(0xffffffff, x[place], DISTANCE), larger = max(x[place], other);
+            const bool first = (lane & DISTANCE) == 0, descending = (lane + 32 * place & size) == 0;
+            x[place] = first == descending ? larger : x[place] ^ other ^ larger;
+        }
+    }
+}
+
+// 64 numbers that rise and then fall (or the other way round) into descending order: the last stage of a bitonic sort (Batcher, 1968).
+__device__ __forceinline__ void descend(u64 (&x)[2], int lane) {
+    exchange_pairs<32>(x, lane, LIST);
+    exchange_pairs<16>(x, lane, LIST);
+    exchange_pairs<8>(x, lane, LIST);
+    exchange_pairs<4>(x, lane, LIST);
+    exchange_pairs<2>(x, lane, LIST);
+    exchange_pairs<1>(x, lane, LIST);
+}
+
+__device__ __forceinline__ void sort_descending(u64 (&x)[2], int lane) {
+#pragma unroll
+    for (int size = 2; size <= 32; size *= 2) {
+        if (size > 16) exchange_pairs<16>(x, lane, size);
+        if (size > 8) exchange_pairs<8>(x, lane, size);
+        if (size > 4) exchange_pairs<4>(x, lane, size);
+        if (size > 2) exchange_pairs<2>(x, lane, size);
+        exchange_pairs<1>(x, lane, size);
+    }
+    descend(x, lane);
+}
+
+// The 64 largest of a warp's list and another one, both descending: of first and last, second and second to last, ... the larger ones.
+__device__ __forceinline__ void merge(u64 (&x)[2], const u64* other, int lane) {
+    x[0] = max(x[0], __ldcg(other + LIST - 1 - lane));
+    x[1] = max(x[1], __ldcg(other + LIST / 2 - 1 - lane));
+    descend(x, lane);
+}
+
+// The 64 largest of what the block's warps have, in descending order, to the first warp.
+__device__ __forceinline__ void merge_warps(u64 (&x)[2], int warp, int lane) {
+    __shared__ u64 lists[BEST / 32][LIST];
+#pragma unroll
+    for (int half = BEST / 64; half; half /= 2) {
+        __syncthreads();
+        if (warp >= half && warp < 2 * half) lists[warp][lane] = x[0], lists[warp][32 + lane] = x[1];
+        __syncthreads();
+        if (warp < half) {
+            x[0] = max(x[0], lists[warp + half][LIST - 1 - lane]);
+            x[1] = max(x[1], lists[warp + half][LIST / 2 - 1 - lane]);
+            descend(x, lane);
+        }
+    }
+}
+
+// What is up to and with each number of a warp's list in order, and the sum of all.
+__device__ __forceinline__ double running_sum(double (&x)[2], int lane) {
+    double total = 0;
+#pragma unroll
+    for (int place = 0; place < 2; place++) {
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            const double other = __shfl_up_sync(0xffffffff, x[place], d);
+            if (lane >= d) x[place] += other;
+        }
+        x[place] += total;
+        total = __shfl_sync(0xffffffff, x[place], 31);
+    }
+    return total;
+}
+
+__device__ __forceinline__ int count_of(bool first, bool second) {
+    return __popc(__ballot_sync(0xffffffff, first)) + __popc(__ballot_sync(0xffffffff, second));
+}
+
+// As `sample_draw` for at most 64 candidates, without sorting all logits: every warp orders 64 of them, lists are merged two by two.
+// logits float32[n], a block for 2 BEST of them; partial u64[gridDim.x][LIST]; ticket u32, zero.
+extern "C" __global__ void __launch_bounds__(BEST)
+sample_best(const float* __restrict__ logits, int n, u64* partial, u32* ticket, int count, double temperature, double top_p, double min_p,
+            const u64* __restrict__ seed, long long* tokens, int* positions, int* history) {
+    start_dependents();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    wait_for_inputs();
+    u64 x[2];
+#pragma unroll
+    for (int place = 0; place < 2; place++) {
+        const int i = (2 * blockIdx.x + place) * BEST + threadIdx.x;
+        x[place] = i < n ? candidate(__ldcg(logits + i), i) : 0;  // 0 is below every candidate
+    }
+    sort_descending(x, lane);
+    merge_warps(x, warp, lane);
+    if (warp == 0) partial[LIST * blockIdx.x + lane] = x[0], partial[LIST * blockIdx.x + 32 + lane] = x[1];
+    if (!last_to_arrive(ticket, gridDim.x)) return;
+    x[0] = x[1] = 0;
+    for (int list = warp; list < gridDim.x; list += BEST / 32) merge(x, partial + LIST * list, lane);
+    merge_warps(x, warp, lane);
+    if (warp) return;
+    const u64 first = __shfl_sync(0xffffffff, x[0], 0);
+    const float best = value_of(first);
+    double p[2], weights[2];
+    bool likely[2], kept_here[2], below[2];
+#pragma unroll
+    for (int place = 0; place < 2; place++) {
+        p[place] = lane + 32 * place < count ? exp((double)(value_of(x[place]) - best)) : 0;
+        likely[place] = lane + 32 * place < count && p[place] >= min_p;
+    }
+    int kept = count;
+    const double total = running_sum(p, lane);
+    if (top_p < 1) {
+        for (int place = 0; place < 2; place++) below[place] = lane + 32 * place < count && p[place] < top_p * total;
+        kept = min(count, 1 + count_of(below[0], below[1]));
+    }
+    kept = min(kept, count_of(likely[0], likely[1]));
+    for (int place = 0; place < 2; place++) {
+        kept_here[place] = lane + 32 * place < kept;
+        weights[place] = kept_here[place] ? exp((double)(value_of(x[place]) - best) / temperature) : 0;
+    }
+    const double weight = running_sum(weights, lane), target = (double)(philox((u32)(positions[0] + 1), *seed) >> 8) * 0x1p-24 * weight;
+    for (int place = 0; place < 2; place++) below[place] = kept_here[place] && weights[place] <= target;
+    const int drawn = min(count_of(below[0], below[1]), kept - 1);
+    const u64 chosen = __shfl_sync(0xffffffff, drawn < 32 ? x[0] : x[1], drawn % 32);
+    __syncwarp();  // the position has been read by all
+    if (lane == 0) hand_on(first == ~0ull ? -1 : (int)~(u32)chosen, tokens, positions, history);
 }

@@ -9,8 +9,10 @@ from .compile import KernelSpec
 from .launch import function, launch
 
 EMBED = KernelSpec("step_embed", ("embed.cu",), (), ("step_angles",))
-SAMPLE = KernelSpec("step_sample", ("sample.cu",), (), ("sample_greedy", "sample_draw"))
+SAMPLE = KernelSpec("step_sample", ("sample.cu",), (), ("sample_greedy", "sample_draw", "sample_best"))
 _THREADS = 256
+MOST_BEST = 64  # candidates that `sample_best` chooses from
+_BEST_THREADS = 512
 
 
 def step_angles(rates: torch.Tensor, magnitude: float, positions: torch.Tensor, out: torch.Tensor) -> None:
@@ -36,18 +38,24 @@ class GreedySampler:
 
 
 class DrawSampler:
-    """A draw with temperature, top-k, top-p and min-p, as `runtime.sampling.sample` has it."""
+    """A draw with temperature, top-k, top-p and min-p, as `runtime.sampling.sample` has it. For top-k of at most `MOST_BEST` one launch
+    finds the candidates, for others all logits are sorted."""
 
     def __init__(self, n_vocab: int, device: torch.device):
-        self._kernel, self._n = function(SAMPLE, "sample_draw", device), n_vocab
+        self._draw, self._best, self._n = (*(function(SAMPLE, f"sample_{name}", device) for name in ("draw", "best")), n_vocab)
+        self._grid = -(-n_vocab // (2 * _BEST_THREADS))
+        self._partial = torch.empty(self._grid * MOST_BEST, dtype=torch.int64, device=device)
+        self._ticket = torch.zeros(1, dtype=torch.int32, device=device)
 
     def __call__(self, logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: torch.Tensor,
                  tokens: torch.Tensor, positions: torch.Tensor, history: torch.Tensor) -> None:
         """As `GreedySampler`, with the seed int64[1] (its 64 bits) on the device."""
-        values, ids = logits.sort(descending=True, stable=True)
-        count = top_k if 0 < top_k < self._n else self._n
-        launch(self._kernel, 1, 1024, values, ids, np.int32(self._n), np.int32(count), np.float64(temperature), np.float64(top_p),
-               np.float64(min_p), seed, tokens, positions, history)
+        n, count = np.int32(self._n), np.int32(top_k if 0 < top_k < self._n else self._n)
+        how = (count, np.float64(temperature), np.float64(top_p), np.float64(min_p), seed, tokens, positions, history)
+        if count <= MOST_BEST:
+            launch(self._best, self._grid, _BEST_THREADS, logits, n, self._partial, self._ticket, *how, pdl=True)
+        else:
+            launch(self._draw, 1, 1024, *logits.sort(descending=True, stable=True), n, *how)
 
 
 def specs() -> list[KernelSpec]:

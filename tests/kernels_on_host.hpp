@@ -80,6 +80,7 @@ auto exchange(const T& mine, F use) {
 }
 
 template <class T> T __shfl_xor_sync(unsigned, T x, int d) { return exchange(x, [=](const T (&w)[32], int lane) { return w[lane ^ d]; }); }
+template <class T> T __shfl_sync(unsigned, T x, int from) { return exchange(x, [=](const T (&w)[32], int) { return w[from & 31]; }); }
 template <class T> T __shfl_down_sync(unsigned, T x, int d) {
     return exchange(x, [=](const T (&w)[32], int lane) { return w[lane + d < 32 ? lane + d : lane]; });
 }
@@ -94,6 +95,7 @@ inline unsigned __ballot_sync(unsigned, int x) {
     });
 }
 
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __uint_as_float(unsigned b) { float f; memcpy(&f, &b, 4); return f; }
 inline float __int_as_float(int b) { return __uint_as_float((unsigned)b); }
 inline unsigned __float_as_uint(float f) { unsigned b; memcpy(&b, &f, 4); return b; }

@@ -61,6 +61,7 @@ int main() {
     const u64 seed = 7;
     greedy(values.data(), n, 3, tokens.data(), positions.data(), history.data());
     draw(values.data(), ids.data(), n, 40, 0.8, 0.95, 0.05, &seed, tokens.data(), positions.data(), history.data());
+    best(values.data(), n, 40, 0.8, 0.95, 0.05, &seed, tokens.data(), positions.data(), history.data());
 }
 '''
 

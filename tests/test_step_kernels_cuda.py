@@ -7,8 +7,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 from iqforge.cuda_kernels.step_attention import StepAttention  # noqa: E402
 from iqforge.cuda_kernels.step_router import StepRouter  # noqa: E402
-from iqforge.cuda_kernels.step_sample import GreedySampler, step_angles  # noqa: E402
+from iqforge.cuda_kernels.step_sample import DrawSampler, GreedySampler, step_angles  # noqa: E402
 from iqforge.runtime.layers.rope import Rope  # noqa: E402
+from iqforge.runtime.sampling import Sampling, sample  # noqa: E402
 
 from .step_reference import allowed, attention_error, router_case  # noqa: E402
 
@@ -69,6 +70,24 @@ def test_router(rows, width, n_experts, n_used):
             chosen, expected = torch.where(kept, chosen, -1), expected * kept / (expected * kept).sum(-1, keepdim=True)
         assert torch.equal(ids.long(), chosen)
         assert torch.allclose(weights.double(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(seed=3), Sampling(2.0, 64, 1.0, 0.0, seed=2**63 + 5), Sampling(1.5, 0, 0.9, 0.0, seed=4)])
+def test_draws(sampling):
+    for n in (7, 1000, 128256, 151936):
+        logits, tokens = torch.empty(n, device=GPU), torch.zeros(8, dtype=torch.int64, device=GPU)
+        positions, history = (torch.zeros(k, dtype=torch.int32, device=GPU) for k in (8, 20))
+        seed = torch.tensor([sampling.seed - (sampling.seed >> 63 << 64)], device=GPU)
+        sampler = DrawSampler(n, GPU)
+        for step in range(1, 9):
+            logits.normal_().mul_(3)
+            logits[n // 3] = logits.max()  # two that are equal
+            expected = sample(logits, sampling, step)
+            sampler(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, seed, tokens, positions, history)
+            assert int(tokens[0]) == int(history[step]) == expected and int(positions[0]) == step
+        logits[n // 2] = float("inf")
+        sampler(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, seed, tokens, positions, history)
+        assert (int(tokens[0]), int(history[9])) == (0, -1)
 
 
 def test_greedy():

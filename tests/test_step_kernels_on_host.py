@@ -12,7 +12,7 @@ import torch
 
 from iqforge.cuda_kernels.compile import KernelSpec, expand
 from iqforge.cuda_kernels.step_router import router_spec
-from iqforge.cuda_kernels.step_sample import SAMPLE
+from iqforge.cuda_kernels.step_sample import MOST_BEST, SAMPLE
 from iqforge.runtime.sampling import GREEDY, Sampling, sample
 
 from .step_reference import allowed, attention_error, router_case
@@ -51,6 +51,15 @@ extern "C" void greedy(const float* logits, int n, int blocks, long long* tokens
 extern "C" void draw(const float* values, const long long* ids, int n, int count, double temperature, double top_p, double min_p,
                      const u64* seed, long long* tokens, int* positions, int* history) {
     launch_on_host(1, 1, DRAW, [&] { sample_draw(values, ids, n, count, temperature, top_p, min_p, seed, tokens, positions, history); });
+}
+extern "C" void best(const float* logits, int n, int count, double temperature, double top_p, double min_p, const u64* seed,
+                     long long* tokens, int* positions, int* history) {
+    const int blocks = (n + 2 * BEST - 1) / (2 * BEST);
+    std::vector<u64> partial(LIST * blocks);
+    u32 ticket = 0;
+    launch_on_host(blocks, 1, BEST, [&] {
+        sample_best(logits, n, partial.data(), &ticket, count, temperature, top_p, min_p, seed, tokens, positions, history);
+    });
 }
 '''
 
@@ -114,7 +123,7 @@ def test_draws_are_those_of_the_host(tmp_path):
     kernels = library(tmp_path, SAMPLE, RUN_SAMPLE)
     n, number = 3000, ctypes.c_double
     samplings = [GREEDY, Sampling(), Sampling(seed=2**63 + 5), Sampling(1.5, 0, 0.9, 0, seed=3), Sampling(0.7, 5, 1.0, 0.2),
-                 Sampling(2.0, 0, 1.0, 0.0, seed=9)]
+                 Sampling(2.0, 0, 1.0, 0.0, seed=9), Sampling(2.0, 64, 1.0, 0.0, seed=11), Sampling(1.0, 50, 0.5, 0.0, seed=12)]
     for case, sampling in enumerate(samplings):
         logits = 3 * torch.randn(n, generator=torch.Generator().manual_seed(case))
         logits[100] = logits[200] = logits.max()  # the lower one of equals
@@ -124,12 +133,17 @@ def test_draws_are_those_of_the_host(tmp_path):
         for step in range(3):
             if step == 2:
                 logits[7] = float("inf")
-            if sampling.is_greedy:
-                kernels.greedy(pointer(logits), n, 5, *after)
-            else:
-                values, ids = logits.sort(descending=True, stable=True)
-                kernels.draw(pointer(values), pointer(ids), n, sampling.top_k or n, number(sampling.temperature), number(sampling.top_p),
-                             number(sampling.min_p), pointer(seed), *after)
             position = 41 + case + step
             drawn = sample(logits, sampling, position) if step < 2 else -1  # not finite
-            assert (int(history[position]), int(tokens[0]), int(positions[0])) == (drawn, max(drawn, 0), position)
+            how = (number(sampling.temperature), number(sampling.top_p), number(sampling.min_p), pointer(seed), *after)
+            for kernel in ("greedy",) if sampling.is_greedy else ("draw", "best") if 0 < sampling.top_k <= MOST_BEST else ("draw",):
+                positions[0] = position - 1
+                if kernel == "greedy":
+                    kernels.greedy(pointer(logits), n, 5, *after)
+                elif kernel == "best":
+                    kernels.best(pointer(logits), n, sampling.top_k, *how)
+                else:
+                    values, ids = logits.sort(descending=True, stable=True)
+                    kernels.draw(pointer(values), pointer(ids), n, sampling.top_k or n, *how)
+                assert (int(history[position]), int(tokens[0]), int(positions[0])) == (drawn, max(drawn, 0), position)
+                history[position] = tokens[0] = -7
