@@ -104,7 +104,7 @@ def random_model(spec: str, device: str = "cpu", **options: Any) -> Model:
 
 def benchmark_model(model: PathLike | Model, *, prompts: Sequence[int] = (512,), generations: Sequence[int] = (128,),
                     depths: Sequence[int] = (0,), repetitions: int = 5, progress: Any = None) -> list[Result]:
-    """How fast a model evaluates prompts of `prompts` tokens, and generates `generations` tokens one by one, behind `depths` others.
+    """How fast a model evaluates prompts of `prompts` tokens, and generates `generations` tokens, behind `depths` others.
 
     Results have `.test.label`, `.samples_ts` and `.avg_ts` in tokens/s, `.bytes_per_second` or `.flop_per_second`. progress: called
     with a line of text now and then. See `runtime.bench`.

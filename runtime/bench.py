@@ -1,19 +1,21 @@
 """How fast a model runs: the tests of llama-bench, each repeated, as samples in nanoseconds.
 
     pp N      a prompt of N random tokens, in batches
-    tg N      N tokens one by one from an empty context
-    pg P,G    a prompt of P tokens and then G tokens one by one, in one span of time
-    gp P,G    G tokens one by one behind a prompt of P tokens, whose time does not count
+    tg N      N tokens generated from an empty context
+    pg P,G    a prompt of P tokens and then G generated ones, in one span of time
+    gp P,G    G tokens generated behind a prompt of P tokens, whose time does not count
 
-With a depth D there are D tokens in the context before, whose time does not count. The first token is BOS where the model wants it,
-all others are random: nothing is sampled. The host waits for every generated token before it gives the next one, as llama-bench does:
-figures stand beside its figures. (`iqforge generate` lets steps run ahead, and prints its own speed.)
+With a depth D there are D tokens in the context before, whose time does not count. The first token is BOS where the model wants it, the
+others of prompts are random. Tokens are generated as `iqforge generate` does it, by `Model.follow` with its default `Sampling`: each is
+drawn from the logits of the one before and handed to the host, all of which is in the time. (llama-bench samples nothing: it appends random
+tokens and waits for the device after each.)
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -23,6 +25,7 @@ from ..errors import UsageError
 from . import arguments
 from .cache import CacheSettings, State
 from .bench_cost import Cost
+from .sampling import Sampling
 
 _WARM_STEPS = 4  # a captured graph is replayed from the second one on
 
@@ -108,7 +111,8 @@ def deviation(samples: list[float]) -> float:
 
 def run_test(model, test: Test, settings: CacheSettings | None = None, *, n_batch: int = 2048, repetitions: int = 5,
              warmup: bool = True, seed: int = 0, progress: Callable[[str], None] | None = None) -> Result:
-    """Measure one test on a `Model`. The context holds exactly the tokens of the test. UsageError where the cache types do not fit."""
+    """Measure one test on a `Model`. The context holds exactly the tokens of the test. UsageError where the cache types do not fit,
+    EvaluationError for logits that are not finite where tokens are generated."""
     if arguments.whole_number("repetitions", repetitions, 1) and not test.n_tokens:
         raise UsageError("there is nothing to measure: a test of 0 tokens")
     arguments.whole_number("n_batch", n_batch, 1), arguments.callback("progress", progress)
@@ -138,10 +142,11 @@ def run_test(model, test: Test, settings: CacheSettings | None = None, *, n_batc
 
 
 class Runner:
-    """Random tokens into one sequence."""
+    """Random prompts into one sequence, and tokens that follow from them."""
 
     def __init__(self, model, state: State, n_batch: int, generator: torch.Generator):
         self.model, self.state, self.n_batch, self.generator = model, state, n_batch, generator
+        self.sampling = Sampling(seed=generator.initial_seed())
         self.device = torch.device(model.device)
         self.bos = first_token(model)
 
@@ -151,9 +156,10 @@ class Runner:
         self.wait()
 
     def generate(self, n: int) -> None:
-        for token in self._tokens(n).split(1) if n else ():
-            self.model.extend(token, self.state)
-            self.wait()
+        """n steps: appends a random token (or BOS) and n - 1 drawn ones, and draws the one behind them. Returns when the host has it."""
+        if n:
+            [token] = self._tokens(1).tolist()
+            deque(self.model.follow(token, self.state, n, self.sampling), maxlen=0)
 
     def wait(self) -> None:
         if self.device.type == "cuda":

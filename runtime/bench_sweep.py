@@ -19,7 +19,7 @@ _MEMORY_HEADS = (("RSS HWM", 8), ("VRAM delta", 10))
 
 @dataclass(frozen=True)
 class Row:
-    """pp tokens at once and tg tokens one by one, each behind n_kv others; seconds."""
+    """A prompt of pp tokens at once and tg generated ones, each behind n_kv others; seconds. See `runtime.bench`."""
 
     pp: int
     tg: int
@@ -80,8 +80,8 @@ def positions(n_ctx: int, ub: int, tg: int = 0) -> int:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = ("For every -ub tokens of context: -n tokens one by one, then a prompt of -ub tokens, which stays in the "
-                          "context. Each line shows both speeds at that depth.")
+    parser.description = ("For every -ub tokens of context: -n tokens are generated, then comes a prompt of -ub tokens, which stays in "
+                          "the context. Each line shows both speeds at that depth.")
     parser.add_argument("-m", "--model", metavar="MODEL", help="GGUF file, or the first shard of a split model")
     parser.add_argument("--synthetic", metavar="SHAPE:TYPE", help="random weights of a real shape, as in `iqforge bench`")
     parser.add_argument("-c", "--ctx-size", type=int, default=4096, metavar="N", help="depth to go to (default: 4096)")

@@ -12,12 +12,14 @@ import torch
 
 import iqforge
 from iqforge.cli import main
+from iqforge.errors import EvaluationError
 from iqforge.runtime.bench import Test as BenchTest
 from iqforge.runtime.bench import Runner, deviation, run_test
 from iqforge.runtime.bench_cost import Cost
 from iqforge.runtime.bench_sweep import positions, sweep
 from iqforge.runtime.cuda.device_facts import facts_of
 from iqforge.runtime.model import Model
+from iqforge.runtime.sampling import Sampling
 from iqforge.runtime.synthetic import SyntheticSource
 
 IK_FIELDS = """build_commit, build_number, cuda, vulkan, metal, sycl, rpc, gpu_blas, blas, cpu_info, gpu_info, model_filename, model_type,
@@ -67,15 +69,24 @@ def test_what_a_test_runs(test, label, calls):
     assert len(recorder.calls) > len(calls)  # the warm-up comes on top
 
 
-def test_every_generated_token_is_waited_for(monkeypatch):
-    """As in the reference's tool: without it speeds would not compare."""
-    order = []
-    recorder = Recorder()
-    inner = recorder.model.extend
-    recorder.model.extend = lambda tokens, state: (order.append(len(tokens)), inner(tokens, state))
-    monkeypatch.setattr(Runner, "wait", lambda self: order.append("wait"))
-    run_test(recorder.model, BenchTest(n_gen=3), repetitions=1, warmup=False)
-    assert order.count(1) == 3 and all(order[i + 1] == "wait" for i, what in enumerate(order) if what == 1)
+@pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:Q8_0"])
+def test_tokens_are_those_that_generate_draws(spec):
+    """Not one over and over, which would ask for the same experts each time. The host does not wait for the device between them."""
+    recorder = Recorder(spec)
+    model, given, waited = recorder.model, [], []
+    model.extend = lambda tokens, state: (given.append(int(tokens[0])), recorder.extend(tokens, state))[1]
+    runner = Runner(model, model.new_state(40), 8, torch.Generator().manual_seed(5))
+    runner.wait = lambda: waited.append(len(given))
+    runner.generate(40)
+    drawn = list(model.follow(given[0], model.new_state(40), 39, Sampling(seed=5)))
+    assert given[:40] == [given[0], *drawn] and len(set(drawn)) > 20 and not waited
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    model = Model(SyntheticSource("llama-tiny:IQ4_K"), torch.device("cpu"))
+    model.network.output_norm.weight.fill_(float("nan"))
+    with model, pytest.raises(EvaluationError, match="position 1 are not finite"):
+        run_test(model, BenchTest(n_gen=3), repetitions=1)
 
 
 def test_deviation_is_that_of_a_sample():
