@@ -180,7 +180,11 @@ def test_costs():
         floats = 4 * (2 * (8 * 256 + 2 * 256 + 2 * 128) + 256)
         assert cost.step_bytes == quantized + floats
         assert cost.generation_bytes(10, 3) == 3 * cost.step_bytes + cost.cache_bytes * (11 + 12 + 13)
-        assert cost.prompt_flop(10, 3, 2) == 3 * cost.token_flop + 2 * cost.output_flop + cost.pair_flop * (11 + 12 + 13)
+        # Two batches: the last block is needed for one token of each, behind the keys and values of all three.
+        last, pairs = 2 * (2 * 256 * 512 + 8 * 256 + 2 * experts), 2 * 4 * 2 * 128
+        assert (cost.last_flop, cost.last_pair_flop) == (last, pairs)
+        assert cost.prompt_flop(10, 3, 2) == (3 * (cost.token_flop - last) + 2 * (last + cost.output_flop)
+                                              + pairs * (11 + 12 + 13) + pairs * (12 + 13))
 
 
 @pytest.mark.parametrize("spec, gigabytes", [("llama-8b:Q8_0", 7.97), ("llama-8b:IQ4_KS", 4.14), ("llama-8b:IQ2_K", 2.50),

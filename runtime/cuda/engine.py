@@ -55,7 +55,7 @@ class Engine:
         tokens = tokens.to(self.context.device)
         rows = []
         for piece in tokens.split(self.context.ubatch):
-            h = self.prompt.run(piece[None], state.n_past, state)
+            h = self.prompt.run(piece[None], state.n_past, state, last=not all_logits)
             state.n_past += len(piece)
             if all_logits:
                 rows.append(self.prompt.logits(self._normed(h)))

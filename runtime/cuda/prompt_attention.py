@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from ...cuda_kernels import prompt
@@ -9,7 +11,7 @@ from ..cache import KVCache
 from ..layers.attention import Attention
 from ..layers.batch import Batch
 from .context import Context
-from .prompt_stream import Stream, check_norm
+from .prompt_stream import Stream, check_norm, last_rows
 from .prompt_weights import Product
 from .registry import PROMPT, Branch, Slow, executor
 
@@ -17,9 +19,19 @@ CUDNN_ROWS = 2048  # tokens of a pass from which on its attention is worth plann
 _FLOATS = (torch.float16, torch.bfloat16)
 
 
+class _Products(NamedTuple):
+    """Of q, k and v, half[T, ...] of all rows; or of k and v, and `queries` half[S, ...] of the last row of each sequence."""
+
+    joined: torch.Tensor
+    queries: torch.Tensor | None = None
+
+
 @executor(PROMPT, Attention)
 class PromptAttention:
-    """h += attention(norm(h)). Keys and values in float16, or in the cache's dtype where that is bfloat16."""
+    """h += attention(norm(h)). Keys and values in float16, or in the cache's dtype where that is bfloat16.
+
+    Where only last rows are needed behind it, these alone have queries: the others' keys and values are all that they need.
+    """
 
     def __init__(self, branch: Branch, context: Context):
         m: Attention = branch.module
@@ -32,45 +44,57 @@ class PromptAttention:
             raise Slow("norms of queries and keys differ")
         self.norm, self.m, self.context = branch.norm, m, context
         self.qkv = Product("qkv", [m.q, m.k, m.v], context)
+        self.q, self.kv = Product("last queries", [m.q], context), Product("qkv", [m.k, m.v], context)
         self.output = Product("delta", [m.output], context)
 
     def __call__(self, stream: Stream, batch: Batch) -> None:
-        qkv = self.qkv(stream.normed(self.norm))
-        mixed = self._fresh(qkv, batch) if batch.state is None else self._cached(qkv, batch)
-        stream.add(self.output(mixed.reshape(len(qkv), -1)))
+        x = stream.normed(self.norm)
+        if stream.narrows:
+            stream.keep_last(batch.n_sequences)
+            products = _Products(self.kv(x), self.q(last_rows(x, batch.n_sequences)))
+        else:
+            products = _Products(self.qkv(x))
+        mixed = self._fresh(products, batch) if batch.state is None else self._cached(products, batch)
+        stream.add(self.output(mixed.reshape(len(stream.h), -1)))
 
-    def _fresh(self, qkv: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def _fresh(self, qkv: _Products, batch: Batch) -> torch.Tensor:
         """Sequences that begin here; what they attend to is kept by nobody, but as a cache with the batch's settings would give it back."""
-        m, total = self.m, len(qkv)
+        m, total = self.m, len(qkv.joined)
         dtype = torch.float16 if batch.settings is None else _stored(batch.settings.k.dtype, batch.settings.v.dtype)
         if dtype is None:
-            return self._converted(qkv, m.new_state(total, batch.settings, qkv.device), 0, total, batch)
+            return self._converted(qkv, m.new_state(total, batch.settings, qkv.joined.device), 0, total, batch)
         k, v = (self.context.buffer(name, (total, m.n_kv_heads, m.key_length), dtype) for name in ("keys", "values"))
         return self._attend(self._heads(qkv, k, v, 0, batch), k, v, batch)
 
-    def _cached(self, qkv: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def _cached(self, qkv: _Products, batch: Batch) -> torch.Tensor:
         """Tokens behind those of one sequence, whose keys and values are taken in first."""
         cache, n = batch.state, batch.start + batch.n_tokens
         if _stored(cache.k.dtype, cache.v.dtype) is None:
             return self._converted(qkv, cache, batch.start, n, batch)
         return self._attend(self._heads(qkv, cache.k, cache.v, batch.start, batch), cache.k[:n], cache.v[:n], batch)
 
-    def _converted(self, qkv: torch.Tensor, cache: KVCache, first: int, n: int, batch: Batch) -> torch.Tensor:
+    def _converted(self, qkv: _Products, cache: KVCache, first: int, n: int, batch: Batch) -> torch.Tensor:
         """Other caches are written and read as the truth path does; attention reads what they decode to in float16."""
         m = self.m
-        k, v = (torch.empty(len(qkv), m.n_kv_heads, m.key_length, device=qkv.device) for _ in range(2))
+        k, v = (torch.empty(len(qkv.joined), m.n_kv_heads, m.key_length, device=qkv.joined.device) for _ in range(2))
         q = self._heads(qkv, k, v, 0, batch)
         cache.write(first, k, v)
         k, v = (x.half() for x in cache.read(n))
         return cache.result(self._attend(cache.query(q).half(), k, v, batch).float()).to(self.context.dtype)
 
-    def _heads(self, qkv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, batch: Batch) -> torch.Tensor:
-        """Queries [T, heads, key_length] in the dtype of k; keys and values go to k and v from row `first`."""
-        m = self.m
-        q = self.context.buffer("queries", (len(qkv), m.n_heads, m.key_length), k.dtype)
+    def _heads(self, qkv: _Products, k: torch.Tensor, v: torch.Tensor, first: int, batch: Batch) -> torch.Tensor:
+        """Queries [rows that have them, heads, key_length] in the dtype of k; keys and values go to k and v from row `first`."""
+        m, rows = self.m, qkv.joined if qkv.queries is None else qkv.queries
+        q = self.context.buffer("queries", (len(rows), m.n_heads, m.key_length), k.dtype)
         cos, sin = self.context.angles(m.rope, batch.positions)
         q_norm, k_norm, eps = (m.q_norm.weight, m.k_norm.weight, m.q_norm.eps) if m.q_norm else (None, None, 0.0)
-        prompt.rotate_heads(qkv, q, k, v, first, cos, sin, neox=m.rope.style == "neox", q_norm=q_norm, k_norm=k_norm, eps=eps)
+        options = {"neox": m.rope.style == "neox", "q_norm": q_norm, "k_norm": k_norm, "eps": eps}
+        if qkv.queries is None:
+            prompt.rotate_heads(qkv.joined, q, k, v, first, cos, sin, **options)
+        else:  # keys and values of all positions, queries of the last one
+            none = q.new_empty(len(qkv.joined), 0, m.key_length)
+            prompt.rotate_heads(qkv.joined, none, k, v, first, cos, sin, **options)
+            prompt.rotate_heads(qkv.queries, q, k[:, :0], v[:, :0], 0, cos[-1:], sin[-1:], **options)
         return q
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -21,11 +21,14 @@ class PromptPath:
 
     def __init__(self, network: Network, context: Context):
         self.network, self.context = network, context
+        self._narrows: int | None = None  # the last step in which rows meet: behind it each goes its way alone
         found = branches(network.blocks)
         if found is None:
             context.report("Block", "not a mixer and a feed-forward layer one after the other", 0)
             self._steps = [(layer, _Block(block)) for layer, block in enumerate(network.blocks)]
         else:
+            mixers = [number for number, branch in enumerate(found) if branch.is_mixer]
+            self._narrows = mixers[-1] if mixers else None
             self._steps = [(b.layer, choose(PROMPT, b, context) or _Branch(b)) for b in found]
         self._table = self._part("Embedding", lambda: packed(network.embedding, context))
         self._output = self._part("Output", lambda: Output(network.output, context))
@@ -37,18 +40,24 @@ class PromptPath:
             self.context.report(kind, str(reason), 0)
             return None
 
-    def run(self, tokens: torch.Tensor, start: int, state: State | None = None) -> torch.Tensor:
+    def run(self, tokens: torch.Tensor, start: int, state: State | None = None, *, last: bool = False) -> torch.Tensor:
         """The residual stream float32[S * n, width] after all blocks, of tokens int64[S, n] at positions start.. ; with a `state`
-        (then S = 1) they see what is in it, and their keys and values are written into it (`n_past` is the caller's to move)."""
+        (then S = 1) they see what is in it, and their keys and values are written into it (`n_past` is the caller's to move).
+        `last`: float32[S, width], the last row of each sequence; others are computed as far as these need them."""
         with torch.cuda.device(self.context.device):  # kernels are launched on the current device
-            return self._run(tokens, start, state)
+            return self._run(tokens, start, state, last)
 
-    def _run(self, tokens: torch.Tensor, start: int, state: State | None) -> torch.Tensor:
+    def _run(self, tokens: torch.Tensor, start: int, state: State | None, last: bool) -> torch.Tensor:
         batch = Batch.of(*tokens.shape, start, self.context.device, self.context.settings)
         self.context.forget_angles()
         stream = Stream(self._embedded(tokens.reshape(-1)), self.context)
-        for layer, step in self._steps:
+        for number, (layer, step) in enumerate(self._steps):
+            stream.narrows = last and number == self._narrows
             step(stream, batch.at(None if state is None else state.layers[layer], self.context.device))
+            if stream.narrows:
+                stream.keep_last(batch.n_sequences)
+        if last:
+            stream.keep_last(batch.n_sequences)
         return stream.settled()
 
     def next_logits(self, h: torch.Tensor) -> torch.Tensor:

@@ -22,10 +22,10 @@ def check_norm(norm: RMSNorm, context: Context) -> None:
 
 
 class Stream:
-    """h float32[T, width]."""
+    """h float32[T, width]. `narrows`: behind the branch at hand only the last row of each sequence is needed."""
 
     def __init__(self, h: torch.Tensor, context: Context):
-        self.h, self.context = h, context
+        self.h, self.context, self.narrows = h, context, False
         self._added: dict[str, torch.Tensor] = {}
 
     def normed(self, norm: RMSNorm, exact: torch.Tensor | None = None, permuted: bool = False) -> torch.Tensor:
@@ -46,3 +46,13 @@ class Stream:
             prompt.add_norm(self.h, None, 0.0, None, **self._added)
             self._added = {}
         return self.h
+
+    def keep_last(self, n_sequences: int) -> None:
+        """Leaves the last row of each of so many sequences; nothing to do where that is all there is."""
+        if len(self.h) > n_sequences:
+            self.h = last_rows(self.settled(), n_sequences).contiguous()
+
+
+def last_rows(x: torch.Tensor, n_sequences: int) -> torch.Tensor:
+    """[S * n, ...] to [S, ...]: the last row of each sequence."""
+    return x.unflatten(0, (n_sequences, -1))[:, -1]

@@ -1,0 +1,78 @@
+"""Stands in for what the prompt path needs of a GPU: its kernels and flash attention as plain torch on the CPU (beside `step_on_cpu`)."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from iqforge.cuda_kernels import prompt
+from iqforge.runtime.cuda.prompt_weights import Output
+from iqforge.runtime.layers.attention import attend
+
+from . import step_on_cpu
+
+
+def add_norm(h, weight, eps, out, *, delta=None, rows=None, weights=None, exact=None, permuted=False):
+    assert not permuted and (delta is None or weights is not None or len(delta) == len(h))
+    if delta is not None:
+        h += delta.float() if weights is None else (delta.float()[rows.long().clamp(0)] * weights[..., None]).sum(1)
+    if out is not None:
+        x = step_on_cpu.normed(h, weight, eps)
+        out.copy_(x)
+        if exact is not None:
+            exact.copy_(x)
+
+
+def silu_gate(gate, up, out):
+    out.copy_(F.silu(gate.float()) * up.float())
+
+
+def gather_rows(x, sources, n_slots, out):
+    out.copy_(x[sources.long() // n_slots])
+
+
+def rotate_heads(qkv, q, k, v, first, cos, sin, *, neox, q_norm=None, k_norm=None, eps=0.0):
+    (tokens, n_heads, size), n_kv = q.shape, k.shape[1]
+    assert tokens == len(qkv) and tokens % len(cos) == 0 and qkv.shape[1] == (n_heads + 2 * n_kv) * size and q.dtype == k.dtype == v.dtype
+    cos, sin = (x.repeat(tokens // len(cos), 1)[:, None] for x in (cos, sin))
+    queries, keys, values = qkv.float().view(tokens, -1, size).split([n_heads, n_kv, n_kv], 1)
+    for x, weight, to in ((queries, q_norm, q), (keys, k_norm, k[first : first + tokens])):
+        x = step_on_cpu.normed(x, weight, eps)
+        turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+        a, b = turned.chunk(2, -1) if neox else (turned[..., 0::2], turned[..., 1::2])
+        a, b = a * cos - b * sin, a * sin + b * cos
+        to.copy_(torch.cat([a, b, rest] if neox else [torch.stack([a, b], -1).flatten(-2), rest], -1))
+    v[first : first + tokens] = values
+
+
+def route(logits, ids, weights, ser=None):
+    p = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
+    ids.copy_(p.indices[:, : ids.shape[1]])
+    weights.copy_(p.values[:, : ids.shape[1]] / p.values[:, : ids.shape[1]].sum(-1, keepdim=True))
+
+
+def group_rows(ids, ends, sources, rows):
+    flat = ids.flatten()
+    order = flat.sort(stable=True).indices
+    ends.copy_(torch.bincount(flat, minlength=len(ends)).cumsum(0))
+    sources.copy_(order)
+    rows.view(-1)[order] = torch.arange(len(flat), dtype=torch.int32)
+
+
+def flash(q, k, v, cum_q, cum_k, max_q, max_k, dropout, is_causal, debug, *, scale):
+    assert (max_q, max_k) == (q.shape[1], k.shape[1]) and is_causal
+    return (attend(q.float(), k.float(), v.float(), scale).to(q.dtype),)
+
+
+def logits(self, x):
+    return F.linear(x.float(), step_on_cpu.whole(self.matrix))
+
+
+def install(monkeypatch) -> None:
+    """A device, really the CPU, without grouped products."""
+    step_on_cpu.install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
+    monkeypatch.setattr(Output, "__call__", logits)
+    for kernel in (add_norm, silu_gate, gather_rows, rotate_heads, route, group_rows):
+        monkeypatch.setattr(prompt, kernel.__name__, kernel)

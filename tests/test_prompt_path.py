@@ -1,0 +1,98 @@
+"""The prompt path's executors without a GPU: kernels are plain torch (prompt_on_cpu.py), everything else is as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from iqforge.runtime.cache import CacheSettings
+from iqforge.runtime.cuda import prompt_weights
+from iqforge.runtime.cuda.context import Context
+from iqforge.runtime.cuda.engine import Engine
+from iqforge.runtime.cuda.prompt_path import PromptPath
+from iqforge.runtime.model import Model
+from iqforge.runtime.switches import Switches
+from iqforge.runtime.synthetic import SyntheticSource
+
+from . import prompt_on_cpu
+from .step_on_cpu import CPU
+
+TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (3, 21)))
+PRECISION = {"rtol": 0.01, "atol": 0.01}  # of activations in float16
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """opened(spec, options of the model) -> (model, context, its prompt path)."""
+    prompt_on_cpu.install(monkeypatch)
+    models, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def make(spec: str, settings: CacheSettings | None = None, **options) -> tuple[Model, Context, PromptPath]:
+        models.append(Model(SyntheticSource(spec), CPU, cache=settings, **options))
+        context = Context(CPU, torch.float16, settings, ubatch=9)
+        return models[-1], context, PromptPath(models[-1].network, context)
+
+    yield make
+    torch.set_num_threads(threads)
+    for model in models:
+        model.close()
+
+
+def normed(model: Model, h: torch.Tensor) -> torch.Tensor:
+    return model.network.output_norm(h)
+
+
+@pytest.mark.parametrize("settings", [None, CacheSettings("q8_0", "q8_0", True, True), CacheSettings("bf16", "bf16")],
+                         ids=lambda s: s and s.type_k)
+@pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
+def test_last_rows_are_those_of_all(opened, spec, settings):
+    """Of sequences that begin here, and of pieces of one that is kept: logits, and all keys and values."""
+    model, context, path = opened(spec, settings)
+    assert not context.slow or spec.startswith("qwen3")  # experts are decoded first
+    every, last = (path.run(TOKENS, 5, last=last) for last in (False, True))
+    assert last.shape == (3, 256) and every.shape == (63, 256)
+    torch.testing.assert_close(normed(model, last), normed(model, every.view(3, 21, -1)[:, -1]), **PRECISION)
+    torch.testing.assert_close(normed(model, every).view(3, 21, -1), model.hidden(TOKENS, 5), rtol=0.1, atol=0.1)
+
+    states = [model.new_state(64, settings or CacheSettings()) for _ in range(2)]
+    for first, end in ((0, 13), (13, 14), (14, 21)):  # in pieces, one of them of one row
+        rows = [path.run(TOKENS[:1, first:end], first, state, last=last) for state, last in zip(states, (False, True), strict=True)]
+        assert rows[1].shape == (1, 256)
+        torch.testing.assert_close(normed(model, rows[1]), normed(model, rows[0][-1:]), **PRECISION)
+    for one, other in zip(*(state.layers for state in states), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one.read(21), other.read(21), strict=True))
+
+
+def test_the_last_layer_works_on_last_rows_alone(monkeypatch, opened):
+    _, _, path = opened("llama-tiny:Q8_0")
+    seen, real = [], prompt_weights.Product.__call__
+
+    def product(self, x):
+        seen.append((len(x), self.rows))
+        return real(self, x)
+
+    monkeypatch.setattr(prompt_weights.Product, "__call__", product)
+    path.run(TOKENS, 0)
+    whole = [(63, 512), (63, 256), (63, 1024), (63, 256)]  # q, k and v; output; gate and up; down
+    assert seen == 2 * whole
+    seen.clear()
+    path.run(TOKENS, 0, last=True)
+    assert seen == [*whole, (63, 256), (3, 256), (3, 256), (3, 1024), (3, 256)]  # keys and values of all, the rest of 3
+
+
+def test_layers_that_the_path_has_no_kernels_for(opened):
+    """They know nothing of last rows: what they give is cut."""
+    model, context, path = opened("llama-tiny:Q8_0", switches=Switches(flash_attention=False))
+    assert context.slow
+    every, last = (path.run(TOKENS, 0, last=last) for last in (False, True))
+    torch.testing.assert_close(normed(model, last), normed(model, every.view(3, 21, -1)[:, -1]), **PRECISION)
+
+
+def test_logits_after_a_prompt_are_the_last_of_all(opened):
+    model, context, _ = opened("llama-tiny:Q8_0")
+    engine, states = Engine(model.network, context), [model.new_state(64) for _ in range(2)]
+    every, last = (engine.extend(TOKENS[0], state, all_logits) for state, all_logits in zip(states, (True, False), strict=True))
+    assert [state.n_past for state in states] == [21, 21]
+    torch.testing.assert_close(last, every[-1], **PRECISION)
