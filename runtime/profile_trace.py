@@ -142,9 +142,11 @@ def _of_kernels(events: list[dict], ranges: list[_Range], frames: list[_Range], 
 
 
 def _with_layers(spans: list[tuple[Span, bool]], template: Pass | None) -> list[Span]:
-    """Kernels of a replayed graph with layer, module and bytes of the kernels of `template`, if they are the same ones in order."""
+    """Kernels of a replayed graph with layer, module and bytes of the kernels of `template`, if they are the same ones in order. What the
+    first pass of a sequence does once (scratch that is set to zero) is not in its graph."""
     replayed = [span for span, from_graph in spans if from_graph]
-    launched = [span for span in template.spans if span.layer and span.layer != PASS] if template else []
+    names = {span.name for span in replayed}
+    launched = [span for span in template.spans if span.layer and span.layer != PASS and span.name in names] if template else []
     if not replayed or [s.name for s in replayed] != [s.name for s in launched]:
         return [span for span, _ in spans]
     known = iter(launched)

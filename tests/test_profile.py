@@ -74,6 +74,16 @@ def test_other_kernels_in_a_graph_get_no_layers():
     assert [s.layer for s in passes_of(gpu_trace(last="tail"))[2].spans] == [""] * 6
 
 
+def test_what_only_the_first_pass_does_leaves_the_layers_of_replays():
+    """Scratch of a new sequence is made, and set to zero, within the range of its first layer."""
+    trace = gpu_trace()
+    trace["traceEvents"] += [call("cudaLaunchKernel", 8, 128), kernel("void FillFunctor<int>(int)", 8, 128, 1),
+                             call("cudaMemsetAsync", 9, 129), {**kernel("Memset (Device)", 9, 129, 1), "cat": "gpu_memset"}]
+    first, *replays = passes_of(trace)
+    assert [s.layer for s in first.spans].count("blk.0") == 4
+    assert all([s.layer for s in p.spans] == ["", "token_embd", "blk.0", "blk.0", "blk.1", "output"] for p in replays)
+
+
 def test_sums():
     passes = passes_of(gpu_trace())
     assert measured(passes) == passes[2:] and typical(passes) is passes[2]
