@@ -10,6 +10,7 @@ import torch
 
 from iqforge.convert.checkpoint import open_checkpoint
 from iqforge.convert.source import CheckpointSource
+from iqforge.runtime import linear
 from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.cuda import step_path
 from iqforge.runtime.cuda.context import Context
@@ -94,6 +95,26 @@ def test_following_tokens_are_the_truth_paths(monkeypatch, opened):
 
 
 @pytest.mark.parametrize("type", ["BF16", "F16"])
+@pytest.mark.parametrize("settings, low, high", [(CacheSettings(), 0.01, 0.03), (CacheSettings("bf16", "f32"), 0.01, 0.03),
+                                                 (CacheSettings("q8_0", "q5_1", True, True), 0.04, 0.07)])
+def test_what_rounding_costs(monkeypatch, opened, settings, low, high):
+    """Where the bounds of test_step_path_cuda.py come from: activations in 8 bits, as the products of a step have them, all else as it is."""
+    model, _, _ = opened("llama", "IQ4_K")
+    tokens = [0, *np.random.default_rng(1).integers(2, 300, 56).tolist()]
+    truth, product = model.extend(tokens, model.new_state(100, settings), all_logits=True), linear._product
+
+    def rounded(matrix, x):
+        x = x.view(len(x), -1, 32)
+        largest = x.abs().amax(-1, keepdim=True)
+        return product(matrix, (torch.round(x * (127 / largest)) * (largest / 127)).flatten(1))
+
+    monkeypatch.setattr(linear, "_product", rounded)
+    state = model.new_state(100, settings)
+    steps = torch.stack([model.extend([token], state) for token in tokens])
+    error = ((steps - truth).norm(dim=-1) / truth.norm(dim=-1)).median()
+    assert low < error < high
+
+
 def test_experts_of_floats_are_named_and_right(monkeypatch, opened, type):
     step_on_cpu.install(monkeypatch)
     model, steps, told = opened("moe", type)

@@ -24,8 +24,11 @@ from .tiny_model import write_gguf
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 56).tolist()]
-NEAR = 0.04  # error of the logits relative to their size, in the median of positions; activations in 8 bits make about 0.01
 F16, QUANTIZED, MIXED = CacheSettings(), CacheSettings("q8_0", "q5_1", True, True), CacheSettings("bf16", "f32")
+NEAR = 0.04  # error of the logits relative to their size, in the median of positions; activations in 8 bits make about 0.02
+# Where values are stored in q5_1, a small difference can move one by a whole step of its grid: with activations in 8 bits and all else as
+# on the truth path 0.055 come out (`test_step_path.py`, test_what_rounding_costs), as much as storing in q5_1 costs in the first place.
+NEAR_IN = {QUANTIZED: 0.08}
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +69,11 @@ def test_steps_agree_with_the_truth_path(models, name, settings):
     with load_model(models[name], "cuda") as model:
         assert model.engine.steps.captures
         ones = stepped(model, [1], settings)
-        assert error(ones, truth) < NEAR
+        near = NEAR_IN.get(settings, NEAR)
+        assert error(ones, truth) < near
         assert torch.equal(ones, stepped(model, [1], settings))  # by captured steps of another sequence
         for sizes in ([8], [20, 1]) if settings == F16 and name != "llama-BF16" else ([20, 1],):
-            assert error(stepped(model, sizes, settings), truth) < NEAR
+            assert error(stepped(model, sizes, settings), truth) < near
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=7), Sampling(1.5, 0, 0.9, 0, seed=2**63 + 5)])
