@@ -94,11 +94,10 @@ def test_following_tokens_are_the_truth_paths(monkeypatch, opened):
     assert Graph.replays > 10
 
 
-@pytest.mark.parametrize("type", ["BF16", "F16"])
 @pytest.mark.parametrize("settings, low, high", [(CacheSettings(), 0.01, 0.03), (CacheSettings("bf16", "f32"), 0.01, 0.03),
                                                  (CacheSettings("q8_0", "q5_1", True, True), 0.04, 0.07)])
 def test_what_rounding_costs(monkeypatch, opened, settings, low, high):
-    """Where the bounds of test_step_path_cuda.py come from: activations in 8 bits, as the products of a step have them, all else as it is."""
+    """Where the bounds of test_step_path_cuda.py come from: activations in 8 bits, as a step's products have them, all else as it is."""
     model, _, _ = opened("llama", "IQ4_K")
     tokens = [0, *np.random.default_rng(1).integers(2, 300, 56).tolist()]
     truth, product = model.extend(tokens, model.new_state(100, settings), all_logits=True), linear._product
@@ -115,6 +114,7 @@ def test_what_rounding_costs(monkeypatch, opened, settings, low, high):
     assert low < error < high
 
 
+@pytest.mark.parametrize("type", ["BF16", "F16"])
 def test_experts_of_floats_are_named_and_right(monkeypatch, opened, type):
     step_on_cpu.install(monkeypatch)
     model, steps, told = opened("moe", type)
