@@ -98,6 +98,7 @@ def test_following_tokens_are_the_truth_paths(monkeypatch, opened):
                                                  (CacheSettings("q8_0", "q5_1", True, True), 0.04, 0.07)])
 def test_what_rounding_costs(monkeypatch, opened, settings, low, high):
     """Where the bounds of test_step_path_cuda.py come from: activations in 8 bits, as a step's products have them, all else as it is."""
+    step_on_cpu.install(monkeypatch)
     model, _, _ = opened("llama", "IQ4_K")
     tokens = [0, *np.random.default_rng(1).integers(2, 300, 56).tolist()]
     truth, product = model.extend(tokens, model.new_state(100, settings), all_logits=True), linear._product
