@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
+import os
 import types
+from concurrent.futures import ProcessPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -30,10 +33,28 @@ def _reason_to_skip() -> str | None:
     return None
 
 
+def compile_both(name: str, devices: tuple[str, ...] = ("cpu", "cuda")) -> None:
+    """Searches of a type, with importances and without, into numba's caches on disk."""
+    x = np.ones((1, N_COLS), np.float32)
+    for device in devices:
+        for importance in (None, x[0]):
+            encode(name, x, importance, device=device)
+
+
+def compile_side_by_side(names: list[str], **options) -> None:
+    """numba compiles one function at a time, a type for 5 to 20 seconds: a process per core for it. An error comes again in the test."""
+    with ProcessPoolExecutor(min(len(names), os.cpu_count()), mp_context=multiprocessing.get_context("spawn")) as pool:
+        wait([pool.submit(compile_both, name, **options) for name in names])
+
+
 @pytest.fixture(scope="session")
-def gpu():
+def gpu(request):
     if reason := _reason_to_skip():
         pytest.skip(reason)
+    asked = {value for item in request.session.items if "gpu" in item.fixturenames and hasattr(item, "callspec")
+             for value in item.callspec.params.values() if value in TYPES}
+    if len(asked) > 2:
+        compile_side_by_side(sorted(asked))
 
 
 def edge_rows() -> np.ndarray:
