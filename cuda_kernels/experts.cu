@@ -4,8 +4,10 @@
 // EXPERT_GATE_UP  out[token, slot] = silu(G norm(h)) * (U norm(h)) with the matrices of expert ids[token, slot]
 // EXPERT_DOWN     h[token] += sum over slots, in ascending order, of weights[token, slot] * D x[token, slot]
 //
-// A slot with a negative id contributes 0. Which weights are needed is known when the kernel in front has ended, not earlier.
-#include "matvec_ring.cuh"
+// A slot with a negative id contributes 0. EXPERT_GATE_UP knows which weights it needs when the kernel in front, the router, has ended.
+// EXPERT_DOWN follows it, and may not start before that, so it reads the choice at once: `ids` and `weights` must be older than the kernel
+// in front of it.
+#include "matvec_feed.cuh"
 
 typedef Format<TYPE> F;
 typedef Activations<F> A;
@@ -18,42 +20,39 @@ DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
     const float* h, const float* norm_weight, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert,
     int first_up, const int* ids, int slots, int hidden, float* out) {
-  if (!LATE) allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
   const int items = slots * hidden, stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
   const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
-  const Geometry geometry = F::geometry(stored, COLS);
   const typename F::Lane constants(lane);
   prepare_unit<TYPE>();
   wait_for_predecessor();
+  allow_successor();   // not earlier: it reads the router's choice as soon as it starts
   const int mine = lane < slots ? __ldcg(ids + token * slots + lane) : -1;   // slot lane's expert
 
   auto row_of = [&](int item) { return (int64_t)max(__shfl_sync(~0u, mine, item / hidden), 0) * per_expert + item % hidden; };
-  auto fetch = [&](uint32_t slot, int item, int chunk) {
-    if (item < items) {
-      int64_t row = row_of(item);
-      Ring<F>::fetch(slot, gate, geometry, row, chunk, lane);
-      Ring<F>::fetch(slot + Ring<F>::ROW, up, geometry, row + first_up, chunk, lane);
-    }
-    end_of_stage();
+  static __shared__ uint64_t barriers[WARPS][SLOTS];
+  auto source = [&](int item, int k) -> Row {
+    const int64_t row = row_of(item);
+    return k == 0 ? Row{gate, stored, row} : Row{up, stored, row + first_up};
   };
-  int next = begin, next_chunk = 0;
-  auto advance = [&] { if (++next_chunk == CHUNKS) { next_chunk = 0; next += stride; } };
-  #pragma unroll 1
-  for (int s = 0; s < SLOTS; s++) { fetch(ring + s * Ring<F>::SLOT, next, next_chunk); advance(); }
-  quantize<F, 1, true>(h + (int64_t)token * COLS, norm_weight, eps, shared_memory);
+  auto end = [&](int item) { return (item / hidden + 1) * hidden; };
+  auto matrices = feed<F>(items_of<1>(source, end), begin, items, stride, lane, ring, shared_address(barriers[warp]));
+  static __shared__ float squares[1][WARPS];
+  quantize<F, 1, true>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);
   __syncthreads();
+  const float factor = norm_factor(squares[0], eps);
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
-  uint32_t slot = ring;
   #pragma unroll 1
   for (int item = begin; item < items; item += stride) {
     float sum[2] = {0, 0};
     int64_t row = row_of(item);
+    const float by[2] = {F::row_factor(gate, stored, row), F::row_factor(up, stored, row + first_up)};
     #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
-      wait_for_stage();
-      const Stage stage[2] = {Ring<F>::stage(slot, row, chunk), Ring<F>::stage(slot + Ring<F>::ROW, row + first_up, chunk)};
+      matrices.wait();
+      const Stage stage[2] = {Ring<F>::stage(matrices.slot, row, chunk),
+                              Ring<F>::stage(matrices.slot + Ring<F>::ROW, row + first_up, chunk)};
       #pragma unroll
       for (int p = 0; p < P; p++) {
         if (!has_step(chunk, p)) break;
@@ -65,13 +64,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
           sum[k] += v;
         }
       }
-      __syncwarp();
-      fetch(slot, next, next_chunk);
-      advance();
-      if (LATE && next >= items) allow_successor();
-      slot = slot == ring + (SLOTS - 1) * Ring<F>::SLOT ? ring : slot + Ring<F>::SLOT;
+      matrices.next();
     }
-    float g = warp_sum(sum[0]), u = warp_sum(sum[1]);
+    float g = warp_sum(sum[0]) * (factor * by[0]), u = warp_sum(sum[1]) * (factor * by[1]);
     bool used = __shfl_sync(~0u, mine, item / hidden) >= 0;
     if (lane == 0) out[(int64_t)token * items + item] = used ? silu(g) * u : 0.0f;
   }
@@ -81,45 +76,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
     const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float* weights, float* h) {
-  if (!LATE) allow_successor();
+  allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
   const int stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
   const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
-  const Geometry geometry = F::geometry(stored, COLS);
   const typename F::Lane constants(lane);
   prepare_unit<TYPE>();
-  wait_for_predecessor();
   const int mine = lane < N ? __ldcg(ids + token * N + lane) : -1;
   const float factor = mine >= 0 ? __ldcg(weights + token * N + lane) : 0.0f;
 
-  int next = begin, next_chunk = 0;
-  auto fetch = [&](uint32_t slot) {   // the same piece of a row of every slot's expert
-    if (next < rows)
-      #pragma unroll
-      for (int k = 0; k < N; k++)
-        Ring<F>::fetch(slot + k * Ring<F>::ROW, down, geometry, (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + next, next_chunk, lane);
-    end_of_stage();
-    if (++next_chunk == CHUNKS) { next_chunk = 0; next += stride; }
+  static __shared__ uint64_t barriers[WARPS][SLOTS];
+  auto source = [&](int item, int k) -> Row {   // the same piece of a row of every slot's expert
+    return {down, stored, (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item};
   };
-  #pragma unroll 1
-  for (int s = 0; s < SLOTS; s++) fetch(ring + s * Ring<F>::SLOT);
-  quantize<F, N, false>(x + (int64_t)token * N * COLS, nullptr, 0.0f, shared_memory);
+  auto end = [&](int) { return rows; };
+  auto matrices = feed<F>(items_of<1>(source, end), begin, rows, stride, lane, ring, shared_address(barriers[warp]));
+  quantize<F, N, false>(x + (int64_t)token * N * COLS, nullptr, nullptr, shared_memory);
   __syncthreads();
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
-  uint32_t slot = ring;
   #pragma unroll 1
   for (int item = begin; item < rows; item += stride) {
-    float sum = 0, before = lane == 0 ? h[(int64_t)token * rows + item] : 0.0f;
+    float sum = 0, before = lane == 0 ? h[(int64_t)token * rows + item] : 0.0f, weight = factor;   // slot lane's, times its row's factor
+    if (F::ROW_FACTOR && factor != 0) weight *= F::row_factor(down, stored, (int64_t)mine * rows + item);
     #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
-      wait_for_stage();
+      matrices.wait();
       #pragma unroll
       for (int k = 0; k < N; k++) {
         const int64_t row = (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item;
-        const float by = __shfl_sync(~0u, factor, k);
+        const float by = __shfl_sync(~0u, weight, k);
         float part = 0;
-        const Stage stage = Ring<F>::stage(slot + k * Ring<F>::ROW, row, chunk);
+        const Stage stage = Ring<F>::stage(matrices.slot + k * Ring<F>::ROW, row, chunk);
         #pragma unroll
         for (int p = 0; p < P; p++) {
           if (!has_step(chunk, p)) break;
@@ -131,10 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
         }
         if (by != 0) sum += by * part;   // keeps out, too, what is not a number in an expert that nobody chose
       }
-      __syncwarp();
-      fetch(slot);
-      if (LATE && next >= rows) allow_successor();
-      slot = slot == ring + (SLOTS - 1) * Ring<F>::SLOT ? ring : slot + Ring<F>::SLOT;
+      matrices.next();
     }
     sum = warp_sum(sum);
     if (lane == 0) h[(int64_t)token * rows + item] = before + sum;

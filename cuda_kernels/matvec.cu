@@ -1,14 +1,14 @@
 // Matrix-vector products on quantized weights for 1..8 rows of activations.
 //
-// Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, PREFETCH (stages asked for ahead of
-// the ring's), MATRICES (1..3), BLOCKS (thread blocks per multiprocessor that the registers must suffice for), LATE (the next kernel may
-// start when the last weights are on their way, not at once), and KIND:
+// Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, BULK_COPIES, MATRICES (1..3), BLOCKS (thread blocks per
+// multiprocessor that the registers must suffice for), BF16_X and BF16_OUT (x of MATVEC_ADD and out of GATE_UP are bf16, not float32), and
+// KIND:
 // NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x; GATE_UP  out = silu(G norm(x)) * (U norm(x));
 // GATE_BY  out = silu(out) * (W norm(x)).
 //
 // A warp takes every (grid * WARPS)th item: R neighbouring rows, or a row of the gate with that of the up matrix. Grid and order of
 // additions follow from shapes alone.
-#include "matvec_ring.cuh"
+#include "matvec_feed.cuh"
 
 typedef Format<TYPE> F;
 typedef Activations<F> A;
@@ -18,11 +18,16 @@ struct Matrix { const uint8_t* base; float* out; int rows, first, stored; };   /
 
 DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
 
+DEV uint16_t bf16(float v) {   // to nearest, ties to even; NaN stays NaN
+  const uint32_t bits = __float_as_uint(v);
+  return v != v ? 0x7FC0 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     const float* x, const float* norm_weight, float eps, const uint8_t* base0, float* out0, int rows0, int first0, int stored0,
     const uint8_t* base1, float* out1, int rows1, int first1, int stored1,
     const uint8_t* base2, float* out2, int rows2, int first2, int stored2) {
-  if (!LATE) allow_successor();
+  allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int items = GATED ? rows0 : (rows0 + rows1 + rows2) / R, stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
   const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
@@ -36,41 +41,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     row -= rows1;
     return {base2, out2 + row, rows2, first2 + row, stored2};
   };
-  auto fetch = [&](uint32_t slot, int item, int chunk) {
-    if (item < items)
-      #pragma unroll
-      for (int k = 0; k < R; k++) {
-        Matrix m = matrix(item, k);
-        Ring<F>::fetch(slot + k * Ring<F>::ROW, m.base, F::geometry(m.stored, COLS), m.first, chunk, lane);
-      }
-    end_of_stage();
+  static __shared__ uint64_t barriers[WARPS][SLOTS];
+  auto row = [&](int item, int k) -> Row {
+    Matrix m = matrix(item, k);
+    return {m.base, m.stored, m.first};
   };
-  int next = begin, next_chunk = 0;   // what is fetched next
-  auto advance = [&] { if (++next_chunk == CHUNKS) { next_chunk = 0; next += stride; } };
-  #pragma unroll 1
-  for (int s = 0; s < SLOTS; s++) { fetch(ring + s * Ring<F>::SLOT, next, next_chunk); advance(); }
-  // Beyond what the ring holds, so that device memory is busy until the kernel in front has ended and this one computes.
-  for (int s = 0, item = next, chunk = next_chunk; s < PREFETCH && item < items; s++) {
-    #pragma unroll
-    for (int k = 0; k < R; k++) {
-      Matrix m = matrix(item, k);
-      Ring<F>::prefetch(m.base, F::geometry(m.stored, COLS), m.first, chunk, lane);
-    }
-    if (++chunk == CHUNKS) { chunk = 0; item += stride; }
-  }
+  auto end = [&](int item) {
+    if (GATED || MATRICES == 1) return items;
+    return item * R < rows0 ? rows0 / R : MATRICES == 2 || item * R < rows0 + rows1 ? (rows0 + rows1) / R : items;
+  };
+  auto weights = feed<F>(items_of<GATED ? 1 : R>(row, end), begin, items, stride, lane, ring, shared_address(barriers[warp]));
   const typename F::Lane constants(lane);
   prepare_unit<TYPE>();
 
-  quantize<F, N, NORM>(x, norm_weight, eps, shared_memory);
+  static __shared__ float squares[N][WARPS];
+  quantize<F, N, NORM>(x, norm_weight, squares, shared_memory);
   __syncthreads();
+  float factor[N];
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
-  uint32_t slot = ring;
   #pragma unroll 1
   for (int item = begin; item < items; item += stride) {
-    float sum[R][N], before[R][N];
+    float sum[R][N], before[R][N], by[R];
     #pragma unroll
-    for (int k = 0; k < R; k++)
+    for (int k = 0; k < R; k++) {
+      if (F::ROW_FACTOR) {
+        Matrix m = matrix(item, k);
+        by[k] = F::row_factor(m.base, m.stored, m.first);
+      }
       #pragma unroll
       for (int n = 0; n < N; n++) {
         sum[k][n] = 0;
@@ -79,12 +77,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
           if (lane == 0) before[k][n] = m.out[(int64_t)n * m.rows];
         }
       }
+    }
     #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
-      wait_for_stage();
+      weights.wait();
       Stage stage[R];
       #pragma unroll
-      for (int k = 0; k < R; k++) stage[k] = Ring<F>::stage(slot + k * Ring<F>::ROW, matrix(item, k).first, chunk);
+      for (int k = 0; k < R; k++) stage[k] = Ring<F>::stage(weights.slot + k * Ring<F>::ROW, matrix(item, k).first, chunk);
       #pragma unroll
       for (int p = 0; p < P; p++) {
         if (!has_step(chunk, p)) break;
@@ -103,20 +102,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
           }
         }
       }
-      __syncwarp();   // all lanes have read the slot
-      fetch(slot, next, next_chunk);
-      advance();
-      if (LATE && next >= items) allow_successor();
-      slot = slot == ring + (SLOTS - 1) * Ring<F>::SLOT ? ring : slot + Ring<F>::SLOT;
+      weights.next();
     }
     #pragma unroll
     for (int k = 0; k < R; k++)
       #pragma unroll
-      for (int n = 0; n < N; n++) sum[k][n] = warp_sum(sum[k][n]);
+      for (int n = 0; n < N; n++) sum[k][n] = F::ROW_FACTOR ? by[k] * warp_sum(sum[k][n]) : warp_sum(sum[k][n]);
+    if (NORM) {
+      if (item == begin)
+        #pragma unroll
+        for (int n = 0; n < N; n++) factor[n] = norm_factor(squares[n], eps);
+      #pragma unroll
+      for (int k = 0; k < R; k++)
+        #pragma unroll
+        for (int n = 0; n < N; n++) sum[k][n] *= factor[n];
+    }
     if (lane == 0) {
       #pragma unroll
       for (int n = 0; n < N; n++) {
-        if (GATED) out0[(int64_t)n * rows0 + item] = silu(sum[0][n]) * sum[R - 1][n];
+        if (GATED) {
+          const float v = silu(sum[0][n]) * sum[R - 1][n];
+          if (BF16_OUT) ((uint16_t*)out0)[(int64_t)n * rows0 + item] = bf16(v);
+          else out0[(int64_t)n * rows0 + item] = v;
+        }
         else
           #pragma unroll
           for (int k = 0; k < R; k++) {

@@ -25,7 +25,7 @@ from .compile import KernelSpec
 from .launch import device_index, function, launch
 from .layouts import packed_types
 from .matvec_plan import (EXPERT_DOWN, EXPERT_GATE_UP, GATE_BY, GATE_UP, MATVEC_ADD, MOST_ROWS, MOST_SLOTS, NAMES, NORM_MATVEC, RESERVED,
-                          float_spec, limits, plan, quantized_spec, room_of, sample_specs)
+                          float_spec, limits, quantized_spec, room_of, sample_specs)
 from .ops import PackedMatrix
 
 Part = tuple[PackedMatrix, torch.Tensor, int, int]  # matrix, result, how many of its rows, from which on
@@ -42,10 +42,10 @@ def supported(type: GGMLType, *, experts: bool = False) -> bool:
 
 def fits(m: PackedMatrix, kind: int, slots: int = 1) -> bool:
     """Whether the device has shared memory enough for a product of one row with the matrix (of EXPERT_DOWN: of `slots` rows)."""
-    _, limit, _ = limits(device_index(m.device))
+    device = limits(device_index(m.device))
     if m.type.is_float:
-        return m.cols * 4 <= limit - RESERVED
-    return plan(m.type, m.cols, slots if kind == EXPERT_DOWN else 1, kind, limit).shared <= room_of(m.type, limit)
+        return m.cols * 4 <= device.shared - RESERVED
+    return device.plan(m.type, m.cols, slots if kind == EXPERT_DOWN else 1, kind).shared <= room_of(m.type, device.shared)
 
 
 def norm_matvec(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, matrices: Sequence[PackedMatrix],
@@ -61,14 +61,16 @@ def norm_matvec(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, m
 
 
 def matvec_add(x: torch.Tensor, matrix: PackedMatrix, h: torch.Tensor, *, pdl: bool = True) -> None:
-    """h float32[n, rows] += matrix times x float32[n, cols], 1 <= n <= 8. ShapeError for tensors that do not fit."""
+    """h float32[n, rows] += matrix times x[n, cols], float32, or bf16 for a quantized matrix, 1 <= n <= 8. ShapeError for tensors that do
+    not fit."""
     _product(MATVEC_ADD, x, None, 0.0, [(matrix, h, matrix.rows, 0)], pdl)
 
 
 def gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, gate: PackedMatrix, up: PackedMatrix | None, out: torch.Tensor,
             *, pdl: bool = True) -> None:
-    """out float32[n, ff] = silu(gate times rms_norm(h)) * (up times rms_norm(h)) for h float32[n, cols], 1 <= n <= 8. Without `up`, the
-    first half of the rows of `gate` is the gate, the second half up. ShapeError for tensors that do not fit."""
+    """out[n, ff] = silu(gate times rms_norm(h)) * (up times rms_norm(h)) for h float32[n, cols], 1 <= n <= 8. Without `up`, the first half
+    of the rows of `gate` is the gate, the second half up. out is float32, or bf16 for quantized matrices of one type. ShapeError for
+    tensors that do not fit."""
     if up is None:
         parts = [(gate, out, gate.rows // 2, 0), (gate, out, gate.rows // 2, gate.rows // 2)]
     else:
@@ -82,42 +84,43 @@ def gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, gate:
 
 def _product(kind: int, x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, parts: list[Part], pdl: bool) -> None:
     type, device, (n, cols) = parts[0][0].type, x.device, x.shape
-    _check("activations", x, (n, cols), device)
+    half = not type.is_float and torch.bfloat16 in (x.dtype if kind == MATVEC_ADD else None, parts[0][1].dtype if kind == GATE_UP else None)
+    _check("activations", x, (n, cols), device, torch.bfloat16 if half and kind == MATVEC_ADD else torch.float32)
     if not 1 <= n <= MOST_ROWS:
         raise ShapeError(f"{n} rows of activations, expected 1 to {MOST_ROWS}")
     if norm_weight is not None:
         _check("weights of the norm", norm_weight, (cols,), device)
     for m, out, rows, _ in parts:
         _check_matrix(m, cols, device)
-        _check("result", out, (n, rows), device)
+        _check("result", out, (n, rows), device, torch.bfloat16 if half and kind == GATE_UP else torch.float32)
     index = device_index(device)
-    processors, limit, alone = limits(index)
+    here = limits(index)
     rows = parts[0][2] if kind == GATE_UP else sum(r for _, _, r, _ in parts)
     if type.is_float:
-        split = 4 if rows < 16 * processors else 1
-        at_once, warps, per_block = min(n, (limit - RESERVED) // (cols * 4)), max(split, 4), max(split, 4) // split
-        blocks = min(-(-rows // per_block), processors * (2048 // (32 * warps)))
+        split = 4 if rows < 16 * here.processors else 1
+        at_once, warps, per_block = min(n, (here.shared - RESERVED) // (cols * 4)), max(split, 4), max(split, 4) // split
+        blocks = min(-(-rows // per_block), here.processors * (2048 // (32 * warps)))
     else:
         at_once = n  # long rows of activations: some of them at a time
-        while at_once and plan(type, cols, at_once, kind, limit).shared > room_of(type, limit):
+        while at_once and here.plan(type, cols, at_once, kind).shared > room_of(type, here.shared):
             at_once = -(-at_once // 2) if at_once > 1 else 0
     if at_once < 1:
-        raise ShapeError(f"activations of {cols} elements do not fit into the {limit} bytes of shared memory of {device}")
+        raise ShapeError(f"activations of {cols} elements do not fit into the {here.shared} bytes of shared memory of {device}")
     with torch.cuda.device(index):
         for first in range(0, n, at_once):
-            here = x[first : first + at_once]
+            now = x[first : first + at_once]
             arguments = []
             for m, out, r, begin in parts:
                 arguments += [m.data, out[first:], np.int32(r), np.int32(begin), np.int32(m.total_rows)]
             arguments += [None, None, np.int32(0), np.int32(0), np.int32(0)] * (3 - len(parts))
             if type.is_float:
-                spec, shared = float_spec(type, cols, len(here), kind, split), len(here) * cols * 4
+                spec, shared = float_spec(type, cols, len(now), kind, split), len(now) * cols * 4
             else:
-                cut = plan(type, cols, len(here), kind, limit)
+                cut = here.plan(type, cols, len(now), kind)
                 matrices = len(parts) if kind == NORM_MATVEC else 1
-                spec, shared = quantized_spec(type, cols, len(here), kind, cut, matrices), max(cut.shared, alone)
-                blocks, warps = min(processors, -(-rows // cut.warps)), cut.warps  # fewer rows at the end may leave room for more warps
-            launch(function(spec, NAMES[kind], index), blocks, 32 * warps, here, norm_weight, np.float32(eps), *arguments,
+                spec, shared = quantized_spec(type, cols, len(now), kind, cut, matrices, half), here.shared_of(kind, cut)
+                blocks, warps = here.processors, cut.warps  # fewer rows at the end may leave room for more warps
+            launch(function(spec, NAMES[kind], index), blocks, 32 * warps, now, norm_weight, np.float32(eps), *arguments,
                    shared=shared, pdl=pdl)
 
 
@@ -141,19 +144,20 @@ def expert_gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float
         raise ShapeError(f"gate and up are {gate.n_matrices} matrices of {gate.rows} rows of {gate.type} and "
                          f"{up.n_matrices} of {up.rows} of {up.type}")
     index = device_index(device)
-    processors, limit, alone = limits(index)
-    cut = plan(gate.type, cols, 1, EXPERT_GATE_UP, limit)
+    here = limits(index)
+    cut = here.plan(gate.type, cols, 1, EXPERT_GATE_UP)
     with torch.cuda.device(index):
         launch(function(quantized_spec(gate.type, cols, 1, EXPERT_GATE_UP, cut), NAMES[EXPERT_GATE_UP], index),
-               (min(processors, -(-k * ff // cut.warps)), n), 32 * cut.warps, h, norm_weight, np.float32(eps), gate.data, up.data,
+               (here.processors, n), 32 * cut.warps, h, norm_weight, np.float32(eps), gate.data, up.data,
                np.int64(gate.total_rows), np.int32(gate.rows), np.int32(first_up), ids, np.int32(k), np.int32(ff), out,
-               shared=max(cut.shared, alone), pdl=pdl)
+               shared=here.shared_of(EXPERT_GATE_UP, cut), pdl=pdl)
 
 
 def expert_down_add(x: torch.Tensor, down: PackedMatrix, ids: torch.Tensor, weights: torch.Tensor, h: torch.Tensor, *,
                     pdl: bool = True) -> None:
     """h float32[n, rows] += sum over slots of weights[n, slot] * (down_e times x[n, slot]) for x float32[n, k, cols], experts
     e = ids int32[n, k] and weights float32[n, k]. A slot with a negative id adds nothing; slots are summed in ascending order.
+    Follows `expert_gate_up`: ids and weights are read while that still runs.
 
     ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids are not checked."""
     n, k, cols = x.shape
@@ -165,14 +169,14 @@ def expert_down_add(x: torch.Tensor, down: PackedMatrix, ids: torch.Tensor, weig
     _check("result", h, (n, down.rows), device)
     _check_matrix(down, cols, device, experts=True)
     index = device_index(device)
-    processors, limit, alone = limits(index)
-    cut = plan(down.type, cols, k, EXPERT_DOWN, limit)
-    if cut.shared > room_of(down.type, limit):
-        raise ShapeError(f"{k} experts of {cols} elements do not fit into the {limit} bytes of shared memory of {device}")
+    here = limits(index)
+    cut = here.plan(down.type, cols, k, EXPERT_DOWN)
+    if cut.shared > room_of(down.type, here.shared):
+        raise ShapeError(f"{k} experts of {cols} elements do not fit into the {here.shared} bytes of shared memory of {device}")
     with torch.cuda.device(index):
         launch(function(quantized_spec(down.type, cols, k, EXPERT_DOWN, cut), NAMES[EXPERT_DOWN], index),
-               (min(processors, -(-down.rows // cut.warps)), n), 32 * cut.warps, x, down.data, np.int64(down.total_rows),
-               np.int32(down.rows), ids, weights, h, shared=max(cut.shared, alone), pdl=pdl)
+               (here.processors, n), 32 * cut.warps, x, down.data, np.int64(down.total_rows), np.int32(down.rows), ids, weights, h,
+               shared=here.shared_of(EXPERT_DOWN, cut), pdl=pdl)
 
 
 def _check(what: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> None:

@@ -1,6 +1,7 @@
 // What the matrix-vector kernels share: activations in 8 bits.
 //
-// Macros: COLS (row length of the weights), X_ROWS (rows of activations, 1..8), WARPS (of a thread block), STEPS (of a row, see below).
+// Macros: COLS (row length of the weights), X_ROWS (rows of activations, 1..8), WARPS (of a thread block), STEPS (of a row, see below),
+// BF16_X (activations are bf16, not float32).
 //
 // A format (matvec_formats.cuh) cuts a row of weights into granules of F::G elements, one for each lane in a step of the warp:
 // step t of a row is granules 32 t .. 32 t + 31, so neighbouring lanes load neighbouring bytes. Activations lie in shared memory in
@@ -68,13 +69,13 @@ template <class F> struct Activations {
   }
 };
 
-// Rows of float32 activations into shared memory in 8 bits; with NORM each row is divided by its root mean square first and multiplied by
-// `weight`. Every block of a launch does it for itself: that costs less than a kernel in front. Waits for the kernel in front, once the
-// norm's weights are on their way. All threads; no barrier at the end.
-template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const float* weight, float eps, uint8_t* to) {
+// Rows of float32 activations into shared memory in 8 bits; with NORM each is multiplied by `weight`, and its squares are summed up for
+// `norm_factor`: what divides by the root mean square is a factor of every result, and need not be known before the products. Every
+// block of a launch does it for itself: that costs less than a kernel in front. Waits for the kernel in front, once the norm's weights
+// are on their way. All threads; no barrier at the end.
+template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const float* weight, float (*sums)[WARPS], uint8_t* to) {
   constexpr int VECTORS = COLS / 4, PADDED = Activations<F>::GRANULES * F::G / 4, ALL = ROWS * PADDED, PER = (ALL + THREADS - 1) / THREADS;
   constexpr bool KEEP = PER <= 8;   // what a thread has stays in registers between the sum and the rounding
-  static __shared__ float sums[ROWS][WARPS];
   const int thread = threadIdx.x;
   constexpr bool EARLY = NORM && ROWS == 1 && PER <= 4;
   float4 kept[KEEP ? PER : 1], norm[EARLY ? PER : 1];
@@ -87,12 +88,14 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
   wait_for_predecessor();
   auto load = [&](int i) {   // of all rows' vectors, made up to whole steps
     int n = ROWS == 1 ? 0 : i / PADDED, v = i - n * PADDED;
-    return i < ALL && v < VECTORS ? __ldcg((const float4*)(x + (int64_t)n * COLS) + v) : make_float4(0, 0, 0, 0);
+    if (i >= ALL || v >= VECTORS) return make_float4(0, 0, 0, 0);
+    if (!BF16_X) return __ldcg((const float4*)(x + (int64_t)n * COLS) + v);
+    const int2 f = __ldcg((const int2*)x + (int64_t)n * VECTORS + v);
+    return make_float4(__int_as_float(f.x << 16), __int_as_float(f.x & ~0xFFFF), __int_as_float(f.y << 16), __int_as_float(f.y & ~0xFFFF));
   };
   if (KEEP)
     #pragma unroll
     for (int i = 0; i < PER; i++) kept[KEEP ? i : 0] = load(thread + i * THREADS);
-  float factor[ROWS];
   if (NORM) {
     #pragma unroll
     for (int n = 0; n < ROWS; n++) {
@@ -112,23 +115,12 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
       square = warp_sum(square);
       if (thread % 32 == 0) sums[n][thread / 32] = square;
     }
-    __syncthreads();
-    #pragma unroll
-    for (int n = 0; n < ROWS; n++) {
-      float square = 0;
-      #pragma unroll
-      for (int i = 0; i < WARPS; i++) square += sums[n][i];
-      factor[n] = rsqrtf(square / COLS + eps);
-    }
   }
   auto store = [&](int at, int turn, float4 f) {
     int n = ROWS == 1 ? 0 : at / PADDED, v = at - n * PADDED;
     if (NORM) {
-      float by = factor[0];
-      #pragma unroll
-      for (int k = 1; k < ROWS; k++) if (n == k) by = factor[k];
       float4 w = EARLY ? norm[EARLY ? turn : 0] : weight && v < VECTORS ? __ldg((const float4*)weight + v) : make_float4(1, 1, 1, 1);
-      f.x *= by * w.x; f.y *= by * w.y; f.z *= by * w.z; f.w *= by * w.w;
+      f.x *= w.x; f.y *= w.y; f.z *= w.z; f.w *= w.w;
     }
     Activations<F>::store(to + n * Activations<F>::BYTES, v, f);
   };
@@ -146,5 +138,13 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
       for (int j = 0; j < 4; j++) if (thread + (i + j) * THREADS < ALL) store(thread + (i + j) * THREADS, 0, f[j]);
     }
   }
+}
+
+// Of a row whose squares are in `sums`.
+DEV float norm_factor(const float (&sums)[WARPS], float eps) {
+  float square = 0;
+  #pragma unroll
+  for (int i = 0; i < WARPS; i++) square += sums[i];
+  return rsqrtf(square / COLS + eps);
 }
 #endif

@@ -7,6 +7,7 @@
 //   struct Weights, prepare   signed bytes for dp4a and scales: once for all rows of activations
 //   struct Input, input  a granule of activations
 //   dot                  their product, float32
+//   ROW_FACTOR, row_factor    whether a row has a factor of its own, which is read once, and not part of a stage: planes from STAGED on
 //
 // Sums of products of bytes are exact in int32, and so are they times a group's scale as far as that is an integer of 8 bits.
 // `Generic` does it for every type by its unit (units/). Types that matter most have their own, with less arithmetic per weight: at
@@ -17,6 +18,9 @@ template <class T> struct Planes : T {
   // Of a row, and of `elements` elements of it.
   CONST int row_bytes(int p) { return T::plane_per_row(p) ? T::plane_bytes(p) : COLS / T::BLOCK * T::plane_bytes(p); }
   CONST int bytes(int p, int elements) { return T::plane_per_row(p) ? T::plane_bytes(p) : elements / T::BLOCK * T::plane_bytes(p); }
+  static constexpr int STAGED = T::PLANES;
+  static constexpr bool ROW_FACTOR = false;
+  DEV float row_factor(const uint8_t*, int64_t, int64_t) { return 1; }
 };
 
 struct Stage { uint32_t at[MAX_PLANES]; };   // where the planes' pieces of a row of weights are in shared memory

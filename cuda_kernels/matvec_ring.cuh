@@ -1,7 +1,6 @@
-// A warp's pipeline: weights on their way from device memory into its own part of shared memory, SLOTS stages deep.
+// Where weights on their way from device memory to a warp lie in shared memory: a ring of SLOTS stages of its own.
 //
-// Macros: SLOTS, STAGE_STEPS, STAGE_ROWS. A stage is P steps (P * 32 granules) of a row of each of R rows of weights. What is on its
-// way needs no registers. A block's first stages load while the kernel in front of it ends: weights depend on no kernel.
+// Macros: SLOTS, STAGE_STEPS, STAGE_ROWS. A stage is P steps (P * 32 granules) of a row of each of R rows of weights.
 // A piece of a plane begins at a multiple of 16 bytes, or, where rows are no multiple of 16 bytes, behind the few bytes that precede
 // it in its 16 (planes begin at multiples of 256 bytes and are made up to them, so nothing beyond a matrix is read).
 #include "matvec_formats.cuh"
@@ -18,58 +17,43 @@ template <class F> struct Ring {
   CONST bool aligned(int p) { return F::row_bytes(p) % 16 == 0 && (F::plane_per_row(p) || piece(p) % 16 == 0); }
   CONST int room(int p) { return aligned(p) ? piece(p) : in_line(p) ? 16 : (piece(p) + 15) / 16 * 16 + 16; }
   CONST int begin(int p) { return p == 0 ? 0 : begin(p - 1) + room(p - 1); }
-  static constexpr int ROW = begin(F::PLANES), SLOT = R * ROW, BYTES = SLOTS * SLOT;   // shared memory of a row, a stage, a warp
+  static constexpr int ROW = begin(F::STAGED), SLOT = R * ROW, BYTES = SLOTS * SLOT;   // shared memory of a row, a stage, a warp
+
+  // What the bulk engine copies of a plane, in a stage and in a row's last one; whether it can copy all planes.
+  CONST bool in_bulk(int p) { return p == F::STAGED || ((aligned(p) || in_line(p)) && in_bulk(p + 1)); }
+  CONST int bulk(int p) { return in_line(p) ? 16 : piece(p); }
+  CONST int last_bulk(int p) { return aligned(p) && !F::plane_per_row(p) ? F::row_bytes(p) - (CHUNKS - 1) * piece(p) : bulk(p); }
+
+  // From the piece of a stage to that of the next one of its row, and from a row's last one to the first one of the item `stride` further on.
+  CONST int step(int p) { return F::plane_per_row(p) ? 0 : piece(p); }
+  template <int EACH> DEV int jump(int p, int stride) { return stride * EACH * F::row_bytes(p) - (CHUNKS - 1) * step(p); }
 
   DEV int64_t offset(int p, int64_t row, int chunk) { return row * F::row_bytes(p) + (F::plane_per_row(p) ? 0 : chunk * piece(p)); }
 
-  // Starts the copies of one row's stage; all lanes.
-  DEV void fetch(uint32_t slot, const uint8_t* base, const Geometry& g, int64_t row, int chunk, int lane) {
-    #pragma unroll
-    for (int p = 0; p < F::PLANES; p++) {
-      int64_t at = offset(p, row, chunk);
-      if (in_line(p)) {
-        copy16(slot + begin(p), base + g.plane[p] + (at & ~int64_t(15)), lane == 0, false);
-        continue;
-      }
-      int bytes = piece(p);
-      if (!F::plane_per_row(p) && F::row_bytes(p) % piece(p)) bytes = min(bytes, F::row_bytes(p) - chunk * piece(p));
-      if (!aligned(p)) {
-        bytes = (bytes + (int)(at & 15) + 15) & ~15;
-        at &= ~int64_t(15);
-      }
-      const uint8_t* from = base + g.plane[p] + at + 16 * lane;
-      uint32_t to = slot + begin(p) + 16 * lane;
-      #pragma unroll
-      for (int i = 0; i < room(p); i += 512) {
-        bool whole = i + 512 <= room(p) && aligned(p) && F::row_bytes(p) % piece(p) == 0;
-        copy16(to + i, from + i, whole || i + 16 * lane < bytes, F::row_bytes(p) >= 1024);
-      }
+  // Starts the copies of a plane's piece of one row's stage, which begins at `at`; all lanes.
+  DEV void fetch(int p, uint32_t slot, const uint8_t* at, int chunk, int lane) {
+    const int before = (int)((uint64_t)at & 15);
+    if (!aligned(p)) at -= before;
+    if (in_line(p)) {
+      copy16(slot + begin(p), at, lane == 0, false);
+      return;
     }
-  }
-
-  // Has a stage brought to L2; all lanes.
-  DEV void prefetch(const uint8_t* base, const Geometry& g, int64_t row, int chunk, int lane) {
+    int bytes = piece(p);
+    if (!F::plane_per_row(p) && F::row_bytes(p) % piece(p)) bytes = min(bytes, F::row_bytes(p) - chunk * piece(p));
+    if (!aligned(p)) bytes = (bytes + before + 15) & ~15;
+    const uint8_t* from = at + 16 * lane;
+    uint32_t to = slot + begin(p) + 16 * lane;
     #pragma unroll
-    for (int p = 0; p < F::PLANES; p++) {
-      int bytes = piece(p);
-      if (!F::plane_per_row(p) && F::row_bytes(p) % piece(p)) bytes = min(bytes, F::row_bytes(p) - chunk * piece(p));
-      const uint8_t* from = base + g.plane[p] + offset(p, row, chunk);
-      #pragma unroll
-      for (int i = 0; i < piece(p); i += 32 * 128)   // a line for each lane
-        if (i + 128 * lane < bytes) bring_to_l2(from + i + 128 * lane);
+    for (int i = 0; i < room(p); i += 512) {
+      bool whole = i + 512 <= room(p) && aligned(p) && F::row_bytes(p) % piece(p) == 0;
+      copy16(to + i, from + i, whole || i + 16 * lane < bytes, F::row_bytes(p) >= 1024);
     }
   }
 
   DEV Stage stage(uint32_t slot, int64_t row, int chunk) {
     Stage s;
     #pragma unroll
-    for (int p = 0; p < F::PLANES; p++) s.at[p] = slot + begin(p) + (aligned(p) ? 0 : (int)(offset(p, row, chunk) & 15));
+    for (int p = 0; p < F::STAGED; p++) s.at[p] = slot + begin(p) + (aligned(p) ? 0 : (int)(offset(p, row, chunk) & 15));
     return s;
   }
 };
-
-DEV void end_of_stage() { commit_copies(); }
-DEV void wait_for_stage() {   // the oldest of SLOTS
-  wait_for_copies<SLOTS - 1>();
-  __syncwarp();
-}

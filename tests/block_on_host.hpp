@@ -1,12 +1,13 @@
 // A thread block of CUDA on the CPU, for g++: each thread is a fiber that runs to its next barrier; what lanes exchange goes over them.
 //
-// Copies to shared memory that go on beside a thread (cp.async) arrive as late as they may, and the place they go to is destroyed when
-// they start: so a missing wait, or a slot that is filled while it is still read, gives wrong results. Every other block runs its warps and
+// Copies to shared memory that go on beside a thread (cp.async, and the bulk engine's) arrive as late as they may, and the place they go
+// to is destroyed when they start: so a missing wait, or a slot that is filled while it is still read, gives wrong results. Every other block runs its warps and
 // lanes from the last to the first: a missing barrier is then seen, whoever should have waited for whom.
 #pragma once
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <functional>
+#include <map>
 #include <vector>
 #define threadIdx units_thread
 #define blockDim units_block
@@ -137,11 +138,13 @@ inline int dp4a_us(uint32_t a, int b, int c) {
   return c;
 }
 static const uint8_t *memory_begin[4], *memory_end[4];   // what copies may read
+static bool is_known(const uint8_t* from, size_t bytes) {
+  for (int n = 0; n < 4; ++n) if (from >= memory_begin[n] && from + bytes <= memory_end[n]) return true;
+  return false;
+}
 inline void copy16(uint32_t to, const uint8_t* from, bool wanted, bool) {
   if (!wanted) return;
-  bool known = false;
-  for (int n = 0; n < 4; ++n) known |= from >= memory_begin[n] && from + 16 <= memory_end[n];
-  if (!known || to % 16 || to + 16 > SHARED_MEMORY || uintptr_t(from) % 16) __builtin_trap();
+  if (!is_known(from, 16) || to % 16 || to + 16 > SHARED_MEMORY || uintptr_t(from) % 16) __builtin_trap();
   memset(shared_memory + to, 0xC5, 16);
   fibers[current].groups.back().push_back({to, from});
 }
@@ -153,8 +156,38 @@ template <int PENDING> inline void wait_for_copies() {
     groups.erase(groups.begin());
   }
 }
-inline void bring_to_l2(const uint8_t* line) {
-  bool known = false;
-  for (int n = 0; n < 4; ++n) known |= line >= memory_begin[n] && line < memory_end[n];
-  if (!known) __builtin_trap();
+
+// Barriers and what the bulk engine copies: all of it arrives when its barrier is waited for, and it must be what was expected.
+#ifndef HOST_BULK
+#define HOST_BULK true
+#endif
+constexpr bool HAS_BULK_COPIES = HOST_BULK;
+struct Arrival { int rounds = 0, expected = -1; std::vector<Copy> copies; };
+static std::map<uint32_t, Arrival> arrivals;
+inline void start_barrier(uint32_t at) {
+  if (at % 8) __builtin_trap();
+  arrivals[at] = {};
+}
+inline void barriers_started() {}
+inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
+  Arrival& a = arrivals.at(barrier);
+  if (a.expected >= 0) __builtin_trap();
+  a.expected = bytes;
+}
+inline void copy_bulk(uint32_t to, const uint8_t* from, uint32_t bytes, uint32_t barrier) {
+  if (bytes % 16 || uintptr_t(from) % 16 || !is_known(from, bytes) || to % 16 || to + bytes > SHARED_MEMORY) __builtin_trap();
+  for (uint32_t i = 0; i < bytes; i += 16) {
+    memset(shared_memory + to + i, 0xC5, 16);
+    arrivals.at(barrier).copies.push_back({to + i, from + i});
+  }
+}
+inline void wait_for_bytes(uint32_t barrier, uint32_t parity) {
+  wait_in(1);   // lanes that come first would wait for what the others have not started yet
+  Arrival& a = arrivals.at(barrier);
+  if (a.rounds % 2 == int(parity)) {
+    if (a.expected != 16 * int(a.copies.size())) __builtin_trap();
+    for (const Copy& c : a.copies) memcpy(shared_memory + c.to, c.from, 16);
+    a = {a.rounds + 1};
+  }
+  wait_in(1);   // nor may one go on and start the next round before all have seen this one
 }

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from iqforge.cuda_kernels import matvec, ops
+from iqforge.cuda_kernels.matvec_plan import Limits
 from iqforge.cuda_kernels.ops import decode_matrices, decode_matrix
 from iqforge.runtime.cuda import step_frame, step_layers, step_sampling
 from iqforge.runtime.layers.attention import attend
@@ -64,7 +65,7 @@ def norm_matvec(h, weight, eps, matrices, outs):
 
 @kernel
 def matvec_add(x, m, h):
-    h += F.linear(x, whole(m))
+    h += F.linear(x.float(), whole(m))
 
 
 @kernel
@@ -177,9 +178,9 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
             (torch.cuda, "device", lambda device: nullcontext()), (torch.cuda, "CUDAGraph", Graph), (torch.cuda, "graph", capture),
             (torch.cuda, "empty_cache", empty_cache), (torch.cuda, "get_device_properties", lambda device: facts),
             (torch, "zeros", lambda *size, pin_memory=False, **options: zeros(*size, **options)),
-            (matvec, "device_index", lambda device: 0), (matvec, "limits", lambda index: (132, products, products // 2)),
+            (matvec, "device_index", lambda device: 0), (matvec, "limits", lambda index: Limits(132, products, products // 2, products // 2)),
             (step_frame, "StepAttention", Attention), (step_frame, "StepRouter", Router), (step_frame, "step_angles", angles),
-            (step_layers, "decode_rows", embed), (step_sampling, "GreedySampler", Sampler), (step_sampling, "DrawSampler", Sampler),
+            (step_layers, "decode_rows", embed), (step_layers, "BETWEEN", torch.float32), (step_sampling, "GreedySampler", Sampler), (step_sampling, "DrawSampler", Sampler),
             (matvec, "norm_matvec", norm_matvec), (matvec, "matvec_add", matvec_add), (matvec, "gate_up", gate_up),
             (matvec, "expert_gate_up", expert_gate_up), (matvec, "expert_down_add", expert_down_add),
             (Weights, "_matrices", _resident), (ops, "_decode", _decoder())):

@@ -42,9 +42,9 @@ def rounded(x, type):
 
 
 def normed(h, weight, type):
-    x = h.double()
-    x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * (1 if weight is None else weight.double())
-    return rounded(x, type)
+    """The norm's divisor is no part of what is rounded."""
+    x = h if weight is None else h * weight
+    return rounded(x, type) / (h.double().square().mean(-1, keepdim=True) + EPS).sqrt()
 
 
 def silu(x):
@@ -193,7 +193,7 @@ def test_floats_have_no_expert_kernels():
 def test_rows_in_parts_are_launched_as_compiled(monkeypatch, name, cols, kind):
     """Long rows of activations are taken in parts; the last one may be cut in another way than those before."""
     launches, type, limit, rows = [], ggml_type(name), 99 << 10, 64
-    monkeypatch.setattr(matvec, "limits", lambda device: (84, limit, 50 << 10))
+    monkeypatch.setattr(matvec, "limits", lambda device: matvec_plan.Limits(84, limit, 50 << 10, 47 << 10))
     monkeypatch.setattr(matvec, "device_index", lambda device: 0)
     monkeypatch.setattr(matvec, "_check", lambda *args: None)
     monkeypatch.setattr(matvec, "function", lambda spec, name, device: spec)

@@ -31,11 +31,12 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not inst
 def build(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matvec")
 
-    def library(spec, parameters):
-        """`run(blocks, tokens, parameters...)` of the spec's kernel; false if its threads do not meet at barriers."""
+    def library(spec, parameters, bulk=True):
+        """`run(blocks, tokens, parameters...)` of the spec's kernel; false if its threads do not meet at barriers. bulk: as on sm_90."""
         names = ", ".join(part.split()[-1].lstrip("*") for part in parameters.split(", "))
         threads = 32 * int(dict(spec.defines)["WARPS"])
-        program = "".join(f"#define {k} {v}\n" for k, v in spec.defines) + f'#include "{HERE / "block_on_host.hpp"}"\n'
+        program = "".join(f"#define {k} {v}\n" for k, v in (*spec.defines, ("HOST_BULK", str(bulk).lower())))
+        program += f'#include "{HERE / "block_on_host.hpp"}"\n'
         program += expand(spec.sources)
         program = "\n".join(line for line in program.splitlines() if not (line.startswith("typedef") and line.endswith("_t;"))
                             and not line.startswith("extern __shared__"))
@@ -52,7 +53,7 @@ extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
   return true;
 }}
 """
-        path = folder / f"{spec.name}.cpp"
+        path = folder / f"{spec.name}_{bulk}.cpp"
         path.write_text(program)
         subprocess.run(["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-o", path.with_suffix(".so"), path],
                        check=True)
@@ -64,7 +65,7 @@ extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
 def plan(type, cols, n, kind, **changes):
     """A real plan with two warps, few slots, so that they are filled again, and with `changes`; its shared memory made up."""
     cut = mp.plan(type, cols, n, kind, LIMIT)
-    cut = dataclasses.replace(cut, **{"warps": 2, "prefetch": 2, "slots": 1 if kind == mp.EXPERT_DOWN else 2, **changes})
+    cut = dataclasses.replace(cut, **{"warps": 2, "slots": 1 if kind == mp.EXPERT_DOWN else 2, **changes})
     x = n * mp.activation_bytes(type, cut.steps)
     return dataclasses.replace(cut, shared=x + cut.warps * cut.slots * cut.stage_rows * mp.stage_bytes(type, cols, cut.stage_steps))
 
@@ -85,8 +86,8 @@ def rounded(x):
 
 
 def normed(h, weight):
-    x = h.double()
-    return rounded(x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double())
+    """The norm's divisor is no part of what is rounded."""
+    return rounded(h * weight) / (h.double().square().mean(-1, keepdim=True) + EPS).sqrt()
 
 
 def silu(x):
@@ -117,15 +118,16 @@ CASES = [("IQ4_K", 1, 1280, {}), ("IQ4_K", 3, 1280, {"stage_steps": 1, "slots": 
          ("IQ1_BN", 1, 832, {}), ("IQ3_XXS", 1, 768, {})]
 
 
+@pytest.mark.parametrize("bulk", [True, False])
 @pytest.mark.parametrize(("name", "n", "cols", "changes"), CASES)
-def test_norm_matvec(build, name, n, cols, changes):
+def test_norm_matvec(build, name, n, cols, changes, bulk):
     """Three matrices whose rows do not fill the blocks; a row that ends within a step, a stage, and 16 bytes."""
     type = ggml_type(name)
     cut = plan(type, cols, n, mp.NORM_MATVEC, **changes)
     ms = [matrix(name, rows, cols, seed=i) for i, rows in enumerate((13, 2, 5))]
     h, w, outs = draw(n, cols), draw(cols, seed=2), [torch.full((n, m.rows), float("nan")) for m in ms]
     arguments = [a for m, out in zip(ms, outs, strict=True) for a in (m.data, out, m.rows, 0, m.rows)]
-    start(build(mp.quantized_spec(type, cols, n, mp.NORM_MATVEC, cut, 3), DENSE), cut, 1, ms, h, w, EPS, *arguments)
+    start(build(mp.quantized_spec(type, cols, n, mp.NORM_MATVEC, cut, 3), DENSE, bulk), cut, 1, ms, h, w, EPS, *arguments)
     for m, out in zip(ms, outs, strict=True):
         assert_close(out, normed(h, w) @ weights(m)[0].T)
 
@@ -140,6 +142,21 @@ def test_matvec_add(build, name, cols, changes):
     start(build(mp.quantized_spec(type, cols, n, mp.MATVEC_ADD, cut), DENSE), cut, 1, [m], x, None, 0.0, m.data, h, 20, 0, 20,
           *[None, None, 0, 0, 0] * 2)
     assert_close(h, expected)
+
+
+def test_bf16_in_between(build):
+    """What gate_up gives down, rounded once more."""
+    type, cols, rows = ggml_type("IQ4_KS"), 2816, 20
+    cut, m, x, h = plan(type, cols, 1, mp.MATVEC_ADD), matrix("IQ4_KS", rows, cols), draw(1, cols).bfloat16(), draw(1, rows, seed=2)
+    expected = h.double() + rounded(x) @ weights(m)[0].T
+    start(build(mp.quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut, bf16=True), DENSE), cut, 1, [m], x, None, 0.0, m.data, h, rows, 0,
+          rows, *[None, None, 0, 0, 0] * 2)
+    assert_close(h, expected)
+    cut, h, w, out = plan(type, cols, 1, mp.GATE_UP), draw(1, cols), draw(cols, seed=2), torch.zeros(1, rows // 2, dtype=torch.bfloat16)
+    start(build(mp.quantized_spec(type, cols, 1, mp.GATE_UP, cut, bf16=True), DENSE), cut, 1, [m], h, w, EPS, m.data, out, rows // 2, 0,
+          rows, m.data, out, rows // 2, rows // 2, rows, None, None, 0, 0, 0)
+    g, u = (normed(h, w) @ weights(m)[0].T).chunk(2, 1)
+    assert torch.allclose(out.double(), silu(g) * u, rtol=2**-8, atol=0)
 
 
 @pytest.mark.parametrize("merged", [False, True])

@@ -40,6 +40,9 @@ def on_device(linear: Linear | ExpertLinear | Embedding, context: Context, kind:
     return matrix
 
 
+BETWEEN = torch.bfloat16  # what down reads, in every block all of it, and rounds to 8 bits
+
+
 class _Executor:
     captured = True  # its launches can be captured
     repeatable = True  # running a step twice at the same position leaves what running it once does
@@ -107,9 +110,11 @@ class StepFFN(_Executor):
         ffn: GatedFFN = branch.module
         self.gate, self.up = (on_device(x, context, GATE_UP) for x in (ffn.gate, ffn.up))
         self.down = on_device(ffn.down, context, MATVEC_ADD)
+        quantized = self.gate.type == self.up.type and not self.gate.type.is_float and not self.down.type.is_float
+        self.between = BETWEEN if quantized else torch.float32
 
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        hidden = frame.buffer("hidden", self.gate.rows)
+        hidden = frame.buffer("hidden", self.gate.rows, self.between)
         matvec.gate_up(h, self.norm, self.eps, self.gate, self.up, hidden)
         matvec.matvec_add(hidden, self.down, h)
 
