@@ -6,6 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from iqforge.cuda_kernels import prompt
+from iqforge.runtime.cuda import prompt_graphs
+from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.cuda.prompt_weights import Output
 from iqforge.runtime.layers.attention import attend
 
@@ -68,8 +70,38 @@ def logits(self, x):
     return F.linear(x.float(), step_on_cpu.whole(self.matrix))
 
 
+class Graph:
+    """A segment of a pass. While it is captured the host goes on and memory stays as it is; a replay works on that memory only."""
+
+    replays = 0
+
+    def __init__(self, parts, stream, batch):
+        self.parts, self.h, self.context, self.pending = parts, stream.h, stream.context, stream.pending()
+        before = {name: held.clone() for name, held in self.context._buffers.items()}
+        for part in parts:
+            part(stream, batch)
+        assert before.keys() == self.context._buffers.keys()  # what is made in a capture belongs to the graph
+        for name, held in before.items():
+            self.context._buffers[name].copy_(held)
+
+    def replay(self) -> None:
+        Graph.replays += 1
+        stream = Stream(self.h, self.context)
+        stream.left(self.pending)
+        for part in self.parts:
+            part(stream, None)
+
+
+def captures(monkeypatch) -> None:
+    """Passes are captured, too."""
+    monkeypatch.setattr(prompt_graphs, "can_capture", lambda device: True)
+    monkeypatch.setattr(prompt_graphs.PassGraphs, "_capture", lambda self, parts, stream, batch: Graph(parts, stream, batch))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
+
 def install(monkeypatch) -> None:
     """A device, really the CPU, without grouped products."""
+    Graph.replays = 0
     step_on_cpu.install(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt_path import PromptPath
 from iqforge.runtime.model import Model
 from iqforge.runtime.switches import Switches
-from iqforge.runtime.synthetic import SyntheticSource
+from iqforge.runtime.synthetic import SHAPES, SyntheticSource
 
 from . import prompt_on_cpu
 from .step_on_cpu import CPU
@@ -51,14 +53,14 @@ def test_last_rows_are_those_of_all(opened, spec, settings):
     """Of sequences that begin here, and of pieces of one that is kept: logits, and all keys and values."""
     model, context, path = opened(spec, settings)
     assert not context.slow or spec.startswith("qwen3")  # experts are decoded first
-    every, last = (path.run(TOKENS, 5, last=last) for last in (False, True))
+    every, last = (path.run(TOKENS, 5, last=last).clone() for last in (False, True))
     assert last.shape == (3, 256) and every.shape == (63, 256)
     torch.testing.assert_close(normed(model, last), normed(model, every.view(3, 21, -1)[:, -1]), **PRECISION)
     torch.testing.assert_close(normed(model, every).view(3, 21, -1), model.hidden(TOKENS, 5), rtol=0.1, atol=0.1)
 
     states = [model.new_state(64, settings or CacheSettings()) for _ in range(2)]
     for first, end in ((0, 13), (13, 14), (14, 21)):  # in pieces, one of them of one row
-        rows = [path.run(TOKENS[:1, first:end], first, state, last=last) for state, last in zip(states, (False, True), strict=True)]
+        rows = [path.run(TOKENS[:1, first:end], first, state, last=last).clone() for state, last in zip(states, (False, True), strict=True)]
         assert rows[1].shape == (1, 256)
         torch.testing.assert_close(normed(model, rows[1]), normed(model, rows[0][-1:]), **PRECISION)
     for one, other in zip(*(state.layers for state in states), strict=True):
@@ -86,7 +88,7 @@ def test_layers_that_the_path_has_no_kernels_for(opened):
     """They know nothing of last rows: what they give is cut."""
     model, context, path = opened("llama-tiny:Q8_0", switches=Switches(flash_attention=False))
     assert context.slow
-    every, last = (path.run(TOKENS, 0, last=last) for last in (False, True))
+    every, last = (path.run(TOKENS, 0, last=last).clone() for last in (False, True))
     torch.testing.assert_close(normed(model, last), normed(model, every.view(3, 21, -1)[:, -1]), **PRECISION)
 
 
@@ -96,3 +98,38 @@ def test_logits_after_a_prompt_are_the_last_of_all(opened):
     every, last = (engine.extend(TOKENS[0], state, all_logits) for state, all_logits in zip(states, (True, False), strict=True))
     assert [state.n_past for state in states] == [21, 21]
     torch.testing.assert_close(last, every[-1], **PRECISION)
+
+
+@pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
+def test_graphs_are_what_they_were_captured_from(monkeypatch, opened, spec):
+    """Passes of one number of rows at different places, others between them, and buffers that grow: the bits of a path without graphs."""
+    model, context, path = opened(spec)
+    plain = PromptPath(model.network, Context(CPU, torch.float16))
+    states = [model.new_state(64) for _ in range(2)]
+
+    def check(first: int, end: int) -> int:
+        before = prompt_on_cpu.Graph.replays
+        with monkeypatch.context() as patch:
+            prompt_on_cpu.captures(patch)
+            found = path.run(TOKENS[:1, first:end], first, states[0], last=True).clone()
+        assert torch.equal(found, plain.run(TOKENS[:1, first:end], first, states[1], last=True))
+        return prompt_on_cpu.Graph.replays - before
+
+    # Graphs of the first layer: before its attention and behind it. (Experts are none of them where all are decoded first.)
+    assert [check(0, 5), check(5, 10), check(10, 15)] == [0, 0, 2]  # as it comes, captured, replayed
+    assert [check(15, 18), check(18, 21), check(0, 3)] == [0, 0, 2]
+    assert [check(3, 19), check(0, 3), check(3, 6)] == [0, 0, 2]  # buffers have grown: captured again
+    assert list(path._graphs._kept) == [16, 3]
+
+
+def test_full_passes_are_captured_at_once_and_others_when_they_come_again(monkeypatch, opened):
+    monkeypatch.setitem(SHAPES, "four-layers", replace(SHAPES["llama-tiny"], n_layers=4))
+    model, _, path = opened("four-layers:Q8_0")  # of 9 tokens are full ones
+    plain = PromptPath(model.network, Context(CPU, torch.float16))
+    expected = plain.run(TOKENS[:1, :9], 0).clone()
+    prompt_on_cpu.captures(monkeypatch)
+    for n in (4, 5, 6):
+        path.run(TOKENS[:1, :n], 0)
+    assert not prompt_on_cpu.Graph.replays
+    for replays in (0, 3, 7):  # of three layers, four segments; in the first pass the first one's buffers were still to grow
+        assert torch.equal(path.run(TOKENS[:1, :9], 0), expected) and prompt_on_cpu.Graph.replays == replays

@@ -29,6 +29,7 @@ class Context:
     ubatch: int = 512
     ser: tuple[int, float] | None = None
     verbose: Callable[[str], None] | None = None
+    growths: int = 0  # times that a buffer was replaced by a larger one
     slow: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (module class, reason): layers
     _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     _angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class Context:
             n_bytes *= size
         held = self._buffers.get(name)
         if held is None or held.numel() < n_bytes:
+            self.growths += held is not None
             self._buffers.pop(name, None)  # the old one first: both need not fit
             del held
             held = self._buffers[name] = torch.empty(max(n_bytes, 16), dtype=torch.uint8, device=self.device)

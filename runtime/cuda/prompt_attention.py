@@ -11,6 +11,7 @@ from ..cache import KVCache
 from ..layers.attention import Attention
 from ..layers.batch import Batch
 from .context import Context
+from .prompt_graphs import InParts
 from .prompt_stream import Stream, check_norm, last_rows
 from .prompt_weights import Product
 from .registry import PROMPT, Branch, Slow, executor
@@ -27,7 +28,7 @@ class _Products(NamedTuple):
 
 
 @executor(PROMPT, Attention)
-class PromptAttention:
+class PromptAttention(InParts):
     """h += attention(norm(h)). Keys and values in float16, or in the cache's dtype where that is bfloat16.
 
     Where only last rows are needed behind it, these alone have queries: the others' keys and values are all that they need.
@@ -47,15 +48,29 @@ class PromptAttention:
         self.q, self.kv = Product("last queries", [m.q], context), Product("qkv", [m.k, m.v], context)
         self.output = Product("delta", [m.output], context)
 
-    def __call__(self, stream: Stream, batch: Batch) -> None:
+        self.parts = [(True, self._project), (False, self._mix), (True, self._join)]
+
+    def _project(self, stream: Stream, batch: Batch) -> None:
         x = stream.normed(self.norm)
         if stream.narrows:
             stream.keep_last(batch.n_sequences)
-            products = _Products(self.kv(x), self.q(last_rows(x, batch.n_sequences)))
+            self.kv(x)
+            self.q(last_rows(x, batch.n_sequences))
         else:
-            products = _Products(self.qkv(x))
+            self.qkv(x)
+
+    def _mix(self, stream: Stream, batch: Batch) -> None:
+        """Reads the products where they were put: they may have been formed by a graph."""
+        rows = batch.n_sequences * batch.n_tokens
+        products = _Products(self.kv.out(rows), self.q.out(len(stream.h))) if stream.narrows else _Products(self.qkv.out(rows))
         mixed = self._fresh(products, batch) if batch.state is None else self._cached(products, batch)
-        stream.add(self.output(mixed.reshape(len(stream.h), -1)))
+        self._mixed(stream).view(mixed.shape).copy_(mixed)  # to the activations' dtype, and to a place that stays
+
+    def _join(self, stream: Stream, batch: Batch) -> None:
+        stream.add(self.output(self._mixed(stream)))
+
+    def _mixed(self, stream: Stream) -> torch.Tensor:
+        return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
 
     def _fresh(self, qkv: _Products, batch: Batch) -> torch.Tensor:
         """Sequences that begin here; what they attend to is kept by nobody, but as a cache with the batch's settings would give it back."""
@@ -80,7 +95,7 @@ class PromptAttention:
         q = self._heads(qkv, k, v, 0, batch)
         cache.write(first, k, v)
         k, v = (x.half() for x in cache.read(n))
-        return cache.result(self._attend(cache.query(q).half(), k, v, batch).float()).to(self.context.dtype)
+        return cache.result(self._attend(cache.query(q).half(), k, v, batch).float())
 
     def _heads(self, qkv: _Products, k: torch.Tensor, v: torch.Tensor, first: int, batch: Batch) -> torch.Tensor:
         """Queries [rows that have them, heads, key_length] in the dtype of k; keys and values go to k and v from row `first`."""
@@ -98,7 +113,7 @@ class PromptAttention:
         return q
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """[S, n, heads, length] in the activations' dtype: the last n of N positions see what lies before them, and themselves.
+        """[S, n, heads, length] in the dtype of q: the last n of N positions see what lies before them, and themselves.
 
         FlashAttention-2 as torch has it (Dao, 2023): causal masks end in the lower right corner, grouped heads are read as they are.
         cuDNN's kernel is twice as fast on Hopper, but takes up to a second to plan, and has no such corner.
@@ -111,7 +126,7 @@ class PromptAttention:
         else:
             mixed = torch.ops.aten._flash_attention_forward(q, k, v, None, None, q.shape[1], k.shape[1], 0.0, True, False,
                                                             scale=self.m.scale)[0]
-        return mixed.to(self.context.dtype)
+        return mixed
 
 
 def _cudnn_takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:

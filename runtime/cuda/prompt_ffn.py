@@ -6,13 +6,14 @@ from ...cuda_kernels import prompt
 from ..layers.batch import Batch
 from ..layers.ffn import GatedFFN
 from .context import Context
+from .prompt_graphs import InParts
 from .prompt_stream import Stream, check_norm
 from .prompt_weights import Product
 from .registry import PROMPT, Branch, executor
 
 
 @executor(PROMPT, GatedFFN)
-class PromptFFN:
+class PromptFFN(InParts):
     """h += down(silu(gate(x)) * up(x)), x = norm(h); gate and up in one product."""
 
     def __init__(self, branch: Branch, context: Context):
@@ -20,8 +21,9 @@ class PromptFFN:
         self.norm, self.context = branch.norm, context
         self.gate_up = Product("gate_up", [branch.module.gate, branch.module.up], context)
         self.down = Product("delta", [branch.module.down], context)
+        self.parts = [(True, self._run)]
 
-    def __call__(self, stream: Stream, batch: Batch) -> None:
+    def _run(self, stream: Stream, batch: Batch) -> None:
         gate, up = self.gate_up(stream.normed(self.norm)).chunk(2, dim=1)
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)
         prompt.silu_gate(gate, up, gated)

@@ -12,13 +12,14 @@ from ...cuda_kernels import ops, prompt, prompt_grouped
 from ..layers.batch import Batch
 from ..layers.moe import MoE
 from .context import Context
+from .prompt_graphs import InParts
 from .prompt_stream import Stream, check_norm
 from .prompt_weights import packed, stacked
 from .registry import PROMPT, Branch, Slow, executor
 
 
 @executor(PROMPT, MoE)
-class PromptMoE:
+class PromptMoE(InParts):
     """h += sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), slots in ascending order. The router works in float32."""
 
     def __init__(self, branch: Branch, context: Context):
@@ -34,10 +35,11 @@ class PromptMoE:
         self.down = packed(m.experts.down, context)
         self.fused = prompt_grouped.gate_up_fits(self.inputs, context.device) and prompt_grouped.fits([self.down], context.device)
         self.grouped = None if self.fused else grouped_product(context, branch.layer)
+        self.parts = [(self.fused, self._run)]
         if self.grouped is not None and self.grouped is not _one_by_one:
             context.report("MoE", "no products that read packed experts of this shape on this device: all are decoded first", branch.layer)
 
-    def __call__(self, stream: Stream, batch: Batch) -> None:
+    def _run(self, stream: Stream, batch: Batch) -> None:
         m, context, (tokens, width) = self.m, self.context, stream.h.shape
         exact = context.buffer("normed f32", (tokens, width), torch.float32)
         x = stream.normed(self.norm, exact, permuted=self.fused)

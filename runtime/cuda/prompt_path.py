@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
+
 import torch
 
 from ...cuda_kernels import matvec, ops
@@ -11,6 +14,7 @@ from ..layers.batch import Batch
 from ..network import Network
 from . import prompt_attention, prompt_ffn, prompt_moe  # noqa: F401, they declare executors
 from .context import Context
+from .prompt_graphs import InParts, Part, PromptGraphs
 from .prompt_stream import Stream
 from .prompt_weights import Output, packed
 from .registry import PROMPT, Branch, Slow, branches, choose
@@ -21,15 +25,15 @@ class PromptPath:
 
     def __init__(self, network: Network, context: Context):
         self.network, self.context = network, context
-        self._narrows: int | None = None  # the last step in which rows meet: behind it each goes its way alone
         found = branches(network.blocks)
         if found is None:
             context.report("Block", "not a mixer and a feed-forward layer one after the other", 0)
             self._steps = [(layer, _Block(block)) for layer, block in enumerate(network.blocks)]
         else:
-            mixers = [number for number, branch in enumerate(found) if branch.is_mixer]
-            self._narrows = mixers[-1] if mixers else None
             self._steps = [(b.layer, choose(PROMPT, b, context) or _Branch(b)) for b in found]
+        # The last step in which rows meet: behind it each goes its way alone.
+        self._narrows = max((number for number, branch in enumerate(found or ()) if branch.is_mixer), default=len(self._steps) - 1)
+        self._graphs = PromptGraphs(context)
         self._table = self._part("Embedding", lambda: packed(network.embedding, context))
         self._output = self._part("Output", lambda: Output(network.output, context))
 
@@ -43,22 +47,38 @@ class PromptPath:
     def run(self, tokens: torch.Tensor, start: int, state: State | None = None, *, last: bool = False) -> torch.Tensor:
         """The residual stream float32[S * n, width] after all blocks, of tokens int64[S, n] at positions start.. ; with a `state`
         (then S = 1) they see what is in it, and their keys and values are written into it (`n_past` is the caller's to move).
-        `last`: float32[S, width], the last row of each sequence; others are computed as far as these need them."""
+        `last`: float32[S, width], the last row of each sequence; others are computed as far as these need them. Valid until the
+        next pass."""
         with torch.cuda.device(self.context.device):  # kernels are launched on the current device
             return self._run(tokens, start, state, last)
 
     def _run(self, tokens: torch.Tensor, start: int, state: State | None, last: bool) -> torch.Tensor:
         batch = Batch.of(*tokens.shape, start, self.context.device, self.context.settings)
         self.context.forget_angles()
-        stream = Stream(self._embedded(tokens.reshape(-1)), self.context)
-        for number, (layer, step) in enumerate(self._steps):
-            stream.narrows = last and number == self._narrows
+        h = self.context.buffer("stream", (tokens.numel(), self.network.output_norm.weight.numel()), torch.float32)
+        self._embedded(tokens.reshape(-1), h)
+        stream = Stream(h, self.context)
+        graphs = self._graphs.of(len(h))
+        for again, group in groupby(self._parts(), key=lambda part: part[0]):
+            if again and graphs is not None:
+                graphs.run([part for _, _, part in group], stream, batch)
+                continue
+            for _, layer, part in group:
+                part(stream, batch.at(None if state is None else state.layers[layer], self.context.device))
+        for number, (layer, step) in enumerate(self._steps[self._narrows :]):
+            stream.narrows = last and number == 0
             step(stream, batch.at(None if state is None else state.layers[layer], self.context.device))
-            if stream.narrows:
+            if last:
                 stream.keep_last(batch.n_sequences)
-        if last:
-            stream.keep_last(batch.n_sequences)
         return stream.settled()
+
+    def _parts(self) -> Iterator[tuple[bool, int, Part]]:
+        """Up to the last mixer: whether it is the same in every pass of as many rows, the layer, what to call."""
+        for layer, step in self._steps[: self._narrows]:
+            if isinstance(step, InParts):
+                yield from ((again, layer, part) for again, part in step.parts)
+            else:
+                yield False, layer, step
 
     def next_logits(self, h: torch.Tensor) -> torch.Tensor:
         """float32[vocab] after the residual stream's last row: one row is for the matrix-vector kernels."""
@@ -76,10 +96,11 @@ class PromptPath:
             return self.network.output(hidden)
         return self._output(hidden.to(self.context.device, self.context.dtype)).to(self.network.output_device)
 
-    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+    def _embedded(self, tokens: torch.Tensor, out: torch.Tensor) -> None:
         if self._table is None:
-            return self.network.embedding(tokens).to(self.context.device)
-        return ops.decode_rows(self._table, tokens.to(self.context.device), torch.float32)
+            out.copy_(self.network.embedding(tokens))
+        else:
+            ops.decode_rows(self._table, tokens.to(self.context.device), torch.float32, out=out)
 
 
 class _Block:

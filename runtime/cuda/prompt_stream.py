@@ -40,6 +40,14 @@ class Stream:
         assert not self._added  # two branches without a norm between them
         self._added = {"delta": delta} if weights is None else {"delta": delta, "rows": rows, "weights": weights}
 
+    def pending(self) -> dict[str, torch.Tensor]:
+        """What was handed in and not added yet, for `left`."""
+        return dict(self._added)
+
+    def left(self, pending: dict[str, torch.Tensor]) -> None:
+        """As it was when `pending` was taken: the same kernels have run again, without anybody asking for them here."""
+        self._added = dict(pending)
+
     def settled(self) -> torch.Tensor:
         """h with everything added."""
         if self._added:

@@ -39,9 +39,12 @@ class Product:
         """half[rows, cols], decoded now."""
         return stacked(self.matrices, self.context)
 
+    def out(self, rows: int) -> torch.Tensor:
+        """Where the product of so many rows of x is put."""
+        return self.context.buffer(self.name, (rows, self.rows), self.context.dtype)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.context.buffer(self.name, (len(x), self.rows), x.dtype)
-        return torch.mm(x, self.weights().t(), out=out)
+        return torch.mm(x, self.weights().t(), out=self.out(len(x)))
 
 
 def stacked(matrices: list[ops.PackedMatrix], context: Context, name: str = "weights") -> torch.Tensor:

@@ -1,0 +1,112 @@
+"""What of a pass depends neither on where its rows stand nor on what came before them, as CUDA graphs for all passes of as many rows.
+
+From one layer's attention to the next one's there are a dozen kernels and products. Their launches are the same in every pass of a
+number of rows, as all that they touch lies in the context's buffers, and the host takes longer to ask for them one by one than a fast
+device to run them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..layers.batch import Batch
+from .context import Context
+from .prompt_stream import Stream
+
+Part = Callable[[Stream, Batch], None]
+MOST_ROW_COUNTS = 2  # of which graphs are kept: those of a prompt's full passes, and of one more
+
+
+class InParts:
+    """An executor that names its `parts` in order: what to call, and whether that is the same for all passes of as many rows."""
+
+    parts: Sequence[tuple[bool, Part]]
+
+    def __call__(self, stream: Stream, batch: Batch) -> None:
+        for _, part in self.parts:
+            part(stream, batch)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A graph, what is handed in to the stream behind it, and the context's `growths` by which to know that its buffers are gone."""
+
+    graph: torch.cuda.CUDAGraph
+    pending: dict
+    growths: int
+
+
+class PromptGraphs:
+    """Full passes, of which a long prompt has many, are captured in the first one; those of other sizes when they come again."""
+
+    def __init__(self, context: Context):
+        self.context = context
+        self._kept: dict[int, PassGraphs] = {}  # by rows, the one used last at the end
+
+    def of(self, rows: int) -> PassGraphs | None:
+        """For a pass of so many rows that begins now; None where nothing is captured."""
+        if not can_capture(self.context.device):
+            return None
+        found = self._kept.pop(rows, None)
+        if found is None:
+            found = PassGraphs(self.context)
+            if len(self._kept) == MOST_ROW_COUNTS:
+                del self._kept[next(iter(self._kept))]
+                torch.cuda.empty_cache()  # what a capture allocated is given back only when told
+            found.begin(capture=rows == self.context.ubatch)
+        else:
+            found.begin(capture=True)
+        self._kept[rows] = found
+        return found
+
+
+class PassGraphs:
+    """The graphs of one number of rows, one behind the other: a pass consists of the same segments every time."""
+
+    def __init__(self, context: Context):
+        self.context, self._stream = context, torch.cuda.Stream(context.device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[int, Segment] = {}
+        self._next, self._captures = 0, False
+
+    def begin(self, capture: bool) -> None:
+        """A pass begins with the first segment. `capture`: what has no graph yet gets one."""
+        self._next, self._captures = 0, capture
+
+    def run(self, parts: Sequence[Part], stream: Stream, batch: Batch) -> None:
+        """The next segment, these parts. What has no graph runs as it comes, and then is captured: buffers have their sizes by then,
+        and kernels are loaded."""
+        number, before = self._next, stream.pending()
+        self._next += 1
+        held = self._captured.get(number)
+        if held is not None and held.growths == self.context.growths:
+            held.graph.replay()
+            stream.left(held.pending)
+            return
+        for part in parts:
+            part(stream, batch)
+        if self._captures:
+            stream.left(before)
+            self._captured[number] = Segment(self._capture(parts, stream, batch), stream.pending(), self.context.growths)
+
+    def _capture(self, parts: Sequence[Part], stream: Stream, batch: Batch) -> torch.cuda.CUDAGraph:
+        """Nothing runs yet. torch.cuda.graph would wait for the device and collect garbage, once per layer."""
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may go on meanwhile
+            try:
+                for part in parts:
+                    part(stream, batch)
+            finally:
+                graph.capture_end()
+        here.wait_stream(self._stream)
+        return graph
+
+
+def can_capture(device: torch.device) -> bool:
+    """Whether there are graphs on this device."""
+    return device.type == "cuda"
