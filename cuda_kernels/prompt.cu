@@ -112,3 +112,13 @@ gather_rows(const uint4* x, const int* sources, int n_slots, uint4* out, int uni
     x += (long long)(source / n_slots) * units;
     for (int unit = threadIdx.x; unit < units; unit += blockDim.x) out[row * units + unit] = x[unit];
 }
+
+// out = x, from the other 16-bit float to HALF. One unit per thread.
+extern "C" __global__ void __launch_bounds__(256)
+from_other(const uint4* x, uint4* out, long long units) {
+    const long long unit = blockIdx.x * 256ll + threadIdx.x;
+    if (unit >= units) return;
+    float v[8];
+    unpack8<!HALF>(x[unit], v);
+    out[unit] = pack8<HALF>(v);
+}

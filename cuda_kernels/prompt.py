@@ -22,7 +22,7 @@ _GROUP_THREADS = 1024
 
 
 def _rows_spec(half: torch.dtype) -> KernelSpec:
-    names = (*(f"add_norm_{n}" for n in _NORM_UNITS), "silu_gate", "gather_rows")
+    names = (*(f"add_norm_{n}" for n in _NORM_UNITS), "silu_gate", "gather_rows", "from_other")
     return KernelSpec(f"prompt_{_short(half)}", ("prompt.cu",), (("HALF", str(_HALVES[half])),), names)
 
 
@@ -71,6 +71,15 @@ def silu_gate(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
     rows, cols = out.shape
     launch(function(_rows_spec(out.dtype), "silu_gate", out.device), -(-rows * cols // (256 * _UNIT)), 256, gate, up, out,
            np.int64(rows), np.int32(cols), np.int32(gate.stride(0)))
+
+
+def converted(x: torch.Tensor, out: torch.Tensor) -> None:
+    """out = x, of any dtype and as many elements, rounded to the half of `out`."""
+    if {x.dtype, out.dtype} == set(_HALVES) and x.is_contiguous() and x.numel() % _UNIT == 0:
+        units = x.numel() // _UNIT
+        launch(function(_rows_spec(out.dtype), "from_other", out.device), -(-units // 256), 256, x, out, np.int64(units))
+    else:
+        out.view(x.shape).copy_(x)
 
 
 def gather_rows(x: torch.Tensor, sources: torch.Tensor, n_slots: int, out: torch.Tensor) -> None:

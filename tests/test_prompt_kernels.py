@@ -85,6 +85,17 @@ def test_outputs_of_experts_are_added_in_order(rng, half):
 @gpu
 @needs_device
 @pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("given", [torch.float16, torch.bfloat16, torch.float32])
+def test_conversion(rng, half, given):
+    x, out = randn(rng, 5, 7, 24, dtype=given) * 100, poisoned(35, 24, dtype=half)
+    for given in (x, x.transpose(0, 1)):
+        prompt.converted(given, out)
+        assert torch.equal(out, given.reshape(35, 24).to(half))
+
+
+@gpu
+@needs_device
+@pytest.mark.parametrize("half", HALVES)
 def test_silu_gate(rng, half):
     both, out = randn(rng, 33, 2 * 264, dtype=half) * 4, poisoned(33, 264, dtype=half)
     gate, up = both.chunk(2, dim=1)

@@ -64,7 +64,7 @@ class PromptAttention(InParts):
         rows = batch.n_sequences * batch.n_tokens
         products = _Products(self.kv.out(rows), self.q.out(len(stream.h))) if stream.narrows else _Products(self.qkv.out(rows))
         mixed = self._fresh(products, batch) if batch.state is None else self._cached(products, batch)
-        self._mixed(stream).view(mixed.shape).copy_(mixed)  # to the activations' dtype, and to a place that stays
+        prompt.converted(mixed, self._mixed(stream))  # to the activations' dtype, and to a place that stays
 
     def _join(self, stream: Stream, batch: Batch) -> None:
         stream.add(self.output(self._mixed(stream)))
