@@ -30,13 +30,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
   const int mine = lane < slots ? __ldcg(ids + token * slots + lane) : -1;   // slot lane's expert
 
   auto row_of = [&](int item) { return (int64_t)max(__shfl_sync(~0u, mine, item / hidden), 0) * per_expert + item % hidden; };
-  static __shared__ uint64_t barriers[WARPS][SLOTS];
   auto source = [&](int item, int k) -> Row {
     const int64_t row = row_of(item);
     return k == 0 ? Row{gate, stored, row} : Row{up, stored, row + first_up};
   };
   auto end = [&](int item) { return (item / hidden + 1) * hidden; };
-  auto matrices = feed<F>(items_of<1>(source, end), begin, items, stride, lane, ring, shared_address(barriers[warp]));
+  auto matrices = feed<F>(items_of<1>(source, end), begin, items, stride, lane, ring);
   static __shared__ float squares[1][WARPS];
   quantize<F, 1, true>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);
   __syncthreads();
@@ -85,12 +84,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   const int mine = lane < N ? __ldcg(ids + token * N + lane) : -1;
   const float factor = mine >= 0 ? __ldcg(weights + token * N + lane) : 0.0f;
 
-  static __shared__ uint64_t barriers[WARPS][SLOTS];
   auto source = [&](int item, int k) -> Row {   // the same piece of a row of every slot's expert
     return {down, stored, (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item};
   };
   auto end = [&](int) { return rows; };
-  auto matrices = feed<F>(items_of<1>(source, end), begin, rows, stride, lane, ring, shared_address(barriers[warp]));
+  auto matrices = feed<F>(items_of<1>(source, end), begin, rows, stride, lane, ring);
   quantize<F, N, false>(x + (int64_t)token * N * COLS, nullptr, nullptr, shared_memory);
   __syncthreads();
 

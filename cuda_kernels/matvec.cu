@@ -1,6 +1,6 @@
 // Matrix-vector products on quantized weights for 1..8 rows of activations.
 //
-// Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, BULK_COPIES, MATRICES (1..3), BLOCKS (thread blocks per
+// Macros: TYPE, COLS, X_ROWS, WARPS, STEPS, STAGE_STEPS, STAGE_ROWS, SLOTS, MATRICES (1..3), BLOCKS (thread blocks per
 // multiprocessor that the registers must suffice for), BF16_X and BF16_OUT (x of MATVEC_ADD and out of GATE_UP are bf16, not float32), and
 // KIND:
 // NORM_MATVEC  out = W norm(x), for up to three matrices; MATVEC_ADD  out += W x; GATE_UP  out = silu(G norm(x)) * (U norm(x));
@@ -41,7 +41,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     row -= rows1;
     return {base2, out2 + row, rows2, first2 + row, stored2};
   };
-  static __shared__ uint64_t barriers[WARPS][SLOTS];
   auto row = [&](int item, int k) -> Row {
     Matrix m = matrix(item, k);
     return {m.base, m.stored, m.first};
@@ -50,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     if (GATED || MATRICES == 1) return items;
     return item * R < rows0 ? rows0 / R : MATRICES == 2 || item * R < rows0 + rows1 ? (rows0 + rows1) / R : items;
   };
-  auto weights = feed<F>(items_of<GATED ? 1 : R>(row, end), begin, items, stride, lane, ring, shared_address(barriers[warp]));
+  auto weights = feed<F>(items_of<GATED ? 1 : R>(row, end), begin, items, stride, lane, ring);
   const typename F::Lane constants(lane);
   prepare_unit<TYPE>();
 

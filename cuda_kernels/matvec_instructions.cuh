@@ -58,30 +58,4 @@ DEV void copy16(uint32_t to, const uint8_t* from, bool wanted, bool ahead) {
 DEV void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> DEV void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
 
-// The same by the bulk engine: whole pieces, multiples of 16 bytes. A barrier of 8 bytes in shared memory counts what has come; its parity
-// is that of how often all expected bytes had.
-#if __CUDA_ARCH__ >= 900
-constexpr bool HAS_BULK_COPIES = true;
-DEV void start_barrier(uint32_t at) { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(at) : "memory"); }
-DEV void barriers_started() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-DEV void expect_bytes(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
-DEV void copy_bulk(uint32_t to, const uint8_t* from, uint32_t bytes, uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-DEV void wait_for_bytes(uint32_t barrier, uint32_t parity) {
-  asm volatile("{.reg .pred come;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 come, [%0], %1;\n@!come bra AGAIN;\n}"
-               :: "r"(barrier), "r"(parity) : "memory");
-}
-#else
-constexpr bool HAS_BULK_COPIES = false;
-DEV void start_barrier(uint32_t) {}
-DEV void barriers_started() {}
-DEV void expect_bytes(uint32_t, uint32_t) {}
-DEV void copy_bulk(uint32_t, const uint8_t*, uint32_t, uint32_t) {}
-DEV void wait_for_bytes(uint32_t, uint32_t) {}
-#endif
-
 #endif

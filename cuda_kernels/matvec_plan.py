@@ -23,19 +23,16 @@ _GRANULE = {"Q8_0": 16, "IQ2_K": 64}  # elements that a lane takes at once, G of
 _OWN = {"IQ4_K": "iq_k", "IQ2_K": "iq_k", "IQ4_KS": "iq_ks", "Q4_K": "k", "Q6_K": "k", "Q8_0": "legacy"}  # matvec_*.cuh; others are generic
 _ROW_FACTORS = ("IQ4_KS",)  # ROW_FACTOR of the formats: a row's own factor is not in its stages
 _RING = 80 << 10  # bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the gap between kernels
-_BULK_RING = 96 << 10
 _LARGEST_RING = 110 << 10  # for long stages, and for experts, whose first weights are not known early; two blocks still fit on an H200
 _WARPS = 16
 _STAGE_STEPS = 2
-_BY_LANES = ("IQ4_K", "Q4_K")  # whose dense products were 1 to 2 % faster with copies by all lanes than with the bulk engine's, on an H200
-RESERVED = 3072  # bytes of shared memory for what is not sized by the plan, and what the system takes
+RESERVED = 2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
 
 
 @dataclass(frozen=True)
 class Plan:
     """`steps` of 32 granules make a row; a stage is `stage_steps` of them of `stage_rows` rows; each of `warps` warps has `slots` stages
-    on their way. `shared`: bytes of shared memory of a block. `resident`: blocks whose registers fit on a multiprocessor at once. `bulk`:
-    stages are copied by the bulk engine, where there is one."""
+    on their way. `shared`: bytes of shared memory of a block. `resident`: blocks whose registers fit on a multiprocessor at once."""
 
     steps: int
     stage_steps: int
@@ -44,7 +41,6 @@ class Plan:
     warps: int
     shared: int
     resident: int
-    bulk: bool
 
 
 def granule(type: GGMLType) -> int:
@@ -81,8 +77,7 @@ def plan(type: GGMLType, cols: int, n: int, kind: int, limit: int, wanted: int |
     steps = -(-cols // (32 * granule(type)))
     stage_rows = {GATE_UP: 2, EXPERT_GATE_UP: 2, EXPERT_DOWN: n}.get(kind, 1)
     x, fewest = n * activation_bytes(type, steps), 1 if kind == EXPERT_DOWN else 2
-    bulk = kind >= EXPERT_GATE_UP or type.name not in _BY_LANES
-    ring = min(_LARGEST_RING if kind >= EXPERT_GATE_UP else _BULK_RING if bulk else _RING, room_of(type, min(limit, wanted or limit)) - x)
+    ring = min(_LARGEST_RING if kind >= EXPERT_GATE_UP else _RING, room_of(type, min(limit, wanted or limit)) - x)
 
     def slot(k: int) -> int:
         return stage_rows * stage_bytes(type, cols, k)
@@ -96,7 +91,7 @@ def plan(type: GGMLType, cols: int, n: int, kind: int, limit: int, wanted: int |
     stage_steps = even if 3 * even >= 2 * longest else -(-steps // -(-steps // longest))  # equal stages, if they need not be much shorter
     slots = max(fewest, min(8, ring // (warps * slot(stage_steps))))
     resident = 2 if n == 1 or kind == EXPERT_DOWN else 1
-    return Plan(steps, stage_steps, stage_rows, slots, warps, x + warps * slots * slot(stage_steps), resident, bulk)
+    return Plan(steps, stage_steps, stage_rows, slots, warps, x + warps * slots * slot(stage_steps), resident)
 
 
 @functools.cache
@@ -107,7 +102,7 @@ def quantized_spec(type: GGMLType, cols: int, n: int, kind: int, plan: Plan, mat
     defines = {"TYPE": type.name, "COLS": cols, "X_ROWS": n, "KIND": kind - EXPERT_GATE_UP if experts else kind, "KERNEL": NAMES[kind],
                "UNITS_IN_SHARED": 1, "USES": 1 if experts else n, "STEPS": plan.steps, "STAGE_STEPS": plan.stage_steps,
                "STAGE_ROWS": plan.stage_rows, "SLOTS": plan.slots, "WARPS": plan.warps, "MATRICES": matrices,
-               "BLOCKS": plan.resident, "BULK_COPIES": str(plan.bulk).lower(), "BF16_X": int(bf16 and kind == MATVEC_ADD),
+               "BLOCKS": plan.resident, "BF16_X": int(bf16 and kind == MATVEC_ADD),
                "BF16_OUT": int(bf16 and kind == GATE_UP)}
     own = (f"matvec_{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     name = f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}{'_bf16' * bf16}"

@@ -19,11 +19,6 @@ template <class F> struct Ring {
   CONST int begin(int p) { return p == 0 ? 0 : begin(p - 1) + room(p - 1); }
   static constexpr int ROW = begin(F::STAGED), SLOT = R * ROW, BYTES = SLOTS * SLOT;   // shared memory of a row, a stage, a warp
 
-  // What the bulk engine copies of a plane, in a stage and in a row's last one; whether it can copy all planes.
-  CONST bool in_bulk(int p) { return p == F::STAGED || ((aligned(p) || in_line(p)) && in_bulk(p + 1)); }
-  CONST int bulk(int p) { return in_line(p) ? 16 : piece(p); }
-  CONST int last_bulk(int p) { return aligned(p) && !F::plane_per_row(p) ? F::row_bytes(p) - (CHUNKS - 1) * piece(p) : bulk(p); }
-
   // From the piece of a stage to that of the next one of its row, and from a row's last one to the first one of the item `stride` further on.
   CONST int step(int p) { return F::plane_per_row(p) ? 0 : piece(p); }
   template <int EACH> DEV int jump(int p, int stride) { return stride * EACH * F::row_bytes(p) - (CHUNKS - 1) * step(p); }

@@ -1,13 +1,12 @@
 // A thread block of CUDA on the CPU, for g++: each thread is a fiber that runs to its next barrier; what lanes exchange goes over them.
 //
-// Copies to shared memory that go on beside a thread (cp.async, and the bulk engine's) arrive as late as they may, and the place they go
-// to is destroyed when they start: so a missing wait, or a slot that is filled while it is still read, gives wrong results. Every other block runs its warps and
+// Copies to shared memory that go on beside a thread (cp.async) arrive as late as they may, and the place they go to is destroyed when
+// they start: so a missing wait, or a slot that is filled while it is still read, gives wrong results. Every other block runs its warps and
 // lanes from the last to the first: a missing barrier is then seen, whoever should have waited for whom.
 #pragma once
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <functional>
-#include <map>
 #include <vector>
 #define threadIdx units_thread
 #define blockDim units_block
@@ -155,39 +154,4 @@ template <int PENDING> inline void wait_for_copies() {
     for (const Copy& c : groups.front()) memcpy(shared_memory + c.to, c.from, 16);
     groups.erase(groups.begin());
   }
-}
-
-// Barriers and what the bulk engine copies: all of it arrives when its barrier is waited for, and it must be what was expected.
-#ifndef HOST_BULK
-#define HOST_BULK true
-#endif
-constexpr bool HAS_BULK_COPIES = HOST_BULK;
-struct Arrival { int rounds = 0, expected = -1; std::vector<Copy> copies; };
-static std::map<uint32_t, Arrival> arrivals;
-inline void start_barrier(uint32_t at) {
-  if (at % 8) __builtin_trap();
-  arrivals[at] = {};
-}
-inline void barriers_started() {}
-inline void expect_bytes(uint32_t barrier, uint32_t bytes) {
-  Arrival& a = arrivals.at(barrier);
-  if (a.expected >= 0) __builtin_trap();
-  a.expected = bytes;
-}
-inline void copy_bulk(uint32_t to, const uint8_t* from, uint32_t bytes, uint32_t barrier) {
-  if (bytes % 16 || uintptr_t(from) % 16 || !is_known(from, bytes) || to % 16 || to + bytes > SHARED_MEMORY) __builtin_trap();
-  for (uint32_t i = 0; i < bytes; i += 16) {
-    memset(shared_memory + to + i, 0xC5, 16);
-    arrivals.at(barrier).copies.push_back({to + i, from + i});
-  }
-}
-inline void wait_for_bytes(uint32_t barrier, uint32_t parity) {
-  wait_in(1);   // lanes that come first would wait for what the others have not started yet
-  Arrival& a = arrivals.at(barrier);
-  if (a.rounds % 2 == int(parity)) {
-    if (a.expected != 16 * int(a.copies.size())) __builtin_trap();
-    for (const Copy& c : a.copies) memcpy(shared_memory + c.to, c.from, 16);
-    a = {a.rounds + 1};
-  }
-  wait_in(1);   // nor may one go on and start the next round before all have seen this one
 }

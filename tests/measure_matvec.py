@@ -1,7 +1,7 @@
 """Matrix-vector kernels on their own: each product of a layer, repeated over other weights in a graph, and all layers in a chain.
 
     python tests/measure_matvec.py --shape llama-8b qwen3-30b-a3b --type IQ4_K Q4_K
-    python tests/measure_matvec.py --try _STAGE_STEPS=4 --try _RING=40960,_BULK_RING=40960               # constants of matvec_plan.py
+    python tests/measure_matvec.py --try _STAGE_STEPS=4 --try _RING=40960                                # constants of matvec_plan.py
     IQFORGE_PDL=0 python tests/measure_matvec.py                                                        # without overlap of kernels
 
 Prints microseconds and TB/s of weights. There is no attention, router or sampling in the chain; the same few experts are chosen in turn.

@@ -31,11 +31,11 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not inst
 def build(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matvec")
 
-    def library(spec, parameters, bulk=True):
-        """`run(blocks, tokens, parameters...)` of the spec's kernel; false if its threads do not meet at barriers. bulk: as on sm_90."""
+    def library(spec, parameters):
+        """`run(blocks, tokens, parameters...)` of the spec's kernel; false if its threads do not meet at barriers."""
         names = ", ".join(part.split()[-1].lstrip("*") for part in parameters.split(", "))
         threads = 32 * int(dict(spec.defines)["WARPS"])
-        program = "".join(f"#define {k} {v}\n" for k, v in (*spec.defines, ("HOST_BULK", str(bulk).lower())))
+        program = "".join(f"#define {k} {v}\n" for k, v in spec.defines)
         program += f'#include "{HERE / "block_on_host.hpp"}"\n'
         program += expand(spec.sources)
         program = "\n".join(line for line in program.splitlines() if not (line.startswith("typedef") and line.endswith("_t;"))
@@ -53,7 +53,7 @@ extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
   return true;
 }}
 """
-        path = folder / f"{spec.name}_{bulk}.cpp"
+        path = folder / f"{spec.name}.cpp"
         path.write_text(program)
         subprocess.run(["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-o", path.with_suffix(".so"), path],
                        check=True)
@@ -118,16 +118,15 @@ CASES = [("IQ4_K", 1, 1280, {}), ("IQ4_K", 3, 1280, {"stage_steps": 1, "slots": 
          ("IQ1_BN", 1, 832, {}), ("IQ3_XXS", 1, 768, {})]
 
 
-@pytest.mark.parametrize("bulk", [True, False])
 @pytest.mark.parametrize(("name", "n", "cols", "changes"), CASES)
-def test_norm_matvec(build, name, n, cols, changes, bulk):
+def test_norm_matvec(build, name, n, cols, changes):
     """Three matrices whose rows do not fill the blocks; a row that ends within a step, a stage, and 16 bytes."""
     type = ggml_type(name)
     cut = plan(type, cols, n, mp.NORM_MATVEC, **changes)
     ms = [matrix(name, rows, cols, seed=i) for i, rows in enumerate((13, 2, 5))]
     h, w, outs = draw(n, cols), draw(cols, seed=2), [torch.full((n, m.rows), float("nan")) for m in ms]
     arguments = [a for m, out in zip(ms, outs, strict=True) for a in (m.data, out, m.rows, 0, m.rows)]
-    start(build(mp.quantized_spec(type, cols, n, mp.NORM_MATVEC, cut, 3), DENSE, bulk), cut, 1, ms, h, w, EPS, *arguments)
+    start(build(mp.quantized_spec(type, cols, n, mp.NORM_MATVEC, cut, 3), DENSE), cut, 1, ms, h, w, EPS, *arguments)
     for m, out in zip(ms, outs, strict=True):
         assert_close(out, normed(h, w) @ weights(m)[0].T)
 
