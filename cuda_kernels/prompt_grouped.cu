@@ -23,8 +23,7 @@ constexpr int STAGE_BYTES = LARGEST * 256;
 constexpr int EXCHANGE_BYTES = LARGEST * 256;  // 64 rows of float32 per token, or twice 64 rows of half
 constexpr int TABLE = 1024;        // experts at most
 constexpr int CONSUMERS = 2, PRODUCERS = 128;
-// Named barriers: the exchange is free, the exchange is filled, within a consumer (two).
-constexpr int FREE = 1, FILLED = 2, WITHIN = 4;
+constexpr int WITHIN = 4;  // named barriers within a consumer (two)
 
 struct Tile { int expert, first, rows, row_tile; };
 
@@ -43,8 +42,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase) {
 }
 template <int THREADS>
 __device__ __forceinline__ void named_sync(int number) { asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory"); }
-template <int THREADS>
-__device__ __forceinline__ void named_arrive(int number) { asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(THREADS) : "memory"); }
 
 // Where tiles are: before[e] = tiles of tokens before expert e. Filled by all threads of the block.
 __device__ __forceinline__ int count_tiles(const int* ends, int n_experts, int* before) {
@@ -214,25 +211,26 @@ struct Problem {
 // One tile. PAIRED: the consumers have rows of two matrices, gate and up, and out = silu(gate) * up, permuted as x is.
 template <bool PAIRED>
 __device__ __forceinline__ void work(const Problem& p, const Geometry& g, const Tile& tile, uint16_t* out, uint32_t ring, uint32_t exchange,
-                                     uint32_t full, uint32_t empty, int& turn) {
+                                     uint32_t full, uint32_t empty, int& turn, int round) {
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const int column = (PAIRED ? tile.row_tile * 64 : tile.row_tile * 128 + group * 64), mine = column + warp * 16 + lane / 4;
   const int64_t before = int64_t(tile.expert) * p.per_expert + (PAIRED ? group * p.skip : 0);
   const int low = PAIRED ? unpermuted(mine) : min(mine, p.n_out - 1), high = PAIRED ? unpermuted(mine + 8) : min(mine + 8, p.n_out - 1);
   Sums sums;
   consume(sums, tile.rows, group ? p.second : p.first, g, before + low, before + high, p.cols, ring, full, empty, turn);
+  const uint32_t filled = empty + 8 * STAGES, free = filled + 8;  // barriers of the exchange
   uint16_t* to = out + int64_t(tile.first) * p.n_out + column;
   if constexpr (!PAIRED) {
     store(sums, exchange + group * (EXCHANGE_BYTES / 2), to, p.n_out, tile.rows, p.n_out - column);
   } else if (group == 1) {
-    named_sync<256>(FREE);  // the exchange is free
+    barrier_wait(free, (round & 1) ^ 1);
 #pragma unroll
     for (int i = 0; i < LARGEST / 2; ++i)
       if (2 * i < (tile.rows + 7) / 8 * 8)
         asm volatile("st.shared.f32 [%0], %1;" ::"r"(exchange + (i * 128 + thread) * 4), "f"(sums[i]) : "memory");
-    named_arrive<256>(FILLED);
+    barrier_arrive(filled);
   } else {
-    named_sync<256>(FILLED);
+    barrier_wait(filled, round & 1);
 #pragma unroll
     for (int i = 0; i < LARGEST / 2; ++i) {
       if (2 * i >= (tile.rows + 7) / 8 * 8) break;
@@ -242,7 +240,7 @@ __device__ __forceinline__ void work(const Problem& p, const Geometry& g, const 
     }
     named_sync<128>(WITHIN);
     store(sums, exchange, to, p.n_out, tile.rows, 64);
-    named_arrive<256>(FREE);
+    barrier_arrive(free);
   }
 }
 
@@ -250,12 +248,13 @@ template <bool PAIRED>
 __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n_experts, const uint4* x, const int* sources, int n_slots,
                                         uint16_t* out) {
   extern __shared__ uint8_t shared[];
-  __shared__ uint64_t barriers[2 * STAGES];
+  __shared__ uint64_t barriers[2 * STAGES + 2];
   __shared__ int before[TABLE + 1];
   const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024, exchange = ring + STAGES * STAGE_BYTES;
   const uint32_t full = shared_address(barriers), empty = full + 8 * STAGES;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) barrier_init(full + 8 * stage, PRODUCERS), barrier_init(empty + 8 * stage, 4 * CONSUMERS);
+    barrier_init(empty + 8 * STAGES, 128), barrier_init(empty + 8 * STAGES + 8, 128);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   prepare_unit<TYPE>();
@@ -269,11 +268,8 @@ __device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     const Geometry g = TYPE::geometry(p.total_rows, p.cols);
-    if (PAIRED && threadIdx.x < 128) named_arrive<256>(FREE);
-    for (int t = blockIdx.x; t < tiles; t += gridDim.x) {
-      work<PAIRED>(p, g, find_tile(t, row_tiles, ends, n_experts, before), out, ring, exchange, full, empty, turn);
-    }
-    if (PAIRED && threadIdx.x >= 128) named_sync<256>(FREE);  // every arrival has its wait
+    for (int t = blockIdx.x, round = 0; t < tiles; t += gridDim.x, ++round)
+      work<PAIRED>(p, g, find_tile(t, row_tiles, ends, n_experts, before), out, ring, exchange, full, empty, turn, round);
   }
 }
 
