@@ -45,6 +45,7 @@ class PromptGraphs:
     def __init__(self, context: Context):
         self.context = context
         self._kept: dict[int, PassGraphs] = {}  # by rows, the one used last at the end
+        self._stream: torch.cuda.Stream | None = None  # one for all captures: cuBLAS keeps a workspace for every stream
 
     def of(self, rows: int) -> PassGraphs | None:
         """For a pass of so many rows that begins now; None where nothing is captured."""
@@ -52,7 +53,8 @@ class PromptGraphs:
             return None
         found = self._kept.pop(rows, None)
         if found is None:
-            found = PassGraphs(self.context)
+            self._stream = self._stream or torch.cuda.Stream(self.context.device)
+            found = PassGraphs(self.context, self._stream)
             if len(self._kept) == MOST_ROW_COUNTS:
                 del self._kept[next(iter(self._kept))]
                 torch.cuda.empty_cache()  # what a capture allocated is given back only when told
@@ -66,8 +68,8 @@ class PromptGraphs:
 class PassGraphs:
     """The graphs of one number of rows, one behind the other: a pass consists of the same segments every time."""
 
-    def __init__(self, context: Context):
-        self.context, self._stream = context, torch.cuda.Stream(context.device)
+    def __init__(self, context: Context, stream: torch.cuda.Stream):
+        self.context, self._stream = context, stream
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[int, Segment] = {}
         self._next, self._captures = 0, False
