@@ -79,15 +79,16 @@ def test_attention_of_large_passes(monkeypatch):
 
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K"])
 def test_graphs_give_the_bits_they_were_captured_from(monkeypatch, spec):
-    """Passes of 50 rows, which are full ones, and of 49: as they come, captured, replayed, and without graphs."""
+    """Passes of 50 rows, which are full ones, and of others: as they come, captured, replayed, after others took their place."""
     from iqforge.runtime.cuda import prompt_graphs
 
-    for n in (150, 49):
-        row = tokens()[0][:n]
-        with model(spec, ubatch=50) as m:
-            found = [m.extend(row, m.new_state(200), all_logits=all_logits) for all_logits in (True, True, True, False, False)]
-            assert [len(graphs._captured) for graphs in m.engine.prompt._graphs._kept.values()] == [2]
-        with monkeypatch.context() as patch, model(spec, ubatch=50) as m:
-            patch.setattr(prompt_graphs, "can_capture", lambda device: False)
-            expected = [m.extend(row, m.new_state(200), all_logits=all_logits) for all_logits in (True, False)]
-        assert all(torch.equal(x, expected[0]) for x in found[:3]) and all(torch.equal(x, expected[1]) for x in found[3:])
+    lengths = (150, 49, 49, 49, 150, 30, 30, 30, 49, 49, 49)
+    with monkeypatch.context() as patch, model(spec, ubatch=50) as m:
+        patch.setattr(prompt_graphs, "can_capture", lambda device: False)
+        expected = {(n, every): m.extend(tokens()[0][:n], m.new_state(200), all_logits=every) for n in set(lengths) for every in (True, False)}
+    with model(spec, ubatch=50) as m:
+        for n in lengths:
+            for every in (True, False):
+                assert torch.equal(m.extend(tokens()[0][:n], m.new_state(200), all_logits=every), expected[n, every])
+            kept = m.engine.prompt._graphs._kept
+            assert [len(graphs._captured) for graphs in kept.values()] == [2] * min(2, len(kept))
