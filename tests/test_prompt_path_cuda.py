@@ -85,7 +85,8 @@ def test_graphs_give_the_bits_they_were_captured_from(monkeypatch, spec):
     lengths = (150, 49, 49, 49, 150, 30, 30, 30, 49, 49, 49)
     with monkeypatch.context() as patch, model(spec, ubatch=50) as m:
         patch.setattr(prompt_graphs, "can_capture", lambda device: False)
-        expected = {(n, every): m.extend(tokens()[0][:n], m.new_state(200), all_logits=every) for n in set(lengths) for every in (True, False)}
+        expected = {(n, every): m.extend(tokens()[0][:n], m.new_state(200), all_logits=every)
+                    for n in set(lengths) for every in (True, False)}
     with model(spec, ubatch=50) as m:
         for n in lengths:
             for every in (True, False):
