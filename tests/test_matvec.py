@@ -110,6 +110,19 @@ class TestOnGpu:
         matvec.gate_up(h, w, EPS, gate, None, merged := poison(n, 45))
         assert_close(merged, silu(y[:, :45]) * y[:, 45:])
 
+    def test_bf16_in_between(self, name):
+        if ggml_type(name).is_float:
+            pytest.skip("floats are not rounded")
+        gate, up, down = (matrix(name, 768, 1024, seed=0), matrix(name, 768, 1024, seed=1), matrix(name, 80, 768, seed=2))
+        h, w, out, half = draw(1, 1024), draw(1024, seed=2), poison(1, 768), poison(1, 768).bfloat16()
+        matvec.gate_up(h, w, EPS, gate, up, out)
+        matvec.gate_up(h, w, EPS, gate, up, half)
+        assert torch.equal(half, out.bfloat16())
+        one, two = draw(1, 80, seed=3), draw(1, 80, seed=3)
+        matvec.matvec_add(half, down, one)
+        matvec.matvec_add(half.float(), down, two)
+        assert torch.equal(one, two)
+
     @pytest.mark.parametrize("merged", [False, True])
     def test_experts(self, name, merged):
         if ggml_type(name).is_float:
