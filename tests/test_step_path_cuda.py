@@ -57,6 +57,7 @@ def stepped(model, sizes: list[int], settings: CacheSettings = CacheSettings()) 
 
 
 def error(x: torch.Tensor, truth: torch.Tensor) -> float:
+    x, truth = x.cpu(), truth.cpu()  # each where its model's final norm is
     return ((x - truth).norm(dim=-1) / truth.norm(dim=-1)).median().item()
 
 
