@@ -28,6 +28,7 @@ from .bench_cost import Cost
 from .sampling import Sampling
 
 _WARM_STEPS = 4  # a captured graph is replayed from the second one on
+_WARM_PROMPTS = 3  # with graphs; see `Runner.warm_up`
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,7 @@ def run_test(model, test: Test, settings: CacheSettings | None = None, *, n_batc
     say = progress or (lambda line: None)
     if warmup:
         say("warm-up")
-        # A whole prompt: buffers take their final size. What was generated first may have been compiled or captured.
-        runner.prompt(test.n_prompt or test.before)
-        runner.generate(min(test.n_gen, _WARM_STEPS))
+        runner.warm_up(test.n_prompt, test.n_gen, test.depth + test.before)
     for repetition in range(repetitions):
         state.clear()
         if test.depth or test.before:
@@ -160,6 +159,24 @@ class Runner:
         if n:
             [token] = self._tokens(1).tolist()
             deque(self.model.follow(token, self.state, n, self.sampling), maxlen=0)
+
+    def warm_up(self, n_prompt: int, n_gen: int, before: int = 0) -> None:
+        """What only the first uses of a model take, for a prompt of n_prompt tokens behind `before` others and for n_gen generated ones.
+        The state is empty afterwards.
+
+        A device with graphs captures a step when it comes for the second time; passes of a prompt in the first, second or third one of as
+        many rows, and again where buffers have grown since, be it by what fills the context. Without graphs one prompt is enough to
+        compile and to allocate, and on the CPU more would take long.
+        """
+        graphs = self.model.engine is not None
+        for _ in range((_WARM_PROMPTS if graphs else 1) if n_prompt else 0):
+            self.state.clear()
+            self.prompt(before if graphs else 0)
+            self.prompt(n_prompt)
+        for _ in range(2 if graphs and n_gen == 1 else 1):
+            self.state.clear()
+            self.generate(min(n_gen, _WARM_STEPS))
+        self.state.clear()
 
     def wait(self) -> None:
         if self.device.type == "cuda":

@@ -55,9 +55,7 @@ def sweep(model, n_ctx: int, *, tg: int = 0, stride: int = 1, first_repetitions:
         raise UsageError("a sweep needs a model whose context can be cut back, and some layers of this one keep a running state")
     runner = Runner(model, state, ub, torch.Generator().manual_seed(seed))
     if warmup:
-        runner.prompt(ub)
-        runner.generate(min(tg, 4))
-        state.clear()
+        runner.warm_up(ub, tg)
 
     def timed(run, n: int) -> float:
         begin = time.perf_counter()
