@@ -16,7 +16,9 @@ from .registry import all_specs, build, cached_bytes, clear, missing, unchecked
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = ("The CUDA kernels. Each is compiled when it is first used, and kept; this lists them, and compiles them ahead of "
-                          "time, which needs the package cuda-core (pip install 'iqforge[cuda]'), but no CUDA toolkit and no device.")
+                          "time, which needs the package cuda-core (pip install 'iqforge[cuda]'), but no CUDA toolkit and no device. "
+                          "Products and attention of a decoding step depend on a model's sizes: here is one size for each type and kind, "
+                          "others are compiled when a model asks for them.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only kernels whose names match; * stands for anything")
     parser.add_argument("--arch", metavar="ARCH[,ARCH]", help="architectures such as sm_90; 'all' for " + ", ".join(ARCHITECTURES)
                         + " (default: that of the devices here)")

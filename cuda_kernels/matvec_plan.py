@@ -23,7 +23,7 @@ _GRANULE = {"Q8_0": 16, "IQ2_K": 64}  # elements that a lane takes at once, G of
 _OWN = {"IQ4_K": "iq_k", "IQ2_K": "iq_k", "IQ4_KS": "iq_ks", "Q4_K": "k", "Q6_K": "k", "Q8_0": "legacy"}  # matvec_*.cuh; others are generic
 _ROW_FACTORS = ("IQ4_KS",)  # ROW_FACTOR of the formats: a row's own factor is not in its stages
 _RING = 80 << 10  # bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the gap between kernels
-_LARGEST_RING = 110 << 10  # for long stages, and for experts, whose first weights are not known early; two blocks still fit on an H200
+_LARGEST_RING = 110 << 10  # for long stages, and for experts; two blocks still fit on an H200
 _WARPS = 16
 _STAGE_STEPS = 2
 RESERVED = 2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
@@ -155,15 +155,19 @@ def limits(device: int) -> Limits:
 
 
 def sample_specs() -> list[KernelSpec]:
-    """One row length for each kind of kernel and type, as any other is compiled when it is met."""
+    """One row length for each kind of kernel and type, as any other is compiled when it is met: for types with a format of their own as
+    the layers of a model ask for them, and for eight rows once."""
     found, limit = [], 99 << 10
     for name in packed_types():
         type = plain_type(name)
         if type.is_float:
             found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4))
             continue
-        kinds = (NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY, EXPERT_GATE_UP, EXPERT_DOWN) if name in _OWN else (MATVEC_ADD,)
-        for kind in kinds:
-            cols, n = {EXPERT_GATE_UP: (2048, 1), EXPERT_DOWN: (768, 8)}.get(kind, (4096, 1))
-            found.append(quantized_spec(type, cols, n, kind, plan(type, cols, n, kind, limit)))
+        if name not in _OWN:
+            found.append(quantized_spec(type, 4096, 1, MATVEC_ADD, plan(type, 4096, 1, MATVEC_ADD, limit)))
+            continue
+        for kind, cols, n, matrices, bf16 in ((NORM_MATVEC, 4096, 1, 3, False), (MATVEC_ADD, 4096, 1, 1, True), (GATE_UP, 4096, 1, 1, True),
+                                              (GATE_BY, 4096, 1, 1, False), (EXPERT_GATE_UP, 2048, 1, 1, False),
+                                              (EXPERT_DOWN, 768, 8, 1, False), (MATVEC_ADD, 4096, 8, 1, False)):
+            found.append(quantized_spec(type, cols, n, kind, plan(type, cols, n, kind, limit), matrices, bf16))
     return found

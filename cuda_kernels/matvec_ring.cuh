@@ -19,7 +19,7 @@ template <class F> struct Ring {
   CONST int begin(int p) { return p == 0 ? 0 : begin(p - 1) + room(p - 1); }
   static constexpr int ROW = begin(F::STAGED), SLOT = R * ROW, BYTES = SLOTS * SLOT;   // shared memory of a row, a stage, a warp
 
-  // From the piece of a stage to that of the next one of its row, and from a row's last one to the first one of the item `stride` further on.
+  // From the piece of a stage to that of its row's next one, and from a row's last one to the first one of the item `stride` further on.
   CONST int step(int p) { return F::plane_per_row(p) ? 0 : piece(p); }
   template <int EACH> DEV int jump(int p, int stride) { return stride * EACH * F::row_bytes(p) - (CHUNKS - 1) * step(p); }
 

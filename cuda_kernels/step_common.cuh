@@ -12,7 +12,8 @@ typedef unsigned long long u64;
 
 // A kernel launched as a dependent may start before the kernel it follows has ended. `start_dependents` lets the next one start as
 // soon as every block of this one runs; what it does before its own `wait_for_inputs` may only touch what no kernel of the step
-// writes (weights, the position, cache rows of earlier steps). `wait_for_inputs` returns when the kernel before has ended, and since
+// writes (weights, cache rows of earlier steps), and the position, which the draw at a step's end moves on: the first launch of a step
+// is no dependent, so that nothing of it runs before that. `wait_for_inputs` returns when the kernel before has ended, and since
 // that one waited as well, everything before it. Without the launch attribute, and before sm_90, both do nothing.
 __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900

@@ -150,7 +150,8 @@ def float_matrix(linear: Linear, context: Context) -> torch.Tensor:
 
 
 class DeviceEmbedding:
-    """Rows of the embedding for token ids in device memory."""
+    """Rows of the embedding for token ids in device memory. The first launch of a step, and for that no dependent one: the draw at the end
+    of the step before writes the token and the position, which later launches of this step read before they wait."""
 
     captured = True
 
