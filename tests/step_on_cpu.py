@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import torch
 from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from iqforge.cuda_kernels import matvec, ops
 from iqforge.cuda_kernels.matvec_plan import Limits
@@ -189,14 +190,14 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
 
 
 def _decoder():
-    """Of packed matrices, each decoded once: on the CPU that takes long."""
-    real, known = ops._decode, {}
+    """Of packed matrices, each decoded once as long as it lives: on the CPU that takes long."""
+    real, known = ops._decode, WeakTensorKeyDictionary()
 
     def decode(m, dtype, ids, first, group, n_rows, out):
-        if id(m.data) not in known:
-            known[id(m.data)] = m, real(m, torch.float32, None, 0, 1, m.total_rows, None)
+        if m.data not in known:
+            known[m.data] = real(m, torch.float32, None, 0, 1, m.total_rows, None)
         rows = slice(first, first + n_rows) if ids is None else (ids[:, None] * group + torch.arange(group)).reshape(-1)
-        found = known[id(m.data)][1][rows]
+        found = known[m.data][rows]
         return found if out is None else out.copy_(found.view(out.shape))
 
     return decode

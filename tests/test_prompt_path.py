@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +19,7 @@ from iqforge.runtime.model import Model
 from iqforge.runtime.switches import Switches
 from iqforge.runtime.synthetic import SHAPES, SyntheticSource
 
-from . import prompt_on_cpu
+from . import prompt_on_cpu, step_on_cpu
 from .step_on_cpu import CPU
 
 TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (3, 21)))
@@ -82,6 +84,35 @@ def test_the_last_layer_works_on_last_rows_alone(monkeypatch, opened):
     seen.clear()
     path.run(TOKENS, 0, last=True)
     assert seen == [*whole, (63, 256), (3, 256), (3, 256), (3, 1024), (3, 256)]  # keys and values of all, the rest of 3
+
+
+@pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
+def test_a_closed_model_gives_its_memory_back_at_once(monkeypatch, opened, spec):
+    """Not only when the collector of cycles runs; and the driver is told."""
+    model, context = opened(spec)[:2]
+    left = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(sum(held() is not None for held in weights)))
+    prompt_on_cpu.captures(monkeypatch)
+    gc.disable()
+    try:
+        engine = model.__dict__["engine"] = Engine(model.network, context)
+        state = model.new_state(64)
+        for tokens in [TOKENS[0, :9]] * 3 + [TOKENS[0, :1]] * 2:  # graphs of prompts and of steps
+            engine.extend(tokens, state)
+        weights = [weakref.ref(resident.packed.data) for resident in model.weights._resident.values()]
+        assert weights and prompt_on_cpu.Graph.replays and step_on_cpu.Graph.alive
+        del engine
+        model.device = torch.device("cuda")  # what `close` goes by
+        model.close()
+        assert left == [0] and not step_on_cpu.Graph.alive
+    finally:
+        gc.enable()
+
+
+def test_a_closed_model_on_the_cpu_leaves_gpus_alone(monkeypatch):
+    device = step_on_cpu.install(monkeypatch)
+    Model(SyntheticSource("llama-tiny:Q8_0"), CPU).close()
+    assert not device.emptied
 
 
 def test_layers_that_the_path_has_no_kernels_for(opened):

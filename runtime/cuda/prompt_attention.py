@@ -11,7 +11,7 @@ from ..cache import KVCache
 from ..layers.attention import Attention
 from ..layers.batch import Batch
 from .context import Context
-from .prompt_graphs import InParts
+from .prompt_graphs import InParts, Part
 from .prompt_stream import Stream, check_norm, last_rows
 from .prompt_weights import Product
 from .registry import PROMPT, Branch, Slow, executor
@@ -48,7 +48,9 @@ class PromptAttention(InParts):
         self.q, self.kv = Product("last queries", [m.q], context), Product("qkv", [m.k, m.v], context)
         self.output = Product("delta", [m.output], context)
 
-        self.parts = [(True, self._project), (False, self._mix), (True, self._join)]
+    @property
+    def parts(self) -> list[tuple[bool, Part]]:
+        return [(True, self._project), (False, self._mix), (True, self._join)]
 
     def _project(self, stream: Stream, batch: Batch) -> None:
         x = stream.normed(self.norm)

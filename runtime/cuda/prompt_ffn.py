@@ -6,7 +6,7 @@ from ...cuda_kernels import prompt
 from ..layers.batch import Batch
 from ..layers.ffn import GatedFFN
 from .context import Context
-from .prompt_graphs import InParts
+from .prompt_graphs import InParts, Part
 from .prompt_stream import Stream, check_norm
 from .prompt_weights import Product
 from .registry import PROMPT, Branch, executor
@@ -21,7 +21,10 @@ class PromptFFN(InParts):
         self.norm, self.context = branch.norm, context
         self.gate_up = Product("gate_up", [branch.module.gate, branch.module.up], context)
         self.down = Product("delta", [branch.module.down], context)
-        self.parts = [(True, self._run)]
+
+    @property
+    def parts(self) -> list[tuple[bool, Part]]:
+        return [(True, self._run)]
 
     def _run(self, stream: Stream, batch: Batch) -> None:
         gate, up = self.gate_up(stream.normed(self.norm)).chunk(2, dim=1)

@@ -21,9 +21,14 @@ MOST_ROW_COUNTS = 2  # of which graphs are kept: those of a prompt's full passes
 
 
 class InParts:
-    """An executor that names its `parts` in order: what to call, and whether that is the same for all passes of as many rows."""
+    """An executor that names its `parts` in order: what to call, and whether that is the same for all passes of as many rows.
 
-    parts: Sequence[tuple[bool, Part]]
+    They are asked for anew every time: an executor that kept its own methods would hold itself, and a closed model's weights with it.
+    """
+
+    @property
+    def parts(self) -> Sequence[tuple[bool, Part]]:
+        raise NotImplementedError
 
     def __call__(self, stream: Stream, batch: Batch) -> None:
         for _, part in self.parts:

@@ -12,7 +12,7 @@ from ...cuda_kernels import ops, prompt, prompt_grouped
 from ..layers.batch import Batch
 from ..layers.moe import MoE
 from .context import Context
-from .prompt_graphs import InParts
+from .prompt_graphs import InParts, Part
 from .prompt_stream import Stream, check_norm
 from .prompt_weights import packed, stacked
 from .registry import PROMPT, Branch, Slow, executor
@@ -35,9 +35,12 @@ class PromptMoE(InParts):
         self.down = packed(m.experts.down, context)
         self.fused = prompt_grouped.gate_up_fits(self.inputs, context.device) and prompt_grouped.fits([self.down], context.device)
         self.grouped = None if self.fused else grouped_product(context, branch.layer)
-        self.parts = [(self.fused, self._run)]
         if self.grouped is not None and self.grouped is not _one_by_one:
             context.report("MoE", "no products that read packed experts of this shape on this device: all are decoded first", branch.layer)
+
+    @property
+    def parts(self) -> list[tuple[bool, Part]]:
+        return [(self.fused, self._run)]
 
     def _run(self, stream: Stream, batch: Batch) -> None:
         m, context, (tokens, width) = self.m, self.context, stream.h.shape
