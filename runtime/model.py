@@ -242,6 +242,10 @@ class Model:
         self.__dict__.pop("engine", None)
         self.weights.release()
         self.source.close()
+        if self.device.type == "cuda":
+            # torch keeps what is freed, and memory that a graph had is of no use to anything else: given back, it is free to whoever asks
+            # the driver, as `memory.free_bytes` does before the next model is placed, and other processes.
+            torch.cuda.empty_cache()
 
     def __enter__(self) -> Model:
         return self
