@@ -45,7 +45,9 @@ class Context:
         held = self._buffers.get(name)
         if held is None or held.numel() < n_bytes:
             self.growths += held is not None
-            self._buffers.pop(name, None)  # the old one first: both need not fit
+            # The old one first: both need not fit. (But what a graph left to be added keeps its buffer until the graph is captured anew
+            # or dropped: the result of one branch, not the largest buffers.)
+            self._buffers.pop(name, None)
             del held
             held = self._buffers[name] = torch.empty(max(n_bytes, 16), dtype=torch.uint8, device=self.device)
         return held[:n_bytes].view(dtype).view(shape)
