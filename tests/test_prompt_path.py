@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from iqforge.runtime.cache import CacheSettings
-from iqforge.runtime.cuda import prompt_weights
+from iqforge.runtime.cuda import prompt_graphs, prompt_weights
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt_path import PromptPath
+from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.model import Model
 from iqforge.runtime.switches import Switches
 from iqforge.runtime.synthetic import SHAPES, SyntheticSource
@@ -150,7 +153,7 @@ def test_graphs_are_what_they_were_captured_from(monkeypatch, opened, spec):
     assert [check(0, 5), check(5, 10), check(10, 15)] == [0, 0, 2]  # as it comes, captured, replayed
     assert [check(15, 18), check(18, 21), check(0, 3)] == [0, 0, 2]
     assert [check(3, 19), check(0, 3), check(3, 6)] == [0, 0, 2]  # buffers have grown: captured again
-    assert list(path._graphs._kept) == [16, 3]
+    assert list(path._graphs._kept) == [5, 3]  # 16 came once
 
 
 def test_full_passes_are_captured_at_once_and_others_when_they_come_again(monkeypatch, opened):
@@ -164,3 +167,56 @@ def test_full_passes_are_captured_at_once_and_others_when_they_come_again(monkey
     assert not prompt_on_cpu.Graph.replays
     for replays in (0, 3, 7):  # of three layers, four segments; in the first pass the first one's buffers were still to grow
         assert torch.equal(path.run(TOKENS[:1, :9], 0), expected) and prompt_on_cpu.Graph.replays == replays
+
+
+def test_sizes_that_come_once_cost_nothing_and_memory_is_given_back_now_and_then(monkeypatch, opened):
+    _, _, path = opened("llama-tiny:Q8_0")  # of 9 tokens are full ones
+    prompt_on_cpu.captures(monkeypatch)
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(path._graphs._kept)))
+
+    def run(*sizes: int) -> int:
+        before = prompt_on_cpu.Graph.replays
+        for n in sizes:
+            path.run(TOKENS[:1, :n], 0)
+        return prompt_on_cpu.Graph.replays - before
+
+    run(21, 9, 9)  # buffers have their sizes
+    assert run(9, 2, 3, 4, 5, 6, 7, 8, 9) == 4 and list(path._graphs._kept) == [9] and not emptied
+    assert run(8, 8, 9) == 4 and list(path._graphs._kept) == [8, 9]
+    run(10, 11, 12, 13, 14, 15, 16, 17, 2, 2)  # of them 2 alone comes again in time: the place of 8
+    assert list(path._graphs._kept) == [9, 2] and not emptied
+    for number, n in enumerate((3, 4, 5, 6, 7), 2):
+        assert run(n, n) == 0 and run(n) == 2
+        assert len(emptied) == number // prompt_graphs._FREED_TOGETHER
+    assert emptied == [1]  # when there is room for the new one
+
+
+def test_what_a_capture_fails_of_is_seen(monkeypatch):
+    """Not that it is void then. But that it is, where nothing else failed."""
+    ended = []
+
+    class Graph:
+        def capture_begin(self, **options):
+            pass
+
+        def capture_end(self):
+            ended.append(self)
+            raise RuntimeError("the capture is void")
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, value in (("CUDAGraph", Graph), ("current_stream", lambda: stream), ("stream", lambda stream: nullcontext()),
+                        ("graph_pool_handle", lambda: None)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    context = Context(CPU)
+    graphs, rows = prompt_graphs.PassGraphs(context, stream), Stream(torch.zeros(2, 8), context)
+
+    def fails(stream, batch):
+        raise MemoryError("no room for the product")
+
+    with pytest.raises(MemoryError, match="no room"):
+        graphs._capture([fails], rows, None)
+    assert len(ended) == 1
+    with pytest.raises(RuntimeError, match="void"):
+        graphs._capture([], rows, None)
+    assert len(ended) == 2 and not graphs.has_graphs

@@ -7,7 +7,9 @@ device to run them.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +20,8 @@ from .prompt_stream import Stream
 
 Part = Callable[[Stream, Batch], None]
 MOST_ROW_COUNTS = 2  # of which graphs are kept: those of a prompt's full passes, and of one more
+RECENT = 8  # row counts without graphs that are remembered: one that comes again later is as good as new
+_FREED_TOGETHER = 4  # row counts' graphs: the memory of those that are gone stays reserved until then
 
 
 class InParts:
@@ -50,6 +54,8 @@ class PromptGraphs:
     def __init__(self, context: Context):
         self.context = context
         self._kept: dict[int, PassGraphs] = {}  # by rows, the one used last at the end
+        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._dropped = 0  # row counts that had graphs
         self._stream: torch.cuda.Stream | None = None  # one for all captures: cuBLAS keeps a workspace for every stream
 
     def of(self, rows: int) -> PassGraphs | None:
@@ -58,16 +64,26 @@ class PromptGraphs:
             return None
         found = self._kept.pop(rows, None)
         if found is None:
+            if rows in self._recent:
+                self._recent.remove(rows)
+            elif rows != self.context.ubatch:  # most sizes never come again: they take nobody's place
+                self._recent.append(rows)
+                return None
+            self._make_room()
             self._stream = self._stream or torch.cuda.Stream(self.context.device)
             found = PassGraphs(self.context, self._stream)
-            if len(self._kept) == MOST_ROW_COUNTS:
-                del self._kept[next(iter(self._kept))]
-                torch.cuda.empty_cache()  # what a capture allocated is given back only when told
-            found.begin(capture=rows == self.context.ubatch)
-        else:
-            found.begin(capture=True)
         self._kept[rows] = found
+        found.begin()
         return found
+
+    def _make_room(self) -> None:
+        """Before captures: what they allocate lies in memory of their graphs' own, which torch gives back only when told. It then gives
+        back all that it keeps, and waits for the device: not for every new size."""
+        if len(self._kept) == MOST_ROW_COUNTS:
+            self._dropped += self._kept.pop(next(iter(self._kept))).has_graphs
+        if self._dropped >= _FREED_TOGETHER:
+            self._dropped = 0
+            torch.cuda.empty_cache()
 
 
 class PassGraphs:
@@ -77,11 +93,15 @@ class PassGraphs:
         self.context, self._stream = context, stream
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[int, Segment] = {}
-        self._next, self._captures = 0, False
+        self._next = 0
 
-    def begin(self, capture: bool) -> None:
-        """A pass begins with the first segment. `capture`: what has no graph yet gets one."""
-        self._next, self._captures = 0, capture
+    @property
+    def has_graphs(self) -> bool:
+        return bool(self._captured)
+
+    def begin(self) -> None:
+        """A pass begins with the first segment."""
+        self._next = 0
 
     def run(self, parts: Sequence[Part], stream: Stream, batch: Batch) -> None:
         """The next segment, these parts. What has no graph runs as it comes, and then is captured: buffers have their sizes by then,
@@ -95,9 +115,8 @@ class PassGraphs:
             return
         for part in parts:
             part(stream, batch)
-        if self._captures:
-            stream.left(before)
-            self._captured[number] = Segment(self._capture(parts, stream, batch), stream.pending(), self.context.growths)
+        stream.left(before)
+        self._captured[number] = Segment(self._capture(parts, stream, batch), stream.pending(), self.context.growths)
 
     def _capture(self, parts: Sequence[Part], stream: Stream, batch: Batch) -> torch.cuda.CUDAGraph:
         """Nothing runs yet. torch.cuda.graph would wait for the device and collect garbage, once per layer."""
@@ -108,8 +127,11 @@ class PassGraphs:
             try:
                 for part in parts:
                     part(stream, batch)
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # that the capture is void: what it failed of is to be seen
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         here.wait_stream(self._stream)
         return graph
 
