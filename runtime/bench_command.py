@@ -125,7 +125,7 @@ def planned_settings(args: argparse.Namespace, device) -> list[dict[str, Any]]:
     settings = list(bench_options.settings_matrix(args))
     for setting in settings:
         setting["precision"] = setting["precision"] or ("bf16" if device.type == "cuda" else "f32")
-        _placement(setting, args.fit), _switches(setting)
+        _placement(setting, args.fit).check(device), _switches(setting)
         if cache_settings(setting).v.is_quantized and not setting["flash_attn"]:
             raise UsageError(f"values of a cache cannot be quantized ({setting['type_v']}) without flash attention (-fa 0)")
         if setting["precision"] not in (("f32", "bf16", "f16") if device.type == "cuda" else ("f32",)):

@@ -90,15 +90,16 @@ def switches(args: argparse.Namespace):
     from .switches import Switches, parse_on_off, parse_ser
 
     flash = parse_on_off("-fa", args.flash_attn)
+    ser = parse_ser(args.smart_expert_reduction) if args.smart_expert_reduction else None
+    chosen = Switches(flash, args.attention_max_batch, ser, args.merge_up_gate_experts)
     if args.attention_max_batch and flash:
         note("-amb", "flash attention has no matrix of scores")
-    return Switches(flash, args.attention_max_batch, parse_ser(args.smart_expert_reduction) if args.smart_expert_reduction else None,
-                    args.merge_up_gate_experts)
+    return chosen
 
 
-def placement(args: argparse.Namespace, on_cpu: bool):
-    """The `placement.Request` of -ngl, -ot, --n-cpu-moe, --cpu-moe and --fit, which change nothing `on_cpu`. UsageError for what cannot
-    be."""
+def placement(args: argparse.Namespace, device):
+    """The `placement.Request` of -ngl, -ot, --n-cpu-moe, --cpu-moe and --fit, which change nothing where `device` is the CPU. UsageError
+    for what cannot be."""
     from .placement import ALL, Request, parse_overrides
 
     for flag, value in (("-ngl", args.gpu_layers), ("--n-cpu-moe", args.n_cpu_moe)):
@@ -106,11 +107,13 @@ def placement(args: argparse.Namespace, on_cpu: bool):
             raise UsageError(f"{flag} is {value}, expected 0 or more")
     given = [flag for flag, value in (("-ngl", args.gpu_layers), ("--n-cpu-moe", args.n_cpu_moe), ("--cpu-moe", args.cpu_moe or None),
                                       ("--fit", args.fit), ("-ot", args.override_tensor)) if value is not None]
-    if given and on_cpu:
-        note(", ".join(given), f"everything is on the CPU with --device {args.device}")
     overrides = tuple(override for text in args.override_tensor or () for override in parse_overrides(text))
     layers = ALL if args.gpu_layers is None or args.gpu_layers < 0 else args.gpu_layers
-    return Request(layers, overrides, ALL if args.cpu_moe else args.n_cpu_moe or 0, args.fit)
+    request = Request(layers, overrides, ALL if args.cpu_moe else args.n_cpu_moe or 0, args.fit)
+    request.check(device)
+    if given and device.type == "cpu":  # only now: what is refused is not also said to change nothing
+        note(", ".join(given), f"everything is on the CPU with --device {args.device}")
+    return request
 
 
 def chosen_device(name: str):
@@ -153,7 +156,7 @@ def open_model(args: argparse.Namespace, *, source: Source | None = None, contex
     if args.threads:
         torch.set_num_threads(min(args.threads, os.cpu_count() or 1))  # more would only get in each other's way
     device = chosen_device(args.device)
-    options = {"precision": args.precision, "placement": placement(args, device.type == "cpu"), "switches": switches(args),
+    options = {"precision": args.precision, "placement": placement(args, device), "switches": switches(args),
                "cache": cache_settings(args)}
     source = source or open_gguf(args.model)
     try:

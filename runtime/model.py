@@ -83,7 +83,7 @@ class Model:
         self.precision = _usable_precision(precision, self.device)
         self.cache, self.ubatch, self.context, self.verbose = cache, ubatch, context, verbose
         self.hyperparameters = Hyperparameters(source.metadata, os.fspath(source.path))
-        _check_overrides(placement, self.device)
+        placement.check(self.device)
 
         def build(place: Placement) -> tuple[Weights, Network]:
             weights = Weights(source, place, DecodeCache(cache_bytes), switches)
@@ -285,10 +285,3 @@ def _usable_precision(precision: str | None, device: torch.device) -> str:
     if device.type == "cpu" and precision != "f32":
         raise UsageError(f"precision {precision} is for GPUs: on the CPU everything is computed in float32")
     return precision
-
-
-def _check_overrides(placement: Request, device: torch.device) -> None:
-    for _, target in placement.overrides:
-        if target.type != "cpu" and device.type == "cpu":
-            raise UsageError(f"-ot puts tensors on {target}, but --device is cpu")
-        usable_device(target)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..errors import UsageError, printable
+from .devices import usable_device
 
 ALL = 10**6
 CPU = torch.device("cpu")
@@ -39,6 +40,13 @@ class Request:
             raise UsageError("--fit chooses what is on the CPU: it does not go together with -ngl, -ot, --n-cpu-moe or --cpu-moe")
         if self.fit_margin is not None and self.fit_margin < 0:
             raise UsageError(f"--fit is {self.fit_margin} MiB, expected 0 or more")
+
+    def check(self, device: torch.device) -> None:
+        """UsageError for overrides that a model on `device` cannot follow: to a device that is not there, or to any but the CPU."""
+        for _, target in self.overrides:
+            if target.type != "cpu" and device.type == "cpu":
+                raise UsageError(f"-ot puts tensors on {target}, but --device is cpu")
+            usable_device(target)
 
 
 class Placement:

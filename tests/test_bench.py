@@ -141,11 +141,14 @@ def test_table(capsys):
     (["-ser", "5"], "-ser"), (["-ub", "0"], "-ub"), (["-r", "0"], "-r is at least 1"), (["--device", "cuda:77"], "cuda:77"),
     (["--delay", "nan"], "--delay 0 to"), (["--delay", "inf"], "--delay 0 to"), (["-mla", "7"], "-mla is '7'"), (["-ub", "9" * 20], "-ub"),
     (["-b", "9" * 20], "-b"), (["-t", "-1"], "-t is"), (["--fit", "-ngl", "3"], "does not go together"),
+    (["--fit", "-3"], "--fit is -3 MiB"),
+    (["-ot", "ffn=CUDA0"], "--device is cpu"), (["-ot", "a=CPU,b=GPU7"], "--device is cpu"),
     (["--fit", "-ot", "a=CPU"], "does not go together"), (["-p", "9" * 14], "MiB, cpu has"), (["--device", "warp"], "cpu, cuda, cuda:N or auto")])
 def test_wrong_words(words, message, capsys):
     assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", *words]) == 1
     captured = capsys.readouterr()
     assert message in captured.err and "tg" not in captured.out
+    assert message == "MiB, cpu has" or not captured.out and "changes nothing" not in captured.err  # that is known only with the model
 
 
 def test_names_are_looked_at_before_anything_is_measured(capsys, tmp_path):

@@ -231,11 +231,13 @@ def test_command_with_files_and_caches(monkeypatch, demo, tmp_path, capsys):
     (["-p", "a", "-c", "1"], "more than the context of 1"), (["-f", "/nonexistent"], "no such text file"),
     (["-p", "a", "-amb", "-1"], "-amb is -1"), (["-p", "a", "-ot", "attn"], "is not REGEX=CPU"),
     (["-p", "a", "-ot", "attn=CUDA0"], "--device is cpu"), (["-p", "a", "--fit", "-ngl", "3"], "does not go together"),
+    (["-p", "a", "--fit", "-3"], "--fit is -3 MiB"),
     (["-p", "a", "-c", "-5"], "-c is -5"), (["-p", "a", "-ub", "9" * 20], "at most"), (["-p", "a\\xff"], "not UTF-8 at byte 1"),
     (["-p", "a", "--device", "gpu"], "cpu, cuda, cuda:N or auto"), (["-p", "a", "-sm", "rows"], "-sm is 'rows'")])
 def test_command_refuses(demo, capsys, words, message):
     status, out, err = run(demo, capsys, "-n", "2", *words)
     assert status == 1 and message in err and not out
+    assert "change nothing" not in err and "changes nothing" not in err
 
 
 def test_a_context_beyond_the_memory_is_an_error_with_the_numbers(demo, capsys):
