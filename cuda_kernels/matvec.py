@@ -146,6 +146,8 @@ def expert_gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float
     index = device_index(device)
     here = limits(index)
     cut = here.plan(gate.type, cols, 1, EXPERT_GATE_UP)
+    if cut.shared > room_of(gate.type, here.shared):
+        raise ShapeError(f"activations of {cols} elements do not fit into the {here.shared} bytes of shared memory of {device}")
     with torch.cuda.device(index):
         launch(function(quantized_spec(gate.type, cols, 1, EXPERT_GATE_UP, cut), NAMES[EXPERT_GATE_UP], index),
                (here.processors, n), 32 * cut.warps, h, norm_weight, np.float32(eps), gate.data, up.data,

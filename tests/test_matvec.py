@@ -201,17 +201,26 @@ def test_floats_have_no_expert_kernels():
     assert not matvec.supported(ggml_type("I32"))
 
 
-@pytest.mark.parametrize("kind", ["matvec_add", "gate_up"])
-@pytest.mark.parametrize(("name", "cols"), [("Q4_0", 18432), ("IQ4_K", 28672), ("Q8_0", 4096), ("F32", 12672), ("BF16", 8448)])
-def test_rows_in_parts_are_launched_as_compiled(monkeypatch, name, cols, kind):
-    """Long rows of activations are taken in parts; the last one may be cut in another way than those before."""
-    launches, type, limit, rows = [], ggml_type(name), 99 << 10, 64
-    monkeypatch.setattr(matvec, "limits", lambda device: matvec_plan.Limits(84, limit, 50 << 10, 47 << 10))
+SHARED = 99 << 10  # bytes that a block can have, of the device that stands in
+
+
+def stand_in(monkeypatch) -> list[tuple]:
+    """Nothing is launched: (what is compiled, the block's threads, rows of activations, bytes of shared memory) of what would be."""
+    launches = []
+    monkeypatch.setattr(matvec, "limits", lambda device: matvec_plan.Limits(84, SHARED, 50 << 10, 47 << 10))
     monkeypatch.setattr(matvec, "device_index", lambda device: 0)
     monkeypatch.setattr(matvec, "_check", lambda *args: None)
     monkeypatch.setattr(matvec, "function", lambda spec, name, device: spec)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(matvec, "launch", lambda spec, grid, block, x, *args, shared, pdl: launches.append((spec, block, len(x), shared)))
+    return launches
+
+
+@pytest.mark.parametrize("kind", ["matvec_add", "gate_up"])
+@pytest.mark.parametrize(("name", "cols"), [("Q4_0", 18432), ("IQ4_K", 28672), ("Q8_0", 4096), ("F32", 12672), ("BF16", 8448)])
+def test_rows_in_parts_are_launched_as_compiled(monkeypatch, name, cols, kind):
+    """Long rows of activations are taken in parts; the last one may be cut in another way than those before."""
+    launches, type, limit, rows = stand_in(monkeypatch), ggml_type(name), SHARED, 64
     m = ops.PackedMatrix(type, rows, cols, 1, torch.empty(0, dtype=torch.uint8))
     for n in range(1, 9):
         if kind == "matvec_add":
@@ -227,3 +236,23 @@ def test_rows_in_parts_are_launched_as_compiled(monkeypatch, name, cols, kind):
     huge = ops.PackedMatrix(type, rows, 1 << 18, 1, m.data)
     with pytest.raises(ShapeError, match="activations of 262144 elements do not fit"):
         matvec.matvec_add(torch.empty(1, huge.cols), huge, torch.empty(1, rows))
+
+
+def test_experts_that_do_not_fit_are_named(monkeypatch):
+    """Instead of a launch that fails."""
+    launches, none = stand_in(monkeypatch), torch.empty(0, dtype=torch.uint8)
+    ids, by = torch.zeros(1, 2, dtype=torch.int32), torch.empty(1, 2)
+
+    def experts(cols: int) -> None:
+        gate, down = ops.PackedMatrix(ggml_type("Q8_0"), 64, cols, 4, none), ops.PackedMatrix(ggml_type("Q8_0"), 64, 256, 4, none)
+        matvec.expert_gate_up(torch.empty(1, cols), None, EPS, gate, gate, ids, torch.empty(1, 2, 64))
+        matvec.expert_down_add(torch.empty(1, 2, 256), down, ids, by, torch.empty(1, 64))
+
+    experts(4096)
+    assert len(launches) == 2 and all(shared + 1024 <= SHARED for *_, shared in launches)
+    with pytest.raises(ShapeError, match="activations of 262144 elements do not fit"):
+        experts(1 << 18)
+    long = ops.PackedMatrix(ggml_type("Q8_0"), 64, 1 << 18, 4, none)
+    with pytest.raises(ShapeError, match="2 experts of 262144 elements do not fit"):
+        matvec.expert_down_add(torch.empty(1, 2, long.cols), long, ids, by, torch.empty(1, 64))
+    assert len(launches) == 2
