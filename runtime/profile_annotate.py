@@ -40,7 +40,10 @@ class Named:
 
 @contextmanager
 def annotated(model) -> Iterator[None]:
-    """Within this context everything that `model` runs has names."""
+    """Within this context everything that `model` runs has names.
+
+    Prompts are neither captured nor replayed meanwhile: a graph would run its kernels without their names.
+    """
     engine = getattr(model, "engine", None)  # made before, as it looks at the classes of modules
     with ExitStack() as undo:
         sizes = {tensor.name: tensor for tensor in model.source.tensors}

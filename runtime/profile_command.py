@@ -12,7 +12,8 @@ from .flags import add_device_flag
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = ("Runs prompts and single tokens and prints time per kernel (on the CPU: per module) and per layer, by "
-                          "torch.profiler. Kernels of replayed CUDA graphs are seen, too. -o draws a typical pass as SVG: a row per layer, "
+                          "torch.profiler. Kernels of a token's replayed CUDA graph are seen, too; prompts are profiled without their graphs, "
+                          "kernel by kernel: the host's share is not that of generate or bench. -o draws a typical pass as SVG: a row per layer, "
                           "a box per kernel.")
     parser.add_argument("-m", "--model", metavar="MODEL", help="GGUF file, or the first shard of a split model")
     parser.add_argument("--synthetic", metavar="SHAPE:TYPE", help="random weights of a real shape, as in `iqforge bench`")
@@ -48,10 +49,16 @@ def run(args: argparse.Namespace, api) -> int:
         profiles = profile_model(model, args.n_prompt, args.n_gen, n_depth=args.n_depth, settings=cache_settings(setting))
     what = "kernel" if device.type == "cuda" else "module"
     name = args.model or args.synthetic
-    print("\n\n".join(tables(f"{name} {label}", passes, what) for label, passes in profiles.items()))
+    headings = {label: f"{name} {label}{_how(label, model.precision)}" for label in profiles}
+    print("\n\n".join(tables(headings[label], passes, what) for label, passes in profiles.items()))
     if args.output:
         chosen = [(label, typical(passes)) for label, passes in profiles.items()]
         drawing = timeline([(f"{name} {label}, {p.duration / 1e3:.3f} ms", p) for label, p in chosen])
         with PartFile(args.output) as file:
             file.write(drawing.encode(errors="backslashreplace"))
     return 0
+
+
+def _how(label: str, precision: str) -> str:
+    """For the heading of a table: what `annotated` changes about passes of this kind."""
+    return " without graphs" if label != "tg" and precision != "f32" else ""

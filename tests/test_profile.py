@@ -12,6 +12,7 @@ from iqforge.runtime.layers.ffn import GatedFFN
 from iqforge.runtime.model import Model
 from iqforge.runtime.profile import profile_model
 from iqforge.runtime.profile_annotate import annotated, range_name
+from iqforge.runtime.profile_command import _how
 from iqforge.runtime.profile_report import measured, rows_by, tables, typical
 from iqforge.runtime.profile_svg import rows_of, timeline
 from iqforge.runtime.profile_trace import PASS, Pass, Span, passes_of, short_name
@@ -186,6 +187,7 @@ def test_command(tmp_path, capsys):
     out = tmp_path / "p.svg"
     assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-p", "8", "-n", "2", "-o", str(out)]) == 0
     text = capsys.readouterr().out
+    assert [_how(*of) for of in (("pp8", "bf16"), ("pp8", "f32"), ("tg", "bf16"))] == [" without graphs", "", ""]  # of the heading
     assert "llama-tiny:Q8_0 pp8: 2 passes" in text and "llama-tiny:Q8_0 tg: 1 passes" in text and "| blk.1 " in text and "| attn_q " in text
     assert ET.parse(out).getroot().tag == f"{SVG}svg" and not (tmp_path / "p.svg.part").exists()
     assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-o", str(tmp_path / "no" / "p.svg")]) == 1
@@ -196,4 +198,8 @@ def test_command(tmp_path, capsys):
     assert "it is a folder" in captured.err and not captured.out
     assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-ub", "1,2"]) == 1 and "lists" in capsys.readouterr().err
     assert main(["profile", "--device", "cpu"]) == 1
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["profile", "--help"])
+    assert "prompts are profiled without their graphs" in " ".join(capsys.readouterr().out.split())
     assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-p", "0", "-n", "0"]) == 1

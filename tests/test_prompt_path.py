@@ -19,6 +19,7 @@ from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt_path import PromptPath
 from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.model import Model
+from iqforge.runtime.profile_annotate import annotated
 from iqforge.runtime.switches import Switches
 from iqforge.runtime.synthetic import SHAPES, SyntheticSource
 
@@ -190,6 +191,23 @@ def test_sizes_that_come_once_cost_nothing_and_memory_is_given_back_now_and_then
         assert run(n, n) == 0 and run(n) == 2
         assert len(emptied) == number // prompt_graphs._FREED_TOGETHER
     assert emptied == [1]  # when there is room for the new one
+
+
+def test_prompts_are_profiled_without_their_graphs(monkeypatch, opened):
+    model, context = opened("llama-tiny:Q8_0")[:2]
+    engine = model.__dict__["engine"] = Engine(model.network, context)
+    prompt_on_cpu.captures(monkeypatch)
+
+    def replays() -> int:
+        before = prompt_on_cpu.Graph.replays
+        for _ in range(3):
+            engine.hidden(TOKENS[:1, :9])
+        return prompt_on_cpu.Graph.replays - before
+
+    assert replays() and replays() == 6
+    with annotated(model):
+        assert not replays()
+    assert replays() == 6
 
 
 def test_what_a_capture_fails_of_is_seen(monkeypatch):
