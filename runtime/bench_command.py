@@ -82,7 +82,7 @@ def measure(args: argparse.Namespace, which: str, synthetic: bool, device, setti
     from .bench import run_test
     from .bench_record import record
 
-    cores, opened, loaded_as, limits = torch.get_num_threads(), None, None, None
+    cores, opened, loaded_as, limits, said = torch.get_num_threads(), None, None, None, set()
     try:
         for setting in settings:
             torch.set_num_threads(setting["n_threads"])
@@ -92,7 +92,7 @@ def measure(args: argparse.Namespace, which: str, synthetic: bool, device, setti
                     opened.close()
                 opened = None  # the old one goes first: both need not fit
                 opened = open_model(which, synthetic, device, setting, context=max(test.n_ctx for test in tests), fit_margin=args.fit,
-                                    verbose=args.verbose)
+                                    verbose=args.verbose, said=said)
                 loaded_as, limits = load_as, _whole_on(opened, device) and facts
             for test in tests:
                 time.sleep(args.delay)
@@ -163,10 +163,11 @@ def cache_settings(setting: dict[str, Any]):
 
 
 def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], *, context: int = 0, fit_margin: int | None = None,
-               verbose: bool = False):
-    """The model of one setting, loaded, closed by the caller. `context`: tokens for which memory is reckoned. stderr gets the table of
-    memory of a model that goes to a GPU. DeviceError if that is more than there is."""
-    from .flags import load_on_gpu
+               verbose: bool = False, said: set[tuple[str, str]] | None = None):
+    """The model of one setting, loaded, closed by the caller. `context`: tokens for which memory is reckoned. stderr gets a line for
+    switches that change nothing with this model, unless that was `said` (which is added to), and the table of memory of a model that goes
+    to a GPU. DeviceError if that is more than there is."""
+    from .flags import expert_notes, load_on_gpu, note
     from .model import Model
 
     options = {"precision": setting["precision"], "placement": _placement(setting, fit_margin), "switches": _switches(setting),
@@ -175,6 +176,11 @@ def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], *, 
     try:
         model = Model(source, device, ubatch=setting["n_ubatch"], context=context, **options,
                       verbose=(lambda line: print(line, file=sys.stderr)) if verbose else None)
+        said = set() if said is None else said
+        for flag, why in expert_notes(model):
+            if (flag, why) not in said:
+                note(flag, why)
+                said.add((flag, why))
         if model.device.type != "cpu":
             load_on_gpu(model)
         return model

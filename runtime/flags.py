@@ -162,16 +162,25 @@ def open_model(args: argparse.Namespace, *, source: Source | None = None, contex
     try:
         model = Model(source, device, args.cache_size * 2**20, ubatch=args.ubatch_size or DEFAULT_UBATCH, context=context,
                       verbose=(lambda line: print(line, file=sys.stderr)) if args.verbose else None, **options)
-        if not model.hyperparameters.integer("expert_count", 0):
-            for flag, value in (("-ser", args.smart_expert_reduction), ("-muge", args.merge_up_gate_experts)):
-                if value:
-                    note(flag, "the model has no experts")
+        for flag, why in expert_notes(model):
+            note(flag, why)
         if model.device.type != "cpu":
             load_on_gpu(model, rows, window)
     except BaseException:
         source.close()
         raise
     return model
+
+
+def expert_notes(model) -> list[tuple[str, str]]:
+    """(flag, why) of the switches about experts that change nothing with this `Model`."""
+    chosen, has_experts = model.weights.switches, model.hyperparameters.integer("expert_count", 0) > 0
+    if not has_experts:
+        return [(flag, "the model has no experts") for flag, given in (("-ser", chosen.ser), ("-muge", chosen.merge_gate_up)) if given]
+    used = model.hyperparameters.integer("expert_used_count")
+    if chosen.ser is not None and chosen.ser[0] >= used:
+        return [("-ser", f"the model uses {used} experts, and {chosen.ser[0]} are always kept")]
+    return []
 
 
 def load_on_gpu(model, rows: int = 0, window: int = 0) -> None:

@@ -143,7 +143,8 @@ def test_table(capsys):
     (["-b", "9" * 20], "-b"), (["-t", "-1"], "-t is"), (["--fit", "-ngl", "3"], "does not go together"),
     (["--fit", "-3"], "--fit is -3 MiB"),
     (["-ot", "ffn=CUDA0"], "--device is cpu"), (["-ot", "a=CPU,b=GPU7"], "--device is cpu"),
-    (["--fit", "-ot", "a=CPU"], "does not go together"), (["-p", "9" * 14], "MiB, cpu has"), (["--device", "warp"], "cpu, cuda, cuda:N or auto")])
+    (["--fit", "-ot", "a=CPU"], "does not go together"), (["-p", "9" * 14], "MiB, cpu has"),
+    (["--device", "warp"], "cpu, cuda, cuda:N or auto")])
 def test_wrong_words(words, message, capsys):
     assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", *words]) == 1
     captured = capsys.readouterr()
@@ -164,6 +165,20 @@ def test_what_changes_nothing_is_said(capsys):
     assert {line.split()[1] for line in err.splitlines()} == {"-ngl", "-ncmoe", "-ot", "-vhad", "-amb"}  # keys are quantized
     assert bench(capsys, *quick, "-amb", "5", "-fa", "0,1").err == ""
     assert "--fit changes nothing" in bench(capsys, *quick, "--fit").err
+
+
+@pytest.mark.parametrize("command", [["bench", "-r", "1"], ["profile"]])
+def test_switches_of_experts_that_change_nothing_are_said_once(command, capsys):
+    def notes(spec: str, *words: str) -> list[str]:
+        assert main([*command, "--device", "cpu", "-t", "1", "--synthetic", spec, "-p", "4", "-n", "0", *words]) == 0
+        return capsys.readouterr().err.splitlines()
+
+    several = command[0] == "bench"
+    none = [f"note: {flag} changes nothing here: the model has no experts" for flag in ("-ser", "-muge")]
+    assert notes("llama-tiny:Q8_0", "-ser", "1,0.5;2,0.5" if several else "1,0.5", "-muge", "1") == none
+    many = "note: -ser changes nothing here: the model uses 2 experts, and {} are always kept"
+    assert notes("qwen3moe-tiny:Q8_0", "-ser", "99,0.5", "-muge", "1") == [many.format(99)]
+    assert notes("qwen3moe-tiny:Q8_0", "-ser", "2,0.5") == [many.format(2)] and notes("qwen3moe-tiny:Q8_0", "-ser", "1,0.5") == []
 
 
 def test_no_model(capsys):
