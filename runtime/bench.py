@@ -5,10 +5,11 @@
     pg P,G    a prompt of P tokens and then G generated ones, in one span of time
     gp P,G    G tokens generated behind a prompt of P tokens, whose time does not count
 
-With a depth D there are D tokens in the context before, whose time does not count. The first token is BOS where the model wants it, the
-others of prompts are random. Tokens are generated as `iqforge generate` does it, by `Model.follow` with its default `Sampling`: each is
-drawn from the logits of the one before and handed to the host, all of which is in the time. (llama-bench samples nothing: it appends random
-tokens and waits for the device after each.)
+With a depth D there are D tokens in the context before, whose time does not count; repetitions share what stands before their own tokens
+where a context can be cut back to it. The first token is BOS where the model wants it, the others of prompts are random. Tokens are
+generated as `iqforge generate` does it, by `Model.follow` with its default `Sampling`: each is drawn from the logits of the one before and
+handed to the host, all of which is in the time. (llama-bench samples nothing: it appends random tokens and waits for the device after
+each.)
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 from ..errors import UsageError
 from . import arguments
-from .cache import CacheSettings, State
+from .cache import CacheSettings, KVCache, State
 from .bench_cost import Cost
 from .sampling import Sampling
 
@@ -120,15 +121,14 @@ def run_test(model, test: Test, settings: CacheSettings | None = None, *, n_batc
     state = model.new_state(test.n_ctx, settings)
     result = Result(test, [], Cost.of(model, state), n_batch)
     runner = Runner(model, state, n_batch, torch.Generator().manual_seed(seed))
-    say = progress or (lambda line: None)
+    before, say = test.depth + test.before, progress or (lambda line: None)
     if warmup:
         say("warm-up")
-        runner.warm_up(test.n_prompt, test.n_gen, test.depth + test.before)
+        runner.warm_up(test.n_prompt, test.n_gen, before)
     for repetition in range(repetitions):
-        state.clear()
-        if test.depth or test.before:
+        if before and not runner.holds(before):
             say(f"repetition {repetition + 1} of {repetitions}, filling the context")
-            runner.prompt(test.depth + test.before)
+        runner.fill(before)
         say(f"repetition {repetition + 1} of {repetitions}")
         runner.wait()
         start = time.perf_counter_ns()
@@ -148,6 +148,21 @@ class Runner:
         self.sampling = Sampling(seed=generator.initial_seed())
         self.device = torch.device(model.device)
         self.bos = first_token(model)
+        self._filled = 0  # tokens that the context was filled with
+
+    def holds(self, n: int) -> bool:
+        """Whether the context was filled with n tokens, and what came behind them can be cut off."""
+        return n == self._filled and all(isinstance(layer, KVCache) for layer in self.state.layers)
+
+    def fill(self, n: int) -> None:
+        """The context gets n random tokens, or is cut back to those that it has. (Passes of sizes that only these tokens have would take
+        the place of the measured ones' graphs, which then would be captured while they are measured.)"""
+        if self.holds(n):
+            self.state.n_past = n
+            return
+        self.state.clear()
+        self.prompt(n)
+        self._filled = n
 
     def prompt(self, n: int) -> None:
         for piece in self._tokens(n).split(self.n_batch) if n else ():
@@ -162,21 +177,20 @@ class Runner:
 
     def warm_up(self, n_prompt: int, n_gen: int, before: int = 0) -> None:
         """What only the first uses of a model take, for a prompt of n_prompt tokens behind `before` others and for n_gen generated ones.
-        The state is empty afterwards.
+        The caller sets the state back.
 
         A device with graphs captures a step when it comes for the second time; passes of a prompt in the first, second or third one of as
         many rows, and again where buffers have grown since, be it by what fills the context. Without graphs one prompt is enough to
         compile and to allocate, and on the CPU more would take long.
         """
         graphs = self.model.engine is not None
+        before = before if graphs else 0
         for _ in range((_WARM_PROMPTS if graphs else 1) if n_prompt else 0):
-            self.state.clear()
-            self.prompt(before if graphs else 0)
+            self.fill(before)
             self.prompt(n_prompt)
         for _ in range(2 if graphs and n_gen == 1 else 1):
-            self.state.clear()
+            self.fill(before)
             self.generate(min(n_gen, _WARM_STEPS))
-        self.state.clear()
 
     def wait(self) -> None:
         if self.device.type == "cuda":

@@ -61,12 +61,28 @@ def bench(capsys, *words):
 def test_what_a_test_runs(test, label, calls):
     recorder = Recorder()
     result = run_test(recorder.model, test, n_batch=8, repetitions=2, warmup=False)
-    assert test.label == label and recorder.calls == calls * 2
+    again = [(n_past, n) for n_past, n in calls if n_past >= test.depth + test.before]  # what stands before is shared
+    assert test.label == label and recorder.calls == calls + again
     assert recorder.capacities == [sum(n for _, n in calls)]  # exactly what is needed
     assert len(result.samples_ns) == 2 and result.samples_ts[0] == pytest.approx(1e9 * test.n_tokens / result.samples_ns[0])
     recorder.calls.clear()
     run_test(recorder.model, test, n_batch=8, repetitions=1)
     assert len(recorder.calls) > len(calls)  # the warm-up comes on top
+
+
+def test_a_context_that_cannot_be_cut_back_is_filled_every_time():
+    recorder, cleared = Recorder(), []
+    running = type("Running", (), {"clear": lambda self: cleared.append(len(recorder.calls))})()
+    inner = recorder.model.new_state
+
+    def new_state(capacity, settings=None):
+        state = inner(capacity, settings)
+        state.layers.append(running)  # of no layer of this model: it only has to be cleared
+        return state
+
+    recorder.model.new_state = new_state
+    run_test(recorder.model, BenchTest(n_prompt=4, depth=8), n_batch=8, repetitions=2, warmup=False)
+    assert recorder.calls == [(0, 8), (8, 4)] * 2 and cleared == [0, 2]
 
 
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:Q8_0"])

@@ -46,7 +46,7 @@ def captured(monkeypatch):
     (BenchTest(n_prompt=10), {"PassGraphs"}), (BenchTest(n_prompt=16), {"PassGraphs"}), (BenchTest(n_prompt=42), {"PassGraphs"}),
     (BenchTest(n_prompt=26, depth=16), {"PassGraphs"}), (BenchTest(n_prompt=26, depth=39), {"PassGraphs"}),
     (BenchTest(n_prompt=7), {"StepPath"}), (BenchTest(n_gen=1), {"StepPath"}), (BenchTest(n_gen=6), {"StepPath"}),
-    (BenchTest(n_gen=1, depth=255), {"StepPath"}), (BenchTest(n_prompt=26, n_gen=1, depth=5), {"PassGraphs", "StepPath"})],
+    (BenchTest(n_gen=1, depth=255), {"PassGraphs", "StepPath"}), (BenchTest(n_prompt=26, n_gen=1, depth=5), {"PassGraphs", "StepPath"})],
     ids=lambda x: getattr(x, "label", ""))
 def test_repetitions_capture_nothing(captured, test, kinds):
     model, captures = captured
