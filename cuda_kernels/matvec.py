@@ -84,7 +84,8 @@ def gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, gate:
 
 def _product(kind: int, x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, parts: list[Part], pdl: bool) -> None:
     type, device, (n, cols) = parts[0][0].type, x.device, x.shape
-    half = not type.is_float and torch.bfloat16 in (x.dtype if kind == MATVEC_ADD else None, parts[0][1].dtype if kind == GATE_UP else None)
+    between = {MATVEC_ADD: x, GATE_UP: parts[0][1]}.get(kind)  # gate and up give it, down takes it
+    half = between is not None and between.dtype == torch.bfloat16 and not type.is_float
     _check("activations", x, (n, cols), device, torch.bfloat16 if half and kind == MATVEC_ADD else torch.float32)
     if not 1 <= n <= MOST_ROWS:
         raise ShapeError(f"{n} rows of activations, expected 1 to {MOST_ROWS}")
@@ -119,7 +120,8 @@ def _product(kind: int, x: torch.Tensor, norm_weight: torch.Tensor | None, eps: 
                 cut = here.plan(type, cols, len(now), kind)
                 matrices = len(parts) if kind == NORM_MATVEC else 1
                 spec, shared = quantized_spec(type, cols, len(now), kind, cut, matrices, half), here.shared_of(kind, cut)
-                blocks, warps = here.processors, cut.warps  # fewer rows at the end may leave room for more warps
+                # On every multiprocessor, also where there are few rows: see `Limits.shared_of`. Fewer x at the end leave room for more warps.
+                blocks, warps = here.processors, cut.warps
             launch(function(spec, NAMES[kind], index), blocks, 32 * warps, now, norm_weight, np.float32(eps), *arguments,
                    shared=shared, pdl=pdl)
 

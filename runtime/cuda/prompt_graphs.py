@@ -7,6 +7,7 @@ device to run them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,15 +25,16 @@ RECENT = 8  # row counts without graphs that are remembered: one that comes agai
 _FREED_TOGETHER = 4  # row counts' graphs: the memory of those that are gone stays reserved until then
 
 
-class InParts:
+class InParts(ABC):
     """An executor that names its `parts` in order: what to call, and whether that is the same for all passes of as many rows.
 
     They are asked for anew every time: an executor that kept its own methods would hold itself, and a closed model's weights with it.
     """
 
     @property
+    @abstractmethod
     def parts(self) -> Sequence[tuple[bool, Part]]:
-        raise NotImplementedError
+        """(whether it is the same in every pass of as many rows, what to call), in order."""
 
     def __call__(self, stream: Stream, batch: Batch) -> None:
         for _, part in self.parts:
