@@ -120,7 +120,8 @@ def _product(kind: int, x: torch.Tensor, norm_weight: torch.Tensor | None, eps: 
                 cut = here.plan(type, cols, len(now), kind)
                 matrices = len(parts) if kind == NORM_MATVEC else 1
                 spec, shared = quantized_spec(type, cols, len(now), kind, cut, matrices, half), here.shared_of(kind, cut)
-                # On every multiprocessor, also where there are few rows: see `Limits.shared_of`. Fewer x at the end leave room for more warps.
+                # On every multiprocessor, also where there are few rows: see `Limits.shared_of`. Fewer x at the end may leave room for
+                # more warps.
                 blocks, warps = here.processors, cut.warps
             launch(function(spec, NAMES[kind], index), blocks, 32 * warps, now, norm_weight, np.float32(eps), *arguments,
                    shared=shared, pdl=pdl)
