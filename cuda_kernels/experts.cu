@@ -12,8 +12,6 @@
 typedef Format<TYPE> F;
 typedef Activations<F> A;
 
-DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
-
 #if KIND == 0
 
 // Rows of expert e: gate rows from e * per_expert on, up rows from e * per_expert + first_up on.

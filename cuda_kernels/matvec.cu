@@ -16,13 +16,6 @@ constexpr bool NORM = KIND != 1, GATED = KIND == 2;
 
 struct Matrix { const uint8_t* base; float* out; int rows, first, stored; };   // `rows` from row `first` of the `stored` ones on
 
-DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
-
-DEV uint16_t bf16(float v) {   // to nearest, ties to even; NaN stays NaN
-  const uint32_t bits = __float_as_uint(v);
-  return v != v ? 0x7FC0 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     const float* x, const float* norm_weight, float eps, const uint8_t* base0, float* out0, int rows0, int first0, int stored0,
     const uint8_t* base1, float* out1, int rows1, int first1, int stored1,
@@ -121,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       for (int n = 0; n < N; n++) {
         if (GATED) {
           const float v = silu(sum[0][n]) * sum[R - 1][n];
-          if (BF16_OUT) ((uint16_t*)out0)[(int64_t)n * rows0 + item] = bf16(v);
+          if (BF16_OUT) ((uint16_t*)out0)[(int64_t)n * rows0 + item] = (uint16_t)to_bfloats(v, 0);
           else out0[(int64_t)n * rows0 + item] = v;
         }
         else

@@ -24,6 +24,7 @@ DEV float warp_sum(float v) {
   return v;
 }
 
+DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
 
 #ifdef STEPS
 template <class F> struct Activations {

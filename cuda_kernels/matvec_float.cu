@@ -8,8 +8,6 @@ constexpr bool NORM = KIND != 1, GATED = KIND == 2;
 constexpr int E = 16 / WEIGHT_BYTES, VECTORS = COLS / E, PER = (VECTORS + 32 * SPLIT - 1) / (32 * SPLIT);   // weights and vectors of a lane
 enum { F32, F16, BF16 };
 
-DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
-
 DEV uint4 load_weights(const uint8_t* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
