@@ -8,8 +8,8 @@ always so that each run of 32 elements (a *unit*) has its codes together, aligne
 How a type is added (one line of data here, one struct there):
 
 1. In a file of `layout_families/`: `"IQ4_K": Layout((("codes", 128), ("scales", 16)), fields)`, where `fields(i)` lists, for the
-   elements i of a block (int[n, 1] or so; numbers broadcast), (bits in the stored block, plane, bits in that plane's bytes of the block).
-   Helpers for bits are those of `formats/codecs/bit_moves.py` and `nibbles` ... `singles_by_byte` below. The map must name every stored
+   elements i of a block (int[n, 1] or so; numbers broadcast), (bits in the stored block, plane, bits in that plane's bytes of the block);
+   with FLIPPED behind them the last bit is inverted, which makes codes around a half of their range two's complement. Helpers for bits are those of `formats/codecs/bit_moves.py` and `nibbles` ... `singles_by_byte` below. The map must name every stored
    bit once: this is checked when it is built; places that no bit goes to are padding and become 0. Block length, bytes and row header
    come from `formats.types`. Row-interleaved types are undone before: only those without a plain type need a layout, and those whose
    rows decode to other bits than the plain type's.
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..formats.codecs.bit_moves import Moves, bits
+from ..formats.codecs.bit_moves import FLIPPED, Moves, bits
 from ..formats.types import GGMLType, ggml_type
 
 ALIGNMENT = 256  # of planes, in bytes
@@ -125,11 +125,13 @@ def packed_layout(type: GGMLType) -> PackedLayout:
     """The layout of a type (not of an interleaved one that has a plain type: take that). RuntimeError if it loses or doubles a bit."""
     declared = _layouts()[type.name]
     starts = dict(zip((name for name, _ in declared.planes), np.cumsum([0] + [n for _, n in declared.planes]).tolist()))
-    source, target = [], []
-    for stored, plane, packed in declared.fields(np.arange(type.block_size)):
+    source, target, flipped = [], [], [np.zeros(0, dtype=np.int64)]
+    for stored, plane, packed, *kind in declared.fields(np.arange(type.block_size)):
         stored, packed = np.broadcast_arrays(stored, packed + 8 * starts[plane])
         source.append(stored.ravel())
         target.append(packed.ravel())
+        if kind == [FLIPPED]:
+            flipped.append(packed[..., -1].ravel())
     pairs_of_bits = np.unique(np.stack([np.concatenate(source), np.concatenate(target)]), axis=1)  # shared fields come once per element
     n_bytes = sum(n for _, n in declared.planes)
     if not np.array_equal(pairs_of_bits[0], np.arange(8 * type.block_bytes)):
@@ -138,7 +140,7 @@ def packed_layout(type: GGMLType) -> PackedLayout:
         raise RuntimeError(f"the layout of {type.name} puts two bits in one place, or one outside its planes")
     head = type.header_bytes if declared.header_bytes is None else declared.header_bytes
     planes = tuple((name, n, False) for name, n in declared.planes) + (((HEADER, head, True),) if head else ())
-    return PackedLayout(type, planes, Moves.of_bits(*pairs_of_bits, n_bytes, np.zeros(0, dtype=np.int64)))
+    return PackedLayout(type, planes, Moves.of_bits(*pairs_of_bits, n_bytes, np.concatenate(flipped)))
 
 
 def plain_type(type: str | GGMLType) -> GGMLType:

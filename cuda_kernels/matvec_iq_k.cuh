@@ -5,10 +5,12 @@
 template <> struct Format<IQ4_K> : Planes<IQ4_K> {
   static constexpr int G = 32, SUM0 = 4, SUM1 = 2, SUM = 1;   // bit 1 of the halves is worth 2 already
   static constexpr bool FLOAT_SUMS = false;
+  // Selectors of the unit's own byte, with its sign behind it, and of the three bytes with its second scale; where that one is in them.
   struct Lane {
     SignedTable table;
-    uint32_t unit;
-    __device__ __forceinline__ Lane(int lane) : unit(lane & 7) {}
+    uint32_t own, four, second;
+    __device__ __forceinline__ Lane(int lane)
+        : own((lane & 7) * 0x1111 | 0x8880), four(lane & 4 ? 0x763 : 0x210), second(26 - 6 * (lane & 3)) {}
   };
   struct Raw { int4 q, s; };
   DEV Raw load(const Stage& s, int step, int lane) {
@@ -17,11 +19,11 @@ template <> struct Format<IQ4_K> : Planes<IQ4_K> {
   struct Weights { Signed32 w; int s0, s1, e0, e1; float d; };
   DEV Weights prepare(const Raw& r, const Lane& c, int) {
     Weights o;
-    uint32_t low = permute(r.s.z, r.s.w, c.unit), high = (uint32_t)r.s.y >> 4 * c.unit, halves = (uint32_t)r.s.x >> (16 + 2 * c.unit);
-    o.s0 = (int)((low & 15) | (high << 4 & 0x30)) - 32;
-    o.s1 = (int)((low >> 4 & 15) | (high << 2 & 0x30)) - 32;
-    o.e0 = halves & 1;
-    o.e1 = halves & 2;
+    const int own = permute(r.s.z, r.s.w, c.own);
+    o.s0 = own >> 2;
+    o.s1 = (int)(permute(r.s.y, r.s.x, c.four) << c.second) >> 26;
+    o.e0 = own & 1;
+    o.e1 = own & 2;
     o.d = half_low(r.s.x);
     o.w.unpack(make_uint4(r.q.x, r.q.y, r.q.z, r.q.w), c.table);
     return o;

@@ -198,9 +198,9 @@ def unpack_rows(matrix: PackedMatrix) -> np.ndarray:
             result[:, :n] = plane.reshape(rows, n)
         else:
             bodies.append(plane.reshape(rows * blocks, n))
-    body = np.concatenate(bodies, axis=1)
-    back = np.zeros((rows * blocks, type.block_bytes), dtype=np.uint8)
     m: Moves = matrix.layout.moves
+    body = np.concatenate(bodies, axis=1) ^ m.flips
+    back = np.zeros((rows * blocks, type.block_bytes), dtype=np.uint8)
     for source, target, shift, mask in zip(m.source.tolist(), m.target.tolist(), m.shift.tolist(), m.mask.tolist(), strict=True):
         back[:, source] |= ((body[:, target].astype(np.int32) & mask) << 8 >> shift).astype(np.uint8)
     result[:, type.header_bytes :] = back.reshape(rows, -1)

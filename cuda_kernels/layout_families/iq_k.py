@@ -1,6 +1,8 @@
-"""Layouts of the IQ_K types: codes as selectors of byte permutation; d and the table halves (two bits per unit) make one word."""
+"""Layouts of the IQ_K types: codes as selectors of byte permutation; heads are d and the table halves (two bits per unit)."""
 
-from ...formats.codecs.bit_moves import bits, nibble, u8, u16
+import numpy as np
+
+from ...formats.codecs.bit_moves import FLIPPED, bits, nibble, u8, u16
 from ..layouts import Layout, nibbles, pairs, singles
 
 
@@ -29,12 +31,17 @@ def iq3_k(i):
 
 
 def _record(u):
-    """The 16 bytes of IQ4_K and IQ5_K: d, table halves, then per unit the high bits of its two scales, and their low bits."""
+    """The 16 bytes of IQ4_K and IQ5_K: d, 48 bits of second scales (of four units in three bytes), then a byte for each unit, its table
+    halves and its first scale. Scales are two's complement."""
+    string = (24 * (u // 4) + 6 * (u % 4))[..., None] + np.arange(6)  # of the 48 bits
+    second = np.where(string < 32, 32 + string, string - 16)  # in the record: bytes 4 to 7, then 2 and 3
     return [
         (u16(0), "scales", u16(0)),
-        (u16(2), "scales", u16(2)),
-        (nibble(4 + u // 2, u % 2), "scales", nibble(4 + u // 2, u % 2)),
-        (u8(8 + u), "scales", u8(8 + u)),
+        (bits(2 + u // 4, 2 * (u % 4), 2), "scales", bits(8 + u, 0, 2)),
+        (nibble(8 + u, 0), "scales", bits(8 + u, 2, 4)),
+        (bits(4 + u // 2, 4 * (u % 2), 2), "scales", bits(8 + u, 6, 2), FLIPPED),
+        (nibble(8 + u, 1), "scales", second[..., :4]),
+        (bits(4 + u // 2, 4 * (u % 2) + 2, 2), "scales", second[..., 4:], FLIPPED),
     ]
 
 

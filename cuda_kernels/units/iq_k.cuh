@@ -23,13 +23,14 @@ __device__ __forceinline__ void sixteen_of_32(uint32_t q0, uint32_t q1, uint32_t
   w[0] = a.x, w[1] = a.y, w[2] = b.x, w[3] = b.y;
 }
 
-// The scales of IQ4_K and IQ5_K: d and table halves, high bits, low bits. Returns the halves of the unit's table in bits 0 and 1.
+// The scales of IQ4_K and IQ5_K (see `_record` of layout_families/iq_k.py). Returns the halves of the unit's table in bits 0 and 1.
 __device__ __forceinline__ uint32_t six_bit_signed_scales(const uint4& record, int u, float (&s)[2]) {
   const float d = half_to_float(record.x & 0xFFFFu);
-  const uint32_t high = record.y >> (4 * u), low = (u < 4 ? record.z : record.w) >> (8 * (u & 3));
-  s[0] = scaled(d, int((low & 15u) | (high & 3u) << 4) - 32);
-  s[1] = scaled(d, int((low >> 4 & 15u) | (high >> 2 & 3u) << 4) - 32);
-  return record.x >> (16 + 2 * u);
+  const uint32_t own = (u < 4 ? record.z : record.w) >> (8 * (u & 3));
+  const uint32_t four = u < 4 ? record.y : record.y >> 24 | (record.x & 0xFFFF0000u) >> 8;   // the second scales of four units
+  s[0] = scaled(d, int(own << 24) >> 26);
+  s[1] = scaled(d, int(four << (26 - 6 * (u & 3))) >> 26);
+  return own;
 }
 
 struct IQ2_K : layout::IQ2_K {
