@@ -41,7 +41,7 @@ template <class F> struct Ring {
     #pragma unroll
     for (int i = 0; i < room(p); i += 512) {
       bool whole = i + 512 <= room(p) && aligned(p) && F::row_bytes(p) % piece(p) == 0;
-      copy16(to + i, from + i, whole || i + 16 * lane < bytes, F::row_bytes(p) >= 1024);
+      copy16(to + i, from + i, whole || i + 16 * lane < bytes, F::row_bytes(p) >= 256);
     }
   }
 
