@@ -24,6 +24,12 @@ DEV float warp_sum(float v) {
   return v;
 }
 
+// a / b with `inverse` about 1 / b: rounded to nearest, but for a case in a great many, where nothing over- or underflows on the way.
+DEV float quotient(float a, float b, float inverse) {
+  const float q = a * inverse;
+  return fmaf(fmaf(-b, q, a), inverse, q);
+}
+
 DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
 
 #ifdef STEPS
@@ -34,66 +40,87 @@ template <class F> struct Activations {
   static constexpr int BYTES = GRANULES * (16 * PARTS + RECORD);   // of one row of activations
 
   // Sums are for what every code has in common: integers times F::SUM0, F::SUM1 (and F::SUM of both), or floats times the scale.
-  // One float4 for each of the threads of whole warps: elements 4 v .. 4 v + 3 of a row, already normed.
+  // Eight elements for each of the threads of whole warps: 8 v .. 8 v + 7 of a row, already normed. Four lanes have 32 with one scale.
   // A scale that is not finite makes every product with it so, and is seen in the logits.
-  DEV void store(uint8_t* row, int v, float4 f) {
-    float m = larger(larger(fabsf(f.x), fabsf(f.y)), larger(fabsf(f.z), fabsf(f.w)));
+  DEV void store(uint8_t* row, uint32_t v, const float (&f)[8]) {
+    float m = fabsf(f[0]);
     #pragma unroll
-    for (int o = 1; o < 8; o <<= 1) m = larger(m, __shfl_xor_sync(~0u, m, o));
-    float inverse = m > 0 ? 127.0f / m : 0.0f;
-    int a = __float2int_rn(f.x * inverse), b = __float2int_rn(f.y * inverse);
-    int c = __float2int_rn(f.z * inverse), d = __float2int_rn(f.w * inverse);
-    int sum = a + b + c + d;
+    for (int i = 1; i < 8; i++) m = larger(m, fabsf(f[i]));
+    #pragma unroll
+    for (int o = 1; o < 4; o <<= 1) m = larger(m, __shfl_xor_sync(~0u, m, o));
+    const float inverse = m > 0x1p-120f ? quotient(127.0f, m, reciprocal(m)) : 0.0f;
+    const float scale = m < 0x1p126f ? quotient(m, 127.0f, 1 / 127.0f) : __int_as_float(0x7F800000);   // beyond, reciprocals are 0
+    uint32_t word[2];
+    #pragma unroll
+    for (int k = 0; k < 2; k++) {
+      uint32_t code[4];
+      #pragma unroll
+      for (int i = 0; i < 4; i++) code[i] = __float_as_uint(fmaf(f[4 * k + i], inverse, 0x1.8p23f));   // to even, in its lowest byte
+      word[k] = permute(permute(code[0], code[1], 0x40), permute(code[2], code[3], 0x40), 0x5410);
+    }
+    int sum = dp4a_ss(word[1], 0x01010101, dp4a_ss(word[0], 0x01010101, 0));
     sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    uint32_t word = (a & 255) | (b & 255) << 8 | (c & 255) << 16 | (uint32_t)d << 24;
-    int k = v & 3, g = v / (F::G / 4);
-    ((uint32_t*)row)[4 * ((v / 4) % PARTS * GRANULES + g) + k] = word;
-    record(row + 16 * PARTS * GRANULES + RECORD * g, v, m / 127.0f, sum);
+    const uint32_t g = v / (F::G / 8);
+    *(int2*)(row + 16 * ((v / 2) % PARTS * GRANULES + g) + 8 * (v & 1)) = make_int2(word[0], word[1]);
+    record(row + 16 * PARTS * GRANULES + RECORD * g, v, scale, sum);
   }
 
-  DEV void record(uint8_t* at, int v, float scale, int sum) {
+  DEV void record(uint8_t* at, uint32_t v, float scale, int sum) {
     if (F::G == 16) {
-      if (v % 4 == 0) *(int2*)at = make_int2(__float_as_int(scale), sum);
+      if (v % 2 == 0) *(int2*)at = make_int2(__float_as_int(scale), sum);
       return;
     }
-    int second = __shfl_xor_sync(~0u, sum, 4), s = __float_as_int(scale);
-    if (F::G == 32 && v % 8 == 0) {
+    int second = __shfl_xor_sync(~0u, sum, 2), s = __float_as_int(scale);
+    if (F::G == 32 && v % 4 == 0) {
       if (F::FLOAT_SUMS)
         *(int4*)at = make_int4(s, __float_as_int(scale * sum), __float_as_int(scale * second), __float_as_int(scale * (sum + second)));
       else *(int4*)at = make_int4(s, F::SUM0 * sum, F::SUM1 * second, F::SUM * (sum + second));
     }
     if (F::G == 64) {
-      int next = __shfl_xor_sync(~0u, s, 8);
-      if (v % 16 == 0) *(int2*)at = make_int2(s, next);
+      int next = __shfl_xor_sync(~0u, s, 4);
+      if (v % 8 == 0) *(int2*)at = make_int2(s, next);
     }
   }
 };
 
+DEV float square_of(const float4& f) { return f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w; }
+
 // Rows of float32 activations into shared memory in 8 bits; with NORM each is multiplied by `weight`, and its squares are summed up for
 // `norm_factor`: what divides by the root mean square is a factor of every result, and need not be known before the products. Every
-// block of a launch does it for itself: that costs less than a kernel in front. Waits for the kernel in front, once the norm's weights
-// are on their way. All threads; no barrier at the end.
+// block of a launch does it for itself: that costs less than a kernel in front. Nothing else of the block goes on meanwhile, so it is
+// short: 80 instructions for 8 elements. Waits for the kernel in front, once the norm's weights are on their way:
+// they come from device memory. All threads; no
+// barrier at the end.
 template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const float* weight, float (*sums)[WARPS], uint8_t* to) {
-  constexpr int VECTORS = COLS / 4, PADDED = Activations<F>::GRANULES * F::G / 4, ALL = ROWS * PADDED, PER = (ALL + THREADS - 1) / THREADS;
-  constexpr bool KEEP = PER <= 8;   // what a thread has stays in registers between the sum and the rounding
-  const int thread = threadIdx.x;
-  constexpr bool EARLY = NORM && ROWS == 1 && PER <= 4;
-  float4 kept[KEEP ? PER : 1], norm[EARLY ? PER : 1];
+  constexpr uint32_t VECTORS = COLS / 8, PADDED = Activations<F>::GRANULES * F::G / 8, ALL = ROWS * PADDED;
+  constexpr uint32_t PER = (ALL + THREADS - 1) / THREADS;
+  constexpr bool KEEP = PER <= 4;   // what a thread has stays in registers between the sum and the rounding
+  constexpr bool EARLY = NORM && ROWS == 1 && PER <= 2;
+  struct Eight { float4 low, high; };
+  const uint32_t thread = threadIdx.x;
+  const float4 zeros = make_float4(0, 0, 0, 0), ones = make_float4(1, 1, 1, 1);
+  auto weights = [&](uint32_t v) -> Eight {
+    if (!weight || v >= VECTORS) return {ones, ones};
+    return {load_now((const float4*)weight + 2 * v), load_now((const float4*)weight + 2 * v + 1)};
+  };
+  auto load = [&](uint32_t i) -> Eight {   // of all rows' vectors, made up to whole steps
+    const uint32_t n = ROWS == 1 ? 0 : i / PADDED, v = i - n * PADDED;
+    if (i >= ALL || v >= VECTORS) return {zeros, zeros};
+    if (!BF16_X) {
+      const float4* at = (const float4*)(x + (int64_t)n * COLS) + 2 * v;
+      return {__ldcg(at), __ldcg(at + 1)};
+    }
+    const int4 f = __ldcg((const int4*)x + (int64_t)n * VECTORS + v);
+    const auto two = [](int a, int b) {
+      return make_float4(__int_as_float(a << 16), __int_as_float(a & ~0xFFFF), __int_as_float(b << 16), __int_as_float(b & ~0xFFFF));
+    };
+    return {two(f.x, f.y), two(f.z, f.w)};
+  };
+  Eight kept[KEEP ? PER : 1], norm[EARLY ? PER : 1];
   if (EARLY)
     #pragma unroll
-    for (int i = 0; i < PER; i++) {
-      int v = thread + i * THREADS;
-      norm[EARLY ? i : 0] = weight && v < VECTORS ? __ldg((const float4*)weight + v) : make_float4(1, 1, 1, 1);
-    }
+    for (int i = 0; i < PER; i++) norm[EARLY ? i : 0] = weights(thread + i * THREADS);
   wait_for_predecessor();
-  auto load = [&](int i) {   // of all rows' vectors, made up to whole steps
-    int n = ROWS == 1 ? 0 : i / PADDED, v = i - n * PADDED;
-    if (i >= ALL || v >= VECTORS) return make_float4(0, 0, 0, 0);
-    if (!BF16_X) return __ldcg((const float4*)(x + (int64_t)n * COLS) + v);
-    const int2 f = __ldcg((const int2*)x + (int64_t)n * VECTORS + v);
-    return make_float4(__int_as_float(f.x << 16), __int_as_float(f.x & ~0xFFFF), __int_as_float(f.y << 16), __int_as_float(f.y & ~0xFFFF));
-  };
   if (KEEP)
     #pragma unroll
     for (int i = 0; i < PER; i++) kept[KEEP ? i : 0] = load(thread + i * THREADS);
@@ -103,25 +130,22 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
       float square = 0;
       if (ROWS == 1 && KEEP)
         #pragma unroll
-        for (int i = 0; i < PER; i++) {
-          float4 f = kept[KEEP ? i : 0];
-          square += f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w;
-        }
+        for (int i = 0; i < PER; i++) square += square_of(kept[KEEP ? i : 0].low) + square_of(kept[KEEP ? i : 0].high);
       else
         #pragma unroll 4
-        for (int v = thread; v < VECTORS; v += THREADS) {
-          float4 f = __ldcg((const float4*)(x + (int64_t)n * COLS) + v);
-          square += f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w;
-        }
+        for (uint32_t v = thread; v < COLS / 4; v += THREADS) square += square_of(__ldcg((const float4*)(x + (int64_t)n * COLS) + v));
       square = warp_sum(square);
       if (thread % 32 == 0) sums[n][thread / 32] = square;
     }
   }
-  auto store = [&](int at, int turn, float4 f) {
-    int n = ROWS == 1 ? 0 : at / PADDED, v = at - n * PADDED;
+  auto store = [&](uint32_t at, int turn, const Eight& e) {
+    const uint32_t n = ROWS == 1 ? 0 : at / PADDED, v = at - n * PADDED;
+    float f[8] = {e.low.x, e.low.y, e.low.z, e.low.w, e.high.x, e.high.y, e.high.z, e.high.w};
     if (NORM) {
-      float4 w = EARLY ? norm[EARLY ? turn : 0] : weight && v < VECTORS ? __ldg((const float4*)weight + v) : make_float4(1, 1, 1, 1);
-      f.x *= w.x; f.y *= w.y; f.z *= w.z; f.w *= w.w;
+      const Eight w = EARLY ? norm[EARLY ? turn : 0] : weights(v);
+      const float by[8] = {w.low.x, w.low.y, w.low.z, w.low.w, w.high.x, w.high.y, w.high.z, w.high.w};
+      #pragma unroll
+      for (int i = 0; i < 8; i++) f[i] *= by[i];
     }
     Activations<F>::store(to + n * Activations<F>::BYTES, v, f);
   };
@@ -131,12 +155,12 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
       if (ALL % THREADS == 0 || thread + i * THREADS < ALL) store(thread + i * THREADS, i, kept[KEEP ? i : 0]);   // whole warps
   } else {
     #pragma unroll 1
-    for (int i = 0; i < PER; i += 4) {
-      float4 f[4];
+    for (int i = 0; i < PER; i += 2) {
+      Eight e[2];
       #pragma unroll
-      for (int j = 0; j < 4; j++) f[j] = load(thread + (i + j) * THREADS);
+      for (int j = 0; j < 2; j++) e[j] = load(thread + (i + j) * THREADS);
       #pragma unroll
-      for (int j = 0; j < 4; j++) if (thread + (i + j) * THREADS < ALL) store(thread + (i + j) * THREADS, 0, f[j]);
+      for (int j = 0; j < 2; j++) if (thread + (i + j) * THREADS < ALL) store(thread + (i + j) * THREADS, 0, e[j]);
     }
   }
 }

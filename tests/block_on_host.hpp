@@ -116,6 +116,7 @@ template <class T> inline T __shfl_xor_sync(uint32_t, T v, int by) { return exch
 // What matvec_instructions.cuh has.
 inline void wait_for_predecessor() {}
 inline void allow_successor() {}
+inline float4 load_now(const float4* at) { return *at; }
 inline uint32_t shared_address(const void* p) { return uint32_t((const uint8_t*)p - shared_memory); }
 template <class T> inline T shared_as(uint32_t at) {
   if (at + sizeof(T) > SHARED_MEMORY) __builtin_trap();
@@ -134,6 +135,7 @@ inline uint32_t to_bfloats(float low, float high) {   // numbers only
   const auto rounded = [](float v) { const uint32_t bits = __float_as_uint(v); return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16; };
   return rounded(low) | rounded(high) << 16;
 }
+inline float reciprocal(float v) { return fabsf(v) >= 0x1p126f ? 0.0f : 1.0f / v; }
 inline float larger(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
 inline int dp4a_ss(int a, int b, int c) { return __dp4a(a, b, c); }
 inline int dp4a_us(uint32_t a, int b, int c) {

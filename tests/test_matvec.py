@@ -37,8 +37,8 @@ def rounded(x, type):
         return x.double()
     groups = x.reshape(*x.shape[:-1], -1, 32)
     most = groups.abs().amax(-1, keepdim=True)
-    q = torch.round(groups * torch.where(most > 0, 127 / most, 0))
-    return (q.double() * (most / 127).double()).reshape(x.shape)
+    q = torch.round(groups.double() * torch.where(most > 0, 127 / most, 0).double())  # the product is not rounded before
+    return (q * (most / 127).double()).reshape(x.shape)
 
 
 def normed(h, weight, type):

@@ -82,7 +82,8 @@ def weights(m):
 def rounded(x):
     groups = x.float().reshape(*x.shape[:-1], -1, 32)
     most = groups.abs().amax(-1, keepdim=True)
-    return (torch.round(groups * (127 / most)).double() * (most / 127).double()).reshape(x.shape)
+    q = torch.round(groups.double() * (127 / most).double())  # the product is not rounded before
+    return (q * (most / 127).double()).reshape(x.shape)
 
 
 def normed(h, weight):
@@ -169,6 +170,30 @@ def test_gate_up(build, merged):
           up.data, out, ff, ff if merged else 0, up.rows, None, None, 0, 0, 0)
     x = normed(h, w)
     assert_close(out, silu(x @ weights(gate)[0][:ff].T) * (x @ weights(up)[0][-ff:].T))
+
+
+def test_activations_that_are_tiny_or_huge(build):
+    """Below 2^-120 they count as 0; from 2^126 on, and where they are no numbers, all results say so."""
+    type, cols, rows = ggml_type("Q8_0"), 1024, 20
+    cut, m = plan(type, cols, 1, mp.MATVEC_ADD), matrix("Q8_0", rows, cols)
+    library = build(mp.quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut), DENSE)
+
+    def product(x):
+        h = torch.zeros(1, rows)
+        start(library, cut, 1, [m], x, None, 0.0, m.data, h, rows, 0, rows, *[None, None, 0, 0, 0] * 2)
+        return h
+
+    x, half = draw(1, cols), draw(1, cols)
+    half[:, 512:] = 0
+    without = product(half)
+    for tiny in (1e-40, 1e-37):
+        half[:, 512:] = tiny
+        assert torch.equal(product(half), without)
+    for huge in (1e38, float("inf"), float("nan")):
+        x[0, 700] = huge
+        assert not torch.isfinite(product(x)).any()
+    x[0, 700] = 2.0**125
+    assert torch.isfinite(product(x)).all()
 
 
 @pytest.mark.parametrize(("name", "cols", "ff", "changes"), [("IQ4_K", 512, 768, {}), ("Q6_K", 512, 768, {}), ("Q8_0", 544, 96, {}),
