@@ -3,8 +3,12 @@
 #include "attention_cache.cuh"
 
 #ifndef ON_HOST
+// With LINES L2 takes in whole lines of 128 bytes.
+template <bool LINES>
 __device__ __forceinline__ void copy16(char* to, const u8* from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+    const u32 at = (u32)__cvta_generic_to_shared(to);
+    if constexpr (LINES) asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
 }
 
 __device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -21,7 +25,7 @@ __device__ __forceinline__ void load_tile(char* tile, const u8* cache, int first
         constexpr int PARTS = ROW / 16;
         for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
             const int row = i / PARTS, part = i % PARTS;
-            copy16(tile + row * STRIDE + part * 16, cache + ((long long)(first + row) * HEADS_KV + head) * ROW + part * 16);
+            copy16<(ROW >= 128)>(tile + row * STRIDE + part * 16, cache + ((long long)(first + row) * HEADS_KV + head) * ROW + part * 16);
         }
     } else {
         constexpr int PARTS = D / 8;

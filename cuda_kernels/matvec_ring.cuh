@@ -15,6 +15,8 @@ template <class F> struct Ring {
   CONST int piece(int p) { return F::bytes(p, ELEMENTS); }
   CONST bool in_line(int p) { return F::plane_per_row(p) && 16 % F::plane_bytes(p) == 0; }   // never over the border of its 16 bytes
   CONST bool aligned(int p) { return F::row_bytes(p) % 16 == 0 && (F::plane_per_row(p) || piece(p) % 16 == 0); }
+  // Whether L2 takes in whole lines of 128 bytes: of shorter rows, what is beside a row may be nobody's.
+  CONST bool in_lines(int p) { return F::row_bytes(p) >= 256; }
   CONST int room(int p) { return aligned(p) ? piece(p) : in_line(p) ? 16 : (piece(p) + 15) / 16 * 16 + 16; }
   CONST int begin(int p) { return p == 0 ? 0 : begin(p - 1) + room(p - 1); }
   static constexpr int ROW = begin(F::STAGED), SLOT = R * ROW, BYTES = SLOTS * SLOT;   // shared memory of a row, a stage, a warp
@@ -41,7 +43,7 @@ template <class F> struct Ring {
     #pragma unroll
     for (int i = 0; i < room(p); i += 512) {
       bool whole = i + 512 <= room(p) && aligned(p) && F::row_bytes(p) % piece(p) == 0;
-      copy16(to + i, from + i, whole || i + 16 * lane < bytes, F::row_bytes(p) >= 256);
+      copy16(to + i, from + i, whole || i + 16 * lane < bytes, in_lines(p));
     }
   }
 

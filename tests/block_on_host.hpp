@@ -131,8 +131,11 @@ inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selectors) { retur
 inline uint32_t in_register(uint32_t constant) { return constant; }
 inline float half_low(uint32_t v) { return half_to_float(v & 0xFFFF); }
 inline float half_high(uint32_t v) { return half_to_float(v >> 16); }
-inline uint32_t to_bfloats(float low, float high) {   // numbers only
-  const auto rounded = [](float v) { const uint32_t bits = __float_as_uint(v); return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16; };
+inline uint32_t to_bfloats(float low, float high) {
+  const auto rounded = [](float v) {
+    const uint32_t bits = __float_as_uint(v);
+    return v != v ? 0x7FFFu : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+  };
   return rounded(low) | rounded(high) << 16;
 }
 inline float reciprocal(float v) { return fabsf(v) >= 0x1p126f ? 0.0f : 1.0f / v; }

@@ -121,7 +121,7 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 
-inline void copy16(char* to, const void* from) { memcpy(to, from, 16); }
+template <bool> inline void copy16(char* to, const void* from) { memcpy(to, from, 16); }
 inline void end_of_copies() {}
 template <int N> void wait_for_copies() {}
 
