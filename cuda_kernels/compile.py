@@ -234,7 +234,8 @@ def _compiled(spec: KernelSpec, target: str, quick: bool = False) -> bytes:
     try:
         code = bytes(Program(expand(spec.sources), "c++", options).compile("cubin").code)
     except Exception as error:  # cuda.core's own classes are not public
-        raise DeviceError(f"the kernels {spec.name} do not compile for {target}: {error}") from error
+        log = str(error).replace("\0", "").rstrip()  # NVRTC's log ends in a NUL
+        raise DeviceError(f"the kernels {spec.name} do not compile for {target}: {log}") from error
     missing = [name for name in spec.functions if name.encode() not in code]
     if missing:
         raise DeviceError(f"the kernels {spec.name} lack {', '.join(missing)}")

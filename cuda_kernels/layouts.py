@@ -1,4 +1,4 @@
-"""How weights lie in device memory: the same bits as in the file, moved so that a warp reads them wide and side by side.
+"""How weights lie in device memory: the bits of the file, moved so that a warp reads them wide and side by side, some of them inverted.
 
 A packed matrix has its blocks' fields in planes: all codes together, all scales together, ... Plane p of a matrix of `rows` x `blocks`
 blocks begins where the one before it ends, rounded up to 256 bytes, and holds, row by row and block by block, `bytes` bytes per block;
@@ -9,10 +9,11 @@ How a type is added (one line of data here, one struct there):
 
 1. In a file of `layout_families/`: `"IQ4_K": Layout((("codes", 128), ("scales", 16)), fields)`, where `fields(i)` lists, for the
    elements i of a block (int[n, 1] or so; numbers broadcast), (bits in the stored block, plane, bits in that plane's bytes of the block);
-   with FLIPPED behind them the last bit is inverted, which makes codes around a half of their range two's complement. Helpers for bits are those of `formats/codecs/bit_moves.py` and `nibbles` ... `singles_by_byte` below. The map must name every stored
-   bit once: this is checked when it is built; places that no bit goes to are padding and become 0. Block length, bytes and row header
-   come from `formats.types`. Row-interleaved types are undone before: only those without a plain type need a layout, and those whose
-   rows decode to other bits than the plain type's.
+   with FLIPPED behind them the last bit is inverted, which makes codes around the middle of their range two's complement. Helpers for
+   bits are those of `formats/codecs/bit_moves.py` and `nibbles` ... `singles_by_byte` below. The map must name every stored bit once:
+   this is checked when it is built; places that no bit goes to are padding and become 0. Block length, bytes and row header come from
+   `formats.types`. Row-interleaved types are undone before: only those without a plain type need a layout, and those whose rows decode to
+   other bits than the plain type's.
 2. In a header of `units/`: `struct IQ4_K : layout::IQ4_K {...}` with `load` and `unpack` (contract: `units/common.cuh`). What it knows
    of the layout (BLOCK, plane numbers, bytes, `geometry()`) is in the generated `units/geometry.cuh`. The header has the name of the
    module with the layout.
@@ -132,6 +133,8 @@ def packed_layout(type: GGMLType) -> PackedLayout:
         target.append(packed.ravel())
         if kind == [FLIPPED]:
             flipped.append(packed[..., -1].ravel())
+        elif kind:
+            raise RuntimeError(f"the layout of {type.name} has a field that is {kind[0]!r}: bits are moved or inverted, nothing else")
     pairs_of_bits = np.unique(np.stack([np.concatenate(source), np.concatenate(target)]), axis=1)  # shared fields come once per element
     n_bytes = sum(n for _, n in declared.planes)
     if not np.array_equal(pairs_of_bits[0], np.arange(8 * type.block_bytes)):

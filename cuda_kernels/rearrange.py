@@ -42,16 +42,21 @@ def rearrange(moves: Moves, source: torch.Tensor, head: int, result: torch.Tenso
     if not source.is_cuda:
         _by_torch(moves, source, head, result, segments, groups, blocks, source_step)
         return
+    with torch.cuda.device(source.device):
+        launch(function(SPEC, "rearrange", source.device), min(_GRID, -(-groups * blocks * len(moves.flips) // _THREADS)), _THREADS,
+               *_arguments(moves, source, head, result, segments, groups, blocks, source_step))
+
+
+def _arguments(moves: Moves, source: torch.Tensor, head: int, result: torch.Tensor, segments: list[Segment], groups: int, blocks: int,
+               source_step: int) -> list:
+    """What the kernel takes, tensors on the device of `source`."""
     packed, starts, flips = _tables(_Key(moves), source.device)
     lengths = np.array([s.n_bytes for s in segments])
     firsts = np.cumsum(lengths) - lengths
     places = np.array([[s.base, s.group_step, s.block_step] for s in segments], dtype=np.int64) - firsts[:, None] * [1, 0, 0]
     segment_of = np.repeat(np.arange(len(segments)), lengths).astype(np.uint8)
-    target_bytes, device = len(moves.flips), source.device
-    with torch.cuda.device(device):
-        launch(function(SPEC, "rearrange", device), min(_GRID, -(-groups * blocks * target_bytes // _THREADS)), _THREADS, source, result,
-               packed, starts, flips, _on(segment_of, device), _on(places, device), np.int64(groups), np.int32(blocks),
-               np.int32(target_bytes), np.int64(head), np.int64(source.shape[1]), np.int32(source_step))
+    return [source, result, packed, starts, flips, _on(segment_of, source.device), _on(places, source.device), np.int64(groups),
+            np.int32(blocks), np.int32(len(moves.flips)), np.int64(head), np.int64(source.shape[1]), np.int32(source_step)]
 
 
 def _on(array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -48,8 +48,10 @@ def run(args: argparse.Namespace, api) -> int:
     for flag, form in (("-o", args.output), ("-oe", args.output_err)):
         if form not in FORMATS:
             raise UsageError(f"{flag} is '{form}', expected one of {', '.join(FORMATS)}")
-    if args.repetitions < 1 or not 0 <= args.delay <= _LONGEST_DELAY:
-        raise UsageError(f"-r is at least 1, --delay 0 to {_LONGEST_DELAY} seconds")
+    if args.repetitions < 1:
+        raise UsageError(f"-r is {args.repetitions}, expected 1 or more")
+    if not 0 <= args.delay <= _LONGEST_DELAY:
+        raise UsageError(f"--delay is {args.delay} seconds, expected 0 to {_LONGEST_DELAY}")
     if not args.model and not args.synthetic:
         raise UsageError("-m MODEL or --synthetic SHAPE:TYPE is needed")
     device = chosen_device(args.device)
@@ -66,12 +68,14 @@ def run(args: argparse.Namespace, api) -> int:
                printer(args.output_err, lambda line: print(line, file=sys.stderr, flush=True), varied, facts is not None, limits)]
     for output in outputs:
         output.begin()
-    for which, synthetic in models:
-        for line, result in measure(args, which, synthetic, device, settings, tests, facts):
-            for output in outputs:
-                output.add(line, result.samples_ns, result.samples_ts)
-    for output in outputs:
-        output.end()
+    try:
+        for which, synthetic in models:
+            for line, result in measure(args, which, synthetic, device, settings, tests, facts):
+                for output in outputs:
+                    output.add(line, result.samples_ns, result.samples_ts)
+    finally:  # what was measured before an error stays readable
+        for output in outputs:
+            output.end()
     return 0
 
 
@@ -130,10 +134,11 @@ def planned_settings(args: argparse.Namespace, device) -> list[dict[str, Any]]:
             raise UsageError(f"values of a cache cannot be quantized ({setting['type_v']}) without flash attention (-fa 0)")
         if setting["precision"] not in (("f32", "bf16", "f16") if device.type == "cuda" else ("f32",)):
             raise UsageError(f"--precision {setting['precision']} is not known on {device.type}")
-        if min(setting["n_batch"], setting["n_ubatch"]) < 1 or max(setting["n_batch"], setting["n_ubatch"]) > MOST_TOKENS:
-            raise UsageError(f"-b and -ub are 1 to {MOST_TOKENS} tokens")
+        for flag, field in (("-b", "n_batch"), ("-ub", "n_ubatch")):
+            if not 1 <= setting[field] <= MOST_TOKENS:
+                raise UsageError(f"{flag} is {setting[field]} tokens, expected 1 to {MOST_TOKENS}")
         if setting["n_threads"] < 0:
-            raise UsageError("-t is at least 1, or 0: one thread per core")
+            raise UsageError(f"-t is {setting['n_threads']}, expected 1 or more, or 0: one thread per core")
         setting["n_threads"] = min(setting["n_threads"] or torch.get_num_threads(), os.cpu_count() or 1)
     return settings
 
@@ -167,7 +172,7 @@ def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], *, 
     """The model of one setting, loaded, closed by the caller. `context`: tokens for which memory is reckoned. stderr gets a line for
     switches that change nothing with this model, unless that was `said` (which is added to), and the table of memory of a model that goes
     to a GPU. DeviceError if that is more than there is."""
-    from .flags import expert_notes, load_on_gpu, note
+    from .flags import load_on_gpu, model_notes, note
     from .model import Model
 
     options = {"precision": setting["precision"], "placement": _placement(setting, fit_margin), "switches": _switches(setting),
@@ -177,7 +182,7 @@ def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], *, 
         model = Model(source, device, ubatch=setting["n_ubatch"], context=context, **options,
                       verbose=(lambda line: print(line, file=sys.stderr)) if verbose else None)
         said = set() if said is None else said
-        for flag, why in expert_notes(model):
+        for flag, why in model_notes(model):
             if (flag, why) not in said:
                 note(flag, why)
                 said.add((flag, why))
@@ -199,8 +204,9 @@ def _source(which: str, synthetic: bool):
 def _placement(setting: dict[str, Any], fit_margin: int | None = None):
     from .placement import ALL, Request, parse_overrides
 
-    if setting["n_gpu_layers"] < -1 or setting["n_cpu_moe"] < 0:
-        raise UsageError("-ngl and -ncmoe cannot be negative")
+    for flag, field, least in (("-ngl", "n_gpu_layers", -1), ("-ncmoe", "n_cpu_moe", 0)):
+        if setting[field] < least:
+            raise UsageError(f"{flag} is {setting[field]}, expected {'-1 (all) or more' if least else '0 or more'}")
     layers = setting["n_gpu_layers"]
     overrides = parse_overrides(setting["override_tensor"]) if setting["override_tensor"] else ()
     return Request(ALL if layers in (-1, 99) else layers, overrides, setting["n_cpu_moe"], fit_margin)

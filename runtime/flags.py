@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from ..errors import UsageError, printable
 from . import ignored_flags
 from .ignored_flags import add_ignored_flags
 
@@ -71,6 +71,7 @@ def add_device_flag(parser: argparse.ArgumentParser, default: str) -> None:
 def cache_settings(args: argparse.Namespace):
     """The `CacheSettings` that the flags ask for, or None if no flag is about the cache. UsageError for what cannot be."""
     from .cache import CacheSettings
+    from .switches import parse_on_off
 
     if args.cache_type_k is None and args.cache_type_v is None:
         if args.k_cache_hadamard or args.v_cache_hadamard:
@@ -80,7 +81,7 @@ def cache_settings(args: argparse.Namespace):
     for flag, turned, type in (("-khad", settings.hadamard_k, settings.k), ("-vhad", settings.hadamard_v, settings.v)):
         if turned and not type.is_quantized:
             note(flag, f"the cache stores {type.name.lower()}")
-    if settings.v.is_quantized and not switches(args).flash_attention:
+    if settings.v.is_quantized and not parse_on_off("-fa", args.flash_attn):
         raise UsageError(f"values of a cache cannot be quantized ({args.cache_type_v}) without flash attention (-fa off)")
     return settings
 
@@ -104,7 +105,7 @@ def placement(args: argparse.Namespace, device):
 
     for flag, value in (("-ngl", args.gpu_layers), ("--n-cpu-moe", args.n_cpu_moe)):
         if value is not None and value < (-1 if flag == "-ngl" else 0):
-            raise UsageError(f"{flag} is {value}, expected 0 or more")
+            raise UsageError(f"{flag} is {value}, expected {'-1 (all) or more' if flag == '-ngl' else '0 or more'}")
     given = [flag for flag, value in (("-ngl", args.gpu_layers), ("--n-cpu-moe", args.n_cpu_moe), ("--cpu-moe", args.cpu_moe or None),
                                       ("--fit", args.fit), ("-ot", args.override_tensor)) if value is not None]
     overrides = tuple(override for text in args.override_tensor or () for override in parse_overrides(text))
@@ -162,7 +163,7 @@ def open_model(args: argparse.Namespace, *, source: Source | None = None, contex
     try:
         model = Model(source, device, args.cache_size * 2**20, ubatch=args.ubatch_size or DEFAULT_UBATCH, context=context,
                       verbose=(lambda line: print(line, file=sys.stderr)) if args.verbose else None, **options)
-        for flag, why in expert_notes(model):
+        for flag, why in model_notes(model):
             note(flag, why)
         if model.device.type != "cpu":
             load_on_gpu(model, rows, window)
@@ -172,8 +173,13 @@ def open_model(args: argparse.Namespace, *, source: Source | None = None, contex
     return model
 
 
-def expert_notes(model) -> list[tuple[str, str]]:
-    """(flag, why) of the switches about experts that change nothing with this `Model`."""
+def model_notes(model) -> list[tuple[str, str]]:
+    """(flag, why) of the switches about experts and of the overrides that change nothing with this `Model`."""
+    unused = model.weights.placement.unused(tensor.name for tensor in model.source.tensors) if model.device.type != "cpu" else []
+    return _expert_notes(model) + [(f"-ot '{printable(pattern, 80)}'", "no tensor has such a name") for pattern in unused]
+
+
+def _expert_notes(model) -> list[tuple[str, str]]:
     chosen, has_experts = model.weights.switches, model.hyperparameters.integer("expert_count", 0) > 0
     if not has_experts:
         return [(flag, "the model has no experts") for flag, given in (("-ser", chosen.ser), ("-muge", chosen.merge_gate_up)) if given]

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..errors import UsageError, printable
-from .devices import usable_device
+from .devices import present, usable_device
 
 ALL = 10**6
 CPU = torch.device("cpu")
 _LAYER = re.compile(r"blk\.(\d+)\.")
+_TARGET = re.compile(r"=\s*(?:(cpu)|(?:cuda|gpu):?(\d*))\s*(?:,|$)", re.IGNORECASE)
+_MOST_DEVICES = 128  # numbers that torch can tell apart
 _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)(_ch)?_?exps?\.|\.ffn_(up|down|gate)\.\d+\.")
 
 
@@ -57,6 +59,11 @@ class Placement:
         self._patterns = [(re.compile(pattern), target) for pattern, target in request.overrides]
         self.first_gpu_layer = max(0, n_layers - request.gpu_layers) if device.type != "cpu" else n_layers
 
+    def unused(self, names: Iterable[str]) -> list[str]:
+        """The patterns that none of the names of all tensors has."""
+        names = list(names)
+        return [pattern.pattern for pattern, _ in self._patterns if not any(map(pattern.search, names))]
+
     def layer(self, index: int) -> torch.device:
         """Where layer `index` computes."""
         return self.device if index >= self.first_gpu_layer else CPU
@@ -83,18 +90,22 @@ def is_expert(name: str) -> bool:
 
 
 def parse_overrides(text: str) -> tuple[tuple[str, torch.device], ...]:
-    r"""`REGEX=CPU|CUDAn[,REGEX=...]` of -ot, as in `\.ffn_.*_exps=CPU`. UsageError for what is neither."""
-    found = []
-    for part in text.split(","):
-        pattern, separator, target = part.rpartition("=")
-        device = re.fullmatch(r"(cpu)|(?:cuda|gpu):?(\d*)", target.strip(), re.IGNORECASE)
-        if not separator or not pattern or not device:
-            raise UsageError(f"-ot '{printable(part, 80)}' is not REGEX=CPU or REGEX=CUDAn")
+    r"""`REGEX=CPU|CUDAn[,REGEX=...]` of -ot, as in `\.ffn_.*_exps=CPU`; a comma ends an override only behind its device. UsageError for what
+    is neither, and for a device that no machine has."""
+    found, start = [], 0
+    for target in _TARGET.finditer(text):
+        pattern, start = text[start : target.start()].strip(), target.end()
+        if not pattern or pattern[0] == "," or re.search(r"(?<!\?)(?<!\?<)=", pattern):  # names have no "=": what is no device ends there
+            raise UsageError(f"-ot '{printable(text, 80)}' is not REGEX=CPU or REGEX=CUDAn")
         try:
             re.compile(pattern)
         except re.error as error:
             raise UsageError(f"-ot '{printable(pattern, 80)}' is no regular expression: {error}") from None
-        found.append((pattern, CPU if device[1] else torch.device("cuda", int(device[2] or 0))))
+        if len(number := target[2] or "0") > 4 or int(number) >= _MOST_DEVICES:
+            raise UsageError(f"-ot puts tensors on cuda:{printable(number, 40)}, which is not there: {present()}")
+        found.append((pattern, CPU if target[1] else torch.device("cuda", int(number))))
+    if start < len(text) or not found or text.rstrip().endswith(","):
+        raise UsageError(f"-ot '{printable(text[start:] or text, 80)}' is not REGEX=CPU or REGEX=CUDAn")
     return tuple(found)
 
 

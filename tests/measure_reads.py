@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 
 WARPS, ROW = 16, 4096
@@ -62,19 +63,21 @@ class Reads:
     def __init__(self):
         self.codes, self.scales = (torch.randint(0, 255, (n,), dtype=torch.uint8, device="cuda") for n in (1 << 30, 1 << 28))
         self.out = torch.zeros(1, dtype=torch.int32, device="cuda")
-        self.blocks = torch.cuda.get_device_properties(0).multi_processor_count
-        Device(0).set_current()
+        self.device = torch.cuda.current_device()
+        self.blocks = torch.cuda.get_device_properties(self.device).multi_processor_count
+        Device(self.device).set_current()
 
     def __call__(self, megabytes: int, **macros: int) -> tuple[float, float]:
         """Microseconds of a launch that reads so many megabytes of codes, and TB/s, scales included."""
-        from cuda.bindings import driver
-
         slot = macros["PIECE"] + -(-macros["SCALES"] // 16) * 16
         macros |= {"WARPS": WARPS, "ROW": ROW, "SLOTS": max(2, macros.pop("RING") // (WARPS * slot))}
         major, minor = torch.cuda.get_device_capability()
         options = ProgramOptions(std="c++17", arch=f"sm_{major}{minor}", define_macro=[f"{k}={v}" for k, v in macros.items()])
         kernel, shared = Program(KERNEL, "c++", options).compile("cubin").get_kernel("reads"), WARPS * macros["SLOTS"] * slot
-        driver.cuKernelSetAttribute(driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared, kernel.handle, 0)
+        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        (refused,) = driver.cuKernelSetAttribute(most, shared, kernel.handle, self.device)
+        if refused != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"{shared} bytes of shared memory: {refused.name}")
         rows, launches = megabytes * 10**6 // ROW, 8
         graph, stream, times = torch.cuda.CUDAGraph(), torch.cuda.Stream(), []
         config = LaunchConfig(grid=self.blocks, block=32 * WARPS, shmem_size=shared)
@@ -101,6 +104,8 @@ class Reads:
 
 
 def main() -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no CUDA device here")
     reads = Reads()
     print(f"{torch.cuda.get_device_name()}; megabytes of codes, then us and TB/s of codes and scales\n")
     for megabytes in (558, 125):

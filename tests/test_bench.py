@@ -154,8 +154,9 @@ def test_table(capsys):
     (["-p", "x"], "-p takes numbers"), (["-pg", "5"], "-pg takes two numbers"), (["-o", "xml"], "-o is 'xml'"),
     (["-p", "0", "-n", "0"], "nothing to measure"), (["-ctk", "q9_0"], "q9_0"), (["-fa", "maybe"], "-fa takes 0 or 1"),
     (["--precision", "bf16"], "--precision bf16"), (["-ot", "x"], "-ot 'x'"), (["-fa", "0", "-ctv", "q8_0"], "-fa 0"),
-    (["-ser", "5"], "-ser"), (["-ub", "0"], "-ub"), (["-r", "0"], "-r is at least 1"), (["--device", "cuda:77"], "cuda:77"),
-    (["--delay", "nan"], "--delay 0 to"), (["--delay", "inf"], "--delay 0 to"), (["-mla", "7"], "-mla is '7'"), (["-ub", "9" * 20], "-ub"),
+    (["-ser", "5"], "-ser"), (["-ub", "0"], "-ub"), (["-r", "0"], "-r is 0, expected 1"), (["--device", "cuda:77"], "cuda:77"),
+    (["--delay", "nan"], "--delay is nan"),
+    (["--delay", "inf"], "--delay is inf"), (["-mla", "7"], "-mla is '7'"), (["-ub", "9" * 20], "-ub"),
     (["-b", "9" * 20], "-b"), (["-t", "-1"], "-t is"), (["--fit", "-ngl", "3"], "does not go together"),
     (["--fit", "-3"], "--fit is -3 MiB"),
     (["-ot", "ffn=CUDA0"], "--device is cpu"), (["-ot", "a=CPU,b=GPU7"], "--device is cpu"),
@@ -166,6 +167,20 @@ def test_wrong_words(words, message, capsys):
     captured = capsys.readouterr()
     assert message in captured.err and "tg" not in captured.out
     assert message == "MiB, cpu has" or not captured.out and "changes nothing" not in captured.err  # that is known only with the model
+
+
+def test_what_was_measured_before_an_error_stays_readable(capsys, monkeypatch):
+    from iqforge.runtime import bench as module
+
+    run_test = module.run_test
+    monkeypatch.setattr(module, "run_test", lambda model, test, *a, **k: run_test(model, test, *a, **k) if test.n_prompt == 4 else fail())
+
+    def fail():
+        raise EvaluationError("logits are not finite")
+
+    assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", "-p", "4,8", "-n", "0", "-r", "1", "-o", "json"]) == 1
+    captured = capsys.readouterr()
+    assert [row["n_prompt"] for row in json.loads(captured.out)] == [4] and "not finite" in captured.err
 
 
 def test_names_are_looked_at_before_anything_is_measured(capsys, tmp_path):

@@ -198,6 +198,11 @@ def test_command(demo, model, capsys):
         assert run(demo, capsys, *words)[1] == out.removeprefix("The function returns")
 
 
+def test_command_says_once_what_changes_nothing(demo, capsys):
+    err = run(demo, capsys, "-p", "The", "-n", "1", "-amb", "3", "-ctv", "q8_0")[2]
+    assert err.count("note: -amb changes nothing") == 1
+
+
 def test_command_samples_by_its_seed(demo, capsys):
     texts = [run(demo, capsys, "-p", "The", "-n", "16", "-s", seed)[1] for seed in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]

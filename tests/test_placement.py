@@ -68,10 +68,26 @@ def test_experts_and_patterns():
     assert place.of("blk.0.attn_q.weight") == CPU and place.of("blk.3.attn_q.weight") == CUDA
 
 
-@pytest.mark.parametrize("text", ["attn", "=CPU", "attn=GPX", "attn=CUDAx", "(=CPU", "a=CPU,,b=CPU"])
+@pytest.mark.parametrize("text", ["attn", "=CPU", "attn=GPX", "attn=CUDAx", "(=CPU", "a=CPU,,b=CPU", "a=GPX,b=CPU", "a=CPU,",
+                                  "a=CPU,b", ""])
 def test_patterns_that_are_none(text):
     with pytest.raises(UsageError, match="-ot"):
         parse_overrides(text)
+
+
+@pytest.mark.parametrize("number", ["128", "256", "9" * 30])
+def test_devices_that_no_machine_has(number):
+    """256 would be device 0 where numbers have eight bits."""
+    with pytest.raises(UsageError, match=f"-ot puts tensors on cuda:{number}, which is not there: here"):
+        parse_overrides(f"a=CUDA{number}")
+
+
+def test_patterns_with_commas_and_unused_ones():
+    overrides = parse_overrides(r"blk\.\d{1,3}\.ffn_up=CPU,b(?=lk)=CUDA1,nothing=CPU")
+    assert [pattern for pattern, _ in overrides] == [r"blk\.\d{1,3}\.ffn_up", "b(?=lk)", "nothing"]
+    place = Placement(CUDA, 4, Request(overrides=overrides))
+    assert place.of("blk.12.ffn_up.weight") == CPU and place.of("blk.1.attn_q.weight") == torch.device("cuda", 1)
+    assert place.unused(["blk.12.ffn_up.weight", "output.weight"]) == ["nothing"]
 
 
 @pytest.mark.parametrize("free, expected", [

@@ -105,7 +105,8 @@ def test_layouts_are_checked(monkeypatch):
     layouts.packed_layout.cache_clear()
     twice = (layouts.bits(0, 0, 16), "codes", layouts.bits(0, 0, 16))
     for fields, message in ((lambda i: whole.fields(i)[:1], "one place for every bit"),
-                            (lambda i: whole.fields(i)[:1] + [twice], "two bits in one place")):
+                            (lambda i: whole.fields(i)[:1] + [twice], "two bits in one place"),
+                            (lambda i: [(*field, "sign code") for field in whole.fields(i)], "a field that is 'sign code'")):
         monkeypatch.setattr(layouts, "_layouts", lambda fields=fields: {"Q8_0": layouts.Layout(whole.planes, fields)})
         with pytest.raises(RuntimeError, match=message):
             layouts.packed_layout(type)
