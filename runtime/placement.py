@@ -90,8 +90,9 @@ def is_expert(name: str) -> bool:
 
 
 def parse_overrides(text: str) -> tuple[tuple[str, torch.device], ...]:
-    r"""`REGEX=CPU|CUDAn[,REGEX=...]` of -ot, as in `\.ffn_.*_exps=CPU`; a comma ends an override only behind its device. UsageError for what
-    is neither, and for a device that no machine has."""
+    r"""`REGEX=CPU|CUDAn[,REGEX=...]` of -ot, as in `\.ffn_.*_exps=CPU`; a comma ends an override only behind its device.
+
+    UsageError for what is neither, and for a device that no machine has."""
     found, start = [], 0
     for target in _TARGET.finditer(text):
         pattern, start = text[start : target.start()].strip(), target.end()
