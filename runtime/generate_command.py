@@ -66,9 +66,10 @@ def run(args: argparse.Namespace, api) -> int:
         for token in generate_tokens(model, prompt, args.predict, sampling, context=context, end=end, record=record):
             _show(stream.feed(token))
         _show(stream.end() + "\n")
+    n = len(record.tokens)  # the first one is the prompt's result
+    speed = f", {n - 1} of them in {record.seconds:.2f} s, {record.per_second:.2f} tokens/s" if n > 1 else ""
     print(f"prompt: {record.prompt_tokens} tokens in {record.prompt_seconds:.2f} s, {record.prompt_per_second:.2f} tokens/s\n"
-          f"generated: {len(record.tokens)} tokens, {max(0, len(record.tokens) - 1)} of them in {record.seconds:.2f} s, "
-          f"{record.per_second:.2f} tokens/s{'; ended by itself' if record.ended else ''}", file=sys.stderr)
+          f"generated: {n} token{'s' * (n != 1)}{speed}{'; ended by itself' if record.ended else ''}", file=sys.stderr)
     return 0
 
 

@@ -38,6 +38,8 @@ def run(args: argparse.Namespace, api) -> int:
         raise UsageError("-p, -n and -d cannot be negative, and -p and -n not both 0")
     if args.output and os.path.isdir(args.output):
         raise OutputError("cannot be written: it is a folder", file=args.output)
+    if args.output and not args.output.lower().endswith(".svg"):
+        raise UsageError(f"-o is '{printable(args.output, 80)}', expected FILE.svg: the drawing is SVG")
     if args.output and not os.access(folder := os.path.dirname(os.path.abspath(args.output)), os.W_OK):  # before the work, not after it
         raise OutputError(f"cannot be written: no folder {printable(folder)} that can be written to", file=args.output)
     device, setting = only_setting(args, "a profile")

@@ -193,6 +193,8 @@ def test_command(tmp_path, capsys):
     assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-o", str(tmp_path / "no" / "p.svg")]) == 1
     captured = capsys.readouterr()
     assert "cannot be written" in captured.err and not captured.out  # before the work
+    assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-o", str(tmp_path / "p.png")]) == 1
+    assert "expected FILE.svg" in capsys.readouterr().err
     assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-o", str(tmp_path)]) == 1
     captured = capsys.readouterr()
     assert "it is a folder" in captured.err and not captured.out
