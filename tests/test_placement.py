@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from iqforge.errors import DeviceError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.runtime import memory
 from iqforge.runtime.cache import CacheSettings
+from iqforge.runtime.flags import model_notes
 from iqforge.runtime.layers.attention import attend, attend_with_scores
 from iqforge.runtime.linear import ExpertLinear
 from iqforge.runtime.model import Model, load_model
@@ -88,6 +91,16 @@ def test_patterns_with_commas_and_unused_ones():
     place = Placement(CUDA, 4, Request(overrides=overrides))
     assert place.of("blk.12.ffn_up.weight") == CPU and place.of("blk.1.attn_q.weight") == torch.device("cuda", 1)
     assert place.unused(["blk.12.ffn_up.weight", "output.weight"]) == ["nothing"]
+
+
+def test_patterns_without_a_tensor_are_said(moe):
+    """On a GPU; on the CPU all overrides change nothing, which is said in one line."""
+    request = Request(overrides=parse_overrides("ffn_up_exps=CPU,ffn_upp=CPU"))
+    with load_model(moe) as model:
+        weights = SimpleNamespace(placement=Placement(CUDA, 2, request), switches=model.weights.switches)
+        for device, expected in ((CUDA, [("-ot 'ffn_upp'", "no tensor has such a name")]), (CPU, [])):
+            assert model_notes(SimpleNamespace(device=device, weights=weights, source=model.source,
+                                               hyperparameters=model.hyperparameters)) == expected
 
 
 @pytest.mark.parametrize("free, expected", [
