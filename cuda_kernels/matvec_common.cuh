@@ -101,7 +101,9 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
   const float4 zeros = make_float4(0, 0, 0, 0), ones = make_float4(1, 1, 1, 1);
   auto weights = [&](uint32_t v) -> Eight {
     if (!weight || v >= VECTORS) return {ones, ones};
-    return {load_now((const float4*)weight + 2 * v), load_now((const float4*)weight + 2 * v + 1)};
+    const float4* at = (const float4*)weight + 2 * v;
+    if (EARLY) return {load_now(at), load_now(at + 1)};
+    return {__ldg(at), __ldg(at + 1)};   // by several rows: once for all of them
   };
   auto load = [&](uint32_t i) -> Eight {   // of all rows' vectors, made up to whole steps
     const uint32_t n = ROWS == 1 ? 0 : i / PADDED, v = i - n * PADDED;

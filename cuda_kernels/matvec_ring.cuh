@@ -15,7 +15,7 @@ template <class F> struct Ring {
   CONST int piece(int p) { return F::bytes(p, ELEMENTS); }
   CONST bool in_line(int p) { return F::plane_per_row(p) && 16 % F::plane_bytes(p) == 0; }   // never over the border of its 16 bytes
   CONST bool aligned(int p) { return F::row_bytes(p) % 16 == 0 && (F::plane_per_row(p) || piece(p) % 16 == 0); }
-  // Whether L2 takes in whole lines of 128 bytes: of shorter rows, what is beside a row may be nobody's.
+  // Whether L2 takes in whole lines of 128 bytes: shorter rows gain nothing by it.
   CONST bool in_lines(int p) { return F::row_bytes(p) >= 256; }
   CONST int room(int p) { return aligned(p) ? piece(p) : in_line(p) ? 16 : (piece(p) + 15) / 16 * 16 + 16; }
   CONST int begin(int p) { return p == 0 ? 0 : begin(p - 1) + room(p - 1); }

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import UsageError
 from . import bench_options
 from .bench_options import OPTIONS
-from .flags import MOST_TOKENS, add_device_flag, chosen_device
+from .flags import MOST_TOKENS, add_device_flag, check_layers, chosen_device
 
 _LONGEST_DELAY = 86400
 
@@ -204,9 +204,7 @@ def _source(which: str, synthetic: bool):
 def _placement(setting: dict[str, Any], fit_margin: int | None = None):
     from .placement import ALL, Request, parse_overrides
 
-    for flag, field, least in (("-ngl", "n_gpu_layers", -1), ("-ncmoe", "n_cpu_moe", 0)):
-        if setting[field] < least:
-            raise UsageError(f"{flag} is {setting[field]}, expected {'-1 (all) or more' if least else '0 or more'}")
+    check_layers(setting["n_gpu_layers"], "-ncmoe", setting["n_cpu_moe"])
     layers = setting["n_gpu_layers"]
     overrides = parse_overrides(setting["override_tensor"]) if setting["override_tensor"] else ()
     return Request(ALL if layers in (-1, 99) else layers, overrides, setting["n_cpu_moe"], fit_margin)

@@ -103,9 +103,7 @@ def placement(args: argparse.Namespace, device):
     for what cannot be."""
     from .placement import ALL, Request, parse_overrides
 
-    for flag, value in (("-ngl", args.gpu_layers), ("--n-cpu-moe", args.n_cpu_moe)):
-        if value is not None and value < (-1 if flag == "-ngl" else 0):
-            raise UsageError(f"{flag} is {value}, expected {'-1 (all) or more' if flag == '-ngl' else '0 or more'}")
+    check_layers(args.gpu_layers or 0, "--n-cpu-moe", args.n_cpu_moe or 0)
     given = [flag for flag, value in (("-ngl", args.gpu_layers), ("--n-cpu-moe", args.n_cpu_moe), ("--cpu-moe", args.cpu_moe or None),
                                       ("--fit", args.fit), ("-ot", args.override_tensor)) if value is not None]
     overrides = tuple(override for text in args.override_tensor or () for override in parse_overrides(text))
@@ -171,6 +169,14 @@ def open_model(args: argparse.Namespace, *, source: Source | None = None, contex
         source.close()
         raise
     return model
+
+
+def check_layers(gpu_layers: int, cpu_flag: str, cpu_experts: int) -> None:
+    """UsageError for numbers of layers on the GPU (-ngl), or with experts on the CPU (`cpu_flag`), that are none."""
+    if gpu_layers < -1:
+        raise UsageError(f"-ngl is {gpu_layers}, expected -1 (all) or more")
+    if cpu_experts < 0:
+        raise UsageError(f"{cpu_flag} is {cpu_experts}, expected 0 or more")
 
 
 def model_notes(model) -> list[tuple[str, str]]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from cuda.bindings import driver
-from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
+from cuda.core import Device, Program, ProgramOptions
+from measure_matvec import microseconds
+
+from iqforge.cuda_kernels.launch import architecture, launch
 
 WARPS, ROW = 16, 4096
 KERNEL = r"""
@@ -65,41 +67,24 @@ class Reads:
         self.out = torch.zeros(1, dtype=torch.int32, device="cuda")
         self.device = torch.cuda.current_device()
         self.blocks = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self.kernels = []  # which stay, as `launch` knows them by their handles
         Device(self.device).set_current()
 
     def __call__(self, megabytes: int, **macros: int) -> tuple[float, float]:
         """Microseconds of a launch that reads so many megabytes of codes, and TB/s, scales included."""
         slot = macros["PIECE"] + -(-macros["SCALES"] // 16) * 16
         macros |= {"WARPS": WARPS, "ROW": ROW, "SLOTS": max(2, macros.pop("RING") // (WARPS * slot))}
-        major, minor = torch.cuda.get_device_capability()
-        options = ProgramOptions(std="c++17", arch=f"sm_{major}{minor}", define_macro=[f"{k}={v}" for k, v in macros.items()])
+        options = ProgramOptions(std="c++17", arch=architecture(self.device), define_macro=[f"{k}={v}" for k, v in macros.items()])
         kernel, shared = Program(KERNEL, "c++", options).compile("cubin").get_kernel("reads"), WARPS * macros["SLOTS"] * slot
-        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        (refused,) = driver.cuKernelSetAttribute(most, shared, kernel.handle, self.device)
-        if refused != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"{shared} bytes of shared memory: {refused.name}")
-        rows, launches = megabytes * 10**6 // ROW, 8
-        graph, stream, times = torch.cuda.CUDAGraph(), torch.cuda.Stream(), []
-        config = LaunchConfig(grid=self.blocks, block=32 * WARPS, shmem_size=shared)
+        self.kernels.append(kernel)
+        rows = megabytes * 10**6 // ROW
 
-        def start(i: int) -> None:
-            at = i * (131 << 20) % (len(self.codes) - rows * ROW) // ROW * ROW
-            launch(Stream.from_handle(stream.cuda_stream), config, kernel, self.codes.data_ptr() + at, self.scales.data_ptr(),
-                   np.int64(rows), self.out.data_ptr())
+        def read(i: int) -> None:
+            start = i * (131 << 20) % (len(self.codes) - rows * ROW) // ROW * ROW
+            launch(kernel, self.blocks, 32 * WARPS, self.codes[start:], self.scales, np.int64(rows), self.out, shared=shared)
 
-        start(0)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            for i in range(launches):
-                start(i)
-        for _ in range(8):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end) * 1000 / launches)
-        time = sorted(times[1:])[3]
+        read(0)
+        time = microseconds(read, 8)
         return time, rows * ROW * (1 + macros["SCALES"] / macros["PIECE"]) / time * 1e-6
 
 

@@ -3,7 +3,6 @@
 import ctypes
 import dataclasses
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,8 @@ from iqforge.cuda_kernels.compile import expand
 from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.random_blocks import random_rows
+
+from .host_library import host_library
 
 HERE = Path(__file__).parent
 BLOCKS, LIMIT, EPS = 3, 227 << 10, 1e-5
@@ -38,8 +39,6 @@ def build(tmp_path_factory):
         program = "".join(f"#define {k} {v}\n" for k, v in spec.defines)
         program += f'#include "{HERE / "block_on_host.hpp"}"\n'
         program += expand(spec.sources)
-        program = "\n".join(line for line in program.splitlines() if not (line.startswith("typedef") and line.endswith("_t;"))
-                            and not line.startswith("extern __shared__"))
         program += f"""
 extern "C" void memory(int n, const uint8_t* begin, int64_t bytes) {{ memory_begin[n] = begin; memory_end[n] = begin + bytes; }}
 extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
@@ -53,11 +52,7 @@ extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
   return true;
 }}
 """
-        path = folder / f"{spec.name}.cpp"
-        path.write_text(program)
-        subprocess.run(["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-o", path.with_suffix(".so"), path],
-                       check=True)
-        return ctypes.CDLL(str(path.with_suffix(".so")))
+        return host_library(folder / spec.name, program)
 
     return library
 

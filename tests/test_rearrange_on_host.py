@@ -2,7 +2,6 @@
 
 import ctypes
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,8 @@ import torch
 from iqforge.cuda_kernels import ops, rearrange
 from iqforge.cuda_kernels.compile import expand
 from iqforge.runtime.random_blocks import random_rows
+
+from .host_library import host_library
 
 HERE = Path(__file__).parent
 PARAMETERS = ("const uint8_t* source, uint8_t* result, const uint32_t* moves, const uint16_t* starts, const uint8_t* flips, "
@@ -23,20 +24,16 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not inst
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    path = tmp_path_factory.mktemp("rearrange") / "rearrange.cpp"
-    text = expand(rearrange.SPEC.sources)
-    text = "\n".join(line for line in text.splitlines() if not (line.startswith("typedef") and line.endswith("_t;")))
     names = ", ".join(part.split()[-1].lstrip("*") for part in PARAMETERS.split(", "))
-    path.write_text(f"""#include "{HERE / "block_on_host.hpp"}"
-{text}
+    program = f"""#include "{HERE / "block_on_host.hpp"}"
+{expand(rearrange.SPEC.sources)}
 extern "C" void run({PARAMETERS}) {{
   gridDim = {{3, 1}};
   for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
     for (threadIdx.x = 0; threadIdx.x < 256; ++threadIdx.x) rearrange({names});
 }}
-""")
-    subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-o", path.with_suffix(".so"), path], check=True)
-    return ctypes.CDLL(str(path.with_suffix(".so"))).run
+"""
+    return host_library(tmp_path_factory.mktemp("rearrange") / "rearrange", program).run
 
 
 # Bits inverted in a layout, and where interleaving is undone; a header for each row; fields of odd lengths.

@@ -2,7 +2,6 @@
 
 import ctypes
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,8 @@ from iqforge.cuda_kernels.grids import shared_bytes
 from iqforge.errors import ShapeError, UnsupportedTypeError
 from iqforge.formats import codec
 from iqforge.formats.types import TYPES, ggml_type
+
+from .host_library import host_library
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 PACKED = layouts.packed_types()
@@ -134,19 +135,13 @@ def host_units(tmp_path_factory):
     """A library with decode_TYPE for every type, compiled by g++ from the headers of the kernels."""
     if not shutil.which("g++"):
         pytest.skip("g++ is not installed: the unit headers are not tried on the CPU")
-    folder = tmp_path_factory.mktemp("units")
     headers = tuple(dict.fromkeys(layouts.unit_header(ggml_type(name)) for name in PACKED))
     program = f'#include "{Path(__file__).parent / "units_on_host.hpp"}"\n' + expand(headers) + HOST_PROGRAM + "".join(
         f'extern "C" void decode_{name}(const uint8_t* base, int64_t rows, int cols, float* out) {{\n'
         f"  decode_rows<{name}>(base, rows, cols, out);\n}}\n"
         f'extern "C" int shared_{name}() {{ return shared_bytes<{name}>(nullptr); }}\n'
         for name in PACKED)
-    # CUDA's names of integers are those of <cstdint>, which has int64_t as long
-    program = "\n".join(line for line in program.splitlines() if not (line.startswith("typedef") and line.endswith("_t;")))
-    (folder / "units.cpp").write_text(program)
-    library = folder / "units.so"
-    subprocess.run(["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", "-o", library, folder / "units.cpp"], check=True)
-    return ctypes.CDLL(str(library))
+    return host_library(tmp_path_factory.mktemp("units") / "units", program)
 
 
 @pytest.mark.parametrize("name", PACKED)
