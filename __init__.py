@@ -5,12 +5,7 @@ The functions of `iqforge.api` are available here; they are imported when first 
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
-try:
-    __version__ = version("iqforge")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"
+from .version import __version__
 
 _API = ("convert_model", "quantize_model", "quantize_models", "collect_imatrix", "measure_perplexity", "split_model", "merge_model",
         "load_model", "decode", "decode_tensor", "encode", "interleave", "deinterleave", "repack_model", "quantize_stats",

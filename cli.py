@@ -17,29 +17,29 @@ from types import ModuleType
 
 # name: (module, one line of help)
 COMMANDS = {
-    "convert": (".convert.command", "Hugging Face checkpoint to GGUF"),
-    "convert-lora": (".convert.lora_command", "LoRA adapter to GGUF"),
-    "imatrix": (".imatrix.command", "collect an importance matrix, add up several, look at one"),
-    "imatrix-convert": (".imatrix.convert_command", "an importance matrix file in the other layout"),
-    "imatrix-compare": (".imatrix.compare_command", "how far two importance matrices are apart"),
-    "imatrix-coverage": (".imatrix.coverage_command", "how many tokens each expert saw"),
-    "quantize": (".quantize.command", "quantize a GGUF file or a checkpoint"),
-    "sensitivity": (".imatrix.sensitivity_command", "how much a model suffers from errors in each tensor"),
-    "quantize-stats": (".quantize.stats_command", "what each type would lose on each tensor: table, JSON, heat map"),
-    "validate": (".quantize.validate_command", "read a GGUF file back: values, and errors against what it was made of"),
-    "repack": (".quantize.repack_command", "tensors of a GGUF file into row-interleaved form, or back"),
-    "quantize-bench": (".quantize.benchmark", "how fast and how well each type is quantized, beside a reference library"),
-    "inspect": (".formats.inspect_command", "keys, tensors, types and sizes of a GGUF model"),
-    "gguf-hash": (".formats.hash_command", "hashes of a GGUF model's tensors, and checking them"),
-    "merge-gate-up": (".convert.gate_up_command", "gate and up of a GGUF file's experts into one tensor, or back"),
-    "gguf-split": (".convert.split_command", "split a GGUF file into shards, or merge them"),
-    "bench": (".runtime.bench_command", "speed of prompts and of generation, also on random weights of a real shape"),
-    "sweep-bench": (".runtime.bench_sweep", "speed of prompts and of generation as the context fills"),
-    "profile": (".runtime.profile_command", "time per kernel and layer as table and SVG timeline"),
-    "generate": (".runtime.generate_command", "text that follows a prompt"),
-    "perplexity": (".runtime.evaluate.command", "perplexity and KL divergence"),
+    "convert": (".convert.commands.convert", "Hugging Face checkpoint to GGUF"),
+    "convert-lora": (".convert.commands.convert_lora", "LoRA adapter to GGUF"),
+    "imatrix": (".imatrix.commands.imatrix", "collect an importance matrix, add up several, look at one"),
+    "imatrix-convert": (".imatrix.commands.imatrix_convert", "an importance matrix file in the other layout"),
+    "imatrix-compare": (".imatrix.commands.imatrix_compare", "how far two importance matrices are apart"),
+    "imatrix-coverage": (".imatrix.commands.imatrix_coverage", "how many tokens each expert saw"),
+    "quantize": (".quantize.commands.quantize", "quantize a GGUF file or a checkpoint"),
+    "sensitivity": (".imatrix.commands.sensitivity", "how much a model suffers from errors in each tensor"),
+    "quantize-stats": (".quantize.commands.quantize_stats", "what each type would lose on each tensor: table, JSON, heat map"),
+    "validate": (".quantize.commands.validate", "read a GGUF file back: values, and errors against what it was made of"),
+    "repack": (".quantize.commands.repack", "tensors of a GGUF file into row-interleaved form, or back"),
+    "quantize-bench": (".quantize.commands.quantize_bench", "how fast and how well each type is quantized, beside a reference library"),
+    "inspect": (".formats.commands.inspect", "keys, tensors, types and sizes of a GGUF model"),
+    "gguf-hash": (".formats.commands.gguf_hash", "hashes of a GGUF model's tensors, and checking them"),
+    "merge-gate-up": (".formats.commands.merge_gate_up", "gate and up of a GGUF file's experts into one tensor, or back"),
+    "gguf-split": (".formats.commands.gguf_split", "split a GGUF file into shards, or merge them"),
+    "bench": (".runtime.commands.bench", "speed of prompts and of generation, also on random weights of a real shape"),
+    "sweep-bench": (".runtime.commands.sweep_bench", "speed of prompts and of generation as the context fills"),
+    "profile": (".runtime.commands.profile", "time per kernel and layer as table and SVG timeline"),
+    "generate": (".runtime.commands.generate", "text that follows a prompt"),
+    "perplexity": (".runtime.commands.perplexity", "perplexity and KL divergence"),
     "kernels": (".cuda_kernels.command", "the CUDA kernels: list them, compile them ahead of time"),
-    "types": (".formats.types_command", "the table of ggml types, and what can be done with each"),
+    "types": (".formats.commands.types", "the table of ggml types, and what can be done with each"),
     "demo": (".demo.command", "the whole chain on the embedded model, with a report"),
 }
 
@@ -76,7 +76,7 @@ def _run(argv: list[str], asked: str) -> int:
     parser, subparsers, module = _parser(asked)
     args, extra = parser.parse_known_args(argv)
     if args.version:
-        from . import __version__
+        from .version import __version__
 
         print(f"iqforge {__version__}")
         return 0

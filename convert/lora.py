@@ -16,18 +16,18 @@ from ..errors import CheckpointError, UnsupportedTypeError, UsageError, printabl
 from ..formats.gguf.values import Value, f32, string, u32
 from ..formats.source import TensorInfo
 from ..formats.types import TYPES
-from .adapter import AdapterCheckpoint, Pair
+from .checkpoint.adapter import AdapterCheckpoint, Pair
 from .architectures import architecture_class
 from .architectures.base import Mapped
-from .metadata import title
-from .model_card import model_card_metadata, read_model_card
-from .naming import default_file_name
+from .metadata.general import title
+from .metadata.model_card import model_card_metadata, read_model_card
+from .metadata.naming import default_file_name
 from .options import Options
-from .outtype import OUTTYPES, resolve_outtype
-from .reorder import SelectedColumns, TransposedMatrices
-from .rows import ConcatenatedRows, Rows, StoredRows, rebased
-from .rows_source import RowsSource
-from .safetensors import StoredTensor
+from .tensors.outtype import OUTTYPES, resolve_outtype
+from .tensors.reorder import SelectedColumns, TransposedMatrices
+from .tensors.rows import ConcatenatedRows, Rows, StoredRows, rebased
+from .tensors.rows_source import RowsSource
+from .checkpoint.safetensors import StoredTensor
 from .source import QUANTIZATION_VERSION
 
 _EMBEDDING = "token_embd.weight"

@@ -7,11 +7,11 @@ from typing import Any
 from ..errors import UsageError
 from ..formats.gguf.values import Value, u32
 from .architectures import architecture_class
-from .checkpoint import Checkpoint
-from .metadata import general_metadata
+from .checkpoint.folder import Checkpoint
+from .metadata.general import general_metadata
 from .options import Options
-from .outtype import plan_outtype
-from .rows_source import RowsSource
+from .tensors.outtype import plan_outtype
+from .tensors.rows_source import RowsSource
 
 QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
 

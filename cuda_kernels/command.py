@@ -10,7 +10,7 @@ import sys
 import time
 
 from ..errors import UsageError
-from .compile import ARCHITECTURES, KernelSpec, cache_folder, need_cuda_core
+from .compile.nvrtc import ARCHITECTURES, KernelSpec, cache_folder, need_cuda_core
 from .registry import all_specs, build, cached_bytes, clear, missing, unchecked
 
 
@@ -70,7 +70,7 @@ def architectures(asked: str | None, *, needed: bool) -> list[str]:
     import torch
 
     if torch.cuda.is_available():
-        from .launch import architecture
+        from .compile.launch import architecture
 
         return sorted({architecture(device) for device in range(torch.cuda.device_count())})
     if needed:

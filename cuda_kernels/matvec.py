@@ -21,11 +21,10 @@ import torch
 
 from ..errors import ShapeError, UnsupportedTypeError
 from ..formats.types import GGMLType
-from .compile import KernelSpec
-from .launch import device_index, function, launch
-from .layouts import packed_types
-from .matvec_plan import (EXPERT_DOWN, EXPERT_GATE_UP, GATE_BY, GATE_UP, MATVEC_ADD, MOST_ROWS, MOST_SLOTS, NAMES, NORM_MATVEC, RESERVED,
-                          float_spec, limits, quantized_spec, room_of, sample_specs)
+from .compile.nvrtc import KernelSpec
+from .compile.launch import device_index, function, launch
+from .layouts.table import packed_types
+from .matvec_plan import EXPERT_DOWN, EXPERT_GATE_UP, GATE_BY, GATE_UP, MATVEC_ADD, MOST_ROWS, MOST_SLOTS, NAMES, NORM_MATVEC, RESERVED, float_spec, limits, quantized_spec, room_of, sample_specs
 from .ops import PackedMatrix
 
 Part = tuple[PackedMatrix, torch.Tensor, int, int]  # matrix, result, how many of its rows, from which on

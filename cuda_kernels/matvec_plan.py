@@ -1,4 +1,4 @@
-"""How a matrix-vector product is cut up, from shapes and device alone, and the kernel spec of each cut. See matvec_feed.cuh."""
+"""How a matrix-vector product is cut up, from shapes and device alone, and the kernel spec of each cut. See matvec/feed.cuh."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from ..formats.types import GGMLType
-from .compile import KernelSpec
-from .grids import shared_bytes
-from .layouts import packed_layout, packed_types, plain_type, unit_header
+from .compile.nvrtc import KernelSpec
+from .compile.grids import shared_bytes
+from .layouts.table import packed_layout, packed_types, plain_type, unit_header
 
 NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec.cu and matvec_float.cu
 EXPERT_GATE_UP, EXPERT_DOWN = 4, 5
@@ -20,7 +20,7 @@ MOST_ROWS = 8  # of activations
 MOST_SLOTS = 32  # experts of a token
 
 _GRANULE = {"Q8_0": 16, "IQ2_K": 64}  # elements that a lane takes at once, G of the formats; 32 for all others
-_OWN = {"IQ4_K": "iq_k", "IQ2_K": "iq_k", "IQ4_KS": "iq_ks", "Q4_K": "k", "Q6_K": "k", "Q8_0": "legacy"}  # matvec_*.cuh; others are generic
+_OWN = {"IQ4_K": "iq_k", "IQ2_K": "iq_k", "IQ4_KS": "iq_ks", "Q4_K": "k", "Q6_K": "k", "Q8_0": "legacy"}  # matvec/*.cuh; others are generic
 _ROW_FACTORS = ("IQ4_KS",)  # ROW_FACTOR of the formats: a row's own factor is not in its stages
 _RING = 80 << 10  # bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the gap between kernels
 _LARGEST_RING = 110 << 10  # for long stages, and for experts; two blocks still fit on an H200
@@ -48,7 +48,7 @@ def granule(type: GGMLType) -> int:
 
 
 def stage_bytes(type: GGMLType, cols: int, stage_steps: int) -> int:
-    """Shared memory for a stage of one row: Ring::ROW of matvec_ring.cuh."""
+    """Shared memory for a stage of one row: Ring::ROW of matvec/ring.cuh."""
     total, elements = 0, stage_steps * 32 * granule(type)
     for _, n, per_row in packed_layout(type).planes:
         if per_row and type.name in _ROW_FACTORS:
@@ -60,7 +60,7 @@ def stage_bytes(type: GGMLType, cols: int, stage_steps: int) -> int:
 
 
 def activation_bytes(type: GGMLType, steps: int) -> int:
-    """Of one row in 8 bits: Activations::BYTES of matvec_common.cuh."""
+    """Of one row in 8 bits: Activations::BYTES of matvec/common.cuh."""
     return 32 * steps * (granule(type) + (16 if granule(type) == 32 else 8))
 
 
@@ -104,9 +104,9 @@ def quantized_spec(type: GGMLType, cols: int, n: int, kind: int, plan: Plan, mat
                "STAGE_ROWS": plan.stage_rows, "SLOTS": plan.slots, "WARPS": plan.warps, "MATRICES": matrices,
                "BLOCKS": plan.resident, "BF16_X": int(bf16 and kind == MATVEC_ADD),
                "BF16_OUT": int(bf16 and kind == GATE_UP)}
-    own = (f"matvec_{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
+    own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     name = f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}{'_bf16' * bf16}"
-    return KernelSpec(name, (unit_header(type), *own, "experts.cu" if experts else "matvec.cu"),
+    return KernelSpec(name, (unit_header(type), *own, "matvec/experts.cu" if experts else "matvec/matvec.cu"),
                       tuple((k, str(v)) for k, v in defines.items()), (NAMES[kind],))
 
 
@@ -116,7 +116,7 @@ def float_spec(type: GGMLType, cols: int, n: int, kind: int, split: int) -> Kern
     warps, vectors = max(split, 4), cols * type.block_bytes // 16
     defines = {"TYPE": type.name, "WEIGHT_BYTES": type.block_bytes, "COLS": cols, "X_ROWS": n, "KIND": kind, "KERNEL": NAMES[kind],
                "WARPS": warps, "SPLIT": split, "UNROLL": min(4, -(-vectors // (32 * split)))}
-    return KernelSpec(f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}", ("matvec_float.cu",),
+    return KernelSpec(f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}", ("matvec/float.cu",),
                       tuple((k, str(v)) for k, v in defines.items()), (NAMES[kind],))
 
 

@@ -24,9 +24,10 @@ from ..formats.codecs.bit_moves import Moves
 from ..formats.codecs.interleaved import interleaving, row_head
 from ..formats.codecs.interleaved import pack_rows as interleaved_rows
 from ..formats.types import GGMLType, ggml_type
-from .compile import KernelSpec
-from .launch import function, launch
-from .layouts import UNIT, PackedLayout, packed_layout, packed_types, plain_type, unit_header
+from .compile.nvrtc import KernelSpec
+from .compile.launch import function, launch
+from .layouts.layout import UNIT
+from .layouts.table import PackedLayout, packed_layout, packed_types, plain_type, unit_header
 from .rearrange import Segment, rearrange
 
 _FUNCTIONS = {torch.float32: "dequantize_f32", torch.float16: "dequantize_f16", torch.bfloat16: "dequantize_bf16"}
@@ -41,7 +42,7 @@ def specs() -> list[KernelSpec]:
 
 @functools.cache
 def dequantize_spec(type: GGMLType) -> KernelSpec:
-    sources, functions = (unit_header(type), "dequantize.cu"), tuple(_FUNCTIONS.values())
+    sources, functions = (unit_header(type), "weights/dequantize.cu"), tuple(_FUNCTIONS.values())
     return KernelSpec(f"dequantize_{type.name.lower()}", sources, (("TYPE", type.name),), functions)
 
 

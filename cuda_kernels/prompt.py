@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .compile import KernelSpec
-from .launch import function, launch
+from .compile.nvrtc import KernelSpec
+from .compile.launch import function, launch
 
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -23,16 +23,16 @@ _GROUP_THREADS = 1024
 
 def _rows_spec(half: torch.dtype) -> KernelSpec:
     names = (*(f"add_norm_{n}" for n in _NORM_UNITS), "silu_gate", "gather_rows", "from_other")
-    return KernelSpec(f"prompt_{_short(half)}", ("prompt.cu",), (("HALF", str(_HALVES[half])),), names)
+    return KernelSpec(f"prompt_{_short(half)}", ("prompt/prompt.cu",), (("HALF", str(_HALVES[half])),), names)
 
 
 def _heads_spec(half: torch.dtype, stored: torch.dtype) -> KernelSpec:
     names = tuple(f"heads_{style}_{n}" for style in ("norm", "neox") for n in _HEAD_LANES)
-    return KernelSpec(f"prompt_heads_{_short(half)}_{_short(stored)}", ("prompt_rope.cu",),
+    return KernelSpec(f"prompt_heads_{_short(half)}_{_short(stored)}", ("prompt/rope.cu",),
                       (("HALF", str(_HALVES[half])), ("STORED", str(_STORED[stored]))), names)
 
 
-_EXPERTS_SPEC = KernelSpec("prompt_experts", ("prompt_experts.cu",), (), (*(f"route_{n}" for n in _PER_LANE), "group_rows"))
+_EXPERTS_SPEC = KernelSpec("prompt_experts", ("prompt/experts.cu",), (), (*(f"route_{n}" for n in _PER_LANE), "group_rows"))
 
 
 def _short(dtype: torch.dtype) -> str:

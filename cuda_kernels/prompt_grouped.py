@@ -12,9 +12,9 @@ import torch
 
 from ..formats.types import GGMLType, ggml_type
 from . import ops
-from .compile import KernelSpec
-from .launch import function, launch
-from .layouts import packed_types, unit_header
+from .compile.nvrtc import KernelSpec
+from .compile.launch import function, launch
+from .layouts.table import packed_types, unit_header
 
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}
 _LARGEST_TABLE = 1024
@@ -28,7 +28,7 @@ ARCHS = ("sm_90a",)
 def spec(type: GGMLType, half: torch.dtype) -> KernelSpec:
     """The kernels for weights of a ggml type and activations of a dtype."""
     name = f"prompt_grouped_{type.name.lower()}_{'f16' if half == torch.float16 else 'bf16'}"
-    return KernelSpec(name, (unit_header(type), "prompt_grouped.cu"),
+    return KernelSpec(name, (unit_header(type), "prompt/grouped.cu"),
                       (("TYPE", type.name), ("HALF", _HALVES[half])), ("grouped_product", "grouped_gate_up"), ARCHS)
 
 

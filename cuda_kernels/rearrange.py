@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from ..formats.codecs.bit_moves import Moves
-from .compile import KernelSpec
-from .launch import function, launch
+from .compile.nvrtc import KernelSpec
+from .compile.launch import function, launch
 
-SPEC = KernelSpec("rearrange", ("rearrange.cu",), (), ("rearrange",))
+SPEC = KernelSpec("rearrange", ("weights/rearrange.cu",), (), ("rearrange",))
 _THREADS = 256
 _GRID = 1 << 16
 

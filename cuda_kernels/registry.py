@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from .compile import KernelSpec, cache_folder, cached_file, check_spec, compile_spec, is_cached, is_checked, need_cuda_core
+from .compile.nvrtc import KernelSpec, cache_folder, cached_file, check_spec, compile_spec, is_cached, is_checked, need_cuda_core
 
 
 def all_specs() -> Iterator[tuple[str, KernelSpec]]:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from ..errors import UnsupportedTypeError
-from .compile import KernelSpec
-from .launch import function, launch
+from .compile.nvrtc import KernelSpec
+from .compile.launch import function, launch
 
 THREADS, WARPS = 256, 8
 MOST_HEAD = 256  # elements of a head
@@ -98,7 +98,7 @@ class AttentionShape:
             raise UnsupportedTypeError(f"attention of {self.rows} rows of {self.group} heads of {self.key_length} needs more than "
                                        f"{limit} bytes of shared memory")
         name = f"attention_{self.type_k}_{self.type_v}_{self.key_length}x{self.group}x{self.rows}".lower()
-        return KernelSpec(name, ("attention.cu",), self.defines(tile, stages), ("attention",))
+        return KernelSpec(name, ("attention/attention.cu",), self.defines(tile, stages), ("attention",))
 
 
 def shared_limit(device: torch.device) -> int:

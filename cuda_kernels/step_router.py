@@ -7,8 +7,8 @@ import functools
 import numpy as np
 import torch
 
-from .compile import KernelSpec
-from .launch import function, launch
+from .compile.nvrtc import KernelSpec
+from .compile.launch import function, launch
 
 THREADS = 128
 MOST_USED, MOST_LOGITS = 32, 8192  # the last in shared memory
@@ -24,7 +24,7 @@ def router_spec(rows: int, width: int, n_experts: int, n_used: int, reduction: t
     least, threshold = reduction or (n_used, 0.0)
     defines = {"ROWS": rows, "WIDTH": width, "EXPERTS": n_experts, "N_USED": n_used, "LEAST": least,
                "THRESHOLD": f"{float(np.float32(threshold)).hex()}f"}
-    return KernelSpec(f"router_{width}x{n_experts}x{rows}", ("router.cu",), tuple((k, str(v)) for k, v in defines.items()), ("router",))
+    return KernelSpec(f"router_{width}x{n_experts}x{rows}", ("step/router.cu",), tuple((k, str(v)) for k, v in defines.items()), ("router",))
 
 
 class StepRouter:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .compile import KernelSpec
-from .launch import function, launch
+from .compile.nvrtc import KernelSpec
+from .compile.launch import function, launch
 
-EMBED = KernelSpec("step_embed", ("embed.cu",), (), ("step_angles",))
-SAMPLE = KernelSpec("step_sample", ("sample.cu",), (), ("sample_greedy", "sample_draw", "sample_best"))
+EMBED = KernelSpec("step_embed", ("step/embed.cu",), (), ("step_angles",))
+SAMPLE = KernelSpec("step_sample", ("step/sample.cu",), (), ("sample_greedy", "sample_draw", "sample_best"))
 _THREADS = 256
 MOST_BEST = 64  # candidates that `sample_best` chooses from
 _BEST_THREADS = 512

@@ -83,10 +83,10 @@ class Chain:
 
     def prepare(self) -> Texts:
         """Make the folder and the two texts."""
-        from .. import __version__
+        from ..version import __version__
         from .text import choose_texts
         from ..formats.output import PartFile, output_error
-        from ..quantize.run import default_threads
+        from ..quantize.run.stream import default_threads
 
         texts = choose_texts()
         try:

@@ -229,8 +229,8 @@ def _facts(demo: Demo) -> list[tuple[str, str]]:
     import platform
     from importlib.metadata import version
 
-    from .. import __version__
-    from ..quantize.run import default_threads
+    from ..version import __version__
+    from ..quantize.run.stream import default_threads
 
     software = ", ".join(f"{package} {version(package)}" for package in ("torch", "numba", "numpy", "tokenizers"))
     return [("Version", f"iqforge {__version__}"), ("Command", demo.command),

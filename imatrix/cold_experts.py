@@ -28,7 +28,7 @@ from ..runtime.arguments import number, whole_number
 from .coverage import DEFAULT_LEAST
 from .data import Entry, Imatrix
 from .experts import with_experts
-from .stored import ComputedEntries
+from .files.stored import ComputedEntries
 
 METHODS = ("prior", "neighbours", "all-experts", "none")
 DEFAULT_PRIOR_TOKENS = 32.0

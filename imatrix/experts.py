@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from .data import LATENT, Entry, Imatrix, alternatives
-from .stored import ComputedEntries
+from .files.stored import ComputedEntries
 
 _GATE_UP = "ffn_gate_up_exps.weight"
 _SEE_THE_ROUTERS_INPUT = ("ffn_up_exps.weight", "ffn_gate_exps.weight", _GATE_UP)

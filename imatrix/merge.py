@@ -20,7 +20,7 @@ from ..errors import ImatrixError, UsageError
 from ..runtime.arguments import number
 from .data import Entry, Imatrix
 from .experts import split_experts, with_experts, with_same_names
-from .stored import ComputedEntries
+from .files.stored import ComputedEntries
 
 MOST_WEIGHT = 1e6  # counts stay far below what 64 bits hold
 DEFAULT_CHUNK = 512  # tokens of a call, where nothing says it

@@ -88,7 +88,7 @@ def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = 
     fails. Values near float32's largest may decode to infinity in trellis types, as values beyond 65504 do in F16.
     """
     if device != "cpu":
-        from ..formats.kernel_cuda import device_number, named_errors
+        from ..cuda_kernels.compile.numba_cuda import device_number, named_errors
 
         device_number(device)
         with named_errors(device):
@@ -197,11 +197,11 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
     plain = importance is None and "plain" in kinds
     weights = None if plain else np.ones(n_cols, dtype=np.float32) if importance is None else prepare_weights(importance, n_cols)
     if device != "cpu" and type.name in TRELLIS_TYPES:
-        from .trellis_cuda import TrellisEncoder
+        from .cuda.trellis import TrellisEncoder
 
         return TrellisEncoder(type, n_cols, weights, device, stream)
     if device != "cpu":
-        from .cuda import CudaEncoder
+        from .cuda.encoder import CudaEncoder
 
         kind = "plain" if plain else next(kind for kind in kinds if kind in ("block", "single", "row", "steps"))
         return CudaEncoder(type, kind, kinds[kind], n_cols, weights, () if plain else search_tables(type.name), device, stream)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.imatrix.data import Entry, Imatrix
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.formats.codec import decode
 

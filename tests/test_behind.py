@@ -11,9 +11,9 @@ import pytest
 from iqforge.errors import OutputError
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.behind import Behind
-from iqforge.quantize.plan import plan_uniform
-from iqforge.quantize.run import Output, stream
+from iqforge.quantize.run.background import Behind
+from iqforge.quantize.plan.plan import plan_uniform
+from iqforge.quantize.run.stream import Output, stream
 
 
 class Model:

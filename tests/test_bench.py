@@ -13,14 +13,14 @@ import torch
 import iqforge
 from iqforge.cli import main
 from iqforge.errors import EvaluationError
-from iqforge.runtime.bench import Test as BenchTest
-from iqforge.runtime.bench import Runner, deviation, run_test
-from iqforge.runtime.bench_cost import Cost
-from iqforge.runtime.bench_sweep import positions, sweep
+from iqforge.runtime.bench.bench import Test as BenchTest
+from iqforge.runtime.bench.bench import Runner, deviation, run_test
+from iqforge.runtime.bench.cost import Cost
+from iqforge.runtime.commands.sweep_bench import positions, sweep
 from iqforge.runtime.cuda.device_facts import facts_of
 from iqforge.runtime.model import Model
 from iqforge.runtime.sampling import Sampling
-from iqforge.runtime.synthetic import SyntheticSource
+from iqforge.runtime.bench.synthetic import SyntheticSource
 
 IK_FIELDS = """build_commit, build_number, cuda, vulkan, metal, sycl, rpc, gpu_blas, blas, cpu_info, gpu_info, model_filename, model_type,
 model_size, model_n_params, n_batch, n_ubatch, n_threads, type_k, type_v, n_gpu_layers, split_mode, main_gpu, no_kv_offload, flash_attn,
@@ -169,7 +169,7 @@ def test_wrong_words(words, message, capsys):
 
 
 def test_what_was_measured_before_an_error_stays_readable(capsys, monkeypatch):
-    from iqforge.runtime import bench as module
+    from iqforge.runtime.bench import bench as module
 
     run_test = module.run_test
     monkeypatch.setattr(module, "run_test", lambda model, test, *a, **k: run_test(model, test, *a, **k) if test.n_prompt == 4 else fail())

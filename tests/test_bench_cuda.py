@@ -13,9 +13,9 @@ from iqforge.cuda_kernels.ops import decode_matrix
 from iqforge.formats import codec
 from iqforge.runtime.cuda.device_facts import device_facts
 from iqforge.runtime.model import Model
-from iqforge.runtime.profile import profile_model
-from iqforge.runtime.profile_report import measured
-from iqforge.runtime.synthetic import SyntheticSource
+from iqforge.runtime.profile.profile import profile_model
+from iqforge.runtime.profile.report import measured
+from iqforge.runtime.bench.synthetic import SyntheticSource
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from iqforge.runtime import bench_sweep
-from iqforge.runtime.bench import Test as BenchTest
-from iqforge.runtime.bench import run_test
+from iqforge.runtime.commands import sweep_bench as bench_sweep
+from iqforge.runtime.bench.bench import Test as BenchTest
+from iqforge.runtime.bench.bench import run_test
 from iqforge.runtime.cuda import prompt_graphs
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.step_path import StepPath
 from iqforge.runtime.model import Model
-from iqforge.runtime.synthetic import SyntheticSource
+from iqforge.runtime.bench.synthetic import SyntheticSource
 
 from . import prompt_on_cpu
 from .step_on_cpu import CPU

@@ -9,10 +9,10 @@ import pytest
 
 from iqforge.cli import main as cli
 from iqforge.errors import MalformedFileError, NotFoundError, UnsupportedTypeError, UsageError
-from iqforge.quantize import benchmark
+from iqforge.quantize.commands import quantize_bench as benchmark
 from iqforge.quantize.encode import encode
-from iqforge.quantize.reference_library import ReferenceLibrary
-from iqforge.quantize.timing import measure_on_cpu, sample_rows, weighted_error
+from iqforge.quantize.report.reference_library import ReferenceLibrary
+from iqforge.quantize.report.timing import measure_on_cpu, sample_rows, weighted_error
 
 SMALL = ["--rows", "4", "--cols", "256", "--repeat", "1", "--seconds", "0.001"]
 

@@ -13,17 +13,17 @@ import torch
 
 import iqforge
 from iqforge.cli import main
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import MalformedFileError, NotFoundError, UsageError
 from iqforge.formats.ftypes import FILE_TYPES
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.quantize.budget import DEFAULT_TYPES, SHORT_ROW_TYPES, allowed_types, parse_size
-from iqforge.quantize.damage import Probe, load_probes, save_probes
+from iqforge.quantize.plan.budget import DEFAULT_TYPES, SHORT_ROW_TYPES, allowed_types, parse_size
+from iqforge.quantize.plan.damage import Probe, load_probes, save_probes
 from iqforge.quantize.encode import encodable_types
-from iqforge.quantize.knapsack import Choice, allocate
+from iqforge.quantize.plan.knapsack import Choice, allocate
 from iqforge.runtime.model import load_model
 
 from .tiny_checkpoint import PROSE, make_tiny_llama, make_tiny_qwen3moe

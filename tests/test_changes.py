@@ -17,8 +17,8 @@ from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.imatrix.files import save_imatrix
-from iqforge.quantize.changes import Changes, override
+from iqforge.imatrix.files.load import save_imatrix
+from iqforge.quantize.plan.changes import Changes, override
 
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iqforge.convert.checkpoint import open_checkpoint
-from iqforge.convert.safetensors import read_header
+from iqforge.convert.checkpoint.folder import open_checkpoint
+from iqforge.convert.checkpoint.safetensors import read_header
 from iqforge.errors import CheckpointError, ConfigError, IqforgeError, MalformedFileError, NotFoundError, TruncatedFileError
 
 ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}

@@ -13,13 +13,12 @@ import pytest
 
 import iqforge
 from iqforge.convert.architectures import architecture_class, register, supported
-from iqforge.convert.checkpoint import open_checkpoint
-from iqforge.convert.metadata import size_label, title
-from iqforge.convert.naming import default_file_name, output_path
-from iqforge.convert.outtype import plan_outtype
+from iqforge.convert.checkpoint.folder import open_checkpoint
+from iqforge.convert.metadata.general import size_label, title
+from iqforge.convert.metadata.naming import default_file_name, output_path
+from iqforge.convert.tensors.outtype import plan_outtype
 from iqforge.convert.source import CheckpointSource
-from iqforge.errors import (ArchitectureError, CheckpointError, ConfigError, IqforgeError, NotFoundError, OutputError, ShapeError,
-                            UsageError)
+from iqforge.errors import ArchitectureError, CheckpointError, ConfigError, IqforgeError, NotFoundError, OutputError, ShapeError, UsageError
 from iqforge.formats.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.source import TensorInfo

@@ -12,7 +12,7 @@ import pytest
 import iqforge
 from iqforge.convert import architectures
 from iqforge.convert.architectures import architecture_class, register
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ArchitectureError
 from iqforge.formats.gguf.reader import open_gguf

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import iqforge
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import CheckpointError, UsageError
 from iqforge.formats.gguf.reader import open_gguf

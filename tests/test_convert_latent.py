@@ -10,7 +10,7 @@ import pytest
 
 import iqforge
 from iqforge.cli import main
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import CheckpointError, ConfigError, UsageError
 from iqforge.formats.codec import decode

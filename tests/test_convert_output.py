@@ -12,7 +12,7 @@ import pytest
 
 import iqforge
 from iqforge.cli import main
-from iqforge.convert.output import Limits
+from iqforge.formats.tools.sharding import Limits
 from iqforge.errors import ConfigError, NotFoundError, OutputError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.source import TensorInfo

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import iqforge
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.packed.scaled import F8_E4M3, F8_E5M2, F8_E8M0
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import CheckpointError, IqforgeError

@@ -24,10 +24,10 @@ from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.quantize import cuda_device, cuda_run
+from iqforge.quantize.cuda import device as cuda_device, pieces as cuda_run
 from iqforge.quantize.encode import row_encoder
-from iqforge.quantize.piece import Target, row_group
-from iqforge.quantize.run import Output, stream
+from iqforge.quantize.run.piece import Target, row_group
+from iqforge.quantize.run.stream import Output, stream
 
 
 class FakeEncoder:
@@ -144,8 +144,8 @@ def imatrix(model: Path) -> Imatrix:
 
 def quantize(model: Path, out: Path, type: str, devices=(), **options):
     """The report and the digest of a run through fake devices; on the CPU without them."""
-    with unittest.mock.patch("iqforge.quantize.devices.find_devices", lambda device: range(len(devices))), \
-            unittest.mock.patch("iqforge.quantize.cuda_device.CudaDevice", lambda number: devices[number]):
+    with unittest.mock.patch("iqforge.quantize.cuda.devices.find_devices", lambda device: range(len(devices))), \
+            unittest.mock.patch("iqforge.quantize.cuda.device.CudaDevice", lambda number: devices[number]):
         report = iqforge.quantize_model(model, out, type, pure=True, allow_requantize=True, device="cuda", **options)
     return report, hashlib.sha256(out.read_bytes()).hexdigest()
 
@@ -184,7 +184,7 @@ def test_sums_of_a_block():
 
 
 def test_pieces_cover_every_row_once():
-    from iqforge.quantize.plan import PlannedTensor
+    from iqforge.quantize.plan.plan import PlannedTensor
 
     workers = cuda_run.DeviceWorkers([FakeDevice()], 1)
     cases = [((3, 70000, 1024), "IQ4_K_R4"), ((128, 768, 2048), "IQ2_KS"), ((50, 256), "Q4_0"), ((1, 1 << 26), "Q4_0"),
@@ -276,7 +276,7 @@ def test_sink_that_fails_ends_the_run(model, monkeypatch):
         def write(self, tensor, data):
             raise IqforgeError("no space")
 
-    from iqforge.quantize.plan import plan_uniform
+    from iqforge.quantize.plan.plan import plan_uniform
 
     devices = [FakeDevice()]
     monkeypatch.setattr(cuda_device, "CudaDevice", lambda number: devices[number])
@@ -293,8 +293,8 @@ def test_unknown_devices(model, tmp_path, capsys, device):
 
 
 def test_missing_cuda(model, tmp_path, monkeypatch, capsys, caplog):
-    from iqforge.formats import kernel_cuda
-    from iqforge.quantize.devices import find_devices
+    from iqforge.cuda_kernels.compile import numba_cuda as kernel_cuda
+    from iqforge.quantize.cuda.devices import find_devices
 
     def missing():
         raise UsageError("CUDA devices need the package numba-cuda: pip install 'iqforge[cuda]'")
@@ -309,8 +309,8 @@ def test_missing_cuda(model, tmp_path, monkeypatch, capsys, caplog):
 
 
 def test_devices_that_are_named(monkeypatch):
-    from iqforge.formats import kernel_cuda
-    from iqforge.quantize.devices import find_devices
+    from iqforge.cuda_kernels.compile import numba_cuda as kernel_cuda
+    from iqforge.quantize.cuda.devices import find_devices
 
     monkeypatch.setattr(kernel_cuda, "cuda_module", lambda: types.SimpleNamespace(gpus=[0, 1, 2]))
     assert find_devices("cuda") == find_devices("auto") == (0, 1, 2)

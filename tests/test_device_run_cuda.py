@@ -7,7 +7,7 @@ import pytest
 
 import iqforge
 from iqforge.errors import NonFiniteError
-from iqforge.quantize import cuda_run
+from iqforge.quantize.cuda import pieces as cuda_run
 
 from .test_device_run import imatrix, model, write_holes  # noqa: F401  (model is a fixture)
 from .test_encode_cuda import gpu  # noqa: F401  (a fixture)
@@ -44,7 +44,7 @@ def test_numbers_that_are_not_finite(gpu, tmp_path, kind, value):  # noqa: F811
 @pytest.mark.gpu
 def test_two_devices_take_turns(gpu, model, tmp_path, monkeypatch):  # noqa: F811
     """The same GPU twice stands in for two of them."""
-    from iqforge.quantize import devices
+    from iqforge.quantize.cuda import devices
 
     monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 2048)
     digests = []

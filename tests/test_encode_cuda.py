@@ -24,7 +24,7 @@ N_COLS = 1024
 
 
 def _reason_to_skip() -> str | None:
-    from iqforge.formats.kernel_cuda import cuda_module
+    from iqforge.cuda_kernels.compile.numba_cuda import cuda_module
 
     try:
         cuda_module()
@@ -140,7 +140,7 @@ def test_interleaved_type(gpu):
 
 @pytest.mark.gpu
 def test_pieces_do_not_change_bytes(gpu, monkeypatch):
-    from iqforge.quantize import cuda
+    from iqforge.quantize.cuda import encoder as cuda
 
     x = edge_rows()
     whole = {name: encode(name, x, device="cuda") for name in ("Q4_0", "IQ4_KS")}
@@ -174,8 +174,8 @@ def test_compiled_code_rounds_like_the_cpu(kind, monkeypatch):
     import numba.cuda.dispatcher
     from numba import cuda
 
-    from iqforge.formats import kernel_cuda
-    from iqforge.quantize import cuda as cuda_searches
+    from iqforge.cuda_kernels.compile import numba_cuda as kernel_cuda
+    from iqforge.quantize.cuda import encoder as cuda_searches
 
     device = types.SimpleNamespace(compute_capability=(9, 0))
     monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: device)

@@ -19,9 +19,10 @@ from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize import cuda_device, cuda_run, estimate
-from iqforge.quantize.plan import plan_uniform
-from iqforge.quantize.sample import SampledSource, spread
+from iqforge.quantize.cuda import device as cuda_device, pieces as cuda_run
+from iqforge.quantize.run import estimate
+from iqforge.quantize.plan.plan import plan_uniform
+from iqforge.quantize.run.sample import SampledSource, spread
 
 from .test_device_run import FakeDevice
 from .test_quantize import imatrix_of
@@ -112,7 +113,7 @@ def test_estimate_of_a_run(model, tmp_path, monkeypatch, devices):
     """The real pipeline, with importances and two outputs; on devices made of numpy too."""
     monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 4096)
     monkeypatch.setattr(cuda_device, "CudaDevice", lambda number: FakeDevice(f"fake:{number}"))
-    monkeypatch.setattr("iqforge.quantize.devices.find_devices", lambda device: tuple(range(devices)))
+    monkeypatch.setattr("iqforge.quantize.cuda.devices.find_devices", lambda device: tuple(range(devices)))
     outputs = [(tmp_path / "a.gguf", "IQ4_K"), (tmp_path / "b.gguf", "Q4_0")]
     first, second = iqforge.quantize_models(model, outputs, imatrix_of(model), pure=True, dry_run=True, estimate=True, device="cuda",
                                             threads=2)

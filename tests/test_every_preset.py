@@ -14,8 +14,8 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.quantize.mainline import MAINLINE
-from iqforge.quantize.recipe import Recipe
+from iqforge.quantize.plan.mainline import MAINLINE
+from iqforge.quantize.plan.recipe import Recipe
 
 from .shared import shared
 from .test_mainline_rules import model

@@ -16,7 +16,7 @@ from iqforge.cli import main
 from iqforge.errors import EvaluationError, ShapeError, UsageError
 from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.generate import Generation, TextStream, end_tokens, generate_tokens, prompt_tokens
-from iqforge.runtime.generate_command import unescape
+from iqforge.runtime.commands.generate import unescape
 from iqforge.runtime.sampling import GREEDY, Sampling, candidates, philox, sample, uniform
 from iqforge.runtime.tokenizer import TokenType
 

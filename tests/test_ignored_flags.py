@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from iqforge.cli import main
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import UsageError
-from iqforge.runtime import bench_options, ignored_flags
+from iqforge.runtime.bench import options as bench_options
+from iqforge.runtime.commands import ignored_flags
 from iqforge.runtime.devices import usable_device
-from iqforge.runtime.flags import add_runtime_flags
-from iqforge.runtime.ignored_flags import BY_FLAG, IGNORED
+from iqforge.runtime.commands.flags import add_runtime_flags
+from iqforge.runtime.commands.ignored_flags import BY_FLAG, IGNORED
 from iqforge.runtime.model import load_model
 
 from .tiny_checkpoint import make_tiny_llama

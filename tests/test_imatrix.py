@@ -12,7 +12,7 @@ import torch
 
 import iqforge
 from iqforge.cli import main
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import EvaluationError, ImatrixError, IqforgeError, NotFoundError, TruncatedFileError, UsageError
 from iqforge.formats.gguf.values import ValueType, array, string, u32
@@ -21,7 +21,7 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES
 from iqforge.imatrix.collector import Collector, collect_imatrix
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.imatrix.files import load_imatrix, save_imatrix
+from iqforge.imatrix.files.load import load_imatrix, save_imatrix
 from iqforge.runtime.model import load_model
 
 from .shared import shared

@@ -10,11 +10,11 @@ import torch
 
 import iqforge
 from iqforge.cli import main
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import EvaluationError, UsageError
 from iqforge.imatrix.collector import collect_imatrix
-from iqforge.imatrix.files import load_imatrix
+from iqforge.imatrix.files.load import load_imatrix
 from iqforge.imatrix.similarity import LayerSimilarity
 from iqforge.imatrix.texts import Text
 from iqforge.runtime.devices import usable_device

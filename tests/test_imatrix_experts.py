@@ -9,7 +9,7 @@ import pytest
 
 import iqforge
 from iqforge.cli import main
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import UsageError
 from iqforge.formats import codec
@@ -18,7 +18,7 @@ from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.imatrix.cold_experts import NEIGHBOURS, cosines, fill_cold_experts
 from iqforge.imatrix.coverage import measure_coverage
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.imatrix.files import load_imatrix, save_imatrix
+from iqforge.imatrix.files.load import load_imatrix, save_imatrix
 
 from .tiny_checkpoint import PROSE, make_tiny_qwen3moe
 from .tiny_model import write_gguf

@@ -15,7 +15,7 @@ from iqforge.errors import ImatrixError, OutputError, UsageError
 from iqforge.imatrix.collector import collect_imatrix
 from iqforge.imatrix.data import Entry
 from iqforge.imatrix.experts import with_experts
-from iqforge.imatrix.files import load_imatrix, save_imatrix
+from iqforge.imatrix.files.load import load_imatrix, save_imatrix
 from iqforge.imatrix.merge import as_tokens, merge_imatrices
 from iqforge.imatrix.statistics import layer_statistics, tensor_statistics
 from iqforge.runtime.evaluate.base_file import BaseFile

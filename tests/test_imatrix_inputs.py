@@ -14,7 +14,7 @@ import iqforge
 from iqforge.cli import main
 from iqforge.errors import EvaluationError, ImatrixError, OutputError, UsageError
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.imatrix.files import load_imatrix, save_imatrix
+from iqforge.imatrix.files.load import load_imatrix, save_imatrix
 
 from .imatrices import N_CTX, tiny_llama_file
 from .tiny_checkpoint import PROSE

@@ -14,7 +14,7 @@ from iqforge.errors import ImatrixError, TruncatedFileError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.experts import with_experts
-from iqforge.imatrix.files import load_imatrix, save_imatrix
+from iqforge.imatrix.files.load import load_imatrix, save_imatrix
 
 from .imatrices import N_CTX, ROUTER, UP, tokens, write_dat
 

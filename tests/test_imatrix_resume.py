@@ -18,11 +18,11 @@ from iqforge.formats.gguf.values import ValueType, array, string, u32
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES
-from iqforge.imatrix import saving
+from iqforge.imatrix.files import saving
 from iqforge.imatrix.data import Entry, Imatrix, Snapshot
-from iqforge.imatrix.files import load_imatrix, save_imatrix
+from iqforge.imatrix.files.load import load_imatrix, save_imatrix
 from iqforge.imatrix.similarity import LayerSimilarity
-from iqforge.imatrix.snapshot import load_snapshot, save_snapshot
+from iqforge.imatrix.files.snapshot import load_snapshot, save_snapshot
 
 from .imatrices import N_CTX, UP, tiny_llama_file
 from .tiny_checkpoint import PROSE

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from iqforge.cuda_kernels import compile as compiling
-from iqforge.cuda_kernels.compile import KernelSpec, cache_file, compile_spec, expand, is_cached
+from iqforge.cuda_kernels.compile import nvrtc as compiling
+from iqforge.cuda_kernels.compile.nvrtc import KernelSpec, cache_file, compile_spec, expand, is_cached
 from iqforge.errors import DeviceError, UnsupportedTypeError
 
 needs_cuda_core = pytest.mark.skipif(not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.core")),

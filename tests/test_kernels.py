@@ -6,9 +6,9 @@ import os
 import pytest
 
 from iqforge.cli import main
-from iqforge.cuda_kernels import compile as compiling
+from iqforge.cuda_kernels.compile import nvrtc as compiling
 from iqforge.cuda_kernels import step_attention
-from iqforge.cuda_kernels.compile import ARCHITECTURES, FOLDER, expand
+from iqforge.cuda_kernels.compile.nvrtc import ARCHITECTURES, FOLDER, expand
 from iqforge.cuda_kernels.registry import all_specs, build, missing, unchecked
 from iqforge.errors import DeviceError
 
@@ -35,7 +35,7 @@ def test_every_kernel_compiles_for_every_architecture():
 def test_kernels_with_units_bring_their_tables():
     """Codebook types look entries up in shared memory, where every kernel has to put them before it unpacks the first unit."""
     sources = {spec.sources[-1] for spec in SPECS if any(name.startswith("units/") for name in spec.sources)}
-    assert {"dequantize.cu", "matvec.cu", "experts.cu", "prompt_grouped.cu"} <= sources
+    assert {"weights/dequantize.cu", "matvec/matvec.cu", "matvec/experts.cu", "prompt/grouped.cu"} <= sources
     for name in sources:
         kernels = (FOLDER / name).read_text()
         assert "prepare_unit<TYPE>();" in kernels, name
@@ -108,7 +108,7 @@ def test_attention_reads_projections_as_memory_that_changes(spec):
         return answer[1:]
 
     options = ["--gpu-architecture=compute_90", "--std=c++17", *(f"-D{name}={value}" for name, value in spec.defines)]
-    (program,) = good(nvrtc.nvrtcCreateProgram(expand(spec.sources).encode(), b"attention.cu", 0, [], []))
+    (program,) = good(nvrtc.nvrtcCreateProgram(expand(spec.sources).encode(), b"attention/attention.cu", 0, [], []))
     good(nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options]))
     text = b" " * good(nvrtc.nvrtcGetPTXSize(program))[0]
     good(nvrtc.nvrtcGetPTX(program, text))

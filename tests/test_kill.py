@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import iqforge
-from iqforge.convert.safetensors import read_header
+from iqforge.convert.checkpoint.safetensors import read_header
 from iqforge.errors import IqforgeError
 from iqforge.formats.gguf.reader import open_gguf
 
@@ -24,7 +24,7 @@ KILLS = 20
 def fresh():
     """Starts processes that have iqforge imported already and no threads of this one."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["iqforge.api", "iqforge.quantize.run", "iqforge.convert.source", "iqforge.formats.gguf.writer"])
+    context.set_forkserver_preload(["iqforge.api", "iqforge.quantize.run.stream", "iqforge.convert.source", "iqforge.formats.gguf.writer"])
     context.Process(target=os.getpid).start()
     return context
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from iqforge.cuda_kernels import compile as compiling
-from iqforge.cuda_kernels.compile import KernelSpec
-from iqforge.cuda_kernels.launch import function, launch
+from iqforge.cuda_kernels.compile import nvrtc as compiling
+from iqforge.cuda_kernels.compile.nvrtc import KernelSpec
+from iqforge.cuda_kernels.compile.launch import function, launch
 from iqforge.errors import DeviceError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]

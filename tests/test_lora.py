@@ -12,8 +12,7 @@ import pytest
 import iqforge
 from iqforge.cli import main
 from iqforge.convert.lora import AdapterSource
-from iqforge.errors import (CheckpointError, ConfigError, IqforgeError, NotFoundError, OutputError, ShapeError, UnsupportedTypeError,
-                            UsageError)
+from iqforge.errors import CheckpointError, ConfigError, IqforgeError, NotFoundError, OutputError, ShapeError, UnsupportedTypeError, UsageError
 from iqforge.formats.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 

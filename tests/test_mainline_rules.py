@@ -9,8 +9,8 @@ from iqforge.formats.ftypes import FILE_TYPES
 from iqforge.formats.gguf.values import Value, string, u32
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES
-from iqforge.quantize.mainline import MAINLINE
-from iqforge.quantize.recipe import Recipe
+from iqforge.quantize.plan.mainline import MAINLINE
+from iqforge.quantize.plan.recipe import Recipe
 
 FLOATS = {"F32", "F16", "BF16"}
 INNER = ("attn_k", "attn_output", "attn_q", "attn_v", "ffn_down", "ffn_gate", "ffn_up")

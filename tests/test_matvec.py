@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from iqforge.cuda_kernels import matvec, matvec_plan, ops
-from iqforge.cuda_kernels.layouts import packed_types
+from iqforge.cuda_kernels.layouts.table import packed_types
 from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
 from iqforge.errors import ShapeError
 from iqforge.formats.types import ggml_type
-from iqforge.runtime.random_blocks import random_rows
+from iqforge.runtime.bench.random_blocks import random_rows
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 TYPES = packed_types()

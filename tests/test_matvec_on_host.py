@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from iqforge.cuda_kernels import matvec_plan as mp
-from iqforge.cuda_kernels.compile import expand
+from iqforge.cuda_kernels.compile.nvrtc import expand
 from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
 from iqforge.formats.types import ggml_type
-from iqforge.runtime.random_blocks import random_rows
+from iqforge.runtime.bench.random_blocks import random_rows
 
 from .host_library import host_library
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from iqforge.runtime import bench
+from iqforge.runtime.bench import bench
 
 
 @pytest.fixture
 def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("measure_cuda", Path(__file__).parent / "measure_cuda.py")
+    spec = importlib.util.spec_from_file_location("measure_cuda", Path(__file__).parents[1] / "benchmarks/cuda_runtime.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "measure_cuda", module)  # dataclasses look their module up
     spec.loader.exec_module(module)
@@ -24,7 +24,7 @@ def script(monkeypatch):
 
 def run(script, monkeypatch, *words: str) -> int:
     options = ["--device", "cpu", "--precision", "f32", "-p", "8", "-n", "2", "-r", "2"]
-    monkeypatch.setattr(sys, "argv", ["measure_cuda.py", *options, *words])
+    monkeypatch.setattr(sys, "argv", ["benchmarks/cuda_runtime.py", *options, *words])
     return script.main()
 
 

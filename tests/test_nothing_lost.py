@@ -14,7 +14,7 @@ from iqforge.errors import OutputError
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize import resume, scratch
+from iqforge.quantize.run import resume, scratch
 
 from .test_resume import LEFT, BreakAfter, break_off, imatrix, names, write_model
 

@@ -6,8 +6,8 @@ import pytest
 
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.pace import Pace
-from iqforge.quantize.plan import PlannedTensor
+from iqforge.quantize.run.pace import Pace
+from iqforge.quantize.plan.plan import PlannedTensor
 
 COST = {"Q8_0": 1e-3, "IQ3_KT": 50e-3, "IQ4_K": 10e-3, "BF16": 1e-4}
 

@@ -14,7 +14,7 @@ import torch
 
 import iqforge
 from iqforge.cli import main
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import EvaluationError, IqforgeError, MalformedFileError, NotFoundError, TruncatedFileError
 from iqforge.formats.gguf.reader import open_gguf

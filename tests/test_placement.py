@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from iqforge.cli import main
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import DeviceError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.runtime import memory
 from iqforge.runtime.cache import CacheSettings
-from iqforge.runtime.flags import model_notes
+from iqforge.runtime.commands.flags import model_notes
 from iqforge.runtime.layers.attention import attend, attend_with_scores
 from iqforge.runtime.linear import ExpertLinear
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.placement import ALL, CPU, Placement, Request, fit, is_expert, parse_overrides
 from iqforge.runtime.resident import Resident, ResidentMatrix
 from iqforge.runtime.switches import Switches, parse_on_off, parse_ser
-from iqforge.runtime.synthetic import SyntheticSource
+from iqforge.runtime.bench.synthetic import SyntheticSource
 
 from .tiny_checkpoint import make_tiny_qwen3moe
 from .tiny_model import write_gguf

@@ -10,13 +10,13 @@ import torch
 from iqforge.cli import main
 from iqforge.runtime.layers.ffn import GatedFFN
 from iqforge.runtime.model import Model
-from iqforge.runtime.profile import profile_model
-from iqforge.runtime.profile_annotate import annotated, range_name
-from iqforge.runtime.profile_command import _how
-from iqforge.runtime.profile_report import measured, rows_by, tables, typical
-from iqforge.runtime.profile_svg import rows_of, timeline
-from iqforge.runtime.profile_trace import PASS, Pass, Span, passes_of, short_name
-from iqforge.runtime.synthetic import SyntheticSource
+from iqforge.runtime.profile.profile import profile_model
+from iqforge.runtime.profile.annotate import annotated, range_name
+from iqforge.runtime.commands.profile import _how
+from iqforge.runtime.profile.report import measured, rows_by, tables, typical
+from iqforge.runtime.profile.svg import rows_of, timeline
+from iqforge.runtime.profile.trace import PASS, Pass, Span, passes_of, short_name
+from iqforge.runtime.bench.synthetic import SyntheticSource
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -13,7 +13,7 @@ from iqforge.cuda_kernels import ops, prompt_grouped
 from iqforge.runtime.cuda import prompt_moe
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.registry import Branch
-from iqforge.runtime.random_blocks import random_rows
+from iqforge.runtime.bench.random_blocks import random_rows
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) and importlib.util.find_spec("cuda") is not None
 

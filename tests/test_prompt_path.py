@@ -19,9 +19,9 @@ from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt_path import PromptPath
 from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.model import Model
-from iqforge.runtime.profile_annotate import annotated
+from iqforge.runtime.profile.annotate import annotated
 from iqforge.runtime.switches import Switches
-from iqforge.runtime.synthetic import SHAPES, SyntheticSource
+from iqforge.runtime.bench.synthetic import SHAPES, SyntheticSource
 
 from . import prompt_on_cpu, step_on_cpu
 from .step_on_cpu import CPU

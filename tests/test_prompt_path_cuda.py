@@ -7,7 +7,7 @@ import torch
 
 from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.model import Model
-from iqforge.runtime.synthetic import SyntheticSource
+from iqforge.runtime.bench.synthetic import SyntheticSource
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -18,10 +18,10 @@ from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.imatrix.files import save_imatrix
-from iqforge.quantize.changes import Changes
-from iqforge.quantize.provenance import IMATRIX_KEY, RECIPE_KEY, SAMPLES, SOURCE_KEY, VERSION_KEY, recipe_text, source_fingerprint
-from iqforge.quantize.recipe import Recipe
+from iqforge.imatrix.files.load import save_imatrix
+from iqforge.quantize.plan.changes import Changes
+from iqforge.quantize.plan.provenance import IMATRIX_KEY, RECIPE_KEY, SAMPLES, SOURCE_KEY, VERSION_KEY, recipe_text, source_fingerprint
+from iqforge.quantize.plan.recipe import Recipe
 
 from .tiny_checkpoint import make_tiny_llama
 

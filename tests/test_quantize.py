@@ -26,7 +26,7 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize.encode import encode
-from iqforge.quantize.plan import is_candidate, plan_uniform
+from iqforge.quantize.plan.plan import is_candidate, plan_uniform
 
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
@@ -361,7 +361,7 @@ def test_interrupted_run_leaves_no_finished_file(tmp_path, number):
 
 def test_memory_stays_far_below_the_tensor(tmp_path):
     """A 400 MB tensor (800 MB as float32) is quantized in less than 400 MB."""
-    script = Path(__file__).with_name("measure_memory.py")
+    script = Path(__file__).parents[1] / "benchmarks/memory.py"
     done = subprocess.run([sys.executable, str(script), "--gigabytes", "0.45", "--largest", "0.4", "--type", "Q8_0", "--dir", str(tmp_path)],
                           capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
     assert done.returncode == 0, done.stderr

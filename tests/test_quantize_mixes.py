@@ -17,11 +17,11 @@ from iqforge.formats.gguf.values import Value, ValueType, string, u32
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES, ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.imatrix.files import save_imatrix
-from iqforge.quantize.flags import configure, given_roles
-from iqforge.quantize.overrides import Overrides
-from iqforge.quantize.plan import plan_preset, rules_of
-from iqforge.quantize.recipe import Recipe
+from iqforge.imatrix.files.load import save_imatrix
+from iqforge.quantize.commands.flags import configure, given_roles
+from iqforge.quantize.plan.overrides import Overrides
+from iqforge.quantize.plan.plan import plan_preset, rules_of
+from iqforge.quantize.plan.recipe import Recipe
 
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama

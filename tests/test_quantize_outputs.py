@@ -16,10 +16,10 @@ from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.flags import parse_words
-from iqforge.quantize.plan import PlannedTensor, plan_uniform
-from iqforge.quantize.recipe import Recipe
-from iqforge.quantize.run import Output, stream
+from iqforge.quantize.commands.flags import parse_words
+from iqforge.quantize.plan.plan import PlannedTensor, plan_uniform
+from iqforge.quantize.plan.recipe import Recipe
+from iqforge.quantize.run.stream import Output, stream
 
 
 def info(name, shape, kind="BF16"):
@@ -60,7 +60,7 @@ def test_rows_are_read_once(model, tmp_path, monkeypatch):
         read[tensor.name] = read.get(tensor.name, 0) + stop - start
         return real(self, tensor, start, stop)
     monkeypatch.setattr(GGUFFile, "read_rows", counting)
-    monkeypatch.setattr("iqforge.quantize.provenance.source_fingerprint", lambda *_: "")  # reads some rows before the run
+    monkeypatch.setattr("iqforge.quantize.plan.provenance.source_fingerprint", lambda *_: "")  # reads some rows before the run
     iqforge.quantize_models(model, [(tmp_path / f"{type}.gguf", type) for type in TYPES], pure=True)
     with open_gguf(model) as source:
         assert read == {tensor.name: tensor.n_rows for tensor in source.tensors}

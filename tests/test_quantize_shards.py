@@ -17,7 +17,7 @@ from iqforge.formats.gguf.writer import GGUFWriter, ShardedWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.quantize import resume
+from iqforge.quantize.run import resume
 
 from .test_resume import BreakAfter
 from .tiny_checkpoint import make_tiny_qwen3moe
@@ -208,7 +208,7 @@ def test_merged_experts_find_their_importances(experts, tmp_path):
 
 
 def test_merged_from_a_checkpoint_and_in_pieces(experts, tmp_path, monkeypatch):
-    monkeypatch.setattr("iqforge.quantize.piece.PIECE_ELEMENTS", 3 * 256)
+    monkeypatch.setattr("iqforge.quantize.run.piece.PIECE_ELEMENTS", 3 * 256)
     folder = make_tiny_qwen3moe(tmp_path / "model")
     assert main(["quantize", "--pure", "--merge-gate-up", str(folder), str(tmp_path / "a.gguf"), "q8_0"]) == 0
     monkeypatch.undo()

@@ -17,8 +17,8 @@ from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.quantize import stats
-from iqforge.quantize.stats import choose_types, row_spans
+from iqforge.quantize.report import stats
+from iqforge.quantize.report.stats import choose_types, row_spans
 
 UP, EXPERTS, ODD = "blk.0.ffn_up.weight", "blk.0.ffn_down_exps.weight", "blk.1.ffn_<up>.weight"
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from iqforge.cuda_kernels import ops, rearrange
-from iqforge.cuda_kernels.compile import expand
-from iqforge.runtime.random_blocks import random_rows
+from iqforge.cuda_kernels.compile.nvrtc import expand
+from iqforge.runtime.bench.random_blocks import random_rows
 
 from .host_library import host_library
 

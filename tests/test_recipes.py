@@ -8,14 +8,14 @@ import logging
 import pytest
 
 import iqforge
-from iqforge.api_quantize import plan_quantization
+from iqforge.api.quantize import plan_quantization
 from iqforge.cli import main
 from iqforge.errors import IqforgeError, MalformedFileError, NotFoundError, UnknownTypeError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
-from iqforge.quantize.recipe import Recipe
-from iqforge.quantize.recipe_file import read_recipe
-from iqforge.quantize.saved_plan import load_plan
+from iqforge.quantize.plan.recipe import Recipe
+from iqforge.quantize.plan.recipe_file import read_recipe
+from iqforge.quantize.plan.saved_plan import load_plan
 
 from .test_quantize_mixes import llama
 from .tiny_checkpoint import make_tiny_llama

@@ -12,11 +12,10 @@ import pytest
 
 import iqforge
 from iqforge.api import open_source
-from iqforge.convert import http_ranges, remote
-from iqforge.convert.hub import Address, access_token
-from iqforge.convert.remote import open_remote
-from iqforge.errors import (CheckpointError, IqforgeError, MalformedFileError, NotFoundError, RemoteError, TruncatedFileError,
-                            UnsupportedTypeError, UsageError)
+from iqforge.convert.hub import http_ranges, remote
+from iqforge.convert.hub.repository import Address, access_token
+from iqforge.convert.hub.remote import open_remote
+from iqforge.errors import CheckpointError, IqforgeError, MalformedFileError, NotFoundError, RemoteError, TruncatedFileError, UnsupportedTypeError, UsageError
 
 from .hub_server import COMMIT, Hub, reply
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from iqforge.convert.mxfp4 import MXFP4Rows
-from iqforge.convert.reorder import ComputedRows, EveryOtherRow, SelectedColumns, SelectedRows, TransposedHeads, TransposedMatrices
+from iqforge.convert.tensors.mxfp4 import MXFP4Rows
+from iqforge.convert.tensors.reorder import ComputedRows, EveryOtherRow, SelectedColumns, SelectedRows, TransposedHeads, TransposedMatrices
 from iqforge.errors import UnsupportedTypeError
 from iqforge.formats.types import TYPES
 

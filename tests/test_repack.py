@@ -16,8 +16,8 @@ from iqforge.formats.gguf.values import string, u32
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES, ggml_type
-from iqforge.quantize import repack
-from iqforge.quantize.repack import interleaved_form, plan_repack, repacked_file_type
+from iqforge.quantize.run import repack
+from iqforge.quantize.run.repack import interleaved_form, plan_repack, repacked_file_type
 
 from .shared import shared
 

@@ -22,8 +22,8 @@ from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.quantize import resume
-from iqforge.quantize.report import Progress
+from iqforge.quantize.run import resume
+from iqforge.quantize.report.report import Progress
 
 N_TENSORS = 12
 
@@ -133,9 +133,9 @@ def test_says_what_has_changed(model, tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
     refused("path of the source", source=write_model(tmp_path / "other/model.gguf"))
     with monkeypatch.context() as patched:
-        patched.setattr("iqforge.api_outputs.__version__", "99")
+        patched.setattr("iqforge.api.outputs.__version__", "99")
         refused("version of iqforge")
-        patched.setattr("iqforge.quantize.run_key.sources_digest", lambda: "abc")
+        patched.setattr("iqforge.quantize.run.run_key.sources_digest", lambda: "abc")
         refused("own sources")
     state, content = model.stat(), model.read_bytes()
     os.utime(model, ns=(state.st_atime_ns, state.st_mtime_ns + 1))

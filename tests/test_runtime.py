@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
-from iqforge.errors import (ArchitectureError, ConfigError, IqforgeError, MalformedFileError, NotFoundError, ShapeError,
-                            UnsupportedTypeError, UsageError)
+from iqforge.errors import ArchitectureError, ConfigError, IqforgeError, MalformedFileError, NotFoundError, ShapeError, UnsupportedTypeError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.values import i32, string, u32
 from iqforge.runtime.layers.rope import Rope, Scaling

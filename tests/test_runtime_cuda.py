@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import iqforge
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import IqforgeError, UsageError
 from iqforge.runtime.cache import CacheSettings
@@ -17,7 +17,7 @@ from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.placement import ALL, Request, parse_overrides
 from iqforge.runtime.sampling import GREEDY, Sampling
 from iqforge.runtime.switches import Switches
-from iqforge.runtime.synthetic import SyntheticSource
+from iqforge.runtime.bench.synthetic import SyntheticSource
 
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe

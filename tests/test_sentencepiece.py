@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from iqforge.convert.checkpoint import open_checkpoint
-from iqforge.convert.sentencepiece import BPE, UNIGRAM, read_sentencepiece
-from iqforge.convert.vocabulary import vocabulary_metadata
+from iqforge.convert.checkpoint.folder import open_checkpoint
+from iqforge.convert.vocabulary.sentencepiece import BPE, UNIGRAM, read_sentencepiece
+from iqforge.convert.vocabulary.tokenizer_keys import vocabulary_metadata
 from iqforge.errors import IqforgeError, MalformedFileError, TokenizerError, TruncatedFileError, UnsupportedTypeError
 from .shared import shared
 

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from iqforge.convert import split_command
-from iqforge.convert.split import merge_model, parse_size, split_model
+from iqforge.formats.commands import gguf_split as split_command
+from iqforge.formats.tools.split import merge_model, parse_size, split_model
 from iqforge.errors import IqforgeError, OutputError, SplitError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
 
@@ -196,7 +196,7 @@ def test_equal_to_the_reference(tmp_path):
 
 _MEASURED = """
 import resource, sys
-from iqforge.convert.split import merge_model, split_model
+from iqforge.formats.tools.split import merge_model, split_model
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 first = split_model(sys.argv[1], sys.argv[2], max_tensors=1)[0]
 merge_model(first, sys.argv[2] + ".gguf")

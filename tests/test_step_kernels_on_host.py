@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from iqforge.cuda_kernels.compile import KernelSpec, expand
+from iqforge.cuda_kernels.compile.nvrtc import KernelSpec, expand
 from iqforge.cuda_kernels.step_router import router_spec
 from iqforge.cuda_kernels.step_sample import MOST_BEST, SAMPLE
 from iqforge.runtime.sampling import GREEDY, Sampling, sample

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.runtime import linear
 from iqforge.runtime.cache import CacheSettings

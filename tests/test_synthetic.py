@@ -12,9 +12,9 @@ from iqforge.errors import IqforgeError
 from iqforge.formats import codec
 from iqforge.formats.types import TYPES
 from iqforge.runtime.model import Model
-from iqforge.runtime.random_blocks import random_rows, supported
-from iqforge.runtime.repeated_rows import RepeatedRows, rows_per_page_run
-from iqforge.runtime.synthetic import SyntheticSource, llama3_factors
+from iqforge.runtime.bench.random_blocks import random_rows, supported
+from iqforge.runtime.bench.repeated_rows import RepeatedRows, rows_per_page_run
+from iqforge.runtime.bench.synthetic import SyntheticSource, llama3_factors
 
 WEIGHT_TYPES = [name for name in codec.decodable_types() if name not in ("F64", "I2_S")]
 

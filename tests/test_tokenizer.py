@@ -7,7 +7,7 @@ import random
 import pytest
 import tokenizers
 
-from iqforge.convert.checkpoint import open_checkpoint
+from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ConfigError, TokenizerError
 from iqforge.formats.gguf.reader import open_gguf

@@ -19,11 +19,10 @@ from safetensors.torch import load_file
 
 import iqforge
 from iqforge.api import open_source
-from iqforge.convert.checkpoint import open_checkpoint
-from iqforge.convert.rows import StoredRows
-from iqforge.convert.torch_file import read_torch_header
-from iqforge.errors import (CheckpointError, ConfigError, IqforgeError, MalformedFileError, NotFoundError, TruncatedFileError,
-                            UnsupportedTypeError)
+from iqforge.convert.checkpoint.folder import open_checkpoint
+from iqforge.convert.tensors.rows import StoredRows
+from iqforge.convert.torch.file import read_torch_header
+from iqforge.errors import CheckpointError, ConfigError, IqforgeError, MalformedFileError, NotFoundError, TruncatedFileError, UnsupportedTypeError
 
 from .tiny_checkpoint import make_tiny_llama
 

@@ -88,7 +88,7 @@ def test_values_are_fitted_as_products_use_them():
 
 
 def test_constants_of_the_kernels():
-    from iqforge.quantize import trellis_cuda
+    from iqforge.quantize.cuda import trellis as trellis_cuda
 
     for name in TYPES:
         book = CODEBOOKS[name]
@@ -103,7 +103,7 @@ def test_constants_of_the_kernels():
 @pytest.mark.skipif(not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.core")), reason="cuda-core is not installed")
 @pytest.mark.parametrize("name", TYPES)
 def test_kernels_compile(name):
-    from iqforge.quantize import trellis_cuda
+    from iqforge.quantize.cuda import trellis as trellis_cuda
 
     assert len(trellis_cuda.compile_kernels(ggml_type(name), "sm_90").code) > 10000
 
@@ -130,7 +130,7 @@ def test_device_is_no_worse_and_repeats_itself(gpu, name):  # noqa: F811
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", TYPES)
 def test_device_on_edge_rows(gpu, name, monkeypatch):  # noqa: F811
-    from iqforge.quantize import cuda
+    from iqforge.quantize.cuda import encoder as cuda
 
     x = edge_rows()
     for what, importance in importances().items():
@@ -153,7 +153,7 @@ def test_device_on_edge_rows(gpu, name, monkeypatch):  # noqa: F811
 def test_device_finds_the_best_word_of_all(gpu, name):  # noqa: F811
     """Every group of 8192 elements against every code word, in double precision, at the scale that was chosen for its block."""
     from iqforge.quantize.encode import prepare_weights
-    from iqforge.quantize.trellis_cuda import TrellisEncoder
+    from iqforge.quantize.cuda.trellis import TrellisEncoder
 
     generator, book = np.random.default_rng(6), CODEBOOKS[name]
     x = generator.standard_normal((8, 1024)).astype(np.float32)

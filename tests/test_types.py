@@ -11,7 +11,7 @@ from iqforge import api
 from iqforge.cli import main
 from iqforge.errors import ShapeError, UnknownTypeError
 from iqforge.formats.types import RETIRED_IDS, TYPES, ggml_type
-from iqforge.formats.types_command import HEADINGS, markdown_page, support_table
+from iqforge.formats.commands.types import HEADINGS, markdown_page, support_table
 
 from .shared import ROOT, shared
 

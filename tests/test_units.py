@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from iqforge.cuda_kernels import layouts, ops, tensors
-from iqforge.cuda_kernels.compile import expand
-from iqforge.cuda_kernels.grids import shared_bytes
+from iqforge.cuda_kernels.layouts import table as layouts
+from iqforge.cuda_kernels.layouts.layout import bits
+from iqforge.cuda_kernels import ops, tensors
+from iqforge.cuda_kernels.compile.nvrtc import expand
+from iqforge.cuda_kernels.compile.grids import shared_bytes
 from iqforge.errors import ShapeError, UnsupportedTypeError
 from iqforge.formats import codec
 from iqforge.formats.types import TYPES, ggml_type
@@ -104,7 +106,7 @@ def test_layouts_are_checked(monkeypatch):
     type = ggml_type("Q8_0")
     whole = layouts._layouts()["Q8_0"]
     layouts.packed_layout.cache_clear()
-    twice = (layouts.bits(0, 0, 16), "codes", layouts.bits(0, 0, 16))
+    twice = (bits(0, 0, 16), "codes", bits(0, 0, 16))
     for fields, message in ((lambda i: whole.fields(i)[:1], "one place for every bit"),
                             (lambda i: whole.fields(i)[:1] + [twice], "two bits in one place"),
                             (lambda i: [(*field, "sign code") for field in whole.fields(i)], "a field that is 'sign code'")):

@@ -16,7 +16,7 @@ from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.validate import validate_tensors
+from iqforge.quantize.report.validate import validate_tensors
 
 from .test_quantize import imatrix_of
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
@@ -59,7 +59,7 @@ def test_a_sound_file_has_the_errors_that_were_reported(bf16, checkpoint, tmp_pa
 
 
 def test_experts_and_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("iqforge.quantize.validate.PIECE_ELEMENTS", 4096)
+    monkeypatch.setattr("iqforge.quantize.report.validate.PIECE_ELEMENTS", 4096)
     model = iqforge.convert_model(make_tiny_qwen3moe(tmp_path / "hf", n_experts=4), tmp_path / "m.gguf", outtype="f32")
     imatrix = imatrix_of(model)
     report = iqforge.quantize_model(model, tmp_path / "q.gguf", "IQ3_K", imatrix, pure=True)
@@ -154,7 +154,7 @@ def test_a_byte_that_changes_on_the_way_to_the_disk(bf16, tmp_path, monkeypatch,
 
 
 def test_several_outputs_of_which_one_is_wrong_get_no_names(bf16, tmp_path, monkeypatch):
-    from iqforge.quantize import validate
+    from iqforge.quantize.report import validate
 
     honest = validate.validate_tensors
 

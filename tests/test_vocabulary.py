@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from iqforge.convert.checkpoint import open_checkpoint
-from iqforge.convert.vocabulary import vocabulary_metadata
-from iqforge.convert.vocabulary_bpe import split_regexes
-from iqforge.convert.vocabulary_tokens import looks_special
+from iqforge.convert.checkpoint.folder import open_checkpoint
+from iqforge.convert.vocabulary.tokenizer_keys import vocabulary_metadata
+from iqforge.convert.vocabulary.bpe import split_regexes
+from iqforge.convert.vocabulary.tokens import looks_special
 from iqforge.errors import IqforgeError, TokenizerError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.pretokenizers import BYTE_LEVEL_REGEX, PRETOKENIZERS, check_name, name_of, pretokenizer, regexes_of

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from iqforge.convert.checkpoint import open_checkpoint
-from iqforge.convert.vocabulary import vocabulary_metadata
-from iqforge.convert.vocabulary_tiktoken import byte_letters
+from iqforge.convert.checkpoint.folder import open_checkpoint
+from iqforge.convert.vocabulary.tokenizer_keys import vocabulary_metadata
+from iqforge.convert.vocabulary.tiktoken import byte_letters
 from iqforge.errors import TokenizerError
 
 from .tiny_checkpoint import BOS, EOS, tokenizer_json

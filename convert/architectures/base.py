@@ -11,14 +11,14 @@ from ...errors import CheckpointError, ConfigError
 from ...formats.gguf.values import Value, f32, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
-from ..checkpoint import Checkpoint
-from ..decoded import factor_tensors
+from ..checkpoint.folder import Checkpoint
+from ..tensors.decoded import factor_tensors
 from ..options import Options
 from ..packed import unpacked
-from ..rope import Rope
-from ..rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, Rows, StoredRows
-from ..safetensors import StoredTensor
-from ..vocabulary import vocabulary_metadata
+from ..metadata.rope import Rope
+from ..tensors.rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, Rows, StoredRows
+from ..checkpoint.safetensors import StoredTensor
+from ..vocabulary.tokenizer_keys import vocabulary_metadata
 
 # Buffers that old checkpoints carry along; runtimes compute them.
 DROPPED_SUFFIXES = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")

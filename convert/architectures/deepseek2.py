@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...formats.gguf.values import Value
-from ..checkpoint import Checkpoint
+from ..checkpoint.folder import Checkpoint
 from ..options import MLA_LAYOUTS, Options
 from . import register
 from .base import split_numbers

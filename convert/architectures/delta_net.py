@@ -14,10 +14,10 @@ from ...errors import ConfigError
 from ...formats.gguf.values import Value, ValueType, array, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
-from ..checkpoint import Checkpoint
+from ..checkpoint.folder import Checkpoint
 from ..options import Options
-from ..reorder import ComputedRows, SelectedColumns
-from ..safetensors import StoredTensor
+from ..tensors.reorder import ComputedRows, SelectedColumns
+from ..checkpoint.safetensors import StoredTensor
 from .base import Mapped, Shape, Weight
 from .blocks import LAYER
 from .mtp import MtpBlocks

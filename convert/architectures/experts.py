@@ -7,10 +7,10 @@ from typing import Iterator
 from ...errors import CheckpointError
 from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
-from ..checkpoint import Checkpoint
+from ..checkpoint.folder import Checkpoint
 from ..options import Options
-from ..rows import ConcatenatedRows, RowRange, Rows, StoredRows
-from ..safetensors import StoredTensor
+from ..tensors.rows import ConcatenatedRows, RowRange, Rows, StoredRows
+from ..checkpoint.safetensors import StoredTensor
 from .base import Architecture, Mapped, Weight, check_shape, split_numbers
 
 GATE, UP, DOWN = "gate", "up", "down"

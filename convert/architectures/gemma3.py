@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...formats.gguf.values import Value, f32, u32
-from ..rope import Rope
+from ..metadata.rope import Rope
 from . import register
 from .base import Architecture, Weight
 from .blocks import attention, embedding_and_head, gated_feed_forward

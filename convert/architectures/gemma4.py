@@ -6,10 +6,10 @@ from typing import Iterator
 
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, ValueType, array, f32, u32
-from ..rope import ProportionalRope, Rope
-from ..safetensors import StoredTensor
-from ..vocabulary import vocabulary_metadata
-from ..vocabulary_gemma4 import gemma4_vocabulary
+from ..metadata.rope import ProportionalRope, Rope
+from ..checkpoint.safetensors import StoredTensor
+from ..vocabulary.tokenizer_keys import vocabulary_metadata
+from ..vocabulary.gemma4 import gemma4_vocabulary
 from . import register
 from .base import Mapped, Shape, Weight, split_numbers
 from .blocks import LAYER, embedding_and_head

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...formats.gguf.values import Value, boolean, f32, u32
-from ..checkpoint import Checkpoint
+from ..checkpoint.folder import Checkpoint
 from ..options import Options
 from . import register
 from .base import Weight

@@ -10,10 +10,10 @@ from ...errors import CheckpointError
 from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES, GGMLType
-from ..mxfp4 import BLOCK_CODES, MXFP4Rows
-from ..reorder import EveryOtherRow, SelectedColumns, TransposedMatrices
-from ..rows import ConcatenatedRows, RowRange, Rows, StoredRows
-from ..safetensors import StoredTensor
+from ..tensors.mxfp4 import BLOCK_CODES, MXFP4Rows
+from ..tensors.reorder import EveryOtherRow, SelectedColumns, TransposedMatrices
+from ..tensors.rows import ConcatenatedRows, RowRange, Rows, StoredRows
+from ..checkpoint.safetensors import StoredTensor
 from . import register
 from .base import Mapped, Weight, check_shape, split_numbers
 from .blocks import LAYER, attention, embedding_and_head

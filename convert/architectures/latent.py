@@ -13,11 +13,11 @@ import numpy as np
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, boolean, f32, u32
 from ...formats.source import TensorInfo
-from ..checkpoint import Checkpoint
+from ..checkpoint.folder import Checkpoint
 from ..options import Options
-from ..reorder import SelectedRows, TransposedHeads
-from ..rows import StoredRows
-from ..safetensors import StoredTensor
+from ..tensors.reorder import SelectedRows, TransposedHeads
+from ..tensors.rows import StoredRows
+from ..checkpoint.safetensors import StoredTensor
 from .base import Mapped, Weight, check_shape, split_numbers
 from .blocks import LAYER, embedding_and_head, in_layers, norms
 from .experts import RoutedExperts

@@ -6,7 +6,7 @@ import logging
 
 from ...errors import CheckpointError, UsageError
 from ...formats.gguf.values import Value, u32
-from ..checkpoint import Checkpoint
+from ..checkpoint.folder import Checkpoint
 from ..options import Options
 from .base import Architecture, Weight, split_numbers
 from .blocks import LAYER, in_layers

@@ -8,8 +8,8 @@ from ...errors import ConfigError
 from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
-from ..rope import LongRope
-from ..rows import GeneratedRow
+from ..metadata.rope import LongRope
+from ..tensors.rows import GeneratedRow
 from . import register
 from .base import Architecture, Mapped, Weight
 from .blocks import LAYER, embedding_and_head, norms

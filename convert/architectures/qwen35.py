@@ -9,10 +9,10 @@ import numpy as np
 
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, ValueType, array
-from ..checkpoint import Checkpoint
+from ..checkpoint.folder import Checkpoint
 from ..options import Options
-from ..reorder import SelectedColumns, SelectedRows
-from ..safetensors import StoredTensor
+from ..tensors.reorder import SelectedColumns, SelectedRows
+from ..checkpoint.safetensors import StoredTensor
 from . import register
 from .base import Mapped, Weight
 from .blocks import gated_feed_forward

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, u32
-from ..checkpoint import Checkpoint
+from ..checkpoint.folder import Checkpoint
 from ..options import Options
 from . import register
 from .base import Weight

@@ -7,9 +7,9 @@ from typing import Iterator
 import numpy as np
 
 from ...formats.source import TensorInfo
-from ..reorder import SelectedRows
-from ..rows import StoredRows
-from ..safetensors import StoredTensor
+from ..tensors.reorder import SelectedRows
+from ..tensors.rows import StoredRows
+from ..checkpoint.safetensors import StoredTensor
 from . import register
 from .base import Mapped, Weight, check_shape, split_numbers
 from .delta_net import DELTA, DeltaNet

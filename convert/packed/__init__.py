@@ -6,9 +6,9 @@ One file per kind of quantization; `quantization_config` of config.json says whi
 from __future__ import annotations
 
 from ...errors import CheckpointError, printable
-from ..checkpoint import Checkpoint
-from ..config import Config
-from ..safetensors import StoredTensor
+from ..checkpoint.folder import Checkpoint
+from ..checkpoint.config import Config
+from ..checkpoint.safetensors import StoredTensor
 from . import compressed, fp8, gptq, modelopt
 
 _SEPARATE = "hf_quant_config.json"  # where modelopt wrote its settings before config.json had them

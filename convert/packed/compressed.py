@@ -14,10 +14,10 @@ import numpy as np
 
 from ...errors import CheckpointError, ConfigError
 from ...formats.types import TYPES
-from ..checkpoint import Checkpoint
-from ..config import Config
-from ..decoded import DecodedTensor, decoded
-from ..safetensors import StoredTensor
+from ..checkpoint.folder import Checkpoint
+from ..checkpoint.config import Config
+from ..tensors.decoded import DecodedTensor, decoded
+from ..checkpoint.safetensors import StoredTensor
 from .nvfp4 import factor_of, nvfp4
 from .scaled import CodeRows, ScaledRows, float_values, integers, scaled, unfit
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...errors import ConfigError
-from ..checkpoint import Checkpoint
-from ..config import Config
-from ..safetensors import StoredTensor
+from ..checkpoint.folder import Checkpoint
+from ..checkpoint.config import Config
+from ..checkpoint.safetensors import StoredTensor
 from .scaled import scaled
 
 _SCALE = "_scale_inv"

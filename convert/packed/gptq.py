@@ -11,10 +11,10 @@ import numpy as np
 
 from ...errors import CheckpointError, ConfigError
 from ...formats.types import TYPES
-from ..checkpoint import Checkpoint
-from ..config import Config
-from ..decoded import decoded
-from ..safetensors import StoredTensor
+from ..checkpoint.folder import Checkpoint
+from ..checkpoint.config import Config
+from ..tensors.decoded import decoded
+from ..checkpoint.safetensors import StoredTensor
 from .scaled import float_values, integers
 
 _BESIDE = ("qzeros", "scales", "g_idx")

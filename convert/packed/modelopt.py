@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from ...errors import CheckpointError
-from ..checkpoint import Checkpoint
-from ..config import Config
-from ..safetensors import StoredTensor
+from ..checkpoint.folder import Checkpoint
+from ..checkpoint.config import Config
+from ..checkpoint.safetensors import StoredTensor
 from .nvfp4 import factor_of, nvfp4
 from .scaled import scaled
 

@@ -14,9 +14,9 @@ import numpy as np
 from ...errors import CheckpointError
 from ...formats.tables import FP4_VALUES
 from ...formats.types import TYPES
-from ..checkpoint import Checkpoint
-from ..decoded import DecodedTensor, Factor, decoded
-from ..safetensors import StoredTensor
+from ..checkpoint.folder import Checkpoint
+from ..tensors.decoded import DecodedTensor, Factor, decoded
+from ..checkpoint.safetensors import StoredTensor
 from .scaled import CodeRows, ScaledRows, float_values, unfit
 
 _GROUP, _BLOCK = 16, TYPES["NVFP4"].block_size

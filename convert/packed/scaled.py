@@ -13,10 +13,10 @@ import numpy as np
 from ...errors import CheckpointError
 from ...formats.codec import decode
 from ...formats.types import TYPES
-from ..checkpoint import FLOAT_DTYPES, Checkpoint
-from ..decoded import DecodedTensor, decoded
-from ..rows import Rows
-from ..safetensors import StoredTensor
+from ..checkpoint.folder import FLOAT_DTYPES, Checkpoint
+from ..tensors.decoded import DecodedTensor, decoded
+from ..tensors.rows import Rows
+from ..checkpoint.safetensors import StoredTensor
 
 
 def fp8_values(exponent_bits: int, bias: int, nan_codes: Sequence[int]) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""A Hugging Face checkpoint on disk: folder, configuration, safetensors, shards."""

@@ -1,0 +1,176 @@
+"""Headers of safetensors files, checked before a single byte of tensor data is believed.
+
+Layout: uint64 little-endian N, then N bytes of JSON `{name: {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__":
+{str: str}}` (starts with `{`, may end in spaces), then the data, to which offsets are relative. The data is covered exactly once:
+no holes, no overlaps, nothing after the last tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from ...errors import MalformedFileError, NotFoundError, TruncatedFileError, printable
+
+MAX_HEADER_BYTES = 100_000_000  # limit of the format's own implementation
+MAX_DIMENSIONS = 32
+
+# Bits of one element. Sub-byte types are packed: their tensors must fill whole bytes.
+DTYPE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+              "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+              "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a file: its elements lie between the absolute byte positions `begin` and `end`.
+
+    One after the other in row order, unless there are `strides` (in elements, as PyTorch files may have them).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    begin: int
+    end: int
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its elements."""
+        return self.n_elements * DTYPE_BITS[self.dtype] // 8
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """All tensors of the file, in header order. Reads the header alone.
+
+    NotFoundError if there is no such file, TruncatedFileError if it ends early, MalformedFileError for everything else that
+    contradicts the format; each names file, tensor and the number that was wrong.
+    """
+    try:
+        with open(path, "rb") as file:
+            return parse_header(file, path, os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        raise NotFoundError(f"cannot be read: {error.strerror or error}", file=path) from None
+
+
+def parse_header(file: BinaryIO, path: Path, size: int) -> dict[str, StoredTensor]:
+    """`read_header` of an open file of `size` bytes, which errors call `path`."""
+    length = _header_length(path, file.read(8), size)
+    text = file.read(1)
+    if text != b"{":  # looked at before the rest is read, so that a wrong file costs nothing
+        raise MalformedFileError(f"the header starts with {text!r}, not with '{{'", file=path, offset=8)
+    text += file.read(length - 1)
+    if len(text) < length:
+        raise TruncatedFileError(f"the header ends after {len(text)} of {length} bytes", file=path, offset=8)
+    data = 8 + length
+    tensors = {}
+    for name, entry in _parse(path, text).items():
+        if name == "__metadata__":
+            _check_metadata(path, entry)
+        else:
+            tensors[name] = _tensor(path, name, entry, data, size)
+    _check_coverage(path, tensors, data, size)
+    return tensors
+
+
+def _header_length(path: Path, first: bytes, size: int) -> int:
+    if len(first) < 8:
+        raise TruncatedFileError(f"{size} bytes are too few for a safetensors file", file=path, offset=0)
+    (length,) = struct.unpack("<Q", first)
+    if length > MAX_HEADER_BYTES:
+        raise MalformedFileError(f"header length {length} exceeds the limit of {MAX_HEADER_BYTES}", file=path, offset=0)
+    if length > size - 8:
+        raise TruncatedFileError(f"header length {length} exceeds the {size - 8} bytes that follow", file=path, offset=0)
+    if length < 2:
+        raise MalformedFileError(f"header length {length} is too short for a JSON object", file=path, offset=0)
+    return length
+
+
+def _parse(path: Path, text: bytes) -> dict:
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=lambda pairs: _unique(path, pairs))
+    except RecursionError:
+        raise MalformedFileError("the header is nested too deeply", file=path, offset=8) from None
+    except UnicodeDecodeError as error:
+        raise MalformedFileError("the header is not UTF-8", file=path, offset=8 + error.start) from None
+    except ValueError as error:
+        position = getattr(error, "pos", None)
+        raise MalformedFileError(f"the header is not JSON: {printable(error)}", file=path,
+                                 offset=8 if position is None else 8 + position) from None
+    return header
+
+
+def _unique(path: Path, pairs: list[tuple[str, object]]) -> dict:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise MalformedFileError(f"key '{printable(twice)}' occurs twice in the header", file=path)
+    return found
+
+
+def _check_metadata(path: Path, entry: object) -> None:
+    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
+        raise MalformedFileError("'__metadata__' must map strings to strings", file=path)
+
+
+def _shown(value: object) -> str:
+    return printable(str(value)[:300])  # cut before it is looked at: it may be as long as the header
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _tensor(path: Path, name: str, entry: object, data: int, size: int) -> StoredTensor:
+    def malformed(message: str, offset: int | None = None) -> MalformedFileError:
+        return MalformedFileError(message, file=path, tensor=name, offset=offset)
+
+    if not isinstance(entry, dict):
+        raise malformed("its entry is not a JSON object")
+    if missing := [key for key in ("dtype", "shape", "data_offsets") if key not in entry]:
+        raise malformed(f"its entry lacks '{missing[0]}'")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise malformed(f"unknown dtype '{_shown(dtype)}'")
+    if isinstance(shape, list) and len(shape) > MAX_DIMENSIONS:
+        raise malformed(f"shape has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are read")
+    if not isinstance(shape, list) or not all(map(_is_size, shape)):
+        raise malformed(f"shape {_shown(shape)} is not a list of sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        raise malformed(f"data_offsets {_shown(offsets)} are not two positions")
+    begin, end = offsets
+    if begin > end:
+        raise malformed(f"data_offsets [{begin}, {end}] are reversed")
+    if data + end > size:
+        raise TruncatedFileError(f"its data ends at {end}, the file has {size - data} bytes of data", file=path, tensor=name,
+                                 offset=data + begin)
+    bits = math.prod(shape) * DTYPE_BITS[dtype]
+    if bits % 8:
+        raise malformed(f"shape {shape} of {dtype} does not fill whole bytes")
+    if bits // 8 != end - begin:
+        raise malformed(f"shape {shape} of {dtype} takes {bits // 8} bytes, data_offsets [{begin}, {end}] give it {end - begin}")
+    return StoredTensor(name, dtype, tuple(shape), path, data + begin, data + end)
+
+
+def _check_coverage(path: Path, tensors: dict[str, StoredTensor], data: int, size: int) -> None:
+    position = data
+    for tensor in sorted(tensors.values(), key=lambda t: (t.begin, t.end)):
+        if tensor.begin != position:
+            gap = tensor.begin - position
+            problem = f"leaves a hole of {gap} bytes before it" if gap > 0 else f"overlaps the tensor before it by {-gap} bytes"
+            raise MalformedFileError(f"its data {problem}", file=path, tensor=tensor.name, offset=tensor.begin)
+        position = tensor.end
+    if position != size:
+        raise MalformedFileError(f"{size - position} bytes follow the last tensor", file=path, offset=position)

@@ -1,0 +1,1 @@
+"""`iqforge convert` and `iqforge convert-lora`."""

@@ -1,0 +1,1 @@
+"""A checkpoint on the Hugging Face Hub, read in ranges."""

@@ -1,0 +1,1 @@
+"""The metadata keys of a converted model."""

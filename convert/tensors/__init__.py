@@ -1,0 +1,1 @@
+"""Rows of output tensors as functions of rows of stored tensors."""

@@ -1,0 +1,195 @@
+"""Rows of output tensors as functions of rows of stored tensors: every layout change of a conversion, computed on demand.
+
+A `Rows` has `n_rows` rows of `row_bytes` bytes and reads any range of them while touching only the stored rows it needs, so
+that stacking 256 experts or permuting a matrix takes no memory beyond the rows asked for. Values change only where the name says it.
+
+Classes that move whole rows and nothing else have `rebased(leaf)`: the same arrangement of the rows that `leaf` gives for each stored
+tensor. An adapter B A to a matrix is arranged by rearranging the rows of B so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Callable, Protocol, Sequence
+
+import numpy as np
+
+from ...errors import UnsupportedTypeError
+from ...formats.codec import decode
+from ...formats.types import GGMLType
+from ..checkpoint.folder import WIDENED_DTYPES, Checkpoint
+from .decoded import DecodedTensor
+from ..checkpoint.safetensors import StoredTensor
+
+
+class Rows(Protocol):
+    n_rows: int
+    row_bytes: int
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """uint8[stop - start, row_bytes], possibly a read-only view of a mapped file."""
+
+    def release(self) -> None:
+        """Give back what reading has mapped."""
+
+
+Leaf = Callable[[StoredTensor], Rows]
+
+
+def rebased(rows: Rows, leaf: Leaf) -> Rows:
+    """`rows.rebased(leaf)`. UnsupportedTypeError for rows whose values are changed or come from several rows."""
+    if not hasattr(rows, "rebased"):
+        raise UnsupportedTypeError(f"the conversion changes more than the order of its rows ({type(rows).__name__})")
+    return rows.rebased(leaf)
+
+
+class StoredRows:
+    """A stored or decoded tensor as `n_rows` equal rows, by default rows of its last dimension. Wide floats and integers are
+    read as F32."""
+
+    def __init__(self, checkpoint: Checkpoint, tensor: StoredTensor, n_rows: int | None = None):
+        if n_rows is None:
+            n_rows = tensor.n_elements // tensor.shape[-1] if tensor.n_elements else 0
+        self.n_rows, self._stored_bytes = n_rows, tensor.n_bytes // max(n_rows, 1)
+        self._wide = WIDENED_DTYPES.get(tensor.dtype)
+        self.row_bytes = self._stored_bytes if self._wide is None else self._stored_bytes // np.dtype(self._wide).itemsize * 4
+        self._checkpoint, self._tensor = checkpoint, tensor
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        start, stop, _ = slice(start, stop).indices(self.n_rows)
+        if isinstance(self._tensor, DecodedTensor):
+            return self._decoded(self._tensor.rows, start, stop)
+        data = self._checkpoint.read(self._tensor, start * self._stored_bytes, stop * self._stored_bytes)
+        if self._wide is not None:
+            with np.errstate(over="ignore"):  # beyond the range of F32 lies infinity, as when PyTorch converts
+                data = data.view(self._wide).astype("<f4").view(np.uint8)
+        return data.reshape(max(stop - start, 0), self.row_bytes)
+
+    def rebased(self, leaf: Leaf) -> Rows:
+        return leaf(self._tensor)
+
+    def _decoded(self, rows: Rows, start: int, stop: int) -> np.ndarray:
+        if (rows.n_rows, rows.row_bytes) == (self.n_rows, self.row_bytes):
+            return rows.read(start, stop)
+        return rows.read(0, rows.n_rows).reshape(self.n_rows, self.row_bytes)[start:stop]  # a vector, element by element
+
+    def release(self) -> None:
+        if isinstance(self._tensor, DecodedTensor):
+            self._tensor.rows.release()
+        else:
+            self._checkpoint.release(self._tensor)
+
+
+class RowRange:
+    """Rows [first, first + n_rows) of another."""
+
+    def __init__(self, base: Rows, first: int, n_rows: int):
+        self.n_rows, self.row_bytes = n_rows, base.row_bytes
+        self._base, self._first = base, first
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self._base.read(self._first + start, self._first + stop)
+
+    def rebased(self, leaf: Leaf) -> Rows:
+        return RowRange(rebased(self._base, leaf), self._first, self.n_rows)
+
+    def release(self) -> None:
+        self._base.release()
+
+
+class ConcatenatedRows:
+    """The rows of several parts one after the other: stacked experts, gate above up."""
+
+    def __init__(self, parts: Sequence[Rows]):
+        self._parts = parts
+        self._ends = list(accumulate(part.n_rows for part in parts))
+        self.n_rows, self.row_bytes = self._ends[-1], parts[0].row_bytes
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        pieces = []
+        number = bisect_right(self._ends, start)
+        while start < stop:
+            begin = self._ends[number] - self._parts[number].n_rows
+            end = min(stop, self._ends[number])
+            pieces.append(self._parts[number].read(start - begin, end - begin))
+            start, number = end, number + 1
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate(pieces) if pieces else np.empty((0, self.row_bytes), np.uint8)
+
+    def rebased(self, leaf: Leaf) -> Rows:
+        return ConcatenatedRows([rebased(part, leaf) for part in self._parts])
+
+    def release(self) -> None:
+        for part in self._parts:
+            part.release()
+
+
+class PairedRotaryRows:
+    """Query or key rows in the order of GGUF's `llama`: rotary partners side by side.
+
+    Hugging Face rotates row s * d/2 + j of a head (s = 0, 1) with its partner d/2 rows away; GGUF has the two as rows 2j and
+    2j + 1. So row 2j + s of a head is row s * d/2 + j of the stored one.
+    """
+
+    def __init__(self, base: Rows, n_heads: int):
+        self.n_rows, self.row_bytes = base.n_rows, base.row_bytes
+        self._base, self._head = base, base.n_rows // n_heads
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        wanted = np.arange(start, stop)
+        head, row = np.divmod(wanted, self._head)
+        stored = head * self._head + row % 2 * (self._head // 2) + row // 2
+        first = start - start % self._head  # whole heads cover every row that is needed
+        last = min(self.n_rows, stop + -stop % self._head)
+        return self._base.read(first, last)[stored - first]
+
+    def rebased(self, leaf: Leaf) -> Rows:
+        return PairedRotaryRows(rebased(self._base, leaf), self.n_rows // self._head)
+
+    def release(self) -> None:
+        self._base.release()
+
+
+class OneRow:
+    """All rows of another as a single one: how a vector is stored whose elements were treated as rows."""
+
+    def __init__(self, base: Rows):
+        self.n_rows, self.row_bytes = 1, base.n_rows * base.row_bytes
+        self._base = base
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self._base.read(0, self._base.n_rows).reshape(1, self.row_bytes)[start:stop]
+
+    def release(self) -> None:
+        self._base.release()
+
+
+class PlusOneRows:
+    """1 + rows of floats of `type`, as float32[n_rows, n_cols]: norms of models that store the distance of a weight from 1."""
+
+    def __init__(self, base: Rows, type: GGMLType, n_cols: int):
+        self.n_rows, self.row_bytes = base.n_rows, 4 * n_cols
+        self._base, self._type, self._n_cols = base, type, n_cols
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        values = decode(self._type, self._base.read(start, stop), self._n_cols)
+        return np.ascontiguousarray(values + np.float32(1)).view(np.uint8).reshape(stop - start, self.row_bytes)
+
+    def release(self) -> None:
+        self._base.release()
+
+
+class GeneratedRow:
+    """A vector that no file holds, such as rotary frequency factors."""
+
+    def __init__(self, values: np.ndarray):
+        self._data = np.ascontiguousarray(values).view(np.uint8).reshape(1, -1)
+        self.n_rows, self.row_bytes = self._data.shape
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self._data[start:stop]
+
+    def release(self) -> None:
+        pass

@@ -1,0 +1,52 @@
+"""What checkpoints and adapters share as `Source`: rows of their output tensors by name, and the files they are read from."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+
+from ...errors import IqforgeError, ShapeError
+from ...formats.source import TensorInfo
+from ..architectures.base import Mapped
+from ..checkpoint.folder import Checkpoint
+from .rows import Rows
+
+
+class RowsSource:
+    """The half of a `Source` that reads; a subclass adds `metadata`. `mapped` are the output tensors with the rows they are made of."""
+
+    def __init__(self, checkpoint: Checkpoint, mapped: list[Mapped]):
+        self.checkpoint = checkpoint
+        self.path = str(checkpoint.path)
+        self.tensors: tuple[TensorInfo, ...] = tuple(tensor.info for tensor in mapped)
+        self._rows: dict[str, Rows] = {tensor.info.name: tensor.rows for tensor in mapped}
+
+    def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
+        """uint8[stop - start, row_bytes] of the stored type; touches only the stored rows that these are made of."""
+        rows = self._of(tensor)
+        if not 0 <= start <= stop <= rows.n_rows:
+            raise ShapeError(f"rows {start} to {stop} of {rows.n_rows} were asked for", file=self.path, tensor=tensor.name)
+        return rows.read(start, stop)
+
+    def release(self, tensor: TensorInfo) -> None:
+        self._of(tensor).release()
+
+    def _of(self, tensor: TensorInfo) -> Rows:
+        if tensor.name not in self._rows:
+            raise IqforgeError("no such tensor", file=self.path, tensor=tensor.name)
+        return self._rows[tensor.name]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Everything in the checkpoint's folder but GGUF files, which are results."""
+        return tuple(str(file) for file in sorted(self.checkpoint.path.iterdir()) if file.suffix != ".gguf")
+
+    def close(self) -> None:
+        self.checkpoint.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()

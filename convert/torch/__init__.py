@@ -1,0 +1,1 @@
+"""PyTorch checkpoints (`.bin`): where each tensor lies in the file."""

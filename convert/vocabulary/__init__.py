@@ -1,0 +1,1 @@
+"""Tokenizer files to the `tokenizer.*` keys of a GGUF file."""

@@ -1,0 +1,142 @@
+"""Compiled kernels on a device: loaded once, launched on torch's current stream.
+
+    kernel = function(SPEC, "dequantize_bf16", weights.device)
+    launch(kernel, grid, 256, weights, out, np.int64(rows), np.int32(cols))
+
+A launch does not synchronize and allocates nothing, so it can be captured into a torch.cuda.CUDAGraph. With `pdl=True` the kernel may
+start before the one in front of it has ended (programmatic dependent launch): it must execute `griddepcontrol.wait` before it
+touches what that one writes, and on architectures before sm_90 the flag is left out. IQFORGE_PDL=0 leaves it out everywhere, to
+compare.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import numpy as np
+import torch
+
+from ...errors import DeviceError
+from .nvrtc import KernelSpec, compile_spec
+
+_SHARED_BY_DEFAULT = 48 * 1024  # bytes of shared memory that a kernel may use without asking
+
+
+@functools.cache
+def architecture(device: int) -> str:
+    """Of a CUDA device, as "sm_90"."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def device_index(device: torch.device | int | str) -> int:
+    """The number of a CUDA device; the current one where it has none."""
+    if isinstance(device, int):
+        return device
+    index = torch.device(device).index
+    return torch.cuda.current_device() if index is None else index
+
+
+def function(spec: KernelSpec, name: str, device: torch.device | int | str) -> object:
+    """The kernel `name` of `spec` on a device, a cuda.core.Kernel. Compiled and loaded on first use, then kept."""
+    return _function(spec, name, device_index(device))
+
+
+@functools.cache
+def _module(spec: KernelSpec, device: int) -> object:
+    return compile_spec(spec, architecture(device))
+
+
+@functools.cache
+def _function(spec: KernelSpec, name: str, device: int) -> object:
+    from cuda.core import Device
+
+    with torch.cuda.device(device):
+        torch.cuda.current_stream()  # torch makes the context
+        Device(device).set_current()
+        kernel = _module(spec, device).get_kernel(name)
+        # All kernels ask for the same division of a multiprocessor's memory into L1 and shared memory. Where two that follow one another
+        # want different ones, the second waits until every block of the first has left the multiprocessor.
+        _set_attribute(kernel, "PREFERRED_SHARED_MEMORY_CARVEOUT", 100, device)
+        return kernel
+
+
+def launch(kernel: object, grid: int | tuple[int, ...], block: int | tuple[int, ...], *args: object, shared: int = 0, pdl: bool = False,
+           cluster: int | tuple[int, ...] | None = None, cooperative: bool = False) -> None:
+    """Launch on torch's current stream of the current device.
+
+    args: tensors (passed as pointers; they must be on the current device), numpy scalars (passed by value, in their own width), None
+    (a null pointer), or what else cuda.core takes (tensor maps). shared: bytes of dynamic shared memory. cluster: blocks
+    per cluster; `grid` counts blocks nevertheless. DeviceError if the launch is refused.
+    """
+    from cuda.core import launch as start
+
+    stream = torch.cuda.current_stream()
+    if shared > _SHARED_BY_DEFAULT:
+        _allow_shared(kernel, shared)
+    overlapping = pdl and _overlaps(stream.device_index)
+    config = _config(_triple(grid), _triple(block), shared, overlapping, cluster and _triple(cluster), cooperative)
+    try:
+        start(_stream(stream.cuda_stream), config, kernel, *map(_argument, args))
+    except Exception as error:
+        if type(error).__name__ != "CUDAError":  # cuda.core does not export it
+            raise
+        raise DeviceError(f"cuda:{stream.device_index}: a kernel could not be launched: {error}") from error
+
+
+def _argument(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    if value is None:
+        return 0
+    if isinstance(value, (int, float)) and not isinstance(value, np.generic):  # bool too; np.float64 is a float
+        raise TypeError("a number for a kernel has to be a numpy scalar, as its width is taken from it")
+    return value
+
+
+def _triple(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (size,) if isinstance(size, int) else tuple(size)
+
+
+@functools.lru_cache(maxsize=1024)
+def _config(grid: tuple, block: tuple, shared: int, pdl: bool, cluster: tuple | None, cooperative: bool) -> object:
+    from cuda.core import LaunchConfig
+
+    options = {}
+    if cluster:
+        cluster = cluster + (1,) * (len(grid) - len(cluster))
+        grid = tuple(n // c for n, c in zip(grid, cluster, strict=True))  # cuda.core counts clusters
+        options["cluster"] = cluster
+    return LaunchConfig(grid=grid, block=block, shmem_size=shared, is_cooperative=cooperative,
+                        programmatic_stream_serialization=pdl, **options)
+
+
+@functools.cache
+def _overlaps(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) >= (9, 0) and os.environ.get("IQFORGE_PDL") != "0"
+
+
+@functools.lru_cache(maxsize=64)
+def _stream(handle: int) -> object:
+    from cuda.core import LEGACY_DEFAULT_STREAM, Stream
+
+    return Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM
+
+
+_shared_allowed: dict[tuple[int, int], int] = {}
+
+
+def _allow_shared(kernel: object, shared: int) -> None:
+    handle, device = int(kernel.handle), torch.cuda.current_device()
+    if _shared_allowed.get((handle, device), 0) < shared:
+        _set_attribute(kernel, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared, device)
+        _shared_allowed[handle, device] = shared
+
+
+def _set_attribute(kernel: object, name: str, value: int, device: int) -> None:
+    from cuda.bindings import driver  # cuda.core can set attributes only in its newest versions
+
+    (error,) = driver.cuKernelSetAttribute(getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}"), value, kernel.handle, device)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"cuda:{device}: a kernel cannot have {name.lower()} {value}: {error.name}")

@@ -1,0 +1,275 @@
+"""CUDA C++ to machine code by NVRTC, kept on disk: a kernel is a spec (name, sources, constants), and this is the one place that
+compiles it, caches it and locks other processes out meanwhile. No nvcc, no CUDA headers and no device are needed.
+
+    SPEC = KernelSpec("dequantize_iq4_k", ("weights/dequantize.cu",), (("TYPE", "IQ4_K"),), ("dequantize_f32", "dequantize_bf16"))
+    code = compile_spec(SPEC, "sm_90")            # cuda.core.ObjectCode; `launch.function` loads it on a device
+
+Rules for sources:
+- files of `cuda_kernels/sources/`, named relative to it. `#include "units/k.cuh"` takes in a file of that folder once, wherever it is named
+  from; `GENERATED` names are written by Python (tables and geometry from `formats/`). Headers in <> are not there, so sources declare
+  what they need in inline PTX; `units/common.cuh` has the usual types and conversions.
+- kernels are `extern "C"`, and listed in `functions`.
+- every module that has kernels declares them all in a function `specs()`, so that `iqforge kernels` and the test that compiles
+  them for every architecture find them (see `registry.py`).
+
+The key of the cache is the whole program after inclusion, the options, NVRTC's version and the architecture. Files lie in
+$IQFORGE_CACHE_DIR, or iqforge/ in $XDG_CACHE_HOME or ~/.cache. Looking what is there needs no compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import DeviceError, OutputError, UnsupportedTypeError, UsageError
+
+FOLDER = Path(__file__).resolve().parents[1] / "sources"
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")  # what every kernel is tested to compile for
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)[^\n]*$', re.MULTILINE)
+_OPTIONS = (("std", "c++17"),)
+
+
+def _geometry() -> str:
+    from ..layouts.table import geometry_header
+
+    return geometry_header()
+
+
+def _tables() -> str:
+    from .tables import tables_header
+
+    return tables_header()
+
+
+def _grids() -> str:
+    from .grids import grids_header
+
+    return grids_header()
+
+
+def _trellis_constants() -> str:
+    from .grids import trellis_header
+
+    return trellis_header()
+
+
+def _wgmma() -> str:
+    from .wgmma import wgmma_header
+
+    return wgmma_header()
+
+
+# Headers that Python writes, by the name under which sources include them. All are here, as processes that only compile import no more.
+GENERATED: dict[str, Callable[[], str]] = {"units/geometry.cuh": _geometry, "units/tables.cuh": _tables, "units/grids.cuh": _grids,
+                                           "units/trellis_constants.cuh": _trellis_constants, "prompt/wgmma.cuh": _wgmma}
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One module of kernels. `defines`: macros, (name, value). `functions`: the kernels in it. `archs`: the only architectures it is
+    for, e.g. ("sm_90a",) where it uses instructions of one generation; empty for all."""
+
+    name: str
+    sources: tuple[str, ...]
+    defines: tuple[tuple[str, str], ...]
+    functions: tuple[str, ...]
+    archs: tuple[str, ...] = ()
+
+    def target(self, arch: str) -> str | None:
+        """What to compile for on a device of `arch` ("sm_90": perhaps "sm_90a"), None if the spec is not for it."""
+        if not self.archs:
+            return arch
+        return next((a for a in self.archs if a.rstrip("af") == arch.rstrip("af")), None)
+
+
+@functools.cache
+def _read(name: str) -> str:
+    if name in GENERATED:
+        return GENERATED[name]()
+    return (FOLDER / name).read_text()
+
+
+@functools.lru_cache(maxsize=64)
+def expand(sources: tuple[str, ...]) -> str:
+    """The program: the sources one after the other, with every header put in where it is first included."""
+    seen: set[str] = set()
+
+    def take(name: str) -> str:
+        if name in seen:
+            return ""
+        seen.add(name)
+        text = _read(name)
+        parts, at = [f'#line 1 "{name}"\n'], 0
+        for match in _INCLUDE.finditer(text):
+            if match[2]:
+                raise DeviceError(f"cuda_kernels/sources/{name} includes <{match[2]}>: NVRTC is given no headers")
+            line = text.count("\n", 0, match.end()) + 2
+            parts += [text[at : match.start()], take(match[1]), f'#line {line} "{name}"']
+            at = match.end()
+        return "".join(parts) + text[at:]
+
+    return "\n".join(take(name) for name in sources)
+
+
+def _has_cuda_core() -> bool:
+    return importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.core") is not None
+
+
+def need_cuda_core() -> None:
+    """UsageError that says what to install, if nothing can be compiled here."""
+    if not _has_cuda_core():
+        raise UsageError("CUDA devices need the package cuda-core: pip install 'iqforge[cuda]'")
+
+
+@functools.cache
+def _nvrtc_version() -> tuple[int, int]:
+    need_cuda_core()
+    from cuda.bindings import nvrtc
+
+    try:
+        status, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        raise DeviceError(f"NVRTC, the CUDA compiler library, cannot be loaded: {str(error).splitlines()[0]}") from error
+    if status:
+        raise DeviceError(f"NVRTC, the CUDA compiler library, does not answer: {status}")
+    return major, minor
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept."""
+    if chosen := os.environ.get("IQFORGE_CACHE_DIR"):
+        return Path(chosen) / "kernels"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iqforge" / "kernels"
+
+
+def cache_file(spec: KernelSpec, arch: str) -> Path:
+    """The file that holds, or would hold, the code of `spec` for `arch`. UnsupportedTypeError if the spec is not for it, UsageError
+    without cuda-core."""
+    return cache_folder() / (_stem(spec, arch) + "-{}.{}.cubin".format(*_nvrtc_version()))
+
+
+def cached_file(spec: KernelSpec, arch: str) -> Path | None:
+    """The file with the code of `spec` for `arch`, if there is one: of the NVRTC that is installed, or where there is none, of any."""
+    if _has_cuda_core():
+        path = cache_file(spec, arch)
+        return path if path.exists() else None
+    return max(cache_folder().glob(_stem(spec, arch) + "-*.cubin"), default=None)
+
+
+def is_cached(spec: KernelSpec, arch: str) -> bool:
+    return cached_file(spec, arch) is not None
+
+
+def _stem(spec: KernelSpec, arch: str) -> str:
+    text = repr((expand(spec.sources), spec.defines, _OPTIONS))
+    return f"{spec.name}-{_target(spec, arch)}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def compile_spec(spec: KernelSpec, arch: str) -> object:
+    """The code of `spec` for an architecture such as "sm_90", a cuda.core.ObjectCode: from the cache, or compiled now.
+
+    Several processes that want the same code at once compile it once. DeviceError if it does not compile, UnsupportedTypeError if
+    the spec is not for the architecture, OutputError if the cache cannot be written, UsageError without cuda-core.
+    """
+    path = cache_file(spec, arch)
+    code = _load(path)
+    if code is None:
+        with _locked(path.with_suffix(".lock")):
+            code = _load(path)
+            if code is None:
+                code = _compiled(spec, _target(spec, arch))
+                _store(path, code)
+    from cuda.core import ObjectCode
+
+    return ObjectCode.from_cubin(code, name=spec.name)
+
+
+def is_checked(spec: KernelSpec, arch: str) -> bool:
+    """Whether the spec is known to compile."""
+    return is_cached(spec, arch) or cache_file(spec, arch).with_suffix(".checked").exists()
+
+
+def check_spec(spec: KernelSpec, arch: str) -> None:
+    """See that the spec compiles for an architecture: through the whole compiler, but with little optimization, which is several times as
+    fast. No code is kept. Errors are those of `compile_spec`."""
+    mark = cache_file(spec, arch).with_suffix(".checked")
+    if not is_checked(spec, arch):
+        _compiled(spec, _target(spec, arch), quick=True)
+        with _writing(mark):
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+
+
+def _target(spec: KernelSpec, arch: str) -> str:
+    if (target := spec.target(arch)) is None:
+        raise UnsupportedTypeError(f"the kernels {spec.name} are for {', '.join(spec.archs)}, not for {arch}")
+    return target
+
+
+def _load(path: Path) -> bytes | None:
+    try:
+        code = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return code if code.startswith(b"\x7fELF") else None  # files appear whole; anything else was put there by something else
+
+
+def _compiled(spec: KernelSpec, target: str, quick: bool = False) -> bytes:
+    from cuda.core import Program, ProgramOptions
+
+    extra = dict(_OPTIONS)
+    if quick and hasattr(ProgramOptions, "ofast_compile"):  # of newer cuda-core
+        # "max" leaves loops as long as they were unrolled: good for much code of few loops, not for little code of many
+        extra["ofast_compile"] = "max" if spec.sources[-1].startswith("prompt/") else "mid"
+    options = ProgramOptions(name=spec.sources[0], arch=target, define_macro=list(spec.defines) or None, **extra)
+    try:
+        code = bytes(Program(expand(spec.sources), "c++", options).compile("cubin").code)
+    except Exception as error:  # cuda.core's own classes are not public
+        log = str(error).replace("\0", "").rstrip()  # NVRTC's log ends in a NUL
+        raise DeviceError(f"the kernels {spec.name} do not compile for {target}: {log}") from error
+    missing = [name for name in spec.functions if name.encode() not in code]
+    if missing:
+        raise DeviceError(f"the kernels {spec.name} lack {', '.join(missing)}")
+    return code
+
+
+def _store(path: Path, code: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(code)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise OutputError(f"cannot be written: {error.strerror}", file=path) from error
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"the cache of compiled kernels cannot be written: {error.strerror}", file=path) from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Only one process at a time is in here with the same path. The lock ends with the process, whatever happens to it."""
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "w")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,19 @@
+"""Layouts of four-bit floats: indices of a table, a byte of scale per unit or two."""
+
+from ...formats.codecs.bit_moves import nibble, u8
+from .layout import Layout, nibbles
+
+
+def mxfp4(i):
+    return [(nibble(1 + i % 16, i // 16), "codes", nibbles(i)), (u8(0), "scales", u8(0))]
+
+
+def nvfp4(i):
+    s = i // 16
+    return [(nibble(4 + 8 * s + i % 8, i % 16 // 8), "codes", nibbles(i)), (u8(s), "scales", u8(s))]
+
+
+LAYOUTS = {
+    "MXFP4": Layout((("codes", 16), ("scales", 1)), mxfp4),
+    "NVFP4": Layout((("codes", 32), ("scales", 4)), nvfp4),
+}

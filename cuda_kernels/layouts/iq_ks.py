@@ -1,0 +1,61 @@
+"""Layouts of the IQ_K types whose d is in the row header. A scale is a byte per unit, or a nibble and what does not fit into it."""
+
+from ...formats.codecs.bit_moves import bits, nibble, u8, u16
+from .layout import Layout, nibbles, pairs, singles
+
+
+def iq2_ks(i):
+    u = i // 32
+    return [
+        (bits(6 + 32 * (i // 128) + i % 32, 2 * (u % 4), 2), "codes", pairs(i)),
+        (nibble(2 + u // 2, u % 2), "scales", nibble(u // 2, u % 2)),
+        (u16(0), "extra", u16(0)),
+    ]
+
+
+def iq3_ks(i):
+    u = i // 32
+    return [
+        (bits(6 + 32 * (i // 128) + i % 32, 2 * (u % 4), 2), "codes", pairs(i)),
+        (bits(70 + i % 32, u, 1), "third", singles(i)),
+        (nibble(2 + u % 4, u // 4), "scales", nibble(u // 2, u % 2)),
+        (u16(0), "extra", u16(0)),
+    ]
+
+
+def iq4_ks(i):
+    u = i // 32
+    return [(nibble(8 + 16 * u + i % 16, i // 16 % 2), "codes", nibbles(i)), (u8(u), "scales", u8(u))]
+
+
+def iq4_kss(i):
+    return [(u8(i // 2), "codes", u8(i // 2))]  # the scale is among the codes
+
+
+def iq5_ks(i):
+    u = i // 32
+    return [
+        (nibble(8 + 32 * (i // 64) + i % 32, u % 2), "codes", nibbles(i)),
+        (bits(136 + i % 32, u, 1), "fifth", singles(i)),
+        (u8(u), "scales", u8(u)),
+    ]
+
+
+def iq2_kl(i):
+    u, p = i // 32, i % 32 // 2  # two neighbours share code p of the unit
+    return [
+        (nibble(6 + 16 * (i // 64) + p, u % 2), "codes", nibble(8 * u + p // 2, p % 2)),
+        (bits(70 + p, u, 1), "fifth", bits(2 * u + p % 4 // 2, 4 * (p % 2) + p // 4, 1)),  # bit k of a nibble: codes 4k to 4k + 3
+        (nibble(2 + u % 4, u // 4), "scales", nibble(u // 2, u % 2)),
+        (u16(0), "extra", u16(0)),
+    ]
+
+
+LAYOUTS = {
+    "IQ2_KS": Layout((("codes", 64), ("scales", 4), ("extra", 2)), iq2_ks),
+    "IQ3_KS": Layout((("codes", 64), ("third", 32), ("scales", 4), ("extra", 2)), iq3_ks),
+    "IQ4_KS": Layout((("codes", 128), ("scales", 8)), iq4_ks),
+    "IQ4_KSS": Layout((("codes", 128),), iq4_kss),
+    "IQ5_KS": Layout((("codes", 128), ("fifth", 32), ("scales", 8)), iq5_ks),
+    "IQ2_KL": Layout((("codes", 64), ("fifth", 16), ("scales", 4), ("extra", 2)), iq2_kl),
+}

@@ -1,0 +1,20 @@
+"""Layouts of signed bytes with a scale per row or per 256 elements. What Q8_KV has beside d in its row header, the sum of the codes, is
+left out: it follows from them."""
+
+from ...formats.codecs.bit_moves import u8, u16
+from .layout import Layout
+
+
+def q8_kv(i):
+    return [(u8(i), "codes", u8(i))]
+
+
+def q8_k(i):
+    return [(u8(2 + i), "codes", u8(i)), (u16(0), "d", u16(0))]
+
+
+LAYOUTS = {
+    "Q8_KV": Layout((("codes", 32),), q8_kv, header_bytes=4),
+    "Q8_K_R8": Layout((("codes", 256), ("d", 2)), q8_k),
+    "Q8_K_R16": Layout((("codes", 256), ("d", 2)), q8_k),
+}

@@ -1,0 +1,249 @@
+// Attention of the 1 to 8 newest positions of a sequence, from the projections q, k, v to the mixed heads, in one launch:
+// head norms, rotation, the new rows into the cache, softmax(q K^T) V over the cache, and the join of the splits.
+//
+// grid (splits, kv heads), THREADS threads. A block takes one range of positions of one kv head, for all GROUP query heads that share it
+// and all ROWS new positions: R = ROWS * GROUP rows over one pass of K and V. Ranges follow from the number of positions alone; blocks
+// without one leave. Blocks of a kv head that share the work leave (unnormalised mix, maximum, sum) of their range behind, and
+// the last of them to finish joins them in the order of positions.
+//
+// Compiled per shape: HEADS_KV, GROUP, ROWS, DK, DV, TYPE_K, TYPE_V, N_ROT, NEOX_PAIRS, HEAD_NORMS, HAD_K, HAD_V (block of the transform,
+// or 0), MMA (tensor cores), TILE (positions in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE),
+// SHARED_BYTES, PART_FLOATS.
+#include "attention/cache.cuh"
+#include "attention/rows.cuh"
+
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int R = ROWS * GROUP, HEADS = GROUP * HEADS_KV;
+constexpr int STRIDE_K = DK * tile_bytes(TYPE_K) + 16, STRIDE_V = DV * tile_bytes(TYPE_V) + 16;  // bytes; rows start in other banks
+constexpr int ROW_K = row_bytes(TYPE_K, DK), ROW_V = row_bytes(TYPE_V, DV);
+constexpr float LOG2E = 1.4426950408889634f;
+
+#include "attention/tile.cuh"
+#if MMA
+#include "attention/mma.cuh"
+#else
+#include "attention/scalar.cuh"
+#endif
+
+// Shared memory: tiles | queries | new k | new v | scores (before: a row for each warp) | probabilities | rescaling, maxima, sums.
+// What is joined takes the place of the tiles.
+constexpr int STAGE = TILE * (STRIDE_K + STRIDE_V), WIDER = DK > DV ? DK : DV;
+constexpr int TILES = STAGES * STAGE > Mixer::JOIN_BYTES ? STAGES * STAGE : Mixer::JOIN_BYTES;
+constexpr int SCORES = R * TILE > WARPS * WIDER ? R * TILE : WARPS * WIDER;
+constexpr int AT_Q = TILES, AT_K = AT_Q + Mixer::Q_BYTES, AT_V = AT_K + ROWS * STRIDE_K, AT_S = AT_V + ROWS * STRIDE_V,
+              AT_P = AT_S + SCORES * 4, AT_M = AT_P + Mixer::P_BYTES, SHARED = AT_M + 3 * R * 4;
+constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves behind: mixes, maxima, sums
+static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
+static_assert(DV <= 4 * THREADS && DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");
+
+// A row to get ready: a new row of K or V, or a row of q. In this order, as new rows take longest.
+struct Job {
+    int i;        // which of the ROWS positions
+    bool k, v;    // neither: a query, row r
+    int r;
+
+    __device__ __forceinline__ Job(int n) : i(n < 2 * ROWS ? n / 2 : (n - 2 * ROWS) / GROUP), k(n < 2 * ROWS && n % 2 == 0),
+                                            v(n < 2 * ROWS && n % 2), r(n - 2 * ROWS) {}
+};
+
+// q float32[ROWS, HEADS, DK]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
+// angles float32[ROWS, N_ROT/2, 2]; caches [capacity, HEADS_KV, row]; position: cached positions before these rows;
+// partial float32[HEADS_KV, splits, PART]; tickets u32[HEADS_KV], zero; out float32[ROWS, HEADS, DV].
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, const float* __restrict__ q_norm,
+          const float* __restrict__ k_norm, float eps, const float* __restrict__ angles, u8* cache_k, u8* cache_v,
+          const int* __restrict__ position, float scale, float* partial, u32* tickets, float* __restrict__ out) {
+#ifndef ON_HOST
+    extern __shared__ __align__(16) char shared[];
+#endif
+    char *queries = shared + AT_Q, *new_k = shared + AT_K, *new_v = shared + AT_V, *probabilities = shared + AT_P;
+    float *scores = (float*)(shared + AT_S), *rescale = (float*)(shared + AT_M), *maxima = rescale + R, *sums = maxima + R;
+
+    const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int p0 = *position, n_kv = p0 + ROWS;
+    const int share = (n_kv + (int)gridDim.x - 1) / (int)gridDim.x;
+    const int range = max(SHORTEST, (share + TILE - 1) / TILE * TILE), active = (n_kv + range - 1) / range;
+    const int first = (int)blockIdx.x * range, last = min(first + range, n_kv);
+    if (first >= n_kv) return;
+
+    // What earlier steps left in the cache does not depend on the launch before this one.
+    auto load = [&](int tile) {
+        const int at = first + tile * TILE, old = min(min(at + TILE, last), p0) - at;
+        char* to = shared + tile % STAGES * STAGE;
+        load_tile<TYPE_K, DK, STRIDE_K, ROW_K>(to, cache_k, at, old, head);
+        load_tile<TYPE_V, DV, STRIDE_V, ROW_V>(to + TILE * STRIDE_K, cache_v, at, old, head);
+        end_of_copies();
+    };
+    // A probability of 0 times whatever was left behind the last row could be NaN.
+    auto clear = [&](int tile) {
+        const int n = last - (first + tile * TILE);
+        char* from = shared + tile % STAGES * STAGE + TILE * STRIDE_K + n * STRIDE_V;
+        const int parts = MMA && n > 0 && n < TILE ? (15 - (n - 1) % 16) * (STRIDE_V / 16) : 0;
+        for (int i = threadIdx.x; i < parts; i += THREADS) *(uint4*)(from + i * 16) = make_uint4(0, 0, 0, 0);
+    };
+    // Where a new row of position p goes: to its tile, or aside if that one is loaded later.
+    auto place = [&](int p, int i, bool value) {
+        const int tile = (p - first) / TILE, row = (p - first) % TILE;
+        if (tile >= STAGES) return value ? new_v + i * STRIDE_V : new_k + i * STRIDE_K;
+        return shared + tile * STAGE + (value ? TILE * STRIDE_K + row * STRIDE_V : row * STRIDE_K);
+    };
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) {
+        load(s);
+        clear(s);
+    }
+    for (int r = threadIdx.x; r < R; r += THREADS) maxima[r] = -INFINITY, sums[r] = 0.f;
+    Row<DK> norm_q, norm_k;
+    if (HEAD_NORMS) norm_q.fetch(q_norm, lane), norm_k.fetch(k_norm, lane);
+
+    wait_for_inputs();
+    // Not earlier: while the launch in front still fills the multiprocessors, blocks of the next one find no room beside this one's,
+    // go to those that are free first, two to one, and none is left for others; that keeps up for as long as launches overlap.
+    start_dependents();
+    constexpr int JOBS = R + 2 * ROWS, AT_ONCE = JOBS > WARPS ? 2 : 1;
+    for (int base = warp; base < JOBS; base += AT_ONCE * WARPS) {
+        Row<DK> x[AT_ONCE];
+        Row<DV> value[AT_ONCE];
+        Turns<N_ROT> turns[AT_ONCE];
+        bool mine[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const int n = base + j * WARPS;
+            const Job job(n);
+            const int p = p0 + job.i;
+            mine[j] = n < JOBS && (n >= 2 * ROWS || (p >= first && p < last));
+            if (!mine[j]) continue;
+            if (job.v) {
+                value[j].fetch(v + (job.i * HEADS_KV + head) * DV, lane);
+            } else {
+                x[j].fetch(job.k ? k + (job.i * HEADS_KV + head) * DK : q + (job.i * HEADS + head * GROUP + job.r % GROUP) * DK, lane);
+                turns[j].fetch(angles + job.i * N_ROT, lane);
+            }
+        }
+        float* row = scores + warp * WIDER;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            if (!mine[j]) continue;
+            const Job job(base + j * WARPS);
+            const long long at = (long long)(p0 + job.i) * HEADS_KV + head;
+            __syncwarp();
+            if (job.v) {
+                value[j].put(row, lane);
+                if (HAD_V) hadamard_row(row, DV, HAD_V, lane);
+                store_row<TYPE_V, DV>(row, cache_v + at * ROW_V, place(p0 + job.i, job.i, true), lane);
+            } else {
+                if (HEAD_NORMS) x[j].norm(job.k ? norm_k : norm_q, eps);
+                x[j].put(row, lane);
+                turns[j].template apply<NEOX_PAIRS>(row, lane);
+                if (HAD_K) hadamard_row(row, DK, HAD_K, lane);
+                if (job.k) store_row<TYPE_K, DK>(row, cache_k + at * ROW_K, place(p0 + job.i, job.i, false), lane);
+                else Mixer::put_query(queries, job.r, row, scale * LOG2E, lane);  // exponentials are powers of 2
+            }
+        }
+    }
+
+    Mixer mixer;
+    const int tiles = (last - first + TILE - 1) / TILE;
+    for (int t = 0; t < tiles; t++) {
+        const int at = first + t * TILE, n = min(TILE, last - at);
+        char *tile_k = shared + t % STAGES * STAGE, *tile_v = tile_k + TILE * STRIDE_K;
+        wait_for_copies<STAGES - 1>();
+        __syncthreads();
+        if (t >= STAGES && at + n > p0) {
+            insert_new<STRIDE_K>(tile_k, new_k, at, p0, n);
+            insert_new<STRIDE_V>(tile_v, new_v, at, p0, n);
+            clear(t);
+            __syncthreads();
+        }
+        Mixer::score(queries, tile_k, scores);
+        __syncthreads();
+
+        // Probabilities against the running maximum: a warp takes a row.
+        for (int r = warp; r < R; r += WARPS) {
+            const int visible = min(n, p0 + r / GROUP + 1 - at);
+            float s[TILE / 32], most = -INFINITY;
+#pragma unroll
+            for (int i = 0; i < TILE / 32; i++) {
+                s[i] = 32 * i + lane < visible ? scores[r * TILE + 32 * i + lane] : -INFINITY;
+                most = fmaxf(most, s[i]);
+            }
+            const float before = maxima[r], now = fmaxf(before, warp_max(most));
+            const float base = now == -INFINITY ? 0.f : now;  // a row that sees nothing of this range yet
+            float sum = 0.f;
+#pragma unroll
+            for (int i = 0; i < TILE / 32; i++) {
+                const float p = exp2f(s[i] - base);
+                Mixer::put_probability(probabilities, r, 32 * i + lane, p);
+                sum += p;
+            }
+            sum = warp_sum(sum);
+            __syncwarp();  // all lanes have read the maximum so far
+            if (lane == 0) {
+                const float factor = exp2f(before - base);
+                rescale[r] = factor;
+                sums[r] = fmaf(sums[r], factor, sum);
+                maxima[r] = now;
+            }
+        }
+        __syncthreads();
+        mixer.add(probabilities, tile_v, rescale, n);
+        __syncthreads();
+        load(t + STAGES);  // commits a group in any case, so that the count of groups in flight stays the same
+    }
+    if (Mixer::JOIN_BYTES) {
+        wait_for_copies<0>();
+        __syncthreads();
+    }
+
+    // This range is either the answer or a part of it.
+    float* joined = (float*)shared;
+    auto answer = [&](int r, int i, float x, float y) {
+        float* to = HAD_V ? joined + r * DV + i : out + ((r / GROUP) * HEADS + head * GROUP + r % GROUP) * DV + i;
+        *(float2*)to = make_float2(x, y);
+    };
+    if (active == 1) {
+        mixer.finish(joined, [&](int r, int i, float x, float y) { answer(r, i, x / sums[r], y / sums[r]); });
+    } else {
+        float* mine = partial + (long long)(head * gridDim.x + blockIdx.x) * PART;
+        mixer.finish(joined, [&](int r, int i, float x, float y) { *(float2*)(mine + r * DV + i) = make_float2(x, y); });
+        for (int r = threadIdx.x; r < R; r += THREADS) mine[R * DV + r] = maxima[r], mine[R * DV + R + r] = sums[r];
+        if (!last_to_arrive(tickets + head, active)) return;
+        // Every part's share of each row first, then sums whose loads wait for nothing.
+        const float* parts = partial + (long long)head * gridDim.x * PART;
+        float* share = (float*)queries;  // there is room for R shares of each block: the launching side sees to that
+        for (int r = warp; r < R; r += WARPS) {
+            float most = -INFINITY, sum = 0.f;
+            for (int s = lane; s < active; s += 32) {
+                const float m = __ldcg(parts + s * PART + R * DV + r), l = __ldcg(parts + s * PART + R * DV + R + r);
+                const float now = fmaxf(most, m), base = now == -INFINITY ? 0.f : now;
+                sum = fmaf(sum, exp2f(most - base), l * exp2f(m - base));
+                most = now;
+                share[r * active + s] = m;
+            }
+            const float all = warp_max(most);
+            sum = warp_sum(sum * exp2f(most - all));
+            for (int s = lane; s < active; s += 32) share[r * active + s] = exp2f(share[r * active + s] - all) / sum;
+        }
+        __syncthreads();
+        for (int i = 4 * threadIdx.x; i < R * DV; i += 4 * THREADS) {
+            const int r = i / DV;
+            float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 8
+            for (int s = 0; s < active; s++) {
+                const float factor = share[r * active + s];
+                const float4 x = __ldcg((const float4*)(parts + s * PART + i));
+                sum.x = fmaf(factor, x.x, sum.x), sum.y = fmaf(factor, x.y, sum.y);
+                sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
+            }
+            answer(r, i % DV, sum.x, sum.y);
+            answer(r, i % DV + 2, sum.z, sum.w);
+        }
+    }
+    if (HAD_V) {
+        __syncthreads();
+        for (int r = warp; r < R; r += WARPS) {
+            hadamard_row(joined + r * DV, DV, HAD_V, lane);
+            for (int i = lane; i < DV; i += 32) out[((r / GROUP) * HEADS + head * GROUP + r % GROUP) * DV + i] = joined[r * DV + i];
+        }
+    }
+}

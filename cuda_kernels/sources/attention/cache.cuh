@@ -1,0 +1,133 @@
+// Rows of the key/value cache: one head of one position, as floats or in blocks of 32. Byte maps: formats/codecs/legacy.py and floats.py.
+// Encoders make the bytes of runtime/cache_types.py, which has the formulas.
+#pragma once
+#include "step/common.cuh"
+
+enum CacheType { F32, F16, BF16, Q8_0, Q6_0, Q5_1, Q5_0, Q4_1, Q4_0, IQ4_NL };
+
+__device__ constexpr int block_bytes(int type) {  // of 32 elements
+    return type == F32 ? 128 : type == F16 || type == BF16 ? 64 : type == Q8_0 ? 34 : type == Q6_0 ? 26 : type == Q5_1 ? 24
+         : type == Q5_0 ? 22 : type == Q4_1 ? 20 : 18;
+}
+
+__device__ constexpr bool is_float(int type) { return type <= BF16; }
+
+// Bytes of a row in global memory, and of an element in the tile (encoded types are decoded to float32 there).
+__device__ constexpr int row_bytes(int type, int n) { return n * block_bytes(type) / 32; }
+__device__ constexpr int tile_bytes(int type) { return type == F16 || type == BF16 ? 2 : 4; }
+
+__device__ const signed char IQ4NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+__device__ __forceinline__ u32 two_bytes(const u8* p) { return *(const u16*)p; }
+
+// Elements 8c .. 8c+7 of a block of 32 (c in 0..3).
+template <int TYPE>
+__device__ __forceinline__ void decode8(const u8* block, int c, float (&out)[8]) {
+    const float d = half_to_float((u16)two_bytes(block));
+    const float m = TYPE == Q4_1 || TYPE == Q5_1 ? half_to_float((u16)two_bytes(block + 2)) : 0.f;
+    if constexpr (TYPE == Q8_0) {
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+            const u32 w = two_bytes(block + 2 + 8 * c + j);
+            out[j] = d * (float)(signed char)(w & 255);
+            out[j + 1] = d * (float)(signed char)(w >> 8);
+        }
+    } else {
+        constexpr int LOW = TYPE == Q6_0 ? 10 : TYPE == Q5_1 ? 8 : TYPE == Q5_0 ? 6 : TYPE == Q4_1 ? 4 : 2;
+        constexpr int ZERO = TYPE == Q6_0 ? 32 : TYPE == Q5_0 ? 16 : TYPE == Q4_0 ? 8 : 0;
+        const int shift = 4 * (c >> 1);
+        u32 fifths = 0;
+        if constexpr (TYPE == Q5_0 || TYPE == Q5_1) fifths = two_bytes(block + LOW - 4 + (c & 2)) >> 8 * (c & 1);
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+            const u32 w = two_bytes(block + LOW + 8 * (c & 1) + j) >> shift;
+            u32 high = 0;
+            if constexpr (TYPE == Q6_0) high = two_bytes(block + 2 + j) >> (4 * (c & 1) + 2 * (c >> 1));
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                int q = w >> 8 * k & 15;
+                if constexpr (TYPE == Q5_0 || TYPE == Q5_1) q |= (fifths >> (j + k) & 1) << 4;
+                if constexpr (TYPE == Q6_0) q |= (high >> 8 * k & 3) << 4;
+                if constexpr (TYPE == IQ4_NL) out[j + k] = d * (float)IQ4NL[q];
+                else if constexpr (TYPE == Q4_1 || TYPE == Q5_1) out[j + k] = __fadd_rn(__fmul_rn(d, (float)q), m);
+                else out[j + k] = d * (float)(q - ZERO);
+            }
+        }
+    }
+}
+
+// A scale as stored, and what to multiply with instead of dividing by it (0 for a scale of 0).
+struct Scale { u16 bits; float value, inverse; };
+
+__device__ __forceinline__ Scale as_stored(float d) {
+    Scale s;
+    s.bits = float_to_half(fminf(fmaxf(d, -65504.f), 65504.f));
+    s.value = half_to_float(s.bits);
+    s.inverse = s.value == 0.f ? 0.f : __fdiv_rn(1.f, s.value);
+    return s;
+}
+
+__device__ __forceinline__ int code(float x, float inverse, int low, int high) {
+    return (int)fminf(fmaxf(rintf(__fmul_rn(x, inverse)), (float)low), (float)high);
+}
+
+// Writes 32 elements, one per lane, to `block`; returns what will be read back for this lane's element. All lanes take part.
+template <int TYPE>
+__device__ __forceinline__ float encode32(float x, int lane, u8* block) {
+    if constexpr (TYPE == F32) {
+        ((float*)block)[lane] = x;
+        return x;
+    } else if constexpr (TYPE == F16) {
+        const u16 h = float_to_half(x);
+        ((u16*)block)[lane] = h;
+        return half_to_float(h);
+    } else if constexpr (TYPE == BF16) {
+        const u16 h = float_to_bf16(x);
+        ((u16*)block)[lane] = h;
+        return bf16_to_float(h);
+    } else if constexpr (TYPE == Q8_0) {
+        const Scale d = as_stored(__fdiv_rn(warp_max(fabsf(x)), 127.f));
+        const int q = code(x, d.inverse, -127, 127);
+        if (lane == 0) *(u16*)block = d.bits;
+        block[2 + lane] = (u8)q;
+        return d.value * (float)q;
+    } else {
+        constexpr bool MIN = TYPE == Q4_1 || TYPE == Q5_1;
+        constexpr int LEVELS = TYPE == Q6_0 ? 64 : TYPE == Q5_0 || TYPE == Q5_1 ? 32 : 16;
+        constexpr int LOW = TYPE == Q6_0 ? 10 : TYPE == Q5_1 ? 8 : TYPE == Q5_0 ? 6 : TYPE == Q4_1 ? 4 : 2;
+        const float high = warp_max(x), low = -warp_max(-x), extreme = high > -low ? high : low;
+        Scale d, m = {};
+        int q;
+        if constexpr (MIN) {
+            m = as_stored(low);
+            d = as_stored(__fdiv_rn(high - low, (float)(LEVELS - 1)));
+            q = code(x - m.value, d.inverse, 0, LEVELS - 1);
+        } else if constexpr (TYPE == IQ4_NL) {
+            d = as_stored(__fdiv_rn(extreme, -127.f));
+            const float y = __fmul_rn(x, d.inverse);
+            q = 0;  // a value half way takes the lower one
+#pragma unroll
+            for (int j = 1; j < 16; j++) q += y > 0.5f * (float)(IQ4NL[j - 1] + IQ4NL[j]);
+        } else {
+            d = as_stored(__fdiv_rn(extreme, -(float)(LEVELS / 2)));
+            q = code(x, d.inverse, -LEVELS / 2, LEVELS / 2 - 1) + LEVELS / 2;
+        }
+        if (lane == 0) *(u16*)block = d.bits;
+        if (MIN && lane == 0) *(u16*)(block + 2) = m.bits;
+        const int above = __shfl_down_sync(0xffffffff, q, 16);
+        if (lane < 16) block[LOW + lane] = (u8)((q & 15) | (above & 15) << 4);
+        if constexpr (LEVELS == 32) {
+            const u32 fifths = __ballot_sync(0xffffffff, q >> 4 & 1);
+            if (lane < 4) block[LOW - 4 + lane] = (u8)(fifths >> 8 * lane);
+        }
+        if constexpr (LEVELS == 64) {
+            int pairs = (q >> 4 & 3) << (4 * ((lane & 15) >> 3) + 2 * (lane >> 4));
+            pairs |= __shfl_xor_sync(0xffffffff, pairs, 8);
+            pairs |= __shfl_xor_sync(0xffffffff, pairs, 16);
+            if (lane < 8) block[2 + lane] = (u8)pairs;
+        }
+        if constexpr (TYPE == IQ4_NL) return d.value * (float)IQ4NL[q];
+        else if constexpr (MIN) return __fadd_rn(__fmul_rn(d.value, (float)q), m.value);
+        else return d.value * (float)(q - LEVELS / 2);
+    }
+}

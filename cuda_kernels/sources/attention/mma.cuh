@@ -1,0 +1,138 @@
+// Scores and mixes of a tile on tensor cores, for caches in half precision (or bfloat16) with heads of a multiple of 16. Keys and values
+// go in as they are; queries and probabilities in two parts, the rounded value and what rounding left over, so that nothing but the
+// last bits of float32 is lost (with bfloat16: 16 bits stay).
+#pragma once
+#include "attention/tile.cuh"
+
+constexpr int M_TILES = (R + 15) / 16, N_TILES = (DV / 8 + WARPS - 1) / WARPS;  // of rows; of 8 value elements for each warp
+constexpr int P_TILES = TILE / (8 * WARPS);                                     // of 8 positions for each warp
+constexpr int STRIDE_Q = DK * 2 + 16, STRIDE_P = TILE * 2 + 16;                 // bytes
+static_assert(TILE % (8 * WARPS) == 0 && DK % 16 == 0 && DV % 16 == 0 && TYPE_K == TYPE_V, "a shape this is made for");
+
+#ifndef ON_HOST
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// 16 x 16 halves, row r of them at `at + r * stride`, as the left operand of mma.
+__device__ __forceinline__ void load_a(u32 (&a)[4], const char* at, int stride, int lane) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+                 : "r"(shared_address(at + lane % 16 * stride + lane / 16 * 16)));
+}
+
+// 16 positions x 8 elements of V as the right operand.
+__device__ __forceinline__ void load_b_turned(u32 (&b)[2], const char* at, int stride, int lane) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(b[0]), "=r"(b[1])
+                 : "r"(shared_address(at + lane % 16 * stride)));
+}
+
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    if constexpr (TYPE_K == BF16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#endif
+
+__device__ __forceinline__ void two_parts(float x, u16* whole, u16* rest) {
+    const u16 h = TYPE_K == BF16 ? float_to_bf16(x) : float_to_half(x);
+    const float left = x - (TYPE_K == BF16 ? bf16_to_float(h) : half_to_float(h));
+    *whole = h;
+    *rest = TYPE_K == BF16 ? float_to_bf16(left) : float_to_half(left);
+}
+
+struct Mixer {
+    static constexpr int Q_PART = 16 * M_TILES * STRIDE_Q, P_PART = 16 * M_TILES * STRIDE_P;
+    static constexpr int Q_BYTES = 2 * Q_PART, P_BYTES = 2 * P_PART, JOIN_BYTES = HAD_V ? R * DV * 4 : 0;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float mix[M_TILES][N_TILES][4] = {};
+
+    static __device__ __forceinline__ void put_query(char* q, int r, const float* row, float scale, int lane) {
+        u16* to = (u16*)(q + r * STRIDE_Q);
+        for (int i = lane; i < DK; i += 32) two_parts(row[i] * scale, to + i, to + Q_PART / 2 + i);
+    }
+
+    // A warp takes 8 positions at a time. Rows from R on are whatever lies there, and nobody reads what becomes of them.
+    static __device__ __forceinline__ void score(const char* q, const char* tile_k, float* scores) {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const char* at = tile_k + (8 * warp + lane / 4) * STRIDE_K + lane % 4 * 4;
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) {
+            float sum[P_TILES][2][4] = {};
+#pragma unroll
+            for (int k = 0; k < DK / 16; k++) {
+                u32 whole[4], rest[4];
+                load_a(whole, q + 16 * m * STRIDE_Q + 32 * k, STRIDE_Q, lane);
+                load_a(rest, q + Q_PART + 16 * m * STRIDE_Q + 32 * k, STRIDE_Q, lane);
+#pragma unroll
+                for (int t = 0; t < P_TILES; t++) {
+                    const char* from = at + 8 * WARPS * t * STRIDE_K + 32 * k;
+                    const u32 b[2] = {*(const u32*)from, *(const u32*)(from + 16)};
+                    mma(sum[t][0], whole, b);
+                    mma(sum[t][1], rest, b);
+                }
+            }
+#pragma unroll
+            for (int t = 0; t < P_TILES; t++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int r = 16 * m + 8 * half + lane / 4;
+                    if (r < R)
+                        *(float2*)(scores + r * TILE + 8 * (warp + WARPS * t) + lane % 4 * 2) =
+                            make_float2(sum[t][0][2 * half] + sum[t][1][2 * half], sum[t][0][2 * half + 1] + sum[t][1][2 * half + 1]);
+                }
+        }
+    }
+
+    static __device__ __forceinline__ void put_probability(char* p, int r, int i, float x) {
+        u16* to = (u16*)(p + r * STRIDE_P) + i;
+        two_parts(x, to, to + P_PART / 2);
+    }
+
+    // A warp takes every WARPS-th group of 8 value elements. Rows of V from n up to the next multiple of 16 must be numbers.
+    __device__ __forceinline__ void add(const char* p, const char* tile_v, const float* rescale, int n) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float factor = rescale[min(16 * m + 8 * half + lane / 4, R - 1)];
+#pragma unroll
+                for (int t = 0; t < N_TILES; t++) mix[m][t][2 * half] *= factor, mix[m][t][2 * half + 1] *= factor;
+            }
+#pragma unroll 4
+        for (int k = 0; k < (n + 15) / 16; k++) {
+            u32 b[N_TILES][2];
+#pragma unroll
+            for (int t = 0; t < N_TILES; t++)
+                load_b_turned(b[t], tile_v + 16 * k * STRIDE_V + 16 * min(warp + WARPS * t, DV / 8 - 1), STRIDE_V, lane);
+#pragma unroll
+            for (int m = 0; m < M_TILES; m++) {
+                u32 whole[4], rest[4];
+                load_a(whole, p + 16 * m * STRIDE_P + 32 * k, STRIDE_P, lane);
+                load_a(rest, p + P_PART + 16 * m * STRIDE_P + 32 * k, STRIDE_P, lane);
+#pragma unroll
+                for (int t = 0; t < N_TILES; t++) {
+                    mma(mix[m][t], whole, b[t]);
+                    mma(mix[m][t], rest, b[t]);
+                }
+            }
+        }
+    }
+
+    // put(r, i, x, y) for elements i, i + 1 of each row.
+    template <typename Put>
+    __device__ __forceinline__ void finish(float* joined, Put put) {
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+            for (int t = 0; t < N_TILES; t++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int r = 16 * m + 8 * half + lane / 4, group = warp + WARPS * t;
+                    if (r < R && group < DV / 8) put(r, 8 * group + lane % 4 * 2, mix[m][t][2 * half], mix[m][t][2 * half + 1]);
+                }
+    }
+};

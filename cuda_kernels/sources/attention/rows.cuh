@@ -1,0 +1,78 @@
+// One head of one position, made ready by a warp: norm, rotation, Hadamard transform. What has to come from global memory is fetched for
+// several rows before the first is worked on, as the way there takes longer than the work. It is fetched past L1: the launch in front
+// may write it while this kernel already runs, which the read-only path (ld.global.nc, what the compiler takes for const __restrict__)
+// is not made for.
+#pragma once
+#include "step/common.cuh"
+
+// Element 32 t + lane of a row of N elements is x[t] of a lane.
+template <int N>
+struct Row {
+    static constexpr int EACH = (N + 31) / 32;
+    float x[EACH];
+
+    __device__ __forceinline__ void fetch(const float* from, int lane) {
+#pragma unroll
+        for (int t = 0; t < EACH; t++) x[t] = N % 32 == 0 || 32 * t + lane < N ? __ldcg(from + 32 * t + lane) : 0.f;
+    }
+
+    // x / sqrt(mean(x^2) + eps) * weight
+    __device__ __forceinline__ void norm(const Row& weight, float eps) {
+        float sum = 0.f;
+#pragma unroll
+        for (int t = 0; t < EACH; t++) sum = fmaf(x[t], x[t], sum);
+        const float inverse = rsqrtf(warp_sum(sum) / (float)N + eps);
+#pragma unroll
+        for (int t = 0; t < EACH; t++) x[t] = x[t] * inverse * weight.x[t];
+    }
+
+    __device__ __forceinline__ void put(float* row, int lane) const {
+#pragma unroll
+        for (int t = 0; t < EACH; t++)
+            if (N % 32 == 0 || 32 * t + lane < N) row[32 * t + lane] = x[t];
+        __syncwarp();
+    }
+};
+
+// Turns of a position: pair 32 t + lane of ROTATED / 2 has (cos, sin) = turn[t].
+template <int ROTATED>
+struct Turns {
+    static constexpr int PAIRS = ROTATED / 2, EACH = (PAIRS + 31) / 32;
+    float2 turn[EACH];
+
+    __device__ __forceinline__ void fetch(const float* angles, int lane) {
+#pragma unroll
+        for (int t = 0; t < EACH; t++)
+            if (PAIRS % 32 == 0 || 32 * t + lane < PAIRS) turn[t] = __ldcg((const float2*)angles + 32 * t + lane);
+    }
+
+    // Pairs are (2j, 2j+1), or (j, j + ROTATED/2) with NEOX.
+    template <bool NEOX>
+    __device__ __forceinline__ void apply(float* row, int lane) const {
+#pragma unroll
+        for (int t = 0; t < EACH; t++) {
+            const int j = 32 * t + lane, ia = NEOX ? j : 2 * j, ib = NEOX ? j + PAIRS : 2 * j + 1;
+            if (PAIRS % 32 && j >= PAIRS) continue;
+            const float a = row[ia], b = row[ib];
+            row[ia] = a * turn[t].x - b * turn[t].y;
+            row[ib] = a * turn[t].y + b * turn[t].x;
+        }
+        __syncwarp();
+    }
+};
+
+// The normalised Walsh-Hadamard transform of each block of `block` elements (a power of two); its own inverse.
+__device__ __forceinline__ void hadamard_row(float* row, int n, int block, int lane) {
+    for (int step = 1; step < block; step *= 2) {
+        for (int j = lane; j < n / 2; j += 32) {
+            const int i = j / step * 2 * step + j % step;
+            const float a = row[i], b = row[i + step];
+            row[i] = a + b;
+            row[i + step] = a - b;
+        }
+        __syncwarp();
+    }
+    const float scale = (float)(1.0 / sqrt((double)block));
+    for (int i = lane; i < n; i += 32) row[i] *= scale;
+    __syncwarp();
+}

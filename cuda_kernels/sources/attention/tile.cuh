@@ -1,0 +1,107 @@
+// Tiles of the cache in shared memory: how rows get there, and new rows on their way into the cache.
+#pragma once
+#include "attention/cache.cuh"
+
+#ifndef ON_HOST
+// With LINES L2 takes in whole lines of 128 bytes.
+template <bool LINES>
+__device__ __forceinline__ void copy16(char* to, const u8* from) {
+    const u32 at = (u32)__cvta_generic_to_shared(to);
+    if constexpr (LINES) asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most N groups of copies of this thread are under way.
+template <int N>
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+#endif
+
+// Rows first .. first+count-1 of the cache to a tile; `count` may be 0 or less.
+template <int TYPE, int D, int STRIDE, int ROW>
+__device__ __forceinline__ void load_tile(char* tile, const u8* cache, int first, int count, int head) {
+    if constexpr (is_float(TYPE)) {
+        constexpr int PARTS = ROW / 16;
+        for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
+            const int row = i / PARTS, part = i % PARTS;
+            copy16<(ROW >= 128)>(tile + row * STRIDE + part * 16, cache + ((long long)(first + row) * HEADS_KV + head) * ROW + part * 16);
+        }
+    } else {
+        constexpr int PARTS = D / 8;
+        for (int i = threadIdx.x; i < count * PARTS; i += THREADS) {
+            const int row = i / PARTS, part = i % PARTS;
+            const u8* block = cache + ((long long)(first + row) * HEADS_KV + head) * ROW + part / 4 * block_bytes(TYPE);
+            float x[8];
+            decode8<TYPE>(block, part % 4, x);
+            float4* to = (float4*)(tile + row * STRIDE + part * 32);
+            to[0] = make_float4(x[0], x[1], x[2], x[3]);
+            to[1] = make_float4(x[4], x[5], x[6], x[7]);
+        }
+    }
+}
+
+template <int TYPE>
+__device__ __forceinline__ float widen(u32 bits) {  // low 16 bits
+    return TYPE == BF16 ? __uint_as_float(bits << 16) : half_to_float((u16)bits);
+}
+
+// 4 elements of a tile row, from element i.
+template <int TYPE>
+__device__ __forceinline__ void read4(const char* row, int i, float (&x)[4]) {
+    if constexpr (tile_bytes(TYPE) == 4) {
+        const float4 w = *(const float4*)(row + 4 * i);
+        x[0] = w.x, x[1] = w.y, x[2] = w.z, x[3] = w.w;
+    } else {
+        const uint2 w = *(const uint2*)(row + 2 * i);
+        x[0] = widen<TYPE>(w.x), x[1] = widen<TYPE>(w.x >> 16), x[2] = widen<TYPE>(w.y), x[3] = widen<TYPE>(w.y >> 16);
+    }
+}
+
+template <int TYPE>
+__device__ __forceinline__ void read8(const char* row, int i, float (&x)[8]) {
+    if constexpr (tile_bytes(TYPE) == 4) {
+        const float4 a = *(const float4*)(row + 4 * i), b = *(const float4*)(row + 4 * i + 16);
+        x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+    } else {
+        const uint4 w = *(const uint4*)(row + 2 * i);
+        x[0] = widen<TYPE>(w.x), x[1] = widen<TYPE>(w.x >> 16), x[2] = widen<TYPE>(w.y), x[3] = widen<TYPE>(w.y >> 16);
+        x[4] = widen<TYPE>(w.z), x[5] = widen<TYPE>(w.z >> 16), x[6] = widen<TYPE>(w.w), x[7] = widen<TYPE>(w.w >> 16);
+    }
+}
+
+// One new row, ready in `row` (float32), to the cache and, as it will be read back, to `kept` in the form of a tile row.
+template <int TYPE, int D>
+__device__ __forceinline__ void store_row(const float* row, u8* cache, char* kept, int lane) {
+    constexpr int WHOLE = D / 32 * 32;
+#pragma unroll
+    for (int b = 0; b < WHOLE / 32; b++) {
+        const float back = encode32<TYPE>(row[32 * b + lane], lane, cache + b * block_bytes(TYPE));
+        if constexpr (tile_bytes(TYPE) == 4) ((float*)kept)[32 * b + lane] = back;
+        else ((u16*)kept)[32 * b + lane] = TYPE == BF16 ? float_to_bf16(back) : float_to_half(back);
+    }
+    if constexpr (WHOLE < D) {  // floats only: encoded types need whole blocks
+        const int i = WHOLE + lane;
+        if (i < D) {
+            if constexpr (TYPE == F32) { ((float*)cache)[i] = row[i]; ((float*)kept)[i] = row[i]; }
+            else {
+                const u16 h = TYPE == BF16 ? float_to_bf16(row[i]) : float_to_half(row[i]);
+                ((u16*)cache)[i] = h;
+                ((u16*)kept)[i] = h;
+            }
+        }
+    }
+}
+
+// New rows that fall into the tile of positions first .. first+TILE-1 come from where `store_row` kept them.
+template <int STRIDE>
+__device__ __forceinline__ void insert_new(char* tile, const char* kept, int first, int p0, int n) {
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        const int row = p0 + i - first;
+        if (row < 0 || row >= n) continue;
+        for (int part = threadIdx.x; part < STRIDE / 16 - 1; part += THREADS)
+            *(uint4*)(tile + row * STRIDE + part * 16) = *(const uint4*)(kept + i * STRIDE + part * 16);
+    }
+}
+

@@ -1,0 +1,177 @@
+// What the matrix-vector kernels share: activations in 8 bits.
+//
+// Macros: COLS (row length of the weights), X_ROWS (rows of activations, 1..8), WARPS (of a thread block), STEPS (of a row, see below),
+// BF16_X (activations are bf16, not float32).
+//
+// A format (matvec_formats.cuh) cuts a row of weights into granules of F::G elements, one for each lane in a step of the warp:
+// step t of a row is granules 32 t .. 32 t + 31, so neighbouring lanes load neighbouring bytes. Activations lie in shared memory in
+// the same cut, as int8 with a scale per 32 elements (scale = max / 127, Q8_0's formula with a float32 scale) and sums per 16:
+//     words of elements 16 v .. 16 v + 15 of granule g: int4 at v * GRANULES + g
+//     behind them a record per granule, see `record`
+#include "units/common.cuh"
+#define DEV static __device__ __forceinline__
+#define CONST static __host__ __device__ constexpr
+
+constexpr int N = X_ROWS, THREADS = 32 * WARPS;
+
+extern __shared__ __align__(16) uint8_t shared_memory[];   // activations, then the warps' rings
+
+#include "matvec/instructions.cuh"
+
+DEV float warp_sum(float v) {
+  #pragma unroll
+  for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(~0u, v, o);
+  return v;
+}
+
+// a / b with `inverse` about 1 / b: rounded to nearest, but for a case in a great many, where nothing over- or underflows on the way.
+DEV float quotient(float a, float b, float inverse) {
+  const float q = a * inverse;
+  return fmaf(fmaf(-b, q, a), inverse, q);
+}
+
+DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
+
+#ifdef STEPS
+template <class F> struct Activations {
+  static constexpr int GRANULES = 32 * STEPS;              // of a row, made up with zeros to whole steps
+  static constexpr int PARTS = F::G / 16;
+  static constexpr int RECORD = F::G == 32 ? 16 : 8;       // bytes: {scale, sum}, or {scale, sum, sum, both}, or {scale, scale}
+  static constexpr int BYTES = GRANULES * (16 * PARTS + RECORD);   // of one row of activations
+
+  // Sums are for what every code has in common: integers times F::SUM0, F::SUM1 (and F::SUM of both), or floats times the scale.
+  // Eight elements for each of the threads of whole warps: 8 v .. 8 v + 7 of a row, already normed. Four lanes have 32 with one scale.
+  // A scale that is not finite makes every product with it so, and is seen in the logits.
+  DEV void store(uint8_t* row, uint32_t v, const float (&f)[8]) {
+    float m = fabsf(f[0]);
+    #pragma unroll
+    for (int i = 1; i < 8; i++) m = larger(m, fabsf(f[i]));
+    #pragma unroll
+    for (int o = 1; o < 4; o <<= 1) m = larger(m, __shfl_xor_sync(~0u, m, o));
+    const float inverse = m > 0x1p-120f ? quotient(127.0f, m, reciprocal(m)) : 0.0f;
+    const float scale = m < 0x1p126f ? quotient(m, 127.0f, 1 / 127.0f) : __int_as_float(0x7F800000);   // beyond, reciprocals are 0
+    uint32_t word[2];
+    #pragma unroll
+    for (int k = 0; k < 2; k++) {
+      uint32_t code[4];
+      #pragma unroll
+      for (int i = 0; i < 4; i++) code[i] = __float_as_uint(fmaf(f[4 * k + i], inverse, 0x1.8p23f));   // to even, in its lowest byte
+      word[k] = permute(permute(code[0], code[1], 0x40), permute(code[2], code[3], 0x40), 0x5410);
+    }
+    int sum = dp4a_ss(word[1], 0x01010101, dp4a_ss(word[0], 0x01010101, 0));
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    const uint32_t g = v / (F::G / 8);
+    *(int2*)(row + 16 * ((v / 2) % PARTS * GRANULES + g) + 8 * (v & 1)) = make_int2(word[0], word[1]);
+    record(row + 16 * PARTS * GRANULES + RECORD * g, v, scale, sum);
+  }
+
+  DEV void record(uint8_t* at, uint32_t v, float scale, int sum) {
+    if (F::G == 16) {
+      if (v % 2 == 0) *(int2*)at = make_int2(__float_as_int(scale), sum);
+      return;
+    }
+    int second = __shfl_xor_sync(~0u, sum, 2), s = __float_as_int(scale);
+    if (F::G == 32 && v % 4 == 0) {
+      if (F::FLOAT_SUMS)
+        *(int4*)at = make_int4(s, __float_as_int(scale * sum), __float_as_int(scale * second), __float_as_int(scale * (sum + second)));
+      else *(int4*)at = make_int4(s, F::SUM0 * sum, F::SUM1 * second, F::SUM * (sum + second));
+    }
+    if (F::G == 64) {
+      int next = __shfl_xor_sync(~0u, s, 4);
+      if (v % 8 == 0) *(int2*)at = make_int2(s, next);
+    }
+  }
+};
+
+DEV float square_of(const float4& f) { return f.x * f.x + f.y * f.y + f.z * f.z + f.w * f.w; }
+
+// Rows of float32 activations into shared memory in 8 bits; with NORM each is multiplied by `weight`, and its squares are summed up for
+// `norm_factor`: what divides by the root mean square is a factor of every result, and need not be known before the products. Every
+// block of a launch does it for itself: that costs less than a kernel in front. Nothing else of the block goes on meanwhile, so it is
+// short: 84 instructions for 8 elements, 104 with a norm. Waits for the kernel in front, once the norm's weights are on their way:
+// they come from device memory. All threads; no
+// barrier at the end.
+template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const float* weight, float (*sums)[WARPS], uint8_t* to) {
+  constexpr uint32_t VECTORS = COLS / 8, PADDED = Activations<F>::GRANULES * F::G / 8, ALL = ROWS * PADDED;
+  constexpr uint32_t PER = (ALL + THREADS - 1) / THREADS;
+  constexpr bool KEEP = PER <= 4;   // what a thread has stays in registers between the sum and the rounding
+  constexpr bool EARLY = NORM && ROWS == 1 && PER <= 2;
+  struct Eight { float4 low, high; };
+  const uint32_t thread = threadIdx.x;
+  const float4 zeros = make_float4(0, 0, 0, 0), ones = make_float4(1, 1, 1, 1);
+  auto weights = [&](uint32_t v) -> Eight {
+    if (!weight || v >= VECTORS) return {ones, ones};
+    const float4* at = (const float4*)weight + 2 * v;
+    if (EARLY) return {load_now(at), load_now(at + 1)};
+    return {__ldg(at), __ldg(at + 1)};   // by several rows: once for all of them
+  };
+  auto load = [&](uint32_t i) -> Eight {   // of all rows' vectors, made up to whole steps
+    const uint32_t n = ROWS == 1 ? 0 : i / PADDED, v = i - n * PADDED;
+    if (i >= ALL || v >= VECTORS) return {zeros, zeros};
+    if (!BF16_X) {
+      const float4* at = (const float4*)(x + (int64_t)n * COLS) + 2 * v;
+      return {__ldcg(at), __ldcg(at + 1)};
+    }
+    const int4 f = __ldcg((const int4*)x + (int64_t)n * VECTORS + v);
+    const auto two = [](int a, int b) {
+      return make_float4(__int_as_float(a << 16), __int_as_float(a & ~0xFFFF), __int_as_float(b << 16), __int_as_float(b & ~0xFFFF));
+    };
+    return {two(f.x, f.y), two(f.z, f.w)};
+  };
+  Eight kept[KEEP ? PER : 1], norm[EARLY ? PER : 1];
+  if (EARLY)
+    #pragma unroll
+    for (int i = 0; i < PER; i++) norm[EARLY ? i : 0] = weights(thread + i * THREADS);
+  wait_for_predecessor();
+  if (KEEP)
+    #pragma unroll
+    for (int i = 0; i < PER; i++) kept[KEEP ? i : 0] = load(thread + i * THREADS);
+  if (NORM) {
+    #pragma unroll
+    for (int n = 0; n < ROWS; n++) {
+      float square = 0;
+      if (ROWS == 1 && KEEP)
+        #pragma unroll
+        for (int i = 0; i < PER; i++) square += square_of(kept[KEEP ? i : 0].low) + square_of(kept[KEEP ? i : 0].high);
+      else
+        #pragma unroll 4
+        for (uint32_t v = thread; v < COLS / 4; v += THREADS) square += square_of(__ldcg((const float4*)(x + (int64_t)n * COLS) + v));
+      square = warp_sum(square);
+      if (thread % 32 == 0) sums[n][thread / 32] = square;
+    }
+  }
+  auto store = [&](uint32_t at, int turn, const Eight& e) {
+    const uint32_t n = ROWS == 1 ? 0 : at / PADDED, v = at - n * PADDED;
+    float f[8] = {e.low.x, e.low.y, e.low.z, e.low.w, e.high.x, e.high.y, e.high.z, e.high.w};
+    if (NORM) {
+      const Eight w = EARLY ? norm[EARLY ? turn : 0] : weights(v);
+      const float by[8] = {w.low.x, w.low.y, w.low.z, w.low.w, w.high.x, w.high.y, w.high.z, w.high.w};
+      #pragma unroll
+      for (int i = 0; i < 8; i++) f[i] *= by[i];
+    }
+    Activations<F>::store(to + n * Activations<F>::BYTES, v, f);
+  };
+  if (KEEP) {
+    #pragma unroll
+    for (int i = 0; i < PER; i++)
+      if (ALL % THREADS == 0 || thread + i * THREADS < ALL) store(thread + i * THREADS, i, kept[KEEP ? i : 0]);   // whole warps
+  } else {
+    #pragma unroll 1
+    for (int i = 0; i < PER; i += 2) {
+      Eight e[2];
+      #pragma unroll
+      for (int j = 0; j < 2; j++) e[j] = load(thread + (i + j) * THREADS);
+      #pragma unroll
+      for (int j = 0; j < 2; j++) if (thread + (i + j) * THREADS < ALL) store(thread + (i + j) * THREADS, 0, e[j]);
+    }
+  }
+}
+
+// Of a row whose squares are in `sums`.
+DEV float norm_factor(const float (&sums)[WARPS], float eps) {
+  float square = 0;
+  #pragma unroll
+  for (int i = 0; i < WARPS; i++) square += sums[i];
+  return rsqrtf(square / COLS + eps);
+}
+#endif

@@ -1,0 +1,125 @@
+// Products with the experts that a router chose, for each token on its own: blockIdx.y is the token.
+//
+// Macros as for matvec.cu (X_ROWS is 1 for gates; the number of experts per token, as is STAGE_ROWS, for EXPERT_DOWN) and KIND:
+// EXPERT_GATE_UP  out[token, slot] = silu(G norm(h)) * (U norm(h)) with the matrices of expert ids[token, slot]
+// EXPERT_DOWN     h[token] += sum over slots, in ascending order, of weights[token, slot] * D x[token, slot]
+//
+// A slot with a negative id contributes 0. EXPERT_GATE_UP knows which weights it needs when the kernel in front, the router, has ended.
+// EXPERT_DOWN follows it, and may not start before that, so it reads the choice at once: `ids` and `weights` must be older than the kernel
+// in front of it.
+#include "matvec/feed.cuh"
+
+typedef Format<TYPE> F;
+typedef Activations<F> A;
+
+#if KIND == 0
+
+// Rows of expert e: gate rows from e * per_expert on, up rows from e * per_expert + first_up on.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
+    const float* h, const float* norm_weight, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert,
+    int first_up, const int* ids, int slots, int hidden, float* out) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
+  const int items = slots * hidden, stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
+  const uint32_t ring = shared_address(shared_memory) + A::BYTES + warp * Ring<F>::BYTES;
+  const typename F::Lane constants(lane);
+  prepare_unit<TYPE>();
+  wait_for_predecessor();
+  allow_successor();   // not earlier: it reads the router's choice as soon as it starts
+  const int mine = lane < slots ? __ldcg(ids + token * slots + lane) : -1;   // slot lane's expert
+
+  auto row_of = [&](int item) { return (int64_t)max(__shfl_sync(~0u, mine, item / hidden), 0) * per_expert + item % hidden; };
+  auto source = [&](int item, int k) -> Row {
+    const int64_t row = row_of(item);
+    return k == 0 ? Row{gate, stored, row} : Row{up, stored, row + first_up};
+  };
+  auto end = [&](int item) { return (item / hidden + 1) * hidden; };
+  auto matrices = feed<F>(items_of<1>(source, end), begin, items, stride, lane, ring);
+  static __shared__ float squares[1][WARPS];
+  quantize<F, 1, true>(h + (int64_t)token * COLS, norm_weight, squares, shared_memory);
+  __syncthreads();
+  const float factor = norm_factor(squares[0], eps);
+
+  const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
+  #pragma unroll 1
+  for (int item = begin; item < items; item += stride) {
+    float sum[2] = {0, 0};
+    int64_t row = row_of(item);
+    const float by[2] = {F::row_factor(gate, stored, row), F::row_factor(up, stored, row + first_up)};
+    #pragma unroll 1
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      matrices.wait();
+      const Stage stage[2] = {Ring<F>::stage(matrices.slot, row, chunk),
+                              Ring<F>::stage(matrices.slot + Ring<F>::ROW, row + first_up, chunk)};
+      #pragma unroll
+      for (int p = 0; p < P; p++) {
+        if (!has_step(chunk, p)) break;
+        const typename F::Input in = F::input(words + chunk * (512 * P), records + chunk * (32 * A::RECORD * P), p);
+        #pragma unroll
+        for (int k = 0; k < 2; k++) {
+          float v = F::dot(F::prepare(F::load(stage[k], p, lane), constants, lane), in);
+          if (COLS % (32 * F::G * STEPS)) v = (chunk * P + p) * 32 + lane < COLS / F::G ? v : 0;   // behind a row's end lies anything
+          sum[k] += v;
+        }
+      }
+      matrices.next();
+    }
+    float g = warp_sum(sum[0]) * (factor * by[0]), u = warp_sum(sum[1]) * (factor * by[1]);
+    bool used = __shfl_sync(~0u, mine, item / hidden) >= 0;
+    if (lane == 0) out[(int64_t)token * items + item] = used ? silu(g) * u : 0.0f;
+  }
+}
+
+#else
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
+    const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float* weights, float* h) {
+  allow_successor();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, token = blockIdx.y;
+  const int stride = gridDim.x * WARPS, begin = blockIdx.x * WARPS + warp;
+  const uint32_t ring = shared_address(shared_memory) + N * A::BYTES + warp * Ring<F>::BYTES;
+  const typename F::Lane constants(lane);
+  prepare_unit<TYPE>();
+  const int mine = lane < N ? __ldcg(ids + token * N + lane) : -1;
+  const float factor = mine >= 0 ? __ldcg(weights + token * N + lane) : 0.0f;
+
+  auto source = [&](int item, int k) -> Row {   // the same piece of a row of every slot's expert
+    return {down, stored, (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item};
+  };
+  auto end = [&](int) { return rows; };
+  auto matrices = feed<F>(items_of<1>(source, end), begin, rows, stride, lane, ring);
+  quantize<F, N, false>(x + (int64_t)token * N * COLS, nullptr, nullptr, shared_memory);
+  __syncthreads();
+
+  const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
+  #pragma unroll 1
+  for (int item = begin; item < rows; item += stride) {
+    float sum = 0, before = lane == 0 ? h[(int64_t)token * rows + item] : 0.0f, weight = factor;   // slot lane's, times its row's factor
+    if (F::ROW_FACTOR && factor != 0) weight *= F::row_factor(down, stored, (int64_t)mine * rows + item);
+    #pragma unroll 1
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+      matrices.wait();
+      #pragma unroll
+      for (int k = 0; k < N; k++) {
+        const int64_t row = (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item;
+        const float by = __shfl_sync(~0u, weight, k);
+        float part = 0;
+        const Stage stage = Ring<F>::stage(matrices.slot + k * Ring<F>::ROW, row, chunk);
+        #pragma unroll
+        for (int p = 0; p < P; p++) {
+          if (!has_step(chunk, p)) break;
+          const int at = chunk * P;
+          float v = F::dot(F::prepare(F::load(stage, p, lane), constants, lane),
+                           F::input(words + k * A::BYTES + at * 512, records + k * A::BYTES + at * (32 * A::RECORD), p));
+          if (COLS % (32 * F::G * STEPS)) v = (at + p) * 32 + lane < COLS / F::G ? v : 0;   // behind a row's end lies anything
+          part += v;
+        }
+        if (by != 0) sum += by * part;   // keeps out, too, what is not a number in an expert that nobody chose
+      }
+      matrices.next();
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) h[(int64_t)token * rows + item] = before + sum;
+  }
+}
+
+#endif

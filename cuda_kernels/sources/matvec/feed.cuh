@@ -1,0 +1,80 @@
+// A warp's pipeline: the stages of its items, one after the other, on their way from device memory to its ring in shared memory.
+//
+// What is on its way needs no registers. A block's first stages load while the kernel in front of it ends: weights depend on no kernel.
+#include "matvec/ring.cuh"
+
+struct Row { const uint8_t* base; int64_t stored, row; };   // of a packed matrix of `stored` rows
+
+// The rows of weights of items: at(item, k) is the k-th one; all lanes call it together. Items from one on and below end(item) have theirs
+// in the same matrices, EACH rows further on from item to item.
+template <int N_EACH, class At, class End> struct Items {
+  static constexpr int EACH = N_EACH;
+  At at;
+  End end;
+};
+template <int N_EACH, class At, class End> DEV Items<N_EACH, At, End> items_of(At at, End end) { return {at, end}; }
+
+template <class F, class Rows> struct Feed {
+  typedef Ring<F> G;
+  static constexpr bool KEPT = R * F::STAGED <= 6;   // where pieces are few, pointers to them go on from stage to stage
+  const Rows rows;
+  const int items, stride, lane;
+  const uint32_t ring;       // of the warp
+  uint32_t slot;             // of the stage that is read next
+  int item, chunk = 0;       // of the stage that is fetched next
+  int steady = 0;            // items below it need no new pointers
+  const uint8_t* from[KEPT ? R * F::STAGED : F::STAGED];
+
+  __device__ __forceinline__ Feed(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring)
+      : rows(rows), items(items), stride(stride), lane(lane), ring(ring), slot(ring), item(begin) {
+    #pragma unroll 1
+    for (int s = 0; s < SLOTS; s++) fetch(ring + s * G::SLOT);
+  }
+
+  __device__ __forceinline__ void aim(const Row& r, int k) {
+    const Geometry g = F::geometry(r.stored, COLS);
+    #pragma unroll
+    for (int p = 0; p < F::STAGED; p++) from[k * F::STAGED + p] = r.base + g.plane[p] + G::offset(p, r.row, chunk);
+  }
+
+  __device__ __forceinline__ void fetch(uint32_t to) {
+    if (item < items) {
+      if (KEPT && chunk == 0 && item >= steady) {
+        steady = rows.end(item);
+        #pragma unroll
+        for (int k = 0; k < R; k++) aim(rows.at(item, k), k);
+      }
+      #pragma unroll
+      for (int k = 0; k < R; k++) {
+        if (!KEPT) aim(rows.at(item, k), 0);
+        #pragma unroll
+        for (int p = 0; p < F::STAGED; p++) {
+          const uint8_t*& here = from[KEPT ? k * F::STAGED + p : p];
+          G::fetch(p, to + k * G::ROW, here, chunk, lane);
+          here += chunk < CHUNKS - 1 ? G::step(p) : G::template jump<Rows::EACH>(p, stride);
+        }
+      }
+    }
+    commit_copies();
+    if (++chunk == CHUNKS) {
+      chunk = 0;
+      item += stride;
+    }
+  }
+
+  // Waits for the next stage: then it lies in `slot`.
+  __device__ __forceinline__ void wait() {
+    wait_for_copies<SLOTS - 1>();
+    __syncwarp();
+  }
+
+  // All lanes have read it: its slot takes in another one.
+  __device__ __forceinline__ void next() {
+    __syncwarp();
+    fetch(slot);
+    slot = slot == ring + (SLOTS - 1) * G::SLOT ? ring : slot + G::SLOT;
+  }
+};
+template <class F, class Rows> DEV Feed<F, Rows> feed(const Rows& rows, int begin, int items, int stride, int lane, uint32_t ring) {
+  return {rows, begin, items, stride, lane, ring};
+}

@@ -1,0 +1,56 @@
+// Where weights on their way from device memory to a warp lie in shared memory: a ring of SLOTS stages of its own.
+//
+// Macros: SLOTS, STAGE_STEPS, STAGE_ROWS. A stage is P steps (P * 32 granules) of a row of each of R rows of weights.
+// A piece of a plane begins at a multiple of 16 bytes, or, where rows are no multiple of 16 bytes, behind the few bytes that precede
+// it in its 16 (planes begin at multiples of 256 bytes and are made up to them, so nothing beyond a matrix is read).
+#include "matvec/formats.cuh"
+
+constexpr int P = STAGE_STEPS, R = STAGE_ROWS, CHUNKS = (STEPS + P - 1) / P;   // stages of a row; the last one may have fewer steps
+
+// Whether step p of a stage is one of the row's. Known when compiled but for the last stage's.
+DEV bool has_step(int chunk, int p) { return STEPS % P == 0 || p < (STEPS - 1) % P + 1 || chunk < CHUNKS - 1; }
+
+template <class F> struct Ring {
+  static constexpr int ELEMENTS = P * 32 * F::G;
+  CONST int piece(int p) { return F::bytes(p, ELEMENTS); }
+  CONST bool in_line(int p) { return F::plane_per_row(p) && 16 % F::plane_bytes(p) == 0; }   // never over the border of its 16 bytes
+  CONST bool aligned(int p) { return F::row_bytes(p) % 16 == 0 && (F::plane_per_row(p) || piece(p) % 16 == 0); }
+  // Whether L2 takes in whole lines of 128 bytes: shorter rows gain nothing by it.
+  CONST bool in_lines(int p) { return F::row_bytes(p) >= 256; }
+  CONST int room(int p) { return aligned(p) ? piece(p) : in_line(p) ? 16 : (piece(p) + 15) / 16 * 16 + 16; }
+  CONST int begin(int p) { return p == 0 ? 0 : begin(p - 1) + room(p - 1); }
+  static constexpr int ROW = begin(F::STAGED), SLOT = R * ROW, BYTES = SLOTS * SLOT;   // shared memory of a row, a stage, a warp
+
+  // From the piece of a stage to that of its row's next one, and from a row's last one to the first one of the item `stride` further on.
+  CONST int step(int p) { return F::plane_per_row(p) ? 0 : piece(p); }
+  template <int EACH> DEV int jump(int p, int stride) { return stride * EACH * F::row_bytes(p) - (CHUNKS - 1) * step(p); }
+
+  DEV int64_t offset(int p, int64_t row, int chunk) { return row * F::row_bytes(p) + (F::plane_per_row(p) ? 0 : chunk * piece(p)); }
+
+  // Starts the copies of a plane's piece of one row's stage, which begins at `at`; all lanes.
+  DEV void fetch(int p, uint32_t slot, const uint8_t* at, int chunk, int lane) {
+    const int before = (int)((uint64_t)at & 15);
+    if (!aligned(p)) at -= before;
+    if (in_line(p)) {
+      copy16(slot + begin(p), at, lane == 0, false);
+      return;
+    }
+    int bytes = piece(p);
+    if (!F::plane_per_row(p) && F::row_bytes(p) % piece(p)) bytes = min(bytes, F::row_bytes(p) - chunk * piece(p));
+    if (!aligned(p)) bytes = (bytes + before + 15) & ~15;
+    const uint8_t* from = at + 16 * lane;
+    uint32_t to = slot + begin(p) + 16 * lane;
+    #pragma unroll
+    for (int i = 0; i < room(p); i += 512) {
+      bool whole = i + 512 <= room(p) && aligned(p) && F::row_bytes(p) % piece(p) == 0;
+      copy16(to + i, from + i, whole || i + 16 * lane < bytes, in_lines(p));
+    }
+  }
+
+  DEV Stage stage(uint32_t slot, int64_t row, int chunk) {
+    Stage s;
+    #pragma unroll
+    for (int p = 0; p < F::STAGED; p++) s.at[p] = slot + begin(p) + (aligned(p) ? 0 : (int)(offset(p, row, chunk) & 15));
+    return s;
+  }
+};

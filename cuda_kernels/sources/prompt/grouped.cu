@@ -1,0 +1,291 @@
+// Products of rows grouped by expert with packed weights, on Hopper's tensor cores: the weights go from their blocks to registers and
+// from there into wgmma, and never lie in memory decoded.
+//
+// out[row, n] = sum over k of W[expert of row][n][k] * x[row][k]. wgmma takes its first operand from registers, so the weights are the
+// "rows" of an instruction (64 of them per warpgroup) and up to LARGEST tokens of one expert its "columns"; x comes from shared memory.
+//
+// The order of k within a product is free as long as both sides agree. A thread holds, of an instruction's 16 k, the slots 2q, 2q+1,
+// 2q+8 and 2q+9, where q is its number in its group of four. It decodes whole units of 32 elements, so within 128 k (four units)
+// instruction j takes elements 4j .. 4j+3 of unit q for those slots. x is therefore stored with its k permuted within each 128: element
+// 32q + 4j + r stands at 16j + 2q + (r & 1) + 8 (r >> 1); whoever writes x (a norm, an activation) does that.
+//
+// A CUDA block is a producer warpgroup, which copies rows of x into a ring of stages of 128 k, and two consumer warpgroups of 64 weight
+// rows each. It stays on its multiprocessor and takes every gridDim.x-th tile. TYPE: a unit struct, whose header stands in front; HALF:
+// 1 is float16, 0 bfloat16.
+#include "units/common.cuh"
+
+constexpr int LARGEST = 160;              // tokens of a tile
+using Sums = float[LARGEST / 2];          // of a thread: 2 rows of weights times a quarter of the tokens
+#include "prompt/wgmma.cuh"
+
+constexpr int STAGES = 4;
+constexpr int STAGE_BYTES = LARGEST * 256;
+constexpr int EXCHANGE_BYTES = LARGEST * 256;  // 64 rows of float32 per token, or twice 64 rows of half
+constexpr int TABLE = 1024;        // experts at most
+constexpr int CONSUMERS = 2, PRODUCERS = 128;
+constexpr int WITHIN = 4;  // named barriers within a consumer (two)
+
+struct Tile { int expert, first, rows, row_tile; };
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) { return uint32_t(__cvta_generic_to_shared(at)); }
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra over;\nbra again;\nover:\n}"
+      ::"r"(barrier), "r"(phase) : "memory");
+}
+template <int THREADS>
+__device__ __forceinline__ void named_sync(int number) { asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory"); }
+
+// Where tiles are: before[e] = tiles of tokens before expert e. Filled by all threads of the block.
+__device__ __forceinline__ int count_tiles(const int* ends, int n_experts, int* before) {
+  if (threadIdx.x < 32) {
+    int total = 0;
+    for (int start = 0; start < n_experts; start += 32) {
+      const int e = start + threadIdx.x;
+      int n = 0;
+      if (e < n_experts) n = (ends[e] - (e ? ends[e - 1] : 0) + LARGEST - 1) / LARGEST;
+      int scan = n;
+#pragma unroll
+      for (int step = 1; step < 32; step <<= 1) {
+        const int other = __shfl_up_sync(0xffffffffu, scan, step);
+        if (int(threadIdx.x) >= step) scan += other;
+      }
+      if (e < n_experts) before[e] = total + scan - n;
+      total += __shfl_sync(0xffffffffu, scan, 31);
+    }
+    if (threadIdx.x == 0) before[n_experts] = total;
+  }
+  __syncthreads();
+  return before[n_experts];
+}
+
+// Tile number `t`: all rows of weights for some tokens, then for the next ones. An expert's tokens are shared out evenly, in 8s.
+__device__ __forceinline__ Tile find_tile(int t, int row_tiles, const int* ends, int n_experts, const int* before) {
+  const int token_tile = t / row_tiles;
+  int low = 0, high = n_experts - 1;
+  while (low < high) {  // the last expert whose first tile is not behind this one and that has any
+    const int middle = (low + high + 1) / 2;
+    if (before[middle] <= token_tile) low = middle; else high = middle - 1;
+  }
+  const int start = low ? ends[low - 1] : 0, count = ends[low] - start, n = before[low + 1] - before[low];
+  const int share = ((count + n - 1) / n + 7) / 8 * 8, at = (token_tile - before[low]) * share;
+  return {low, start + at, min(share, count - at), t % row_tiles};
+}
+
+// Rows of x (through `sources` where given: row sources[i] / n_slots) to the ring, 128 k at a time. `turn` counts stages over all tiles.
+__device__ __forceinline__ void produce(const Tile& tile, const uint4* x, const int* sources, int n_slots, int cols, uint32_t ring,
+                                        uint32_t full, uint32_t empty, int& turn) {
+  const int thread = threadIdx.x - CONSUMERS * 128, chunk = thread % 16, lane_row = thread / 16;
+  const uint4* from[LARGEST / 8];
+#pragma unroll
+  for (int i = 0; i < LARGEST / 8; ++i) {
+    const int row = tile.first + min(lane_row + 8 * i, tile.rows - 1);
+    const int source = sources == nullptr ? row : sources[row] / n_slots;
+    from[i] = x + int64_t(source) * (cols / 8) + chunk;
+  }
+  const uint32_t to = ring + (chunk / 8) * (LARGEST * 128) + lane_row * 128 + ((chunk % 8) ^ lane_row) * 16;
+  for (int k = 0; k < cols / 128; ++k, ++turn) {
+    const int stage = turn % STAGES;
+    barrier_wait(empty + 8 * stage, (turn / STAGES & 1) ^ 1);
+#pragma unroll
+    for (int i = 0; i < LARGEST / 8; ++i)
+      if (8 * i < tile.rows)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + stage * STAGE_BYTES + i * 1024), "l"(from[i] + k * 16)
+                     : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    if (k) {  // the copy before this one has to have ended, and to be seen by the tensor cores
+      asm volatile("cp.async.wait_group 1;\nfence.proxy.async.shared::cta;" ::: "memory");
+      barrier_arrive(full + 8 * ((turn - 1) % STAGES));
+    }
+  }
+  asm volatile("cp.async.wait_group 0;\nfence.proxy.async.shared::cta;" ::: "memory");
+  barrier_arrive(full + 8 * ((turn - 1) % STAGES));
+}
+
+// Where the element at place p of a permuted row stands in the row itself.
+__device__ __forceinline__ int unpermuted(int p) {
+  const int s = p % 16;
+  return p / 128 * 128 + s % 8 / 2 * 32 + p % 128 / 16 * 4 + s % 2 + s / 8 * 2;
+}
+
+// A descriptor of 16 k of tokens in shared memory: rows of 128 bytes, swizzled by 128, groups of 8 rows 1024 bytes apart.
+__device__ __forceinline__ uint64_t descriptor(uint32_t address) {
+  return uint64_t(address >> 4 & 0x3fff) | uint64_t(1) << 16 | uint64_t(64) << 32 | uint64_t(1) << 62;
+}
+
+// A decoded unit in pairs.
+__device__ __forceinline__ void pack(const float (&v)[32], uint32_t (&pairs)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) pairs[i] = HALF ? to_halves(v[2 * i], v[2 * i + 1]) : to_bfloats(v[2 * i], v[2 * i + 1]);
+}
+
+// sums += 64 rows of weights times N tokens, 128 k deep. The registers are free again when this returns: the compiler does not know that
+// wgmma reads them until it is waited for, so nothing may be decoded meanwhile. The other consumer decodes then.
+template <int N>
+__device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add) {
+  wgmma_fence();
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const uint32_t fragment[4] = {a[2 * j], b[2 * j], a[2 * j + 1], b[2 * j + 1]};
+    Wgmma<N>::run(sums, fragment, descriptor(stage + j / 4 * (LARGEST * 128) + j % 4 * 32), add || j);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+}
+
+// As many columns as the tile has tokens: the same registers whatever their number.
+__device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add, int rows) {
+  if (rows <= 32) multiply<32>(sums, a, b, stage, add);
+  else if (rows <= 64) multiply<64>(sums, a, b, stage, add);
+  else if (rows <= 96) multiply<96>(sums, a, b, stage, add);
+  else if (rows <= 112) multiply<112>(sums, a, b, stage, add);
+  else if (rows <= 128) multiply<128>(sums, a, b, stage, add);
+  else if (rows <= 136) multiply<136>(sums, a, b, stage, add);
+  else if (rows <= 144) multiply<144>(sums, a, b, stage, add);
+  else if (rows <= 152) multiply<152>(sums, a, b, stage, add);
+  else multiply<160>(sums, a, b, stage, add);
+}
+
+// sums = the products of 16 rows of weights per warp (rows `low` and `high` per thread) and `rows` tokens.
+__device__ __forceinline__ void consume(Sums& sums, int rows, const uint8_t* weights, const Geometry& g, int64_t low, int64_t high,
+                                        int cols, uint32_t ring, uint32_t full, uint32_t empty, int& turn) {
+  const int q = threadIdx.x % 4;
+  typename TYPE::Raw first = TYPE::load(weights, g, low, q), second = TYPE::load(weights, g, high, q);
+  const int steps = cols / 128;
+  for (int k = 0; k < steps; ++k, ++turn) {
+    const int unit = 4 * k + q;
+    float v[32];
+    uint32_t a[16], b[16];
+    decode_unit<TYPE>(first, unit, v);
+    pack(v, a);
+    decode_unit<TYPE>(second, unit, v);
+    pack(v, b);
+    if (k + 1 < steps) first = TYPE::load(weights, g, low, unit + 4), second = TYPE::load(weights, g, high, unit + 4);
+    barrier_wait(full + 8 * (turn % STAGES), turn / STAGES & 1);
+    multiply(sums, a, b, ring + turn % STAGES * STAGE_BYTES, k, rows);
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * (turn % STAGES));
+  }
+}
+
+// sums to out[token][column + 0 .. 63] in half, through shared memory `tile` [tokens][64], by one warpgroup.
+__device__ __forceinline__ void store(const Sums& sums, uint32_t tile, uint16_t* out, int stride, int rows, int columns) {
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  const int token = lane % 8 + lane / 16 * 8, chunk = 2 * warp + lane / 8 % 2;
+#pragma unroll
+  for (int i = 0; i < LARGEST / 8; i += 2) {
+    if (8 * i >= rows) break;
+    uint32_t r[4];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const float one = sums[4 * i + 2 * m], two = sums[4 * i + 2 * m + 1];
+      r[m] = HALF ? to_halves(one, two) : to_bfloats(one, two);
+    }
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     tile + (8 * i + token) * 128 + (chunk ^ (token % 8)) * 16), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+  }
+  named_sync<128>(WITHIN + threadIdx.x / 128);
+#pragma unroll 4
+  for (int i = thread; i < rows * 8; i += 128) {
+    const int t = i / 8, c = i % 8;
+    uint4 eight;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
+                 : "r"(tile + t * 128 + (c ^ (t % 8)) * 16) : "memory");
+    if (8 * c < columns) *reinterpret_cast<uint4*>(out + int64_t(t) * stride + 8 * c) = eight;
+  }
+  named_sync<128>(WITHIN + threadIdx.x / 128);  // the tile is free again
+}
+
+struct Problem {
+  const uint8_t *first, *second;  // packed weights of each consumer
+  int64_t total_rows, skip;       // rows of all experts in a packed matrix; of one expert before those of the second consumer
+  int per_expert, n_out, cols;    // rows of one expert in a packed matrix; columns of out; of weights
+};
+
+// One tile. PAIRED: the consumers have rows of two matrices, gate and up, and out = silu(gate) * up, permuted as x is.
+template <bool PAIRED>
+__device__ __forceinline__ void work(const Problem& p, const Geometry& g, const Tile& tile, uint16_t* out, uint32_t ring, uint32_t exchange,
+                                     uint32_t full, uint32_t empty, int& turn, int round) {
+  const int group = threadIdx.x / 128, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  const int column = (PAIRED ? tile.row_tile * 64 : tile.row_tile * 128 + group * 64), mine = column + warp * 16 + lane / 4;
+  const int64_t before = int64_t(tile.expert) * p.per_expert + (PAIRED ? group * p.skip : 0);
+  const int low = PAIRED ? unpermuted(mine) : min(mine, p.n_out - 1), high = PAIRED ? unpermuted(mine + 8) : min(mine + 8, p.n_out - 1);
+  Sums sums;
+  consume(sums, tile.rows, group ? p.second : p.first, g, before + low, before + high, p.cols, ring, full, empty, turn);
+  const uint32_t filled = empty + 8 * STAGES, free = filled + 8;  // barriers of the exchange
+  uint16_t* to = out + int64_t(tile.first) * p.n_out + column;
+  if constexpr (!PAIRED) {
+    store(sums, exchange + group * (EXCHANGE_BYTES / 2), to, p.n_out, tile.rows, p.n_out - column);
+  } else if (group == 1) {
+    barrier_wait(free, (round & 1) ^ 1);
+#pragma unroll
+    for (int i = 0; i < LARGEST / 2; ++i)
+      if (2 * i < (tile.rows + 7) / 8 * 8)
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(exchange + (i * 128 + thread) * 4), "f"(sums[i]) : "memory");
+    barrier_arrive(filled);
+  } else {
+    barrier_wait(filled, round & 1);
+#pragma unroll
+    for (int i = 0; i < LARGEST / 2; ++i) {
+      if (2 * i >= (tile.rows + 7) / 8 * 8) break;
+      float up;
+      asm volatile("ld.shared.f32 %0, [%1];" : "=f"(up) : "r"(exchange + (i * 128 + thread) * 4) : "memory");
+      // Approximate: 2 ulp where the result keeps 8 or 11 bits, and 0 where it would be below 1e-35.
+      sums[i] = __fdividef(sums[i], 1.0f + __expf(-sums[i])) * up;
+    }
+    named_sync<128>(WITHIN);
+    store(sums, exchange, to, p.n_out, tile.rows, 64);
+    barrier_arrive(free);
+  }
+}
+
+template <bool PAIRED>
+__device__ __forceinline__ void grouped(const Problem& p, const int* ends, int n_experts, const uint4* x, const int* sources, int n_slots,
+                                        uint16_t* out) {
+  extern __shared__ uint8_t shared[];
+  __shared__ uint64_t barriers[2 * STAGES + 2];
+  __shared__ int before[TABLE + 1];
+  const uint32_t ring = (shared_address(shared) + 1023) / 1024 * 1024, exchange = ring + STAGES * STAGE_BYTES;
+  const uint32_t full = shared_address(barriers), empty = full + 8 * STAGES;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES; ++stage) barrier_init(full + 8 * stage, PRODUCERS), barrier_init(empty + 8 * stage, 4 * CONSUMERS);
+    barrier_init(empty + 8 * STAGES, 128), barrier_init(empty + 8 * STAGES + 8, 128);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  prepare_unit<TYPE>();
+  const int row_tiles = PAIRED ? p.n_out / 64 : (p.n_out + 127) / 128;
+  const int tiles = count_tiles(ends, n_experts, before) * row_tiles;
+  int turn = 0;
+  if (threadIdx.x >= CONSUMERS * 128) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+    for (int t = blockIdx.x; t < tiles; t += gridDim.x)
+      produce(find_tile(t, row_tiles, ends, n_experts, before), x, sources, n_slots, p.cols, ring, full, empty, turn);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    const Geometry g = TYPE::geometry(p.total_rows, p.cols);
+    for (int t = blockIdx.x, round = 0; t < tiles; t += gridDim.x, ++round)
+      work<PAIRED>(p, g, find_tile(t, row_tiles, ends, n_experts, before), out, ring, exchange, full, empty, turn, round);
+  }
+}
+
+// out half[rows, n_out] = products with W [n_experts * per_expert rows, cols].
+extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS, 1)
+grouped_product(const uint8_t* weights, int n_experts, int per_expert, int cols, const int* ends, const uint4* x, const int* sources,
+                int n_slots, uint16_t* out) {
+  const Problem p = {weights, weights, int64_t(n_experts) * per_expert, 0, per_expert, per_expert, cols};
+  grouped<false>(p, ends, n_experts, x, sources, n_slots, out);
+}
+
+// out half[rows, hidden] = silu(gate) * up, permuted; gate and up two matrices of per_expert = hidden rows, or one (up null) of 2 hidden.
+extern "C" __global__ void __launch_bounds__(128 * CONSUMERS + PRODUCERS, 1)
+grouped_gate_up(const uint8_t* gate, const uint8_t* up, int n_experts, int per_expert, int hidden, int cols, const int* ends,
+                const uint4* x, const int* sources, int n_slots, uint16_t* out) {
+  const Problem p = {gate, up ? up : gate, int64_t(n_experts) * per_expert, up ? 0 : hidden, per_expert, hidden, cols};
+  grouped<true>(p, ends, n_experts, x, sources, n_slots, out);
+}

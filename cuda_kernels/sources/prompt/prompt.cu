@@ -1,0 +1,124 @@
+// Elementwise kernels of the prompt path. Each reads and writes device memory once, 16 bytes a thread at a time.
+//
+// The residual stream h is float32[T, width]; everything else is HALF. What a branch adds to h comes either as one row per token
+// or as `n_slots` rows per token, the outputs of its experts: h[t] += sum over k of weights[t, k] * delta[rows[t, k]], k ascending;
+// rows[t, k] < 0 adds nothing.
+#include "prompt/common.cuh"
+
+constexpr int NORM_THREADS = 256;
+
+// h += delta; x = h / sqrt(mean(h^2) + eps) * weight in HALF (Zhang and Sennrich, 2019), and in float32 where `exact` is given.
+// `permuted`: x with the columns of each 128 in the order that prompt_grouped.cu wants. One CUDA block per token. UNITS units per
+// thread, so width <= UNITS * 8 * NORM_THREADS. n_slots = 0: nothing to add;
+// weights = null: one row per token, row t.
+template <int UNITS>
+__device__ __forceinline__ void add_norm(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots,
+                                         const float* weight, float eps, uint4* x, int permuted, float* exact, int width) {
+    __shared__ float sums[NORM_THREADS / 32];
+    const long long t = blockIdx.x;
+    const int units = width / 8;
+    h += t * width;
+    float v[UNITS][8];
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < UNITS; i++) {
+        const int unit = threadIdx.x + i * NORM_THREADS;
+        if (unit >= units) continue;
+        load8(h + unit * 8, v[i]);
+        if (n_slots) {
+            float d[8];
+            if (weights == nullptr) {
+                unpack8<HALF>(delta[t * units + unit], d);
+#pragma unroll
+                for (int j = 0; j < 8; j++) v[i][j] += d[j];
+            } else {
+                float y[8] = {};
+                for (int k = 0; k < n_slots; k++) {
+                    const long long row = rows[t * n_slots + k];
+                    if (row < 0) continue;
+                    unpack8<HALF>(delta[row * units + unit], d);
+                    const float w = weights[t * n_slots + k];
+#pragma unroll
+                    for (int j = 0; j < 8; j++) y[j] += w * d[j];
+                }
+#pragma unroll
+                for (int j = 0; j < 8; j++) v[i][j] += y[j];
+            }
+            store8(h + unit * 8, v[i]);
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) sum += v[i][j] * v[i][j];
+    }
+    if (x == nullptr) return;
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < NORM_THREADS / 32; warp++) sum += sums[warp];
+    const float scale = 1.0f / sqrtf(sum / width + eps);
+#pragma unroll
+    for (int i = 0; i < UNITS; i++) {
+        const int unit = threadIdx.x + i * NORM_THREADS;
+        if (unit >= units) continue;
+        float w[8];
+        load8(weight + unit * 8, w);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[i][j] = v[i][j] * scale * w[j];
+        const uint4 packed = pack8<HALF>(v[i]);
+        if (permuted) {  // elements 32q + 4j + r go to 16j + 2q + (r & 1) + 8 (r >> 1)
+            u32* group = reinterpret_cast<u32*>(x + t * units + unit / 16 * 16) + unit % 4 * 16 + unit % 16 / 4;
+            group[0] = packed.x, group[4] = packed.y, group[8] = packed.z, group[12] = packed.w;
+        } else {
+            x[t * units + unit] = packed;
+        }
+        if (exact != nullptr) store8(exact + t * width + unit * 8, v[i]);
+    }
+}
+
+#define ADD_NORM(UNITS) \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS) \
+    add_norm_##UNITS(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots, const float* weight, float eps, \
+                     uint4* x, int permuted, float* exact, int width) { \
+        add_norm<UNITS>(h, delta, weights, rows, n_slots, weight, eps, x, permuted, exact, width); \
+    }
+ADD_NORM(1)
+ADD_NORM(2)
+ADD_NORM(4)
+ADD_NORM(8)
+
+// out[r, c] = silu(gate[r, c]) * up[r, c], gate and up [rows, cols] of which rows lie `stride` elements apart. One unit per thread.
+extern "C" __global__ void __launch_bounds__(256)
+silu_gate(const unsigned short* gate, const unsigned short* up, uint4* out, long long rows, int cols, int stride) {
+    const long long unit = blockIdx.x * 256ll + threadIdx.x;
+    const int units = cols / 8;
+    const long long row = unit / units;
+    if (row >= rows) return;
+    const long long at = row * stride + (unit - row * units) * 8;
+    float g[8], u[8];
+    unpack8<HALF>(*reinterpret_cast<const uint4*>(gate + at), g);
+    unpack8<HALF>(*reinterpret_cast<const uint4*>(up + at), u);
+#pragma unroll
+    for (int j = 0; j < 8; j++) g[j] = g[j] / (1.0f + __expf(-g[j])) * u[j];
+    out[unit] = pack8<HALF>(g);
+}
+
+// out[i] = x[sources[i] / n_slots], rows of `units` units; nothing where sources[i] < 0. One row per CUDA block of any size.
+extern "C" __global__ void __launch_bounds__(256)
+gather_rows(const uint4* x, const int* sources, int n_slots, uint4* out, int units) {
+    const long long row = blockIdx.x;
+    const int source = sources[row];
+    if (source < 0) return;
+    x += (long long)(source / n_slots) * units;
+    for (int unit = threadIdx.x; unit < units; unit += blockDim.x) out[row * units + unit] = x[unit];
+}
+
+// out = x, from the other 16-bit float to HALF. One unit per thread.
+extern "C" __global__ void __launch_bounds__(256)
+from_other(const uint4* x, uint4* out, long long units) {
+    const long long unit = blockIdx.x * 256ll + threadIdx.x;
+    if (unit >= units) return;
+    float v[8];
+    unpack8<!HALF>(x[unit], v);
+    out[unit] = pack8<HALF>(v);
+}

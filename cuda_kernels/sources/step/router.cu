@@ -1,0 +1,100 @@
+// The choice of experts for 1 to 8 rows in one launch: norm, float32 router, the N_USED most probable, weights of sum 1.
+//
+// One block for each expert, whose router row it holds in registers (read before the launch in front has ended, as weights do not depend
+// on it) and multiplies with every row of h. The last block to finish chooses. Blocks are small, so that they find room beside those of
+// the launch in front.
+//
+// The softmax over all experts is not needed as such: probabilities order as logits do, and where the chosen ones are brought to a sum
+// of 1, the sum over all cancels out.
+//
+// Compiled per shape: ROWS, WIDTH (a multiple of 4), EXPERTS, N_USED, and LEAST, THRESHOLD: experts after the LEAST best only count where
+// their probability exceeds THRESHOLD times the largest.
+#include "step/common.cuh"
+
+constexpr int THREADS = 128, WARPS = THREADS / 32;
+constexpr int QUADS = WIDTH / 4, EACH = (QUADS + THREADS - 1) / THREADS;  // float4 of a row; of them per thread
+static_assert(WIDTH % 4 == 0 && ROWS <= 8 && N_USED <= EXPERTS && N_USED <= 32 && ROWS * EXPERTS <= 8192, "a shape this is made for");
+
+__device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
+    return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
+}
+
+__device__ __forceinline__ float4 quad(const float* row, int i) {
+    const int at = threadIdx.x + i * THREADS;
+    return at < QUADS ? __ldcg((const float4*)row + at) : make_float4(0.f, 0.f, 0.f, 0.f);
+}
+
+// All threads choose for one row. `logits` in shared memory. An expert's rank is the number of those before it: of larger logits, and of
+// lower experts with the same one. Without a number among them the weights come out as NaN.
+__device__ __forceinline__ void choose(const float* logits, float* best, int* ids, float* weights) {
+    for (int e = threadIdx.x; e < EXPERTS; e += THREADS) {
+        const float mine = logits[e];
+        int rank = 0;
+#pragma unroll 8
+        for (int other = 0; other < EXPERTS; other++) {
+            const float l = logits[other];
+            rank += other < e ? !(l < mine) : l > mine;
+        }
+        if (rank < N_USED) {
+            best[rank] = mine;
+            ids[rank] = e;
+        }
+    }
+    __syncthreads();
+    const int slot = threadIdx.x;
+    if (slot < N_USED) {
+        float total = 0.f, weight = 0.f;
+#pragma unroll
+        for (int s = 0; s < N_USED; s++) {
+            const float p = expf(best[s] - best[0]), counted = s < LEAST || p > THRESHOLD ? p : 0.f;
+            if (s == slot) {
+                weight = counted;
+                if (s >= LEAST && !(p > THRESHOLD)) ids[s] = -1;
+            }
+            total += counted;
+        }
+        weights[slot] = __fdiv_rn(weight, total);
+    }
+    __syncthreads();
+}
+
+// h float32[ROWS, WIDTH]; norm float32[WIDTH]; router float32[EXPERTS, WIDTH]; logits float32[ROWS, EXPERTS], scratch; ticket u32, zero;
+// ids int32[ROWS, N_USED], weights float32[ROWS, N_USED], most probable first.
+extern "C" __global__ void __launch_bounds__(THREADS)
+router(const float* __restrict__ h, const float* __restrict__ norm, float eps, const float* __restrict__ matrix, float* logits, u32* ticket,
+       int* ids, float* weights) {
+    __shared__ float sums[WARPS][ROWS][2], all[ROWS * EXPERTS], best[32];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x;
+    float4 w[EACH];  // of the router, times the weights of the norm
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const float4 x = quad(matrix + (long long)expert * WIDTH, i), s = quad(norm, i);
+        w[i] = make_float4(x.x * s.x, x.y * s.y, x.z * s.z, x.w * s.w);
+    }
+    wait_for_inputs();
+    start_dependents();  // not earlier, so that the next launch finds every multiprocessor equally free (see attention.cu)
+#pragma unroll
+    for (int row = 0; row < ROWS; row++) {
+        float dot = 0.f, squares = 0.f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const float4 x = quad(h + row * WIDTH, i);
+            dot = dot4(x, w[i], dot);
+            squares = dot4(x, x, squares);
+        }
+        dot = warp_sum(dot), squares = warp_sum(squares);
+        if (lane == 0) sums[warp][row][0] = dot, sums[warp][row][1] = squares;
+    }
+    __syncthreads();
+    if (threadIdx.x < ROWS) {
+        float dot = 0.f, squares = 0.f;
+#pragma unroll
+        for (int i = 0; i < WARPS; i++) dot += sums[i][threadIdx.x][0], squares += sums[i][threadIdx.x][1];
+        logits[threadIdx.x * EXPERTS + expert] = dot * rsqrtf(squares / (float)WIDTH + eps);
+    }
+    if (!last_to_arrive(ticket, gridDim.x)) return;
+    for (int i = threadIdx.x; i < ROWS * EXPERTS; i += THREADS) all[i] = fmaxf(__ldcg(logits + i), -INFINITY);  // NaN becomes -infinity
+    __syncthreads();
+#pragma unroll 1
+    for (int row = 0; row < ROWS; row++) choose(all + row * EXPERTS, best, ids + row * N_USED, weights + row * N_USED);
+}

@@ -1,0 +1,1 @@
+"""Commands on GGUF files and types."""

@@ -1,0 +1,1 @@
+"""Tools that turn GGUF files into GGUF files: split, merge, gate and up of experts; hashes and summaries."""

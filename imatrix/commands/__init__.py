@@ -1,0 +1,1 @@
+"""`iqforge imatrix` and its companions."""

@@ -1,0 +1,1 @@
+"""Importance matrix files: legacy `.dat`, GGUF, resume snapshots."""

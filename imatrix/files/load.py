@@ -1,0 +1,36 @@
+"""Importance matrix files of either format."""
+
+from __future__ import annotations
+
+import os
+
+from ...errors import NotFoundError, UsageError
+from .dat import load_dat, save_dat
+from ..data import Imatrix
+from .gguf import load_gguf, save_gguf
+
+FORMATS = ("dat", "gguf")
+
+
+def load_imatrix(path: str | os.PathLike) -> Imatrix:
+    """Either format, told apart by the first bytes. NotFoundError, ImatrixError or the errors of GGUF files."""
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+    except FileNotFoundError:
+        raise NotFoundError("no such importance matrix", file=path) from None
+    except OSError as error:
+        raise NotFoundError(f"cannot be read: {error.strerror}", file=path) from None
+    return load_gguf(path) if magic == b"GGUF" else load_dat(path)
+
+
+def output_format_of(path: str | os.PathLike, wanted: str | None = None) -> str:
+    """`wanted`, or gguf for a name that ends in .gguf and dat for any other."""
+    if wanted is not None and wanted not in FORMATS:
+        raise UsageError(f"the imatrix format is '{wanted}', expected {' or '.join(FORMATS)}")
+    return wanted or ("gguf" if os.fspath(path).endswith(".gguf") else "dat")
+
+
+def save_imatrix(imatrix: Imatrix, path: str | os.PathLike, output_format: str | None = None) -> None:
+    """Write `imatrix` in `output_format` (dat or gguf; by the name's suffix if None). Appears under its name only when whole."""
+    (save_gguf if output_format_of(path, output_format) == "gguf" else save_dat)(imatrix, path)

@@ -1,0 +1,1 @@
+"""`iqforge quantize` and its companions."""

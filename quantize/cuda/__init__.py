@@ -1,0 +1,1 @@
+"""Quantizing on CUDA devices."""

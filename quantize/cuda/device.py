@@ -1,0 +1,231 @@
+"""One GPU as a streaming run needs it: memory, copies, and the steps around a search.
+
+Before a search the source's numbers become float32 and are checked; after it the result is decoded, by the functions that the
+CPU decodes with, and compared with the source. All sums are taken in a fixed order: in a thread over a block, over the threads
+of a CUDA block pairwise, over CUDA blocks by the host in their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from ...errors import DeviceError
+from ...formats.codec import block_decoder
+from ...formats.codecs.scalars import half_to_float
+from ...cuda_kernels.compile.numba_cuda import compile_kernel, cuda_module, named_errors, on_device
+from ...formats.types import GGMLType
+from ..encode import row_encoder
+
+WIDENED = {"F32": np.dtype(np.float32), "F16": np.dtype(np.uint16), "BF16": np.dtype(np.uint16)}  # as they are read
+NONE_FOUND = 1 << 62
+SUMS = 6  # sum e^2, sum x^2, sum w e^2, sum w x^2, max |e|, max |x|
+MEASURED_PER_PARTIAL = 128  # quantized blocks whose sums one CUDA block adds up
+_LARGEST = np.float32(np.finfo(np.float32).max)
+
+_WIDEN = """\
+def {name}(raw, x, found):
+    for index in range(cuda.grid(1), raw.shape[0], cuda.gridsize(1)):
+        value = read(raw[index])
+        if not abs(value) <= LARGEST:
+            cuda.atomic.min(found, 0, index)
+            cuda.atomic.add(found, 1, 1)
+            value = float32(0)
+        x[index] = value
+"""
+_MEASURE = """\
+def {name}(x, {heads}bodies, w, rows_per_matrix, partials):
+    index = cuda.grid(1)
+    lane = cuda.threadIdx.x
+    sums = cuda.shared.array((THREADS, SUMS), float64)
+    values = cuda.local.array(SIZE, float32)
+    for i in range(SUMS):
+        sums[lane, i] = 0
+    if index < bodies.shape[0]:
+        row = index // w.shape[1]
+        decode(bodies[index], {head}values)
+        measure(x[index], w[row // rows_per_matrix, index % w.shape[1]], values, FACTOR, sums[lane])
+    half = THREADS // 2
+    while half > 0:
+        cuda.syncthreads()
+        if lane < half:
+            for i in range(4):
+                sums[lane, i] += sums[lane + half, i]
+            for i in range(4, SUMS):
+                sums[lane, i] = max(sums[lane, i], sums[lane + half, i])
+        half //= 2
+    if lane == 0:
+        for i in range(SUMS):
+            partials[cuda.blockIdx.x, i] = sums[0, i]
+"""
+_JOIN = """\
+def {name}(heads, bodies, out):
+    head = heads.shape[1]
+    for index in range(cuda.grid(1), out.shape[0] * out.shape[1], cuda.gridsize(1)):
+        row = index // out.shape[1]
+        column = index % out.shape[1]
+        out[row, column] = heads[row, column] if column < head else bodies[row, column - head]
+"""
+
+
+def read_f32(value):
+    return value
+
+
+def read_bf16(bits):
+    return np.uint32(np.int64(bits) << 16).view(np.float32)
+
+
+def read_f16(bits):
+    return half_to_float(np.int64(bits))
+
+
+def measure_block(x, w, values, factor, sums):
+    """The sums of one block into float64[SUMS]; in double precision, in which no square of a float32 overflows."""
+    e2 = np.float64(0)
+    x2 = np.float64(0)
+    we2 = np.float64(0)
+    wx2 = np.float64(0)
+    worst = np.float64(0)
+    largest = np.float64(0)
+    for i in range(len(x)):
+        a = np.float64(x[i])
+        e = np.float64(x[i] - values[i] * factor)
+        weight = np.float64(w[i])
+        e2 += e * e
+        x2 += a * a
+        we2 += weight * (e * e)
+        wx2 += weight * (a * a)
+        size = abs(e) if e == e else np.float64(np.inf)
+        worst = size if size > worst else worst
+        largest = abs(a) if abs(a) > largest else largest
+    sums[0] = e2
+    sums[1] = x2
+    sums[2] = we2
+    sums[3] = wx2
+    sums[4] = worst
+    sums[5] = largest
+
+
+@functools.cache
+def _widen_kernel(name: str, device: int) -> Callable:
+    from numba.core.types import float32, int64, uint16, void
+
+    read = {"F32": read_f32, "F16": read_f16, "BF16": read_bf16}[name]
+    raw = float32[::1] if name == "F32" else uint16[::1]
+    name = f"widen_{name.lower()}"
+    signature = void(raw, float32[::1], int64[::1])
+    return compile_kernel(_WIDEN.format(name=name), name, __file__, signature, read=on_device(read), LARGEST=_LARGEST)
+
+
+@functools.cache
+def _measure_kernel(type: GGMLType, device: int) -> Callable:
+    from numba.core.types import float32, float64, int64, uint8, void
+
+    decoder, factor = block_decoder(type, as_weights=True)
+    name, head = f"measure_{type.name.lower()}", type.header_bytes > 0
+    source = _MEASURE.format(name=name, heads="heads, " if head else "", head="heads[row], " if head else "")
+    signature = void(float32[:, ::1], *[uint8[:, ::1]] * (2 if head else 1), float32[:, :, ::1], int64, float64[:, ::1])
+    return compile_kernel(source, name, __file__, signature, decode=on_device(decoder), measure=on_device(measure_block), FACTOR=factor,
+                          SIZE=type.block_size, THREADS=MEASURED_PER_PARTIAL, SUMS=SUMS, float64=np.float64)
+
+
+@functools.cache
+def _join_kernel(device: int) -> Callable:
+    from numba.core.types import uint8, void
+
+    return compile_kernel(_JOIN.format(name="join_rows"), "join_rows", __file__, void(*[uint8[:, ::1]] * 3))
+
+
+class DeviceEncoder(Protocol):
+    """A search on a device, as a run starts it. `cuda.CudaEncoder` is one."""
+
+    def arrays(self, rows: int, new: Callable) -> list:
+        """Arrays made by `new(shape, dtype)`: x float32 of `rows` rows; the results, uint8, in which a type with row headers has
+        these first; scratch. The first axis of each is a multiple of `rows`: equal parts of all arrays belong to the same rows."""
+
+    def launch(self, arrays: list, stream: object, weights: object) -> None:
+        """Start the search on `arrays`, or on equal parts of them, without waiting. weights: float32[n_cols] on the device from
+        `encode.prepare_weights`, or None for rows without importances."""
+
+
+class CudaDevice:
+    """Memory, copies and kernels of GPU `number`. Methods are called inside `with device.context():`, from any thread."""
+
+    def __init__(self, number: int):
+        self.number, self.name = number, f"cuda:{number}"
+        self._cuda = cuda_module()
+        self._encoders: dict[tuple, DeviceEncoder] = {}
+        self._lock = threading.Lock()  # one thread compiles, the others wait for what it made
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        with named_errors(self.name), self._cuda.gpus[self.number]:
+            yield
+
+    def stream(self) -> object:
+        return self._cuda.stream()
+
+    def wait(self, stream: object) -> None:
+        stream.synchronize()
+
+    def pinned(self, n_bytes: int) -> np.ndarray:
+        """uint8[n_bytes] in host memory that the device copies from and to by itself."""
+        return self._allocated(self._cuda.pinned_array, n_bytes, "pinned memory for")
+
+    def memory(self, n_bytes: int) -> object:
+        """uint8[n_bytes] on the device."""
+        return self._allocated(self._cuda.device_array, n_bytes, "memory of")
+
+    def _allocated(self, new: Callable, n_bytes: int, what: str) -> np.ndarray:
+        from numba.cuda.cudadrv.error import CudaDriverError
+
+        try:
+            return new(n_bytes, np.uint8)
+        except (MemoryError, CudaDriverError) as error:
+            raise DeviceError(f"{n_bytes} bytes of {what} {self.name} could not be had ({error}); fewer threads (NTHREADS) "
+                               "need less") from None
+
+    def upload(self, host: np.ndarray, target: object, stream: object) -> None:
+        target.copy_to_device(host, stream=stream)
+
+    def download(self, source: object, host: np.ndarray, stream: object) -> None:
+        source.copy_to_host(host, stream=stream)
+
+    def encoder(self, type: GGMLType, n_cols: int, weighted: bool) -> DeviceEncoder:
+        """What searches rows of `n_cols` for the type (an interleaved one: see `row_encoder`); its weights are given with each
+        launch if it is `weighted`."""
+        key = type, n_cols, weighted
+        with self._lock:
+            if key not in self._encoders:
+                importance = np.ones(n_cols, np.float32) if weighted else None
+                self._encoders[key] = row_encoder(type, n_cols, importance, self.name, self.stream())
+            return self._encoders[key]
+
+    def widen(self, name: str, raw: object, x: object, found: object, stream: object) -> None:
+        """Numbers of the float type `name` as float32. NaN and infinity become 0; `found`, int64[2], gets the smallest index and
+        the number of them."""
+        with self._lock:
+            kernel = _widen_kernel(name, self.number)
+        kernel[2048, 256, stream](raw, x, found)
+
+    def measure(self, type: GGMLType, x: object, results: list, w: object, rows_per_matrix: int, partials: object, stream: object) -> None:
+        """Sums (see SUMS) over groups of MEASURED_PER_PARTIAL blocks into partials float64[groups, SUMS].
+
+        x float32[blocks, block_size]; results: headers, if the type has them, and blocks, as an encoder leaves them; w
+        float32[matrices, blocks per row, block_size]."""
+        with self._lock:
+            kernel = _measure_kernel(type, self.number)
+        bodies = results[-1].reshape(len(x), type.block_bytes)
+        kernel[len(partials), MEASURED_PER_PARTIAL, stream](x, *results[:-1], bodies, w, rows_per_matrix, partials)
+
+    def join(self, heads: object, bodies: object, out: object, stream: object) -> None:
+        """Rows uint8[rows, row_bytes] of headers and blocks."""
+        with self._lock:
+            kernel = _join_kernel(self.number)
+        kernel[2048, 256, stream](heads, bodies.reshape(len(out), -1), out)

@@ -1,0 +1,45 @@
+"""What `--device` means: cpu, auto, or one or several CUDA devices."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from ...errors import UsageError
+
+log = logging.getLogger(__name__)
+_SPELLING = re.compile(r"cuda(?::(\d{1,4}(?:,\d{1,4})*))?")
+
+
+def find_devices(device: str) -> tuple[int, ...]:
+    """Numbers of the CUDA devices that `device` names; none for the CPU.
+
+    "cpu"; "cuda" for all devices; "cuda:1" or "cuda:0,2" for some; "auto" for all devices if numba-cuda is installed and finds
+    one, else the CPU (which of them it was is logged). UsageError for another spelling, a device that is not there or named
+    twice, and where CUDA cannot be used; it says what to install.
+    """
+    if device == "cpu":
+        return ()
+    match = _SPELLING.fullmatch(device)
+    if match is None and device != "auto":
+        raise UsageError(f"unknown device '{device}'; use cpu, auto, cuda, cuda:N or cuda:N,M")
+    from ...cuda_kernels.compile.numba_cuda import cuda_module
+
+    try:
+        count = len(cuda_module().gpus)
+    except UsageError as error:
+        if device != "auto":
+            raise
+        log.info("quantizing on the CPU: %s", error.message)
+        return ()
+    if match is None or match[1] is None:
+        if device == "auto":
+            log.info("quantizing on %d CUDA device%s", count, "" if count == 1 else "s")
+        return tuple(range(count))
+    numbers = tuple(int(number) for number in match[1].split(","))
+    for number in numbers:
+        if number >= count:
+            raise UsageError(f"there is no device 'cuda:{number}': {count} CUDA device(s) found")
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"'{device}' names a device twice")
+    return numbers

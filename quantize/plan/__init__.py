@@ -1,0 +1,1 @@
+"""Which type each tensor gets: recipes, presets, mixes, budgets."""

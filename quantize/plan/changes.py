@@ -1,0 +1,193 @@
+"""What a run may change of a model beside the types of its tensors: blocks left out, a second output matrix, keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...errors import UsageError
+from ...formats.gguf.values import Value, ValueType, boolean, f32, i32, string, u32
+from ...formats.source import Source, TensorInfo
+from .plan import PlannedTensor
+from .recipe import Recipe
+from .roles import OUTPUT, TOKEN_EMBEDDING
+
+EXTRA_OUTPUT = "output_extra.weight"
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.(.*)", re.DOTALL)
+_LONGEST = 127  # bytes of a key or text, as llama-quantize has it
+
+
+@dataclass(frozen=True)
+class Changes:
+    """prune_layers: blocks that are left out; the others are numbered anew. extra_output: a second copy of the output matrix (or of the
+    embedding that serves as one), named output_extra.weight, in this type. override_kv: `KEY=TYPE:VALUE`, seen by the mixes too.
+    include_weights, exclude_weights: parts of names of the importance matrix's entries that are used, or not used (not both).
+    hide_imatrix: the file says that there was one, and not which.
+    """
+
+    prune_layers: Sequence[int] = ()
+    extra_output: str | None = None
+    override_kv: Sequence[str] = ()
+    include_weights: Sequence[str] = ()
+    exclude_weights: Sequence[str] = ()
+    hide_imatrix: bool = False
+
+    def __post_init__(self) -> None:
+        if self.include_weights and self.exclude_weights:
+            raise UsageError("--include-weights and --exclude-weights are not for one run")
+
+    def uses_entry(self, name: str) -> bool:
+        """Whether the entry of an importance matrix is used."""
+        if self.include_weights:
+            return any(part in name for part in self.include_weights)
+        return not any(part in name for part in self.exclude_weights)
+
+    def name_after(self, name: str) -> str | None:
+        """What a tensor is called when blocks have been left out; None for one of those."""
+        found = _BLOCK.fullmatch(name)
+        if found is None:
+            return name
+        number = int(found[1])
+        if number in self.prune_layers:
+            return None
+        return f"blk.{number - sum(layer < number for layer in set(self.prune_layers))}.{found[2]}"
+
+    def apply(self, source: Source, rules: str = "ik") -> Source:
+        """The source as it is with these changes. UsageError for layers, keys and values that are none. rules: whose integers are written,
+        see `override`."""
+        overrides = self.overrides(rules)
+        if not (self.prune_layers or self.extra_output or overrides):
+            return source
+        tensors = []
+        for stored in source.tensors:
+            if (name := self.name_after(stored.name)) is not None:
+                tensors.append((replace(stored, name=name), stored))
+        if self.extra_output:
+            names = [tensor.name for tensor, _ in tensors]
+            if EXTRA_OUTPUT in names:
+                raise UsageError("is there already", tensor=EXTRA_OUTPUT, file=source.path)
+            original = next((name for name in (OUTPUT, TOKEN_EMBEDDING) if name in names), None)
+            if original is None:
+                raise UsageError("there is no output matrix of which it could be another", tensor=EXTRA_OUTPUT, file=source.path)
+            place = names.index(original)
+            tensors.insert(place + 1, (replace(tensors[place][0], name=EXTRA_OUTPUT), tensors[place][1]))
+        metadata = pruned_metadata(source.metadata, self.prune_layers) if self.prune_layers else source.metadata
+        return ChangedSource(source, tensors, metadata | overrides)
+
+    def overrides(self, rules: str = "ik") -> dict[str, Value]:
+        """Keys that are set."""
+        return dict(override(text, rules) for text in self.override_kv)
+
+    def metadata(self, before: Source, after: Source) -> dict[str, Value]:
+        """Keys of the changed source without those that only `override_kv` brings, which a file has at another place."""
+        new = {text.partition("=")[0] for text in self.override_kv} - before.metadata.keys()
+        return {key: value for key, value in after.metadata.items() if key not in new}
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """The recipe with the type of a second output matrix in it."""
+        if not self.extra_output:
+            return recipe
+        return replace(recipe, tensor_types={**recipe.tensor_types, EXTRA_OUTPUT: self.extra_output})
+
+    def check(self, planned: Sequence[PlannedTensor]) -> None:
+        """UsageError for a second output matrix that is not smaller than the first."""
+        targets = {plan.target.name: plan.target for plan in planned}
+        if self.extra_output and (extra := targets.get(EXTRA_OUTPUT)):
+            first = targets.get(OUTPUT) or targets[TOKEN_EMBEDDING]
+            if extra.n_bytes >= first.n_bytes:
+                raise UsageError(f"in {extra.type} it is not smaller than {first.name} in {first.type}", tensor=EXTRA_OUTPUT)
+
+
+class ChangedSource:
+    """A source whose tensors are some of another's, under names of their own. `origin`: that other one."""
+
+    def __init__(self, origin: Source, tensors: Iterable[tuple[TensorInfo, TensorInfo]], metadata: dict[str, Value]):
+        """tensors: as they are here, and as `origin` has them."""
+        self.origin, self.metadata = origin, metadata
+        self.path, self.files = origin.path, origin.files
+        self._stored = {tensor.name: stored for tensor, stored in tensors}
+        self.tensors = tuple(replace(stored, name=name) for name, stored in self._stored.items())
+        self.parallel_reads = getattr(origin, "parallel_reads", 0)
+
+    def stored(self, tensor: TensorInfo) -> TensorInfo:
+        """The tensor as the origin has it."""
+        return self._stored[tensor.name]
+
+    def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
+        return self.origin.read_rows(self.stored(tensor), start, stop)
+
+    def read_bytes(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
+        return self.origin.read_bytes(self.stored(tensor), start, stop)
+
+    def release(self, tensor: TensorInfo) -> None:
+        self.origin.release(self.stored(tensor))
+
+    def close(self) -> None:
+        self.origin.close()
+
+
+def origin_of(source: Source) -> Source:
+    """The model itself, whatever has been changed of it."""
+    while hasattr(source, "origin"):
+        source = source.origin
+    return source
+
+
+def pruned_metadata(metadata: dict[str, Value], layers: Sequence[int]) -> dict[str, Value]:
+    """Keys of a model that has lost these blocks: their number, lists with an item for each, and how many lead or end them.
+
+    UsageError for blocks that are not there, or if none is left."""
+    architecture = metadata["general.architecture"].data if "general.architecture" in metadata else ""
+    stated = metadata.get(f"{architecture}.block_count")
+    if stated is None:
+        raise UsageError(f"layers cannot be left out: the model does not say how many it has ({architecture}.block_count)")
+    n, gone = stated.data, set(layers)
+    if wrong := sorted(layer for layer in gone if not 0 <= layer < n):
+        raise UsageError(f"there is no layer {wrong[0]}: the model has layers 0 to {n - 1}")
+    if len(gone) == n:
+        raise UsageError("no layer would be left")
+    keys = dict(metadata)
+    for key, value in metadata.items():
+        if key.startswith(f"{architecture}.") and value.type is ValueType.ARRAY and len(value.data) == n:
+            keys[key] = replace(value, data=[item for layer, item in enumerate(value.data) if layer not in gone])
+    keys[f"{architecture}.block_count"] = u32(n - len(gone))
+    for key, lost in (("leading_dense_block_count", lambda count: sum(layer < count for layer in gone)),
+                      ("nextn_predict_layers", lambda count: sum(layer >= n - count for layer in gone))):
+        if (found := keys.get(f"{architecture}.{key}")) is not None:
+            keys[f"{architecture}.{key}"] = replace(found, data=found.data - lost(found.data))
+    return keys
+
+
+def override(text: str, rules: str = "ik") -> tuple[str, Value]:
+    """Key and value of `KEY=TYPE:VALUE` with TYPE int, float, bool or str. UsageError for what is none.
+
+    Integers are written as llama-quantize of ik_llama.cpp does it, with sign (INT32), or for `mainline` as llama.cpp's does it: UINT32,
+    without it."""
+    key, equals, typed = text.partition("=")
+    kind, colon, value = typed.partition(":")
+    if not (key and equals and colon and kind in ("int", "float", "bool", "str")):
+        raise UsageError(f"'{text}' is not KEY=TYPE:VALUE with TYPE int, float, bool or str")
+    if len(key.encode()) > _LONGEST or (kind == "str" and len(value.encode()) > _LONGEST):
+        raise UsageError(f"'{text}': key and text are {_LONGEST} bytes at most")
+    try:
+        match kind:
+            case "int":
+                number = int(value)
+                return key, u32(_within(abs(number), 1 << 32)) if rules == "mainline" else i32(_within(number, 1 << 31))
+            case "float":
+                return key, f32(float(value))
+            case "bool":
+                return key, boolean({"true": True, "false": False}[value])
+            case _:
+                return key, string(value)
+    except (ValueError, KeyError, OverflowError):
+        raise UsageError(f"'{text}': '{value}' is no {kind}") from None
+
+
+def _within(number: int, limit: int) -> int:
+    if not -limit <= number < limit:
+        raise ValueError
+    return number

@@ -1,0 +1,1 @@
+"""What a run prints and measures: progress, totals, error statistics, validation."""

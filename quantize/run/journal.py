@@ -1,0 +1,114 @@
+"""The journal beside an unfinished output: what was started, and which tensors are finished.
+
+A line is a record as JSON behind the XXH64 of that text: `0123456789abcdef {"tensor": ..}`. Lines are appended and synced, each after
+the data it speaks of, so that whatever is in the journal is also on the disk. A line that was torn by a power cut, or damaged, ends
+the journal: it does not have its hash, and what follows is not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+from ...errors import OutputError
+from ...formats.output import open_locked, output_error, sync_folder
+from ...formats.xxh64 import XXH64
+
+Record = dict[str, Any]
+_BEGINNING = re.compile(rb"[0-9a-f]{0,16}|[0-9a-f]{16} ")  # of a journal, perhaps torn
+
+
+class Journal:
+    """The file at `path`, made if need be, and locked for this process until `close` or `remove`. `records`: what it says.
+
+    OutputError naming the output `named` if it cannot be opened or written, or if another process holds it, and naming the file if it is
+    no journal: it stays as it is then."""
+
+    def __init__(self, path: str, named: str):
+        self.path, self.named = path, named
+        self._fd: int | None = open_locked(path, named)
+        self.records: list[Record] = []
+        self._ends = [0]  # bytes up to the end of each record, with one for none in front
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self) -> None:
+        try:
+            with open(self._fd, "rb", closefd=False) as file:
+                data = file.read()
+                if data.strip(b"\0") and not _BEGINNING.fullmatch(data[:17]):  # zeros are what a power cut may leave
+                    raise OutputError("is in the way of the journal of this run, and is none of an earlier one", file=self.path)
+                for line in data.splitlines(keepends=True):
+                    record = _parsed(line)
+                    if record is None:
+                        return
+                    self.records.append(record)
+                    self._ends.append(self._ends[-1] + len(line))
+        except OSError as error:
+            raise output_error(error, self.path) from None
+
+    def keep(self, n_records: int) -> None:
+        """Cut off everything behind the first records."""
+        try:
+            os.ftruncate(self._fd, self._ends[n_records])
+            os.fsync(self._fd)
+        except OSError as error:
+            raise output_error(error, self.path) from None
+        del self.records[n_records:], self._ends[n_records + 1:]
+
+    def append(self, *records: Record) -> None:
+        """Add records behind those that are kept; they survive a power cut when this returns. May be called from another thread."""
+        lines = [_line(record) for record in records]
+        try:
+            data, at = memoryview(b"".join(lines)), self._ends[-1]
+            while data:
+                written = os.pwrite(self._fd, data, at)
+                data, at = data[written:], at + written
+            os.fsync(self._fd)
+        except OSError as error:
+            raise output_error(error, self.named) from None
+        for record, line in zip(records, lines):
+            self.records.append(record)
+            self._ends.append(self._ends[-1] + len(line))
+        if len(self.records) == len(records):  # a new file
+            sync_folder(os.path.dirname(self.path))
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def remove(self) -> None:
+        """Delete the file. Does nothing after `close`."""
+        if self._fd is not None:
+            try:
+                os.unlink(self.path)
+            except OSError:
+                pass
+            sync_folder(os.path.dirname(self.path))
+        self.close()
+
+
+def _line(record: Record) -> bytes:
+    text = json.dumps(record, separators=(",", ":")).encode()
+    return _hash(text) + b" " + text + b"\n"
+
+
+def _parsed(line: bytes) -> Record | None:
+    """The record of a whole and undamaged line, None for any other."""
+    digest, _, text = line.rstrip(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or _hash(text) != digest:
+        return None
+    record = json.loads(text)
+    return record if isinstance(record, dict) else None
+
+
+def _hash(text: bytes) -> bytes:
+    hasher = XXH64()
+    hasher.update(text)
+    return hasher.hexdigest().encode()

@@ -1,0 +1,1 @@
+"""Speed measurements: llama-bench tests, synthetic models, records."""

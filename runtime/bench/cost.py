@@ -1,0 +1,80 @@
+"""What evaluating a model must read and compute at least: the figures behind GB/s, and the shares of a device's limits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ...formats.source import TensorInfo
+
+_OF_LAST_ROWS = re.compile(r"\.(attn_q|attn_output|ffn_\w+)\.")  # in the last block: behind keys and values
+_OF_EXPERTS = re.compile(r"_exps\.|\.ffn_(gate|up|down)\.\d+\.")  # stacked, or one tensor each as in very old files
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes and floating-point operations that no implementation can avoid.
+
+    step_bytes: weights read for one token by itself (of experts the used ones; of the embedding one row).
+    cache_bytes: state read per position before a token. token_flop: of all matrix products but the output's, per token;
+    output_flop: of the output's, per row of logits; pair_flop: of attention, per pair of a token and a position it sees.
+    last_flop, last_pair_flop: the part of token_flop and pair_flop that falls on the last block behind its keys and values, which only
+    tokens with logits need.
+    """
+
+    step_bytes: float
+    cache_bytes: float
+    token_flop: float
+    output_flop: float
+    pair_flop: float
+    last_flop: float
+    last_pair_flop: float
+
+    @classmethod
+    def of(cls, model, state=None) -> Cost:
+        """Of a `Model`; `state` gives the size of the cache."""
+        tensors = {tensor.name: tensor for tensor in model.source.tensors}
+        output = "output.weight" if "output.weight" in tensors else "token_embd.weight"
+        step_bytes = token_flop = output_flop = last_flop = 0.0
+        last_block = f"blk.{len(model.network.blocks) - 1}."
+        for name, tensor in tensors.items():
+            share = _share_used(model, tensor)
+            step_bytes += tensor.row_bytes if name == "token_embd.weight" and name != output else share * tensor.n_bytes
+            if len(tensor.shape) < 2:
+                continue
+            if name == output:
+                output_flop = 2.0 * tensor.n_elements
+            elif name != "token_embd.weight":
+                token_flop += 2 * share * tensor.n_elements
+                if name.startswith(last_block) and _OF_LAST_ROWS.search(name):
+                    last_flop += 2 * share * tensor.n_elements
+        pair_flop = last_pair_flop = 0.0
+        for block in model.network.blocks:
+            mixer = getattr(block, "mixer", None)
+            last_pair_flop = 2.0 * mixer.n_heads * (mixer.key_length + mixer.value_length) if hasattr(mixer, "n_heads") else 0.0
+            pair_flop += last_pair_flop
+        cache_bytes = 0.0 if state is None else state.nbytes / state.capacity
+        return cls(step_bytes, cache_bytes, token_flop, output_flop, pair_flop, last_flop, last_pair_flop)
+
+    def generation_bytes(self, n_past: int, n: int) -> float:
+        """Bytes read by n tokens, one after the other, behind n_past others."""
+        return n * self.step_bytes + self.cache_bytes * _pairs(n_past, n)
+
+    def prompt_flop(self, n_past: int, n: int, n_batch: int) -> float:
+        """Operations for n tokens behind n_past others, n_batch at a time with logits for the last one of each batch."""
+        ends = [n_past + min(first + n_batch, n) for first in range(0, n, n_batch)]  # positions that each batch's last token sees
+        products = n * (self.token_flop - self.last_flop) + len(ends) * (self.last_flop + self.output_flop)
+        return products + (self.pair_flop - self.last_pair_flop) * _pairs(n_past, n) + self.last_pair_flop * sum(ends)
+
+
+def _pairs(n_past: int, n: int) -> float:
+    """Pairs of one of n tokens and a position that it sees, itself included."""
+    return n * n_past + n * (n + 1) / 2
+
+
+def _share_used(model, tensor: TensorInfo) -> float:
+    """The part of a tensor that one token needs."""
+    if not _OF_EXPERTS.search(tensor.name):
+        return 1.0
+    p = model.hyperparameters
+    return p.integer("expert_used_count") / p.integer("expert_count")

@@ -1,0 +1,114 @@
+"""Flags of the reference that choose hardware or change nothing here: accepted, their values checked, and why they change nothing.
+
+Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from ...errors import UsageError, printable
+
+_PREFIX = "without effect "
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """One flag. `expected`: what its values are, in words, None for a flag without a value; `fits`: whether a text is one."""
+
+    spellings: tuple[str, ...]
+    why: str
+    expected: str | None = None
+    fits: Callable[[str], bool] | None = None
+
+    @property
+    def flag(self) -> str:
+        return self.spellings[0]
+
+    def check(self, value: object) -> None:
+        """UsageError for a value that the reference would not take either."""
+        if self.fits is not None and not self.fits(str(value)):
+            raise UsageError(f"{self.flag} is '{printable(value, 40)}', expected {self.expected}")
+
+
+def _number(low: int, high: int) -> tuple[str, Callable[[str], bool]]:
+    shown = f"{low} to {high}" if high < _MOST else f"a number from {low} on"
+    return shown, lambda text: bool(re.fullmatch(r"-?\d{1,10}", text)) and low <= int(text) <= high
+
+
+def _one_of(*names: str) -> tuple[str, Callable[[str], bool]]:
+    return "one of " + ", ".join(names), lambda text: text in names
+
+
+def _matching(pattern: str, expected: str) -> tuple[str, Callable[[str], bool]]:
+    return expected, lambda text: bool(re.fullmatch(pattern, text))
+
+
+_MOST = 2**31 - 1
+_PART = r"(\d+(\.\d*)?|\.\d+)"
+_ONE_GPU = "one GPU and the CPU share a model by -ngl and -ot"
+_PAGES = "weights on the CPU are read through the page cache"
+_THREADS = "the system places and ranks threads"
+_GRAPHS = "on a GPU a step is one graph unless a layer takes a slower path (--verbose), on the CPU there are none"
+_CUDA = "fusion|offload-batch-size|mmq-id-size|fa-offset|graphs|enable-p2p"
+
+IGNORED = (
+    Ignored(("-mla", "--mla-use"), "this architecture has no latent attention", *_number(0, 3)),
+    Ignored(("-fmoe", "--fused-moe"),
+            "on a GPU experts run fused wherever there are kernels for that (--verbose says where not), on the CPU nothing is"),
+    Ignored(("-no-fmoe", "--no-fused-moe"),
+            "on a GPU experts run fused wherever there are kernels for them (--precision f32 has them apart)"),
+    Ignored(("-rtr", "--run-time-repack"), "interleaved rows are undone for GPUs, and on the CPU products use decoded values: `iqforge "
+            "repack` writes them to a file"),
+    Ignored(("-nr", "--no-repack"), "nothing is rearranged on the CPU, and for GPUs always"),
+    Ignored(("-mqkv", "--merge-qkv"),
+            "on a GPU query, key and value always go in one launch, on the CPU one matrix would be as fast as three"),
+    Ignored(("-ger", "--grouped-expert-routing"), "it is about group-limited routing of architectures that are not supported yet"),
+    Ignored(("-gr", "--graph-reuse"), _GRAPHS),
+    Ignored(("-no-gr", "--no-graph-reuse"), _GRAPHS),
+    Ignored(("-sm", "--split-mode"), _ONE_GPU, *_one_of("none", "layer", "row", "graph", "attn", "tensor")),
+    Ignored(("-ts", "--tensor-split"), _ONE_GPU,
+            *_matching(rf"(?=.*[1-9]){_PART}([,/;]{_PART})*", "shares such as 3,1, not all of them 0")),
+    Ignored(("-mg", "--main-gpu"), "--device cuda:N names the GPU", *_number(0, 255)),
+    Ignored(("-grt", "--graph-reduce-type"), _ONE_GPU, *_one_of("f32", "f16", "bf16", "q8_0")),
+    Ignored(("-smgs", "--split-mode-graph-scheduling"), _ONE_GPU),
+    Ignored(("-sas", "--scheduler-async"), _ONE_GPU),
+    Ignored(("-cuda", "--cuda-params"), "kernels are chosen by type and shape, there is nothing to tune",
+            *_matching(rf"({_CUDA})={_PART}(,({_CUDA})={_PART})*", "NAME=NUMBER,.. of " + _CUDA.replace("|", ", "))),
+    Ignored(("-no-fug", "--no-fused-up-gate"), "on a GPU gate and up always go together (--precision f32 has them apart)"),
+    Ignored(("-no-mmad", "--no-fused-mul-multiadd"), "on a GPU weighted sums of experts are always fused (--precision f32 has them apart)"),
+    Ignored(("-tb", "--threads-batch"), "-t holds for prompts, too", *_number(-1, _MOST)),
+    Ignored(("-tgb", "--threads-gen-batch"), "-t holds for prompts, too", *_matching(r"\d{1,5},\d{1,5}", "two numbers such as 8,16")),
+    Ignored(("-nkvo", "--no-kv-offload"), "a cache is where its layer is"),
+    Ignored(("--no-op-offload",), "a layer computes where it lies"),
+    Ignored(("--mlock",), _PAGES),
+    Ignored(("--no-mmap",), _PAGES),
+    Ignored(("--numa",), _THREADS, *_one_of("distribute", "isolate", "numactl", "interleave", "mirror")),
+    Ignored(("--prio",), _THREADS, *_number(-1, 3)),
+    Ignored(("--poll",), "threads that wait do not poll", *_number(0, 100)),
+    Ignored(("-C", "--cpu-mask"), _THREADS, *_matching(r"(0[xX])?[0-9a-fA-F]{1,256}", "a hexadecimal mask")),
+    Ignored(("-Cr", "--cpu-range"), _THREADS, *_matching(r"(?=.*\d)\d{0,5}-\d{0,5}", "a range such as 0-7")),
+    Ignored(("--cpu-strict",), _THREADS, *_number(0, 1)),
+)
+BY_FLAG = {ignored.flag: ignored for ignored in IGNORED}
+
+
+def add_ignored_flags(parser: argparse.ArgumentParser, known: Collection[str] = ()) -> None:
+    """Every flag of the table, but those that are `known` to the command."""
+    for ignored in IGNORED:
+        if ignored.flag in known:
+            continue
+        options = {} if ignored.expected else {"action": "store_const", "const": True}
+        parser.add_argument(*ignored.spellings, dest=_PREFIX + ignored.flag, help=argparse.SUPPRESS, default=argparse.SUPPRESS, **options)
+
+
+def given(args: argparse.Namespace) -> Iterator[Ignored]:
+    """Those that were given. UsageError for a value that is none."""
+    for name, value in vars(args).items():
+        if name.startswith(_PREFIX):
+            ignored = BY_FLAG[name.removeprefix(_PREFIX)]
+            ignored.check(value)
+            yield ignored

@@ -1,0 +1,1 @@
+"""Time per kernel and layer."""
