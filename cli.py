@@ -1,7 +1,7 @@
 """The command line: a table of commands, each imported only when asked for.
 
-A command is a module with `configure(parser)` and `run(args, api)`. The Python API is handed down, so that no folder has to
-import the roof it stands under.
+A command is a module with `configure(parser)` and `run(args, api)`. The Python API is handed down,
+so that no folder has to import the roof it stands under.
 """
 
 from __future__ import annotations
@@ -19,22 +19,58 @@ from types import ModuleType
 COMMANDS = {
     "convert": (".convert.commands.convert", "Hugging Face checkpoint to GGUF"),
     "convert-lora": (".convert.commands.convert_lora", "LoRA adapter to GGUF"),
-    "imatrix": (".imatrix.commands.imatrix", "collect an importance matrix, add up several, look at one"),
-    "imatrix-convert": (".imatrix.commands.imatrix_convert", "an importance matrix file in the other layout"),
-    "imatrix-compare": (".imatrix.commands.imatrix_compare", "how far two importance matrices are apart"),
+    "imatrix": (
+        ".imatrix.commands.imatrix",
+        "collect an importance matrix, add up several, look at one",
+    ),
+    "imatrix-convert": (
+        ".imatrix.commands.imatrix_convert",
+        "an importance matrix file in the other layout",
+    ),
+    "imatrix-compare": (
+        ".imatrix.commands.imatrix_compare",
+        "how far two importance matrices are apart",
+    ),
     "imatrix-coverage": (".imatrix.commands.imatrix_coverage", "how many tokens each expert saw"),
     "quantize": (".quantize.commands.quantize", "quantize a GGUF file or a checkpoint"),
-    "sensitivity": (".imatrix.commands.sensitivity", "how much a model suffers from errors in each tensor"),
-    "quantize-stats": (".quantize.commands.quantize_stats", "what each type would lose on each tensor: table, JSON, heat map"),
-    "validate": (".quantize.commands.validate", "read a GGUF file back: values, and errors against what it was made of"),
-    "repack": (".quantize.commands.repack", "tensors of a GGUF file into row-interleaved form, or back"),
-    "quantize-bench": (".quantize.commands.quantize_bench", "how fast and how well each type is quantized, beside a reference library"),
+    "sensitivity": (
+        ".imatrix.commands.sensitivity",
+        "how much a model suffers from errors in each tensor",
+    ),
+    "quantize-stats": (
+        ".quantize.commands.quantize_stats",
+        "what each type would lose on each tensor: table, JSON, heat map",
+    ),
+    "validate": (
+        ".quantize.commands.validate",
+        "read a GGUF file back: values, and errors against what it was made of",
+    ),
+    "repack": (
+        ".quantize.commands.repack",
+        "tensors of a GGUF file into row-interleaved form, or back",
+    ),
+    "quantize-bench": (
+        ".quantize.commands.quantize_bench",
+        "how fast and how well each type is quantized, beside a reference library",
+    ),
     "inspect": (".formats.commands.inspect", "keys, tensors, types and sizes of a GGUF model"),
-    "gguf-hash": (".formats.commands.gguf_hash", "hashes of a GGUF model's tensors, and checking them"),
-    "merge-gate-up": (".formats.commands.merge_gate_up", "gate and up of a GGUF file's experts into one tensor, or back"),
+    "gguf-hash": (
+        ".formats.commands.gguf_hash",
+        "hashes of a GGUF model's tensors, and checking them",
+    ),
+    "merge-gate-up": (
+        ".formats.commands.merge_gate_up",
+        "gate and up of a GGUF file's experts into one tensor, or back",
+    ),
     "gguf-split": (".formats.commands.gguf_split", "split a GGUF file into shards, or merge them"),
-    "bench": (".runtime.commands.bench", "speed of prompts and of generation, also on random weights of a real shape"),
-    "sweep-bench": (".runtime.commands.sweep_bench", "speed of prompts and of generation as the context fills"),
+    "bench": (
+        ".runtime.commands.bench",
+        "speed of prompts and of generation, also on random weights of a real shape",
+    ),
+    "sweep-bench": (
+        ".runtime.commands.sweep_bench",
+        "speed of prompts and of generation as the context fills",
+    ),
     "profile": (".runtime.commands.profile", "time per kernel and layer as table and SVG timeline"),
     "generate": (".runtime.commands.generate", "text that follows a prompt"),
     "perplexity": (".runtime.commands.perplexity", "perplexity and KL divergence"),
@@ -45,7 +81,9 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0, 1 for an error of the input, 2 for wrong usage, 130 after Ctrl-C."""
+    """Run one command. Returns the exit status: 0, 1 for an error of the input, 2 for wrong usage,
+    130 after Ctrl-C.
+    """
     from .errors import IqforgeError, printable
 
     _prepare_streams()
@@ -66,7 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         # Errors of inputs and outputs have names of their own; what is left is our own printing.
         _drop_stdout()
-        if not isinstance(error, BrokenPipeError):  # that one is `iqforge ... | head`, and no mistake of anybody
+        if not isinstance(
+            error, BrokenPipeError
+        ):  # that one is `iqforge ... | head`, and no mistake of anybody
             named = f": {printable(error.filename)}" if error.filename else ""
             print(f"{called}: error: {error.strerror or error}{named}", file=sys.stderr)
         return 1
@@ -93,8 +133,12 @@ def _run(argv: list[str], asked: str) -> int:
         return module.run(args, api) or 0
 
 
-def _parser(asked: str) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser], ModuleType | None]:
-    parser = argparse.ArgumentParser(prog="iqforge", description="GGUF quantization and conversion with a reference runtime.")
+def _parser(
+    asked: str,
+) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser], ModuleType | None]:
+    parser = argparse.ArgumentParser(
+        prog="iqforge", description="GGUF quantization and conversion with a reference runtime."
+    )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     module, subparsers = None, {}
@@ -107,7 +151,9 @@ def _parser(asked: str) -> tuple[argparse.ArgumentParser, dict[str, argparse.Arg
 
 
 def _prepare_streams() -> None:
-    """Streams that were closed by the caller become empty ones; characters that a stream cannot show are escaped."""
+    """Streams that were closed by the caller become empty ones; characters that a stream cannot
+    show are escaped.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))
@@ -125,7 +171,9 @@ def _drop_stdout() -> None:
 
 @contextmanager
 def _log_to_stderr() -> Iterator[None]:
-    """Show our own messages while a command runs; what libraries log is of no use to a user. IQFORGE_DEBUG=1 shows more of them."""
+    """Show our own messages while a command runs; what libraries log is of no use to a user.
+    IQFORGE_DEBUG=1 shows more of them.
+    """
     logger, handler = logging.getLogger(__package__), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     before = logger.level, logger.propagate

@@ -1,7 +1,8 @@
-"""Errors that reach a user: one class per cause, each naming file, tensor and byte offset where they are known.
+"""Errors that reach a user: one class per cause, each naming file, tensor and byte offset where
+they are known.
 
-Library code raises these and nothing else for bad input; `cli.py` prints them as one line and exits with 1.
-Anything that is not an `IqforgeError` is a defect of ours and keeps its traceback.
+Library code raises these and nothing else for bad input; `cli.py` prints them as one line and exits
+with 1. Anything that is not an `IqforgeError` is a defect of ours and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -10,17 +11,28 @@ import os
 
 
 def printable(text: object, limit: int = 200) -> str:
-    """`text` with control characters escaped and its length bounded, so that names from a hostile file can be shown."""
+    """`text` with control characters escaped and its length bounded, so that names from a hostile
+    file can be shown.
+    """
     text = str(text)
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[:limit])
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
+        for c in text[:limit]
+    )
     return shown if len(text) <= limit else f"{shown}... ({len(text)} characters)"
 
 
 class IqforgeError(Exception):
     """Base of every error a user can cause. `where` parts are put in front of the message."""
 
-    def __init__(self, message: str, *, file: str | os.PathLike | None = None, tensor: str | None = None,
-                 offset: int | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | os.PathLike | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+    ):
         self.message, self.file, self.tensor, self.offset = message, file, tensor, offset
         super().__init__(message)
 
@@ -52,7 +64,9 @@ class TruncatedFileError(MalformedFileError):
 
 
 class SplitError(MalformedFileError):
-    """Shards of a split model that do not belong together, are missing, or were opened through the wrong one."""
+    """Shards of a split model that do not belong together, are missing, or were opened through the
+    wrong one.
+    """
 
 
 class UnknownTypeError(IqforgeError):
@@ -76,7 +90,9 @@ class CheckpointError(IqforgeError):
 
 
 class RemoteError(IqforgeError):
-    """A server that does not give what a remote checkpoint needs: refused, unreachable, changed, without ranges."""
+    """A server that does not give what a remote checkpoint needs: refused, unreachable, changed,
+    without ranges.
+    """
 
 
 class ConfigError(CheckpointError):

@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..version import __version__
-from .quantize import plan_quantization
-from .runtime import opened_model, text_of
-from .source import PathLike, imatrix_note, loaded_imatrix, open_source, renamed_imatrix, selected_imatrix
 from ..errors import UsageError
 from ..formats.output import refuse_same_file
 from ..quantize.encode import encodable_types
+from ..version import __version__
+from .quantize import plan_quantization
+from .runtime import opened_model, text_of
+from .source import (
+    PathLike,
+    imatrix_note,
+    loaded_imatrix,
+    open_source,
+    renamed_imatrix,
+    selected_imatrix,
+)
 
 if TYPE_CHECKING:
     from ..formats.gguf.values import Value
@@ -32,16 +39,30 @@ if TYPE_CHECKING:
     from ..runtime.model import Model
 
 
-def recipe_for_target(src: PathLike, imatrix: PathLike | Imatrix | None = None, *, bpw: float | None = None, size: str | int | None = None,
-                      types: Sequence[str] = (), damage: PathLike | None = None, changes: Changes | None = None,
-                      threads: int = 0, provenance: bool = True, progress: StatsProgress | None = None, **options: Any) -> Fitted:
-    """The types that make a GGUF file, or a checkpoint folder, so large and are predicted to do least damage to it.
+def recipe_for_target(
+    src: PathLike,
+    imatrix: PathLike | Imatrix | None = None,
+    *,
+    bpw: float | None = None,
+    size: str | int | None = None,
+    types: Sequence[str] = (),
+    damage: PathLike | None = None,
+    changes: Changes | None = None,
+    threads: int = 0,
+    provenance: bool = True,
+    progress: StatsProgress | None = None,
+    **options: Any,
+) -> Fitted:
+    """The types that make a GGUF file, or a checkpoint folder, so large and are predicted to do
+    least damage to it.
 
-    bpw: bits per weight of all tensor data; or size: bytes of the whole file, or a text like `12G`. types: that may be used, by default
-    `quantize.budget.DEFAULT_TYPES`. damage: a file that `measure_sensitivity` wrote; without one, tensors count by their roles. options:
-    those of `quantize.recipe.Recipe` beside its type; what they give types to counts against the budget.
-    Errors of all types are estimated on rows of every tensor; nothing is written. `quantize_model` takes the result's `recipe`, with the
-    same imatrix, changes and provenance. UsageError for a target that cannot be reached, naming the smallest that can.
+    bpw: bits per weight of all tensor data; or size: bytes of the whole file, or a text like `12G`.
+    types: that may be used, by default `quantize.budget.DEFAULT_TYPES`. damage: a file that
+    `measure_sensitivity` wrote; without one, tensors count by their roles. options: those of
+    `quantize.recipe.Recipe` beside its type; what they give types to counts against the budget.
+    Errors of all types are estimated on rows of every tensor; nothing is written. `quantize_model`
+    takes the result's `recipe`, with the same imatrix, changes and provenance. UsageError for a
+    target that cannot be reached, naming the smallest that can.
     """
     from ..formats.gguf.writer import FileLayout
     from ..quantize.plan.budget import DRAFT, Target, fit_types, fitted_targets, parse_size
@@ -51,19 +72,42 @@ def recipe_for_target(src: PathLike, imatrix: PathLike | Imatrix | None = None, 
     target = Target(bpw, None if size is None else parse_size(size), tuple(types), damage)
     loaded, changes = loaded_imatrix(imatrix), changes or Changes()
     if changes.prune_layers and damage is not None:
-        raise UsageError("sensitivities were measured with all layers: leave them out first, and measure then", file=damage)
+        raise UsageError(
+            "sensitivities were measured with all layers: leave them out first, and measure then",
+            file=damage,
+        )
     with open_source(src) as model:
         recipe = Recipe(DRAFT, **options)
-        source, used = changes.apply(model, recipe.rules), renamed_imatrix(selected_imatrix(loaded, changes), changes)
-        draft = plan_quantization(source, replace(changes.recipe(recipe), ignore_imatrix_rules=True), used)
-        stats, sensitivities = _errors(source, draft, target, used, threads, progress), _sensitivities(source, draft, target)
+        source, used = (
+            changes.apply(model, recipe.rules),
+            renamed_imatrix(selected_imatrix(loaded, changes), changes),
+        )
+        draft = plan_quantization(
+            source, replace(changes.recipe(recipe), ignore_imatrix_rules=True), used
+        )
+        stats, sensitivities = (
+            _errors(source, draft, target, used, threads, progress),
+            _sensitivities(source, draft, target),
+        )
         if target.bpw is not None:
             n_elements = sum(plan.target.n_elements for plan in draft)
-            return fit_types(recipe, draft, stats, sensitivities, math.floor(target.bpw * n_elements / 8))
-        beside = 0  # tensor data: what is in a file beside it depends a little on the types, so that a second round may be needed
+            return fit_types(
+                recipe, draft, stats, sensitivities, math.floor(target.bpw * n_elements / 8)
+            )
+        # tensor data: what is in a file beside it depends a little on the types, so that a second
+        # round may be needed
+        beside = 0
         while True:
             fitted = fit_types(recipe, draft, stats, sensitivities, target.size - beside)
-            metadata = _metadata(model, source, fitted.recipe, draft, selected_imatrix(loaded, changes), changes, provenance)
+            metadata = _metadata(
+                model,
+                source,
+                fitted.recipe,
+                draft,
+                selected_imatrix(loaded, changes),
+                changes,
+                provenance,
+            )
             over = FileLayout("", metadata, fitted_targets(fitted, draft)).n_bytes - target.size
             if over <= 0:
                 return fitted
@@ -75,13 +119,28 @@ def _sensitivities(source: Source, draft: Sequence[PlannedTensor], target: Targe
     from ..quantize.plan.damage import Sensitivities
     from ..quantize.plan.roles import ModelFacts
 
-    free, facts = [plan.source for plan in draft if is_free(plan)], ModelFacts.of(source.metadata, source.tensors)
-    return Sensitivities.of_roles(free, facts) if target.damage is None else Sensitivities.load(target.damage, free, facts)
+    free, facts = (
+        [plan.source for plan in draft if is_free(plan)],
+        ModelFacts.of(source.metadata, source.tensors),
+    )
+    return (
+        Sensitivities.of_roles(free, facts)
+        if target.damage is None
+        else Sensitivities.load(target.damage, free, facts)
+    )
 
 
-def _errors(source: Source, draft: Sequence[PlannedTensor], target: Target, imatrix: Imatrix | None, threads: int,
-            progress: StatsProgress | None) -> list[TensorStats]:
-    """Errors of the candidates of each free tensor, measured for tensors with the same candidates together."""
+def _errors(
+    source: Source,
+    draft: Sequence[PlannedTensor],
+    target: Target,
+    imatrix: Imatrix | None,
+    threads: int,
+    progress: StatsProgress | None,
+) -> list[TensorStats]:
+    """Errors of the candidates of each free tensor, measured for tensors with the same candidates
+    together.
+    """
     from ..quantize.plan.budget import SAMPLED_ROWS, allowed_types, candidates, is_free
     from ..quantize.report.stats import StatsReport, collect_stats
 
@@ -89,38 +148,75 @@ def _errors(source: Source, draft: Sequence[PlannedTensor], target: Target, imat
     types, groups = allowed_types(target.types, encodable_types()), {}
     for tensor in tensors:
         weighted = imatrix is not None and imatrix.entry(tensor.name, tensor.shape) is not None
-        groups.setdefault(tuple(candidates(tensor, weighted, types, bool(target.types))), []).append(tensor)
+        groups.setdefault(
+            tuple(candidates(tensor, weighted, types, bool(target.types))), []
+        ).append(tensor)
     found = {}
     for own_types, own in groups.items():
         report = StatsReport(os.fspath(source.path), list(own_types), SAMPLED_ROWS)
-        collect_stats(source, own, own_types, report, importance=None if imatrix is None else imatrix.importance, threads=threads,
-                      progress=progress)
+        collect_stats(
+            source,
+            own,
+            own_types,
+            report,
+            importance=None if imatrix is None else imatrix.importance,
+            threads=threads,
+            progress=progress,
+        )
         found |= {stats.tensor.name: stats for stats in report.tensors}
     return [found[tensor.name] for tensor in tensors]
 
 
-def _metadata(model: Source, source: Source, recipe: Recipe, draft: Sequence[PlannedTensor], imatrix: Imatrix | None, changes: Changes,
-              provenance: bool) -> dict[str, Value]:
+def _metadata(
+    model: Source,
+    source: Source,
+    recipe: Recipe,
+    draft: Sequence[PlannedTensor],
+    imatrix: Imatrix | None,
+    changes: Changes,
+    provenance: bool,
+) -> dict[str, Value]:
     """The keys that `quantize_model` will write; the fingerprint of the source is as long as any."""
     from ..quantize.plan.metadata import quantized_metadata
     from ..quantize.plan.provenance import provenance_keys, with_provenance
 
     note = imatrix_note(imatrix, provenance, changes.hide_imatrix)
-    keys = quantized_metadata(changes.metadata(model, source), recipe.file_type(draft, source.metadata), note,
-                              changes.overrides(recipe.rules))
-    own = provenance_keys(changes.recipe(recipe), "0" * 64, __version__, changes) if provenance else {}
-    return with_provenance(keys, own, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None)
+    keys = quantized_metadata(
+        changes.metadata(model, source),
+        recipe.file_type(draft, source.metadata),
+        note,
+        changes.overrides(recipe.rules),
+    )
+    own = (
+        provenance_keys(changes.recipe(recipe), "0" * 64, __version__, changes)
+        if provenance
+        else {}
+    )
+    return with_provenance(
+        keys, own, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None
+    )
 
 
-def measure_sensitivity(model: PathLike | Model, text: PathLike, out: PathLike | None = None, imatrix: PathLike | Imatrix | None = None, *,
-                        types: Sequence[str] = (), layers: int = 1, n_ctx: int = 512, chunks: int = 16, threads: int = 0,
-                        progress: Callable[[int, int, Probe], None] | None = None) -> list[Probe]:
-    """What an error in each tensor does to a model on the CPU: one after another is stored in another type, in memory, and the mean KL
-    divergence from the unchanged model is measured on at most `chunks` windows of a text (a file, or the text itself).
+def measure_sensitivity(
+    model: PathLike | Model,
+    text: PathLike,
+    out: PathLike | None = None,
+    imatrix: PathLike | Imatrix | None = None,
+    *,
+    types: Sequence[str] = (),
+    layers: int = 1,
+    n_ctx: int = 512,
+    chunks: int = 16,
+    threads: int = 0,
+    progress: Callable[[int, int, Probe], None] | None = None,
+) -> list[Probe]:
+    """What an error in each tensor does to a model on the CPU: one after another is stored in
+    another type, in memory, and the mean KL divergence from the unchanged model is measured on at
+    most `chunks` windows of a text (a file, or the text itself).
 
-    types: to store them in, the first that fits; default `probe.PROBE_TYPES`. layers: the same tensor of so many layers together, which
-    is quicker and tells less. Written to `out` as JSON, for the `damage` of a `Target`. progress: called with (probes done, of how many,
-    the last one).
+    types: to store them in, the first that fits; default `probe.PROBE_TYPES`. layers: the same
+    tensor of so many layers together, which is quicker and tells less. Written to `out` as JSON,
+    for the `damage` of a `Target`. progress: called with (probes done, of how many, the last one).
     """
     from ..quantize.plan.damage import save_probes
     from ..quantize.run.probe import PROBE_TYPES, probe_groups
@@ -130,7 +226,10 @@ def measure_sensitivity(model: PathLike | Model, text: PathLike, out: PathLike |
     if layers < 1:
         raise UsageError(f"{layers} layers together were asked for, expected 1 or more")
     content, path = text_of(text)
-    with opened_model(model) as opened, tempfile.TemporaryDirectory(prefix="iqforge-sensitivity-") as folder:
+    with (
+        opened_model(model) as opened,
+        tempfile.TemporaryDirectory(prefix="iqforge-sensitivity-") as folder,
+    ):
         if out is not None:
             refuse_same_file(out, [*opened.source.files, *([path] if path else [])])
         base = os.path.join(folder, "base.kld")
@@ -141,13 +240,28 @@ def measure_sensitivity(model: PathLike | Model, text: PathLike, out: PathLike |
             if progress is not None:
                 progress(len(probes), len(groups), probes[-1])
     if out is not None:
-        save_probes(out, probes, types=list(types), text=os.path.basename(path), n_ctx=n_ctx, chunks=chunks,
-                    imatrix=None if loaded is None else os.path.basename(loaded.path or ""), version=__version__)
+        save_probes(
+            out,
+            probes,
+            types=list(types),
+            text=os.path.basename(path),
+            n_ctx=n_ctx,
+            chunks=chunks,
+            imatrix=None if loaded is None else os.path.basename(loaded.path or ""),
+            version=__version__,
+        )
     return probes
 
 
-def _probe(model: Model, group: Sequence[TensorInfo], types: Sequence[str], imatrix: Imatrix | None, base: str, folder: str,
-           threads: int) -> Probe:
+def _probe(
+    model: Model,
+    group: Sequence[TensorInfo],
+    types: Sequence[str],
+    imatrix: Imatrix | None,
+    base: str,
+    folder: str,
+    threads: int,
+) -> Probe:
     """Blocks lie in a file, so that a large tensor takes no memory that others need."""
     from ..quantize.plan.damage import Probe
     from ..quantize.run.probe import encode_tensor, probe_type
@@ -156,10 +270,18 @@ def _probe(model: Model, group: Sequence[TensorInfo], types: Sequence[str], imat
     error = 0.0
     try:
         for number, tensor in enumerate(group):
-            type, weights = probe_type(tensor, types), None if imatrix is None else imatrix.importance(tensor.name, tensor.shape)
+            type, weights = (
+                probe_type(tensor, types),
+                (None if imatrix is None else imatrix.importance(tensor.name, tensor.shape)),
+            )
             shape = (tensor.n_rows, type.row_bytes(tensor.n_cols))
-            blocks = np.memmap(os.path.join(folder, f"{number}.blocks"), np.uint8, "w+", shape=shape)
-            error += encode_tensor(model.source, tensor, type, weights, blocks, threads).weighted_rmse ** 2
+            blocks = np.memmap(
+                os.path.join(folder, f"{number}.blocks"), np.uint8, "w+", shape=shape
+            )
+            error += (
+                encode_tensor(model.source, tensor, type, weights, blocks, threads).weighted_rmse
+                ** 2
+            )
             model.weights.replace(tensor.name, type, blocks)
         kld = measure_divergence(model, base).mean_kld
     finally:

@@ -6,53 +6,90 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..quantize.report.report import Progress
 from .quantize import plan_quantization
 from .source import PathLike, imatrix_note, importance_lookup, loaded_imatrix, open_source
-from ..quantize.report.report import Progress
 
 if TYPE_CHECKING:
-    from ..formats.tools.sharding import OutputPlan
     from ..formats.source import Source
+    from ..formats.tools.sharding import OutputPlan
     from ..imatrix.data import Imatrix
     from ..quantize.plan.plan import PlannedTensor
 
 log = logging.getLogger(__name__)
 
 
-def convert_model(src: PathLike, out: PathLike | None = None, outtype: str = "auto", *, pre: str | None = None,
-                  name: str | None = None, metadata: PathLike | None = None, imatrix: PathLike | Imatrix | None = None,
-                  split_max_size: str | int | None = None, split_max_tensors: int | None = None, no_tensor_first_split: bool = False,
-                  threads: int = 0, progress: Progress | None = None, **layout: Any) -> Path:
-    """Convert a Hugging Face checkpoint to a GGUF file, or to shards; returns the path of the (first) file.
+def convert_model(
+    src: PathLike,
+    out: PathLike | None = None,
+    outtype: str = "auto",
+    *,
+    pre: str | None = None,
+    name: str | None = None,
+    metadata: PathLike | None = None,
+    imatrix: PathLike | Imatrix | None = None,
+    split_max_size: str | int | None = None,
+    split_max_tensors: int | None = None,
+    no_tensor_first_split: bool = False,
+    threads: int = 0,
+    progress: Progress | None = None,
+    **layout: Any,
+) -> Path:
+    """Convert a Hugging Face checkpoint to a GGUF file, or to shards; returns the path of the
+    (first) file.
 
-    src: folder, or `hf://organization/model[@revision]`. out: file, folder, or None for a name made from the model's inside `src`, in the
-    working folder if that is remote; may contain `{ftype}`.
-    outtype: f32, f16, bf16, q8_0, auto (what the checkpoint stores), or a preset of `quantize_model`, with its mix and `imatrix`. The
-    checkpoint is quantized as it is read then, with no file in between. pre: name of the pre-tokenizer, if it cannot be derived.
-    name: `general.name`. metadata: JSON file with `general.*` keys to set, see `convert.overrides`. split_max_size (bytes, `300M`, `2G`),
-    split_max_tensors, no_tensor_first_split: shards, see `convert.output.Limits`. layout: see `convert.options.Options` (merge_gate_up,
-    mtp, mla_layout, vocab_only). Raises CheckpointError and its kin; OutputError also for a disk that is too small, before it starts.
+    src: folder, or `hf://organization/model[@revision]`. out: file, folder, or None for a name made
+    from the model's inside `src`, in the working folder if that is remote; may contain `{ftype}`.
+    outtype: f32, f16, bf16, q8_0, auto (what the checkpoint stores), or a preset of
+    `quantize_model`, with its mix and `imatrix`. The checkpoint is quantized as it is read then,
+    with no file in between. pre: name of the pre-tokenizer, if it cannot be derived. name:
+    `general.name`. metadata: JSON file with `general.*` keys to set, see `convert.overrides`.
+    split_max_size (bytes, `300M`, `2G`), split_max_tensors, no_tensor_first_split: shards, see
+    `convert.output.Limits`. layout: see `convert.options.Options` (merge_gate_up, mtp, mla_layout,
+    vocab_only). Raises CheckpointError and its kin; OutputError also for a disk that is too small,
+    before it starts.
     """
     from ..quantize.run.stream import Output, stream
 
     loaded = loaded_imatrix(imatrix)
     with open_source(src, pre=pre, name=name, **layout) as source:
-        planned, output = plan_conversion(source, out, outtype, metadata=metadata, keep_name=name is not None, imatrix=loaded,
-                                          split_max_size=split_max_size, split_max_tensors=split_max_tensors,
-                                          no_tensor_first_split=no_tensor_first_split)
+        planned, output = plan_conversion(
+            source,
+            out,
+            outtype,
+            metadata=metadata,
+            keep_name=name is not None,
+            imatrix=loaded,
+            split_max_size=split_max_size,
+            split_max_tensors=split_max_tensors,
+            no_tensor_first_split=no_tensor_first_split,
+        )
         log.info("%s", output)
         with output.open() as sink:
-            stream(source, [Output(planned, sink, importance_lookup(loaded, planned), progress or Progress())], threads=threads,
-                   measure=False)
+            stream(
+                source,
+                [Output(planned, sink, importance_lookup(loaded, planned), progress or Progress())],
+                threads=threads,
+                measure=False,
+            )
     return output.paths[0]
 
 
-def convert_lora(src: PathLike, out: PathLike | None = None, outtype: str = "f32", *, base: PathLike | None = None, name: str | None = None,
-                 threads: int = 0, progress: Progress | None = None) -> Path:
+def convert_lora(
+    src: PathLike,
+    out: PathLike | None = None,
+    outtype: str = "f32",
+    *,
+    base: PathLike | None = None,
+    name: str | None = None,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> Path:
     """Convert the PEFT LoRA adapter in folder `src` to a GGUF file; returns its path.
 
-    out: file, folder, or None for a name made from the adapter's inside `src`. outtype: f32, f16, bf16, q8_0 or auto. base: folder with
-    the base model's config.json. name: `general.name`. Raises as `convert.lora.AdapterSource`; OutputError.
+    out: file, folder, or None for a name made from the adapter's inside `src`. outtype: f32, f16,
+    bf16, q8_0 or auto. base: folder with the base model's config.json. name: `general.name`. Raises
+    as `convert.lora.AdapterSource`; OutputError.
     """
     from ..convert.lora import AdapterSource, adapter_path, plan_adapter
     from ..formats.tools.sharding import plan_output
@@ -61,30 +98,47 @@ def convert_lora(src: PathLike, out: PathLike | None = None, outtype: str = "f32
 
     with AdapterSource(src, base, name) as source:
         targets, kind = plan_adapter(source, outtype)
-        output = plan_output(adapter_path(source, out, kind), source.metadata, targets, inputs=source.files)
+        output = plan_output(
+            adapter_path(source, out, kind), source.metadata, targets, inputs=source.files
+        )
         with output.open() as sink:
             planned = [PlannedTensor(*pair) for pair in zip(source.tensors, targets)]
-            stream(source, [Output(planned, sink, progress=progress or Progress())], threads=threads)
+            stream(
+                source, [Output(planned, sink, progress=progress or Progress())], threads=threads
+            )
     return output.paths[0]
 
 
-def plan_conversion(source: Source, out: PathLike | None, outtype: str, *, metadata: PathLike | None = None, keep_name: bool = False,
-                    imatrix: PathLike | Imatrix | None = None, split_max_size: str | int | None = None,
-                    split_max_tensors: int | None = None, no_tensor_first_split: bool = False) -> tuple[list[PlannedTensor], OutputPlan]:
-    """What `convert_model` would do with an open checkpoint: every tensor's types, and the files. Nothing is read or written.
+def plan_conversion(
+    source: Source,
+    out: PathLike | None,
+    outtype: str,
+    *,
+    metadata: PathLike | None = None,
+    keep_name: bool = False,
+    imatrix: PathLike | Imatrix | None = None,
+    split_max_size: str | int | None = None,
+    split_max_tensors: int | None = None,
+    no_tensor_first_split: bool = False,
+) -> tuple[list[PlannedTensor], OutputPlan]:
+    """What `convert_model` would do with an open checkpoint: every tensor's types, and the files.
+    Nothing is read or written.
 
     keep_name: `general.name` of the JSON file `metadata` does not count.
     """
     from ..convert.metadata.naming import output_path
-    from ..formats.tools.sharding import Limits, plan_output
-    from ..convert.tensors.outtype import OUTTYPES, plan_outtype, resolve_outtype
     from ..convert.metadata.overrides import read_overrides, with_overrides
+    from ..convert.tensors.outtype import OUTTYPES, plan_outtype, resolve_outtype
     from ..formats.ftypes import file_type
     from ..formats.gguf.values import u32
+    from ..formats.tools.sharding import Limits, plan_output
     from ..quantize.plan.metadata import quantized_metadata
     from ..quantize.plan.plan import PlannedTensor
 
-    limits, imatrix = Limits(split_max_tensors, split_max_size, no_tensor_first_split), loaded_imatrix(imatrix)
+    limits, imatrix = (
+        Limits(split_max_tensors, split_max_size, no_tensor_first_split),
+        loaded_imatrix(imatrix),
+    )
     if metadata is not None:
         overrides = read_overrides(metadata)
         if keep_name:
@@ -99,6 +153,10 @@ def plan_conversion(source: Source, out: PathLike | None, outtype: str, *, metad
             log.warning("--outtype %s does not use an importance matrix", kind)
     else:
         planned = plan_quantization(source, kind, imatrix)
-        keys = quantized_metadata(keys, file_type(kind).number, imatrix_note(imatrix)) if planned else keys
+        keys = (
+            quantized_metadata(keys, file_type(kind).number, imatrix_note(imatrix))
+            if planned
+            else keys
+        )
     inputs = [*source.files, *([imatrix.path] if imatrix is not None and imatrix.path else [])]
     return planned, plan_output(path, keys, [plan.target for plan in planned], limits, inputs)

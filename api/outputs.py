@@ -1,4 +1,6 @@
-"""The roof: the files of a quantization, what they say of themselves, and how a later run can go on with them."""
+"""The roof: the files of a quantization, what they say of themselves, and how a later run can go on
+with them.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..version import __version__
-from .source import PathLike, imatrix_note
 from ..errors import UsageError, printable
 from ..formats.gguf.reader import GGUFFile
 from ..formats.output import check_disks, real_output, size_on_disk
+from ..version import __version__
+from .source import PathLike, imatrix_note
 
 if TYPE_CHECKING:
-    from ..formats.tools.sharding import OutputPlan
     from ..formats.source import Source, TensorInfo
+    from ..formats.tools.sharding import OutputPlan
     from ..imatrix.data import Imatrix
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
@@ -28,9 +30,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Shards:
-    """Into how many files an output goes. keep_split: every tensor into the shard it has in the source; `-0000i-of-0000N.gguf` is added to
-    the output's name without `.gguf`. max_size, max_tensors: shards of so many bytes (`300M`, `2G`) or tensors, as conversion makes them.
-    partial: files of the output that are there already stay as they are, and only the others are made.
+    """Into how many files an output goes. keep_split: every tensor into the shard it has in the
+    source; `-0000i-of-0000N.gguf` is added to the output's name without `.gguf`. max_size,
+    max_tensors: shards of so many bytes (`300M`, `2G`) or tensors, as conversion makes them.
+    partial: files of the output that are there already stay as they are, and only the others are
+    made.
     """
 
     keep_split: bool = False
@@ -40,13 +44,17 @@ class Shards:
 
     def __post_init__(self) -> None:
         if self.keep_split and (self.max_size is not None or self.max_tensors is not None):
-            raise UsageError("shards are either as the source has them (--keep-split) or of a size that is given, not both")
+            raise UsageError(
+                "shards are either as the source has them (--keep-split) or of a size that is"
+                " given, not both"
+            )
 
 
 @dataclass(frozen=True)
 class PlannedOutput:
-    """An output as the user calls it (None in a dry run that names none), what of its plan is carried out, and its files. key: what
-    `run_key` needs besides."""
+    """An output as the user calls it (None in a dry run that names none), what of its plan is
+    carried out, and its files. key: what `run_key` needs besides.
+    """
 
     out: PathLike | None
     planned: Sequence[PlannedTensor]
@@ -59,35 +67,68 @@ class PlannedOutput:
         return [(layout.path, layout.n_bytes) for layout in self.files.written]
 
 
-def plan_outputs(model: Source, source: Source, wanted: Sequence[tuple[PathLike | None, Recipe, Sequence[PlannedTensor]]],
-                 imatrix: Imatrix | None, changes: Changes, shards: Shards, *, provenance: bool = True,
-                 threads: int = 0) -> list[PlannedOutput]:
-    """What is written for every (file, recipe, plan); reads some rows of the model, writes nothing. source: the model with `changes`.
+def plan_outputs(
+    model: Source,
+    source: Source,
+    wanted: Sequence[tuple[PathLike | None, Recipe, Sequence[PlannedTensor]]],
+    imatrix: Imatrix | None,
+    changes: Changes,
+    shards: Shards,
+    *,
+    provenance: bool = True,
+    threads: int = 0,
+) -> list[PlannedOutput]:
+    """What is written for every (file, recipe, plan); reads some rows of the model, writes nothing.
+    source: the model with `changes`.
 
-    OutputError for a file that is an input or could not be valid, UsageError for shards that cannot be."""
+    OutputError for a file that is an input or could not be valid, UsageError for shards that cannot
+    be.
+    """
     from ..formats.tools.sharding import Limits, plan_output
     from ..quantize.plan.metadata import quantized_metadata
-    from ..quantize.plan.provenance import provenance_keys, recipe_text, source_fingerprint, with_provenance
-    from ..quantize.run.stream import thread_count
+    from ..quantize.plan.provenance import (
+        provenance_keys,
+        recipe_text,
+        source_fingerprint,
+        with_provenance,
+    )
     from ..quantize.run.run_key import source_key
+    from ..quantize.run.stream import thread_count
 
-    note, fingerprint = imatrix_note(imatrix, provenance, changes.hide_imatrix), source_fingerprint(model, thread_count(threads))
+    note, fingerprint = (
+        imatrix_note(imatrix, provenance, changes.hide_imatrix),
+        source_fingerprint(model, thread_count(threads)),
+    )
     inputs = [*source.files, *([imatrix.path] if imatrix is not None and imatrix.path else [])]
-    key = {"source": source_key(model, fingerprint), "imatrix": None if imatrix is None else imatrix.digest(), "version": __version__}
+    key = {
+        "source": source_key(model, fingerprint),
+        "imatrix": None if imatrix is None else imatrix.digest(),
+        "version": __version__,
+    }
     outputs = []
     for out, recipe, planned in wanted:
-        metadata = quantized_metadata(changes.metadata(model, source), recipe.file_type(planned, source.metadata), note,
-                                      changes.overrides(recipe.rules))
+        metadata = quantized_metadata(
+            changes.metadata(model, source),
+            recipe.file_type(planned, source.metadata),
+            note,
+            changes.overrides(recipe.rules),
+        )
         keys = provenance_keys(recipe, fingerprint, __version__, changes) if provenance else {}
-        metadata = with_provenance(metadata, keys, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None)
+        metadata = with_provenance(
+            metadata, keys, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None
+        )
         groups = _groups(source, planned) if shards.keep_split else None
         limits = Limits(shards.max_tensors, shards.max_size)
-        files = plan_output(Path(out or ""), metadata, [plan.target for plan in planned], limits, inputs, groups)
+        files = plan_output(
+            Path(out or ""), metadata, [plan.target for plan in planned], limits, inputs, groups
+        )
         if shards.partial and out is not None:
             files = replace(files, skip=_there(out, files.paths))
             left_out = {tensor.name for index in files.skip for tensor in files.groups[index]}
             planned = [plan for plan in planned if plan.target.name not in left_out]
-        outputs.append(PlannedOutput(out, planned, files, key | {"recipe": recipe_text(recipe, changes)}))
+        outputs.append(
+            PlannedOutput(out, planned, files, key | {"recipe": recipe_text(recipe, changes)})
+        )
     return outputs
 
 
@@ -99,28 +140,40 @@ def _groups(source: Source, planned: Sequence[PlannedTensor]) -> list[list[Tenso
         while hasattr(origin, "origin"):
             origin, stored = origin.origin, origin.stored(stored)
         if not isinstance(origin, GGUFFile):
-            raise UsageError("--keep-split takes a GGUF model, whose shards are kept", file=source.path)
+            raise UsageError(
+                "--keep-split takes a GGUF model, whose shards are kept", file=source.path
+            )
         groups = groups or [[] for _ in origin.shards]
         groups[origin.shards.index(origin.location(stored.name)[0])].append(plan.target)
     return groups
 
 
 def _there(out: PathLike, paths: Sequence[Path]) -> frozenset[int]:
-    """Numbers of the files that an earlier run has finished, as far as it has finished all that it was to make."""
+    """Numbers of the files that an earlier run has finished, as far as it has finished all that it
+    was to make.
+    """
     from ..quantize.run.resume import unfinished_files
 
     unfinished = unfinished_files(out)
-    there = frozenset(index for index, path in enumerate(paths) if path.exists() and Path(real_output(path)).name not in unfinished)
+    there = frozenset(
+        index
+        for index, path in enumerate(paths)
+        if path.exists() and Path(real_output(path)).name not in unfinished
+    )
     for index in sorted(there):
         log.info("%s is there already: it stays as it is", printable(paths[index], 400))
     return there
 
 
-def open_outputs(outputs: Sequence[PlannedOutput], *, devices: bool = False, restart: bool = False) -> Iterator[ResumableOutput]:
-    """The sinks of planned outputs, opened one after the other, once the names of all and the space for all have been looked at.
+def open_outputs(
+    outputs: Sequence[PlannedOutput], *, devices: bool = False, restart: bool = False
+) -> Iterator[ResumableOutput]:
+    """The sinks of planned outputs, opened one after the other, once the names of all and the space
+    for all have been looked at.
 
-    UsageError for a file that is named twice or not at all, OutputError for one that cannot be written or a disk that is too small,
-    ResumeError where an earlier run left something that has another key, unless `restart` drops it. Those with nothing to do are left out.
+    UsageError for a file that is named twice or not at all, OutputError for one that cannot be
+    written or a disk that is too small, ResumeError where an earlier run left something that has
+    another key, unless `restart` drops it. Those with nothing to do are left out.
     """
     from ..quantize.run.resume import ResumableOutput
     from ..quantize.run.run_key import run_key
@@ -131,7 +184,13 @@ def open_outputs(outputs: Sequence[PlannedOutput], *, devices: bool = False, res
         if real_output(output.out) in [real_output(other.out) for other in outputs[:number]]:
             raise UsageError("is named as output twice", file=output.out)
     if len(outputs) > 1:  # each alone is looked at when it is opened
-        check_disks([(path, n_bytes - size_on_disk(f"{path}.part")) for output in outputs for path, n_bytes in output.sizes])
+        check_disks(
+            [
+                (path, n_bytes - size_on_disk(f"{path}.part"))
+                for output in outputs
+                for path, n_bytes in output.sizes
+            ]
+        )
     for output in outputs:
         if not output.sizes:
             continue

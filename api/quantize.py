@@ -10,13 +10,21 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..version import __version__
-from .outputs import Shards, open_outputs, plan_outputs
-from .source import PathLike, importance_lookup, loaded_imatrix, open_source, renamed_imatrix, selected_imatrix, with_gate_up
 from ..errors import UsageError
 from ..formats.codec import decodable_types
 from ..quantize.encode import encodable_types
 from ..quantize.report.report import Progress, RunReport
+from ..version import __version__
+from .outputs import Shards, open_outputs, plan_outputs
+from .source import (
+    PathLike,
+    importance_lookup,
+    loaded_imatrix,
+    open_source,
+    renamed_imatrix,
+    selected_imatrix,
+    with_gate_up,
+)
 
 if TYPE_CHECKING:
     from ..formats.source import Source
@@ -27,14 +35,18 @@ if TYPE_CHECKING:
     from ..quantize.report.stats import StatsProgress, StatsReport
 
 
-def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | None = None, **options: Any) -> list[PlannedTensor]:
-    """What every tensor of `source` becomes; nothing is read. `recipe` may be the name of a preset, with `options` of `Recipe`.
+def plan_quantization(
+    source: Source, recipe: Recipe | str, imatrix: Imatrix | None = None, **options: Any
+) -> list[PlannedTensor]:
+    """What every tensor of `source` becomes; nothing is read. `recipe` may be the name of a preset,
+    with `options` of `Recipe`.
 
-    Tensors of a checkpoint that are not quantized get the type the converter gives them (norms F32), as if it had been
-    converted first. Those that it stores in blocks (MXFP4) stay so, unless the recipe allows requantizing.
+    Tensors of a checkpoint that are not quantized get the type the converter gives them (norms
+    F32), as if it had been converted first. Those that it stores in blocks (MXFP4) stay so, unless
+    the recipe allows requantizing.
     """
-    from ..convert.tensors.outtype import plan_outtype
     from ..convert.source import CheckpointSource
+    from ..convert.tensors.outtype import plan_outtype
     from ..quantize.plan.changes import origin_of
     from ..quantize.plan.plan import PlannedTensor, check_supported
     from ..quantize.plan.recipe import Recipe
@@ -42,67 +54,134 @@ def plan_quantization(source: Source, recipe: Recipe | str, imatrix: Imatrix | N
     recipe = Recipe(recipe, **options) if isinstance(recipe, str) else recipe
     checkpoint = isinstance(origin_of(source), CheckpointSource)
     if checkpoint and recipe.copies:
-        raise UsageError("COPY takes a GGUF file; iqforge convert makes one of a checkpoint", file=source.path)
+        raise UsageError(
+            "COPY takes a GGUF file; iqforge convert makes one of a checkpoint", file=source.path
+        )
     recipe.check_source(source.tensors)
     converted = plan_outtype(source, "auto")[0] if checkpoint else source.tensors
-    planned = recipe.plan(converted, source.metadata, imatrix=imatrix is not None and bool(imatrix.entries), allow_requantize=checkpoint)
+    planned = recipe.plan(
+        converted,
+        source.metadata,
+        imatrix=imatrix is not None and bool(imatrix.entries),
+        allow_requantize=checkpoint,
+    )
     if checkpoint and not recipe.allow_requantize:
-        planned = [PlannedTensor(plan.source, plan.source, "stored in blocks: kept") if plan.source.type.is_quantized else plan
-                   for plan in planned]
+        planned = [
+            (
+                PlannedTensor(plan.source, plan.source, "stored in blocks: kept")
+                if plan.source.type.is_quantized
+                else plan
+            )
+            for plan in planned
+        ]
     planned = [replace(plan, source=stored) for plan, stored in zip(planned, source.tensors)]
     check_supported(planned, decodable_types(), encodable_types())
-    recipe.check_importance(planned, None if imatrix is None else lambda t: imatrix.entry(t.name, t.shape) is not None)
+    recipe.check_importance(
+        planned, None if imatrix is None else lambda t: imatrix.entry(t.name, t.shape) is not None
+    )
     return planned
 
 
-def quantize_model(src: PathLike, out: PathLike | None, type: str | Recipe, imatrix: PathLike | Imatrix | None = None, *,
-                   nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, estimate: bool = False, device: str = "cpu",
-                   provenance: bool = True, changes: Changes | None = None, save_plan: PathLike | None = None, restart: bool = False,
-                   shards: Shards = Shards(), gate_up: str | None = None, validate: bool = False, progress: Progress | None = None,
-                   **options: Any) -> RunReport:
-    """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF file.
+def quantize_model(
+    src: PathLike,
+    out: PathLike | None,
+    type: str | Recipe,
+    imatrix: PathLike | Imatrix | None = None,
+    *,
+    nan_to_zero: bool = False,
+    threads: int = 0,
+    dry_run: bool = False,
+    estimate: bool = False,
+    device: str = "cpu",
+    provenance: bool = True,
+    changes: Changes | None = None,
+    save_plan: PathLike | None = None,
+    restart: bool = False,
+    shards: Shards = Shards(),
+    gate_up: str | None = None,
+    validate: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> RunReport:
+    """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF
+    file.
 
-    type, options: which types tensors get, see `quantize.recipe.Recipe`. imatrix: file in either format, or a loaded one.
-    nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted (`zeroed` in the report of a tensor);
-    without it they are a NonFiniteError that names the first one.
-    dry_run: plan only, `out` may be None. estimate: with dry_run, also time, memory and space on the disk that the run would take, from
-    trying some rows for seconds, see `quantize.estimate`; in `estimate` of the report.
-    device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU where there is none). provenance: whether the
-    file gets keys that say what made it of what, see `quantize.provenance`; without them it is the reference's to the byte. changes: of
-    the model, beside types. save_plan: a file that gets the plan, see `quantize.saved_plan`, whose `load_plan` gives it back as a recipe.
-    A run that ends early leaves `OUT.part` and `OUT.journal` once a tensor is finished; called again it goes on there and gives the
-    same file, or a ResumeError if anything has changed that the bytes depend on. restart: begin anew.
-    shards: into how many files the output goes. gate_up: "merge" makes ffn_gate_up_exps of the two halves, as `merge_gate_up`, "part" the
-    halves of it, both before anything is quantized.
-    validate: before the file gets its name it is read back and decoded; a ValidationError names the first tensor with a value that is no
-    number, with other errors than the run reported, or with other bytes than the source's where they were kept. `OUT.part` stays then.
-    Returns types, sizes and errors of all tensors.
+    type, options: which types tensors get, see `quantize.recipe.Recipe`. imatrix: file in either
+    format, or a loaded one. nan_to_zero: NaN and infinities in tensors that change their type
+    become 0 and are counted (`zeroed` in the report of a tensor); without it they are a
+    NonFiniteError that names the first one. dry_run: plan only, `out` may be None. estimate: with
+    dry_run, also time, memory and space on the disk that the run would take, from trying some rows
+    for seconds, see `quantize.estimate`; in `estimate` of the report. device: "cpu", "cuda" (all
+    GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU where there is none). provenance:
+    whether the file gets keys that say what made it of what, see `quantize.provenance`; without
+    them it is the reference's to the byte. changes: of the model, beside types. save_plan: a file
+    that gets the plan, see `quantize.saved_plan`, whose `load_plan` gives it back as a recipe. A
+    run that ends early leaves `OUT.part` and `OUT.journal` once a tensor is finished; called again
+    it goes on there and gives the same file, or a ResumeError if anything has changed that the
+    bytes depend on. restart: begin anew. shards: into how many files the output goes. gate_up:
+    "merge" makes ffn_gate_up_exps of the two halves, as `merge_gate_up`, "part" the halves of it,
+    both before anything is quantized. validate: before the file gets its name it is read back and
+    decoded; a ValidationError names the first tensor with a value that is no number, with other
+    errors than the run reported, or with other bytes than the source's where they were kept.
+    `OUT.part` stays then. Returns types, sizes and errors of all tensors.
     """
-    return quantize_models(src, [(out, type)], imatrix, nan_to_zero=nan_to_zero, threads=threads, dry_run=dry_run, estimate=estimate,
-                           device=device, provenance=provenance, changes=changes, save_plan=save_plan, restart=restart,
-                           shards=shards, gate_up=gate_up, validate=validate, progress=[progress or Progress()], **options)[0]
+    return quantize_models(
+        src,
+        [(out, type)],
+        imatrix,
+        nan_to_zero=nan_to_zero,
+        threads=threads,
+        dry_run=dry_run,
+        estimate=estimate,
+        device=device,
+        provenance=provenance,
+        changes=changes,
+        save_plan=save_plan,
+        restart=restart,
+        shards=shards,
+        gate_up=gate_up,
+        validate=validate,
+        progress=[progress or Progress()],
+        **options,
+    )[0]
 
 
-def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str | Recipe]], imatrix: PathLike | Imatrix | None = None, *,
-                    nan_to_zero: bool = False, threads: int = 0, dry_run: bool = False, estimate: bool = False, device: str = "cpu",
-                    provenance: bool = True, changes: Changes | None = None, save_plan: PathLike | None = None, restart: bool = False,
-                    shards: Shards = Shards(), gate_up: str | None = None, validate: bool = False, progress: Sequence[Progress] = (),
-                    **options: Any) -> list[RunReport]:
-    """As `quantize_model`, to several files in one pass: every piece of the source is read and decoded once.
+def quantize_models(
+    src: PathLike,
+    outputs: Sequence[tuple[PathLike | None, str | Recipe]],
+    imatrix: PathLike | Imatrix | None = None,
+    *,
+    nan_to_zero: bool = False,
+    threads: int = 0,
+    dry_run: bool = False,
+    estimate: bool = False,
+    device: str = "cpu",
+    provenance: bool = True,
+    changes: Changes | None = None,
+    save_plan: PathLike | None = None,
+    restart: bool = False,
+    shards: Shards = Shards(),
+    gate_up: str | None = None,
+    validate: bool = False,
+    progress: Sequence[Progress] = (),
+    **options: Any,
+) -> list[RunReport]:
+    """As `quantize_model`, to several files in one pass: every piece of the source is read and
+    decoded once.
 
-    outputs: (file, preset or recipe); `options` of `Recipe` are those of every output that names a preset. progress: one for each
-    output, or none. save_plan: for a single output. Every file is the same, byte for byte, as one that is made alone. Returns a report
-    for each.
+    outputs: (file, preset or recipe); `options` of `Recipe` are those of every output that names a
+    preset. progress: one for each output, or none. save_plan: for a single output. Every file is
+    the same, byte for byte, as one that is made alone. Returns a report for each.
     """
     from ..formats.output import real_output, refuse_same_file
-    from ..quantize.plan.changes import Changes
     from ..quantize.cuda.devices import find_devices
-    from ..quantize.run.estimate import estimate_run
+    from ..quantize.plan.changes import Changes
     from ..quantize.plan.recipe import Recipe
-    from ..quantize.run.resume import finish_all
-    from ..quantize.run.stream import Output, stream, thread_count
     from ..quantize.plan.saved_plan import save_plan as write_plan
     from ..quantize.report.validate import require_sound
+    from ..quantize.run.estimate import estimate_run
+    from ..quantize.run.resume import finish_all
+    from ..quantize.run.stream import Output, stream, thread_count
 
     started = time.perf_counter()
     recipes = [type if isinstance(type, Recipe) else Recipe(type, **options) for _, type in outputs]
@@ -112,13 +191,19 @@ def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str 
     devices, loaded = find_devices(device), selected_imatrix(loaded_imatrix(imatrix), changes)
     progress = progress or [Progress() for _ in outputs]
     with open_source(src) as model, ExitStack() as opened:
-        source, used = changes.apply(with_gate_up(model, gate_up), recipes[0].rules), renamed_imatrix(loaded, changes)
+        source, used = (
+            changes.apply(with_gate_up(model, gate_up), recipes[0].rules),
+            renamed_imatrix(loaded, changes),
+        )
         recipes = [changes.recipe(recipe) for recipe in recipes]
         plans = [plan_quantization(source, recipe, used) for recipe in recipes]
         for planned in plans:
             changes.check(planned)
         if save_plan is not None:
-            refuse_same_file(save_plan, [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])])
+            refuse_same_file(
+                save_plan,
+                [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])],
+            )
             if outputs[0][0] is not None and real_output(save_plan) == real_output(outputs[0][0]):
                 raise UsageError("is named as output and for the plan", file=save_plan)
             write_plan(save_plan, recipes[0], plans[0], __version__)
@@ -127,33 +212,85 @@ def quantize_models(src: PathLike, outputs: Sequence[tuple[PathLike | None, str 
         lookups = [importance_lookup(used, planned) for planned in plans]
         if dry_run and not estimate:
             return [_report_plan(*of_output) for of_output in zip(plans, progress)]
-        wanted = [(out, recipe, planned) for (out, _), recipe, planned in zip(outputs, recipes, plans)]
-        files = plan_outputs(model, source, wanted, loaded, changes, shards, provenance=provenance, threads=threads)
+        wanted = [
+            (out, recipe, planned) for (out, _), recipe, planned in zip(outputs, recipes, plans)
+        ]
+        files = plan_outputs(
+            model, source, wanted, loaded, changes, shards, provenance=provenance, threads=threads
+        )
         if dry_run:
             setup = time.perf_counter() - started
             reports = [_report_plan(*of_output) for of_output in zip(plans, progress)]
-            found = estimate_run(source, plans, lookups, threads=threads, devices=devices, setup=setup,
-                                 files=[size for file in files for size in file.sizes])
+            found = estimate_run(
+                source,
+                plans,
+                lookups,
+                threads=threads,
+                devices=devices,
+                setup=setup,
+                files=[size for file in files for size in file.sizes],
+            )
             return [replace(report, estimate=found) for report in reports]
-        sinks = [opened.enter_context(sink) for sink in open_outputs(files, devices=bool(devices), restart=restart)]
+        sinks = [
+            opened.enter_context(sink)
+            for sink in open_outputs(files, devices=bool(devices), restart=restart)
+        ]
         active = [number for number, file in enumerate(files) if file.sizes]
-        made = stream(source, [Output(sink.planned, sink, lookups[number], progress[number], sink.finished, sink.tensor_done)
-                               for number, sink in zip(active, sinks)], threads=threads, devices=devices)
-        checks = [partial(require_sound, sink.out, source=source, planned=sink.planned, reported=report.tensors,
-                          importance=lookups[number], progress=progress[number], threads=thread_count(threads))
-                  for number, sink, report in zip(active, sinks, made)] if validate else []
+        made = stream(
+            source,
+            [
+                Output(
+                    sink.planned,
+                    sink,
+                    lookups[number],
+                    progress[number],
+                    sink.finished,
+                    sink.tensor_done,
+                )
+                for number, sink in zip(active, sinks)
+            ],
+            threads=threads,
+            devices=devices,
+        )
+        checks = (
+            [
+                partial(
+                    require_sound,
+                    sink.out,
+                    source=source,
+                    planned=sink.planned,
+                    reported=report.tensors,
+                    importance=lookups[number],
+                    progress=progress[number],
+                    threads=thread_count(threads),
+                )
+                for number, sink, report in zip(active, sinks, made)
+            ]
+            if validate
+            else []
+        )
         finish_all(sinks, checks)
         reports = dict(zip(active, made))
         return [reports.get(number, RunReport()) for number in range(len(outputs))]
 
 
-def repack_model(src: PathLike, out: PathLike | None, *, pattern: str | Sequence[str] = (), undo: bool = False, threads: int = 0,
-                 dry_run: bool = False, progress: Progress | None = None) -> RunReport:
-    """Write a GGUF file (also the first shard of a split one) with its tensors in row-interleaved form, or with `undo` in plain form.
+def repack_model(
+    src: PathLike,
+    out: PathLike | None,
+    *,
+    pattern: str | Sequence[str] = (),
+    undo: bool = False,
+    threads: int = 0,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RunReport:
+    """Write a GGUF file (also the first shard of a split one) with its tensors in row-interleaved
+    form, or with `undo` in plain form.
 
-    pattern: regular expressions, of which one must be found in the name of a tensor; by default all tensors. Nothing is quantized, and
-    undoing gives back every byte of the tensors. Where nothing can be changed no file is written: all tensors of the report are
-    `.planned.kept` then. dry_run: plan only, `out` may be None.
+    pattern: regular expressions, of which one must be found in the name of a tensor; by default all
+    tensors. Nothing is quantized, and undoing gives back every byte of the tensors. Where nothing
+    can be changed no file is written: all tensors of the report are `.planned.kept` then. dry_run:
+    plan only, `out` may be None.
     """
     from ..formats.gguf.reader import open_gguf
     from ..formats.gguf.writer import GGUFWriter
@@ -162,7 +299,9 @@ def repack_model(src: PathLike, out: PathLike | None, *, pattern: str | Sequence
     from ..quantize.run.repack import plan_repack, repacked_file_type, stream_repacked
 
     with open_gguf(src) as source:
-        planned = plan_repack(source.tensors, [pattern] if isinstance(pattern, str) else pattern, undo)
+        planned = plan_repack(
+            source.tensors, [pattern] if isinstance(pattern, str) else pattern, undo
+        )
         if dry_run or all(plan.kept for plan in planned):
             return _report_plan(planned, progress)
         if out is None:
@@ -170,17 +309,29 @@ def repack_model(src: PathLike, out: PathLike | None, *, pattern: str | Sequence
         refuse_same_file(out, source.files)
         stated = source.metadata.get("general.file_type")
         number = repacked_file_type(stated.data, planned, undo) if stated is not None else None
-        with GGUFWriter(out, quantized_metadata(source.metadata, number), [plan.target for plan in planned]) as sink:
+        with GGUFWriter(
+            out, quantized_metadata(source.metadata, number), [plan.target for plan in planned]
+        ) as sink:
             return stream_repacked(source, planned, sink, threads=threads, progress=progress)
 
 
-def quantize_stats(model: PathLike, types: Sequence[str] = (), imatrix: PathLike | Imatrix | None = None, *, include: Sequence[str] = (),
-                   rows: int = 0, threads: int = 0, progress: StatsProgress | None = None) -> StatsReport:
-    """What quantizing the tensors of a GGUF model or a checkpoint folder to each of `types` would lose; nothing is written.
+def quantize_stats(
+    model: PathLike,
+    types: Sequence[str] = (),
+    imatrix: PathLike | Imatrix | None = None,
+    *,
+    include: Sequence[str] = (),
+    rows: int = 0,
+    threads: int = 0,
+    progress: StatsProgress | None = None,
+) -> StatsReport:
+    """What quantizing the tensors of a GGUF model or a checkpoint folder to each of `types` would
+    lose; nothing is written.
 
-    types: names; by default all plain quantized types there is a search for. include: regular expressions, of which one must be found
-    in the name of a tensor. rows: measure about so many rows of each tensor, evenly spaced, instead of all. Returns sums of squared
-    errors by tensor and type, see `quantize.stats`. UsageError if no tensor is left.
+    types: names; by default all plain quantized types there is a search for. include: regular
+    expressions, of which one must be found in the name of a tensor. rows: measure about so many
+    rows of each tensor, evenly spaced, instead of all. Returns sums of squared errors by tensor and
+    type, see `quantize.stats`. UsageError if no tensor is left.
     """
     from ..formats.types import ggml_type
     from ..imatrix.data import Imatrix
@@ -191,9 +342,22 @@ def quantize_stats(model: PathLike, types: Sequence[str] = (), imatrix: PathLike
     if imatrix is not None and not isinstance(imatrix, Imatrix):
         imatrix = load_imatrix(imatrix)
     with open_source(model) as source:
-        report = StatsReport(os.fspath(model), chosen, max(0, rows), None if imatrix is None else imatrix.path, source.files)
-        return collect_stats(source, choose_tensors(source, include, decodable_types()), chosen, report,
-                             importance=None if imatrix is None else imatrix.importance, threads=threads, progress=progress)
+        report = StatsReport(
+            os.fspath(model),
+            chosen,
+            max(0, rows),
+            None if imatrix is None else imatrix.path,
+            source.files,
+        )
+        return collect_stats(
+            source,
+            choose_tensors(source, include, decodable_types()),
+            chosen,
+            report,
+            importance=None if imatrix is None else imatrix.importance,
+            threads=threads,
+            progress=progress,
+        )
 
 
 def _report_plan(planned: Sequence[PlannedTensor], progress: Progress | None) -> RunReport:

@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from ..imatrix.data import Imatrix
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.metadata import ImatrixNote
-    from ..quantize.run.piece import ImportanceLookup
     from ..quantize.plan.plan import PlannedTensor
+    from ..quantize.run.piece import ImportanceLookup
 
 PathLike = str | os.PathLike
 log = logging.getLogger(__name__)
 
 
 def open_source(path: PathLike, **checkpoint_options: Any) -> Source:
-    """A GGUF file (or the first shard of a split one), a folder with a Hugging Face checkpoint, or `hf://organization/model[@revision]`,
-    a checkpoint on the Hub of which only the rows that are read are fetched, as a `Source`."""
+    """A GGUF file (or the first shard of a split one), a folder with a Hugging Face checkpoint, or
+    `hf://organization/model[@revision]`, a checkpoint on the Hub of which only the rows that are
+    read are fetched, as a `Source`.
+    """
     if os.fspath(path).startswith("hf://"):
         from ..convert.hub.remote import open_remote
 
@@ -52,7 +54,9 @@ def _checkpoint_source(checkpoint: Checkpoint, options: dict[str, Any]) -> Sourc
 
 
 def with_gate_up(source: Source, gate_up: str | None) -> Source:
-    """The source with gate and up of experts merged ("merge") or parted ("part"), or as it is (None). UsageError for another word."""
+    """The source with gate and up of experts merged ("merge") or parted ("part"), or as it is
+    (None). UsageError for another word.
+    """
     from ..formats.tools.gate_up_source import GateUpSource
 
     if gate_up is None:
@@ -70,10 +74,12 @@ def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None:
     return imatrix if imatrix is None or isinstance(imatrix, Imatrix) else load_imatrix(imatrix)
 
 
-def imatrix_note(imatrix: Imatrix | None, provenance: bool = False, hidden: bool = False) -> ImatrixNote | None:
-    """What a quantized file says of the importance matrix that was used. provenance: its file's name without the folder, and its hash.
-    hidden: nothing but that there was one."""
-    from ..quantize.plan.changes import Changes
+def imatrix_note(
+    imatrix: Imatrix | None, provenance: bool = False, hidden: bool = False
+) -> ImatrixNote | None:
+    """What a quantized file says of the importance matrix that was used. provenance: its file's
+    name without the folder, and its hash. hidden: nothing but that there was one.
+    """
     from ..quantize.plan.metadata import ImatrixNote
     from ..quantize.plan.provenance import file_sha256
 
@@ -83,32 +89,60 @@ def imatrix_note(imatrix: Imatrix | None, provenance: bool = False, hidden: bool
     if not provenance or hidden:
         return ImatrixNote(path, dataset, len(imatrix.entries), imatrix.chunk_count, hidden=hidden)
     sha256 = file_sha256(path) if os.path.isfile(path) else None  # one made in memory has no file
-    return ImatrixNote(os.path.basename(path), dataset, len(imatrix.entries), imatrix.chunk_count, sha256)
+    return ImatrixNote(
+        os.path.basename(path), dataset, len(imatrix.entries), imatrix.chunk_count, sha256
+    )
 
 
 def selected_imatrix(imatrix: Imatrix | None, changes: Changes) -> Imatrix | None:
     """The entries that are used."""
     if imatrix is None:
         return None
-    return replace(imatrix, entries={name: entry for name, entry in imatrix.entries.items() if changes.uses_entry(name)})
+    return replace(
+        imatrix,
+        entries={
+            name: entry for name, entry in imatrix.entries.items() if changes.uses_entry(name)
+        },
+    )
 
 
 def renamed_imatrix(imatrix: Imatrix | None, changes: Changes) -> Imatrix | None:
-    """The entries under the names that tensors have after the changes. A second copy of the output matrix takes those of the first."""
+    """The entries under the names that tensors have after the changes. A second copy of the output
+    matrix takes those of the first.
+    """
     if imatrix is None:
         return None
-    entries = {after: entry for name, entry in imatrix.entries.items() if (after := changes.name_after(name)) is not None}
-    original = next((name for name in ("output.weight", "token_embd.weight") if name in entries), None)
+    entries = {
+        after: entry
+        for name, entry in imatrix.entries.items()
+        if (after := changes.name_after(name)) is not None
+    }
+    original = next(
+        (name for name in ("output.weight", "token_embd.weight") if name in entries), None
+    )
     if changes.extra_output and original:
         entries["output_extra.weight"] = entries[original]
     return replace(imatrix, entries=entries)
 
 
-def importance_lookup(imatrix: Imatrix | None, planned: Sequence[PlannedTensor]) -> ImportanceLookup | None:
-    """How `stream` looks up importances. ImatrixError for an entry that does not fit its tensor, before any work."""
+def importance_lookup(
+    imatrix: Imatrix | None, planned: Sequence[PlannedTensor]
+) -> ImportanceLookup | None:
+    """How `stream` looks up importances. ImatrixError for an entry that does not fit its tensor,
+    before any work.
+    """
     if imatrix is None:
         return None
-    found = [imatrix.entry(plan.source.name, plan.source.shape) is not None for plan in planned if not plan.kept]
+    found = [
+        imatrix.entry(plan.source.name, plan.source.shape) is not None
+        for plan in planned
+        if not plan.kept
+    ]
     if sum(found) < len(found) / 2:
-        log.warning("the importance matrix has entries for only %d of %d tensors: is it that of another model?", sum(found), len(found))
+        log.warning(
+            "the importance matrix has entries for only %d of %d tensors: is it that of another"
+            " model?",
+            sum(found),
+            len(found),
+        )
     return imatrix.importance

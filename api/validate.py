@@ -13,24 +13,37 @@ if TYPE_CHECKING:
     from ..quantize.report.report import Checked
 
 
-def validate_model(path: PathLike, against: PathLike | None = None, imatrix: PathLike | Imatrix | None = None, *, threads: int = 0,
-                   progress: Callable[[int, int, Checked], None] | None = None) -> list[Checked]:
-    """Decode every tensor of a GGUF file (also the first shard of a split one) and look for NaN and infinity.
+def validate_model(
+    path: PathLike,
+    against: PathLike | None = None,
+    imatrix: PathLike | Imatrix | None = None,
+    *,
+    threads: int = 0,
+    progress: Callable[[int, int, Checked], None] | None = None,
+) -> list[Checked]:
+    """Decode every tensor of a GGUF file (also the first shard of a split one) and look for NaN and
+    infinity.
 
-    against: the file or checkpoint folder that it was made of: tensors of one type must have the same bytes, the errors of others are
-    measured, with `imatrix` weighted too. progress: called with number, count and what was found of every tensor. A tensor that is not
-    sound has a `fault`. Raises what opening the files raises, ShapeError for a tensor that `against` has not or in another shape.
+    against: the file or checkpoint folder that it was made of: tensors of one type must have the
+    same bytes, the errors of others are measured, with `imatrix` weighted too. progress: called
+    with number, count and what was found of every tensor. A tensor that is not sound has a `fault`.
+    Raises what opening the files raises, ShapeError for a tensor that `against` has not or in
+    another shape.
     """
     from ..formats.gguf.reader import open_gguf
-    from ..quantize.run.stream import thread_count
     from ..quantize.report.validate import validate_tensors
+    from ..quantize.run.stream import thread_count
 
     loaded, found = loaded_imatrix(imatrix), []
     with ExitStack() as opened:
         written = opened.enter_context(open_gguf(path))
         source = None if against is None else opened.enter_context(open_source(against))
-        for checked in validate_tensors(written, source, importance=None if loaded is None else loaded.importance,
-                                        threads=thread_count(threads)):
+        for checked in validate_tensors(
+            written,
+            source,
+            importance=None if loaded is None else loaded.importance,
+            threads=thread_count(threads),
+        ):
             found.append(checked)
             if progress is not None:
                 progress(len(found) - 1, len(written.tensors), checked)

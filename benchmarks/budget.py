@@ -5,8 +5,9 @@
     python -m iqforge sensitivity -m MODEL.gguf -f wiki.valid.txt --imatrix MODEL.dat --chunks 16 -o MODEL.json
     python benchmarks/budget.py MODEL.gguf --imatrix MODEL.dat --damage MODEL.json --text wiki.test.txt --work FOLDER
 
-Tensors are quantized once per type, kept in FOLDER and put into one loaded model in turn, which gives the logits of the file that
-`iqforge quantize` would write (tests/test_budget.py holds one against the other). Results are kept there too.
+Tensors are quantized once per type, kept in FOLDER and put into one loaded model in turn, which
+gives the logits of the file that `iqforge quantize` would write (tests/test_budget.py holds one
+against the other). Results are kept there too.
 """
 
 from __future__ import annotations
@@ -16,22 +17,37 @@ import hashlib
 import json
 import os
 
-import numpy as np
-
 import iqforge
+import numpy as np
 from iqforge.api.source import loaded_imatrix
 from iqforge.errors import IqforgeError
 from iqforge.formats.ftypes import FILE_TYPES
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.plan.budget import DEFAULT_TYPES, DRAFT, SAMPLED_ROWS, candidates, fit_types, is_free
+from iqforge.quantize.plan.budget import (
+    DEFAULT_TYPES,
+    DRAFT,
+    SAMPLED_ROWS,
+    candidates,
+    fit_types,
+    is_free,
+)
 from iqforge.quantize.plan.damage import Sensitivities
-from iqforge.quantize.run.probe import encode_tensor
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.quantize.plan.roles import ModelFacts
+from iqforge.quantize.run.probe import encode_tensor
 from iqforge.runtime.evaluate.divergence import measure_divergence
 from iqforge.runtime.evaluate.perplexity import measure_perplexity
 
-TERNARY = ("TQ1_0", "TQ2_0", "IQ1_BN", "IQ2_BN", "Q1_0_G128", "Q2_0", "NVFP4", "MXFP4")  # for models that are trained so
+TERNARY = (
+    "TQ1_0",
+    "TQ2_0",
+    "IQ1_BN",
+    "IQ2_BN",
+    "Q1_0_G128",
+    "Q2_0",
+    "NVFP4",
+    "MXFP4",
+)  # for models that are trained so
 BUDGETS = (2.5, 3.0, 3.5, 4.0, 5.0)
 Plan = dict[str, str]  # types of the tensors that change
 
@@ -42,11 +58,16 @@ class Laboratory:
     def __init__(self, model, imatrix: str, text: str, chunks: int, work: str):
         self.model, self.imatrix, self.work = model, loaded_imatrix(imatrix), work
         self.tensors = {tensor.name: tensor for tensor in model.source.tensors}
-        self.base, self.results = os.path.join(work, f"base-{chunks}.kld"), os.path.join(work, f"results-{chunks}.json")
+        self.base, self.results = (
+            os.path.join(work, f"base-{chunks}.kld"),
+            os.path.join(work, f"results-{chunks}.json"),
+        )
         self.current: Plan = {}
         if not os.path.exists(self.base):
             with open(text, encoding="utf-8") as file:
-                measure_perplexity(model, file.read().removesuffix("\n"), chunks=chunks, save_logits=self.base)
+                measure_perplexity(
+                    model, file.read().removesuffix("\n"), chunks=chunks, save_logits=self.base
+                )
         self.known = {}
         if os.path.exists(self.results):
             with open(self.results, encoding="utf-8") as file:
@@ -54,17 +75,26 @@ class Laboratory:
 
     def size(self, plan: Plan) -> int:
         """Bytes of all tensors."""
-        return sum(t.with_type(ggml_type(plan.get(t.name, t.type.name))).n_bytes for t in self.tensors.values())
+        return sum(
+            t.with_type(ggml_type(plan.get(t.name, t.type.name))).n_bytes
+            for t in self.tensors.values()
+        )
 
     @property
     def n_elements(self) -> int:
         return sum(tensor.n_elements for tensor in self.tensors.values())
 
     def blocks(self, name: str, type: str) -> np.ndarray:
-        path, tensor, kind = os.path.join(self.work, f"{name}-{type}.npy"), self.tensors[name], ggml_type(type)
+        path, tensor, kind = (
+            os.path.join(self.work, f"{name}-{type}.npy"),
+            self.tensors[name],
+            ggml_type(type),
+        )
         if not os.path.exists(path):
             out = np.empty((tensor.n_rows, kind.row_bytes(tensor.n_cols)), dtype=np.uint8)
-            encode_tensor(self.model.source, tensor, kind, self.imatrix.importance(name, tensor.shape), out)
+            encode_tensor(
+                self.model.source, tensor, kind, self.imatrix.importance(name, tensor.shape), out
+            )
             np.save(path, out)
         return np.load(path, mmap_mode="r")
 
@@ -88,7 +118,9 @@ def presets(laboratory: Laboratory, names: list[str]) -> list[tuple[str, int, fl
     found = []
     for name in names:
         try:
-            planned = iqforge.api.plan_quantization(laboratory.model.source, name, laboratory.imatrix)
+            planned = iqforge.api.plan_quantization(
+                laboratory.model.source, name, laboratory.imatrix
+            )
         except IqforgeError as error:
             print(f"{name}: {error}")
             continue
@@ -106,7 +138,12 @@ class Chooser:
         self.draft = iqforge.api.plan_quantization(source, DRAFT, laboratory.imatrix)
         free = [plan.source for plan in self.draft if is_free(plan)]
         report = iqforge.quantize_stats(path, DEFAULT_TYPES, laboratory.imatrix, rows=SAMPLED_ROWS)
-        self.stats = [found for name in (tensor.name for tensor in free) for found in report.tensors if found.tensor.name == name]
+        self.stats = [
+            found
+            for name in (tensor.name for tensor in free)
+            for found in report.tensors
+            if found.tensor.name == name
+        ]
         for found in self.stats:
             allowed = candidates(found.tensor, found.weighted, report.types, False)
             found.errors = {type.name: found.errors[type.name] for type in allowed}
@@ -114,7 +151,11 @@ class Chooser:
 
     def choose(self, budget: int, damage: str | None) -> tuple[Plan, float]:
         """Types for so many bytes, and the divergence predicted for them."""
-        sensitivities = Sensitivities.load(damage, self.free, self.facts) if damage else Sensitivities.of_roles(self.free, self.facts)
+        sensitivities = (
+            Sensitivities.load(damage, self.free, self.facts)
+            if damage
+            else Sensitivities.of_roles(self.free, self.facts)
+        )
         fitted = fit_types(Recipe(DRAFT), self.draft, self.stats, sensitivities, budget)
         return dict(fitted.recipe.tensor_types), fitted.predicted_kld
 
@@ -124,15 +165,30 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--imatrix", required=True)
     parser.add_argument("--text", required=True)
-    parser.add_argument("--damage", help="measured sensitivities; without it only those by role are tried")
+    parser.add_argument(
+        "--damage", help="measured sensitivities; without it only those by role are tried"
+    )
     parser.add_argument("--work", required=True)
     parser.add_argument("--chunks", type=int, default=60)
-    parser.add_argument("--preset", action="append", dest="presets", help="default: all that quantize and are not interleaved or ternary")
-    parser.add_argument("--same-size", action="append", default=[], help="presets whose exact sizes are targets too")
+    parser.add_argument(
+        "--preset",
+        action="append",
+        dest="presets",
+        help="default: all that quantize and are not interleaved or ternary",
+    )
+    parser.add_argument(
+        "--same-size", action="append", default=[], help="presets whose exact sizes are targets too"
+    )
     args = parser.parse_args()
     os.makedirs(args.work, exist_ok=True)
-    names = args.presets or [name for name, kind in FILE_TYPES.items() if kind.base.is_quantized and not kind.base.is_interleaved
-                             and kind.base.name not in TERNARY and name not in ("Q3_K", "Q4_K", "Q5_K")]
+    names = args.presets or [
+        name
+        for name, kind in FILE_TYPES.items()
+        if kind.base.is_quantized
+        and not kind.base.is_interleaved
+        and kind.base.name not in TERNARY
+        and name not in ("Q3_K", "Q4_K", "Q5_K")
+    ]
     ways = [("roles", None)] + ([("measured", args.damage)] if args.damage else [])
     with iqforge.load_model(args.model) as model:
         laboratory = Laboratory(model, args.imatrix, args.text, args.chunks, args.work)
@@ -145,31 +201,67 @@ def main() -> None:
                 plan, predicted = chooser.choose(budget, damage)
                 tried.append((laboratory.size(plan), predicted, laboratory.kld(plan)))
                 size, _, kld = tried[-1]
-                print(f"{8 * budget / n:.4f} {way}: {8 * size / n:.4f} bpw, {kld:.5f} (predicted {predicted:.5f})", flush=True)
+                print(
+                    f"{8 * budget / n:.4f} {way}: {8 * size / n:.4f} bpw, {kld:.5f} (predicted"
+                    f" {predicted:.5f})",
+                    flush=True,
+                )
             return tried
 
         lines = []
         for bpw in BUDGETS:
             tried = ours(int(bpw * n / 8))
-            best = min((row for row in rows if row[1] <= bpw * n / 8), key=lambda row: row[2], default=None)
+            best = min(
+                (row for row in rows if row[1] <= bpw * n / 8), key=lambda row: row[2], default=None
+            )
             better = next((row for row in rows if row[2] < tried[-1][2]), None)
             lines.append([str(bpw), *_cells(tried, n), _preset(best, n), _preset(better, n)])
         same = []
         for name, size, kld in rows:
             if name in args.same_size:
                 tried = ours(size)
-                same.append([name, f"{8 * size / n:.3f}", f"{kld:.5f}", *_cells(tried, n), f"{tried[-1][2] / kld:.3f}"])
+                same.append(
+                    [
+                        name,
+                        f"{8 * size / n:.3f}",
+                        f"{kld:.5f}",
+                        *_cells(tried, n),
+                        f"{tried[-1][2] / kld:.3f}",
+                    ]
+                )
     print()
-    _table(["target bpw", *(f"{c}, {way}" for way, _ in ways for c in ("bpw", "predicted", "mean KLD")), "best preset not larger",
-            "smallest preset with a smaller KLD"], lines)
+    _table(
+        [
+            "target bpw",
+            *(f"{c}, {way}" for way, _ in ways for c in ("bpw", "predicted", "mean KLD")),
+            "best preset not larger",
+            "smallest preset with a smaller KLD",
+        ],
+        lines,
+    )
     if same:
-        _table(["preset", "bpw", "mean KLD", *(f"{c}, {way}" for way, _ in ways for c in ("bpw", "predicted", "mean KLD")), "ratio"], same)
-    _table(["preset", "bytes of tensors", "bpw", "mean KLD"],
-           [[name, str(size), f"{8 * size / n:.3f}", f"{kld:.5f}"] for name, size, kld in rows])
+        _table(
+            [
+                "preset",
+                "bpw",
+                "mean KLD",
+                *(f"{c}, {way}" for way, _ in ways for c in ("bpw", "predicted", "mean KLD")),
+                "ratio",
+            ],
+            same,
+        )
+    _table(
+        ["preset", "bytes of tensors", "bpw", "mean KLD"],
+        [[name, str(size), f"{8 * size / n:.3f}", f"{kld:.5f}"] for name, size, kld in rows],
+    )
 
 
 def _cells(tried: list[tuple[int, float, float]], n: int) -> list[str]:
-    return [cell for size, predicted, kld in tried for cell in (f"{8 * size / n:.4f}", f"{predicted:.5f}", f"{kld:.5f}")]
+    return [
+        cell
+        for size, predicted, kld in tried
+        for cell in (f"{8 * size / n:.4f}", f"{predicted:.5f}", f"{kld:.5f}")
+    ]
 
 
 def _preset(row: tuple[str, int, float] | None, n: int) -> str:
@@ -177,7 +269,10 @@ def _preset(row: tuple[str, int, float] | None, n: int) -> str:
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> None:
-    print("\n" + "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows]))
+    print(
+        "\n"
+        + "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows])
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Speed and peak resident memory of converting a synthetic bf16 checkpoint, beside copying its files on the same disk.
+"""Speed and peak resident memory of converting a synthetic bf16 checkpoint, beside copying its
+files on the same disk.
 
     python benchmarks/convert.py --gigabytes 8 --largest 2 --dir /data --outtype bf16
 
-Writes a Llama checkpoint of safetensors shards (random values, an embedding of --largest GB) with a small vocabulary, then runs
-`cp` and `iqforge convert` on it, each in a process of its own and followed by a sync, alternately --rounds times.
---reference COMMAND runs another converter in the same rounds; {model}, {out} and {outtype} are filled in.
+Writes a Llama checkpoint of safetensors shards (random values, an embedding of --largest GB) with a
+small vocabulary, then runs `cp` and `iqforge convert` on it, each in a process of its own and
+followed by a sync, alternately --rounds times. --reference COMMAND runs another converter in the
+same rounds; {model}, {out} and {outtype} are filled in.
 """
 
 from __future__ import annotations
@@ -20,23 +22,32 @@ import time
 from pathlib import Path
 
 import numpy as np
-
 from iqforge.formats.codec import encode_float
 from iqforge.formats.types import ggml_type
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from tiny_checkpoint import write_tokenizer  # noqa: E402
+from tiny_checkpoint import write_tokenizer
 
 N_EMBD, N_FF, HEADS, N_KV_HEADS = 4096, 14336, 32, 8
 
 
 def shapes(total_bytes: int, largest_bytes: int) -> tuple[dict[str, tuple[int, ...]], int, int]:
-    """(tensors, layers, vocabulary) of about total_bytes in bf16, of which the embedding takes largest_bytes."""
+    """(tensors, layers, vocabulary) of about total_bytes in bf16, of which the embedding takes
+    largest_bytes.
+    """
     n_vocab = max(1024, largest_bytes // 2 // N_EMBD)
     kv = N_EMBD // HEADS * N_KV_HEADS
-    layer = {"input_layernorm": (N_EMBD,), "post_attention_layernorm": (N_EMBD,), "self_attn.q_proj": (N_EMBD, N_EMBD),
-             "self_attn.k_proj": (kv, N_EMBD), "self_attn.v_proj": (kv, N_EMBD), "self_attn.o_proj": (N_EMBD, N_EMBD),
-             "mlp.gate_proj": (N_FF, N_EMBD), "mlp.up_proj": (N_FF, N_EMBD), "mlp.down_proj": (N_EMBD, N_FF)}
+    layer = {
+        "input_layernorm": (N_EMBD,),
+        "post_attention_layernorm": (N_EMBD,),
+        "self_attn.q_proj": (N_EMBD, N_EMBD),
+        "self_attn.k_proj": (kv, N_EMBD),
+        "self_attn.v_proj": (kv, N_EMBD),
+        "self_attn.o_proj": (N_EMBD, N_EMBD),
+        "mlp.gate_proj": (N_FF, N_EMBD),
+        "mlp.up_proj": (N_FF, N_EMBD),
+        "mlp.down_proj": (N_EMBD, N_FF),
+    }
     layer_bytes = 2 * sum(int(np.prod(shape)) for shape in layer.values())
     n_layers = max(1, round((total_bytes - largest_bytes) / layer_bytes))
     tensors = {"model.embed_tokens.weight": (n_vocab, N_EMBD)}
@@ -45,42 +56,71 @@ def shapes(total_bytes: int, largest_bytes: int) -> tuple[dict[str, tuple[int, .
     return tensors | {"model.norm.weight": (N_EMBD,)}, n_layers, n_vocab
 
 
-def write_checkpoint(folder: Path, total_bytes: int, largest_bytes: int, shard_bytes: int = 4 << 30) -> int:
+def write_checkpoint(
+    folder: Path, total_bytes: int, largest_bytes: int, shard_bytes: int = 4 << 30
+) -> int:
     """Returns the bytes of tensor data."""
     tensors, n_layers, n_vocab = shapes(total_bytes, largest_bytes)
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": N_EMBD, "intermediate_size": N_FF,
-              "num_hidden_layers": n_layers, "num_attention_heads": HEADS, "num_key_value_heads": N_KV_HEADS, "vocab_size": n_vocab,
-              "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 4096, "tie_word_embeddings": True,
-              "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": N_EMBD,
+        "intermediate_size": N_FF,
+        "num_hidden_layers": n_layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": N_KV_HEADS,
+        "vocab_size": n_vocab,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder)
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     for name, shape in tensors.items():
-        if groups[-1] and 2 * sum(int(np.prod(s)) for s in [*groups[-1].values(), shape]) > shard_bytes:
+        if (
+            groups[-1]
+            and 2 * sum(int(np.prod(s)) for s in [*groups[-1].values(), shape]) > shard_bytes
+        ):
             groups.append({})
         groups[-1][name] = shape
     random = np.random.default_rng(1)
-    tile = encode_float(ggml_type("BF16"), random.standard_normal((1024, N_EMBD), dtype=np.float32) * np.float32(0.02)).reshape(-1)
+    tile = encode_float(
+        ggml_type("BF16"),
+        random.standard_normal((1024, N_EMBD), dtype=np.float32) * np.float32(0.02),
+    ).reshape(-1)
     owners, total = {}, 0
     for number, group in enumerate(groups):
         file = folder / f"model-{number + 1:05d}-of-{len(groups):05d}.safetensors"
         header, position = {}, 0
         for name, shape in group.items():
             size = 2 * int(np.prod(shape))
-            header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [position, position + size]}
+            header[name] = {
+                "dtype": "BF16",
+                "shape": list(shape),
+                "data_offsets": [position, position + size],
+            }
             owners[name], position = file.name, position + size
         text = json.dumps(header).encode()
         with open(file, "wb") as output:
             output.write(len(text).to_bytes(8, "little") + text)
             for start in range(0, position, tile.size):
-                output.write(tile[:min(tile.size, position - start)])
+                output.write(tile[: min(tile.size, position - start)])
         total += position
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": owners}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": owners})
+    )
     return total
 
 
 def measure(command: list[str], out: Path) -> tuple[float, int, float]:
-    """(seconds until the output is on the disk, peak resident bytes, CPU seconds) of a command that must succeed."""
+    """(seconds until the output is on the disk, peak resident bytes, CPU seconds) of a command that
+    must succeed.
+    """
     if out.exists():
         out.unlink()
     os.sync()
@@ -97,31 +137,62 @@ def measure(command: list[str], out: Path) -> tuple[float, int, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=4)
-    parser.add_argument("--largest", type=float, default=2, help="bytes of the largest tensor, in GB")
+    parser.add_argument(
+        "--largest", type=float, default=2, help="bytes of the largest tensor, in GB"
+    )
     parser.add_argument("--outtype", nargs="+", default=["bf16"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--reference", metavar="COMMAND", help="another converter; {model}, {out} and {outtype} are filled in")
-    parser.add_argument("--dir", default=None, help="where the files go: twice the size of the model")
+    parser.add_argument(
+        "--reference",
+        metavar="COMMAND",
+        help="another converter; {model}, {out} and {outtype} are filled in",
+    )
+    parser.add_argument(
+        "--dir", default=None, help="where the files go: twice the size of the model"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir) as name:
         folder = Path(name) / "model"
         folder.mkdir()
-        size, out = write_checkpoint(folder, int(args.gigabytes * 1e9), int(args.largest * 1e9)), Path(name) / "out.gguf"
+        size, out = (
+            write_checkpoint(folder, int(args.gigabytes * 1e9), int(args.largest * 1e9)),
+            Path(name) / "out.gguf",
+        )
         shards = shlex.join(map(str, sorted(folder.glob("*.safetensors"))))
         for outtype in args.outtype:
-            commands = {"copy": ["sh", "-c", f"cat {shards} > {out}"],
-                        f"iqforge {outtype}": [sys.executable, "-m", "iqforge", "convert", str(folder), "--outfile", str(out), "--outtype",
-                                               outtype]}
+            commands = {
+                "copy": ["sh", "-c", f"cat {shards} > {out}"],
+                f"iqforge {outtype}": [
+                    sys.executable,
+                    "-m",
+                    "iqforge",
+                    "convert",
+                    str(folder),
+                    "--outfile",
+                    str(out),
+                    "--outtype",
+                    outtype,
+                ],
+            }
             if args.reference:
-                commands[f"reference {outtype}"] = shlex.split(args.reference.format(model=folder, out=out, outtype=outtype))
-            rounds = [{label: measure(command, out) for label, command in commands.items()} for _ in range(args.rounds)]
+                commands[f"reference {outtype}"] = shlex.split(
+                    args.reference.format(model=folder, out=out, outtype=outtype)
+                )
+            rounds = [
+                {label: measure(command, out) for label, command in commands.items()}
+                for _ in range(args.rounds)
+            ]
             for label in commands:
                 runs = [results[label] for results in rounds]
                 seconds = sorted(run[0] for run in runs)
                 median = seconds[len(seconds) // 2]
-                print(f"{label:>18}: {size / 1e9:.2f} GB read, median {median:6.2f} s of {', '.join(f'{s:.2f}' for s in seconds)}: "
-                      f"{size / median / 1e6:6.0f} MB/s; peak resident {max(run[1] for run in runs) / 1e6:.0f} MB, "
-                      f"CPU {min(run[2] for run in runs):.1f} s", flush=True)
+                print(
+                    f"{label:>18}: {size / 1e9:.2f} GB read, median {median:6.2f} s of"
+                    f" {', '.join(f'{s:.2f}' for s in seconds)}: {size / median / 1e6:6.0f} MB/s;"
+                    f" peak resident {max(run[1] for run in runs) / 1e6:.0f} MB, CPU"
+                    f" {min(run[2] for run in runs):.1f} s",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The table of docs/benchmarks/cuda.md: prompts of 2048 tokens (-ub 2048) and 128 tokens of generation on random weights of real shapes.
+"""The table of docs/benchmarks/cuda.md: prompts of 2048 tokens (-ub 2048) and 128 tokens of
+generation on random weights of real shapes.
 
     python benchmarks/cuda_runtime.py                                     # all rows; about a minute on one H200 with compiled kernels
     python benchmarks/cuda_runtime.py --shape llama-8b --type IQ4_K -r 5  # these rows only
@@ -6,9 +7,10 @@
     python benchmarks/cuda_runtime.py --json cuda.jsonl                   # every figure is written there at once, and not measured again
     python benchmarks/cuda_runtime.py --json cuda.jsonl --table           # measures nothing: the newest figures that are there
 
-Prints markdown: the reference's figures, what must be reached, the goal, and ours with its share of the limit of the device. Lines of the
-file count for the device and the sources they were measured with (`code`), so that a run goes on where it was cut off, and figures of
-other kernels do not come into a table.
+Prints markdown: the reference's figures, what must be reached, the goal, and ours with its share of
+the limit of the device. Lines of the file count for the device and the sources they were measured
+with (`code`), so that a run goes on where it was cut off, and figures of other kernels do not come
+into a table.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ TESTS = ("pp", "tg")
 
 @dataclass(frozen=True)
 class Row:
-    """pp2048 / tg128 in tokens/s. `reference`: ik_llama.cpp of August 2026 and llama.cpp of October 2026 on one H200, flash attention on.
-    `limit`: generation at 4.3 TB/s, what a large copy reaches there."""
+    """pp2048 / tg128 in tokens/s. `reference`: ik_llama.cpp of August 2026 and llama.cpp of October
+    2026 on one H200, flash attention on. `limit`: generation at 4.3 TB/s, what a large copy reaches
+    there.
+    """
 
     shape: str
     type: str
@@ -57,15 +61,27 @@ ROWS = [
     Row("qwen3-30b-a3b", "Q4_K", ("6,760 / 229", "12,164 / 296"), 2410, (20000, 400), (40000, 650)),
     Row("llama-70b", "IQ4_K", ("994 / 29.4", "1,231 / 48.0 (Q4_K)"), 109, (3000, 60), (5000, 85)),
 ]
-HEADER = ("| shape, type | ik_llama.cpp | llama.cpp | limit tg | must | goal | ours | share of FLOP rate / bandwidth | reached |",
-          "| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+HEADER = (
+    (
+        "| shape, type | ik_llama.cpp | llama.cpp | limit tg | must | goal | ours | share of FLOP"
+        " rate / bandwidth | reached |"
+    ),
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+)
 
 
 class Figures:
-    """What was measured: one dictionary per row and test, appended to a file of JSON lines as it comes."""
+    """What was measured: one dictionary per row and test, appended to a file of JSON lines as it
+    comes.
+    """
 
     def __init__(self, path: str | None, about: dict):
-        self.path, self.about, self.known, self.cut_off = path, about, {}, False  # cut off: the last line has no end
+        self.path, self.about, self.known, self.cut_off = (
+            path,
+            about,
+            {},
+            False,
+        )  # cut off: the last line has no end
         if path and os.path.exists(path):
             with open(path) as file:
                 for line in file:
@@ -75,7 +91,13 @@ class Figures:
 
     def add(self, row: str, test: str, **figures) -> None:
         finished = time.strftime("%FT%TZ", time.gmtime())
-        self.known[row, test] = found = {"row": row, "test": test, **self.about, **figures, "finished": finished}
+        self.known[row, test] = found = {
+            "row": row,
+            "test": test,
+            **self.about,
+            **figures,
+            "finished": finished,
+        }
         if self.path:
             with open(self.path, "a") as file:
                 file.write("\n" * self.cut_off + json.dumps(found) + "\n")
@@ -107,24 +129,37 @@ def code() -> str:
 def measure(row: Row, args: argparse.Namespace, device: torch.device, figures: Figures) -> None:
     """The figures of a row that are not there yet."""
     from iqforge.runtime.bench.bench import Test, run_test
-    from iqforge.runtime.commands.bench import open_model
     from iqforge.runtime.bench.options import OPTIONS
+    from iqforge.runtime.commands.bench import open_model
     from iqforge.runtime.cuda.device_facts import device_facts
 
     tests = {"pp": Test(n_prompt=args.n_prompt), "tg": Test(n_gen=args.n_gen)}
     missing = [name for name in TESTS if (row.name, name) not in figures.known]
     if not missing:
         return
-    setting = {option.field: option.default for option in OPTIONS} | {"precision": args.precision, "n_ubatch": 2048}
+    setting = {option.field: option.default for option in OPTIONS} | {
+        "precision": args.precision,
+        "n_ubatch": 2048,
+    }
     facts, begin = device_facts(device) if device.type == "cuda" else None, time.time()
-    with open_model(row.name, True, device, setting, context=max(args.n_prompt, args.n_gen), verbose=True) as model:
+    with open_model(
+        row.name, True, device, setting, context=max(args.n_prompt, args.n_gen), verbose=True
+    ) as model:
         say(f"{row.name} loaded in {time.time() - begin:.1f} s")
         for name in missing:
             begin = time.time()
             result = run_test(model, tests[name], repetitions=args.repetitions)
-            reached, limit = ((result.flop_per_second, facts and facts.bf16_rate) if name == "pp" else
-                              (result.bytes_per_second, facts and facts.bandwidth))
-            figures.add(row.name, name, samples_ts=result.samples_ts, share=reached / limit if limit else None)
+            reached, limit = (
+                (result.flop_per_second, facts and facts.bf16_rate)
+                if name == "pp"
+                else (result.bytes_per_second, facts and facts.bandwidth)
+            )
+            figures.add(
+                row.name,
+                name,
+                samples_ts=result.samples_ts,
+                share=reached / limit if limit else None,
+            )
             speeds = ", ".join(f"{x:.1f}" for x in result.samples_ts)
             say(f"{row.name} {tests[name].label}: {speeds} t/s, {time.time() - begin:.1f} s in all")
 
@@ -138,13 +173,20 @@ def table_line(row: Row, figures: Figures) -> str:
         found = figures.known.get((row.name, test))
         speed = mean(found["samples_ts"]) if found else 0.0
         digits = 0 if speed >= 1000 else 1
-        ours.append(f"{speed:,.{digits}f} ± {deviation(found['samples_ts']):.{digits}f}" if found else "-")
+        ours.append(
+            f"{speed:,.{digits}f} ± {deviation(found['samples_ts']):.{digits}f}" if found else "-"
+        )
         shares.append(f"{100 * found['share']:.0f} %" if found and found["share"] else "-")
         below = f"{100 * speed / must:.0f} % of must"
-        verdict.append("-" if not found else "goal" if speed >= goal else "must" if speed >= must else below)
+        verdict.append(
+            "-" if not found else "goal" if speed >= goal else "must" if speed >= must else below
+        )
     pair = " / ".join
-    return (f"| {row.shape} {row.type} | {row.reference[0]} | {row.reference[1]} | {row.limit:,} | {pair(f'{x:,}' for x in row.must)} | "
-            f"{pair(f'{x:,}' for x in row.goal)} | {pair(ours)} | {pair(shares)} | {pair(verdict)} |")
+    return (
+        f"| {row.shape} {row.type} | {row.reference[0]} | {row.reference[1]} | {row.limit:,} |"
+        f" {pair(f'{x:,}' for x in row.must)} | {pair(f'{x:,}' for x in row.goal)} | {pair(ours)} |"
+        f" {pair(shares)} | {pair(verdict)} |"
+    )
 
 
 def say(line: str) -> None:
@@ -154,11 +196,17 @@ def say(line: str) -> None:
 def main() -> int:
     from iqforge.runtime.devices import usable_device
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", action="append", help="rows of this shape")
     parser.add_argument("--type", action="append", help="rows of this type")
-    parser.add_argument("--json", metavar="FILE", help="where figures are kept, one line of JSON each")
-    parser.add_argument("--table", action="store_true", help="measure nothing, print what is in --json")
+    parser.add_argument(
+        "--json", metavar="FILE", help="where figures are kept, one line of JSON each"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="measure nothing, print what is in --json"
+    )
     parser.add_argument("--apart", action="store_true", help="a process per row")
     parser.add_argument("--no-header", action="store_true")
     parser.add_argument("--device", default="cuda")
@@ -167,18 +215,40 @@ def main() -> int:
     parser.add_argument("-n", "--n-gen", type=int, default=128)
     parser.add_argument("-r", "--repetitions", type=int, default=3)
     args = parser.parse_args()
-    rows = [row for row in ROWS if (not args.shape or row.shape in args.shape) and (not args.type or row.type in args.type)]
-    about, device = {"precision": args.precision, "n_prompt": args.n_prompt, "n_gen": args.n_gen}, torch.device("cpu")
+    rows = [
+        row
+        for row in ROWS
+        if (not args.shape or row.shape in args.shape) and (not args.type or row.type in args.type)
+    ]
+    about, device = (
+        {
+            "precision": args.precision,
+            "n_prompt": args.n_prompt,
+            "n_gen": args.n_gen,
+        },
+        torch.device("cpu"),
+    )
     if not args.table:
         device = usable_device(args.device)
-        about |= {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "code": code()}
+        about |= {
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "code": code(),
+        }
     if not args.no_header:
         print("\n".join(HEADER), flush=True)
     failed = 0
     for row in rows:
         if args.apart and not args.table:
-            words = [word for word in sys.argv[1:] if word != "--apart"]  # of a flag given twice both are meant, so the row's come alone
-            words = _without(_without(words, "--shape"), "--type") + ["--shape", row.shape, "--type", row.type, "--no-header"]
+            words = [
+                word for word in sys.argv[1:] if word != "--apart"
+            ]  # of a flag given twice both are meant, so the row's come alone
+            words = _without(_without(words, "--shape"), "--type") + [
+                "--shape",
+                row.shape,
+                "--type",
+                row.type,
+                "--no-header",
+            ]
             failed += subprocess.run([sys.executable, __file__, *words]).returncode != 0
             continue
         figures = Figures(args.json, about)
@@ -192,7 +262,10 @@ def main() -> int:
         if args.table:
             for (name, test), found in figures.known.items():
                 if name == row.name:
-                    say(f"{name} {test}: {found['device']}, sources {found['code']}, {found['finished']}")
+                    say(
+                        f"{name} {test}: {found['device']}, sources {found['code']},"
+                        f" {found['finished']}"
+                    )
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -200,7 +273,9 @@ def main() -> int:
 
 
 def _without(words: list[str], flag: str) -> list[str]:
-    return [word for i, word in enumerate(words) if word != flag and (i == 0 or words[i - 1] != flag)]
+    return [
+        word for i, word in enumerate(words) if word != flag and (i == 0 or words[i - 1] != flag)
+    ]
 
 
 if __name__ == "__main__":

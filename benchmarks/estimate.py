@@ -2,10 +2,11 @@
 
     python benchmarks/estimate.py --model mini-llama-bf16.gguf --type IQ4_K Q4_K_M IQ3_KT Q8_0 --gigabytes 2 --repeat 3 --dir /tmp
 
-For every model and type a dry run and a run take turns, each in a process of its own; medians are printed with their ratio. With
---gigabytes a synthetic bf16 file (random values, as benchmarks/memory.py writes) is measured too. A dry run before the first one
-compiles what is not compiled yet and does not count. --cpu takes the seconds of the process on all cores for the clock's, in the trial
-and in the run, which other programs on the machine hardly change.
+For every model and type a dry run and a run take turns, each in a process of its own; medians are
+printed with their ratio. With --gigabytes a synthetic bf16 file (random values, as
+benchmarks/memory.py writes) is measured too. A dry run before the first one compiles what is not
+compiled yet and does not count. --cpu takes the seconds of the process on all cores for the
+clock's, in the trial and in the run, which other programs on the machine hardly change.
 """
 
 from __future__ import annotations
@@ -49,18 +50,31 @@ def compare(model: str, type: str, flags: list[str], repeat: int, folder: str) -
     for _ in range(repeat):
         said, _ = once(dry)
         run, peak = once(command)
-        rows.append([float(_TIME.search(said)[1]), float(_TIME.search(run)[1]), float(_MEMORY.search(said)[1]), peak])
+        rows.append(
+            [
+                float(_TIME.search(said)[1]),
+                float(_TIME.search(run)[1]),
+                float(_MEMORY.search(said)[1]),
+                peak,
+            ]
+        )
         os.unlink(out)
     return [statistics.median(column) for column in zip(*rows)]
 
 
-def compare_cpu(model: str, type: str, flags: list[str], repeat: int, folder: str) -> tuple[float, float]:
+def compare_cpu(
+    model: str, type: str, flags: list[str], repeat: int, folder: str
+) -> tuple[float, float]:
     """(estimated, taken) seconds of the process for what follows preparing and loading, medians."""
     options = {flag.lstrip("-").replace("-", "_"): True for flag in flags}
     out, rows = os.path.join(folder, "out.gguf"), []
     for _ in range(repeat):
-        with unittest.mock.patch.object(estimate, "time", types.SimpleNamespace(perf_counter=time.process_time)):
-            guess = iqforge.quantize_model(model, out, type, dry_run=True, estimate=True, **options).estimate
+        with unittest.mock.patch.object(
+            estimate, "time", types.SimpleNamespace(perf_counter=time.process_time)
+        ):
+            guess = iqforge.quantize_model(
+                model, out, type, dry_run=True, estimate=True, **options
+            ).estimate
         started = time.process_time()
         iqforge.quantize_model(model, out, type, provenance=False, **options)
         rows.append((guess.working, time.process_time() - started))
@@ -71,8 +85,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", nargs="*", default=[], help="GGUF files")
     parser.add_argument("--type", nargs="+", default=["IQ4_K", "Q4_K_M", "Q8_0"])
-    parser.add_argument("--gigabytes", type=float, default=0, help="also a synthetic bf16 file of this size")
-    parser.add_argument("--synthetic-type", nargs="+", help="types for that file (default: those of --type)")
+    parser.add_argument(
+        "--gigabytes", type=float, default=0, help="also a synthetic bf16 file of this size"
+    )
+    parser.add_argument(
+        "--synthetic-type", nargs="+", help="types for that file (default: those of --type)"
+    )
     parser.add_argument("--flags", default="", help="more flags of quantize, in one word")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--cpu", action="store_true", help="CPU seconds, without memory")
@@ -85,17 +103,29 @@ def main() -> None:
             write_model(synthetic, int(args.gigabytes * 1e9), int(args.gigabytes * 0.25e9))
             jobs += [(synthetic, type) for type in args.synthetic_type or args.type]
         if args.cpu:
-            print("| model | type | estimated CPU | taken | ratio |\n|---|---|---|---|---|", flush=True)
+            print(
+                "| model | type | estimated CPU | taken | ratio |\n|---|---|---|---|---|",
+                flush=True,
+            )
             for model, type in jobs:
                 guess, taken = compare_cpu(model, type, args.flags.split(), args.repeat, folder)
-                print(f"| {os.path.basename(model)} | {type} | {guess:.2f} s | {taken:.2f} s | {guess / taken:.2f} |", flush=True)
+                print(
+                    f"| {os.path.basename(model)} | {type} | {guess:.2f} s | {taken:.2f} s |"
+                    f" {guess / taken:.2f} |",
+                    flush=True,
+                )
             return
         print("| model | type | estimated | taken | ratio | memory estimated | peak | ratio |")
         print("|---|---|---|---|---|---|---|---|", flush=True)
         for model, type in jobs:
-            guess, taken, memory, peak = compare(model, type, args.flags.split(), args.repeat, folder)
-            print(f"| {os.path.basename(model)} | {type} | {guess:.1f} s | {taken:.1f} s | {guess / taken:.2f} | {memory:.0f} MiB | "
-                  f"{peak:.0f} MiB | {memory / peak:.2f} |", flush=True)
+            guess, taken, memory, peak = compare(
+                model, type, args.flags.split(), args.repeat, folder
+            )
+            print(
+                f"| {os.path.basename(model)} | {type} | {guess:.1f} s | {taken:.1f} s |"
+                f" {guess / taken:.2f} | {memory:.0f} MiB | {peak:.0f} MiB | {memory / peak:.2f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

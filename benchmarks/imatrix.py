@@ -1,13 +1,15 @@
-"""Speed of collecting an importance matrix beside plain perplexity, and what is made of experts that saw few tokens.
+"""Speed of collecting an importance matrix beside plain perplexity, and what is made of experts
+that saw few tokens.
 
     python benchmarks/imatrix.py speed MODEL.gguf TEXT [--chunks 24] [--rounds 5]
     python benchmarks/imatrix.py cold MODEL.gguf TEXT [--trials 20]
 
-`speed` runs both in turn, several times. Seconds are those of all CPU threads together (they depend less on what else the machine does);
-the ratio is the median over rounds.
+`speed` runs both in turn, several times. Seconds are those of all CPU threads together (they depend
+less on what else the machine does); the ratio is the median over rounds.
 
-`cold` collects from many short pieces of the text, and holds what is written of cold experts against what the same experts saw of the whole
-rest of the text: cosines of the means, averaged over experts, by how many tokens of the piece the expert saw.
+`cold` collects from many short pieces of the text, and holds what is written of cold experts
+against what the same experts saw of the whole rest of the text: cosines of the means, averaged over
+experts, by how many tokens of the piece the expert saw.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import statistics
 import time
 
 import numpy as np
-
 from iqforge.imatrix.all_experts import router_rows
 from iqforge.imatrix.cold_experts import fill_cold_experts
 from iqforge.imatrix.collector import collect_imatrix
@@ -34,18 +35,28 @@ def speed(args: argparse.Namespace) -> None:
     with load_model(args.model) as model:
         tokens = model.tokenizer.encode(text)[: 512 * args.chunks]
         measure_perplexity(model, tokens[:2048])  # decodes the weights
-        runs = {"perplexity": lambda: measure_perplexity(model, tokens), "imatrix": lambda: collect_imatrix(model, tokens),
-                "imatrix --no-ppl": lambda: collect_imatrix(model, tokens, compute_perplexity=False),
-                "imatrix --cold-experts all-experts": lambda: collect_imatrix(model, tokens, all_experts=True)}
+        runs = {
+            "perplexity": lambda: measure_perplexity(model, tokens),
+            "imatrix": lambda: collect_imatrix(model, tokens),
+            "imatrix --no-ppl": lambda: collect_imatrix(model, tokens, compute_perplexity=False),
+            "imatrix --cold-experts all-experts": lambda: collect_imatrix(
+                model, tokens, all_experts=True
+            ),
+        }
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
         for _ in range(args.rounds):
             for name, run in runs.items():
                 wall, cpu = time.perf_counter(), time.process_time()
                 run()
                 seconds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
-    print("| run | tokens/s (best round) | CPU seconds (least) | CPU seconds over perplexity's (median) |\n|---|---|---|---|")
+    print(
+        "| run | tokens/s (best round) | CPU seconds (least) | CPU seconds over perplexity's"
+        " (median) |\n|---|---|---|---|"
+    )
     for name, measured in seconds.items():
-        ratio = statistics.median(cpu / base for (_, cpu), (_, base) in zip(measured, seconds["perplexity"]))
+        ratio = statistics.median(
+            cpu / base for (_, cpu), (_, base) in zip(measured, seconds["perplexity"])
+        )
         wall, cpu = (min(values) for values in zip(*measured))
         print(f"| {name} | {len(tokens) / wall:.0f} | {cpu:.2f} | {ratio:.2f} |")
 
@@ -55,38 +66,69 @@ def cold(args: argparse.Namespace) -> None:
     with load_model(args.model) as model:
         tokens, routers = model.tokenizer.encode(text), router_rows(model)
         half = len(tokens) // 2
-        truth = collect_imatrix(model, tokens[half : half + 512 * args.chunks], compute_perplexity=False)
+        truth = collect_imatrix(
+            model, tokens[half : half + 512 * args.chunks], compute_perplexity=False
+        )
         found: dict[tuple, list[float]] = {}
         for _ in range(args.trials):
             start = int(rng.integers(0, half - PIECE))
             options = {"n_ctx": N_CTX, "compute_perplexity": False}
             seen = collect_imatrix(model, tokens[start : start + PIECE], **options)
-            results = {"none": seen, "all-experts": collect_imatrix(model, tokens[start : start + PIECE], all_experts=True, **options)}
+            results = {
+                "none": seen,
+                "all-experts": collect_imatrix(
+                    model, tokens[start : start + PIECE], all_experts=True, **options
+                ),
+            }
             for method in ("prior", "neighbours"):
                 for worth in (8, 32, 128):
-                    results[f"{method}, {worth} tokens"] = fill_cold_experts(seen, method, prior_tokens=worth, routers=routers)
+                    results[f"{method}, {worth} tokens"] = fill_cold_experts(
+                        seen, method, prior_tokens=worth, routers=routers
+                    )
             for name, entry in seen.entries.items():
-                for expert in np.flatnonzero(truth.entries[name].counts >= 500) if "_exps" in name and "up" not in name else ():
+                for expert in (
+                    np.flatnonzero(truth.entries[name].counts >= 500)
+                    if "_exps" in name and "up" not in name
+                    else ()
+                ):
                     n, wanted = int(entry.counts[expert]), truth.entries[name].means[expert]
-                    group = next((f"{a} to {b}" if a else "none" for a, b in GROUPS if a <= n <= b), None)
+                    group = next(
+                        (f"{a} to {b}" if a else "none" for a, b in GROUPS if a <= n <= b), None
+                    )
                     for method, imatrix in results.items() if group else ():
                         got = imatrix.entries[name].means[expert]
                         cosine = float(got @ wanted / np.sqrt((got @ got) * (wanted @ wanted)))
-                        found.setdefault(("down" if "down" in name else "gate and up", group, method), []).append(cosine)
+                        found.setdefault(
+                            ("down" if "down" in name else "gate and up", group, method), []
+                        ).append(cosine)
     groups = [f"{a} to {b}" if a else "none" for a, b in GROUPS]
-    print(f"| tensor | method | {' | '.join(f'{group} tokens' for group in groups)} |\n|---|---|{'---|' * len(groups)}")
+    print(
+        f"| tensor | method | {' | '.join(f'{group} tokens' for group in groups)}"
+        f" |\n|---|---|{'---|' * len(groups)}"
+    )
     for kind in ("gate and up", "down"):
         for method in results:
-            cells = [f"{np.mean(values):.3f} ({len(values)})" if (values := found.get((kind, group, method))) else "-" for group in groups]
+            cells = [
+                (
+                    f"{np.mean(values):.3f} ({len(values)})"
+                    if (values := found.get((kind, group, method)))
+                    else "-"
+                )
+                for group in groups
+            ]
             print(f"| {kind} | {method} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("speed", "cold"))
     parser.add_argument("model")
     parser.add_argument("text")
-    parser.add_argument("--chunks", type=int, default=24, help="windows of 512 tokens (default: 24)")
+    parser.add_argument(
+        "--chunks", type=int, default=24, help="windows of 512 tokens (default: 24)"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=20)
     parsed = parser.parse_args()

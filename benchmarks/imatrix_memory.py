@@ -1,7 +1,7 @@
 """Peak memory and time of the commands on importance matrix files of the size of DeepSeek V3's.
 
-`python benchmarks/imatrix_memory.py` makes two files of 1 GB (58 layers of 256 experts, 7168 and 2048 columns) in a temporary folder,
-which takes 5 GB.
+`python benchmarks/imatrix_memory.py` makes two files of 1 GB (58 layers of 256 experts, 7168 and
+2048 columns) in a temporary folder, which takes 5 GB.
 """
 
 from __future__ import annotations
@@ -21,15 +21,36 @@ LAYERS, EXPERTS, N_EMBD, N_FF = 58, 256, 7168, 2048
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        a, b, gguf, out, both = (str(Path(folder, name)) for name in ("a.dat", "b.dat", "x.gguf", "out.dat", "y.gguf"))
+        a, b, gguf, out, both = (
+            str(Path(folder, name)) for name in ("a.dat", "b.dat", "x.gguf", "out.dat", "y.gguf")
+        )
         for seed, path in enumerate((a, b)):
             write(path, np.random.default_rng(seed))
         print(f"two files of {os.path.getsize(a) / 2**20:.0f} MiB")
-        for words in (["imatrix-convert", a, gguf], ["imatrix-convert", gguf, out], ["imatrix", "--in-file", a, "--in-file", b, "-o", out],
-                      ["imatrix", "--in-file", gguf, "--in-file", b, "--in-weight", "1", "--in-weight", "0.5", "-o", both],
-                      ["imatrix-compare", a, b, "--limit", "1"], ["imatrix", "--show-statistics", "--in-file", gguf]):
+        for words in (
+            ["imatrix-convert", a, gguf],
+            ["imatrix-convert", gguf, out],
+            ["imatrix", "--in-file", a, "--in-file", b, "-o", out],
+            [
+                "imatrix",
+                "--in-file",
+                gguf,
+                "--in-file",
+                b,
+                "--in-weight",
+                "1",
+                "--in-weight",
+                "0.5",
+                "-o",
+                both,
+            ],
+            ["imatrix-compare", a, b, "--limit", "1"],
+            ["imatrix", "--show-statistics", "--in-file", gguf],
+        ):
             started = time.monotonic()
-            process = subprocess.Popen([sys.executable, "-m", "iqforge", *words], stdout=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "iqforge", *words], stdout=subprocess.DEVNULL
+            )
             _, status, usage = os.wait4(process.pid, 0)
             shown = " ".join(os.path.basename(word) for word in words)
             seconds, code = time.monotonic() - started, os.waitstatus_to_exitcode(status)
@@ -40,7 +61,11 @@ def write(path: str, random: np.random.Generator) -> None:
     with open(path, "wb") as file:
         file.write(struct.pack("<i", 4 * LAYERS))
         for layer in range(LAYERS):
-            for name, n in (("gate_inp", N_EMBD), *((f"{part}_exps", EXPERTS * N_EMBD) for part in ("up", "gate")), ("down_exps", EXPERTS * N_FF)):
+            for name, n in (
+                ("gate_inp", N_EMBD),
+                *((f"{part}_exps", EXPERTS * N_EMBD) for part in ("up", "gate")),
+                ("down_exps", EXPERTS * N_FF),
+            ):
                 encoded = f"blk.{layer}.ffn_{name}.weight".encode()
                 file.write(struct.pack("<i", len(encoded)) + encoded + struct.pack("<ii", 100, n))
                 file.write(random.random(n, dtype=np.float32).tobytes())

@@ -1,10 +1,12 @@
-"""Matrix-vector kernels on their own: each product of a layer, repeated over other weights in a graph, and all layers in a chain.
+"""Matrix-vector kernels on their own: each product of a layer, repeated over other weights in a
+graph, and all layers in a chain.
 
     python benchmarks/matvec.py --shape llama-8b qwen3-30b-a3b --type IQ4_K Q4_K
     python benchmarks/matvec.py --try _STAGE_STEPS=4 --try _RING=40960                                # constants of matvec_plan.py
     IQFORGE_PDL=0 python benchmarks/matvec.py                                                        # without overlap of kernels
 
-Prints microseconds and TB/s of weights. There is no attention, router or sampling in the chain; the same few experts are chosen in turn.
+Prints microseconds and TB/s of weights. There is no attention, router or sampling in the chain; the
+same few experts are chosen in turn.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import argparse
 
 import numpy as np
 import torch
-
 from iqforge.cuda_kernels import matvec, matvec_plan
 from iqforge.cuda_kernels.ops import PackedMatrix, pack_matrix
 from iqforge.cuda_kernels.repeat import repeat_rows
@@ -24,7 +25,9 @@ EPS, EXPERT_SETS = 1e-5, 16
 
 
 def matrix(type: str, rows: int, cols: int, n_matrices: int = 1) -> PackedMatrix:
-    first = pack_matrix(type, [random_rows(type, 256, cols, 0.02, np.random.default_rng([rows, cols]))], 256, cols)
+    first = pack_matrix(
+        type, [random_rows(type, 256, cols, 0.02, np.random.default_rng([rows, cols]))], 256, cols
+    )
     return repeat_rows(first, rows, n_matrices)
 
 
@@ -33,36 +36,63 @@ def zeros(*shape: int) -> torch.Tensor:
 
 
 class Products:
-    """The products of one layer, by name: functions of the layer's number, and their bytes of weights."""
+    """The products of one layer, by name: functions of the layer's number, and their bytes of
+    weights.
+    """
 
     def __init__(self, shape_name: str, type: str):
         s = self.shape = SHAPES[shape_name]
         q_rows, kv_rows = s.n_heads * s.head, s.n_kv_heads * s.head
-        n = self.n_layers = s.n_layers if not s.n_experts else 8  # layers with weights of their own: more than L2 holds
-        self.h, self.norm = torch.randn(1, s.width, device="cuda"), torch.rand(s.width, device="cuda") + 0.5
+        n = self.n_layers = (
+            s.n_layers if not s.n_experts else 8
+        )  # layers with weights of their own: more than L2 holds
+        self.h, self.norm = (
+            torch.randn(1, s.width, device="cuda"),
+            torch.rand(s.width, device="cuda") + 0.5,
+        )
         q, k, v = zeros(1, q_rows), zeros(1, kv_rows), zeros(1, kv_rows)
-        qkv = [[matrix(type, rows, s.width) for rows in (q_rows, kv_rows, kv_rows)] for _ in range(n)]
+        qkv = [
+            [matrix(type, rows, s.width) for rows in (q_rows, kv_rows, kv_rows)] for _ in range(n)
+        ]
         output = [matrix(type, s.width, q_rows) for _ in range(n)]
-        self.run = {"qkv": lambda i: matvec.norm_matvec(self.h, self.norm, EPS, qkv[i % n], [q, k, v]),
-                    "output": lambda i: matvec.matvec_add(q, output[i % n], self.h)}
+        self.run = {
+            "qkv": lambda i: matvec.norm_matvec(self.h, self.norm, EPS, qkv[i % n], [q, k, v]),
+            "output": lambda i: matvec.matvec_add(q, output[i % n], self.h),
+        }
         self.bytes = {"qkv": sum(m.nbytes for m in qkv[0]), "output": output[0].nbytes}
-        gate, up, down = ([matrix(type, *size, max(s.n_experts, 1)) for _ in range(n)]
-                          for size in ((s.hidden, s.width), (s.hidden, s.width), (s.width, s.hidden)))
+        gate, up, down = (
+            [matrix(type, *size, max(s.n_experts, 1)) for _ in range(n)]
+            for size in ((s.hidden, s.width), (s.hidden, s.width), (s.width, s.hidden))
+        )
         used = (s.n_used / s.n_experts) if s.n_experts else 1
         if s.n_experts:
-            ids = [torch.randperm(s.n_experts, device="cuda")[: s.n_used].int()[None] for _ in range(EXPERT_SETS)]
-            weights, hidden = torch.full((1, s.n_used), 1 / s.n_used, device="cuda"), zeros(1, s.n_used, s.hidden)
-            self.run["gate_up"] = lambda i: matvec.expert_gate_up(self.h, self.norm, EPS, gate[i % n], up[i % n], ids[i % EXPERT_SETS],
-                                                                  hidden)
-            self.run["down"] = lambda i: matvec.expert_down_add(hidden, down[i % n], ids[i % EXPERT_SETS], weights, self.h)
+            ids = [
+                torch.randperm(s.n_experts, device="cuda")[: s.n_used].int()[None]
+                for _ in range(EXPERT_SETS)
+            ]
+            weights, hidden = (
+                torch.full((1, s.n_used), 1 / s.n_used, device="cuda"),
+                zeros(1, s.n_used, s.hidden),
+            )
+            self.run["gate_up"] = lambda i: matvec.expert_gate_up(
+                self.h, self.norm, EPS, gate[i % n], up[i % n], ids[i % EXPERT_SETS], hidden
+            )
+            self.run["down"] = lambda i: matvec.expert_down_add(
+                hidden, down[i % n], ids[i % EXPERT_SETS], weights, self.h
+            )
         else:
             hidden = zeros(1, s.hidden)
-            self.run["gate_up"] = lambda i: matvec.gate_up(self.h, self.norm, EPS, gate[i % n], up[i % n], hidden)
+            self.run["gate_up"] = lambda i: matvec.gate_up(
+                self.h, self.norm, EPS, gate[i % n], up[i % n], hidden
+            )
             self.run["down"] = lambda i: matvec.matvec_add(hidden, down[i % n], self.h)
         self.bytes |= {"gate_up": used * 2 * gate[0].nbytes, "down": used * down[0].nbytes}
         head = matrix("Q8_0" if type == "Q8_0" else "Q6_K", s.n_vocab, s.width)
         logits = zeros(1, s.n_vocab)
-        self.head, self.head_bytes = lambda i: matvec.norm_matvec(self.h, self.norm, EPS, [head], [logits]), head.nbytes
+        self.head, self.head_bytes = (
+            lambda i: matvec.norm_matvec(self.h, self.norm, EPS, [head], [logits]),
+            head.nbytes,
+        )
 
     def token(self, _: int) -> None:
         for layer in range(self.shape.n_layers):
@@ -91,31 +121,58 @@ def microseconds(launch, n: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", nargs="+", default=["llama-8b"], choices=sorted(SHAPES))
     parser.add_argument("--type", nargs="+", default=["IQ4_K"])
-    parser.add_argument("--try", dest="tries", action="append", default=[], metavar="NAME=VALUE,...", help="beside the plan as it is")
+    parser.add_argument(
+        "--try",
+        dest="tries",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,...",
+        help="beside the plan as it is",
+    )
     args = parser.parse_args()
-    as_is = {name: value for name, value in vars(matvec_plan).items() if name.startswith("_") and isinstance(value, int)}
+    as_is = {
+        name: value
+        for name, value in vars(matvec_plan).items()
+        if name.startswith("_") and isinstance(value, int)
+    }
     for shape in args.shape:
         for type in args.type:
             products = Products(shape, type)
             for words in ("", *args.tries):
-                changes = {name: int(value) for name, _, value in (word.partition("=") for word in words.split(",") if word)}
+                changes = {
+                    name: int(value)
+                    for name, _, value in (word.partition("=") for word in words.split(",") if word)
+                }
                 if unknown := changes.keys() - as_is.keys():
                     parser.error(f"matvec_plan has no {', '.join(unknown)}")
                 vars(matvec_plan).update(as_is | changes)
                 matvec_plan.plan.cache_clear()
                 matvec_plan.quantized_spec.cache_clear()
-                parts = {name: (microseconds(run, 64), products.bytes[name]) for name, run in products.run.items()}
+                parts = {
+                    name: (microseconds(run, 64), products.bytes[name])
+                    for name, run in products.run.items()
+                }
                 parts["head"] = microseconds(products.head, 8), products.head_bytes
                 layers = products.shape.n_layers
                 whole = sum(b * (1 if name == "head" else layers) for name, (_, b) in parts.items())
-                expected = sum(t * (1 if name == "head" else layers) for name, (t, _) in parts.items())
+                expected = sum(
+                    t * (1 if name == "head" else layers) for name, (t, _) in parts.items()
+                )
                 chain = microseconds(products.token, 1)
-                print(f"{shape} {type} {words or 'as it is'}: chain {chain:.0f} us, {1e6 / chain:.0f} tokens/s, "
-                      f"{whole / chain * 1e-6:.2f} TB/s; sum of parts {expected:.0f} us; "
-                      + ", ".join(f"{name} {t:.2f} us {b / t * 1e-6:.2f} TB/s" for name, (t, b) in parts.items()), flush=True)
+                print(
+                    f"{shape} {type} {words or 'as it is'}: chain {chain:.0f} us, {1e6 / chain:.0f}"
+                    f" tokens/s, {whole / chain * 1e-6:.2f} TB/s; sum of parts {expected:.0f} us; "
+                    + ", ".join(
+                        f"{name} {t:.2f} us {b / t * 1e-6:.2f} TB/s"
+                        for name, (t, b) in parts.items()
+                    ),
+                    flush=True,
+                )
             del products
             torch.cuda.empty_cache()
 

@@ -1,9 +1,10 @@
-"""Peak resident memory and speed of quantizing a synthetic bf16 GGUF file that is larger than its share of memory.
+"""Peak resident memory and speed of quantizing a synthetic bf16 GGUF file that is larger than its
+share of memory.
 
     python benchmarks/memory.py --gigabytes 4 --largest 1 --type IQ4_K --dir /tmp
 
-Writes the file (random values, tensors of at most --largest GB), runs `iqforge quantize` on it in a process of its own and
-prints what the kernel says of that process.
+Writes the file (random values, tensors of at most --largest GB), runs `iqforge quantize` on it in a
+process of its own and prints what the kernel says of that process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import tempfile
 import time
 
 import numpy as np
-
 from iqforge.formats.codec import encode_float
 from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
@@ -27,14 +27,23 @@ N_COLS = 4096
 
 
 def write_model(path: str, total_bytes: int, largest_bytes: int) -> None:
-    """A GGUF file of about total_bytes: one tensor of largest_bytes, the rest in tensors of an eighth of that."""
+    """A GGUF file of about total_bytes: one tensor of largest_bytes, the rest in tensors of an
+    eighth of that.
+    """
     sizes = [largest_bytes]
     while sum(sizes) < total_bytes:
         sizes.append(min(largest_bytes // 8, total_bytes - sum(sizes)))
     bf16 = ggml_type("BF16")
-    tensors = [TensorInfo(f"blk.{i}.ffn_down.weight", (max(16, size // 2 // N_COLS // 16 * 16), N_COLS), bf16) for i, size in enumerate(sizes)]
+    tensors = [
+        TensorInfo(
+            f"blk.{i}.ffn_down.weight", (max(16, size // 2 // N_COLS // 16 * 16), N_COLS), bf16
+        )
+        for i, size in enumerate(sizes)
+    ]
     random = np.random.default_rng(1)
-    tile = encode_float(bf16, random.standard_normal((1024, N_COLS), dtype=np.float32) * np.float32(0.02))
+    tile = encode_float(
+        bf16, random.standard_normal((1024, N_COLS), dtype=np.float32) * np.float32(0.02)
+    )
     with GGUFWriter(path, {"general.architecture": string("llama")}, tensors) as sink:
         for tensor in tensors:
             for start in range(0, tensor.n_rows, len(tile)):
@@ -54,17 +63,23 @@ def peak_of(command: list[str]) -> tuple[int, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=4)
-    parser.add_argument("--largest", type=float, default=1, help="bytes of the largest tensor, in GB")
+    parser.add_argument(
+        "--largest", type=float, default=1, help="bytes of the largest tensor, in GB"
+    )
     parser.add_argument("--type", default="IQ4_K")
     parser.add_argument("--dir", default=None, help="where the files go")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         model, out = os.path.join(folder, "model.gguf"), os.path.join(folder, "out.gguf")
         write_model(model, int(args.gigabytes * 1e9), int(args.largest * 1e9))
-        peak, seconds = peak_of([sys.executable, "-m", "iqforge", "quantize", "--pure", model, out, args.type])
+        peak, seconds = peak_of(
+            [sys.executable, "-m", "iqforge", "quantize", "--pure", model, out, args.type]
+        )
         size = os.path.getsize(model)
-        print(f"{size / 1e9:.2f} GB bf16, largest tensor {args.largest:g} GB, to {args.type}: peak resident {peak / 1e6:.0f} MB, "
-              f"{seconds:.1f} s, {size / seconds / 1e6:.1f} MB/s")
+        print(
+            f"{size / 1e9:.2f} GB bf16, largest tensor {args.largest:g} GB, to {args.type}: peak"
+            f" resident {peak / 1e6:.0f} MB, {seconds:.1f} s, {size / seconds / 1e6:.1f} MB/s"
+        )
 
 
 if __name__ == "__main__":

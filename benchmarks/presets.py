@@ -1,10 +1,12 @@
-"""Every preset on one model: size, perplexity, and whether types and sizes are those that the reference's tool would choose.
+"""Every preset on one model: size, perplexity, and whether types and sizes are those that the
+reference's tool would choose.
 
     python benchmarks/presets.py MODEL.gguf --imatrix F --text wiki.test.txt [--chunks 8] [--reference llama-quantize] [--preset P ...]
 
-With the path of ik_llama.cpp's llama-quantize its own `--dry-run` is asked for every preset that it has, and each tensor's type compared;
-the size of tensor data in our file must be what these types take, to the byte. A preset that gives the same types as one before it is not
-measured again. --preset and --rules choose some rows.
+With the path of ik_llama.cpp's llama-quantize its own `--dry-run` is asked for every preset that it
+has, and each tensor's type compared; the size of tensor data in our file must be what these types
+take, to the byte. A preset that gives the same types as one before it is not measured again.
+--preset and --rules choose some rows.
 """
 
 from __future__ import annotations
@@ -26,12 +28,23 @@ from iqforge.imatrix.files.load import load_imatrix
 from iqforge.quantize.plan.mainline import MAINLINE, ONLY_MAINLINE
 from iqforge.quantize.plan.recipe import Recipe
 
-_LINE = re.compile(r"^\[ *\d+/ *\d+\]\s+(\S+) - \[.*?\], type = +[^,]+,(?s:(?!^\[).)*?(?:converting to (\w+)|size =)", re.M)
+_LINE = re.compile(
+    r"^\[ *\d+/ *\d+\]\s+(\S+) - \[.*?\], type = +[^,]+,(?s:(?!^\[).)*?(?:converting to"
+    r" (\w+)|size =)",
+    re.M,
+)
 
 
 def planned_by(tool: str, model: str, preset: str, imatrix: str | None) -> dict[str, str | None]:
     """Type names by tensor, as the reference's dry run prints them; None for what it keeps."""
-    command = [tool, "--dry-run", *(["--imatrix", imatrix] if imatrix else []), model, "/dev/null", preset]
+    command = [
+        tool,
+        "--dry-run",
+        *(["--imatrix", imatrix] if imatrix else []),
+        model,
+        "/dev/null",
+        preset,
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stdout[-800:]}")
@@ -42,9 +55,15 @@ def compared(tool: str, model: str, preset: str, imatrix: str | None, out: str) 
     """Whether the file `out` has the types and the bytes of the reference's plan."""
     plan = planned_by(tool, model, preset, imatrix)
     with open_gguf(model) as source, open_gguf(out) as result:
-        wanted = {t.name: t.with_type(ggml_type(plan[t.name]) if plan[t.name] else t.type) for t in source.tensors}
+        wanted = {
+            t.name: t.with_type(ggml_type(plan[t.name]) if plan[t.name] else t.type)
+            for t in source.tensors
+        }
         apart = [t.name for t in result.tensors if wanted[t.name] != t]
-        n_bytes, ours = sum(t.n_bytes for t in wanted.values()), sum(t.n_bytes for t in result.tensors)
+        n_bytes, ours = (
+            sum(t.n_bytes for t in wanted.values()),
+            sum(t.n_bytes for t in result.tensors),
+        )
     return "yes" if not apart and ours == n_bytes else f"NO: {apart}, {n_bytes} bytes"
 
 
@@ -63,7 +82,9 @@ def main() -> None:
     every += [(name, "mainline") for name in FILE_TYPES if name in MAINLINE.presets - ONLY_MAINLINE]
     first: dict[tuple, tuple[str, str]] = {}
     with open_gguf(args.model) as source:
-        plans = {run: plan_quantization(source, Recipe(run[0], rules=run[1]), imatrix) for run in every}
+        plans = {
+            run: plan_quantization(source, Recipe(run[0], rules=run[1]), imatrix) for run in every
+        }
     keys = {run: tuple(plan.target.type.name for plan in planned) for run, planned in plans.items()}
     for run in every:
         first.setdefault(keys[run], run)
@@ -81,13 +102,25 @@ def main() -> None:
             started = time.monotonic()
             report = iqforge.quantize_model(args.model, out, name, args.imatrix, rules=rules)
             seconds = time.monotonic() - started
-            verdict = compared(args.reference, args.model, name, args.imatrix, out) if args.reference and rules == "ik" else "-"
+            verdict = (
+                compared(args.reference, args.model, name, args.imatrix, out)
+                if args.reference and rules == "ik"
+                else "-"
+            )
             perplexity = f"as {' '.join(like)}"
             if like == (name, rules):
                 result = iqforge.measure_perplexity(out, args.text, chunks=args.chunks)
                 assert math.isfinite(result.perplexity), name
                 perplexity = f"{result.perplexity:.3f}"
-            row = (name, rules, report.target_bytes, f"{report.bits_per_weight:.3f}", perplexity, verdict, f"{seconds:.1f}")
+            row = (
+                name,
+                rules,
+                report.target_bytes,
+                f"{report.bits_per_weight:.3f}",
+                perplexity,
+                verdict,
+                f"{seconds:.1f}",
+            )
             print("| " + " | ".join(map(str, row)) + " |", flush=True)
 
 

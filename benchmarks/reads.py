@@ -1,9 +1,11 @@
-"""How fast a device reads weights as the products of a step do: rings of cp.async, a piece of codes and one of scales in turn.
+"""How fast a device reads weights as the products of a step do: rings of cp.async, a piece of codes
+and one of scales in turn.
 
     python benchmarks/reads.py            # what L2 is asked to take in with each copy, lengths of pieces, rings
 
-Each warp has rows of its own and copies them, piece by piece, into its ring in shared memory; a piece of codes has its scales in another
-plane. Nothing is multiplied. Prints microseconds and TB/s of one launch in a graph of several, over bytes that exceed the caches.
+Each warp has rows of its own and copies them, piece by piece, into its ring in shared memory; a
+piece of codes has its scales in another plane. Nothing is multiplied. Prints microseconds and TB/s
+of one launch in a graph of several, over bytes that exceed the caches.
 """
 
 from __future__ import annotations
@@ -11,9 +13,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 from cuda.core import Device, Program, ProgramOptions
-from matvec import microseconds
-
 from iqforge.cuda_kernels.compile.launch import architecture, launch
+from matvec import microseconds
 
 WARPS, ROW = 16, 4096
 KERNEL = r"""
@@ -63,7 +64,10 @@ class Reads:
     """Kernels over the same 1.1 GB."""
 
     def __init__(self):
-        self.codes, self.scales = (torch.randint(0, 255, (n,), dtype=torch.uint8, device="cuda") for n in (1 << 30, 1 << 28))
+        self.codes, self.scales = (
+            torch.randint(0, 255, (n,), dtype=torch.uint8, device="cuda")
+            for n in (1 << 30, 1 << 28)
+        )
         self.out = torch.zeros(1, dtype=torch.int32, device="cuda")
         self.device = torch.cuda.current_device()
         self.blocks = torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -71,17 +75,39 @@ class Reads:
         Device(self.device).set_current()
 
     def __call__(self, megabytes: int, **macros: int) -> tuple[float, float]:
-        """Microseconds of a launch that reads so many megabytes of codes, and TB/s, scales included."""
+        """Microseconds of a launch that reads so many megabytes of codes, and TB/s, scales
+        included.
+        """
         slot = macros["PIECE"] + -(-macros["SCALES"] // 16) * 16
-        macros |= {"WARPS": WARPS, "ROW": ROW, "SLOTS": max(2, macros.pop("RING") // (WARPS * slot))}
-        options = ProgramOptions(std="c++17", arch=architecture(self.device), define_macro=[f"{k}={v}" for k, v in macros.items()])
-        kernel, shared = Program(KERNEL, "c++", options).compile("cubin").get_kernel("reads"), WARPS * macros["SLOTS"] * slot
+        macros |= {
+            "WARPS": WARPS,
+            "ROW": ROW,
+            "SLOTS": max(2, macros.pop("RING") // (WARPS * slot)),
+        }
+        options = ProgramOptions(
+            std="c++17",
+            arch=architecture(self.device),
+            define_macro=[f"{k}={v}" for k, v in macros.items()],
+        )
+        kernel, shared = (
+            Program(KERNEL, "c++", options).compile("cubin").get_kernel("reads"),
+            WARPS * macros["SLOTS"] * slot,
+        )
         self.kernels.append(kernel)
         rows = megabytes * 10**6 // ROW
 
         def read(i: int) -> None:
             start = i * (131 << 20) % (len(self.codes) - rows * ROW) // ROW * ROW
-            launch(kernel, self.blocks, 32 * WARPS, self.codes[start:], self.scales, np.int64(rows), self.out, shared=shared)
+            launch(
+                kernel,
+                self.blocks,
+                32 * WARPS,
+                self.codes[start:],
+                self.scales,
+                np.int64(rows),
+                self.out,
+                shared=shared,
+            )
 
         read(0)
         time = microseconds(read, 8)
@@ -92,15 +118,35 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here")
     reads = Reads()
-    print(f"{torch.cuda.get_device_name()}; megabytes of codes, then us and TB/s of codes and scales\n")
+    print(
+        f"{torch.cuda.get_device_name()}; megabytes of codes, then us and TB/s of codes and"
+        " scales\n"
+    )
     for megabytes in (558, 125):
         for label, changes in (
-                *((f"{'no hint' if not hint else f'L2::{hint}B'}{' also for scales' if too else ''}", {"HINT": hint, "SCALES_TOO": too})
-                  for hint, too in ((256, 0), (128, 0), (128, 1), (64, 0), (0, 0))),
-                ("no scales, L2::256B", {"HINT": 256, "SCALES": 0}), ("no scales, L2::128B", {"HINT": 128, "SCALES": 0}),
-                ("pieces of 512 + 32", {"PIECE": 512, "SCALES": 32}), ("pieces of 2048 + 128", {"PIECE": 2048, "SCALES": 128}),
-                ("ring of 40 KB", {"RING": 40 << 10}), ("ring of 104 KB", {"RING": 104 << 10})):
-            time, rate = reads(megabytes, **({"HINT": 128, "SCALES_TOO": 0, "PIECE": 1024, "SCALES": 64, "RING": 80 << 10} | changes))
+            *(
+                (
+                    (
+                        f"{'no hint' if not hint else f'L2::{hint}B'}{' also for scales' if too else ''}"
+                    ),
+                    {"HINT": hint, "SCALES_TOO": too},
+                )
+                for hint, too in ((256, 0), (128, 0), (128, 1), (64, 0), (0, 0))
+            ),
+            ("no scales, L2::256B", {"HINT": 256, "SCALES": 0}),
+            ("no scales, L2::128B", {"HINT": 128, "SCALES": 0}),
+            ("pieces of 512 + 32", {"PIECE": 512, "SCALES": 32}),
+            ("pieces of 2048 + 128", {"PIECE": 2048, "SCALES": 128}),
+            ("ring of 40 KB", {"RING": 40 << 10}),
+            ("ring of 104 KB", {"RING": 104 << 10}),
+        ):
+            time, rate = reads(
+                megabytes,
+                **(
+                    {"HINT": 128, "SCALES_TOO": 0, "PIECE": 1024, "SCALES": 64, "RING": 80 << 10}
+                    | changes
+                ),
+            )
             print(f"{megabytes} MB  {label:32s} {time:7.1f} us  {rate:.2f} TB/s", flush=True)
 
 

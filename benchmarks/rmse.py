@@ -2,7 +2,8 @@
 
     python benchmarks/rmse.py        (needs the reference data: IQFORGE_SHARED or ../shared)
 
-Root mean square error relative to the source; with importances (im) weighted by them. Ratios below 1: ours is smaller.
+Root mean square error relative to the source; with importances (im) weighted by them. Ratios below
+1: ours is smaller.
 """
 
 from __future__ import annotations
@@ -10,24 +11,31 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
-
 import iqforge
+import numpy as np
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.encode import encodable_types
 
-GOLDEN = Path(os.environ.get("IQFORGE_SHARED", Path(__file__).resolve().parent.parent.parent / "shared")) / "golden"
+GOLDEN = (
+    Path(os.environ.get("IQFORGE_SHARED", Path(__file__).resolve().parent.parent.parent / "shared"))
+    / "golden"
+)
 
 
 def main() -> None:
     sources = np.load(GOLDEN / "sources.npz")
     cases = [(case, imp) for case in ("gauss", "student", "real") for imp in ("no", "im")]
-    print("| type | " + " | ".join(f"{case} {imp}: ours / reference" for case, imp in cases) + " | mean ratio |")
+    print(
+        "| type | "
+        + " | ".join(f"{case} {imp}: ours / reference" for case, imp in cases)
+        + " | mean ratio |"
+    )
     print("|---" * (len(cases) + 2) + "|")
     for name in encodable_types():
         type = ggml_type(name)
-        if not type.is_quantized or type.is_interleaved and type.base or type.group_rows > 8:
-            continue  # interleaved rows are those of the plain type; 16 rows are not in every source
+        if not type.is_quantized or (type.is_interleaved and type.base) or type.group_rows > 8:
+            # interleaved rows are those of the plain type; 16 rows are not in every source
+            continue
         golden, cells, logs = np.load(GOLDEN / f"{name}.npz"), [], []
         for case, imp in cases:
             x = sources[case]
@@ -36,8 +44,15 @@ def main() -> None:
                 cells.append("-")
                 continue
             rows = iqforge.encode(name, x, w if imp == "im" else None), golden[f"q_{case}_{imp}"]
-            ours, theirs = (np.sqrt((w * (x - iqforge.decode(name, r, x.shape[1], as_weights=True)) ** 2).sum(dtype=np.float64) / (w * x * x).sum(dtype=np.float64))
-                            for r in rows)
+            ours, theirs = (
+                np.sqrt(
+                    (w * (x - iqforge.decode(name, r, x.shape[1], as_weights=True)) ** 2).sum(
+                        dtype=np.float64
+                    )
+                    / (w * x * x).sum(dtype=np.float64)
+                )
+                for r in rows
+            )
             logs.append(np.log(ours / theirs))
             cells.append(f"{ours:.5f} / {theirs:.5f}")
         print(f"| {name} | " + " | ".join(cells) + f" | {np.exp(np.mean(logs)):.3f} |")

@@ -1,13 +1,16 @@
-"""Quantizing a file that is larger than its share of memory: speed, peak resident memory and how busy the cores are.
+"""Quantizing a file that is larger than its share of memory: speed, peak resident memory and how
+busy the cores are.
 
     python benchmarks/stream.py --gigabytes 16 --largest 2 --type Q4_K --dir /tmp --reference llama-quantize
 
-Writes a bf16 GGUF file (random values, one tensor of --largest GB, the others an eighth of it), runs `iqforge quantize` on it in a
-process of its own and, if one is named, the reference's program with as many threads; then --kills times the same run, killed at
-random moments and resumed, whose file must be the same. Prints lines for docs/benchmarks/memory.md.
+Writes a bf16 GGUF file (random values, one tensor of --largest GB, the others an eighth of it),
+runs `iqforge quantize` on it in a process of its own and, if one is named, the reference's program
+with as many threads; then --kills times the same run, killed at random moments and resumed, whose
+file must be the same. Prints lines for docs/benchmarks/memory.md.
 
-"own CPU" is user and system time of the process over (wall time x cores), from its start to the last sync; "idle" is how much of all
-cores' time nobody used meanwhile, waiting for the disk included. On a machine with other work the first says little, the second all.
+"own CPU" is user and system time of the process over (wall time x cores), from its start to the
+last sync; "idle" is how much of all cores' time nobody used meanwhile, waiting for the disk
+included. On a machine with other work the first says little, the second all.
 """
 
 from __future__ import annotations
@@ -43,8 +46,13 @@ def run(command: list[str], cores: int) -> Measured:
     seconds = time.monotonic() - started
     if status:
         raise SystemExit(f"{' '.join(command)} ended with status {status}")
-    return Measured(seconds, usage.ru_maxrss * 1024, (usage.ru_utime + usage.ru_stime) / seconds / cores,
-                    (idle_seconds() - idle) / seconds / cores, load)
+    return Measured(
+        seconds,
+        usage.ru_maxrss * 1024,
+        (usage.ru_utime + usage.ru_stime) / seconds / cores,
+        (idle_seconds() - idle) / seconds / cores,
+        load,
+    )
 
 
 def idle_seconds() -> float:
@@ -55,8 +63,9 @@ def idle_seconds() -> float:
 
 
 def kill_and_resume(command: list[str], out: str, times: int, seconds: float) -> int:
-    """Start the command and kill it after random times until it was killed `times` times; returns how many runs found something to go on
-    with. The last one is left to end."""
+    """Start the command and kill it after random times until it was killed `times` times; returns
+    how many runs found something to go on with. The last one is left to end.
+    """
     chance, went_on = random.Random(1), 0
     for _ in range(times):
         went_on += os.path.exists(out + ".part") and os.path.getsize(out + ".journal") > 0
@@ -78,28 +87,43 @@ def digest(path: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=16)
-    parser.add_argument("--largest", type=float, default=2, help="bytes of the largest tensor, in GB")
+    parser.add_argument(
+        "--largest", type=float, default=2, help="bytes of the largest tensor, in GB"
+    )
     parser.add_argument("--type", default="Q4_K")
     parser.add_argument("--dir", default=None, help="where the files go")
     parser.add_argument("--reference", metavar="PATH", help="llama-quantize, to compare with")
-    parser.add_argument("--kills", type=int, default=0, help="also: so many runs killed with SIGKILL, then resumed")
+    parser.add_argument(
+        "--kills", type=int, default=0, help="also: so many runs killed with SIGKILL, then resumed"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-        model, out, other = (os.path.join(folder, name) for name in ("model.gguf", "out.gguf", "reference.gguf"))
+        model, out, other = (
+            os.path.join(folder, name) for name in ("model.gguf", "out.gguf", "reference.gguf")
+        )
         write_model(model, int(args.gigabytes * 1e9), int(args.largest * 1e9))
         size, words = os.path.getsize(model), [args.type, str(args.threads)]
         ours = [sys.executable, "-m", "iqforge", "quantize", "--pure", model, out, *words]
-        print(f"{size / 1e9:.2f} GB bf16, largest tensor {args.largest:g} GB ({2 * args.largest:g} GB as float32), to {args.type}, "
-              f"{args.threads} threads, {platform.machine()}\n")
-        print("| | peak resident | time | MB/s | own CPU | idle | load before |\n|---|---|---|---|---|---|---|")
+        print(
+            f"{size / 1e9:.2f} GB bf16, largest tensor {args.largest:g} GB ({2 * args.largest:g} GB"
+            f" as float32), to {args.type}, {args.threads} threads, {platform.machine()}\n"
+        )
+        print(
+            "| | peak resident | time | MB/s | own CPU | idle | load before"
+            " |\n|---|---|---|---|---|---|---|"
+        )
         runs = {"iqforge": ours}
         if args.reference:
             runs["llama-quantize"] = [args.reference, "--pure", model, other, *words]
         for name, command in runs.items():
             found = run(command, args.threads)
-            print(f"| {name} | {found.peak / 1e6:.0f} MB | {found.seconds:.1f} s | {size / found.seconds / 1e6:.1f} | {found.own:.1%} | "
-                  f"{found.idle:.1%} | {found.load:.1f} |", flush=True)
+            print(
+                f"| {name} | {found.peak / 1e6:.0f} MB | {found.seconds:.1f} s |"
+                f" {size / found.seconds / 1e6:.1f} | {found.own:.1%} | {found.idle:.1%} |"
+                f" {found.load:.1f} |",
+                flush=True,
+            )
             if name == "iqforge":
                 seconds = found.seconds
         if args.kills:
@@ -107,7 +131,10 @@ def main() -> None:
             os.unlink(out)
             went_on = kill_and_resume(ours, out, args.kills, seconds)
             same = digest(out) == expected
-            print(f"\n{args.kills} runs killed, {went_on} of them after resuming: SHA-256 {'equal' if same else 'DIFFERENT'}")
+            print(
+                f"\n{args.kills} runs killed, {went_on} of them after resuming: SHA-256"
+                f" {'equal' if same else 'DIFFERENT'}"
+            )
 
 
 if __name__ == "__main__":

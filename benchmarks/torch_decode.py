@@ -1,8 +1,10 @@
-"""Speed of `decode_torch` on one device, and whether its bits are those of the stored digests, as a Markdown table.
+"""Speed of `decode_torch` on one device, and whether its bits are those of the stored digests, as a
+Markdown table.
 
     python benchmarks/torch_decode.py cuda [ROWS]       (or cpu; rows of 4096 elements, 8192 by default)
 
-Millions of elements a second with bytes and results in the device's memory, best of five; torch's threads as set by the environment.
+Millions of elements a second with bytes and results in the device's memory, best of five; torch's
+threads as set by the environment.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
 from iqforge.formats.codec import decodable_types
 from iqforge.formats.torch_decode import decode_torch
 from iqforge.formats.types import ggml_type
@@ -23,21 +24,37 @@ from iqforge.formats.types import ggml_type
 
 def main(device: str, rows: int = 8192) -> None:
     stored = json.loads((Path(__file__).parents[1] / "tests/decode_digests.json").read_text())
-    name_of = torch.cuda.get_device_name() if device.startswith("cuda") else f"CPU, {torch.get_num_threads()} thread(s)"
-    print(f"torch {torch.__version__}, {name_of}, {rows} rows of 4096\n\n| type | M elements/s | bits |\n| --- | --- | --- |")
+    name_of = (
+        torch.cuda.get_device_name()
+        if device.startswith("cuda")
+        else f"CPU, {torch.get_num_threads()} thread(s)"
+    )
+    print(
+        f"torch {torch.__version__}, {name_of}, {rows} rows of 4096\n\n| type | M elements/s | bits"
+        " |\n| --- | --- | --- |"
+    )
     for name in decodable_types():
         type = ggml_type(name)
         data = np.random.default_rng(11).integers(0, 256, (32, type.row_bytes(512)), dtype=np.uint8)
         y = decode_torch(name, torch.from_numpy(data).to(device), 512).cpu().numpy()
-        same = hashlib.sha256(np.where(np.isnan(y), np.float32(0), y).tobytes()).hexdigest() == stored[name]
-        data, best = torch.randint(0, 256, (rows, type.row_bytes(4096)), dtype=torch.uint8, device=device), float("inf")
+        same = (
+            hashlib.sha256(np.where(np.isnan(y), np.float32(0), y).tobytes()).hexdigest()
+            == stored[name]
+        )
+        data, best = (
+            torch.randint(0, 256, (rows, type.row_bytes(4096)), dtype=torch.uint8, device=device),
+            float("inf"),
+        )
         for _ in range(5):
             started = time.perf_counter()
             decode_torch(name, data, 4096)
             if device.startswith("cuda"):
                 torch.cuda.synchronize()
             best = min(best, time.perf_counter() - started)
-        print(f"| {name} | {rows * 4096 / best / 1e6:.0f} | {'equal' if same else 'DIFFERENT'} |", flush=True)
+        print(
+            f"| {name} | {rows * 4096 / best / 1e6:.0f} | {'equal' if same else 'DIFFERENT'} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

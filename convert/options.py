@@ -14,10 +14,11 @@ MLA_LAYOUTS = ("mainline", "ik")
 class Options:
     """merge_gate_up: gate and up of each expert in one tensor, `ffn_gate_up_exps`.
 
-    mtp: what happens to the blocks that predict further tokens: "keep" as the last blocks, "drop", or "only" these with embeddings,
-    final norm and head. mla_layout: how latent attention stores its up-projection: "mainline" as `attn_k_b` and `attn_v_b` per head, "ik"
-    as `attn_kv_b` with both beside it, which older versions of ik_llama.cpp need. vocab_only: no tensors are
-    converted, so there may be none.
+    mtp: what happens to the blocks that predict further tokens: "keep" as the last blocks, "drop",
+    or "only" these with embeddings, final norm and head. mla_layout: how latent attention stores
+    its up-projection: "mainline" as `attn_k_b` and `attn_v_b` per head, "ik" as `attn_kv_b` with
+    both beside it, which older versions of ik_llama.cpp need. vocab_only: no tensors are converted,
+    so there may be none.
     """
 
     merge_gate_up: bool = False
@@ -28,4 +29,6 @@ class Options:
     def __post_init__(self):
         for name, choices in (("mtp", MTP_CHOICES), ("mla_layout", MLA_LAYOUTS)):
             if getattr(self, name) not in choices:
-                raise UsageError(f"{name} is '{getattr(self, name)}', expected one of {', '.join(choices)}")
+                raise UsageError(
+                    f"{name} is '{getattr(self, name)}', expected one of {', '.join(choices)}"
+                )

@@ -1,4 +1,6 @@
-"""A checkpoint as a `Source`: GGUF names, shapes and metadata up front, rows of the stored weights on demand."""
+"""A checkpoint as a `Source`: GGUF names, shapes and metadata up front, rows of the stored weights
+on demand.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,38 @@ QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
 
 
 class CheckpointSource(RowsSource):
-    """Reads a Hugging Face checkpoint as if it were a GGUF file; types are those the weights are stored in.
+    """Reads a Hugging Face checkpoint as if it were a GGUF file; types are those the weights are
+    stored in.
 
-    `pre` names the pre-tokenizer instead of deriving it; `name` overrides `general.name`; `layout` are `Options`.
-    `metadata["general.file_type"]` says what `auto` would make.
-    Everything that can be wrong with config, vocabulary, names and shapes is raised on construction.
+    `pre` names the pre-tokenizer instead of deriving it; `name` overrides `general.name`; `layout`
+    are `Options`. `metadata["general.file_type"]` says what `auto` would make. Everything that can
+    be wrong with config, vocabulary, names and shapes is raised on construction.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, pre: str | None = None, name: str | None = None, **layout: Any):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        pre: str | None = None,
+        name: str | None = None,
+        **layout: Any,
+    ):
         options = Options(**layout)
         model_type = checkpoint.config.of_text().values.get("model_type")
         architecture = architecture_class(checkpoint.architecture, model_type)(checkpoint, options)
         if options.merge_gate_up and not architecture.has_experts:
-            raise UsageError(f"{checkpoint.architecture} has no experts whose gate and up could be merged")
+            raise UsageError(
+                f"{checkpoint.architecture} has no experts whose gate and up could be merged"
+            )
         if options.mtp == "only" and not architecture.has_mtp:
-            raise UsageError(f"{checkpoint.architecture} is converted without blocks that predict further tokens")
+            raise UsageError(
+                f"{checkpoint.architecture} is converted without blocks that predict further tokens"
+            )
         if options.mla_layout not in architecture.mla_layouts:
-            raise UsageError(f"{checkpoint.architecture} has one layout of attention; '{options.mla_layout}' is for deepseek2")
+            raise UsageError(
+                f"{checkpoint.architecture} has one layout of attention; '{options.mla_layout}' is"
+                " for deepseek2"
+            )
         mapped = [] if options.vocab_only else architecture.tensors()
         super().__init__(checkpoint, mapped)
         self.options = options
@@ -50,5 +67,7 @@ class CheckpointSource(RowsSource):
 
     @property
     def parallel_reads(self) -> int:
-        """How many readers it takes to read this source fast; 0 where reading is no more than touching memory."""
+        """How many readers it takes to read this source fast; 0 where reading is no more than
+        touching memory.
+        """
         return self.checkpoint.parallel_reads

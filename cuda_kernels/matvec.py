@@ -1,4 +1,5 @@
-"""Matrix-vector products on packed matrices, 1 to 8 rows of float32 activations: what generates tokens one after the other.
+"""Matrix-vector products on packed matrices, 1 to 8 rows of float32 activations: what generates
+tokens one after the other.
 
     norm_matvec(h, norm_weight, eps, [q, k, v], [out_q, out_k, out_v])        # out = W rms_norm(h)
     gate_up(h, norm_weight, eps, gate, up, out)                               # silu(G rms_norm(h)) * (U rms_norm(h))
@@ -6,10 +7,11 @@
     expert_gate_up(h, norm_weight, eps, gate, up, ids, out)                   # the same with the experts that a router chose
     expert_down_add(x, down, ids, weights, h)
 
-With quantized matrices activations are rounded to 8 bits with a scale per 32 (as Q8_0, but the scale stays float32); products of bytes
-are added exactly, the rest in float32, in an order that follows from shapes and device alone. With F32, F16 and BF16 matrices
-everything is float32. Nothing is allocated, so calls can be captured into a CUDA graph; with `pdl` a kernel loads its first weights
-while the one in front of it still runs.
+With quantized matrices activations are rounded to 8 bits with a scale per 32 (as Q8_0, but the
+scale stays float32); products of bytes are added exactly, the rest in float32, in an order that
+follows from shapes and device alone. With F32, F16 and BF16 matrices everything is float32. Nothing
+is allocated, so calls can be captured into a CUDA graph; with `pdl` a kernel loads its first
+weights while the one in front of it still runs.
 """
 
 from __future__ import annotations
@@ -21,13 +23,31 @@ import torch
 
 from ..errors import ShapeError, UnsupportedTypeError
 from ..formats.types import GGMLType
-from .compile.nvrtc import KernelSpec
 from .compile.launch import device_index, function, launch
+from .compile.nvrtc import KernelSpec
 from .layouts.table import packed_types
-from .matvec_plan import EXPERT_DOWN, EXPERT_GATE_UP, GATE_BY, GATE_UP, MATVEC_ADD, MOST_ROWS, MOST_SLOTS, NAMES, NORM_MATVEC, RESERVED, float_spec, limits, quantized_spec, room_of, sample_specs
+from .matvec_plan import (
+    EXPERT_DOWN,
+    EXPERT_GATE_UP,
+    GATE_BY,
+    GATE_UP,
+    MATVEC_ADD,
+    MOST_ROWS,
+    MOST_SLOTS,
+    NAMES,
+    NORM_MATVEC,
+    RESERVED,
+    float_spec,
+    limits,
+    quantized_spec,
+    room_of,
+    sample_specs,
+)
 from .ops import PackedMatrix
 
-Part = tuple[PackedMatrix, torch.Tensor, int, int]  # matrix, result, how many of its rows, from which on
+Part = tuple[
+    PackedMatrix, torch.Tensor, int, int
+]  # matrix, result, how many of its rows, from which on
 
 
 def specs() -> list[KernelSpec]:
@@ -35,22 +55,37 @@ def specs() -> list[KernelSpec]:
 
 
 def supported(type: GGMLType, *, experts: bool = False) -> bool:
-    """Whether there are kernels for packed matrices of a type; with `experts` those that take an expert's id."""
+    """Whether there are kernels for packed matrices of a type; with `experts` those that take an
+    expert's id.
+    """
     return type.name in packed_types() and not (experts and type.is_float)
 
 
 def fits(m: PackedMatrix, kind: int, slots: int = 1) -> bool:
-    """Whether the device has shared memory enough for a product of one row with the matrix (of EXPERT_DOWN: of `slots` rows)."""
+    """Whether the device has shared memory enough for a product of one row with the matrix (of
+    EXPERT_DOWN: of `slots` rows).
+    """
     device = limits(device_index(m.device))
     if m.type.is_float:
         return m.cols * 4 <= device.shared - RESERVED
-    return device.plan(m.type, m.cols, slots if kind == EXPERT_DOWN else 1, kind).shared <= room_of(m.type, device.shared)
+    return device.plan(m.type, m.cols, slots if kind == EXPERT_DOWN else 1, kind).shared <= room_of(
+        m.type, device.shared
+    )
 
 
-def norm_matvec(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, matrices: Sequence[PackedMatrix],
-                outs: Sequence[torch.Tensor], *, pdl: bool = True) -> None:
-    """outs[i] float32[n, rows] = matrices[i] times rms_norm(h) for h float32[n, cols], 1 <= n <= 8. Up to three matrices of one type make
-    one launch. norm_weight: float32[cols], None for ones. ShapeError for tensors that do not fit."""
+def norm_matvec(
+    h: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    matrices: Sequence[PackedMatrix],
+    outs: Sequence[torch.Tensor],
+    *,
+    pdl: bool = True,
+) -> None:
+    """outs[i] float32[n, rows] = matrices[i] times rms_norm(h) for h float32[n, cols], 1 <= n <= 8.
+    Up to three matrices of one type make one launch. norm_weight: float32[cols], None for ones.
+    ShapeError for tensors that do not fit.
+    """
     by_type: dict[str, list[Part]] = {}
     for m, out in zip(matrices, outs, strict=True):
         by_type.setdefault(m.type.name, []).append((m, out, m.rows, 0))
@@ -60,16 +95,27 @@ def norm_matvec(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, m
 
 
 def matvec_add(x: torch.Tensor, matrix: PackedMatrix, h: torch.Tensor, *, pdl: bool = True) -> None:
-    """h float32[n, rows] += matrix times x[n, cols], float32, or bf16 for a quantized matrix, 1 <= n <= 8. ShapeError for tensors that do
-    not fit."""
+    """h float32[n, rows] += matrix times x[n, cols], float32, or bf16 for a quantized matrix, 1 <=
+    n <= 8. ShapeError for tensors that do not fit.
+    """
     _product(MATVEC_ADD, x, None, 0.0, [(matrix, h, matrix.rows, 0)], pdl)
 
 
-def gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, gate: PackedMatrix, up: PackedMatrix | None, out: torch.Tensor,
-            *, pdl: bool = True) -> None:
-    """out[n, ff] = silu(gate times rms_norm(h)) * (up times rms_norm(h)) for h float32[n, cols], 1 <= n <= 8. Without `up`, the first half
-    of the rows of `gate` is the gate, the second half up. out is float32, or bf16 for quantized matrices of one type. ShapeError for
-    tensors that do not fit."""
+def gate_up(
+    h: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    gate: PackedMatrix,
+    up: PackedMatrix | None,
+    out: torch.Tensor,
+    *,
+    pdl: bool = True,
+) -> None:
+    """out[n, ff] = silu(gate times rms_norm(h)) * (up times rms_norm(h)) for h float32[n, cols], 1
+    <= n <= 8. Without `up`, the first half of the rows of `gate` is the gate, the second half up.
+    out is float32, or bf16 for quantized matrices of one type. ShapeError for tensors that do not
+    fit.
+    """
     if up is None:
         parts = [(gate, out, gate.rows // 2, 0), (gate, out, gate.rows // 2, gate.rows // 2)]
     else:
@@ -81,57 +127,113 @@ def gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, gate:
         _product(GATE_BY, h, norm_weight, eps, parts[1:], pdl)
 
 
-def _product(kind: int, x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, parts: list[Part], pdl: bool) -> None:
+def _product(
+    kind: int,
+    x: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    parts: list[Part],
+    pdl: bool,
+) -> None:
     type, device, (n, cols) = parts[0][0].type, x.device, x.shape
     between = {MATVEC_ADD: x, GATE_UP: parts[0][1]}.get(kind)  # gate and up give it, down takes it
     half = between is not None and between.dtype == torch.bfloat16 and not type.is_float
-    _check("activations", x, (n, cols), device, torch.bfloat16 if half and kind == MATVEC_ADD else torch.float32)
+    _check(
+        "activations",
+        x,
+        (n, cols),
+        device,
+        torch.bfloat16 if half and kind == MATVEC_ADD else torch.float32,
+    )
     if not 1 <= n <= MOST_ROWS:
         raise ShapeError(f"{n} rows of activations, expected 1 to {MOST_ROWS}")
     if norm_weight is not None:
         _check("weights of the norm", norm_weight, (cols,), device)
     for m, out, rows, _ in parts:
         _check_matrix(m, cols, device)
-        _check("result", out, (n, rows), device, torch.bfloat16 if half and kind == GATE_UP else torch.float32)
+        _check(
+            "result",
+            out,
+            (n, rows),
+            device,
+            torch.bfloat16 if half and kind == GATE_UP else torch.float32,
+        )
     index = device_index(device)
     here = limits(index)
     rows = parts[0][2] if kind == GATE_UP else sum(r for _, _, r, _ in parts)
     if type.is_float:
         split = 4 if rows < 16 * here.processors else 1
-        at_once, warps, per_block = min(n, (here.shared - RESERVED) // (cols * 4)), max(split, 4), max(split, 4) // split
+        at_once, warps, per_block = (
+            min(n, (here.shared - RESERVED) // (cols * 4)),
+            max(split, 4),
+            max(split, 4) // split,
+        )
         blocks = min(-(-rows // per_block), here.processors * (2048 // (32 * warps)))
     else:
         at_once = n  # long rows of activations: some of them at a time
         while at_once and here.plan(type, cols, at_once, kind).shared > room_of(type, here.shared):
             at_once = -(-at_once // 2) if at_once > 1 else 0
     if at_once < 1:
-        raise ShapeError(f"activations of {cols} elements do not fit into the {here.shared} bytes of shared memory of {device}")
+        raise ShapeError(
+            f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
+            f" memory of {device}"
+        )
     with torch.cuda.device(index):
         for first in range(0, n, at_once):
             now = x[first : first + at_once]
             arguments = []
             for m, out, r, begin in parts:
-                arguments += [m.data, out[first:], np.int32(r), np.int32(begin), np.int32(m.total_rows)]
+                arguments += [
+                    m.data,
+                    out[first:],
+                    np.int32(r),
+                    np.int32(begin),
+                    np.int32(m.total_rows),
+                ]
             arguments += [None, None, np.int32(0), np.int32(0), np.int32(0)] * (3 - len(parts))
             if type.is_float:
                 spec, shared = float_spec(type, cols, len(now), kind, split), len(now) * cols * 4
             else:
                 cut = here.plan(type, cols, len(now), kind)
                 matrices = len(parts) if kind == NORM_MATVEC else 1
-                spec, shared = quantized_spec(type, cols, len(now), kind, cut, matrices, half), here.shared_of(kind, cut)
-                # On every multiprocessor, also where there are few rows: see `Limits.shared_of`. Fewer x at the end may leave room for
-                # more warps.
+                spec, shared = (
+                    quantized_spec(type, cols, len(now), kind, cut, matrices, half),
+                    here.shared_of(kind, cut),
+                )
+                # On every multiprocessor, also where there are few rows: see `Limits.shared_of`.
+                # Fewer x at the end may leave room for more warps.
                 blocks, warps = here.processors, cut.warps
-            launch(function(spec, NAMES[kind], index), blocks, 32 * warps, now, norm_weight, np.float32(eps), *arguments,
-                   shared=shared, pdl=pdl)
+            launch(
+                function(spec, NAMES[kind], index),
+                blocks,
+                32 * warps,
+                now,
+                norm_weight,
+                np.float32(eps),
+                *arguments,
+                shared=shared,
+                pdl=pdl,
+            )
 
 
-def expert_gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, gate: PackedMatrix, up: PackedMatrix | None,
-                   ids: torch.Tensor, out: torch.Tensor, *, pdl: bool = True) -> None:
-    """out float32[n, k, ff] = silu(gate_e times x) * (up_e times x), x = rms_norm(h) for h float32[n, cols], and the experts
-    e = ids int32[n, k], 1 <= k <= 32; 0 where an id is negative. Without `up`, the first half of each expert's rows is the gate.
+def expert_gate_up(
+    h: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    gate: PackedMatrix,
+    up: PackedMatrix | None,
+    ids: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    pdl: bool = True,
+) -> None:
+    """out float32[n, k, ff] = silu(gate_e times x) * (up_e times x), x = rms_norm(h) for h
+    float32[n, cols], and the experts e = ids int32[n, k], 1 <= k <= 32; 0 where an id is negative.
+    Without `up`, the first half of each expert's rows is the gate.
 
-    ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids are not checked."""
+    ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids are not
+    checked.
+    """
     n, cols = h.shape
     ff, device = gate.rows if up is not None else gate.rows // 2, h.device
     first_up, up = (0, up) if up is not None else (ff, gate)
@@ -143,27 +245,61 @@ def expert_gate_up(h: torch.Tensor, norm_weight: torch.Tensor | None, eps: float
     for m in (gate, up):
         _check_matrix(m, cols, device, experts=True)
     if (up.type, up.rows, up.n_matrices) != (gate.type, gate.rows, gate.n_matrices):
-        raise ShapeError(f"gate and up are {gate.n_matrices} matrices of {gate.rows} rows of {gate.type} and "
-                         f"{up.n_matrices} of {up.rows} of {up.type}")
+        raise ShapeError(
+            f"gate and up are {gate.n_matrices} matrices of {gate.rows} rows of {gate.type} and "
+            f"{up.n_matrices} of {up.rows} of {up.type}"
+        )
     index = device_index(device)
     here = limits(index)
     cut = here.plan(gate.type, cols, 1, EXPERT_GATE_UP)
     if cut.shared > room_of(gate.type, here.shared):
-        raise ShapeError(f"activations of {cols} elements do not fit into the {here.shared} bytes of shared memory of {device}")
+        raise ShapeError(
+            f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
+            f" memory of {device}"
+        )
     with torch.cuda.device(index):
-        launch(function(quantized_spec(gate.type, cols, 1, EXPERT_GATE_UP, cut), NAMES[EXPERT_GATE_UP], index),
-               (here.processors, n), 32 * cut.warps, h, norm_weight, np.float32(eps), gate.data, up.data,
-               np.int64(gate.total_rows), np.int32(gate.rows), np.int32(first_up), ids, np.int32(k), np.int32(ff), out,
-               shared=here.shared_of(EXPERT_GATE_UP, cut), pdl=pdl)
+        launch(
+            function(
+                quantized_spec(gate.type, cols, 1, EXPERT_GATE_UP, cut),
+                NAMES[EXPERT_GATE_UP],
+                index,
+            ),
+            (here.processors, n),
+            32 * cut.warps,
+            h,
+            norm_weight,
+            np.float32(eps),
+            gate.data,
+            up.data,
+            np.int64(gate.total_rows),
+            np.int32(gate.rows),
+            np.int32(first_up),
+            ids,
+            np.int32(k),
+            np.int32(ff),
+            out,
+            shared=here.shared_of(EXPERT_GATE_UP, cut),
+            pdl=pdl,
+        )
 
 
-def expert_down_add(x: torch.Tensor, down: PackedMatrix, ids: torch.Tensor, weights: torch.Tensor, h: torch.Tensor, *,
-                    pdl: bool = True) -> None:
-    """h float32[n, rows] += sum over slots of weights[n, slot] * (down_e times x[n, slot]) for x float32[n, k, cols], experts
-    e = ids int32[n, k] and weights float32[n, k]. A slot with a negative id adds nothing; slots are summed in ascending order.
-    Follows `expert_gate_up`: ids and weights are read while that still runs.
+def expert_down_add(
+    x: torch.Tensor,
+    down: PackedMatrix,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    h: torch.Tensor,
+    *,
+    pdl: bool = True,
+) -> None:
+    """h float32[n, rows] += sum over slots of weights[n, slot] * (down_e times x[n, slot]) for x
+    float32[n, k, cols], experts e = ids int32[n, k] and weights float32[n, k]. A slot with a
+    negative id adds nothing; slots are summed in ascending order. Follows `expert_gate_up`: ids and
+    weights are read while that still runs.
 
-    ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids are not checked."""
+    ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids are not
+    checked.
+    """
     n, k, cols = x.shape
     device = x.device
     _check("activations", x, (n, k, cols), device)
@@ -176,28 +312,66 @@ def expert_down_add(x: torch.Tensor, down: PackedMatrix, ids: torch.Tensor, weig
     here = limits(index)
     cut = here.plan(down.type, cols, k, EXPERT_DOWN)
     if cut.shared > room_of(down.type, here.shared):
-        raise ShapeError(f"{k} experts of {cols} elements do not fit into the {here.shared} bytes of shared memory of {device}")
+        raise ShapeError(
+            f"{k} experts of {cols} elements do not fit into the {here.shared} bytes of shared"
+            f" memory of {device}"
+        )
     with torch.cuda.device(index):
-        launch(function(quantized_spec(down.type, cols, k, EXPERT_DOWN, cut), NAMES[EXPERT_DOWN], index),
-               (here.processors, n), 32 * cut.warps, x, down.data, np.int64(down.total_rows), np.int32(down.rows), ids, weights, h,
-               shared=here.shared_of(EXPERT_DOWN, cut), pdl=pdl)
+        launch(
+            function(
+                quantized_spec(down.type, cols, k, EXPERT_DOWN, cut), NAMES[EXPERT_DOWN], index
+            ),
+            (here.processors, n),
+            32 * cut.warps,
+            x,
+            down.data,
+            np.int64(down.total_rows),
+            np.int32(down.rows),
+            ids,
+            weights,
+            h,
+            shared=here.shared_of(EXPERT_DOWN, cut),
+            pdl=pdl,
+        )
 
 
-def _check(what: str, tensor: torch.Tensor, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-    if tensor.dtype != dtype or tuple(tensor.shape) != shape or tensor.device != device or not tensor.is_contiguous() or not tensor.is_cuda:
-        raise ShapeError(f"{what}: {tensor.dtype}{list(tensor.shape)} on {tensor.device}, "
-                         f"expected contiguous {dtype}{list(shape)} on {device}")
+def _check(
+    what: str,
+    tensor: torch.Tensor,
+    shape: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    if (
+        tensor.dtype != dtype
+        or tuple(tensor.shape) != shape
+        or tensor.device != device
+        or not tensor.is_contiguous()
+        or not tensor.is_cuda
+    ):
+        raise ShapeError(
+            f"{what}: {tensor.dtype}{list(tensor.shape)} on {tensor.device}, "
+            f"expected contiguous {dtype}{list(shape)} on {device}"
+        )
 
 
 def _check_slots(ids: torch.Tensor, n: int, device: torch.device) -> int:
     if ids.ndim != 2 or not 1 <= ids.shape[1] <= MOST_SLOTS:
-        raise ShapeError(f"ids of experts have the shape {list(ids.shape)}, expected [{n}, 1 to {MOST_SLOTS}]")
+        raise ShapeError(
+            f"ids of experts have the shape {list(ids.shape)}, expected [{n}, 1 to {MOST_SLOTS}]"
+        )
     _check("ids of experts", ids, (n, ids.shape[1]), device, torch.int32)
     return ids.shape[1]
 
 
 def _check_matrix(m: PackedMatrix, cols: int, device: torch.device, experts: bool = False) -> None:
     if m.cols != cols or m.device != device:
-        raise ShapeError(f"a matrix with rows of {m.cols} elements on {m.device} for activations of {cols} on {device}")
+        raise ShapeError(
+            f"a matrix with rows of {m.cols} elements on {m.device} for activations of {cols} on"
+            f" {device}"
+        )
     if not supported(m.type, experts=experts):
-        raise UnsupportedTypeError(f"there is no matrix-vector kernel for {'experts' if experts else 'matrices'} of {m.type}")
+        raise UnsupportedTypeError(
+            f"there is no matrix-vector kernel for {'experts' if experts else 'matrices'} of"
+            f" {m.type}"
+        )

@@ -1,4 +1,6 @@
-"""How a matrix-vector product is cut up, from shapes and device alone, and the kernel spec of each cut. See matvec/feed.cuh."""
+"""How a matrix-vector product is cut up, from shapes and device alone, and the kernel spec of each
+cut. See matvec/feed.cuh.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from ..formats.types import GGMLType
-from .compile.nvrtc import KernelSpec
 from .compile.grids import shared_bytes
+from .compile.nvrtc import KernelSpec
 from .layouts.table import packed_layout, packed_types, plain_type, unit_header
 
 NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec.cu and matvec_float.cu
@@ -19,20 +21,36 @@ NAMES = ("norm_matvec", "matvec_add", "gate_up", "gate_by", "expert_gate_up", "e
 MOST_ROWS = 8  # of activations
 MOST_SLOTS = 32  # experts of a token
 
-_GRANULE = {"Q8_0": 16, "IQ2_K": 64}  # elements that a lane takes at once, G of the formats; 32 for all others
-_OWN = {"IQ4_K": "iq_k", "IQ2_K": "iq_k", "IQ4_KS": "iq_ks", "Q4_K": "k", "Q6_K": "k", "Q8_0": "legacy"}  # matvec/*.cuh; others are generic
+_GRANULE = {
+    "Q8_0": 16,
+    "IQ2_K": 64,
+}  # elements that a lane takes at once, G of the formats; 32 for all others
+_OWN = {
+    "IQ4_K": "iq_k",
+    "IQ2_K": "iq_k",
+    "IQ4_KS": "iq_ks",
+    "Q4_K": "k",
+    "Q6_K": "k",
+    "Q8_0": "legacy",
+}  # matvec/*.cuh; others are generic
 _ROW_FACTORS = ("IQ4_KS",)  # ROW_FACTOR of the formats: a row's own factor is not in its stages
-_RING = 80 << 10  # bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the gap between kernels
+_RING = (
+    80 << 10
+)  # bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the gap between kernels
 _LARGEST_RING = 110 << 10  # for long stages, and for experts; two blocks still fit on an H200
 _WARPS = 16
 _STAGE_STEPS = 2
-RESERVED = 2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
+RESERVED = (
+    2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
+)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` of 32 granules make a row; a stage is `stage_steps` of them of `stage_rows` rows; each of `warps` warps has `slots` stages
-    on their way. `shared`: bytes of shared memory of a block. `resident`: blocks whose registers fit on a multiprocessor at once."""
+    """`steps` of 32 granules make a row; a stage is `stage_steps` of them of `stage_rows` rows;
+    each of `warps` warps has `slots` stages on their way. `shared`: bytes of shared memory of a
+    block. `resident`: blocks whose registers fit on a multiprocessor at once.
+    """
 
     steps: int
     stage_steps: int
@@ -53,7 +71,9 @@ def stage_bytes(type: GGMLType, cols: int, stage_steps: int) -> int:
     for _, n, per_row in packed_layout(type).planes:
         if per_row and type.name in _ROW_FACTORS:
             continue
-        piece, row = (n, n) if per_row else (elements // type.block_size * n, cols // type.block_size * n)
+        piece, row = (
+            (n, n) if per_row else (elements // type.block_size * n, cols // type.block_size * n)
+        )
         aligned, in_line = row % 16 == 0 and piece % 16 == 0, per_row and 16 % n == 0
         total += piece if aligned else 16 if in_line else -(-piece // 16) * 16 + 16
     return total
@@ -65,19 +85,27 @@ def activation_bytes(type: GGMLType, steps: int) -> int:
 
 
 def room_of(type: GGMLType, limit: int) -> int:
-    """Bytes of shared memory that a plan for the type can have, of the `limit` of a block: some types have a table there."""
+    """Bytes of shared memory that a plan for the type can have, of the `limit` of a block: some
+    types have a table there.
+    """
     return limit - RESERVED - shared_bytes(type)
 
 
 @functools.cache
-def plan(type: GGMLType, cols: int, n: int, kind: int, limit: int, wanted: int | None = None) -> Plan:
-    """For rows of `cols` weights and n rows of activations (of EXPERT_DOWN: n slots), on a device that has `limit` bytes of shared memory
-    for a block; `wanted` are what the ring should make do with, where that is less. `shared` is larger than the limit where n is too
-    much."""
+def plan(
+    type: GGMLType, cols: int, n: int, kind: int, limit: int, wanted: int | None = None
+) -> Plan:
+    """For rows of `cols` weights and n rows of activations (of EXPERT_DOWN: n slots), on a device
+    that has `limit` bytes of shared memory for a block; `wanted` are what the ring should make do
+    with, where that is less. `shared` is larger than the limit where n is too much.
+    """
     steps = -(-cols // (32 * granule(type)))
     stage_rows = {GATE_UP: 2, EXPERT_GATE_UP: 2, EXPERT_DOWN: n}.get(kind, 1)
     x, fewest = n * activation_bytes(type, steps), 1 if kind == EXPERT_DOWN else 2
-    ring = min(_LARGEST_RING if kind >= EXPERT_GATE_UP else _RING, room_of(type, min(limit, wanted or limit)) - x)
+    ring = min(
+        _LARGEST_RING if kind >= EXPERT_GATE_UP else _RING,
+        room_of(type, min(limit, wanted or limit)) - x,
+    )
 
     def slot(k: int) -> int:
         return stage_rows * stage_bytes(type, cols, k)
@@ -86,44 +114,91 @@ def plan(type: GGMLType, cols: int, n: int, kind: int, limit: int, wanted: int |
     while warps > 4 and fewest * warps * slot(1) > room_of(type, limit) - x:
         warps //= 2
     most = min(_LARGEST_RING, room_of(type, min(limit, wanted or limit)) - x)
-    longest = next((k for k in range(min(_STAGE_STEPS, steps), 1, -1) if fewest * slot(k) <= most // warps), 1)
+    longest = next(
+        (k for k in range(min(_STAGE_STEPS, steps), 1, -1) if fewest * slot(k) <= most // warps), 1
+    )
     even = next(k for k in range(longest, 0, -1) if steps % k == 0)
-    stage_steps = even if 3 * even >= 2 * longest else -(-steps // -(-steps // longest))  # equal stages, if they need not be much shorter
+    stage_steps = (
+        even if 3 * even >= 2 * longest else -(-steps // -(-steps // longest))
+    )  # equal stages, if they need not be much shorter
     slots = max(fewest, min(8, ring // (warps * slot(stage_steps))))
     resident = 2 if n == 1 or kind == EXPERT_DOWN else 1
-    return Plan(steps, stage_steps, stage_rows, slots, warps, x + warps * slots * slot(stage_steps), resident)
+    return Plan(
+        steps,
+        stage_steps,
+        stage_rows,
+        slots,
+        warps,
+        x + warps * slots * slot(stage_steps),
+        resident,
+    )
 
 
 @functools.cache
-def quantized_spec(type: GGMLType, cols: int, n: int, kind: int, plan: Plan, matrices: int = 1, bf16: bool = False) -> KernelSpec:
-    """The kernel of a product with a quantized type; `matrices` below each other for NORM_MATVEC. bf16: x of MATVEC_ADD, the result of
-    GATE_UP are bf16."""
+def quantized_spec(
+    type: GGMLType, cols: int, n: int, kind: int, plan: Plan, matrices: int = 1, bf16: bool = False
+) -> KernelSpec:
+    """The kernel of a product with a quantized type; `matrices` below each other for NORM_MATVEC.
+    bf16: x of MATVEC_ADD, the result of GATE_UP are bf16.
+    """
     experts = kind >= EXPERT_GATE_UP
-    defines = {"TYPE": type.name, "COLS": cols, "X_ROWS": n, "KIND": kind - EXPERT_GATE_UP if experts else kind, "KERNEL": NAMES[kind],
-               "UNITS_IN_SHARED": 1, "USES": 1 if experts else n, "STEPS": plan.steps, "STAGE_STEPS": plan.stage_steps,
-               "STAGE_ROWS": plan.stage_rows, "SLOTS": plan.slots, "WARPS": plan.warps, "MATRICES": matrices,
-               "BLOCKS": plan.resident, "BF16_X": int(bf16 and kind == MATVEC_ADD),
-               "BF16_OUT": int(bf16 and kind == GATE_UP)}
+    defines = {
+        "TYPE": type.name,
+        "COLS": cols,
+        "X_ROWS": n,
+        "KIND": kind - EXPERT_GATE_UP if experts else kind,
+        "KERNEL": NAMES[kind],
+        "UNITS_IN_SHARED": 1,
+        "USES": 1 if experts else n,
+        "STEPS": plan.steps,
+        "STAGE_STEPS": plan.stage_steps,
+        "STAGE_ROWS": plan.stage_rows,
+        "SLOTS": plan.slots,
+        "WARPS": plan.warps,
+        "MATRICES": matrices,
+        "BLOCKS": plan.resident,
+        "BF16_X": int(bf16 and kind == MATVEC_ADD),
+        "BF16_OUT": int(bf16 and kind == GATE_UP),
+    }
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
     name = f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}{'_bf16' * bf16}"
-    return KernelSpec(name, (unit_header(type), *own, "matvec/experts.cu" if experts else "matvec/matvec.cu"),
-                      tuple((k, str(v)) for k, v in defines.items()), (NAMES[kind],))
+    return KernelSpec(
+        name,
+        (unit_header(type), *own, "matvec/experts.cu" if experts else "matvec/matvec.cu"),
+        tuple((k, str(v)) for k, v in defines.items()),
+        (NAMES[kind],),
+    )
 
 
 @functools.cache
 def float_spec(type: GGMLType, cols: int, n: int, kind: int, split: int) -> KernelSpec:
     """The kernel of a product with F32, F16 or BF16; `split` warps share a row of weights."""
     warps, vectors = max(split, 4), cols * type.block_bytes // 16
-    defines = {"TYPE": type.name, "WEIGHT_BYTES": type.block_bytes, "COLS": cols, "X_ROWS": n, "KIND": kind, "KERNEL": NAMES[kind],
-               "WARPS": warps, "SPLIT": split, "UNROLL": min(4, -(-vectors // (32 * split)))}
-    return KernelSpec(f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}", ("matvec/float.cu",),
-                      tuple((k, str(v)) for k, v in defines.items()), (NAMES[kind],))
+    defines = {
+        "TYPE": type.name,
+        "WEIGHT_BYTES": type.block_bytes,
+        "COLS": cols,
+        "X_ROWS": n,
+        "KIND": kind,
+        "KERNEL": NAMES[kind],
+        "WARPS": warps,
+        "SPLIT": split,
+        "UNROLL": min(4, -(-vectors // (32 * split))),
+    }
+    return KernelSpec(
+        f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{split}",
+        ("matvec/float.cu",),
+        tuple((k, str(v)) for k, v in defines.items()),
+        (NAMES[kind],),
+    )
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a device: multiprocessors, and bytes of shared memory that a block can have at most. With `alone` of them a multiprocessor has
-    one block at a time; `beside` is what another one can have there."""
+    """Of a device: multiprocessors, and bytes of shared memory that a block can have at most. With
+    `alone` of them a multiprocessor has one block at a time; `beside` is what another one can have
+    there.
+    """
 
     processors: int
     shared: int
@@ -133,30 +208,43 @@ class Limits:
     def shared_of(self, kind: int, cut: Plan) -> int:
         """Bytes to launch with.
 
-        Each block of a product is to be on a multiprocessor before the block in front of it has ended there, so that its first weights
-        load meanwhile, and all multiprocessors are to have one block: where some have two and others none, everything waits for
-        those. In a chain of kernels with a block everywhere it comes out so by itself, as two blocks fit and not three. What follows
-        attention or a router, whose blocks are here and there, has to be alone.
+        Each block of a product is to be on a multiprocessor before the block in front of it has
+        ended there, so that its first weights load meanwhile, and all multiprocessors are to have
+        one block: where some have two and others none, everything waits for those. In a chain of
+        kernels with a block everywhere it comes out so by itself, as two blocks fit and not three.
+        What follows attention or a router, whose blocks are here and there, has to be alone.
         """
         return max(cut.shared, self.alone) if kind in _AFTER_FEW_BLOCKS else cut.shared
 
     def plan(self, type: GGMLType, cols: int, n: int, kind: int) -> Plan:
-        return plan(type, cols, n, kind, self.shared, self.alone if kind in _AFTER_FEW_BLOCKS else self.beside)
+        return plan(
+            type,
+            cols,
+            n,
+            kind,
+            self.shared,
+            self.alone if kind in _AFTER_FEW_BLOCKS else self.beside,
+        )
 
 
 @functools.cache
 def limits(device: int) -> Limits:
     """Of a CUDA device, by number."""
     facts = torch.cuda.get_device_properties(device)
-    alone = min(facts.shared_memory_per_multiprocessor // 2, facts.shared_memory_per_block_optin - RESERVED)
+    alone = min(
+        facts.shared_memory_per_multiprocessor // 2, facts.shared_memory_per_block_optin - RESERVED
+    )
     most = facts.shared_memory_per_block_optin
-    beside = facts.shared_memory_per_multiprocessor - alone - RESERVED if facts.major >= 9 else most  # kernels overlap from sm_90 on
+    beside = (
+        facts.shared_memory_per_multiprocessor - alone - RESERVED if facts.major >= 9 else most
+    )  # kernels overlap from sm_90 on
     return Limits(facts.multi_processor_count, most, alone, beside)
 
 
 def sample_specs() -> list[KernelSpec]:
-    """One row length for each kind of kernel and type, as any other is compiled when it is met: for types with a format of their own as
-    the layers of a model ask for them, and for eight rows once."""
+    """One row length for each kind of kernel and type, as any other is compiled when it is met: for
+    types with a format of their own as the layers of a model ask for them, and for eight rows once.
+    """
     found, limit = [], 99 << 10
     for name in packed_types():
         type = plain_type(name)
@@ -164,10 +252,22 @@ def sample_specs() -> list[KernelSpec]:
             found.append(float_spec(type, 2048, 1, NORM_MATVEC, 4))
             continue
         if name not in _OWN:
-            found.append(quantized_spec(type, 4096, 1, MATVEC_ADD, plan(type, 4096, 1, MATVEC_ADD, limit)))
+            found.append(
+                quantized_spec(type, 4096, 1, MATVEC_ADD, plan(type, 4096, 1, MATVEC_ADD, limit))
+            )
             continue
-        for kind, cols, n, matrices, bf16 in ((NORM_MATVEC, 4096, 1, 3, False), (MATVEC_ADD, 4096, 1, 1, True), (GATE_UP, 4096, 1, 1, True),
-                                              (GATE_BY, 4096, 1, 1, False), (EXPERT_GATE_UP, 2048, 1, 1, False),
-                                              (EXPERT_DOWN, 768, 8, 1, False), (MATVEC_ADD, 4096, 8, 1, False)):
-            found.append(quantized_spec(type, cols, n, kind, plan(type, cols, n, kind, limit), matrices, bf16))
+        for kind, cols, n, matrices, bf16 in (
+            (NORM_MATVEC, 4096, 1, 3, False),
+            (MATVEC_ADD, 4096, 1, 1, True),
+            (GATE_UP, 4096, 1, 1, True),
+            (GATE_BY, 4096, 1, 1, False),
+            (EXPERT_GATE_UP, 2048, 1, 1, False),
+            (EXPERT_DOWN, 768, 8, 1, False),
+            (MATVEC_ADD, 4096, 8, 1, False),
+        ):
+            found.append(
+                quantized_spec(
+                    type, cols, n, kind, plan(type, cols, n, kind, limit), matrices, bf16
+                )
+            )
     return found

@@ -1,4 +1,5 @@
-"""Packed matrices as torch sees them: made from the bytes of a file, decoded as a whole, by experts or by rows.
+"""Packed matrices as torch sees them: made from the bytes of a file, decoded as a whole, by experts
+or by rows.
 
     m = pack_matrix("IQ4_K", pieces, rows, cols, 1, "cuda")         # pieces: host arrays uint8[k, row_bytes], in order of rows
     w = decode_matrix(m, torch.bfloat16)                            # [rows, cols]
@@ -24,13 +25,17 @@ from ..formats.codecs.bit_moves import Moves
 from ..formats.codecs.interleaved import interleaving, row_head
 from ..formats.codecs.interleaved import pack_rows as interleaved_rows
 from ..formats.types import GGMLType, ggml_type
-from .compile.nvrtc import KernelSpec
 from .compile.launch import function, launch
+from .compile.nvrtc import KernelSpec
 from .layouts.layout import UNIT
 from .layouts.table import PackedLayout, packed_layout, packed_types, plain_type, unit_header
 from .rearrange import Segment, rearrange
 
-_FUNCTIONS = {torch.float32: "dequantize_f32", torch.float16: "dequantize_f16", torch.bfloat16: "dequantize_bf16"}
+_FUNCTIONS = {
+    torch.float32: "dequantize_f32",
+    torch.float16: "dequantize_f16",
+    torch.bfloat16: "dequantize_bf16",
+}
 _THREADS = 256
 _PIECE_BYTES = 16 << 20  # on their way to the device at a time; two of these are pinned
 _COPIERS = min(4, os.cpu_count() or 1)  # threads: one copies slower than the bus to the device
@@ -48,7 +53,8 @@ def dequantize_spec(type: GGMLType) -> KernelSpec:
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """`n_matrices` matrices [rows, cols] of one type below each other, in planes (see `layouts.py`): `data` uint8[bytes].
+    """`n_matrices` matrices [rows, cols] of one type below each other, in planes (see
+    `layouts.py`): `data` uint8[bytes].
 
     `type` is the one whose units the bytes are: the plain type of an interleaved one.
     """
@@ -81,7 +87,13 @@ def packable(type: str | GGMLType, cols: int) -> bool:
     type = ggml_type(type)
     plain = plain_type(type)
     whole = cols % (interleaving(type).elements if type.is_interleaved else 1) == 0
-    return plain.name in packed_types() and cols > 0 and cols % UNIT == 0 and cols % plain.block_size == 0 and whole
+    return (
+        plain.name in packed_types()
+        and cols > 0
+        and cols % UNIT == 0
+        and cols % plain.block_size == 0
+        and whole
+    )
 
 
 def packed_bytes(type: str | GGMLType, rows: int, cols: int, n_matrices: int = 1) -> int:
@@ -89,12 +101,19 @@ def packed_bytes(type: str | GGMLType, rows: int, cols: int, n_matrices: int = 1
     return packed_layout(plain_type(type)).offsets(rows * n_matrices, cols)[-1]
 
 
-def pack_matrix(type: str | GGMLType, pieces: Iterable[np.ndarray], rows: int, cols: int, n_matrices: int = 1,
-                device: torch.device | str = "cuda") -> PackedMatrix:
+def pack_matrix(
+    type: str | GGMLType,
+    pieces: Iterable[np.ndarray],
+    rows: int,
+    cols: int,
+    n_matrices: int = 1,
+    device: torch.device | str = "cuda",
+) -> PackedMatrix:
     """Bring the rows of a file to a device, packed.
 
-    pieces: uint8[k, row_bytes] on the host, in order, together rows * n_matrices; whole row groups for interleaved types. Memory beside
-    the result: a few pieces of 16 MB. ShapeError for bytes that do not fit, UnsupportedTypeError for a type or length that has no layout.
+    pieces: uint8[k, row_bytes] on the host, in order, together rows * n_matrices; whole row groups
+    for interleaved types. Memory beside the result: a few pieces of 16 MB. ShapeError for bytes
+    that do not fit, UnsupportedTypeError for a type or length that has no layout.
     """
     type, device = ggml_type(type), torch.device(device)
     if not packable(type, cols):
@@ -119,15 +138,24 @@ def _split(type: GGMLType, pieces: Iterable[np.ndarray], cols: int) -> Iterator[
     row_bytes, group = type.row_bytes(cols), type.group_rows
     step = max(1, _PIECE_BYTES // (row_bytes * group)) * group
     for piece in pieces:
-        if piece.dtype != np.uint8 or piece.ndim != 2 or piece.shape[1] != row_bytes or len(piece) % group:
-            raise ShapeError(f"{type.name} rows of {cols} elements are uint8[rows, {row_bytes}], in groups of {group}; "
-                             f"got {piece.dtype}{list(piece.shape)}")
+        if (
+            piece.dtype != np.uint8
+            or piece.ndim != 2
+            or piece.shape[1] != row_bytes
+            or len(piece) % group
+        ):
+            raise ShapeError(
+                f"{type.name} rows of {cols} elements are uint8[rows, {row_bytes}], in groups of"
+                f" {group}; got {piece.dtype}{list(piece.shape)}"
+            )
         for start in range(0, len(piece), step):
             yield piece[start : start + step]
 
 
 def _staged(parts: Iterator[np.ndarray], device: torch.device) -> Iterator[torch.Tensor]:
-    """The parts on the device. Each is valid until the next but one is asked for (on the current stream)."""
+    """The parts on the device. Each is valid until the next but one is asked for (on the current
+    stream).
+    """
     if device.type != "cuda":
         yield from (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
         return
@@ -140,7 +168,12 @@ def _staged(parts: Iterator[np.ndarray], device: torch.device) -> Iterator[torch
             copied[n % 2].synchronize()  # what was in the buffer has left it
             pinned = buffers[n % 2][: part.size]
             into = pinned.numpy().reshape(part.shape)
-            codec.in_pieces(lambda rows, into=into, part=part: np.copyto(into[rows], part[rows]), len(part), 1, _COPIERS)
+            codec.in_pieces(
+                lambda rows, into=into, part=part: np.copyto(into[rows], part[rows]),
+                len(part),
+                1,
+                _COPIERS,
+            )
             raw = pinned.to(device, non_blocking=True).view(part.shape)
             copied[n % 2].record()
         yield raw
@@ -156,36 +189,75 @@ def _pack_rows(type: GGMLType, raw: torch.Tensor, matrix: PackedMatrix, first: i
     blocks = matrix.cols // matrix.type.block_size
     for (_, n, per_row), offset in _placed(matrix):
         if per_row:
-            matrix.data[offset + first * n : offset + (first + len(raw)) * n].view(len(raw), n).copy_(raw[:, :n])
-    rearrange(matrix.layout.moves, raw, head, matrix.data, _segments(matrix, first), len(raw), blocks, matrix.type.block_bytes)
+            matrix.data[offset + first * n : offset + (first + len(raw)) * n].view(
+                len(raw), n
+            ).copy_(raw[:, :n])
+    rearrange(
+        matrix.layout.moves,
+        raw,
+        head,
+        matrix.data,
+        _segments(matrix, first),
+        len(raw),
+        blocks,
+        matrix.type.block_bytes,
+    )
 
 
 def _placed(matrix: PackedMatrix) -> Iterator[tuple[tuple[str, int, bool], int]]:
     """The planes, each with where it begins."""
-    return zip(matrix.layout.planes, matrix.layout.offsets(matrix.total_rows, matrix.cols)[:-1], strict=True)
+    return zip(
+        matrix.layout.planes,
+        matrix.layout.offsets(matrix.total_rows, matrix.cols)[:-1],
+        strict=True,
+    )
 
 
 def _segments(matrix: PackedMatrix, first: int) -> list[Segment]:
     """Where the bytes of packed blocks go, those of row `first` first."""
     blocks = matrix.cols // matrix.type.block_size
-    return [Segment(n, offset + first * blocks * n, blocks * n, n) for (_, n, per_row), offset in _placed(matrix) if not per_row]
+    return [
+        Segment(n, offset + first * blocks * n, blocks * n, n)
+        for (_, n, per_row), offset in _placed(matrix)
+        if not per_row
+    ]
 
 
 def _undone(type: GGMLType, merged: torch.Tensor, cols: int) -> torch.Tensor:
-    """Rows of an interleaved type as rows of its plain type (or as its own decoder reads them); the sums in headers of Q8_KV are 0."""
-    tables, stored_head, k, head = interleaving(type), type.header_bytes, type.group_rows, row_head(type)
+    """Rows of an interleaved type as rows of its plain type (or as its own decoder reads them); the
+    sums in headers of Q8_KV are 0.
+    """
+    tables, stored_head, k, head = (
+        interleaving(type),
+        type.header_bytes,
+        type.group_rows,
+        row_head(type),
+    )
     groups, blocks = len(merged) // k, cols // tables.elements
     n_bytes = head + blocks * tables.row_bytes
     rows = torch.zeros((len(merged), n_bytes), dtype=torch.uint8, device=merged.device)
     merged = merged.reshape(groups, -1)
     rows[:, :stored_head] = merged[:, : k * stored_head].reshape(len(rows), stored_head)
-    segments = [Segment(tables.row_bytes, row * n_bytes + head, k * n_bytes, tables.row_bytes) for row in range(k)]
-    rearrange(tables.unpack_moves, merged, k * stored_head, rows.view(-1), segments, groups, blocks, tables.merged_bytes)
+    segments = [
+        Segment(tables.row_bytes, row * n_bytes + head, k * n_bytes, tables.row_bytes)
+        for row in range(k)
+    ]
+    rearrange(
+        tables.unpack_moves,
+        merged,
+        k * stored_head,
+        rows.view(-1),
+        segments,
+        groups,
+        blocks,
+        tables.merged_bytes,
+    )
     return rows
 
 
 def unpack_rows(matrix: PackedMatrix) -> np.ndarray:
-    """The rows as the file has them (in their plain type), uint8[rows, row_bytes]: the inverse of packing, on the CPU.
+    """The rows as the file has them (in their plain type), uint8[rows, row_bytes]: the inverse of
+    packing, on the CPU.
 
     Bytes of row headers that packing leaves out are 0.
     """
@@ -202,53 +274,104 @@ def unpack_rows(matrix: PackedMatrix) -> np.ndarray:
     m: Moves = matrix.layout.moves
     body = np.concatenate(bodies, axis=1) ^ m.flips
     back = np.zeros((rows * blocks, type.block_bytes), dtype=np.uint8)
-    for source, target, shift, mask in zip(m.source.tolist(), m.target.tolist(), m.shift.tolist(), m.mask.tolist(), strict=True):
-        back[:, source] |= ((body[:, target].astype(np.int32) & mask) << 8 >> shift).astype(np.uint8)
+    for source, target, shift, mask in zip(
+        m.source.tolist(), m.target.tolist(), m.shift.tolist(), m.mask.tolist(), strict=True
+    ):
+        back[:, source] |= ((body[:, target].astype(np.int32) & mask) << 8 >> shift).astype(
+            np.uint8
+        )
     result[:, type.header_bytes :] = back.reshape(rows, -1)
     return result
 
 
-def decode_matrix(m: PackedMatrix, dtype: torch.dtype, *, first_row: int = 0, n_rows: int | None = None,
-                  out: torch.Tensor | None = None) -> torch.Tensor:
-    """Rows first_row .. first_row + n_rows (all of them by default) as `dtype`[n_rows, cols]: float32 exact, bfloat16 or float16 rounded
-    from it. `out`: a contiguous tensor for the result. ShapeError for rows that are not there."""
+def decode_matrix(
+    m: PackedMatrix,
+    dtype: torch.dtype,
+    *,
+    first_row: int = 0,
+    n_rows: int | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Rows first_row .. first_row + n_rows (all of them by default) as `dtype`[n_rows, cols]:
+    float32 exact, bfloat16 or float16 rounded from it. `out`: a contiguous tensor for the result.
+    ShapeError for rows that are not there.
+    """
     n_rows = m.total_rows - first_row if n_rows is None else n_rows
     if first_row < 0 or n_rows < 0 or first_row + n_rows > m.total_rows:
         raise ShapeError(f"rows {first_row} to {first_row + n_rows} of a matrix of {m.total_rows}")
     return _decode(m, dtype, None, first_row, 1, n_rows, out)
 
 
-def decode_matrices(m: PackedMatrix, dtype: torch.dtype, ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The matrices `ids` int64[n] (on the device of m; they are not checked) as `dtype`[n, rows, cols], in one launch."""
+def decode_matrices(
+    m: PackedMatrix, dtype: torch.dtype, ids: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The matrices `ids` int64[n] (on the device of m; they are not checked) as `dtype`[n, rows,
+    cols], in one launch.
+    """
     return _decode(m, dtype, ids, 0, m.rows, len(ids) * m.rows, out).view(len(ids), m.rows, m.cols)
 
 
-def decode_rows(m: PackedMatrix, ids: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
+def decode_rows(
+    m: PackedMatrix, ids: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """The rows `ids` int64[n] (on the device of m; they are not checked) as `dtype`[n, cols]."""
     return _decode(m, dtype, ids, 0, 1, len(ids), out)
 
 
-def _decode(m: PackedMatrix, dtype: torch.dtype, ids: torch.Tensor | None, first: int, group: int, n_rows: int,
-            out: torch.Tensor | None) -> torch.Tensor:
+def _decode(
+    m: PackedMatrix,
+    dtype: torch.dtype,
+    ids: torch.Tensor | None,
+    first: int,
+    group: int,
+    n_rows: int,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
     if out is None:
         out = torch.empty((n_rows, m.cols), dtype=dtype, device=m.device)
-    elif out.numel() != n_rows * m.cols or out.dtype != dtype or not out.is_contiguous() or out.device != m.device:
+    elif (
+        out.numel() != n_rows * m.cols
+        or out.dtype != dtype
+        or not out.is_contiguous()
+        or out.device != m.device
+    ):
         wanted = f"{dtype}[{n_rows}, {m.cols}] on {m.device}"
-        raise ShapeError(f"out is {out.dtype}{list(out.shape)} on {out.device}, expected contiguous {wanted}")
-    if ids is not None and (ids.dtype != torch.int64 or ids.device != m.device or not ids.is_contiguous()):
-        raise ShapeError(f"ids are {ids.dtype} on {ids.device}, expected contiguous int64 on {m.device}")
+        raise ShapeError(
+            f"out is {out.dtype}{list(out.shape)} on {out.device}, expected contiguous {wanted}"
+        )
+    if ids is not None and (
+        ids.dtype != torch.int64 or ids.device != m.device or not ids.is_contiguous()
+    ):
+        raise ShapeError(
+            f"ids are {ids.dtype} on {ids.device}, expected contiguous int64 on {m.device}"
+        )
     if not m.data.is_cuda:
         stored = unpack_rows(m)
         if m.type.is_interleaved:  # one that has its own decoder
             stored = interleaved_rows(m.type, stored, m.cols)
         values = torch.from_numpy(codec.decode(m.type, stored, m.cols, as_weights=True))
-        chosen = torch.arange(first, first + n_rows) if ids is None else (ids[:, None] * group + torch.arange(group)).reshape(-1)
+        chosen = (
+            torch.arange(first, first + n_rows)
+            if ids is None
+            else (ids[:, None] * group + torch.arange(group)).reshape(-1)
+        )
         return out.copy_(values[chosen].view(out.shape))
     units = n_rows * (m.cols // UNIT)
     if units >= 1 << 32:
         raise ShapeError(f"{n_rows} rows of {m.cols} elements are too many to be decoded at once")
     if units:
         with torch.cuda.device(m.device):
-            launch(function(dequantize_spec(m.type), _FUNCTIONS[dtype], m.device), -(-units // _THREADS), _THREADS, m.data, out,
-                   np.int64(m.total_rows), np.int32(m.cols), np.uint32(n_rows), ids, np.int64(first), np.uint32(group))
+            launch(
+                function(dequantize_spec(m.type), _FUNCTIONS[dtype], m.device),
+                -(-units // _THREADS),
+                _THREADS,
+                m.data,
+                out,
+                np.int64(m.total_rows),
+                np.int32(m.cols),
+                np.uint32(n_rows),
+                ids,
+                np.int64(first),
+                np.uint32(group),
+            )
     return out

@@ -1,7 +1,9 @@
-"""Kernels of the prompt path at torch level: what lies between matrix products when there are many rows.
+"""Kernels of the prompt path at torch level: what lies between matrix products when there are many
+rows.
 
-h is float32[T, width]. "half" is the activations' dtype, bfloat16 or float16. Nothing synchronizes; results repeat bit for bit.
-Shapes that the kernels do not have are refused by the `*_fits` functions, which a caller asks first.
+h is float32[T, width]. "half" is the activations' dtype, bfloat16 or float16. Nothing synchronizes;
+results repeat bit for bit. Shapes that the kernels do not have are refused by the `*_fits`
+functions, which a caller asks first.
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .compile.nvrtc import KernelSpec
 from .compile.launch import function, launch
+from .compile.nvrtc import KernelSpec
 
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -23,16 +25,24 @@ _GROUP_THREADS = 1024
 
 def _rows_spec(half: torch.dtype) -> KernelSpec:
     names = (*(f"add_norm_{n}" for n in _NORM_UNITS), "silu_gate", "gather_rows", "from_other")
-    return KernelSpec(f"prompt_{_short(half)}", ("prompt/prompt.cu",), (("HALF", str(_HALVES[half])),), names)
+    return KernelSpec(
+        f"prompt_{_short(half)}", ("prompt/prompt.cu",), (("HALF", str(_HALVES[half])),), names
+    )
 
 
 def _heads_spec(half: torch.dtype, stored: torch.dtype) -> KernelSpec:
     names = tuple(f"heads_{style}_{n}" for style in ("norm", "neox") for n in _HEAD_LANES)
-    return KernelSpec(f"prompt_heads_{_short(half)}_{_short(stored)}", ("prompt/rope.cu",),
-                      (("HALF", str(_HALVES[half])), ("STORED", str(_STORED[stored]))), names)
+    return KernelSpec(
+        f"prompt_heads_{_short(half)}_{_short(stored)}",
+        ("prompt/rope.cu",),
+        (("HALF", str(_HALVES[half])), ("STORED", str(_STORED[stored]))),
+        names,
+    )
 
 
-_EXPERTS_SPEC = KernelSpec("prompt_experts", ("prompt/experts.cu",), (), (*(f"route_{n}" for n in _PER_LANE), "group_rows"))
+_EXPERTS_SPEC = KernelSpec(
+    "prompt_experts", ("prompt/experts.cu",), (), (*(f"route_{n}" for n in _PER_LANE), "group_rows")
+)
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -41,7 +51,11 @@ def _short(dtype: torch.dtype) -> str:
 
 def specs() -> list[KernelSpec]:
     """All kernels of this module."""
-    return [*map(_rows_spec, _HALVES), *(_heads_spec(h, s) for h in _HALVES for s in _STORED), _EXPERTS_SPEC]
+    return [
+        *map(_rows_spec, _HALVES),
+        *(_heads_spec(h, s) for h in _HALVES for s in _STORED),
+        _EXPERTS_SPEC,
+    ]
 
 
 def norm_fits(width: int) -> bool:
@@ -49,44 +63,97 @@ def norm_fits(width: int) -> bool:
     return width % _UNIT == 0 and width <= _NORM_UNITS[-1] * _NORM_THREADS * _UNIT
 
 
-def add_norm(h: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None, *, delta: torch.Tensor | None = None,
-             rows: torch.Tensor | None = None, weights: torch.Tensor | None = None, exact: torch.Tensor | None = None,
-             permuted: bool = False) -> None:
-    """h += delta; out = h / sqrt(mean(h^2) + eps) * weight in half, and in float32 in `exact` where that is given.
+def add_norm(
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None,
+    *,
+    delta: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
+    exact: torch.Tensor | None = None,
+    permuted: bool = False,
+) -> None:
+    """h += delta; out = h / sqrt(mean(h^2) + eps) * weight in half, and in float32 in `exact` where
+    that is given.
 
-    delta: half[T, width], or with weights float32[T, k] and rows int32[T, k] the outputs half[n, width] of experts: row rows[t, k] of
-    it, times weights[t, k], is added to token t, k ascending; rows below 0 are left out. Without `out`, h += delta is all.
-    permuted: the columns of `out` as `prompt_grouped.permutation` says (width is a multiple of 128 then).
+    delta: half[T, width], or with weights float32[T, k] and rows int32[T, k] the outputs half[n,
+    width] of experts: row rows[t, k] of it, times weights[t, k], is added to token t, k ascending;
+    rows below 0 are left out. Without `out`, h += delta is all. permuted: the columns of `out` as
+    `prompt_grouped.permutation` says (width is a multiple of 128 then).
     """
     tokens, width = h.shape
     half = (out if out is not None else delta).dtype
     units = next(n for n in _NORM_UNITS if n * _NORM_THREADS * _UNIT >= width)
     slots = 0 if delta is None else 1 if weights is None else weights.shape[1]
-    launch(function(_rows_spec(half), f"add_norm_{units}", h.device), tokens, _NORM_THREADS, h, delta, weights, rows, np.int32(slots),
-           weight, np.float32(eps), out, np.int32(permuted), exact, np.int32(width))
+    launch(
+        function(_rows_spec(half), f"add_norm_{units}", h.device),
+        tokens,
+        _NORM_THREADS,
+        h,
+        delta,
+        weights,
+        rows,
+        np.int32(slots),
+        weight,
+        np.float32(eps),
+        out,
+        np.int32(permuted),
+        exact,
+        np.int32(width),
+    )
 
 
 def silu_gate(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
-    """out = silu(gate) * up for half[rows, cols]; gate and up may be column ranges of one matrix (equal strides)."""
+    """out = silu(gate) * up for half[rows, cols]; gate and up may be column ranges of one matrix
+    (equal strides).
+    """
     rows, cols = out.shape
-    launch(function(_rows_spec(out.dtype), "silu_gate", out.device), -(-rows * cols // (256 * _UNIT)), 256, gate, up, out,
-           np.int64(rows), np.int32(cols), np.int32(gate.stride(0)))
+    launch(
+        function(_rows_spec(out.dtype), "silu_gate", out.device),
+        -(-rows * cols // (256 * _UNIT)),
+        256,
+        gate,
+        up,
+        out,
+        np.int64(rows),
+        np.int32(cols),
+        np.int32(gate.stride(0)),
+    )
 
 
 def converted(x: torch.Tensor, out: torch.Tensor) -> None:
     """out = x, of any dtype and as many elements, rounded to the half of `out`."""
     if {x.dtype, out.dtype} == set(_HALVES) and x.is_contiguous() and x.numel() % _UNIT == 0:
         units = x.numel() // _UNIT
-        launch(function(_rows_spec(out.dtype), "from_other", out.device), -(-units // 256), 256, x, out, np.int64(units))
+        launch(
+            function(_rows_spec(out.dtype), "from_other", out.device),
+            -(-units // 256),
+            256,
+            x,
+            out,
+            np.int64(units),
+        )
     else:
         out.view(x.shape).copy_(x)
 
 
 def gather_rows(x: torch.Tensor, sources: torch.Tensor, n_slots: int, out: torch.Tensor) -> None:
-    """out[i] = x[sources[i] // n_slots] for half[T, width]; rows of which the source is below 0 stay as they are."""
+    """out[i] = x[sources[i] // n_slots] for half[T, width]; rows of which the source is below 0
+    stay as they are.
+    """
     units = x.shape[1] // _UNIT
-    launch(function(_rows_spec(x.dtype), "gather_rows", x.device), len(sources), min(256, -(-units // 32) * 32), x, sources,
-           np.int32(n_slots), out, np.int32(units))
+    launch(
+        function(_rows_spec(x.dtype), "gather_rows", x.device),
+        len(sources),
+        min(256, -(-units // 32) * 32),
+        x,
+        sources,
+        np.int32(n_slots),
+        out,
+        np.int32(units),
+    )
 
 
 def heads_fit(size: int, n_rot: int) -> bool:
@@ -94,21 +161,56 @@ def heads_fit(size: int, n_rot: int) -> bool:
     return size % _UNIT == 0 and size <= _UNIT * _HEAD_LANES[-1] and n_rot % (2 * _UNIT) == 0
 
 
-def rotate_heads(qkv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, cos: torch.Tensor, sin: torch.Tensor, *,
-                 neox: bool, q_norm: torch.Tensor | None = None, k_norm: torch.Tensor | None = None, eps: float = 0.0) -> None:
-    """The joined products of a prompt, normed by head (where there are weights) and rotated, to where attention reads them.
+def rotate_heads(
+    qkv: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    first: int,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    neox: bool,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """The joined products of a prompt, normed by head (where there are weights) and rotated, to
+    where attention reads them.
 
-    qkv: half[T, (heads + 2 kv) * size]; q: [T, heads, size]; k, v: [rows, kv, size] of which rows first .. first + T are written;
-    q, k and v of one dtype (float16, bfloat16 or float32). cos, sin: float32[n, n_rot / 2] for the positions of a sequence: T is a
-    multiple of n.
+    qkv: half[T, (heads + 2 kv) * size]; q: [T, heads, size]; k, v: [rows, kv, size] of which rows
+    first .. first + T are written; q, k and v of one dtype (float16, bfloat16 or float32). cos,
+    sin: float32[n, n_rot / 2] for the positions of a sequence: T is a multiple of n.
     """
     tokens, n_heads, size = q.shape
     n_kv = k.shape[1]
     lanes = next(n for n in _HEAD_LANES if _UNIT * n >= size)
     jobs = tokens * -(-(n_heads + 2 * n_kv) // (32 // lanes * _ROPE_ROUNDS))
-    launch(function(_heads_spec(qkv.dtype, q.dtype), f"heads_{'neox' if neox else 'norm'}_{lanes}", qkv.device), -(-jobs // _ROPE_WARPS),
-           32 * _ROPE_WARPS, qkv, np.int32(tokens), np.int32(n_heads), np.int32(n_kv), np.int32(size), np.int32(2 * cos.shape[1]), cos, sin,
-           np.int32(len(cos)), q_norm, k_norm, np.float32(eps), q, k, v, np.int64(first))
+    launch(
+        function(
+            _heads_spec(qkv.dtype, q.dtype),
+            f"heads_{'neox' if neox else 'norm'}_{lanes}",
+            qkv.device,
+        ),
+        -(-jobs // _ROPE_WARPS),
+        32 * _ROPE_WARPS,
+        qkv,
+        np.int32(tokens),
+        np.int32(n_heads),
+        np.int32(n_kv),
+        np.int32(size),
+        np.int32(2 * cos.shape[1]),
+        cos,
+        sin,
+        np.int32(len(cos)),
+        q_norm,
+        k_norm,
+        np.float32(eps),
+        q,
+        k,
+        v,
+        np.int64(first),
+    )
 
 
 def route_fits(n_experts: int, n_used: int) -> bool:
@@ -116,24 +218,55 @@ def route_fits(n_experts: int, n_used: int) -> bool:
     return n_experts <= 32 * _PER_LANE[-1] and n_used <= 32
 
 
-def route(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, ser: tuple[int, float] | None = None) -> None:
-    """The experts of each token from router logits float32[T, n_experts], to ids int32[T, k] and weights float32[T, k].
+def route(
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    ser: tuple[int, float] | None = None,
+) -> None:
+    """The experts of each token from router logits float32[T, n_experts], to ids int32[T, k] and
+    weights float32[T, k].
 
-    The k largest of the softmax in descending order, equal ones by ascending index; weights are brought to a sum of 1. With `ser` =
-    (K, t) the experts from slot K on count only where their probability exceeds t times the largest: id -1 and weight 0 otherwise.
+    The k largest of the softmax in descending order, equal ones by ascending index; weights are
+    brought to a sum of 1. With `ser` = (K, t) the experts from slot K on count only where their
+    probability exceeds t times the largest: id -1 and weight 0 otherwise.
     """
     tokens, n_experts = logits.shape
     n_used = ids.shape[1]
     per_lane = next(n for n in _PER_LANE if 32 * n >= n_experts)
     always, threshold = ser or (n_used, 0.0)
-    launch(function(_EXPERTS_SPEC, f"route_{per_lane}", logits.device), -(-tokens // _ROUTE_WARPS), 32 * _ROUTE_WARPS, logits,
-           np.int32(tokens), np.int32(n_experts), np.int32(n_used), np.int32(always), np.float32(threshold), ids, weights)
+    launch(
+        function(_EXPERTS_SPEC, f"route_{per_lane}", logits.device),
+        -(-tokens // _ROUTE_WARPS),
+        32 * _ROUTE_WARPS,
+        logits,
+        np.int32(tokens),
+        np.int32(n_experts),
+        np.int32(n_used),
+        np.int32(always),
+        np.float32(threshold),
+        ids,
+        weights,
+    )
 
 
-def group_rows(ids: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor, rows: torch.Tensor) -> None:
-    """The stable order by expert of ids int32[T, k]: rows of one expert follow each other in (token, slot) order.
+def group_rows(
+    ids: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor, rows: torch.Tensor
+) -> None:
+    """The stable order by expert of ids int32[T, k]: rows of one expert follow each other in
+    (token, slot) order.
 
-    ends int32[n_experts]: rows of experts 0..e; sources int32[T * k]: which flat (token, slot) a grouped row is, -1 behind the last;
-    rows int32[T, k]: the grouped row of each, -1 where the id is below 0.
+    ends int32[n_experts]: rows of experts 0..e; sources int32[T * k]: which flat (token, slot) a
+    grouped row is, -1 behind the last; rows int32[T, k]: the grouped row of each, -1 where the id
+    is below 0.
     """
-    launch(function(_EXPERTS_SPEC, "group_rows", ids.device), len(ends), _GROUP_THREADS, ids, np.int32(ids.numel()), ends, sources, rows)
+    launch(
+        function(_EXPERTS_SPEC, "group_rows", ids.device),
+        len(ends),
+        _GROUP_THREADS,
+        ids,
+        np.int32(ids.numel()),
+        ends,
+        sources,
+        rows,
+    )

@@ -1,6 +1,8 @@
-"""Grouped products with packed weights on Hopper's tensor cores, at torch level: see `prompt_grouped.cu`.
+"""Grouped products with packed weights on Hopper's tensor cores, at torch level: see
+`prompt_grouped.cu`.
 
-x comes with the columns of each 128 permuted (`permutation`), as `prompt.add_norm(..., permuted=True)` and `grouped_gate_up` write it.
+x comes with the columns of each 128 permuted (`permutation`), as `prompt.add_norm(...,
+permuted=True)` and `grouped_gate_up` write it.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import torch
 
 from ..formats.types import GGMLType, ggml_type
 from . import ops
-from .compile.nvrtc import KernelSpec
 from .compile.launch import function, launch
+from .compile.nvrtc import KernelSpec
 from .layouts.table import packed_types, unit_header
 
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}
@@ -28,8 +30,13 @@ ARCHS = ("sm_90a",)
 def spec(type: GGMLType, half: torch.dtype) -> KernelSpec:
     """The kernels for weights of a ggml type and activations of a dtype."""
     name = f"prompt_grouped_{type.name.lower()}_{'f16' if half == torch.float16 else 'bf16'}"
-    return KernelSpec(name, (unit_header(type), "prompt/grouped.cu"),
-                      (("TYPE", type.name), ("HALF", _HALVES[half])), ("grouped_product", "grouped_gate_up"), ARCHS)
+    return KernelSpec(
+        name,
+        (unit_header(type), "prompt/grouped.cu"),
+        (("TYPE", type.name), ("HALF", _HALVES[half])),
+        ("grouped_product", "grouped_gate_up"),
+        ARCHS,
+    )
 
 
 def specs() -> list[KernelSpec]:
@@ -41,15 +48,32 @@ def permutation(n: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """int64[n]: where the element at each place of a permuted row of n comes from."""
     place = torch.arange(n, device=device)
     slot = place % 16
-    return place // GROUP * GROUP + slot % 8 // 2 * 32 + place % GROUP // 16 * 4 + slot % 2 + slot // 8 * 2
+    return (
+        place // GROUP * GROUP
+        + slot % 8 // 2 * 32
+        + place % GROUP // 16 * 4
+        + slot % 2
+        + slot // 8 * 2
+    )
 
 
 def fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
-    """Whether these matrices, which see the same rows, can be multiplied here: one type and shape, whole groups of columns, few experts."""
+    """Whether these matrices, which see the same rows, can be multiplied here: one type and shape,
+    whole groups of columns, few experts.
+    """
     first = matrices[0]
-    alike = all((m.type, m.rows, m.cols, m.n_matrices) == (first.type, first.rows, first.cols, first.n_matrices) for m in matrices)
-    return (torch.cuda.get_device_capability(device) == (9, 0) and alike and first.cols % GROUP == 0 and first.rows % 8 == 0
-            and first.n_matrices <= _LARGEST_TABLE)
+    alike = all(
+        (m.type, m.rows, m.cols, m.n_matrices)
+        == (first.type, first.rows, first.cols, first.n_matrices)
+        for m in matrices
+    )
+    return (
+        torch.cuda.get_device_capability(device) == (9, 0)
+        and alike
+        and first.cols % GROUP == 0
+        and first.rows % 8 == 0
+        and first.n_matrices <= _LARGEST_TABLE
+    )
 
 
 def gate_up_fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
@@ -57,23 +81,65 @@ def gate_up_fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool
     return fits(matrices, device) and matrices[0].rows * len(matrices) % (2 * GROUP) == 0
 
 
-def grouped_product(m: ops.PackedMatrix, ends: torch.Tensor, x: torch.Tensor, out: torch.Tensor, sources: torch.Tensor | None = None,
-                    n_slots: int = 1) -> None:
-    """out half[rows, m.rows]: row r is x[r] (or x[sources[r] // n_slots]) times the matrix of its expert; see `prompt.group_rows`.
+def grouped_product(
+    m: ops.PackedMatrix,
+    ends: torch.Tensor,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    sources: torch.Tensor | None = None,
+    n_slots: int = 1,
+) -> None:
+    """out half[rows, m.rows]: row r is x[r] (or x[sources[r] // n_slots]) times the matrix of its
+    expert; see `prompt.group_rows`.
 
     x: half[tokens, m.cols], permuted. Rows behind the last expert's stay as they are.
     """
-    launch(function(spec(m.type, x.dtype), "grouped_product", x.device), _multiprocessors(x.device), _THREADS, m.data,
-           np.int32(m.n_matrices), np.int32(m.rows), np.int32(m.cols), ends, x, sources, np.int32(n_slots), out, shared=_SHARED)
+    launch(
+        function(spec(m.type, x.dtype), "grouped_product", x.device),
+        _multiprocessors(x.device),
+        _THREADS,
+        m.data,
+        np.int32(m.n_matrices),
+        np.int32(m.rows),
+        np.int32(m.cols),
+        ends,
+        x,
+        sources,
+        np.int32(n_slots),
+        out,
+        shared=_SHARED,
+    )
 
 
-def grouped_gate_up(matrices: list[ops.PackedMatrix], ends: torch.Tensor, x: torch.Tensor, out: torch.Tensor,
-                    sources: torch.Tensor | None = None, n_slots: int = 1) -> None:
-    """out half[rows, hidden], permuted: silu(gate) * up of the rows as in `grouped_product`. matrices: gate and up, or both in one."""
+def grouped_gate_up(
+    matrices: list[ops.PackedMatrix],
+    ends: torch.Tensor,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    sources: torch.Tensor | None = None,
+    n_slots: int = 1,
+) -> None:
+    """out half[rows, hidden], permuted: silu(gate) * up of the rows as in `grouped_product`.
+    matrices: gate and up, or both in one.
+    """
     gate, up = matrices[0], matrices[1] if len(matrices) == 2 else None
-    launch(function(spec(gate.type, x.dtype), "grouped_gate_up", x.device), _multiprocessors(x.device), _THREADS, gate.data,
-           None if up is None else up.data, np.int32(gate.n_matrices), np.int32(gate.rows), np.int32(out.shape[1]), np.int32(gate.cols),
-           ends, x, sources, np.int32(n_slots), out, shared=_SHARED)
+    launch(
+        function(spec(gate.type, x.dtype), "grouped_gate_up", x.device),
+        _multiprocessors(x.device),
+        _THREADS,
+        gate.data,
+        None if up is None else up.data,
+        np.int32(gate.n_matrices),
+        np.int32(gate.rows),
+        np.int32(out.shape[1]),
+        np.int32(gate.cols),
+        ends,
+        x,
+        sources,
+        np.int32(n_slots),
+        out,
+        shared=_SHARED,
+    )
 
 
 @functools.cache

@@ -1,4 +1,6 @@
-"""Tables of bit moves, run over many blocks at once: by torch on any device, and on CUDA devices by one kernel."""
+"""Tables of bit moves, run over many blocks at once: by torch on any device, and on CUDA devices by
+one kernel.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import numpy as np
 import torch
 
 from ..formats.codecs.bit_moves import Moves
-from .compile.nvrtc import KernelSpec
 from .compile.launch import function, launch
+from .compile.nvrtc import KernelSpec
 
 SPEC = KernelSpec("rearrange", ("weights/rearrange.cu",), (), ("rearrange",))
 _THREADS = 256
@@ -23,7 +25,9 @@ def specs() -> list[KernelSpec]:
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of bytes of the result of a block, and where it lies: at `base`, plus steps for the group of rows and for the block."""
+    """A run of bytes of the result of a block, and where it lies: at `base`, plus steps for the
+    group of rows and for the block.
+    """
 
     n_bytes: int
     base: int
@@ -31,11 +35,21 @@ class Segment:
     block_step: int
 
 
-def rearrange(moves: Moves, source: torch.Tensor, head: int, result: torch.Tensor, segments: list[Segment], groups: int, blocks: int,
-              source_step: int) -> None:
-    """Fill bytes of `result` uint8[n] from `source` uint8[groups, bytes], whose blocks of `source_step` bytes begin at byte `head`.
+def rearrange(
+    moves: Moves,
+    source: torch.Tensor,
+    head: int,
+    result: torch.Tensor,
+    segments: list[Segment],
+    groups: int,
+    blocks: int,
+    source_step: int,
+) -> None:
+    """Fill bytes of `result` uint8[n] from `source` uint8[groups, bytes], whose blocks of
+    `source_step` bytes begin at byte `head`.
 
-    The segments have the bytes that the moves make, one after the other. Both tensors are contiguous, on one device.
+    The segments have the bytes that the moves make, one after the other. Both tensors are
+    contiguous, on one device.
     """
     if not groups:
         return
@@ -43,35 +57,75 @@ def rearrange(moves: Moves, source: torch.Tensor, head: int, result: torch.Tenso
         _by_torch(moves, source, head, result, segments, groups, blocks, source_step)
         return
     with torch.cuda.device(source.device):
-        launch(function(SPEC, "rearrange", source.device), min(_GRID, -(-groups * blocks * len(moves.flips) // _THREADS)), _THREADS,
-               *_arguments(moves, source, head, result, segments, groups, blocks, source_step))
+        launch(
+            function(SPEC, "rearrange", source.device),
+            min(_GRID, -(-groups * blocks * len(moves.flips) // _THREADS)),
+            _THREADS,
+            *_arguments(moves, source, head, result, segments, groups, blocks, source_step),
+        )
 
 
-def _arguments(moves: Moves, source: torch.Tensor, head: int, result: torch.Tensor, segments: list[Segment], groups: int, blocks: int,
-               source_step: int) -> list:
+def _arguments(
+    moves: Moves,
+    source: torch.Tensor,
+    head: int,
+    result: torch.Tensor,
+    segments: list[Segment],
+    groups: int,
+    blocks: int,
+    source_step: int,
+) -> list:
     """What the kernel takes, tensors on the device of `source`."""
     packed, starts, flips = _tables(_Key(moves), source.device)
     lengths = np.array([s.n_bytes for s in segments])
     firsts = np.cumsum(lengths) - lengths
-    places = np.array([[s.base, s.group_step, s.block_step] for s in segments], dtype=np.int64) - firsts[:, None] * [1, 0, 0]
+    places = np.array(
+        [[s.base, s.group_step, s.block_step] for s in segments], dtype=np.int64
+    ) - firsts[:, None] * [1, 0, 0]
     segment_of = np.repeat(np.arange(len(segments)), lengths).astype(np.uint8)
-    return [source, result, packed, starts, flips, _on(segment_of, source.device), _on(places, source.device), np.int64(groups),
-            np.int32(blocks), np.int32(len(moves.flips)), np.int64(head), np.int64(source.shape[1]), np.int32(source_step)]
+    return [
+        source,
+        result,
+        packed,
+        starts,
+        flips,
+        _on(segment_of, source.device),
+        _on(places, source.device),
+        np.int64(groups),
+        np.int32(blocks),
+        np.int32(len(moves.flips)),
+        np.int64(head),
+        np.int64(source.shape[1]),
+        np.int32(source_step),
+    ]
 
 
 def _on(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(array).to(device)
 
 
-def _by_torch(moves: Moves, source: torch.Tensor, head: int, result: torch.Tensor, segments: list[Segment], groups: int, blocks: int,
-              source_step: int) -> None:
+def _by_torch(
+    moves: Moves,
+    source: torch.Tensor,
+    head: int,
+    result: torch.Tensor,
+    segments: list[Segment],
+    groups: int,
+    blocks: int,
+    source_step: int,
+) -> None:
     body = source[:, head : head + blocks * source_step].reshape(groups * blocks, source_step)
     moved = torch.from_numpy(moves.flips).to(torch.int32).expand(len(body), -1).clone()
     for which, shift, mask in _rounds(_Key(moves)):
         moved ^= body[:, which].to(torch.int32) << shift >> 8 & mask
     moved, first = moved.to(torch.uint8).reshape(groups, blocks, -1), 0
     for s in segments:
-        place = torch.as_strided(result, (groups, blocks, s.n_bytes), (s.group_step, s.block_step, 1), result.storage_offset() + s.base)
+        place = torch.as_strided(
+            result,
+            (groups, blocks, s.n_bytes),
+            (s.group_step, s.block_step, 1),
+            result.storage_offset() + s.base,
+        )
         place.copy_(moved[..., first : first + s.n_bytes])
         first += s.n_bytes
 
@@ -91,12 +145,20 @@ class _Key:
 
 @functools.cache
 def _tables(key: _Key, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the kernel reads: the moves in order of their targets, where those of each byte begin, the flips."""
+    """What the kernel reads: the moves in order of their targets, where those of each byte begin,
+    the flips.
+    """
     moves = key.moves
     order = np.argsort(moves.target, kind="stable")
-    packed = (moves.source[order] << 16 | moves.shift[order] << 8 | moves.mask[order]).astype(np.uint32)
+    packed = (moves.source[order] << 16 | moves.shift[order] << 8 | moves.mask[order]).astype(
+        np.uint32
+    )
     starts = np.searchsorted(moves.target[order], np.arange(len(moves.flips) + 1)).astype(np.uint16)
-    return _on(packed.view(np.int32), device), _on(starts.view(np.int16), device), _on(moves.flips, device)
+    return (
+        _on(packed.view(np.int32), device),
+        _on(starts.view(np.int16), device),
+        _on(moves.flips, device),
+    )
 
 
 @functools.cache

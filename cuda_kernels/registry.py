@@ -9,18 +9,33 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from .compile.nvrtc import KernelSpec, cache_folder, cached_file, check_spec, compile_spec, is_cached, is_checked, need_cuda_core
+from .compile.nvrtc import (
+    KernelSpec,
+    cache_folder,
+    cached_file,
+    check_spec,
+    compile_spec,
+    is_cached,
+    is_checked,
+    need_cuda_core,
+)
 
 
 def all_specs() -> Iterator[tuple[str, KernelSpec]]:
-    """(module, spec) of each module of this folder that has a function `specs()`, in order of module names. RuntimeError where two specs
-    share a name, as their files would."""
+    """(module, spec) of each module of this folder that has a function `specs()`, in order of
+    module names. RuntimeError where two specs share a name, as their files would.
+    """
     names: dict[str, str] = {}
-    for info in sorted(pkgutil.iter_modules([str(Path(__file__).parent)]), key=lambda info: info.name):
+    for info in sorted(
+        pkgutil.iter_modules([str(Path(__file__).parent)]), key=lambda info: info.name
+    ):
         module = importlib.import_module(f".{info.name}", __package__)
         for spec in getattr(module, "specs", list)():
             if spec.name in names:
-                raise RuntimeError(f"two kernel specs are named {spec.name}: of {names[spec.name]} and of {info.name}")
+                raise RuntimeError(
+                    f"two kernel specs are named {spec.name}: of {names[spec.name]} and of"
+                    f" {info.name}"
+                )
             names[spec.name] = info.name
             yield info.name, spec
 
@@ -28,26 +43,44 @@ def all_specs() -> Iterator[tuple[str, KernelSpec]]:
 def missing(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[KernelSpec, str]]:
     """What of the specs is not in the cache, with the architecture it is missing for."""
     archs = list(archs)
-    return [(spec, arch) for spec in specs for arch in archs if spec.target(arch) and not is_cached(spec, arch)]
+    return [
+        (spec, arch)
+        for spec in specs
+        for arch in archs
+        if spec.target(arch) and not is_cached(spec, arch)
+    ]
 
 
 def unchecked(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[KernelSpec, str]]:
-    """What of the specs has neither been compiled nor been checked to compile. UsageError without cuda-core."""
+    """What of the specs has neither been compiled nor been checked to compile. UsageError without
+    cuda-core.
+    """
     archs = list(archs)
-    return [(spec, arch) for spec in specs for arch in archs if spec.target(arch) and not is_checked(spec, arch)]
+    return [
+        (spec, arch)
+        for spec in specs
+        for arch in archs
+        if spec.target(arch) and not is_checked(spec, arch)
+    ]
 
 
-def build(wanted: list[tuple[KernelSpec, str]], jobs: int, *, check: bool = False) -> Iterator[tuple[KernelSpec, str]]:
-    """Compile into the cache, in `jobs` processes, or with `check` only see that it compiles; yields what is done, in order.
+def build(
+    wanted: list[tuple[KernelSpec, str]], jobs: int, *, check: bool = False
+) -> Iterator[tuple[KernelSpec, str]]:
+    """Compile into the cache, in `jobs` processes, or with `check` only see that it compiles;
+    yields what is done, in order.
 
-    Errors are those of `compile_spec`; UsageError without cuda-core, also where there is nothing to do.
+    Errors are those of `compile_spec`; UsageError without cuda-core, also where there is nothing to
+    do.
     """
     need_cuda_core()
     one = _check_one if check else _build_one
     if jobs <= 1 or len(wanted) < 2 * jobs:
         yield from map(one, wanted)
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:  # no fork: torch has threads
+    with ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:  # no fork: torch has threads
         try:
             yield from pool.map(one, wanted, chunksize=4)
         except BaseException:

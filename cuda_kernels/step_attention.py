@@ -8,17 +8,30 @@ import numpy as np
 import torch
 
 from ..errors import UnsupportedTypeError
-from .compile.nvrtc import KernelSpec
 from .compile.launch import function, launch
+from .compile.nvrtc import KernelSpec
 
 THREADS, WARPS = 256, 8
 MOST_HEAD = 256  # elements of a head
-TYPES = {"F32": 0, "F16": 1, "BF16": 2, "Q8_0": 3, "Q6_0": 4, "Q5_1": 5, "Q5_0": 6, "Q4_1": 7, "Q4_0": 8, "IQ4_NL": 9}
+TYPES = {
+    "F32": 0,
+    "F16": 1,
+    "BF16": 2,
+    "Q8_0": 3,
+    "Q6_0": 4,
+    "Q5_1": 5,
+    "Q5_0": 6,
+    "Q4_1": 7,
+    "Q4_0": 8,
+    "IQ4_NL": 9,
+}
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What the kernel is compiled for. `rows` new positions, `group` query heads per kv head, cache types by ggml name."""
+    """What the kernel is compiled for. `rows` new positions, `group` query heads per kv head, cache
+    types by ggml name.
+    """
 
     rows: int
     group: int
@@ -33,18 +46,31 @@ class AttentionShape:
     hadamard_k: int = 0  # block of the transform, 0 without
     hadamard_v: int = 0
     shortest: int = 128  # positions that a block takes at least
-    tile_size: int = 128  # positions in shared memory at a time on tensor cores, where there is room for them
+    tile_size: int = (
+        128  # positions in shared memory at a time on tensor cores, where there is room for them
+    )
     stages: int = 1  # such tiles in flight
 
     @property
     def on_tensor_cores(self) -> bool:
-        return self.type_k == self.type_v and self.type_k in ("F16", "BF16") and self.key_length % 16 == self.value_length % 16 == 0
+        return (
+            self.type_k == self.type_v
+            and self.type_k in ("F16", "BF16")
+            and self.key_length % 16 == self.value_length % 16 == 0
+        )
 
     def tile(self, limit: int) -> tuple[int, int]:
-        """(positions, tiles in flight) of shared memory such that all of it stays below `limit` bytes; (0, 0) if nothing does."""
+        """(positions, tiles in flight) of shared memory such that all of it stays below `limit`
+        bytes; (0, 0) if nothing does.
+        """
         copied = all(t in ("F32", "F16", "BF16") for t in (self.type_k, self.type_v))
         wide = [(self.tile_size, self.stages)] if self.on_tensor_cores else []
-        for tile, stages in (*wide, (64, 2 if copied else 1), (64, 1), *([] if self.on_tensor_cores else [(32, 1)])):
+        for tile, stages in (
+            *wide,
+            (64, 2 if copied else 1),
+            (64, 1),
+            *([] if self.on_tensor_cores else [(32, 1)]),
+        ):
             if self.shared_bytes(tile, stages) <= limit:
                 return tile, stages
         return 0, 0
@@ -69,13 +95,19 @@ class AttentionShape:
         """As `TILES` of the kernel: the tiles, or what is joined in their place."""
         r, dv = self.rows * self.group, self.value_length
         groups = THREADS // (dv // 4)
-        parts = (1 if self.hadamard_v else 0) if self.on_tensor_cores else groups // min(-(-r // 8), groups)
+        parts = (
+            (1 if self.hadamard_v else 0)
+            if self.on_tensor_cores
+            else groups // min(-(-r // 8), groups)
+        )
         return max(stages * tile * sum(self.strides()), 4 * parts * r * dv)
 
     def most_splits(self, tile: int, stages: int) -> int:
         """How many the block that joins them has room for, behind the tiles."""
         r = self.rows * self.group
-        return (self.shared_bytes(tile, stages) - self._tile_bytes(tile, stages) - 12 * r) // (4 * r)
+        return (self.shared_bytes(tile, stages) - self._tile_bytes(tile, stages) - 12 * r) // (
+            4 * r
+        )
 
     @property
     def part_floats(self) -> int:
@@ -84,21 +116,40 @@ class AttentionShape:
         return r * self.value_length + -(-2 * r // 4) * 4
 
     def defines(self, tile: int, stages: int) -> tuple[tuple[str, str], ...]:
-        values = {"ROWS": self.rows, "GROUP": self.group, "HEADS_KV": self.kv_heads, "DK": self.key_length, "DV": self.value_length,
-                  "TYPE_K": TYPES[self.type_k], "TYPE_V": TYPES[self.type_v], "N_ROT": self.n_rot, "NEOX_PAIRS": str(self.neox).lower(),
-                  "HEAD_NORMS": int(self.head_norms), "MMA": int(self.on_tensor_cores), "HAD_K": self.hadamard_k, "HAD_V": self.hadamard_v,
-                  "TILE": tile, "STAGES": stages, "SHORTEST": self.shortest,
-                  "SHARED_BYTES": self.shared_bytes(tile, stages), "PART_FLOATS": self.part_floats}
+        values = {
+            "ROWS": self.rows,
+            "GROUP": self.group,
+            "HEADS_KV": self.kv_heads,
+            "DK": self.key_length,
+            "DV": self.value_length,
+            "TYPE_K": TYPES[self.type_k],
+            "TYPE_V": TYPES[self.type_v],
+            "N_ROT": self.n_rot,
+            "NEOX_PAIRS": str(self.neox).lower(),
+            "HEAD_NORMS": int(self.head_norms),
+            "MMA": int(self.on_tensor_cores),
+            "HAD_K": self.hadamard_k,
+            "HAD_V": self.hadamard_v,
+            "TILE": tile,
+            "STAGES": stages,
+            "SHORTEST": self.shortest,
+            "SHARED_BYTES": self.shared_bytes(tile, stages),
+            "PART_FLOATS": self.part_floats,
+        }
         return tuple((key, str(value)) for key, value in values.items())
 
     def spec(self, limit: int) -> KernelSpec:
         """UnsupportedTypeError if it does not fit `limit` bytes of shared memory per block."""
         tile, stages = self.tile(limit)
         if not tile:
-            raise UnsupportedTypeError(f"attention of {self.rows} rows of {self.group} heads of {self.key_length} needs more than "
-                                       f"{limit} bytes of shared memory")
+            raise UnsupportedTypeError(
+                f"attention of {self.rows} rows of {self.group} heads of {self.key_length} needs"
+                f" more than {limit} bytes of shared memory"
+            )
         name = f"attention_{self.type_k}_{self.type_v}_{self.key_length}x{self.group}x{self.rows}".lower()
-        return KernelSpec(name, ("attention/attention.cu",), self.defines(tile, stages), ("attention",))
+        return KernelSpec(
+            name, ("attention/attention.cu",), self.defines(tile, stages), ("attention",)
+        )
 
 
 def shared_limit(device: torch.device) -> int:
@@ -107,25 +158,35 @@ def shared_limit(device: torch.device) -> int:
 
 
 def fits(shape: AttentionShape, limit: int) -> bool:
-    """Whether there is a kernel for the shape where a block has `limit` bytes of shared memory: for one of its rows at least."""
+    """Whether there is a kernel for the shape where a block has `limit` bytes of shared memory: for
+    one of its rows at least.
+    """
     known = shape.type_k in TYPES and shape.type_v in TYPES
-    sizes = shape.key_length % 8 == shape.value_length % 8 == 0 and max(shape.key_length, shape.value_length) <= MOST_HEAD
+    sizes = (
+        shape.key_length % 8 == shape.value_length % 8 == 0
+        and max(shape.key_length, shape.value_length) <= MOST_HEAD
+    )
     return known and sizes and replace(shape, rows=1).tile(limit)[0] > 0
 
 
 class StepAttention:
-    """Launches attention of one shape over caches of one capacity. Instances keep scratch, so layers on one stream share them."""
+    """Launches attention of one shape over caches of one capacity. Instances keep scratch, so
+    layers on one stream share them.
+    """
 
     def __init__(self, shape: AttentionShape, capacity: int, device: torch.device):
         """UnsupportedTypeError for heads that do not fit the device's shared memory."""
         facts, limit = torch.cuda.get_device_properties(device), shared_limit(device)
         self.shape, self._pieces, at_once = shape, [], shape.rows
-        while at_once > 1 and not replace(shape, rows=at_once).tile(limit)[0]:  # then a part of the rows at a time
+        while (
+            at_once > 1 and not replace(shape, rows=at_once).tile(limit)[0]
+        ):  # then a part of the rows at a time
             at_once = -(-at_once // 2)
         for first in range(0, shape.rows, at_once):
             part = replace(shape, rows=min(at_once, shape.rows - first))
             kernel, cut = function(part.spec(limit), "attention", device), part.tile(limit)
-            # Two blocks for each multiprocessor share the longest sequences; a fixed number, so that a captured launch stays valid.
+            # Two blocks for each multiprocessor share the longest sequences; a fixed number, so
+            # that a captured launch stays valid.
             most = min(2 * facts.multi_processor_count // shape.kv_heads, part.most_splits(*cut))
             splits = max(1, min(-(-capacity // shape.shortest), most))
             self._pieces.append((first, part, kernel, part.shared_bytes(*cut), splits))
@@ -134,26 +195,64 @@ class StepAttention:
         self._partial = torch.empty(shape.kv_heads * most, device=device)
         self._tickets = torch.zeros(shape.kv_heads, dtype=torch.int32, device=device)
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None,
-                 eps: float, angles: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, positions: torch.Tensor, scale: float,
-                 out: torch.Tensor) -> None:
-        """Rows of q, k, v (float32, heads side by side) at positions[0], positions[0] + 1, ... (int32 on the device) are normed, rotated
-        and appended to the caches, and `out` float32[rows, heads * value_length] gets the mix of all values so far.
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        angles: torch.Tensor,
+        cache_k: torch.Tensor,
+        cache_v: torch.Tensor,
+        positions: torch.Tensor,
+        scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        """Rows of q, k, v (float32, heads side by side) at positions[0], positions[0] + 1, ...
+        (int32 on the device) are normed, rotated and appended to the caches, and `out`
+        float32[rows, heads * value_length] gets the mix of all values so far.
 
         angles: float32[rows, n_rot/2, 2], cosine and sine. The caches must have room.
         """
         for first, part, kernel, shared, splits in self._pieces:
             rows = slice(first, first + part.rows)
-            # A later piece reads what the one before wrote to the cache as if it had been there for long: no overlap.
-            launch(kernel, (splits, part.kv_heads), THREADS, q[rows], k[rows], v[rows], q_norm, k_norm, np.float32(eps), angles[rows],
-                   cache_k, cache_v, positions[rows], np.float32(scale), self._partial, self._tickets, out[rows], shared=shared,
-                   pdl=first == 0)
+            # A later piece reads what the one before wrote to the cache as if it had been there for
+            # long: no overlap.
+            launch(
+                kernel,
+                (splits, part.kv_heads),
+                THREADS,
+                q[rows],
+                k[rows],
+                v[rows],
+                q_norm,
+                k_norm,
+                np.float32(eps),
+                angles[rows],
+                cache_k,
+                cache_v,
+                positions[rows],
+                np.float32(scale),
+                self._partial,
+                self._tickets,
+                out[rows],
+                shared=shared,
+                pdl=first == 0,
+            )
 
 
 def specs() -> list[KernelSpec]:
-    """Shapes of the models that are measured, and every cache type once. Others are compiled when they are met."""
-    shapes = [AttentionShape(1, 8, 4, 128, 128, "F16", "F16", 128, True, True), AttentionShape(8, 4, 2, 64, 64, "BF16", "BF16", 64, False),
-              AttentionShape(1, 4, 2, 64, 64, "Q8_0", "Q4_0", 64, False, False, 64, 64),
-              AttentionShape(2, 1, 2, 32, 72, "Q4_1", "F32", 32, True),
-              AttentionShape(2, 4, 2, 96, 32, "Q5_0", "IQ4_NL", 64, True), AttentionShape(1, 2, 2, 64, 64, "Q5_1", "Q6_0", 64, False)]
+    """Shapes of the models that are measured, and every cache type once. Others are compiled when
+    they are met.
+    """
+    shapes = [
+        AttentionShape(1, 8, 4, 128, 128, "F16", "F16", 128, True, True),
+        AttentionShape(8, 4, 2, 64, 64, "BF16", "BF16", 64, False),
+        AttentionShape(1, 4, 2, 64, 64, "Q8_0", "Q4_0", 64, False, False, 64, 64),
+        AttentionShape(2, 1, 2, 32, 72, "Q4_1", "F32", 32, True),
+        AttentionShape(2, 4, 2, 96, 32, "Q5_0", "IQ4_NL", 64, True),
+        AttentionShape(1, 2, 2, 64, 64, "Q5_1", "Q6_0", 64, False),
+    ]
     return [shape.spec(96 * 1024) for shape in shapes]

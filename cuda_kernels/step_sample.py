@@ -1,24 +1,41 @@
-"""What a decoding step does besides its layers: angles of the rotation, and the choice of the next token on the device."""
+"""What a decoding step does besides its layers: angles of the rotation, and the choice of the next
+token on the device.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from .compile.nvrtc import KernelSpec
 from .compile.launch import function, launch
+from .compile.nvrtc import KernelSpec
 
 EMBED = KernelSpec("step_embed", ("step/embed.cu",), (), ("step_angles",))
-SAMPLE = KernelSpec("step_sample", ("step/sample.cu",), (), ("sample_greedy", "sample_draw", "sample_best"))
+SAMPLE = KernelSpec(
+    "step_sample", ("step/sample.cu",), (), ("sample_greedy", "sample_draw", "sample_best")
+)
 _THREADS = 256
 MOST_BEST = 64  # candidates that `sample_best` chooses from
 _BEST_THREADS = 512
 
 
-def step_angles(rates: torch.Tensor, magnitude: float, positions: torch.Tensor, out: torch.Tensor) -> None:
-    """cos and sin float32[rows, pairs, 2] at positions int32[rows] for rates float64[pairs], as `Rope.angles` makes them."""
-    launch(function(EMBED, "step_angles", out.device), len(out), 128, rates, np.float64(magnitude), positions, np.int32(len(rates)), out,
-           pdl=True)
+def step_angles(
+    rates: torch.Tensor, magnitude: float, positions: torch.Tensor, out: torch.Tensor
+) -> None:
+    """cos and sin float32[rows, pairs, 2] at positions int32[rows] for rates float64[pairs], as
+    `Rope.angles` makes them.
+    """
+    launch(
+        function(EMBED, "step_angles", out.device),
+        len(out),
+        128,
+        rates,
+        np.float64(magnitude),
+        positions,
+        np.int32(len(rates)),
+        out,
+        pdl=True,
+    )
 
 
 class GreedySampler:
@@ -30,30 +47,81 @@ class GreedySampler:
         self._partial = torch.empty(self._grid, dtype=torch.int64, device=device)
         self._ticket = torch.zeros(1, dtype=torch.int32, device=device)
 
-    def __call__(self, logits: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, history: torch.Tensor) -> None:
-        """From logits float32[vocab] to tokens[0]; positions[0] advances by 1 and history[that] is the token (-1 if logits are not
-        finite). tokens int64, the others int32."""
-        launch(self._kernel, self._grid, _THREADS, logits, np.int32(self._n), self._partial, self._ticket, tokens, positions, history,
-               pdl=True)
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        history: torch.Tensor,
+    ) -> None:
+        """From logits float32[vocab] to tokens[0]; positions[0] advances by 1 and history[that] is
+        the token (-1 if logits are not finite). tokens int64, the others int32.
+        """
+        launch(
+            self._kernel,
+            self._grid,
+            _THREADS,
+            logits,
+            np.int32(self._n),
+            self._partial,
+            self._ticket,
+            tokens,
+            positions,
+            history,
+            pdl=True,
+        )
 
 
 class DrawSampler:
-    """A draw with temperature, top-k, top-p and min-p, as `runtime.sampling.sample` has it. For top-k of at most `MOST_BEST` one launch
-    finds the candidates, for others all logits are sorted."""
+    """A draw with temperature, top-k, top-p and min-p, as `runtime.sampling.sample` has it. For
+    top-k of at most `MOST_BEST` one launch finds the candidates, for others all logits are sorted.
+    """
 
     def __init__(self, n_vocab: int, device: torch.device):
-        self._draw, self._best, self._n = (*(function(SAMPLE, f"sample_{name}", device) for name in ("draw", "best")), n_vocab)
+        self._draw, self._best, self._n = (
+            *(function(SAMPLE, f"sample_{name}", device) for name in ("draw", "best")),
+            n_vocab,
+        )
         self._grid = -(-n_vocab // (2 * _BEST_THREADS))
         self._partial = torch.empty(self._grid * MOST_BEST, dtype=torch.int64, device=device)
         self._ticket = torch.zeros(1, dtype=torch.int32, device=device)
 
-    def __call__(self, logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: torch.Tensor,
-                 tokens: torch.Tensor, positions: torch.Tensor, history: torch.Tensor) -> None:
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        seed: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        history: torch.Tensor,
+    ) -> None:
         """As `GreedySampler`, with the seed int64[1] (its 64 bits) on the device."""
         n, count = np.int32(self._n), np.int32(top_k if 0 < top_k < self._n else self._n)
-        how = (count, np.float64(temperature), np.float64(top_p), np.float64(min_p), seed, tokens, positions, history)
+        how = (
+            count,
+            np.float64(temperature),
+            np.float64(top_p),
+            np.float64(min_p),
+            seed,
+            tokens,
+            positions,
+            history,
+        )
         if count <= MOST_BEST:
-            launch(self._best, self._grid, _BEST_THREADS, logits, n, self._partial, self._ticket, *how, pdl=True)
+            launch(
+                self._best,
+                self._grid,
+                _BEST_THREADS,
+                logits,
+                n,
+                self._partial,
+                self._ticket,
+                *how,
+                pdl=True,
+            )
         else:
             launch(self._draw, 1, 1024, *logits.sort(descending=True, stable=True), n, *how)
 

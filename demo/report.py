@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from .chart import Point, scatter
 from ..formats.types import ggml_type
+from .chart import Point, scatter
 
 if TYPE_CHECKING:
     from .text import Texts
@@ -27,7 +27,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One type. Pairs are a value and its standard error; `same_top` is a share, `bits_per_weight` that of all tensors."""
+    """One type. Pairs are a value and its standard error; `same_top` is a share, `bits_per_weight`
+    that of all tensors.
+    """
 
     type: str
     bits_per_weight: float
@@ -83,11 +85,21 @@ class Demo:
 def text_table(demo: Demo) -> str:
     """One line per type, the baseline first."""
     base = demo.baseline
-    lines = [f"{'type':<10} {'bpw':>6} {'file MB':>8} {'PPL':>18} {'mean KLD':>21} {'99% KLD':>9} {'same top':>9}",
-             f"{base.type:<10} {base.bits_per_weight:6.2f} {base.file_bytes / 1e6:8.2f} {_pair(base.perplexity, 3):>18} "
-             f"{'-':>21} {'-':>9} {'-':>9}"]
-    lines += [f"{m.type:<10} {m.bits_per_weight:6.2f} {m.file_mb:8.2f} {_pair(m.perplexity, 3):>18} {_pair(m.mean_kld, 6):>21} "
-              f"{m.kld_99:9.5f} {100 * m.same_top[0]:7.2f} %" for m in demo.measurements]
+    lines = [
+        (
+            f"{'type':<10} {'bpw':>6} {'file MB':>8} {'PPL':>18} {'mean KLD':>21} {'99% KLD':>9}"
+            f" {'same top':>9}"
+        ),
+        (
+            f"{base.type:<10} {base.bits_per_weight:6.2f} {base.file_bytes / 1e6:8.2f}"
+            f" {_pair(base.perplexity, 3):>18} {'-':>21} {'-':>9} {'-':>9}"
+        ),
+    ]
+    lines += [
+        f"{m.type:<10} {m.bits_per_weight:6.2f} {m.file_mb:8.2f} {_pair(m.perplexity, 3):>18}"
+        f" {_pair(m.mean_kld, 6):>21} {m.kld_99:9.5f} {100 * m.same_top[0]:7.2f} %"
+        for m in demo.measurements
+    ]
     return "\n".join(lines)
 
 
@@ -96,9 +108,17 @@ def _pair(pair: tuple[float, float], digits: int) -> str:
 
 
 def html_report(demo: Demo) -> str:
-    """A page with table, chart, explanations and timings; no script, and nothing is loaded from anywhere."""
-    facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in _facts(demo))
-    notes = "".join(f"<div><h3>{escape(heading)}</h3><p>{escape(text)}</p></div>" for heading, text in _notes(demo))
+    """A page with table, chart, explanations and timings; no script, and nothing is loaded from
+    anywhere.
+    """
+    facts = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        for name, value in _facts(demo)
+    )
+    notes = "".join(
+        f"<div><h3>{escape(heading)}</h3><p>{escape(text)}</p></div>"
+        for heading, text in _notes(demo)
+    )
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -141,14 +161,23 @@ def html_report(demo: Demo) -> str:
 
 
 def _lead(demo: Demo) -> str:
-    """The result in a few sentences, about the type of about four bits that loses least and the one that loses most."""
+    """The result in a few sentences, about the type of about four bits that loses least and the one
+    that loses most.
+    """
     near_four = [m for m in demo.measurements if 4 <= m.type_bits < 5] or demo.measurements
-    best, worst = min(near_four, key=lambda m: m.mean_kld[0]), max(demo.measurements, key=lambda m: m.mean_kld[0])
+    best, worst = (
+        min(near_four, key=lambda m: m.mean_kld[0]),
+        max(demo.measurements, key=lambda m: m.mean_kld[0]),
+    )
     size = _percent(best.file_bytes / demo.baseline.file_bytes, 0)
-    return (f"The embedded model was quantized to {len(demo.measurements)} types, and each result compared with the unquantized model. "
-            f"Of the types with about four bits <strong>{escape(best.type)}</strong> loses least: its file has {size} of the size, and the "
-            f"most probable next token is the same in {_percent(best.same_top[0], 1)} of all places. "
-            f"With <strong>{escape(worst.type)}</strong> it is the same in {_percent(worst.same_top[0], 1)}.")
+    return (
+        f"The embedded model was quantized to {len(demo.measurements)} types, and each result"
+        " compared with the unquantized model. Of the types with about four bits"
+        f" <strong>{escape(best.type)}</strong> loses least: its file has {size} of the size, and"
+        f" the most probable next token is the same in {_percent(best.same_top[0], 1)} of all"
+        f" places. With <strong>{escape(worst.type)}</strong> it is the same in"
+        f" {_percent(worst.same_top[0], 1)}."
+    )
 
 
 def _percent(share: float, digits: int) -> str:
@@ -159,33 +188,85 @@ def _chart(demo: Demo) -> str:
     points = []
     for m in demo.measurements:
         covered = any((p.x, p.y) == (m.bits_per_weight, m.mean_kld[0]) for p in points)
-        points.append(Point(m.type, m.bits_per_weight, m.mean_kld[0], int(ggml_type(m.type).id >= _FIRST_IK_ID), covered))
+        points.append(
+            Point(
+                m.type,
+                m.bits_per_weight,
+                m.mean_kld[0],
+                int(ggml_type(m.type).id >= _FIRST_IK_ID),
+                covered,
+            )
+        )
     listed = ", ".join(f"{p.label} {p.y:.3g} at {p.x:.2f}" for p in points)
-    return scatter(points, title="Mean KL divergence against bits per weight", description=f"Divergence at bits per weight: {listed}.",
-                   x_label="bits per weight of the whole model", y_label="mean KL divergence from BF16",
-                   series=("type of llama.cpp", "type of ik_llama.cpp"))
+    return scatter(
+        points,
+        title="Mean KL divergence against bits per weight",
+        description=f"Divergence at bits per weight: {listed}.",
+        x_label="bits per weight of the whole model",
+        y_label="mean KL divergence from BF16",
+        series=("type of llama.cpp", "type of ik_llama.cpp"),
+    )
 
 
-_COLUMNS = (("Type", "name of the tensor type"), ("Bits", "bits per weight of the type itself"),
-            ("bpw", "bits per weight over all tensors of the model"), ("File", "size of the GGUF file in megabytes"),
-            ("PPL", "perplexity with its standard error"), ("Mean KLD", "mean KL divergence from BF16 with its standard error"),
-            ("99 % KLD", "divergence that one token in a hundred exceeds"),
-            ("Same top", "share of tokens with the same most probable continuation"),
-            ("Quantize", "time to quantize, which includes compiling the search the first time"), ("Measure", "time to measure"))
+_COLUMNS = (
+    ("Type", "name of the tensor type"),
+    ("Bits", "bits per weight of the type itself"),
+    ("bpw", "bits per weight over all tensors of the model"),
+    ("File", "size of the GGUF file in megabytes"),
+    ("PPL", "perplexity with its standard error"),
+    ("Mean KLD", "mean KL divergence from BF16 with its standard error"),
+    ("99 % KLD", "divergence that one token in a hundred exceeds"),
+    ("Same top", "share of tokens with the same most probable continuation"),
+    ("Quantize", "time to quantize, which includes compiling the search the first time"),
+    ("Measure", "time to measure"),
+)
 
 
 def _table(demo: Demo) -> str:
     base = demo.baseline
-    head = "".join(f'<th scope="col"><abbr title="{escape(meaning)}">{escape(name)}</abbr></th>' for name, meaning in _COLUMNS)
-    rows = [[base.type, f"{ggml_type(base.type).bits_per_weight:.2f}", f"{base.bits_per_weight:.2f}", f"{base.file_bytes / 1e6:.2f} MB",
-             _error(base.perplexity, 3), "–", "–", "–", "–", f"{base.measure_seconds:.1f} s"]]
-    rows += [[m.type, f"{m.type_bits:.2f}", f"{m.bits_per_weight:.2f}", f"{m.file_mb:.2f} MB", _error(m.perplexity, 3),
-              _error(m.mean_kld, 6), f"{m.kld_99:.4f}", _percent(m.same_top[0], 2), f"{m.quantize_seconds:.1f} s",
-              f"{m.measure_seconds:.1f} s"] for m in demo.measurements]
-    body = "\n".join(f'<tr{" class=base" if not index else ""}><th scope="row">{escape(row[0])}</th>'
-                     + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>" for index, row in enumerate(rows))
-    return (f'<table class="figures"><caption>Each type against {escape(base.type)}, the unquantized model</caption>'
-            f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>")
+    head = "".join(
+        f'<th scope="col"><abbr title="{escape(meaning)}">{escape(name)}</abbr></th>'
+        for name, meaning in _COLUMNS
+    )
+    rows = [
+        [
+            base.type,
+            f"{ggml_type(base.type).bits_per_weight:.2f}",
+            f"{base.bits_per_weight:.2f}",
+            f"{base.file_bytes / 1e6:.2f} MB",
+            _error(base.perplexity, 3),
+            "–",
+            "–",
+            "–",
+            "–",
+            f"{base.measure_seconds:.1f} s",
+        ]
+    ]
+    rows += [
+        [
+            m.type,
+            f"{m.type_bits:.2f}",
+            f"{m.bits_per_weight:.2f}",
+            f"{m.file_mb:.2f} MB",
+            _error(m.perplexity, 3),
+            _error(m.mean_kld, 6),
+            f"{m.kld_99:.4f}",
+            _percent(m.same_top[0], 2),
+            f"{m.quantize_seconds:.1f} s",
+            f"{m.measure_seconds:.1f} s",
+        ]
+        for m in demo.measurements
+    ]
+    body = "\n".join(
+        f'<tr{" class=base" if not index else ""}><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td>{cell}</td>" for cell in row[1:])
+        + "</tr>"
+        for index, row in enumerate(rows)
+    )
+    return (
+        f'<table class="figures"><caption>Each type against {escape(base.type)}, the unquantized'
+        f" model</caption><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+    )
 
 
 def _error(pair: tuple[float, float], digits: int) -> str:
@@ -193,35 +274,69 @@ def _error(pair: tuple[float, float], digits: int) -> str:
 
 
 def _stages(demo: Demo) -> str:
-    rows = "".join(f"<tr><th scope=row>{escape(s.title)}<code>{escape(s.command)}</code></th><td>{s.seconds:.1f} s</td></tr>"
-                   for s in demo.stages)
-    return ('<table class="stages"><caption>Stages, the commands that do the same, and their times</caption><thead><tr>'
-            f'<th scope="col">Stage</th><th scope="col">Time</th></tr></thead><tbody>{rows}</tbody>'
-            f'<tfoot><tr><th scope="row">Total</th><td>{demo.seconds:.1f} s</td></tr></tfoot></table>')
+    rows = "".join(
+        "<tr><th"
+        f" scope=row>{escape(s.title)}<code>{escape(s.command)}</code></th><td>{s.seconds:.1f}"
+        " s</td></tr>"
+        for s in demo.stages
+    )
+    return (
+        '<table class="stages"><caption>Stages, the commands that do the same, and their'
+        ' times</caption><thead><tr><th scope="col">Stage</th><th'
+        f' scope="col">Time</th></tr></thead><tbody>{rows}</tbody><tfoot><tr><th'
+        f' scope="row">Total</th><td>{demo.seconds:.1f} s</td></tr></tfoot></table>'
+    )
 
 
 def _notes(demo: Demo) -> list[tuple[str, str]]:
     """Headings and texts."""
     texts = demo.texts
     return [
-        ("KL divergence (KLD)",
-         f"How far the predicted probabilities of the next token are from those of the {demo.baseline.type} model, in nats, averaged over "
-         "all measured tokens. Zero means the same predictions. It sees what perplexity (PPL) averages away."),
-        ("Sizes",
-         f"bpw counts all tensors. Token embeddings, which are the output matrix too, are {demo.embedding_type} in every file; in a model "
-         "this small they are a fifth of all weights. Norms stay F32. The column Bits has the type alone."),
-        ("A small model",
-         f"{demo.n_parameters / 1e6:.0f} million parameters have nothing to spare: models of practical size lose far less at the same "
-         "bits. Compare the types with one another here, not with figures of other models."),
-        ("Interleaved rows",
-         "IQ4_K_R4 holds the values of IQ4_K with rows interleaved by fours. Both lie on the same point of the chart, and all their "
-         "figures are equal."),
-        ("Texts",
-         f"Both come from the language reference inside Python (pydoc_data.topics). The {texts.measuring_topics} topics whose name has a "
-         f"CRC-32 divisible by five were kept out of the model's training; they are measured on: {demo.measuring_windows} windows of "
-         f"{demo.n_ctx} tokens, the second half of each scored. {texts.repeated:,} characters that other topics repeat were left out. The "
-         f"other {texts.calibration_topics} topics calibrate: {demo.calibration_windows} windows. Topics come in order of their CRC-32."),
-        ("Split and merge", demo.split)]
+        (
+            "KL divergence (KLD)",
+            (
+                "How far the predicted probabilities of the next token are from those of the"
+                f" {demo.baseline.type} model, in nats, averaged over all measured tokens. Zero"
+                " means the same predictions. It sees what perplexity (PPL) averages away."
+            ),
+        ),
+        (
+            "Sizes",
+            (
+                "bpw counts all tensors. Token embeddings, which are the output matrix too, are"
+                f" {demo.embedding_type} in every file; in a model this small they are a fifth of"
+                " all weights. Norms stay F32. The column Bits has the type alone."
+            ),
+        ),
+        (
+            "A small model",
+            (
+                f"{demo.n_parameters / 1e6:.0f} million parameters have nothing to spare: models of"
+                " practical size lose far less at the same bits. Compare the types with one"
+                " another here, not with figures of other models."
+            ),
+        ),
+        (
+            "Interleaved rows",
+            (
+                "IQ4_K_R4 holds the values of IQ4_K with rows interleaved by fours. Both lie on the"
+                " same point of the chart, and all their figures are equal."
+            ),
+        ),
+        (
+            "Texts",
+            (
+                "Both come from the language reference inside Python (pydoc_data.topics). The"
+                f" {texts.measuring_topics} topics whose name has a CRC-32 divisible by five were"
+                f" kept out of the model's training; they are measured on: {demo.measuring_windows}"
+                f" windows of {demo.n_ctx} tokens, the second half of each scored."
+                f" {texts.repeated:,} characters that other topics repeat were left out. The other"
+                f" {texts.calibration_topics} topics calibrate: {demo.calibration_windows} windows."
+                " Topics come in order of their CRC-32."
+            ),
+        ),
+        ("Split and merge", demo.split),
+    ]
 
 
 def _facts(demo: Demo) -> list[tuple[str, str]]:
@@ -229,14 +344,22 @@ def _facts(demo: Demo) -> list[tuple[str, str]]:
     import platform
     from importlib.metadata import version
 
-    from ..version import __version__
     from ..quantize.run.stream import default_threads
+    from ..version import __version__
 
-    software = ", ".join(f"{package} {version(package)}" for package in ("torch", "numba", "numpy", "tokenizers"))
-    return [("Version", f"iqforge {__version__}"), ("Command", demo.command),
-            ("Machine", f"{default_threads()} cores, {platform.machine()}, {platform.system()}"),
-            ("Software", f"Python {platform.python_version()}, {software}"),
-            ("Model", f"Llama, {demo.n_parameters / 1e6:.2f} million parameters, embedded in the package")]
+    software = ", ".join(
+        f"{package} {version(package)}" for package in ("torch", "numba", "numpy", "tokenizers")
+    )
+    return [
+        ("Version", f"iqforge {__version__}"),
+        ("Command", demo.command),
+        ("Machine", f"{default_threads()} cores, {platform.machine()}, {platform.system()}"),
+        ("Software", f"Python {platform.python_version()}, {software}"),
+        (
+            "Model",
+            f"Llama, {demo.n_parameters / 1e6:.2f} million parameters, embedded in the package",
+        ),
+    ]
 
 
 _STYLE = """

@@ -1,1 +1,3 @@
-"""What bytes mean: ggml types, codecs, interleaving, the GGUF container, and the `Source` and `Sink` contracts."""
+"""What bytes mean: ggml types, codecs, interleaving, the GGUF container, and the `Source` and
+`Sink` contracts.
+"""

@@ -1,11 +1,12 @@
 """Rows of bytes to rows of floats for every ggml type, and interleaving both ways.
 
-A codec is found by the type's name: `BLOCK_DECODERS` of the family modules hold one function per type over the bytes of one
-block, `LAYOUTS` of the interleaving modules say where the bits of K rows go. Adding a type means adding its function to a
-family file.
+A codec is found by the type's name: `BLOCK_DECODERS` of the family modules hold one function per
+type over the bytes of one block, `LAYOUTS` of the interleaving modules say where the bits of K rows
+go. Adding a type means adding its function to a family file.
 
-Two readings of bytes: for three types ggml's row decoder (`to_float`) does not give the weights that its matrix products use.
-`decode` gives the former by default and the latter with `as_weights=True`:
+Two readings of bytes: for three types ggml's row decoder (`to_float`) does not give the weights
+that its matrix products use. `decode` gives the former by default and the latter with
+`as_weights=True`:
 
     IQ6_K           row decoder: a cubic in the code; products: the integer table that is the cubic's rounding
     IQ2_KT, IQ3_KT  products multiply by a further 1.05 and 1.01
@@ -33,7 +34,12 @@ _FLOAT_ENCODERS = {"F32": floats.encode_f32, "F16": floats.encode_f16, "BF16": f
 def _block_decoders() -> dict[str, Callable]:
     from .codecs import fp4, grid, iq_k, iq_ks, k, legacy, q8, ternary, trellis
 
-    return _union(*(family.BLOCK_DECODERS for family in (legacy, fp4, k, grid, ternary, iq_k, iq_ks, trellis, q8)))
+    return _union(
+        *(
+            family.BLOCK_DECODERS
+            for family in (legacy, fp4, k, grid, ternary, iq_k, iq_ks, trellis, q8)
+        )
+    )
 
 
 def _union(*tables: dict[str, Callable]) -> dict[str, Callable]:
@@ -58,31 +64,50 @@ def decodable_types() -> list[str]:
     return [name for name in TYPES if name in known]
 
 
-def decode(type: str | GGMLType, data: np.ndarray, n_cols: int, out: np.ndarray | None = None, threads: int = 1, *,
-           as_weights: bool = False) -> np.ndarray:
-    """Decode rows: uint8[rows, row_bytes] to float32[rows, n_cols], bit for bit as ggml's row decoders do.
+def decode(
+    type: str | GGMLType,
+    data: np.ndarray,
+    n_cols: int,
+    out: np.ndarray | None = None,
+    threads: int = 1,
+    *,
+    as_weights: bool = False,
+) -> np.ndarray:
+    """Decode rows: uint8[rows, row_bytes] to float32[rows, n_cols], bit for bit as ggml's row
+    decoders do.
 
-    Interleaved types take whole row groups: the bytes of a group of K rows are K consecutive rows of `data`.
-    `out` may give the result array; `threads` splits the rows. `as_weights` gives the values that matrix products use, which
-    differ for IQ6_K, IQ2_KT and IQ3_KT (see above). ShapeError for bytes that do not fit the type, UnsupportedTypeError for a
-    type without rows of numbers.
+    Interleaved types take whole row groups: the bytes of a group of K rows are K consecutive rows
+    of `data`. `out` may give the result array; `threads` splits the rows. `as_weights` gives the
+    values that matrix products use, which differ for IQ6_K, IQ2_KT and IQ3_KT (see above).
+    ShapeError for bytes that do not fit the type, UnsupportedTypeError for a type without rows of
+    numbers.
     """
     type = ggml_type(type)
     data = _checked_rows(type, data, n_cols)
     if out is None:
         out = np.empty((len(data), n_cols), dtype=np.float32)
     elif out.shape != (len(data), n_cols) or out.dtype != np.float32 or not out.flags.c_contiguous:
-        raise ShapeError(f"out is {out.dtype}{list(out.shape)}, expected contiguous float32[{len(data)}, {n_cols}]")
+        raise ShapeError(
+            f"out is {out.dtype}{list(out.shape)}, expected contiguous float32[{len(data)},"
+            f" {n_cols}]"
+        )
     one = _row_decoder(type, n_cols, as_weights)
     in_pieces(lambda part: one(data[part], out[part]), len(data), type.group_rows, threads)
     return out
 
 
-def decode_tensor(type: str | GGMLType, data: np.ndarray, shape: tuple[int, ...], threads: int = 1, *,
-                  as_weights: bool = False) -> np.ndarray:
+def decode_tensor(
+    type: str | GGMLType,
+    data: np.ndarray,
+    shape: tuple[int, ...],
+    threads: int = 1,
+    *,
+    as_weights: bool = False,
+) -> np.ndarray:
     """Decode the bytes of a whole tensor, uint8[bytes], to float32 of the numpy-order `shape`.
 
-    The only way to read I2_S, whose one scale stands behind the data of all rows. Otherwise as `decode`.
+    The only way to read I2_S, whose one scale stands behind the data of all rows. Otherwise as
+    `decode`.
     """
     from .codecs.ternary import TENSOR_DECODERS, check_i2_s
 
@@ -90,10 +115,20 @@ def decode_tensor(type: str | GGMLType, data: np.ndarray, shape: tuple[int, ...]
     data = np.ascontiguousarray(data)
     n_bytes = type.tensor_bytes(shape)
     if data.dtype != np.uint8 or data.shape != (n_bytes,):
-        raise ShapeError(f"a {type.name} tensor of shape {list(shape)} is uint8[{n_bytes}], got {data.dtype}{list(data.shape)}")
+        raise ShapeError(
+            f"a {type.name} tensor of shape {list(shape)} is uint8[{n_bytes}], got"
+            f" {data.dtype}{list(data.shape)}"
+        )
     whole = TENSOR_DECODERS.get(type.name)
     if whole is None:
-        return decode(type, data.reshape(-1, type.row_bytes(shape[-1])), shape[-1], None, threads, as_weights=as_weights).reshape(shape)
+        return decode(
+            type,
+            data.reshape(-1, type.row_bytes(shape[-1])),
+            shape[-1],
+            None,
+            threads,
+            as_weights=as_weights,
+        ).reshape(shape)
     check_i2_s(shape)
     out = np.empty(shape, dtype=np.float32)
     whole(data, out)
@@ -101,7 +136,8 @@ def decode_tensor(type: str | GGMLType, data: np.ndarray, shape: tuple[int, ...]
 
 
 def in_pieces(work: Callable[[slice], None], rows: int, group_rows: int, threads: int) -> None:
-    """Call `work` with slices of whole row groups that cover `rows` rows, on at most four threads per core.
+    """Call `work` with slices of whole row groups that cover `rows` rows, on at most four threads
+    per core.
 
     `work` must not call this again: it would wait for threads that wait for it.
     """
@@ -109,24 +145,37 @@ def in_pieces(work: Callable[[slice], None], rows: int, group_rows: int, threads
         work(slice(0, rows))
         return
     step = -(-rows // threads // group_rows) * group_rows
-    list(_pool(os.getpid(), min(threads, 4 * (os.cpu_count() or 1))).map(lambda at: work(slice(at, min(at + step, rows))),
-                                                                         range(0, rows, step)))
+    list(
+        _pool(os.getpid(), min(threads, 4 * (os.cpu_count() or 1))).map(
+            lambda at: work(slice(at, min(at + step, rows))), range(0, rows, step)
+        )
+    )
 
 
 @functools.cache
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads that stay: a model decodes thousands of matrices a second. A forked child gets its own."""
+    """Threads that stay: a model decodes thousands of matrices a second. A forked child gets its
+    own.
+    """
     return ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
 
-def _row_decoder(type: GGMLType, n_cols: int, as_weights: bool) -> Callable[[np.ndarray, np.ndarray], None]:
+def _row_decoder(
+    type: GGMLType, n_cols: int, as_weights: bool
+) -> Callable[[np.ndarray, np.ndarray], None]:
     if type.name in _FLOAT_DECODERS:
         return _FLOAT_DECODERS[type.name]
     if type.name in _interleaved_types():
         from .codecs.interleaved import unpack_rows
 
-        own = has_block_decoder(type)  # a row of it decodes unlike a row of its plain type, or it has none
-        one = _block_decoder(type, n_cols, as_weights) if own else _row_decoder(ggml_type(type.base), n_cols, as_weights)
+        own = has_block_decoder(
+            type
+        )  # a row of it decodes unlike a row of its plain type, or it has none
+        one = (
+            _block_decoder(type, n_cols, as_weights)
+            if own
+            else _row_decoder(ggml_type(type.base), n_cols, as_weights)
+        )
         return lambda data, out: one(unpack_rows(type, data, n_cols), out)
     return _block_decoder(type, n_cols, as_weights)
 
@@ -137,21 +186,29 @@ def has_block_decoder(type: GGMLType) -> bool:
 
 
 def block_decoder(type: GGMLType, as_weights: bool = False) -> tuple[Callable, np.float32]:
-    """(function, factor): the plain function that decodes one block, `(block, out)` or, where rows have a header,
-    `(block, head, out)`, and what its values are multiplied by. UnsupportedTypeError for a type without one."""
+    """(function, factor): the plain function that decodes one block, `(block, out)` or, where rows
+    have a header, `(block, head, out)`, and what its values are multiplied by. UnsupportedTypeError
+    for a type without one.
+    """
     from .codecs.iq_k import PRODUCT_DECODERS
     from .codecs.trellis import PRODUCT_FACTORS
 
     function = _block_decoders().get(type.name)
     if function is None:
-        hint = "its scale is that of the whole tensor, use decode_tensor" if type.tail_bytes else "it is not a type of weights"
+        hint = (
+            "its scale is that of the whole tensor, use decode_tensor"
+            if type.tail_bytes
+            else "it is not a type of weights"
+        )
         raise UnsupportedTypeError(f"rows of {type.name} cannot be decoded: {hint}")
     if as_weights:
         function = PRODUCT_DECODERS.get(type.name, function)
     return function, np.float32(PRODUCT_FACTORS.get(type.name, 1) if as_weights else 1)
 
 
-def _block_decoder(type: GGMLType, n_cols: int, as_weights: bool) -> Callable[[np.ndarray, np.ndarray], None]:
+def _block_decoder(
+    type: GGMLType, n_cols: int, as_weights: bool
+) -> Callable[[np.ndarray, np.ndarray], None]:
     function, factor = block_decoder(type, as_weights)
     blocks, head = n_cols // type.block_size, type.header_bytes
 
@@ -169,10 +226,12 @@ def _block_decoder(type: GGMLType, n_cols: int, as_weights: bool) -> Callable[[n
 
 
 def interleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int = 1) -> np.ndarray:
-    """Rows of the plain type, uint8[rows, row_bytes], to the same number of rows of the interleaved `type`.
+    """Rows of the plain type, uint8[rows, row_bytes], to the same number of rows of the interleaved
+    `type`.
 
-    Lossless, but for the sum of a row's codes that Q8_KV has and Q8_KV_R8 leaves out. ShapeError for rows that do not fit,
-    UnsupportedTypeError if `type` is not interleaved or no plain type repacks into it.
+    Lossless, but for the sum of a row's codes that Q8_KV has and Q8_KV_R8 leaves out. ShapeError
+    for rows that do not fit, UnsupportedTypeError if `type` is not interleaved or no plain type
+    repacks into it.
     """
     from .codecs.interleaved import pack_rows
 
@@ -181,19 +240,33 @@ def interleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int
     data = _checked_rows(plain, data, n_cols)
     _check_group(type, len(data))
     out = np.empty((len(data), type.row_bytes(n_cols)), dtype=np.uint8)
-    in_pieces(lambda part: np.copyto(out[part], pack_rows(type, data[part], n_cols)), len(data), type.group_rows, threads)
+    in_pieces(
+        lambda part: np.copyto(out[part], pack_rows(type, data[part], n_cols)),
+        len(data),
+        type.group_rows,
+        threads,
+    )
     return out
 
 
-def deinterleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int = 1) -> np.ndarray:
-    """Inverse of `interleave`: rows of the interleaved `type` to rows of its plain type. Sums of Q8_KV rows are made anew."""
+def deinterleave(
+    type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int = 1
+) -> np.ndarray:
+    """Inverse of `interleave`: rows of the interleaved `type` to rows of its plain type. Sums of
+    Q8_KV rows are made anew.
+    """
     from .codecs.interleaved import unpack_rows
 
     type = ggml_type(type)
     plain = _plain_type(type)
     data = _checked_rows(type, data, n_cols)
     out = np.empty((len(data), plain.row_bytes(n_cols)), dtype=np.uint8)
-    in_pieces(lambda part: np.copyto(out[part], unpack_rows(type, data[part], n_cols)), len(data), type.group_rows, threads)
+    in_pieces(
+        lambda part: np.copyto(out[part], unpack_rows(type, data[part], n_cols)),
+        len(data),
+        type.group_rows,
+        threads,
+    )
     return out
 
 
@@ -201,12 +274,16 @@ def _plain_type(type: GGMLType) -> GGMLType:
     if not type.is_interleaved:
         raise UnsupportedTypeError(f"{type.name} is not a row-interleaved type")
     if type.base is None:
-        raise UnsupportedTypeError(f"{type.name} has no plain type: values are quantized to it directly")
+        raise UnsupportedTypeError(
+            f"{type.name} has no plain type: values are quantized to it directly"
+        )
     return ggml_type(type.base)
 
 
 def encode_float(type: str | GGMLType, x: np.ndarray) -> np.ndarray:
-    """float32[rows, n_cols] to rows of F32, F16 or BF16, uint8[rows, row_bytes], rounding to nearest even."""
+    """float32[rows, n_cols] to rows of F32, F16 or BF16, uint8[rows, row_bytes], rounding to
+    nearest even.
+    """
     type = ggml_type(type)
     if type.name not in _FLOAT_ENCODERS:
         raise UnsupportedTypeError(f"{type.name} is not a float type")
@@ -216,11 +293,16 @@ def encode_float(type: str | GGMLType, x: np.ndarray) -> np.ndarray:
 def _checked_rows(type: GGMLType, data: np.ndarray, n_cols: int) -> np.ndarray:
     row_bytes, data = type.row_bytes(n_cols), np.asarray(data)
     if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != row_bytes:
-        raise ShapeError(f"{type.name} rows of {n_cols} elements are uint8[rows, {row_bytes}], got {data.dtype}{list(data.shape)}")
+        raise ShapeError(
+            f"{type.name} rows of {n_cols} elements are uint8[rows, {row_bytes}], got"
+            f" {data.dtype}{list(data.shape)}"
+        )
     _check_group(type, len(data))
     return np.ascontiguousarray(data)
 
 
 def _check_group(type: GGMLType, rows: int) -> None:
     if rows % type.group_rows:
-        raise ShapeError(f"{rows} rows are not a multiple of {type.group_rows}, the row group of {type.name}")
+        raise ShapeError(
+            f"{rows} rows are not a multiple of {type.group_rows}, the row group of {type.name}"
+        )

@@ -1,7 +1,9 @@
-"""The presets a user can name on a command line: name -> number for `general.file_type` and the tensor type it starts from.
+"""The presets a user can name on a command line: name -> number for `general.file_type` and the
+tensor type it starts from.
 
-From llama-quantize of ik_llama.cpp (2026-08), with what llama.cpp (2026-10) adds. Several presets share a starting type and
-differ by their mix; some are named after a type and start from another (IQ2_S starts from IQ2_XS).
+From llama-quantize of ik_llama.cpp (2026-08), with what llama.cpp (2026-10) adds. Several presets
+share a starting type and differ by their mix; some are named after a type and start from another
+(IQ2_S starts from IQ2_XS).
 """
 
 from __future__ import annotations
@@ -50,16 +52,22 @@ FILE_TYPES = _parse(_NUMBERS)
 
 
 def file_type(which: str | int) -> FileType:
-    """The preset with this name (any case) or number: of Q4_K and Q4_K_M, which are one, the shorter, which llama-quantize lists first.
-    UnknownTypeError listing near names if there is none."""
+    """The preset with this name (any case) or number: of Q4_K and Q4_K_M, which are one, the
+    shorter, which llama-quantize lists first. UnknownTypeError listing near names if there is none.
+    """
     which = str(which)
     found = FILE_TYPES.get(which.upper())
     if found is None and which.isdecimal():
         numbered = [f for f in FILE_TYPES.values() if f.number == int(which)]
-        found = next((f for f in numbered if f"{f.name}_M" in FILE_TYPES), next(iter(numbered), None))
+        found = next(
+            (f for f in numbered if f"{f.name}_M" in FILE_TYPES), next(iter(numbered), None)
+        )
     if found is None:
         import difflib
 
         close = difflib.get_close_matches(which.upper(), FILE_TYPES, n=4, cutoff=0.5)
-        raise UnknownTypeError(f"unknown quantization '{which}'" + (f"; did you mean {', '.join(close)}?" if close else ""))
+        raise UnknownTypeError(
+            f"unknown quantization '{which}'"
+            + (f"; did you mean {', '.join(close)}?" if close else "")
+        )
     return found

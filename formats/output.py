@@ -14,7 +14,12 @@ from ..errors import OutputError, printable
 
 WRITE_BEHIND = 32 << 20  # bytes
 _BLOCK = 512  # bytes, the unit of st_blocks
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # some network file systems
+_NO_LOCKS = (
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.ENOLCK,
+)  # some network file systems
 
 
 def refuse_same_file(output: str | os.PathLike, inputs: Iterable[str | os.PathLike]) -> None:
@@ -25,11 +30,16 @@ def refuse_same_file(output: str | os.PathLike, inputs: Iterable[str | os.PathLi
         except (OSError, ValueError):
             continue
         if same:
-            raise OutputError(f"the output is the same file as the input {printable(os.fspath(path), 400)}", file=output)
+            raise OutputError(
+                f"the output is the same file as the input {printable(os.fspath(path), 400)}",
+                file=output,
+            )
 
 
 def check_output(path: str | os.PathLike) -> None:
-    """OutputError if no file can be written at `path`: for work that takes long before anything is written. Leaves nothing behind."""
+    """OutputError if no file can be written at `path`: for work that takes long before anything is
+    written. Leaves nothing behind.
+    """
     PartFile(path).abort()
 
 
@@ -45,7 +55,9 @@ def check_space(folder: str | os.PathLike, n_bytes: int, file: str | os.PathLike
 
 @dataclass(frozen=True)
 class DiskNeed:
-    """Bytes that files take on one disk, that of `folder`, and what is free there (-1: it does not say)."""
+    """Bytes that files take on one disk, that of `folder`, and what is free there (-1: it does not
+    say).
+    """
 
     folder: str
     needed: int
@@ -57,8 +69,9 @@ class DiskNeed:
 
 
 def disk_needs(files: Iterable[tuple[str | os.PathLike, int]]) -> list[DiskNeed]:
-    """What `files`, paths and bytes to come, take on each disk. A file that is replaced still counts: it goes when the new one is
-    complete. OutputError for a folder that is not there."""
+    """What `files`, paths and bytes to come, take on each disk. A file that is replaced still
+    counts: it goes when the new one is complete. OutputError for a folder that is not there.
+    """
     needs: dict[int, DiskNeed] = {}
     for path, n_bytes in files:
         folder = os.path.dirname(os.path.realpath(path))
@@ -72,10 +85,15 @@ def disk_needs(files: Iterable[tuple[str | os.PathLike, int]]) -> list[DiskNeed]
 
 
 def check_disks(files: Sequence[tuple[str | os.PathLike, int]]) -> None:
-    """OutputError with both numbers if the files together need more than is free on one of their disks."""
+    """OutputError with both numbers if the files together need more than is free on one of their
+    disks.
+    """
     for need in disk_needs(files):
         if not need.fits:
-            raise OutputError(f"the files to come need {need.needed} bytes, {need.free} are free", file=need.folder)
+            raise OutputError(
+                f"the files to come need {need.needed} bytes, {need.free} are free",
+                file=need.folder,
+            )
 
 
 def size_on_disk(path: str | os.PathLike) -> int:
@@ -86,9 +104,15 @@ def size_on_disk(path: str | os.PathLike) -> int:
         return 0
 
 
-def output_error(error: OSError | ValueError, file: str | os.PathLike, detail: str = "") -> OutputError:
-    """`error` as an OutputError that names the file. ValueError is what Python makes of a path with a NUL."""
-    return OutputError(f"cannot be written: {getattr(error, 'strerror', None) or error}{detail}", file=file)
+def output_error(
+    error: OSError | ValueError, file: str | os.PathLike, detail: str = ""
+) -> OutputError:
+    """`error` as an OutputError that names the file. ValueError is what Python makes of a path with
+    a NUL.
+    """
+    return OutputError(
+        f"cannot be written: {getattr(error, 'strerror', None) or error}{detail}", file=file
+    )
 
 
 def real_output(path: str | os.PathLike) -> str:
@@ -114,7 +138,9 @@ def sync_folder(folder: str | os.PathLike) -> None:
 
 
 def begin_writing(fd: int, start: int, stop: int) -> None:
-    """Dirty pages that are "not needed" are queued for the disk and stay in memory until they are written."""
+    """Dirty pages that are "not needed" are queued for the disk and stay in memory until they are
+    written.
+    """
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
 
@@ -128,7 +154,9 @@ def _lock(fd: int) -> None:
 
 
 def open_locked(path: str, named: str) -> int:
-    """A handle on the file at `path`, which is made if need be, locked for this process alone; errors name the output `named`."""
+    """A handle on the file at `path`, which is made if need be, locked for this process alone;
+    errors name the output `named`.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except (OSError, ValueError) as error:
@@ -148,16 +176,20 @@ def open_locked(path: str, named: str) -> int:
 
 
 class PartFile:
-    """`<path>.part`, opened and locked for this process alone; becomes `path` by `commit`, or nothing by `abort`.
+    """`<path>.part`, opened and locked for this process alone; becomes `path` by `commit`, or
+    nothing by `abort`.
 
-    A symbolic link at `path` is followed: the file it points to is the one that is replaced. A `.part` left behind by a
-    killed run is overwritten, unless it is asked for by `keep`; one that another process is writing is an OutputError. As a context
-    manager it commits at the end and aborts on any exception, KeyboardInterrupt included.
+    A symbolic link at `path` is followed: the file it points to is the one that is replaced. A
+    `.part` left behind by a killed run is overwritten, unless it is asked for by `keep`; one that
+    another process is writing is an OutputError. As a context manager it commits at the end and
+    aborts on any exception, KeyboardInterrupt included.
     """
 
     def __init__(self, path: str | os.PathLike, n_bytes: int | None = None, keep: bool = False):
-        """`n_bytes`: the size to come, if known; OutputError at once if the disk has not that much left. keep: what is in the `.part`
-        stays for `read_kept`, until `go_on_at` says from where on it is written."""
+        """`n_bytes`: the size to come, if known; OutputError at once if the disk has not that much
+        left. keep: what is in the `.part` stays for `read_kept`, until `go_on_at` says from where
+        on it is written.
+        """
         self.path = real_output(path)
         self.part_path = self.path + ".part"
         self.n_bytes, self.position = n_bytes, 0
@@ -183,7 +215,9 @@ class PartFile:
         return open_locked(self.part_path, self.path)
 
     def write(self, data) -> None:
-        """Append all of `data`, anything that has a contiguous buffer. The disk begins to write at once, not when memory is full."""
+        """Append all of `data`, anything that has a contiguous buffer. The disk begins to write at
+        once, not when memory is full.
+        """
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         try:
             while view:
@@ -248,8 +282,9 @@ class PartFile:
         self._close()
 
     def park(self) -> None:
-        """Sync and give the handle and the lock back; `commit` or `abort` comes later. For one of many files that get
-        their names together, where another of them holds a lock."""
+        """Sync and give the handle and the lock back; `commit` or `abort` comes later. For one of
+        many files that get their names together, where another of them holds a lock.
+        """
         self.sync()
         self._close()
 

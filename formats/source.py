@@ -1,7 +1,9 @@
-"""`Source`, `Sink` and `TensorInfo`: the contracts every station of the pipeline is written against.
+"""`Source`, `Sink` and `TensorInfo`: the contracts every station of the pipeline is written
+against.
 
-A Source knows all names, shapes, types and metadata before any tensor data is read, and hands out rows on demand; a
-Sink takes the same rows in order. Checkpoints, GGUF files and shards are Sources; one file or several shards are Sinks.
+A Source knows all names, shapes, types and metadata before any tensor data is read, and hands out
+rows on demand; a Sink takes the same rows in order. Checkpoints, GGUF files and shards are Sources;
+one file or several shards are Sinks.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class TensorInfo:
 
 
 class Source(Protocol):
-    """A model that can be read tensor by tensor, row by row. `files`: all files it consists of, none of which may be overwritten."""
+    """A model that can be read tensor by tensor, row by row. `files`: all files it consists of,
+    none of which may be overwritten.
+    """
 
     path: str
     files: tuple[str, ...]
@@ -63,14 +67,17 @@ class Source(Protocol):
     tensors: tuple[TensorInfo, ...]
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start, row_bytes]: rows in storage order, possibly a read-only view into a mapped file.
+        """uint8[stop - start, row_bytes]: rows in storage order, possibly a read-only view into a
+        mapped file.
 
-        The caller may ask in any order, must not keep views after `release`, and for interleaved types asks for whole
-        row groups.
+        The caller may ask in any order, must not keep views after `release`, and for interleaved
+        types asks for whole row groups.
         """
 
     def release(self, tensor: TensorInfo) -> None:
-        """The caller is done with this tensor for now: pages and buffers held for it may be given back."""
+        """The caller is done with this tensor for now: pages and buffers held for it may be given
+        back.
+        """
 
     def close(self) -> None: ...
 
@@ -79,7 +86,9 @@ class Sink(Protocol):
     """An output with a fixed list of tensors, written in that order."""
 
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
-        """Append the next bytes of `tensor`. Tensors come in list order, each in one or more pieces."""
+        """Append the next bytes of `tensor`. Tensors come in list order, each in one or more
+        pieces.
+        """
 
     def finish(self) -> None:
         """Pad, sync, check and rename: afterwards the output is complete under its final name."""

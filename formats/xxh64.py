@@ -1,8 +1,9 @@
-"""XXH64, streamed: the 64-bit hash of the xxHash specification (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md), seed 0.
+"""XXH64, streamed: the 64-bit hash of the xxHash specification (https://github.com/Cyan4973/xxHash,
+doc/xxhash_spec.md), seed 0.
 
-Four accumulators take 32 bytes at a time: acc = rotl(acc + lane * P2, 31) * P1. At the end they are folded together, the length is
-added, what is left of the input follows in words of 8, 4 and 1 bytes, and the bits are mixed. Only the first step sees many bytes,
-so only that one is compiled.
+Four accumulators take 32 bytes at a time: acc = rotl(acc + lane * P2, 31) * P1. At the end they are
+folded together, the length is added, what is left of the input follows in words of 8, 4 and 1
+bytes, and the bits are mixed. Only the first step sees many bytes, so only that one is compiled.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def _round(accumulator: int, lane: int) -> int:
 
 
 class XXH64:
-    """As the objects of hashlib: `update` with any contiguous bytes, then `hexdigest`, after which more may follow."""
+    """As the objects of hashlib: `update` with any contiguous bytes, then `hexdigest`, after which
+    more may follow.
+    """
 
     name = "xxh64"
 
@@ -74,8 +77,13 @@ class XXH64:
         self._rest = view[whole:].tobytes()
 
     def _take(self, stripes: np.ndarray) -> None:
-        # An offset in a file need not be a multiple of 8: such views are copied, piece by piece as they come.
-        lanes = stripes.view("<u8") if stripes.ctypes.data % 8 == 0 else np.frombuffer(stripes.tobytes(), "<u8")
+        # An offset in a file need not be a multiple of 8: such views are copied, piece by piece as
+        # they come.
+        lanes = (
+            stripes.view("<u8")
+            if stripes.ctypes.data % 8 == 0
+            else np.frombuffer(stripes.tobytes(), "<u8")
+        )
         _compiled()(self._accumulators, lanes)
 
     def intdigest(self) -> int:
@@ -89,10 +97,14 @@ class XXH64:
         hashed = (hashed + self._length) & _MASK
         rest = self._rest
         while len(rest) >= 8:
-            hashed = (_rotated(hashed ^ _round(0, int.from_bytes(rest[:8], "little")), 27) * _P1 + _P4) & _MASK
+            hashed = (
+                _rotated(hashed ^ _round(0, int.from_bytes(rest[:8], "little")), 27) * _P1 + _P4
+            ) & _MASK
             rest = rest[8:]
         if len(rest) >= 4:
-            hashed = (_rotated(hashed ^ int.from_bytes(rest[:4], "little") * _P1 & _MASK, 23) * _P2 + _P3) & _MASK
+            hashed = (
+                _rotated(hashed ^ int.from_bytes(rest[:4], "little") * _P1 & _MASK, 23) * _P2 + _P3
+            ) & _MASK
             rest = rest[4:]
         for byte in rest:
             hashed = _rotated(hashed ^ byte * _P5 & _MASK, 11) * _P1 & _MASK

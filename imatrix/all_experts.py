@@ -1,4 +1,6 @@
-"""Every token with every expert: what a collector sees of experts is then not limited to the tokens that are routed to them."""
+"""Every token with every expert: what a collector sees of experts is then not limited to the tokens
+that are routed to them.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,20 @@ Observer = Callable[[str, torch.Tensor, torch.Tensor | None], None]
 
 
 class AllExperts:
-    """An observer in front of `collector`. Once a router has seen the rows of a pass, it shows the collector all of them with each expert
-    of that layer in turn; the rows that are really routed are left out afterwards, as they have been counted.
+    """An observer in front of `collector`. Once a router has seen the rows of a pass, it shows the
+    collector all of them with each expert of that layer in turn; the rows that are really routed
+    are left out afterwards, as they have been counted.
 
-    What the model computes stays as it is, to the bit. A pass takes about experts / experts used times as long in these layers.
+    What the model computes stays as it is, to the bit. A pass takes about experts / experts used
+    times as long in these layers.
     """
 
     def __init__(self, model: Model, collector: Observer):
-        self._collector, self._layers, self._showing = collector, {moe.router.name: moe for moe in moe_layers(model.network)}, False
+        self._collector, self._layers, self._showing = (
+            collector,
+            {moe.router.name: moe for moe in moe_layers(model.network)},
+            False,
+        )
 
     def __call__(self, name: str, x: torch.Tensor, experts: torch.Tensor | None) -> None:
         if self._showing or experts is None:
@@ -39,7 +47,8 @@ class AllExperts:
         for expert in range(moe.n_experts):
             counts = torch.zeros(moe.n_experts, dtype=torch.int64)
             counts[expert] = len(x)
-            self._collector.forget_inputs()  # the rows are those of the expert before, but for another expert
+            # the rows are those of the expert before, but for another expert
+            self._collector.forget_inputs()
             inner = moe.experts.inner(x, counts)  # gate and up are observed as they are used
             for name in moe.experts.down.observed:
                 self._collector(name, inner, torch.full((len(x),), expert, device=x.device))
@@ -49,7 +58,10 @@ class AllExperts:
 def router_rows(model: Model) -> dict[str, np.ndarray]:
     """float32[n_experts, width] of every layer with experts, by the name of the router's tensor."""
     routers = [moe.router for moe in moe_layers(model.network)]
-    return {router.name: torch.cat([rows for _, rows in router.matrix.parts()]).numpy(force=True) for router in routers}
+    return {
+        router.name: torch.cat([rows for _, rows in router.matrix.parts()]).numpy(force=True)
+        for router in routers
+    }
 
 
 def moe_layers(network: Network) -> Iterator[MoE]:

@@ -1,17 +1,19 @@
 """What an importance matrix says about experts that saw few tokens, or none.
 
-The mean squares of an expert that saw n tokens are mixed with a prior m that is worth K tokens (the mean of the posterior, as with a
-conjugate prior of K pseudo-observations):
+The mean squares of an expert that saw n tokens are mixed with a prior m that is worth K tokens (the
+mean of the posterior, as with a conjugate prior of K pseudo-observations):
 
     mean' = (S + K m) / (n + K)
 
 for every expert with n < `least`; the others keep exactly what they saw. The prior is
 
-- of gate and up, which see hidden states of the layer: the mean over all tokens of all experts (`prior`), or of the NEIGHBOURS experts
-  whose router rows are nearest by cosine to that of the cold one, the common part of all rows taken off (`neighbours`): the router sends
-  to those what it nearly would have sent to this one;
-- of down, whose columns are the expert's own neurons and have nothing to do with the neurons of the same number in other experts: the same
-  value for every column, the mean over all columns and tokens (of all experts, or of the neighbours).
+- of gate and up, which see hidden states of the layer: the mean over all tokens of all experts
+  (`prior`), or of the NEIGHBOURS experts whose router rows are nearest by cosine to that of the
+  cold one, the common part of all rows taken off (`neighbours`): the router sends to those what it
+  nearly would have sent to this one;
+- of down, whose columns are the expert's own neurons and have nothing to do with the neurons of the
+  same number in other experts: the same value for every column, the mean over all columns and
+  tokens (of all experts, or of the neighbours).
 
 The counts stay what they were, at least 1: files then add up with the weight of what was seen.
 """
@@ -35,47 +37,75 @@ DEFAULT_PRIOR_TOKENS = 32.0
 NEIGHBOURS = 4
 
 
-def fill_cold_experts(imatrix: Imatrix, method: str = "prior", *, least: int = DEFAULT_LEAST, prior_tokens: float = DEFAULT_PRIOR_TOKENS,
-                      routers: Mapping[str, np.ndarray] | None = None) -> Imatrix:
-    """`imatrix` with `prior` or `neighbours` applied to experts that saw fewer than `least` tokens; `imatrix` itself for other METHODS.
+def fill_cold_experts(
+    imatrix: Imatrix,
+    method: str = "prior",
+    *,
+    least: int = DEFAULT_LEAST,
+    prior_tokens: float = DEFAULT_PRIOR_TOKENS,
+    routers: Mapping[str, np.ndarray] | None = None,
+) -> Imatrix:
+    """`imatrix` with `prior` or `neighbours` applied to experts that saw fewer than `least` tokens;
+    `imatrix` itself for other METHODS.
 
-    Where counts are calls (of `.dat` files) all that is known is which experts saw nothing; those are cold then.
-    routers: for `neighbours`, float[n_experts, width] of each layer, by the name of the router's tensor. A tensor of which no expert saw
-    anything is left as it is. UsageError for a method there is not, a prior that is not worth a positive number of tokens, `neighbours`
-    without the router of a layer.
+    Where counts are calls (of `.dat` files) all that is known is which experts saw nothing; those
+    are cold then. routers: for `neighbours`, float[n_experts, width] of each layer, by the name of
+    the router's tensor. A tensor of which no expert saw anything is left as it is. UsageError for a
+    method there is not, a prior that is not worth a positive number of tokens, `neighbours` without
+    the router of a layer.
     """
     if method not in METHODS:
-        raise UsageError(f"cold experts: '{method}' is not known, expected one of {', '.join(METHODS)}")
+        raise UsageError(
+            f"cold experts: '{method}' is not known, expected one of {', '.join(METHODS)}"
+        )
     whole_number("the number of tokens below which experts are cold", least, 0)
     if not number("the prior of cold experts", prior_tokens) > 0:
-        raise UsageError(f"the prior of cold experts is worth {prior_tokens:g} tokens, expected a positive number")
+        raise UsageError(
+            f"the prior of cold experts is worth {prior_tokens:g} tokens, expected a positive"
+            " number"
+        )
     if method not in ("prior", "neighbours"):
         return imatrix
     if imatrix.counts_calls:
         imatrix, least = with_experts(imatrix), 1
-    cold = {name for name, entry in imatrix.entries.items() if "_exps." in name and entry.counts.any() and (entry.counts < least).any()}
+    cold = {
+        name
+        for name, entry in imatrix.entries.items()
+        if "_exps." in name and entry.counts.any() and (entry.counts < least).any()
+    }
     near = {}
     for name in cold if method == "neighbours" else ():
         router = f"{name.rpartition('.ffn_')[0]}.ffn_gate_inp.weight"
         if routers is None or router not in routers:
-            raise UsageError(f"cold experts: their neighbours are found with the router {router}, which is not there")
+            raise UsageError(
+                f"cold experts: their neighbours are found with the router {router}, which is not"
+                " there"
+            )
         near[name] = cosines(routers[router])
 
     def entry(name: str) -> Entry:
         seen = imatrix.entries[name]
-        return _filled(seen, least, prior_tokens, near.get(name), "ffn_down_exps" in name) if name in cold else seen
+        return (
+            _filled(seen, least, prior_tokens, near.get(name), "ffn_down_exps" in name)
+            if name in cold
+            else seen
+        )
 
     return replace(imatrix, entries=ComputedEntries(imatrix.entries, entry))
 
 
 def cosines(router: np.ndarray) -> np.ndarray:
-    """float64[n_experts, n_experts]: between rows of a router without their mean, which moves all logits alike and chooses nobody."""
+    """float64[n_experts, n_experts]: between rows of a router without their mean, which moves all
+    logits alike and chooses nobody.
+    """
     rows = router.astype(np.float64) - router.mean(axis=0, dtype=np.float64)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
     return rows @ rows.T
 
 
-def _filled(entry: Entry, least: int, prior_tokens: float, near: np.ndarray | None, uniform: bool) -> Entry:
+def _filled(
+    entry: Entry, least: int, prior_tokens: float, near: np.ndarray | None, uniform: bool
+) -> Entry:
     seen, counts = entry.sums, np.maximum(entry.counts, 1)
     sums, of_all = seen.copy(), seen.sum(axis=0) / entry.counts.sum()
     for expert in np.flatnonzero(entry.counts < least):
@@ -85,11 +115,17 @@ def _filled(entry: Entry, least: int, prior_tokens: float, near: np.ndarray | No
             prior = seen[others].sum(axis=0) / entry.counts[others].sum()
         if uniform:
             prior = prior.mean()
-        sums[expert] = (seen[expert] + prior_tokens * prior) / (entry.counts[expert] + prior_tokens) * counts[expert]
+        sums[expert] = (
+            (seen[expert] + prior_tokens * prior)
+            / (entry.counts[expert] + prior_tokens)
+            * counts[expert]
+        )
     return Entry(sums, counts, entry.calls)
 
 
 def _neighbours(counts: np.ndarray, near: np.ndarray, expert: int) -> np.ndarray:
     """The nearest of the experts that saw anything."""
-    order = [other for other in np.argsort(-near, kind="stable") if other != expert and counts[other] > 0]
+    order = [
+        other for other in np.argsort(-near, kind="stable") if other != expert and counts[other] > 0
+    ]
     return np.array(order[:NEIGHBOURS] or [expert])

@@ -1,4 +1,6 @@
-"""Collecting an importance matrix: run texts through the model and add up squared inputs of every weight."""
+"""Collecting an importance matrix: run texts through the model and add up squared inputs of every
+weight.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,33 @@ Checkpoint = Callable[[int, Callable[[], Snapshot]], None]
 
 
 class Collector:
-    """An observer of a model's products. Collects tensors named `blk.*`, and `output_name` if `process_output`.
+    """An observer of a model's products. Collects tensors named `blk.*`, and `output_name` if
+    `process_output`.
 
     Rows count `weight` times. It goes on from the sums of `before`, if there is such.
     """
 
-    def __init__(self, model: Model, process_output: bool = False, output_name: str = "output.weight", before: Imatrix | None = None):
-        self._n_matrices = {name: len(p.matrices) for p in model.weights.parameters if isinstance(p, ExpertLinear) for name in p.observed}
+    def __init__(
+        self,
+        model: Model,
+        process_output: bool = False,
+        output_name: str = "output.weight",
+        before: Imatrix | None = None,
+    ):
+        self._n_matrices = {
+            name: len(p.matrices)
+            for p in model.weights.parameters
+            if isinstance(p, ExpertLinear)
+            for name in p.observed
+        }
         self._path = model.source.path
         self._wanted, self._output = "blk.", output_name if process_output else None
         entries = {} if before is None else before.entries
         self._sums = {name: torch.from_numpy(entry.sums.copy()) for name, entry in entries.items()}
-        self._counts = {name: torch.from_numpy(entry.counts.astype(np.float64)) for name, entry in entries.items()}
+        self._counts = {
+            name: torch.from_numpy(entry.counts.astype(np.float64))
+            for name, entry in entries.items()
+        }
         self._last: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self.weight = 1.0
 
@@ -50,11 +67,15 @@ class Collector:
             self._last = (x, *_squares(x, experts, self._n_matrices.get(name, 1)))
         _, sums, counts = self._last
         if not torch.isfinite(sums).all():
-            raise ImatrixError("the input of this tensor is not finite", file=self._path, tensor=name)
+            raise ImatrixError(
+                "the input of this tensor is not finite", file=self._path, tensor=name
+            )
         for totals, new in ((self._sums, sums), (self._counts, counts)):
             weighted = new.double() * self.weight
             # Those of an interrupted run come from a file, not from the device.
-            totals[name] = totals[name].to(new.device).add_(weighted) if name in totals else weighted
+            totals[name] = (
+                totals[name].to(new.device).add_(weighted) if name in totals else weighted
+            )
 
     @property
     def names(self) -> Set[str]:
@@ -67,14 +88,20 @@ class Collector:
 
     def entries(self) -> dict[str, Entry]:
         """By name, in order; with counts float64, which weights may have made fractions."""
-        return {name: Entry(sums.numpy(force=True).copy(), self._counts[name].numpy(force=True).copy())
-                for name, sums in sorted(self._sums.items())}
+        return {
+            name: Entry(sums.numpy(force=True).copy(), self._counts[name].numpy(force=True).copy())
+            for name, sums in sorted(self._sums.items())
+        }
 
 
-def _squares(x: torch.Tensor, experts: torch.Tensor | None, n_matrices: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32[n_matrices, n_cols] column sums of x^2, int64[n_matrices] rows, for one pass. Rows come grouped by expert.
+def _squares(
+    x: torch.Tensor, experts: torch.Tensor | None, n_matrices: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32[n_matrices, n_cols] column sums of x^2, int64[n_matrices] rows, for one pass. Rows
+    come grouped by expert.
 
-    The rows of an expert lie together and are summed on their own: nothing depends on the order in which threads finish.
+    The rows of an expert lie together and are summed on their own: nothing depends on the order in
+    which threads finish.
     """
     if experts is None:
         return x.square().sum(dim=0, keepdim=True), torch.tensor([len(x)], device=x.device)
@@ -86,22 +113,39 @@ def _squares(x: torch.Tensor, experts: torch.Tensor | None, n_matrices: int) -> 
     return sums, counts
 
 
-def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *, n_ctx: int = DEFAULT_CONTEXT, chunks: int = -1,
-                    from_chunk: int = 0, process_output: bool = False, output_name: str = "output.weight", parse_special: bool = False,
-                    compute_perplexity: bool = True, dataset: str = "", batch_tokens: int = DEFAULT_BATCH,
-                    progress: ProgressCallback | None = None, checkpoint: Checkpoint | None = None, start: Snapshot | None = None,
-                    all_experts: bool = False, similarity: LayerSimilarity | None = None,
-                    on_perplexity: Callable[[Perplexity], None] | None = None) -> Imatrix:
-    """The importance matrix of `model` on `texts` (or the one text, or its tokens, called `dataset`), over windows of `n_ctx` tokens, at
-    most `chunks` of each text if that is positive, behind its first `from_chunk`.
+def collect_imatrix(
+    model: Model,
+    texts: str | Sequence[int] | Sequence[Text],
+    *,
+    n_ctx: int = DEFAULT_CONTEXT,
+    chunks: int = -1,
+    from_chunk: int = 0,
+    process_output: bool = False,
+    output_name: str = "output.weight",
+    parse_special: bool = False,
+    compute_perplexity: bool = True,
+    dataset: str = "",
+    batch_tokens: int = DEFAULT_BATCH,
+    progress: ProgressCallback | None = None,
+    checkpoint: Checkpoint | None = None,
+    start: Snapshot | None = None,
+    all_experts: bool = False,
+    similarity: LayerSimilarity | None = None,
+    on_perplexity: Callable[[Perplexity], None] | None = None,
+) -> Imatrix:
+    """The importance matrix of `model` on `texts` (or the one text, or its tokens, called
+    `dataset`), over windows of `n_ctx` tokens, at most `chunks` of each text if that is positive,
+    behind its first `from_chunk`.
 
-    `process_output` includes the output matrix, `output_name`. With `parse_special` the text of a control token is that token. As many
-    windows as `batch_tokens` allow go through the model at a time. The running perplexity goes to `progress`, that of all windows to
-    `on_perplexity` at the end; without `compute_perplexity` the output is not evaluated unless it is collected.
-    `all_experts` lets every expert see every token (`all_experts.AllExperts`), `similarity` takes in what layers change.
-    `checkpoint(windows done, take)` is called after every pass through the model but the last; what `take()` gives is `start` to a run
-    with all else equal, which goes on there and ends with the same bits. EvaluationError for a text that is too short, ImatrixError naming
-    the tensor for activations that are not finite.
+    `process_output` includes the output matrix, `output_name`. With `parse_special` the text of a
+    control token is that token. As many windows as `batch_tokens` allow go through the model at a
+    time. The running perplexity goes to `progress`, that of all windows to `on_perplexity` at the
+    end; without `compute_perplexity` the output is not evaluated unless it is collected.
+    `all_experts` lets every expert see every token (`all_experts.AllExperts`), `similarity` takes
+    in what layers change. `checkpoint(windows done, take)` is called after every pass through the
+    model but the last; what `take()` gives is `start` to a run with all else equal, which goes on
+    there and ends with the same bits. EvaluationError for a text that is too short, ImatrixError
+    naming the tensor for activations that are not finite.
     """
     whole_number("batch_tokens", batch_tokens, 1)
     whole_number("from_chunk", from_chunk, 0)
@@ -113,10 +157,16 @@ def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *
         n, *sums = start.of("perplexity", 3).tolist()
         done, before, scores = start.imatrix.chunk_count, start.imatrix, Moments(int(n), *sums)
         if done > len(windows):
-            raise ImatrixError(f"holds {done} windows, of which only {len(windows)} are asked for", file=before.path)
+            raise ImatrixError(
+                f"holds {done} windows, of which only {len(windows)} are asked for",
+                file=before.path,
+            )
         if similarity is not None:
             similarity.restore(start.of("similarity", similarity.state().size))
-    collector, clock = Collector(model, process_output, output_name, before), Clock(windows, progress, done)
+    collector, clock = (
+        Collector(model, process_output, output_name, before),
+        Clock(windows, progress, done),
+    )
     datasets = tuple(text.name for text in texts if text.name)
 
     def so_far() -> Imatrix:
@@ -124,10 +174,14 @@ def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *
 
     def snapshot() -> Snapshot:
         sums = {"perplexity": np.array([scores.n, scores.sum, scores.squares])}
-        return Snapshot(so_far(), sums if similarity is None else sums | {"similarity": similarity.state()})
+        return Snapshot(
+            so_far(), sums if similarity is None else sums | {"similarity": similarity.state()}
+        )
 
     with ExitStack() as observed:
-        observed.enter_context(model.observe(AllExperts(model, collector) if all_experts else collector))
+        observed.enter_context(
+            model.observe(AllExperts(model, collector) if all_experts else collector)
+        )
         if similarity is not None:
             observed.enter_context(model.observe(similarity))
         for first, done in windows.passes(batch_tokens, done):
@@ -137,8 +191,13 @@ def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *
                 similarity.end_of_pass(passed)
             for window, states in enumerate(passed, first):
                 if compute_perplexity or process_output:
-                    # The output matrix is collected from every position, as the others are; scored are those of the second half.
-                    logits = model.logits(states)[windows.first : -1] if process_output else model.logits(states[windows.first : -1])
+                    # The output matrix is collected from every position, as the others are; scored
+                    # are those of the second half.
+                    logits = (
+                        model.logits(states)[windows.first : -1]
+                        if process_output
+                        else model.logits(states[windows.first : -1])
+                    )
                 if compute_perplexity:
                     nll = negative_log_likelihood(logits, windows.targets(window))
                     check_finite(nll, model, window)
@@ -148,8 +207,15 @@ def collect_imatrix(model: Model, texts: str | Sequence[int] | Sequence[Text], *
                 checkpoint(done, snapshot)
     collector.forget_inputs()
     if process_output and output_name not in collector.names:
-        log.warning("no product with a matrix %s was seen: the output is not collected", printable(output_name))
+        log.warning(
+            "no product with a matrix %s was seen: the output is not collected",
+            printable(output_name),
+        )
     if on_perplexity is not None and compute_perplexity:
         value = exp_or_inf(scores.mean)
-        on_perplexity(Perplexity(value, value * scores.error, scores.mean, scores.n, done, n_ctx, clock.seconds))
+        on_perplexity(
+            Perplexity(
+                value, value * scores.error, scores.mean, scores.n, done, n_ctx, clock.seconds
+            )
+        )
     return so_far().whole()

@@ -16,9 +16,9 @@ from .statistics import aligned, cosine
 class TensorComparison:
     """Of the mean squared inputs of one tensor, over the matrices that both have seen.
 
-    lowest, cosine: the least and the mean cosine of a matrix (one, unless it is that of experts); 1 where both are all zeros. difference:
-    norm of the difference, as a part of that of the first, or of the second if the first is all zeros. matrices: how many were compared,
-    of how many.
+    lowest, cosine: the least and the mean cosine of a matrix (one, unless it is that of experts); 1
+    where both are all zeros. difference: norm of the difference, as a part of that of the first, or
+    of the second if the first is all zeros. matrices: how many were compared, of how many.
     """
 
     name: str
@@ -45,34 +45,63 @@ class Comparison:
 
 
 def compare(a: Imatrix, b: Imatrix) -> Comparison:
-    """Entry by entry, gate and up of experts also where they are one tensor in one of the files. ImatrixError naming both files for an
-    entry of another size: these are two models."""
+    """Entry by entry, gate and up of experts also where they are one tensor in one of the files.
+    ImatrixError naming both files for an entry of another size: these are two models.
+    """
     first, second = with_same_names([with_experts(a), with_experts(b)])
     found = []
     for name, entry in first.entries.items():
         if (other := second.entries.get(name)) is not None:
             n_matrices = max(len(entry.counts), len(other.counts))
-            if entry.size != other.size or any(len(e.counts) not in (1, n_matrices) for e in (entry, other)):
-                raise ImatrixError(f"has {other.size} values in {len(other.counts)} matrices, in {a.path} it has {entry.size} in "
-                                   f"{len(entry.counts)}", file=b.path, tensor=name)
-            found.append(_compared(name, split_experts(entry, n_matrices), split_experts(other, n_matrices)))
-    return Comparison(a.path or "", b.path or "", tuple(sorted(found, key=lambda t: (t.lowest, t.name))),
-                      *(tuple(sorted(x.keys() - y.keys())) for x, y in ((first.entries, second.entries), (second.entries, first.entries))))
+            if entry.size != other.size or any(
+                len(e.counts) not in (1, n_matrices) for e in (entry, other)
+            ):
+                raise ImatrixError(
+                    f"has {other.size} values in {len(other.counts)} matrices, in {a.path} it has"
+                    f" {entry.size} in {len(entry.counts)}",
+                    file=b.path,
+                    tensor=name,
+                )
+            found.append(
+                _compared(name, split_experts(entry, n_matrices), split_experts(other, n_matrices))
+            )
+    return Comparison(
+        a.path or "",
+        b.path or "",
+        tuple(sorted(found, key=lambda t: (t.lowest, t.name))),
+        *(
+            tuple(sorted(x.keys() - y.keys()))
+            for x, y in ((first.entries, second.entries), (second.entries, first.entries))
+        ),
+    )
 
 
 def comparison_lines(comparison: Comparison, limit: int = 0) -> list[str]:
     """A table, at most `limit` lines of it if that is positive, and what is missing."""
     shown = comparison.tensors[:limit] if limit > 0 else comparison.tensors
-    rows = [(printable(t.name), f"{t.lowest:.6f}", f"{t.cosine:.6f}", f"{t.difference:.6f}",
-             f"{t.compared}" if t.compared == t.matrices else f"{t.compared} of {t.matrices}") for t in shown]
-    lines = aligned(("tensor", "lowest cosine", "mean cosine", "difference", "matrices"), rows, left=(0,))
+    rows = [
+        (
+            printable(t.name),
+            f"{t.lowest:.6f}",
+            f"{t.cosine:.6f}",
+            f"{t.difference:.6f}",
+            f"{t.compared}" if t.compared == t.matrices else f"{t.compared} of {t.matrices}",
+        )
+        for t in shown
+    ]
+    lines = aligned(
+        ("tensor", "lowest cosine", "mean cosine", "difference", "matrices"), rows, left=(0,)
+    )
     if len(shown) < len(comparison.tensors):
         lines.append(f"and {len(comparison.tensors) - len(shown)} tensors that are closer")
     for path, names in ((comparison.a, comparison.only_in_a), (comparison.b, comparison.only_in_b)):
         lines += [f"only in {printable(path, 400)}: {printable(name)}" for name in names]
     if comparison.tensors:
-        lines.append(f"{len(comparison.tensors)} tensors, mean cosine {np.mean([t.cosine for t in comparison.tensors]):.6f}, lowest "
-                     f"{comparison.tensors[0].lowest:.6f}")
+        lines.append(
+            f"{len(comparison.tensors)} tensors, mean cosine"
+            f" {np.mean([t.cosine for t in comparison.tensors]):.6f}, lowest"
+            f" {comparison.tensors[0].lowest:.6f}"
+        )
     return lines
 
 
@@ -83,4 +112,6 @@ def _compared(name: str, a: Entry, b: Entry) -> TensorComparison:
     norm = float(np.linalg.norm(x)) or float(np.linalg.norm(y))
     difference = float(np.linalg.norm(x - y)) / norm if norm else 0.0
     mean = float(np.mean(cosines)) if cosines else 0.0
-    return TensorComparison(name, min(cosines, default=0.0), mean, difference, len(cosines), len(a.counts))
+    return TensorComparison(
+        name, min(cosines, default=0.0), mean, difference, len(cosines), len(a.counts)
+    )

@@ -1,4 +1,6 @@
-"""How many tokens each expert saw: what an importance matrix says about an expert is worth as much as that."""
+"""How many tokens each expert saw: what an importance matrix says about an expert is worth as much
+as that.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class LayerCoverage:
 
 @dataclass(frozen=True)
 class Coverage:
-    """All layers with experts. `counts_calls`: an old `.dat` file, which only tells which experts saw nothing.
+    """All layers with experts. `counts_calls`: an old `.dat` file, which only tells which experts
+    saw nothing.
 
     least: tokens below which an expert is cold.
     """
@@ -40,7 +43,9 @@ class Coverage:
         return sum(len(layer.tokens) for layer in self.layers)
 
     def cold(self, layer: LayerCoverage) -> np.ndarray:
-        """Indices of the experts that saw fewer tokens than `least`, the coldest first; of a file that counts calls, those without any."""
+        """Indices of the experts that saw fewer tokens than `least`, the coldest first; of a file
+        that counts calls, those without any.
+        """
         cold = np.flatnonzero(layer.tokens < (1 if self.counts_calls else self.least))
         return cold[np.argsort(layer.tokens[cold], kind="stable")]
 
@@ -53,46 +58,82 @@ class Coverage:
         """A line or two; none if there are no experts."""
         if not self.layers:
             return []
-        cold, unseen = list(self._named()), sum(int((layer.tokens == 0).sum()) for layer in self.layers)
+        cold, unseen = (
+            list(self._named()),
+            sum(int((layer.tokens == 0).sum()) for layer in self.layers),
+        )
         n_layers = len({layer.layer for layer in self.layers})
         of_all = f"{self.n_experts} experts in {n_layers} layer{'s' if n_layers > 1 else ''}"
         if self.counts_calls:
-            return [f"{unseen} of {of_all} saw no input; how much the others saw is not in a .dat file"]
+            return [
+                f"{unseen} of {of_all} saw no input; how much the others saw is not in a .dat file"
+            ]
         if not cold:
             coldest = min(self.layers, key=lambda layer: layer.tokens.min())
-            return [f"each of {of_all} saw at least {coldest.tokens.min()} tokens (the least in {coldest.layer})"]
+            return [
+                f"each of {of_all} saw at least {coldest.tokens.min()} tokens (the least in"
+                f" {coldest.layer})"
+            ]
         more = f", and {len(cold) - _MOST_NAMED} more" if len(cold) > _MOST_NAMED else ""
-        return [f"{len(cold)} of {of_all} saw fewer than {self.least} tokens, {unseen} of them none:",
-                f"  {', '.join(cold[:_MOST_NAMED])}{more}"]
+        return [
+            f"{len(cold)} of {of_all} saw fewer than {self.least} tokens, {unseen} of them none:",
+            f"  {', '.join(cold[:_MOST_NAMED])}{more}",
+        ]
 
     def table(self) -> list[str]:
-        """A line per layer: how many experts, of which saw nothing and are cold; least, median and most tokens; which are the cold ones."""
+        """A line per layer: how many experts, of which saw nothing and are cold; least, median and
+        most tokens; which are the cold ones.
+        """
         unit = "calls" if self.counts_calls else "tokens"
-        lines = [f"{'layer':<10} {'tensors':<20} {'experts':>7} {'unseen':>6} {'cold':>5} {'least':>9} {'median':>9} {'most':>9}  "
-                 f"cold experts ({unit})"]
+        lines = [
+            f"{'layer':<10} {'tensors':<20} {'experts':>7} {'unseen':>6} {'cold':>5} {'least':>9}"
+            f" {'median':>9} {'most':>9}  cold experts ({unit})"
+        ]
         for layer in self.layers:
             tokens, cold = layer.tokens, self.cold(layer)
             named = " ".join(f"{expert}({tokens[expert]})" for expert in cold)
-            lines.append(f"{layer.layer:<10} {','.join(layer.tensors):<20} {len(tokens):7d} {int((tokens == 0).sum()):6d} {len(cold):5d} "
-                         f"{tokens.min():9d} {int(np.median(tokens)):9d} {tokens.max():9d}  {named}".rstrip())
+            lines.append(
+                f"{layer.layer:<10} {','.join(layer.tensors):<20} {len(tokens):7d}"
+                f" {int((tokens == 0).sum()):6d} {len(cold):5d} {tokens.min():9d}"
+                f" {int(np.median(tokens)):9d} {tokens.max():9d}  {named}".rstrip()
+            )
         return lines
 
     def as_dict(self) -> dict:
         """For JSON."""
-        layers = [{"layer": layer.layer, "tensors": list(layer.tensors), "tokens": layer.tokens.tolist(),
-                   "cold": self.cold(layer).tolist()} for layer in self.layers]
-        return {"least": self.least, "counts": "calls" if self.counts_calls else "tokens", "experts": self.n_experts, "layers": layers}
+        layers = [
+            {
+                "layer": layer.layer,
+                "tensors": list(layer.tensors),
+                "tokens": layer.tokens.tolist(),
+                "cold": self.cold(layer).tolist(),
+            }
+            for layer in self.layers
+        ]
+        return {
+            "least": self.least,
+            "counts": "calls" if self.counts_calls else "tokens",
+            "experts": self.n_experts,
+            "layers": layers,
+        }
 
 
 def measure_coverage(imatrix: Imatrix, least: int = DEFAULT_LEAST) -> Coverage:
-    """The coverage of all entries of experts. Tensors of a layer that saw the same rows are reported together."""
+    """The coverage of all entries of experts. Tensors of a layer that saw the same rows are
+    reported together.
+    """
     groups: dict[tuple, list[str]] = {}
     for name, entry in with_experts(imatrix).entries.items():
         if len(entry.counts) > 1 and "_exps." in name:
             layer, _, kind = name.rpartition(".weight")[0].rpartition(".")
-            groups.setdefault((layer, tuple(entry.counts.tolist())), []).append(kind.removeprefix("ffn_").removesuffix("_exps"))
+            groups.setdefault((layer, tuple(entry.counts.tolist())), []).append(
+                kind.removeprefix("ffn_").removesuffix("_exps")
+            )
     ordered = sorted(groups, key=lambda key: (_number(key[0]), key[0]))
-    layers = tuple(LayerCoverage(layer, tuple(groups[layer, counts]), np.array(counts)) for layer, counts in ordered)
+    layers = tuple(
+        LayerCoverage(layer, tuple(groups[layer, counts]), np.array(counts))
+        for layer, counts in ordered
+    )
     return Coverage(layers, least, imatrix.counts_calls)
 
 

@@ -1,4 +1,6 @@
-"""Importance matrices: how strongly each input column of each weight is driven by a calibration text."""
+"""Importance matrices: how strongly each input column of each weight is driven by a calibration
+text.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ from ..formats.source import TensorInfo
 
 log = logging.getLogger(__name__)
 
-# Where the statistic of a missing tensor may be taken from: these weights see the same input (gate and up of a layer), or in the
-# case of multi-head latent attention one that is related: attn_kv_b sees the latent vectors, attn_v_b of each head a mean of them, weighted
-# by its attention. In order of preference, as ik_llama.cpp has it.
+# Where the statistic of a missing tensor may be taken from: these weights see the same input (gate
+# and up of a layer), or in the case of multi-head latent attention one that is related: attn_kv_b
+# sees the latent vectors, attn_v_b of each head a mean of them, weighted by its attention. In order
+# of preference, as ik_llama.cpp has it.
 _ALTERNATIVES = {
     "ffn_gate_exps.weight": ("ffn_gate_up_exps.weight", "ffn_up_exps.weight"),
     "ffn_up_exps.weight": ("ffn_gate_up_exps.weight", "ffn_gate_exps.weight"),
@@ -31,10 +34,12 @@ LATENT = ("attn_v_b.weight", "attn_kv_b.weight")
 
 @dataclass
 class Entry:
-    """Of one tensor: `sums` float64[n_matrices, n_cols] of squared inputs, `counts` int64[n_matrices] of input rows seen.
+    """Of one tensor: `sums` float64[n_matrices, n_cols] of squared inputs, `counts`
+    int64[n_matrices] of input rows seen.
 
-    Of an entry in a file the sums are read whenever they are asked for (`stored.StoredEntry`); everything else is at hand.
-    `calls`: evaluations that the sums come from, for the `.dat` layout, where the counts do not say it (see `merge.merge_imatrices`).
+    Of an entry in a file the sums are read whenever they are asked for (`stored.StoredEntry`);
+    everything else is at hand. `calls`: evaluations that the sums come from, for the `.dat` layout,
+    where the counts do not say it (see `merge.merge_imatrices`).
     """
 
     sums: np.ndarray
@@ -61,7 +66,9 @@ class Entry:
         return np.where(seen, self.sums / np.maximum(self.counts[:, None], 1), 1.0)
 
     def whole(self) -> Entry:
-        """The same means with whole counts, of which none becomes 0, where weights have made fractions of them."""
+        """The same means with whole counts, of which none becomes 0, where weights have made
+        fractions of them.
+        """
         counts = np.where(self.counts > 0, np.maximum(1, np.rint(self.counts)), 0)
         scale = counts / np.where(self.counts > 0, self.counts, 1)
         return Entry(self.sums * scale[:, None], counts.astype(np.int64), self.calls)
@@ -74,10 +81,12 @@ class Entry:
 
 @dataclass
 class Imatrix:
-    """Entries by tensor name, and how they were collected: `chunk_count` windows of `chunk_size` tokens of `datasets`.
+    """Entries by tensor name, and how they were collected: `chunk_count` windows of `chunk_size`
+    tokens of `datasets`.
 
-    Counts are rows (tokens) where the file says so. The legacy format only has evaluation calls: then `chunk_size` is 1 and
-    counts are calls, and an entry is one matrix even if it is that of experts (see `experts.with_experts`).
+    Counts are rows (tokens) where the file says so. The legacy format only has evaluation calls:
+    then `chunk_size` is 1 and counts are calls, and an entry is one matrix even if it is that of
+    experts (see `experts.with_experts`).
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -96,7 +105,8 @@ class Imatrix:
         return replace(self, entries={name: entry.whole() for name, entry in self.entries.items()})
 
     def importance(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-        """float32[n_matrices, n_cols], the mean squared input of every column of tensor `name` with numpy-order `shape`.
+        """float32[n_matrices, n_cols], the mean squared input of every column of tensor `name` with
+        numpy-order `shape`.
 
         None where `entry` is; raises as it. A matrix that saw nothing gets ones.
         """
@@ -115,8 +125,9 @@ class Imatrix:
     def entry(self, name: str, shape: tuple[int, ...]) -> Entry | None:
         """The entry for tensor `name`, as [n_matrices, n_cols] of `shape`; computes nothing.
 
-        None if neither the tensor nor one with the same input has an entry. ImatrixError if the entry has another size; for the
-        token embedding, which is looked up and not multiplied, that is only logged.
+        None if neither the tensor nor one with the same input has an entry. ImatrixError if the
+        entry has another size; for the token embedding, which is looked up and not multiplied, that
+        is only logged.
         """
         found = self.find(name)
         if found is None:
@@ -126,8 +137,10 @@ class Imatrix:
         if name.endswith(LATENT) and entry.size % n_cols == 0 and entry.size != n_cols * n_matrices:
             return _of_heads(entry.matrices(entry.size // n_cols), n_matrices)
         if entry.size != n_cols * n_matrices or len(entry.counts) not in (1, n_matrices):
-            message = (f"the importance matrix has {entry.size} values in {len(entry.counts)} matrices, shape {list(shape)} needs "
-                       f"{n_cols} in each of {n_matrices}")
+            message = (
+                f"the importance matrix has {entry.size} values in {len(entry.counts)} matrices,"
+                f" shape {list(shape)} needs {n_cols} in each of {n_matrices}"
+            )
             if name == "token_embd.weight":
                 log.warning("%s: %s; it is not used", name, message)
                 return None
@@ -135,7 +148,9 @@ class Imatrix:
         return entry.matrices(n_matrices)
 
     def find(self, name: str) -> str | None:
-        """The entry that tells about tensor `name`: its own, or that of one with the same input; None if there is neither."""
+        """The entry that tells about tensor `name`: its own, or that of one with the same input;
+        None if there is neither.
+        """
         if name in self.entries:
             return name
         return next((other for other in alternatives(name) if other in self.entries), None)
@@ -148,26 +163,40 @@ def alternatives(name: str) -> list[str]:
 
 
 def check_fits(imatrix: Imatrix, tensors: Sequence[TensorInfo]) -> None:
-    """ImatrixError if an entry has not the size that one of a model's `tensors` needs; entries for none of them are logged."""
+    """ImatrixError if an entry has not the size that one of a model's `tensors` needs; entries for
+    none of them are logged.
+    """
     names = {tensor.name for tensor in tensors}
     for tensor in tensors:
         if tensor.name != "token_embd.weight":
             imatrix.entry(tensor.name, tensor.shape)
-    if unknown := [name for name in imatrix.entries if name not in names and names.isdisjoint(alternatives(name))]:
-        log.warning("%s: the model has no tensor for %d of %d entries, such as %s: are they of another model?", imatrix.path, len(unknown),
-                    len(imatrix.entries), printable(unknown[0]))
+    if unknown := [
+        name
+        for name in imatrix.entries
+        if name not in names and names.isdisjoint(alternatives(name))
+    ]:
+        log.warning(
+            "%s: the model has no tensor for %d of %d entries, such as %s: are they of another"
+            " model?",
+            imatrix.path,
+            len(unknown),
+            len(imatrix.entries),
+            printable(unknown[0]),
+        )
 
 
 def _of_heads(entry: Entry, n: int) -> Entry:
-    """What all matrices of `entry` saw together, as what each of `n` saw: attn_kv_b has one matrix for all heads, attn_v_b one for each
-    (in ik_llama.cpp's files with its rows in one matrix)."""
+    """What all matrices of `entry` saw together, as what each of `n` saw: attn_kv_b has one matrix
+    for all heads, attn_v_b one for each (in ik_llama.cpp's files with its rows in one matrix).
+    """
     sums, count = entry.sums.sum(axis=0), int(entry.counts.sum())
     return Entry(np.broadcast_to(sums, (n, len(sums))), np.full(n, count), entry.calls)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What an unfinished run has after `imatrix.chunk_count` windows: all it needs to go on. Counts may be fractions (`Entry.whole`).
+    """What an unfinished run has after `imatrix.chunk_count` windows: all it needs to go on. Counts
+    may be fractions (`Entry.whole`).
 
     sums: float64 arrays beside the entries.
     """
@@ -179,17 +208,27 @@ class Snapshot:
         """The `n` sums called `name`. ImatrixError if there are none, or not so many."""
         found = self.sums.get(name, np.zeros(0))
         if len(found) != n:
-            raise ImatrixError(f"has {len(found)} sums '{name}', expected {n}", file=self.imatrix.path)
+            raise ImatrixError(
+                f"has {len(found)} sums '{name}', expected {n}", file=self.imatrix.path
+            )
         return found
 
 
 def check_values(values: np.ndarray, name: str, path: str | None) -> None:
     """ImatrixError if sums of squares are not finite or negative."""
     if not np.isfinite(values).all():
-        raise ImatrixError(f"value {int(np.flatnonzero(~np.isfinite(values.ravel()))[0])} is not finite", file=path, tensor=name)
+        raise ImatrixError(
+            f"value {int(np.flatnonzero(~np.isfinite(values.ravel()))[0])} is not finite",
+            file=path,
+            tensor=name,
+        )
     if (values < 0).any():
         bad = int(np.flatnonzero(values.ravel() < 0)[0])
-        raise ImatrixError(f"value {bad} is {values.ravel()[bad]:g}, but sums of squares are not negative", file=path, tensor=name)
+        raise ImatrixError(
+            f"value {bad} is {values.ravel()[bad]:g}, but sums of squares are not negative",
+            file=path,
+            tensor=name,
+        )
 
 
 def as_float32(values: np.ndarray, name: str, path: str | os.PathLike) -> np.ndarray:
@@ -197,7 +236,9 @@ def as_float32(values: np.ndarray, name: str, path: str | os.PathLike) -> np.nda
     with np.errstate(over="ignore"):
         found = values.astype("<f4")
     if not np.isfinite(found).all():
-        raise ImatrixError(f"a value is {values.max():g}, which 32 bits do not hold", file=path, tensor=name)
+        raise ImatrixError(
+            f"a value is {values.max():g}, which 32 bits do not hold", file=path, tensor=name
+        )
     return found
 
 

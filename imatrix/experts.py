@@ -1,4 +1,6 @@
-"""Which matrix a value of the `.dat` layout belongs to: it does not say, but the sizes of a layer's entries do."""
+"""Which matrix a value of the `.dat` layout belongs to: it does not say, but the sizes of a layer's
+entries do.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,26 @@ _SEE_THE_ROUTERS_INPUT = ("ffn_up_exps.weight", "ffn_gate_exps.weight", _GATE_UP
 
 
 def with_experts(imatrix: Imatrix) -> Imatrix:
-    """`imatrix` with experts' entries as [n_experts, n_cols], where counts are calls and the sizes of their layer tell how many there are.
+    """`imatrix` with experts' entries as [n_experts, n_cols], where counts are calls and the sizes
+    of their layer tell how many there are.
 
-    The router (`ffn_gate_inp`) and the experts' up and gate matrices see rows of the same length, which gives the number of experts.
-    An expert whose means are all exactly 1 is one that saw nothing: the layout has ones for these. Its count becomes 0.
+    The router (`ffn_gate_inp`) and the experts' up and gate matrices see rows of the same length,
+    which gives the number of experts. An expert whose means are all exactly 1 is one that saw
+    nothing: the layout has ones for these. Its count becomes 0.
     """
     if not imatrix.counts_calls:
         return imatrix
     entries = imatrix.entries
-    found = ComputedEntries(entries, lambda name: split_experts(entries[name], _n_experts(entries, name)))
+    found = ComputedEntries(
+        entries, lambda name: split_experts(entries[name], _n_experts(entries, name))
+    )
     return replace(imatrix, entries=found)
 
 
 def split_experts(entry: Entry, n_experts: int) -> Entry:
-    """A flat entry with one count as that of `n_experts` matrices, if it can be. Matrices whose means are all exactly 1 saw nothing."""
+    """A flat entry with one count as that of `n_experts` matrices, if it can be. Matrices whose
+    means are all exactly 1 saw nothing.
+    """
     if len(entry.counts) > 1 or n_experts <= 1 or entry.size % n_experts:
         return entry
     sums, count = entry.sums.reshape(n_experts, -1), int(entry.counts[0])
@@ -37,18 +45,26 @@ def split_experts(entry: Entry, n_experts: int) -> Entry:
 
 
 def with_same_names(parts: Sequence[Imatrix]) -> list[Imatrix]:
-    """`parts` of one model with the same names for tensors that see the same input, which not all files have an entry for.
+    """`parts` of one model with the same names for tensors that see the same input, which not all
+    files have an entry for.
 
-    Gate and up of experts are one tensor (`ffn_gate_up_exps`) in some files of a model and two in others: then all get the two. Where a
-    fused gate was not observed (ik_llama.cpp), the entry of up stands for it, in layers where another part has both.
+    Gate and up of experts are one tensor (`ffn_gate_up_exps`) in some files of a model and two in
+    others: then all get the two. Where a fused gate was not observed (ik_llama.cpp), the entry of
+    up stands for it, in layers where another part has both.
     """
     names = {name for part in parts for name in part.entries}
-    names -= {name for name in names if name.endswith(_GATE_UP) and not names.isdisjoint(alternatives(name))}
+    names -= {
+        name
+        for name in names
+        if name.endswith(_GATE_UP) and not names.isdisjoint(alternatives(name))
+    }
 
     def renamed(part: Imatrix) -> Imatrix:
         found = {name: name if name.endswith(LATENT) else part.find(name) for name in names}
         found = {name: own for name, own in found.items() if own in part.entries}
-        order = [name for name in part.entries if name in found] + sorted(found.keys() - part.entries.keys())
+        order = [name for name in part.entries if name in found] + sorted(
+            found.keys() - part.entries.keys()
+        )
         return replace(part, entries=ComputedEntries(order, lambda name: part.entries[found[name]]))
 
     return [part if part.entries.keys() == names else renamed(part) for part in parts]

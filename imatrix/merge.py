@@ -1,12 +1,15 @@
 """Adding up importance matrices of the same model, from files of either layout, each with a weight.
 
-Where counts are tokens, sums and counts add up. Those of `.dat` files are calls, and there are two ways to add them to counts of tokens:
+Where counts are tokens, sums and counts add up. Those of `.dat` files are calls, and there are two
+ways to add them to counts of tokens:
 
-- `tokens`: a call stands for `chunk_size` tokens, as in llama.cpp. Every token counts the same, whatever file it comes from. An expert sees
-  only some of them, which `.dat` files do not say: it is taken to be the mean share of an expert of this tensor in the parts that count
-  tokens. (llama.cpp takes it to be all, so that a `.dat` file outweighs others.) Of ones, which stand for an expert that saw nothing,
-  nothing is added.
-- `calls`: a call counts as much as one token, as in ik_llama.cpp's `--in-file`: fresh tokens drown what comes from files.
+- `tokens`: a call stands for `chunk_size` tokens, as in llama.cpp. Every token counts the same,
+  whatever file it comes from. An expert sees only some of them, which `.dat` files do not say: it
+  is taken to be the mean share of an expert of this tensor in the parts that count tokens.
+  (llama.cpp takes it to be all, so that a `.dat` file outweighs others.) Of ones, which stand for
+  an expert that saw nothing, nothing is added.
+- `calls`: a call counts as much as one token, as in ik_llama.cpp's `--in-file`: fresh tokens drown
+  what comes from files.
 """
 
 from __future__ import annotations
@@ -27,14 +30,22 @@ DEFAULT_CHUNK = 512  # tokens of a call, where nothing says it
 WEIGHTINGS = ("tokens", "calls")
 
 
-def merge_imatrices(parts: Sequence[Imatrix], weights: Sequence[float] | None = None, *, chunk_size: int | None = None,
-                    weighting: str = "tokens") -> Imatrix:
-    """The sum of `parts`, as if the text of each had been seen `weights` times (1 by default). Entries are in order of their names.
+def merge_imatrices(
+    parts: Sequence[Imatrix],
+    weights: Sequence[float] | None = None,
+    *,
+    chunk_size: int | None = None,
+    weighting: str = "tokens",
+) -> Imatrix:
+    """The sum of `parts`, as if the text of each had been seen `weights` times (1 by default).
+    Entries are in order of their names.
 
-    chunk_size: tokens of the result's chunks, and of a call of a `.dat` file; by default those of the first part that counts tokens,
-    else 512. Where all parts count calls, and no weight is a fraction, the result counts calls.
-    weighting: how calls and tokens add up, see above. The number of chunks is the largest count in chunks, with `calls` that of calls.
-    UsageError for weights that are not positive, or fractions with `calls`; ImatrixError for a size that differs, naming both files.
+    chunk_size: tokens of the result's chunks, and of a call of a `.dat` file; by default those of
+    the first part that counts tokens, else 512. Where all parts count calls, and no weight is a
+    fraction, the result counts calls. weighting: how calls and tokens add up, see above. The number
+    of chunks is the largest count in chunks, with `calls` that of calls. UsageError for weights
+    that are not positive, or fractions with `calls`; ImatrixError for a size that differs, naming
+    both files.
     """
     weights = [1.0] * len(parts) if weights is None else list(weights)
     check_arguments(parts, weights, chunk_size, weighting)
@@ -46,17 +57,32 @@ def merge_imatrices(parts: Sequence[Imatrix], weights: Sequence[float] | None = 
             chunk_size = chunk_size or known or DEFAULT_CHUNK
             parts = [as_tokens(part, chunk_size) for part in parts]
     parts = with_same_names(parts)
-    seen = [None if part.counts_calls else max((int(entry.counts.max()) for entry in part.entries.values()), default=0) for part in given]
+    seen = [
+        (
+            None
+            if part.counts_calls
+            else max((int(entry.counts.max()) for entry in part.entries.values()), default=0)
+        )
+        for part in given
+    ]
     names = sorted({name for part in parts for name in part.entries})
     entries = ComputedEntries(names, lambda name: _added_up(name, parts, weights, weighting, seen))
     size = 1 if all(part.counts_calls for part in parts) else chunk_size or known or DEFAULT_CHUNK
     merged = Imatrix(entries, 0, size, tuple(name for part in parts for name in part.datasets))
-    merged.chunk_count = max((entry.calls or max(1, int(entry.counts.max()) // merged.chunk_size) for entry in entries.values()), default=0)
+    merged.chunk_count = max(
+        (
+            entry.calls or max(1, int(entry.counts.max()) // merged.chunk_size)
+            for entry in entries.values()
+        ),
+        default=0,
+    )
     return merged
 
 
 def as_tokens(imatrix: Imatrix, chunk_size: int) -> Imatrix:
-    """`imatrix` with counts of tokens, if it has calls: each is taken to be `chunk_size` tokens. Its experts are told apart."""
+    """`imatrix` with counts of tokens, if it has calls: each is taken to be `chunk_size` tokens.
+    Its experts are told apart.
+    """
     if not imatrix.counts_calls:
         return imatrix
     calls = with_experts(imatrix).entries
@@ -68,7 +94,9 @@ def as_tokens(imatrix: Imatrix, chunk_size: int) -> Imatrix:
     return replace(imatrix, entries=ComputedEntries(calls, scaled), chunk_size=chunk_size)
 
 
-def check_arguments(parts: Sequence[Imatrix], weights: Sequence[float], chunk_size: int | None, weighting: str) -> None:
+def check_arguments(
+    parts: Sequence[Imatrix], weights: Sequence[float], chunk_size: int | None, weighting: str
+) -> None:
     """UsageError for what `merge_imatrices` would not take."""
     if weighting not in WEIGHTINGS:
         raise UsageError(f"the weighting is '{weighting}', expected {' or '.join(WEIGHTINGS)}")
@@ -80,22 +108,43 @@ def check_arguments(parts: Sequence[Imatrix], weights: Sequence[float], chunk_si
         raise UsageError(f"the chunk size is {chunk_size}, expected at least 2 tokens")
     for weight in weights:
         if not 0 < number("a weight", weight) <= MOST_WEIGHT:
-            raise UsageError(f"a weight is {weight:g}, expected a positive number, at most {MOST_WEIGHT:g}")
+            raise UsageError(
+                f"a weight is {weight:g}, expected a positive number, at most {MOST_WEIGHT:g}"
+            )
         if weighting == "calls" and weight % 1:
             raise UsageError(f"a weight is {weight:g}: calls can only be counted whole")
 
 
 def _weighted(entry: Entry, weight: float) -> Entry:
-    return entry if weight == 1 else Entry(entry.sums * weight, entry.counts * weight, entry.calls).whole()
+    return (
+        entry
+        if weight == 1
+        else Entry(entry.sums * weight, entry.counts * weight, entry.calls).whole()
+    )
 
 
-def _added_up(name: str, parts: Sequence[Imatrix], weights: Sequence[float], weighting: str, seen: Sequence[int | None]) -> Entry:
+def _added_up(
+    name: str,
+    parts: Sequence[Imatrix],
+    weights: Sequence[float],
+    weighting: str,
+    seen: Sequence[int | None],
+) -> Entry:
     """`seen`: tokens of each part, None of those that count calls."""
     total, first = None, None
-    share = _share([(part.entries[name].counts, tokens) for part, tokens in zip(parts, seen) if tokens and name in part.entries])
+    share = _share(
+        [
+            (part.entries[name].counts, tokens)
+            for part, tokens in zip(parts, seen)
+            if tokens and name in part.entries
+        ]
+    )
     for part, weight, tokens in zip(parts, weights, seen):
         if name in part.entries:
-            entry = _weighted(part.entries[name], weight * share if tokens is None and weighting == "tokens" else weight)
+            entry = _weighted(
+                part.entries[name],
+                weight * share if tokens is None and weighting == "tokens" else weight,
+            )
             if weighting == "calls":
                 entry = Entry(entry.sums, entry.counts, _calls(part, entry, weight))
             if total is None:
@@ -106,9 +155,15 @@ def _added_up(name: str, parts: Sequence[Imatrix], weights: Sequence[float], wei
 
 
 def _share(counts: Sequence[tuple[np.ndarray, int]]) -> float:
-    """Of all tokens, those that an expert has seen on average, from what each expert and what the whole model saw; 1 if nothing tells."""
+    """Of all tokens, those that an expert has seen on average, from what each expert and what the
+    whole model saw; 1 if nothing tells.
+    """
     counts = [(experts, tokens) for experts, tokens in counts if len(experts) > 1]
-    return sum(float(experts.mean()) for experts, _ in counts) / sum(tokens for _, tokens in counts) if counts else 1.0
+    return (
+        sum(float(experts.mean()) for experts, _ in counts) / sum(tokens for _, tokens in counts)
+        if counts
+        else 1.0
+    )
 
 
 def _calls(part: Imatrix, entry: Entry, weight: float) -> int:
@@ -118,19 +173,34 @@ def _calls(part: Imatrix, entry: Entry, weight: float) -> int:
     return int(entry.counts.max()) if part.counts_calls else part.chunk_count * int(weight)
 
 
-def _alike(a: Entry, b: Entry, name: str, first: Imatrix, second: Imatrix, find_missing: bool) -> tuple[Entry, Entry]:
-    """Both as so many matrices as the one that has more; a single count stands for that of every matrix."""
+def _alike(
+    a: Entry, b: Entry, name: str, first: Imatrix, second: Imatrix, find_missing: bool
+) -> tuple[Entry, Entry]:
+    """Both as so many matrices as the one that has more; a single count stands for that of every
+    matrix.
+    """
     n_matrices = max(len(a.counts), len(b.counts))
     if a.size != b.size or any(len(entry.counts) not in (1, n_matrices) for entry in (a, b)):
-        raise ImatrixError(f"has {_size(b)}, in {first.path or 'what was collected'} it has {_size(a)}", file=second.path, tensor=name)
+        raise ImatrixError(
+            f"has {_size(b)}, in {first.path or 'what was collected'} it has {_size(a)}",
+            file=second.path,
+            tensor=name,
+        )
     if find_missing:
         return split_experts(a, n_matrices), split_experts(b, n_matrices)
     return a.matrices(n_matrices), b.matrices(n_matrices)
 
 
 def _sum(a: Entry, b: Entry) -> Entry:
-    return Entry(a.sums + b.sums, a.counts + b.counts, None if a.calls is None or b.calls is None else a.calls + b.calls)
+    return Entry(
+        a.sums + b.sums,
+        a.counts + b.counts,
+        None if a.calls is None or b.calls is None else a.calls + b.calls,
+    )
 
 
 def _size(entry: Entry) -> str:
-    return f"{entry.size} values in {len(entry.counts)} matri{'x' if len(entry.counts) == 1 else 'ces'}"
+    return (
+        f"{entry.size} values in {len(entry.counts)}"
+        f" matri{'x' if len(entry.counts) == 1 else 'ces'}"
+    )

@@ -1,7 +1,9 @@
-"""How much each layer changes the hidden states: cosines between what goes into it and what comes out, as ik_llama.cpp's imatrix has them.
+"""How much each layer changes the hidden states: cosines between what goes into it and what comes
+out, as ik_llama.cpp's imatrix has them.
 
-What counts is the input of the first product of a layer, of its feed-forward part, and of the next layer (of the output matrix behind the
-last one), all of them normed. A layer that turns its input little matters little.
+What counts is the input of the first product of a layer, of its feed-forward part, and of the next
+layer (of the output matrix behind the last one), all of them normed. A layer that turns its input
+little matters little.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-# Rows of `sums`, with the words of the reference: from a layer's input to the next layer's, to its own feed-forward part's, and from there.
+# Rows of `sums`, with the words of the reference: from a layer's input to the next layer's, to its
+# own feed-forward part's, and from there.
 KINDS = ("layer", "attention", "ffn")
 _LAYER, _ATTENTION, _FFN = range(3)
 
 
 class LayerSimilarity:
-    """An observer of a model's products; `end_of_pass` has to be told the final hidden states. Each row counts the same.
+    """An observer of a model's products; `end_of_pass` has to be told the final hidden states. Each
+    row counts the same.
 
     sums: float64[3, n_layers] of cosines, rows as KINDS; rows: float64[n_layers], how many.
     """
@@ -62,8 +66,10 @@ class LayerSimilarity:
         for kind in KINDS:
             means = self.means(kind)
             lines += ["", f"======================== sorted {kind} importances"]
-            lines += [f"{rank:3d}: Layer {layer:3d}, <cos_sim> = {means[layer]:g}"
-                      for rank, layer in enumerate(np.argsort(np.abs(means), kind="stable"))]
+            lines += [
+                f"{rank:3d}: Layer {layer:3d}, <cos_sim> = {means[layer]:g}"
+                for rank, layer in enumerate(np.argsort(np.abs(means), kind="stable"))
+            ]
         return lines
 
     def _leave(self, x: torch.Tensor) -> None:
@@ -76,4 +82,6 @@ class LayerSimilarity:
         self.rows[self._layer] += len(x)
 
     def _add(self, kind: int, a: torch.Tensor, b: torch.Tensor) -> None:
-        self.sums[kind, self._layer] += float(F.cosine_similarity(a.to(b.device), b, dim=-1).sum(dtype=torch.float64))
+        self.sums[kind, self._layer] += float(
+            F.cosine_similarity(a.to(b.device), b, dim=-1).sum(dtype=torch.float64)
+        )

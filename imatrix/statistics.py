@@ -1,4 +1,6 @@
-"""What the numbers of an importance matrix look like, per tensor and per layer: the figures of llama.cpp's `--show-statistics`."""
+"""What the numbers of an importance matrix look like, per tensor and per layer: the figures of
+llama.cpp's `--show-statistics`.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ _NAME = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 class TensorStatistics:
     """Of a = mean squared input over all columns, and matrices that saw anything, of one tensor.
 
-    layer is None outside of layers. total, minimum, maximum, mean, deviation: of a; active: percentage of a above 1e-5; n: how many;
-    entropy: that of a / sum(a) in bits, and normed to log2(n) in percent; zd: percentage more than a deviation above the mean;
-    similarity: cosine between the raw sums and those of this tensor in the layer before, 0 if there is none.
+    layer is None outside of layers. total, minimum, maximum, mean, deviation: of a; active:
+    percentage of a above 1e-5; n: how many; entropy: that of a / sum(a) in bits, and normed to
+    log2(n) in percent; zd: percentage more than a deviation above the mean; similarity: cosine
+    between the raw sums and those of this tensor in the layer before, 0 if there is none.
     """
 
     name: str
@@ -55,7 +58,9 @@ class LayerStatistics:
 def tensor_statistics(imatrix: Imatrix) -> list[TensorStatistics]:
     """By kind of tensor, and within it by falling total. Entries that saw nothing at all have none."""
     entries = with_experts(imatrix).entries
-    found = [_statistics(name, entry, entries) for name, entry in entries.items() if entry.counts.any()]
+    found = [
+        _statistics(name, entry, entries) for name, entry in entries.items() if entry.counts.any()
+    ]
     return sorted(found, key=lambda s: (s.tensor, -s.total, s.name))
 
 
@@ -65,8 +70,15 @@ def layer_statistics(tensors: Sequence[TensorStatistics]) -> list[LayerStatistic
     for layer in sorted({s.layer for s in tensors if s.layer is not None}):
         own = [s for s in tensors if s.layer == layer]
         n = [s.n for s in own]
-        found.append(LayerStatistics(layer, *(float(np.average([getattr(s, what) for s in own], weights=n)) for what in
-                                              ("total", "zd", "similarity"))))
+        found.append(
+            LayerStatistics(
+                layer,
+                *(
+                    float(np.average([getattr(s, what) for s in own], weights=n))
+                    for what in ("total", "zd", "similarity")
+                ),
+            )
+        )
     return found
 
 
@@ -79,21 +91,66 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 def statistics_lines(imatrix: Imatrix) -> list[str]:
     """Both tables, columns in the order of llama.cpp's."""
     tensors = tensor_statistics(imatrix)
-    titles = ("Layer", "Tensor", "Σ(Act²)", "Min", "Max", "μ", "σ", "% Active", "N", "Entropy", "E (norm)", "ZD", "CosSim")
-    rows = [(_layer(s.layer), printable(s.tensor), f"{s.total:.2f}", f"{s.minimum:.4f}", f"{s.maximum:.4f}", f"{s.mean:.4f}",
-             f"{s.deviation:.4f}", f"{s.active:.2f}%", str(s.n), f"{s.entropy:.4f}", f"{s.normed_entropy:.2f}%", f"{s.zd:.2f}%",
-             f"{s.similarity:.4f}") for s in tensors]
-    layers = [(str(s.layer), f"{s.total:.2f}", f"{s.zd:.4f}%", f"{s.similarity:.4f}") for s in layer_statistics(tensors)]
-    return [f"statistics of {printable(imatrix.path or 'what was collected')} ({len(tensors)} tensors)", "",
-            *aligned(titles, rows, left=(1,)), "", f"averages per layer, weighted by N ({len(layers)} layers)", "",
-            *aligned(("Layer", "μΣ(Act²)", "μZD", "μCosSim"), layers)]
+    titles = (
+        "Layer",
+        "Tensor",
+        "Σ(Act²)",
+        "Min",
+        "Max",
+        "μ",
+        "σ",
+        "% Active",
+        "N",
+        "Entropy",
+        "E (norm)",
+        "ZD",
+        "CosSim",
+    )
+    rows = [
+        (
+            _layer(s.layer),
+            printable(s.tensor),
+            f"{s.total:.2f}",
+            f"{s.minimum:.4f}",
+            f"{s.maximum:.4f}",
+            f"{s.mean:.4f}",
+            f"{s.deviation:.4f}",
+            f"{s.active:.2f}%",
+            str(s.n),
+            f"{s.entropy:.4f}",
+            f"{s.normed_entropy:.2f}%",
+            f"{s.zd:.2f}%",
+            f"{s.similarity:.4f}",
+        )
+        for s in tensors
+    ]
+    layers = [
+        (str(s.layer), f"{s.total:.2f}", f"{s.zd:.4f}%", f"{s.similarity:.4f}")
+        for s in layer_statistics(tensors)
+    ]
+    return [
+        f"statistics of {printable(imatrix.path or 'what was collected')} ({len(tensors)} tensors)",
+        "",
+        *aligned(titles, rows, left=(1,)),
+        "",
+        f"averages per layer, weighted by N ({len(layers)} layers)",
+        "",
+        *aligned(("Layer", "μΣ(Act²)", "μZD", "μCosSim"), layers),
+    ]
 
 
-def aligned(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
+def aligned(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()
+) -> list[str]:
     """Lines of a table; columns `left` begin at the left."""
     widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(len(titles))]
-    return ["  ".join(cell.ljust(width) if i in left else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))).rstrip()
-            for row in (titles, *rows)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in (titles, *rows)
+    ]
 
 
 def _statistics(name: str, entry: Entry, entries: Mapping[str, Entry]) -> TensorStatistics:
@@ -107,10 +164,22 @@ def _statistics(name: str, entry: Entry, entries: Mapping[str, Entry]) -> Tensor
     p = a[a > 0] / total if total > 0 else a[:0]
     entropy = float(-(p * np.log2(p)).sum()) + 0.0  # never -0
     same = before is not None and before.size == entry.size
-    return TensorStatistics(name, layer, tensor, total, float(a.min()), float(a.max()), mean, deviation, 100 * float((a > _ACTIVE).mean()),
-                            a.size, entropy, 100 * entropy / math.log2(a.size) if a.size > 1 else 0.0,
-                            100 * float((a - mean > deviation).mean()) if deviation else 0.0,
-                            cosine(entry.sums.ravel(), before.sums.ravel()) if same else 0.0)
+    return TensorStatistics(
+        name,
+        layer,
+        tensor,
+        total,
+        float(a.min()),
+        float(a.max()),
+        mean,
+        deviation,
+        100 * float((a > _ACTIVE).mean()),
+        a.size,
+        entropy,
+        100 * entropy / math.log2(a.size) if a.size > 1 else 0.0,
+        100 * float((a - mean > deviation).mean()) if deviation else 0.0,
+        cosine(entry.sums.ravel(), before.sums.ravel()) if same else 0.0,
+    )
 
 
 def _layer(layer: int | None) -> str:

@@ -15,7 +15,8 @@ from .merge import MOST_WEIGHT
 
 @dataclass(frozen=True)
 class Text:
-    """A text (or its tokens), the name under which a file records it, and its weight: every token of it counts so many times.
+    """A text (or its tokens), the name under which a file records it, and its weight: every token
+    of it counts so many times.
 
     UsageError for a weight that is not a positive number of at most MOST_WEIGHT.
     """
@@ -26,18 +27,33 @@ class Text:
 
     def __post_init__(self):
         if not 0 < number("the weight of a text", self.weight) <= MOST_WEIGHT:
-            raise UsageError(f"the weight of a text is {self.weight:g}, expected a positive number, at most {MOST_WEIGHT:g}")
+            raise UsageError(
+                f"the weight of a text is {self.weight:g}, expected a positive number, at most"
+                f" {MOST_WEIGHT:g}"
+            )
 
 
-def windows_of(model: Model, texts: Sequence[Text], n_ctx: int, chunks: int, from_chunk: int = 0, parse_special: bool = False) -> Windows:
-    """The windows of all texts, at most `chunks` of each if that is positive, behind its first `from_chunk`. None has tokens of two texts.
+def windows_of(
+    model: Model,
+    texts: Sequence[Text],
+    n_ctx: int,
+    chunks: int,
+    from_chunk: int = 0,
+    parse_special: bool = False,
+) -> Windows:
+    """The windows of all texts, at most `chunks` of each if that is positive, behind its first
+    `from_chunk`. None has tokens of two texts.
 
     EvaluationError naming a text that is too short.
     """
-    return Windows.joined([_windows(model, text, n_ctx, chunks, from_chunk, parse_special) for text in texts])
+    return Windows.joined(
+        [_windows(model, text, n_ctx, chunks, from_chunk, parse_special) for text in texts]
+    )
 
 
-def _windows(model: Model, text: Text, n_ctx: int, chunks: int, from_chunk: int, parse_special: bool) -> Windows:
+def _windows(
+    model: Model, text: Text, n_ctx: int, chunks: int, from_chunk: int, parse_special: bool
+) -> Windows:
     try:
         return Windows.of_text(model, text.content, n_ctx, chunks, from_chunk, parse_special)
     except EvaluationError as error:

@@ -1,8 +1,9 @@
 """Rows of floats to rows of blocks: `encode`, the one entry to every search.
 
-A search is a plain Python function over one block (or one row, where the row has a scale of its own), registered by type
-name in a family file of `search/`, and compiled by `formats.kernel`. Rows do not influence each other, so rows may be cut
-into any number of pieces and worked on by any number of threads with the same bytes as result.
+A search is a plain Python function over one block (or one row, where the row has a scale of its
+own), registered by type name in a family file of `search/`, and compiled by `formats.kernel`. Rows
+do not influence each other, so rows may be cut into any number of pieces and worked on by any
+number of threads with the same bytes as result.
 """
 
 from __future__ import annotations
@@ -26,26 +27,38 @@ from .search.legacy import q4_0_symmetric
 from .search.steps import COLUMNS
 from .search.trellis_tree import CODEBOOKS as TRELLIS_TYPES
 
-# Weights below this part of the row's mean are raised to it: a block whose importances are all zero is then quantized as if
-# they were equal, and single zeros still count for next to nothing.
+# Weights below this part of the row's mean are raised to it: a block whose importances are all zero
+# is then quantized as if they were equal, and single zeros still count for next to nothing.
 _SMALLEST_WEIGHT = 1e-6
-# What a thread works on at a time: what is read twice or written twice should not leave the core's cache in between.
+# What a thread works on at a time: what is read twice or written twice should not leave the core's
+# cache in between.
 _STEP_ELEMENTS = 1 << 17
 
 
 @functools.cache
 def _searches() -> dict[str, dict[str, Callable]]:
-    """Searches by kind and type name: of a "block", of a "single" group, of a "row" that has a header, and in "steps" of blocks or
-    rows; and for some types the format's definition, which is used without importances ("plain", "plain row")."""
-    tables = {"block": "BLOCK_SEARCHES", "single": "SINGLE_SEARCHES", "row": "ROW_SEARCHES", "steps": "STEPPED_SEARCHES",
-              "plain": "PLAIN_ENCODERS", "plain row": "PLAIN_ROW_ENCODERS"}
+    """Searches by kind and type name: of a "block", of a "single" group, of a "row" that has a
+    header, and in "steps" of blocks or rows; and for some types the format's definition, which is
+    used without importances ("plain", "plain row").
+    """
+    tables = {
+        "block": "BLOCK_SEARCHES",
+        "single": "SINGLE_SEARCHES",
+        "row": "ROW_SEARCHES",
+        "steps": "STEPPED_SEARCHES",
+        "plain": "PLAIN_ENCODERS",
+        "plain row": "PLAIN_ROW_ENCODERS",
+    }
     return {kind: _union(table) for kind, table in tables.items()}
 
 
 @functools.cache
 def _families() -> list[ModuleType]:
     """The modules of `search/`: a type is added by adding a file there."""
-    return [importlib.import_module(f".search.{module.name}", __package__) for module in pkgutil.iter_modules(search.__path__)]
+    return [
+        importlib.import_module(f".search.{module.name}", __package__)
+        for module in pkgutil.iter_modules(search.__path__)
+    ]
 
 
 def _union(table: str) -> dict[str, Callable]:
@@ -59,7 +72,9 @@ def _union(table: str) -> dict[str, Callable]:
 
 @functools.cache
 def search_tables(name: str) -> tuple[np.ndarray, ...]:
-    """The read-only arrays that the search for the type takes after its scratch; SEARCH_TABLES of its family makes them."""
+    """The read-only arrays that the search for the type takes after its scratch; SEARCH_TABLES of
+    its family makes them.
+    """
     make = _union("SEARCH_TABLES").get(name)
     return tuple(make()) if make else ()
 
@@ -67,7 +82,11 @@ def search_tables(name: str) -> tuple[np.ndarray, ...]:
 def encodable_types() -> list[str]:
     """Names of the types that `encode` supports."""
     known = {"F32", "F16", "BF16"} | {name for table in _searches().values() for name in table}
-    return [t.name for t in TYPES.values() if t.name in known or (t.base in known and t.name in _interleavable())]
+    return [
+        t.name
+        for t in TYPES.values()
+        if t.name in known or (t.base in known and t.name in _interleavable())
+    ]
 
 
 def _interleavable() -> set[str]:
@@ -76,16 +95,23 @@ def _interleavable() -> set[str]:
     return set(INTERLEAVERS)
 
 
-def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = None, device: str = "cpu",
-           threads: int = 1) -> np.ndarray:
+def encode(
+    type: str | GGMLType,
+    x: np.ndarray,
+    importance: np.ndarray | None = None,
+    device: str = "cpu",
+    threads: int = 1,
+) -> np.ndarray:
     """Quantize rows: float32[rows, n_cols] to uint8[rows, row_bytes].
 
-    importance: float32[n_cols], not negative, the mean square of the activations that meet each column; None weighs all
-    columns alike. Interleaved types take whole row groups and give their bytes as that many rows.
-    device: "cpu", or "cuda" or "cuda:N" for the same bytes from a GPU; `threads` counts on the CPU only.
-    ShapeError for shapes the type cannot have, NonFiniteError naming row and column for NaN or infinity in x or importance,
-    UnsupportedTypeError for a type without a search, UsageError for a device that is unknown or not there, DeviceError for one that
-    fails. Values near float32's largest may decode to infinity in trellis types, as values beyond 65504 do in F16.
+    importance: float32[n_cols], not negative, the mean square of the activations that meet each
+    column; None weighs all columns alike. Interleaved types take whole row groups and give their
+    bytes as that many rows. device: "cpu", or "cuda" or "cuda:N" for the same bytes from a GPU;
+    `threads` counts on the CPU only. ShapeError for shapes the type cannot have, NonFiniteError
+    naming row and column for NaN or infinity in x or importance, UnsupportedTypeError for a type
+    without a search, UsageError for a device that is unknown or not there, DeviceError for one that
+    fails. Values near float32's largest may decode to infinity in trellis types, as values beyond
+    65504 do in F16.
     """
     if device != "cpu":
         from ..cuda_kernels.compile.numba_cuda import device_number, named_errors
@@ -96,7 +122,9 @@ def encode(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None = 
     return _encode(ggml_type(type), x, importance, device, threads)
 
 
-def _encode(type: GGMLType, x: np.ndarray, importance: np.ndarray | None, device: str, threads: int) -> np.ndarray:
+def _encode(
+    type: GGMLType, x: np.ndarray, importance: np.ndarray | None, device: str, threads: int
+) -> np.ndarray:
     x = np.ascontiguousarray(x, dtype=np.float32)
     if x.ndim != 2:
         raise ShapeError(f"encode takes float32[rows, n_cols], got {x.ndim} dimensions")
@@ -109,7 +137,11 @@ def _encode(type: GGMLType, x: np.ndarray, importance: np.ndarray | None, device
         return arrange_rows(type, encode_float(plain, x), n_cols)
     run = row_encoder(type, n_cols, importance, device)
     out = np.empty((len(x), type.row_bytes(n_cols)), dtype=np.uint8)
-    step = type.group_rows * max(1, _STEP_ELEMENTS // (type.group_rows * n_cols)) if device == "cpu" else len(x)
+    step = (
+        type.group_rows * max(1, _STEP_ELEMENTS // (type.group_rows * n_cols))
+        if device == "cpu"
+        else len(x)
+    )
 
     def work(part: slice) -> None:
         staged = None
@@ -130,7 +162,9 @@ def _encode(type: GGMLType, x: np.ndarray, importance: np.ndarray | None, device
 
 
 def arrange_rows(type: GGMLType, rows: np.ndarray, n_cols: int) -> np.ndarray:
-    """What `row_encoder` of the plain type (or, where there is none, of the type) wrote, as rows of `type`, which may be interleaved."""
+    """What `row_encoder` of the plain type (or, where there is none, of the type) wrote, as rows of
+    `type`, which may be interleaved.
+    """
     if type.base:
         return interleave(type, rows, n_cols)
     if type.is_interleaved:
@@ -140,12 +174,16 @@ def arrange_rows(type: GGMLType, rows: np.ndarray, n_cols: int) -> np.ndarray:
     return rows
 
 
-def refuse_non_finite(x: np.ndarray, tensor: str | None = None, file: str | None = None, first_row: int = 0) -> None:
+def refuse_non_finite(
+    x: np.ndarray, tensor: str | None = None, file: str | None = None, first_row: int = 0
+) -> None:
     """NonFiniteError naming the first row and column of x that hold NaN or infinity."""
     finite = np.isfinite(x)
     if not finite.all():
         row, column = (int(v[0]) for v in np.nonzero(~finite))
-        raise NonFiniteError(f"{x[row, column]} at row {row + first_row}, column {column}", tensor=tensor, file=file)
+        raise NonFiniteError(
+            f"{x[row, column]} at row {row + first_row}, column {column}", tensor=tensor, file=file
+        )
 
 
 def zero_non_finite(x: np.ndarray) -> int:
@@ -158,7 +196,9 @@ def zero_non_finite(x: np.ndarray) -> int:
 
 
 def prepare_weights(importance: np.ndarray, n_cols: int) -> np.ndarray:
-    """Search weights float32[n_cols] from importances: divided by their mean (scale plays no role) and kept above zero."""
+    """Search weights float32[n_cols] from importances: divided by their mean (scale plays no role)
+    and kept above zero.
+    """
     importance = np.asarray(importance, dtype=np.float64)
     if importance.shape != (n_cols,):
         raise ShapeError(f"importance has shape {list(importance.shape)}, expected [{n_cols}]")
@@ -177,14 +217,22 @@ def prepare_weights(importance: np.ndarray, n_cols: int) -> np.ndarray:
 def symmetric_encoder(n_cols: int) -> Callable[[np.ndarray, np.ndarray], None]:
     """As `row_encoder` for Q4_0, with the codes -7 to 7 alone."""
     loop = over_blocks(q4_0_symmetric)
-    return lambda x, out: loop(x.reshape(len(x), n_cols // 32, 32), out.reshape(len(x), n_cols // 32, -1))
+    return lambda x, out: loop(
+        x.reshape(len(x), n_cols // 32, 32), out.reshape(len(x), n_cols // 32, -1)
+    )
 
 
-def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = None,
-                device: str = "cpu", stream: object = 0) -> Callable[[np.ndarray, np.ndarray], None]:
-    """A function run(x float32[rows, n_cols], out uint8[rows, row_bytes]) that writes rows of a plain quantized type, or for an
-    interleaved type what `arrange_rows` takes; safe to call from threads. On a CUDA device it is a `CudaEncoder`; `stream`: where
-    its importances are copied."""
+def row_encoder(
+    type: GGMLType,
+    n_cols: int,
+    importance: np.ndarray | None = None,
+    device: str = "cpu",
+    stream: object = 0,
+) -> Callable[[np.ndarray, np.ndarray], None]:
+    """A function run(x float32[rows, n_cols], out uint8[rows, row_bytes]) that writes rows of a
+    plain quantized type, or for an interleaved type what `arrange_rows` takes; safe to call from
+    threads. On a CUDA device it is a `CudaEncoder`; `stream`: where its importances are copied.
+    """
     own = {kind: table[type.name] for kind, table in _searches().items() if type.name in table}
     if not own and type.base:
         return row_encoder(ggml_type(type.base), n_cols, importance, device, stream)
@@ -195,7 +243,15 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
     if importance is None and "plain row" in kinds:
         kinds = {"row": kinds["plain row"]}
     plain = importance is None and "plain" in kinds
-    weights = None if plain else np.ones(n_cols, dtype=np.float32) if importance is None else prepare_weights(importance, n_cols)
+    weights = (
+        None
+        if plain
+        else (
+            np.ones(n_cols, dtype=np.float32)
+            if importance is None
+            else prepare_weights(importance, n_cols)
+        )
+    )
     if device != "cpu" and type.name in TRELLIS_TYPES:
         from .cuda.trellis import TrellisEncoder
 
@@ -203,8 +259,21 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
     if device != "cpu":
         from .cuda.encoder import CudaEncoder
 
-        kind = "plain" if plain else next(kind for kind in kinds if kind in ("block", "single", "row", "steps"))
-        return CudaEncoder(type, kind, kinds[kind], n_cols, weights, () if plain else search_tables(type.name), device, stream)
+        kind = (
+            "plain"
+            if plain
+            else next(kind for kind in kinds if kind in ("block", "single", "row", "steps"))
+        )
+        return CudaEncoder(
+            type,
+            kind,
+            kinds[kind],
+            n_cols,
+            weights,
+            () if plain else search_tables(type.name),
+            device,
+            stream,
+        )
     if plain:
         loop = over_blocks(kinds["plain"])
         return lambda x, out: loop(x.reshape(len(x), blocks, size), out.reshape(len(x), blocks, -1))
@@ -214,9 +283,21 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
         loop = over_blocks(kinds["row"], per_column=("w",), shared=_parameters(kinds["row"])[4:])
 
         def run_rows(x: np.ndarray, out: np.ndarray) -> None:
-            heads, bodies = out[:, None, :head], out[:, head:].reshape(len(x), 1, blocks, type.block_bytes)
-            staged = np.empty(bodies.shape, dtype=np.uint8)  # rows with a header are not contiguous blocks
-            loop(x[:, None], weights[None], heads, staged, *_scratch(n_cols), *search_tables(type.name))
+            heads, bodies = (
+                out[:, None, :head],
+                out[:, head:].reshape(len(x), 1, blocks, type.block_bytes),
+            )
+            staged = np.empty(
+                bodies.shape, dtype=np.uint8
+            )  # rows with a header are not contiguous blocks
+            loop(
+                x[:, None],
+                weights[None],
+                heads,
+                staged,
+                *_scratch(n_cols),
+                *search_tables(type.name),
+            )
             out[:, head:] = staged.reshape(len(x), -1)
 
         return run_rows
@@ -225,8 +306,13 @@ def row_encoder(type: GGMLType, n_cols: int, importance: np.ndarray | None = Non
 
     def run_blocks(x: np.ndarray, out: np.ndarray) -> None:
         scratch = _scratch(size)
-        loop(x.reshape(len(x), blocks, size), weights.reshape(blocks, size), out.reshape(len(x), blocks, -1),
-             *(scratch if kind == "block" else scratch[2:]), *search_tables(type.name))
+        loop(
+            x.reshape(len(x), blocks, size),
+            weights.reshape(blocks, size),
+            out.reshape(len(x), blocks, -1),
+            *(scratch if kind == "block" else scratch[2:]),
+            *search_tables(type.name),
+        )
 
     return run_blocks
 
@@ -236,6 +322,11 @@ def _parameters(function: Callable) -> tuple[str, ...]:
 
 
 def _scratch(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scratch of a search over n elements: (own, groups, lanes), see `search/steps.py`. Groups hold 16 elements or more."""
-    return (np.empty(n, dtype=np.float32), np.empty((n // 16 + 1, COLUMNS), dtype=np.float32),
-            np.empty((6, LANES), dtype=np.float32))
+    """Scratch of a search over n elements: (own, groups, lanes), see `search/steps.py`. Groups hold
+    16 elements or more.
+    """
+    return (
+        np.empty(n, dtype=np.float32),
+        np.empty((n // 16 + 1, COLUMNS), dtype=np.float32),
+        np.empty((6, LANES), dtype=np.float32),
+    )

@@ -1,4 +1,6 @@
-"""Values that callers of the Python interface pass: of the right kind, or a UsageError that names the argument."""
+"""Values that callers of the Python interface pass: of the right kind, or a UsageError that names
+the argument.
+"""
 
 from __future__ import annotations
 

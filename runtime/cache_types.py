@@ -1,15 +1,18 @@
-"""What a row of a key/value cache can be stored as: one head of one position, in blocks of 32 with a scale.
+"""What a row of a key/value cache can be stored as: one head of one position, in blocks of 32 with
+a scale.
 
-The layouts are those of weights (formats/codecs/legacy.py and q8.py), so that `formats.codec.decode` reads the same numbers.
-Encoders are simple on purpose, as a kernel has to make the same bytes while it runs: the scale comes from the largest magnitude
-of a block and is rounded to half precision first, then codes are the nearest ones (ties to even).
+The layouts are those of weights (formats/codecs/legacy.py and q8.py), so that
+`formats.codec.decode` reads the same numbers. Encoders are simple on purpose, as a kernel has to
+make the same bytes while it runs: the scale comes from the largest magnitude of a block and is
+rounded to half precision first, then codes are the nearest ones (ties to even).
 
     symmetric (Q8_0, Q6_0, Q5_0, Q4_0)   d = extreme / lowest code; Q8_0: |extreme| / 127     q = rint(x / d) - lowest
     with a minimum (Q5_1, Q4_1)          d = (max - min) / highest code, m = min               q = rint((x - m) / d)
     IQ4_NL                               d = extreme / -127                                    q = nearest of the table to x / d
     Q8_KV (whole row)                    d = |extreme| / 127, float32                          q = rint(x / d)
 
-`extreme` is the maximum of the block if it is above -minimum, else the minimum. x / d is x * (1 / d) with both roundings to float32.
+`extreme` is the maximum of the block if it is above -minimum, else the minimum. x / d is x * (1 /
+d) with both roundings to float32.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ _LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True)
 class CacheType:
-    """`encode` float32[..., n] to uint8[..., row_bytes(n)] and `decode` back; both None for the floating types, stored as `dtype`."""
+    """`encode` float32[..., n] to uint8[..., row_bytes(n)] and `decode` back; both None for the
+    floating types, stored as `dtype`.
+    """
 
     name: str
     dtype: torch.dtype
@@ -50,7 +55,9 @@ def _extreme(x: torch.Tensor) -> torch.Tensor:
 
 
 def _half(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A scale as stored, float16[..., 1], and what to multiply with instead of dividing by it (0 for a scale of 0)."""
+    """A scale as stored, float16[..., 1], and what to multiply with instead of dividing by it (0
+    for a scale of 0).
+    """
     stored = x.clamp(-_LARGEST_HALF, _LARGEST_HALF).half()
     exact = stored.float()
     return stored, torch.where(exact == 0, 0.0, 1.0 / exact)
@@ -95,9 +102,16 @@ def _from_fifth_bits(b: torch.Tensor) -> torch.Tensor:
 
 
 def _high_pairs(q: torch.Tensor) -> torch.Tensor:
-    """Bits 4 and 5 of codes [..., 32] of Q6_0: element i in byte i % 8 at bit 4 * (i % 16 // 8) + 2 * (i // 16)."""
+    """Bits 4 and 5 of codes [..., 32] of Q6_0: element i in byte i % 8 at bit 4 * (i % 16 // 8) + 2
+    * (i // 16).
+    """
     pairs = (q >> 4 & 3).unflatten(-1, (2, 2, 8))
-    return (pairs[..., 0, 0, :] | pairs[..., 1, 0, :] << 2 | pairs[..., 0, 1, :] << 4 | pairs[..., 1, 1, :] << 6).to(torch.uint8)
+    return (
+        pairs[..., 0, 0, :]
+        | pairs[..., 1, 0, :] << 2
+        | pairs[..., 0, 1, :] << 4
+        | pairs[..., 1, 1, :] << 6
+    ).to(torch.uint8)
 
 
 def _from_high_pairs(b: torch.Tensor) -> torch.Tensor:
@@ -105,7 +119,9 @@ def _from_high_pairs(b: torch.Tensor) -> torch.Tensor:
 
 
 def _symmetric(bits: int, pack: Callable | None, unpack: Callable | None):
-    """Codes 0 .. 2^bits - 1 around 2^(bits-1): d f16, then `pack`'s bytes of the high bits, then nibbles."""
+    """Codes 0 .. 2^bits - 1 around 2^(bits-1): d f16, then `pack`'s bytes of the high bits, then
+    nibbles.
+    """
     middle = 1 << bits - 1
 
     def encode(x: torch.Tensor) -> torch.Tensor:
@@ -119,7 +135,9 @@ def _symmetric(bits: int, pack: Callable | None, unpack: Callable | None):
         q = _from_nibbles(block[..., -16:])
         if unpack:
             q = q | unpack(block[..., 2:-16])
-        return (_bytes(block[..., :2]).view(torch.float16).float() * (q.to(torch.int16) - middle)).flatten(-2)
+        return (
+            _bytes(block[..., :2]).view(torch.float16).float() * (q.to(torch.int16) - middle)
+        ).flatten(-2)
 
     return encode, decode
 
@@ -155,14 +173,18 @@ def _encode_q8_0(x: torch.Tensor) -> torch.Tensor:
 
 def _decode_q8_0(data: torch.Tensor) -> torch.Tensor:
     block = data.unflatten(-1, (-1, 34))
-    return (_bytes(block[..., :2]).view(torch.float16).float() * _bytes(block[..., 2:]).view(torch.int8)).flatten(-2)
+    return (
+        _bytes(block[..., :2]).view(torch.float16).float() * _bytes(block[..., 2:]).view(torch.int8)
+    ).flatten(-2)
 
 
 def _encode_iq4_nl(x: torch.Tensor) -> torch.Tensor:
     x = _blocks(x)
     d, inverse = _half(_extreme(x) / -127)
     table = torch.from_numpy(IQ4NL_VALUES).to(x.device)
-    q = torch.bucketize(x * inverse, (table[1:] + table[:-1]) / 2).to(torch.int16)  # a value half way takes the lower one
+    q = torch.bucketize(x * inverse, (table[1:] + table[:-1]) / 2).to(
+        torch.int16
+    )  # a value half way takes the lower one
     return _joined(_bytes(d), _nibbles(q))
 
 
@@ -175,7 +197,10 @@ def _decode_iq4_nl(data: torch.Tensor) -> torch.Tensor:
 def _encode_q8_kv(x: torch.Tensor) -> torch.Tensor:
     d = x.abs().amax(-1, keepdim=True) / 127
     q = _codes(x, torch.where(d == 0, 0.0, 1.0 / d), -127, 127)
-    return torch.cat([_bytes(d), _bytes(q.sum(-1, keepdim=True).to(torch.int32)), _bytes(q.to(torch.int8))], dim=-1)
+    return torch.cat(
+        [_bytes(d), _bytes(q.sum(-1, keepdim=True).to(torch.int32)), _bytes(q.to(torch.int8))],
+        dim=-1,
+    )
 
 
 def _decode_q8_kv(data: torch.Tensor) -> torch.Tensor:
@@ -184,14 +209,19 @@ def _decode_q8_kv(data: torch.Tensor) -> torch.Tensor:
 
 _FIVE, _SIX, _FOUR = (_fifth_bits, _from_fifth_bits), (_high_pairs, _from_high_pairs), (None, None)
 
-CACHE_TYPES = {type.name.lower(): type for type in [
-    CacheType("F32", torch.float32), CacheType("F16", torch.float16), CacheType("BF16", torch.bfloat16),
-    CacheType("Q8_0", torch.uint8, _encode_q8_0, _decode_q8_0),
-    CacheType("Q6_0", torch.uint8, *_symmetric(6, *_SIX)),
-    CacheType("Q5_1", torch.uint8, *_with_minimum(5, *_FIVE)),
-    CacheType("Q5_0", torch.uint8, *_symmetric(5, *_FIVE)),
-    CacheType("Q4_1", torch.uint8, *_with_minimum(4, *_FOUR)),
-    CacheType("Q4_0", torch.uint8, *_symmetric(4, *_FOUR)),
-    CacheType("IQ4_NL", torch.uint8, _encode_iq4_nl, _decode_iq4_nl),
-    CacheType("Q8_KV", torch.uint8, _encode_q8_kv, _decode_q8_kv),
-]}
+CACHE_TYPES = {
+    type.name.lower(): type
+    for type in [
+        CacheType("F32", torch.float32),
+        CacheType("F16", torch.float16),
+        CacheType("BF16", torch.bfloat16),
+        CacheType("Q8_0", torch.uint8, _encode_q8_0, _decode_q8_0),
+        CacheType("Q6_0", torch.uint8, *_symmetric(6, *_SIX)),
+        CacheType("Q5_1", torch.uint8, *_with_minimum(5, *_FIVE)),
+        CacheType("Q5_0", torch.uint8, *_symmetric(5, *_FIVE)),
+        CacheType("Q4_1", torch.uint8, *_with_minimum(4, *_FOUR)),
+        CacheType("Q4_0", torch.uint8, *_symmetric(4, *_FOUR)),
+        CacheType("IQ4_NL", torch.uint8, _encode_iq4_nl, _decode_iq4_nl),
+        CacheType("Q8_KV", torch.uint8, _encode_q8_kv, _decode_q8_kv),
+    ]
+}

@@ -12,7 +12,8 @@ SPELLINGS = "cpu, cuda, cuda:N or auto"
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """The device, with its number. "auto" is the first GPU where there is one, else the CPU; "cuda" the current GPU.
+    """The device, with its number. "auto" is the first GPU where there is one, else the CPU; "cuda"
+    the current GPU.
 
     UsageError for another spelling, and for a device that is not there; it says which are.
     """
@@ -33,7 +34,9 @@ def usable_device(device: str | torch.device) -> torch.device:
     try:
         torch.empty(0, device=device)
     except RuntimeError as error:
-        raise UsageError(f"device '{device}' cannot be used: {str(error).splitlines()[0]}") from None
+        raise UsageError(
+            f"device '{device}' cannot be used: {str(error).splitlines()[0]}"
+        ) from None
     return device
 
 
@@ -42,4 +45,6 @@ def present() -> str:
     if not torch.cuda.is_available():
         why = "" if torch.backends.cuda.is_built() else ", as this torch is built without CUDA"
         return f"here is only cpu{why}"
-    return "here are cpu, " + ", ".join(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count()))
+    return "here are cpu, " + ", ".join(
+        f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())
+    )

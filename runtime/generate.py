@@ -18,13 +18,29 @@ from .sampling import GREEDY, Sampling, sample
 from .tokenizer import Tokenizer, TokenType
 
 # Control tokens that end a turn, under the names that vocabularies give them.
-_TURN_ENDS = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|return|>", "<end_of_turn>", "<turn|>", "</s>",
-              "<|end_of_text|>", "<|user|>", "<|END_OF_TURN_TOKEN|>", "<EOT>", "_<EOT>"}
+_TURN_ENDS = {
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|return|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "</s>",
+    "<|end_of_text|>",
+    "<|user|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<EOT>",
+    "_<EOT>",
+}
 
 
 @dataclass
 class Generation:
-    """What happened while text was generated. Seconds of the prompt end when its last logits are there."""
+    """What happened while text was generated. Seconds of the prompt end when its last logits are
+    there.
+    """
 
     prompt_tokens: int
     prompt_seconds: float = 0.0
@@ -39,11 +55,17 @@ class Generation:
     @property
     def per_second(self) -> float:
         """Tokens per second after the first one, which comes from the prompt's logits."""
-        return (len(self.tokens) - 1) / self.seconds if len(self.tokens) > 1 and self.seconds > 0 else 0.0
+        return (
+            (len(self.tokens) - 1) / self.seconds
+            if len(self.tokens) > 1 and self.seconds > 0
+            else 0.0
+        )
 
 
 class TextStream:
-    """Tokens to text, in pieces that end at whole characters. Control tokens are left out unless `special`."""
+    """Tokens to text, in pieces that end at whole characters. Control tokens are left out unless
+    `special`.
+    """
 
     def __init__(self, tokenizer: Tokenizer, special: bool = False):
         self.tokenizer, self.special = tokenizer, special
@@ -61,12 +83,15 @@ class TextStream:
 
 
 def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Tokens of a prompt: BOS where the model wants it, texts of control tokens become these tokens, no EOS.
+    """Tokens of a prompt: BOS where the model wants it, texts of control tokens become these
+    tokens, no EOS.
 
     UsageError for an empty prompt to a model that has no BOS either.
     """
     special = tokenizer.special
-    tokens = ([special.bos] if special.add_bos else []) + tokenizer.encode(prompt, add_special=False, parse_special=True)
+    tokens = ([special.bos] if special.add_bos else []) + tokenizer.encode(
+        prompt, add_special=False, parse_special=True
+    )
     if not tokens:
         raise UsageError("the prompt is empty, and this model has no token that begins a text")
     return tokens
@@ -76,28 +101,48 @@ def end_tokens(model: Model) -> frozenset[int]:
     """Ids that end a text: EOS, and those that end a turn by metadata or by name."""
     found, metadata, tokenizer = {model.special_tokens.eos}, model.source.metadata, model.tokenizer
     for name in ("eot", "eom"):
-        found.add(get(metadata, f"tokenizer.ggml.{name}_token_id", int, None, file=str(model.source.path)))
-    found |= {i for i, text in enumerate(tokenizer.tokens) if text in _TURN_ENDS and tokenizer.types[i] == TokenType.CONTROL}
+        found.add(
+            get(metadata, f"tokenizer.ggml.{name}_token_id", int, None, file=str(model.source.path))
+        )
+    found |= {
+        i
+        for i, text in enumerate(tokenizer.tokens)
+        if text in _TURN_ENDS and tokenizer.types[i] == TokenType.CONTROL
+    }
     return frozenset(found - {None})
 
 
 def context_for(prompt: Sequence[int], n: int, context: int, p: Hyperparameters) -> int:
-    """Most tokens of a sequence that begins with `prompt`: `context` if it is positive, else as many as needed for `n` more, or what the
-    model was made for if n is negative. EvaluationError for a prompt that does not fit."""
+    """Most tokens of a sequence that begins with `prompt`: `context` if it is positive, else as
+    many as needed for `n` more, or what the model was made for if n is negative. EvaluationError
+    for a prompt that does not fit.
+    """
     if context <= 0:
         context = len(prompt) + n if n >= 0 else p.integer("context_length", len(prompt) + 4096)
     if len(prompt) > context:
-        raise EvaluationError(f"the prompt has {len(prompt)} tokens, more than the context of {context}", file=p.file)
+        raise EvaluationError(
+            f"the prompt has {len(prompt)} tokens, more than the context of {context}", file=p.file
+        )
     return context
 
 
-def generate_tokens(model: Model, prompt: Sequence[int], n: int, sampling: Sampling = GREEDY, *, settings: CacheSettings | None = None,
-                    context: int = 0, end: frozenset[int] = frozenset(), record: Generation | None = None) -> Iterator[int]:
+def generate_tokens(
+    model: Model,
+    prompt: Sequence[int],
+    n: int,
+    sampling: Sampling = GREEDY,
+    *,
+    settings: CacheSettings | None = None,
+    context: int = 0,
+    end: frozenset[int] = frozenset(),
+    record: Generation | None = None,
+) -> Iterator[int]:
     """Yields up to `n` tokens that follow `prompt`, the one in `end` that stops them included.
 
-    n < 0: as many as fit. `context`: most tokens of the sequence, prompt included, see `context_for`. `settings`: of the cache, else
-    the model's. `record` is filled in along the way. EvaluationError for a prompt that does not fit or logits that are not finite,
-    UsageError for a cache that does not suit the model.
+    n < 0: as many as fit. `context`: most tokens of the sequence, prompt included, see
+    `context_for`. `settings`: of the cache, else the model's. `record` is filled in along the way.
+    EvaluationError for a prompt that does not fit or logits that are not finite, UsageError for a
+    cache that does not suit the model.
     """
     n, context = whole_number("n", n), whole_number("context", context)
     record = record if record is not None else Generation(len(prompt))

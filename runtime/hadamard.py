@@ -1,4 +1,6 @@
-"""The normalised Walsh-Hadamard transform, which spreads outliers of a vector over all its elements. It is its own inverse."""
+"""The normalised Walsh-Hadamard transform, which spreads outliers of a vector over all its
+elements. It is its own inverse.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,24 @@ _BLOCKS = (512, 256, 128, 64)
 
 
 def hadamard_block(n: int) -> int:
-    """The block in which vectors of `n` elements are transformed: n if it is a power of two, else the largest usual one that divides it."""
+    """The block in which vectors of `n` elements are transformed: n if it is a power of two, else
+    the largest usual one that divides it.
+    """
     if n & (n - 1) == 0:
         return n
     for block in _BLOCKS:
         if n % block == 0:
             return block
-    raise UsageError(f"a head size of {n} has no Hadamard transform: it is neither a power of two nor a multiple of {_BLOCKS[-1]}")
+    raise UsageError(
+        f"a head size of {n} has no Hadamard transform: it is neither a power of two nor a multiple"
+        f" of {_BLOCKS[-1]}"
+    )
 
 
 def hadamard(x: torch.Tensor, block: int) -> torch.Tensor:
-    """x float32[..., n] transformed in blocks: butterflies over distances 1, 2, 4, ..., then times block^-1/2."""
+    """x float32[..., n] transformed in blocks: butterflies over distances 1, 2, 4, ..., then times
+    block^-1/2.
+    """
     shape, distance = x.shape, 1
     while distance < block:
         a, b = x.reshape(*shape[:-1], -1, 2, distance).unbind(-2)

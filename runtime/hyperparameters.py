@@ -1,4 +1,6 @@
-"""Typed reading of the `<arch>.*` metadata of a model file: no silent defaults, every refusal names file and key."""
+"""Typed reading of the `<arch>.*` metadata of a model file: no silent defaults, every refusal names
+file and key.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,14 @@ class Hyperparameters:
         self.architecture: str = get(metadata, "general.architecture", str, file=file)
 
     def integer(self, key: str, default=_REQUIRED, *, least: int = 1, most: int = 2**31 - 1) -> int:
-        """An integer between `least` and `most`; ConfigError for anything else, or for a missing key without default."""
+        """An integer between `least` and `most`; ConfigError for anything else, or for a missing
+        key without default.
+        """
         if default is not _REQUIRED and not self.has(key):
             return default
-        return self._bounded(key, get(self.metadata, self._full(key), int, file=self.file), least, most)
+        return self._bounded(
+            key, get(self.metadata, self._full(key), int, file=self.file), least, most
+        )
 
     def number(self, key: str, default=_REQUIRED, *, above: float | None = None) -> float:
         """A float, greater than `above` where that is given."""
@@ -27,8 +33,11 @@ class Hyperparameters:
             return default
         value = get(self.metadata, self._full(key), float, file=self.file)
         if value != value or abs(value) == float("inf") or (above is not None and value <= above):
-            raise ConfigError(f"metadata key '{self._full(key)}' is {value}" + ("" if above is None else f", expected more than {above}"),
-                              file=self.file)
+            raise ConfigError(
+                f"metadata key '{self._full(key)}' is {value}"
+                + ("" if above is None else f", expected more than {above}"),
+                file=self.file,
+            )
         return value
 
     def text(self, key: str, default=_REQUIRED) -> str:
@@ -36,7 +45,9 @@ class Hyperparameters:
             return default
         return get(self.metadata, self._full(key), str, file=self.file)
 
-    def per_layer(self, key: str, n_layers: int, default=_REQUIRED, *, least: int = 1, most: int = 2**31 - 1) -> tuple[int, ...]:
+    def per_layer(
+        self, key: str, n_layers: int, default=_REQUIRED, *, least: int = 1, most: int = 2**31 - 1
+    ) -> tuple[int, ...]:
         """One integer per layer, from a key that holds either a single integer or an array of them."""
         if default is not _REQUIRED and not self.has(key):
             return default
@@ -44,23 +55,35 @@ class Hyperparameters:
         if isinstance(data, int):
             return (self._bounded(key, data, least, most),) * n_layers
         if len(data) != n_layers or not all(isinstance(x, int) for x in data):
-            raise ConfigError(f"metadata key '{self._full(key)}' has {len(data)} items, expected {n_layers} integers", file=self.file)
+            raise ConfigError(
+                f"metadata key '{self._full(key)}' has {len(data)} items, expected {n_layers}"
+                " integers",
+                file=self.file,
+            )
         return tuple(self._bounded(key, x, least, most) for x in data)
 
     def has(self, key: str) -> bool:
         return self._full(key) in self.metadata
 
     def refuse(self, key: str, harmless: tuple = ()) -> None:
-        """ConfigError if `key` is present with a value that would change the result and is not evaluated."""
+        """ConfigError if `key` is present with a value that would change the result and is not
+        evaluated.
+        """
         value = self.metadata.get(self._full(key))
         if value is not None and value.data not in harmless:
-            raise ConfigError(f"metadata key '{self._full(key)}' is {printable(value.data)}, which this version does not evaluate",
-                              file=self.file)
+            raise ConfigError(
+                f"metadata key '{self._full(key)}' is {printable(value.data)}, which this version"
+                " does not evaluate",
+                file=self.file,
+            )
 
     def _full(self, key: str) -> str:
         return f"{self.architecture}.{key}"
 
     def _bounded(self, key: str, value: int, least: int, most: int) -> int:
         if not least <= value <= most:
-            raise ConfigError(f"metadata key '{self._full(key)}' is {value}, expected {least} to {most}", file=self.file)
+            raise ConfigError(
+                f"metadata key '{self._full(key)}' is {value}, expected {least} to {most}",
+                file=self.file,
+            )
         return value

@@ -2,9 +2,9 @@
 
 Every parameter declares
 - `role`: what it is to a quantization recipe (`attn_v`, `ffn_down_exps`, `output`, ...),
-- `split`: how it is shared out among tensor-parallel ranks: `column` (each rank owns output rows), `row` (each rank owns input
-  columns, partial results are summed), `gate_up` (output rows of two stacked halves, each half shared out on its own) or
-  `replicated`.
+- `split`: how it is shared out among tensor-parallel ranks: `column` (each rank owns output rows),
+  `row` (each rank owns input columns, partial results are summed), `gate_up` (output rows of two
+  stacked halves, each half shared out on its own) or `replicated`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,16 @@ class OneMatrix:
 class Linear(OneMatrix):
     """y = W x + b for rows x float32[rows, n_in]."""
 
-    def __init__(self, name: str, matrix: MatrixLike, bias: torch.Tensor | None, observers: list[Observer], *, role: str, split: str):
+    def __init__(
+        self,
+        name: str,
+        matrix: MatrixLike,
+        bias: torch.Tensor | None,
+        observers: list[Observer],
+        *,
+        role: str,
+        split: str,
+    ):
         self.name, self.matrix, self.bias, self.role, self.split = name, matrix, bias, role, split
         self.observed = (name,)
         self._observers = observers
@@ -69,11 +78,20 @@ class Linear(OneMatrix):
 class ExpertLinear:
     """One matrix per expert, applied to rows that are grouped by expert.
 
-    `observed`: the names under which products are told, if they are not that of the matrix: of tensors that were merged.
+    `observed`: the names under which products are told, if they are not that of the matrix: of
+    tensors that were merged.
     """
 
-    def __init__(self, name: str, matrices: list[MatrixLike], observers: list[Observer], *, role: str, split: str,
-                 observed: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        name: str,
+        matrices: list[MatrixLike],
+        observers: list[Observer],
+        *,
+        role: str,
+        split: str,
+        observed: tuple[str, ...] = (),
+    ):
         self.name, self.matrices, self.role, self.split = name, matrices, role, split
         self.observed = observed or (name,)
         self._observers = observers
@@ -93,14 +111,20 @@ class ExpertLinear:
 
     @property
     def packed(self):
-        """The packed matrix of all experts, `cuda_kernels.ops.PackedMatrix`; None if there is none, as on the CPU."""
+        """The packed matrix of all experts, `cuda_kernels.ops.PackedMatrix`; None if there is none,
+        as on the CPU.
+        """
         whole = getattr(self.matrices[0], "packed", None)
         return whole if whole is not None and whole.n_matrices == len(self.matrices) else None
 
     def __call__(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """x float32[rows, n_in]: counts[e] rows of expert e, in order of experts; returns float32[rows, n_out]."""
+        """x float32[rows, n_in]: counts[e] rows of expert e, in order of experts; returns
+        float32[rows, n_out].
+        """
         if self._observers:
-            experts = torch.repeat_interleave(torch.arange(len(counts), device=x.device), counts.to(x.device))
+            experts = torch.repeat_interleave(
+                torch.arange(len(counts), device=x.device), counts.to(x.device)
+            )
             for observe in self._observers:
                 for name in self.observed:
                     observe(name, x, experts)

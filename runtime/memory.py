@@ -33,12 +33,21 @@ class DeviceMemory:
         return self.weights + self.cache + self.compute
 
 
-def reckon(network: Network, weights: Weights, *, capacity: int = 0, settings: CacheSettings = CacheSettings(), rows: int = 512,
-           window: int = 0, precision: str = "f32") -> list[DeviceMemory]:
-    """Memory for a sequence of `capacity` tokens, of which `rows` are evaluated at a time: one entry per device, GPUs first.
+def reckon(
+    network: Network,
+    weights: Weights,
+    *,
+    capacity: int = 0,
+    settings: CacheSettings = CacheSettings(),
+    rows: int = 512,
+    window: int = 0,
+    precision: str = "f32",
+) -> list[DeviceMemory]:
+    """Memory for a sequence of `capacity` tokens, of which `rows` are evaluated at a time: one
+    entry per device, GPUs first.
 
-    `window`: evaluated are independent sequences of so many tokens instead. Weights on the CPU stay in the mapped file and may be
-    dropped from memory; they are counted all the same.
+    `window`: evaluated are independent sequences of so many tokens instead. Weights on the CPU stay
+    in the mapped file and may be dropped from memory; they are counted all the same.
     """
     sizes: dict[torch.device, list[int]] = {}
 
@@ -51,34 +60,63 @@ def reckon(network: Network, weights: Weights, *, capacity: int = 0, settings: C
         if capacity and hasattr(block.mixer, "state_bytes"):
             entry(block.device)[1] += block.mixer.state_bytes(capacity, settings)
     for device in list(sizes):
-        entry(device)[2] = _compute_bytes(network, weights, device, rows, window or max(capacity, rows), precision)
+        entry(device)[2] = _compute_bytes(
+            network, weights, device, rows, window or max(capacity, rows), precision
+        )
     entry(network.output_device)[2] += (window or 1) * network.n_vocab * 4
     found = [DeviceMemory(device, *parts, free_bytes(device)) for device, parts in sizes.items()]
     return sorted(found, key=lambda memory: (memory.device.type == "cpu", memory.device.index or 0))
 
 
-def _compute_bytes(network: Network, weights: Weights, device: torch.device, rows: int, keys: int, precision: str) -> int:
-    """Activations of the widest product with its neighbours, scores of the truth path's attention, the largest decoded weights at a
-    time, and what libraries keep. An estimate, rather from above."""
+def _compute_bytes(
+    network: Network, weights: Weights, device: torch.device, rows: int, keys: int, precision: str
+) -> int:
+    """Activations of the widest product with its neighbours, scores of the truth path's attention,
+    the largest decoded weights at a time, and what libraries keep. An estimate, rather from above.
+    """
     here = [p for p in weights.parameters if p.device == device]
     if not here:
         return 0
     size = 4 if precision == "f32" else 2
-    used = max((getattr(getattr(block, "ffn", None), "n_used", 1) for block in network.blocks), default=1)
+    used = max(
+        (getattr(getattr(block, "ffn", None), "n_used", 1) for block in network.blocks), default=1
+    )
     width = network.output_norm.weight.numel()
     inner = [p for p in here if p.role not in ("token_embd", "output")]
-    widest = max((2 * (p.rows + p.cols) * (used if p.role.endswith("_exps") else 1) for p in inner), default=0)
+    widest = max(
+        (2 * (p.rows + p.cols) * (used if p.role.endswith("_exps") else 1) for p in inner),
+        default=0,
+    )
     activations = rows * (widest * size + 16 * width)
-    attention = [block.mixer for block in network.blocks if block.device == device and hasattr(block.mixer, "n_kv_heads")]
+    attention = [
+        block.mixer
+        for block in network.blocks
+        if block.device == device and hasattr(block.mixer, "n_kv_heads")
+    ]
     if precision == "f32":  # keys and values are read from the cache, and repeated for all heads
-        scores = max((8 * m.n_heads * rows * keys + 4 * (m.n_heads + m.n_kv_heads) * keys * (m.key_length + m.value_length)
-                      for m in attention), default=0)
+        scores = max(
+            (
+                8 * m.n_heads * rows * keys
+                + 4 * (m.n_heads + m.n_kv_heads) * keys * (m.key_length + m.value_length)
+                for m in attention
+            ),
+            default=0,
+        )
         decoded = max(min(4 * p.rows * p.cols, PART_BYTES) for p in here)
         return activations + scores + decoded + _LIBRARIES * (device.type != "cpu")
-    # Query, key and value, or gate and up, are decoded together; experts all at once where no kernel reads them as they are.
-    decoded = max((size * p.rows * p.cols * (len(p.matrices) if p.role.endswith("_exps") else 2) for p in inner), default=0)
+    # Query, key and value, or gate and up, are decoded together; experts all at once where no
+    # kernel reads them as they are.
+    decoded = max(
+        (
+            size * p.rows * p.cols * (len(p.matrices) if p.role.endswith("_exps") else 2)
+            for p in inner
+        ),
+        default=0,
+    )
     sliced = max(min(size * p.rows * p.cols, PART_BYTES) for p in here)
-    activations += max((size * m.n_kv_heads * keys * (m.key_length + m.value_length) for m in attention), default=0)
+    activations += max(
+        (size * m.n_kv_heads * keys * (m.key_length + m.value_length) for m in attention), default=0
+    )
     return activations + max(decoded, sliced) + _LIBRARIES
 
 
@@ -88,18 +126,22 @@ def free_bytes(device: torch.device) -> int | None:
         return torch.cuda.mem_get_info(device)[0]
     try:
         with open("/proc/meminfo") as file:
-            return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
+            return next(
+                int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable")
+            )
     except (OSError, StopIteration, ValueError):
         return None
 
 
 def table(memories: Sequence[DeviceMemory]) -> list[str]:
     """Lines with MiB per device."""
-    lines = [f"{'device':10} {'weights':>11} {'cache':>11} {'compute':>11} {'sum':>11} {'free':>11}  MiB"]
+    lines = [
+        f"{'device':10} {'weights':>11} {'cache':>11} {'compute':>11} {'sum':>11} {'free':>11}  MiB"
+    ]
     for m in memories:
         cells = [f"{x / 2**20:11.1f}" for x in (m.weights, m.cache, m.compute, m.total)]
         cells.append(f"{'?':>11}" if m.free is None else f"{m.free / 2**20:11.1f}")
-        lines.append(f"{str(m.device):10} {' '.join(cells)}")
+        lines.append(f"{m.device!s:10} {' '.join(cells)}")
     return lines
 
 
@@ -110,24 +152,38 @@ def named_errors(device: torch.device, file: str | os.PathLike) -> Iterator[None
         yield
     except torch.cuda.OutOfMemoryError:
         free = free_bytes(device) or 0
-        raise DeviceError(f"{device} ran out of memory with {free / 2**20:.0f} MiB free: evaluate fewer tokens at a time (-ub, -b, -c), or "
-                          "keep more on the CPU with -ngl, --n-cpu-moe or --fit", file=file) from None
+        raise DeviceError(
+            f"{device} ran out of memory with {free / 2**20:.0f} MiB free: evaluate fewer tokens at"
+            " a time (-ub, -b, -c), or keep more on the CPU with -ngl, --n-cpu-moe or --fit",
+            file=file,
+        ) from None
 
 
 def check(memories: Sequence[DeviceMemory]) -> None:
     """DeviceError with the numbers for a GPU on which the model does not fit."""
     for m in memories:
         if m.device.type != "cpu" and m.free is not None and m.total > m.free:
-            raise DeviceError(f"{m.device} has {m.free / 2**20:.0f} MiB free, the model takes {m.total / 2**20:.0f} MiB there (weights "
-                              f"{m.weights / 2**20:.0f}, cache {m.cache / 2**20:.0f}, compute {m.compute / 2**20:.0f}): keep layers on the "
-                              f"CPU with -ngl, experts with --n-cpu-moe, or let --fit choose")
+            raise DeviceError(
+                f"{m.device} has {m.free / 2**20:.0f} MiB free, the model takes"
+                f" {m.total / 2**20:.0f} MiB there (weights {m.weights / 2**20:.0f}, cache"
+                f" {m.cache / 2**20:.0f}, compute {m.compute / 2**20:.0f}): keep layers on the CPU"
+                " with -ngl, experts with --n-cpu-moe, or let --fit choose"
+            )
 
 
 def check_cache(network: Network, capacity: int, settings: CacheSettings) -> None:
-    """DeviceError with the numbers if states on the CPU for `capacity` tokens are more than its free memory. GPUs say so themselves."""
-    needed = sum(block.mixer.state_bytes(capacity, settings) for block in network.blocks
-                 if block.device.type == "cpu" and hasattr(block.mixer, "state_bytes"))
+    """DeviceError with the numbers if states on the CPU for `capacity` tokens are more than its
+    free memory. GPUs say so themselves.
+    """
+    needed = sum(
+        block.mixer.state_bytes(capacity, settings)
+        for block in network.blocks
+        if block.device.type == "cpu" and hasattr(block.mixer, "state_bytes")
+    )
     free = free_bytes(torch.device("cpu"))
     if free is not None and needed > free:
-        raise DeviceError(f"a context of {capacity} tokens takes {needed / 2**20:.0f} MiB, cpu has {free / 2**20:.0f} MiB free: choose a "
-                          f"smaller one (-c, -n, -p), or a smaller type of cache (-ctk, -ctv)")
+        raise DeviceError(
+            f"a context of {capacity} tokens takes {needed / 2**20:.0f} MiB, cpu has"
+            f" {free / 2**20:.0f} MiB free: choose a smaller one (-c, -n, -p), or a smaller type of"
+            " cache (-ctk, -ctv)"
+        )

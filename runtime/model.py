@@ -34,12 +34,18 @@ PRECISIONS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16
 DEFAULT_UBATCH = 512  # tokens of a sequence that go through the model at a time
 
 
-def load_model(path: str | os.PathLike, device: str | torch.device = "cpu", cache_bytes: int = DEFAULT_CACHE_BYTES, **options) -> Model:
+def load_model(
+    path: str | os.PathLike,
+    device: str | torch.device = "cpu",
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    **options,
+) -> Model:
     """Open a GGUF file, or a split model through its first shard. `options`: those of `Model`.
 
-    On the CPU weights stay encoded in the mapped file; at most `cache_bytes` of decoded float32 matrices are kept. On a GPU they are in
-    its memory, encoded, from the first use on or from `Model.load`. Raises MalformedFileError, ConfigError or ArchitectureError (which
-    say what is wrong with the file), UsageError for a device that is not there.
+    On the CPU weights stay encoded in the mapped file; at most `cache_bytes` of decoded float32
+    matrices are kept. On a GPU they are in its memory, encoded, from the first use on or from
+    `Model.load`. Raises MalformedFileError, ConfigError or ArchitectureError (which say what is
+    wrong with the file), UsageError for a device that is not there.
     """
     usable_device(device)  # before a large file is looked through
     arguments.check_options(cache_bytes=cache_bytes, **options)
@@ -63,22 +69,40 @@ def _named_errors(method: Callable) -> Callable:
 class Model:
     """A network with its tokenizer. Close it, or use it as a context manager, to unmap the file.
 
-    precision: f32, the truth path (the default, and all there is, on the CPU), or bf16 (default on a GPU) or f16: fused kernels with
-    activations of that type. placement: what of the model lies on the GPU. switches: how layers are evaluated. cache: storage of keys
-    and values also where there is no cache (`forward`, `hidden`; None: as they are), and of `new_state`. ubatch: most tokens of a
-    sequence that go through the model at a time. context: tokens of a sequence for which memory is reckoned. verbose: is told in a
-    line what runs on a slower path.
+    precision: f32, the truth path (the default, and all there is, on the CPU), or bf16 (default on
+    a GPU) or f16: fused kernels with activations of that type. placement: what of the model lies on
+    the GPU. switches: how layers are evaluated. cache: storage of keys and values also where there
+    is no cache (`forward`, `hidden`; None: as they are), and of `new_state`. ubatch: most tokens of
+    a sequence that go through the model at a time. context: tokens of a sequence for which memory
+    is reckoned. verbose: is told in a line what runs on a slower path.
 
-    Hidden states and logits are on `network.output_device`, at every precision: on the GPU, unless `placement` leaves the output on the
-    CPU (`gpu_layers` no more than there are layers).
+    Hidden states and logits are on `network.output_device`, at every precision: on the GPU, unless
+    `placement` leaves the output on the CPU (`gpu_layers` no more than there are layers).
     """
 
-    def __init__(self, source: Source, device: str | torch.device = "cpu", cache_bytes: int = DEFAULT_CACHE_BYTES, *,
-                 precision: str | None = None, placement: Request = Request(), switches: Switches = Switches(),
-                 cache: CacheSettings | None = None, ubatch: int = DEFAULT_UBATCH, context: int = 0,
-                 verbose: Callable[[str], None] | None = None):
-        arguments.check_options(cache_bytes=cache_bytes, placement=placement, switches=switches, cache=cache, ubatch=ubatch,
-                                context=context, verbose=verbose)
+    def __init__(
+        self,
+        source: Source,
+        device: str | torch.device = "cpu",
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        *,
+        precision: str | None = None,
+        placement: Request = Request(),
+        switches: Switches = Switches(),
+        cache: CacheSettings | None = None,
+        ubatch: int = DEFAULT_UBATCH,
+        context: int = 0,
+        verbose: Callable[[str], None] | None = None,
+    ):
+        arguments.check_options(
+            cache_bytes=cache_bytes,
+            placement=placement,
+            switches=switches,
+            cache=cache,
+            ubatch=ubatch,
+            context=context,
+            verbose=verbose,
+        )
         self.source, self.device = source, usable_device(device)
         self.precision = _usable_precision(precision, self.device)
         self.cache, self.ubatch, self.context, self.verbose = cache, ubatch, context, verbose
@@ -91,24 +115,43 @@ class Model:
 
         n_layers = self.hyperparameters.integer("block_count", 0)
         if placement.fit_margin is not None and self.device.type != "cpu":
-            place = fit(self.device, n_layers, placement.fit_margin, lambda p: self._needed(*build(p)), memory.free_bytes(self.device),
-                        [tensor.name for tensor in source.tensors])
+            place = fit(
+                self.device,
+                n_layers,
+                placement.fit_margin,
+                lambda p: self._needed(*build(p)),
+                memory.free_bytes(self.device),
+                [tensor.name for tensor in source.tensors],
+            )
         else:
             place = Placement(self.device, n_layers, placement)
         self.weights, self.network = build(place)
         self.n_vocab = self.network.n_vocab
 
     def load(self, progress: LoadProgress | None = None) -> None:
-        """Bring weights to GPUs now instead of at their first use. `progress(bytes done, bytes in all)` is called now and then."""
+        """Bring weights to GPUs now instead of at their first use. `progress(bytes done, bytes in
+        all)` is called now and then.
+        """
         self.weights.load(progress)
 
     def memory(self, rows: int = 0, window: int = 0) -> list[memory.DeviceMemory]:
-        """What the model takes on each device for `context` tokens and `rows` of them at a time (0: `ubatch`); see `memory.reckon`."""
+        """What the model takes on each device for `context` tokens and `rows` of them at a time (0:
+        `ubatch`); see `memory.reckon`.
+        """
         return self._reckon(self.weights, self.network, rows, window)
 
-    def _reckon(self, weights: Weights, network: Network, rows: int = 0, window: int = 0) -> list[memory.DeviceMemory]:
-        return memory.reckon(network, weights, capacity=padded(self.context) if self.context else 0, settings=self.cache or CacheSettings(),
-                             rows=rows or self.ubatch, window=window, precision=self.precision)
+    def _reckon(
+        self, weights: Weights, network: Network, rows: int = 0, window: int = 0
+    ) -> list[memory.DeviceMemory]:
+        return memory.reckon(
+            network,
+            weights,
+            capacity=padded(self.context) if self.context else 0,
+            settings=self.cache or CacheSettings(),
+            rows=rows or self.ubatch,
+            window=window,
+            precision=self.precision,
+        )
 
     def _needed(self, weights: Weights, network: Network) -> int:
         return sum(m.total for m in self._reckon(weights, network) if m.device == self.device)
@@ -119,7 +162,9 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Built from the file's own vocabulary when first asked for. TokenizerError if that is not possible."""
+        """Built from the file's own vocabulary when first asked for. TokenizerError if that is not
+        possible.
+        """
         return Tokenizer.from_metadata(self.source.metadata, file=os.fspath(self.source.path))
 
     @cached_property
@@ -128,9 +173,11 @@ class Model:
         return SpecialTokens.read(self.source.metadata, file=os.fspath(self.source.path))
 
     def forward(self, token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Logits float32[n, vocab] of one sequence of n token ids, each row predicting the token after it.
+        """Logits float32[n, vocab] of one sequence of n token ids, each row predicting the token
+        after it.
 
-        Evaluating twice gives the same bits. ShapeError if `token_ids` is not a non-empty row of ids below the vocabulary size.
+        Evaluating twice gives the same bits. ShapeError if `token_ids` is not a non-empty row of
+        ids below the vocabulary size.
         """
         return self.logits(self.hidden(_as_tensor(token_ids)[None])[0])
 
@@ -143,8 +190,17 @@ class Model:
         from .cuda.engine import Engine
 
         self.load()
-        return Engine(self.network, Context(self.device, PRECISIONS[self.precision], settings=self.cache, ubatch=self.ubatch,
-                                            ser=self.weights.switches.ser, verbose=self.verbose))
+        return Engine(
+            self.network,
+            Context(
+                self.device,
+                PRECISIONS[self.precision],
+                settings=self.cache,
+                ubatch=self.ubatch,
+                ser=self.weights.switches.ser,
+                verbose=self.verbose,
+            ),
+        )
 
     @property
     def _fast(self) -> Engine | None:
@@ -154,56 +210,82 @@ class Model:
     @_named_errors
     @torch.no_grad()
     def hidden(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """Final hidden states float32[sequences, n, width], normed, of independent sequences int[sequences, n] from position `start`."""
+        """Final hidden states float32[sequences, n, width], normed, of independent sequences
+        int[sequences, n] from position `start`.
+        """
         tokens = self._checked(tokens)
         if (fast := self._fast) is not None:
             return fast.hidden(tokens, start)
         n_sequences, n_tokens = tokens.shape
-        h = self.network.hidden(tokens.reshape(-1), Batch.of(n_sequences, n_tokens, start, self.device, self.cache))
+        h = self.network.hidden(
+            tokens.reshape(-1), Batch.of(n_sequences, n_tokens, start, self.device, self.cache)
+        )
         return h.view(n_sequences, n_tokens, -1)
 
     @_named_errors
     def new_state(self, capacity: int, settings: CacheSettings | None = None) -> State:
-        """An empty sequence for at most `capacity` tokens (rounded up to a multiple of `cache.PADDING`). `settings`: else the model's.
+        """An empty sequence for at most `capacity` tokens (rounded up to a multiple of
+        `cache.PADDING`). `settings`: else the model's.
 
-        UsageError for cache types that do not suit the model's heads, DeviceError for more than the CPU has memory for.
+        UsageError for cache types that do not suit the model's heads, DeviceError for more than the
+        CPU has memory for.
         """
         capacity = arguments.whole_number("capacity", capacity)
         if capacity < 1:
             raise UsageError(f"a sequence of {capacity} tokens was asked for, expected at least 1")
-        settings = arguments.instance("settings", settings or self.cache or CacheSettings(), CacheSettings)
+        settings = arguments.instance(
+            "settings", settings or self.cache or CacheSettings(), CacheSettings
+        )
         memory.check_cache(self.network, padded(capacity), settings)
         return self.network.new_state(padded(capacity), settings)
 
     @_named_errors
     @torch.no_grad()
-    def extend(self, token_ids: Sequence[int] | np.ndarray | torch.Tensor, state: State, all_logits: bool = False) -> torch.Tensor:
-        """Append tokens to the sequence of `state`: logits float32[vocab] after the last one, or float32[n, vocab] with `all_logits`.
+    def extend(
+        self,
+        token_ids: Sequence[int] | np.ndarray | torch.Tensor,
+        state: State,
+        all_logits: bool = False,
+    ) -> torch.Tensor:
+        """Append tokens to the sequence of `state`: logits float32[vocab] after the last one, or
+        float32[n, vocab] with `all_logits`.
 
-        At most `ubatch` tokens go through the model at a time. ShapeError for tokens as in `forward`, or more than the state holds.
+        At most `ubatch` tokens go through the model at a time. ShapeError for tokens as in
+        `forward`, or more than the state holds.
         """
         tokens = self._checked(_as_tensor(token_ids)[None])[0]
         arguments.instance("state", state, State)
         if state.n_past + len(tokens) > state.capacity:
-            raise ShapeError(f"{state.n_past} tokens and {len(tokens)} more do not fit a sequence of at most {state.capacity}")
+            raise ShapeError(
+                f"{state.n_past} tokens and {len(tokens)} more do not fit a sequence of at most"
+                f" {state.capacity}"
+            )
         if (fast := self._fast) is not None:
             return fast.extend(tokens, state, all_logits)
         logits = []
         for piece in tokens.split(self.ubatch):
-            h = self.network.hidden(piece, Batch.of(1, len(piece), state.n_past, self.device), state)
+            h = self.network.hidden(
+                piece, Batch.of(1, len(piece), state.n_past, self.device), state
+            )
             if all_logits:
                 logits.append(self.network.output(h))
         return torch.cat(logits) if all_logits else self.network.output(h[-1:])[0]
 
     def follow(self, token: int, state: State, n: int, sampling: Sampling) -> Iterator[int]:
-        """Append `token`, then every token that is drawn, and yield the drawn ones, up to `n`; the last one is not appended.
+        """Append `token`, then every token that is drawn, and yield the drawn ones, up to `n`; the
+        last one is not appended.
 
-        The host may stop asking at any time: `state.n_past` counts what was appended for the tokens yielded so far. EvaluationError for
-        logits that are not finite.
+        The host may stop asking at any time: `state.n_past` counts what was appended for the tokens
+        yielded so far. EvaluationError for logits that are not finite.
         """
-        arguments.instance("state", state, State), arguments.instance("sampling", sampling, Sampling)
+        (
+            arguments.instance("state", state, State),
+            arguments.instance("sampling", sampling, Sampling),
+        )
         n = arguments.whole_number("n", n)
-        self._checked(torch.tensor([[arguments.whole_number("token", token)]]))  # a step looks it up unasked
+        self._checked(
+            torch.tensor([[arguments.whole_number("token", token)]])
+        )  # a step looks it up unasked
         if (fast := self._fast) is not None and fast.steps is not None:
             yield from fast.steps.follow(token, state, n, sampling)
             return
@@ -216,20 +298,35 @@ class Model:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[rows, width] of `hidden`, on any device, to float32[rows, vocab]."""
         width = self.network.output_norm.weight.numel()
-        if not isinstance(hidden, torch.Tensor) or hidden.ndim != 2 or hidden.shape[1] != width or not hidden.is_floating_point():
-            shown = f"{hidden.dtype}{list(hidden.shape)}" if isinstance(hidden, torch.Tensor) else f"a {type(hidden).__name__}"
-            raise ShapeError(f"hidden states are {shown}, expected float32[rows, {width}]", file=self.source.path)
+        if (
+            not isinstance(hidden, torch.Tensor)
+            or hidden.ndim != 2
+            or hidden.shape[1] != width
+            or not hidden.is_floating_point()
+        ):
+            shown = (
+                f"{hidden.dtype}{list(hidden.shape)}"
+                if isinstance(hidden, torch.Tensor)
+                else f"a {type(hidden).__name__}"
+            )
+            raise ShapeError(
+                f"hidden states are {shown}, expected float32[rows, {width}]", file=self.source.path
+            )
         hidden = hidden.to(self.network.output_device)
         if (fast := self._fast) is not None:
             return fast.logits(hidden)
         return self.network.output(hidden)
 
     @contextmanager
-    def observe(self, callback: Callable[[str, torch.Tensor, torch.Tensor | None], None]) -> Iterator[None]:
-        """Within this context `callback(tensor name, x, experts)` is called for every product with a weight matrix.
+    def observe(
+        self, callback: Callable[[str, torch.Tensor, torch.Tensor | None], None]
+    ) -> Iterator[None]:
+        """Within this context `callback(tensor name, x, experts)` is called for every product with
+        a weight matrix.
 
-        x is float32[rows, n_in], not to be kept or changed. For expert tensors there is one call with all rows, grouped by
-        expert, and experts int64[rows] says whose each is; it is None for other tensors.
+        x is float32[rows, n_in], not to be kept or changed. For expert tensors there is one call
+        with all rows, grouped by expert, and experts int64[rows] says whose each is; it is None for
+        other tensors.
         """
         self.weights.observers.append(callback)
         try:
@@ -238,13 +335,16 @@ class Model:
             self.weights.observers.remove(callback)
 
     def close(self) -> None:
-        """Unmap the file and give back what is in the memory of GPUs: weights, and graphs of sequences, also if these live on."""
+        """Unmap the file and give back what is in the memory of GPUs: weights, and graphs of
+        sequences, also if these live on.
+        """
         self.__dict__.pop("engine", None)
         self.weights.release()
         self.source.close()
         if self.device.type == "cuda":
-            # torch keeps what is freed, and memory that a graph had is of no use to anything else: given back, it is free to whoever asks
-            # the driver, as `memory.free_bytes` does before the next model is placed, and other processes.
+            # torch keeps what is freed, and memory that a graph had is of no use to anything else:
+            # given back, it is free to whoever asks the driver, as `memory.free_bytes` does before
+            # the next model is placed, and other processes.
             torch.cuda.empty_cache()
 
     def __enter__(self) -> Model:
@@ -255,21 +355,41 @@ class Model:
 
     def _checked(self, tokens: torch.Tensor) -> torch.Tensor:
         if not isinstance(tokens, torch.Tensor):
-            raise ShapeError(f"token ids are a {type(tokens).__name__}, expected a torch.Tensor int[sequences, n]")
-        if tokens.ndim != 2 or tokens.numel() == 0 or tokens.is_floating_point() or tokens.dtype == torch.bool:
-            raise ShapeError(f"token ids are {tokens.dtype}{list(tokens.shape)}, expected at least one integer id per sequence")
+            raise ShapeError(
+                f"token ids are a {type(tokens).__name__}, expected a torch.Tensor"
+                " int[sequences, n]"
+            )
+        if (
+            tokens.ndim != 2
+            or tokens.numel() == 0
+            or tokens.is_floating_point()
+            or tokens.dtype == torch.bool
+        ):
+            raise ShapeError(
+                f"token ids are {tokens.dtype}{list(tokens.shape)}, expected at least one integer"
+                " id per sequence"
+            )
         tokens = tokens.to(torch.int64)
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.n_vocab:
-            raise ShapeError(f"token id {low if low < 0 else high} is outside the vocabulary of {self.n_vocab}", file=self.source.path)
+            raise ShapeError(
+                f"token id {low if low < 0 else high} is outside the vocabulary of {self.n_vocab}",
+                file=self.source.path,
+            )
         return tokens
 
 
 def _as_tensor(token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
     try:
-        tokens = token_ids if isinstance(token_ids, torch.Tensor) else torch.as_tensor(np.asarray(token_ids))
+        tokens = (
+            token_ids
+            if isinstance(token_ids, torch.Tensor)
+            else torch.as_tensor(np.asarray(token_ids))
+        )
     except (TypeError, ValueError, OverflowError):  # texts, rows of different lengths, objects
-        raise ShapeError(f"token ids are {printable(repr(token_ids), 60)}, expected integers") from None
+        raise ShapeError(
+            f"token ids are {printable(repr(token_ids), 60)}, expected integers"
+        ) from None
     if tokens.ndim != 1:
         raise ShapeError(f"token ids have shape {list(tokens.shape)}, expected one dimension")
     return tokens
@@ -277,11 +397,18 @@ def _as_tensor(token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Te
 
 def _usable_precision(precision: str | None, device: torch.device) -> str:
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("highest")  # no TF32, whatever the precision: observed products are float32 ones
+        torch.set_float32_matmul_precision(
+            "highest"
+        )  # no TF32, whatever the precision: observed products are float32 ones
     if precision is None:
         return "f32" if device.type == "cpu" else "bf16"
     if precision not in PRECISIONS:
-        raise UsageError(f"precision '{printable(precision, 40)}' is not known; known are {', '.join(PRECISIONS)}")
+        raise UsageError(
+            f"precision '{printable(precision, 40)}' is not known; known are"
+            f" {', '.join(PRECISIONS)}"
+        )
     if device.type == "cpu" and precision != "f32":
-        raise UsageError(f"precision {precision} is for GPUs: on the CPU everything is computed in float32")
+        raise UsageError(
+            f"precision {precision} is for GPUs: on the CPU everything is computed in float32"
+        )
     return precision

@@ -31,7 +31,8 @@ from .weights import Weights
 class Network:
     """Embedding, blocks, final norm and output projection.
 
-    Blocks need not be alike. A block is called as block(h, batch), has the `device` it works on, and `new_state(capacity, settings)`.
+    Blocks need not be alike. A block is called as block(h, batch), has the `device` it works on,
+    and `new_state(capacity, settings)`.
     """
 
     embedding: Embedding
@@ -42,18 +43,29 @@ class Network:
 
     @property
     def output_device(self) -> torch.device:
-        """Where final hidden states and logits are: with the final norm, wherever the output matrix lies."""
+        """Where final hidden states and logits are: with the final norm, wherever the output matrix
+        lies.
+        """
         return self.output_norm.weight.device
 
     def new_state(self, capacity: int, settings: CacheSettings) -> State:
         """An empty sequence of at most `capacity` tokens."""
-        return State(capacity, [block.new_state(capacity, settings) for block in self.blocks], settings)
+        return State(
+            capacity, [block.new_state(capacity, settings) for block in self.blocks], settings
+        )
 
-    def hidden(self, tokens: torch.Tensor, batch: Batch, state: State | None = None) -> torch.Tensor:
-        """Final hidden states float32[rows, width], normed, of the rows of `batch`: tokens int64[rows]. `state` takes them in."""
+    def hidden(
+        self, tokens: torch.Tensor, batch: Batch, state: State | None = None
+    ) -> torch.Tensor:
+        """Final hidden states float32[rows, width], normed, of the rows of `batch`: tokens
+        int64[rows]. `state` takes them in.
+        """
         h = self.embedding(tokens)
         for i, block in enumerate(self.blocks):
-            h = block(h.to(block.device), batch.at(None if state is None else state.layers[i], block.device))
+            h = block(
+                h.to(block.device),
+                batch.at(None if state is None else state.layers[i], block.device),
+            )
         if state is not None:
             state.n_past += batch.n_tokens
         return self.output_norm(h.to(self.output_device))
@@ -65,6 +77,7 @@ _BUILDERS: dict[str, Builder] = {}
 
 def architecture(*names: str) -> Callable[[Builder], Builder]:
     """Declares the decorated function as the builder of these GGUF architectures."""
+
     def declare(build: Builder) -> Builder:
         for name in names:
             if name in _BUILDERS:
@@ -85,11 +98,16 @@ def architectures() -> dict[str, Builder]:
 
 
 def build_network(p: Hyperparameters, w: Weights) -> Network:
-    """The network of an opened file. ArchitectureError if its architecture is unknown or it has tensors beyond it."""
+    """The network of an opened file. ArchitectureError if its architecture is unknown or it has
+    tensors beyond it.
+    """
     known = architectures()
     if p.architecture not in known:
-        raise ArchitectureError(f"architecture '{printable(p.architecture)}' is not supported; known are {', '.join(sorted(known))}",
-                                file=p.file)
+        raise ArchitectureError(
+            f"architecture '{printable(p.architecture)}' is not supported; known are"
+            f" {', '.join(sorted(known))}",
+            file=p.file,
+        )
     network = known[p.architecture](p, w)
     w.check_all_used()
     return network

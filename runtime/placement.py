@@ -1,7 +1,8 @@
-"""Where tensors lie: whole layers by -ngl, single tensors by -ot, experts by --n-cpu-moe, or whatever fits the memory by --fit.
+"""Where tensors lie: whole layers by -ngl, single tensors by -ot, experts by --n-cpu-moe, or
+whatever fits the memory by --fit.
 
-A layer's norms and state are on the layer's own device, and it computes there. A matrix may lie elsewhere: then its product is formed
-there, and the vectors go to it and back.
+A layer's norms and state are on the layer's own device, and it computes there. A matrix may lie
+elsewhere: then its product is formed there, and the vectors go to it and back.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)(_ch)?_?exps?\.|\.ffn_(up|do
 class Request:
     """What was asked for.
 
-    gpu_layers: so many of the last layers are on the GPU; more than there are: the token embedding and the output, too. overrides:
-    (pattern, device) pairs, the first pattern found in a tensor's name decides. cpu_experts: experts of the first so many layers stay
-    on the CPU. fit_margin: choose by memory and leave so many MiB free (None: do not choose).
+    gpu_layers: so many of the last layers are on the GPU; more than there are: the token embedding
+    and the output, too. overrides: (pattern, device) pairs, the first pattern found in a tensor's
+    name decides. cpu_experts: experts of the first so many layers stay on the CPU. fit_margin:
+    choose by memory and leave so many MiB free (None: do not choose).
     """
 
     gpu_layers: int = ALL
@@ -39,12 +41,17 @@ class Request:
 
     def __post_init__(self):
         if self.fit_margin is not None and replace(self, fit_margin=None) != Request():
-            raise UsageError("--fit chooses what is on the CPU: it does not go together with -ngl, -ot, --n-cpu-moe or --cpu-moe")
+            raise UsageError(
+                "--fit chooses what is on the CPU: it does not go together with -ngl, -ot,"
+                " --n-cpu-moe or --cpu-moe"
+            )
         if self.fit_margin is not None and self.fit_margin < 0:
             raise UsageError(f"--fit is {self.fit_margin} MiB, expected 0 or more")
 
     def check(self, device: torch.device) -> None:
-        """UsageError for overrides that a model on `device` cannot follow: to a device that is not there, or to any but the CPU."""
+        """UsageError for overrides that a model on `device` cannot follow: to a device that is not
+        there, or to any but the CPU.
+        """
         for _, target in self.overrides:
             if target.type != "cpu" and device.type == "cpu":
                 raise UsageError(f"-ot puts tensors on {target}, but --device is cpu")
@@ -52,24 +59,32 @@ class Request:
 
 
 class Placement:
-    """The device of every tensor of a model with `n_layers`, whose GPU is `device` (everything is on the CPU if that is the CPU)."""
+    """The device of every tensor of a model with `n_layers`, whose GPU is `device` (everything is
+    on the CPU if that is the CPU).
+    """
 
     def __init__(self, device: torch.device, n_layers: int, request: Request = Request()):
         self.device, self.n_layers, self.request = device, n_layers, request
         self._patterns = [(re.compile(pattern), target) for pattern, target in request.overrides]
-        self.first_gpu_layer = max(0, n_layers - request.gpu_layers) if device.type != "cpu" else n_layers
+        self.first_gpu_layer = (
+            max(0, n_layers - request.gpu_layers) if device.type != "cpu" else n_layers
+        )
 
     def unused(self, names: Iterable[str]) -> list[str]:
         """The patterns that none of the names of all tensors has."""
         names = list(names)
-        return [pattern.pattern for pattern, _ in self._patterns if not any(map(pattern.search, names))]
+        return [
+            pattern.pattern for pattern, _ in self._patterns if not any(map(pattern.search, names))
+        ]
 
     def layer(self, index: int) -> torch.device:
         """Where layer `index` computes."""
         return self.device if index >= self.first_gpu_layer else CPU
 
     def home(self, name: str) -> torch.device:
-        """Where what the tensor `name` belongs to computes: its layer, or the frame (embedding, output)."""
+        """Where what the tensor `name` belongs to computes: its layer, or the frame (embedding,
+        output).
+        """
         if found := _LAYER.match(name):
             return self.layer(int(found[1]))
         return self.device if self.request.gpu_layers > self.n_layers else CPU
@@ -90,33 +105,53 @@ def is_expert(name: str) -> bool:
 
 
 def parse_overrides(text: str) -> tuple[tuple[str, torch.device], ...]:
-    r"""`REGEX=CPU|CUDAn[,REGEX=...]` of -ot, as in `\.ffn_.*_exps=CPU`; a comma ends an override only behind its device.
+    r"""`REGEX=CPU|CUDAn[,REGEX=...]` of -ot, as in `\.ffn_.*_exps=CPU`; a comma ends an override
+    only behind its device.
 
-    UsageError for what is neither, and for a device that no machine has."""
+    UsageError for what is neither, and for a device that no machine has.
+    """
     found, start = [], 0
     for target in _TARGET.finditer(text):
         pattern, start = text[start : target.start()].strip(), target.end()
-        if not pattern or pattern[0] == "," or re.search(r"(?<!\?)(?<!\?<)=", pattern):  # names have no "=": what is no device ends there
+        if (
+            not pattern or pattern[0] == "," or re.search(r"(?<!\?)(?<!\?<)=", pattern)
+        ):  # names have no "=": what is no device ends there
             raise UsageError(f"-ot '{printable(text, 80)}' is not REGEX=CPU or REGEX=CUDAn")
         try:
             re.compile(pattern)
         except re.error as error:
-            raise UsageError(f"-ot '{printable(pattern, 80)}' is no regular expression: {error}") from None
+            raise UsageError(
+                f"-ot '{printable(pattern, 80)}' is no regular expression: {error}"
+            ) from None
         if len(number := target[2] or "0") > 4 or int(number) >= _MOST_DEVICES:
-            raise UsageError(f"-ot puts tensors on cuda:{printable(number, 40)}, which is not there: {present()}")
+            raise UsageError(
+                f"-ot puts tensors on cuda:{printable(number, 40)}, which is not there: {present()}"
+            )
         found.append((pattern, CPU if target[1] else torch.device("cuda", int(number))))
     if start < len(text) or not found or text.rstrip().endswith(","):
-        raise UsageError(f"-ot '{printable(text[start:] or text, 80)}' is not REGEX=CPU or REGEX=CUDAn")
+        raise UsageError(
+            f"-ot '{printable(text[start:] or text, 80)}' is not REGEX=CPU or REGEX=CUDAn"
+        )
     return tuple(found)
 
 
-def fit(device: torch.device, n_layers: int, margin: int, needed: Callable[[Placement], int], free: int, names: Iterable[str]) -> Placement:
-    """The placement that keeps most on the GPU: `needed(placement)` bytes there are at most `free` less `margin` MiB.
+def fit(
+    device: torch.device,
+    n_layers: int,
+    margin: int,
+    needed: Callable[[Placement], int],
+    free: int,
+    names: Iterable[str],
+) -> Placement:
+    """The placement that keeps most on the GPU: `needed(placement)` bytes there are at most `free`
+    less `margin` MiB.
 
-    Experts of the first layers go to the CPU, of as few as suffice; if all of them are not enough, whole layers, too. What is
-    left at the end is a model on the CPU.
+    Experts of the first layers go to the CPU, of as few as suffice; if all of them are not enough,
+    whole layers, too. What is left at the end is a model on the CPU.
     """
-    with_experts = max((int(_LAYER.match(name)[1]) + 1 for name in names if is_expert(name)), default=0)
+    with_experts = max(
+        (int(_LAYER.match(name)[1]) + 1 for name in names if is_expert(name)), default=0
+    )
     requests = [Request(cpu_experts=n) for n in range(with_experts + 1)]
     requests += [Request(gpu_layers=n, cpu_experts=with_experts) for n in range(n_layers, -1, -1)]
     low, high = 0, len(requests) - 1  # every request needs at most what the one before needs

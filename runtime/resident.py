@@ -1,4 +1,6 @@
-"""Weights in the memory of a GPU: packed for wide reads, decoded there piece by piece for the truth path."""
+"""Weights in the memory of a GPU: packed for wide reads, decoded there piece by piece for the truth
+path.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ _READ_BYTES = 64 * 2**20  # of a tensor, read at a time
 class Resident:
     """One or more tensors of the same type and shape on a GPU as one packed matrix of `n` matrices.
 
-    Of tensors with two dimensions each is a matrix. Of stacks of n matrices, matrix i has the rows of matrix i of the first tensor,
-    below them those of the second, and so on.
+    Of tensors with two dimensions each is a matrix. Of stacks of n matrices, matrix i has the rows
+    of matrix i of the first tensor, below them those of the second, and so on.
 
-    A type or row length that cannot be packed is kept as it is in the file: then `packed` is None, and only the truth path reads it.
+    A type or row length that cannot be packed is kept as it is in the file: then `packed` is None,
+    and only the truth path reads it.
     """
 
     def __init__(self, source: Source, tensors: Sequence[TensorInfo], n: int, device: torch.device):
@@ -57,7 +60,11 @@ class Resident:
         """In the GPU's memory."""
         from ..cuda_kernels.ops import packed_bytes
 
-        return packed_bytes(self.type, self.n * self.rows, self.cols) if self.is_packable else self.stored_bytes
+        return (
+            packed_bytes(self.type, self.n * self.rows, self.cols)
+            if self.is_packable
+            else self.stored_bytes
+        )
 
     @property
     def packed(self) -> PackedMatrix | None:
@@ -82,7 +89,9 @@ class Resident:
             return decode_rows(packed, rows.contiguous(), torch.float32)
         group = self.type.group_rows
         groups = self._stored.view(-1, group, self._stored.shape[1])[rows // group]
-        decoded = decode_torch(self.type, groups.flatten(0, 1), self.cols, as_weights=True).view(len(rows), group, self.cols)
+        decoded = decode_torch(self.type, groups.flatten(0, 1), self.cols, as_weights=True).view(
+            len(rows), group, self.cols
+        )
         return decoded[torch.arange(len(rows), device=rows.device), rows % group]
 
     def load(self) -> None:
@@ -91,29 +100,56 @@ class Resident:
         from ..cuda_kernels.repeat import repeat_rows
 
         try:
-            period = self.source.period(self.tensors[0]) if hasattr(self.source, "period") and len(self.tensors) == 1 else 0
-            if self.is_packable and 0 < period < self.n * self.rows:  # random weights: the rows that differ are copied on the device
-                first = pack_matrix(self.type, [self.source.read_rows(self.tensors[0], 0, period)], period, self.cols, 1, self.device)
+            period = (
+                self.source.period(self.tensors[0])
+                if hasattr(self.source, "period") and len(self.tensors) == 1
+                else 0
+            )
+            if (
+                self.is_packable and 0 < period < self.n * self.rows
+            ):  # random weights: the rows that differ are copied on the device
+                first = pack_matrix(
+                    self.type,
+                    [self.source.read_rows(self.tensors[0], 0, period)],
+                    period,
+                    self.cols,
+                    1,
+                    self.device,
+                )
                 self._packed = repeat_rows(first, self.rows, self.n)
             elif self.is_packable:
-                self._packed = pack_matrix(self.type, self._pieces(), self.rows, self.cols, self.n, self.device)
+                self._packed = pack_matrix(
+                    self.type, self._pieces(), self.rows, self.cols, self.n, self.device
+                )
             else:
-                self._stored = torch.cat([torch.from_numpy(np.array(piece)).to(self.device) for piece in self._pieces()])
+                self._stored = torch.cat(
+                    [torch.from_numpy(np.array(piece)).to(self.device) for piece in self._pieces()]
+                )
         except torch.cuda.OutOfMemoryError:
             free = torch.cuda.mem_get_info(self.device)[0]
-            raise DeviceError(f"{self.device} has {free / 2**20:.0f} MiB free, {self.nbytes / 2**20:.0f} MiB and room to work are needed",
-                              file=self.source.path, tensor=self.tensors[0].name) from None
+            raise DeviceError(
+                f"{self.device} has {free / 2**20:.0f} MiB free, {self.nbytes / 2**20:.0f} MiB and"
+                " room to work are needed",
+                file=self.source.path,
+                tensor=self.tensors[0].name,
+            ) from None
 
     def release(self) -> None:
         """Give the memory back; the next use reads the file again."""
         self._packed = self._stored = None
 
     def _pieces(self) -> Iterator[np.ndarray]:
-        """uint8[rows, row_bytes] in the order of the packed matrix: whole row groups, at most `_READ_BYTES` at a time (or one group)."""
+        """uint8[rows, row_bytes] in the order of the packed matrix: whole row groups, at most
+        `_READ_BYTES` at a time (or one group).
+        """
         if len(self.tensors) == 1 or self.rows == self.part_rows:
             runs = [(tensor, 0, tensor.n_rows) for tensor in self.tensors]
         else:
-            runs = [(tensor, i * self.part_rows, (i + 1) * self.part_rows) for i in range(self.n) for tensor in self.tensors]
+            runs = [
+                (tensor, i * self.part_rows, (i + 1) * self.part_rows)
+                for i in range(self.n)
+                for tensor in self.tensors
+            ]
         group = self.type.group_rows
         step = max(1, _READ_BYTES // (self.type.row_bytes(self.cols) * group)) * group
         for tensor, first, last in runs:

@@ -12,10 +12,11 @@ from ..errors import UsageError, printable
 class Switches:
     """What can be chosen about how a network is evaluated.
 
-    flash_attention: attention without a matrix of scores; without it, values of a cache cannot be quantized.
-    attention_buffer: MiB that the scores of attention without flash_attention may take at a time (groups of heads one after
-    another); 0: no bound. ser: smart expert reduction (K, t): the K most probable experts always, of the other selected ones
-    those whose probability is more than t times the largest. merge_gate_up: gate and up experts as one matrix.
+    flash_attention: attention without a matrix of scores; without it, values of a cache cannot be
+    quantized. attention_buffer: MiB that the scores of attention without flash_attention may take
+    at a time (groups of heads one after another); 0: no bound. ser: smart expert reduction (K, t):
+    the K most probable experts always, of the other selected ones those whose probability is more
+    than t times the largest. merge_gate_up: gate and up experts as one matrix.
     """
 
     flash_attention: bool = True
@@ -27,7 +28,10 @@ class Switches:
         if self.attention_buffer < 0:
             raise UsageError(f"-amb is {self.attention_buffer} MiB, expected 0 (no bound) or more")
         if self.ser is not None and not (self.ser[0] >= 1 and 0 <= self.ser[1] <= 1):
-            raise UsageError(f"-ser is {self.ser[0]},{self.ser[1]}, expected at least one expert and a threshold of 0 to 1")
+            raise UsageError(
+                f"-ser is {self.ser[0]},{self.ser[1]}, expected at least one expert and a threshold"
+                " of 0 to 1"
+            )
 
 
 def parse_ser(text: str) -> tuple[int, float] | None:
@@ -41,7 +45,17 @@ def parse_ser(text: str) -> tuple[int, float] | None:
 
 def parse_on_off(name: str, value: object) -> bool:
     """`-fa`, `-fa on|off|auto|1|0`."""
-    known = {True: True, "on": True, "1": True, "auto": True, "-1": True, "enabled": True, "off": False, "0": False, "disabled": False}
+    known = {
+        True: True,
+        "on": True,
+        "1": True,
+        "auto": True,
+        "-1": True,
+        "enabled": True,
+        "off": False,
+        "0": False,
+        "disabled": False,
+    }
     if value not in known:
         raise UsageError(f"{name} is '{printable(value, 40)}', expected on, off or auto")
     return known[value]

@@ -1,7 +1,8 @@
 """The tokenizer of a model, built from nothing but the `tokenizer.ggml.*` metadata of its file.
 
-Byte-level BPE (`tokenizer.ggml.model` = `gpt2`) is supported. Token types decide what text inside the input can become:
-control tokens only where `parse_special` asks for it, user-defined tokens always, unused ones never.
+Byte-level BPE (`tokenizer.ggml.model` = `gpt2`) is supported. Token types decide what text inside
+the input can become: control tokens only where `parse_special` asks for it, user-defined tokens
+always, unused ones never.
 """
 
 from __future__ import annotations
@@ -42,10 +43,14 @@ _BOS_BY_DEFAULT = {"llama-bpe", "llama3", "llama-v3", "tekken"}
 
 
 def _byte_symbols() -> list[str]:
-    """The character that stands for each byte in byte-level vocabularies (GPT-2): itself where Latin-1 prints it, else U+0100 on."""
+    """The character that stands for each byte in byte-level vocabularies (GPT-2): itself where
+    Latin-1 prints it, else U+0100 on.
+    """
     printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printed]
-    return [chr(byte) if byte in printed else chr(0x100 + others.index(byte)) for byte in range(256)]
+    return [
+        chr(byte) if byte in printed else chr(0x100 + others.index(byte)) for byte in range(256)
+    ]
 
 
 _SYMBOL_OF = _byte_symbols()
@@ -54,7 +59,9 @@ _BYTE_OF = {symbol: byte for byte, symbol in enumerate(_SYMBOL_OF)}
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids of the tokens that begin and end a text, None where there are none, and whether the model wants them added."""
+    """Ids of the tokens that begin and end a text, None where there are none, and whether the model
+    wants them added.
+    """
 
     bos: int | None = None
     eos: int | None = None
@@ -63,7 +70,9 @@ class SpecialTokens:
 
     @classmethod
     def read(cls, metadata: dict[str, Value], file: str | None = None) -> SpecialTokens:
-        """From any vocabulary, also one that cannot be tokenized with. TokenizerError for ids outside of it."""
+        """From any vocabulary, also one that cannot be tokenized with. TokenizerError for ids
+        outside of it.
+        """
         model = get(metadata, "tokenizer.ggml.model", str, file=file)
         pre = get(metadata, "tokenizer.ggml.pre", str, "", file=file)
         n_tokens = len(get(metadata, "tokenizer.ggml.tokens", list, file=file))
@@ -71,42 +80,79 @@ class SpecialTokens:
         def token(name: str) -> int | None:
             found = get(metadata, f"tokenizer.ggml.{name}_token_id", int, None, file=file)
             if found is not None and not 0 <= found < n_tokens:
-                raise TokenizerError(f"tokenizer.ggml.{name}_token_id is {found}, but there are {n_tokens} tokens", file=file)
+                raise TokenizerError(
+                    f"tokenizer.ggml.{name}_token_id is {found}, but there are {n_tokens} tokens",
+                    file=file,
+                )
             return found
 
         bos, eos = token("bos"), token("eos")
         by_default = bos is not None and (model == "llama" or pre in _BOS_BY_DEFAULT)
-        special = cls(bos, eos, get(metadata, "tokenizer.ggml.add_bos_token", bool, by_default, file=file),
-                      get(metadata, "tokenizer.ggml.add_eos_token", bool, False, file=file))
-        for added, found, name in ((special.add_bos, special.bos, "bos"), (special.add_eos, special.eos, "eos")):
+        special = cls(
+            bos,
+            eos,
+            get(metadata, "tokenizer.ggml.add_bos_token", bool, by_default, file=file),
+            get(metadata, "tokenizer.ggml.add_eos_token", bool, False, file=file),
+        )
+        for added, found, name in (
+            (special.add_bos, special.bos, "bos"),
+            (special.add_eos, special.eos, "eos"),
+        ):
             if added and found is None:
-                raise TokenizerError(f"tokenizer.ggml.add_{name}_token is set, but there is no {name}_token_id", file=file)
+                raise TokenizerError(
+                    f"tokenizer.ggml.add_{name}_token is set, but there is no {name}_token_id",
+                    file=file,
+                )
         return special
 
 
 class Tokenizer:
     """`encode` text to ids, `decode` ids to text. `special` says which tokens are added."""
 
-    def __init__(self, tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, str]], pre: PreTokenizer,
-                 special: SpecialTokens = SpecialTokens()):
-        self.tokens, self.types, self.merges, self.pre, self.special = tuple(tokens), tuple(types), tuple(merges), pre, special
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        types: Sequence[int],
+        merges: Sequence[tuple[str, str]],
+        pre: PreTokenizer,
+        special: SpecialTokens = SpecialTokens(),
+    ):
+        self.tokens, self.types, self.merges, self.pre, self.special = (
+            tuple(tokens),
+            tuple(types),
+            tuple(merges),
+            pre,
+            special,
+        )
 
     @classmethod
     def from_metadata(cls, metadata: dict[str, Value], file: str | None = None) -> Tokenizer:
-        """TokenizerError for an unknown model or pre-tokenizer, and for lists that do not fit together."""
+        """TokenizerError for an unknown model or pre-tokenizer, and for lists that do not fit
+        together.
+        """
         model = get(metadata, "tokenizer.ggml.model", str, file=file)
         if model != "gpt2":
-            raise TokenizerError(f"tokenizer model '{printable(model)}' is not supported, only 'gpt2' (byte-level BPE) is", file=file)
+            raise TokenizerError(
+                f"tokenizer model '{printable(model)}' is not supported, only 'gpt2' (byte-level"
+                " BPE) is",
+                file=file,
+            )
         try:
             pre = pretokenizer(get(metadata, "tokenizer.ggml.pre", str, "default", file=file))
         except TokenizerError as error:
             error.file = file
             raise
         tokens = _list(metadata, "tokens", str, file)
-        types = _list(metadata, "token_type", int, file) if "tokenizer.ggml.token_type" in metadata else [TokenType.NORMAL] * len(tokens)
+        types = (
+            _list(metadata, "token_type", int, file)
+            if "tokenizer.ggml.token_type" in metadata
+            else [TokenType.NORMAL] * len(tokens)
+        )
         if len(types) != len(tokens):
             raise TokenizerError(f"{len(tokens)} tokens but {len(types)} token types", file=file)
-        return cls(tokens, types, _read_merges(metadata, file), pre, SpecialTokens.read(metadata, file))
+        return cls(
+            tokens, types, _read_merges(metadata, file), pre, SpecialTokens.read(metadata, file)
+        )
 
     @property
     def n_tokens(self) -> int:
@@ -115,7 +161,8 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`, with BOS and EOS as the model wants them if `add_special`.
 
-        With `parse_special` the text of a control token becomes that token; otherwise it is text like any other.
+        With `parse_special` the text of a control token becomes that token; otherwise it is text
+        like any other.
         """
         engine = self._with_special if parse_special else self._engine
         ids = engine.encode(text)
@@ -124,11 +171,15 @@ class Tokenizer:
         return [*ids, self.special.eos] if add_special and self.special.add_eos else ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves control tokens out."""
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves control
+        tokens out.
+        """
         pieces = bytearray()
         for token in ids:
             if not 0 <= token < len(self.tokens):
-                raise TokenizerError(f"token id {token} is outside the vocabulary of {len(self.tokens)}")
+                raise TokenizerError(
+                    f"token id {token} is outside the vocabulary of {len(self.tokens)}"
+                )
             if self.types[token] == TokenType.CONTROL and skip_special:
                 continue
             pieces += self.token_bytes(token)
@@ -154,27 +205,53 @@ class Tokenizer:
 
 
 class _Engine:
-    """The `tokenizers` object for one choice of recognised added tokens. It has ids of its own, without gaps."""
+    """The `tokenizers` object for one choice of recognised added tokens. It has ids of its own,
+    without gaps.
+    """
 
     def __init__(self, owner: Tokenizer, added_types: set[TokenType]):
-        plain = {owner.tokens[i]: i for i in range(owner.n_tokens - 1, -1, -1) if owner.types[i] in (TokenType.NORMAL, TokenType.BYTE)}
-        if missing := [b for b in range(256) if b not in _NEVER_IN_UTF8 and _SYMBOL_OF[b] not in plain]:
-            log.warning("the vocabulary has no token for %d of 256 bytes (first: 0x%02X): text that has them loses them",
-                        len(missing), missing[0])
+        plain = {
+            owner.tokens[i]: i
+            for i in range(owner.n_tokens - 1, -1, -1)
+            if owner.types[i] in (TokenType.NORMAL, TokenType.BYTE)
+        }
+        if missing := [
+            b for b in range(256) if b not in _NEVER_IN_UTF8 and _SYMBOL_OF[b] not in plain
+        ]:
+            log.warning(
+                "the vocabulary has no token for %d of 256 bytes (first: 0x%02X): text that has"
+                " them loses them",
+                len(missing),
+                missing[0],
+            )
         vocab = {token: k for k, token in enumerate(plain)}
         merges = [(a, b) for a, b in owner.merges if a in vocab and b in vocab and a + b in vocab]
-        self.engine = tokenizers.Tokenizer(BPE(vocab, merges, ignore_merges=owner.pre.ignore_merges))
-        steps = [pre_tokenizers.Split(tokenizers.Regex(regex), "isolated") for regex in owner.pre.regexes]
-        self.engine.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-        added = {owner.tokens[i]: i for i in range(owner.n_tokens - 1, -1, -1) if owner.types[i] in added_types and owner.tokens[i]}
+        self.engine = tokenizers.Tokenizer(
+            BPE(vocab, merges, ignore_merges=owner.pre.ignore_merges)
+        )
+        steps = [
+            pre_tokenizers.Split(tokenizers.Regex(regex), "isolated") for regex in owner.pre.regexes
+        ]
+        self.engine.pre_tokenizer = pre_tokenizers.Sequence(
+            [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+        added = {
+            owner.tokens[i]: i
+            for i in range(owner.n_tokens - 1, -1, -1)
+            if owner.types[i] in added_types and owner.tokens[i]
+        }
         self.engine.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in added])
-        self.ids = {vocab[token]: i for token, i in plain.items()} | {self.engine.token_to_id(text): i for text, i in added.items()}
+        self.ids = {vocab[token]: i for token, i in plain.items()} | {
+            self.engine.token_to_id(text): i for text, i in added.items()
+        }
 
     def encode(self, text: str) -> list[int]:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise TokenizerError(f"character {error.start} of the text is a lone surrogate") from None
+            raise TokenizerError(
+                f"character {error.start} of the text is a lone surrogate"
+            ) from None
         return [self.ids[k] for k in self.engine.encode(text, add_special_tokens=False).ids]
 
 
@@ -183,7 +260,9 @@ def _list(metadata: dict[str, Value], name: str, kind: type, file: str | None) -
     items = get(metadata, key, list, file=file)
     for i, item in enumerate(items):
         if not isinstance(item, kind):
-            raise TokenizerError(f"item {i} of {key} is not a {'string' if kind is str else 'number'}", file=file)
+            raise TokenizerError(
+                f"item {i} of {key} is not a {'string' if kind is str else 'number'}", file=file
+            )
         if kind is str and any("\ud800" <= char <= "\udfff" for char in item):
             raise TokenizerError(f"item {i} of {key} is not UTF-8", file=file)
     return items
@@ -194,6 +273,9 @@ def _read_merges(metadata: dict[str, Value], file: str | None) -> list[tuple[str
     for i, merge in enumerate(_list(metadata, "merges", str, file)):
         cut = merge.find(" ", 1)
         if cut < 0 or cut == len(merge) - 1:
-            raise TokenizerError(f"merge {i} is '{printable(merge, 80)}', expected two tokens with a space between", file=file)
+            raise TokenizerError(
+                f"merge {i} is '{printable(merge, 80)}', expected two tokens with a space between",
+                file=file,
+            )
         pairs.append((merge[:cut], merge[cut + 1 :]))
     return pairs

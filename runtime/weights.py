@@ -1,7 +1,9 @@
-"""Where layers get their parameters from: tensors stay encoded in the mapped file and are decoded when they are used.
+"""Where layers get their parameters from: tensors stay encoded in the mapped file and are decoded
+when they are used.
 
-`Weights` hands out parameters by name and keeps a record of them, so that what a layer declares (role for quantization,
-split among ranks) can be read from the loaded model, and a tensor that nobody asked for is noticed.
+`Weights` hands out parameters by name and keeps a record of them, so that what a layer declares
+(role for quantization, split among ranks) can be read from the loaded model, and a tensor that
+nobody asked for is noticed.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ..errors import ArchitectureError, MalformedFileError, ShapeError, UnsupportedTypeError, UsageError, printable
+from ..errors import (
+    ArchitectureError,
+    MalformedFileError,
+    ShapeError,
+    UnsupportedTypeError,
+    UsageError,
+    printable,
+)
 from ..formats import codec
 from ..formats.source import Source, TensorInfo
 from ..formats.types import GGMLType
@@ -22,7 +31,9 @@ from .resident import LoadProgress, Resident, ResidentMatrix
 from .switches import Switches
 
 DEFAULT_CACHE_BYTES = 512 * 2**20
-_NEEDLESS = ("output_extra.weight",)  # a second output matrix in another type, which ik_llama.cpp may use instead
+_NEEDLESS = (
+    "output_extra.weight",
+)  # a second output matrix in another type, which ik_llama.cpp may use instead
 SLICE_BYTES = 32 * 2**20  # of float32, for matrices that do not fit the cache
 
 
@@ -34,11 +45,15 @@ class DecodeCache:
         self._entries: OrderedDict[tuple, torch.Tensor] = OrderedDict()
 
     def get(self, key: tuple, n_bytes: int, decode: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The matrix under `key`, of `n_bytes` (at most `capacity`), decoded now if it is not there."""
+        """The matrix under `key`, of `n_bytes` (at most `capacity`), decoded now if it is not
+        there.
+        """
         if (found := self._entries.get(key)) is not None:
             self._entries.move_to_end(key)
             return found
-        while self.used + n_bytes > self.capacity:  # before decoding: old and new must not exist together
+        while (
+            self.used + n_bytes > self.capacity
+        ):  # before decoding: old and new must not exist together
             _, dropped = self._entries.popitem(last=False)
             self.used -= dropped.nbytes
             del dropped
@@ -54,7 +69,9 @@ class DecodeCache:
 
 
 class Matrix:
-    """A 2-D matrix of `rows` x `cols` within a stored tensor, on the CPU: mapped from the file and decoded to float32 on demand."""
+    """A 2-D matrix of `rows` x `cols` within a stored tensor, on the CPU: mapped from the file and
+    decoded to float32 on demand.
+    """
 
     device = CPU
 
@@ -64,7 +81,9 @@ class Matrix:
         self._weights, self._first, self._key = weights, index * self.rows, (tensor.name, index)
 
     def parts(self):
-        """(first row, float32[rows, cols]) pieces covering the matrix: itself from the cache, or fresh slices if it is too large."""
+        """(first row, float32[rows, cols]) pieces covering the matrix: itself from the cache, or
+        fresh slices if it is too large.
+        """
         n_bytes, cache = 4 * self.rows * self.cols, self._weights.cache
         if n_bytes <= cache.capacity:
             yield 0, cache.get(self._key, n_bytes, lambda: self.decode(0, self.rows))
@@ -76,15 +95,21 @@ class Matrix:
 
     def decode(self, start: int, stop: int) -> torch.Tensor:
         """Rows start..stop; whole row groups for interleaved types."""
-        return self._weights.decode(*self._weights.stored(self.tensor, self._first + start, self._first + stop))
+        return self._weights.decode(
+            *self._weights.stored(self.tensor, self._first + start, self._first + stop)
+        )
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """float32[len(rows), cols] on the CPU: the rows with these indices, without touching others."""
+        """float32[len(rows), cols] on the CPU: the rows with these indices, without touching
+        others.
+        """
         tensor, stored = self._weights.stored(self.tensor, self._first, self._first + self.rows)
         rows, group = rows.cpu().numpy(), tensor.type.group_rows
         groups, inverse = np.unique(rows // group, return_inverse=True)
         stored = stored.reshape(self.rows // group, -1)[groups].reshape(len(groups) * group, -1)
-        return self._weights.decode(tensor, stored)[torch.from_numpy(inverse * group + rows % group)]
+        return self._weights.decode(tensor, stored)[
+            torch.from_numpy(inverse * group + rows % group)
+        ]
 
 
 class Stacked:
@@ -93,7 +118,11 @@ class Stacked:
     device = CPU
 
     def __init__(self, *matrices: Matrix):
-        self.matrices, self.rows, self.cols = matrices, sum(m.rows for m in matrices), matrices[0].cols
+        self.matrices, self.rows, self.cols = (
+            matrices,
+            sum(m.rows for m in matrices),
+            matrices[0].cols,
+        )
 
     def parts(self):
         """As `Matrix.parts`."""
@@ -105,15 +134,25 @@ class Stacked:
 
 
 class Weights:
-    """The tensors of `source` as layers ask for them. `observers` are told every matrix product (see `Model.observe`).
+    """The tensors of `source` as layers ask for them. `observers` are told every matrix product
+    (see `Model.observe`).
 
-    `placement` says what lies on which device; on GPUs matrices are `resident.Resident`, filled by `load`.
+    `placement` says what lies on which device; on GPUs matrices are `resident.Resident`, filled by
+    `load`.
     """
 
-    def __init__(self, source: Source, placement: Placement, cache: DecodeCache, switches: Switches = Switches()):
+    def __init__(
+        self,
+        source: Source,
+        placement: Placement,
+        cache: DecodeCache,
+        switches: Switches = Switches(),
+    ):
         self.source, self.placement, self.cache, self.switches = source, placement, cache, switches
         self.observers: list[Callable] = []
-        self.parameters: list[Linear | ExpertLinear | Embedding] = []  # a tied embedding is in it twice: as table and as output
+        self.parameters: list[
+            Linear | ExpertLinear | Embedding
+        ] = []  # a tied embedding is in it twice: as table and as output
         self._tensors = {tensor.name: tensor for tensor in source.tensors}
         self._asked: set[str] = set()
         self._decodable = set(codec.decodable_types())
@@ -128,21 +167,40 @@ class Weights:
         if optional and not self.has(name):
             return None
         tensor = self._tensor(name, (n,))
-        return self.decode(tensor, self.source.read_rows(tensor, 0, 1)).reshape(n).to(self.placement.home(name))
+        return (
+            self.decode(tensor, self.source.read_rows(tensor, 0, 1))
+            .reshape(n)
+            .to(self.placement.home(name))
+        )
 
     def linear(self, name: str, n_in: int, n_out: int, *, role: str, split: str) -> Linear:
         """`<name>.weight` with shape [n_out, n_in], and `<name>.bias` where the file has it."""
         matrix = self._matrices([self._tensor(f"{name}.weight", (n_out, n_in))], 1)[0]
-        return self._record(Linear(f"{name}.weight", matrix, self.vector(f"{name}.bias", n_out, optional=True), self.observers,
-                                   role=role, split=split))
+        return self._record(
+            Linear(
+                f"{name}.weight",
+                matrix,
+                self.vector(f"{name}.bias", n_out, optional=True),
+                self.observers,
+                role=role,
+                split=split,
+            )
+        )
 
-    def experts(self, name: str, n_experts: int, n_in: int, n_out: int, *, role: str, split: str) -> ExpertLinear:
-        """`<name>_exps.weight` with shape [n_experts, n_out, n_in], or the `<name>.<expert>.weight` of very old files."""
+    def experts(
+        self, name: str, n_experts: int, n_in: int, n_out: int, *, role: str, split: str
+    ) -> ExpertLinear:
+        """`<name>_exps.weight` with shape [n_experts, n_out, n_in], or the `<name>.<expert>.weight`
+        of very old files.
+        """
         stacked = f"{name}_exps.weight"
         if self.has(stacked) or not self.has(f"{name}.0.weight"):
             matrices = self._matrices([self._tensor(stacked, (n_experts, n_out, n_in))], n_experts)
         else:
-            tensors = [self._tensor(f"{name}.{expert}.weight", (n_out, n_in)) for expert in range(n_experts)]
+            tensors = [
+                self._tensor(f"{name}.{expert}.weight", (n_out, n_in))
+                for expert in range(n_experts)
+            ]
             if len({(self.placement.of(tensor.name), tensor.type) for tensor in tensors}) == 1:
                 matrices = self._matrices(tensors, n_experts)
             else:
@@ -150,33 +208,61 @@ class Weights:
         return self._record(ExpertLinear(stacked, matrices, self.observers, role=role, split=split))
 
     def can_merge(self, *names: str) -> bool:
-        """Whether the expert tensors `<name>_exps.weight` can be made one: stacked, of one type, on one device."""
+        """Whether the expert tensors `<name>_exps.weight` can be made one: stacked, of one type, on
+        one device.
+        """
         tensors = [self._tensors.get(f"{name}_exps.weight") for name in names]
-        return (None not in tensors and len({(t.type, t.shape) for t in tensors}) == 1
-                and len({self.placement.of(t.name) for t in tensors}) == 1 and not any(self.has(f"{name}.bias") for name in names))
+        return (
+            None not in tensors
+            and len({(t.type, t.shape) for t in tensors}) == 1
+            and len({self.placement.of(t.name) for t in tensors}) == 1
+            and not any(self.has(f"{name}.bias") for name in names)
+        )
 
-    def merged_experts(self, name: str, parts: Sequence[str], n_experts: int, n_in: int, n_out: int, *, role: str,
-                       split: str) -> ExpertLinear:
-        """The tensors `<part>_exps.weight`, each [n_experts, n_out, n_in], as one matrix per expert with their rows below one another."""
+    def merged_experts(
+        self,
+        name: str,
+        parts: Sequence[str],
+        n_experts: int,
+        n_in: int,
+        n_out: int,
+        *,
+        role: str,
+        split: str,
+    ) -> ExpertLinear:
+        """The tensors `<part>_exps.weight`, each [n_experts, n_out, n_in], as one matrix per expert
+        with their rows below one another.
+        """
         tensors = [self._tensor(f"{part}_exps.weight", (n_experts, n_out, n_in)) for part in parts]
-        return self._record(ExpertLinear(f"{name}_exps.weight", self._matrices(tensors, n_experts), self.observers, role=role, split=split,
-                                         observed=tuple(tensor.name for tensor in tensors)))
+        return self._record(
+            ExpertLinear(
+                f"{name}_exps.weight",
+                self._matrices(tensors, n_experts),
+                self.observers,
+                role=role,
+                split=split,
+                observed=tuple(tensor.name for tensor in tensors),
+            )
+        )
 
     def embedding(self, name: str, n_rows: int, n_cols: int) -> Embedding:
         tensor = self._tensor(f"{name}.weight", (n_rows, n_cols))
         return self._record(Embedding(f"{name}.weight", self._matrices([tensor], 1)[0]))
 
     def replace(self, name: str, type: GGMLType, blocks: np.ndarray) -> None:
-        """Products use `blocks`, uint8[n_rows, row_bytes] of `type`, for the matrices of tensor `name` until `restore`.
+        """Products use `blocks`, uint8[n_rows, row_bytes] of `type`, for the matrices of tensor
+        `name` until `restore`.
 
-        Vectors have been read already and stay. UsageError for a tensor on a GPU, MalformedFileError for one that is not there,
-        ShapeError for blocks of another size.
+        Vectors have been read already and stay. UsageError for a tensor on a GPU,
+        MalformedFileError for one that is not there, ShapeError for blocks of another size.
         """
         tensor = self._named(name)
         if self.placement.of(name).type != "cpu":
             raise UsageError("only tensors on the CPU can be replaced", tensor=name)
         if blocks.shape != (expected := (tensor.n_rows, type.row_bytes(tensor.n_cols))):
-            raise ShapeError(f"blocks have shape {list(blocks.shape)}, expected {list(expected)}", tensor=name)
+            raise ShapeError(
+                f"blocks have shape {list(blocks.shape)}, expected {list(expected)}", tensor=name
+            )
         self._replaced[name] = type, blocks
         self.cache.drop(name)
 
@@ -192,7 +278,9 @@ class Weights:
         return tensor.with_type(replaced[0]), replaced[1][start:stop]
 
     def load(self, progress: LoadProgress | None = None) -> None:
-        """Bring the matrices of GPUs there. `progress` is called with (bytes done, bytes in all) now and then."""
+        """Bring the matrices of GPUs there. `progress` is called with (bytes done, bytes in all)
+        now and then.
+        """
         waiting = [resident for resident in self._resident.values() if not resident.is_loaded]
         total, done = sum(resident.stored_bytes for resident in waiting), 0
         for resident in waiting:
@@ -222,24 +310,45 @@ class Weights:
 
     def decode(self, tensor: TensorInfo, stored: np.ndarray) -> torch.Tensor:
         """uint8[rows, row_bytes] of `tensor` to float32[rows, n_cols] on the CPU."""
-        return torch.from_numpy(codec.decode(tensor.type, stored, tensor.n_cols, threads=torch.get_num_threads(), as_weights=True))
+        return torch.from_numpy(
+            codec.decode(
+                tensor.type, stored, tensor.n_cols, threads=torch.get_num_threads(), as_weights=True
+            )
+        )
 
     def check_all_used(self) -> None:
-        """ArchitectureError if the file has tensors that no layer asked for: evaluating without them would be another model."""
-        unused = [name for name in self._tensors if name not in self._asked and name not in _NEEDLESS]
+        """ArchitectureError if the file has tensors that no layer asked for: evaluating without
+        them would be another model.
+        """
+        unused = [
+            name for name in self._tensors if name not in self._asked and name not in _NEEDLESS
+        ]
         if unused:
             shown = ", ".join(printable(name, 80) for name in unused[:4])
-            raise ArchitectureError(f"{len(unused)} tensors of this file are not part of its architecture as this version knows it: {shown}"
-                                    + (", ..." if len(unused) > 4 else ""), file=self.source.path)
+            raise ArchitectureError(
+                f"{len(unused)} tensors of this file are not part of its architecture as this"
+                f" version knows it: {shown}" + (", ..." if len(unused) > 4 else ""),
+                file=self.source.path,
+            )
 
     def _matrices(self, tensors: list[TensorInfo], n: int) -> list[MatrixLike]:
-        """n matrices: of stacks, each with the rows of all tensors' matrices of this index; of tensors with two dimensions, one each."""
+        """n matrices: of stacks, each with the rows of all tensors' matrices of this index; of
+        tensors with two dimensions, one each.
+        """
         device = self.placement.of(tensors[0].name)
         if device.type == "cpu":
             if len(tensors) == 1 or len(tensors[0].shape) == 2:
-                return [Matrix(self, tensor, index) for tensor in tensors for index in range(tensor.n_matrices)]
-            return [Stacked(*(Matrix(self, tensor, index) for tensor in tensors)) for index in range(n)]
-        resident = self._resident.setdefault(tensors[0].name, Resident(self.source, tensors, n, device))
+                return [
+                    Matrix(self, tensor, index)
+                    for tensor in tensors
+                    for index in range(tensor.n_matrices)
+                ]
+            return [
+                Stacked(*(Matrix(self, tensor, index) for tensor in tensors)) for index in range(n)
+            ]
+        resident = self._resident.setdefault(
+            tensors[0].name, Resident(self.source, tensors, n, device)
+        )
         return [ResidentMatrix(resident, index) for index in range(n)]
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
@@ -247,12 +356,21 @@ class Weights:
         # Writers drop or keep trailing dimensions of 1 as they please.
         stored, wanted = _without_ones(tensor.shape), _without_ones(shape)
         if stored != wanted:
-            raise MalformedFileError(f"shape is {list(tensor.shape)}, but the metadata asks for {list(shape)}",
-                                     file=self.source.path, tensor=name)
+            raise MalformedFileError(
+                f"shape is {list(tensor.shape)}, but the metadata asks for {list(shape)}",
+                file=self.source.path,
+                tensor=name,
+            )
         if tensor.type.name not in self._decodable:
-            raise UnsupportedTypeError(f"type {tensor.type} cannot be decoded yet", file=self.source.path, tensor=name)
+            raise UnsupportedTypeError(
+                f"type {tensor.type} cannot be decoded yet", file=self.source.path, tensor=name
+            )
         self._asked.add(name)
-        return tensor if len(tensor.shape) == len(shape) else TensorInfo(tensor.name, shape, tensor.type)
+        return (
+            tensor
+            if len(tensor.shape) == len(shape)
+            else TensorInfo(tensor.name, shape, tensor.type)
+        )
 
     def _named(self, name: str) -> TensorInfo:
         if name not in self._tensors:

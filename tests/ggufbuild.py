@@ -32,18 +32,39 @@ def array_pair(key: str, element: int, items: list | bytes, count: int | None = 
     return text(key) + struct.pack("<I", ARRAY) + array(element, items, count)
 
 
-def entry(name: bytes | str, dims: list[int], type_id: int, offset: int, n_dims: int | None = None) -> bytes:
+def entry(
+    name: bytes | str, dims: list[int], type_id: int, offset: int, n_dims: int | None = None
+) -> bytes:
     """A row of the tensor table; `dims` in file order, row length first."""
-    return (text(name) + struct.pack("<I", len(dims) if n_dims is None else n_dims)
-            + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", type_id, offset))
+    return (
+        text(name)
+        + struct.pack("<I", len(dims) if n_dims is None else n_dims)
+        + struct.pack(f"<{len(dims)}Q", *dims)
+        + struct.pack("<IQ", type_id, offset)
+    )
 
 
-def gguf(pairs: list[bytes] = (), entries: list[bytes] = (), data: bytes = b"", *, magic: bytes = b"GGUF", version: int = 3,
-         n_pairs: int | None = None, n_tensors: int | None = None, alignment: int = 32, pad: bool = True) -> bytes:
+def gguf(
+    pairs: list[bytes] = (),
+    entries: list[bytes] = (),
+    data: bytes = b"",
+    *,
+    magic: bytes = b"GGUF",
+    version: int = 3,
+    n_pairs: int | None = None,
+    n_tensors: int | None = None,
+    alignment: int = 32,
+    pad: bool = True,
+) -> bytes:
     """A file of these parts. The counts are the true ones unless given."""
     n_tensors = len(entries) if n_tensors is None else n_tensors
     n_pairs = len(pairs) if n_pairs is None else n_pairs
-    header = magic + struct.pack("<IQQ", version, n_tensors, n_pairs) + b"".join(pairs) + b"".join(entries)
+    header = (
+        magic
+        + struct.pack("<IQQ", version, n_tensors, n_pairs)
+        + b"".join(pairs)
+        + b"".join(entries)
+    )
     if pad and alignment:
         header += bytes(-len(header) % alignment)
     return header + data

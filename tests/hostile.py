@@ -1,4 +1,6 @@
-"""What every hostile file is held to: a named error at once, without allocating what the file only claims to hold."""
+"""What every hostile file is held to: a named error at once, without allocating what the file only
+claims to hold.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ import time
 import tracemalloc
 
 import pytest
-
 from iqforge.errors import IqforgeError
 from iqforge.formats.gguf.reader import open_gguf
 
@@ -15,7 +16,9 @@ MAX_SECONDS, MAX_BYTES = 0.1, 50 << 20
 
 
 def refused(path, error: type[IqforgeError], *words: str) -> IqforgeError:
-    """Check that opening `path` raises `error` with `words` in its message, and the limits of time and memory."""
+    """Check that opening `path` raises `error` with `words` in its message, and the limits of time
+    and memory.
+    """
     seconds = []
     for _ in range(3):  # the best of three: another process may have the machine
         start = time.perf_counter()

@@ -14,13 +14,23 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Serves `folder` as repository `org/model`; weights through a redirection to a second address, as the Hub does.
+    """Serves `folder` as repository `org/model`; weights through a redirection to a second address,
+    as the Hub does.
 
-    `misbehave(hub, handler, file, start, stop)` is asked before each range is answered and returns True if it has answered itself.
-    `requests` counts paths, `ranges` lists (file, start, stop) that were answered.
+    `misbehave(hub, handler, file, start, stop)` is asked before each range is answered and returns
+    True if it has answered itself. `requests` counts paths, `ranges` lists (file, start, stop) that
+    were answered.
     """
 
-    def __init__(self, folder: Path, *, token: str | None = None, misbehave=None, name: str = "org/model", siblings=None):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        token: str | None = None,
+        misbehave=None,
+        name: str = "org/model",
+        siblings=None,
+    ):
         self.folder, self.token, self.misbehave, self.name = folder, token, misbehave, name
         self.siblings = siblings
         self.requests: Counter[str] = Counter()
@@ -47,7 +57,9 @@ class Hub:
                 pass
 
         self._servers = [Server(("127.0.0.1", 0), Handler) for _ in range(2)]
-        self.endpoint, self.store = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
+        self.endpoint, self.store = (
+            f"http://127.0.0.1:{server.server_port}" for server in self._servers
+        )
 
     def __enter__(self) -> Hub:
         for server in self._servers:
@@ -69,11 +81,25 @@ class Hub:
                 self.tokens_at_the_store.add(handler.headers.get("Authorization"))
         if at_store:
             self.content(handler, path.removeprefix("/store/"))
-        elif self.token is not None and handler.headers.get("Authorization") != f"Bearer {self.token}":
-            reply(handler, 401, b"", {"X-Error-Code": "GatedRepo"} if self.token.startswith("gated") else {})
+        elif (
+            self.token is not None
+            and handler.headers.get("Authorization") != f"Bearer {self.token}"
+        ):
+            reply(
+                handler,
+                401,
+                b"",
+                {"X-Error-Code": "GatedRepo"} if self.token.startswith("gated") else {},
+            )
         elif path == f"/api/models/{self.name}/revision/main":
-            names = [str(file.relative_to(self.folder)) for file in sorted(self.folder.rglob("*")) if file.is_file()]
-            siblings = [{"rfilename": name} for name in names] if self.siblings is None else self.siblings
+            names = [
+                str(file.relative_to(self.folder))
+                for file in sorted(self.folder.rglob("*"))
+                if file.is_file()
+            ]
+            siblings = (
+                [{"rfilename": name} for name in names] if self.siblings is None else self.siblings
+            )
             reply(handler, 200, json.dumps({"sha": COMMIT, "siblings": siblings}).encode())
         elif path.startswith(f"/api/models/{self.name}/"):
             reply(handler, 404, b"", {"X-Error-Code": "RevisionNotFound"})
@@ -82,7 +108,9 @@ class Hub:
             if not (self.folder / name).is_file():
                 reply(handler, 404, b"", {"X-Error-Code": "EntryNotFound"})
             elif name.endswith(".safetensors"):
-                reply(handler, 302, b"Found", {"Location": f"{self.store}/store/{name}?signature=1"})
+                reply(
+                    handler, 302, b"Found", {"Location": f"{self.store}/store/{name}?signature=1"}
+                )
             else:
                 self.content(handler, name)
         else:
@@ -104,10 +132,21 @@ class Hub:
         if start >= len(data):
             reply(handler, 416, b"", {"Content-Range": f"bytes */{len(data)}"})
         else:
-            reply(handler, 206, data[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}", "ETag": etag})
+            reply(
+                handler,
+                206,
+                data[start:stop],
+                {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}", "ETag": etag},
+            )
 
 
-def reply(handler, status: int, body: bytes, headers: dict[str, str] | None = None, length: int | None = None) -> None:
+def reply(
+    handler,
+    status: int,
+    body: bytes,
+    headers: dict[str, str] | None = None,
+    length: int | None = None,
+) -> None:
     """`length`: a Content-Length other than the body's."""
     handler.send_response(status)
     for key, value in (headers or {}).items():

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.formats.codec import decode
+from safetensors.torch import load_file, save_file
 
 from .tiny_checkpoint import make_tiny_llama
 
@@ -18,8 +17,18 @@ NAME = "model.layers.1.mlp.up_proj"
 
 
 def packed_llama(folder: Path, change, section: dict | None) -> Path:
-    """A tiny Llama whose tensors `change(dict)` has packed, with `section` as its quantization_config. Rows of 48 and 80."""
-    make_tiny_llama(folder, n_layers=2, n_embd=48, n_ff=80, n_heads=4, n_kv_heads=2, config={"quantization_config": section})
+    """A tiny Llama whose tensors `change(dict)` has packed, with `section` as its
+    quantization_config. Rows of 48 and 80.
+    """
+    make_tiny_llama(
+        folder,
+        n_layers=2,
+        n_embd=48,
+        n_ff=80,
+        n_heads=4,
+        n_kv_heads=2,
+        config={"quantization_config": section},
+    )
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
@@ -30,7 +39,10 @@ def up_projection(folder: Path) -> np.ndarray:
     """`blk.1.ffn_up.weight` as converted, read seven rows at a time."""
     with CheckpointSource(open_checkpoint(folder)) as source:
         tensor = next(t for t in source.tensors if t.name == "blk.1.ffn_up.weight")
-        rows = [source.read_rows(tensor, start, min(start + 7, tensor.n_rows)) for start in range(0, tensor.n_rows, 7)]
+        rows = [
+            source.read_rows(tensor, start, min(start + 7, tensor.n_rows))
+            for start in range(0, tensor.n_rows, 7)
+        ]
         source.release(tensor)
         assert np.array_equal(source.read_rows(tensor, 3, 5), np.concatenate(rows)[3:5])
         return decode(tensor.type, np.concatenate(rows), tensor.n_cols)
@@ -39,6 +51,13 @@ def up_projection(folder: Path) -> np.ndarray:
 def pack(values: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
     """Unsigned values as int32 words along `dim`, lowest bits first, padded with zeros."""
     values = values.movedim(dim, -1).to(torch.int64)
-    values = torch.nn.functional.pad(values, (0, -values.shape[-1] % (32 // bits))).unflatten(-1, (-1, 32 // bits))
+    values = torch.nn.functional.pad(values, (0, -values.shape[-1] % (32 // bits))).unflatten(
+        -1, (-1, 32 // bits)
+    )
     words = (values << torch.arange(0, 32, bits)).sum(-1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32).movedim(-1, dim).contiguous()
+    return (
+        torch.where(words >= 2**31, words - 2**32, words)
+        .to(torch.int32)
+        .movedim(-1, dim)
+        .contiguous()
+    )

@@ -1,23 +1,30 @@
-"""Stands in for what the prompt path needs of a GPU: its kernels and flash attention as plain torch on the CPU (beside `step_on_cpu`)."""
+"""Stands in for what the prompt path needs of a GPU: its kernels and flash attention as plain torch
+on the CPU (beside `step_on_cpu`).
+"""
 
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
-
 from iqforge.cuda_kernels import prompt
 from iqforge.runtime.cuda import prompt_graphs
 from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.cuda.prompt_weights import Output
 from iqforge.runtime.layers.attention import attend
+from torch.nn import functional as F
 
 from . import step_on_cpu
 
 
-def add_norm(h, weight, eps, out, *, delta=None, rows=None, weights=None, exact=None, permuted=False):
+def add_norm(
+    h, weight, eps, out, *, delta=None, rows=None, weights=None, exact=None, permuted=False
+):
     assert not permuted and (delta is None or weights is not None or len(delta) == len(h))
     if delta is not None:
-        h += delta.float() if weights is None else (delta.float()[rows.long().clamp(0)] * weights[..., None]).sum(1)
+        h += (
+            delta.float()
+            if weights is None
+            else (delta.float()[rows.long().clamp(0)] * weights[..., None]).sum(1)
+        )
     if out is not None:
         x = step_on_cpu.normed(h, weight, eps)
         out.copy_(x)
@@ -39,7 +46,12 @@ def gather_rows(x, sources, n_slots, out):
 
 def rotate_heads(qkv, q, k, v, first, cos, sin, *, neox, q_norm=None, k_norm=None, eps=0.0):
     (tokens, n_heads, size), n_kv = q.shape, k.shape[1]
-    assert tokens == len(qkv) and tokens % len(cos) == 0 and qkv.shape[1] == (n_heads + 2 * n_kv) * size and q.dtype == k.dtype == v.dtype
+    assert (
+        tokens == len(qkv)
+        and tokens % len(cos) == 0
+        and qkv.shape[1] == (n_heads + 2 * n_kv) * size
+        and q.dtype == k.dtype == v.dtype
+    )
     cos, sin = (x.repeat(tokens // len(cos), 1)[:, None] for x in (cos, sin))
     queries, keys, values = qkv.float().view(tokens, -1, size).split([n_heads, n_kv, n_kv], 1)
     for x, weight, to in ((queries, q_norm, q), (keys, k_norm, k[first : first + tokens])):
@@ -47,7 +59,9 @@ def rotate_heads(qkv, q, k, v, first, cos, sin, *, neox, q_norm=None, k_norm=Non
         turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
         a, b = turned.chunk(2, -1) if neox else (turned[..., 0::2], turned[..., 1::2])
         a, b = a * cos - b * sin, a * sin + b * cos
-        to.copy_(torch.cat([a, b, rest] if neox else [torch.stack([a, b], -1).flatten(-2), rest], -1))
+        to.copy_(
+            torch.cat([a, b, rest] if neox else [torch.stack([a, b], -1).flatten(-2), rest], -1)
+        )
     v[first : first + tokens] = values
 
 
@@ -75,16 +89,25 @@ def logits(self, x):
 
 
 class Graph:
-    """A segment of a pass. While it is captured the host goes on and memory stays as it is; a replay works on that memory only."""
+    """A segment of a pass. While it is captured the host goes on and memory stays as it is; a
+    replay works on that memory only.
+    """
 
     replays = 0
 
     def __init__(self, parts, stream, batch):
-        self.parts, self.h, self.context, self.pending = parts, stream.h, stream.context, stream.pending()
+        self.parts, self.h, self.context, self.pending = (
+            parts,
+            stream.h,
+            stream.context,
+            stream.pending(),
+        )
         before = {name: held.clone() for name, held in self.context._buffers.items()}
         for part in parts:
             part(stream, batch)
-        assert before.keys() == self.context._buffers.keys()  # what is made in a capture belongs to the graph
+        assert (
+            before.keys() == self.context._buffers.keys()
+        )  # what is made in a capture belongs to the graph
         for name, held in before.items():
             self.context._buffers[name].copy_(held)
 
@@ -99,7 +122,11 @@ class Graph:
 def captures(monkeypatch) -> None:
     """Passes are captured, too."""
     monkeypatch.setattr(prompt_graphs, "can_capture", lambda device: True)
-    monkeypatch.setattr(prompt_graphs.PassGraphs, "_capture", lambda self, parts, stream, batch: Graph(parts, stream, batch))
+    monkeypatch.setattr(
+        prompt_graphs.PassGraphs,
+        "_capture",
+        lambda self, parts, stream, batch: Graph(parts, stream, batch),
+    )
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
 

@@ -1,7 +1,7 @@
 """Finds the folder of reference data that a developer's checkout may have beside it.
 
-`IQFORGE_SHARED` names it, else `../shared` from the project root. Tests that need it are skipped, with the reason
-visible in pytest's summary, where it is absent.
+`IQFORGE_SHARED` names it, else `../shared` from the project root. Tests that need it are skipped,
+with the reason visible in pytest's summary, where it is absent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Stands in for what a decoding step needs of a GPU: its kernels as plain torch on the CPU, and graphs that record and repeat them."""
+"""Stands in for what a decoding step needs of a GPU: its kernels as plain torch on the CPU, and
+graphs that record and repeat them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,6 @@ from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import torch
-from torch.nn import functional as F
-from torch.utils.weak import WeakTensorKeyDictionary
-
 from iqforge.cuda_kernels import matvec, ops
 from iqforge.cuda_kernels.matvec_plan import Limits
 from iqforge.cuda_kernels.ops import decode_matrices, decode_matrix
@@ -17,12 +16,16 @@ from iqforge.runtime.cuda import step_frame, step_layers, step_sampling
 from iqforge.runtime.layers.attention import attend
 from iqforge.runtime.resident import Resident, ResidentMatrix
 from iqforge.runtime.weights import Weights
+from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
 CPU = torch.device("cpu")
 
 
 class Graph:
-    """As torch.cuda.CUDAGraph: what is launched while it is captured runs when it is replayed, on the memory it was captured with."""
+    """As torch.cuda.CUDAGraph: what is launched while it is captured runs when it is replayed, on
+    the memory it was captured with.
+    """
 
     recording: Graph | None = None
     alive: weakref.WeakSet = weakref.WeakSet()
@@ -40,6 +43,7 @@ class Graph:
 
 def kernel(function):
     """A launch: done at once, or recorded."""
+
     def launch(*arguments, pdl: bool = True, out: torch.Tensor | None = None):
         arguments = arguments if out is None else (*arguments, out)
         if Graph.recording is None:
@@ -51,7 +55,9 @@ def kernel(function):
 
 
 def normed(h, weight, eps):
-    return h if weight is None else h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * weight
+    return (
+        h if weight is None else h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * weight
+    )
 
 
 def whole(m):
@@ -85,7 +91,9 @@ def expert_gate_up(h, weight, eps, gate, up, ids, out):
 @kernel
 def expert_down_add(x, down, ids, weights, h):
     for row in range(len(h)):
-        y = torch.einsum("sof,sf->so", decode_matrices(down, torch.float32, ids[row].long()), x[row])
+        y = torch.einsum(
+            "sof,sf->so", decode_matrices(down, torch.float32, ids[row].long()), x[row]
+        )
         h[row] += weights[row] @ y
 
 
@@ -111,18 +119,30 @@ class Attention:
 
     def run(self, q, k, v, q_norm, k_norm, eps, angles, cache_k, cache_v, positions, scale, out):
         s, start = self.shape, int(positions[0])
-        q, k, v = q.view(s.rows, -1, s.key_length), k.view(s.rows, -1, s.key_length), v.view(s.rows, -1, s.value_length)
-        q, k = (self.rotated(normed(x, weight, eps), angles) for x, weight in ((q, q_norm), (k, k_norm)))
+        q, k, v = (
+            q.view(s.rows, -1, s.key_length),
+            k.view(s.rows, -1, s.key_length),
+            v.view(s.rows, -1, s.value_length),
+        )
+        q, k = (
+            self.rotated(normed(x, weight, eps), angles) for x, weight in ((q, q_norm), (k, k_norm))
+        )
         total = start + s.rows
         cache_k[start:total], cache_v[start:total] = k, v
-        out.copy_(attend(q[None], cache_k[None, :total].float(), cache_v[None, :total].float(), scale).reshape(out.shape))
+        out.copy_(
+            attend(
+                q[None], cache_k[None, :total].float(), cache_v[None, :total].float(), scale
+            ).reshape(out.shape)
+        )
 
     def rotated(self, x, angles):
         turned, rest = x[..., : self.shape.n_rot], x[..., self.shape.n_rot :]
         a, b = turned.chunk(2, -1) if self.shape.neox else (turned[..., 0::2], turned[..., 1::2])
         cos, sin = (angles[:, None, :, i] for i in (0, 1))
         a, b = a * cos - b * sin, a * sin + b * cos
-        return torch.cat([a, b, rest] if self.shape.neox else [torch.stack([a, b], -1).flatten(-2), rest], -1)
+        return torch.cat(
+            [a, b, rest] if self.shape.neox else [torch.stack([a, b], -1).flatten(-2), rest], -1
+        )
 
 
 class Router:
@@ -133,7 +153,11 @@ class Router:
         kernel(self.run)(*arguments)
 
     def run(self, h, norm, eps, matrix, ids, weights):
-        p = F.linear(normed(h, norm, eps), matrix).softmax(-1).sort(dim=-1, descending=True, stable=True)
+        p = (
+            F.linear(normed(h, norm, eps), matrix)
+            .softmax(-1)
+            .sort(dim=-1, descending=True, stable=True)
+        )
         best = p.values[:, : self.n_used]
         ids.copy_(p.indices[:, : self.n_used])
         weights.copy_(best / best.sum(-1, keepdim=True))
@@ -155,8 +179,9 @@ class Sampler:
 
 
 def install(monkeypatch, attention: int = 232448, products: int = 232448) -> SimpleNamespace:
-    """A device, really the CPU, with so many bytes of shared memory for blocks of attention and of products. `emptied` counts
-    torch.cuda.empty_cache."""
+    """A device, really the CPU, with so many bytes of shared memory for blocks of attention and of
+    products. `emptied` counts torch.cuda.empty_cache.
+    """
     seen = SimpleNamespace(emptied=0)
     Graph.alive, Graph.replays, Graph.recording = weakref.WeakSet(), 0, None
 
@@ -171,20 +196,38 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
     def empty_cache():
         seen.emptied += 1
 
-    stream = SimpleNamespace(wait_stream=lambda other: None, record_event=lambda: SimpleNamespace(synchronize=lambda: None))
+    stream = SimpleNamespace(
+        wait_stream=lambda other: None,
+        record_event=lambda: SimpleNamespace(synchronize=lambda: None),
+    )
     zeros = torch.zeros
     facts = SimpleNamespace(shared_memory_per_block_optin=attention, multi_processor_count=132)
     for owner, name, value in (
-            (torch.cuda, "Stream", lambda device: stream), (torch.cuda, "current_stream", lambda device=None: stream),
-            (torch.cuda, "device", lambda device: nullcontext()), (torch.cuda, "CUDAGraph", Graph), (torch.cuda, "graph", capture),
-            (torch.cuda, "empty_cache", empty_cache), (torch.cuda, "get_device_properties", lambda device: facts),
-            (torch, "zeros", lambda *size, pin_memory=False, **options: zeros(*size, **options)),
-            (matvec, "device_index", lambda device: 0), (matvec, "limits", lambda index: Limits(132, products, products // 2, products // 2)),
-            (step_frame, "StepAttention", Attention), (step_frame, "StepRouter", Router), (step_frame, "step_angles", angles),
-            (step_layers, "decode_rows", embed), (step_layers, "BETWEEN", torch.float32), (step_sampling, "GreedySampler", Sampler), (step_sampling, "DrawSampler", Sampler),
-            (matvec, "norm_matvec", norm_matvec), (matvec, "matvec_add", matvec_add), (matvec, "gate_up", gate_up),
-            (matvec, "expert_gate_up", expert_gate_up), (matvec, "expert_down_add", expert_down_add),
-            (Weights, "_matrices", _resident), (ops, "_decode", _decoder())):
+        (torch.cuda, "Stream", lambda device: stream),
+        (torch.cuda, "current_stream", lambda device=None: stream),
+        (torch.cuda, "device", lambda device: nullcontext()),
+        (torch.cuda, "CUDAGraph", Graph),
+        (torch.cuda, "graph", capture),
+        (torch.cuda, "empty_cache", empty_cache),
+        (torch.cuda, "get_device_properties", lambda device: facts),
+        (torch, "zeros", lambda *size, pin_memory=False, **options: zeros(*size, **options)),
+        (matvec, "device_index", lambda device: 0),
+        (matvec, "limits", lambda index: Limits(132, products, products // 2, products // 2)),
+        (step_frame, "StepAttention", Attention),
+        (step_frame, "StepRouter", Router),
+        (step_frame, "step_angles", angles),
+        (step_layers, "decode_rows", embed),
+        (step_layers, "BETWEEN", torch.float32),
+        (step_sampling, "GreedySampler", Sampler),
+        (step_sampling, "DrawSampler", Sampler),
+        (matvec, "norm_matvec", norm_matvec),
+        (matvec, "matvec_add", matvec_add),
+        (matvec, "gate_up", gate_up),
+        (matvec, "expert_gate_up", expert_gate_up),
+        (matvec, "expert_down_add", expert_down_add),
+        (Weights, "_matrices", _resident),
+        (ops, "_decode", _decoder()),
+    ):
         monkeypatch.setattr(owner, name, value)
     return seen
 
@@ -196,7 +239,11 @@ def _decoder():
     def decode(m, dtype, ids, first, group, n_rows, out):
         if m.data not in known:
             known[m.data] = real(m, torch.float32, None, 0, 1, m.total_rows, None)
-        rows = slice(first, first + n_rows) if ids is None else (ids[:, None] * group + torch.arange(group)).reshape(-1)
+        rows = (
+            slice(first, first + n_rows)
+            if ids is None
+            else (ids[:, None] * group + torch.arange(group)).reshape(-1)
+        )
         found = known[m.data][rows]
         return found if out is None else out.copy_(found.view(out.shape))
 
@@ -204,5 +251,7 @@ def _decoder():
 
 
 def _resident(weights: Weights, tensors, n):
-    resident = weights._resident.setdefault(tensors[0].name, Resident(weights.source, tensors, n, CPU))
+    resident = weights._resident.setdefault(
+        tensors[0].name, Resident(weights.source, tensors, n, CPU)
+    )
     return [ResidentMatrix(resident, index) for index in range(n)]

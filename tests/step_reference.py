@@ -1,23 +1,27 @@
-"""Attention and choice of experts in float64, on the same bytes, for whatever runs the kernels of the decoding step."""
+"""Attention and choice of experts in float64, on the same bytes, for whatever runs the kernels of
+the decoding step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-
 from iqforge.cuda_kernels.step_attention import AttentionShape
 from iqforge.runtime.cache import CacheSettings, KVCache
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope
 
 
-def attention_error(case: tuple, n_past: int, capacity: int, device: torch.device, run: Callable,
-                    seed: int = 0) -> tuple[float, float, float]:
-    """(relative error of the mix, share of V's new bytes and of K's new elements that are the truth path's).
+def attention_error(
+    case: tuple, n_past: int, capacity: int, device: torch.device, run: Callable, seed: int = 0
+) -> tuple[float, float, float]:
+    """(relative error of the mix, share of V's new bytes and of K's new elements that are the truth
+    path's).
 
-    case: rows, group, kv heads, key length, value length, type of K, of V, rotated, style, Hadamard, head norms.
-    run(shape, capacity, q, k, v, norms, eps, angles, cache, positions, scale, out) launches the kernel; it is called twice.
+    case: rows, group, kv heads, key length, value length, type of K, of V, rotated, style,
+    Hadamard, head norms. run(shape, capacity, q, k, v, norms, eps, angles, cache, positions, scale,
+    out) launches the kernel; it is called twice.
     """
     rows, group, kv, dk, dv, type_k, type_v, n_rot, style, turned, normed = case
     g = torch.Generator(device).manual_seed(seed)
@@ -33,12 +37,37 @@ def attention_error(case: tuple, n_past: int, capacity: int, device: torch.devic
     positions = torch.arange(n_past, n_past + rows, device=device)
     cos, sin = rope.angles(positions)
     angles = torch.stack([cos, sin], -1).contiguous()
-    shape = AttentionShape(rows, group, kv, dk, dv, cache.type_k.name, cache.type_v.name, n_rot, style == "neox", normed,
-                           cache.hadamard_k, cache.hadamard_v)
+    shape = AttentionShape(
+        rows,
+        group,
+        kv,
+        dk,
+        dv,
+        cache.type_k.name,
+        cache.type_v.name,
+        n_rot,
+        style == "neox",
+        normed,
+        cache.hadamard_k,
+        cache.hadamard_v,
+    )
     results = []
     for _ in range(2):
         out = torch.full((rows, kv * group, dv), float("nan"), device=device)
-        run(shape, capacity, q, k, v, [None if n is None else n.weight for n in norms], 1e-6, angles, cache, positions.int(), dk**-0.5, out)
+        run(
+            shape,
+            capacity,
+            q,
+            k,
+            v,
+            [None if n is None else n.weight for n in norms],
+            1e-6,
+            angles,
+            cache,
+            positions.int(),
+            dk**-0.5,
+            out,
+        )
         results.append(out)
     assert torch.equal(results[0], results[1])
 
@@ -51,12 +80,25 @@ def attention_error(case: tuple, n_past: int, capacity: int, device: torch.devic
     truth = KVCache(capacity, kv, dk, dv, CacheSettings(type_k, type_v, turned, turned), device)
     truth.write(n_past, ready(k, norms[1]).float(), v)
     new = slice(n_past, n_past + rows)
-    close = torch.isclose(truth.k[new], cache.k[new], rtol=1e-6, atol=1e-6) if type_k == "f32" else truth.k[new] == cache.k[new]
+    close = (
+        torch.isclose(truth.k[new], cache.k[new], rtol=1e-6, atol=1e-6)
+        if type_k == "f32"
+        else truth.k[new] == cache.k[new]
+    )
     same = (truth.v[new] == cache.v[new]).double().mean().item(), close.double().mean().item()
     stored_k, stored_v = (x.double() for x in cache.read(n_past + rows))
-    scores = torch.einsum("rkgd,nkd->rkgn", cache.query(ready(q, norms[0])).view(rows, kv, group, dk), stored_k) * dk**-0.5
+    scores = (
+        torch.einsum(
+            "rkgd,nkd->rkgn", cache.query(ready(q, norms[0])).view(rows, kv, group, dk), stored_k
+        )
+        * dk**-0.5
+    )
     hidden = torch.arange(n_past + rows, device=device)[None, :] > positions[:, None]
-    mixed = torch.einsum("rkgn,nkd->rkgd", scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1), stored_v)
+    mixed = torch.einsum(
+        "rkgn,nkd->rkgd",
+        scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1),
+        stored_v,
+    )
     expected = cache.result(mixed).reshape(rows, kv * group, dv)
     return ((results[0].double() - expected).norm() / expected.norm()).item(), *same
 
@@ -66,11 +108,17 @@ def allowed(case: tuple) -> float:
     return 3e-5 if case[5] == case[6] == "bf16" else 5e-6
 
 
-def router_case(rows: int, width: int, n_experts: int, n_used: int, device: torch.device, seed: int = 0):
+def router_case(
+    rows: int, width: int, n_experts: int, n_used: int, device: torch.device, seed: int = 0
+):
     """(h, norm, router matrix, experts and weights as float64 chooses them)."""
     g = torch.Generator(device).manual_seed(seed)
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
-    h, norm, matrix = 3 * random(rows, width), RMSNorm(1 + 0.1 * random(width), 1e-6), random(n_experts, width) * width**-0.5
+    h, norm, matrix = (
+        3 * random(rows, width),
+        RMSNorm(1 + 0.1 * random(width), 1e-6),
+        random(n_experts, width) * width**-0.5,
+    )
     if n_experts > 4:
         matrix[3] = matrix[1]  # equal probabilities go to the lower expert
     x = h.double()

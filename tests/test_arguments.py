@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import iqforge
 import numpy as np
 import pytest
 import torch
-
-import iqforge
 from iqforge.errors import IqforgeError
 from iqforge.runtime.sampling import GREEDY, Sampling
 
@@ -34,13 +33,25 @@ def refused(call, *expected: str) -> None:
 
 def test_loading(path):
     for options, name in (
-            ({"cache_bytes": "1"}, "cache_bytes"), ({"cache_bytes": -1}, "cache_bytes"), ({"colour": 1}, "no option 'colour'"),
-            ({"precision": 3}, "precision '3'"), ({"placement": "x"}, "placement"), ({"switches": {}}, "switches"),
-            ({"cache": "q8_0"}, "cache"), ({"ubatch": "5"}, "ubatch"), ({"ubatch": 0}, "ubatch"), ({"ubatch": True}, "ubatch"),
-            ({"context": 1.5}, "context"), ({"verbose": 3}, "verbose"), ({"device": 5}, "device '5'")):
+        ({"cache_bytes": "1"}, "cache_bytes"),
+        ({"cache_bytes": -1}, "cache_bytes"),
+        ({"colour": 1}, "no option 'colour'"),
+        ({"precision": 3}, "precision '3'"),
+        ({"placement": "x"}, "placement"),
+        ({"switches": {}}, "switches"),
+        ({"cache": "q8_0"}, "cache"),
+        ({"ubatch": "5"}, "ubatch"),
+        ({"ubatch": 0}, "ubatch"),
+        ({"ubatch": True}, "ubatch"),
+        ({"context": 1.5}, "context"),
+        ({"verbose": 3}, "verbose"),
+        ({"device": 5}, "device '5'"),
+    ):
         refused(lambda options=options: iqforge.load_model(path, **options), name)
         if "device" not in options and "cache_bytes" not in options:
-            refused(lambda options=options: iqforge.random_model("llama-tiny:Q8_0", **options), name)
+            refused(
+                lambda options=options: iqforge.random_model("llama-tiny:Q8_0", **options), name
+            )
     for wrong in (5, None, b"x", ["a"]):
         refused(lambda wrong=wrong: iqforge.load_model(wrong), "path is ", "expected a path")
         refused(lambda wrong=wrong: iqforge.random_model(wrong), "spec is ", "SHAPE:TYPE")
@@ -48,9 +59,17 @@ def test_loading(path):
 
 def test_evaluating(model):
     for tokens in ("abc", None, [1, "a"], [1.5], [[1], [1, 2]], 5, [2**70], [object()], [True], []):
-        refused(lambda tokens=tokens: model.forward(tokens), "token ids are " if tokens != 5 else "token ids have")
+        refused(
+            lambda tokens=tokens: model.forward(tokens),
+            "token ids are " if tokens != 5 else "token ids have",
+        )
     refused(lambda: model.hidden([[1]]), "token ids are a list")
-    for hidden in ([1.0], torch.zeros(2, 3), torch.zeros(256), torch.zeros(2, 256, dtype=torch.int64)):
+    for hidden in (
+        [1.0],
+        torch.zeros(2, 3),
+        torch.zeros(256),
+        torch.zeros(2, 256, dtype=torch.int64),
+    ):
         refused(lambda hidden=hidden: model.logits(hidden), "hidden states are ")
     for capacity in ("5", 5.5, None, 0, -1):
         refused(lambda capacity=capacity: model.new_state(capacity), "expected a")
@@ -65,27 +84,53 @@ def test_evaluating(model):
 
 def test_generating(model):
     for options, name in (
-            ({"n": "3"}, "n is"), ({"n": 2.5}, "n is"), ({"temperature": "x"}, "temperature is"), ({"top_k": 1.5}, "top_k is"),
-            ({"top_p": None}, "top_p is"), ({"min_p": "0"}, "min_p is"), ({"seed": 1.5}, "seed is"), ({"seed": -1}, "seed is"),
-            ({"context": "x"}, "context is")):
-        refused(lambda options=options: list(iqforge.generate(model, "a", **{"n": 2, **options})), name)
+        ({"n": "3"}, "n is"),
+        ({"n": 2.5}, "n is"),
+        ({"temperature": "x"}, "temperature is"),
+        ({"top_k": 1.5}, "top_k is"),
+        ({"top_p": None}, "top_p is"),
+        ({"min_p": "0"}, "min_p is"),
+        ({"seed": 1.5}, "seed is"),
+        ({"seed": -1}, "seed is"),
+        ({"context": "x"}, "context is"),
+    ):
+        refused(
+            lambda options=options: list(iqforge.generate(model, "a", **{"n": 2, **options})), name
+        )
     for prompt in (5, None, [1, "b"], [[1]], [1.5], [-1]):
         refused(lambda prompt=prompt: list(iqforge.generate(model, prompt, 2)), "prompt")
     refused(lambda: list(iqforge.generate(5, "a", 3)), "model is 5", "a path or a Model")
-    pieces = [list(iqforge.generate(model, prompt, n, temperature=0)) for prompt, n in ((np.array([5, 6]), np.int32(2)), ([5, 6], 2))]
+    pieces = [
+        list(iqforge.generate(model, prompt, n, temperature=0))
+        for prompt, n in ((np.array([5, 6]), np.int32(2)), ([5, 6], 2))
+    ]
     assert pieces[0] == pieces[1]
     assert Sampling(np.float32(0.5), np.int64(3)).top_k == 3
 
 
 def test_measuring(model):
-    for options, name in (({"prompts": 5}, "prompts is 5"), ({"prompts": "12"}, "prompts is '12'"), ({"prompts": [0]}, "prompts[0]"),
-                          ({"prompts": [8, -1]}, "prompts[1]"), ({"prompts": [1.5]}, "prompts[0]"), ({"prompts": None}, "prompts"),
-                          ({"generations": ["a"]}, "generations[0]"), ({"depths": [-3]}, "depths[0]"), ({"repetitions": 0}, "repetitions"),
-                          ({"repetitions": "2"}, "repetitions"), ({"progress": 3}, "progress")):
+    for options, name in (
+        ({"prompts": 5}, "prompts is 5"),
+        ({"prompts": "12"}, "prompts is '12'"),
+        ({"prompts": [0]}, "prompts[0]"),
+        ({"prompts": [8, -1]}, "prompts[1]"),
+        ({"prompts": [1.5]}, "prompts[0]"),
+        ({"prompts": None}, "prompts"),
+        ({"generations": ["a"]}, "generations[0]"),
+        ({"depths": [-3]}, "depths[0]"),
+        ({"repetitions": 0}, "repetitions"),
+        ({"repetitions": "2"}, "repetitions"),
+        ({"progress": 3}, "progress"),
+    ):
         whole = {"prompts": [2], "generations": [], "repetitions": 1, **options}
         refused(lambda whole=whole: iqforge.benchmark_model(model, **whole), name)
     refused(lambda: iqforge.benchmark_model(5), "model is 5")
     refused(lambda: iqforge.measure_perplexity(5, "a\nb"), "model is 5")
     refused(lambda: iqforge.measure_perplexity(model, 5), "text is 5")
     for option in ("n_ctx", "chunks"):
-        refused(lambda option=option: iqforge.measure_perplexity(model, "a b c\n" * 2000, **{option: "x"}), f"{option} is 'x'")
+        refused(
+            lambda option=option: iqforge.measure_perplexity(
+                model, "a b c\n" * 2000, **{option: "x"}
+            ),
+            f"{option} is 'x'",
+        )

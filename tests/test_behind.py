@@ -1,4 +1,6 @@
-"""Writing behind the work: in order, within bounds, while the workers go on; and errors that are not lost."""
+"""Writing behind the work: in order, within bounds, while the workers go on; and errors that are
+not lost.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,11 @@ import time
 
 import numpy as np
 import pytest
-
 from iqforge.errors import OutputError
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.run.background import Behind
 from iqforge.quantize.plan.plan import plan_uniform
+from iqforge.quantize.run.background import Behind
 from iqforge.quantize.run.stream import Output, stream
 
 
@@ -20,7 +21,9 @@ class Model:
     """Sixty tensors of rows that are all ones."""
 
     path, files, metadata = "model", (), {}
-    tensors = tuple(TensorInfo(f"blk.{i}.ffn_up.weight", (8, 256), ggml_type("F32")) for i in range(60))
+    tensors = tuple(
+        TensorInfo(f"blk.{i}.ffn_up.weight", (8, 256), ggml_type("F32")) for i in range(60)
+    )
 
     def __init__(self):
         self.read, self.enough = 0, threading.Event()
@@ -61,7 +64,11 @@ def test_error_of_the_sink_ends_the_run():
 
     sink, done = Full(), []
     with pytest.raises(OutputError, match="no space"):
-        stream(model, [Output(plan_uniform(model.tensors, ggml_type("Q4_0")), sink, tensor_done=done.append)], threads=2)
+        stream(
+            model,
+            [Output(plan_uniform(model.tensors, ggml_type("Q4_0")), sink, tensor_done=done.append)],
+            threads=2,
+        )
     assert sink.count == 4 and len(done) == 3 and threading.active_count() == before
 
 
@@ -75,7 +82,9 @@ def test_no_more_waits_than_may():
     with Behind(100) as behind:
         for number in range(2):
             behind.put(40, lambda number=number: take(number))
-        more = threading.Thread(target=lambda: [behind.put(40, lambda number=number: take(number)) for number in (2, 3)])
+        more = threading.Thread(
+            target=lambda: [behind.put(40, lambda number=number: take(number)) for number in (2, 3)]
+        )
         more.start()
         time.sleep(0.05)
         assert more.is_alive() and behind._waiting_bytes == 80

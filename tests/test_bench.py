@@ -1,4 +1,6 @@
-"""`iqforge bench`: the matrix of tests, what a context holds, the formats of outputs, the figures behind GB/s."""
+"""`iqforge bench`: the matrix of tests, what a context holds, the formats of outputs, the figures
+behind GB/s.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,19 @@ import io
 import json
 import sqlite3
 
+import iqforge
 import pytest
 import torch
-
-import iqforge
 from iqforge.cli import main
 from iqforge.errors import EvaluationError
-from iqforge.runtime.bench.bench import Test as BenchTest
 from iqforge.runtime.bench.bench import Runner, deviation, run_test
+from iqforge.runtime.bench.bench import Test as BenchTest
 from iqforge.runtime.bench.cost import Cost
+from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.commands.sweep_bench import positions, sweep
 from iqforge.runtime.cuda.device_facts import facts_of
 from iqforge.runtime.model import Model
 from iqforge.runtime.sampling import Sampling
-from iqforge.runtime.bench.synthetic import SyntheticSource
 
 IK_FIELDS = """build_commit, build_number, cuda, vulkan, metal, sycl, rpc, gpu_blas, blas, cpu_info, gpu_info, model_filename, model_type,
 model_size, model_n_params, n_batch, n_ubatch, n_threads, type_k, type_v, n_gpu_layers, split_mode, main_gpu, no_kv_offload, flash_attn,
@@ -33,7 +34,11 @@ class Recorder:
     """A model that notes what it is asked for."""
 
     def __init__(self, spec: str = "llama-tiny:Q8_0"):
-        self.model, self.calls, self.capacities = Model(SyntheticSource(spec), torch.device("cpu")), [], []
+        self.model, self.calls, self.capacities = (
+            Model(SyntheticSource(spec), torch.device("cpu")),
+            [],
+            [],
+        )
         self.extend_inner, self.new_state_inner = self.model.extend, self.model.new_state
         self.model.extend, self.model.new_state = self.extend, self.new_state
 
@@ -51,20 +56,27 @@ def bench(capsys, *words):
     return capsys.readouterr()
 
 
-@pytest.mark.parametrize("test, label, calls", [
-    (BenchTest(n_prompt=20), "pp20", [(0, 8), (8, 8), (16, 4)]),
-    (BenchTest(n_gen=3), "tg3", [(0, 1), (1, 1), (2, 1)]),
-    (BenchTest(n_prompt=9, n_gen=2), "pp9+tg2", [(0, 8), (8, 1), (9, 1), (10, 1)]),
-    (BenchTest(n_gen=2, before=9), "tg2@pp9", [(0, 8), (8, 1), (9, 1), (10, 1)]),
-    (BenchTest(n_prompt=4, depth=8), "pp4 @ d8", [(0, 8), (8, 4)]),
-])
+@pytest.mark.parametrize(
+    "test, label, calls",
+    [
+        (BenchTest(n_prompt=20), "pp20", [(0, 8), (8, 8), (16, 4)]),
+        (BenchTest(n_gen=3), "tg3", [(0, 1), (1, 1), (2, 1)]),
+        (BenchTest(n_prompt=9, n_gen=2), "pp9+tg2", [(0, 8), (8, 1), (9, 1), (10, 1)]),
+        (BenchTest(n_gen=2, before=9), "tg2@pp9", [(0, 8), (8, 1), (9, 1), (10, 1)]),
+        (BenchTest(n_prompt=4, depth=8), "pp4 @ d8", [(0, 8), (8, 4)]),
+    ],
+)
 def test_what_a_test_runs(test, label, calls):
     recorder = Recorder()
     result = run_test(recorder.model, test, n_batch=8, repetitions=2, warmup=False)
-    again = [(n_past, n) for n_past, n in calls if n_past >= test.depth + test.before]  # what stands before is shared
+    again = [
+        (n_past, n) for n_past, n in calls if n_past >= test.depth + test.before
+    ]  # what stands before is shared
     assert test.label == label and recorder.calls == calls + again
     assert recorder.capacities == [sum(n for _, n in calls)]  # exactly what is needed
-    assert len(result.samples_ns) == 2 and result.samples_ts[0] == pytest.approx(1e9 * test.n_tokens / result.samples_ns[0])
+    assert len(result.samples_ns) == 2 and result.samples_ts[0] == pytest.approx(
+        1e9 * test.n_tokens / result.samples_ns[0]
+    )
     recorder.calls.clear()
     run_test(recorder.model, test, n_batch=8, repetitions=1)
     assert len(recorder.calls) > len(calls)  # the warm-up comes on top
@@ -87,10 +99,15 @@ def test_a_context_that_cannot_be_cut_back_is_filled_every_time():
 
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:Q8_0"])
 def test_tokens_are_those_that_generate_draws(spec):
-    """Not one over and over, which would ask for the same experts each time. The host does not wait for the device between them."""
+    """Not one over and over, which would ask for the same experts each time. The host does not wait
+    for the device between them.
+    """
     recorder = Recorder(spec)
     model, given, waited = recorder.model, [], []
-    model.extend = lambda tokens, state: (given.append(int(tokens[0])), recorder.extend(tokens, state))[1]
+    model.extend = lambda tokens, state: (
+        given.append(int(tokens[0])),
+        recorder.extend(tokens, state),
+    )[1]
     runner = Runner(model, model.new_state(40), 8, torch.Generator().manual_seed(5))
     runner.wait = lambda: waited.append(len(given))
     runner.generate(40)
@@ -106,15 +123,30 @@ def test_logits_that_are_not_finite_are_an_error():
 
 
 def test_deviation_is_that_of_a_sample():
-    assert deviation([1.0, 2.0, 3.0, 4.0]) == pytest.approx((5 / 3) ** 0.5) and deviation([7.0]) == 0
+    assert (
+        deviation([1.0, 2.0, 3.0, 4.0]) == pytest.approx((5 / 3) ** 0.5) and deviation([7.0]) == 0
+    )
 
 
 def test_matrix_and_order(capsys):
     words = "-p 8,4 -n 2 -n 0 -pg 4,1 -gp 4,1 -d 0,8 -ctk f16,q8_0 -r 1 -o jsonl"
     out = bench(capsys, *words.split()).out
     rows = [json.loads(line) for line in out.splitlines()]
-    tests = ["pp8", "pp8 @ d8", "pp4", "pp4 @ d8", "tg2", "tg2 @ d8", "pp4+tg1", "pp4+tg1 @ d8", "tg1@pp4", "tg1@pp4 @ d8"]
-    assert [(row["type_k"], row["test"]) for row in rows] == [(k, test) for k in ("f16", "q8_0") for test in tests]
+    tests = [
+        "pp8",
+        "pp8 @ d8",
+        "pp4",
+        "pp4 @ d8",
+        "tg2",
+        "tg2 @ d8",
+        "pp4+tg1",
+        "pp4+tg1 @ d8",
+        "tg1@pp4",
+        "tg1@pp4 @ d8",
+    ]
+    assert [(row["type_k"], row["test"]) for row in rows] == [
+        (k, test) for k in ("f16", "q8_0") for test in tests
+    ]
     sizes = [(row["n_prompt"], row["n_gen"], row["n_depth"]) for row in rows[:10:2]]
     assert sizes == [(8, 0, 0), (4, 0, 0), (0, 2, 0), (4, 1, 0), (4, 1, 0)]
 
@@ -123,7 +155,9 @@ def test_fields_are_those_of_the_reference(capsys):
     words = ("-p", "8", "-n", "2", "-r", "2", "-mla", "1", "-fmoe", "0")
     captured = bench(capsys, *words, "-o", "csv", "-oe", "json")
     rows = list(csv.reader(io.StringIO(captured.out)))
-    assert rows[0][: len(IK_FIELDS)] == IK_FIELDS and len(rows) == 3 and len(rows[1]) == len(rows[0])
+    assert (
+        rows[0][: len(IK_FIELDS)] == IK_FIELDS and len(rows) == 3 and len(rows[1]) == len(rows[0])
+    )
     assert captured.out.splitlines()[1].startswith('"iqforge-')
     notes, _, objects = captured.err.partition("[\n")
     assert "note: -mla" in notes and "note: -fmoe" in notes
@@ -131,68 +165,183 @@ def test_fields_are_those_of_the_reference(capsys):
     assert [o["test"] for o in objects] == ["pp8", "tg2"] and objects[0]["fused_moe"] is False
     for row, o in zip(rows[1:], objects):
         assert len(o["samples_ns"]) == len(o["samples_ts"]) == 2
-        assert o["avg_ts"] == pytest.approx(sum(o["samples_ts"]) / 2) and o["avg_ns"] == pytest.approx(sum(o["samples_ns"]) / 2, abs=1)
+        assert o["avg_ts"] == pytest.approx(sum(o["samples_ts"]) / 2) and o[
+            "avg_ns"
+        ] == pytest.approx(sum(o["samples_ns"]) / 2, abs=1)
         assert float(row[IK_FIELDS.index("avg_ts")]) == pytest.approx(o["avg_ts"], abs=1e-5)
-    assert objects[0]["tflop_per_s"] > 0 and objects[0]["gbytes_per_s"] is None and objects[1]["gbytes_per_s"] > 0
+    assert (
+        objects[0]["tflop_per_s"] > 0
+        and objects[0]["gbytes_per_s"] is None
+        and objects[1]["gbytes_per_s"] > 0
+    )
     database = sqlite3.connect(":memory:")
     database.executescript(bench(capsys, *words, "-o", "sql").out)
-    assert database.execute("SELECT test, n_prompt, share_of_bandwidth FROM test").fetchall() == [("pp8", 8, None), ("tg2", 0, None)]
+    assert database.execute("SELECT test, n_prompt, share_of_bandwidth FROM test").fetchall() == [
+        ("pp8", 8, None),
+        ("tg2", 0, None),
+    ]
 
 
 def test_table(capsys):
     lines = bench(capsys, "-p", "8", "-n", "2", "-r", "2", "-b", "4,8", "-t", "1").out.splitlines()
     header = [cell.strip() for cell in lines[0].split("|")[1:-1]]
-    assert header == ["model", "size", "params", "backend", "threads", "n_batch", "test", "t/s", "GB/s", "TFLOP/s"]
+    assert header == [
+        "model",
+        "size",
+        "params",
+        "backend",
+        "threads",
+        "n_batch",
+        "test",
+        "t/s",
+        "GB/s",
+        "TFLOP/s",
+    ]
     assert set(lines[1]) == set("|-: ") and len(lines[1]) == len(lines[0])
     cells = [cell.strip() for cell in lines[2].split("|")[1:-1]]
-    assert cells[:7] == ["llama tiny IQ4_K", "0.84 MiB", "1.44 M", "CPU", "1", "4", "pp8"] and " ± " in cells[7]
+    assert (
+        cells[:7] == ["llama tiny IQ4_K", "0.84 MiB", "1.44 M", "CPU", "1", "4", "pp8"]
+        and " ± " in cells[7]
+    )
     assert [line.split("|")[6].strip() for line in lines[2:6]] == ["4", "4", "8", "8"]
     assert lines[-2] == "" and lines[-1].startswith("build: iqforge-")
 
 
-@pytest.mark.parametrize("words, message", [
-    (["-p", "x"], "-p takes numbers"), (["-pg", "5"], "-pg takes two numbers"), (["-o", "xml"], "-o is 'xml'"),
-    (["-p", "0", "-n", "0"], "nothing to measure"), (["-ctk", "q9_0"], "q9_0"), (["-fa", "maybe"], "-fa takes 0 or 1"),
-    (["--precision", "bf16"], "--precision bf16"), (["-ot", "x"], "-ot 'x'"), (["-fa", "0", "-ctv", "q8_0"], "-fa 0"),
-    (["-ser", "5"], "-ser"), (["-ub", "0"], "-ub"), (["-r", "0"], "-r is 0, expected 1"), (["--device", "cuda:77"], "cuda:77"),
-    (["--delay", "nan"], "--delay is nan"), (["--delay", "inf"], "--delay is inf"), (["-mla", "7"], "-mla is '7'"),
-    (["-ub", "9" * 20], "-ub"), (["-b", "9" * 20], "-b"), (["-t", "-1"], "-t is"), (["--fit", "-ngl", "3"], "does not go together"),
-    (["--fit", "-3"], "--fit is -3 MiB"),
-    (["-ot", "ffn=CUDA0"], "--device is cpu"), (["-ot", "a=CPU,b=GPU7"], "--device is cpu"),
-    (["--fit", "-ot", "a=CPU"], "does not go together"), (["-p", "9" * 14], "MiB, cpu has"),
-    (["--device", "warp"], "cpu, cuda, cuda:N or auto")])
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["-p", "x"], "-p takes numbers"),
+        (["-pg", "5"], "-pg takes two numbers"),
+        (["-o", "xml"], "-o is 'xml'"),
+        (["-p", "0", "-n", "0"], "nothing to measure"),
+        (["-ctk", "q9_0"], "q9_0"),
+        (["-fa", "maybe"], "-fa takes 0 or 1"),
+        (["--precision", "bf16"], "--precision bf16"),
+        (["-ot", "x"], "-ot 'x'"),
+        (["-fa", "0", "-ctv", "q8_0"], "-fa 0"),
+        (["-ser", "5"], "-ser"),
+        (["-ub", "0"], "-ub"),
+        (["-r", "0"], "-r is 0, expected 1"),
+        (["--device", "cuda:77"], "cuda:77"),
+        (["--delay", "nan"], "--delay is nan"),
+        (["--delay", "inf"], "--delay is inf"),
+        (["-mla", "7"], "-mla is '7'"),
+        (["-ub", "9" * 20], "-ub"),
+        (["-b", "9" * 20], "-b"),
+        (["-t", "-1"], "-t is"),
+        (["--fit", "-ngl", "3"], "does not go together"),
+        (["--fit", "-3"], "--fit is -3 MiB"),
+        (["-ot", "ffn=CUDA0"], "--device is cpu"),
+        (["-ot", "a=CPU,b=GPU7"], "--device is cpu"),
+        (["--fit", "-ot", "a=CPU"], "does not go together"),
+        (["-p", "9" * 14], "MiB, cpu has"),
+        (["--device", "warp"], "cpu, cuda, cuda:N or auto"),
+    ],
+)
 def test_wrong_words(words, message, capsys):
     assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", *words]) == 1
     captured = capsys.readouterr()
     assert message in captured.err and "tg" not in captured.out
-    assert message == "MiB, cpu has" or not captured.out and "changes nothing" not in captured.err  # that is known only with the model
+    assert message == "MiB, cpu has" or (
+        not captured.out and "changes nothing" not in captured.err
+    )  # that is known only with the model
 
 
 def test_what_was_measured_before_an_error_stays_readable(capsys, monkeypatch):
     from iqforge.runtime.bench import bench as module
 
     run_test = module.run_test
-    monkeypatch.setattr(module, "run_test", lambda model, test, *a, **k: run_test(model, test, *a, **k) if test.n_prompt == 4 else fail())
+    monkeypatch.setattr(
+        module,
+        "run_test",
+        lambda model, test, *a, **k: (
+            run_test(model, test, *a, **k) if test.n_prompt == 4 else fail()
+        ),
+    )
 
     def fail():
         raise EvaluationError("logits are not finite")
 
-    assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", "-p", "4,8", "-n", "0", "-r", "1", "-o", "json"]) == 1
+    assert (
+        main(
+            [
+                "bench",
+                "--device",
+                "cpu",
+                "--synthetic",
+                "llama-tiny:IQ4_K",
+                "-p",
+                "4,8",
+                "-n",
+                "0",
+                "-r",
+                "1",
+                "-o",
+                "json",
+            ]
+        )
+        == 1
+    )
     captured = capsys.readouterr()
-    assert [row["n_prompt"] for row in json.loads(captured.out)] == [4] and "not finite" in captured.err
+    assert [row["n_prompt"] for row in json.loads(captured.out)] == [
+        4
+    ] and "not finite" in captured.err
 
 
 def test_names_are_looked_at_before_anything_is_measured(capsys, tmp_path):
-    for words in (["--synthetic", "llama-tiny:Q9_X"], ["-m", str(tmp_path / "none.gguf")], ["--synthetic", "llama-tiny"]):
-        assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", "-p", "8", "-n", "0", "-r", "1", *words]) == 1
+    for words in (
+        ["--synthetic", "llama-tiny:Q9_X"],
+        ["-m", str(tmp_path / "none.gguf")],
+        ["--synthetic", "llama-tiny"],
+    ):
+        assert (
+            main(
+                [
+                    "bench",
+                    "--device",
+                    "cpu",
+                    "--synthetic",
+                    "llama-tiny:IQ4_K",
+                    "-p",
+                    "8",
+                    "-n",
+                    "0",
+                    "-r",
+                    "1",
+                    *words,
+                ]
+            )
+            == 1
+        )
         assert not capsys.readouterr().out
 
 
 def test_what_changes_nothing_is_said(capsys):
     quick = ["-p", "8", "-n", "0", "-r", "1", "-t", "99999999999"]
-    words = ["-ngl", "3", "-ncmoe", "1", "-ot", "x=CPU", "-khad", "1", "-vhad", "1", "-ctk", "q8_0", "-amb", "5"]
+    words = [
+        "-ngl",
+        "3",
+        "-ncmoe",
+        "1",
+        "-ot",
+        "x=CPU",
+        "-khad",
+        "1",
+        "-vhad",
+        "1",
+        "-ctk",
+        "q8_0",
+        "-amb",
+        "5",
+    ]
     err = bench(capsys, *quick, *words).err
-    assert {line.split()[1] for line in err.splitlines()} == {"-ngl", "-ncmoe", "-ot", "-vhad", "-amb"}  # keys are quantized
+    assert {line.split()[1] for line in err.splitlines()} == {
+        "-ngl",
+        "-ncmoe",
+        "-ot",
+        "-vhad",
+        "-amb",
+    }  # keys are quantized
     assert bench(capsys, *quick, "-amb", "5", "-fa", "0,1").err == ""
     assert "--fit changes nothing" in bench(capsys, *quick, "--fit").err
 
@@ -200,15 +349,41 @@ def test_what_changes_nothing_is_said(capsys):
 @pytest.mark.parametrize("command", [["bench", "-r", "1"], ["profile"]])
 def test_switches_of_experts_that_change_nothing_are_said_once(command, capsys):
     def notes(spec: str, *words: str) -> list[str]:
-        assert main([*command, "--device", "cpu", "-t", "1", "--synthetic", spec, "-p", "4", "-n", "0", *words]) == 0
+        assert (
+            main(
+                [
+                    *command,
+                    "--device",
+                    "cpu",
+                    "-t",
+                    "1",
+                    "--synthetic",
+                    spec,
+                    "-p",
+                    "4",
+                    "-n",
+                    "0",
+                    *words,
+                ]
+            )
+            == 0
+        )
         return capsys.readouterr().err.splitlines()
 
     several = command[0] == "bench"
-    none = [f"note: {flag} changes nothing here: the model has no experts" for flag in ("-ser", "-muge")]
-    assert notes("llama-tiny:Q8_0", "-ser", "1,0.5;2,0.5" if several else "1,0.5", "-muge", "1") == none
+    none = [
+        f"note: {flag} changes nothing here: the model has no experts" for flag in ("-ser", "-muge")
+    ]
+    assert (
+        notes("llama-tiny:Q8_0", "-ser", "1,0.5;2,0.5" if several else "1,0.5", "-muge", "1")
+        == none
+    )
     many = "note: -ser changes nothing here: the model uses 2 experts, and {} are always kept"
     assert notes("qwen3moe-tiny:Q8_0", "-ser", "99,0.5", "-muge", "1") == [many.format(99)]
-    assert notes("qwen3moe-tiny:Q8_0", "-ser", "2,0.5") == [many.format(2)] and notes("qwen3moe-tiny:Q8_0", "-ser", "1,0.5") == []
+    assert (
+        notes("qwen3moe-tiny:Q8_0", "-ser", "2,0.5") == [many.format(2)]
+        and notes("qwen3moe-tiny:Q8_0", "-ser", "1,0.5") == []
+    )
 
 
 def test_no_model(capsys):
@@ -216,32 +391,56 @@ def test_no_model(capsys):
 
 
 def test_costs():
-    """Against sums by hand, and the specification's figures for the real shapes (GB per token at a context of nothing)."""
+    """Against sums by hand, and the specification's figures for the real shapes (GB per token at a
+    context of nothing).
+    """
     with Model(SyntheticSource("qwen3moe-tiny:Q8_0"), torch.device("cpu")) as model:
         state = model.new_state(100)
         cost = Cost.of(model, state)
         attention, experts = 2 * 256 * 512 + 2 * 256 * 256, 3 * 256 * 256
         assert cost.token_flop == 2 * 2 * (attention + 8 * 256 + 2 * experts)
         assert cost.output_flop == 2 * 512 * 256 and cost.pair_flop == 2 * 4 * 4 * 128
-        assert cost.cache_bytes == 2 * 2 * 2 * 128 * 2  # layers, keys and values, heads, head size, bytes
-        quantized = (2 * (attention + 2 * experts) + 513 * 256) / 32 * 34  # one row of the embedding, too
+        assert (
+            cost.cache_bytes == 2 * 2 * 2 * 128 * 2
+        )  # layers, keys and values, heads, head size, bytes
+        quantized = (
+            (2 * (attention + 2 * experts) + 513 * 256) / 32 * 34
+        )  # one row of the embedding, too
         floats = 4 * (2 * (8 * 256 + 2 * 256 + 2 * 128) + 256)
         assert cost.step_bytes == quantized + floats
-        assert cost.generation_bytes(10, 3) == 3 * cost.step_bytes + cost.cache_bytes * (11 + 12 + 13)
-        # Two batches: the last block is needed for one token of each, behind the keys and values of all three.
+        assert cost.generation_bytes(10, 3) == 3 * cost.step_bytes + cost.cache_bytes * (
+            11 + 12 + 13
+        )
+        # Two batches: the last block is needed for one token of each, behind the keys and values of
+        # all three.
         last, pairs = 2 * (2 * 256 * 512 + 8 * 256 + 2 * experts), 2 * 4 * 2 * 128
         assert (cost.last_flop, cost.last_pair_flop) == (last, pairs)
-        assert cost.prompt_flop(10, 3, 2) == (3 * (cost.token_flop - last) + 2 * (last + cost.output_flop)
-                                              + pairs * (11 + 12 + 13) + pairs * (12 + 13))
+        assert cost.prompt_flop(10, 3, 2) == (
+            3 * (cost.token_flop - last)
+            + 2 * (last + cost.output_flop)
+            + pairs * (11 + 12 + 13)
+            + pairs * (12 + 13)
+        )
 
 
-@pytest.mark.parametrize("spec, gigabytes", [("llama-8b:Q8_0", 7.97), ("llama-8b:IQ4_KS", 4.14), ("llama-8b:IQ2_K", 2.50),
-                                             ("qwen3-30b-a3b:IQ4_KS", 1.75)])
+@pytest.mark.parametrize(
+    "spec, gigabytes",
+    [
+        ("llama-8b:Q8_0", 7.97),
+        ("llama-8b:IQ4_KS", 4.14),
+        ("llama-8b:IQ2_K", 2.50),
+        ("qwen3-30b-a3b:IQ4_KS", 1.75),
+    ],
+)
 def test_bytes_per_token_of_real_shapes(spec, gigabytes):
     source = SyntheticSource(spec)
 
     class Shape:  # what Cost needs of a model; nothing is loaded
-        hyperparameters = type("P", (), {"integer": lambda self, key: {"expert_used_count": 8, "expert_count": 128}[key]})()
+        hyperparameters = type(
+            "P",
+            (),
+            {"integer": lambda self, key: {"expert_used_count": 8, "expert_count": 128}[key]},
+        )()
         network = type("N", (), {"blocks": ()})()
 
     Shape.source = source
@@ -250,12 +449,30 @@ def test_bytes_per_token_of_real_shapes(spec, gigabytes):
 
 def test_limits_of_devices():
     class Properties:
-        name, major, minor, multi_processor_count, total_memory, L2_cache_size = "NVIDIA H200", 9, 0, 132, 150 * 10**9, 60 * 10**6
+        name, major, minor, multi_processor_count, total_memory, L2_cache_size = (
+            "NVIDIA H200",
+            9,
+            0,
+            132,
+            150 * 10**9,
+            60 * 10**6,
+        )
         memory_clock_rate, memory_bus_width, clock_rate = 1, 1, 1
 
-    assert facts_of(Properties).bandwidth == 4.8e12 and "4800 GB/s" in facts_of(Properties).describe()
-    Properties.name, Properties.major, Properties.minor, Properties.multi_processor_count = "NVIDIA GeForce RTX 4090", 8, 9, 128
-    Properties.memory_clock_rate, Properties.memory_bus_width, Properties.clock_rate = 10501000, 384, 2520000
+    assert (
+        facts_of(Properties).bandwidth == 4.8e12 and "4800 GB/s" in facts_of(Properties).describe()
+    )
+    Properties.name, Properties.major, Properties.minor, Properties.multi_processor_count = (
+        "NVIDIA GeForce RTX 4090",
+        8,
+        9,
+        128,
+    )
+    Properties.memory_clock_rate, Properties.memory_bus_width, Properties.clock_rate = (
+        10501000,
+        384,
+        2520000,
+    )
     assert facts_of(Properties).bandwidth == pytest.approx(1008e9, rel=0.01)
     assert facts_of(Properties).bf16_rate == pytest.approx(165e12, rel=0.01)
     Properties.clock_rate = Properties.memory_clock_rate = 0
@@ -266,12 +483,31 @@ def test_sweep():
     recorder = Recorder()
     recorder.model.ubatch = 8
     rows = list(sweep(recorder.model, 24, tg=2, warmup=False))
-    assert recorder.calls == [(0, 1), (1, 1), (0, 8), (8, 1), (9, 1), (8, 8), (16, 1), (17, 1), (16, 8)] and recorder.capacities == [26]
+    assert recorder.calls == [
+        (0, 1),
+        (1, 1),
+        (0, 8),
+        (8, 1),
+        (9, 1),
+        (8, 8),
+        (16, 1),
+        (17, 1),
+        (16, 8),
+    ] and recorder.capacities == [26]
     assert [(row.pp, row.tg, row.n_kv) for row in rows] == [(8, 2, 0), (8, 2, 8), (8, 2, 16)]
-    assert rows[0].speed_pp == pytest.approx(8 / rows[0].t_pp) and rows[0].speed_tg == pytest.approx(2 / rows[0].t_tg)
+    assert rows[0].speed_pp == pytest.approx(8 / rows[0].t_pp) and rows[
+        0
+    ].speed_tg == pytest.approx(2 / rows[0].t_tg)
     recorder.calls.clear()
-    assert [row.n_kv for row in sweep(recorder.model, 24, stride=2, first_repetitions=2)] == [0, 0, 16]
-    assert recorder.calls[-4:] == [(8, 8), (16, 1), (17, 1), (16, 8)] and recorder.calls.count((0, 8)) == 3  # with the warm-up
+    assert [row.n_kv for row in sweep(recorder.model, 24, stride=2, first_repetitions=2)] == [
+        0,
+        0,
+        16,
+    ]
+    assert (
+        recorder.calls[-4:] == [(8, 8), (16, 1), (17, 1), (16, 8)]
+        and recorder.calls.count((0, 8)) == 3
+    )  # with the warm-up
 
 
 def test_the_context_of_a_sweep_is_reckoned_whole():
@@ -282,16 +518,40 @@ def test_the_context_of_a_sweep_is_reckoned_whole():
 
 
 def test_sweep_command(capsys):
-    words = ["sweep-bench", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-c", "32", "-ub", "16", "-t", "1"]
+    words = [
+        "sweep-bench",
+        "--device",
+        "cpu",
+        "--synthetic",
+        "llama-tiny:Q8_0",
+        "-c",
+        "32",
+        "-ub",
+        "16",
+        "-t",
+        "1",
+    ]
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("main: n_kv_max = 32, n_batch = 2048, n_ubatch = 16, flash_attn = 1, n_gpu_layers = 0, n_threads = 1")
-    assert lines[3:5] == ["|    PP |     TG |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |",
-                          "|-------|--------|--------|----------|----------|----------|----------|"]
-    assert [line.split("|")[1:4] for line in lines[5:]] == [["    16 ", "      4 ", "      0 "], ["    16 ", "      4 ", "     16 "]]
+    assert lines[1].startswith(
+        "main: n_kv_max = 32, n_batch = 2048, n_ubatch = 16, flash_attn = 1, n_gpu_layers = 0,"
+        " n_threads = 1"
+    )
+    assert lines[3:5] == [
+        "|    PP |     TG |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |",
+        "|-------|--------|--------|----------|----------|----------|----------|",
+    ]
+    assert [line.split("|")[1:4] for line in lines[5:]] == [
+        ["    16 ", "      4 ", "      0 "],
+        ["    16 ", "      4 ", "     16 "],
+    ]
     assert main([*words, "--output-format", "jsonl", "--sweep-memory", "-n", "1"]) == 0
     objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [o["n_kv"] for o in objects] == [0, 16] and objects[0]["rss_hwm_mib"] > 1 and objects[0]["tg"] == 1
+    assert (
+        [o["n_kv"] for o in objects] == [0, 16]
+        and objects[0]["rss_hwm_mib"] > 1
+        and objects[0]["tg"] == 1
+    )
     assert main([*words, "-ub", "8"]) == 1 and "lists" in capsys.readouterr().err
 
 

@@ -1,4 +1,6 @@
-"""What is measured contains no capture of a CUDA graph. Kernels and graphs are plain torch (prompt_on_cpu.py, step_on_cpu.py)."""
+"""What is measured contains no capture of a CUDA graph. Kernels and graphs are plain torch
+(prompt_on_cpu.py, step_on_cpu.py).
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
-from iqforge.runtime.commands import sweep_bench as bench_sweep
 from iqforge.runtime.bench.bench import Test as BenchTest
 from iqforge.runtime.bench.bench import run_test
+from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.commands import sweep_bench as bench_sweep
 from iqforge.runtime.cuda import prompt_graphs
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.step_path import StepPath
 from iqforge.runtime.model import Model
-from iqforge.runtime.bench.synthetic import SyntheticSource
 
 from . import prompt_on_cpu
 from .step_on_cpu import CPU
@@ -24,14 +25,20 @@ from .step_on_cpu import CPU
 
 @pytest.fixture
 def captured(monkeypatch):
-    """(a model with a fast path for passes of 16 rows, a list that gets an entry for every capture)."""
+    """(a model with a fast path for passes of 16 rows, a list that gets an entry for every
+    capture).
+    """
     prompt_on_cpu.install(monkeypatch)
     prompt_on_cpu.captures(monkeypatch)
     captures = []
 
     def noted(owner):
         real = owner._capture
-        monkeypatch.setattr(owner, "_capture", lambda self, *args: (captures.append(owner.__name__), real(self, *args))[1])
+        monkeypatch.setattr(
+            owner,
+            "_capture",
+            lambda self, *args: (captures.append(owner.__name__), real(self, *args))[1],
+        )
 
     noted(prompt_graphs.PassGraphs), noted(StepPath)
     threads = torch.get_num_threads()
@@ -42,12 +49,22 @@ def captured(monkeypatch):
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("test, kinds", [
-    (BenchTest(n_prompt=10), {"PassGraphs"}), (BenchTest(n_prompt=16), {"PassGraphs"}), (BenchTest(n_prompt=42), {"PassGraphs"}),
-    (BenchTest(n_prompt=26, depth=16), {"PassGraphs"}), (BenchTest(n_prompt=26, depth=39), {"PassGraphs"}),
-    (BenchTest(n_prompt=7), {"StepPath"}), (BenchTest(n_gen=1), {"StepPath"}), (BenchTest(n_gen=6), {"StepPath"}),
-    (BenchTest(n_gen=1, depth=255), {"PassGraphs", "StepPath"}), (BenchTest(n_prompt=26, n_gen=1, depth=5), {"PassGraphs", "StepPath"})],
-    ids=lambda x: getattr(x, "label", ""))
+@pytest.mark.parametrize(
+    "test, kinds",
+    [
+        (BenchTest(n_prompt=10), {"PassGraphs"}),
+        (BenchTest(n_prompt=16), {"PassGraphs"}),
+        (BenchTest(n_prompt=42), {"PassGraphs"}),
+        (BenchTest(n_prompt=26, depth=16), {"PassGraphs"}),
+        (BenchTest(n_prompt=26, depth=39), {"PassGraphs"}),
+        (BenchTest(n_prompt=7), {"StepPath"}),
+        (BenchTest(n_gen=1), {"StepPath"}),
+        (BenchTest(n_gen=6), {"StepPath"}),
+        (BenchTest(n_gen=1, depth=255), {"PassGraphs", "StepPath"}),
+        (BenchTest(n_prompt=26, n_gen=1, depth=5), {"PassGraphs", "StepPath"}),
+    ],
+    ids=lambda x: getattr(x, "label", ""),
+)
 def test_repetitions_capture_nothing(captured, test, kinds):
     model, captures = captured
     seen = []
@@ -56,9 +73,16 @@ def test_repetitions_capture_nothing(captured, test, kinds):
         seen.append((line, len(captures)))
 
     run_test(model, test, repetitions=3, progress=progress)
-    assert {*captures[: seen[1][1]]} == kinds and seen[0] == ("warm-up", 0)  # so there was something to capture
+    assert {*captures[: seen[1][1]]} == kinds and seen[0] == (
+        "warm-up",
+        0,
+    )  # so there was something to capture
     ends = [at for _, at in seen[1:]] + [len(captures)]
-    timed = [after - at for (line, at), after in zip(seen[1:], ends[1:], strict=True) if not line.endswith("filling the context")]
+    timed = [
+        after - at
+        for (line, at), after in zip(seen[1:], ends[1:], strict=True)
+        if not line.endswith("filling the context")
+    ]
     assert timed == [0, 0, 0]
 
 
@@ -69,4 +93,6 @@ def test_rows_of_a_sweep_capture_nothing(monkeypatch, captured, tg):
     clock = SimpleNamespace(perf_counter=lambda: (at.append(len(captures)), time.perf_counter())[1])
     monkeypatch.setattr(bench_sweep, "time", clock)
     assert len(list(bench_sweep.sweep(model, 64, tg=tg))) == 4
-    assert len(at) == 16 and at == [len(captures)] * 16 and {*captures} == {"PassGraphs", "StepPath"}
+    assert (
+        len(at) == 16 and at == [len(captures)] * 16 and {*captures} == {"PassGraphs", "StepPath"}
+    )

@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pytest
-
 from iqforge.cli import main as cli
 from iqforge.errors import MalformedFileError, NotFoundError, UnsupportedTypeError, UsageError
 from iqforge.quantize.commands import quantize_bench as benchmark
@@ -57,15 +56,23 @@ def test_command_as_json_table_and_markdown(tmp_path, capsys):
     assert cli([*words, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["type"] for row in rows] == ["Q8_0", "Q4_0"]
-    assert rows[0]["table"] == 0.001 and rows[0]["table_ratio"] > 1 and rows[1]["table_ratio"] is None
+    assert (
+        rows[0]["table"] == 0.001 and rows[0]["table_ratio"] > 1 and rows[1]["table_ratio"] is None
+    )
     assert cli([*words, "--md"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("| type | M elements/s |") and len(lines) == 4 and lines[3].count("|") == lines[0].count("|")
+    assert (
+        lines[0].startswith("| type | M elements/s |")
+        and len(lines) == 4
+        and lines[3].count("|") == lines[0].count("|")
+    )
     assert cli([*words, "--no-importance"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"melem_per_s": 3}', '{"melem_per_s": {"Q8_0": "fast"}}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"melem_per_s": 3}', '{"melem_per_s": {"Q8_0": "fast"}}']
+)
 def test_tables_that_are_none(tmp_path, content):
     path = tmp_path / "speeds.json"
     path.write_text(content)

@@ -7,11 +7,10 @@ import json
 import os
 import random
 
+import iqforge
 import numpy as np
 import pytest
 import torch
-
-import iqforge
 from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
@@ -20,9 +19,9 @@ from iqforge.formats.ftypes import FILE_TYPES
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
+from iqforge.quantize.encode import encodable_types
 from iqforge.quantize.plan.budget import DEFAULT_TYPES, SHORT_ROW_TYPES, allowed_types, parse_size
 from iqforge.quantize.plan.damage import Probe, load_probes, save_probes
-from iqforge.quantize.encode import encodable_types
 from iqforge.quantize.plan.knapsack import Choice, allocate
 from iqforge.runtime.model import load_model
 
@@ -33,12 +32,19 @@ TYPES = ["q2_K", "iq4_k", "q8_0"]
 
 
 def problem(rng: random.Random) -> list[list[Choice]]:
-    """Tensors of several sizes with types whose damage falls with the bits, some of them worse than others of the same size."""
+    """Tensors of several sizes with types whose damage falls with the bits, some of them worse than
+    others of the same size.
+    """
     tensors = []
     for _ in range(rng.randint(1, 5)):
         rows, sensitivity = rng.choice([1, 3, 10]), rng.lognormvariate(0, 2)
         bits = [rng.randint(12, 90) for _ in range(rng.randint(1, 6))]
-        tensors.append([Choice(rows * b, sensitivity * rows * 4 ** (-b / 10) * rng.uniform(0.7, 1.3)) for b in bits])
+        tensors.append(
+            [
+                Choice(rows * b, sensitivity * rows * 4 ** (-b / 10) * rng.uniform(0.7, 1.3))
+                for b in bits
+            ]
+        )
     return tensors
 
 
@@ -51,7 +57,10 @@ def test_allocation_against_every_possibility():
     rng, optimal, count, excess = random.Random(1), 0, 300, []
     for _ in range(count):
         tensors = problem(rng)
-        sizes = [total(tensors, combination) for combination in itertools.product(*(range(len(c)) for c in tensors))]
+        sizes = [
+            total(tensors, combination)
+            for combination in itertools.product(*(range(len(c)) for c in tensors))
+        ]
         least, most = min(s for s, _ in sizes), max(s for s, _ in sizes)
         budget = rng.randint(least, most)
         size, damage = total(tensors, allocate(tensors, budget))
@@ -68,13 +77,22 @@ def test_allocation_is_no_worse_than_any_price_of_a_byte():
     for _ in range(20):
         tensors = [list(choices) for _ in range(20) for choices in problem(rng)]
         for price in (1e-4, 1e-2, 1, 100):
-            chosen = [min(range(len(choices)), key=lambda i: choices[i].damage + price * choices[i].n_bytes) for choices in tensors]
+            chosen = [
+                min(
+                    range(len(choices)),
+                    key=lambda i: choices[i].damage + price * choices[i].n_bytes,
+                )
+                for choices in tensors
+            ]
             size, damage = total(tensors, chosen)
             assert total(tensors, allocate(tensors, size))[1] <= damage * (1 + 1e-9)
 
 
 def test_allocation_uses_the_room_and_says_what_is_too_little():
-    tensors = [[Choice(10, 5.0), Choice(20, 1.0)], [Choice(10, 5.0), Choice(20, 2.0), Choice(21, 1.0)]]
+    tensors = [
+        [Choice(10, 5.0), Choice(20, 1.0)],
+        [Choice(10, 5.0), Choice(20, 2.0), Choice(21, 1.0)],
+    ]
     assert allocate(tensors, 20) == [0, 0]
     assert allocate(tensors, 30) == [1, 0]
     assert allocate(tensors, 40) == [1, 1]
@@ -87,7 +105,10 @@ def test_allocation_uses_the_room_and_says_what_is_too_little():
 
 def test_allocation_is_quick_for_a_large_model_and_the_same_every_time():
     rng = random.Random(3)
-    tensors = [[Choice(1000 * b, 4 ** (-b / 10) * rng.lognormvariate(0, 1)) for b in range(12, 90, 2)] for _ in range(800)]
+    tensors = [
+        [Choice(1000 * b, 4 ** (-b / 10) * rng.lognormvariate(0, 1)) for b in range(12, 90, 2)]
+        for _ in range(800)
+    ]
     budget = 800 * 1000 * 40 + 777
     first = allocate(tensors, budget)
     assert first == allocate(tensors, budget)
@@ -109,75 +130,143 @@ def models(tmp_path_factory):
 def importances(path) -> Imatrix:
     rng = np.random.default_rng(4)
     with open_gguf(path) as source:
-        return Imatrix({t.name: Entry(rng.lognormal(size=(t.n_matrices, t.n_cols)), np.ones(t.n_matrices, np.int64))
-                        for t in source.tensors if t.name.startswith("blk.") and len(t.shape) > 1})
+        return Imatrix(
+            {
+                t.name: Entry(
+                    rng.lognormal(size=(t.n_matrices, t.n_cols)), np.ones(t.n_matrices, np.int64)
+                )
+                for t in source.tensors
+                if t.name.startswith("blk.") and len(t.shape) > 1
+            }
+        )
 
 
 @pytest.mark.parametrize("bpw", [3.2, 4.7, 6.0])
 @pytest.mark.parametrize("name", ["llama", "moe"])
 def test_result_has_the_size_asked_for(models, tmp_path, name, bpw):
-    fitted = iqforge.recipe_for_target(models[name], importances(models[name]), bpw=bpw, types=TYPES)
-    assert 0.985 * bpw <= fitted.bits_per_weight <= bpw  # three types and few tensors give only so many sizes
-    report = iqforge.quantize_model(models[name], tmp_path / "out.gguf", fitted.recipe, importances(models[name]))
-    assert report.target_bytes == fitted.n_bytes and report.bits_per_weight == fitted.bits_per_weight
+    fitted = iqforge.recipe_for_target(
+        models[name], importances(models[name]), bpw=bpw, types=TYPES
+    )
+    assert (
+        0.985 * bpw <= fitted.bits_per_weight <= bpw
+    )  # three types and few tensors give only so many sizes
+    report = iqforge.quantize_model(
+        models[name], tmp_path / "out.gguf", fitted.recipe, importances(models[name])
+    )
+    assert (
+        report.target_bytes == fitted.n_bytes and report.bits_per_weight == fitted.bits_per_weight
+    )
     with open_gguf(tmp_path / "out.gguf") as source:
-        types = {tensor.type.name for tensor in source.tensors if len(tensor.shape) > 1 and "ffn_gate_inp" not in tensor.name}
+        types = {
+            tensor.type.name
+            for tensor in source.tensors
+            if len(tensor.shape) > 1 and "ffn_gate_inp" not in tensor.name
+        }
         number = source.metadata["general.file_type"].data
     assert types <= {"Q2_K", "IQ4_K", "Q8_0"} and len(types) > 1
     assert number in {kind.number for kind in FILE_TYPES.values() if kind.base.name in types}
 
 
 def test_checkpoint_folders_are_quantized_to_a_size_too(models, tmp_path):
-    fitted = iqforge.recipe_for_target(models["folder"], importances(models["llama"]), bpw=4.2, types=TYPES)
-    report = iqforge.quantize_model(models["folder"], tmp_path / "out.gguf", fitted.recipe, importances(models["llama"]))
+    fitted = iqforge.recipe_for_target(
+        models["folder"], importances(models["llama"]), bpw=4.2, types=TYPES
+    )
+    report = iqforge.quantize_model(
+        models["folder"], tmp_path / "out.gguf", fitted.recipe, importances(models["llama"])
+    )
     assert report.target_bytes == fitted.n_bytes and 0.985 * 4.2 <= report.bits_per_weight <= 4.2
 
 
 def test_layers_that_are_left_out_do_not_count(models, tmp_path):
     changes = iqforge.Changes(prune_layers=[1, 2])
     fitted = iqforge.recipe_for_target(models["llama"], bpw=4.2, types=TYPES, changes=changes)
-    report = iqforge.quantize_model(models["llama"], tmp_path / "out.gguf", fitted.recipe, changes=changes)
+    report = iqforge.quantize_model(
+        models["llama"], tmp_path / "out.gguf", fitted.recipe, changes=changes
+    )
     assert report.target_bytes == fitted.n_bytes and len(fitted.damage) == 2 * 7 + 2
     with pytest.raises(UsageError, match="measured with all layers"):
-        iqforge.recipe_for_target(models["llama"], bpw=4.2, types=TYPES, changes=changes, damage="d.json")
+        iqforge.recipe_for_target(
+            models["llama"], bpw=4.2, types=TYPES, changes=changes, damage="d.json"
+        )
 
 
 def test_a_size_is_that_of_the_file(models, tmp_path):
     size = os.path.getsize(models["llama"]) // 8
     for provenance in (True, False):
-        fitted = iqforge.recipe_for_target(models["llama"], size=size, types=TYPES, provenance=provenance)
-        iqforge.quantize_model(models["llama"], tmp_path / "out.gguf", fitted.recipe, provenance=provenance)
+        fitted = iqforge.recipe_for_target(
+            models["llama"], size=size, types=TYPES, provenance=provenance
+        )
+        iqforge.quantize_model(
+            models["llama"], tmp_path / "out.gguf", fitted.recipe, provenance=provenance
+        )
         assert 0.99 * size <= os.path.getsize(tmp_path / "out.gguf") <= size
 
 
 def test_more_bits_where_errors_do_more(models, tmp_path):
-    """The same tensors, with a measured sensitivity that is a thousand times larger in one layer or another."""
+    """The same tensors, with a measured sensitivity that is a thousand times larger in one layer or
+    another.
+    """
     with open_gguf(models["llama"]) as source:
         names = [t.name for t in source.tensors if len(t.shape) > 1]
     for layer in (0, 3):
-        save_probes(tmp_path / "d.json", [Probe((name,), 0.01, 10.0 if f"blk.{layer}." in name else 0.01) for name in names])
-        fitted = iqforge.recipe_for_target(models["llama"], bpw=4, types=TYPES, damage=tmp_path / "d.json")
-        bits = {name: ggml_type(type).bits_per_weight for name, type in fitted.recipe.tensor_types.items()}
-        here, there = ([b for name, b in bits.items() if f"blk.{number}." in name] for number in (layer, 1 if layer else 2))
+        save_probes(
+            tmp_path / "d.json",
+            [Probe((name,), 0.01, 10.0 if f"blk.{layer}." in name else 0.01) for name in names],
+        )
+        fitted = iqforge.recipe_for_target(
+            models["llama"], bpw=4, types=TYPES, damage=tmp_path / "d.json"
+        )
+        bits = {
+            name: ggml_type(type).bits_per_weight
+            for name, type in fitted.recipe.tensor_types.items()
+        }
+        here, there = (
+            [b for name, b in bits.items() if f"blk.{number}." in name]
+            for number in (layer, 1 if layer else 2)
+        )
         assert min(here) >= max(there) and sum(here) > sum(there)
-        assert fitted.sensitivities == "d.json" and fitted.predicted_kld == pytest.approx(sum(fitted.damage.values()))
+        assert fitted.sensitivities == "d.json" and fitted.predicted_kld == pytest.approx(
+            sum(fitted.damage.values())
+        )
 
 
 def test_types_of_the_user_are_kept_and_count(models):
-    given = {"custom_q": "attn=iq4_k", "token_embedding_type": "q8_0", "role_types": {"ffn_down": "q8_0"}}
+    given = {
+        "custom_q": "attn=iq4_k",
+        "token_embedding_type": "q8_0",
+        "role_types": {"ffn_down": "q8_0"},
+    }
     fitted = iqforge.recipe_for_target(models["llama"], bpw=6, types=TYPES, **given)
     for name, type in fitted.recipe.tensor_types.items():
-        assert type == ("IQ4_K" if "attn" in name else "Q8_0" if name in ("token_embd.weight",) or "ffn_down" in name else type)
-    assert 0.95 * 6 <= fitted.bits_per_weight <= 6 and not any("attn" in name for name in fitted.damage)
+        assert type == (
+            "IQ4_K"
+            if "attn" in name
+            else "Q8_0"
+            if name in ("token_embd.weight",) or "ffn_down" in name
+            else type
+        )
+    assert 0.95 * 6 <= fitted.bits_per_weight <= 6 and not any(
+        "attn" in name for name in fitted.damage
+    )
 
 
 def test_what_cannot_be_is_said_with_the_smallest_that_can(models, caplog):
-    with pytest.raises(UsageError, match=r"smallest possible result has \d+ bytes of tensors, 2\.\d+ bits per weight"):
+    with pytest.raises(
+        UsageError,
+        match=r"smallest possible result has \d+ bytes of tensors, 2\.\d+ bits per weight",
+    ):
         iqforge.recipe_for_target(models["llama"], bpw=2, types=TYPES)
     iqforge.recipe_for_target(models["llama"], bpw=9, types=TYPES)
     assert "give nothing nearer" in caplog.text
-    for wrong in ({"bpw": 0}, {"bpw": -1}, {"bpw": float("nan")}, {}, {"bpw": 3, "size": 5}, {"bpw": 3, "types": ["iq4_k_r4"]},
-                  {"bpw": 3, "types": ["f16"]}):
+    for wrong in (
+        {"bpw": 0},
+        {"bpw": -1},
+        {"bpw": float("nan")},
+        {},
+        {"bpw": 3, "size": 5},
+        {"bpw": 3, "types": ["iq4_k_r4"]},
+        {"bpw": 3, "types": ["f16"]},
+    ):
         with pytest.raises(UsageError):
             iqforge.recipe_for_target(models["llama"], **wrong)
 
@@ -186,8 +275,13 @@ def test_types_that_need_importances_need_them(models):
     types = ["iq2_xxs", *TYPES]
     without = iqforge.recipe_for_target(models["llama"], bpw=3, types=types)
     assert "IQ2_XXS" not in without.recipe.tensor_types.values()
-    found = iqforge.recipe_for_target(models["llama"], importances(models["llama"]), bpw=2.9, types=types).recipe.tensor_types
-    assert "IQ2_XXS" in found.values() and found["token_embd.weight"] != "IQ2_XXS" != found["output.weight"]
+    found = iqforge.recipe_for_target(
+        models["llama"], importances(models["llama"]), bpw=2.9, types=types
+    ).recipe.tensor_types
+    assert (
+        "IQ2_XXS" in found.values()
+        and found["token_embd.weight"] != "IQ2_XXS" != found["output.weight"]
+    )
 
 
 def test_default_types_are_presets_bases_and_fit_every_row():
@@ -197,8 +291,17 @@ def test_default_types_are_presets_bases_and_fit_every_row():
     assert len(allowed_types([], encodable_types())) == len({*DEFAULT_TYPES, *SHORT_ROW_TYPES})
 
 
-@pytest.mark.parametrize("text, size", [("12G", 12 * 10**9), ("1.5GiB", 3 << 29), ("700m", 700 * 10**6), ("0.25 ", 0), ("123", 123),
-                                        ("2KB", 2000)])
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("12G", 12 * 10**9),
+        ("1.5GiB", 3 << 29),
+        ("700m", 700 * 10**6),
+        ("0.25 ", 0),
+        ("123", 123),
+        ("2KB", 2000),
+    ],
+)
 def test_sizes(text, size):
     assert parse_size(text) == size
 
@@ -211,10 +314,22 @@ def test_texts_that_are_no_sizes(text):
 
 def test_command(models, tmp_path, capsys):
     out = tmp_path / "out.gguf"
-    words = ["--target-types", "q2_K,iq4_k", "--target-types", "q8_0", str(models["llama"]), str(out)]
+    words = [
+        "--target-types",
+        "q2_K,iq4_k",
+        "--target-types",
+        "q8_0",
+        str(models["llama"]),
+        str(out),
+    ]
     assert main(["quantize", "--target-bpw", "4.5", "--dry-run", "--no-estimate", *words]) == 0
     printed = capsys.readouterr().out
-    assert "predicted KL divergence" in printed and "by roles" in printed and "converting to iq4_k" in printed and not out.exists()
+    assert (
+        "predicted KL divergence" in printed
+        and "by roles" in printed
+        and "converting to iq4_k" in printed
+        and not out.exists()
+    )
     assert main(["quantize", "--target-bpw", "4.5", *words]) == 0
     printed = capsys.readouterr().out
     chosen = float(printed.partition("MiB (")[2].partition(" BPW")[0])
@@ -236,7 +351,11 @@ def test_replaced_tensors_give_the_logits_of_the_file(models, tmp_path, name):
         before, expected = model.forward(tokens), quantized.forward(tokens)
         changed = [t for t in quantized.source.tensors if t.type.is_quantized]
         for tensor in changed:
-            model.weights.replace(tensor.name, tensor.type, np.array(quantized.source.read_rows(tensor, 0, tensor.n_rows)))
+            model.weights.replace(
+                tensor.name,
+                tensor.type,
+                np.array(quantized.source.read_rows(tensor, 0, tensor.n_rows)),
+            )
         assert torch.equal(model.forward(tokens), expected) and not torch.equal(before, expected)
         for tensor in changed:
             model.weights.restore(tensor.name)
@@ -246,31 +365,85 @@ def test_replaced_tensors_give_the_logits_of_the_file(models, tmp_path, name):
 def test_sensitivities_are_measured(models, tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text(PROSE * 20)
-    flags = ["-f", str(text), "-c", "32", "--chunks", "2", "--type", "iq4_k", "-o", str(tmp_path / "d.json")]
+    flags = [
+        "-f",
+        str(text),
+        "-c",
+        "32",
+        "--chunks",
+        "2",
+        "--type",
+        "iq4_k",
+        "-o",
+        str(tmp_path / "d.json"),
+    ]
     assert main(["sensitivity", "-m", str(models["llama"]), *flags]) == 0
     probes = {probe.tensors[0]: probe for probe in load_probes(tmp_path / "d.json")}
     assert len(probes) == 4 * 7 + 2 and all(len(probe.tensors) == 1 for probe in probes.values())
-    iqforge.measure_perplexity(models["llama"], text, n_ctx=32, chunks=2, kl_divergence_base=tmp_path / "base")
+    iqforge.measure_perplexity(
+        models["llama"], text, n_ctx=32, chunks=2, kl_divergence_base=tmp_path / "base"
+    )
     name = "blk.1.ffn_down.weight"
-    iqforge.quantize_model(models["llama"], tmp_path / "q.gguf", iqforge.Recipe("F32", tensor_types={name: "IQ4_K"}))
-    expected = iqforge.measure_perplexity(tmp_path / "q.gguf", None, kl_divergence_base=tmp_path / "base", kl_divergence=True)
+    iqforge.quantize_model(
+        models["llama"], tmp_path / "q.gguf", iqforge.Recipe("F32", tensor_types={name: "IQ4_K"})
+    )
+    expected = iqforge.measure_perplexity(
+        tmp_path / "q.gguf", None, kl_divergence_base=tmp_path / "base", kl_divergence=True
+    )
     assert probes[name].kld == pytest.approx(expected.mean_kld, rel=1e-6) and probes[name].kld > 0
-    assert probes[name].error == pytest.approx(iqforge.quantize_stats(models["llama"], ["IQ4_K"], include=[name]).total(
-        ggml_type("IQ4_K")).weighted_rmse ** 2)
+    assert probes[name].error == pytest.approx(
+        iqforge.quantize_stats(models["llama"], ["IQ4_K"], include=[name])
+        .total(ggml_type("IQ4_K"))
+        .weighted_rmse
+        ** 2
+    )
     capsys.readouterr()
-    together = iqforge.measure_sensitivity(models["llama"], text, n_ctx=32, chunks=2, types=["IQ4_K"], layers=2)
-    assert len(together) == 2 * 7 + 2 and ("blk.2.attn_q.weight", "blk.3.attn_q.weight") in [probe.tensors for probe in together]
-    assert main(["quantize", "--target-bpw", "4.5", "--target-types", "q2_K,iq4_k,q8_0", "--damage", str(tmp_path / "d.json"), "--dry-run",
-                 "--no-estimate", str(models["llama"]), str(tmp_path / "no.gguf")]) == 0
+    together = iqforge.measure_sensitivity(
+        models["llama"], text, n_ctx=32, chunks=2, types=["IQ4_K"], layers=2
+    )
+    assert len(together) == 2 * 7 + 2 and ("blk.2.attn_q.weight", "blk.3.attn_q.weight") in [
+        probe.tensors for probe in together
+    ]
+    assert (
+        main(
+            [
+                "quantize",
+                "--target-bpw",
+                "4.5",
+                "--target-types",
+                "q2_K,iq4_k,q8_0",
+                "--damage",
+                str(tmp_path / "d.json"),
+                "--dry-run",
+                "--no-estimate",
+                str(models["llama"]),
+                str(tmp_path / "no.gguf"),
+            ]
+        )
+        == 0
+    )
     assert "by d.json" in capsys.readouterr().out
 
 
 def test_files_of_sensitivities_that_are_none(models, tmp_path):
     with pytest.raises(NotFoundError):
         load_probes(tmp_path / "none.json")
-    for content in ("", "[]", "{}", "[" * 100_000, json.dumps({"format": "iqforge sensitivities 1"}),
-                    json.dumps({"format": "iqforge sensitivities 1", "probes": [{"tensors": ["a"], "error": 1, "kld": -1}]}),
-                    json.dumps({"format": "iqforge sensitivities 1", "probes": [{"tensors": 5, "error": 1, "kld": 1}]})):
+    for content in (
+        "",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        json.dumps({"format": "iqforge sensitivities 1"}),
+        json.dumps(
+            {
+                "format": "iqforge sensitivities 1",
+                "probes": [{"tensors": ["a"], "error": 1, "kld": -1}],
+            }
+        ),
+        json.dumps(
+            {"format": "iqforge sensitivities 1", "probes": [{"tensors": 5, "error": 1, "kld": 1}]}
+        ),
+    ):
         (tmp_path / "d.json").write_text(content)
         with pytest.raises(MalformedFileError):
             load_probes(tmp_path / "d.json")

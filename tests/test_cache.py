@@ -1,11 +1,12 @@
-"""Sequences that are continued: whatever the split into calls, and whatever the cache stores, the logits are those of one pass."""
+"""Sequences that are continued: whatever the split into calls, and whatever the cache stores, the
+logits are those of one pass.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ShapeError, UsageError
@@ -21,9 +22,21 @@ from .tiny_model import write_gguf
 
 TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 30).tolist()]
 QUANTIZED = [name for name, type in CACHE_TYPES.items() if type.is_quantized]
-# Error of logits, relative to their size, that a cache of this type may make on the models below (in the median of positions).
-TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 6e-3, "q8_0": 4e-2, "q8_kv": 2e-2, "q6_0": 8e-2, "q5_1": 0.16, "q5_0": 0.16, "q4_1": 0.3,
-             "q4_0": 0.3, "iq4_nl": 0.3}
+# Error of logits, relative to their size, that a cache of this type may make on the models below
+# (in the median of positions).
+TOLERANCE = {
+    "f32": 1e-5,
+    "f16": 1e-3,
+    "bf16": 6e-3,
+    "q8_0": 4e-2,
+    "q8_kv": 2e-2,
+    "q6_0": 8e-2,
+    "q5_1": 0.16,
+    "q5_0": 0.16,
+    "q4_1": 0.3,
+    "q4_0": 0.3,
+    "iq4_nl": 0.3,
+}
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +81,19 @@ def test_all_at_once_is_one_by_one(models, name, type, hadamard):
     at_once = in_pieces(model, settings, [len(TOKENS)])
     assert relative(at_once - full, full).median() < TOLERANCE[type]
     for sizes in ([1] * len(TOKENS), [7, 1, 1, 12, 10], [30, 1]):
-        # The last bits of a product depend on how many rows it has, and a stored value may then fall on the other side of a rounding,
-        # or another expert be chosen.
+        # The last bits of a product depend on how many rows it has, and a stored value may then
+        # fall on the other side of a rounding, or another expert be chosen.
         difference = relative(in_pieces(model, settings, sizes) - at_once, full)
-        assert difference.median() < TOLERANCE[type] / 8 and difference.max() < max(1e-4, TOLERANCE[type])
-
+        assert difference.median() < TOLERANCE[type] / 8 and difference.max() < max(
+            1e-4, TOLERANCE[type]
+        )
 
 
 def test_a_sequence_is_repeated_to_the_last_bit(models):
     for name in models:
-        first, second = (in_pieces(models[name], settings_of("q6_0"), [20, 1, 10]) for _ in range(2))
+        first, second = (
+            in_pieces(models[name], settings_of("q6_0"), [20, 1, 10]) for _ in range(2)
+        )
         assert torch.equal(first, second)
 
 
@@ -99,7 +115,9 @@ def test_last_logits_physical_batch_and_clearing(models):
 def test_capacity(models):
     model = models["llama"]
     state = model.new_state(3)
-    assert state.capacity == 256 and state.nbytes == sum(block.mixer.state_bytes(256, CacheSettings()) for block in model.network.blocks)
+    assert state.capacity == 256 and state.nbytes == sum(
+        block.mixer.state_bytes(256, CacheSettings()) for block in model.network.blocks
+    )
     model.extend(TOKENS * 8, state)
     with pytest.raises(ShapeError, match="248 tokens and 31 more"):
         model.extend(TOKENS, state)
@@ -110,7 +128,9 @@ def test_capacity(models):
 @pytest.mark.parametrize("n", [32, 64, 96, 128, 256])
 @pytest.mark.parametrize("type", QUANTIZED)
 def test_cached_rows_are_rows_of_the_type(type, n):
-    """The bytes are those of the type of weights: its own decoder reads the same values, near the encoded ones."""
+    """The bytes are those of the type of weights: its own decoder reads the same values, near the
+    encoded ones.
+    """
     x = torch.randn(64, n) * torch.logspace(-3, 3, 64)[:, None]
     x[0] = 0
     x[1, ::2] = 0
@@ -119,8 +139,19 @@ def test_cached_rows_are_rows_of_the_type(type, n):
     stored = cache_type.encode(x)
     assert stored.dtype == torch.uint8 and stored.shape == (64, cache_type.row_bytes(n))
     decoded = cache_type.decode(stored)
-    assert torch.equal(decoded, torch.from_numpy(codec.decode(ggml_type(cache_type.name), stored.numpy(), n)))
-    bits = {"q8_0": 8, "q8_kv": 7.3, "q6_0": 6, "q5_1": 5, "q5_0": 5, "q4_1": 4, "q4_0": 4, "iq4_nl": 3.9}[type]
+    assert torch.equal(
+        decoded, torch.from_numpy(codec.decode(ggml_type(cache_type.name), stored.numpy(), n))
+    )
+    bits = {
+        "q8_0": 8,
+        "q8_kv": 7.3,
+        "q6_0": 6,
+        "q5_1": 5,
+        "q5_0": 5,
+        "q4_1": 4,
+        "q4_0": 4,
+        "iq4_nl": 3.9,
+    }[type]
     error = (decoded - x).square().mean(-1).sqrt() / x.square().mean(-1).sqrt().clamp(min=1e-9)
     assert error.max() < 3.5 * 2.0**-bits and error.median() < 1.7 * 2.0**-bits
     random = torch.randint(0, 256, stored.shape, dtype=torch.uint8)  # every code, any scale
@@ -130,10 +161,17 @@ def test_cached_rows_are_rows_of_the_type(type, n):
 
 def test_values_too_large_for_a_half_precision_scale_stay_finite():
     for type in QUANTIZED:
-        assert CACHE_TYPES[type].decode(CACHE_TYPES[type].encode(torch.full((1, 32), 3e38))).isfinite().all()
+        assert (
+            CACHE_TYPES[type]
+            .decode(CACHE_TYPES[type].encode(torch.full((1, 32), 3e38)))
+            .isfinite()
+            .all()
+        )
 
 
-@pytest.mark.parametrize("n, block", [(32, 32), (128, 128), (96, None), (192, 64), (384, 128), (576, 64), (1536, 512)])
+@pytest.mark.parametrize(
+    "n, block", [(32, 32), (128, 128), (96, None), (192, 64), (384, 128), (576, 64), (1536, 512)]
+)
 def test_hadamard(n, block):
     if block is None:
         with pytest.raises(UsageError, match="96"):
@@ -146,19 +184,32 @@ def test_hadamard(n, block):
     torch.testing.assert_close((hx * hy).sum(-1), (x * y).sum(-1), rtol=1e-4, atol=1e-4)
     first = torch.zeros(n)
     first[0] = 1
-    torch.testing.assert_close(hadamard(first, block), torch.cat([torch.full((block,), block**-0.5), torch.zeros(n - block)]))
+    torch.testing.assert_close(
+        hadamard(first, block),
+        torch.cat([torch.full((block,), block**-0.5), torch.zeros(n - block)]),
+    )
 
 
 def test_hadamard_helps_rows_with_an_outlier():
     x = torch.randn(100, 128)
     x[:, 5] = 40
-    plain, turned = (KVCache(256, 1, 128, 128, CacheSettings("q4_0", "q4_0", h, h), torch.device("cpu")) for h in (False, True))
+    plain, turned = (
+        KVCache(256, 1, 128, 128, CacheSettings("q4_0", "q4_0", h, h), torch.device("cpu"))
+        for h in (False, True)
+    )
     for cache in (plain, turned):
         cache.write(0, x[:, None], x[:, None])
-    error, turned_error = ((cache.result(cache.read(100)[1])[:, 0] - x).square().mean() for cache in (plain, turned))
+    error, turned_error = (
+        (cache.result(cache.read(100)[1])[:, 0] - x).square().mean() for cache in (plain, turned)
+    )
     assert turned_error < 0.6 * error
     # A type that is not quantized is left alone.
-    assert KVCache(256, 1, 96, 96, CacheSettings("f16", "bf16", True, True), torch.device("cpu")).hadamard_k == 0
+    assert (
+        KVCache(
+            256, 1, 96, 96, CacheSettings("f16", "bf16", True, True), torch.device("cpu")
+        ).hadamard_k
+        == 0
+    )
 
 
 def test_settings_that_cannot_be():

@@ -1,4 +1,6 @@
-"""Conversion: equal to the reference converter's files, and, from generated checkpoints, equal to what the layout rules say."""
+"""Conversion: equal to the reference converter's files, and, from generated checkpoints, equal to
+what the layout rules say.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,25 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.convert.architectures import architecture_class, register, supported
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.metadata.general import size_label, title
 from iqforge.convert.metadata.naming import default_file_name, output_path
-from iqforge.convert.tensors.outtype import plan_outtype
 from iqforge.convert.source import CheckpointSource
-from iqforge.errors import ArchitectureError, CheckpointError, ConfigError, IqforgeError, NotFoundError, OutputError, ShapeError, UsageError
+from iqforge.convert.tensors.outtype import plan_outtype
+from iqforge.errors import (
+    ArchitectureError,
+    CheckpointError,
+    ConfigError,
+    IqforgeError,
+    NotFoundError,
+    OutputError,
+    ShapeError,
+    UsageError,
+)
 from iqforge.formats.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.source import TensorInfo
@@ -27,18 +37,37 @@ from iqforge.formats.types import TYPES
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe, write_safetensors
 
-# --- against the reference ---------------------------------------------------------------------------------------------------------
+# --- against the reference
+# ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case, variant, outtype, merge", [
-    ("llama", "f32", "f32", False), ("llama", "bf16", "bf16", False), ("llama", "q8_0", "q8_0", False), ("llama31", "f32", "f32", False),
-    ("mistral", "f32", "f32", False), ("qwen3_moe", "f32", "f32", False), ("qwen3_moe", "bf16", "bf16", False),
-    ("qwen3_moe", "q8_0", "q8_0", False), ("qwen3_moe", "fused-f32", "f32", True), ("tok_bpe_added", "f32", "f32", False),
-    ("tok_bpe_pairs", "f32", "f32", False)])
-def test_file_equals_the_reference(tmp_path: Path, case: str, variant: str, outtype: str, merge: bool):
+@pytest.mark.parametrize(
+    "case, variant, outtype, merge",
+    [
+        ("llama", "f32", "f32", False),
+        ("llama", "bf16", "bf16", False),
+        ("llama", "q8_0", "q8_0", False),
+        ("llama31", "f32", "f32", False),
+        ("mistral", "f32", "f32", False),
+        ("qwen3_moe", "f32", "f32", False),
+        ("qwen3_moe", "bf16", "bf16", False),
+        ("qwen3_moe", "q8_0", "q8_0", False),
+        ("qwen3_moe", "fused-f32", "f32", True),
+        ("tok_bpe_added", "f32", "f32", False),
+        ("tok_bpe_pairs", "f32", "f32", False),
+    ],
+)
+def test_file_equals_the_reference(
+    tmp_path: Path, case: str, variant: str, outtype: str, merge: bool
+):
     expected = shared(f"golden/convert/{case}/expected-{variant}.gguf")
-    made = iqforge.convert_model(shared(f"golden/convert/{case}/hf"), tmp_path / "made.gguf", outtype, merge_gate_up=merge,
-                                 name=f"Golden {case}")
+    made = iqforge.convert_model(
+        shared(f"golden/convert/{case}/hf"),
+        tmp_path / "made.gguf",
+        outtype,
+        merge_gate_up=merge,
+        name=f"Golden {case}",
+    )
     with open_gguf(made) as ours, open_gguf(expected) as theirs:
         assert ours.metadata == theirs.metadata
         assert set(ours.tensors) == set(theirs.tensors)
@@ -47,15 +76,29 @@ def test_file_equals_the_reference(tmp_path: Path, case: str, variant: str, outt
 
 def test_fused_q8_0_equals_the_listing(tmp_path: Path):
     listing = json.loads(shared("golden/convert/qwen3_moe/expected-fused-q8_0.json").read_text())
-    made = iqforge.convert_model(shared("golden/convert/qwen3_moe/hf"), tmp_path / "made.gguf", "q8_0", merge_gate_up=True,
-                                 name="Golden qwen3_moe")
+    made = iqforge.convert_model(
+        shared("golden/convert/qwen3_moe/hf"),
+        tmp_path / "made.gguf",
+        "q8_0",
+        merge_gate_up=True,
+        name="Golden qwen3_moe",
+    )
     with open_gguf(made) as file:
-        found = [(t.name, t.type.name, list(reversed(t.shape)), hashlib.sha256(file.read_rows(t, 0, t.n_rows).tobytes()).hexdigest())
-                 for t in file.tensors]
+        found = [
+            (
+                t.name,
+                t.type.name,
+                list(reversed(t.shape)),
+                hashlib.sha256(file.read_rows(t, 0, t.n_rows).tobytes()).hexdigest(),
+            )
+            for t in file.tensors
+        ]
     assert found == [(t["name"], t["type"], t["shape"], t["sha256"]) for t in listing["tensors"]]
 
 
-@pytest.mark.parametrize("model, n_tensors", [("demo-llama", 47), ("mini-llama", 48), ("mini-qwen3moe", 38)])
+@pytest.mark.parametrize(
+    "model, n_tensors", [("demo-llama", 47), ("mini-llama", 48), ("mini-qwen3moe", 38)]
+)
 def test_trained_models_convert(tmp_path: Path, model: str, n_tensors: int):
     made = iqforge.convert_model(shared(f"models/{model}"), tmp_path)
     assert made.name.endswith("-BF16.gguf")
@@ -67,33 +110,53 @@ def test_trained_models_convert(tmp_path: Path, model: str, n_tensors: int):
 
 @pytest.mark.parametrize("case", ["Tiny-Llama-3-8B-Instruct", "qwen3moe"])
 def test_plan_of_the_reference(tmp_path: Path, case: str):
-    """Keys, order, shapes and bytes for sources filled by a rule; one of them with the key `num_experts` and a top-level rope_theta."""
+    """Keys, order, shapes and bytes for sources filled by a rule; one of them with the key
+    `num_experts` and a top-level rope_theta.
+    """
     plan = json.loads(shared("golden/tools/convert_plans.json").read_text())[case]
     tensors = {}
     for name, (_, shape) in plan["source"].items():
         flat, seed = np.arange(np.prod(shape), dtype=np.float64), sum(name.encode()) % 251
-        tensors[name] = (((7 * flat + 13 * seed) % 251) / 251 - 0.5).astype(np.float32).reshape(shape)
+        tensors[name] = (
+            (((7 * flat + 13 * seed) % 251) / 251 - 0.5).astype(np.float32).reshape(shape)
+        )
     (tmp_path / "config.json").write_text(json.dumps(plan["config"]))
     write_safetensors(tmp_path / "model.safetensors", tensors)
     checkpoint = open_checkpoint(tmp_path)
     converter = architecture_class(checkpoint.architecture)(checkpoint)
-    keys = {key: value.data for key, value in converter.metadata().items() if key != "general.file_type"}
-    wanted = {key: value for key, (_, value) in plan["keys"].items() if not key.startswith("general.")}
+    keys = {
+        key: value.data for key, value in converter.metadata().items() if key != "general.file_type"
+    }
+    wanted = {
+        key: value for key, (_, value) in plan["keys"].items() if not key.startswith("general.")
+    }
     assert list(keys) == list(wanted) and keys == pytest.approx(wanted, rel=1e-6)
-    made = {t.info.name: (t.info.type.name, list(reversed(t.info.shape)),
-                          hashlib.sha256(t.rows.read(0, t.rows.n_rows).tobytes()).hexdigest()[:16]) for t in converter.tensors()}
+    made = {
+        t.info.name: (
+            t.info.type.name,
+            list(reversed(t.info.shape)),
+            hashlib.sha256(t.rows.read(0, t.rows.n_rows).tobytes()).hexdigest()[:16],
+        )
+        for t in converter.tensors()
+    }
     assert made == {name: (type, dims, digest) for name, type, dims, digest in plan["tensors"]}
-    assert size_label([t.info for t in converter.tensors()]) == plan["keys"]["general.size_label"][1]
+    assert (
+        size_label([t.info for t in converter.tensors()]) == plan["keys"]["general.size_label"][1]
+    )
     checkpoint.close()
 
 
-# --- generated checkpoints ---------------------------------------------------------------------------------------------------------
+# --- generated checkpoints
+# ---------------------------------------------------------------------------------------------------------
 
 
 def values(source, name: str) -> np.ndarray:
     """float32 of a whole tensor, read in pieces that divide nothing evenly."""
     tensor = next(t for t in source.tensors if t.name == name)
-    rows = [source.read_rows(tensor, start, min(start + 37, tensor.n_rows)) for start in range(0, tensor.n_rows, 37)]
+    rows = [
+        source.read_rows(tensor, start, min(start + 37, tensor.n_rows))
+        for start in range(0, tensor.n_rows, 37)
+    ]
     return decode(tensor.type, np.concatenate(rows), tensor.n_cols).reshape(tensor.shape)
 
 
@@ -101,7 +164,9 @@ def stored(folder: Path, name: str) -> np.ndarray:
     with open_checkpoint(folder) as checkpoint:
         tensor = checkpoint.tensors[name]
         raw = checkpoint.data(tensor).reshape(1, -1)
-        return decode(checkpoint.type_of(tensor), raw, tensor.n_elements).reshape(tensor.shape).copy()
+        return (
+            decode(checkpoint.type_of(tensor), raw, tensor.n_elements).reshape(tensor.shape).copy()
+        )
 
 
 def test_llama_layout(tmp_path: Path):
@@ -111,9 +176,18 @@ def test_llama_layout(tmp_path: Path):
             hf = stored(tmp_path, f"model.layers.1.self_attn.{part}_proj.weight")
             pairs = hf.reshape(heads, 2, 32, 256).swapaxes(1, 2).reshape(heads * 64, 256)
             assert np.array_equal(values(source, f"blk.1.attn_{part}.weight"), pairs)
-        for hf_name, name in (("self_attn.v_proj", "attn_v"), ("self_attn.o_proj", "attn_output"), ("mlp.down_proj", "ffn_down"),
-                              ("mlp.gate_proj", "ffn_gate"), ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm")):
-            assert np.array_equal(values(source, f"blk.0.{name}.weight"), stored(tmp_path, f"model.layers.0.{hf_name}.weight"))
+        for hf_name, name in (
+            ("self_attn.v_proj", "attn_v"),
+            ("self_attn.o_proj", "attn_output"),
+            ("mlp.down_proj", "ffn_down"),
+            ("mlp.gate_proj", "ffn_gate"),
+            ("input_layernorm", "attn_norm"),
+            ("post_attention_layernorm", "ffn_norm"),
+        ):
+            assert np.array_equal(
+                values(source, f"blk.0.{name}.weight"),
+                stored(tmp_path, f"model.layers.0.{hf_name}.weight"),
+            )
         assert source.metadata["llama.rope.dimension_count"].data == 64
         assert len(source.metadata["tokenizer.ggml.tokens"].data) == 320
 
@@ -121,29 +195,51 @@ def test_llama_layout(tmp_path: Path):
 def test_llama_biases_are_paired_too(tmp_path: Path):
     make_tiny_llama(tmp_path, n_layers=1, dtype="f32", config={"attention_bias": True})
     names = {"q": 256, "k": 128, "v": 128, "o": 256}
-    biases = {f"model.layers.0.self_attn.{part}_proj.bias": np.arange(size, dtype=np.float32) for part, size in names.items()}
+    biases = {
+        f"model.layers.0.self_attn.{part}_proj.bias": np.arange(size, dtype=np.float32)
+        for part, size in names.items()
+    }
     with open_checkpoint(tmp_path) as checkpoint:
         whole = {name: stored(tmp_path, name) for name in checkpoint.tensors}
     write_safetensors(tmp_path / "model.safetensors", whole | biases)
     with CheckpointSource(open_checkpoint(tmp_path)) as source:
         assert values(source, "blk.0.attn_q.bias")[:4].tolist() == [0, 32, 1, 33]
         assert values(source, "blk.0.attn_v.bias")[:4].tolist() == [0, 1, 2, 3]
-        assert {t.name: t.type.name for t in plan_outtype(source, "q8_0")[0]}["blk.0.attn_q.bias"] == "F32"
+        assert {t.name: t.type.name for t in plan_outtype(source, "q8_0")[0]}[
+            "blk.0.attn_q.bias"
+        ] == "F32"
 
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("merge", [False, True])
 def test_experts(tmp_path: Path, stacked: bool, merge: bool):
-    make_tiny_qwen3moe(tmp_path / "plain", shards=3, seed=5, n_ff_expert=96)  # experts of a layer lie in two shards
-    folder = make_tiny_qwen3moe(tmp_path / "stacked", stacked=True, seed=5, n_ff_expert=96) if stacked else tmp_path / "plain"
-    gate, up, down = (np.stack([stored(tmp_path / "plain", f"model.layers.1.mlp.experts.{x}.{part}_proj.weight") for x in range(4)])
-                      for part in ("gate", "up", "down"))
+    make_tiny_qwen3moe(
+        tmp_path / "plain", shards=3, seed=5, n_ff_expert=96
+    )  # experts of a layer lie in two shards
+    folder = (
+        make_tiny_qwen3moe(tmp_path / "stacked", stacked=True, seed=5, n_ff_expert=96)
+        if stacked
+        else tmp_path / "plain"
+    )
+    gate, up, down = (
+        np.stack(
+            [
+                stored(tmp_path / "plain", f"model.layers.1.mlp.experts.{x}.{part}_proj.weight")
+                for x in range(4)
+            ]
+        )
+        for part in ("gate", "up", "down")
+    )
     with CheckpointSource(open_checkpoint(folder), merge_gate_up=merge) as source:
         names = {t.name for t in source.tensors}
-        assert ("blk.1.ffn_gate_up_exps.weight" in names) == merge and ("blk.1.ffn_gate_exps.weight" in names) == (not merge)
+        assert ("blk.1.ffn_gate_up_exps.weight" in names) == merge and (
+            "blk.1.ffn_gate_exps.weight" in names
+        ) == (not merge)
         assert np.array_equal(values(source, "blk.1.ffn_down_exps.weight"), down)
         if merge:
-            assert np.array_equal(values(source, "blk.1.ffn_gate_up_exps.weight"), np.concatenate([gate, up], axis=1))
+            assert np.array_equal(
+                values(source, "blk.1.ffn_gate_up_exps.weight"), np.concatenate([gate, up], axis=1)
+            )
         else:
             assert np.array_equal(values(source, "blk.1.ffn_gate_exps.weight"), gate)
             assert np.array_equal(values(source, "blk.1.ffn_up_exps.weight"), up)
@@ -156,78 +252,147 @@ def test_tied_embeddings_drop_the_head(tmp_path: Path):
         assert "output.weight" not in {t.name for t in source.tensors}
 
 
-@pytest.mark.parametrize("config, base, extra", [
-    ({"rope_theta": 5e5}, 5e5, {}),
-    ({"rope_theta": None, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}, 1e6, {}),
-    ({"rope_theta": None}, 1e4, {}),
-    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 1e4, {"type": "linear", "factor": 2.0}),
-    ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512,
-                          "beta_fast": 32}}, 1e6,
-     {"type": "yarn", "factor": 4.0, "original_context_length": 512, "yarn_beta_fast": 32.0})])
+@pytest.mark.parametrize(
+    "config, base, extra",
+    [
+        ({"rope_theta": 5e5}, 5e5, {}),
+        (
+            {"rope_theta": None, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
+            1e6,
+            {},
+        ),
+        ({"rope_theta": None}, 1e4, {}),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            1e4,
+            {"type": "linear", "factor": 2.0},
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_theta": 1e6,
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 512,
+                    "beta_fast": 32,
+                }
+            },
+            1e6,
+            {"type": "yarn", "factor": 4.0, "original_context_length": 512, "yarn_beta_fast": 32.0},
+        ),
+    ],
+)
 def test_rope_in_old_and_new_configs(tmp_path: Path, config: dict, base: float, extra: dict):
     make_tiny_llama(tmp_path, n_layers=1, config=config)
     with CheckpointSource(open_checkpoint(tmp_path)) as source:
         assert source.metadata["llama.rope.freq_base"].data == base
         prefix = "llama.rope.scaling."
-        assert {key.removeprefix(prefix): value.data for key, value in source.metadata.items() if key.startswith(prefix)} == extra
+        assert {
+            key.removeprefix(prefix): value.data
+            for key, value in source.metadata.items()
+            if key.startswith(prefix)
+        } == extra
 
 
 def test_llama3_scaling_becomes_a_tensor(tmp_path: Path):
-    scaling = {"rope_theta": 10000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 8192}
-    make_tiny_llama(tmp_path, n_layers=1, n_embd=256, n_heads=16, n_kv_heads=4, config={"rope_parameters": scaling})
+    scaling = {
+        "rope_theta": 10000.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    make_tiny_llama(
+        tmp_path,
+        n_layers=1,
+        n_embd=256,
+        n_heads=16,
+        n_kv_heads=4,
+        config={"rope_parameters": scaling},
+    )
     with CheckpointSource(open_checkpoint(tmp_path)) as source:
         assert source.tensors[0].name == "rope_freqs.weight"
-        assert values(source, "rope_freqs.weight") == pytest.approx([1, 1, 1, 1, 1, 1, 4.681482315063477, 8])
+        assert values(source, "rope_freqs.weight") == pytest.approx(
+            [1, 1, 1, 1, 1, 1, 4.681482315063477, 8]
+        )
 
 
-@pytest.mark.parametrize("dtype, outtype, file_type, matrix", [
-    ("bf16", "auto", 32, "BF16"), ("f16", "auto", 1, "F16"), ("f32", "auto", 1, "F16"), ("bf16", "F32", 0, "F32"),
-    ("bf16", "q8_0", 7, "Q8_0")])
+@pytest.mark.parametrize(
+    "dtype, outtype, file_type, matrix",
+    [
+        ("bf16", "auto", 32, "BF16"),
+        ("f16", "auto", 1, "F16"),
+        ("f32", "auto", 1, "F16"),
+        ("bf16", "F32", 0, "F32"),
+        ("bf16", "q8_0", 7, "Q8_0"),
+    ],
+)
 def test_outtype(tmp_path: Path, dtype: str, outtype: str, file_type: int, matrix: str):
     make_tiny_qwen3moe(tmp_path, n_layers=1, dtype=dtype, n_ff_expert=48)
     with CheckpointSource(open_checkpoint(tmp_path)) as source:
         plan, number = plan_outtype(source, outtype)
         types = {t.name: t.type.name for t in plan}
-        assert number == file_type and types["blk.0.attn_q.weight"] == types["output.weight"] == matrix
-        assert types["blk.0.attn_norm.weight"] == types["blk.0.attn_q_norm.weight"] == types["blk.0.ffn_gate_inp.weight"] == "F32"
-        assert types["blk.0.ffn_down_exps.weight"] == ("F16" if matrix == "Q8_0" else matrix)  # rows of 48
+        assert (
+            number == file_type and types["blk.0.attn_q.weight"] == types["output.weight"] == matrix
+        )
+        assert (
+            types["blk.0.attn_norm.weight"]
+            == types["blk.0.attn_q_norm.weight"]
+            == types["blk.0.ffn_gate_inp.weight"]
+            == "F32"
+        )
+        assert types["blk.0.ffn_down_exps.weight"] == (
+            "F16" if matrix == "Q8_0" else matrix
+        )  # rows of 48
         with pytest.raises(UsageError, match="q9"):
             plan_outtype(source, "q9")
 
 
-# --- what must be refused ----------------------------------------------------------------------------------------------------------
+# --- what must be refused
+# ----------------------------------------------------------------------------------------------------------
 
 
 def opened(folder: Path, **options) -> CheckpointSource:
     return CheckpointSource(open_checkpoint(folder), **options)
 
 
-@pytest.mark.parametrize("config, kind, words", [
-    ({"hidden_size": None}, ConfigError, "'hidden_size' is missing"),
-    ({"num_hidden_layers": 0}, ConfigError, "num_hidden_layers"),
-    ({"num_hidden_layers": 2**31 - 1}, CheckpointError, "model.layers.2.input_layernorm.weight"),
-    ({"num_hidden_layers": 2**31}, ConfigError, "num_hidden_layers"),
-    ({"num_hidden_layers": 1}, CheckpointError, "layer 1"),
-    ({"num_hidden_layers": "2"}, ConfigError, "num_hidden_layers"),
-    ({"num_attention_heads": 3}, ConfigError, "head_dim is missing"),
-    ({"num_key_value_heads": 3}, ConfigError, "num_key_value_heads"),
-    ({"num_key_value_heads": 1}, CheckpointError, "k_proj"),
-    ({"head_dim": 63}, ConfigError, "odd"),
-    ({"intermediate_size": 500}, CheckpointError, "has shape"),
-    ({"rms_norm_eps": None}, ConfigError, "'rms_norm_eps' is missing"),
-    ({"rms_norm_eps": "1e-5"}, ConfigError, "rms_norm_eps"),
-    ({"rope_theta": -1.0}, ConfigError, "rope_theta"),
-    ({"rope_theta": 10**400}, ConfigError, "rope_theta"),
-    ({"rope_scaling": {"rope_type": "longrope"}}, ConfigError, "longrope"),
-    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ConfigError, "rope_scaling.low_freq_factor"),
-    ({"rope_scaling": 3}, ConfigError, "rope_scaling"),
-    ({"tie_word_embeddings": "yes"}, ConfigError, "tie_word_embeddings"),
-    ({"vocab_size": 321}, CheckpointError, "321"),
-    ({"attention_bias": True}, CheckpointError, "q_proj.bias"),
-    ({"architectures": ["LlamaForCausalLn"]}, ArchitectureError, "LlamaForCausalLM"),
-    ({"architectures": ["T5Model"]}, ArchitectureError, "not supported"),
-])
+@pytest.mark.parametrize(
+    "config, kind, words",
+    [
+        ({"hidden_size": None}, ConfigError, "'hidden_size' is missing"),
+        ({"num_hidden_layers": 0}, ConfigError, "num_hidden_layers"),
+        (
+            {"num_hidden_layers": 2**31 - 1},
+            CheckpointError,
+            "model.layers.2.input_layernorm.weight",
+        ),
+        ({"num_hidden_layers": 2**31}, ConfigError, "num_hidden_layers"),
+        ({"num_hidden_layers": 1}, CheckpointError, "layer 1"),
+        ({"num_hidden_layers": "2"}, ConfigError, "num_hidden_layers"),
+        ({"num_attention_heads": 3}, ConfigError, "head_dim is missing"),
+        ({"num_key_value_heads": 3}, ConfigError, "num_key_value_heads"),
+        ({"num_key_value_heads": 1}, CheckpointError, "k_proj"),
+        ({"head_dim": 63}, ConfigError, "odd"),
+        ({"intermediate_size": 500}, CheckpointError, "has shape"),
+        ({"rms_norm_eps": None}, ConfigError, "'rms_norm_eps' is missing"),
+        ({"rms_norm_eps": "1e-5"}, ConfigError, "rms_norm_eps"),
+        ({"rope_theta": -1.0}, ConfigError, "rope_theta"),
+        ({"rope_theta": 10**400}, ConfigError, "rope_theta"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, ConfigError, "longrope"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            ConfigError,
+            "rope_scaling.low_freq_factor",
+        ),
+        ({"rope_scaling": 3}, ConfigError, "rope_scaling"),
+        ({"tie_word_embeddings": "yes"}, ConfigError, "tie_word_embeddings"),
+        ({"vocab_size": 321}, CheckpointError, "321"),
+        ({"attention_bias": True}, CheckpointError, "q_proj.bias"),
+        ({"architectures": ["LlamaForCausalLn"]}, ArchitectureError, "LlamaForCausalLM"),
+        ({"architectures": ["T5Model"]}, ArchitectureError, "not supported"),
+    ],
+)
 def test_configs_that_do_not_fit(tmp_path: Path, config: dict, kind: type, words: str):
     make_tiny_llama(tmp_path, config=config)
     with pytest.raises(kind) as raised:
@@ -246,21 +411,44 @@ def rewritten(folder: Path, change) -> Path:
 
 def test_tensors_unknown_missing_or_twice(tmp_path: Path):
     make_tiny_llama(tmp_path / "a", n_layers=1)
-    rewritten(tmp_path / "a", lambda t: t.update({"model.layers.0.self_attn.q_projj.weight": np.zeros((2, 2), np.float32)}))
-    with pytest.raises(CheckpointError, match=r"q_projj.*nearest known name is 'model.layers.\{\}.self_attn.q_proj'"):
+    rewritten(
+        tmp_path / "a",
+        lambda t: t.update(
+            {"model.layers.0.self_attn.q_projj.weight": np.zeros((2, 2), np.float32)}
+        ),
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=r"q_projj.*nearest known name is 'model.layers.\{\}.self_attn.q_proj'",
+    ):
         opened(tmp_path / "a")
     make_tiny_llama(tmp_path / "b", n_layers=1)
     rewritten(tmp_path / "b", lambda t: t.pop("model.norm.weight"))
     with pytest.raises(CheckpointError, match="'model.norm.weight': is missing"):
         opened(tmp_path / "b")
     make_tiny_llama(tmp_path / "c", n_layers=1)
-    rewritten(tmp_path / "c", lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(4, np.float32)}))
+    rewritten(
+        tmp_path / "c",
+        lambda t: t.update(
+            {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(4, np.float32)}
+        ),
+    )
     opened(tmp_path / "c").close()
 
 
-@pytest.mark.parametrize("name, words", [
-    ("model.layers.1.mlp.experts.2.up_proj.weight", "layer 1 lacks experts: expert 2 has no up projection"),
-    ("model.layers.0.mlp.experts.3.down_proj.weight", "layer 0 lacks experts: expert 3 has no down projection")])
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        (
+            "model.layers.1.mlp.experts.2.up_proj.weight",
+            "layer 1 lacks experts: expert 2 has no up projection",
+        ),
+        (
+            "model.layers.0.mlp.experts.3.down_proj.weight",
+            "layer 0 lacks experts: expert 3 has no down projection",
+        ),
+    ],
+)
 def test_missing_expert(tmp_path: Path, name: str, words: str):
     rewritten(make_tiny_qwen3moe(tmp_path), lambda tensors: tensors.pop(name))
     with pytest.raises(CheckpointError) as raised:
@@ -268,10 +456,17 @@ def test_missing_expert(tmp_path: Path, name: str, words: str):
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize("config, kind, words", [
-    ({"num_experts": 3}, CheckpointError, "mlp.gate.weight"), ({"num_experts": 5}, CheckpointError, "mlp.gate.weight"),
-    ({"num_experts": None}, ConfigError, "'num_experts' is missing"), ({"num_experts_per_tok": 5}, ConfigError, "num_experts_per_tok"),
-    ({"mlp_only_layers": [0]}, ConfigError, "mlp_only_layers"), ({"moe_intermediate_size": 255}, CheckpointError, "has shape")])
+@pytest.mark.parametrize(
+    "config, kind, words",
+    [
+        ({"num_experts": 3}, CheckpointError, "mlp.gate.weight"),
+        ({"num_experts": 5}, CheckpointError, "mlp.gate.weight"),
+        ({"num_experts": None}, ConfigError, "'num_experts' is missing"),
+        ({"num_experts_per_tok": 5}, ConfigError, "num_experts_per_tok"),
+        ({"mlp_only_layers": [0]}, ConfigError, "mlp_only_layers"),
+        ({"moe_intermediate_size": 255}, CheckpointError, "has shape"),
+    ],
+)
 def test_expert_configs_that_do_not_fit(tmp_path: Path, config: dict, kind: type, words: str):
     make_tiny_qwen3moe(tmp_path, config=config)
     with pytest.raises(kind) as raised:
@@ -302,16 +497,28 @@ def test_a_class_is_registered_once():
 def test_a_stored_name_has_one_line_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     llama = architecture_class("LlamaForCausalLM")
     lines = llama.weights
-    monkeypatch.setattr(llama, "weights", lambda self: [*lines(self), replace(lines(self)[1], plus_one=True)])
+    monkeypatch.setattr(
+        llama, "weights", lambda self: [*lines(self), replace(lines(self)[1], plus_one=True)]
+    )
     with pytest.raises(RuntimeError, match="two lines for 'model.norm'"):
         opened(make_tiny_llama(tmp_path))
 
 
-# --- names and the command ---------------------------------------------------------------------------------------------------------
+# --- names and the command
+# ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count, label", [(86_336, "86K"), (8_030_261_248, "8.0B"), (30_532_122_624, "31B"), (270_000_000, "270M"),
-                                          (1_540_000_000, "1.5B"), (9_970_000_000, "10B")])
+@pytest.mark.parametrize(
+    "count, label",
+    [
+        (86_336, "86K"),
+        (8_030_261_248, "8.0B"),
+        (30_532_122_624, "31B"),
+        (270_000_000, "270M"),
+        (1_540_000_000, "1.5B"),
+        (9_970_000_000, "10B"),
+    ],
+)
 def test_size_label(count: int, label: str):
     assert size_label([TensorInfo("a.weight", (count,), TYPES["F32"])]) == label
 
@@ -319,7 +526,9 @@ def test_size_label(count: int, label: str):
 def test_names():
     assert title("tiny-llama-3-8B-v1.5-instruct") == "Tiny Llama 3 8B v1.5 Instruct"
     assert default_file_name("Mini Llama", "20M", "bf16") == "Mini-Llama-20M-BF16.gguf"
-    assert default_file_name("Llama 3 8B/Instruct", "8.0B", "q8_0") == "Llama-3-8B-Instruct-Q8_0.gguf"
+    assert (
+        default_file_name("Llama 3 8B/Instruct", "8.0B", "q8_0") == "Llama-3-8B-Instruct-Q8_0.gguf"
+    )
     assert default_file_name("..", None, "vocab") == "model-vocab.gguf"
 
 
@@ -329,7 +538,10 @@ def test_output_path(tmp_path: Path):
         label = source.metadata["general.size_label"].data
         assert output_path(source, None, "auto") == folder / f"Tiny-Model-{label}-BF16.gguf"
         assert output_path(source, tmp_path, "q8_0") == tmp_path / f"Tiny-Model-{label}-Q8_0.gguf"
-        assert output_path(source, tmp_path / "x-{ftype}-{OUTTYPE}.gguf", "auto") == tmp_path / "x-bf16-BF16.gguf"
+        assert (
+            output_path(source, tmp_path / "x-{ftype}-{OUTTYPE}.gguf", "auto")
+            == tmp_path / "x-bf16-BF16.gguf"
+        )
         with pytest.raises(OutputError, match="does not exist"):
             output_path(source, tmp_path / "absent" / "x.gguf", "auto")
         with pytest.raises(OutputError, match="not a folder"):
@@ -344,11 +556,15 @@ def test_files_of_the_checkpoint_are_not_overwritten(tmp_path: Path):
         with pytest.raises(OutputError):
             iqforge.convert_model(folder, out)
     assert (folder / "model.safetensors").read_bytes() == before
-    assert iqforge.convert_model(folder) == iqforge.convert_model(folder)  # an older result in the folder may be replaced
+    assert iqforge.convert_model(folder) == iqforge.convert_model(
+        folder
+    )  # an older result in the folder may be replaced
 
 
 def test_name_in_a_download_cache(tmp_path: Path):
-    folder = make_tiny_llama(tmp_path / "models--acme--tiny-chat" / "snapshots" / "0123abcd", n_layers=1)
+    folder = make_tiny_llama(
+        tmp_path / "models--acme--tiny-chat" / "snapshots" / "0123abcd", n_layers=1
+    )
     with opened(folder) as source:
         assert source.metadata["general.name"].data == "Tiny Chat"
 
@@ -359,19 +575,38 @@ def test_a_gguf_file_is_not_converted(tmp_path: Path):
     for out in (None, tmp_path / "n.gguf"):
         with pytest.raises(UsageError, match="only those are converted"):
             iqforge.convert_model(made, out)
-    assert made.read_bytes() == before and [path.name for path in tmp_path.glob("*.gguf")] == ["m.gguf"]
+    assert made.read_bytes() == before and [path.name for path in tmp_path.glob("*.gguf")] == [
+        "m.gguf"
+    ]
 
 
 def test_model_card_and_sampling(tmp_path: Path):
     make_tiny_llama(tmp_path, n_layers=1)
-    (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\nlanguage:\n- en\n- de\nbase_model: acme/Big-Model\ntags: [a, 'b']\n"
-                                        "model_name: Shiny\nmodel-index:\n- name: x\n  results: []\n---\n# text\nlicense: other\n")
-    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 20, "top_p": null, "min_p": "x"}')
+    (tmp_path / "README.md").write_text(
+        "---\nlicense: apache-2.0\nlanguage:\n- en\n- de\nbase_model: acme/Big-Model\ntags: [a,"
+        " 'b']\nmodel_name: Shiny\nmodel-index:\n- name: x\n  results: []\n---\n# text\nlicense:"
+        " other\n"
+    )
+    (tmp_path / "generation_config.json").write_text(
+        '{"temperature": 0.5, "top_k": 20, "top_p": null, "min_p": "x"}'
+    )
     with opened(tmp_path) as source:
-        data = {key: value.data for key, value in source.metadata.items() if key.startswith("general.")}
-    assert data["general.name"] == "Shiny" and data["general.license"] == "apache-2.0" and data["general.languages"] == ["en", "de"]
-    assert data["general.base_model.0.repo_url"] == "https://huggingface.co/acme/Big-Model" and data["general.tags"] == ["a", "b"]
-    assert data["general.sampling.temp"] == 0.5 and data["general.sampling.top_k"] == 20 and "general.sampling.min_p" not in data
+        data = {
+            key: value.data for key, value in source.metadata.items() if key.startswith("general.")
+        }
+    assert (
+        data["general.name"] == "Shiny"
+        and data["general.license"] == "apache-2.0"
+        and data["general.languages"] == ["en", "de"]
+    )
+    assert data[
+        "general.base_model.0.repo_url"
+    ] == "https://huggingface.co/acme/Big-Model" and data["general.tags"] == ["a", "b"]
+    assert (
+        data["general.sampling.temp"] == 0.5
+        and data["general.sampling.top_k"] == 20
+        and "general.sampling.min_p" not in data
+    )
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -379,25 +614,81 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture):
 
     folder = make_tiny_qwen3moe(tmp_path / "m", n_layers=1)
     out = tmp_path / "out-{ftype}.gguf"
-    assert main(["convert", str(folder), "--outfile", str(out), "--outtype", "f16", "--fuse-gate-up-exps", "--dry-run"]) == 0
-    assert "blk.0.ffn_gate_up_exps.weight" in capsys.readouterr().out and not list(tmp_path.glob("*.gguf"))
-    assert main(["convert", str(folder), "--outfile", str(out), "--outtype", "f16", "--merge-gate-up", "--model-name", "N"]) == 0
+    assert (
+        main(
+            [
+                "convert",
+                str(folder),
+                "--outfile",
+                str(out),
+                "--outtype",
+                "f16",
+                "--fuse-gate-up-exps",
+                "--dry-run",
+            ]
+        )
+        == 0
+    )
+    assert "blk.0.ffn_gate_up_exps.weight" in capsys.readouterr().out and not list(
+        tmp_path.glob("*.gguf")
+    )
+    assert (
+        main(
+            [
+                "convert",
+                str(folder),
+                "--outfile",
+                str(out),
+                "--outtype",
+                "f16",
+                "--merge-gate-up",
+                "--model-name",
+                "N",
+            ]
+        )
+        == 0
+    )
     with open_gguf(tmp_path / "out-f16.gguf") as file:
-        assert file.metadata["general.name"].data == "N" and file.tensor("blk.0.ffn_gate_up_exps.weight").shape == (4, 512, 256)
+        assert file.metadata["general.name"].data == "N" and file.tensor(
+            "blk.0.ffn_gate_up_exps.weight"
+        ).shape == (4, 512, 256)
     assert main(["convert", str(folder), "--outfile", str(tmp_path), "--pre", "llama_bpe"]) == 1
     assert "did you mean llama-bpe" in capsys.readouterr().err
     for path in folder.glob("*.safetensors"):
         path.unlink()
-    assert main(["convert", str(folder), "--outfile", str(tmp_path / "v.gguf"), "--vocab-only", "--pre", "qwen2"]) == 0
+    assert (
+        main(
+            [
+                "convert",
+                str(folder),
+                "--outfile",
+                str(tmp_path / "v.gguf"),
+                "--vocab-only",
+                "--pre",
+                "qwen2",
+            ]
+        )
+        == 0
+    )
     with open_gguf(tmp_path / "v.gguf") as file:
-        assert not file.tensors and file.metadata["tokenizer.ggml.pre"].data == "qwen2" and "general.file_type" not in file.metadata
+        assert (
+            not file.tensors
+            and file.metadata["tokenizer.ggml.pre"].data == "qwen2"
+            and "general.file_type" not in file.metadata
+        )
     with pytest.raises(NotFoundError):
         iqforge.convert_model(folder, tmp_path / "w.gguf")
     assert not list(tmp_path.glob("w.gguf*"))
 
 
-@pytest.mark.parametrize("options, words", [({"mtp": "only"}, "predict further tokens"), ({"mla_layout": "ik"}, "deepseek2"),
-                                            ({"mtp": "some"}, "keep, drop, only")])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"mtp": "only"}, "predict further tokens"),
+        ({"mla_layout": "ik"}, "deepseek2"),
+        ({"mtp": "some"}, "keep, drop, only"),
+    ],
+)
 def test_layouts_that_a_model_has_not(tmp_path: Path, options: dict, words: str):
     with pytest.raises(UsageError, match=words):
         opened(make_tiny_llama(tmp_path), **options)

@@ -1,4 +1,6 @@
-"""Conversion of GLM-4.5 and GLM-5, with the blocks that predict further tokens, without, and these alone."""
+"""Conversion of GLM-4.5 and GLM-5, with the blocks that predict further tokens, without, and these
+alone.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,8 @@ import json
 import shutil
 from pathlib import Path
 
-import pytest
-
 import iqforge
+import pytest
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import CheckpointError, UsageError
@@ -20,7 +21,8 @@ from .shared import shared
 
 @pytest.mark.parametrize("case", ["glm4_moe", "glm_moe_dsa"])
 def test_file_equals_the_reference(tmp_path: Path, case: str):
-    # order differs: tensors of a shard are read by name there, as they lie here; special tokens are named last here
+    # order differs: tensors of a shard are read by name there, as they lie here; special tokens are
+    # named last here
     assert_like_reference(tmp_path, case, bytes_too=False)
 
 
@@ -31,20 +33,35 @@ def test_without_further_blocks(tmp_path: Path):
 def copy_of(case: str, folder: Path, **config) -> Path:
     shutil.copytree(shared(f"golden/convert/{case}/hf"), folder, copy_function=shutil.copyfile)
     values = json.loads((folder / "config.json").read_text()) | config
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    (folder / "config.json").write_text(
+        json.dumps({key: value for key, value in values.items() if value is not None})
+    )
     return folder
 
 
 def test_further_blocks_alone(tmp_path: Path):
-    made = iqforge.convert_model(copy_of("glm4_moe", tmp_path / "Tiny-GLM"), tmp_path, "f32", mtp="only")
+    made = iqforge.convert_model(
+        copy_of("glm4_moe", tmp_path / "Tiny-GLM"), tmp_path, "f32", mtp="only"
+    )
     assert made.name.startswith("mtp-Tiny-GLM")
-    with open_gguf(shared("golden/convert/glm4_moe/expected-f32.gguf")) as whole, open_gguf(made) as part:
-        names = {t.name for t in whole.tensors if t.name.startswith(("token_embd.", "output", "blk.2."))}
+    with (
+        open_gguf(shared("golden/convert/glm4_moe/expected-f32.gguf")) as whole,
+        open_gguf(made) as part,
+    ):
+        names = {
+            t.name for t in whole.tensors if t.name.startswith(("token_embd.", "output", "blk.2."))
+        }
         assert {t.name for t in part.tensors} == names and len(names) == 28
-        assert part.metadata["glm4moe.block_count"].data == 3 and part.metadata["glm4moe.nextn_predict_layers"].data == 1
+        assert (
+            part.metadata["glm4moe.block_count"].data == 3
+            and part.metadata["glm4moe.nextn_predict_layers"].data == 1
+        )
         for tensor in part.tensors:
             same = whole.tensor(tensor.name)
-            assert part.read_rows(tensor, 0, tensor.n_rows).tobytes() == whole.read_rows(same, 0, same.n_rows).tobytes()
+            assert (
+                part.read_rows(tensor, 0, tensor.n_rows).tobytes()
+                == whole.read_rows(same, 0, same.n_rows).tobytes()
+            )
 
 
 def test_blocks_announced_or_not(tmp_path: Path):

@@ -1,4 +1,6 @@
-"""What a conversion writes: shards, quantized types without a file in between, keys set by the user, and nothing on a disk too small."""
+"""What a conversion writes: shards, quantized types without a file in between, keys set by the
+user, and nothing on a disk too small.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,14 @@ import os
 import shutil
 from collections import namedtuple
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.cli import main
-from iqforge.formats.tools.sharding import Limits
 from iqforge.errors import ConfigError, NotFoundError, OutputError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.source import TensorInfo
+from iqforge.formats.tools.sharding import Limits
 from iqforge.formats.types import TYPES
 
 from .shared import shared
@@ -36,26 +37,41 @@ def check_shards(first, whole) -> list[int]:
     """The shards hold what the whole file holds; returns the numbers of their tensors."""
     with open_gguf(first) as split, open_gguf(whole) as one:
         assert split.tensors == one.tensors
-        assert {key: value for key, value in split.metadata.items() if not key.startswith("split.")} == one.metadata
+        assert {
+            key: value for key, value in split.metadata.items() if not key.startswith("split.")
+        } == one.metadata
         for tensor in one.tensors:
-            assert bytes(split.read_bytes(tensor, 0, tensor.n_bytes)) == bytes(one.read_bytes(tensor, 0, tensor.n_bytes))
+            assert bytes(split.read_bytes(tensor, 0, tensor.n_bytes)) == bytes(
+                one.read_bytes(tensor, 0, tensor.n_bytes)
+            )
         return [int.from_bytes(open(path, "rb").read(16)[8:], "little") for path in split.shards]
 
 
 def test_shards(checkpoint, whole, tmp_path):
     made = iqforge.convert_model(checkpoint, tmp_path / "a.gguf", split_max_tensors=5)
     assert made.name == "a-00001-of-00003.gguf" and check_shards(made, whole) == [5, 5, 2]
-    made = iqforge.convert_model(checkpoint, tmp_path / "b.gguf", split_max_size="300K", no_tensor_first_split=True)
+    made = iqforge.convert_model(
+        checkpoint, tmp_path / "b.gguf", split_max_size="300K", no_tensor_first_split=True
+    )
     counts = check_shards(made, whole)
     assert counts[0] == 0 and sum(counts) == 12 and len(counts) > 3
-    made = iqforge.convert_model(checkpoint, tmp_path / "c.gguf", split_max_size="2G")  # one file is called as without a limit
+    made = iqforge.convert_model(
+        checkpoint, tmp_path / "c.gguf", split_max_size="2G"
+    )  # one file is called as without a limit
     assert made.name == "c.gguf" and made.read_bytes() == whole.read_bytes()
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.mark.parametrize("options", [{"split_max_tensors": 4}, {"split_max_size": 1000},
-                                     {"split_max_size": 1000, "small_first_shard": True},
-                                     {"split_max_size": 400}, {"split_max_tensors": 3, "small_first_shard": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"split_max_tensors": 4},
+        {"split_max_size": 1000},
+        {"split_max_size": 1000, "small_first_shard": True},
+        {"split_max_size": 400},
+        {"split_max_tensors": 3, "small_first_shard": True},
+    ],
+)
 def test_cuts_are_those_of_the_reference(tmp_path, options):
     """Against the writer of the gguf package, which the reference's converter splits with."""
     gguf = pytest.importorskip("gguf")
@@ -63,29 +79,63 @@ def test_cuts_are_those_of_the_reference(tmp_path, options):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", **options)
     for number, size in enumerate(sizes):
         writer.add_tensor(f"t{number}", np.zeros(size, np.float32))
-    tensors = [TensorInfo(f"t{number}", (int(size),), TYPES["F32"]) for number, size in enumerate(sizes)]
-    limits = Limits(options.get("split_max_tensors"), options.get("split_max_size"), options.get("small_first_shard", False))
-    assert [[t.name for t in group] for group in limits.groups(tensors)] == [list(shard) for shard in writer.tensors]
+    tensors = [
+        TensorInfo(f"t{number}", (int(size),), TYPES["F32"]) for number, size in enumerate(sizes)
+    ]
+    limits = Limits(
+        options.get("split_max_tensors"),
+        options.get("split_max_size"),
+        options.get("small_first_shard", False),
+    )
+    assert [[t.name for t in group] for group in limits.groups(tensors)] == [
+        list(shard) for shard in writer.tensors
+    ]
 
 
 def test_limits_that_are_none():
-    for options in ({"max_tensors": 0}, {"max_tensors": 1, "max_size": "1M"}, {"max_size": "1T"}, {"max_size": "0"}, {"max_size": "-1"},
-                    {"metadata_first": True}):
+    for options in (
+        {"max_tensors": 0},
+        {"max_tensors": 1, "max_size": "1M"},
+        {"max_size": "1T"},
+        {"max_size": "0"},
+        {"max_size": "-1"},
+        {"metadata_first": True},
+    ):
         with pytest.raises(UsageError):
             Limits(**options)
-    assert [Limits(max_size=text).bytes for text in ("77", 77, "2K", "3M", "1G")] == [77, 77, 2000, 3 * 10**6, 10**9]
+    assert [Limits(max_size=text).bytes for text in ("77", 77, "2K", "3M", "1G")] == [
+        77,
+        77,
+        2000,
+        3 * 10**6,
+        10**9,
+    ]
 
 
 @pytest.mark.parametrize("type", ["q4_k_m", "IQ4_K", "q4_k_r4"])
 def test_quantized_as_it_is_read(checkpoint, tmp_path, type):
     """The bytes are those of converting to bf16 first; shards and the importance matrix too."""
-    imatrix = iqforge.collect_imatrix(iqforge.convert_model(checkpoint, tmp_path / "m.gguf"), "A text\nof words. " * 60, tmp_path / "m.dat",
-                                      n_ctx=64, chunks=1)
+    imatrix = iqforge.collect_imatrix(
+        iqforge.convert_model(checkpoint, tmp_path / "m.gguf"),
+        "A text\nof words. " * 60,
+        tmp_path / "m.dat",
+        n_ctx=64,
+        chunks=1,
+    )
     assert imatrix.entries
-    iqforge.quantize_model(tmp_path / "m.gguf", tmp_path / "two-steps.gguf", type, tmp_path / "m.dat", provenance=False)
-    made = iqforge.convert_model(checkpoint, tmp_path / "one-{ftype}.gguf", type, imatrix=tmp_path / "m.dat")
-    assert made.name == f"one-{type.lower()}.gguf" and made.read_bytes() == (tmp_path / "two-steps.gguf").read_bytes()
-    first = iqforge.convert_model(checkpoint, tmp_path / "s.gguf", type, imatrix=tmp_path / "m.dat", split_max_tensors=4)
+    iqforge.quantize_model(
+        tmp_path / "m.gguf", tmp_path / "two-steps.gguf", type, tmp_path / "m.dat", provenance=False
+    )
+    made = iqforge.convert_model(
+        checkpoint, tmp_path / "one-{ftype}.gguf", type, imatrix=tmp_path / "m.dat"
+    )
+    assert (
+        made.name == f"one-{type.lower()}.gguf"
+        and made.read_bytes() == (tmp_path / "two-steps.gguf").read_bytes()
+    )
+    first = iqforge.convert_model(
+        checkpoint, tmp_path / "s.gguf", type, imatrix=tmp_path / "m.dat", split_max_tensors=4
+    )
     assert len(check_shards(first, made)) == 3
 
 
@@ -100,7 +150,9 @@ def test_blocks_of_the_checkpoint_are_kept(tmp_path):
         assert len(packed) == 6 and "IQ4_NL" in types.values() and "BF16" not in types.values()
         for tensor in packed:
             assert types[tensor.name] == "MXFP4"
-            assert bytes(after.read_bytes(tensor, 0, tensor.n_bytes)) == bytes(before.read_bytes(tensor, 0, tensor.n_bytes))
+            assert bytes(after.read_bytes(tensor, 0, tensor.n_bytes)) == bytes(
+                before.read_bytes(tensor, 0, tensor.n_bytes)
+            )
 
 
 def test_unknown_types_name_near_ones(checkpoint, tmp_path):
@@ -110,41 +162,84 @@ def test_unknown_types_name_near_ones(checkpoint, tmp_path):
 
 
 def test_keys_from_a_file(checkpoint, whole, tmp_path):
-    overrides = {"general.name": "My Model", "general.author": "A. N. Other", "general.tags": ["a", "b"], "general.size_label": None,
-                 "general.base_models": [{"name": "Base", "repo_url": "https://example.org/base"}, {"name": "Second"}],
-                 "general.x": 3, "general.y": True, "general.z": 0.5}
+    overrides = {
+        "general.name": "My Model",
+        "general.author": "A. N. Other",
+        "general.tags": ["a", "b"],
+        "general.size_label": None,
+        "general.base_models": [
+            {"name": "Base", "repo_url": "https://example.org/base"},
+            {"name": "Second"},
+        ],
+        "general.x": 3,
+        "general.y": True,
+        "general.z": 0.5,
+    }
     (tmp_path / "m.json").write_text(json.dumps(overrides))
     made = iqforge.convert_model(checkpoint, tmp_path, "bf16", metadata=tmp_path / "m.json")
     assert made.name == "My-Model-BF16.gguf"
     with open_gguf(made) as file, open_gguf(whole) as plain:
         found = {key: value.data for key, value in file.metadata.items()}
-        wanted = {key: value.data for key, value in plain.metadata.items() if key != "general.size_label"}
-        assert found == wanted | {"general.name": "My Model", "general.author": "A. N. Other", "general.tags": ["a", "b"],
-                                  "general.base_model.count": 2, "general.base_model.0.name": "Base",
-                                  "general.base_model.0.repo_url": "https://example.org/base", "general.base_model.1.name": "Second",
-                                  "general.x": 3, "general.y": True, "general.z": 0.5}
+        wanted = {
+            key: value.data for key, value in plain.metadata.items() if key != "general.size_label"
+        }
+        assert found == wanted | {
+            "general.name": "My Model",
+            "general.author": "A. N. Other",
+            "general.tags": ["a", "b"],
+            "general.base_model.count": 2,
+            "general.base_model.0.name": "Base",
+            "general.base_model.0.repo_url": "https://example.org/base",
+            "general.base_model.1.name": "Second",
+            "general.x": 3,
+            "general.y": True,
+            "general.z": 0.5,
+        }
         keys = list(found)
-        assert keys.index("general.author") < keys.index("llama.block_count") and keys[0] == "general.architecture"
-    named = iqforge.convert_model(checkpoint, tmp_path, "bf16", metadata=tmp_path / "m.json", name="Stronger")
+        assert (
+            keys.index("general.author") < keys.index("llama.block_count")
+            and keys[0] == "general.architecture"
+        )
+    named = iqforge.convert_model(
+        checkpoint, tmp_path, "bf16", metadata=tmp_path / "m.json", name="Stronger"
+    )
     assert named.name.startswith("Stronger-")
 
 
 def test_a_set_list_replaces_the_whole_list(tmp_path):
     folder = make_tiny_llama(tmp_path / "hf", n_layers=1)
-    (folder / "README.md").write_text("---\nbase_model:\n- org/first\n- org/second\nlicense: mit\n---\n")
-    (tmp_path / "m.json").write_text('{"general.base_models": [{"name": "Only"}], "general.license": null}')
+    (folder / "README.md").write_text(
+        "---\nbase_model:\n- org/first\n- org/second\nlicense: mit\n---\n"
+    )
+    (tmp_path / "m.json").write_text(
+        '{"general.base_models": [{"name": "Only"}], "general.license": null}'
+    )
     made = iqforge.convert_model(folder, tmp_path / "m.gguf", metadata=tmp_path / "m.json")
     with open_gguf(made) as file:
-        assert {key: value.data for key, value in file.metadata.items() if "base_model" in key or "license" in key} == {
-            "general.base_model.count": 1, "general.base_model.0.name": "Only"}
+        assert {
+            key: value.data
+            for key, value in file.metadata.items()
+            if "base_model" in key or "license" in key
+        } == {"general.base_model.count": 1, "general.base_model.0.name": "Only"}
 
 
-@pytest.mark.parametrize("content, words", [
-    ('{"llama.block_count": 3}', "begin with"), ('{"general.architecture": "x"}', "cannot be set"),
-    ('{"general.file_type": 1}', "cannot be set"),
-    ('{"general.alignment": 64}', "cannot be set"), ('{"general.x": {}}', "expected a text"), ('{"general.x": [1]}', "expected a text"),
-    ('{"general.x": -1}', "expected a text"), ('{"general.base_models": "x"}', "list of objects"), ('{"general.": "x"}', "begin with"),
-    ('{"general.datasets": [{"name": 3}]}', "list of objects"), ('{"general.x": 1, "general.x": 2}', "twice"), ("[]", "not an object")])
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ('{"llama.block_count": 3}', "begin with"),
+        ('{"general.architecture": "x"}', "cannot be set"),
+        ('{"general.file_type": 1}', "cannot be set"),
+        ('{"general.alignment": 64}', "cannot be set"),
+        ('{"general.x": {}}', "expected a text"),
+        ('{"general.x": [1]}', "expected a text"),
+        ('{"general.x": -1}', "expected a text"),
+        ('{"general.base_models": "x"}', "list of objects"),
+        ('{"general.": "x"}', "begin with"),
+        ('{"general.datasets": [{"name": 3}]}', "list of objects"),
+        ('{"general.x": 1, "general.x": 2}', "twice"),
+        ("[]", "not an object"),
+    ],
+)
 def test_keys_that_cannot_be_set(checkpoint, tmp_path, content, words):
     (tmp_path / "m.json").write_text(content)
     with pytest.raises(ConfigError, match=words):
@@ -162,13 +257,23 @@ def test_a_disk_that_is_too_small(checkpoint, whole, tmp_path, monkeypatch, caps
     needed = whole.stat().st_size
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, needed - 1))
     for options in ({}, {"split_max_tensors": 5}):
-        with pytest.raises(OutputError, match=rf"needs {needed if not options else '[0-9]+'} bytes, {needed - 1} are free"):
+        with pytest.raises(
+            OutputError,
+            match=rf"needs {needed if not options else '[0-9]+'} bytes, {needed - 1} are free",
+        ):
             iqforge.convert_model(checkpoint, tmp_path / "m.gguf", **options)
     assert not os.listdir(tmp_path)
-    assert main(["convert", str(checkpoint), "--outfile", str(tmp_path / "m.gguf"), "--dry-run"]) == 0
-    assert f"space needed: {needed} bytes, {needed - 1} are free: not enough" in capsys.readouterr().out
+    assert (
+        main(["convert", str(checkpoint), "--outfile", str(tmp_path / "m.gguf"), "--dry-run"]) == 0
+    )
+    assert (
+        f"space needed: {needed} bytes, {needed - 1} are free: not enough"
+        in capsys.readouterr().out
+    )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, needed))
-    assert iqforge.convert_model(checkpoint, tmp_path / "m.gguf").stat().st_size == needed  # the announced size is the true one
+    assert (
+        iqforge.convert_model(checkpoint, tmp_path / "m.gguf").stat().st_size == needed
+    )  # the announced size is the true one
 
 
 def test_a_folder_that_is_not_there(checkpoint, tmp_path):
@@ -178,13 +283,27 @@ def test_a_folder_that_is_not_there(checkpoint, tmp_path):
 
 
 def test_command(checkpoint, whole, tmp_path, capsys):
-    words = ["convert", str(checkpoint), "--outfile", str(tmp_path / "m.gguf"), "--split-max-tensors", "6", "--no-tensor-first-split"]
+    words = [
+        "convert",
+        str(checkpoint),
+        "--outfile",
+        str(tmp_path / "m.gguf"),
+        "--split-max-tensors",
+        "6",
+        "--no-tensor-first-split",
+    ]
     assert main([*words, "--dry-run", "--outtype", "IQ4_K"]) == 0
     out = capsys.readouterr().out
-    assert "BF16 -> IQ4_K" in out and "m-00003-of-00003.gguf: 6 tensors" in out and not os.listdir(tmp_path)
+    assert (
+        "BF16 -> IQ4_K" in out
+        and "m-00003-of-00003.gguf: 6 tensors" in out
+        and not os.listdir(tmp_path)
+    )
     assert main(words) == 0
     captured = capsys.readouterr()
-    assert "MB are free" in captured.err and "2 more shards" in captured.err  # said before it starts
+    assert (
+        "MB are free" in captured.err and "2 more shards" in captured.err
+    )  # said before it starts
     assert check_shards(tmp_path / "m-00001-of-00003.gguf", whole) == [0, 6, 6]
     assert main(["convert", str(checkpoint), "--outtype", "q9"]) == 1
     with pytest.raises(SystemExit):

@@ -1,4 +1,6 @@
-"""The demo: once from end to end on few windows, its report as a parser sees it, its texts, its refusals."""
+"""The demo: once from end to end on few windows, its report as a parser sees it, its texts, its
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,11 @@ import sys
 import zlib
 from html.parser import HTMLParser
 
-import pytest
-
 import iqforge.api as api
+import pytest
 from iqforge.cli import COMMANDS, main
-from iqforge.demo.command import MODEL, TYPES, Chain, compare
 from iqforge.demo.chart import Point, scatter
+from iqforge.demo.command import MODEL, TYPES, Chain, compare
 from iqforge.demo.text import choose_texts, is_held_out
 from iqforge.errors import MalformedFileError, NotFoundError
 
@@ -56,7 +57,11 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
     def having(self, tag: str, word: str) -> list[dict]:
-        return [attributes for name, attributes in self.elements if name == tag and word in attributes.get("class", "").split()]
+        return [
+            attributes
+            for name, attributes in self.elements
+            if name == tag and word in attributes.get("class", "").split()
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +79,38 @@ def number(cell: str) -> float:
 
 
 def test_figures_are_plausible(demo):
-    rows = {row[0]: [number(cell) if cell[0].isdigit() else None for cell in row[1:]] for row in Page(demo[2]).rows}
+    rows = {
+        row[0]: [number(cell) if cell[0].isdigit() else None for cell in row[1:]]
+        for row in Page(demo[2]).rows
+    }
     bits, bpw, file, ppl, kld, worst, same = range(7)
     types = {name: rows[name] for name in TYPES}
-    assert types["Q8_0"][kld] < types["Q6_K"][kld] < types["IQ4_K"][kld] < types["IQ3_K"][kld] < types["IQ2_K"][kld] < 3
+    assert (
+        types["Q8_0"][kld]
+        < types["Q6_K"][kld]
+        < types["IQ4_K"][kld]
+        < types["IQ3_K"][kld]
+        < types["IQ2_K"][kld]
+        < 3
+    )
     assert 0 < types["Q8_0"][kld] < 0.002 and types["IQ4_K"][kld] < types["Q4_K"][kld]
     assert types["IQ4_K_R4"][:7] == types["IQ4_K"][:7]
     for row in types.values():
         assert row[bpw] > row[bits] or row[bpw] >= 8.5
         assert 10 < row[ppl] < 60 and row[worst] > row[kld] and 30 < row[same] <= 100
         assert row[file] < rows["BF16"][file] == pytest.approx(10.1, abs=0.1)
-    assert types["Q8_0"][ppl] == pytest.approx(rows["BF16"][ppl], rel=0.01) and rows["BF16"][kld] is None
+    assert (
+        types["Q8_0"][ppl] == pytest.approx(rows["BF16"][ppl], rel=0.01)
+        and rows["BF16"][kld] is None
+    )
 
 
 def test_printed_table_is_that_of_the_report(demo):
     folder, printed, html = demo
-    lines = {line.split()[0]: line for line in printed.split("same top\n")[1].split("\n\n")[0].splitlines()}
+    lines = {
+        line.split()[0]: line
+        for line in printed.split("same top\n")[1].split("\n\n")[0].splitlines()
+    }
     for row in Page(html).rows:
         if row[0] in TYPES:
             for cell in (row[2], row[4], row[5]):
@@ -110,22 +131,48 @@ def test_report_stands_alone(demo):
 def test_report_is_complete_and_accessible(demo):
     page = Page(demo[2])
     names = [name for name, _ in page.elements]
-    assert page.elements[0] == ("html", {"lang": "en"}) and names.count("h1") == names.count("svg") == 1
+    assert (
+        page.elements[0] == ("html", {"lang": "en"})
+        and names.count("h1") == names.count("svg") == 1
+    )
     assert sorted(mark["data-label"] for mark in page.having("g", "mark")) == sorted(TYPES)
     svg = dict(page.elements)["svg"]
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
-    assert svg["role"] == "img" and set(svg["aria-labelledby"].split()) <= set(ids) and len(ids) == len(set(ids))
-    assert names.count("caption") == names.count("table") == 2 and all("scope" in a for name, a in page.elements if name == "th")
+    assert (
+        svg["role"] == "img"
+        and set(svg["aria-labelledby"].split()) <= set(ids)
+        and len(ids) == len(set(ids))
+    )
+    assert names.count("caption") == names.count("table") == 2 and all(
+        "scope" in a for name, a in page.elements if name == "th"
+    )
     text = " ".join(page.text)
-    for words in ("bits per weight of the whole model", "mean KL divergence from BF16", "cores", "3 windows", "CRC-32", "--chunks 3",
-                  "made by <demo>", "shards"):
+    for words in (
+        "bits per weight of the whole model",
+        "mean KL divergence from BF16",
+        "cores",
+        "3 windows",
+        "CRC-32",
+        "--chunks 3",
+        "made by <demo>",
+        "shards",
+    ):
         assert words in text
 
 
 def test_files_that_are_left(demo):
     names = {path.name for path in demo[0].iterdir()}
-    assert names == {"report.html", "calibration.txt", "measuring.txt", "imatrix.dat", "base.kld", "demo-BF16.gguf", "demo-IQ4_K-merged.gguf",
-                     *(f"demo-{type}.gguf" for type in TYPES), *(f"demo-IQ4_K-0000{i}-of-00003.gguf" for i in (1, 2, 3))}
+    assert names == {
+        "report.html",
+        "calibration.txt",
+        "measuring.txt",
+        "imatrix.dat",
+        "base.kld",
+        "demo-BF16.gguf",
+        "demo-IQ4_K-merged.gguf",
+        *(f"demo-{type}.gguf" for type in TYPES),
+        *(f"demo-IQ4_K-0000{i}-of-00003.gguf" for i in (1, 2, 3)),
+    }
 
 
 def test_comparison_finds_a_difference(demo, tmp_path):
@@ -145,7 +192,9 @@ def test_texts_share_no_paragraph():
     assert texts.calibration_topics > 50 and texts.measuring_topics > 10
     assert len(texts.calibration) > 300_000 and len(texts.measuring) > 70_000 and texts.repeated > 0
     measured = {" ".join(paragraph.split()) for paragraph in texts.measuring.split("\n\n")}
-    assert not measured & {" ".join(paragraph.split()) for paragraph in texts.calibration.split("\n\n")}
+    assert not measured & {
+        " ".join(paragraph.split()) for paragraph in texts.calibration.split("\n\n")
+    }
 
 
 def test_texts_of_given_topics():
@@ -163,7 +212,10 @@ def test_python_without_the_text(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(NotFoundError, match="pydoc_data"):
         choose_texts()
-    assert main(["demo", "--dir", str(tmp_path / "d")]) == 1 and "pydoc_data" in capsys.readouterr().err
+    assert (
+        main(["demo", "--dir", str(tmp_path / "d")]) == 1
+        and "pydoc_data" in capsys.readouterr().err
+    )
 
 
 def test_folder_that_cannot_be_used(tmp_path, capsys):
@@ -175,11 +227,16 @@ def test_folder_that_cannot_be_used(tmp_path, capsys):
     (tmp_path / "d" / "measuring.txt").mkdir(parents=True)
     assert main(["demo", "--dir", str(tmp_path / "d")]) == 1
     assert "not a regular file" in capsys.readouterr().err
-    assert main(["demo", "--dir", str(tmp_path), "--chunks", "0"]) == 1 and "--chunks is 0" in capsys.readouterr().err
+    assert (
+        main(["demo", "--dir", str(tmp_path), "--chunks", "0"]) == 1
+        and "--chunks is 0" in capsys.readouterr().err
+    )
 
 
 def test_no_space(tmp_path, capsys):
-    """A limit on the size of files stands for a full disk: the first file above it is refused by name, and nothing half-written stays."""
+    """A limit on the size of files stands for a full disk: the first file above it is refused by
+    name, and nothing half-written stays.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, hard))
     try:
@@ -192,20 +249,46 @@ def test_no_space(tmp_path, capsys):
 
 
 def test_embedded_model_is_whole():
-    assert {path.name for path in MODEL.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
+    assert {path.name for path in MODEL.iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "README.md",
+    }
 
 
 def test_chart_of_few_and_of_equal_points():
-    one = scatter([Point("A&B", 4.5, 0.0)], title="t", description="d", x_label="x", y_label="y", series=("s",))
+    one = scatter(
+        [Point("A&B", 4.5, 0.0)],
+        title="t",
+        description="d",
+        x_label="x",
+        y_label="y",
+        series=("s",),
+    )
     assert one.count('class="mark') == 1 and "A&amp;B" in one and "nan" not in one
-    same = scatter([Point(f"T{i}", 4.5, 0.05, i % 2, i == 2) for i in range(3)], title="t", description="d", x_label="x", y_label="y",
-                   series=("s", "u"))
-    assert same.count('class="mark') == 3 and same.count('class="enlarged') in (0, 3) and "nan" not in same
+    same = scatter(
+        [Point(f"T{i}", 4.5, 0.05, i % 2, i == 2) for i in range(3)],
+        title="t",
+        description="d",
+        x_label="x",
+        y_label="y",
+        series=("s", "u"),
+    )
+    assert (
+        same.count('class="mark') == 3
+        and same.count('class="enlarged') in (0, 3)
+        and "nan" not in same
+    )
 
 
 def test_shown_commands_are_accepted(demo, capsys):
     """The commands that the report shows, with a type in place of TYPE, do what the demo did."""
-    commands = [shlex.split(row[0][row[0].index("iqforge ") :]) for row in Page(demo[2]).rows if "iqforge " in row[0]]
+    commands = [
+        shlex.split(row[0][row[0].index("iqforge ") :])
+        for row in Page(demo[2]).rows
+        if "iqforge " in row[0]
+    ]
     assert {words[1] for words in commands} <= COMMANDS.keys() and len(commands) == 6
     for words in commands:
         if words[1] in ("quantize", "gguf-split"):

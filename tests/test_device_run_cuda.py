@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.errors import NonFiniteError
 from iqforge.quantize.cuda import pieces as cuda_run
 
@@ -18,15 +17,28 @@ from .test_encode_cuda import gpu  # noqa: F401  (a fixture)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_bytes_and_report_of_the_cpu(gpu, model, tmp_path, monkeypatch, type, weighted):  # noqa: F811
     given = imatrix(model) if weighted else None
-    expected = iqforge.quantize_model(model, tmp_path / "cpu.gguf", type, given, pure=True, allow_requantize=True)
+    expected = iqforge.quantize_model(
+        model, tmp_path / "cpu.gguf", type, given, pure=True, allow_requantize=True
+    )
     for piece in (4096 + 512, 1 << 25):
         monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", piece)
-        report = iqforge.quantize_model(model, tmp_path / "gpu.gguf", type, given, pure=True, allow_requantize=True, device="cuda")
+        report = iqforge.quantize_model(
+            model,
+            tmp_path / "gpu.gguf",
+            type,
+            given,
+            pure=True,
+            allow_requantize=True,
+            device="cuda",
+        )
         assert (tmp_path / "gpu.gguf").read_bytes() == (tmp_path / "cpu.gguf").read_bytes()
         for ours, theirs in zip(report.tensors, expected.tensors):
             if ours.rmse is not None:
-                assert np.allclose([ours.rmse, ours.weighted_rmse, ours.largest_error],
-                                   [theirs.rmse, theirs.weighted_rmse, theirs.largest_error], rtol=1e-4)
+                assert np.allclose(
+                    [ours.rmse, ours.weighted_rmse, ours.largest_error],
+                    [theirs.rmse, theirs.weighted_rmse, theirs.largest_error],
+                    rtol=1e-4,
+                )
 
 
 @pytest.mark.gpu
@@ -35,8 +47,12 @@ def test_numbers_that_are_not_finite(gpu, tmp_path, kind, value):  # noqa: F811
     path = write_holes(tmp_path, kind, value)
     with pytest.raises(NonFiniteError, match=f"{np.float32(value)} at row 5, column 9"):
         iqforge.quantize_model(path, tmp_path / "q.gguf", "IQ4_K", pure=True, device="cuda:0")
-    expected = iqforge.quantize_model(path, tmp_path / "cpu.gguf", "IQ4_K", pure=True, nan_to_zero=True)
-    report = iqforge.quantize_model(path, tmp_path / "gpu.gguf", "IQ4_K", pure=True, nan_to_zero=True, device="cuda")
+    expected = iqforge.quantize_model(
+        path, tmp_path / "cpu.gguf", "IQ4_K", pure=True, nan_to_zero=True
+    )
+    report = iqforge.quantize_model(
+        path, tmp_path / "gpu.gguf", "IQ4_K", pure=True, nan_to_zero=True, device="cuda"
+    )
     assert (tmp_path / "gpu.gguf").read_bytes() == (tmp_path / "cpu.gguf").read_bytes()
     assert report.tensors[0].zeroed == expected.tensors[0].zeroed == 3
 
@@ -50,6 +66,14 @@ def test_two_devices_take_turns(gpu, model, tmp_path, monkeypatch):  # noqa: F81
     digests = []
     for numbers in ((0,), (0, 0), (0, 0, 0)):
         monkeypatch.setattr(devices, "find_devices", lambda device, numbers=numbers: numbers)
-        iqforge.quantize_model(model, tmp_path / "gpu.gguf", "IQ4_K", imatrix(model), pure=True, allow_requantize=True, device="cuda")
+        iqforge.quantize_model(
+            model,
+            tmp_path / "gpu.gguf",
+            "IQ4_K",
+            imatrix(model),
+            pure=True,
+            allow_requantize=True,
+            device="cuda",
+        )
         digests.append((tmp_path / "gpu.gguf").read_bytes())
     assert digests[0] == digests[1] == digests[2]

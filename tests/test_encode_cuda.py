@@ -10,7 +10,6 @@ from concurrent.futures import ProcessPoolExecutor, wait
 
 import numpy as np
 import pytest
-
 from iqforge.errors import UsageError
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.encode import _searches, encodable_types, encode
@@ -18,8 +17,13 @@ from iqforge.quantize.encode import _searches, encodable_types, encode
 from .shared import SHARED
 
 # Trellis types have another algorithm on a device: tests/test_trellis.py.
-TYPES = [name for name in encodable_types()
-         if not ggml_type(name).is_float and not ggml_type(name).is_interleaved and not name.endswith("_KT")]
+TYPES = [
+    name
+    for name in encodable_types()
+    if not ggml_type(name).is_float
+    and not ggml_type(name).is_interleaved
+    and not name.endswith("_KT")
+]
 N_COLS = 1024
 
 
@@ -42,8 +46,12 @@ def compile_both(name: str, devices: tuple[str, ...] = ("cpu", "cuda")) -> None:
 
 
 def compile_side_by_side(names: list[str], **options) -> None:
-    """numba compiles one function at a time, a type for 5 to 20 seconds: a process per core for it. An error comes again in the test."""
-    with ProcessPoolExecutor(min(len(names), os.cpu_count()), mp_context=multiprocessing.get_context("spawn")) as pool:
+    """numba compiles one function at a time, a type for 5 to 20 seconds: a process per core for it.
+    An error comes again in the test.
+    """
+    with ProcessPoolExecutor(
+        min(len(names), os.cpu_count()), mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
         wait([pool.submit(compile_both, name, **options) for name in names])
 
 
@@ -51,20 +59,32 @@ def compile_side_by_side(names: list[str], **options) -> None:
 def gpu(request):
     if reason := _reason_to_skip():
         pytest.skip(reason)
-    asked = {value for item in request.session.items if "gpu" in item.fixturenames and hasattr(item, "callspec")
-             for value in item.callspec.params.values() if value in TYPES}
+    asked = {
+        value
+        for item in request.session.items
+        if "gpu" in item.fixturenames and hasattr(item, "callspec")
+        for value in item.callspec.params.values()
+        if value in TYPES
+    }
     if len(asked) > 2:
         compile_side_by_side(sorted(asked))
 
 
 def edge_rows() -> np.ndarray:
-    """Values that divide, round or compare badly: zeros of both signs, constants, subnormals, near overflow, lone outliers."""
+    """Values that divide, round or compare badly: zeros of both signs, constants, subnormals, near
+    overflow, lone outliers.
+    """
     rng = np.random.default_rng(11)
     gauss = rng.standard_normal((40, N_COLS)).astype(np.float32)
     x = gauss.copy()
-    for row, value in enumerate([0.0, -0.0, 1.0, -1.0, 1e-30, 1e-38, 1e-40, 1e-45, -3e-41, 65504.0, 1e10, 1e30]):
+    for row, value in enumerate(
+        [0.0, -0.0, 1.0, -1.0, 1e-30, 1e-38, 1e-40, 1e-45, -3e-41, 65504.0, 1e10, 1e30]
+    ):
         x[row] = np.float32(value)
-    for row, scale in enumerate([1e-45, 1e-42, 1e-40, 1e-38, 1e-36, 1e-30, 1e-20, 6e-8, 6e-5, 1e4, 1e10, 1e18, 1e30, 1e37], 12):
+    for row, scale in enumerate(
+        [1e-45, 1e-42, 1e-40, 1e-38, 1e-36, 1e-30, 1e-20, 6e-8, 6e-5, 1e4, 1e10, 1e18, 1e30, 1e37],
+        12,
+    ):
         x[row] = gauss[row] * np.float32(scale)
     x[26] = 0
     x[26, ::256] = 1
@@ -88,7 +108,13 @@ def importances() -> dict[str, np.ndarray | None]:
     gaps[:256] = 0
     gaps[300:310] = 0
     wide = (10.0 ** rng.uniform(-30, 30, N_COLS)).astype(np.float32)
-    return {"none": None, "some": some, "gaps": gaps, "zeros": np.zeros(N_COLS, np.float32), "wide": wide}
+    return {
+        "none": None,
+        "some": some,
+        "gaps": gaps,
+        "zeros": np.zeros(N_COLS, np.float32),
+        "wide": wide,
+    }
 
 
 def assert_same(name: str, x: np.ndarray, importance: np.ndarray | None, what: str) -> None:
@@ -96,7 +122,10 @@ def assert_same(name: str, x: np.ndarray, importance: np.ndarray | None, what: s
         expected = encode(name, x, importance, threads=2)
     actual = encode(name, x, importance, device="cuda")
     differing = np.nonzero((expected != actual).any(axis=1))[0]
-    assert not len(differing), f"{name}, {what}: {int((expected != actual).sum())} bytes differ, rows {differing[:8].tolist()}"
+    assert not len(differing), (
+        f"{name}, {what}: {int((expected != actual).sum())} bytes differ, rows"
+        f" {differing[:8].tolist()}"
+    )
 
 
 @pytest.mark.gpu
@@ -104,7 +133,9 @@ def assert_same(name: str, x: np.ndarray, importance: np.ndarray | None, what: s
 def test_same_bytes_as_cpu(gpu, name):
     edge = edge_rows()
     rng = np.random.default_rng(13)
-    bulk = (rng.standard_normal((256, N_COLS)) * rng.uniform(0.001, 10, (256, 1))).astype(np.float32)
+    bulk = (rng.standard_normal((256, N_COLS)) * rng.uniform(0.001, 10, (256, 1))).astype(
+        np.float32
+    )
     for what, importance in importances().items():
         assert_same(name, edge, importance, f"edge rows, importance {what}")
         assert_same(name, bulk, importance, f"Gaussian rows, importance {what}")
@@ -130,7 +161,10 @@ def test_launches_that_no_cuda_block_divides(gpu, name):
     for columns in (256, 768):
         expected = encode(name, np.ascontiguousarray(x[:, :columns]))
         for rows in 40 * [1, 3, 7]:
-            assert np.array_equal(encode(name, np.ascontiguousarray(x[:rows, :columns]), device="cuda"), expected[:rows])
+            assert np.array_equal(
+                encode(name, np.ascontiguousarray(x[:rows, :columns]), device="cuda"),
+                expected[:rows],
+            )
 
 
 @pytest.mark.gpu
@@ -167,15 +201,18 @@ def test_missing_device_is_said():
         encode("Q4_0", np.zeros((1, 32), np.float32), device="cuda")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason="numba-cuda is not installed"
+)
 @pytest.mark.parametrize("kind", ["plain", "single", "block", "row", "steps"])
 def test_compiled_code_rounds_like_the_cpu(kind, monkeypatch):
-    """Without a device: the machine code that NVVM makes of each kind of search has no joined or approximate operation."""
+    """Without a device: the machine code that NVVM makes of each kind of search has no joined or
+    approximate operation.
+    """
     import numba.cuda.dispatcher
-    from numba import cuda
-
     from iqforge.cuda_kernels.compile import numba_cuda as kernel_cuda
     from iqforge.quantize.cuda import encoder as cuda_searches
+    from numba import cuda
 
     device = types.SimpleNamespace(compute_capability=(9, 0))
     monkeypatch.setattr(numba.cuda.dispatcher, "get_current_device", lambda: device)
@@ -186,7 +223,9 @@ def test_compiled_code_rounds_like_the_cpu(kind, monkeypatch):
         exec(source, namespace)
         for exact in (True, False):
             kernel_cuda._compiling.exact = exact
-            ptx, _ = cuda.compile(namespace[name], signature, device=False, output="ptx", abi="numba", cc=(9, 0))
+            ptx, _ = cuda.compile(
+                namespace[name], signature, device=False, output="ptx", abi="numba", cc=(9, 0)
+            )
             seen.append(kernel_cuda.inexact_instructions(ptx))
         kernel_cuda._compiling.exact = False
 
@@ -195,4 +234,6 @@ def test_compiled_code_rounds_like_the_cpu(kind, monkeypatch):
     name, search = next(iter(_searches()[kind].items()))
     cuda_searches._kernel.__wrapped__(ggml_type(name), kind, search, 0, ())
     assert seen[0] == []
-    assert kind == "plain" or any("fma" in found for found in seen[1]), "the check would not notice joined operations"
+    assert kind == "plain" or any("fma" in found for found in seen[1]), (
+        "the check would not notice joined operations"
+    )

@@ -1,4 +1,6 @@
-"""What a dry run says of time, memory and disk: that it tries the run's own pieces, adds up right, and leaves nothing behind."""
+"""What a dry run says of time, memory and disk: that it tries the run's own pieces, adds up right,
+and leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,9 @@ import os
 import types
 from pathlib import Path
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.cli import main
 from iqforge.errors import NonFiniteError, OutputError
 from iqforge.formats import output
@@ -19,9 +20,10 @@ from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.cuda import device as cuda_device, pieces as cuda_run
-from iqforge.quantize.run import estimate
+from iqforge.quantize.cuda import device as cuda_device
+from iqforge.quantize.cuda import pieces as cuda_run
 from iqforge.quantize.plan.plan import plan_uniform
+from iqforge.quantize.run import estimate
 from iqforge.quantize.run.sample import SampledSource, spread
 
 from .test_device_run import FakeDevice
@@ -38,14 +40,21 @@ def write(path: Path, tensors: list[TensorInfo], value: float | None = None) -> 
     with GGUFWriter(path, {"general.architecture": string("llama")}, tensors) as sink:
         for tensor in tensors:
             x = generator.standard_normal((tensor.n_rows, tensor.n_cols)).astype(np.float32)
-            sink.write(tensor, encode_float(tensor.type, x if value is None else np.full_like(x, value)))
+            sink.write(
+                tensor, encode_float(tensor.type, x if value is None else np.full_like(x, value))
+            )
     return path
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    tensors = [info("token_embd.weight", (64, 256)), info("blk.0.attn_norm.weight", (256,), "F32"), info("blk.0.attn_q.weight", (128, 256)),
-               info("blk.0.ffn_up_exps.weight", (4, 32, 256)), info("blk.0.ffn_down.weight", (64, 512))]
+    tensors = [
+        info("token_embd.weight", (64, 256)),
+        info("blk.0.attn_norm.weight", (256,), "F32"),
+        info("blk.0.attn_q.weight", (128, 256)),
+        info("blk.0.ffn_up_exps.weight", (4, 32, 256)),
+        info("blk.0.ffn_down.weight", (64, 512)),
+    ]
     return write(tmp_path_factory.mktemp("model") / "model.gguf", tensors)
 
 
@@ -53,14 +62,22 @@ def test_samples_are_spread_in_whole_groups():
     tensors = [info("a", (100, 256)), info("b", (6, 64, 256)), info("c", (300, 256))]
     for offset in (0.25, 0.75):
         samples = spread(tensors, 10, 20 * 256, 8, offset)
-        assert {own.tensor.name for own in samples} == {"a", "b", "c"} and len({(own.tensor.name, own.start) for own in samples}) == 10
+        assert {own.tensor.name for own in samples} == {"a", "b", "c"} and len(
+            {(own.tensor.name, own.start) for own in samples}
+        ) == 10
         for own in samples:
-            assert own.stop - own.start == 16 and own.start % own.matrix_rows % 8 == 0 and own.stop <= own.tensor.n_rows
+            assert (
+                own.stop - own.start == 16
+                and own.start % own.matrix_rows % 8 == 0
+                and own.stop <= own.tensor.n_rows
+            )
             assert own.start // own.matrix_rows == (own.stop - 1) // own.matrix_rows
     small = spread([info("b", (6, 64, 256))], 3, 1 << 20, 4)
     assert [own.stop - own.start for own in small] == [64] * 3, "a sample lies in one matrix"
     stacks = spread([info("b", (6, 64, 256))], 2, 3 * 64 * 256 + 5, 4, whole=True)
-    assert [own.shape for own in stacks] == [(3, 64, 256)] * 2 and all(own.start % 64 == 0 for own in stacks)
+    assert [own.shape for own in stacks] == [(3, 64, 256)] * 2 and all(
+        own.start % 64 == 0 for own in stacks
+    )
 
 
 def test_sampled_rows_and_importances_are_those_of_the_source(model):
@@ -71,10 +88,19 @@ def test_sampled_rows_and_importances_are_those_of_the_source(model):
         weights = imatrix.importance(experts.name, experts.shape)
         lookup = sampled.importance(imatrix.importance)
         for tensor, own in zip(sampled.tensors, sampled.rows):
-            assert np.array_equal(sampled.read_rows(tensor, 2, 7), source.read_rows(experts, own.start + 2, own.start + 7))
-            assert np.array_equal(lookup(tensor.name, tensor.shape), weights[own.start // 32:own.start // 32 + 1])
+            assert np.array_equal(
+                sampled.read_rows(tensor, 2, 7),
+                source.read_rows(experts, own.start + 2, own.start + 7),
+            )
+            assert np.array_equal(
+                lookup(tensor.name, tensor.shape), weights[own.start // 32 : own.start // 32 + 1]
+            )
         stacked = SampledSource(source, spread([experts], 1, 2 * 32 * 256, 8, whole=True))
-        assert len(stacked.importance(imatrix.importance)("0", stacked.tensors[0].shape)) == stacked.tensors[0].n_matrices == 2
+        assert (
+            len(stacked.importance(imatrix.importance)("0", stacked.tensors[0].shape))
+            == stacked.tensors[0].n_matrices
+            == 2
+        )
 
 
 def test_kinds_are_of_types_row_length_and_weights(model):
@@ -83,9 +109,17 @@ def test_kinds_are_of_types_row_length_and_weights(model):
     with open_gguf(model) as source:
         plan = plan_uniform(source.tensors, ggml_type("IQ4_K"), token_embedding_type="Q8_0")
         kinds = estimate.kinds_of(source, [plan], [imatrix.importance])
-        found = [([t.name.split(".")[-2] for t in kind.tensors], kind.weighted, kind.kept) for kind in kinds]
-    assert found == [(["token_embd"], False, False), (["attn_norm"], False, True), (["attn_q"], False, False),
-                     (["ffn_up_exps"], True, False), (["ffn_down"], True, False)]
+        found = [
+            ([t.name.split(".")[-2] for t in kind.tensors], kind.weighted, kind.kept)
+            for kind in kinds
+        ]
+    assert found == [
+        (["token_embd"], False, False),
+        (["attn_norm"], False, True),
+        (["attn_q"], False, False),
+        (["ffn_up_exps"], True, False),
+        (["ffn_down"], True, False),
+    ]
     assert kinds[3].piece == 32 * 256, "a piece lies in one matrix"
 
 
@@ -104,7 +138,9 @@ def test_times_of_kinds_add_up(model, monkeypatch):
         plan = plan_uniform(source.tensors, ggml_type("IQ4_K"), token_embedding_type="Q8_0")
         made = estimate.estimate_run(source, [plan], [None], threads=2, setup=3.0)
     expected = sum(p.source.n_elements * cost[p.target.type.name] for p in plan)
-    assert made.working == pytest.approx(expected) and made.seconds == pytest.approx(3 + made.loading + made.working)
+    assert made.working == pytest.approx(expected) and made.seconds == pytest.approx(
+        3 + made.loading + made.working
+    )
     assert sum(kind.n_elements for kind in made.kinds) == sum(p.source.n_elements for p in plan)
 
 
@@ -113,30 +149,49 @@ def test_estimate_of_a_run(model, tmp_path, monkeypatch, devices):
     """The real pipeline, with importances and two outputs; on devices made of numpy too."""
     monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 4096)
     monkeypatch.setattr(cuda_device, "CudaDevice", lambda number: FakeDevice(f"fake:{number}"))
-    monkeypatch.setattr("iqforge.quantize.cuda.devices.find_devices", lambda device: tuple(range(devices)))
+    monkeypatch.setattr(
+        "iqforge.quantize.cuda.devices.find_devices", lambda device: tuple(range(devices))
+    )
     outputs = [(tmp_path / "a.gguf", "IQ4_K"), (tmp_path / "b.gguf", "Q4_0")]
-    first, second = iqforge.quantize_models(model, outputs, imatrix_of(model), pure=True, dry_run=True, estimate=True, device="cuda",
-                                            threads=2)
+    first, second = iqforge.quantize_models(
+        model,
+        outputs,
+        imatrix_of(model),
+        pure=True,
+        dry_run=True,
+        estimate=True,
+        device="cuda",
+        threads=2,
+    )
     made = first.estimate
     assert made is second.estimate and not list(tmp_path.iterdir())
     assert made.setup > 0 and made.working > 0 and made.seconds >= made.setup + made.working
-    assert 50 << 20 < made.peak_bytes < 4 << 30 and all(kind.tried > 0 and kind.spent > 0 for kind in made.kinds)
+    assert 50 << 20 < made.peak_bytes < 4 << 30 and all(
+        kind.tried > 0 and kind.spent > 0 for kind in made.kinds
+    )
     assert any(kind.on_device for kind in made.kinds) == bool(devices)
     reports = iqforge.quantize_models(model, outputs, imatrix_of(model), pure=True)
-    assert made.disks[0].needed == sum(os.path.getsize(out) for out, _ in outputs) and len(made.disks) == 1
+    assert (
+        made.disks[0].needed == sum(os.path.getsize(out) for out, _ in outputs)
+        and len(made.disks) == 1
+    )
     assert reports[0].estimate is None
 
 
 def test_memory_grows_with_workers_and_pieces(model):
     with open_gguf(model) as source:
-        kinds = estimate.kinds_of(source, [plan_uniform(source.tensors, ggml_type("IQ4_K"))], [None])
+        kinds = estimate.kinds_of(
+            source, [plan_uniform(source.tensors, ggml_type("IQ4_K"))], [None]
+        )
     one, four = (estimate.memory_of_pieces(kinds, workers) for workers in (1, 4))
     largest = max(kind.piece for kind in kinds)
     assert largest == 64 * 512 and 12 * largest < one < four < 4 * one
     bigger = [TensorInfo("x", (1 << 14, 1 << 14), ggml_type("BF16"))]
     with_big = types.SimpleNamespace(tensors=tuple(bigger))
     big = estimate.kinds_of(with_big, [plan_uniform(bigger, ggml_type("IQ4_K"))], [None])
-    assert 64 << 20 < estimate.memory_of_pieces(big, 2) < 256 << 20, "bounded, however large the tensor"
+    assert 64 << 20 < estimate.memory_of_pieces(big, 2) < 256 << 20, (
+        "bounded, however large the tensor"
+    )
 
 
 def test_what_the_run_would_refuse_is_refused(tmp_path):
@@ -150,7 +205,15 @@ def test_command_prints_the_estimate(model, tmp_path, capsys):
     words = ["--pure", "--dry-run", str(model), str(tmp_path / "q.gguf"), "Q4_0", "2"]
     assert main(["quantize", *words]) == 0
     said = capsys.readouterr().out
-    for line in ("disk        = ", " are free", "peak memory = ", "time        = ", "preparing", "loading code", "nothing was written"):
+    for line in (
+        "disk        = ",
+        " are free",
+        "peak memory = ",
+        "time        = ",
+        "preparing",
+        "loading code",
+        "nothing was written",
+    ):
         assert line in said
     assert main(["quantize", "--no-estimate", *words]) == 0
     said = capsys.readouterr().out
@@ -162,7 +225,9 @@ def test_space_is_counted_per_disk(tmp_path, monkeypatch, capsys):
     files = [(tmp_path / "a.gguf", 10), (tmp_path / "b" / "c.gguf", 20)]
     (need,) = output.disk_needs(files)
     assert need.needed == 30 and need.free > 0 and need.fits
-    monkeypatch.setattr(output.shutil, "disk_usage", lambda folder: types.SimpleNamespace(total=100, free=25))
+    monkeypatch.setattr(
+        output.shutil, "disk_usage", lambda folder: types.SimpleNamespace(total=100, free=25)
+    )
     with pytest.raises(OutputError, match="need 30 bytes, 25 are free"):
         output.check_disks(files)
     output.check_disks(files[1:])
@@ -171,16 +236,28 @@ def test_space_is_counted_per_disk(tmp_path, monkeypatch, capsys):
 
 
 def test_outputs_that_do_not_fit_together_are_refused_before_the_first_byte(tmp_path, monkeypatch):
-    source = iqforge.convert_model(make_tiny_llama(tmp_path / "hf", n_layers=1), tmp_path / "m.gguf")
+    source = iqforge.convert_model(
+        make_tiny_llama(tmp_path / "hf", n_layers=1), tmp_path / "m.gguf"
+    )
     size = iqforge.quantize_model(source, tmp_path / "a.gguf", "Q8_0", pure=True).target_bytes
     (tmp_path / "a.gguf").unlink()
-    monkeypatch.setattr(output.shutil, "disk_usage", lambda folder: types.SimpleNamespace(total=100 * size, free=int(1.5 * size)))
+    monkeypatch.setattr(
+        output.shutil,
+        "disk_usage",
+        lambda folder: types.SimpleNamespace(total=100 * size, free=int(1.5 * size)),
+    )
     with pytest.raises(OutputError, match="are free"):
-        iqforge.quantize_models(source, [(tmp_path / "a.gguf", "Q8_0"), (tmp_path / "b.gguf", "Q8_0")], pure=True)
+        iqforge.quantize_models(
+            source, [(tmp_path / "a.gguf", "Q8_0"), (tmp_path / "b.gguf", "Q8_0")], pure=True
+        )
     assert not list(tmp_path.glob("[ab].gguf*"))
 
 
 def test_dry_run_says_that_the_disk_is_too_small(model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(output.shutil, "disk_usage", lambda folder: types.SimpleNamespace(total=100, free=25))
-    assert main(["quantize", "--pure", "--dry-run", str(model), str(tmp_path / "q.gguf"), "Q4_0"]) == 0
+    monkeypatch.setattr(
+        output.shutil, "disk_usage", lambda folder: types.SimpleNamespace(total=100, free=25)
+    )
+    assert (
+        main(["quantize", "--pure", "--dry-run", str(model), str(tmp_path / "q.gguf"), "Q4_0"]) == 0
+    )
     assert "too few are free" in capsys.readouterr().out

@@ -1,13 +1,14 @@
-"""Files of every preset: their tensors are what the reference's plans say, to the byte, and hold numbers."""
+"""Files of every preset: their tensors are what the reference's plans say, to the byte, and hold
+numbers.
+"""
 
 from __future__ import annotations
 
 import json
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.formats.codec import decode, encode_float
 from iqforge.formats.ftypes import FILE_TYPES, file_type
 from iqforge.formats.gguf.reader import open_gguf
@@ -27,8 +28,17 @@ def written(path, tensors, metadata) -> Imatrix:
     generator, entries = np.random.default_rng(0), {}
     with GGUFWriter(path, metadata, tensors) as sink:
         for tensor in tensors:
-            sink.write(tensor, encode_float("F32", generator.standard_normal((tensor.n_rows, tensor.n_cols)).astype(np.float32)))
-            entries[tensor.name] = Entry(generator.lognormal(size=(tensor.n_matrices, tensor.n_cols)), np.ones(tensor.n_matrices, dtype=int))
+            sink.write(
+                tensor,
+                encode_float(
+                    "F32",
+                    generator.standard_normal((tensor.n_rows, tensor.n_cols)).astype(np.float32),
+                ),
+            )
+            entries[tensor.name] = Entry(
+                generator.lognormal(size=(tensor.n_matrices, tensor.n_cols)),
+                np.ones(tensor.n_matrices, dtype=int),
+            )
     return Imatrix(entries, 1, 512)
 
 
@@ -47,11 +57,21 @@ def test_files_are_the_reference_s_plans(tmp_path):
     wanted = [golden["plan"][name] if plan == "same" else plan for name, plan in zip(names, plans)]
     chosen = [(name, plan) for name, plan in zip(names, wanted) if "error" not in plan]
     assert len(chosen) == 83
-    for (name, plan), path in zip(chosen, outputs_of(tmp_path, tmp_path / "m.gguf", [Recipe(name) for name, _ in chosen], imatrix)):
-        kinds = [t.type if kind == "kept" else ggml_type(kind) for t, kind in zip(tensors, expected(tensors, plan))]
+    for (name, plan), path in zip(
+        chosen,
+        outputs_of(tmp_path, tmp_path / "m.gguf", [Recipe(name) for name, _ in chosen], imatrix),
+    ):
+        kinds = [
+            t.type if kind == "kept" else ggml_type(kind)
+            for t, kind in zip(tensors, expected(tensors, plan))
+        ]
         with open_gguf(path) as result:
-            assert [(t.name, t.type) for t in result.tensors] == [(t.name, kind) for t, kind in zip(tensors, kinds)], name
-            assert sum(t.n_bytes for t in result.tensors) == sum(kind.tensor_bytes(t.shape) for t, kind in zip(tensors, kinds)), name
+            assert [(t.name, t.type) for t in result.tensors] == [
+                (t.name, kind) for t, kind in zip(tensors, kinds)
+            ], name
+            assert sum(t.n_bytes for t in result.tensors) == sum(
+                kind.tensor_bytes(t.shape) for t, kind in zip(tensors, kinds)
+            ), name
             assert result.metadata["general.file_type"].data == file_type(name).number
 
 
@@ -59,11 +79,25 @@ def test_files_are_the_reference_s_plans(tmp_path):
 def test_files_of_every_preset_hold_numbers(tmp_path, rules):
     tensors, metadata = model(1, kv_heads=2)
     imatrix = written(tmp_path / "m.gguf", tensors, metadata)
-    recipes = [Recipe(name, rules=rules) for name in FILE_TYPES if rules == "ik" or name in MAINLINE.presets]
+    recipes = [
+        Recipe(name, rules=rules)
+        for name in FILE_TYPES
+        if rules == "ik" or name in MAINLINE.presets
+    ]
     for recipe, path in zip(recipes, outputs_of(tmp_path, tmp_path / "m.gguf", recipes, imatrix)):
         with open_gguf(path) as result, open_gguf(tmp_path / "m.gguf") as source:
-            assert [t.type for t in result.tensors] == [plan.target.type for plan in recipe.plan(tensors, metadata, imatrix=True)], recipe.type
+            assert [t.type for t in result.tensors] == [
+                plan.target.type for plan in recipe.plan(tensors, metadata, imatrix=True)
+            ], recipe.type
             for before, after in zip(source.tensors, result.tensors):
                 x = np.array(source.read_rows(before, 0, before.n_rows)).view(np.float32)
-                y = decode(after.type, result.read_rows(after, 0, after.n_rows), after.n_cols, as_weights=True)
-                assert np.isfinite(y).all() and np.square(x - y).mean() < np.square(x).mean(), (recipe.type, after)
+                y = decode(
+                    after.type,
+                    result.read_rows(after, 0, after.n_rows),
+                    after.n_cols,
+                    as_weights=True,
+                )
+                assert np.isfinite(y).all() and np.square(x - y).mean() < np.square(x).mean(), (
+                    recipe.type,
+                    after,
+                )

@@ -1,15 +1,22 @@
-"""Merging gate and up in finished files: equal to what the converter merges, undone byte for byte, in every type; and what is refused."""
+"""Merging gate and up in finished files: equal to what the converter merges, undone byte for byte,
+in every type; and what is refused.
+"""
 
 from __future__ import annotations
 
 import os
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.cli import main
-from iqforge.errors import MalformedFileError, OutputError, ShapeError, UnsupportedTypeError, UsageError
+from iqforge.errors import (
+    MalformedFileError,
+    OutputError,
+    ShapeError,
+    UnsupportedTypeError,
+    UsageError,
+)
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.types import TYPES
 
@@ -22,7 +29,10 @@ EXPERTS, FF, EMBD = 3, 16, 256
 
 def contents(path) -> dict[str, tuple]:
     with open_gguf(path) as file:
-        return {t.name: (t.shape, t.type.name, bytes(file.read_bytes(t, 0, t.n_bytes))) for t in file.tensors}
+        return {
+            t.name: (t.shape, t.type.name, bytes(file.read_bytes(t, 0, t.n_bytes)))
+            for t in file.tensors
+        }
 
 
 def build(path, tensors: list[tuple[str, list[int], str]], pairs=()):
@@ -33,13 +43,30 @@ def build(path, tensors: list[tuple[str, list[int], str]], pairs=()):
         entries.append(entry(name, dims, TYPES[kind].id, len(data)))
         data += random.integers(0, 256, n_bytes, np.uint8).tobytes()
         data += bytes(-len(data) % 32)
-    path.write_bytes(gguf([pair("general.architecture", STRING, "qwen3moe"), pair("general.file_type", U32, 15), *pairs], entries, data))
+    path.write_bytes(
+        gguf(
+            [
+                pair("general.architecture", STRING, "qwen3moe"),
+                pair("general.file_type", U32, 15),
+                *pairs,
+            ],
+            entries,
+            data,
+        )
+    )
     return path
 
 
 def experts(kind: str, order=("gate", "up"), ff: int = FF) -> list[tuple[str, list[int], str]]:
-    return [("token_embd.weight", [256, 4], "F32"), *((f"blk.{layer}.ffn_{half}_exps.weight", [EMBD, ff, EXPERTS], kind)
-                                                      for layer in range(2) for half in order), ("output_norm.weight", [256], "F32")]
+    return [
+        ("token_embd.weight", [256, 4], "F32"),
+        *(
+            (f"blk.{layer}.ffn_{half}_exps.weight", [EMBD, ff, EXPERTS], kind)
+            for layer in range(2)
+            for half in order
+        ),
+        ("output_norm.weight", [256], "F32"),
+    ]
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in TYPES.items() if not kind.tail_bytes])
@@ -51,9 +78,15 @@ def test_bytes_of_every_type(tmp_path, kind):
     for layer in range(2):
         shape, type, data = after.pop(f"blk.{layer}.ffn_gate_up_exps.weight")
         assert shape == (EXPERTS, 2 * FF, EMBD) and type == kind
-        halves = [np.frombuffer(before.pop(f"blk.{layer}.ffn_{half}_exps.weight")[2], np.uint8).reshape(EXPERTS, -1)
-                  for half in ("gate", "up")]
-        assert np.array_equal(np.frombuffer(data, np.uint8).reshape(EXPERTS, -1), np.concatenate(halves, 1))
+        halves = [
+            np.frombuffer(before.pop(f"blk.{layer}.ffn_{half}_exps.weight")[2], np.uint8).reshape(
+                EXPERTS, -1
+            )
+            for half in ("gate", "up")
+        ]
+        assert np.array_equal(
+            np.frombuffer(data, np.uint8).reshape(EXPERTS, -1), np.concatenate(halves, 1)
+        )
     assert before == after
     iqforge.merge_gate_up(tmp_path / "merged.gguf", tmp_path / "undone.gguf", undo=True)
     assert (tmp_path / "undone.gguf").read_bytes() == source.read_bytes()
@@ -61,13 +94,17 @@ def test_bytes_of_every_type(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["BF16", "IQ4_K", "IQ4_K_R4", "Q8_0"])
 def test_same_as_the_converter_merges(tmp_path, kind):
-    """Decoded too: a merged tensor's experts are gate rows, then up rows, also where rows are interleaved."""
+    """Decoded too: a merged tensor's experts are gate rows, then up rows, also where rows are
+    interleaved.
+    """
     folder = make_tiny_qwen3moe(tmp_path / "hf", n_layers=1)
     made = {}
     for merged in (False, True):
         path = iqforge.convert_model(folder, tmp_path / f"{merged}.gguf", merge_gate_up=merged)
         if kind != "BF16":
-            iqforge.quantize_model(path, tmp_path / f"{merged}-q.gguf", kind, pure=True, provenance=False)
+            iqforge.quantize_model(
+                path, tmp_path / f"{merged}-q.gguf", kind, pure=True, provenance=False
+            )
             path = tmp_path / f"{merged}-q.gguf"
         made[merged] = path
     iqforge.merge_gate_up(made[False], tmp_path / "m.gguf")
@@ -77,7 +114,9 @@ def test_same_as_the_converter_merges(tmp_path, kind):
 
 
 def test_equal_to_the_reference(tmp_path):
-    apart, merged = (shared(f"golden/convert/qwen3_moe/expected-{name}f32.gguf") for name in ("", "fused-"))
+    apart, merged = (
+        shared(f"golden/convert/qwen3_moe/expected-{name}f32.gguf") for name in ("", "fused-")
+    )
     iqforge.merge_gate_up(apart, tmp_path / "m.gguf")
     assert (tmp_path / "m.gguf").read_bytes() == merged.read_bytes()
     iqforge.merge_gate_up(merged, tmp_path / "u.gguf", undo=True)
@@ -88,19 +127,29 @@ def test_up_before_gate_and_other_tensors_between(tmp_path):
     tensors = experts("Q8_0", ("up", "down", "gate"))
     source = build(tmp_path / "in.gguf", tensors)
     iqforge.merge_gate_up(source, tmp_path / "m.gguf")
-    assert list(contents(tmp_path / "m.gguf"))[1:3] == ["blk.0.ffn_down_exps.weight", "blk.0.ffn_gate_up_exps.weight"]
+    assert list(contents(tmp_path / "m.gguf"))[1:3] == [
+        "blk.0.ffn_down_exps.weight",
+        "blk.0.ffn_gate_up_exps.weight",
+    ]
     iqforge.merge_gate_up(tmp_path / "m.gguf", tmp_path / "u.gguf", undo=True)
     assert contents(tmp_path / "u.gguf") == contents(source)
 
 
 def test_biases_and_keys(tmp_path):
-    tensors = [("blk.0.ffn_gate_exps.weight", [EMBD, FF, EXPERTS], "MXFP4"), ("blk.0.ffn_up_exps.weight", [EMBD, FF, EXPERTS], "MXFP4"),
-               ("blk.0.ffn_gate_exps.bias", [FF, EXPERTS], "F32"), ("blk.0.ffn_up_exps.bias", [FF, EXPERTS], "F32")]
+    tensors = [
+        ("blk.0.ffn_gate_exps.weight", [EMBD, FF, EXPERTS], "MXFP4"),
+        ("blk.0.ffn_up_exps.weight", [EMBD, FF, EXPERTS], "MXFP4"),
+        ("blk.0.ffn_gate_exps.bias", [FF, EXPERTS], "F32"),
+        ("blk.0.ffn_up_exps.bias", [FF, EXPERTS], "F32"),
+    ]
     source = build(tmp_path / "in.gguf", tensors, [pair("x.y", STRING, "z")])
     iqforge.merge_gate_up(source, tmp_path / "m.gguf")
     before, after = contents(source), contents(tmp_path / "m.gguf")
     shape, _, data = after["blk.0.ffn_gate_up_exps.bias"]
-    gate, up = (np.frombuffer(before[f"blk.0.ffn_{half}_exps.bias"][2], np.uint8).reshape(EXPERTS, -1) for half in ("gate", "up"))
+    gate, up = (
+        np.frombuffer(before[f"blk.0.ffn_{half}_exps.bias"][2], np.uint8).reshape(EXPERTS, -1)
+        for half in ("gate", "up")
+    )
     assert shape == (EXPERTS, 2 * FF) and data == np.concatenate([gate, up], 1).tobytes()
     with open_gguf(source) as a, open_gguf(tmp_path / "m.gguf") as b:
         assert a.metadata == b.metadata and list(a.metadata) == list(b.metadata)
@@ -108,7 +157,9 @@ def test_biases_and_keys(tmp_path):
 
 def test_shards_in_one_file_out(tmp_path):
     source = build(tmp_path / "in.gguf", experts("IQ4_XS"))
-    first = iqforge.split_model(source, tmp_path / "s", max_tensors=2)[0]  # the halves lie in two shards
+    first = iqforge.split_model(source, tmp_path / "s", max_tensors=2)[
+        0
+    ]  # the halves lie in two shards
     iqforge.merge_gate_up(first, tmp_path / "m.gguf")
     iqforge.merge_gate_up(source, tmp_path / "n.gguf")
     assert (tmp_path / "m.gguf").read_bytes() == (tmp_path / "n.gguf").read_bytes()
@@ -117,18 +168,30 @@ def test_shards_in_one_file_out(tmp_path):
 def test_refusals(tmp_path):
     gate, up, both = (f"blk.0.ffn_{half}_exps.weight" for half in ("gate", "up", "gate_up"))
     full, odd = [EMBD, FF, EXPERTS], [EMBD, FF + 4, EXPERTS]
-    cases = [([(gate, full, "Q4_K"), (up, full, "Q5_K")], False, UnsupportedTypeError, "Q4_K.*Q5_K"),
-             ([(gate, full, "Q4_K"), (up, odd, "Q4_K")], False, ShapeError, r"16, 256.*20, 256"),
-             ([(gate, full, "Q4_K")], False, MalformedFileError, "other half"),
-             ([(gate, full, "Q4_K"), (up, full, "Q4_K"), (both, full, "Q4_K")], False, MalformedFileError, "beside"),
-             ([(both, full, "Q4_K"), (up, full, "Q4_K")], True, MalformedFileError, "beside"),
-             ([(gate, full, "I2_S"), (up, full, "I2_S")], False, UnsupportedTypeError, "one scale"),
-             ([(gate, [EMBD, FF], "F32"), (up, [EMBD, FF], "F32")], False, ShapeError, "3 dimensions"),
-             ([(both, [EMBD, 4, EXPERTS], "IQ4_K_R4")], True, ShapeError, "4 rows.*groups of 4"),
-             ([(both, [EMBD, 5, EXPERTS], "F32")], True, ShapeError, "5 rows"),
-             ([(name.replace("weight", "scale"), [EXPERTS], "F32") for name in (gate, up)], False, UnsupportedTypeError, "'scale'"),
-             ([("x.weight", full, "F32")], False, UsageError, "no experts"),
-             ([(gate, full, "F32"), (up, full, "F32")], True, UsageError, "no merged")]
+    cases = [
+        ([(gate, full, "Q4_K"), (up, full, "Q5_K")], False, UnsupportedTypeError, "Q4_K.*Q5_K"),
+        ([(gate, full, "Q4_K"), (up, odd, "Q4_K")], False, ShapeError, r"16, 256.*20, 256"),
+        ([(gate, full, "Q4_K")], False, MalformedFileError, "other half"),
+        (
+            [(gate, full, "Q4_K"), (up, full, "Q4_K"), (both, full, "Q4_K")],
+            False,
+            MalformedFileError,
+            "beside",
+        ),
+        ([(both, full, "Q4_K"), (up, full, "Q4_K")], True, MalformedFileError, "beside"),
+        ([(gate, full, "I2_S"), (up, full, "I2_S")], False, UnsupportedTypeError, "one scale"),
+        ([(gate, [EMBD, FF], "F32"), (up, [EMBD, FF], "F32")], False, ShapeError, "3 dimensions"),
+        ([(both, [EMBD, 4, EXPERTS], "IQ4_K_R4")], True, ShapeError, "4 rows.*groups of 4"),
+        ([(both, [EMBD, 5, EXPERTS], "F32")], True, ShapeError, "5 rows"),
+        (
+            [(name.replace("weight", "scale"), [EXPERTS], "F32") for name in (gate, up)],
+            False,
+            UnsupportedTypeError,
+            "'scale'",
+        ),
+        ([("x.weight", full, "F32")], False, UsageError, "no experts"),
+        ([(gate, full, "F32"), (up, full, "F32")], True, UsageError, "no merged"),
+    ]
     for tensors, undo, error, words in cases:
         build(tmp_path / "in.gguf", tensors)
         with pytest.raises(error, match=words):
@@ -141,6 +204,7 @@ def test_refusals(tmp_path):
 
     def fail(n_bytes: int) -> None:
         raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
         iqforge.merge_gate_up(tmp_path / "in.gguf", tmp_path / "out.gguf", progress=fail)
     assert os.listdir(tmp_path) == ["in.gguf"]
@@ -150,8 +214,12 @@ def test_command(tmp_path, capsys):
     build(tmp_path / "in.gguf", experts("Q4_K"))
     assert main(["merge-gate-up", "--dry-run", str(tmp_path / "in.gguf")]) == 0
     assert "blk.1.ffn_gate_up_exps.weight: 256 x 32 x 3, Q4_K" in capsys.readouterr().out
-    assert main(["merge-gate-up", str(tmp_path / "in.gguf")]) == 1 and os.listdir(tmp_path) == ["in.gguf"]
+    assert main(["merge-gate-up", str(tmp_path / "in.gguf")]) == 1 and os.listdir(tmp_path) == [
+        "in.gguf"
+    ]
     assert main(["merge-gate-up", str(tmp_path / "in.gguf"), str(tmp_path / "m.gguf")]) == 0
-    assert main(["merge-gate-up", "--undo", str(tmp_path / "m.gguf"), str(tmp_path / "u.gguf")]) == 0
+    assert (
+        main(["merge-gate-up", "--undo", str(tmp_path / "m.gguf"), str(tmp_path / "u.gguf")]) == 0
+    )
     assert "4 of 6 tensors parted" in capsys.readouterr().out
     assert (tmp_path / "u.gguf").read_bytes() == (tmp_path / "in.gguf").read_bytes()

@@ -1,4 +1,6 @@
-"""Generation: sampling against its definition, streams of characters, the command on the embedded model."""
+"""Generation: sampling against its definition, streams of characters, the command on the embedded
+model.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,21 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import iqforge
 import numpy as np
 import pytest
 import torch
-
-import iqforge
 from iqforge.cli import main
 from iqforge.errors import EvaluationError, ShapeError, UsageError
 from iqforge.runtime.cache import CacheSettings
-from iqforge.runtime.generate import Generation, TextStream, end_tokens, generate_tokens, prompt_tokens
 from iqforge.runtime.commands.generate import unescape
+from iqforge.runtime.generate import (
+    Generation,
+    TextStream,
+    end_tokens,
+    generate_tokens,
+    prompt_tokens,
+)
 from iqforge.runtime.sampling import GREEDY, Sampling, candidates, philox, sample, uniform
 from iqforge.runtime.tokenizer import TokenType
 
@@ -43,12 +50,21 @@ def test_philox_known_answers():
     ones = 0xFFFFFFFF
     assert philox((ones,) * 4, (ones,) * 2) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
     assert philox((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0)) == (
-        0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
+        0xD16CFE09,
+        0x94FDCCEB,
+        0x5001E420,
+        0x24126EA1,
+    )
 
 
 def test_uniform():
     drawn = np.array([uniform(7, position) for position in range(4000)])
-    assert 0 <= drawn.min() and drawn.max() < 1 and abs(drawn.mean() - 0.5) < 0.02 and len(set(drawn)) > 3990
+    assert (
+        drawn.min() >= 0
+        and drawn.max() < 1
+        and abs(drawn.mean() - 0.5) < 0.02
+        and len(set(drawn)) > 3990
+    )
     assert uniform(0, 0) == (0x6627E8D5 >> 8) * 2.0**-24
     assert uniform(1 << 32, 0) != uniform(0, 0) != uniform(0, 1)
 
@@ -65,7 +81,11 @@ def test_candidates_are_ordered_totally():
     for k in range(1, 8):
         values, ids = candidates(logits, k)
         assert ids.tolist() == [6, 1, 3, 2, 4, 5, 0][:k] and values.tolist() == logits[ids].tolist()
-    assert candidates(logits, 0)[1].tolist() == candidates(logits, 100)[1].tolist() == [6, 1, 3, 2, 4, 5, 0]
+    assert (
+        candidates(logits, 0)[1].tolist()
+        == candidates(logits, 100)[1].tolist()
+        == [6, 1, 3, 2, 4, 5, 0]
+    )
 
 
 def drawn_shares(logits: torch.Tensor, sampling: dict, n: int = 3000) -> np.ndarray:
@@ -77,12 +97,22 @@ LOGITS = torch.tensor([0.5, 2.0, 1.0, -1.0, 1.5])
 EVERYTHING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
-@pytest.mark.parametrize("sampling, kept", [
-    ({}, [0, 1, 2, 3, 4]), ({"top_k": 2}, [1, 4]), ({"temperature": 3.0}, [0, 1, 2, 3, 4]), ({"temperature": 0.3}, [0, 1, 2, 3, 4]),
-    ({"min_p": 0.5}, [1, 4]),  # e^-0.5 = 0.61, e^-1 = 0.37
-    ({"top_p": 0.4}, [1]), ({"top_p": 0.5}, [1, 4]), ({"top_p": 0.8}, [1, 2, 4]),  # 0.44, 0.71, 0.87, 0.97, 1
-    ({"top_k": 3, "top_p": 0.9}, [1, 2, 4]), ({"top_k": 3, "top_p": 0.8}, [1, 4]),  # of three candidates: 0.51, 0.81, 1
-    ({"top_p": 0.8, "temperature": 9.0}, [1, 2, 4])])  # the temperature comes after the choice
+@pytest.mark.parametrize(
+    "sampling, kept",
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"top_k": 2}, [1, 4]),
+        ({"temperature": 3.0}, [0, 1, 2, 3, 4]),
+        ({"temperature": 0.3}, [0, 1, 2, 3, 4]),
+        ({"min_p": 0.5}, [1, 4]),  # e^-0.5 = 0.61, e^-1 = 0.37
+        ({"top_p": 0.4}, [1]),
+        ({"top_p": 0.5}, [1, 4]),
+        ({"top_p": 0.8}, [1, 2, 4]),  # 0.44, 0.71, 0.87, 0.97, 1
+        ({"top_k": 3, "top_p": 0.9}, [1, 2, 4]),
+        ({"top_k": 3, "top_p": 0.8}, [1, 4]),  # of three candidates: 0.51, 0.81, 1
+        ({"top_p": 0.8, "temperature": 9.0}, [1, 2, 4]),
+    ],
+)  # the temperature comes after the choice
 def test_shares_of_drawn_tokens(sampling, kept):
     sampling = EVERYTHING | sampling
     expected = np.zeros(5)
@@ -92,13 +122,24 @@ def test_shares_of_drawn_tokens(sampling, kept):
 
 def test_a_draw_depends_on_seed_and_position_only():
     logits = torch.randn(1000, generator=torch.Generator().manual_seed(1))
-    first, second, other = ([sample(logits, Sampling(1.0, 0, 1.0, 0.0, seed), p) for p in range(50)] for seed in (1, 1, 2))
+    first, second, other = (
+        [sample(logits, Sampling(1.0, 0, 1.0, 0.0, seed), p) for p in range(50)]
+        for seed in (1, 1, 2)
+    )
     assert first == second != other
 
 
 def test_values_out_of_range():
-    for bad in ({"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1}, {"min_p": -0.1},
-                {"seed": -1}, {"seed": 2**64}):
+    for bad in (
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"seed": -1},
+        {"seed": 2**64},
+    ):
         with pytest.raises(UsageError):
             Sampling(**bad)
     with pytest.raises(EvaluationError, match="not finite"):
@@ -111,7 +152,11 @@ def test_values_out_of_range():
 def test_characters_come_whole(model):
     text = "größer als 🙂 日本"
     stream, tokenizer = TextStream(model.tokenizer), model.tokenizer
-    single = {tokenizer.token_bytes(i): i for i in range(tokenizer.n_tokens) if tokenizer.types[i] == TokenType.NORMAL}
+    single = {
+        tokenizer.token_bytes(i): i
+        for i in range(tokenizer.n_tokens)
+        if tokenizer.types[i] == TokenType.NORMAL
+    }
     pieces = [stream.feed(single[bytes([byte])]) for byte in text.encode()]  # one byte at a time
     assert "".join(pieces) == text and stream.end() == "" and "�" not in "".join(pieces)
     assert stream.feed(single[b"\xf0"]) == "" and stream.end() == "�"
@@ -154,11 +199,18 @@ def test_end_and_limits(model):
     free = list(generate_tokens(model, prompt, 20))
     record = Generation(len(prompt))
     ended = list(generate_tokens(model, prompt, 20, end=frozenset({free[6]}), record=record))
-    assert ended == free[: free.index(free[6]) + 1] and record.ended and record.tokens == ended and record.prompt_seconds > 0
+    assert (
+        ended == free[: free.index(free[6]) + 1]
+        and record.ended
+        and record.tokens == ended
+        and record.prompt_seconds > 0
+    )
     assert len(list(generate_tokens(model, prompt, -1, context=len(prompt) + 3))) == 3
     assert len(list(generate_tokens(model, prompt, 100, context=len(prompt) + 2))) == 2
     assert list(generate_tokens(model, prompt, 0)) == []
-    with pytest.raises(EvaluationError, match=f"the prompt has {len(prompt)} tokens, more than the context of 2"):
+    with pytest.raises(
+        EvaluationError, match=f"the prompt has {len(prompt)} tokens, more than the context of 2"
+    ):
         list(generate_tokens(model, prompt, 5, context=2))
 
 
@@ -175,7 +227,9 @@ def test_the_first_token_to_follow_is_checked(model, monkeypatch):
 
 def test_from_python(demo, model):
     pieces = list(iqforge.generate(demo, "The function returns", 10, temperature=0))
-    assert len(pieces) > 3 and "".join(pieces) == "".join(iqforge.generate(model, "The function returns", 10, temperature=0))
+    assert len(pieces) > 3 and "".join(pieces) == "".join(
+        iqforge.generate(model, "The function returns", 10, temperature=0)
+    )
     tokens = prompt_tokens(model.tokenizer, "The function returns")
     assert "".join(iqforge.generate(model, tokens, 10, temperature=0)) == "".join(pieces)
 
@@ -191,24 +245,54 @@ def run(demo, capsys, *words) -> tuple[int, str, str]:
 def test_command(demo, model, capsys):
     status, out, err = run(demo, capsys, "-p", "The function returns", "-n", "10", "--temp", "0")
     assert status == 0
-    assert out == "The function returns" + "".join(iqforge.generate(model, "The function returns", 10, temperature=0)) + "\n"
-    assert "prompt: 4 tokens in" in err and "generated: 10 tokens, 9 of them in" in err and err.count("tokens/s") == 2
-    for words in (["-p", "The function returns", "-n", "10", "--temp", "0", "--no-display-prompt"],
-                  ["-p", "The function returns", "-n", "10", "--temp", "-1", "--no-display-prompt", "-ub", "2", "-t", "1", "-c", "64"]):
+    assert (
+        out
+        == "The function returns"
+        + "".join(iqforge.generate(model, "The function returns", 10, temperature=0))
+        + "\n"
+    )
+    assert (
+        "prompt: 4 tokens in" in err
+        and "generated: 10 tokens, 9 of them in" in err
+        and err.count("tokens/s") == 2
+    )
+    for words in (
+        ["-p", "The function returns", "-n", "10", "--temp", "0", "--no-display-prompt"],
+        [
+            "-p",
+            "The function returns",
+            "-n",
+            "10",
+            "--temp",
+            "-1",
+            "--no-display-prompt",
+            "-ub",
+            "2",
+            "-t",
+            "1",
+            "-c",
+            "64",
+        ],
+    ):
         assert run(demo, capsys, *words)[1] == out.removeprefix("The function returns")
 
 
 def test_command_says_once_what_changes_nothing(demo, capsys):
     err = run(demo, capsys, "-p", "The", "-n", "1", "-amb", "3", "-ctv", "q8_0")[2]
     assert err.count("note: -amb changes nothing") == 1
-    assert "generated: 1 token\n" in err  # the first one is the prompt's result, and has no speed of its own
+    assert (
+        "generated: 1 token\n" in err
+    )  # the first one is the prompt's result, and has no speed of its own
 
 
 def test_command_samples_by_its_seed(demo, capsys):
     texts = [run(demo, capsys, "-p", "The", "-n", "16", "-s", seed)[1] for seed in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]
     assert "seed: " in run(demo, capsys, "-p", "The", "-n", "2", "-s", "-1")[2]
-    cold = [run(demo, capsys, "-p", "The", "-n", "8", *words)[1] for words in (["--temp", "0"], ["--top-k", "1"], ["--top-p", "1e-9"])]
+    cold = [
+        run(demo, capsys, "-p", "The", "-n", "8", *words)[1]
+        for words in (["--temp", "0"], ["--top-k", "1"], ["--top-p", "1e-9"])
+    ]
     assert cold[0] == cold[1] == cold[2]
 
 
@@ -216,30 +300,79 @@ def test_command_with_files_and_caches(monkeypatch, demo, tmp_path, capsys):
     (tmp_path / "prompt.txt").write_text("The function\n")
     out = run(demo, capsys, "-f", str(tmp_path / "prompt.txt"), "-n", "4", "--temp", "0")[1]
     assert out == run(demo, capsys, "-p", "The function", "-n", "4", "--temp", "0")[1]
-    status, _, err = run(demo, capsys, "-p", "The function", "-n", "4", "-ctk", "q8_0", "-ctv", "q6_0", "-khad", "-vhad")
+    status, _, err = run(
+        demo,
+        capsys,
+        "-p",
+        "The function",
+        "-n",
+        "4",
+        "-ctk",
+        "q8_0",
+        "-ctv",
+        "q6_0",
+        "-khad",
+        "-vhad",
+    )
     assert status == 0 and "note" not in err
     status, _, err = run(demo, capsys, "-p", "The function", "-n", "4", "-khad")
     assert status == 0 and "-khad, -vhad change nothing here: the cache is not quantized" in err
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    err = run(demo, capsys, "-p", "The function", "-n", "2", "--device", "auto", "-sm", "graph", "-ts", "3,1", "--mlock")[2]
+    err = run(
+        demo,
+        capsys,
+        "-p",
+        "The function",
+        "-n",
+        "2",
+        "--device",
+        "auto",
+        "-sm",
+        "graph",
+        "-ts",
+        "3,1",
+        "--mlock",
+    )[2]
     assert "device: cpu (there is no GPU)" in err
     assert all(f"note: {flag} changes nothing here: " in err for flag in ("-sm", "-ts", "--mlock"))
-    err = run(demo, capsys, "-p", "The function", "-n", "2", "-ot", "x=CPU", "-ser", "1,0.5", "-muge")[2]
-    reasons = {"-ot": "everything is on the CPU", "-ser": "the model has no experts", "-muge": "the model has no experts"}
+    err = run(
+        demo, capsys, "-p", "The function", "-n", "2", "-ot", "x=CPU", "-ser", "1,0.5", "-muge"
+    )[2]
+    reasons = {
+        "-ot": "everything is on the CPU",
+        "-ser": "the model has no experts",
+        "-muge": "the model has no experts",
+    }
     assert all(f"{flag} changes nothing here: {why}" in err for flag, why in reasons.items())
 
 
-@pytest.mark.parametrize("words, message", [
-    ([], "-p PROMPT or -f FILE"), (["-p", "a", "-f", "b"], "-p PROMPT or -f FILE"), (["-p", "a", "--top-p", "2"], "top_p is 2.0"),
-    (["-p", "a", "-ctk", "q3_k"], "q3_k"), (["-p", "a", "-ctv", "q8_0", "-fa", "off"], "flash attention"),
-    (["-p", "a", "-fa", "maybe"], "maybe"), (["-p", "a", "-mla", "4"], "-mla is '4'"), (["-p", "a", "-ser", "x"], "-ser is 'x'"),
-    (["-p", "a", "--precision", "bf16"], "bf16 is for GPUs"), (["-p", "a", "-ub", "0"], "-ub is 0"),
-    (["-p", "a", "-c", "1"], "more than the context of 1"), (["-f", "/nonexistent"], "no such text file"),
-    (["-p", "a", "-amb", "-1"], "-amb is -1"), (["-p", "a", "-ot", "attn"], "is not REGEX=CPU"),
-    (["-p", "a", "-ot", "attn=CUDA0"], "--device is cpu"), (["-p", "a", "--fit", "-ngl", "3"], "does not go together"),
-    (["-p", "a", "--fit", "-3"], "--fit is -3 MiB"),
-    (["-p", "a", "-c", "-5"], "-c is -5"), (["-p", "a", "-ub", "9" * 20], "at most"), (["-p", "a\\xff"], "not UTF-8 at byte 1"),
-    (["-p", "a", "--device", "gpu"], "cpu, cuda, cuda:N or auto"), (["-p", "a", "-sm", "rows"], "-sm is 'rows'")])
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "-p PROMPT or -f FILE"),
+        (["-p", "a", "-f", "b"], "-p PROMPT or -f FILE"),
+        (["-p", "a", "--top-p", "2"], "top_p is 2.0"),
+        (["-p", "a", "-ctk", "q3_k"], "q3_k"),
+        (["-p", "a", "-ctv", "q8_0", "-fa", "off"], "flash attention"),
+        (["-p", "a", "-fa", "maybe"], "maybe"),
+        (["-p", "a", "-mla", "4"], "-mla is '4'"),
+        (["-p", "a", "-ser", "x"], "-ser is 'x'"),
+        (["-p", "a", "--precision", "bf16"], "bf16 is for GPUs"),
+        (["-p", "a", "-ub", "0"], "-ub is 0"),
+        (["-p", "a", "-c", "1"], "more than the context of 1"),
+        (["-f", "/nonexistent"], "no such text file"),
+        (["-p", "a", "-amb", "-1"], "-amb is -1"),
+        (["-p", "a", "-ot", "attn"], "is not REGEX=CPU"),
+        (["-p", "a", "-ot", "attn=CUDA0"], "--device is cpu"),
+        (["-p", "a", "--fit", "-ngl", "3"], "does not go together"),
+        (["-p", "a", "--fit", "-3"], "--fit is -3 MiB"),
+        (["-p", "a", "-c", "-5"], "-c is -5"),
+        (["-p", "a", "-ub", "9" * 20], "at most"),
+        (["-p", "a\\xff"], "not UTF-8 at byte 1"),
+        (["-p", "a", "--device", "gpu"], "cpu, cuda, cuda:N or auto"),
+        (["-p", "a", "-sm", "rows"], "-sm is 'rows'"),
+    ],
+)
 def test_command_refuses(demo, capsys, words, message):
     status, out, err = run(demo, capsys, "-n", "2", *words)
     assert status == 1 and message in err and not out
@@ -248,10 +381,21 @@ def test_command_refuses(demo, capsys, words, message):
 
 def test_a_context_beyond_the_memory_is_an_error_with_the_numbers(demo, capsys):
     status, _, err = run(demo, capsys, "-p", "a", "-n", "2", "-c", "9" * 14)
-    assert status == 1 and "a context of 100000000000000 tokens takes" in err and "MiB, cpu has" in err
+    assert (
+        status == 1 and "a context of 100000000000000 tokens takes" in err and "MiB, cpu has" in err
+    )
 
 
 def test_a_reader_that_goes_away(demo):
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", f"{sys.executable} -m iqforge generate -m {demo} -p The -n 20 | head -c 3"],
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            "bash",
+            "-o",
+            "pipefail",
+            "-c",
+            f"{sys.executable} -m iqforge generate -m {demo} -p The -n 20 | head -c 3",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert "Traceback" not in done.stderr

@@ -1,4 +1,6 @@
-"""GGUF files that lie: each ends in a named error, at once and without allocating what the file only claims to hold."""
+"""GGUF files that lie: each ends in a named error, at once and without allocating what the file
+only claims to hold.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,34 @@ import struct
 import time
 
 import pytest
-
-from iqforge.errors import IqforgeError, MalformedFileError, NotFoundError, ShapeError, TruncatedFileError, UnknownTypeError
+from iqforge.errors import (
+    IqforgeError,
+    MalformedFileError,
+    NotFoundError,
+    ShapeError,
+    TruncatedFileError,
+    UnknownTypeError,
+)
 from iqforge.formats.gguf.reader import open_gguf
 
-from .ggufbuild import ARRAY, BOOL, F32, I32, STRING, U8, U16, U32, U64, array, array_pair, entry, gguf, pair, small, text
+from .ggufbuild import (
+    ARRAY,
+    BOOL,
+    F32,
+    I32,
+    STRING,
+    U8,
+    U16,
+    U32,
+    U64,
+    array,
+    array_pair,
+    entry,
+    gguf,
+    pair,
+    small,
+    text,
+)
 from .hostile import refused
 
 HUGE = 2**64 - 1
@@ -21,10 +46,12 @@ HUGE = 2**64 - 1
 @pytest.fixture
 def hostile(tmp_path):
     """A function: bytes, expected error class, words of the message."""
+
     def check(content: bytes, error: type[IqforgeError], *words: str) -> IqforgeError:
         path = tmp_path / "hostile.gguf"
         path.write_bytes(content)
         return refused(path, error, *words)
+
     return check
 
 
@@ -59,11 +86,20 @@ def test_more_tensors_or_pairs_than_bytes(hostile, count):
 
 
 def test_more_pairs_than_follow(hostile):
-    hostile(gguf([pair("a", U32, 1)] * 1, data=bytes(64), n_pairs=3), MalformedFileError, "key 2 of 3")
+    hostile(
+        gguf([pair("a", U32, 1)] * 1, data=bytes(64), n_pairs=3), MalformedFileError, "key 2 of 3"
+    )
 
 
-@pytest.mark.parametrize("length, error", [(0, MalformedFileError), (65_536, MalformedFileError), (HUGE, MalformedFileError),
-                                           (60_000, TruncatedFileError)])
+@pytest.mark.parametrize(
+    "length, error",
+    [
+        (0, MalformedFileError),
+        (65_536, MalformedFileError),
+        (HUGE, MalformedFileError),
+        (60_000, TruncatedFileError),
+    ],
+)
 def test_key_length(hostile, length, error):
     hostile(gguf([text(b"k", length) + struct.pack("<I", U8) + b"\0"]), error, str(length))
 
@@ -72,21 +108,60 @@ def test_key_that_is_really_too_long(hostile):
     hostile(gguf([pair("k" * 65_536, U8, 1)]), MalformedFileError, "65536")
 
 
-@pytest.mark.parametrize("key", [b"\xff\xfe", b"a\0b", b"a\nINFO: all is well", b"\x1b[2Jgone", b"\xed\xa0\x80", b"a\x7f",
-                                 "a\u202eb".encode()])
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"\xff\xfe",
+        b"a\0b",
+        b"a\nINFO: all is well",
+        b"\x1b[2Jgone",
+        b"\xed\xa0\x80",
+        b"a\x7f",
+        "a\u202eb".encode(),
+    ],
+)
 def test_key_that_must_not_be_printed(hostile, key):
     hostile(gguf([pair(key, U8, 1)]), MalformedFileError, "key 1 of 1", "\\")
 
 
 def test_messages_stay_short(hostile):
-    assert len(str(hostile(gguf([pair("k" * 60_000, STRING, "v"), text("k" * 60_000)], pad=False), MalformedFileError))) < 1000
-    assert len(str(hostile(gguf([text("k" * 60_000) + struct.pack("<I", STRING) + text(b"v", HUGE)]), TruncatedFileError))) < 1000
+    assert (
+        len(
+            str(
+                hostile(
+                    gguf([pair("k" * 60_000, STRING, "v"), text("k" * 60_000)], pad=False),
+                    MalformedFileError,
+                )
+            )
+        )
+        < 1000
+    )
+    assert (
+        len(
+            str(
+                hostile(
+                    gguf([text("k" * 60_000) + struct.pack("<I", STRING) + text(b"v", HUGE)]),
+                    TruncatedFileError,
+                )
+            )
+        )
+        < 1000
+    )
 
 
 @pytest.mark.parametrize("kind", [13, 14, 255, 2**31, 2**32 - 1])
 def test_unknown_value_type(hostile, kind):
-    hostile(gguf([text("k") + struct.pack("<I", kind) + bytes(16)]), MalformedFileError, str(kind), "'k'")
-    hostile(gguf([text("k") + struct.pack("<IIQ", ARRAY, kind, 1) + bytes(16)]), MalformedFileError, str(kind))
+    hostile(
+        gguf([text("k") + struct.pack("<I", kind) + bytes(16)]),
+        MalformedFileError,
+        str(kind),
+        "'k'",
+    )
+    hostile(
+        gguf([text("k") + struct.pack("<IIQ", ARRAY, kind, 1) + bytes(16)]),
+        MalformedFileError,
+        str(kind),
+    )
 
 
 def test_arrays_of_arrays_without_end(hostile):
@@ -99,17 +174,33 @@ def test_arrays_of_arrays_without_end(hostile):
 @pytest.mark.parametrize("element", [U8, U32, U64, STRING, ARRAY, BOOL])
 @pytest.mark.parametrize("count", [HUGE, 2**63, 2**62, 2**61, 10**6])
 def test_array_longer_than_the_file(hostile, element, count):
-    hostile(gguf([array_pair("k", element, bytes(64), count)]), TruncatedFileError, str(count), "'k'")
+    hostile(
+        gguf([array_pair("k", element, bytes(64), count)]), TruncatedFileError, str(count), "'k'"
+    )
 
 
 @pytest.mark.parametrize("length", [HUGE, 2**63, 2**40, 1000])
 def test_string_longer_than_the_file(hostile, length):
-    hostile(gguf([text("k") + struct.pack("<I", STRING) + text(b"v", length)]), TruncatedFileError, str(length), "'k'")
-    hostile(gguf([array_pair("k", STRING, text(b"v", length), 1)]), TruncatedFileError, str(length), "'k'")
+    hostile(
+        gguf([text("k") + struct.pack("<I", STRING) + text(b"v", length)]),
+        TruncatedFileError,
+        str(length),
+        "'k'",
+    )
+    hostile(
+        gguf([array_pair("k", STRING, text(b"v", length), 1)]),
+        TruncatedFileError,
+        str(length),
+        "'k'",
+    )
 
 
 def test_string_array_that_runs_out(hostile):
-    hostile(gguf([array_pair("k", STRING, text("x" * 40) + bytes(3), 3)], pad=False), TruncatedFileError, "string 2")
+    hostile(
+        gguf([array_pair("k", STRING, text("x" * 40) + bytes(3), 3)], pad=False),
+        TruncatedFileError,
+        "string 2",
+    )
 
 
 def test_duplicate_key(hostile):
@@ -118,12 +209,24 @@ def test_duplicate_key(hostile):
 
 @pytest.mark.parametrize("value", [0, 1, 3, 13, 4, 48, 2**31, 2**32 - 1])
 def test_impossible_alignment(hostile, value):
-    hostile(gguf([pair("general.alignment", U32, value)]), MalformedFileError, "general.alignment", str(value))
+    hostile(
+        gguf([pair("general.alignment", U32, value)]),
+        MalformedFileError,
+        "general.alignment",
+        str(value),
+    )
 
 
-@pytest.mark.parametrize("kind, value", [(I32, 32), (STRING, "32"), (U64, 32), (U16, 32), (F32, 32.0)])
+@pytest.mark.parametrize(
+    "kind, value", [(I32, 32), (STRING, "32"), (U64, 32), (U16, 32), (F32, 32.0)]
+)
 def test_alignment_of_another_type(hostile, kind, value):
-    hostile(gguf([pair("general.alignment", kind, value)]), MalformedFileError, "general.alignment", "UINT32")
+    hostile(
+        gguf([pair("general.alignment", kind, value)]),
+        MalformedFileError,
+        "general.alignment",
+        "UINT32",
+    )
 
 
 def test_bool_two(hostile):
@@ -133,19 +236,41 @@ def test_bool_two(hostile):
 
 @pytest.mark.parametrize("n_dims", [0, 5, 2**31, 2**32 - 1])
 def test_number_of_dimensions(hostile, n_dims):
-    hostile(gguf(entries=[entry("t", [1] * 5, 0, 0, n_dims)], data=bytes(64)), MalformedFileError, str(n_dims), "'t'")
+    hostile(
+        gguf(entries=[entry("t", [1] * 5, 0, 0, n_dims)], data=bytes(64)),
+        MalformedFileError,
+        str(n_dims),
+        "'t'",
+    )
 
 
 @pytest.mark.parametrize("dims", [[0], [8, 0], [0, 0, 0, 0], [2**64 - 1], [2**63, 2]])
 def test_impossible_dimension(hostile, dims):
-    hostile(gguf(entries=[entry("t", dims, 0, 0)], data=bytes(64)), MalformedFileError, str(dims), "'t'")
+    hostile(
+        gguf(entries=[entry("t", dims, 0, 0)], data=bytes(64)), MalformedFileError, str(dims), "'t'"
+    )
 
 
-@pytest.mark.parametrize("dims", [[2**63 - 64], [2**42 + 1, 2**22], [2**32, 2**32], [2**62, 4], [2**31, 2**31, 2, 2],
-                                  [2**61 + 1, 8], [64, 2]])
+@pytest.mark.parametrize(
+    "dims",
+    [
+        [2**63 - 64],
+        [2**42 + 1, 2**22],
+        [2**32, 2**32],
+        [2**62, 4],
+        [2**31, 2**31, 2, 2],
+        [2**61 + 1, 8],
+        [64, 2],
+    ],
+)
 def test_more_elements_than_bytes(hostile, dims):
     """Products and sums of these wrap to something small in 64 bits."""
-    hostile(gguf(entries=[entry("t", dims, 0, 0)], data=bytes(64)), TruncatedFileError, "'t'", "the file has")
+    hostile(
+        gguf(entries=[entry("t", dims, 0, 0)], data=bytes(64)),
+        TruncatedFileError,
+        "'t'",
+        "the file has",
+    )
 
 
 def test_sizes_whose_sum_wraps(hostile):
@@ -155,65 +280,170 @@ def test_sizes_whose_sum_wraps(hostile):
 
 @pytest.mark.parametrize("type_id", [4, 5, 37, 38, 142, 143, 9, 15, 43, 400, 2**31, 2**32 - 1])
 def test_unknown_type(hostile, type_id):
-    hostile(gguf(entries=[entry("t", [256, 16], type_id, 0)], data=bytes(8192)), UnknownTypeError, str(type_id), "'t'", "at byte")
+    hostile(
+        gguf(entries=[entry("t", [256, 16], type_id, 0)], data=bytes(8192)),
+        UnknownTypeError,
+        str(type_id),
+        "'t'",
+        "at byte",
+    )
 
 
-@pytest.mark.parametrize("type_id, rows", [(339, 3), (337, 6), (202, 4), (230, 8), (398, 12), (31, 2), (33, 4)])
+@pytest.mark.parametrize(
+    "type_id, rows", [(339, 3), (337, 6), (202, 4), (230, 8), (398, 12), (31, 2), (33, 4)]
+)
 def test_rows_not_a_multiple_of_the_row_group(hostile, type_id, rows):
-    hostile(gguf(entries=[entry("t", [256, rows], type_id, 0)], data=bytes(65536)), ShapeError, str(rows), "'t'")
+    hostile(
+        gguf(entries=[entry("t", [256, rows], type_id, 0)], data=bytes(65536)),
+        ShapeError,
+        str(rows),
+        "'t'",
+    )
 
 
-@pytest.mark.parametrize("type_id, n_cols", [(8, 33), (12, 128), (139, 255), (2, 1), (40, 32), (144, 257)])
+@pytest.mark.parametrize(
+    "type_id, n_cols", [(8, 33), (12, 128), (139, 255), (2, 1), (40, 32), (144, 257)]
+)
 def test_row_not_a_multiple_of_the_block(hostile, type_id, n_cols):
-    hostile(gguf(entries=[entry("t", [n_cols, 4], type_id, 0)], data=bytes(65536)), ShapeError, str(n_cols), "'t'")
+    hostile(
+        gguf(entries=[entry("t", [n_cols, 4], type_id, 0)], data=bytes(65536)),
+        ShapeError,
+        str(n_cols),
+        "'t'",
+    )
 
 
 def test_duplicate_tensor(hostile):
-    hostile(gguf(entries=[entry("t", [8], 0, 0), entry("t", [8], 0, 32)], data=bytes(64)), MalformedFileError, "'t'", "twice")
+    hostile(
+        gguf(entries=[entry("t", [8], 0, 0), entry("t", [8], 0, 32)], data=bytes(64)),
+        MalformedFileError,
+        "'t'",
+        "twice",
+    )
 
 
-@pytest.mark.parametrize("name", [b"", b"n" * 64, b"n" * 70_000, b"../x", b"/etc/passwd", b"a/../b", b"..", b".", b"a//b",
-                                  b"..\\x", b"a\0b", b"a\nb", b"\x1b[31m", b"\xff\xff"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"",
+        b"n" * 64,
+        b"n" * 70_000,
+        b"../x",
+        b"/etc/passwd",
+        b"a/../b",
+        b"..",
+        b".",
+        b"a//b",
+        b"..\\x",
+        b"a\0b",
+        b"a\nb",
+        b"\x1b[31m",
+        b"\xff\xff",
+    ],
+)
 def test_tensor_name(hostile, name):
-    hostile(gguf(entries=[entry(name, [8], 0, 0)], data=bytes(64)), MalformedFileError, "tensor 1 of 1")
+    hostile(
+        gguf(entries=[entry(name, [8], 0, 0)], data=bytes(64)), MalformedFileError, "tensor 1 of 1"
+    )
 
 
 @pytest.mark.parametrize("offset", [1, 16, 33])
 def test_unaligned_data(hostile, offset):
-    hostile(gguf(entries=[entry("t", [8], 0, offset)], data=bytes(96)), MalformedFileError, str(offset), "alignment 32")
+    hostile(
+        gguf(entries=[entry("t", [8], 0, offset)], data=bytes(96)),
+        MalformedFileError,
+        str(offset),
+        "alignment 32",
+    )
 
 
 def test_overlapping_data(hostile):
-    hostile(gguf(entries=[entry("t", [16], 0, 0), entry("u", [8], 0, 32)], data=bytes(96)), MalformedFileError,
-            "offset 32 overlaps", "expected 64", "'t'", "'u'")
-    hostile(gguf(entries=[entry("t", [8], 0, 0), entry("u", [8], 0, 0)], data=bytes(96)), MalformedFileError, "overlaps")
+    hostile(
+        gguf(entries=[entry("t", [16], 0, 0), entry("u", [8], 0, 32)], data=bytes(96)),
+        MalformedFileError,
+        "offset 32 overlaps",
+        "expected 64",
+        "'t'",
+        "'u'",
+    )
+    hostile(
+        gguf(entries=[entry("t", [8], 0, 0), entry("u", [8], 0, 0)], data=bytes(96)),
+        MalformedFileError,
+        "overlaps",
+    )
 
 
 def test_data_out_of_order(hostile):
     entries = [entry("second", [8], 0, 32), entry("first", [8], 0, 0)]
-    hostile(gguf(entries=entries, data=bytes(64)), MalformedFileError, "'second'", "offset 32", "expected 0", "out of order")
+    hostile(
+        gguf(entries=entries, data=bytes(64)),
+        MalformedFileError,
+        "'second'",
+        "offset 32",
+        "expected 0",
+        "out of order",
+    )
     entries = [entry("a", [8], 0, 0), entry("c", [8], 0, 64), entry("b", [8], 0, 32)]
-    hostile(gguf(entries=entries, data=bytes(96)), MalformedFileError, "'c'", "offset 64", "expected 32", "'a'", "out of order")
+    hostile(
+        gguf(entries=entries, data=bytes(96)),
+        MalformedFileError,
+        "'c'",
+        "offset 64",
+        "expected 32",
+        "'a'",
+        "out of order",
+    )
 
 
 def test_gap_in_the_data(hostile):
     entries = [entry("t", [8], 0, 0), entry("u", [8], 0, 64)]
-    hostile(gguf(entries=entries, data=bytes(96)), MalformedFileError, "'u'", "offset 64", "gap", "expected 32", "'t'")
-    hostile(gguf(entries=[entry("t", [8], 0, 32)], data=bytes(64)), MalformedFileError, "'t'", "offset 32", "gap", "expected 0")
+    hostile(
+        gguf(entries=entries, data=bytes(96)),
+        MalformedFileError,
+        "'u'",
+        "offset 64",
+        "gap",
+        "expected 32",
+        "'t'",
+    )
+    hostile(
+        gguf(entries=[entry("t", [8], 0, 32)], data=bytes(64)),
+        MalformedFileError,
+        "'t'",
+        "offset 32",
+        "gap",
+        "expected 0",
+    )
 
 
 @pytest.mark.parametrize("n_bytes", [1, 7, 32, 10_000])
 def test_bytes_behind_the_data(hostile, n_bytes):
     whole = small()
-    hostile(whole + bytes(n_bytes), MalformedFileError, f"{n_bytes} bytes follow", f"at byte {len(whole)}", "2 tensors")
-    hostile(gguf([pair("k", U8, 1)]) + bytes(n_bytes), MalformedFileError, f"{n_bytes} bytes follow", "0 tensors")
+    hostile(
+        whole + bytes(n_bytes),
+        MalformedFileError,
+        f"{n_bytes} bytes follow",
+        f"at byte {len(whole)}",
+        "2 tensors",
+    )
+    hostile(
+        gguf([pair("k", U8, 1)]) + bytes(n_bytes),
+        MalformedFileError,
+        f"{n_bytes} bytes follow",
+        "0 tensors",
+    )
     unaligned = gguf(entries=[entry("t", [1], 0, 0)], data=bytes(32))
     hostile(unaligned + bytes(n_bytes), MalformedFileError, f"{n_bytes} bytes follow")
 
 
 @pytest.mark.parametrize("offset", [96, 2**40, 2**63, 2**64 - 32])
 def test_data_beyond_the_end(hostile, offset):
-    hostile(gguf(entries=[entry("t", [8], 0, offset)], data=bytes(96)), MalformedFileError, str(offset), "'t'")
+    hostile(
+        gguf(entries=[entry("t", [8], 0, offset)], data=bytes(96)),
+        MalformedFileError,
+        str(offset),
+        "'t'",
+    )
 
 
 @pytest.mark.parametrize("missing", [1, 63, 64, 100])
@@ -223,7 +453,13 @@ def test_truncated_data(hostile, missing):
 
 def test_truncated_anywhere(tmp_path):
     """Every shorter version of a file is an error, and none needs more than a moment."""
-    whole = small(3, [array_pair("tokenizer.ggml.tokens", STRING, ["a", "bc", ""]), array_pair("scores", F32, [1.0, 2.0])])
+    whole = small(
+        3,
+        [
+            array_pair("tokenizer.ggml.tokens", STRING, ["a", "bc", ""]),
+            array_pair("scores", F32, [1.0, 2.0]),
+        ],
+    )
     path = tmp_path / "cut.gguf"
     path.write_bytes(whole)
     open_gguf(path).close()
@@ -269,10 +505,21 @@ def test_not_a_file(tmp_path):
 
 
 def test_random_damage(tmp_path):
-    """Flipped, cut, inserted and swapped bytes: an IqforgeError or a file that can be read to its last byte."""
-    whole = small(3, [array_pair("tokenizer.ggml.tokens", STRING, ["a", "bc", ""]), array_pair("scores", F32, [1.0, 2.0]),
-                      pair("general.alignment", U32, 32), pair("flag", BOOL, 1),
-                      text("nested") + struct.pack("<I", ARRAY) + array(ARRAY, array(U8, [1, 2]) + array(I32, [3]), 2)])
+    """Flipped, cut, inserted and swapped bytes: an IqforgeError or a file that can be read to its
+    last byte.
+    """
+    whole = small(
+        3,
+        [
+            array_pair("tokenizer.ggml.tokens", STRING, ["a", "bc", ""]),
+            array_pair("scores", F32, [1.0, 2.0]),
+            pair("general.alignment", U32, 32),
+            pair("flag", BOOL, 1),
+            text("nested")
+            + struct.pack("<I", ARRAY)
+            + array(ARRAY, array(U8, [1, 2]) + array(I32, [3]), 2),
+        ],
+    )
     path, rng, slowest = tmp_path / "damaged.gguf", random.Random(7), 0.0
     interesting = [0, 1, 2, 4, 8, 9, 13, 255]
     for _ in range(1500):
@@ -285,9 +532,11 @@ def test_random_damage(tmp_path):
             elif kind == 1:
                 content[at] = rng.choice(interesting)
             elif kind == 2:
-                content[at:at + 8] = struct.pack("<Q", rng.choice((0, 1, 2**31, 2**32 - 1, 2**62, 2**63, HUGE - 31, HUGE)))
+                content[at : at + 8] = struct.pack(
+                    "<Q", rng.choice((0, 1, 2**31, 2**32 - 1, 2**62, 2**63, HUGE - 31, HUGE))
+                )
             elif kind == 3:
-                del content[at:at + rng.randrange(1, 9)]
+                del content[at : at + rng.randrange(1, 9)]
             else:
                 content[at:at] = rng.randbytes(rng.randrange(1, 9))
         path.write_bytes(content)

@@ -1,4 +1,6 @@
-"""Outputs under bad conditions: full or read-only disks, two processes, Ctrl-C, kill -9, output = input."""
+"""Outputs under bad conditions: full or read-only disks, two processes, Ctrl-C, kill -9, output =
+input.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from iqforge.errors import OutputError, printable
 from iqforge.formats import output
 from iqforge.formats.gguf.reader import open_gguf
@@ -46,7 +47,14 @@ def test_output_through_a_symbolic_link(tmp_path):
 
 def test_outputs_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    impossible = [tmp_path / "file/m.gguf", tmp_path / "absent/m.gguf", tmp_path, "/dev/null", tmp_path / ("n" * 300), "a\0b"]
+    impossible = [
+        tmp_path / "file/m.gguf",
+        tmp_path / "absent/m.gguf",
+        tmp_path,
+        "/dev/null",
+        tmp_path / ("n" * 300),
+        "a\0b",
+    ]
     if os.path.isdir("/proc/self"):
         impossible.append("/proc/iqforge.gguf")  # read-only for root too
     if os.geteuid() != 0:
@@ -62,8 +70,10 @@ def test_outputs_that_cannot_be_written(tmp_path):
 def test_too_little_space_is_known_before(tmp_path, monkeypatch):
     usage = type(output.shutil.disk_usage(tmp_path))
     monkeypatch.setattr(output.shutil, "disk_usage", lambda path: usage(1000, 900, 100))
-    for attempt in (lambda: GGUFWriter(tmp_path / "m.gguf", METADATA, TENSORS),
-                    lambda: ShardedWriter(tmp_path / "m", METADATA, TENSORS, [TENSORS])):
+    for attempt in (
+        lambda: GGUFWriter(tmp_path / "m.gguf", METADATA, TENSORS),
+        lambda: ShardedWriter(tmp_path / "m", METADATA, TENSORS, [TENSORS]),
+    ):
         with pytest.raises(OutputError, match="needs [0-9]+ bytes, 100 are free"):
             attempt()
         assert os.listdir(tmp_path) == []
@@ -73,11 +83,12 @@ def test_disk_full_in_mid_write(tmp_path, monkeypatch):
     real_write, left = os.write, [200]
 
     def filling(fd, data):
-        data = memoryview(data)[:left[0]]
+        data = memoryview(data)[: left[0]]
         if not data:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         left[0] -= len(data)
         return real_write(fd, data)
+
     monkeypatch.setattr(os, "write", filling)
     with pytest.raises(OutputError, match="m.gguf.*No space left.*200 of 288 bytes are written"):
         write(tmp_path / "m.gguf")
@@ -110,8 +121,12 @@ except OutputError as error:
 
 
 def _child(kind: str, path: Path, delay: float = 0.0, limit: int = 0) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", _CHILD, kind, str(path), str(delay), str(limit)], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD, kind, str(path), str(delay), str(limit)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("kind", ["one", "shards"])
@@ -120,7 +135,9 @@ def test_file_size_limit(tmp_path, kind):
     child = _child(kind, tmp_path / "m.gguf", limit=600_000)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 0 and "Traceback" not in err
-    assert "refused" in out and "m.gguf" in out and "too large" in out and "bytes are written" in out
+    assert (
+        "refused" in out and "m.gguf" in out and "too large" in out and "bytes are written" in out
+    )
     assert os.listdir(tmp_path) == []
 
 
@@ -134,7 +151,11 @@ def test_interrupted_in_mid_write(tmp_path, kind, number):
     child.communicate(timeout=60)
     left = os.listdir(tmp_path)
     assert child.returncode != 0
-    assert left == [] if number == signal.SIGINT else left and all(name.endswith(".part") for name in left)
+    assert (
+        left == []
+        if number == signal.SIGINT
+        else left and all(name.endswith(".part") for name in left)
+    )
     again = _child(kind, tmp_path / "m.gguf")
     again.communicate(timeout=60)
     assert again.returncode == 0
@@ -145,7 +166,9 @@ def test_interrupted_in_mid_write(tmp_path, kind, number):
 
 def test_really_full_disk(tmp_path, monkeypatch):
     """A tmpfs of 1 MiB, where the machine lets us mount one."""
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], capture_output=True
+    ).returncode:
         pytest.skip("no tmpfs can be mounted here")
     try:
         tensors = [TensorInfo("t", (1024, 512), ggml_type("F32"))]

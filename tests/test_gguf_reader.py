@@ -1,4 +1,6 @@
-"""Reading GGUF files: values and rows as stored, valid oddities, release of pages, split models, the reference's files."""
+"""Reading GGUF files: values and rows as stored, valid oddities, release of pages, split models,
+the reference's files.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,33 @@ import time
 
 import numpy as np
 import pytest
-
 from iqforge.errors import IqforgeError, ShapeError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.values import Value, ValueType
 from iqforge.formats.types import ggml_type
 
-from .ggufbuild import (ARRAY, BOOL, F32, F64, I8, I16, I32, I64, STRING, U8, U16, U32, U64, array, array_pair, entry, gguf, pair, small,
-                        text)
+from .ggufbuild import (
+    ARRAY,
+    BOOL,
+    F32,
+    F64,
+    I8,
+    I16,
+    I32,
+    I64,
+    STRING,
+    U8,
+    U16,
+    U32,
+    U64,
+    array,
+    array_pair,
+    entry,
+    gguf,
+    pair,
+    small,
+    text,
+)
 from .shared import shared
 
 
@@ -30,17 +51,34 @@ def opened(tmp_path):
         (tmp_path / name).write_bytes(content)
         files.append(open_gguf(tmp_path / name))
         return files[-1]
+
     yield make
     for file in files:
         file.close()
 
 
 def test_every_value_type(opened):
-    scalars = {U8: 255, I8: -128, U16: 65535, I16: -32768, U32: 2**32 - 1, I32: -2**31, F32: 0.5, BOOL: True, STRING: "Grüße 🙂",
-               U64: 2**64 - 1, I64: -2**63, F64: 0.1}
+    scalars = {
+        U8: 255,
+        I8: -128,
+        U16: 65535,
+        I16: -32768,
+        U32: 2**32 - 1,
+        I32: -(2**31),
+        F32: 0.5,
+        BOOL: True,
+        STRING: "Grüße 🙂",
+        U64: 2**64 - 1,
+        I64: -(2**63),
+        F64: 0.1,
+    }
     pairs = [pair(f"one.{kind}", kind, value) for kind, value in scalars.items()]
     pairs += [array_pair(f"many.{kind}", kind, [value, value]) for kind, value in scalars.items()]
-    pairs += [array_pair("none", STRING, []), array_pair("no.numbers", F32, []), pair("empty", STRING, "")]
+    pairs += [
+        array_pair("none", STRING, []),
+        array_pair("no.numbers", F32, []),
+        pair("empty", STRING, ""),
+    ]
     metadata = opened(gguf(pairs)).metadata
     for kind, value in scalars.items():
         assert metadata[f"one.{kind}"] == Value(ValueType(kind), value)
@@ -53,7 +91,9 @@ def test_every_value_type(opened):
 
 def test_strings_that_are_not_utf8_keep_their_bytes(opened):
     raw = b"\xff\x00a\xc3"
-    metadata = opened(gguf([pair("s", STRING, raw), array_pair("a", STRING, text(raw) * 2, 2)])).metadata
+    metadata = opened(
+        gguf([pair("s", STRING, raw), array_pair("a", STRING, text(raw) * 2, 2)])
+    ).metadata
     assert metadata["s"].data.encode("utf-8", "surrogateescape") == raw
     assert [item.encode("utf-8", "surrogateescape") for item in metadata["a"].data] == [raw, raw]
 
@@ -105,14 +145,23 @@ def test_bytes_behind_the_last_row(opened):
     kind = ggml_type("I2_S")
     file = opened(gguf([], [entry("w", [64, 2], kind.id, 0)], bytes(32) + b"s" * 32))
     tensor = file.tensor("w")
-    assert file.read_rows(tensor, 0, 2).shape == (2, 16) and bytes(file.read_bytes(tensor, 32, 64)) == b"s" * 32
+    assert (
+        file.read_rows(tensor, 0, 2).shape == (2, 16)
+        and bytes(file.read_bytes(tensor, 32, 64)) == b"s" * 32
+    )
 
 
 @pytest.mark.parametrize("alignment", [8, 64, 4096])
 def test_stated_alignment(opened, alignment):
     data = b"a" * 4 + bytes(alignment - 4) + b"b" * 4
-    file = opened(gguf([pair("general.alignment", U32, alignment)], [entry("a", [1], 0, 0), entry("b", [1], 0, alignment)], data,
-                       alignment=alignment))
+    file = opened(
+        gguf(
+            [pair("general.alignment", U32, alignment)],
+            [entry("a", [1], 0, 0), entry("b", [1], 0, alignment)],
+            data,
+            alignment=alignment,
+        )
+    )
     assert file.alignment == alignment
     assert [bytes(file.read_rows(tensor, 0, 1)) for tensor in file.tensors] == [b"a" * 4, b"b" * 4]
 
@@ -120,8 +169,13 @@ def test_stated_alignment(opened, alignment):
 def test_missing_padding_at_the_end(opened):
     entries = [entry("first", [1], 0, 0), entry("last", [1], 0, 32)]
     for padding in range(29):
-        file = opened(gguf([], entries, b"1111" + bytes(28) + b"2222" + bytes(padding)), f"{padding}.gguf")
-        assert [bytes(file.read_rows(tensor, 0, 1)) for tensor in file.tensors] == [b"1111", b"2222"]
+        file = opened(
+            gguf([], entries, b"1111" + bytes(28) + b"2222" + bytes(padding)), f"{padding}.gguf"
+        )
+        assert [bytes(file.read_rows(tensor, 0, 1)) for tensor in file.tensors] == [
+            b"1111",
+            b"2222",
+        ]
     assert opened(gguf([pair("k", U8, 1)], pad=False), "unpadded.gguf").tensors == ()
 
 
@@ -145,6 +199,7 @@ def test_release_gives_pages_back(tmp_path):
         with open("/proc/self/smaps") as maps:
             text = maps.read().split(str(path), 1)[1]
         return int(text.split("Rss:", 1)[1].split()[0]) << 10
+
     with open_gguf(path) as file:
         tensor = file.tensor("w")
         assert int(file.read_bytes(tensor, 0, n_bytes).max()) == 0
@@ -155,7 +210,12 @@ def test_release_gives_pages_back(tmp_path):
 
 def test_large_vocabulary_is_quick(opened, tmp_path):
     tokens = [f"tok{i}" for i in range(150_000)]
-    content = gguf([array_pair("tokenizer.ggml.tokens", STRING, tokens), array_pair("tokenizer.ggml.token_type", I32, [1] * 150_000)])
+    content = gguf(
+        [
+            array_pair("tokenizer.ggml.tokens", STRING, tokens),
+            array_pair("tokenizer.ggml.token_type", I32, [1] * 150_000),
+        ]
+    )
     start = time.perf_counter()
     file = opened(content)
     assert time.perf_counter() - start < 2  # 0.05 s on an idle core
@@ -163,30 +223,57 @@ def test_large_vocabulary_is_quick(opened, tmp_path):
 
 
 def _split(no: int, count: int, n_tensors: int) -> list[bytes]:
-    return [pair("split.no", U16, no), pair("split.count", U16, count), pair("split.tensors.count", I32, n_tensors)]
+    return [
+        pair("split.no", U16, no),
+        pair("split.count", U16, count),
+        pair("split.tensors.count", I32, n_tensors),
+    ]
 
 
 def test_split_model(tmp_path):
     names = [tmp_path / f"my model-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     names[0].write_bytes(gguf([pair("general.architecture", STRING, "llama"), *_split(0, 3, 2)]))
     names[1].write_bytes(gguf(_split(1, 3, 2), [entry("a", [1], 0, 0)], b"aaaa"))
-    names[2].write_bytes(gguf([pair("general.alignment", U32, 64), *_split(2, 3, 2)], [entry("b", [1], 0, 0)], b"bbbb", alignment=64))
+    names[2].write_bytes(
+        gguf(
+            [pair("general.alignment", U32, 64), *_split(2, 3, 2)],
+            [entry("b", [1], 0, 0)],
+            b"bbbb",
+            alignment=64,
+        )
+    )
     with open_gguf(names[0]) as file:
         assert file.shards == tuple(map(str, names)) and file.path == str(names[0])
-        assert list(file.metadata) == ["general.architecture", "split.no", "split.count", "split.tensors.count"]
-        assert [bytes(file.read_rows(tensor, 0, 1)) for tensor in file.tensors] == [b"aaaa", b"bbbb"]
+        assert list(file.metadata) == [
+            "general.architecture",
+            "split.no",
+            "split.count",
+            "split.tensors.count",
+        ]
+        assert [bytes(file.read_rows(tensor, 0, 1)) for tensor in file.tensors] == [
+            b"aaaa",
+            b"bbbb",
+        ]
         assert file.location("b")[0] == str(names[2])
         for tensor in file.tensors:
             file.release(tensor)
 
 
 def test_reference_split_equals_its_whole():
-    paths = shared("golden/tools/split/tiny-00001-of-00003.gguf"), shared("golden/tools/gguf/tiny-llama-f16.gguf")
+    paths = (
+        shared("golden/tools/split/tiny-00001-of-00003.gguf"),
+        shared("golden/tools/gguf/tiny-llama-f16.gguf"),
+    )
     with open_gguf(paths[0]) as split, open_gguf(paths[1]) as whole:
         assert len(split.shards) == 3 and split.tensors == whole.tensors
         for tensor in whole.tensors:
-            assert (split.read_rows(tensor, 0, tensor.n_rows) == whole.read_rows(tensor, 0, tensor.n_rows)).all()
-        assert {key: value for key, value in split.metadata.items() if not key.startswith("split.")} == whole.metadata
+            assert (
+                split.read_rows(tensor, 0, tensor.n_rows)
+                == whole.read_rows(tensor, 0, tensor.n_rows)
+            ).all()
+        assert {
+            key: value for key, value in split.metadata.items() if not key.startswith("split.")
+        } == whole.metadata
 
 
 def test_reference_interleaved_file():
@@ -197,19 +284,39 @@ def test_reference_interleaved_file():
 def test_against_the_gguf_package():
     """Every GGUF file of the reference data, value by value and tensor by tensor."""
     gguf_package = pytest.importorskip("gguf")
-    paths = [path for path in sorted(shared("golden").rglob("*.gguf")) if "-of-" not in path.name and "_R8" not in path.name]
+    paths = [
+        path
+        for path in sorted(shared("golden").rglob("*.gguf"))
+        if "-of-" not in path.name and "_R8" not in path.name
+    ]
     assert paths
     for path in paths:
         reader = gguf_package.GGUFReader(path)
         with open_gguf(path) as file:
-            fields = {key: field for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+            fields = {
+                key: field for key, field in reader.fields.items() if not key.startswith("GGUF.")
+            }
             assert list(fields) == list(file.metadata)
             for key, field in fields.items():
                 value = file.metadata[key]
-                assert [int(kind) for kind in field.types] == [kind for kind in (value.type, value.element) if kind is not None]
+                assert [int(kind) for kind in field.types] == [
+                    kind for kind in (value.type, value.element) if kind is not None
+                ]
                 assert field.contents() == value.data
             for tensor, ours in zip(reader.tensors, file.tensors, strict=True):
-                theirs = (tensor.name, tuple(reversed(tensor.shape.tolist())), int(tensor.tensor_type), tensor.n_bytes, tensor.data_offset)
-                assert theirs == (ours.name, ours.shape, ours.type.id, ours.n_bytes, file.location(ours.name)[1])
+                theirs = (
+                    tensor.name,
+                    tuple(reversed(tensor.shape.tolist())),
+                    int(tensor.tensor_type),
+                    tensor.n_bytes,
+                    tensor.data_offset,
+                )
+                assert theirs == (
+                    ours.name,
+                    ours.shape,
+                    ours.type.id,
+                    ours.n_bytes,
+                    file.location(ours.name)[1],
+                )
                 digest = hashlib.sha256(tensor.data.tobytes()).digest()
                 assert digest == hashlib.sha256(file.read_bytes(ours, 0, ours.n_bytes)).digest()

@@ -1,4 +1,6 @@
-"""`--device`, and the reference's flags that change nothing here: taken with one line, refused where a value is none."""
+"""`--device`, and the reference's flags that change nothing here: taken with one line, refused
+where a value is none.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +8,36 @@ import argparse
 
 import pytest
 import torch
-
 from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import UsageError
 from iqforge.runtime.bench import options as bench_options
 from iqforge.runtime.commands import ignored_flags
-from iqforge.runtime.devices import usable_device
 from iqforge.runtime.commands.flags import add_runtime_flags
 from iqforge.runtime.commands.ignored_flags import BY_FLAG, IGNORED
+from iqforge.runtime.devices import usable_device
 from iqforge.runtime.model import load_model
 
 from .tiny_checkpoint import make_tiny_llama
 from .tiny_model import write_gguf
 
 VALUES = {  # good ones, bad ones
-    "-mla": ("0 1 2 3", "4 -1 x 1.0"), "-sm": ("none layer row graph attn tensor", "rows 1 LAYER"),
-    "-ts": ("1 3,1 0.5/0.5 0,1 .5;1.", "0 0,0 -1,1 a 1,,2 1, nan inf 1e3"), "-mg": ("0 1 7", "-1 cuda0 1.5 99999"),
-    "-grt": ("f32 f16 bf16 q8_0", "q4_0 F32"), "-tb": ("4 0 -1", "-2 many 99999999999"), "--numa": ("distribute isolate numactl", "on 1"),
-    "-cuda": ("fusion=1 graphs=0,fa-offset=3 mmq-id-size=32", "fusion fusion=x speed=1 fusion=1,"), "--prio": ("-1 0 3", "4 high"),
-    "--poll": ("0 50 100", "101 -1"), "-C": ("ff 0xFF", "0xg -"), "-Cr": ("0-7 3- -5", "7 - a-b"), "--cpu-strict": ("0 1", "2 yes"),
-    "-tgb": ("8,16", "8 8,16,2 a,b")}
+    "-mla": ("0 1 2 3", "4 -1 x 1.0"),
+    "-sm": ("none layer row graph attn tensor", "rows 1 LAYER"),
+    "-ts": ("1 3,1 0.5/0.5 0,1 .5;1.", "0 0,0 -1,1 a 1,,2 1, nan inf 1e3"),
+    "-mg": ("0 1 7", "-1 cuda0 1.5 99999"),
+    "-grt": ("f32 f16 bf16 q8_0", "q4_0 F32"),
+    "-tb": ("4 0 -1", "-2 many 99999999999"),
+    "--numa": ("distribute isolate numactl", "on 1"),
+    "-cuda": ("fusion=1 graphs=0,fa-offset=3 mmq-id-size=32", "fusion fusion=x speed=1 fusion=1,"),
+    "--prio": ("-1 0 3", "4 high"),
+    "--poll": ("0 50 100", "101 -1"),
+    "-C": ("ff 0xFF", "0xg -"),
+    "-Cr": ("0-7 3- -5", "7 - a-b"),
+    "--cpu-strict": ("0 1", "2 yes"),
+    "-tgb": ("8,16", "8 8,16,2 a,b"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -72,19 +82,55 @@ def test_bench_takes_and_refuses_the_same():
 
     for flag, (good, bad) in VALUES.items():
         for value in good.split():
-            value = value.replace(",", "/") if flag == "-ts" else value  # commas part the values of a list
+            value = (
+                value.replace(",", "/") if flag == "-ts" else value
+            )  # commas part the values of a list
             notes = bench_options.notes(given(f"{flag}={value}"), True)
-            assert [line for line in notes if line.startswith(f"note: {flag} changes nothing here: {BY_FLAG[flag].why}")] == notes != []
+            assert (
+                [
+                    line
+                    for line in notes
+                    if line.startswith(f"note: {flag} changes nothing here: {BY_FLAG[flag].why}")
+                ]
+                == notes
+                != []
+            )
         with pytest.raises(UsageError, match=f"^{flag} "):
             bench_options.notes(given(f"{flag}={bad.split()[0]}"), True)
-    assert [s["tensor_split"] for s in bench_options.settings_matrix(given("-ts", "3/1,1/1"))] == ["3/1", "1/1"]
+    assert [s["tensor_split"] for s in bench_options.settings_matrix(given("-ts", "3/1,1/1"))] == [
+        "3/1",
+        "1/1",
+    ]
 
 
 def test_bench_says_so(monkeypatch, model, capsys):
     Devices.install(monkeypatch, 0)
-    assert main(["bench", "-m", str(model), "-p", "4", "-n", "0", "-r", "1", "-sm", "row", "-tgb", "2,2"]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                "-m",
+                str(model),
+                "-p",
+                "4",
+                "-n",
+                "0",
+                "-r",
+                "1",
+                "-sm",
+                "row",
+                "-tgb",
+                "2,2",
+            ]
+        )
+        == 0
+    )
     out, err = capsys.readouterr()
-    assert "device: cpu (there is no GPU)" in err and "note: -tgb changes nothing here" in err and "note: -sm changes nothing here" in err
+    assert (
+        "device: cpu (there is no GPU)" in err
+        and "note: -tgb changes nothing here" in err
+        and "note: -sm changes nothing here" in err
+    )
 
 
 class Devices:
@@ -93,20 +139,35 @@ class Devices:
     @staticmethod
     def install(monkeypatch, count: int = 2) -> None:
         empty = torch.empty
-        for name, value in (("is_available", lambda: count > 0), ("device_count", lambda: count), ("current_device", lambda: 1),
-                            ("get_device_name", lambda index: f"GPU {index}")):
+        for name, value in (
+            ("is_available", lambda: count > 0),
+            ("device_count", lambda: count),
+            ("current_device", lambda: 1),
+            ("get_device_name", lambda index: f"GPU {index}"),
+        ):
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch, "empty", lambda *size, **options: empty(*size))
 
 
 def test_devices(monkeypatch):
     Devices.install(monkeypatch)
-    names = {"auto": "cuda:0", "cuda": "cuda:1", "cuda:0": "cuda:0", "cuda:1": "cuda:1", "cpu": "cpu"}
+    names = {
+        "auto": "cuda:0",
+        "cuda": "cuda:1",
+        "cuda:0": "cuda:0",
+        "cuda:1": "cuda:1",
+        "cpu": "cpu",
+    }
     assert {name: str(usable_device(name)) for name in names} == names
     assert usable_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
-    with pytest.raises(UsageError, match=r"no device 'cuda:2': here are cpu, cuda:0 \(GPU 0\), cuda:1 \(GPU 1\)"):
+    with pytest.raises(
+        UsageError, match=r"no device 'cuda:2': here are cpu, cuda:0 \(GPU 0\), cuda:1 \(GPU 1\)"
+    ):
         usable_device("cuda:2")
-    with pytest.raises(UsageError, match="'cuda:0,1' cannot be used: models run on one GPU; use cpu, cuda, cuda:N or auto"):
+    with pytest.raises(
+        UsageError,
+        match="'cuda:0,1' cannot be used: models run on one GPU; use cpu, cuda, cuda:N or auto",
+    ):
         usable_device("cuda:0,1")
     for wrong in ("gpu", "cuda:", "cuda:x", "cuda:-1", "CPU", "cpu:0", "", "cuda:99999"):
         with pytest.raises(UsageError, match="cannot be used; use cpu, cuda, cuda:N or auto"):

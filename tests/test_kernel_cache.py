@@ -5,13 +5,20 @@ import multiprocessing
 import os
 
 import pytest
-
 from iqforge.cuda_kernels.compile import nvrtc as compiling
-from iqforge.cuda_kernels.compile.nvrtc import KernelSpec, cache_file, compile_spec, expand, is_cached
+from iqforge.cuda_kernels.compile.nvrtc import (
+    KernelSpec,
+    cache_file,
+    compile_spec,
+    expand,
+    is_cached,
+)
 from iqforge.errors import DeviceError, UnsupportedTypeError
 
-needs_cuda_core = pytest.mark.skipif(not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.core")),
-                                     reason="cuda-core is not installed")
+needs_cuda_core = pytest.mark.skipif(
+    not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.core")),
+    reason="cuda-core is not installed",
+)
 SOURCE = """\
 #include "parts/common.cuh"
 #include "parts/more.cuh"
@@ -25,7 +32,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "parts").mkdir()
     (tmp_path / "fill.cu").write_text(SOURCE)
     (tmp_path / "parts/common.cuh").write_text("typedef unsigned int number;\n")
-    (tmp_path / "parts/more.cuh").write_text('#include "parts/common.cuh"\n__device__ number more(number n) { return n + 1; }\n')
+    (tmp_path / "parts/more.cuh").write_text(
+        '#include "parts/common.cuh"\n__device__ number more(number n) { return n + 1; }\n'
+    )
     monkeypatch.setattr(compiling, "FOLDER", tmp_path)
     monkeypatch.setenv("IQFORGE_CACHE_DIR", str(tmp_path / "cache"))
     _forget()
@@ -71,7 +80,9 @@ def test_errors_are_named(folder):
     with pytest.raises(DeviceError, match="NUMBR|undefined"):
         compile_spec(KernelSpec("fill", ("fill.cu",), (), ("fill",)), "sm_90")
     with pytest.raises(DeviceError, match="lack drain"):
-        compile_spec(KernelSpec("fill", ("fill.cu",), (("NUMBER", "1"),), ("fill", "drain")), "sm_90")
+        compile_spec(
+            KernelSpec("fill", ("fill.cu",), (("NUMBER", "1"),), ("fill", "drain")), "sm_90"
+        )
     with pytest.raises(UnsupportedTypeError, match="sm_90a, not for sm_80"):
         compile_spec(spec(archs=("sm_90a",)), "sm_80")
     assert cache_file(spec(archs=("sm_90a",)), "sm_90").name.startswith("fill-sm_90a-")
@@ -92,5 +103,7 @@ def _compile_and_count(number):
 def test_processes_wait_for_each_other(folder):
     with multiprocessing.get_context("fork").Pool(4) as pool:
         assert sum(pool.map(_compile_and_count, ["9"] * 8, chunksize=1)) == 1
-    assert len([name for name in os.listdir(folder / "cache/kernels") if name.endswith(".cubin")]) == 1
+    assert (
+        len([name for name in os.listdir(folder / "cache/kernels") if name.endswith(".cubin")]) == 1
+    )
     assert not [name for name in os.listdir(folder / "cache/kernels") if name.endswith(".part")]

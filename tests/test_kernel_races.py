@@ -2,7 +2,8 @@
 
 They run on the CPU, a std::thread for a thread, under g++'s thread sanitizer.
 
-Barriers order what threads do in memory, and nothing else: values that lanes exchange in registers do not.
+Barriers order what threads do in memory, and nothing else: values that lanes exchange in registers
+do not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-
 from iqforge.cuda_kernels.compile.nvrtc import KernelSpec, expand
 from iqforge.cuda_kernels.prompt import _EXPERTS_SPEC
 from iqforge.cuda_kernels.step_attention import AttentionShape
@@ -24,15 +24,17 @@ from .test_step_kernels_on_host import HEADER, LIMIT, MMA, RUN_ATTENTION, RUN_RO
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 
-NUMBERS = '''
+NUMBERS = """
 static std::vector<float> numbers(size_t n) {
     static unsigned state = 1;
     std::vector<float> x(n);
     for (auto& v : x) v = (float)((state = state * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1.0f;
     return x;
 }
-'''
-MAIN_ATTENTION = NUMBERS + '''
+"""
+MAIN_ATTENTION = (
+    NUMBERS
+    + """
 int main() {
     const int capacity = 512;
     auto q = numbers(ROWS * HEADS * DK), k = numbers(ROWS * HEADS_KV * DK), v = numbers(ROWS * HEADS_KV * DV), norm = numbers(DK);
@@ -43,16 +45,22 @@ int main() {
         run(4, q.data(), k.data(), v.data(), norm.data(), norm.data(), 1e-6f, angles.data(), cache_k.data(), cache_v.data(), &position,
             0.1f, out.data());
 }
-'''
-MAIN_ROUTER = NUMBERS + '''
+"""
+)
+MAIN_ROUTER = (
+    NUMBERS
+    + """
 int main() {
     auto h = numbers(ROWS * WIDTH), norm = numbers(WIDTH), matrix = numbers(EXPERTS * WIDTH);
     std::vector<int> ids(ROWS * N_USED);
     std::vector<float> weights(ROWS * N_USED);
     run(h.data(), norm.data(), 1e-6f, matrix.data(), ids.data(), weights.data());
 }
-'''
-MAIN_SAMPLE = NUMBERS + '''
+"""
+)
+MAIN_SAMPLE = (
+    NUMBERS
+    + """
 int main() {
     const int n = 3000;
     auto values = numbers(n);
@@ -63,10 +71,13 @@ int main() {
     draw(values.data(), ids.data(), n, 40, 0.8, 0.95, 0.05, &seed, tokens.data(), positions.data(), history.data());
     best(values.data(), n, 40, 0.8, 0.95, 0.05, &seed, tokens.data(), positions.data(), history.data());
 }
-'''
+"""
+)
 
 
-MAIN_EXPERTS = NUMBERS + '''
+MAIN_EXPERTS = (
+    NUMBERS
+    + """
 int main() {
     const int tokens = 5, experts = 40, used = 4, n = 20;
     auto logits = numbers(tokens * experts), weights = numbers(tokens * used);
@@ -75,7 +86,8 @@ int main() {
     for (int& id : ids) id = id % 2 - (id % 7 == 0);
     group(ids.data(), n, 2, ends.data(), sources.data(), rows.data());
 }
-'''
+"""
+)
 
 
 def races(folder, spec: KernelSpec, run: str, main: str, change=lambda source: source) -> str:
@@ -85,19 +97,40 @@ def races(folder, spec: KernelSpec, run: str, main: str, change=lambda source: s
     if run is RUN_ATTENTION:
         source = source.replace("struct Mixer {", MMA + "struct Mixer {", 1)
     (folder / "kernel.cpp").write_text(f'#include "{HEADER}"\n{defines}{source}{run}{main}')
-    build = ["g++", "-std=c++20", "-O1", "-g", "-fsanitize=thread", "-pthread", "-w", "-o", folder / "kernel", folder / "kernel.cpp"]
+    build = [
+        "g++",
+        "-std=c++20",
+        "-O1",
+        "-g",
+        "-fsanitize=thread",
+        "-pthread",
+        "-w",
+        "-o",
+        folder / "kernel",
+        folder / "kernel.cpp",
+    ]
     if subprocess.run(build, capture_output=True).returncode:
         pytest.skip("g++ has no thread sanitizer here")
-    done = subprocess.run([folder / "kernel"], capture_output=True, text=True, env={"TSAN_OPTIONS": "exitcode=66 report_bugs=1"})
+    done = subprocess.run(
+        [folder / "kernel"],
+        capture_output=True,
+        text=True,
+        env={"TSAN_OPTIONS": "exitcode=66 report_bugs=1"},
+    )
     if "FATAL: ThreadSanitizer" in done.stderr:
         pytest.skip(f"the thread sanitizer does not run here: {done.stderr.splitlines()[0]}")
     assert done.returncode in (0, 66), done.stderr[-2000:]
     return done.stderr if done.returncode else ""
 
 
-@pytest.mark.parametrize("shape", [AttentionShape(1, 8, 1, 64, 64, "F16", "F16", 64, True, True),
-                                   AttentionShape(3, 2, 1, 64, 64, "Q8_0", "Q5_1", 64, False, False, 64, 64)],
-                         ids=["tensor cores", "encoded"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        AttentionShape(1, 8, 1, 64, 64, "F16", "F16", 64, True, True),
+        AttentionShape(3, 2, 1, 64, 64, "Q8_0", "Q5_1", 64, False, False, 64, 64),
+    ],
+    ids=["tensor cores", "encoded"],
+)
 def test_attention(shape, tmp_path):
     assert not races(tmp_path, shape.spec(LIMIT), RUN_ATTENTION, MAIN_ATTENTION)
 
@@ -111,15 +144,21 @@ def test_draws(tmp_path):
 
 
 def test_experts_of_a_prompt(tmp_path):
-    spec = replace(_EXPERTS_SPEC, defines=(("warp_sum", "prompt_warp_sum"),))  # the header for the CPU has one already
+    spec = replace(
+        _EXPERTS_SPEC, defines=(("warp_sum", "prompt_warp_sum"),)
+    )  # the header for the CPU has one already
     assert not races(tmp_path, spec, RUN_EXPERTS, MAIN_EXPERTS)
 
 
 def test_a_barrier_that_is_missing_is_found(tmp_path):
-    barrier = "    __syncthreads();\n#pragma unroll 1\n    for (int row = 0; row < ROWS; row++) choose("
+    barrier = (
+        "    __syncthreads();\n#pragma unroll 1\n    for (int row = 0; row < ROWS; row++) choose("
+    )
 
     def without(source: str) -> str:
         assert source.count(barrier) == 1
         return source.replace(barrier, barrier.replace("    __syncthreads();\n", ""))
 
-    assert "data race" in races(tmp_path, router_spec(2, 512, 6, 2), RUN_ROUTER, MAIN_ROUTER, without)
+    assert "data race" in races(
+        tmp_path, router_spec(2, 512, 6, 2), RUN_ROUTER, MAIN_ROUTER, without
+    )

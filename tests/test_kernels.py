@@ -4,23 +4,26 @@ import importlib.util
 import os
 
 import pytest
-
 from iqforge.cli import main
-from iqforge.cuda_kernels.compile import nvrtc as compiling
 from iqforge.cuda_kernels import step_attention
+from iqforge.cuda_kernels.compile import nvrtc as compiling
 from iqforge.cuda_kernels.compile.nvrtc import ARCHITECTURES, FOLDER, expand
 from iqforge.cuda_kernels.registry import all_specs, build, missing, unchecked
 from iqforge.errors import DeviceError
 
 SPECS = [spec for _, spec in all_specs()]
-needs_cuda_core = pytest.mark.skipif(not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.core")),
-                                     reason="cuda-core is not installed")
+needs_cuda_core = pytest.mark.skipif(
+    not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.core")),
+    reason="cuda-core is not installed",
+)
 
 
 @needs_cuda_core
 def test_every_kernel_compiles_for_every_architecture():
-    """Through the whole compiler, with little optimization but for one sample of each source, or with IQFORGE_TEST_KERNELS=full with all
-    of it. What has been compiled is remembered in the user's cache, so that a second run has nothing to do."""
+    """Through the whole compiler, with little optimization but for one sample of each source, or
+    with IQFORGE_TEST_KERNELS=full with all of it. What has been compiled is remembered in the
+    user's cache, so that a second run has nothing to do.
+    """
     samples = {(spec.sources[-1], spec.archs): spec for spec in SPECS}  # the last one of each
     fully = SPECS if os.environ.get("IQFORGE_TEST_KERNELS") == "full" else list(samples.values())
     jobs = os.cpu_count() or 1
@@ -33,9 +36,20 @@ def test_every_kernel_compiles_for_every_architecture():
 
 
 def test_kernels_with_units_bring_their_tables():
-    """Codebook types look entries up in shared memory, where every kernel has to put them before it unpacks the first unit."""
-    sources = {spec.sources[-1] for spec in SPECS if any(name.startswith("units/") for name in spec.sources)}
-    assert {"weights/dequantize.cu", "matvec/matvec.cu", "matvec/experts.cu", "prompt/grouped.cu"} <= sources
+    """Codebook types look entries up in shared memory, where every kernel has to put them before it
+    unpacks the first unit.
+    """
+    sources = {
+        spec.sources[-1]
+        for spec in SPECS
+        if any(name.startswith("units/") for name in spec.sources)
+    }
+    assert {
+        "weights/dequantize.cu",
+        "matvec/matvec.cu",
+        "matvec/experts.cu",
+        "prompt/grouped.cu",
+    } <= sources
     for name in sources:
         kernels = (FOLDER / name).read_text()
         assert "prepare_unit<TYPE>();" in kernels, name
@@ -51,7 +65,11 @@ def test_command(tmp_path, monkeypatch, capsys):
     assert "compiled 1 modules" in out and "1 of 1 modules are compiled" in out
     assert main(["kernels", "--check", "--arch", "sm_120", "rearrange", "-j", "1"]) == 0
     out = capsys.readouterr().out
-    assert "checked 1 modules" in out and "0 of 1 modules are compiled" in out and list(tmp_path.rglob("*.checked"))
+    assert (
+        "checked 1 modules" in out
+        and "0 of 1 modules are compiled" in out
+        and list(tmp_path.rglob("*.checked"))
+    )
     assert main(["kernels", "--check", "--arch", "sm_90,sm_120", "rearrange"]) == 0
     assert "checked 0 modules" in capsys.readouterr().out
     # what is there can be listed and removed where nothing can be compiled
@@ -71,7 +89,10 @@ def test_listing_needs_no_compiler(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compiling, "_has_cuda_core", lambda: False)
     assert main(["kernels", "--arch", "all"]) == 0
     out = capsys.readouterr().out
-    assert f"0 of {sum(spec.target(arch) is not None for spec in SPECS for arch in ARCHITECTURES)} modules are compiled" in out
+    assert (
+        f"0 of {sum(spec.target(arch) is not None for spec in SPECS for arch in ARCHITECTURES)}"
+        " modules are compiled" in out
+    )
     assert all(spec.name in out for spec in SPECS)
 
 
@@ -80,7 +101,10 @@ def test_what_does_not_compile_is_found_quickly(tmp_path, monkeypatch):
     """Also what only the assembler refuses: an instruction that an architecture does not have."""
     monkeypatch.setenv("IQFORGE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compiling, "FOLDER", tmp_path)
-    for name, text in (("typo.cu", "flaot x = 1;"), ("newer.cu", 'asm volatile("griddepcontrol.wait;" ::: "memory");')):
+    for name, text in (
+        ("typo.cu", "flaot x = 1;"),
+        ("newer.cu", 'asm volatile("griddepcontrol.wait;" ::: "memory");'),
+    ):
         (tmp_path / name).write_text(f'extern "C" __global__ void f() {{ {text} }}\n')
         spec = compiling.KernelSpec(name, (name,), (), ("f",))
         with pytest.raises(DeviceError, match="do not compile for sm_80"):
@@ -91,8 +115,13 @@ def test_what_does_not_compile_is_found_quickly(tmp_path, monkeypatch):
 
 
 def test_wrong_usage(capsys):
-    for arguments, message in ((["nothing"], "no kernel is named 'nothing'"), (["--arch", "90"], "spelled as sm_90"),
-                               (["--clear", "--build"], "stand alone"), (["--check", "--build"], "stand alone"), (["-j", "0"], "above 0")):
+    for arguments, message in (
+        (["nothing"], "no kernel is named 'nothing'"),
+        (["--arch", "90"], "spelled as sm_90"),
+        (["--clear", "--build"], "stand alone"),
+        (["--check", "--build"], "stand alone"),
+        (["-j", "0"], "above 0"),
+    ):
         assert main(["kernels", *arguments]) == 1
         assert message in capsys.readouterr().err
 
@@ -100,15 +129,25 @@ def test_wrong_usage(capsys):
 @needs_cuda_core
 @pytest.mark.parametrize("spec", step_attention.specs()[:2], ids=lambda spec: spec.name)
 def test_attention_reads_projections_as_memory_that_changes(spec):
-    """The launch in front of it writes them while it may already run: the read-only path is not made for that."""
+    """The launch in front of it writes them while it may already run: the read-only path is not
+    made for that.
+    """
     from cuda.bindings import nvrtc  # cuda.core asks the driver before it gives PTX
 
     def good(answer):
         assert int(answer[0]) == 0
         return answer[1:]
 
-    options = ["--gpu-architecture=compute_90", "--std=c++17", *(f"-D{name}={value}" for name, value in spec.defines)]
-    (program,) = good(nvrtc.nvrtcCreateProgram(expand(spec.sources).encode(), b"attention/attention.cu", 0, [], []))
+    options = [
+        "--gpu-architecture=compute_90",
+        "--std=c++17",
+        *(f"-D{name}={value}" for name, value in spec.defines),
+    ]
+    (program,) = good(
+        nvrtc.nvrtcCreateProgram(
+            expand(spec.sources).encode(), b"attention/attention.cu", 0, [], []
+        )
+    )
     good(nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options]))
     text = b" " * good(nvrtc.nvrtcGetPTXSize(program))[0]
     good(nvrtc.nvrtcGetPTX(program, text))

@@ -1,4 +1,6 @@
-"""A conversion that is killed at a random moment never leaves a file that looks finished, and the next run is not in its way."""
+"""A conversion that is killed at a random moment never leaves a file that looks finished, and the
+next run is not in its way.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,8 @@ import random
 import time
 from pathlib import Path
 
-import pytest
-
 import iqforge
+import pytest
 from iqforge.convert.checkpoint.safetensors import read_header
 from iqforge.errors import IqforgeError
 from iqforge.formats.gguf.reader import open_gguf
@@ -24,7 +25,14 @@ KILLS = 20
 def fresh():
     """Starts processes that have iqforge imported already and no threads of this one."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["iqforge.api", "iqforge.quantize.run.stream", "iqforge.convert.source", "iqforge.formats.gguf.writer"])
+    context.set_forkserver_preload(
+        [
+            "iqforge.api",
+            "iqforge.quantize.run.stream",
+            "iqforge.convert.source",
+            "iqforge.formats.gguf.writer",
+        ]
+    )
     context.Process(target=os.getpid).start()
     return context
 
@@ -38,10 +46,14 @@ def converted(context, *arguments, **options) -> multiprocessing.Process:
 @pytest.mark.parametrize("limits", [{}, {"split_max_tensors": 20}], ids=["one file", "shards"])
 def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
     folder = make_tiny_llama(tmp_path / "model", n_layers=8, dtype="f32", n_embd=512)
-    expected = read_all(iqforge.convert_model(folder, make(tmp_path / "expected") / "x.gguf", "bf16", **limits))
+    expected = read_all(
+        iqforge.convert_model(folder, make(tmp_path / "expected") / "x.gguf", "bf16", **limits)
+    )
     assert len(expected) == (1 if not limits else 4)
     out = make(tmp_path / "out")
-    whole = min(seconds_of_a_run(fresh, folder, out, expected, limits) for _ in range(2))  # the first may have to compile
+    whole = min(
+        seconds_of_a_run(fresh, folder, out, expected, limits) for _ in range(2)
+    )  # the first may have to compile
     chance = random.Random(7)
     broken_off = 0
     for number in range(KILLS // 2):
@@ -55,7 +67,9 @@ def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
         process.join()
         broken_off += process.exitcode != 0
         for name in {file.name for file in out.glob("*.gguf")}:
-            assert (out / name).read_bytes() == expected[name], f"{name} after kill {number} (before: {sorted(before)})"
+            assert (out / name).read_bytes() == expected[name], (
+                f"{name} after kill {number} (before: {sorted(before)})"
+            )
         first = min(expected)
         if (out / first).exists():
             with open_gguf(out / first) as file:
@@ -68,7 +82,9 @@ def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
     assert read_all(out) == expected  # nothing is left beside them
 
 
-def seconds_of_a_run(context, folder: Path, out: Path, expected: dict[str, bytes], limits: dict) -> float:
+def seconds_of_a_run(
+    context, folder: Path, out: Path, expected: dict[str, bytes], limits: dict
+) -> float:
     started = time.monotonic()
     process = converted(context, folder, out / "x.gguf", "bf16", **limits)
     process.join()
@@ -82,4 +98,6 @@ def make(folder: Path) -> Path:
 
 
 def read_all(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in (path if path.is_dir() else path.parent).iterdir()}
+    return {
+        file.name: file.read_bytes() for file in (path if path.is_dir() else path.parent).iterdir()
+    }

@@ -5,7 +5,6 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-
 from iqforge.cuda_kernels import matvec, matvec_plan, ops
 from iqforge.cuda_kernels.layouts.table import packed_types
 from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
@@ -13,16 +12,24 @@ from iqforge.errors import ShapeError
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 TYPES = packed_types()
 QUANTIZED = [name for name in TYPES if ggml_type(name).is_quantized]
 GENERIC = [name for name in QUANTIZED if name not in matvec_plan._OWN]  # one format for all of them
-THOROUGH = [name for name in TYPES if name not in GENERIC] + ["Q5_1", "IQ2_XS"]  # with minimums, with a table in shared memory
+THOROUGH = [name for name in TYPES if name not in GENERIC] + [
+    "Q5_1",
+    "IQ2_XS",
+]  # with minimums, with a table in shared memory
 EPS = 1e-5
 
 
 def matrix(name, rows, cols, n_matrices=1, seed=0):
-    data = random_rows(name, rows * n_matrices, cols, 0.05, np.random.default_rng([seed, rows, cols]))
+    data = random_rows(
+        name, rows * n_matrices, cols, 0.05, np.random.default_rng([seed, rows, cols])
+    )
     return pack_matrix(name, [data], rows, cols, n_matrices, "cuda")
 
 
@@ -31,13 +38,17 @@ def weights(m):
 
 
 def rounded(x, type):
-    """Activations as the kernels see them: 8 bits, a scale of max / 127 per 32, for quantized matrices."""
+    """Activations as the kernels see them: 8 bits, a scale of max / 127 per 32, for quantized
+    matrices.
+    """
     x = x.float()
     if type.is_float:
         return x.double()
     groups = x.reshape(*x.shape[:-1], -1, 32)
     most = groups.abs().amax(-1, keepdim=True)
-    q = torch.round(groups.double() * torch.where(most > 0, 127 / most, 0).double())  # the product is not rounded before
+    q = torch.round(
+        groups.double() * torch.where(most > 0, 127 / most, 0).double()
+    )  # the product is not rounded before
     return (q * (most / 127).double()).reshape(x.shape)
 
 
@@ -82,8 +93,12 @@ class TestOnGpu:
 
     @pytest.mark.parametrize(("n", "cols"), [(1, 512), (1, 2816), (3, 1024), (8, 4096)])
     def test_norm_matvec(self, name, n, cols):
-        """Three matrices in a launch, a fourth of another type in another; rows that are no multiple of what a block does."""
-        ms = [matrix(name, rows, cols, seed=i) for i, rows in enumerate((133, 17, 64))] + [matrix("Q8_0", 40, cols)]
+        """Three matrices in a launch, a fourth of another type in another; rows that are no
+        multiple of what a block does.
+        """
+        ms = [matrix(name, rows, cols, seed=i) for i, rows in enumerate((133, 17, 64))] + [
+            matrix("Q8_0", 40, cols)
+        ]
         h, w, outs = 3 * draw(n, cols), draw(cols, seed=2), [poison(n, m.rows) for m in ms]
         matvec.norm_matvec(h, w, EPS, ms, outs)
         for m, out in zip(ms, outs, strict=True):
@@ -113,8 +128,17 @@ class TestOnGpu:
     def test_bf16_in_between(self, name):
         if ggml_type(name).is_float:
             pytest.skip("floats are not rounded")
-        gate, up, down = (matrix(name, 768, 1024, seed=0), matrix(name, 768, 1024, seed=1), matrix(name, 80, 768, seed=2))
-        h, w, out, half = draw(1, 1024), draw(1024, seed=2), poison(1, 768), poison(1, 768).bfloat16()
+        gate, up, down = (
+            matrix(name, 768, 1024, seed=0),
+            matrix(name, 768, 1024, seed=1),
+            matrix(name, 80, 768, seed=2),
+        )
+        h, w, out, half = (
+            draw(1, 1024),
+            draw(1024, seed=2),
+            poison(1, 768),
+            poison(1, 768).bfloat16(),
+        )
         matvec.gate_up(h, w, EPS, gate, up, out)
         matvec.gate_up(h, w, EPS, gate, up, half)
         assert torch.equal(half, out.bfloat16())
@@ -128,15 +152,34 @@ class TestOnGpu:
         if ggml_type(name).is_float:
             pytest.skip("no experts of floats")
         n, k, ff, width = 2, 3, 768, 512
-        gate, up = matrix(name, 2 * ff if merged else ff, width, 5), None if merged else matrix(name, ff, width, 5, seed=1)
-        down, ids = matrix(name, width, ff, 5, seed=2), torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32, device="cuda")
-        h, w, by, out = draw(n, width), draw(width, seed=2), draw(n, k, seed=3).abs(), poison(n, k, ff)
+        gate, up = (
+            matrix(name, 2 * ff if merged else ff, width, 5),
+            (None if merged else matrix(name, ff, width, 5, seed=1)),
+        )
+        down, ids = (
+            matrix(name, width, ff, 5, seed=2),
+            torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32, device="cuda"),
+        )
+        h, w, by, out = (
+            draw(n, width),
+            draw(width, seed=2),
+            draw(n, k, seed=3).abs(),
+            poison(n, k, ff),
+        )
         matvec.expert_gate_up(h, w, EPS, gate, up, ids, out)
         x, chosen = normed(h, w, gate.type), ids.clamp(min=0).long()
-        both = torch.einsum("nc,nkrc->nkr", x, torch.cat([weights(gate)] + ([] if merged else [weights(up)]), dim=1)[chosen])
+        both = torch.einsum(
+            "nc,nkrc->nkr",
+            x,
+            torch.cat([weights(gate)] + ([] if merged else [weights(up)]), dim=1)[chosen],
+        )
         used = (ids >= 0)[..., None]
         assert_close(out, silu(both[..., :ff]) * both[..., ff:] * used)
-        y = torch.einsum("nkc,nkrc->nkr", rounded(out, down.type), weights(down)[chosen]) * by[..., None] * used
+        y = (
+            torch.einsum("nkc,nkrc->nkr", rounded(out, down.type), weights(down)[chosen])
+            * by[..., None]
+            * used
+        )
         expected = h.double() + y.sum(1)
         matvec.expert_down_add(out, down, ids, by, h)
         assert_close(h, expected)
@@ -145,7 +188,9 @@ class TestOnGpu:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_captured_chain_repeats_bit_for_bit():
-    """Products that depend on one another, in a graph with and without overlap, give the bits of single launches."""
+    """Products that depend on one another, in a graph with and without overlap, give the bits of
+    single launches.
+    """
     up, down = [matrix("IQ4_K", 1024, 512, seed=i) for i in range(2)], matrix("Q6_K", 512, 1024)
     w, start, hidden, h = draw(512), draw(1, 512, seed=2), poison(1, 1024), poison(1, 512)
 
@@ -178,19 +223,36 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ShapeError, match="rows of 512 elements"):
         matvec.matvec_add(draw(1, 256), m, draw(1, 64))
     with pytest.raises(ShapeError, match="ids of experts"):
-        matvec.expert_gate_up(h, None, EPS, m, None, torch.zeros(1, 33, dtype=torch.int32, device="cuda"), draw(1, 33, 32))
+        matvec.expert_gate_up(
+            h,
+            None,
+            EPS,
+            m,
+            None,
+            torch.zeros(1, 33, dtype=torch.int32, device="cuda"),
+            draw(1, 33, 32),
+        )
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("cols", [512, 768, 2048, 2816, 4096, 8192, 11008, 14336, 28672])
 def test_plans_cover_rows_and_fit(name, cols):
-    """Steps cover a row with less than one of waste, and rings fit beside the activations, on every architecture's shared memory."""
+    """Steps cover a row with less than one of waste, and rings fit beside the activations, on every
+    architecture's shared memory.
+    """
     type = ggml_type(name)
     for limit in (99 << 10, 163 << 10, 227 << 10):
-        for kind in (matvec_plan.NORM_MATVEC, matvec_plan.MATVEC_ADD, matvec_plan.GATE_UP, matvec_plan.EXPERT_GATE_UP):
+        for kind in (
+            matvec_plan.NORM_MATVEC,
+            matvec_plan.MATVEC_ADD,
+            matvec_plan.GATE_UP,
+            matvec_plan.EXPERT_GATE_UP,
+        ):
             cut = matvec_plan.plan(type, cols, 1, kind, limit)
             elements = 32 * matvec_plan.granule(type)
-            assert cols <= cut.steps * elements < cols + elements and 1 <= cut.stage_steps <= cut.steps
+            assert (
+                cols <= cut.steps * elements < cols + elements and 1 <= cut.stage_steps <= cut.steps
+            )
             assert cut.slots >= 2 and cut.shared <= matvec_plan.room_of(type, limit)
 
 
@@ -205,21 +267,36 @@ SHARED = 99 << 10  # bytes that a block can have, of the device that stands in
 
 
 def stand_in(monkeypatch) -> list[tuple]:
-    """Nothing is launched: (what is compiled, the block's threads, rows of activations, bytes of shared memory) of what would be."""
+    """Nothing is launched: (what is compiled, the block's threads, rows of activations, bytes of
+    shared memory) of what would be.
+    """
     launches = []
-    monkeypatch.setattr(matvec, "limits", lambda device: matvec_plan.Limits(84, SHARED, 50 << 10, 47 << 10))
+    monkeypatch.setattr(
+        matvec, "limits", lambda device: matvec_plan.Limits(84, SHARED, 50 << 10, 47 << 10)
+    )
     monkeypatch.setattr(matvec, "device_index", lambda device: 0)
     monkeypatch.setattr(matvec, "_check", lambda *args: None)
     monkeypatch.setattr(matvec, "function", lambda spec, name, device: spec)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(matvec, "launch", lambda spec, grid, block, x, *args, shared, pdl: launches.append((spec, block, len(x), shared)))
+    monkeypatch.setattr(
+        matvec,
+        "launch",
+        lambda spec, grid, block, x, *args, shared, pdl: launches.append(
+            (spec, block, len(x), shared)
+        ),
+    )
     return launches
 
 
 @pytest.mark.parametrize("kind", ["matvec_add", "gate_up"])
-@pytest.mark.parametrize(("name", "cols"), [("Q4_0", 18432), ("IQ4_K", 28672), ("Q8_0", 4096), ("F32", 12672), ("BF16", 8448)])
+@pytest.mark.parametrize(
+    ("name", "cols"),
+    [("Q4_0", 18432), ("IQ4_K", 28672), ("Q8_0", 4096), ("F32", 12672), ("BF16", 8448)],
+)
 def test_rows_in_parts_are_launched_as_compiled(monkeypatch, name, cols, kind):
-    """Long rows of activations are taken in parts; the last one may be cut in another way than those before."""
+    """Long rows of activations are taken in parts; the last one may be cut in another way than
+    those before.
+    """
     launches, type, limit, rows = stand_in(monkeypatch), ggml_type(name), SHARED, 64
     m = ops.PackedMatrix(type, rows, cols, 1, torch.empty(0, dtype=torch.uint8))
     for n in range(1, 9):
@@ -244,8 +321,13 @@ def test_experts_that_do_not_fit_are_named(monkeypatch):
     ids, by = torch.zeros(1, 2, dtype=torch.int32), torch.empty(1, 2)
 
     def experts(cols: int) -> None:
-        gate, down = ops.PackedMatrix(ggml_type("Q8_0"), 64, cols, 4, none), ops.PackedMatrix(ggml_type("Q8_0"), 64, 256, 4, none)
-        matvec.expert_gate_up(torch.empty(1, cols), None, EPS, gate, gate, ids, torch.empty(1, 2, 64))
+        gate, down = (
+            ops.PackedMatrix(ggml_type("Q8_0"), 64, cols, 4, none),
+            ops.PackedMatrix(ggml_type("Q8_0"), 64, 256, 4, none),
+        )
+        matvec.expert_gate_up(
+            torch.empty(1, cols), None, EPS, gate, gate, ids, torch.empty(1, 2, 64)
+        )
         matvec.expert_down_add(torch.empty(1, 2, 256), down, ids, by, torch.empty(1, 64))
 
     experts(4096)

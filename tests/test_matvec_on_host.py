@@ -1,4 +1,6 @@
-"""The matrix-vector kernels run block by block on the CPU, compiled by g++: their cuts, rings, masks and sums, without a GPU."""
+"""The matrix-vector kernels run block by block on the CPU, compiled by g++: their cuts, rings,
+masks and sums, without a GPU.
+"""
 
 import ctypes
 import dataclasses
@@ -8,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from iqforge.cuda_kernels import matvec_plan as mp
 from iqforge.cuda_kernels.compile.nvrtc import expand
 from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
@@ -20,10 +21,17 @@ from .host_library import host_library
 HERE = Path(__file__).parent
 BLOCKS, LIMIT, EPS = 3, 227 << 10, 1e-5
 DENSE = "const float* x, const float* norm, float eps" + "".join(
-    f", const uint8_t* base{i}, float* out{i}, int rows{i}, int first{i}, int stored{i}" for i in range(3))
-GATES = ("const float* h, const float* norm, float eps, const uint8_t* gate, const uint8_t* up, int64_t stored, int per_expert, "
-         "int first_up, const int* ids, int slots, int hidden, float* out")
-DOWN = "const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float* weights, float* h"
+    f", const uint8_t* base{i}, float* out{i}, int rows{i}, int first{i}, int stored{i}"
+    for i in range(3)
+)
+GATES = (
+    "const float* h, const float* norm, float eps, const uint8_t* gate, const uint8_t* up, int64_t"
+    " stored, int per_expert, int first_up, const int* ids, int slots, int hidden, float* out"
+)
+DOWN = (
+    "const float* x, const uint8_t* down, int64_t stored, int rows, const int* ids, const float*"
+    " weights, float* h"
+)
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 
@@ -33,7 +41,9 @@ def build(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matvec")
 
     def library(spec, parameters):
-        """`run(blocks, tokens, parameters...)` of the spec's kernel; false if its threads do not meet at barriers."""
+        """`run(blocks, tokens, parameters...)` of the spec's kernel; false if its threads do not
+        meet at barriers.
+        """
         names = ", ".join(part.split()[-1].lstrip("*") for part in parameters.split(", "))
         threads = 32 * int(dict(spec.defines)["WARPS"])
         program = "".join(f"#define {k} {v}\n" for k, v in spec.defines)
@@ -58,15 +68,25 @@ extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
 
 
 def plan(type, cols, n, kind, **changes):
-    """A real plan with two warps, few slots, so that they are filled again, and with `changes`; its shared memory made up."""
+    """A real plan with two warps, few slots, so that they are filled again, and with `changes`; its
+    shared memory made up.
+    """
     cut = mp.plan(type, cols, n, kind, LIMIT)
-    cut = dataclasses.replace(cut, **{"warps": 2, "slots": 1 if kind == mp.EXPERT_DOWN else 2, **changes})
+    cut = dataclasses.replace(
+        cut, **{"warps": 2, "slots": 1 if kind == mp.EXPERT_DOWN else 2, **changes}
+    )
     x = n * mp.activation_bytes(type, cut.steps)
-    return dataclasses.replace(cut, shared=x + cut.warps * cut.slots * cut.stage_rows * mp.stage_bytes(type, cols, cut.stage_steps))
+    return dataclasses.replace(
+        cut,
+        shared=x
+        + cut.warps * cut.slots * cut.stage_rows * mp.stage_bytes(type, cols, cut.stage_steps),
+    )
 
 
 def matrix(name, rows, cols, n_matrices=1, seed=0):
-    data = random_rows(name, rows * n_matrices, cols, 0.05, np.random.default_rng([seed, rows, cols]))
+    data = random_rows(
+        name, rows * n_matrices, cols, 0.05, np.random.default_rng([seed, rows, cols])
+    )
     return pack_matrix(name, [data], rows, cols, n_matrices, "cpu")
 
 
@@ -97,9 +117,24 @@ def draw(*shape, seed=1):
 def start(library, cut, tokens, matrices, *arguments):
     for n, m in enumerate(matrices):
         library.memory(n, ctypes.c_void_p(m.data.data_ptr()), ctypes.c_int64(m.data.numel()))
-    values = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_void_p(None) if a is None else
-              ctypes.c_float(a) if isinstance(a, float) else ctypes.c_int64(a) if isinstance(a, np.int64) else ctypes.c_int(a)
-              for a in arguments]
+    values = [
+        (
+            ctypes.c_void_p(a.data_ptr())
+            if isinstance(a, torch.Tensor)
+            else (
+                ctypes.c_void_p(None)
+                if a is None
+                else (
+                    ctypes.c_float(a)
+                    if isinstance(a, float)
+                    else ctypes.c_int64(a)
+                    if isinstance(a, np.int64)
+                    else ctypes.c_int(a)
+                )
+            )
+        )
+        for a in arguments
+    ]
     library.run.restype = ctypes.c_bool
     assert library.run(BLOCKS, tokens, cut.shared, *values)
 
@@ -109,47 +144,133 @@ def assert_close(actual, expected):
     assert (actual.double() - expected).norm() < 1e-5 * expected.norm()
 
 
-CASES = [("IQ4_K", 1, 1280, {}), ("IQ4_K", 3, 1280, {"stage_steps": 1, "slots": 3}), ("IQ4_KS", 1, 2304, {"stage_steps": 2}),
-         ("IQ2_K", 1, 2304, {}), ("Q4_K", 1, 768, {}), ("Q6_K", 2, 1280, {}), ("Q8_0", 1, 1120, {"stage_steps": 2}), ("IQ2_KS", 1, 1280, {}),
-         ("IQ1_BN", 1, 832, {}), ("IQ3_XXS", 1, 768, {})]
+CASES = [
+    ("IQ4_K", 1, 1280, {}),
+    ("IQ4_K", 3, 1280, {"stage_steps": 1, "slots": 3}),
+    ("IQ4_KS", 1, 2304, {"stage_steps": 2}),
+    ("IQ2_K", 1, 2304, {}),
+    ("Q4_K", 1, 768, {}),
+    ("Q6_K", 2, 1280, {}),
+    ("Q8_0", 1, 1120, {"stage_steps": 2}),
+    ("IQ2_KS", 1, 1280, {}),
+    ("IQ1_BN", 1, 832, {}),
+    ("IQ3_XXS", 1, 768, {}),
+]
 
 
 @pytest.mark.parametrize(("name", "n", "cols", "changes"), CASES)
 def test_norm_matvec(build, name, n, cols, changes):
-    """Three matrices whose rows do not fill the blocks; a row that ends within a step, a stage, and 16 bytes."""
+    """Three matrices whose rows do not fill the blocks; a row that ends within a step, a stage, and
+    16 bytes.
+    """
     type = ggml_type(name)
     cut = plan(type, cols, n, mp.NORM_MATVEC, **changes)
     ms = [matrix(name, rows, cols, seed=i) for i, rows in enumerate((13, 2, 5))]
-    h, w, outs = draw(n, cols), draw(cols, seed=2), [torch.full((n, m.rows), float("nan")) for m in ms]
-    arguments = [a for m, out in zip(ms, outs, strict=True) for a in (m.data, out, m.rows, 0, m.rows)]
-    start(build(mp.quantized_spec(type, cols, n, mp.NORM_MATVEC, cut, 3), DENSE), cut, 1, ms, h, w, EPS, *arguments)
+    h, w, outs = (
+        draw(n, cols),
+        draw(cols, seed=2),
+        [torch.full((n, m.rows), float("nan")) for m in ms],
+    )
+    arguments = [
+        a for m, out in zip(ms, outs, strict=True) for a in (m.data, out, m.rows, 0, m.rows)
+    ]
+    start(
+        build(mp.quantized_spec(type, cols, n, mp.NORM_MATVEC, cut, 3), DENSE),
+        cut,
+        1,
+        ms,
+        h,
+        w,
+        EPS,
+        *arguments,
+    )
     for m, out in zip(ms, outs, strict=True):
         assert_close(out, normed(h, w) @ weights(m)[0].T)
 
 
-@pytest.mark.parametrize(("name", "cols", "changes"), [("IQ4_K", 2816, {}), ("Q8_0", 2048, {"stage_steps": 3}),
-                                                       ("IQ4_KS", 3584, {"slots": 3})])
+@pytest.mark.parametrize(
+    ("name", "cols", "changes"),
+    [("IQ4_K", 2816, {}), ("Q8_0", 2048, {"stage_steps": 3}), ("IQ4_KS", 3584, {"slots": 3})],
+)
 def test_matvec_add(build, name, cols, changes):
     type, n = ggml_type(name), 1
     cut, m = plan(type, cols, n, mp.MATVEC_ADD, **changes), matrix(name, 20, cols)
     x, h = draw(n, cols), draw(n, 20, seed=2)
     expected = h.double() + rounded(x) @ weights(m)[0].T
-    start(build(mp.quantized_spec(type, cols, n, mp.MATVEC_ADD, cut), DENSE), cut, 1, [m], x, None, 0.0, m.data, h, 20, 0, 20,
-          *[None, None, 0, 0, 0] * 2)
+    start(
+        build(mp.quantized_spec(type, cols, n, mp.MATVEC_ADD, cut), DENSE),
+        cut,
+        1,
+        [m],
+        x,
+        None,
+        0.0,
+        m.data,
+        h,
+        20,
+        0,
+        20,
+        *[None, None, 0, 0, 0] * 2,
+    )
     assert_close(h, expected)
 
 
 def test_bf16_in_between(build):
     """What gate_up gives down, rounded once more."""
     type, cols, rows = ggml_type("IQ4_KS"), 2816, 20
-    cut, m, x, h = plan(type, cols, 1, mp.MATVEC_ADD), matrix("IQ4_KS", rows, cols), draw(1, cols).bfloat16(), draw(1, rows, seed=2)
+    cut, m, x, h = (
+        plan(type, cols, 1, mp.MATVEC_ADD),
+        matrix("IQ4_KS", rows, cols),
+        draw(1, cols).bfloat16(),
+        draw(1, rows, seed=2),
+    )
     expected = h.double() + rounded(x) @ weights(m)[0].T
-    start(build(mp.quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut, bf16=True), DENSE), cut, 1, [m], x, None, 0.0, m.data, h, rows, 0,
-          rows, *[None, None, 0, 0, 0] * 2)
+    start(
+        build(mp.quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut, bf16=True), DENSE),
+        cut,
+        1,
+        [m],
+        x,
+        None,
+        0.0,
+        m.data,
+        h,
+        rows,
+        0,
+        rows,
+        *[None, None, 0, 0, 0] * 2,
+    )
     assert_close(h, expected)
-    cut, h, w, out = plan(type, cols, 1, mp.GATE_UP), draw(1, cols), draw(cols, seed=2), torch.zeros(1, rows // 2, dtype=torch.bfloat16)
-    start(build(mp.quantized_spec(type, cols, 1, mp.GATE_UP, cut, bf16=True), DENSE), cut, 1, [m], h, w, EPS, m.data, out, rows // 2, 0,
-          rows, m.data, out, rows // 2, rows // 2, rows, None, None, 0, 0, 0)
+    cut, h, w, out = (
+        plan(type, cols, 1, mp.GATE_UP),
+        draw(1, cols),
+        draw(cols, seed=2),
+        torch.zeros(1, rows // 2, dtype=torch.bfloat16),
+    )
+    start(
+        build(mp.quantized_spec(type, cols, 1, mp.GATE_UP, cut, bf16=True), DENSE),
+        cut,
+        1,
+        [m],
+        h,
+        w,
+        EPS,
+        m.data,
+        out,
+        rows // 2,
+        0,
+        rows,
+        m.data,
+        out,
+        rows // 2,
+        rows // 2,
+        rows,
+        None,
+        None,
+        0,
+        0,
+        0,
+    )
     g, u = (normed(h, w) @ weights(m)[0].T).chunk(2, 1)
     assert torch.allclose(out.double(), silu(g) * u, rtol=2**-8, atol=0)
 
@@ -161,21 +282,47 @@ def test_gate_up(build, merged):
     gate = matrix("IQ4_K", 2 * ff if merged else ff, cols)
     up = gate if merged else matrix("IQ4_K", ff, cols, seed=1)
     h, w, out = draw(1, cols), draw(cols, seed=2), torch.full((1, ff), float("nan"))
-    start(build(mp.quantized_spec(type, cols, 1, mp.GATE_UP, cut), DENSE), cut, 1, [gate, up], h, w, EPS, gate.data, out, ff, 0, gate.rows,
-          up.data, out, ff, ff if merged else 0, up.rows, None, None, 0, 0, 0)
+    start(
+        build(mp.quantized_spec(type, cols, 1, mp.GATE_UP, cut), DENSE),
+        cut,
+        1,
+        [gate, up],
+        h,
+        w,
+        EPS,
+        gate.data,
+        out,
+        ff,
+        0,
+        gate.rows,
+        up.data,
+        out,
+        ff,
+        ff if merged else 0,
+        up.rows,
+        None,
+        None,
+        0,
+        0,
+        0,
+    )
     x = normed(h, w)
     assert_close(out, silu(x @ weights(gate)[0][:ff].T) * (x @ weights(up)[0][-ff:].T))
 
 
 def test_activations_that_are_tiny_or_huge(build):
-    """Below 2^-120 they count as 0; from 2^126 on, and where they are no numbers, all results say so."""
+    """Below 2^-120 they count as 0; from 2^126 on, and where they are no numbers, all results say
+    so.
+    """
     type, cols, rows = ggml_type("Q8_0"), 1024, 20
     cut, m = plan(type, cols, 1, mp.MATVEC_ADD), matrix("Q8_0", rows, cols)
     library = build(mp.quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut), DENSE)
 
     def product(x):
         h = torch.zeros(1, rows)
-        start(library, cut, 1, [m], x, None, 0.0, m.data, h, rows, 0, rows, *[None, None, 0, 0, 0] * 2)
+        start(
+            library, cut, 1, [m], x, None, 0.0, m.data, h, rows, 0, rows, *[None, None, 0, 0, 0] * 2
+        )
         return h
 
     x, half = draw(1, cols), draw(1, cols)
@@ -191,17 +338,46 @@ def test_activations_that_are_tiny_or_huge(build):
     assert torch.isfinite(product(x)).all()
 
 
-@pytest.mark.parametrize(("name", "cols", "ff", "changes"), [("IQ4_K", 512, 768, {}), ("Q6_K", 512, 768, {}), ("Q8_0", 544, 96, {}),
-                                                            ("IQ4_KS", 512, 2304, {"stage_steps": 1, "slots": 2})])
+@pytest.mark.parametrize(
+    ("name", "cols", "ff", "changes"),
+    [
+        ("IQ4_K", 512, 768, {}),
+        ("Q6_K", 512, 768, {}),
+        ("Q8_0", 544, 96, {}),
+        ("IQ4_KS", 512, 2304, {"stage_steps": 1, "slots": 2}),
+    ],
+)
 def test_experts(build, name, cols, ff, changes):
-    """Two tokens, three slots, one of them not used; expert matrices of more than one stage, and rows beyond one round."""
+    """Two tokens, three slots, one of them not used; expert matrices of more than one stage, and
+    rows beyond one round.
+    """
     type, n, k, width = ggml_type(name), 2, 3, cols
     ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)
-    gate, up, down = matrix(name, 7, cols, 5), matrix(name, 7, cols, 5, seed=1), matrix(name, 14, ff, 5, seed=2)
+    gate, up, down = (
+        matrix(name, 7, cols, 5),
+        matrix(name, 7, cols, 5, seed=1),
+        matrix(name, 14, ff, 5, seed=2),
+    )
     cut = plan(type, cols, 1, mp.EXPERT_GATE_UP, **changes)
     h, w, out = draw(n, width), draw(width, seed=2), torch.full((n, k, 7), float("nan"))
-    start(build(mp.quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut), GATES), cut, n, [gate, up], h, w, EPS, gate.data, up.data,
-          np.int64(gate.total_rows), 7, 0, ids, k, 7, out)
+    start(
+        build(mp.quantized_spec(type, cols, 1, mp.EXPERT_GATE_UP, cut), GATES),
+        cut,
+        n,
+        [gate, up],
+        h,
+        w,
+        EPS,
+        gate.data,
+        up.data,
+        np.int64(gate.total_rows),
+        7,
+        0,
+        ids,
+        k,
+        7,
+        out,
+    )
     chosen, used = ids.clamp(min=0).long(), (ids >= 0)[..., None]
     g, u = (torch.einsum("nc,nkrc->nkr", normed(h, w), weights(m)[chosen]) for m in (gate, up))
     assert_close(out, silu(g) * u * used)
@@ -209,6 +385,17 @@ def test_experts(build, name, cols, ff, changes):
     cut = plan(type, ff, k, mp.EXPERT_DOWN, **changes)
     y = torch.einsum("nkc,nkrc->nkr", rounded(x), weights(down)[chosen]) * by[..., None] * used
     expected = to.double() + y.sum(1)
-    start(build(mp.quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut), DOWN), cut, n, [down], x, down.data, np.int64(down.total_rows), 14, ids,
-          by, to)
+    start(
+        build(mp.quantized_spec(type, ff, k, mp.EXPERT_DOWN, cut), DOWN),
+        cut,
+        n,
+        [down],
+        x,
+        down.data,
+        np.int64(down.total_rows),
+        14,
+        ids,
+        by,
+        to,
+    )
     assert_close(to, expected)

@@ -1,4 +1,6 @@
-"""The measuring of the CUDA table on a tiny model on the CPU: figures are kept as they come, and a run goes on where one was cut off."""
+"""The measuring of the CUDA table on a tiny model on the CPU: figures are kept as they come, and a
+run goes on where one was cut off.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,21 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from iqforge.runtime.bench import bench
 
 
 @pytest.fixture
 def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("measure_cuda", Path(__file__).parents[1] / "benchmarks/cuda_runtime.py")
+    spec = importlib.util.spec_from_file_location(
+        "measure_cuda", Path(__file__).parents[1] / "benchmarks/cuda_runtime.py"
+    )
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "measure_cuda", module)  # dataclasses look their module up
     spec.loader.exec_module(module)
-    module.ROWS = [module.Row("llama-tiny", type, ("1 / 2", "-"), 9, (1, 10**9), (10**9, 10**9)) for type in ("Q8_0", "Q4_0")]
+    module.ROWS = [
+        module.Row("llama-tiny", type, ("1 / 2", "-"), 9, (1, 10**9), (10**9, 10**9))
+        for type in ("Q8_0", "Q4_0")
+    ]
     return module
 
 
@@ -42,7 +48,10 @@ def test_a_run_goes_on_where_one_was_cut_off(script, monkeypatch, tmp_path, caps
         run(script, monkeypatch, "--json", str(path))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["row"], line["test"], len(line["samples_ts"])) for line in lines] == [
-        ("llama-tiny:Q8_0", "pp", 2), ("llama-tiny:Q8_0", "tg", 2), ("llama-tiny:Q4_0", "pp", 2)]
+        ("llama-tiny:Q8_0", "pp", 2),
+        ("llama-tiny:Q8_0", "tg", 2),
+        ("llama-tiny:Q4_0", "pp", 2),
+    ]
     with open(path, "a") as file:
         file.write('{"row": "llama-tiny:Q4_0", "te')  # a write that was cut off
     measured.clear()
@@ -50,15 +59,22 @@ def test_a_run_goes_on_where_one_was_cut_off(script, monkeypatch, tmp_path, caps
     assert run(script, monkeypatch, "--json", str(path)) == 0
     assert measured == ["tg2"]
     table = capsys.readouterr().out.splitlines()
-    assert len(table) == 4 and all("must / " in line and "% of must" in line and line.count("±") == 2 for line in table[2:])
+    assert len(table) == 4 and all(
+        "must / " in line and "% of must" in line and line.count("±") == 2 for line in table[2:]
+    )
     assert run(script, monkeypatch, "--json", str(path)) == 0 and measured == ["tg2"]
-    assert run(script, monkeypatch, "--json", str(path), "-n", "3", "--type", "Q8_0") == 0 and measured[1:] == ["pp8", "tg3"]
+    assert run(
+        script, monkeypatch, "--json", str(path), "-n", "3", "--type", "Q8_0"
+    ) == 0 and measured[1:] == ["pp8", "tg3"]
     capsys.readouterr()
     monkeypatch.setattr(script, "code", lambda: "other sources")
     measured.clear()
     assert run(script, monkeypatch, "--json", str(path), "--table") == 0 and not measured
     assert capsys.readouterr().out.splitlines() == table
-    assert run(script, monkeypatch, "--json", str(path), "--type", "Q8_0") == 0 and measured == ["pp8", "tg2"]
+    assert run(script, monkeypatch, "--json", str(path), "--type", "Q8_0") == 0 and measured == [
+        "pp8",
+        "tg2",
+    ]
 
 
 def test_a_row_that_fails_does_not_touch_the_others(script, monkeypatch, capsys):

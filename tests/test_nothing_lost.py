@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import shutil
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.cli import main
 from iqforge.errors import OutputError
 from iqforge.formats.gguf.writer import GGUFWriter
@@ -37,12 +36,17 @@ def test_a_second_interruption_keeps_what_is_finished(model, tmp_path, monkeypat
     heard = BreakAfter(0)
     iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, progress=heard)
     iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True)
-    assert heard.resumed > 0 and (tmp_path / "q.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    assert (
+        heard.resumed > 0
+        and (tmp_path / "q.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    )
 
 
 @pytest.mark.parametrize("part_is_gone", [True, False])
 def test_an_older_output_stays_until_there_is_a_new_one(model, tmp_path, monkeypatch, part_is_gone):
-    """Also where the earlier run was about to give the new one its name, and what it left was removed by hand."""
+    """Also where the earlier run was about to give the new one its name, and what it left was
+    removed by hand.
+    """
     out = tmp_path / "q.gguf"
     iqforge.quantize_model(model, out, "Q8_0", pure=True)
     older = out.read_bytes()
@@ -54,14 +58,21 @@ def test_an_older_output_stays_until_there_is_a_new_one(model, tmp_path, monkeyp
         patched.setattr(resume.ResumableOutput, "_commit", failing)
         with pytest.raises(OutputError, match="renamed"):
             iqforge.quantize_model(model, out, "Q4_0", pure=True)
-    assert names(tmp_path) == ["model.gguf", "q.gguf", "q.gguf.journal", "q.gguf.part"] and out.read_bytes() == older
+    assert (
+        names(tmp_path) == ["model.gguf", "q.gguf", "q.gguf.journal", "q.gguf.part"]
+        and out.read_bytes() == older
+    )
     if part_is_gone:
         (tmp_path / "q.gguf.part").unlink()
         break_off(model, out, 3)
         assert out.read_bytes() == older
     iqforge.quantize_model(model, out, "Q4_0", pure=True)
     iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True)
-    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes() and names(tmp_path) == ["model.gguf", "q.gguf", "whole.gguf"]
+    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes() and names(tmp_path) == [
+        "model.gguf",
+        "q.gguf",
+        "whole.gguf",
+    ]
 
 
 def test_what_could_not_be_synced_is_not_entered(model, tmp_path, monkeypatch):
@@ -97,7 +108,10 @@ def test_files_that_are_read_are_not_replaced(model, tmp_path, capsys, flag):
     before, words = read.read_bytes(), [str(model)]
     for output, more in ((read, []), (out, ["--save-plan", str(read)])):
         assert main(["quantize", flag, str(read), *more, *words, str(output), "Q4_0"]) == 1
-        assert "is the same file as the input" in capsys.readouterr().err and read.read_bytes() == before
+        assert (
+            "is the same file as the input" in capsys.readouterr().err
+            and read.read_bytes() == before
+        )
 
 
 @pytest.mark.parametrize("content", [b"notes of mine, not of a run", b"\x00\x01\x02"])
@@ -106,7 +120,10 @@ def test_a_file_in_the_way_of_the_journal_stays(model, tmp_path, content):
     for restart in (False, True):
         with pytest.raises(OutputError, match="journal.*is in the way"):
             iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, restart=restart)
-    assert (tmp_path / "q.gguf.journal").read_bytes() == content and names(tmp_path) == ["model.gguf", "q.gguf.journal"]
+    assert (tmp_path / "q.gguf.journal").read_bytes() == content and names(tmp_path) == [
+        "model.gguf",
+        "q.gguf.journal",
+    ]
     for torn in (b"0123456789abcdef {", b"01234", bytes(100)):
         (tmp_path / "q.gguf.journal").write_bytes(torn)
         iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True)
@@ -144,8 +161,12 @@ def test_a_trial_leaves_room_on_the_disk(tmp_path, monkeypatch):
 
 
 def test_a_size_counts_the_keys_of_changes(model, tmp_path):
-    changes = iqforge.Changes(override_kv=[f"some.key.{number}=str:{'long' * 20}" for number in range(20)])
+    changes = iqforge.Changes(
+        override_kv=[f"some.key.{number}=str:{'long' * 20}" for number in range(20)]
+    )
     for target in (180_000, 140_000):
-        fitted = iqforge.recipe_for_target(model, size=target, types=["Q4_0", "Q5_0", "Q8_0"], changes=changes)
+        fitted = iqforge.recipe_for_target(
+            model, size=target, types=["Q4_0", "Q5_0", "Q8_0"], changes=changes
+        )
         iqforge.quantize_model(model, tmp_path / "q.gguf", fitted.recipe, changes=changes)
         assert (tmp_path / "q.gguf").stat().st_size <= target

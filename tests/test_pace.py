@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import pytest
-
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.run.pace import Pace
 from iqforge.quantize.plan.plan import PlannedTensor
+from iqforge.quantize.run.pace import Pace
 
 COST = {"Q8_0": 1e-3, "IQ3_KT": 50e-3, "IQ4_K": 10e-3, "BF16": 1e-4}
 
 
 def planned(*kinds: str) -> list[PlannedTensor]:
     infos = [TensorInfo(f"t{n}", (4, 256), ggml_type("BF16")) for n in range(len(kinds))]
-    return [PlannedTensor(info, info.with_type(ggml_type(kind))) for info, kind in zip(infos, kinds)]
+    return [
+        PlannedTensor(info, info.with_type(ggml_type(kind))) for info, kind in zip(infos, kinds)
+    ]
 
 
 class Run:

@@ -1,4 +1,6 @@
-"""Perplexity, base files and divergences: against the reference's files and tables, and against the formulas written out."""
+"""Perplexity, base files and divergences: against the reference's files and tables, and against the
+formulas written out.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,20 @@ import re
 import shutil
 import struct
 
+import iqforge
 import numpy as np
 import pytest
 import torch
-
-import iqforge
 from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
-from iqforge.errors import EvaluationError, IqforgeError, MalformedFileError, NotFoundError, TruncatedFileError
+from iqforge.errors import (
+    EvaluationError,
+    IqforgeError,
+    MalformedFileError,
+    NotFoundError,
+    TruncatedFileError,
+)
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.values import boolean
 from iqforge.formats.gguf.writer import GGUFWriter
@@ -51,7 +58,10 @@ def test_windows_cut_and_score_as_the_reference_does():
     assert len(windows) == 2 and windows.first == 8 and windows.n_scored == 7
     assert windows.inputs(0, 2).tolist() == [[7, *range(101, 116)], [7, *range(117, 132)]]
     assert windows.targets(1).tolist() == list(range(125, 132))
-    assert len(Windows.cut(range(100), 16, 3, None)) == 3 and Windows.cut(range(100), 15, 0, None).n_scored == 7
+    assert (
+        len(Windows.cut(range(100), 16, 3, None)) == 3
+        and Windows.cut(range(100), 15, 0, None).n_scored == 7
+    )
     assert Windows.cut(range(100), 16, -1, None).inputs(0, 1)[0, 0] == 0
 
 
@@ -67,7 +77,9 @@ def test_perplexity_is_the_formula(tiny):
             nll += [-log_q[t, tokens[start + t + 1]].item() for t in range(N_CTX // 2, N_CTX - 1)]
     assert result.n_scored == len(nll) == 3 * (N_CTX - 1 - N_CTX // 2)
     assert result.perplexity == pytest.approx(math.exp(np.mean(nll)), rel=1e-5)
-    assert result.uncertainty == pytest.approx(math.exp(np.mean(nll)) * np.std(nll) / math.sqrt(len(nll) - 1), rel=1e-4)
+    assert result.uncertainty == pytest.approx(
+        math.exp(np.mean(nll)) * np.std(nll) / math.sqrt(len(nll) - 1), rel=1e-4
+    )
     assert [score.start for score in result.running] == [0, N_CTX, 2 * N_CTX]
 
 
@@ -76,8 +88,12 @@ def test_perplexity_repeats_and_does_not_depend_on_the_batch(tiny):
         text, steps = read_text(tiny / "text.txt"), []
         one = measure_perplexity(model, text, n_ctx=N_CTX, progress=steps.append)
         assert one.perplexity == measure_perplexity(model, text, n_ctx=N_CTX).perplexity
-        assert one.perplexity == pytest.approx(measure_perplexity(model, text, n_ctx=N_CTX, batch_tokens=1).perplexity, rel=1e-6)
-    assert [p.window for p in steps] == list(range(1, one.n_windows + 1)) and steps[-1].perplexity == one.perplexity
+        assert one.perplexity == pytest.approx(
+            measure_perplexity(model, text, n_ctx=N_CTX, batch_tokens=1).perplexity, rel=1e-6
+        )
+    assert [p.window for p in steps] == list(range(1, one.n_windows + 1)) and steps[
+        -1
+    ].perplexity == one.perplexity
     assert steps[-1].seconds_left == 0 and steps[-1].tokens_per_second > 0
 
 
@@ -87,30 +103,47 @@ def test_records_hold_log_probabilities(n_vocab):
     logits[1] = 3.0  # all alike: no range to divide
     logits[2, 7] = 200.0  # everything else is clipped
     records = encode_records(logits)
-    assert records.shape == (5, 2 * math.ceil(n_vocab / 2) + 4) and (records[:, 4 + n_vocab :] == 0).all()
+    assert (
+        records.shape == (5, 2 * math.ceil(n_vocab / 2) + 4)
+        and (records[:, 4 + n_vocab :] == 0).all()
+    )
     scale, low = (np.ascontiguousarray(records[:, :4]).view("<f4")[:, i, None] for i in (0, 1))
     decoded = scale * records[:, 4 : 4 + n_vocab] + low
     exact = logits.double().log_softmax(-1).numpy()
     expected = np.maximum(exact, exact.max(1, keepdims=True) - 24)
     assert np.abs(decoded - expected).max() <= 24 / 65535 / 2 * 1.02
-    assert (records[1, 4:] == 0).all() and decoded[1, 0] == pytest.approx(-math.log(n_vocab), abs=1e-6)
+    assert (records[1, 4:] == 0).all() and decoded[1, 0] == pytest.approx(
+        -math.log(n_vocab), abs=1e-6
+    )
 
 
 def test_divergence_from_itself_is_nothing_and_from_another_something(tiny, tmp_path):
     base = tmp_path / "base.kld"
     with load_model(tiny / "f32.gguf") as model:
-        saved = measure_perplexity(model, read_text(tiny / "text.txt"), n_ctx=N_CTX, save_logits=base)
+        saved = measure_perplexity(
+            model, read_text(tiny / "text.txt"), n_ctx=N_CTX, save_logits=base
+        )
         itself = measure_divergence(model, base)
     with load_model(tiny / "q8.gguf") as model:
         rows = []
-        other = measure_divergence(model, base, on_window=lambda window, s: rows.append(report.table_row(window, s)))
+        other = measure_divergence(
+            model, base, on_window=lambda window, s: rows.append(report.table_row(window, s))
+        )
         exact = _divergence_by_hand(model, base)
     assert itself.perplexity == pytest.approx(saved.perplexity, rel=1e-9)
     assert itself.statistics.ppl_base[0] == pytest.approx(saved.perplexity, rel=1e-4)
-    assert abs(itself.mean_kld) < 1e-6 and itself.statistics.same_top[0] > 0.98 and itself.statistics.correlation > 0.9999
+    assert (
+        abs(itself.mean_kld) < 1e-6
+        and itself.statistics.same_top[0] > 0.98
+        and itself.statistics.correlation > 0.9999
+    )
     assert len(rows) == saved.n_windows and other.mean_kld > 10 * abs(itself.mean_kld)
-    np.testing.assert_allclose(np.concatenate(other.statistics.kld_values), exact, rtol=2e-3, atol=1e-6)
-    assert other.statistics.kld_quantiles(0, 0.5, 1) == pytest.approx([exact.min(), np.median(exact), exact.max()], rel=2e-3, abs=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate(other.statistics.kld_values), exact, rtol=2e-3, atol=1e-6
+    )
+    assert other.statistics.kld_quantiles(0, 0.5, 1) == pytest.approx(
+        [exact.min(), np.median(exact), exact.max()], rel=2e-3, abs=1e-6
+    )
 
 
 def _divergence_by_hand(model, path) -> np.ndarray:
@@ -125,13 +158,19 @@ def _divergence_by_hand(model, path) -> np.ndarray:
 
 
 def test_a_base_file_of_the_reference(tmp_path):
-    """tiny-llama-untied-f16 has a vocabulary of another kind; the base file brings its tokens along."""
+    """tiny-llama-untied-f16 has a vocabulary of another kind; the base file brings its tokens
+    along.
+    """
     path = shared("golden/tools/eval/base.c256x2.kld")
     base = BaseFile(path)
     assert (base.n_ctx, base.n_vocab, base.n_windows) == (256, 288, 2)
     with load_model(shared("golden/tools/gguf/tiny-llama-untied-f16.gguf")) as model:
-        result = measure_perplexity(model, base.tokens.reshape(-1).tolist(), n_ctx=256, save_logits=tmp_path / "ours.kld")
-    assert result.perplexity == pytest.approx(397.6303, rel=1e-3) and result.uncertainty == pytest.approx(23.01388, rel=1e-3)
+        result = measure_perplexity(
+            model, base.tokens.reshape(-1).tolist(), n_ctx=256, save_logits=tmp_path / "ours.kld"
+        )
+    assert result.perplexity == pytest.approx(
+        397.6303, rel=1e-3
+    ) and result.uncertainty == pytest.approx(23.01388, rel=1e-3)
     assert result.running[0].perplexity == pytest.approx(440.9252, rel=1e-3)
     assert result.running[0].nll_error == pytest.approx(0.077780, rel=1e-3)
     ours = BaseFile(tmp_path / "ours.kld")
@@ -139,11 +178,15 @@ def test_a_base_file_of_the_reference(tmp_path):
     assert (tmp_path / "ours.kld").read_bytes()[:header] == path.read_bytes()[:header]
     assert (tmp_path / "ours.kld").stat().st_size == path.stat().st_size
     for window in range(2):
-        assert np.abs(ours.log_probabilities(window) - base.log_probabilities(window)).max() < 0.02  # its activations are rounded
+        assert (
+            np.abs(ours.log_probabilities(window) - base.log_probabilities(window)).max() < 0.02
+        )  # its activations are rounded
 
 
 def test_a_divergence_table_of_the_reference(tmp_path):
-    """Same lines, same columns; numbers as close as a reference that rounds activations to 8 bits allows."""
+    """Same lines, same columns; numbers as close as a reference that rounds activations to 8 bits
+    allows.
+    """
     from gguf import GGMLQuantizationType, quants
 
     with open_gguf(shared("golden/tools/gguf/tiny-llama-untied.Q4_K_M.imatrix.gguf")) as source:
@@ -151,11 +194,17 @@ def test_a_divergence_table_of_the_reference(tmp_path):
         with GGUFWriter(tmp_path / "f32.gguf", source.metadata, targets) as writer:
             for t, target in zip(source.tensors, targets):
                 rows = source.read_rows(t, 0, t.n_rows)
-                writer.write(target, quants.dequantize(rows, GGMLQuantizationType(t.type.id)).astype(np.float32))
+                writer.write(
+                    target,
+                    quants.dequantize(rows, GGMLQuantizationType(t.type.id)).astype(np.float32),
+                )
     lines = [report.TABLE_HEADER]
     with load_model(tmp_path / "f32.gguf") as model:
-        result = measure_divergence(model, shared("golden/tools/eval/base.c256x2.kld"),
-                                    on_window=lambda window, s: lines.append(report.table_row(window, s)))
+        result = measure_divergence(
+            model,
+            shared("golden/tools/eval/base.c256x2.kld"),
+            on_window=lambda window, s: lines.append(report.table_row(window, s)),
+        )
     lines += ["", *report.summary(result.statistics)]
     expected = shared("golden/tools/eval/kld_output.txt").read_text().strip("\n").splitlines()
 
@@ -164,10 +213,18 @@ def test_a_divergence_table_of_the_reference(tmp_path):
 
     assert [shape(line) for line in lines] == [shape(line) for line in expected]
     s = result.statistics
-    assert s.ppl_base == pytest.approx((397.630761, 23.013926), abs=2e-6)  # from the base file alone
-    assert s.ppl[0] == pytest.approx(388.786680, rel=3e-3) and s.mean_kld[0] == pytest.approx(0.002860, rel=0.03)
-    assert s.same_top == pytest.approx((0.85039, 0.02242), abs=1e-5) and s.correlation == pytest.approx(0.9952, abs=2e-4)
-    assert s.rms_delta_p[0] == pytest.approx(0.00038, rel=0.05) and s.kld_quantiles(0.5)[0] == pytest.approx(0.002722, rel=0.03)
+    assert s.ppl_base == pytest.approx(
+        (397.630761, 23.013926), abs=2e-6
+    )  # from the base file alone
+    assert s.ppl[0] == pytest.approx(388.786680, rel=3e-3) and s.mean_kld[0] == pytest.approx(
+        0.002860, rel=0.03
+    )
+    assert s.same_top == pytest.approx(
+        (0.85039, 0.02242), abs=1e-5
+    ) and s.correlation == pytest.approx(0.9952, abs=2e-4)
+    assert s.rms_delta_p[0] == pytest.approx(0.00038, rel=0.05) and s.kld_quantiles(0.5)[
+        0
+    ] == pytest.approx(0.002722, rel=0.03)
 
 
 @pytest.mark.parametrize("name, expected", [("mini-llama", 21.5628), ("mini-qwen3moe", 22.1714)])
@@ -180,9 +237,14 @@ def test_trained_models(name, expected, tmp_path):
 def test_command_prints_what_scripts_read(tiny, tmp_path, capsys):
     words = ["perplexity", "-m", str(tiny / "f32.gguf"), "-c", str(N_CTX)]
     with_text = [*words, "-f", str(tiny / "text.txt"), "--chunks", "8"]
-    assert main([*with_text, "--kl-divergence-base", str(tmp_path / "b.kld"), "-ngl", "99", "-fa"]) == 0
+    assert (
+        main([*with_text, "--kl-divergence-base", str(tmp_path / "b.kld"), "-ngl", "99", "-fa"])
+        == 0
+    )
     out, err = capsys.readouterr()
-    assert re.fullmatch(r"(\[\d\]\d+\.\d{4},){8}\nFinal estimate: PPL = \d+\.\d{4} \+/- \d+\.\d{5}\n", out)
+    assert re.fullmatch(
+        r"(\[\d\]\d+\.\d{4},){8}\nFinal estimate: PPL = \d+\.\d{4} \+/- \d+\.\d{5}\n", out
+    )
     assert "-ngl changes nothing here" in err and "tokens/s" in err
     assert main([*with_text, "--ppl-output-type", "1"]) == 0
     assert re.match(r" +0  \d+\.\d{4}  \d\.\d{6}  \d\.\d{6}\n +32  ", capsys.readouterr().out)
@@ -210,27 +272,43 @@ def test_texts_that_cannot_be_evaluated(tiny, tmp_path):
 
 def test_models_that_cannot_be_evaluated(tiny, tmp_path):
     with open_gguf(tiny / "f32.gguf") as source:
-        path = write_gguf(tmp_path / "eos.gguf", source, metadata={"tokenizer.ggml.add_eos_token": boolean(True)})
+        path = write_gguf(
+            tmp_path / "eos.gguf", source, metadata={"tokenizer.ggml.add_eos_token": boolean(True)}
+        )
         with load_model(path) as model, pytest.raises(EvaluationError, match="EOS"):
             measure_perplexity(model, PROSE, n_ctx=N_CTX)
     data = bytearray((tiny / "f32.gguf").read_bytes())
     data[-4:] = struct.pack("<f", math.nan)
     (tmp_path / "nan.gguf").write_bytes(data)
-    with load_model(tmp_path / "nan.gguf") as model, pytest.raises(EvaluationError, match="not finite"):
+    with (
+        load_model(tmp_path / "nan.gguf") as model,
+        pytest.raises(EvaluationError, match="not finite"),
+    ):
         measure_perplexity(model, PROSE, n_ctx=N_CTX, save_logits=tmp_path / "nan.kld")
     assert not list(tmp_path.glob("nan.kld*"))
 
 
-@pytest.mark.parametrize("damage, error, message", [
-    (lambda b: b"", MalformedFileError, "not a base file"),
-    (lambda b: b"GGUF" + b[4:], MalformedFileError, "GGUF"),
-    (lambda b: b[:13], TruncatedFileError, "13 bytes"),
-    (lambda b: b[:-1], TruncatedFileError, "take"),
-    (lambda b: b[:16] + struct.pack("<i", 2**31 - 1) + b[20:], TruncatedFileError, "2147483647 chunks"),
-    (lambda b: b[:8] + struct.pack("<i", -5) + b[12:], MalformedFileError, "n_ctx is -5"),
-    (lambda b: b[:12] + struct.pack("<i", 0) + b[16:], MalformedFileError, "n_vocab is 0"),
-    (lambda b: b[:24] + struct.pack("<i", 320) + b[28:], MalformedFileError, "byte 24.*token 320"),
-])
+@pytest.mark.parametrize(
+    "damage, error, message",
+    [
+        (lambda b: b"", MalformedFileError, "not a base file"),
+        (lambda b: b"GGUF" + b[4:], MalformedFileError, "GGUF"),
+        (lambda b: b[:13], TruncatedFileError, "13 bytes"),
+        (lambda b: b[:-1], TruncatedFileError, "take"),
+        (
+            lambda b: b[:16] + struct.pack("<i", 2**31 - 1) + b[20:],
+            TruncatedFileError,
+            "2147483647 chunks",
+        ),
+        (lambda b: b[:8] + struct.pack("<i", -5) + b[12:], MalformedFileError, "n_ctx is -5"),
+        (lambda b: b[:12] + struct.pack("<i", 0) + b[16:], MalformedFileError, "n_vocab is 0"),
+        (
+            lambda b: b[:24] + struct.pack("<i", 320) + b[28:],
+            MalformedFileError,
+            "byte 24.*token 320",
+        ),
+    ],
+)
 def test_damaged_base_files(tiny, tmp_path, damage, error, message):
     good = tmp_path / "good.kld"
     with load_model(tiny / "f32.gguf") as model:
@@ -254,6 +332,9 @@ def test_base_files_that_do_not_fit(tiny, tmp_path, caplog):
     at = 20 + 4 * 2 * N_CTX
     data[at : at + 4] = struct.pack("<f", math.inf)
     (tmp_path / "inf.kld").write_bytes(data)
-    with load_model(tiny / "f32.gguf") as model, pytest.raises(IqforgeError, match="record 0.*not finite"):
+    with (
+        load_model(tiny / "f32.gguf") as model,
+        pytest.raises(IqforgeError, match="record 0.*not finite"),
+    ):
         measure_divergence(model, tmp_path / "inf.kld")
     shutil.rmtree(tmp_path / "hf")

@@ -6,69 +6,133 @@ import xml.etree.ElementTree as ET
 
 import pytest
 import torch
-
 from iqforge.cli import main
+from iqforge.runtime.bench.synthetic import SyntheticSource
+from iqforge.runtime.commands.profile import _how
 from iqforge.runtime.layers.ffn import GatedFFN
 from iqforge.runtime.model import Model
-from iqforge.runtime.profile.profile import profile_model
 from iqforge.runtime.profile.annotate import annotated, range_name
-from iqforge.runtime.commands.profile import _how
+from iqforge.runtime.profile.profile import profile_model
 from iqforge.runtime.profile.report import measured, rows_by, tables, typical
 from iqforge.runtime.profile.svg import rows_of, timeline
 from iqforge.runtime.profile.trace import PASS, Pass, Span, passes_of, short_name
-from iqforge.runtime.bench.synthetic import SyntheticSource
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def named(layer, kind, start, duration, n_bytes=0):
-    return {"ph": "X", "cat": "user_annotation", "name": range_name(layer, kind, n_bytes), "ts": start, "dur": duration}
+    return {
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": range_name(layer, kind, n_bytes),
+        "ts": start,
+        "dur": duration,
+    }
 
 
 def call(name, correlation, at):
-    return {"ph": "X", "cat": "cuda_driver", "name": name, "ts": at, "dur": 1.0, "args": {"correlation": correlation}}
+    return {
+        "ph": "X",
+        "cat": "cuda_driver",
+        "name": name,
+        "ts": at,
+        "dur": 1.0,
+        "args": {"correlation": correlation},
+    }
 
 
 def kernel(name, correlation, start, duration):
-    return {"ph": "X", "cat": "kernel", "name": name, "ts": start, "dur": duration, "args": {"correlation": correlation, "stream": 7}}
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": name,
+        "ts": start,
+        "dur": duration,
+        "args": {"correlation": correlation, "stream": 7},
+    }
 
 
 def gpu_trace(last: str = "head"):
-    """A pass whose kernels are launched one by one, and two replays of a graph of the same kernels (or of others)."""
-    events = [{"ph": "M", "name": "process_name"}, named(PASS, "tg", 100, 60),
-              named("token_embd", "token_embd", 110, 4), call("cuLaunchKernelEx", 1, 111), kernel("rows(int)", 1, 113, 2),
-              named("blk.0", "Attention", 120, 20), named("", "norm_matvec", 121, 5, 6000),
-              call("cuLaunchKernelEx", 2, 122), kernel("void mv<4>(int)", 2, 124, 3),
-              call("cuLaunchKernelEx", 3, 130), kernel("attend", 3, 131, 5),
-              named("blk.1", "GatedFFN", 142, 6, 0), named("", "gate_up", 143, 4, 8000),
-              call("cuLaunchKernelEx", 4, 144), kernel("void mv<4>(int)", 4, 146, 4),
-              named("output", "output", 150, 5), call("cuLaunchKernelEx", 5, 151), kernel("head", 5, 153, 2)]
+    """A pass whose kernels are launched one by one, and two replays of a graph of the same kernels
+    (or of others).
+    """
+    events = [
+        {"ph": "M", "name": "process_name"},
+        named(PASS, "tg", 100, 60),
+        named("token_embd", "token_embd", 110, 4),
+        call("cuLaunchKernelEx", 1, 111),
+        kernel("rows(int)", 1, 113, 2),
+        named("blk.0", "Attention", 120, 20),
+        named("", "norm_matvec", 121, 5, 6000),
+        call("cuLaunchKernelEx", 2, 122),
+        kernel("void mv<4>(int)", 2, 124, 3),
+        call("cuLaunchKernelEx", 3, 130),
+        kernel("attend", 3, 131, 5),
+        named("blk.1", "GatedFFN", 142, 6, 0),
+        named("", "gate_up", 143, 4, 8000),
+        call("cuLaunchKernelEx", 4, 144),
+        kernel("void mv<4>(int)", 4, 146, 4),
+        named("output", "output", 150, 5),
+        call("cuLaunchKernelEx", 5, 151),
+        kernel("head", 5, 153, 2),
+    ]
     for i, at in enumerate((200, 300)):
         events += [named(PASS, "tg", at, 50), call("cudaMemcpyAsync", 10 + 10 * i, at + 1)]
-        events += [{**kernel("Memcpy HtoD (Pageable -> Device)", 10 + 10 * i, at + 2, 1), "cat": "gpu_memcpy"}]
+        events += [
+            {
+                **kernel("Memcpy HtoD (Pageable -> Device)", 10 + 10 * i, at + 2, 1),
+                "cat": "gpu_memcpy",
+            }
+        ]
         events += [call("cudaGraphLaunch", 11 + 10 * i, at + 3)]
         starts = ((5, 2), (7, 3), (12, 5), (20, 4), (25, 2 + i))
         names = ("rows(int)", "void mv<4>(int)", "attend", "void mv<4>(int)", last)
-        events += [kernel(name, 11 + 10 * i, at + start, duration) for name, (start, duration) in zip(names, starts)]
+        events += [
+            kernel(name, 11 + 10 * i, at + start, duration)
+            for name, (start, duration) in zip(names, starts)
+        ]
     return {"traceEvents": events[::-1]}
 
 
 def test_kernels_get_their_layers_also_in_a_replayed_graph():
     first, *replays = passes_of(gpu_trace())
-    expected = [("rows", "token_embd"), ("mv<4>", "blk.0"), ("attend", "blk.0"), ("mv<4>", "blk.1"), ("head", "output")]
+    expected = [
+        ("rows", "token_embd"),
+        ("mv<4>", "blk.0"),
+        ("attend", "blk.0"),
+        ("mv<4>", "blk.1"),
+        ("head", "output"),
+    ]
     assert [(s.name, s.layer) for s in first.spans] == expected and not first.replayed
-    assert [s.n_bytes for s in first.spans] == [0, 6000, 0, 8000, 0] and first.spans[1].module == "norm_matvec"
+    assert [s.n_bytes for s in first.spans] == [0, 6000, 0, 8000, 0] and first.spans[
+        1
+    ].module == "norm_matvec"
     for p in replays:
-        assert p.replayed and [(s.name, s.layer) for s in p.spans] == [("Memcpy HtoD", "")] + expected
-        assert p.duration == 50 and [s.start for s in p.spans] == [2, 5, 7, 12, 20, 25] and p.spans[2].n_bytes == 6000
+        assert (
+            p.replayed and [(s.name, s.layer) for s in p.spans] == [("Memcpy HtoD", "")] + expected
+        )
+        assert (
+            p.duration == 50
+            and [s.start for s in p.spans] == [2, 5, 7, 12, 20, 25]
+            and p.spans[2].n_bytes == 6000
+        )
     assert [p.busy for p in replays] == [1 + 2 + 3 + 5 + 4 + 2, 1 + 2 + 3 + 5 + 4 + 3]
 
 
 def test_a_kernel_that_starts_early_counts_from_where_the_one_before_ends():
-    events = [named(PASS, "tg", 0, 100), *(call("cuLaunchKernelEx", i, 1 + i) for i in range(3)),
-              kernel("a", 0, 10, 10), kernel("b", 1, 12, 20), kernel("c", 2, 13, 15)]
+    events = [
+        named(PASS, "tg", 0, 100),
+        *(call("cuLaunchKernelEx", i, 1 + i) for i in range(3)),
+        kernel("a", 0, 10, 10),
+        kernel("b", 1, 12, 20),
+        kernel("c", 2, 13, 15),
+    ]
     p = passes_of({"traceEvents": events})[0]
-    assert [(s.name, s.start, s.own) for s in p.spans] == [("a", 10, 10), ("b", 20, 12), ("c", 28, 0)] and p.busy == 22
+    assert [(s.name, s.start, s.own) for s in p.spans] == [
+        ("a", 10, 10),
+        ("b", 20, 12),
+        ("c", 28, 0),
+    ] and p.busy == 22
 
 
 def test_other_kernels_in_a_graph_get_no_layers():
@@ -78,24 +142,48 @@ def test_other_kernels_in_a_graph_get_no_layers():
 def test_what_only_the_first_pass_does_leaves_the_layers_of_replays():
     """Scratch of a new sequence is made, and set to zero, within the range of its first layer."""
     trace = gpu_trace()
-    trace["traceEvents"] += [call("cudaLaunchKernel", 8, 128), kernel("void FillFunctor<int>(int)", 8, 128, 1),
-                             call("cudaMemsetAsync", 9, 129), {**kernel("Memset (Device)", 9, 129, 1), "cat": "gpu_memset"}]
+    trace["traceEvents"] += [
+        call("cudaLaunchKernel", 8, 128),
+        kernel("void FillFunctor<int>(int)", 8, 128, 1),
+        call("cudaMemsetAsync", 9, 129),
+        {**kernel("Memset (Device)", 9, 129, 1), "cat": "gpu_memset"},
+    ]
     first, *replays = passes_of(trace)
     assert [s.layer for s in first.spans].count("blk.0") == 4
-    assert all([s.layer for s in p.spans] == ["", "token_embd", "blk.0", "blk.0", "blk.1", "output"] for p in replays)
+    assert all(
+        [s.layer for s in p.spans] == ["", "token_embd", "blk.0", "blk.0", "blk.1", "output"]
+        for p in replays
+    )
 
 
 def test_sums():
     passes = passes_of(gpu_trace())
     assert measured(passes) == passes[2:] and typical(passes) is passes[2]
     rows = {row.name: row for row in rows_by(passes[1:], lambda span: span.name)}
-    assert rows["mv<4>"].count == 2 and rows["mv<4>"].total == 7 and rows["mv<4>"].gigabytes_per_second == pytest.approx(14000 / 7 / 1e3)
+    assert (
+        rows["mv<4>"].count == 2
+        and rows["mv<4>"].total == 7
+        and rows["mv<4>"].gigabytes_per_second == pytest.approx(14000 / 7 / 1e3)
+    )
     assert rows["head"].total == 2.5 and rows["head"].gigabytes_per_second is None
     text = tables("tiny tg", passes, "kernel")
     assert "tiny tg: 1 passes of 0.050 ms, of which 36.0 % within kernels" in text
     assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")] == [
-        "kernel", "-" * len("Memcpy HtoD"), "mv<4>", "attend", "head", "rows", "Memcpy HtoD",
-        "layer", "-" * len("token_embd"), "token_embd", "blk.0", "blk.1", "output", "-"]
+        "kernel",
+        "-" * len("Memcpy HtoD"),
+        "mv<4>",
+        "attend",
+        "head",
+        "rows",
+        "Memcpy HtoD",
+        "layer",
+        "-" * len("token_embd"),
+        "token_embd",
+        "blk.0",
+        "blk.1",
+        "output",
+        "-",
+    ]
 
 
 def test_drawing():
@@ -107,24 +195,44 @@ def test_drawing():
     titles = [title.text for title in root.iter(f"{SVG}title")]
     assert titles[2] == "mv<4> (norm_matvec): 3.00 µs, 2 GB/s" and len(titles) == 12
     width = float(root.get("width"))
-    assert all(0 <= float(r.get("x", 0)) and float(r.get("x", 0)) + float(r.get("width")) <= width for r in root.iter(f"{SVG}rect"))
+    assert all(
+        float(r.get("x", 0)) >= 0 and float(r.get("x", 0)) + float(r.get("width")) <= width
+        for r in root.iter(f"{SVG}rect")
+    )
     assert ET.fromstring(timeline([("empty", Pass("tg", 1.0))])) is not None
 
 
 def test_own_time_of_ranges_within_ranges():
-    events = [named(PASS, "pp", 0, 100), named("blk.0", "Attention", 10, 50), named("blk.0", "attn_q", 15, 10, 1000),
-              named("blk.0", "attn_k", 30, 5), named("blk.0", "GatedFFN", 60, 30), named("output", "output", 92, 4)]
+    events = [
+        named(PASS, "pp", 0, 100),
+        named("blk.0", "Attention", 10, 50),
+        named("blk.0", "attn_q", 15, 10, 1000),
+        named("blk.0", "attn_k", 30, 5),
+        named("blk.0", "GatedFFN", 60, 30),
+        named("output", "output", 92, 4),
+    ]
     spans = {s.name: s for s in passes_of({"traceEvents": events})[0].spans}
-    assert spans["Attention"].own == 35 and spans["attn_q"] == Span("attn_q", "blk.0", 15, 10, 1000, 1, 10, "attn_q")
+    assert spans["Attention"].own == 35 and spans["attn_q"] == Span(
+        "attn_q", "blk.0", 15, 10, 1000, 1, 10, "attn_q"
+    )
     assert spans["GatedFFN"].own == 30 and sum(s.own for s in spans.values()) == 84
 
 
-ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int, float)"
+ELEMENTWISE = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>,"
+    " std::array<char*, 3ul> >(int, float)"
+)
 
 
-@pytest.mark.parametrize("name, short", [(ELEMENTWISE, "vectorized_elementwise_kernel<4, CUDAFunctor...>, array<...>"),
-                                         ("void (anonymous namespace)::f<(int)4, (bool)1>(float*)", "f<4, 1>"),
-                                         ("nvjet_tst_128x256", "nvjet_tst_128x256"), ("matvec(unsigned char const*, float)", "matvec")])
+@pytest.mark.parametrize(
+    "name, short",
+    [
+        (ELEMENTWISE, "vectorized_elementwise_kernel<4, CUDAFunctor...>, array<...>"),
+        ("void (anonymous namespace)::f<(int)4, (bool)1>(float*)", "f<4, 1>"),
+        ("nvjet_tst_128x256", "nvjet_tst_128x256"),
+        ("matvec(unsigned char const*, float)", "matvec"),
+    ],
+)
 def test_names_of_kernels(name, short):
     assert short_name(name) == short
 
@@ -137,15 +245,28 @@ def test_a_model_on_the_cpu(spec):
             assert torch.equal(model.forward([1, 2, 3]), before)
         parts = vars(model.network.blocks[0]) | vars(model.network)
         profiles = profile_model(model, 8, 3, n_depth=4)
-        assert parts == vars(model.network.blocks[0]) | vars(model.network)  # everything is as it was
+        assert parts == vars(model.network.blocks[0]) | vars(
+            model.network
+        )  # everything is as it was
     assert {label: len(passes) for label, passes in profiles.items()} == {"pp8": 3, "tg": 3}
     spans = profiles["tg"][-1].spans
     kinds = {(s.layer, s.name) for s in spans}
-    wanted = {("blk.1", "Attention"), ("blk.0", "attn_q"), ("token_embd", "token_embd"), ("output", "output"), ("output", "output_norm")}
+    wanted = {
+        ("blk.1", "Attention"),
+        ("blk.0", "attn_q"),
+        ("token_embd", "token_embd"),
+        ("output", "output"),
+        ("output", "output_norm"),
+    }
     assert wanted <= kinds
-    assert {("blk.0", "ffn_gate_exps" if "moe" in spec else "ffn_gate"), ("blk.0", "ffn_norm")} <= kinds
+    assert {
+        ("blk.0", "ffn_gate_exps" if "moe" in spec else "ffn_gate"),
+        ("blk.0", "ffn_norm"),
+    } <= kinds
     for p in profiles["tg"]:
-        assert sum(s.own for s in p.spans) <= p.duration * 1.001 and all(s.own >= -0.5 for s in p.spans)
+        assert sum(s.own for s in p.spans) <= p.duration * 1.001 and all(
+            s.own >= -0.5 for s in p.spans
+        )
 
 
 def test_names_on_the_fast_path():
@@ -165,43 +286,127 @@ def test_names_on_the_fast_path():
 
     packed = type("Packed", (), {"nbytes": 500, "n_matrices": 1})()
     prompt, steps = (object.__new__(cls) for cls in (PromptPath, StepPath))
-    prompt._steps, prompt._output, prompt._table, prompt.network = [(1, Executor())], None, None, None
+    prompt._steps, prompt._output, prompt._table, prompt.network = (
+        [(1, Executor())],
+        None,
+        None,
+        None,
+    )
     steps._branches, steps._embedding, steps._output = [Executor()], abs, abs
     before = matvec.gate_up
     matvec.gate_up = launched
     try:
         with Model(SyntheticSource("llama-tiny:Q8_0"), torch.device("cpu")) as model:
             model.__dict__["engine"] = type("Engine", (), {"prompt": prompt, "steps": steps})()
-            with annotated(model), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as recorded:
-                assert steps._branches[0](None, None, 0.0, packed, packed) == 2 and steps._embedding(-3) == 3 == steps._output(-3)
-                assert prompt._steps[0][0] == 1 and prompt._steps[0][1](None, None, 0.0, packed) == 1
-            assert matvec.gate_up is launched and isinstance(prompt._steps[0][1], Executor) and isinstance(steps._branches[0], Executor)
+            with (
+                annotated(model),
+                torch.profiler.profile(
+                    activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+                ) as recorded,
+            ):
+                assert steps._branches[0](
+                    None, None, 0.0, packed, packed
+                ) == 2 and steps._embedding(-3) == 3 == steps._output(-3)
+                assert (
+                    prompt._steps[0][0] == 1 and prompt._steps[0][1](None, None, 0.0, packed) == 1
+                )
+            assert (
+                matvec.gate_up is launched
+                and isinstance(prompt._steps[0][1], Executor)
+                and isinstance(steps._branches[0], Executor)
+            )
     finally:
         matvec.gate_up = before
     names = {event.name for event in recorded.events()}
-    assert {range_name("blk.1", "GatedFFN"), range_name("", "gate_up", 1000), range_name("", "gate_up", 500),
-            range_name("token_embd", "token_embd"), range_name("output", "output")} <= names
+    assert {
+        range_name("blk.1", "GatedFFN"),
+        range_name("", "gate_up", 1000),
+        range_name("", "gate_up", 500),
+        range_name("token_embd", "token_embd"),
+        range_name("output", "output"),
+    } <= names
 
 
 def test_command(tmp_path, capsys):
     out = tmp_path / "p.svg"
-    assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-p", "8", "-n", "2", "-o", str(out)]) == 0
+    assert (
+        main(
+            [
+                "profile",
+                "--device",
+                "cpu",
+                "--synthetic",
+                "llama-tiny:Q8_0",
+                "-p",
+                "8",
+                "-n",
+                "2",
+                "-o",
+                str(out),
+            ]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
-    assert [_how(*of) for of in (("pp8", "bf16"), ("pp8", "f32"), ("tg", "bf16"))] == [" without graphs", "", ""]  # of the heading
-    assert "llama-tiny:Q8_0 pp8: 2 passes" in text and "llama-tiny:Q8_0 tg: 1 passes" in text and "| blk.1 " in text and "| attn_q " in text
+    assert [_how(*of) for of in (("pp8", "bf16"), ("pp8", "f32"), ("tg", "bf16"))] == [
+        " without graphs",
+        "",
+        "",
+    ]  # of the heading
+    assert (
+        "llama-tiny:Q8_0 pp8: 2 passes" in text
+        and "llama-tiny:Q8_0 tg: 1 passes" in text
+        and "| blk.1 " in text
+        and "| attn_q " in text
+    )
     assert ET.parse(out).getroot().tag == f"{SVG}svg" and not (tmp_path / "p.svg.part").exists()
-    assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-o", str(tmp_path / "no" / "p.svg")]) == 1
+    assert (
+        main(
+            [
+                "profile",
+                "--device",
+                "cpu",
+                "--synthetic",
+                "llama-tiny:Q8_0",
+                "-o",
+                str(tmp_path / "no" / "p.svg"),
+            ]
+        )
+        == 1
+    )
     captured = capsys.readouterr()
     assert "cannot be written" in captured.err and not captured.out  # before the work
-    assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-o", str(tmp_path / "p.png")]) == 1
+    assert (
+        main(
+            [
+                "profile",
+                "--device",
+                "cpu",
+                "--synthetic",
+                "llama-tiny:Q8_0",
+                "-o",
+                str(tmp_path / "p.png"),
+            ]
+        )
+        == 1
+    )
     assert "expected FILE.svg" in capsys.readouterr().err
-    assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-o", str(tmp_path)]) == 1
+    assert (
+        main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-o", str(tmp_path)])
+        == 1
+    )
     captured = capsys.readouterr()
     assert "it is a folder" in captured.err and not captured.out
-    assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-ub", "1,2"]) == 1 and "lists" in capsys.readouterr().err
+    assert (
+        main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-ub", "1,2"]) == 1
+        and "lists" in capsys.readouterr().err
+    )
     assert main(["profile", "--device", "cpu"]) == 1
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["profile", "--help"])
     assert "prompts are profiled without their graphs" in " ".join(capsys.readouterr().out.split())
-    assert main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-p", "0", "-n", "0"]) == 1
+    assert (
+        main(["profile", "--device", "cpu", "--synthetic", "llama-tiny:Q8_0", "-p", "0", "-n", "0"])
+        == 1
+    )

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from iqforge.cuda_kernels.prompt import _EXPERTS_SPEC
 
 from .test_step_kernels_on_host import library, pointer
 
-RUN = '''
+RUN = """
 extern "C" void route(const float* logits, int tokens, int experts, int used, int always, float threshold, int* ids, float* weights) {
     launch_on_host((tokens + ROUTE_WARPS - 1) / ROUTE_WARPS, 1, 32 * ROUTE_WARPS,
                    [&] { route_2(logits, tokens, experts, used, always, threshold, ids, weights); });
@@ -20,20 +19,38 @@ extern "C" void route(const float* logits, int tokens, int experts, int used, in
 extern "C" void group(const int* ids, int n, int experts, int* ends, int* sources, int* rows) {
     launch_on_host(experts, 1, GROUP_THREADS, [&] { group_rows(ids, n, ends, sources, rows); });
 }
-'''
+"""
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     # the header for the CPU has a warp_sum already
-    return library(tmp_path_factory.mktemp("experts"), replace(_EXPERTS_SPEC, defines=(("warp_sum", "prompt_warp_sum"),)), RUN)
+    return library(
+        tmp_path_factory.mktemp("experts"),
+        replace(_EXPERTS_SPEC, defines=(("warp_sum", "prompt_warp_sum"),)),
+        RUN,
+    )
 
 
-def route(kernels, logits: torch.Tensor, n_used: int, ser: tuple[int, float] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    kernels, logits: torch.Tensor, n_used: int, ser: tuple[int, float] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, n_experts = logits.shape
-    ids, weights = torch.full((tokens, n_used), -7, dtype=torch.int32), torch.full((tokens, n_used), -7.0)
+    ids, weights = (
+        torch.full((tokens, n_used), -7, dtype=torch.int32),
+        torch.full((tokens, n_used), -7.0),
+    )
     always, threshold = ser or (n_used, 0.0)
-    kernels.route(pointer(logits), tokens, n_experts, n_used, always, ctypes.c_float(threshold), pointer(ids), pointer(weights))
+    kernels.route(
+        pointer(logits),
+        tokens,
+        n_experts,
+        n_used,
+        always,
+        ctypes.c_float(threshold),
+        pointer(ids),
+        pointer(weights),
+    )
     return ids, weights
 
 
@@ -54,7 +71,9 @@ def test_routing(kernels, ser):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_tokens_without_numbers_have_places(kernels, bad):
-    """Their weights are not numbers, but their experts exist: otherwise rows of nobody would be read."""
+    """Their weights are not numbers, but their experts exist: otherwise rows of nobody would be
+    read.
+    """
     logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(2))
     logits[1] = bad
     logits[2, 3] = float("nan") if bad < 0 else bad
@@ -67,7 +86,9 @@ def test_tokens_without_numbers_have_places(kernels, bad):
 def test_rows_are_grouped_in_order(kernels):
     """More ids than threads take at once, an expert without rows, and ids of nobody."""
     n, n_experts = 17000, 3
-    ids = torch.randint(-1, n_experts, (n,), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
+    ids = torch.randint(
+        -1, n_experts, (n,), generator=torch.Generator().manual_seed(3), dtype=torch.int32
+    )
     ids[ids == 1] = 2
     ends, sources, rows = (torch.full((size,), -7, dtype=torch.int32) for size in (n_experts, n, n))
     kernels.group(pointer(ids), n, n_experts, pointer(ends), pointer(sources), pointer(rows))
@@ -76,5 +97,7 @@ def test_rows_are_grouped_in_order(kernels):
     expected = torch.full((n,), -1, dtype=torch.int32)
     expected[order] = torch.arange(len(order), dtype=torch.int32)
     assert ends.tolist() == torch.bincount(ids[ids >= 0], minlength=n_experts).cumsum(0).tolist()
-    assert torch.equal(sources[: len(order)], order.to(torch.int32)) and bool((sources[len(order) :] == -1).all())
+    assert torch.equal(sources[: len(order)], order.to(torch.int32)) and bool(
+        (sources[len(order) :] == -1).all()
+    )
     assert torch.equal(rows, expected)

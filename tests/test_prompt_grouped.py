@@ -1,4 +1,6 @@
-"""Grouped products with packed weights: against float64 on a device of their architecture, and that they compile for it."""
+"""Grouped products with packed weights: against float64 on a device of their architecture, and that
+they compile for it.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-
 from iqforge.cuda_kernels import ops, prompt_grouped
+from iqforge.runtime.bench.random_blocks import random_rows
 from iqforge.runtime.cuda import prompt_moe
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.registry import Branch
-from iqforge.runtime.bench.random_blocks import random_rows
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) and importlib.util.find_spec("cuda") is not None
+HOPPER = (
+    torch.cuda.is_available()
+    and torch.cuda.get_device_capability() == (9, 0)
+    and importlib.util.find_spec("cuda") is not None
+)
 
 
 def packed(type: str, n_experts: int, rows: int, cols: int, seed: int) -> ops.PackedMatrix:
@@ -24,10 +29,17 @@ def packed(type: str, n_experts: int, rows: int, cols: int, seed: int) -> ops.Pa
     return ops.pack_matrix(type, [blocks], rows, cols, n_experts, "cuda")
 
 
-def reference(m: ops.PackedMatrix, x: torch.Tensor, counts: list[int], half: torch.dtype) -> torch.Tensor:
+def reference(
+    m: ops.PackedMatrix, x: torch.Tensor, counts: list[int], half: torch.dtype
+) -> torch.Tensor:
     """float64[rows, m.rows] of rows grouped by expert."""
     w = ops.decode_matrix(m, half).view(m.n_matrices, m.rows, m.cols)
-    return torch.cat([x[sum(counts[:e]) : sum(counts[: e + 1])].double() @ w[e].double().T for e in range(len(counts))])
+    return torch.cat(
+        [
+            x[sum(counts[:e]) : sum(counts[: e + 1])].double() @ w[e].double().T
+            for e in range(len(counts))
+        ]
+    )
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -36,8 +48,16 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU and cuda-core")
-@pytest.mark.parametrize("type,half", [("IQ4_K", torch.bfloat16), ("Q4_K", torch.bfloat16), ("Q8_0", torch.float16),
-                                       ("IQ3_XXS", torch.bfloat16), ("IQ1_S", torch.bfloat16)])  # with a table in shared memory
+@pytest.mark.parametrize(
+    "type,half",
+    [
+        ("IQ4_K", torch.bfloat16),
+        ("Q4_K", torch.bfloat16),
+        ("Q8_0", torch.float16),
+        ("IQ3_XXS", torch.bfloat16),
+        ("IQ1_S", torch.bfloat16),
+    ],
+)  # with a table in shared memory
 @pytest.mark.parametrize("counts", [[5, 0, 130, 161, 33, 1], [400, 7, 0, 96]])
 def test_against_float64(type, half, counts):
     rng = torch.Generator("cuda").manual_seed(3)
@@ -47,7 +67,10 @@ def test_against_float64(type, half, counts):
     sources = torch.randint(0, 3 * tokens, (n,), generator=rng, device="cuda", dtype=torch.int32)
     ends = torch.tensor(counts, device="cuda").cumsum(0).to(torch.int32)
     permuted = x[:, prompt_grouped.permutation(width, "cuda")].contiguous()
-    gate, up, both = (packed(type, n_experts, rows, width, seed) for seed, rows in ((1, hidden), (2, hidden), (3, 2 * hidden)))
+    gate, up, both = (
+        packed(type, n_experts, rows, width, seed)
+        for seed, rows in ((1, hidden), (2, hidden), (3, 2 * hidden))
+    )
     down = packed(type, n_experts, 520, width, 4)
     rows = x[sources.long() // 3]
 
@@ -68,7 +91,15 @@ def test_against_float64(type, half, counts):
 
 def test_permutation_is_one():
     assert torch.equal(prompt_grouped.permutation(256).sort().values, torch.arange(256))
-    assert prompt_grouped.permutation(256)[[0, 1, 8, 9, 2, 16, 128]].tolist() == [0, 1, 2, 3, 32, 4, 128]
+    assert prompt_grouped.permutation(256)[[0, 1, 8, 9, 2, 16, 128]].tolist() == [
+        0,
+        1,
+        2,
+        3,
+        32,
+        4,
+        128,
+    ]
 
 
 @pytest.mark.parametrize("fits", [True, False])
@@ -81,8 +112,16 @@ def test_experts_that_are_decoded_first_are_named(monkeypatch, fits):
     for name in ("check_norm", "packed"):
         monkeypatch.setattr(prompt_moe, name, lambda *arguments: None)
     experts = SimpleNamespace(gate_up=None, gate=None, up=None, down=None)
-    moe = SimpleNamespace(n_experts=8, n_used=2, experts=experts, router=SimpleNamespace(device=context.device))
+    moe = SimpleNamespace(
+        n_experts=8, n_used=2, experts=experts, router=SimpleNamespace(device=context.device)
+    )
     prompt_moe.PromptMoE(Branch(3, None, moe, False), context)
     context.report_all()
-    assert told == ([] if fits else ["slow path: MoE of layer 3: no products that read packed experts of this shape on this device: "
-                                     "all are decoded first"])
+    assert told == (
+        []
+        if fits
+        else [
+            "slow path: MoE of layer 3: no products that read packed experts of this shape on this"
+            " device: all are decoded first"
+        ]
+    )

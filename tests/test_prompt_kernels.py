@@ -1,4 +1,6 @@
-"""Kernels of the prompt path: they compile everywhere, and on a device each does what a few lines of torch do in float64."""
+"""Kernels of the prompt path: they compile everywhere, and on a device each does what a few lines
+of torch do in float64.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,20 @@ import importlib.util
 
 import pytest
 import torch
-
 from iqforge.cuda_kernels import prompt
 from iqforge.cuda_kernels.prompt_grouped import permutation
 
 gpu = pytest.mark.gpu
-needs_device = pytest.mark.skipif(not torch.cuda.is_available() or importlib.util.find_spec("cuda") is None,
-                                  reason="needs a CUDA device and cuda-core")
+needs_device = pytest.mark.skipif(
+    not torch.cuda.is_available() or importlib.util.find_spec("cuda") is None,
+    reason="needs a CUDA device and cuda-core",
+)
 HALVES = (torch.bfloat16, torch.float16)
-EPS = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-23}  # half a unit in the last place, relative
+EPS = {
+    torch.bfloat16: 2**-8,
+    torch.float16: 2**-11,
+    torch.float32: 2**-23,
+}  # half a unit in the last place, relative
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -48,7 +55,11 @@ def test_add_norm(rng, half, width):
     exact = poisoned(9, width, dtype=torch.float32)
 
     def normed(x):
-        return x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+        return (
+            x.double()
+            / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
+            * weight.double()
+        )
 
     prompt.add_norm(h, weight, 1e-5, out)
     assert torch.equal(h, before)
@@ -71,14 +82,22 @@ def test_add_norm(rng, half, width):
 @pytest.mark.parametrize("half", HALVES)
 def test_outputs_of_experts_are_added_in_order(rng, half):
     tokens, k, width = 50, 3, 520
-    h, y, weights = randn(rng, tokens, width), randn(rng, tokens * k, width, dtype=half), randn(rng, tokens, k).abs()
+    h, y, weights = (
+        randn(rng, tokens, width),
+        randn(rng, tokens * k, width, dtype=half),
+        randn(rng, tokens, k).abs(),
+    )
     rows = torch.randperm(tokens * k, generator=rng, device="cuda").to(torch.int32).view(tokens, k)
     rows[3, 1] = rows[7, 0] = -1
     expected, out = h.double(), poisoned(tokens, width, dtype=half)
     for slot in range(k):
         kept = (rows[:, slot] >= 0)[:, None]
-        expected = expected + torch.where(kept, weights[:, slot, None].double() * y[rows[:, slot].long()].double(), 0.0)
-    prompt.add_norm(h, torch.ones(width, device="cuda"), 1e-6, out, delta=y, rows=rows, weights=weights)
+        expected = expected + torch.where(
+            kept, weights[:, slot, None].double() * y[rows[:, slot].long()].double(), 0.0
+        )
+    prompt.add_norm(
+        h, torch.ones(width, device="cuda"), 1e-6, out, delta=y, rows=rows, weights=weights
+    )
     close(h, expected)
 
 
@@ -107,8 +126,16 @@ def test_silu_gate(rng, half):
 @needs_device
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("neox,normed,size,n_rot", [(False, False, 128, 128), (True, True, 128, 128), (True, False, 96, 64),
-                                                    (False, True, 256, 32), (True, True, 64, 64)])
+@pytest.mark.parametrize(
+    "neox,normed,size,n_rot",
+    [
+        (False, False, 128, 128),
+        (True, True, 128, 128),
+        (True, False, 96, 64),
+        (False, True, 256, 32),
+        (True, True, 64, 64),
+    ],
+)
 def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_rot):
     per, tokens, n_heads, n_kv, first = 7, 21, 6, 2, 5
     qkv = randn(rng, tokens, (n_heads + 2 * n_kv) * size, dtype=half)
@@ -117,7 +144,9 @@ def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_r
     norms = [randn(rng, size) if normed else None for _ in range(2)]
     q = poisoned(tokens, n_heads, size, dtype=stored)
     k, v = poisoned(30, n_kv, size, dtype=stored), poisoned(30, n_kv, size, dtype=stored)
-    prompt.rotate_heads(qkv, q, k, v, first, cos, sin, neox=neox, q_norm=norms[0], k_norm=norms[1], eps=1e-6)
+    prompt.rotate_heads(
+        qkv, q, k, v, first, cos, sin, neox=neox, q_norm=norms[0], k_norm=norms[1], eps=1e-6
+    )
 
     def expected(x, norm):
         x = x.double()
@@ -125,7 +154,11 @@ def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_r
             x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.double()
         c, s = (a.double().repeat(tokens // per, 1)[:, None] for a in (cos, sin))
         out, half_rot = x.clone(), n_rot // 2
-        at = (slice(0, half_rot), slice(half_rot, n_rot)) if neox else (slice(0, n_rot, 2), slice(1, n_rot, 2))
+        at = (
+            (slice(0, half_rot), slice(half_rot, n_rot))
+            if neox
+            else (slice(0, n_rot, 2), slice(1, n_rot, 2))
+        )
         a, b = x[..., at[0]], x[..., at[1]]
         out[..., at[0]], out[..., at[1]] = a * c - b * s, a * s + b * c
         return out
@@ -134,7 +167,12 @@ def test_heads_are_normed_and_rotated(rng, half, stored, neox, normed, size, n_r
     close(q, expected(parts[0].view(tokens, n_heads, size), norms[0]))
     close(k[first : first + tokens], expected(parts[1].view(tokens, n_kv, size), norms[1]))
     assert torch.equal(v[first : first + tokens], parts[2].view(tokens, n_kv, size).to(stored))
-    assert k[:first].isnan().all() and k[first + tokens :].isnan().all() and v[:first].isnan().all() and v[first + tokens :].isnan().all()
+    assert (
+        k[:first].isnan().all()
+        and k[first + tokens :].isnan().all()
+        and v[:first].isnan().all()
+        and v[first + tokens :].isnan().all()
+    )
 
 
 @gpu
@@ -145,7 +183,10 @@ def test_routing(rng, n_experts, n_used, ser):
     tokens = 301
     logits = randn(rng, tokens, n_experts) * 2
     logits[:40] = logits[:40].round()  # equal ones
-    ids, weights = torch.empty(tokens, n_used, dtype=torch.int32, device="cuda"), poisoned(tokens, n_used, dtype=torch.float32)
+    ids, weights = (
+        torch.empty(tokens, n_used, dtype=torch.int32, device="cuda"),
+        poisoned(tokens, n_used, dtype=torch.float32),
+    )
     prompt.route(logits, ids, weights, ser)
     p = logits.double().softmax(-1)
     order = logits.sort(dim=-1, descending=True, stable=True).indices[:, :n_used]
@@ -164,21 +205,33 @@ def test_routing(rng, n_experts, n_used, ser):
 
 @gpu
 @needs_device
-@pytest.mark.parametrize("tokens,k,n_experts", [(1, 2, 8), (700, 8, 128), (5000, 8, 128), (40, 3, 300)])
+@pytest.mark.parametrize(
+    "tokens,k,n_experts", [(1, 2, 8), (700, 8, 128), (5000, 8, 128), (40, 3, 300)]
+)
 def test_rows_are_grouped_by_expert_in_order(rng, tokens, k, n_experts):
     ids = torch.randint(-1, n_experts, (tokens, k), generator=rng, device="cuda", dtype=torch.int32)
     ids[ids == 1] = 0  # an expert without rows
     n = ids.numel()
-    ends, sources, rows = (torch.full((size,), -7, dtype=torch.int32, device="cuda") for size in (n_experts, n, n))
+    ends, sources, rows = (
+        torch.full((size,), -7, dtype=torch.int32, device="cuda") for size in (n_experts, n, n)
+    )
     prompt.group_rows(ids, ends, sources, rows)
     flat = ids.flatten()
     order = flat.argsort(stable=True)
     order = order[flat[order] >= 0]
     expected = torch.full((n,), -1, dtype=torch.int32, device="cuda")
     expected[order] = torch.arange(len(order), device="cuda", dtype=torch.int32)
-    assert torch.equal(ends, torch.bincount(flat[flat >= 0], minlength=n_experts).cumsum(0).to(torch.int32))
-    assert torch.equal(sources[: len(order)], order.to(torch.int32)) and (sources[len(order) :] == -1).all()
+    assert torch.equal(
+        ends, torch.bincount(flat[flat >= 0], minlength=n_experts).cumsum(0).to(torch.int32)
+    )
+    assert (
+        torch.equal(sources[: len(order)], order.to(torch.int32))
+        and (sources[len(order) :] == -1).all()
+    )
     assert torch.equal(rows, expected)
-    x, out = randn(rng, tokens, 264, dtype=torch.bfloat16), torch.zeros(n, 264, dtype=torch.bfloat16, device="cuda")
+    x, out = (
+        randn(rng, tokens, 264, dtype=torch.bfloat16),
+        torch.zeros(n, 264, dtype=torch.bfloat16, device="cuda"),
+    )
     prompt.gather_rows(x, sources, k, out)
     assert torch.equal(out[: len(order)], x[order // k]) and not out[len(order) :].any()

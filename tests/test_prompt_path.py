@@ -1,4 +1,6 @@
-"""The prompt path's executors without a GPU: kernels are plain torch (prompt_on_cpu.py), everything else is as it is."""
+"""The prompt path's executors without a GPU: kernels are plain torch (prompt_on_cpu.py), everything
+else is as it is.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-
+from iqforge.runtime.bench.synthetic import SHAPES, SyntheticSource
 from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.cuda import prompt_graphs, prompt_weights
 from iqforge.runtime.cuda.context import Context
@@ -21,7 +23,6 @@ from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.model import Model
 from iqforge.runtime.profile.annotate import annotated
 from iqforge.runtime.switches import Switches
-from iqforge.runtime.bench.synthetic import SHAPES, SyntheticSource
 
 from . import prompt_on_cpu, step_on_cpu
 from .step_on_cpu import CPU
@@ -37,7 +38,9 @@ def opened(monkeypatch):
     models, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)
 
-    def make(spec: str, settings: CacheSettings | None = None, **options) -> tuple[Model, Context, PromptPath]:
+    def make(
+        spec: str, settings: CacheSettings | None = None, **options
+    ) -> tuple[Model, Context, PromptPath]:
         models.append(Model(SyntheticSource(spec), CPU, cache=settings, **options))
         context = Context(CPU, torch.float16, settings, ubatch=9)
         return models[-1], context, PromptPath(models[-1].network, context)
@@ -52,21 +55,33 @@ def normed(model: Model, h: torch.Tensor) -> torch.Tensor:
     return model.network.output_norm(h)
 
 
-@pytest.mark.parametrize("settings", [None, CacheSettings("q8_0", "q8_0", True, True), CacheSettings("bf16", "bf16")],
-                         ids=lambda s: s and s.type_k)
+@pytest.mark.parametrize(
+    "settings",
+    [None, CacheSettings("q8_0", "q8_0", True, True), CacheSettings("bf16", "bf16")],
+    ids=lambda s: s and s.type_k,
+)
 @pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
 def test_last_rows_are_those_of_all(opened, spec, settings):
-    """Of sequences that begin here, and of pieces of one that is kept: logits, and all keys and values."""
+    """Of sequences that begin here, and of pieces of one that is kept: logits, and all keys and
+    values.
+    """
     model, context, path = opened(spec, settings)
     assert not context.slow or spec.startswith("qwen3")  # experts are decoded first
     every, last = (path.run(TOKENS, 5, last=last).clone() for last in (False, True))
     assert last.shape == (3, 256) and every.shape == (63, 256)
-    torch.testing.assert_close(normed(model, last), normed(model, every.view(3, 21, -1)[:, -1]), **PRECISION)
-    torch.testing.assert_close(normed(model, every).view(3, 21, -1), model.hidden(TOKENS, 5), rtol=0.1, atol=0.1)
+    torch.testing.assert_close(
+        normed(model, last), normed(model, every.view(3, 21, -1)[:, -1]), **PRECISION
+    )
+    torch.testing.assert_close(
+        normed(model, every).view(3, 21, -1), model.hidden(TOKENS, 5), rtol=0.1, atol=0.1
+    )
 
     states = [model.new_state(64, settings or CacheSettings()) for _ in range(2)]
     for first, end in ((0, 13), (13, 14), (14, 21)):  # in pieces, one of them of one row
-        rows = [path.run(TOKENS[:1, first:end], first, state, last=last).clone() for state, last in zip(states, (False, True), strict=True)]
+        rows = [
+            path.run(TOKENS[:1, first:end], first, state, last=last).clone()
+            for state, last in zip(states, (False, True), strict=True)
+        ]
         assert rows[1].shape == (1, 256)
         torch.testing.assert_close(normed(model, rows[1]), normed(model, rows[0][-1:]), **PRECISION)
     for one, other in zip(*(state.layers for state in states), strict=True):
@@ -87,7 +102,14 @@ def test_the_last_layer_works_on_last_rows_alone(monkeypatch, opened):
     assert seen == 2 * whole
     seen.clear()
     path.run(TOKENS, 0, last=True)
-    assert seen == [*whole, (63, 256), (3, 256), (3, 256), (3, 1024), (3, 256)]  # keys and values of all, the rest of 3
+    assert seen == [
+        *whole,
+        (63, 256),
+        (3, 256),
+        (3, 256),
+        (3, 1024),
+        (3, 256),
+    ]  # keys and values of all, the rest of 3
 
 
 @pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
@@ -95,7 +117,9 @@ def test_a_closed_model_gives_its_memory_back_at_once(monkeypatch, opened, spec)
     """Not only when the collector of cycles runs; and the driver is told."""
     model, context = opened(spec)[:2]
     left = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(sum(held() is not None for held in weights)))
+    monkeypatch.setattr(
+        torch.cuda, "empty_cache", lambda: left.append(sum(held() is not None for held in weights))
+    )
     prompt_on_cpu.captures(monkeypatch)
     gc.disable()
     try:
@@ -103,7 +127,9 @@ def test_a_closed_model_gives_its_memory_back_at_once(monkeypatch, opened, spec)
         state = model.new_state(64)
         for tokens in [TOKENS[0, :9]] * 3 + [TOKENS[0, :1]] * 2:  # graphs of prompts and of steps
             engine.extend(tokens, state)
-        weights = [weakref.ref(resident.packed.data) for resident in model.weights._resident.values()]
+        weights = [
+            weakref.ref(resident.packed.data) for resident in model.weights._resident.values()
+        ]
         assert weights and prompt_on_cpu.Graph.replays and step_on_cpu.Graph.alive
         del engine
         model.device = torch.device("cuda")  # what `close` goes by
@@ -124,20 +150,27 @@ def test_layers_that_the_path_has_no_kernels_for(opened):
     model, context, path = opened("llama-tiny:Q8_0", switches=Switches(flash_attention=False))
     assert context.slow
     every, last = (path.run(TOKENS, 0, last=last).clone() for last in (False, True))
-    torch.testing.assert_close(normed(model, last), normed(model, every.view(3, 21, -1)[:, -1]), **PRECISION)
+    torch.testing.assert_close(
+        normed(model, last), normed(model, every.view(3, 21, -1)[:, -1]), **PRECISION
+    )
 
 
 def test_logits_after_a_prompt_are_the_last_of_all(opened):
     model, context, _ = opened("llama-tiny:Q8_0")
     engine, states = Engine(model.network, context), [model.new_state(64) for _ in range(2)]
-    every, last = (engine.extend(TOKENS[0], state, all_logits) for state, all_logits in zip(states, (True, False), strict=True))
+    every, last = (
+        engine.extend(TOKENS[0], state, all_logits)
+        for state, all_logits in zip(states, (True, False), strict=True)
+    )
     assert [state.n_past for state in states] == [21, 21]
     torch.testing.assert_close(last, every[-1], **PRECISION)
 
 
 @pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
 def test_graphs_are_what_they_were_captured_from(monkeypatch, opened, spec):
-    """Passes of one number of rows at different places, others between them, and buffers that grow: the bits of a path without graphs."""
+    """Passes of one number of rows at different places, others between them, and buffers that grow:
+    the bits of a path without graphs.
+    """
     model, context, path = opened(spec)
     plain = PromptPath(model.network, Context(CPU, torch.float16))
     states = [model.new_state(64) for _ in range(2)]
@@ -150,10 +183,19 @@ def test_graphs_are_what_they_were_captured_from(monkeypatch, opened, spec):
         assert torch.equal(found, plain.run(TOKENS[:1, first:end], first, states[1], last=True))
         return prompt_on_cpu.Graph.replays - before
 
-    # Graphs of the first layer: before its attention and behind it. (Experts are none of them where all are decoded first.)
-    assert [check(0, 5), check(5, 10), check(10, 15)] == [0, 0, 2]  # as it comes, captured, replayed
+    # Graphs of the first layer: before its attention and behind it. (Experts are none of them where
+    # all are decoded first.)
+    assert [check(0, 5), check(5, 10), check(10, 15)] == [
+        0,
+        0,
+        2,
+    ]  # as it comes, captured, replayed
     assert [check(15, 18), check(18, 21), check(0, 3)] == [0, 0, 2]
-    assert [check(3, 19), check(0, 3), check(3, 6)] == [0, 0, 2]  # buffers have grown: captured again
+    assert [check(3, 19), check(0, 3), check(3, 6)] == [
+        0,
+        0,
+        2,
+    ]  # buffers have grown: captured again
     assert list(path._graphs._kept) == [5, 3]  # 16 came once
 
 
@@ -166,11 +208,20 @@ def test_full_passes_are_captured_at_once_and_others_when_they_come_again(monkey
     for n in (4, 5, 6):
         path.run(TOKENS[:1, :n], 0)
     assert not prompt_on_cpu.Graph.replays
-    for replays in (0, 3, 7):  # of three layers, four segments; in the first pass the first one's buffers were still to grow
-        assert torch.equal(path.run(TOKENS[:1, :9], 0), expected) and prompt_on_cpu.Graph.replays == replays
+    for replays in (
+        0,
+        3,
+        7,
+    ):  # of three layers, four segments; in the first pass the first one's buffers were still to grow
+        assert (
+            torch.equal(path.run(TOKENS[:1, :9], 0), expected)
+            and prompt_on_cpu.Graph.replays == replays
+        )
 
 
-def test_sizes_that_come_once_cost_nothing_and_memory_is_given_back_now_and_then(monkeypatch, opened):
+def test_sizes_that_come_once_cost_nothing_and_memory_is_given_back_now_and_then(
+    monkeypatch, opened
+):
     _, _, path = opened("llama-tiny:Q8_0")  # of 9 tokens are full ones
     prompt_on_cpu.captures(monkeypatch)
     emptied = []
@@ -223,8 +274,12 @@ def test_what_a_capture_fails_of_is_seen(monkeypatch):
             raise RuntimeError("the capture is void")
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
-    for name, value in (("CUDAGraph", Graph), ("current_stream", lambda: stream), ("stream", lambda stream: nullcontext()),
-                        ("graph_pool_handle", lambda: None)):
+    for name, value in (
+        ("CUDAGraph", Graph),
+        ("current_stream", lambda: stream),
+        ("stream", lambda stream: nullcontext()),
+        ("graph_pool_handle", lambda: None),
+    ):
         monkeypatch.setattr(torch.cuda, name, value)
     context = Context(CPU)
     graphs, rows = prompt_graphs.PassGraphs(context, stream), Stream(torch.zeros(2, 8), context)

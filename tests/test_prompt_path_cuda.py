@@ -1,15 +1,19 @@
-"""Many rows at once on the fast path: the truth path's logits within what 16-bit activations cost, the same bits every time."""
+"""Many rows at once on the fast path: the truth path's logits within what 16-bit activations cost,
+the same bits every time.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
-
+from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.model import Model
-from iqforge.runtime.bench.synthetic import SyntheticSource
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 LIMITS = {"bf16": 0.02, "f16": 0.004}
 
@@ -43,21 +47,31 @@ def test_agrees_with_the_truth_path(spec):
             assert torch.equal(logits(m), found)
 
 
-@pytest.mark.parametrize("settings", [CacheSettings(), CacheSettings("q8_0", "q8_0", True, True)], ids=lambda s: s.type_k)
+@pytest.mark.parametrize(
+    "settings", [CacheSettings(), CacheSettings("q8_0", "q8_0", True, True)], ids=lambda s: s.type_k
+)
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K"])
 def test_pieces_of_a_sequence(spec, settings):
-    """A prompt in passes of 64, and one row at the end, against all at once in float32 with the same cache."""
+    """A prompt in passes of 64, and one row at the end, against all at once in float32 with the
+    same cache.
+    """
     row = tokens()[0]
     with model(spec, precision="f32", cache=settings) as m:
         truth = m.extend(row, m.new_state(200), all_logits=True)
     with model(spec, precision="f16", cache=settings, ubatch=64) as m:
         state = m.new_state(200)
-        assert error(m.extend(row, state, all_logits=True), truth) < 2 * LIMITS["f16"] and state.n_past == len(row)
-        assert error(m.extend(row, m.new_state(200))[None], truth[-1:]) < 5 * LIMITS["f16"]  # the last row's product is another kernel
+        assert error(m.extend(row, state, all_logits=True), truth) < 2 * LIMITS[
+            "f16"
+        ] and state.n_past == len(row)
+        assert (
+            error(m.extend(row, m.new_state(200))[None], truth[-1:]) < 5 * LIMITS["f16"]
+        )  # the last row's product is another kernel
 
 
 def test_fused_experts_are_those_decoded_first(monkeypatch):
-    """On Hopper products read packed weights. The same rounding of weights, other orders of additions."""
+    """On Hopper products read packed weights. The same rounding of weights, other orders of
+    additions.
+    """
     from iqforge.cuda_kernels import prompt_grouped
 
     with model("qwen3moe-tiny:IQ4_K") as m:
@@ -79,17 +93,25 @@ def test_attention_of_large_passes(monkeypatch):
 
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K"])
 def test_graphs_give_the_bits_they_were_captured_from(monkeypatch, spec):
-    """Passes of 50 rows, which are full ones, and of others: as they come, captured, replayed, after others took their place."""
+    """Passes of 50 rows, which are full ones, and of others: as they come, captured, replayed,
+    after others took their place.
+    """
     from iqforge.runtime.cuda import prompt_graphs
 
     lengths = (150, 49, 49, 49, 150, 30, 30, 30, 49, 49, 49)
     with monkeypatch.context() as patch, model(spec, ubatch=50) as m:
         patch.setattr(prompt_graphs, "can_capture", lambda device: False)
-        expected = {(n, every): m.extend(tokens()[0][:n], m.new_state(200), all_logits=every)
-                    for n in set(lengths) for every in (True, False)}
+        expected = {
+            (n, every): m.extend(tokens()[0][:n], m.new_state(200), all_logits=every)
+            for n in set(lengths)
+            for every in (True, False)
+        }
     with model(spec, ubatch=50) as m:
         for n in lengths:
             for every in (True, False):
-                assert torch.equal(m.extend(tokens()[0][:n], m.new_state(200), all_logits=every), expected[n, every])
+                assert torch.equal(
+                    m.extend(tokens()[0][:n], m.new_state(200), all_logits=every),
+                    expected[n, every],
+                )
             kept = m.engine.prompt._graphs._kept
             assert [len(graphs._captured) for graphs in kept.values()] == [2] * min(2, len(kept))

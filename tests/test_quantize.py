@@ -11,12 +11,18 @@ import sys
 import time
 from pathlib import Path
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.cli import main
-from iqforge.errors import ImatrixError, NonFiniteError, NotFoundError, OutputError, UnknownTypeError, UsageError
+from iqforge.errors import (
+    ImatrixError,
+    NonFiniteError,
+    NotFoundError,
+    OutputError,
+    UnknownTypeError,
+    UsageError,
+)
 from iqforge.formats.codec import encode_float
 from iqforge.formats.ftypes import FILE_TYPES, file_type
 from iqforge.formats.gguf.reader import open_gguf
@@ -39,7 +45,9 @@ def checkpoint(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def bf16(checkpoint, tmp_path_factory) -> Path:
-    return iqforge.convert_model(checkpoint, tmp_path_factory.mktemp("gguf") / "tiny.gguf", outtype="bf16")
+    return iqforge.convert_model(
+        checkpoint, tmp_path_factory.mktemp("gguf") / "tiny.gguf", outtype="bf16"
+    )
 
 
 def digest(path: Path) -> str:
@@ -55,14 +63,29 @@ def imatrix_of(path: Path, seed: int = 0) -> Imatrix:
     with open_gguf(path) as source:
         for t in source.tensors:
             if t.name.startswith("blk.") and len(t.shape) > 1:
-                entries[t.name] = Entry(generator.lognormal(size=(t.n_matrices, t.n_cols)) * 100, np.full(t.n_matrices, 100))
+                entries[t.name] = Entry(
+                    generator.lognormal(size=(t.n_matrices, t.n_cols)) * 100,
+                    np.full(t.n_matrices, 100),
+                )
     return Imatrix(entries, chunk_count=7, chunk_size=512, datasets=("text.txt",), path="some.dat")
 
 
 # ---- plan
 
-GOLDEN_PLANS = ["deepseek2_27", "fallback", "falcon", "llama70b_gqa8", "llama7b", "llama_gqa2_tied", "misc", "mixtral8", "moe2", "phi3_qkv",
-                "qwen3moe128", "rows"]
+GOLDEN_PLANS = [
+    "deepseek2_27",
+    "fallback",
+    "falcon",
+    "llama70b_gqa8",
+    "llama7b",
+    "llama_gqa2_tied",
+    "misc",
+    "mixtral8",
+    "moe2",
+    "phi3_qkv",
+    "qwen3moe128",
+    "rows",
+]
 
 
 @pytest.mark.parametrize("model", GOLDEN_PLANS)
@@ -77,19 +100,34 @@ def test_candidates_are_the_reference_s(model):
 
 def test_pure_plan_is_the_reference_s():
     meta = json.loads(shared("golden/tools/plan/llama7b.json").read_text())["meta"]
-    case = next(c for c in json.loads(shared("golden/tools/plan/cli_cases.json").read_text()) if c["args"] == ["--pure"])
+    case = next(
+        c
+        for c in json.loads(shared("golden/tools/plan/cli_cases.json").read_text())
+        if c["args"] == ["--pure"]
+    )
     expected = {i: t for t, indices in case["except"].items() for i in indices}
-    planned = plan_uniform([info(n, tuple(reversed(d)), "F32") for n, d in meta["tensors"]], file_type(case["ftype"]).base)
+    planned = plan_uniform(
+        [info(n, tuple(reversed(d)), "F32") for n, d in meta["tensors"]],
+        file_type(case["ftype"]).base,
+    )
     for index, plan in enumerate(planned):
         wanted = expected.get(index, case["default"])
         assert (wanted == "kept" and plan.kept) or plan.target.type.type_name == wanted
 
 
 def test_what_is_never_quantized():
-    for name, shape in [("blk.0.attn_norm.weight", (256,)), ("blk.0.attn_q_norm.weight", (4, 256)), ("blk.0.ffn_gate_inp.weight", (8, 256)),
-                        ("blk.0.attn_q.bias", (2, 256)), ("blk.0.one.weight", (1, 256)), ("rope_freqs.weight", (32,))]:
+    for name, shape in [
+        ("blk.0.attn_norm.weight", (256,)),
+        ("blk.0.attn_q_norm.weight", (4, 256)),
+        ("blk.0.ffn_gate_inp.weight", (8, 256)),
+        ("blk.0.attn_q.bias", (2, 256)),
+        ("blk.0.one.weight", (1, 256)),
+        ("rope_freqs.weight", (32,)),
+    ]:
         assert plan_uniform([info(name, shape, "F32")], ggml_type("Q8_0"))[0].kept, name
-    assert not plan_uniform([info("blk.0.ffn_down_exps.weight", (8, 16, 256))], ggml_type("Q8_0"))[0].kept
+    assert not plan_uniform([info("blk.0.ffn_down_exps.weight", (8, 16, 256))], ggml_type("Q8_0"))[
+        0
+    ].kept
 
 
 def test_rows_that_do_not_fit_get_the_stand_in():
@@ -108,19 +146,33 @@ def test_rows_that_do_not_fit_get_the_stand_in():
 
 
 def test_overrides_win_and_requantizing_needs_leave():
-    tensors = [info("token_embd.weight", (64, 256)), info("output.weight", (64, 256)), info("blk.0.ffn_up.weight", (64, 256))]
-    planned = plan_uniform(tensors, ggml_type("IQ2_K"), token_embedding_type="q8_0", output_tensor_type="Q6_K")
+    tensors = [
+        info("token_embd.weight", (64, 256)),
+        info("output.weight", (64, 256)),
+        info("blk.0.ffn_up.weight", (64, 256)),
+    ]
+    planned = plan_uniform(
+        tensors, ggml_type("IQ2_K"), token_embedding_type="q8_0", output_tensor_type="Q6_K"
+    )
     assert [p.target.type.name for p in planned] == ["Q8_0", "Q6_K", "IQ2_K"]
     assert plan_uniform(tensors, ggml_type("IQ2_K"), leave_output_tensor=True)[1].kept
     with pytest.raises(UsageError, match="allow-requantize"):
         plan_uniform([info("blk.0.ffn_up.weight", (64, 256), "Q8_0")], ggml_type("IQ2_K"))
     assert plan_uniform([info("blk.0.ffn_up.weight", (64, 256), "Q8_0")], ggml_type("Q8_0"))[0].kept
-    assert not plan_uniform([info("blk.0.ffn_up.weight", (64, 256), "Q8_0")], ggml_type("Q4_0"), allow_requantize=True)[0].kept
+    assert not plan_uniform(
+        [info("blk.0.ffn_up.weight", (64, 256), "Q8_0")], ggml_type("Q4_0"), allow_requantize=True
+    )[0].kept
 
 
 def test_preset_names():
     assert file_type("iq4_k").number == 140 and file_type("IQ2_S").base.name == "IQ2_XS"
-    assert [file_type(number).name for number in (12, "15", 17, 29, 7)] == ["Q3_K", "Q4_K", "Q5_K", "IQ2_M", "Q8_0"]
+    assert [file_type(number).name for number in (12, "15", 17, 29, 7)] == [
+        "Q3_K",
+        "Q4_K",
+        "Q5_K",
+        "IQ2_M",
+        "Q8_0",
+    ]
     assert file_type("Q4_K").number == file_type("Q4_K_M").number == 15
     with pytest.raises(UnknownTypeError, match="IQ4_K"):
         file_type("IQ4K")
@@ -132,7 +184,9 @@ def test_preset_names():
 
 def test_bytes_are_those_of_encode(bf16, tmp_path):
     imatrix = imatrix_of(bf16)
-    report = iqforge.quantize_model(bf16, tmp_path / "q.gguf", "IQ4_K", imatrix, pure=True, token_embedding_type="q8_0")
+    report = iqforge.quantize_model(
+        bf16, tmp_path / "q.gguf", "IQ4_K", imatrix, pure=True, token_embedding_type="q8_0"
+    )
     with open_gguf(bf16) as source, open_gguf(tmp_path / "q.gguf") as result:
         for before, after in zip(source.tensors, result.tensors):
             rows = source.read_rows(before, 0, before.n_rows)
@@ -144,19 +198,34 @@ def test_bytes_are_those_of_encode(bf16, tmp_path):
                 expected = encode(after.type, x, None if weights is None else weights[0])
             assert np.array_equal(expected, result.read_rows(after, 0, after.n_rows)), after.name
         kinds = {t.name: t.type.name for t in result.tensors}
-        assert kinds["token_embd.weight"] == "Q8_0" and kinds["output.weight"] == "IQ4_K" and kinds["output_norm.weight"] == "F32"
+        assert (
+            kinds["token_embd.weight"] == "Q8_0"
+            and kinds["output.weight"] == "IQ4_K"
+            and kinds["output_norm.weight"] == "F32"
+        )
         meta = result.metadata
     assert meta["general.file_type"].data == 140 and meta["general.quantization_version"].data == 2
-    assert meta["quantize.imatrix.file"].data == "some.dat" and meta["quantize.imatrix.dataset"].data == "text.txt"
-    assert meta["quantize.imatrix.entries_count"].data == len(imatrix.entries) and meta["quantize.imatrix.chunks_count"].data == 7
+    assert (
+        meta["quantize.imatrix.file"].data == "some.dat"
+        and meta["quantize.imatrix.dataset"].data == "text.txt"
+    )
+    assert (
+        meta["quantize.imatrix.entries_count"].data == len(imatrix.entries)
+        and meta["quantize.imatrix.chunks_count"].data == 7
+    )
     by_name = {t.planned.source.name: t for t in report.tensors}
-    assert 0.03 < by_name["blk.0.ffn_up.weight"].weighted_rmse < 0.08 and by_name["blk.0.ffn_up.weight"].weighted
+    assert (
+        0.03 < by_name["blk.0.ffn_up.weight"].weighted_rmse < 0.08
+        and by_name["blk.0.ffn_up.weight"].weighted
+    )
     assert by_name["output_norm.weight"].rmse is None and not by_name["token_embd.weight"].weighted
     assert report.target_bytes == sum(t.planned.target.n_bytes for t in report.tensors)
 
 
 def test_every_expert_uses_its_own_importance(tmp_path):
-    model = iqforge.convert_model(make_tiny_qwen3moe(tmp_path / "hf", n_experts=4), tmp_path / "m.gguf", outtype="f32")
+    model = iqforge.convert_model(
+        make_tiny_qwen3moe(tmp_path / "hf", n_experts=4), tmp_path / "m.gguf", outtype="f32"
+    )
     imatrix = imatrix_of(model)
     iqforge.quantize_model(model, tmp_path / "q.gguf", "IQ3_K", imatrix, pure=True)
     with open_gguf(model) as source, open_gguf(tmp_path / "q.gguf") as result:
@@ -165,14 +234,18 @@ def test_every_expert_uses_its_own_importance(tmp_path):
         weights = imatrix.importance(t.name, t.shape)
         for e in range(t.n_matrices):
             x = source.read_rows(source.tensor(t.name), e * per, (e + 1) * per).view(np.float32)
-            assert np.array_equal(encode("IQ3_K", x, weights[e]), result.read_rows(t, e * per, (e + 1) * per))
+            assert np.array_equal(
+                encode("IQ3_K", x, weights[e]), result.read_rows(t, e * per, (e + 1) * per)
+            )
 
 
 @pytest.mark.parametrize("kind", ["IQ4_KS", "IQ4_K_R4", "Q4_K"])
 def test_threads_do_not_change_a_byte(bf16, tmp_path, kind):
     digests = set()
     for threads in (1, 2, 5, 1):
-        iqforge.quantize_model(bf16, tmp_path / "q.gguf", kind, imatrix_of(bf16), pure=True, threads=threads)
+        iqforge.quantize_model(
+            bf16, tmp_path / "q.gguf", kind, imatrix_of(bf16), pure=True, threads=threads
+        )
         digests.add(digest(tmp_path / "q.gguf"))
     assert len(digests) == 1
 
@@ -197,12 +270,31 @@ def test_dry_run_writes_nothing(bf16, tmp_path, capsys):
 
 
 def test_command_prints_a_line_per_tensor(bf16, tmp_path, capsys):
-    assert main(["quantize", "--pure", "--token-embedding-type", "q8_0", str(bf16), str(tmp_path / "q.gguf"), "iq4_nl", "2"]) == 0
+    assert (
+        main(
+            [
+                "quantize",
+                "--pure",
+                "--token-embedding-type",
+                "q8_0",
+                str(bf16),
+                str(tmp_path / "q.gguf"),
+                "iq4_nl",
+                "2",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     with open_gguf(bf16) as source:
         count = len(source.tensors)
     assert sum(line.startswith("[") for line in out.splitlines()) == count
-    assert f"[   1/{count:4d}]" in out and "converting to iq4_nl" in out and "rel. rmse = 0.0" in out and "quantize time" in out
+    assert (
+        f"[   1/{count:4d}]" in out
+        and "converting to iq4_nl" in out
+        and "rel. rmse = 0.0" in out
+        and "quantize time" in out
+    )
 
 
 def test_default_output_name(bf16, tmp_path):
@@ -227,9 +319,15 @@ def test_wrong_words(bf16, tmp_path, capsys):
     assert "did you mean" in failing("--pure", str(bf16), out, "IQ4K", capsys=capsys)
     assert "nthread" in failing("--pure", str(bf16), out, "IQ4_K", "many", capsys=capsys)
     assert "expected IN" in failing("--pure", str(bf16), capsys=capsys)
-    assert "no such file" in failing("--pure", str(tmp_path / "none.gguf"), out, "IQ4_K", capsys=capsys)
-    assert "unknown ggml type" in failing("--pure", "--output-tensor-type", "q9", str(bf16), out, "IQ4_K", capsys=capsys)
-    assert "none.dat" in failing("--pure", "--imatrix", str(tmp_path / "none.dat"), str(bf16), out, "IQ4_K", capsys=capsys)
+    assert "no such file" in failing(
+        "--pure", str(tmp_path / "none.gguf"), out, "IQ4_K", capsys=capsys
+    )
+    assert "unknown ggml type" in failing(
+        "--pure", "--output-tensor-type", "q9", str(bf16), out, "IQ4_K", capsys=capsys
+    )
+    assert "none.dat" in failing(
+        "--pure", "--imatrix", str(tmp_path / "none.dat"), str(bf16), out, "IQ4_K", capsys=capsys
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -258,9 +356,13 @@ def test_nan_in_the_source_is_named(tmp_path):
     x = np.zeros((40, 256), dtype=np.float32)
     x[33, 7] = np.inf
     tensor = info("blk.0.ffn_up.weight", x.shape, "F32")
-    with GGUFWriter(tmp_path / "bad.gguf", {"general.architecture": string("llama")}, [tensor]) as sink:
+    with GGUFWriter(
+        tmp_path / "bad.gguf", {"general.architecture": string("llama")}, [tensor]
+    ) as sink:
         sink.write(tensor, encode_float("F32", x))
-    with pytest.raises(NonFiniteError, match=r"bad.gguf, tensor 'blk.0.ffn_up.weight': inf at row 33, column 7"):
+    with pytest.raises(
+        NonFiniteError, match=r"bad.gguf, tensor 'blk.0.ffn_up.weight': inf at row 33, column 7"
+    ):
         iqforge.quantize_model(tmp_path / "bad.gguf", tmp_path / "q.gguf", "IQ4_K", pure=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.gguf"]
 
@@ -273,27 +375,47 @@ def test_nan_to_zero(tmp_path, capsys, kind, target):
     clean, bad = x.copy(), [(0, 0, np.nan), (33, 7, np.inf), (33, 255, -np.inf)]
     for row, column, value in bad:
         x[row, column], clean[row, column] = value, 0
-    tensors = [info("blk.0.ffn_up.weight", x.shape, kind), info("blk.0.ffn_down.weight", x.shape, kind), info("blk.0.attn_norm.weight", (256,), "F32")]
-    with GGUFWriter(tmp_path / "bad.gguf", {"general.architecture": string("llama")}, tensors) as sink:
+    tensors = [
+        info("blk.0.ffn_up.weight", x.shape, kind),
+        info("blk.0.ffn_down.weight", x.shape, kind),
+        info("blk.0.attn_norm.weight", (256,), "F32"),
+    ]
+    with GGUFWriter(
+        tmp_path / "bad.gguf", {"general.architecture": string("llama")}, tensors
+    ) as sink:
         for tensor, values in zip(tensors, (x, clean, x[33:34])):
             sink.write(tensor, encode_float(tensor.type, values))
     command = ["quantize", "--pure", str(tmp_path / "bad.gguf"), str(tmp_path / "q.gguf"), target]
     if target != "F16":
-        assert main(command) == 1 and "row 0, column 0" in capsys.readouterr().err and not (tmp_path / "q.gguf").exists()
+        assert (
+            main(command) == 1
+            and "row 0, column 0" in capsys.readouterr().err
+            and not (tmp_path / "q.gguf").exists()
+        )
     assert main([*command, "--nan-to-zero"]) == 0
     out = capsys.readouterr().out
-    assert out.count("set to 0") == 2 and "3 non-finite set to 0" in out and "warning: 3 NaN or infinite value(s) in 1 tensor(s)" in out
-    report = iqforge.quantize_model(tmp_path / "bad.gguf", tmp_path / "q.gguf", target, pure=True, nan_to_zero=True)
+    assert (
+        out.count("set to 0") == 2
+        and "3 non-finite set to 0" in out
+        and "warning: 3 NaN or infinite value(s) in 1 tensor(s)" in out
+    )
+    report = iqforge.quantize_model(
+        tmp_path / "bad.gguf", tmp_path / "q.gguf", target, pure=True, nan_to_zero=True
+    )
     assert [t.zeroed for t in report.tensors] == [3, 0, 0] and np.isfinite(report.tensors[0].rmse)
     with open_gguf(tmp_path / "q.gguf") as result:
         up, down, norm = (np.array(result.read_rows(t, 0, t.n_rows)) for t in result.tensors)
-        assert np.array_equal(up, down) and np.isinf(norm.view(np.float32)).sum() == 2  # what keeps its type keeps its bytes
+        assert (
+            np.array_equal(up, down) and np.isinf(norm.view(np.float32)).sum() == 2
+        )  # what keeps its type keeps its bytes
 
 
 def test_values_that_do_not_fit_are_named(tmp_path):
     x = np.full((4, 256), 1e6, dtype=np.float32)
     tensor = info("blk.0.ffn_up.weight", x.shape, "F32")
-    with GGUFWriter(tmp_path / "big.gguf", {"general.architecture": string("llama")}, [tensor]) as sink:
+    with GGUFWriter(
+        tmp_path / "big.gguf", {"general.architecture": string("llama")}, [tensor]
+    ) as sink:
         sink.write(tensor, encode_float("F32", x))
     with pytest.raises(NonFiniteError, match="values up to 1e[+]06 do not fit into F16"):
         iqforge.quantize_model(tmp_path / "big.gguf", tmp_path / "q.gguf", "F16", pure=True)
@@ -301,15 +423,22 @@ def test_values_that_do_not_fit_are_named(tmp_path):
 
 
 def test_bytes_behind_the_rows_are_kept(tmp_path):
-    tensors = [info("blk.0.ffn_up.weight", (256, 128), "I2_S"), info("blk.0.ffn_down.weight", (128, 256), "F32")]
+    tensors = [
+        info("blk.0.ffn_up.weight", (256, 128), "I2_S"),
+        info("blk.0.ffn_down.weight", (128, 256), "F32"),
+    ]
     data = np.random.default_rng(2).integers(0, 256, tensors[0].n_bytes, dtype=np.uint8)
-    with GGUFWriter(tmp_path / "a.gguf", {"general.architecture": string("llama")}, tensors) as sink:
+    with GGUFWriter(
+        tmp_path / "a.gguf", {"general.architecture": string("llama")}, tensors
+    ) as sink:
         sink.write(tensors[0], data)
         sink.write(tensors[1], np.zeros(tensors[1].n_bytes, dtype=np.uint8))
     with pytest.raises(UsageError, match="allow-requantize"):
         iqforge.quantize_model(tmp_path / "a.gguf", tmp_path / "b.gguf", "Q8_0", pure=True)
     tensors[0] = info("blk.0.attn_norm.weight", (256, 128), "I2_S")
-    with GGUFWriter(tmp_path / "a.gguf", {"general.architecture": string("llama")}, tensors) as sink:
+    with GGUFWriter(
+        tmp_path / "a.gguf", {"general.architecture": string("llama")}, tensors
+    ) as sink:
         sink.write(tensors[0], data)
         sink.write(tensors[1], np.zeros(tensors[1].n_bytes, dtype=np.uint8))
     iqforge.quantize_model(tmp_path / "a.gguf", tmp_path / "b.gguf", "Q8_0", pure=True)
@@ -322,7 +451,9 @@ def big_model(folder: Path) -> Path:
     """64 MB of bf16 in one tensor: long enough to be interrupted."""
     tensor = info("blk.0.ffn_up.weight", (8192, 4096), "BF16")
     path = folder / "big.gguf"
-    tile = encode_float("BF16", np.random.default_rng(0).standard_normal((512, 4096)).astype(np.float32))
+    tile = encode_float(
+        "BF16", np.random.default_rng(0).standard_normal((512, 4096)).astype(np.float32)
+    )
     with GGUFWriter(path, {"general.architecture": string("llama")}, [tensor]) as sink:
         for _ in range(16):
             sink.write(tensor, tile)
@@ -331,9 +462,16 @@ def big_model(folder: Path) -> Path:
 
 def test_file_size_limit_is_an_error_with_nothing_left(tmp_path):
     model, out = big_model(tmp_path), tmp_path / "q.gguf"
-    code = ("import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (10**7, 10**7));"
-            "from iqforge.cli import main; sys.exit(main(sys.argv[1:]))")
-    done = subprocess.run([sys.executable, "-c", code, "quantize", "--pure", str(model), str(out), "Q8_0"], capture_output=True, text=True)
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        " resource.setrlimit(resource.RLIMIT_FSIZE, (10**7, 10**7));from iqforge.cli import main;"
+        " sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "quantize", "--pure", str(model), str(out), "Q8_0"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1 and "q.gguf" in done.stderr and "Traceback" not in done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["big.gguf"]
 
@@ -342,11 +480,19 @@ def test_file_size_limit_is_an_error_with_nothing_left(tmp_path):
 def test_interrupted_run_leaves_no_finished_file(tmp_path, number):
     model, out = big_model(tmp_path), tmp_path / "q.gguf"
     encode("IQ4_KS", np.ones((1, 256), dtype=np.float32))  # compiled before the clock runs
-    process = subprocess.Popen([sys.executable, "-m", "iqforge", "quantize", "--pure", str(model), str(out), "IQ4_KS"],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "iqforge", "quantize", "--pure", str(model), str(out), "IQ4_KS"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     part = Path(f"{out}.part")
     deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline and not (part.exists() and part.stat().st_size > 2 << 20):
+    while (
+        process.poll() is None
+        and time.monotonic() < deadline
+        and not (part.exists() and part.stat().st_size > 2 << 20)
+    ):
         time.sleep(0.02)
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
@@ -362,7 +508,22 @@ def test_interrupted_run_leaves_no_finished_file(tmp_path, number):
 def test_memory_stays_far_below_the_tensor(tmp_path):
     """A 400 MB tensor (800 MB as float32) is quantized in less than 400 MB."""
     script = Path(__file__).parents[1] / "benchmarks/memory.py"
-    done = subprocess.run([sys.executable, str(script), "--gigabytes", "0.45", "--largest", "0.4", "--type", "Q8_0", "--dir", str(tmp_path)],
-                          capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ""})
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(script),
+            "--gigabytes",
+            "0.45",
+            "--largest",
+            "0.4",
+            "--type",
+            "Q8_0",
+            "--dir",
+            str(tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": ""},
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split("peak resident ")[1].split(" MB")[0]) < 400

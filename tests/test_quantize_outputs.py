@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.cli import main
 from iqforge.errors import OutputError, UsageError
 from iqforge.formats.codec import encode_float
@@ -28,13 +27,24 @@ def info(name, shape, kind="BF16"):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    tensors = [info("token_embd.weight", (40, 256)), info("blk.0.attn_norm.weight", (256,), "F32"), info("blk.0.attn_q.weight", (40, 256)),
-               info("blk.0.ffn_up_exps.weight", (3, 8, 256), "F16"), info("blk.0.ffn_down.weight", (16, 512), "F32"),
-               info("output.weight", (40, 256))]
+    tensors = [
+        info("token_embd.weight", (40, 256)),
+        info("blk.0.attn_norm.weight", (256,), "F32"),
+        info("blk.0.attn_q.weight", (40, 256)),
+        info("blk.0.ffn_up_exps.weight", (3, 8, 256), "F16"),
+        info("blk.0.ffn_down.weight", (16, 512), "F32"),
+        info("output.weight", (40, 256)),
+    ]
     path, generator = tmp_path_factory.mktemp("model") / "model.gguf", np.random.default_rng(3)
     with GGUFWriter(path, {"general.architecture": string("llama")}, tensors) as sink:
         for tensor in tensors:
-            sink.write(tensor, encode_float(tensor.type, generator.standard_normal((tensor.n_rows, tensor.n_cols)).astype(np.float32)))
+            sink.write(
+                tensor,
+                encode_float(
+                    tensor.type,
+                    generator.standard_normal((tensor.n_rows, tensor.n_cols)).astype(np.float32),
+                ),
+            )
     return path
 
 
@@ -44,7 +54,9 @@ TYPES = ("Q4_0", "Q8_0_R8", "BF16")
 def test_each_file_is_what_a_run_of_its_own_makes(model, tmp_path):
     alone = [(tmp_path / f"alone-{type}.gguf", type) for type in TYPES]
     expected = [iqforge.quantize_model(model, out, type, pure=True) for out, type in alone]
-    together = [(tmp_path / f"together-{type}.gguf", type) for type in TYPES[:2]] + [(tmp_path / "together-BF16.gguf", Recipe("BF16", pure=True))]
+    together = [(tmp_path / f"together-{type}.gguf", type) for type in TYPES[:2]] + [
+        (tmp_path / "together-BF16.gguf", Recipe("BF16", pure=True))
+    ]
     reports = iqforge.quantize_models(model, together, pure=True, threads=3)
     for (one, type), (other, _), report, of_one in zip(alone, together, reports, expected):
         assert one.read_bytes() == other.read_bytes(), type
@@ -59,8 +71,11 @@ def test_rows_are_read_once(model, tmp_path, monkeypatch):
     def counting(self, tensor, start, stop):
         read[tensor.name] = read.get(tensor.name, 0) + stop - start
         return real(self, tensor, start, stop)
+
     monkeypatch.setattr(GGUFFile, "read_rows", counting)
-    monkeypatch.setattr("iqforge.quantize.plan.provenance.source_fingerprint", lambda *_: "")  # reads some rows before the run
+    monkeypatch.setattr(
+        "iqforge.quantize.plan.provenance.source_fingerprint", lambda *_: ""
+    )  # reads some rows before the run
     iqforge.quantize_models(model, [(tmp_path / f"{type}.gguf", type) for type in TYPES], pure=True)
     with open_gguf(model) as source:
         assert read == {tensor.name: tensor.n_rows for tensor in source.tensors}
@@ -68,28 +83,41 @@ def test_rows_are_read_once(model, tmp_path, monkeypatch):
 
 def test_plan_may_leave_tensors_out_and_name_one_twice(model, tmp_path):
     with open_gguf(model) as source:
-        planned = [plan for plan in plan_uniform(source.tensors, ggml_type("Q8_0")) if "attn_q" not in plan.source.name]
+        planned = [
+            plan
+            for plan in plan_uniform(source.tensors, ggml_type("Q8_0"))
+            if "attn_q" not in plan.source.name
+        ]
         output = source.tensor("output.weight")
-        extra = PlannedTensor(output, TensorInfo("output_extra.weight", output.shape, ggml_type("Q4_0")))
+        extra = PlannedTensor(
+            output, TensorInfo("output_extra.weight", output.shape, ggml_type("Q4_0"))
+        )
         whole = plan_uniform(source.tensors, ggml_type("Q4_0"))
         paths = [tmp_path / "part.gguf", tmp_path / "whole.gguf"]
         plans = [[*planned, extra], whole]
-        with GGUFWriter(paths[0], source.metadata, [plan.target for plan in plans[0]]) as first, \
-                GGUFWriter(paths[1], source.metadata, [plan.target for plan in whole]) as second:
+        with (
+            GGUFWriter(paths[0], source.metadata, [plan.target for plan in plans[0]]) as first,
+            GGUFWriter(paths[1], source.metadata, [plan.target for plan in whole]) as second,
+        ):
             reports = stream(source, [Output(plans[0], first), Output(plans[1], second)])
     assert [[t.planned for t in report.tensors] for report in reports] == plans
     with open_gguf(paths[0]) as part, open_gguf(paths[1]) as other:
         assert [tensor.name for tensor in part.tensors] == [plan.target.name for plan in plans[0]]
         rows = part.read_rows(part.tensor("output_extra.weight"), 0, 40)
         assert np.array_equal(rows, other.read_rows(other.tensor("output.weight"), 0, 40))
-        assert not np.array_equal(rows[:, :100], part.read_rows(part.tensor("output.weight"), 0, 40)[:, :100])
+        assert not np.array_equal(
+            rows[:, :100], part.read_rows(part.tensor("output.weight"), 0, 40)[:, :100]
+        )
 
 
 def test_command(model, tmp_path, capsys):
     a, b = tmp_path / "a.gguf", tmp_path / "b.gguf"
     assert main(["quantize", "--pure", str(model), str(a), "q4_0", str(b), "q8_0", "2"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("a.gguf: [   1/   6]") == printed.count("b.gguf: [   1/   6]") == 1 and printed.count("quant size") == 2
+    assert (
+        printed.count("a.gguf: [   1/   6]") == printed.count("b.gguf: [   1/   6]") == 1
+        and printed.count("quant size") == 2
+    )
     iqforge.quantize_model(model, tmp_path / "c.gguf", "Q8_0", pure=True)
     assert b.read_bytes() == (tmp_path / "c.gguf").read_bytes()
 
@@ -97,10 +125,18 @@ def test_command(model, tmp_path, capsys):
 def test_words():
     assert parse_words(["in", "a", "Q4_0"]) == ("in", [("a", "Q4_0")], 0)
     assert parse_words(["in", "q4_0", "3"]) == ("in", [("ggml-model-Q4_0.gguf", "Q4_0")], 3)
-    assert parse_words(["in", "a", "q4_0", "b", "iq3_k", "3"]) == ("in", [("a", "Q4_0"), ("b", "IQ3_K")], 3)
-    for words, message in ((["in"], "expected IN"), (["in", "a", "Q4_0", "8", "9"], "unexpected argument '9'"),
-                           (["in", "Q4_0", "8", "9"], "unexpected argument '9'"), (["in", "a", "Q4_0", "b"], "invalid nthread 'b'"),
-                           (["in", "a", "Q4_0", "b", "Q4"], "Q4")):
+    assert parse_words(["in", "a", "q4_0", "b", "iq3_k", "3"]) == (
+        "in",
+        [("a", "Q4_0"), ("b", "IQ3_K")],
+        3,
+    )
+    for words, message in (
+        (["in"], "expected IN"),
+        (["in", "a", "Q4_0", "8", "9"], "unexpected argument '9'"),
+        (["in", "Q4_0", "8", "9"], "unexpected argument '9'"),
+        (["in", "a", "Q4_0", "b"], "invalid nthread 'b'"),
+        (["in", "a", "Q4_0", "b", "Q4"], "Q4"),
+    ):
         with pytest.raises(iqforge.IqforgeError, match=message):
             parse_words(words)
 
@@ -111,5 +147,7 @@ def test_errors_leave_nothing(model, tmp_path):
     with pytest.raises(UsageError, match="twice"):
         iqforge.quantize_models(model, [(tmp_path / "a.gguf", "Q4_0"), (link, "Q8_0")], pure=True)
     with pytest.raises(OutputError, match="absent"):
-        iqforge.quantize_models(model, [(tmp_path / "a.gguf", "Q4_0"), (tmp_path / "absent/b.gguf", "Q8_0")], pure=True)
+        iqforge.quantize_models(
+            model, [(tmp_path / "a.gguf", "Q4_0"), (tmp_path / "absent/b.gguf", "Q8_0")], pure=True
+        )
     assert sorted(tmp_path.iterdir()) == [link]

@@ -1,13 +1,14 @@
-"""Quantizing shards into shards, only those that are missing, going on with them; and experts merged or parted on the way."""
+"""Quantizing shards into shards, only those that are missing, going on with them; and experts
+merged or parted on the way.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.cli import main
 from iqforge.errors import UnsupportedTypeError, UsageError
 from iqforge.formats.codec import encode_float
@@ -33,14 +34,22 @@ def tensors_of(count: int, kind: str = "F32") -> list[TensorInfo]:
 def fill(sink, tensors) -> None:
     generator = np.random.default_rng(2)
     for tensor in tensors:
-        sink.write(tensor, encode_float(tensor.type, generator.standard_normal((tensor.n_rows, tensor.n_cols)).astype(np.float32)))
+        sink.write(
+            tensor,
+            encode_float(
+                tensor.type,
+                generator.standard_normal((tensor.n_rows, tensor.n_cols)).astype(np.float32),
+            ),
+        )
 
 
 @pytest.fixture
 def split(tmp_path) -> Path:
     tensors = tensors_of(sum(GROUPS))
     starts = np.cumsum([0, *GROUPS])
-    with ShardedWriter(tmp_path / "in", KEYS, tensors, [tensors[a:b] for a, b in zip(starts, starts[1:])]) as sink:
+    with ShardedWriter(
+        tmp_path / "in", KEYS, tensors, [tensors[a:b] for a, b in zip(starts, starts[1:])]
+    ) as sink:
         fill(sink, tensors)
     return tmp_path / "in-00001-of-00003.gguf"
 
@@ -59,29 +68,54 @@ def shards(tmp_path: Path, count: int = 3) -> list[Path]:
 
 def contents(path: Path) -> dict[str, bytes]:
     with open_gguf(path) as file:
-        return {tensor.name: bytes(file.read_bytes(tensor, 0, tensor.n_bytes)) for tensor in file.tensors}
+        return {
+            tensor.name: bytes(file.read_bytes(tensor, 0, tensor.n_bytes))
+            for tensor in file.tensors
+        }
 
 
 def test_keep_split(split, whole, tmp_path, capsys):
-    assert main(["quantize", "--pure", "--keep-split", str(split), str(tmp_path / "q.gguf"), "q4_0"]) == 0
+    assert (
+        main(["quantize", "--pure", "--keep-split", str(split), str(tmp_path / "q.gguf"), "q4_0"])
+        == 0
+    )
     for number, (path, count) in enumerate(zip(shards(tmp_path), GROUPS)):
         file = MappedFile(str(path))
         keys = {key: value.data for key, value in file.header.metadata.items()}
         assert len(file.header.tensors) == count
         assert list(keys)[-3:] == ["split.no", "split.count", "split.tensors.count"]
-        assert (keys["split.no"], keys["split.count"], keys["split.tensors.count"]) == (number, 3, 8)
+        assert (keys["split.no"], keys["split.count"], keys["split.tensors.count"]) == (
+            number,
+            3,
+            8,
+        )
         assert ("general.architecture" in keys) == (number == 0)
         file.close()
     report = iqforge.quantize_model(whole, tmp_path / "one.gguf", "Q4_0", pure=True)
-    assert contents(shards(tmp_path)[0]) == contents(tmp_path / "one.gguf") and len(report.tensors) == 8
+    assert (
+        contents(shards(tmp_path)[0]) == contents(tmp_path / "one.gguf")
+        and len(report.tensors) == 8
+    )
     iqforge.quantize_model(split, tmp_path / "joined.gguf", "Q4_0", pure=True)
     assert (tmp_path / "joined.gguf").read_bytes() == (tmp_path / "one.gguf").read_bytes()
-    assert main(["quantize", "--pure", "--keep-split", str(whole), str(tmp_path / "w.gguf"), "q4_0"]) == 0
+    assert (
+        main(["quantize", "--pure", "--keep-split", str(whole), str(tmp_path / "w.gguf"), "q4_0"])
+        == 0
+    )
     assert (tmp_path / "w-00001-of-00001.gguf").read_bytes() == (tmp_path / "one.gguf").read_bytes()
 
 
 def test_partial_requant(split, tmp_path, capsys):
-    command = ["quantize", "--pure", "--keep-split", "--partial-requant", "--validate", str(split), str(tmp_path / "q.gguf"), "q4_0"]
+    command = [
+        "quantize",
+        "--pure",
+        "--keep-split",
+        "--partial-requant",
+        "--validate",
+        str(split),
+        str(tmp_path / "q.gguf"),
+        "q4_0",
+    ]
     assert main(command) == 0
     paths = shards(tmp_path)
     before = [path.read_bytes() for path in paths]
@@ -92,10 +126,16 @@ def test_partial_requant(split, tmp_path, capsys):
         assert [path.read_bytes() for path in paths] == before
         assert len(list(tmp_path.iterdir())) == 6
         said = capsys.readouterr().out
-        assert ("written to" in said and "validated" in said) if missing else said == "nothing to do: no file was written\n"
+        assert (
+            ("written to" in said and "validated" in said)
+            if missing
+            else said == "nothing to do: no file was written\n"
+        )
     other = tmp_path / "single.gguf"
     other.write_bytes(b"not looked at")
-    report = iqforge.quantize_model(split, other, "Q4_0", pure=True, shards=iqforge.Shards(partial=True))
+    report = iqforge.quantize_model(
+        split, other, "Q4_0", pure=True, shards=iqforge.Shards(partial=True)
+    )
     assert other.read_bytes() == b"not looked at" and not report.tensors
 
 
@@ -118,10 +158,18 @@ def test_goes_on_in_shards(split, tmp_path, after):
     for path in shards(tmp_path):
         path.unlink()
     with pytest.raises(KeyboardInterrupt):
-        iqforge.quantize_model(split, tmp_path / "q.gguf", "Q4_0", progress=BreakAfter(after), **options)
-    assert not any(path.exists() for path in shards(tmp_path)) and (tmp_path / "q.gguf.journal").exists()
+        iqforge.quantize_model(
+            split, tmp_path / "q.gguf", "Q4_0", progress=BreakAfter(after), **options
+        )
+    assert (
+        not any(path.exists() for path in shards(tmp_path))
+        and (tmp_path / "q.gguf.journal").exists()
+    )
     heard = BreakAfter(0)
-    assert iqforge.quantize_model(split, tmp_path / "q.gguf", "Q4_0", progress=heard, **options) == expected
+    assert (
+        iqforge.quantize_model(split, tmp_path / "q.gguf", "Q4_0", progress=heard, **options)
+        == expected
+    )
     assert heard.resumed == after and [path.read_bytes() for path in shards(tmp_path)] == content
     assert len(list(tmp_path.iterdir())) == 6
 
@@ -146,28 +194,68 @@ def test_killed_while_shards_get_their_names(split, tmp_path, monkeypatch, parti
     with monkeypatch.context() as patched:
         patched.setattr(GGUFWriter, "commit", killing)
         patched.setattr(resume.ResumableOutput, "leave", lambda self: self._journal.close())
-        patched.setattr(GGUFWriter, "abort", GGUFWriter.leave)  # a process that is killed removes nothing
+        patched.setattr(
+            GGUFWriter, "abort", GGUFWriter.leave
+        )  # a process that is killed removes nothing
         with pytest.raises(Killed):
             iqforge.quantize_model(split, tmp_path / "q.gguf", "Q4_0", **options)
     heard = BreakAfter(0)
     iqforge.quantize_model(split, tmp_path / "q.gguf", "Q4_0", progress=heard, **options)
     assert heard.done == 0 and heard.resumed == (5 if partial else 8)
-    assert [path.read_bytes() for path in shards(tmp_path)] == content and len(list(tmp_path.iterdir())) == 6
+    assert [path.read_bytes() for path in shards(tmp_path)] == content and len(
+        list(tmp_path.iterdir())
+    ) == 6
 
 
 def test_limits(split, tmp_path, capsys):
-    assert main(["quantize", "--pure", "--split-max-tensors", "5", str(split), str(tmp_path / "q.gguf"), "q4_0"]) == 0
+    assert (
+        main(
+            [
+                "quantize",
+                "--pure",
+                "--split-max-tensors",
+                "5",
+                str(split),
+                str(tmp_path / "q.gguf"),
+                "q4_0",
+            ]
+        )
+        == 0
+    )
     assert [len(MappedFile(str(path)).header.tensors) for path in shards(tmp_path, 2)] == [5, 3]
-    assert main(["quantize", "--pure", "--split-max-size", "7000", str(split), str(tmp_path / "r.gguf"), "q4_0"]) == 0
+    assert (
+        main(
+            [
+                "quantize",
+                "--pure",
+                "--split-max-size",
+                "7000",
+                str(split),
+                str(tmp_path / "r.gguf"),
+                "q4_0",
+            ]
+        )
+        == 0
+    )
     assert len(list(tmp_path.glob("r-*.gguf"))) == 3  # 2304 bytes each
     with pytest.raises(UsageError, match="not both"):
         iqforge.Shards(keep_split=True, max_tensors=3)
-    for given in (["--split-max-tensors", "5"], ["--prune-layers", "0"], ["--override-kv", "a=int:1"], ["--save-plan", "p.json"]):
-        assert main(["quantize", "--repack", *given, str(split), str(tmp_path / "s.gguf"), "q4_0"]) == 1
+    for given in (
+        ["--split-max-tensors", "5"],
+        ["--prune-layers", "0"],
+        ["--override-kv", "a=int:1"],
+        ["--save-plan", "p.json"],
+    ):
+        assert (
+            main(["quantize", "--repack", *given, str(split), str(tmp_path / "s.gguf"), "q4_0"])
+            == 1
+        )
         assert "--repack" in capsys.readouterr().err
     folder = make_tiny_qwen3moe(tmp_path / "checkpoint")
     with pytest.raises(UsageError, match="keep-split takes a GGUF"):
-        iqforge.quantize_model(folder, tmp_path / "c.gguf", "Q4_0", pure=True, shards=iqforge.Shards(keep_split=True))
+        iqforge.quantize_model(
+            folder, tmp_path / "c.gguf", "Q4_0", pure=True, shards=iqforge.Shards(keep_split=True)
+        )
 
 
 # ---- merged experts
@@ -188,7 +276,9 @@ def test_merged_while_quantizing(experts, tmp_path, type):
     iqforge.quantize_model(experts, tmp_path / "merged.gguf", type, gate_up="merge", **options)
     assert (tmp_path / "merged.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
     iqforge.merge_gate_up(experts, tmp_path / "source.gguf")
-    iqforge.quantize_model(tmp_path / "source.gguf", tmp_path / "parted.gguf", type, gate_up="part", **options)
+    iqforge.quantize_model(
+        tmp_path / "source.gguf", tmp_path / "parted.gguf", type, gate_up="part", **options
+    )
     assert contents(tmp_path / "parted.gguf") == contents(tmp_path / "apart.gguf")
     with pytest.raises(UsageError, match="no merged gate and up"):
         iqforge.quantize_model(experts, tmp_path / "none.gguf", type, gate_up="part", **options)
@@ -197,12 +287,28 @@ def test_merged_while_quantizing(experts, tmp_path, type):
 def test_merged_experts_find_their_importances(experts, tmp_path):
     with open_gguf(experts) as source:
         ups = [t for t in source.tensors if "ffn_up_exps" in t.name]
-        own = {t.name: Entry(np.random.default_rng(5).lognormal(size=(t.n_matrices, t.n_cols)), np.full(t.n_matrices, 9)) for t in ups}
-    merged_names = {name.replace("ffn_up_exps", "ffn_gate_up_exps"): entry for name, entry in own.items()}
+        own = {
+            t.name: Entry(
+                np.random.default_rng(5).lognormal(size=(t.n_matrices, t.n_cols)),
+                np.full(t.n_matrices, 9),
+            )
+            for t in ups
+        }
+    merged_names = {
+        name.replace("ffn_up_exps", "ffn_gate_up_exps"): entry for name, entry in own.items()
+    }
     files = []
     for number, entries in enumerate((own, merged_names)):
         files.append(tmp_path / f"{number}.gguf")
-        report = iqforge.quantize_model(experts, files[-1], "Q4_K", Imatrix(entries), pure=True, gate_up="merge", provenance=False)
+        report = iqforge.quantize_model(
+            experts,
+            files[-1],
+            "Q4_K",
+            Imatrix(entries),
+            pure=True,
+            gate_up="merge",
+            provenance=False,
+        )
         assert sum(t.weighted for t in report.tensors) == len(ups)
     assert contents(files[0]) == contents(files[1])
 
@@ -210,7 +316,12 @@ def test_merged_experts_find_their_importances(experts, tmp_path):
 def test_merged_from_a_checkpoint_and_in_pieces(experts, tmp_path, monkeypatch):
     monkeypatch.setattr("iqforge.quantize.run.piece.PIECE_ELEMENTS", 3 * 256)
     folder = make_tiny_qwen3moe(tmp_path / "model")
-    assert main(["quantize", "--pure", "--merge-gate-up", str(folder), str(tmp_path / "a.gguf"), "q8_0"]) == 0
+    assert (
+        main(
+            ["quantize", "--pure", "--merge-gate-up", str(folder), str(tmp_path / "a.gguf"), "q8_0"]
+        )
+        == 0
+    )
     monkeypatch.undo()
     iqforge.quantize_model(experts, tmp_path / "b.gguf", "Q8_0", pure=True, gate_up="merge")
     assert contents(tmp_path / "a.gguf") == contents(tmp_path / "b.gguf")
@@ -218,19 +329,32 @@ def test_merged_from_a_checkpoint_and_in_pieces(experts, tmp_path, monkeypatch):
 
 def test_biases_and_what_cannot_be_merged(tmp_path):
     def model(types=("F32", "F32"), ff=6) -> Path:
-        tensors = [TensorInfo(f"blk.0.ffn_{half}_exps.{part}", (4, ff, 32) if part == "weight" else (4, ff), ggml_type(kind))
-                   for part in ("weight", "bias") for half, kind in zip(("gate", "up"), types)]
+        tensors = [
+            TensorInfo(
+                f"blk.0.ffn_{half}_exps.{part}",
+                (4, ff, 32) if part == "weight" else (4, ff),
+                ggml_type(kind),
+            )
+            for part in ("weight", "bias")
+            for half, kind in zip(("gate", "up"), types)
+        ]
         with GGUFWriter(tmp_path / "x.gguf", KEYS, tensors) as sink:
             fill(sink, tensors)
         return tmp_path / "x.gguf"
 
     iqforge.merge_gate_up(model(), tmp_path / "expected.gguf")
-    iqforge.quantize_model(tmp_path / "x.gguf", tmp_path / "y.gguf", "F32", pure=True, gate_up="merge")
+    iqforge.quantize_model(
+        tmp_path / "x.gguf", tmp_path / "y.gguf", "F32", pure=True, gate_up="merge"
+    )
     assert contents(tmp_path / "y.gguf") == contents(tmp_path / "expected.gguf")
-    iqforge.quantize_model(tmp_path / "expected.gguf", tmp_path / "z.gguf", "F32", pure=True, gate_up="part")
+    iqforge.quantize_model(
+        tmp_path / "expected.gguf", tmp_path / "z.gguf", "F32", pure=True, gate_up="part"
+    )
     assert contents(tmp_path / "z.gguf") == contents(tmp_path / "x.gguf")
     with pytest.raises(UnsupportedTypeError, match="only halves of one type"):
-        iqforge.quantize_model(model(("F32", "F16")), tmp_path / "y.gguf", "Q8_0", pure=True, gate_up="merge")
+        iqforge.quantize_model(
+            model(("F32", "F16")), tmp_path / "y.gguf", "Q8_0", pure=True, gate_up="merge"
+        )
     with pytest.raises(UsageError, match="expected merge or part"):
         iqforge.quantize_model(model(), tmp_path / "y.gguf", "Q8_0", pure=True, gate_up="both")
 
@@ -239,8 +363,17 @@ def test_merged_in_the_shards_of_the_source(experts, tmp_path):
     with open_gguf(experts) as source:
         count = len(source.tensors)
     first = iqforge.split_model(experts, tmp_path / "in", max_tensors=count // 3 + 1)[0]
-    report = iqforge.quantize_model(first, tmp_path / "q.gguf", "Q8_0", pure=True, gate_up="merge", shards=iqforge.Shards(keep_split=True))
+    report = iqforge.quantize_model(
+        first,
+        tmp_path / "q.gguf",
+        "Q8_0",
+        pure=True,
+        gate_up="merge",
+        shards=iqforge.Shards(keep_split=True),
+    )
     with open_gguf(tmp_path / "q-00001-of-00003.gguf") as made:
-        assert [t.name for t in made.tensors] == [t.planned.target.name for t in report.tensors] and len(made.shards) == 3
+        assert [t.name for t in made.tensors] == [
+            t.planned.target.name for t in report.tensors
+        ] and len(made.shards) == 3
     iqforge.quantize_model(experts, tmp_path / "whole.gguf", "Q8_0", pure=True, gate_up="merge")
     assert contents(tmp_path / "q-00001-of-00003.gguf") == contents(tmp_path / "whole.gguf")

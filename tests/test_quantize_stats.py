@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.cli import main
 from iqforge.errors import NonFiniteError, UnknownTypeError, UnsupportedTypeError, UsageError
 from iqforge.formats.codec import encode_float
@@ -29,7 +28,12 @@ def values(shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def data() -> dict[str, np.ndarray]:
-    return {"blk.0.attn_norm.weight": values((256,), 0), UP: values((72, 512), 1), EXPERTS: values((3, 40, 256), 2), ODD: values((6, 96), 3)}
+    return {
+        "blk.0.attn_norm.weight": values((256,), 0),
+        UP: values((72, 512), 1),
+        EXPERTS: values((3, 40, 256), 2),
+        ODD: values((6, 96), 3),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,12 @@ def write(path: Path, data: dict[str, np.ndarray]) -> Path:
 
 def importances() -> Imatrix:
     rng = np.random.default_rng(9)
-    return Imatrix({name: Entry(rng.lognormal(size=shape), np.ones(shape[0], np.int64)) for name, shape in ((UP, (1, 512)), (EXPERTS, (3, 256)))})
+    return Imatrix(
+        {
+            name: Entry(rng.lognormal(size=shape), np.ones(shape[0], np.int64))
+            for name, shape in ((UP, (1, 512)), (EXPERTS, (3, 256)))
+        }
+    )
 
 
 @pytest.mark.parametrize("kind", ["IQ4_K", "Q8_0", "IQ4_KS", "Q8_K_R8", "IQ6_K"])
@@ -58,25 +67,41 @@ def test_figures_are_their_definitions(model, data, kind):
     for found in report.tensors[:2]:
         x = data[found.tensor.name]
         w = imatrix.importance(found.tensor.name, x.shape)
-        rows = np.concatenate([iqforge.decode(kind, iqforge.encode(kind, m, own), x.shape[-1], as_weights=True)
-                               for m, own in zip(x.reshape(-1, *x.shape[-2:]), w)]).reshape(x.shape)
+        rows = np.concatenate(
+            [
+                iqforge.decode(kind, iqforge.encode(kind, m, own), x.shape[-1], as_weights=True)
+                for m, own in zip(x.reshape(-1, *x.shape[-2:]), w)
+            ]
+        ).reshape(x.shape)
         e, w = (x - rows).astype(np.float64), w.reshape(*x.shape[:-2], 1, x.shape[-1])
         sums = found.errors[kind]
         assert sums.rmse == pytest.approx(np.sqrt((e * e).mean()), rel=1e-6)
         x = x.astype(np.float64)
         assert sums.relative_rmse == pytest.approx(np.sqrt((e * e).sum() / (x * x).sum()), rel=1e-6)
-        assert sums.weighted_rmse == pytest.approx(np.sqrt((w * e * e).sum() / (w * x * x).sum()), rel=1e-6)
+        assert sums.weighted_rmse == pytest.approx(
+            np.sqrt((w * e * e).sum() / (w * x * x).sum()), rel=1e-6
+        )
         assert sums.largest_error == pytest.approx(np.abs(e).max(), rel=1e-6)
         assert sums.bits_per_weight == 8 * ggml_type(kind).tensor_bytes(x.shape) / x.size
         squares += sums.e2
-    assert report.total(ggml_type(kind)).e2 == pytest.approx(squares + sum(s.e2 for s in report.tensors[2].errors.values()))
-    assert report.tensors[2].errors.keys() == ({kind} if kind == "Q8_0" else set()) and not report.tensors[2].weighted
+    assert report.total(ggml_type(kind)).e2 == pytest.approx(
+        squares + sum(s.e2 for s in report.tensors[2].errors.values())
+    )
+    assert (
+        report.tensors[2].errors.keys() == ({kind} if kind == "Q8_0" else set())
+        and not report.tensors[2].weighted
+    )
 
 
 def test_threads_and_pieces(model, monkeypatch):
     whole = iqforge.quantize_stats(model, ["IQ4_K"], importances()).as_dict()
     monkeypatch.setattr(stats, "PIECE_ELEMENTS", 8192)
-    digests = {json.dumps(iqforge.quantize_stats(model, ["IQ4_K", "Q8_K_R16"], importances(), threads=n).as_dict()) for n in (1, 2, 3)}
+    digests = {
+        json.dumps(
+            iqforge.quantize_stats(model, ["IQ4_K", "Q8_K_R16"], importances(), threads=n).as_dict()
+        )
+        for n in (1, 2, 3)
+    }
     assert len(digests) == 1
     pieces = json.loads(digests.pop())
     assert pieces["tensors"][0]["errors"][0] == pytest.approx(whole["tensors"][0]["errors"][0])
@@ -95,7 +120,10 @@ def test_rows_of_a_sample():
     for sampled in (1, 16, 50, 100, 119):
         spans = list(row_spans(tensor, sampled))
         assert len(spans) == -(-sampled // 16) and len(set(spans)) == len(spans)
-        assert all(start // 40 == (stop - 1) // 40 and start % 40 % 16 == 0 and stop - start in (8, 16) for start, stop in spans)
+        assert all(
+            start // 40 == (stop - 1) // 40 and start % 40 % 16 == 0 and stop - start in (8, 16)
+            for start, stop in spans
+        )
     assert list(row_spans(tensor, 120)) == list(row_spans(tensor, 0))
     assert list(row_spans(TensorInfo("t", (64, 256), ggml_type("F32")), 32)) == [(16, 32), (48, 64)]
 
@@ -107,17 +135,54 @@ def test_types_by_default():
 
 def test_command(model, tmp_path, capsys):
     page = tmp_path / "map.html"
-    assert main(["quantize-stats", str(model), "--type", "iq4_k", "Q8_0", "--rows", "32", "--html", str(page), "-t", "1"]) == 0
+    assert (
+        main(
+            [
+                "quantize-stats",
+                str(model),
+                "--type",
+                "iq4_k",
+                "Q8_0",
+                "--rows",
+                "32",
+                "--html",
+                str(page),
+                "-t",
+                "1",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
-    assert "ffn_up.weight  [512, 72] f32, 32 of 72 rows" in out and "all 3 tensors" in out and "(2 of 3 tensors)" in out
+    assert (
+        "ffn_up.weight  [512, 72] f32, 32 of 72 rows" in out
+        and "all 3 tensors" in out
+        and "(2 of 3 tensors)" in out
+    )
     assert "a sample: 62 of 198 rows" in out and "heat map written" in out
     html = page.read_text()
-    assert "ffn_&lt;up&gt;" in html and "<up>" not in html and "IQ4_K" in html and 'class="none"' in html
-    assert "http" not in html and "src=" not in html and "<script" not in html and "prefers-color-scheme: dark" in html
-    assert main(["quantize-stats", str(model), "--type", "q8_0", "--json", "--include", "exps"]) == 0
+    assert (
+        "ffn_&lt;up&gt;" in html
+        and "<up>" not in html
+        and "IQ4_K" in html
+        and 'class="none"' in html
+    )
+    assert (
+        "http" not in html
+        and "src=" not in html
+        and "<script" not in html
+        and "prefers-color-scheme: dark" in html
+    )
+    assert (
+        main(["quantize-stats", str(model), "--type", "q8_0", "--json", "--include", "exps"]) == 0
+    )
     report = json.loads(capsys.readouterr().out)
-    assert [t["name"] for t in report["tensors"]] == [EXPERTS] and 0.003 < report["total"][0]["relative_rmse"] < 0.02
-    assert report["total"][0]["weighted_rmse"] is None and report["total"][0]["bits_per_weight"] == 8.5
+    assert [t["name"] for t in report["tensors"]] == [EXPERTS] and 0.003 < report["total"][0][
+        "relative_rmse"
+    ] < 0.02
+    assert (
+        report["total"][0]["weighted_rmse"] is None and report["total"][0]["bits_per_weight"] == 8.5
+    )
 
 
 def test_what_goes_wrong(model, data, tmp_path, capsys):

@@ -1,4 +1,6 @@
-"""The kernel that packs weights, compiled by g++ and run thread by thread: it has to make the bytes that torch makes."""
+"""The kernel that packs weights, compiled by g++ and run thread by thread: it has to make the bytes
+that torch makes.
+"""
 
 import ctypes
 import shutil
@@ -7,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from iqforge.cuda_kernels import ops, rearrange
 from iqforge.cuda_kernels.compile.nvrtc import expand
 from iqforge.runtime.bench.random_blocks import random_rows
@@ -15,9 +16,11 @@ from iqforge.runtime.bench.random_blocks import random_rows
 from .host_library import host_library
 
 HERE = Path(__file__).parent
-PARAMETERS = ("const uint8_t* source, uint8_t* result, const uint32_t* moves, const uint16_t* starts, const uint8_t* flips, "
-              "const uint8_t* segment_of, const int64_t* segments, int64_t groups, int blocks, int target_bytes, int64_t source_head, "
-              "int64_t source_group_step, int source_step")
+PARAMETERS = (
+    "const uint8_t* source, uint8_t* result, const uint32_t* moves, const uint16_t* starts, const"
+    " uint8_t* flips, const uint8_t* segment_of, const int64_t* segments, int64_t groups, int"
+    " blocks, int target_bytes, int64_t source_head, int64_t source_group_step, int source_step"
+)
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 
@@ -36,7 +39,8 @@ extern "C" void run({PARAMETERS}) {{
     return host_library(tmp_path_factory.mktemp("rearrange") / "rearrange", program).run
 
 
-# Bits inverted in a layout, and where interleaving is undone; a header for each row; fields of odd lengths.
+# Bits inverted in a layout, and where interleaving is undone; a header for each row; fields of odd
+# lengths.
 @pytest.mark.parametrize("name", ["IQ4_K", "IQ5_K", "Q4_0_4_8", "IQ4_KS", "Q6_K", "IQ3_K"])
 def test_packs_as_torch_does(kernel, monkeypatch, name):
     rows, cols = 16, 512
@@ -44,11 +48,23 @@ def test_packs_as_torch_does(kernel, monkeypatch, name):
     expected = ops.pack_matrix(name, [data], rows, cols, 1, "cpu").data
 
     def run(*arguments):
-        kernel(*(ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else
-                 ctypes.c_int64(a) if isinstance(a, np.int64) else ctypes.c_int(a) for a in rearrange._arguments(*arguments)))
+        kernel(
+            *(
+                (
+                    ctypes.c_void_p(a.data_ptr())
+                    if isinstance(a, torch.Tensor)
+                    else ctypes.c_int64(a)
+                    if isinstance(a, np.int64)
+                    else ctypes.c_int(a)
+                )
+                for a in rearrange._arguments(*arguments)
+            )
+        )
 
     calls = []
-    monkeypatch.setattr(ops, "rearrange", lambda *arguments: (calls.append(arguments[0]), run(*arguments)))
+    monkeypatch.setattr(
+        ops, "rearrange", lambda *arguments: (calls.append(arguments[0]), run(*arguments))
+    )
     assert torch.equal(ops.pack_matrix(name, [data], rows, cols, 1, "cpu").data, expected)
     assert len(calls) == (2 if name == "Q4_0_4_8" else 1)
     assert any(moves.flips.any() for moves in calls) == (name in ("IQ4_K", "IQ5_K", "Q4_0_4_8"))

@@ -1,4 +1,6 @@
-"""Converting from a server: the loading code as users run it, against a server on this machine that also misbehaves."""
+"""Converting from a server: the loading code as users run it, against a server on this machine that
+also misbehaves.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.api import open_source
 from iqforge.convert.hub import http_ranges, remote
-from iqforge.convert.hub.repository import Address, access_token
 from iqforge.convert.hub.remote import open_remote
-from iqforge.errors import CheckpointError, IqforgeError, MalformedFileError, NotFoundError, RemoteError, TruncatedFileError, UnsupportedTypeError, UsageError
+from iqforge.convert.hub.repository import Address, access_token
+from iqforge.errors import (
+    CheckpointError,
+    IqforgeError,
+    MalformedFileError,
+    NotFoundError,
+    RemoteError,
+    TruncatedFileError,
+    UnsupportedTypeError,
+    UsageError,
+)
 
 from .hub_server import COMMIT, Hub, reply
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
@@ -26,8 +36,14 @@ TOKEN = "hf_secret"
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch, tmp_path: Path):
     """Nothing of the user's own: no token, no proxy; short pauses."""
-    for name in [*(name for name in os.environ if name.lower().endswith("_proxy")), "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH",
-                 "HF_HUB_OFFLINE", "HF_ENDPOINT"]:
+    for name in [
+        *(name for name in os.environ if name.lower().endswith("_proxy")),
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "HF_TOKEN_PATH",
+        "HF_HUB_OFFLINE",
+        "HF_ENDPOINT",
+    ]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-home"))
     monkeypatch.setattr(http_ranges, "FIRST_PAUSE", 0.002)
@@ -44,8 +60,14 @@ def weights(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-@pytest.mark.parametrize("make, options", [
-    (make_tiny_llama, {"shards": 3}), (make_tiny_llama, {"dtype": "f32", "tied": True}), (make_tiny_qwen3moe, {"shards": 2})])
+@pytest.mark.parametrize(
+    "make, options",
+    [
+        (make_tiny_llama, {"shards": 3}),
+        (make_tiny_llama, {"dtype": "f32", "tied": True}),
+        (make_tiny_qwen3moe, {"shards": 2}),
+    ],
+)
 @pytest.mark.parametrize("outtype", ["auto", "q8_0"])
 def test_same_file_as_from_the_folder(tmp_path: Path, monkeypatch, make, options, outtype):
     folder = make(tmp_path / "model", **options)
@@ -55,12 +77,16 @@ def test_same_file_as_from_the_folder(tmp_path: Path, monkeypatch, make, options
         made = iqforge.convert_model("hf://org/model", tmp_path / "made.gguf", outtype)
     assert made.read_bytes() == expected
     fetched = sum(stop - start for name, start, stop in hub.ranges)
-    assert fetched < weights(folder) * 1.01 + 3 * 300_000  # every weight once, and the first bytes of each shard
+    assert (
+        fetched < weights(folder) * 1.01 + 3 * 300_000
+    )  # every weight once, and the first bytes of each shard
 
 
 def test_only_headers_are_fetched_before_rows_are_asked_for(tmp_path: Path, monkeypatch):
     folder = make_tiny_llama(tmp_path / "model", n_layers=8, shards=2)
-    monkeypatch.setattr(remote, "_HEADER_GUESS", 64)  # less than any header: the rest is fetched too
+    monkeypatch.setattr(
+        remote, "_HEADER_GUESS", 64
+    )  # less than any header: the rest is fetched too
     with serve(monkeypatch, folder) as hub, open_source("hf://org/model@main") as source:
         headers = sum(stop - start for _, start, stop in hub.ranges)
         assert headers < 20_000 < weights(folder)
@@ -95,11 +121,19 @@ def test_command_line_names_the_output_after_the_repository(tmp_path: Path, monk
     with serve(monkeypatch, folder):
         for number, arguments in enumerate((["--remote", "org/model"], ["org/model", "--remote"])):
             (tmp_path / str(number)).mkdir()
-            done = subprocess.run([sys.executable, "-m", "iqforge", "convert", *arguments], cwd=tmp_path / str(number), text=True,
-                                  capture_output=True)
+            done = subprocess.run(
+                [sys.executable, "-m", "iqforge", "convert", *arguments],
+                cwd=tmp_path / str(number),
+                text=True,
+                capture_output=True,
+            )
             assert done.returncode == 0, done.stderr
             assert os.listdir(tmp_path / str(number)) == ["org-model-bf16.gguf"]
-        done = subprocess.run([sys.executable, "-m", "iqforge", "convert", "x", "--remote", "org/model"], text=True, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "iqforge", "convert", "x", "--remote", "org/model"],
+            text=True,
+            capture_output=True,
+        )
         assert done.returncode == 1 and "either" in done.stderr
 
 
@@ -107,13 +141,18 @@ def test_quantizing_straight_from_a_server(tmp_path: Path, monkeypatch):
     folder = make_tiny_llama(tmp_path / "model", n_layers=1)
     iqforge.quantize_model(folder, tmp_path / "expected.gguf", "Q8_0", pure=True)
     with serve(monkeypatch, folder):
-        dry = iqforge.quantize_model("hf://org/model", tmp_path / "made.gguf", "Q8_0", pure=True, dry_run=True, estimate=True)
+        dry = iqforge.quantize_model(
+            "hf://org/model", tmp_path / "made.gguf", "Q8_0", pure=True, dry_run=True, estimate=True
+        )
         assert dry.estimate.seconds > 0 and not (tmp_path / "made.gguf").exists()
-        iqforge.quantize_model("hf://org/model", tmp_path / "made.gguf", "Q8_0", pure=True, validate=True)
+        iqforge.quantize_model(
+            "hf://org/model", tmp_path / "made.gguf", "Q8_0", pure=True, validate=True
+        )
     assert (tmp_path / "made.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
 
 
-# --- access ------------------------------------------------------------------------------------------------------------------------
+# --- access
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_token_goes_to_the_hub_and_not_to_where_it_redirects(tmp_path: Path, monkeypatch):
@@ -139,12 +178,24 @@ def test_where_a_token_comes_from(tmp_path: Path, monkeypatch):
         access_token()
 
 
-@pytest.mark.parametrize("address, token, kind, words", [
-    ("hf://org/model", "gated_token", RemoteError, "gated: accept its terms on http.*org/model.*no access token"),
-    ("hf://org/model", TOKEN, NotFoundError, "no such repository.*private.*HF_TOKEN"),
-    ("hf://org/other", None, NotFoundError, "no such repository"), ("hf://org/model@v9", None, NotFoundError, "no revision 'v9'"),
-    ("hf://../model", None, UsageError, "not a repository"), ("hf://a/b/c", None, UsageError, "not a repository"),
-    ("hf://org/model@", None, UsageError, "not a repository"), ("hf://", None, UsageError, "not a repository")])
+@pytest.mark.parametrize(
+    "address, token, kind, words",
+    [
+        (
+            "hf://org/model",
+            "gated_token",
+            RemoteError,
+            "gated: accept its terms on http.*org/model.*no access token",
+        ),
+        ("hf://org/model", TOKEN, NotFoundError, "no such repository.*private.*HF_TOKEN"),
+        ("hf://org/other", None, NotFoundError, "no such repository"),
+        ("hf://org/model@v9", None, NotFoundError, "no revision 'v9'"),
+        ("hf://../model", None, UsageError, "not a repository"),
+        ("hf://a/b/c", None, UsageError, "not a repository"),
+        ("hf://org/model@", None, UsageError, "not a repository"),
+        ("hf://", None, UsageError, "not a repository"),
+    ],
+)
 def test_refusals(tmp_path: Path, monkeypatch, address, token, kind, words):
     folder = make_tiny_llama(tmp_path / "model", n_layers=1)
     with serve(monkeypatch, folder, token=token), pytest.raises(kind, match=words):
@@ -173,11 +224,14 @@ def test_a_proxy_is_asked_with_the_whole_address(tmp_path: Path, monkeypatch):
             assert checkpoint.config.values["model_type"] == "llama"
 
 
-# --- servers that misbehave --------------------------------------------------------------------------------------------------------
+# --- servers that misbehave
+# --------------------------------------------------------------------------------------------------------
 
 
 def weight_ranges(answer):
-    """Applies `answer(hub, handler, name, start, stop, number)` to ranges beyond the headers; `number` counts them."""
+    """Applies `answer(hub, handler, name, start, stop, number)` to ranges beyond the headers;
+    `number` counts them.
+    """
     seen = []
 
     def misbehave(hub, handler, name, start, stop):
@@ -187,6 +241,7 @@ def weight_ranges(answer):
             seen.append(start)
             number = len(seen)
         return answer(hub, handler, name, start, stop, number)
+
     return misbehave
 
 
@@ -202,19 +257,32 @@ def breaks_off(hub, handler, name, start, stop, number):
     """Every other answer ends in the middle."""
     if number % 2 and stop - start > 10:
         data = piece(hub, name, start, stop)
-        reply(handler, 206, data[:len(data) // 3], content_range(hub, name, start, stop), length=len(data))
+        reply(
+            handler,
+            206,
+            data[: len(data) // 3],
+            content_range(hub, name, start, stop),
+            length=len(data),
+        )
         return True
 
 
 def sends_less(hub, handler, name, start, stop, number):
     """Answers with a shorter range than was asked for."""
     if stop - start > 30_000:
-        reply(handler, 206, piece(hub, name, start, start + 30_000), content_range(hub, name, start, start + 30_000))
+        reply(
+            handler,
+            206,
+            piece(hub, name, start, start + 30_000),
+            content_range(hub, name, start, start + 30_000),
+        )
         return True
 
 
 def is_busy(hub, handler, name, start, stop, number):
-    """Each range is refused twice. (Every so many requests of all readers would be any number of those of one.)"""
+    """Each range is refused twice. (Every so many requests of all readers would be any number of
+    those of one.)
+    """
     tries = hub.__dict__.setdefault("tries", {})
     tries[name, start] = tries.get((name, start), 0) + 1
     if tries[name, start] < 3:
@@ -241,7 +309,9 @@ def test_passing_trouble_is_overcome(tmp_path: Path, monkeypatch, answer):
     monkeypatch.setattr(remote, "BLOCK_BYTES", 100_000)
     monkeypatch.setattr(http_ranges, "ATTEMPTS", 12)
     with serve(monkeypatch, folder, misbehave=weight_ranges(answer)):
-        assert iqforge.convert_model("hf://org/model", tmp_path / "made.gguf").read_bytes() == expected
+        assert (
+            iqforge.convert_model("hf://org/model", tmp_path / "made.gguf").read_bytes() == expected
+        )
 
 
 def changes(hub, handler, name, start, stop, number):
@@ -261,7 +331,9 @@ def ignores_ranges(hub, handler, name, start, stop, number):
 
 
 def wrong_place(hub, handler, name, start, stop, number):
-    reply(handler, 206, piece(hub, name, start, stop), content_range(hub, name, start - 8, stop - 8))
+    reply(
+        handler, 206, piece(hub, name, start, stop), content_range(hub, name, start - 8, stop - 8)
+    )
     return True
 
 
@@ -285,31 +357,52 @@ def never_sends_all(hub, handler, name, start, stop, number):
     return True
 
 
-@pytest.mark.parametrize("answer, kind, words", [
-    (changes, RemoteError, "has changed while it was read: its ETag was"), (grows, RemoteError, "has changed while it was read: it had"),
-    (ignores_ranges, RemoteError, "ignores ranges"), (wrong_place, RemoteError, "was asked for bytes"),
-    (no_content_range, RemoteError, "Content-Range ''"), (is_gone, NotFoundError, "no such file"),
-    (always_busy, RemoteError, "7 attempts: HTTP 503"), (never_sends_all, RemoteError, "7 attempts: the connection ended after 0 of")])
-def test_lasting_trouble_is_named_and_leaves_no_file(tmp_path: Path, monkeypatch, answer, kind, words):
+@pytest.mark.parametrize(
+    "answer, kind, words",
+    [
+        (changes, RemoteError, "has changed while it was read: its ETag was"),
+        (grows, RemoteError, "has changed while it was read: it had"),
+        (ignores_ranges, RemoteError, "ignores ranges"),
+        (wrong_place, RemoteError, "was asked for bytes"),
+        (no_content_range, RemoteError, "Content-Range ''"),
+        (is_gone, NotFoundError, "no such file"),
+        (always_busy, RemoteError, "7 attempts: HTTP 503"),
+        (never_sends_all, RemoteError, "7 attempts: the connection ended after 0 of"),
+    ],
+)
+def test_lasting_trouble_is_named_and_leaves_no_file(
+    tmp_path: Path, monkeypatch, answer, kind, words
+):
     folder = make_tiny_llama(tmp_path / "model", n_layers=1)
     monkeypatch.setattr(remote, "BLOCK_BYTES", 100_000)
     (tmp_path / "out").mkdir()
-    with serve(monkeypatch, folder, misbehave=weight_ranges(answer)), pytest.raises(kind, match=words) as raised:
+    with (
+        serve(monkeypatch, folder, misbehave=weight_ranges(answer)),
+        pytest.raises(kind, match=words) as raised,
+    ):
         iqforge.convert_model("hf://org/model", tmp_path / "out" / "made.gguf")
     assert f"org/model@{COMMIT[:8]}/model.safetensors" in str(raised.value)
     assert os.listdir(tmp_path / "out") == []
 
 
-# --- repositories that lie ---------------------------------------------------------------------------------------------------------
+# --- repositories that lie
+# ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("siblings, kind, words", [
-    ([{"rfilename": "../x.json"}], RemoteError, "cannot be the name"), ([{"rfilename": "/etc/x.json"}], RemoteError, "cannot be the name"),
-    ([{"rfilename": "a\\..\\b.json"}], RemoteError, "cannot be the name"),
-    ([{"rfilename": "a\nb.json"}], RemoteError, "cannot be the name"),
-    ([{"rfilename": 3}], RemoteError, "cannot be the name"), ([{"name": "x"}], RemoteError, "no description"),
-    (3, RemoteError, "no description"),
-    ([], NotFoundError, "config.json"), ([{"rfilename": "absent.json"}], NotFoundError, "absent.json.*no such file")])
+@pytest.mark.parametrize(
+    "siblings, kind, words",
+    [
+        ([{"rfilename": "../x.json"}], RemoteError, "cannot be the name"),
+        ([{"rfilename": "/etc/x.json"}], RemoteError, "cannot be the name"),
+        ([{"rfilename": "a\\..\\b.json"}], RemoteError, "cannot be the name"),
+        ([{"rfilename": "a\nb.json"}], RemoteError, "cannot be the name"),
+        ([{"rfilename": 3}], RemoteError, "cannot be the name"),
+        ([{"name": "x"}], RemoteError, "no description"),
+        (3, RemoteError, "no description"),
+        ([], NotFoundError, "config.json"),
+        ([{"rfilename": "absent.json"}], NotFoundError, "absent.json.*no such file"),
+    ],
+)
 def test_hostile_listing(tmp_path: Path, monkeypatch, siblings, kind, words):
     folder = make_tiny_llama(tmp_path / "model", n_layers=1)
     with serve(monkeypatch, folder, siblings=siblings), pytest.raises(kind, match=words):
@@ -321,14 +414,41 @@ def shorten(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-5])
 
 
-@pytest.mark.parametrize("damage, kind, words", [
-    (lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(), NotFoundError, "model-00002-of-00002.safetensors.*missing"),
-    (shorten, TruncatedFileError, "its data ends"),
-    (lambda folder: (folder / "model-00002-of-00002.safetensors").write_bytes(b""), TruncatedFileError, "too few"),
-    (lambda folder: (folder / "model-00001-of-00002.safetensors").write_bytes(b"\xff" * 100), MalformedFileError, "exceeds the limit"),
-    (lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x"}}'), CheckpointError, "plain name"),
-    (lambda folder: (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLN"]}'), IqforgeError, "LlamaForCausalLM"),
-])
+@pytest.mark.parametrize(
+    "damage, kind, words",
+    [
+        (
+            lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(),
+            NotFoundError,
+            "model-00002-of-00002.safetensors.*missing",
+        ),
+        (shorten, TruncatedFileError, "its data ends"),
+        (
+            lambda folder: (folder / "model-00002-of-00002.safetensors").write_bytes(b""),
+            TruncatedFileError,
+            "too few",
+        ),
+        (
+            lambda folder: (folder / "model-00001-of-00002.safetensors").write_bytes(b"\xff" * 100),
+            MalformedFileError,
+            "exceeds the limit",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"a": "../x"}}'
+            ),
+            CheckpointError,
+            "plain name",
+        ),
+        (
+            lambda folder: (folder / "config.json").write_text(
+                '{"architectures": ["LlamaForCausalLN"]}'
+            ),
+            IqforgeError,
+            "LlamaForCausalLM",
+        ),
+    ],
+)
 def test_damaged_repository(tmp_path: Path, monkeypatch, damage, kind, words):
     folder = make_tiny_llama(tmp_path / "model", n_layers=1, shards=2)
     damage(folder)
@@ -339,5 +459,8 @@ def test_damaged_repository(tmp_path: Path, monkeypatch, damage, kind, words):
 def test_pytorch_files_are_not_read_in_ranges(tmp_path: Path, monkeypatch):
     folder = make_tiny_llama(tmp_path / "model", n_layers=1)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with serve(monkeypatch, folder), pytest.raises(UnsupportedTypeError, match="org/model@01234567.*download"):
+    with (
+        serve(monkeypatch, folder),
+        pytest.raises(UnsupportedTypeError, match="org/model@01234567.*download"),
+    ):
         open_source("hf://org/model")

@@ -1,4 +1,6 @@
-"""A quantization that was broken off goes on where it was, to the same bytes and the same report, or says what has changed."""
+"""A quantization that was broken off goes on where it was, to the same bytes and the same report,
+or says what has changed.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,9 @@ import signal
 import time
 from pathlib import Path
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.cli import main
 from iqforge.errors import NonFiniteError, OutputError, ResumeError
 from iqforge.formats.codec import encode_float
@@ -22,16 +23,21 @@ from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.quantize.run import resume
 from iqforge.quantize.report.report import Progress
+from iqforge.quantize.run import resume
 
 N_TENSORS = 12
 
 
-def write_model(path: Path, n_tensors: int = N_TENSORS, rows: int = 64, seed: int = 1, **changed) -> Path:
+def write_model(
+    path: Path, n_tensors: int = N_TENSORS, rows: int = 64, seed: int = 1, **changed
+) -> Path:
     """changed: values by position, to be put into the first column of a tensor's first row."""
     generator = np.random.default_rng(seed)
-    tensors = [TensorInfo(f"blk.{i}.ffn_up.weight", (rows, 256), ggml_type("F32")) for i in range(n_tensors)]
+    tensors = [
+        TensorInfo(f"blk.{i}.ffn_up.weight", (rows, 256), ggml_type("F32"))
+        for i in range(n_tensors)
+    ]
     with GGUFWriter(path, {"general.architecture": string("llama")}, tensors) as sink:
         for number, tensor in enumerate(tensors):
             x = generator.standard_normal((rows, 256)).astype(np.float32)
@@ -82,9 +88,16 @@ def test_goes_on_to_the_same_file_and_report(model, tmp_path, caplog):
         break_off(model, out, 3)
         heard = BreakAfter(0)
         report = iqforge.quantize_model(model, out, "Q4_0", pure=True, progress=heard, threads=1)
-    assert "resuming after 5 of 12 tensors" in caplog.text and "resuming after 8 of 12 tensors" in caplog.text
+    assert (
+        "resuming after 5 of 12 tensors" in caplog.text
+        and "resuming after 8 of 12 tensors" in caplog.text
+    )
     assert (heard.resumed, heard.done) == (8, 4) and report == expected
-    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes() and names(tmp_path) == ["model.gguf", "q.gguf", "whole.gguf"]
+    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes() and names(tmp_path) == [
+        "model.gguf",
+        "q.gguf",
+        "whole.gguf",
+    ]
 
 
 def test_nothing_is_left_before_the_first_tensor(model, tmp_path):
@@ -100,7 +113,9 @@ def test_nothing_is_left_before_the_first_tensor(model, tmp_path):
 def test_restart(model, tmp_path):
     break_off(model, tmp_path / "q.gguf", 5)
     heard = BreakAfter(0)
-    iqforge.quantize_model(model, tmp_path / "q.gguf", "Q8_0", pure=True, progress=heard, restart=True)
+    iqforge.quantize_model(
+        model, tmp_path / "q.gguf", "Q8_0", pure=True, progress=heard, restart=True
+    )
     assert (heard.resumed, heard.done) == (0, N_TENSORS)
     break_off(model, tmp_path / "q.gguf", 5)
     (tmp_path / "q.gguf.part").unlink()  # by a user who wants to begin anew
@@ -110,7 +125,10 @@ def test_restart(model, tmp_path):
 
 def imatrix(seed: int) -> Imatrix:
     sums = np.random.default_rng(seed).lognormal(size=(1, 256))
-    return Imatrix({f"blk.{i}.ffn_up.weight": Entry(sums, np.full(1, 10)) for i in range(N_TENSORS)}, path="some.dat")
+    return Imatrix(
+        {f"blk.{i}.ffn_up.weight": Entry(sums, np.full(1, 10)) for i in range(N_TENSORS)},
+        path="some.dat",
+    )
 
 
 def test_says_what_has_changed(model, tmp_path, monkeypatch):
@@ -127,7 +145,11 @@ def test_says_what_has_changed(model, tmp_path, monkeypatch):
     refused("importance matrix", imatrix=imatrix(2))
     refused("importance matrix", imatrix=None)
     refused("types of 12 tensors, first 'blk.0.ffn_up.weight': was Q4_0, is Q8_0", type="Q8_0")
-    refused("types of 1 tensors, first 'blk.7.ffn_up.weight': was Q4_0, is F16", custom_q="blk.7=f16", pure=False)
+    refused(
+        "types of 1 tensors, first 'blk.7.ffn_up.weight': was Q4_0, is F16",
+        custom_q="blk.7=f16",
+        pure=False,
+    )
     refused("recipe was", ignore_imatrix_rules=True)
     refused("metadata", provenance=False)
     (tmp_path / "other").mkdir()
@@ -157,16 +179,34 @@ def test_nan_to_zero_may_be_added(tmp_path):
     assert names(tmp_path) == LEFT
     heard = BreakAfter(3)
     with pytest.raises(KeyboardInterrupt):
-        iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, nan_to_zero=True, progress=heard)
+        iqforge.quantize_model(
+            model, tmp_path / "q.gguf", "Q4_0", pure=True, nan_to_zero=True, progress=heard
+        )
     assert heard.resumed == 7
     with pytest.raises(ResumeError, match="nan-to-zero was given"):
         iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True)
     report = iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, nan_to_zero=True)
-    expected = iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True, nan_to_zero=True)
-    assert report == expected and (tmp_path / "q.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    expected = iqforge.quantize_model(
+        model, tmp_path / "whole.gguf", "Q4_0", pure=True, nan_to_zero=True
+    )
+    assert (
+        report == expected
+        and (tmp_path / "q.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    )
 
 
-@pytest.mark.parametrize("damage", ["torn line", "changed line", "cut part", "changed part", "changed header", "rubbish behind", "empty journal"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "torn line",
+        "changed line",
+        "cut part",
+        "changed part",
+        "changed header",
+        "rubbish behind",
+        "empty journal",
+    ],
+)
 def test_damage_costs_only_what_it_hit(model, tmp_path, damage):
     expected = iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True)
     out, part, journal = (tmp_path / name for name in ("q.gguf", "q.gguf.part", "q.gguf.journal"))
@@ -174,7 +214,15 @@ def test_damage_costs_only_what_it_hit(model, tmp_path, damage):
     data, lines = bytearray(part.read_bytes()), journal.read_bytes().splitlines(keepends=True)
     assert len(lines) == 7
     tensor = 64 * 144
-    left = {"torn line": 5, "changed line": 3, "cut part": 5, "changed part": 2, "changed header": 0, "rubbish behind": 6, "empty journal": 0}
+    left = {
+        "torn line": 5,
+        "changed line": 3,
+        "cut part": 5,
+        "changed part": 2,
+        "changed header": 0,
+        "rubbish behind": 6,
+        "empty journal": 0,
+    }
     if damage == "torn line":
         journal.write_bytes(b"".join(lines)[:-20])
     elif damage == "changed line":
@@ -196,7 +244,11 @@ def test_damage_costs_only_what_it_hit(model, tmp_path, damage):
     heard = BreakAfter(0)
     assert iqforge.quantize_model(model, out, "Q4_0", pure=True, progress=heard) == expected
     assert heard.done == N_TENSORS - left[damage]
-    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes() and names(tmp_path) == ["model.gguf", "q.gguf", "whole.gguf"]
+    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes() and names(tmp_path) == [
+        "model.gguf",
+        "q.gguf",
+        "whole.gguf",
+    ]
 
 
 def test_full_disk_leaves_what_is_finished(model, tmp_path, monkeypatch):
@@ -206,24 +258,34 @@ def test_full_disk_leaves_what_is_finished(model, tmp_path, monkeypatch):
     def filling(fd, data):
         if len(data) < 1000:
             return real_write(fd, data)
-        data = memoryview(data)[:left[0]]
+        data = memoryview(data)[: left[0]]
         if not data:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         left[0] -= len(data)
         return real_write(fd, data)
+
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", filling)
         with pytest.raises(OutputError, match="No space left"):
             iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True)
     assert names(tmp_path) == [*LEFT, "whole.gguf"]
     heard = BreakAfter(0)
-    assert iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, progress=heard) == expected
-    assert heard.resumed == 40_000 // (64 * 144) and (tmp_path / "q.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    assert (
+        iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, progress=heard)
+        == expected
+    )
+    assert (
+        heard.resumed == 40_000 // (64 * 144)
+        and (tmp_path / "q.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    )
 
 
 def test_several_outputs_go_on_together(model, tmp_path):
     wanted = [(tmp_path / "a.gguf", "Q4_0"), (tmp_path / "b.gguf", "Q8_0")]
-    alone = [iqforge.quantize_model(model, tmp_path / f"{type}.gguf", type, pure=True) for _, type in wanted]
+    alone = [
+        iqforge.quantize_model(model, tmp_path / f"{type}.gguf", type, pure=True)
+        for _, type in wanted
+    ]
     with pytest.raises(KeyboardInterrupt):
         iqforge.quantize_models(model, wanted, pure=True, progress=[Progress(), BreakAfter(5)])
     break_off(model, tmp_path / "a.gguf", 3)  # alone, and further
@@ -254,12 +316,16 @@ def test_killed_while_names_are_given(model, tmp_path, monkeypatch, at):
     with monkeypatch.context() as patched:
         patched.setattr(resume.ResumableOutput, function, killing)
         patched.setattr(resume.ResumableOutput, "leave", lambda self: self._journal.close())
-        patched.setattr(GGUFWriter, "abort", GGUFWriter.leave)  # a process that is killed removes nothing
+        patched.setattr(
+            GGUFWriter, "abort", GGUFWriter.leave
+        )  # a process that is killed removes nothing
         with pytest.raises(Killed):
             iqforge.quantize_models(model, wanted, pure=True)
     heard = BreakAfter(0), BreakAfter(0)
     assert iqforge.quantize_models(model, wanted, pure=True, progress=heard) == expected
-    assert [one.done for one in heard] == [0, 0] and [out.read_bytes() for out, _ in wanted] == content
+    assert [one.done for one in heard] == [0, 0] and [
+        out.read_bytes() for out, _ in wanted
+    ] == content
     assert names(tmp_path) == ["a.gguf", "b.gguf", "model.gguf"]
 
 
@@ -296,9 +362,12 @@ while runs.recv():
 
 
 def test_killed_at_random_moments(tmp_path):
-    """Twenty kills; each run goes on after what the one before left, or begins anew after a run that was not killed in time.
+    """Twenty kills; each run goes on after what the one before left, or begins anew after a run
+    that was not killed in time.
 
-    The runs are forks of a process that has loaded what is compiled, so that they are killed at work and not while they start."""
+    The runs are forks of a process that has loaded what is compiled, so that they are killed at
+    work and not while they start.
+    """
     model, out = write_model(tmp_path / "model.gguf", n_tensors=40, rows=512), tmp_path / "q.gguf"
     whole_file, journal = tmp_path / "whole.gguf", tmp_path / "q.gguf.journal"
     context = multiprocessing.get_context("forkserver")
@@ -331,6 +400,10 @@ def test_killed_at_random_moments(tmp_path):
         assert not out.exists() or out.read_bytes() == expected  # killed when it had its name
         killed += 1
     assert went_on > KILLS // 3 and run(None)[0] == 0
-    assert out.read_bytes() == expected and names(tmp_path) == ["model.gguf", "q.gguf", "whole.gguf"]
+    assert out.read_bytes() == expected and names(tmp_path) == [
+        "model.gguf",
+        "q.gguf",
+        "whole.gguf",
+    ]
     runs.send(False)
     server.join()

@@ -1,14 +1,24 @@
-"""The forward pass: against transformers' logits, against plain numpy, and against itself under every way of holding weights."""
+"""The forward pass: against transformers' logits, against plain numpy, and against itself under
+every way of holding weights.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
-from iqforge.errors import ArchitectureError, ConfigError, IqforgeError, MalformedFileError, NotFoundError, ShapeError, UnsupportedTypeError, UsageError
+from iqforge.errors import (
+    ArchitectureError,
+    ConfigError,
+    IqforgeError,
+    MalformedFileError,
+    NotFoundError,
+    ShapeError,
+    UnsupportedTypeError,
+    UsageError,
+)
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.values import i32, string, u32
 from iqforge.runtime.layers.rope import Rope, Scaling
@@ -29,7 +39,11 @@ def models(tmp_path_factory):
     make_tiny_llama(folder / "llama", head_dim=32)
     make_tiny_qwen3moe(folder / "moe", tied=True, n_heads=4, n_kv_heads=1)
     paths = {}
-    for name, source, merge in (("llama", "llama", False), ("moe", "moe", False), ("merged", "moe", True)):
+    for name, source, merge in (
+        ("llama", "llama", False),
+        ("moe", "moe", False),
+        ("merged", "moe", True),
+    ):
         with CheckpointSource(open_checkpoint(folder / source), merge_gate_up=merge) as opened:
             paths[name] = write_gguf(folder / f"{name}.gguf", opened)
     return paths
@@ -43,7 +57,9 @@ def forward(path, tokens=TOKENS, **options) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["llama", "llama31", "mistral", "mixtral", "qwen3_moe"])
 def test_logits_are_those_of_transformers(name):
     expected = np.load(shared(f"golden/convert/{name}/logits.npz"))
-    logits = forward(shared(f"golden/convert/{name}/expected-f32.gguf"), expected["input_ids"]).numpy()
+    logits = forward(
+        shared(f"golden/convert/{name}/expected-f32.gguf"), expected["input_ids"]
+    ).numpy()
     assert logits.dtype == np.float32 and logits.shape == expected["logits"].shape
     assert np.abs(logits - expected["logits"]).max() < 1e-4
     assert (logits.argmax(1) == expected["logits"].argmax(1)).all()
@@ -70,7 +86,9 @@ def test_cache_size_changes_nothing_and_runs_repeat(models, name):
 
 def test_large_matrices_are_decoded_in_slices(models, monkeypatch):
     monkeypatch.setattr("iqforge.runtime.weights.SLICE_BYTES", 4 * 256 * 30)
-    torch.testing.assert_close(forward(models["llama"], cache_bytes=0), forward(models["llama"]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        forward(models["llama"], cache_bytes=0), forward(models["llama"]), rtol=0, atol=1e-5
+    )
 
 
 def test_sequences_of_a_batch_do_not_see_each_other(models):
@@ -79,24 +97,36 @@ def test_sequences_of_a_batch_do_not_see_each_other(models):
         with load_model(models[name]) as model:
             both = model.hidden(torch.tensor([TOKENS, other]))
             for row, tokens in zip(both, (TOKENS, other)):
-                torch.testing.assert_close(model.logits(row), model.forward(tokens), rtol=0, atol=1e-5)
+                torch.testing.assert_close(
+                    model.logits(row), model.forward(tokens), rtol=0, atol=1e-5
+                )
 
 
 @pytest.mark.parametrize("type", ["BF16", "F16", "Q8_0", "IQ4_K"])
 def test_encoded_weights(models, tmp_path, type):
     with open_gguf(models["moe"]) as source:
-        path = write_gguf(tmp_path / "q.gguf", source, lambda t: type if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32")
+        path = write_gguf(
+            tmp_path / "q.gguf",
+            source,
+            lambda t: type if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32",
+        )
     assert np.abs(forward(path).numpy() - PlainForward(path)(TOKENS)).max() < 1e-3
 
 
 def test_interleaved_rows_are_the_same_weights(models, tmp_path):
     def quantized(name: str, type: str):
         with open_gguf(models["moe"]) as source:
-            return write_gguf(tmp_path / name, source, lambda t: type if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32")
+            return write_gguf(
+                tmp_path / name,
+                source,
+                lambda t: type if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32",
+            )
 
     plain, interleaved = quantized("plain.gguf", "IQ4_K"), quantized("r4.gguf", "IQ4_K_R4")
     for cache_bytes in (0, 2**30):
-        assert torch.equal(forward(plain, cache_bytes=cache_bytes), forward(interleaved, cache_bytes=cache_bytes))
+        assert torch.equal(
+            forward(plain, cache_bytes=cache_bytes), forward(interleaved, cache_bytes=cache_bytes)
+        )
 
 
 def test_one_tensor_per_expert_as_in_old_files(models, tmp_path):
@@ -112,7 +142,9 @@ def test_one_tensor_per_expert_as_in_old_files(models, tmp_path):
                 pieces.append((t, data))
             else:
                 for e, part in enumerate(np.split(data, t.n_matrices)):
-                    pieces.append((TensorInfo(t.name.replace("_exps", f".{e}"), t.shape[1:], t.type), part))
+                    pieces.append(
+                        (TensorInfo(t.name.replace("_exps", f".{e}"), t.shape[1:], t.type), part)
+                    )
         with GGUFWriter(tmp_path / "old.gguf", source.metadata, [t for t, _ in pieces]) as writer:
             for t, data in pieces:
                 writer.write(t, data)
@@ -130,8 +162,13 @@ def test_observers_see_every_product(models):
         matrices = {p.name for p in model.weights.parameters}
         assert matrices == set(seen)  # the tied embedding is seen as the output matrix that it is
     x, experts = seen["blk.0.ffn_down_exps.weight"]
-    assert x.shape == (2 * len(TOKENS), 256) and len(experts) == len(x) and (experts.diff() >= 0).all()
-    assert seen["blk.0.attn_q.weight"][0].shape == (len(TOKENS), 256) and seen["blk.0.attn_q.weight"][1] is None
+    assert (
+        x.shape == (2 * len(TOKENS), 256) and len(experts) == len(x) and (experts.diff() >= 0).all()
+    )
+    assert (
+        seen["blk.0.attn_q.weight"][0].shape == (len(TOKENS), 256)
+        and seen["blk.0.attn_q.weight"][1] is None
+    )
 
 
 def test_parameters_declare_role_and_split(models):
@@ -159,24 +196,27 @@ def test_devices_and_files_that_are_not_there(models, tmp_path):
         load_model(tmp_path / "none.gguf")
 
 
-@pytest.mark.parametrize("change, error, message", [
-    ({"general.architecture": string("mamba")}, ArchitectureError, "mamba"),
-    ({"general.architecture": None}, ConfigError, "general.architecture"),
-    ({"llama.block_count": u32(0)}, ConfigError, "block_count.* is 0"),
-    ({"llama.block_count": u32(2**31)}, ConfigError, "block_count"),
-    ({"llama.block_count": u32(1)}, ArchitectureError, "blk.1."),
-    ({"llama.block_count": u32(3)}, MalformedFileError, "blk.2.*missing"),
-    ({"llama.block_count": string("2")}, ConfigError, "STRING"),
-    ({"llama.attention.head_count": u32(0)}, ConfigError, "head_count.* is 0"),
-    ({"llama.attention.head_count_kv": u32(3)}, ConfigError, "4 heads for 3"),
-    ({"llama.attention.head_count": None}, ConfigError, "head_count"),
-    ({"llama.attention.key_length": u32(2**31 - 1)}, ConfigError, "key_length"),
-    ({"llama.embedding_length": u32(512)}, MalformedFileError, r"\[512, 512\]"),
-    ({"llama.attention.layer_norm_rms_epsilon": None}, ConfigError, "epsilon"),
-    ({"llama.rope.dimension_count": u32(16)}, ConfigError, "dimension_count"),
-    ({"llama.rope.scaling.type": string("longrope")}, ConfigError, "longrope"),
-    ({"llama.logit_scale": i32(3)}, ConfigError, "logit_scale"),
-])
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"general.architecture": string("mamba")}, ArchitectureError, "mamba"),
+        ({"general.architecture": None}, ConfigError, "general.architecture"),
+        ({"llama.block_count": u32(0)}, ConfigError, "block_count.* is 0"),
+        ({"llama.block_count": u32(2**31)}, ConfigError, "block_count"),
+        ({"llama.block_count": u32(1)}, ArchitectureError, "blk.1."),
+        ({"llama.block_count": u32(3)}, MalformedFileError, "blk.2.*missing"),
+        ({"llama.block_count": string("2")}, ConfigError, "STRING"),
+        ({"llama.attention.head_count": u32(0)}, ConfigError, "head_count.* is 0"),
+        ({"llama.attention.head_count_kv": u32(3)}, ConfigError, "4 heads for 3"),
+        ({"llama.attention.head_count": None}, ConfigError, "head_count"),
+        ({"llama.attention.key_length": u32(2**31 - 1)}, ConfigError, "key_length"),
+        ({"llama.embedding_length": u32(512)}, MalformedFileError, r"\[512, 512\]"),
+        ({"llama.attention.layer_norm_rms_epsilon": None}, ConfigError, "epsilon"),
+        ({"llama.rope.dimension_count": u32(16)}, ConfigError, "dimension_count"),
+        ({"llama.rope.scaling.type": string("longrope")}, ConfigError, "longrope"),
+        ({"llama.logit_scale": i32(3)}, ConfigError, "logit_scale"),
+    ],
+)
 def test_metadata_that_contradicts_the_tensors(models, tmp_path, change, error, message):
     with open_gguf(models["llama"]) as source:
         path = write_gguf(tmp_path / "bad.gguf", source, metadata=change)
@@ -188,7 +228,9 @@ def test_metadata_that_contradicts_the_tensors(models, tmp_path, change, error, 
 def test_expert_counts_that_cannot_be(models, tmp_path):
     for key, value in (("expert_used_count", 5), ("expert_count", 3), ("expert_gating_func", 2)):
         with open_gguf(models["moe"]) as source:
-            path = write_gguf(tmp_path / f"{key}.gguf", source, metadata={f"qwen3moe.{key}": u32(value)})
+            path = write_gguf(
+                tmp_path / f"{key}.gguf", source, metadata={f"qwen3moe.{key}": u32(value)}
+            )
         with pytest.raises((ConfigError, MalformedFileError)):
             load_model(path)
 
@@ -201,7 +243,10 @@ def test_missing_and_undecodable_tensors(models, tmp_path):
         path = write_gguf(tmp_path / "missing.gguf", source, drop=("blk.1.attn_k.weight",))
         with pytest.raises(MalformedFileError, match="blk.1.attn_k.weight.*missing"):
             load_model(path)
-        targets = [t.with_type(ggml_type("I16")) if t.name == "blk.1.ffn_up.weight" else t for t in source.tensors]
+        targets = [
+            t.with_type(ggml_type("I16")) if t.name == "blk.1.ffn_up.weight" else t
+            for t in source.tensors
+        ]
         with GGUFWriter(tmp_path / "strange.gguf", source.metadata, targets) as writer:
             for t in targets:
                 writer.write(t, np.zeros(t.n_bytes, dtype=np.uint8))
@@ -223,6 +268,10 @@ def test_rope_leaves_the_rest_of_a_head_alone_and_scales():
     partial = Rope("neox", 8, 10000.0)
     assert torch.equal(partial(x, partial.angles(torch.arange(5)))[..., 8:], x[..., 8:])
     doubled = Rope("neox", 8, 10000.0, scaling=Scaling("linear", 2.0))
-    torch.testing.assert_close(doubled.angles(torch.arange(0, 10, 2)), partial.angles(torch.arange(5)))
+    torch.testing.assert_close(
+        doubled.angles(torch.arange(0, 10, 2)), partial.angles(torch.arange(5))
+    )
     factors = Rope("neox", 8, 10000.0, factors=torch.full((4,), 2.0))
-    torch.testing.assert_close(factors.angles(torch.arange(0, 10, 2)), partial.angles(torch.arange(5)))
+    torch.testing.assert_close(
+        factors.angles(torch.arange(0, 10, 2)), partial.angles(torch.arange(5))
+    )

@@ -1,15 +1,17 @@
-"""Models on a GPU: the CPU's logits, tokens, perplexities and importance matrices, wherever the weights lie, at every precision."""
+"""Models on a GPU: the CPU's logits, tokens, perplexities and importance matrices, wherever the
+weights lie, at every precision.
+"""
 
 from __future__ import annotations
 
+import iqforge
 import numpy as np
 import pytest
 import torch
-
-import iqforge
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import IqforgeError, UsageError
+from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.cache_types import CACHE_TYPES
 from iqforge.runtime.generate import generate_tokens
@@ -17,18 +19,21 @@ from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.placement import ALL, Request, parse_overrides
 from iqforge.runtime.sampling import GREEDY, Sampling
 from iqforge.runtime.switches import Switches
-from iqforge.runtime.bench.synthetic import SyntheticSource
 
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 from .tiny_model import write_gguf
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 40).tolist()]
 GPU = {"device": "cuda", "precision": "f32"}
 DENSE, MOE = "llama-tiny:IQ4_K", "qwen3moe-tiny:Q6_K"
-NEAR = 0.03  # error of half precision relative to the logits, in the median of positions; 0.01 is usual
+# error of half precision relative to the logits, in the median of positions; 0.01 is usual
+NEAR = 0.03
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +45,11 @@ def files(tmp_path_factory):
     paths = {}
     for name in ("llama", "moe"):
         with CheckpointSource(open_checkpoint(folder / name)) as source:
-            paths[name] = write_gguf(folder / f"{name}.gguf", source,
-                                     lambda t: "BF16" if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32")
+            paths[name] = write_gguf(
+                folder / f"{name}.gguf",
+                source,
+                lambda t: "BF16" if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32",
+            )
     return paths
 
 
@@ -57,7 +65,10 @@ def forward(spec: str, **options) -> torch.Tensor:
 def stepped(model: Model, settings: CacheSettings | None = None) -> torch.Tensor:
     """Logits of a prompt of 30 tokens and then of one token at a time."""
     state = model.new_state(64, settings)
-    rows = [model.extend(TOKENS[:30], state, all_logits=True), *(model.extend([t], state)[None] for t in TOKENS[30:])]
+    rows = [
+        model.extend(TOKENS[:30], state, all_logits=True),
+        *(model.extend([t], state)[None] for t in TOKENS[30:]),
+    ]
     return torch.cat(rows).cpu()
 
 
@@ -74,10 +85,15 @@ def assert_near(x: torch.Tensor, full: torch.Tensor) -> None:
 def test_logits_are_those_of_transformers(name):
     expected = np.load(shared(f"golden/convert/{name}/logits.npz"))
     with load_model(shared(f"golden/convert/{name}/expected-f32.gguf"), **GPU) as model:
-        assert np.abs(model.forward(expected["input_ids"]).cpu().numpy() - expected["logits"]).max() < 1e-3
+        assert (
+            np.abs(model.forward(expected["input_ids"]).cpu().numpy() - expected["logits"]).max()
+            < 1e-3
+        )
 
 
-@pytest.mark.parametrize("spec", [DENSE, MOE, "llama-tiny:F32", "qwen3moe-tiny:IQ4_K_R4", "llama-tiny:Q8_0"])
+@pytest.mark.parametrize(
+    "spec", [DENSE, MOE, "llama-tiny:F32", "qwen3moe-tiny:IQ4_K_R4", "llama-tiny:Q8_0"]
+)
 def test_logits_are_those_of_the_cpu_and_repeat(spec):
     expected = forward(spec)
     with opened(spec, **GPU) as model:
@@ -86,9 +102,13 @@ def test_logits_are_those_of_the_cpu_and_repeat(spec):
         assert (first.cpu() - expected).abs().max() < 1e-4
 
 
-PLACEMENTS = [Request(gpu_layers=0), Request(gpu_layers=1), Request(overrides=parse_overrides(r"ffn_down(_exps)?=CPU")),
-              Request(overrides=parse_overrides(r"attn_v=CPU,output=CPU,token_embd=CPU")),
-              Request(gpu_layers=1, overrides=parse_overrides(r"blk\.0\.=CUDA0"))]
+PLACEMENTS = [
+    Request(gpu_layers=0),
+    Request(gpu_layers=1),
+    Request(overrides=parse_overrides(r"ffn_down(_exps)?=CPU")),
+    Request(overrides=parse_overrides(r"attn_v=CPU,output=CPU,token_embd=CPU")),
+    Request(gpu_layers=1, overrides=parse_overrides(r"blk\.0\.=CUDA0")),
+]
 
 
 @pytest.mark.parametrize("request_", PLACEMENTS)
@@ -99,7 +119,9 @@ def test_whatever_stays_on_the_cpu(spec, request_):
         assert (model.forward(TOKENS).cpu() - expected).abs().max() < 1e-4
         assert (stepped(model, CacheSettings("f32", "f32")) - expected).abs().max() < 1e-4
         assert "cpu" in {p.device.type for p in model.weights.parameters}
-    with opened(spec, device="cuda", placement=request_, verbose=slow.append) as model:  # fast and slow layers together
+    with opened(
+        spec, device="cuda", placement=request_, verbose=slow.append
+    ) as model:  # fast and slow layers together
         assert_near(model.forward(TOKENS), expected)
         assert_near(stepped(model), expected)
     assert slow and all(line.startswith("slow path: ") for line in slow)
@@ -109,7 +131,9 @@ def test_whatever_stays_on_the_cpu(spec, request_):
 def test_experts_on_the_cpu(cpu_experts):
     expected = forward(MOE)
     for precision, most in (("f32", 1e-5), ("bf16", NEAR)):
-        with opened(MOE, device="cuda", precision=precision, placement=Request(cpu_experts=cpu_experts)) as model:
+        with opened(
+            MOE, device="cuda", precision=precision, placement=Request(cpu_experts=cpu_experts)
+        ) as model:
             devices = {p.device.type for p in model.weights.parameters if "_exps" in p.name}
             assert devices == ({"cpu", "cuda"} if cpu_experts == 1 else {"cpu"})
             assert relative(model.forward(TOKENS), expected).median() < most
@@ -120,8 +144,13 @@ def test_experts_on_the_cpu(cpu_experts):
 def test_caches_hold_the_bytes_that_they_hold_on_the_cpu(type, hadamard):
     from iqforge.runtime.cache import KVCache
 
-    settings, x = CacheSettings(type, type, hadamard, hadamard), torch.randn(50, 3, 128) * torch.logspace(-4, 4, 50)[:, None, None]
-    caches = [KVCache(256, 3, 128, 128, settings, torch.device(device)) for device in ("cpu", "cuda")]
+    settings, x = (
+        CacheSettings(type, type, hadamard, hadamard),
+        torch.randn(50, 3, 128) * torch.logspace(-4, 4, 50)[:, None, None],
+    )
+    caches = [
+        KVCache(256, 3, 128, 128, settings, torch.device(device)) for device in ("cpu", "cuda")
+    ]
     for cache in caches:
         cache.write(5, x.to(cache.k.device), 2 * x.to(cache.k.device))
     host, gpu = caches
@@ -131,17 +160,28 @@ def test_caches_hold_the_bytes_that_they_hold_on_the_cpu(type, hadamard):
         assert torch.equal(a, b.cpu())
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=3), Sampling(1.5, 0, 1.0, 0.0, seed=2**40)])
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, Sampling(seed=3), Sampling(1.5, 0, 1.0, 0.0, seed=2**40)]
+)
 @pytest.mark.parametrize("spec", [DENSE, MOE])
 def test_the_same_tokens_as_on_the_cpu(spec, sampling):
     settings = CacheSettings("f32", "f32")
     with opened(spec) as host, opened(spec, **GPU) as gpu:
-        tokens = [list(generate_tokens(model, TOKENS[:10], 30, sampling, settings=settings)) for model in (host, gpu, gpu)]
+        tokens = [
+            list(generate_tokens(model, TOKENS[:10], 30, sampling, settings=settings))
+            for model in (host, gpu, gpu)
+        ]
     assert tokens[1] == tokens[2] == tokens[0]
 
 
-@pytest.mark.parametrize("switches", [Switches(merge_gate_up=True), Switches(flash_attention=False, attention_buffer=1),
-                                      Switches(ser=(1, 0.4))])
+@pytest.mark.parametrize(
+    "switches",
+    [
+        Switches(merge_gate_up=True),
+        Switches(flash_attention=False, attention_buffer=1),
+        Switches(ser=(1, 0.4)),
+    ],
+)
 def test_switches(switches):
     expected = forward(MOE, switches=switches)
     assert (forward(MOE, switches=switches, **GPU) - expected).abs().max() < 1e-4
@@ -159,7 +199,11 @@ def test_half_precision_is_near_and_repeats(spec, precision):
         assert torch.equal(first, second)
         assert_near(first, expected)
         assert_near(stepped(model), expected)
-        tokens = [list(generate_tokens(model, TOKENS[:30], 30, sampling)) for sampling in (GREEDY, Sampling(seed=1)) for _ in range(2)]
+        tokens = [
+            list(generate_tokens(model, TOKENS[:30], 30, sampling))
+            for sampling in (GREEDY, Sampling(seed=1))
+            for _ in range(2)
+        ]
         assert tokens[0] == tokens[1] and tokens[2] == tokens[3] and len(tokens[0]) == 30
 
 
@@ -170,7 +214,9 @@ def test_perplexity_of_trained_models(name, tmp_path):
     expected = iqforge.measure_perplexity(path, text, chunks=8).perplexity
     for precision, most in (("f32", 2e-4), ("bf16", 2e-3), ("f16", 2e-3)):
         with load_model(path, "cuda", precision=precision) as gpu:
-            first, second = (iqforge.measure_perplexity(gpu, text, chunks=8).perplexity for _ in range(2))
+            first, second = (
+                iqforge.measure_perplexity(gpu, text, chunks=8).perplexity for _ in range(2)
+            )
         assert first == second and abs(first / expected - 1) < most
 
 
@@ -195,7 +241,10 @@ def test_memory_is_what_was_announced(spec, precision):
         [announced] = [m for m in model.memory() if m.device.type == "cuda"]
         before = torch.cuda.memory_allocated()
         model.load()
-        assert abs(torch.cuda.memory_allocated() - before - announced.weights) < 0.02 * announced.weights + 65536
+        assert (
+            abs(torch.cuda.memory_allocated() - before - announced.weights)
+            < 0.02 * announced.weights + 65536
+        )
         before = torch.cuda.memory_allocated()
         state = model.new_state(1000)
         assert torch.cuda.memory_allocated() - before == announced.cache == state.nbytes
@@ -209,8 +258,23 @@ def test_memory_is_what_was_announced(spec, precision):
 def test_too_little_memory_is_an_error_with_numbers(files, monkeypatch, capsys):
     from iqforge.cli import main
 
-    monkeypatch.setattr("iqforge.runtime.memory.free_bytes", lambda device: 100_000 if device.type == "cuda" else 1 << 30)
-    words = ["generate", "-m", str(files["llama"]), "-p", "one two", "-n", "4", "--device", "cuda", "--precision", "f32"]
+    monkeypatch.setattr(
+        "iqforge.runtime.memory.free_bytes",
+        lambda device: 100_000 if device.type == "cuda" else 1 << 30,
+    )
+    words = [
+        "generate",
+        "-m",
+        str(files["llama"]),
+        "-p",
+        "one two",
+        "-n",
+        "4",
+        "--device",
+        "cuda",
+        "--precision",
+        "f32",
+    ]
     assert main(words) == 1
     assert "MiB free, the model takes" in capsys.readouterr().err
     assert main([*words, "--fit", "0"]) == 0  # then it runs on the CPU
@@ -222,6 +286,5 @@ def test_devices_that_are_not_there():
         opened(DENSE, device="cuda:99")
     with pytest.raises(IqforgeError):
         opened(DENSE, placement=Request(overrides=parse_overrides("attn=CUDA99")), **GPU)
-    with pytest.raises(UsageError, match="q8_kv"):
-        with opened(DENSE, **GPU) as model:
-            model.new_state(10, CacheSettings("q8_KV", "f16"))
+    with pytest.raises(UsageError, match="q8_kv"), opened(DENSE, **GPU) as model:
+        model.new_state(10, CacheSettings("q8_KV", "f16"))

@@ -1,9 +1,14 @@
-"""Kernels of the decoding step on a GPU against float64 on the same bytes. `test_step_kernels_on_host.py` tries them without one."""
+"""Kernels of the decoding step on a GPU against float64 on the same bytes.
+`test_step_kernels_on_host.py` tries them without one.
+"""
 
 import pytest
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 from iqforge.cuda_kernels.step_attention import StepAttention  # noqa: E402
 from iqforge.cuda_kernels.step_router import StepRouter  # noqa: E402
@@ -15,7 +20,8 @@ from .step_reference import allowed, attention_error, router_case  # noqa: E402
 
 GPU = torch.device("cuda")
 
-# rows, group, kv heads, key length, value length, type of K, of V, rotated, style, Hadamard, head norms
+# rows, group, kv heads, key length, value length, type of K, of V, rotated, style, Hadamard, head
+# norms
 CASES = [
     (1, 8, 4, 128, 128, "f16", "f16", 128, "neox", False, True),
     (1, 4, 8, 128, 128, "f16", "f16", 128, "norm", False, False),
@@ -40,11 +46,17 @@ def test_attention(case):
         kernels[capacity](q, k, v, *norms, eps, angles, cache.k, cache.v, positions, scale, out)
 
     kernels = {}
-    for n_past in (0, 61, 700):  # a block alone, also on a tile that is not full, and several that have to be joined
+    for n_past in (
+        0,
+        61,
+        700,
+    ):  # a block alone, also on a tile that is not full, and several that have to be joined
         error, same_v, same_k = attention_error(case, n_past, 1024, GPU, run)
         assert error < allowed(case)
         assert same_v == 1
-        assert same_k > 0.99  # norm and rotation round differently, which can move an element to the next code
+        assert (
+            same_k > 0.99
+        )  # norm and rotation round differently, which can move an element to the next code
 
 
 def test_angles():
@@ -54,8 +66,10 @@ def test_angles():
     assert torch.allclose(angles, torch.stack(rope.angles(positions), -1), atol=1e-7)
 
 
-@pytest.mark.parametrize("rows, width, n_experts, n_used",
-                         [(1, 2048, 128, 8), (8, 2048, 128, 8), (3, 516, 6, 2), (2, 8192, 257, 32), (1, 7168, 256, 8)])
+@pytest.mark.parametrize(
+    "rows, width, n_experts, n_used",
+    [(1, 2048, 128, 8), (8, 2048, 128, 8), (3, 516, 6, 2), (2, 8192, 257, 32), (1, 7168, 256, 8)],
+)
 def test_router(rows, width, n_experts, n_used):
     h, norm, matrix, chosen, expected = router_case(rows, width, n_experts, n_used, GPU)
     for reduction in (None, (1, 0.5)):
@@ -67,12 +81,22 @@ def test_router(rows, width, n_experts, n_used):
         if reduction:
             kept = expected > reduction[1] * expected[:, :1]
             kept[:, : reduction[0]] = True
-            chosen, expected = torch.where(kept, chosen, -1), expected * kept / (expected * kept).sum(-1, keepdim=True)
+            chosen, expected = (
+                torch.where(kept, chosen, -1),
+                expected * kept / (expected * kept).sum(-1, keepdim=True),
+            )
         assert torch.equal(ids.long(), chosen)
         assert torch.allclose(weights.double(), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(seed=3), Sampling(2.0, 64, 1.0, 0.0, seed=2**63 + 5), Sampling(1.5, 0, 0.9, 0.0, seed=4)])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(seed=3),
+        Sampling(2.0, 64, 1.0, 0.0, seed=2**63 + 5),
+        Sampling(1.5, 0, 0.9, 0.0, seed=4),
+    ],
+)
 def test_draws(sampling):
     for n in (7, 1000, 128256, 151936):
         logits, tokens = torch.empty(n, device=GPU), torch.zeros(8, dtype=torch.int64, device=GPU)
@@ -83,10 +107,30 @@ def test_draws(sampling):
             logits.normal_().mul_(3)
             logits[n // 3] = logits.max()  # two that are equal
             expected = sample(logits, sampling, step)
-            sampler(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, seed, tokens, positions, history)
+            sampler(
+                logits,
+                sampling.temperature,
+                sampling.top_k,
+                sampling.top_p,
+                sampling.min_p,
+                seed,
+                tokens,
+                positions,
+                history,
+            )
             assert int(tokens[0]) == int(history[step]) == expected and int(positions[0]) == step
         logits[n // 2] = float("inf")
-        sampler(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, seed, tokens, positions, history)
+        sampler(
+            logits,
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.min_p,
+            seed,
+            tokens,
+            positions,
+            history,
+        )
         assert (int(tokens[0]), int(history[9])) == (0, -1)
 
 

@@ -1,4 +1,6 @@
-"""The kernels of the decoding step without a GPU: compiled by g++ as they are, but for a few hardware instructions."""
+"""The kernels of the decoding step without a GPU: compiled by g++ as they are, but for a few
+hardware instructions.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from iqforge.cuda_kernels.compile.nvrtc import KernelSpec, expand
 from iqforge.cuda_kernels.step_router import router_spec
 from iqforge.cuda_kernels.step_sample import MOST_BEST, SAMPLE
@@ -21,10 +22,10 @@ HEADER = Path(__file__).parent / "kernels_on_host.hpp"
 LIMIT = 224 * 1024
 CPU = torch.device("cpu")
 
-MMA = '''
+MMA = """
 inline void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { product<TYPE_K == BF16>(c, a, b); }
-'''
-RUN_ATTENTION = '''
+"""
+RUN_ATTENTION = """
 extern "C" void run(int splits, const float* q, const float* k, const float* v, const float* q_norm, const float* k_norm, float eps,
                     const float* angles, u8* cache_k, u8* cache_v, const int* position, float scale, float* out) {
     std::vector<float> partial((size_t)HEADS_KV * splits * PART);
@@ -33,16 +34,16 @@ extern "C" void run(int splits, const float* q, const float* k, const float* v, 
         attention(q, k, v, q_norm, k_norm, eps, angles, cache_k, cache_v, position, scale, partial.data(), tickets.data(), out);
     });
 }
-'''
-RUN_ROUTER = '''
+"""
+RUN_ROUTER = """
 extern "C" void run(const float* h, const float* norm, float eps, const float* matrix, int* ids, float* weights) {
     std::vector<float> logits(ROWS * EXPERTS);
     u32 ticket = 0;
     launch_on_host(EXPERTS, 1, THREADS, [&] { router(h, norm, eps, matrix, logits.data(), &ticket, ids, weights); });
 }
-'''
+"""
 
-RUN_SAMPLE = '''
+RUN_SAMPLE = """
 extern "C" void greedy(const float* logits, int n, int blocks, long long* tokens, int* positions, int* history) {
     std::vector<u64> partial(blocks);
     u32 ticket = 0;
@@ -61,7 +62,7 @@ extern "C" void best(const float* logits, int n, int count, double temperature, 
         sample_best(logits, n, partial.data(), &ticket, count, temperature, top_p, min_p, seed, tokens, positions, history);
     });
 }
-'''
+"""
 
 
 def library(folder: Path, spec: KernelSpec, run: str) -> ctypes.CDLL:
@@ -73,8 +74,22 @@ def library(folder: Path, spec: KernelSpec, run: str) -> ctypes.CDLL:
     if run is RUN_ATTENTION:
         source = source.replace("struct Mixer {", MMA + "struct Mixer {", 1)
     (folder / "kernel.cpp").write_text(f'#include "{HEADER}"\n{defines}{source}{run}')
-    subprocess.run(["g++", "-std=c++20", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-pthread", "-w", "-o", folder / "kernel.so",
-                    folder / "kernel.cpp"], check=True)
+    subprocess.run(
+        [
+            "g++",
+            "-std=c++20",
+            "-O1",
+            "-ffp-contract=off",
+            "-shared",
+            "-fPIC",
+            "-pthread",
+            "-w",
+            "-o",
+            folder / "kernel.so",
+            folder / "kernel.cpp",
+        ],
+        check=True,
+    )
     return ctypes.CDLL(str(folder / "kernel.so"))
 
 
@@ -82,39 +97,73 @@ def pointer(x: torch.Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if x is None else x.data_ptr())
 
 
-@pytest.mark.parametrize("case", [(1, 8, 2, 128, 128, "f16", "f16", 128, "neox", False, True),
-                                  (8, 4, 1, 64, 64, "bf16", "bf16", 64, "norm", False, False),
-                                  (2, 3, 1, 80, 72, "f16", "f32", 40, "norm", False, True),
-                                  (1, 4, 2, 64, 64, "q8_0", "q5_1", 64, "norm", True, False),
-                                  (3, 2, 1, 96, 32, "q6_0", "iq4_nl", 64, "neox", False, True)], ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case",
+    [
+        (1, 8, 2, 128, 128, "f16", "f16", 128, "neox", False, True),
+        (8, 4, 1, 64, 64, "bf16", "bf16", 64, "norm", False, False),
+        (2, 3, 1, 80, 72, "f16", "f32", 40, "norm", False, True),
+        (1, 4, 2, 64, 64, "q8_0", "q5_1", 64, "norm", True, False),
+        (3, 2, 1, 96, 32, "q6_0", "iq4_nl", 64, "neox", False, True),
+    ],
+    ids=lambda case: "-".join(map(str, case)),
+)
 def test_attention(case, tmp_path):
     loaded = []
 
     def run(shape, capacity, q, k, v, norms, eps, angles, cache, positions, scale, out):
         if not loaded:
             loaded.append(library(tmp_path, shape.spec(LIMIT), RUN_ATTENTION))
-        loaded[0].run(-(-capacity // shape.shortest), *map(pointer, (q, k, v, *norms)), ctypes.c_float(eps), pointer(angles),
-                      pointer(cache.k), pointer(cache.v), pointer(positions), ctypes.c_float(scale), pointer(out))
+        loaded[0].run(
+            -(-capacity // shape.shortest),
+            *map(pointer, (q, k, v, *norms)),
+            ctypes.c_float(eps),
+            pointer(angles),
+            pointer(cache.k),
+            pointer(cache.v),
+            pointer(positions),
+            ctypes.c_float(scale),
+            pointer(out),
+        )
 
-    for n_past in (0, 61, 300):  # a block alone, also on a tile that is not full, and several that have to be joined
+    for n_past in (
+        0,
+        61,
+        300,
+    ):  # a block alone, also on a tile that is not full, and several that have to be joined
         error, same_v, same_k = attention_error(case, n_past, 512, CPU, run)
         assert error < allowed(case)
         assert same_v == 1
         assert same_k > 0.99
 
 
-@pytest.mark.parametrize("rows, width, n_experts, n_used, reduction",
-                         [(1, 2048, 64, 8, None), (3, 516, 6, 2, None), (2, 512, 16, 6, (2, 0.4))])
+@pytest.mark.parametrize(
+    "rows, width, n_experts, n_used, reduction",
+    [(1, 2048, 64, 8, None), (3, 516, 6, 2, None), (2, 512, 16, 6, (2, 0.4))],
+)
 def test_router(rows, width, n_experts, n_used, reduction, tmp_path):
     h, norm, matrix, chosen, expected = router_case(rows, width, n_experts, n_used, CPU)
     if reduction:
         kept = expected > reduction[1] * expected[:, :1]
         kept[:, : reduction[0]] = True
         assert 0 < int(kept.sum()) < kept.numel()
-        chosen, expected = torch.where(kept, chosen, -1), expected * kept / (expected * kept).sum(-1, keepdim=True)
-    ids, weights = torch.full((rows, n_used), -7, dtype=torch.int32), torch.full((rows, n_used), float("nan"))
+        chosen, expected = (
+            torch.where(kept, chosen, -1),
+            expected * kept / (expected * kept).sum(-1, keepdim=True),
+        )
+    ids, weights = (
+        torch.full((rows, n_used), -7, dtype=torch.int32),
+        torch.full((rows, n_used), float("nan")),
+    )
     router = library(tmp_path, router_spec(rows, width, n_experts, n_used, reduction), RUN_ROUTER)
-    router.run(pointer(h), pointer(norm.weight), ctypes.c_float(norm.eps), pointer(matrix), pointer(ids), pointer(weights))
+    router.run(
+        pointer(h),
+        pointer(norm.weight),
+        ctypes.c_float(norm.eps),
+        pointer(matrix),
+        pointer(ids),
+        pointer(weights),
+    )
     assert torch.equal(ids.long(), chosen)
     assert torch.allclose(weights.double(), expected, rtol=1e-5)
 
@@ -122,21 +171,47 @@ def test_router(rows, width, n_experts, n_used, reduction, tmp_path):
 def test_draws_are_those_of_the_host(tmp_path):
     kernels = library(tmp_path, SAMPLE, RUN_SAMPLE)
     n, number = 3000, ctypes.c_double
-    samplings = [GREEDY, Sampling(), Sampling(seed=2**63 + 5), Sampling(1.5, 0, 0.9, 0, seed=3), Sampling(0.7, 5, 1.0, 0.2),
-                 Sampling(2.0, 0, 1.0, 0.0, seed=9), Sampling(2.0, 64, 1.0, 0.0, seed=11), Sampling(1.0, 50, 0.5, 0.0, seed=12)]
+    samplings = [
+        GREEDY,
+        Sampling(),
+        Sampling(seed=2**63 + 5),
+        Sampling(1.5, 0, 0.9, 0, seed=3),
+        Sampling(0.7, 5, 1.0, 0.2),
+        Sampling(2.0, 0, 1.0, 0.0, seed=9),
+        Sampling(2.0, 64, 1.0, 0.0, seed=11),
+        Sampling(1.0, 50, 0.5, 0.0, seed=12),
+    ]
     for case, sampling in enumerate(samplings):
         logits = 3 * torch.randn(n, generator=torch.Generator().manual_seed(case))
         logits[100] = logits[200] = logits.max()  # the lower one of equals
-        tokens, seed = torch.zeros(8, dtype=torch.int64), torch.tensor([sampling.seed - (sampling.seed >> 63 << 64)])
-        positions, history = torch.full((8,), 40 + case, dtype=torch.int32), torch.zeros(60, dtype=torch.int32)
+        tokens, seed = (
+            torch.zeros(8, dtype=torch.int64),
+            torch.tensor([sampling.seed - (sampling.seed >> 63 << 64)]),
+        )
+        positions, history = (
+            torch.full((8,), 40 + case, dtype=torch.int32),
+            torch.zeros(60, dtype=torch.int32),
+        )
         after = tuple(map(pointer, (tokens, positions, history)))
         for step in range(3):
             if step == 2:
                 logits[7] = float("inf")
             position = 41 + case + step
             drawn = sample(logits, sampling, position) if step < 2 else -1  # not finite
-            how = (number(sampling.temperature), number(sampling.top_p), number(sampling.min_p), pointer(seed), *after)
-            for kernel in ("greedy",) if sampling.is_greedy else ("draw", "best") if 0 < sampling.top_k <= MOST_BEST else ("draw",):
+            how = (
+                number(sampling.temperature),
+                number(sampling.top_p),
+                number(sampling.min_p),
+                pointer(seed),
+                *after,
+            )
+            for kernel in (
+                ("greedy",)
+                if sampling.is_greedy
+                else ("draw", "best")
+                if 0 < sampling.top_k <= MOST_BEST
+                else ("draw",)
+            ):
                 positions[0] = position - 1
                 if kernel == "greedy":
                     kernels.greedy(pointer(logits), n, 5, *after)
@@ -145,5 +220,9 @@ def test_draws_are_those_of_the_host(tmp_path):
                 else:
                     values, ids = logits.sort(descending=True, stable=True)
                     kernels.draw(pointer(values), pointer(ids), n, sampling.top_k or n, *how)
-                assert (int(history[position]), int(tokens[0]), int(positions[0])) == (drawn, max(drawn, 0), position)
+                assert (int(history[position]), int(tokens[0]), int(positions[0])) == (
+                    drawn,
+                    max(drawn, 0),
+                    position,
+                )
                 history[position] = tokens[0] = -7

@@ -1,4 +1,6 @@
-"""The decoding step's executors and graphs without a GPU: kernels are plain torch (step_on_cpu.py), everything else is as it is."""
+"""The decoding step's executors and graphs without a GPU: kernels are plain torch (step_on_cpu.py),
+everything else is as it is.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.runtime import linear
@@ -39,19 +40,29 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture
 def opened(checkpoints):
-    """opened(name, type of a tensor or of all, settings) -> (model, its step path, what --verbose was told)."""
+    """opened(name, type of a tensor or of all, settings) -> (model, its step path, what --verbose
+    was told).
+    """
     models, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)  # small products: threads would only wait for one another
 
-    def make(name: str, type="Q8_0", settings: CacheSettings | None = None) -> tuple[Model, StepPath, list[str]]:
+    def make(
+        name: str, type="Q8_0", settings: CacheSettings | None = None
+    ) -> tuple[Model, StepPath, list[str]]:
         choose = type if callable(type) else lambda tensor: type
         path = checkpoints / f"{name}-{len(list(checkpoints.iterdir()))}.gguf"
         with CheckpointSource(open_checkpoint(checkpoints / name)) as source:
-            write_gguf(path, source, lambda t: choose(t) if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32")
+            write_gguf(
+                path,
+                source,
+                lambda t: choose(t) if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32",
+            )
         model = load_model(path)
         models.append(model)
         told: list[str] = []
-        steps = StepPath(model.network, context := Context(CPU, settings=settings, verbose=told.append))
+        steps = StepPath(
+            model.network, context := Context(CPU, settings=settings, verbose=told.append)
+        )
         context.report_all()
         return model, steps, told
 
@@ -61,7 +72,9 @@ def opened(checkpoints):
         model.close()
 
 
-def stepped(model: Model, steps: StepPath, settings: CacheSettings = CacheSettings(), sizes=(1,)) -> torch.Tensor:
+def stepped(
+    model: Model, steps: StepPath, settings: CacheSettings = CacheSettings(), sizes=(1,)
+) -> torch.Tensor:
     """Logits of all TOKENS, appended in pieces of these sizes (the last one over and over)."""
     state, rows, at = model.new_state(300, settings), [], 0
     while at < len(TOKENS):
@@ -71,9 +84,13 @@ def stepped(model: Model, steps: StepPath, settings: CacheSettings = CacheSettin
     return torch.cat(rows)
 
 
-def check(model: Model, steps: StepPath, settings: CacheSettings = CacheSettings(), **options) -> None:
+def check(
+    model: Model, steps: StepPath, settings: CacheSettings = CacheSettings(), **options
+) -> None:
     truth = model.extend(TOKENS, model.new_state(300, settings), all_logits=True)
-    torch.testing.assert_close(stepped(model, steps, settings, **options), truth, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        stepped(model, steps, settings, **options), truth, rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "moe"])
@@ -94,14 +111,25 @@ def test_following_tokens_are_the_truth_paths(monkeypatch, opened):
     assert Graph.replays > 10
 
 
-@pytest.mark.parametrize("settings, low, high", [(CacheSettings(), 0.01, 0.03), (CacheSettings("bf16", "f32"), 0.01, 0.03),
-                                                 (CacheSettings("q8_0", "q5_1", True, True), 0.04, 0.07)])
+@pytest.mark.parametrize(
+    "settings, low, high",
+    [
+        (CacheSettings(), 0.01, 0.03),
+        (CacheSettings("bf16", "f32"), 0.01, 0.03),
+        (CacheSettings("q8_0", "q5_1", True, True), 0.04, 0.07),
+    ],
+)
 def test_what_rounding_costs(monkeypatch, opened, settings, low, high):
-    """Where the bounds of test_step_path_cuda.py come from: activations in 8 bits, as a step's products have them, all else as it is."""
+    """Where the bounds of test_step_path_cuda.py come from: activations in 8 bits, as a step's
+    products have them, all else as it is.
+    """
     step_on_cpu.install(monkeypatch)
     model, _, _ = opened("llama", "IQ4_K")
     tokens = [0, *np.random.default_rng(1).integers(2, 300, 56).tolist()]
-    truth, product = model.extend(tokens, model.new_state(100, settings), all_logits=True), linear._product
+    truth, product = (
+        model.extend(tokens, model.new_state(100, settings), all_logits=True),
+        linear._product,
+    )
 
     def rounded(matrix, x):
         x = x.view(len(x), -1, 32)
@@ -119,16 +147,24 @@ def test_what_rounding_costs(monkeypatch, opened, settings, low, high):
 def test_experts_of_floats_are_named_and_right(monkeypatch, opened, type):
     step_on_cpu.install(monkeypatch)
     model, steps, told = opened("moe", type)
-    assert told == [f"slow path: MoE of 2 layers from 0: ffn_down_exps is {type}, for which there is no matrix-vector kernel"]
+    assert told == [
+        f"slow path: MoE of 2 layers from 0: ffn_down_exps is {type}, for which there is no"
+        " matrix-vector kernel"
+    ]
     assert not steps.captures
     check(model, steps)
-    assert list(steps.follow(5, model.new_state(30), 9, GREEDY)) == list(model.follow(5, model.new_state(30), 9, GREEDY))
+    assert list(steps.follow(5, model.new_state(30), 9, GREEDY)) == list(
+        model.follow(5, model.new_state(30), 9, GREEDY)
+    )
 
 
 def test_experts_of_two_types_are_named_and_right(monkeypatch, opened):
     step_on_cpu.install(monkeypatch)
     model, steps, told = opened("moe", lambda t: "Q5_0" if "ffn_up_exps" in t.name else "Q8_0")
-    assert told == ["slow path: MoE of 2 layers from 0: gate and up of experts are Q8_0 and Q5_0: one kernel reads both"]
+    assert told == [
+        "slow path: MoE of 2 layers from 0: gate and up of experts are Q8_0 and Q5_0: one kernel"
+        " reads both"
+    ]
     check(model, steps)
 
 
@@ -136,7 +172,10 @@ def test_heads_too_large_for_shared_memory_are_named_when_the_executor_is_made(m
     step_on_cpu.install(monkeypatch, attention=21000)
     model, steps, told = opened("llama")
     assert len(told) == 1 and not steps.captures
-    assert told[0].startswith("slow path: Attention of 2 layers from 0: 2 heads of 64 elements to a head of keys, and a cache of f16")
+    assert told[0].startswith(
+        "slow path: Attention of 2 layers from 0: 2 heads of 64 elements to a head of keys, and a"
+        " cache of f16"
+    )
     check(model, steps)
 
 
@@ -154,28 +193,48 @@ def test_a_sequence_whose_cache_does_not_fit_is_named_when_it_begins(monkeypatch
 def test_rows_too_long_for_shared_memory_are_named(monkeypatch, opened):
     step_on_cpu.install(monkeypatch, products=9000)
     model, steps, told = opened("llama")  # each of 16 warps reads two rows at once
-    assert told == ["slow path: GatedFFN of 2 layers from 0: ffn_gate has rows of 256 elements, too many for the shared memory of cpu"]
+    assert told == [
+        "slow path: GatedFFN of 2 layers from 0: ffn_gate has rows of 256 elements, too many for"
+        " the shared memory of cpu"
+    ]
     check(model, steps)
 
 
 def test_logits_are_where_the_final_norm_is(monkeypatch, opened):
-    """Of steps and of prompts, with the output on the CPU and everything else not, and the other way round. "meta" is the other device."""
+    """Of steps and of prompts, with the output on the CPU and everything else not, and the other
+    way round. "meta" is the other device.
+    """
     step_on_cpu.install(monkeypatch)
     model, _, _ = opened("llama")
-    elsewhere = replace(model.network, output_norm=RMSNorm(model.network.output_norm.weight.to("meta"), 1e-5))
-    steps, prompt, state = StepPath(elsewhere, Context(CPU)), PromptPath(elsewhere, Context(CPU)), model.new_state(100)
+    elsewhere = replace(
+        model.network, output_norm=RMSNorm(model.network.output_norm.weight.to("meta"), 1e-5)
+    )
+    steps, prompt, state = (
+        StepPath(elsewhere, Context(CPU)),
+        PromptPath(elsewhere, Context(CPU)),
+        model.new_state(100),
+    )
     assert isinstance(steps._output, SlowOutput)
-    steps._output = lambda frame, h: frame.logits[: len(h)].zero_()  # what it leaves is on the device of the step
+    steps._output = lambda frame, h: frame.logits[
+        : len(h)
+    ].zero_()  # what it leaves is on the device of the step
     for all_logits, shape in ((True, [3, model.n_vocab]), (False, [model.n_vocab])):
         logits = steps.extend(torch.tensor([5, 6, 7]), state, all_logits)
-        assert logits.device == elsewhere.output_device == torch.device("meta") and list(logits.shape) == shape
-    prompt._output = lambda x: torch.zeros(len(x), model.n_vocab)  # a matrix on the device of the prompt
+        assert (
+            logits.device == elsewhere.output_device == torch.device("meta")
+            and list(logits.shape) == shape
+        )
+    prompt._output = lambda x: torch.zeros(
+        len(x), model.n_vocab
+    )  # a matrix on the device of the prompt
     assert prompt.logits(torch.zeros(2, 256)).device == elsewhere.output_device
     assert model.logits(torch.zeros(2, 256)).device == model.network.output_device == CPU
 
 
 def test_graphs_and_scratch_go_with_their_sequence(monkeypatch, opened):
-    """However many sequences there were, of whatever capacities: what is kept is what the living ones need."""
+    """However many sequences there were, of whatever capacities: what is kept is what the living
+    ones need.
+    """
     device = step_on_cpu.install(monkeypatch)
     model, steps, _ = opened("llama")
     most = 0
@@ -191,7 +250,9 @@ def test_graphs_and_scratch_go_with_their_sequence(monkeypatch, opened):
     for state in kept:
         steps.extend(torch.tensor([5]), state)
     del state
-    assert len(steps._sequences) == 2 and len(steps.frame._sized) == 1  # they share what is sized alike
+    assert (
+        len(steps._sequences) == 2 and len(steps.frame._sized) == 1
+    )  # they share what is sized alike
     kept.clear()
     assert not steps._sequences and not Graph.alive and not steps.frame._sized
 

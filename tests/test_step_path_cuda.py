@@ -1,4 +1,6 @@
-"""Tokens one by one, or a few at a time, on the fast path: the truth path's logits within what activations in 8 bits cost."""
+"""Tokens one by one, or a few at a time, on the fast path: the truth path's logits within what
+activations in 8 bits cost.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ import gc
 import numpy as np
 import pytest
 import torch
-
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import EvaluationError
@@ -21,13 +22,23 @@ from iqforge.runtime.switches import Switches
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 from .tiny_model import write_gguf
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 56).tolist()]
-F16, QUANTIZED, MIXED = CacheSettings(), CacheSettings("q8_0", "q5_1", True, True), CacheSettings("bf16", "f32")
-NEAR = 0.04  # error of the logits relative to their size, in the median of positions; activations in 8 bits make about 0.02
-# Where values are stored in q5_1, a small difference can move one by a whole step of its grid: with activations in 8 bits and all else as
-# on the truth path 0.055 come out (`test_step_path.py`, test_what_rounding_costs), as much as storing in q5_1 costs in the first place.
+F16, QUANTIZED, MIXED = (
+    CacheSettings(),
+    CacheSettings("q8_0", "q5_1", True, True),
+    CacheSettings("bf16", "f32"),
+)
+# error of the logits relative to their size, in the median of positions; activations in 8 bits make
+# about 0.02
+NEAR = 0.04
+# Where values are stored in q5_1, a small difference can move one by a whole step of its grid: with
+# activations in 8 bits and all else as on the truth path 0.055 come out (`test_step_path.py`,
+# test_what_rounding_costs), as much as storing in q5_1 costs in the first place.
 NEAR_IN = {QUANTIZED: 0.08}
 
 
@@ -40,8 +51,11 @@ def models(tmp_path_factory):
     for name in ("llama", "moe"):
         with CheckpointSource(open_checkpoint(folder / name)) as source:
             for type in ("BF16", "IQ4_K", "Q4_K"):
-                paths[f"{name}-{type}"] = write_gguf(folder / f"{name}-{type}.gguf", source,
-                                                     lambda t: type if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32")
+                paths[f"{name}-{type}"] = write_gguf(
+                    folder / f"{name}-{type}.gguf",
+                    source,
+                    lambda t: type if len(t.shape) > 1 and "ffn_gate_inp" not in t.name else "F32",
+                )
     return paths
 
 
@@ -62,8 +76,16 @@ def error(x: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 # few kinds of kernels on purpose: each is compiled when it is first met
-@pytest.mark.parametrize("name, settings", [("llama-IQ4_K", F16), ("llama-IQ4_K", QUANTIZED), ("llama-IQ4_K", MIXED), ("llama-BF16", F16),
-                                            ("moe-Q4_K", F16)])
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        ("llama-IQ4_K", F16),
+        ("llama-IQ4_K", QUANTIZED),
+        ("llama-IQ4_K", MIXED),
+        ("llama-BF16", F16),
+        ("moe-Q4_K", F16),
+    ],
+)
 def test_steps_agree_with_the_truth_path(models, name, settings):
     with load_model(models[name], "cuda", precision="f32") as model:
         truth = stepped(model, [len(TOKENS)], settings)
@@ -72,12 +94,16 @@ def test_steps_agree_with_the_truth_path(models, name, settings):
         ones = stepped(model, [1], settings)
         near = NEAR_IN.get(settings, NEAR)
         assert error(ones, truth) < near
-        assert torch.equal(ones, stepped(model, [1], settings))  # by captured steps of another sequence
+        assert torch.equal(
+            ones, stepped(model, [1], settings)
+        )  # by captured steps of another sequence
         for sizes in ([8], [20, 1]) if settings == F16 and name != "llama-BF16" else ([20, 1],):
             assert error(stepped(model, sizes, settings), truth) < near
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=7), Sampling(1.5, 0, 0.9, 0, seed=2**63 + 5)])
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, Sampling(seed=7), Sampling(1.5, 0, 0.9, 0, seed=2**63 + 5)]
+)
 @pytest.mark.parametrize("name", ["llama-IQ4_K", "moe-Q4_K"])
 def test_tokens_drawn_on_the_device_are_those_of_the_host(models, name, sampling):
     with load_model(models[name], "cuda") as model:
@@ -98,9 +124,16 @@ def test_tokens_drawn_on_the_device_are_those_of_the_host(models, name, sampling
 
 
 def test_what_has_no_kernels_runs_as_it_is(models):
-    cases = [("llama-IQ4_K", {"placement": Request(gpu_layers=1)}), ("moe-Q4_K", {"placement": Request(cpu_experts=1)}), ("moe-BF16", {}),
-             ("llama-IQ4_K", {"placement": Request(overrides=parse_overrides("output=CPU,token_embd=CPU"))}),
-             ("llama-IQ4_K", {"switches": Switches(flash_attention=False)})]
+    cases = [
+        ("llama-IQ4_K", {"placement": Request(gpu_layers=1)}),
+        ("moe-Q4_K", {"placement": Request(cpu_experts=1)}),
+        ("moe-BF16", {}),
+        (
+            "llama-IQ4_K",
+            {"placement": Request(overrides=parse_overrides("output=CPU,token_embd=CPU"))},
+        ),
+        ("llama-IQ4_K", {"switches": Switches(flash_attention=False)}),
+    ]
     for name, options in cases:
         switches = {key: value for key, value in options.items() if key == "switches"}
         with load_model(models[name], "cuda", precision="f32", **switches) as model:

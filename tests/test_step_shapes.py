@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from iqforge.cuda_kernels import step_attention
 from iqforge.cuda_kernels.step_attention import AttentionShape, StepAttention
 from iqforge.errors import UnsupportedTypeError
@@ -12,10 +11,14 @@ from iqforge.errors import UnsupportedTypeError
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Of a device with 99 KB of shared memory and 84 multiprocessors: (kernel's rows, grid, first row, overlaps) of each launch."""
+    """Of a device with 99 KB of shared memory and 84 multiprocessors: (kernel's rows, grid, first
+    row, overlaps) of each launch.
+    """
     facts = SimpleNamespace(shared_memory_per_block_optin=101376, multi_processor_count=84)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
-    monkeypatch.setattr(step_attention, "function", lambda spec, name, device: int(dict(spec.defines)["ROWS"]))
+    monkeypatch.setattr(
+        step_attention, "function", lambda spec, name, device: int(dict(spec.defines)["ROWS"])
+    )
     seen = []
 
     def launch(kernel, grid, block, *args, shared, pdl):
@@ -29,7 +32,20 @@ def launches(monkeypatch):
 def run(shape: AttentionShape, capacity: int) -> StepAttention:
     attention = StepAttention(shape, capacity, torch.device("cpu"))
     q, kv = torch.zeros(shape.rows, 8), torch.zeros(shape.rows, 8)
-    attention(q, kv, kv, None, None, 0.0, torch.zeros(shape.rows, 4), kv, kv, torch.arange(shape.rows, dtype=torch.int32), 1.0, q)
+    attention(
+        q,
+        kv,
+        kv,
+        None,
+        None,
+        0.0,
+        torch.zeros(shape.rows, 4),
+        kv,
+        kv,
+        torch.arange(shape.rows, dtype=torch.int32),
+        1.0,
+        q,
+    )
     return attention
 
 
@@ -46,6 +62,14 @@ def test_rows_that_do_not_fit_are_taken_in_pieces(launches):
 
 def test_splits_follow_from_capacity_and_device(launches):
     shape = AttentionShape(1, 4, 8, 128, 128, "F16", "F16", 128, False)
-    assert [run(shape, capacity).splits for capacity in (1, 128, 129, 1024, 1 << 20)] == [1, 1, 2, 8, 2 * 84 // 8]
+    assert [run(shape, capacity).splits for capacity in (1, 128, 129, 1024, 1 << 20)] == [
+        1,
+        1,
+        2,
+        8,
+        2 * 84 // 8,
+    ]
     wide = AttentionShape(8, 16, 1, 32, 32, "Q8_0", "Q8_0", 32, False)
-    assert run(wide, 1 << 20).splits <= wide.most_splits(*wide.tile(101376 - 2048))  # the block that joins has room for all shares
+    assert run(wide, 1 << 20).splits <= wide.most_splits(
+        *wide.tile(101376 - 2048)
+    )  # the block that joins has room for all shares

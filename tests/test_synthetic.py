@@ -1,20 +1,21 @@
-"""Random models: valid blocks of every type, sane activations, sizes of the real ones, no memory for rows that are seen twice."""
+"""Random models: valid blocks of every type, sane activations, sizes of the real ones, no memory
+for rows that are seen twice.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-
 from iqforge.cuda_kernels.ops import pack_matrix
 from iqforge.cuda_kernels.repeat import repeat_rows
 from iqforge.errors import IqforgeError
 from iqforge.formats import codec
 from iqforge.formats.types import TYPES
-from iqforge.runtime.model import Model
 from iqforge.runtime.bench.random_blocks import random_rows, supported
 from iqforge.runtime.bench.repeated_rows import RepeatedRows, rows_per_page_run
 from iqforge.runtime.bench.synthetic import SyntheticSource, llama3_factors
+from iqforge.runtime.model import Model
 
 WEIGHT_TYPES = [name for name in codec.decodable_types() if name not in ("F64", "I2_S")]
 
@@ -25,38 +26,62 @@ def test_random_rows_have_the_size_asked_for(name):
     rows = random_rows(name, 32, n_cols, 0.02, np.random.default_rng(3))
     assert rows.shape == (32, TYPES[name].row_bytes(n_cols))
     values = codec.decode(name, rows, n_cols, as_weights=True).astype(np.float64)
-    assert np.sqrt((values**2).mean()) == pytest.approx(0.02, rel=0.3 if name.startswith("MXFP4") else 0.03)
+    assert np.sqrt((values**2).mean()) == pytest.approx(
+        0.02, rel=0.3 if name.startswith("MXFP4") else 0.03
+    )
     assert abs(values.mean()) < 0.2 * 0.02
     assert np.array_equal(rows, random_rows(name, 32, n_cols, 0.02, np.random.default_rng(3)))
     assert not np.array_equal(rows, random_rows(name, 32, n_cols, 0.02, np.random.default_rng(4)))
 
 
 def test_types_that_are_no_weights():
-    assert [name for name in TYPES if not supported(name)] == ["F64", "I8", "I16", "I32", "I64", "I2_S"]
+    assert [name for name in TYPES if not supported(name)] == [
+        "F64",
+        "I8",
+        "I16",
+        "I32",
+        "I64",
+        "I2_S",
+    ]
     with pytest.raises(IqforgeError, match="I32"):
         random_rows("I32", 4, 32, 1.0, np.random.default_rng(0))
 
 
 def test_sums_in_the_header_of_q8_kv():
     rows = random_rows("Q8_KV", 4, 64, 0.1, np.random.default_rng(0))
-    assert rows[:, 8:].view(np.int8).sum(1, dtype=np.int64).tolist() == rows[:, 4:8].copy().view("<i4")[:, 0].tolist()
+    assert (
+        rows[:, 8:].view(np.int8).sum(1, dtype=np.int64).tolist()
+        == rows[:, 4:8].copy().view("<i4")[:, 0].tolist()
+    )
 
 
 def test_rows_repeat():
     n = rows_per_page_run(24, 4)
     rows = np.random.default_rng(0).integers(0, 256, (n, 24), dtype=np.uint8)
     view = RepeatedRows(rows, 3 * n + 1).view
-    assert view.shape == (4 * n, 24) and all(np.array_equal(view[k * n : (k + 1) * n], rows) for k in range(4))
+    assert view.shape == (4 * n, 24) and all(
+        np.array_equal(view[k * n : (k + 1) * n], rows) for k in range(4)
+    )
     with pytest.raises(ValueError):
         view[0, 0] = 1
 
 
-@pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "llama-tiny:Q8_0", "llama-tiny:Q4_K_R4", "llama-tiny:F16",
-                                  "qwen3moe-tiny:IQ2_KS,attn_v=Q6_K"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "llama-tiny:IQ4_K",
+        "llama-tiny:Q8_0",
+        "llama-tiny:Q4_K_R4",
+        "llama-tiny:F16",
+        "qwen3moe-tiny:IQ2_KS,attn_v=Q6_K",
+    ],
+)
 def test_activations_neither_vanish_nor_overflow(spec):
     source = SyntheticSource(spec)
     with Model(source, torch.device("cpu")) as model:
-        tokens = torch.randint(0, model.n_vocab, (1, 64), generator=torch.Generator().manual_seed(1))
+        tokens = torch.randint(
+            0, model.n_vocab, (1, 64), generator=torch.Generator().manual_seed(1)
+        )
         hidden = model.hidden(tokens)
         logits = model.logits(hidden[0])
         assert 0.5 < float(hidden.std()) < 2 and 0.5 < float(logits.std()) < 2
@@ -70,12 +95,18 @@ def test_activations_neither_vanish_nor_overflow(spec):
 def test_sizes_are_those_of_the_real_models():
     def parameters(shape):
         source = SyntheticSource(f"{shape}:IQ4_K")
-        return sum(tensor.n_elements for tensor in source.tensors), {tensor.name: tensor.type.name for tensor in source.tensors}
+        return sum(tensor.n_elements for tensor in source.tensors), {
+            tensor.name: tensor.type.name for tensor in source.tensors
+        }
 
     n, types = parameters("llama-8b")
     assert n == 8030261248 + 64  # the checkpoint's, and rope_freqs
-    assert (types["token_embd.weight"], types["output.weight"], types["blk.3.ffn_down.weight"], types["blk.3.ffn_norm.weight"]) == \
-        ("Q6_K", "Q6_K", "IQ4_K", "F32")
+    assert (
+        types["token_embd.weight"],
+        types["output.weight"],
+        types["blk.3.ffn_down.weight"],
+        types["blk.3.ffn_norm.weight"],
+    ) == ("Q6_K", "Q6_K", "IQ4_K", "F32")
     assert parameters("llama-70b")[0] == 70553706496 + 64
     n, types = parameters("qwen3-30b-a3b")
     assert n == 30532122624 and types["blk.0.ffn_gate_inp.weight"] == "F32"
@@ -97,7 +128,11 @@ def test_packed_rows_that_repeat(name, rows, n_matrices):
     all_rows = np.tile(stored, (-(-rows * n_matrices // 16), 1))[: rows * n_matrices]
     whole = pack_matrix(name, [all_rows], rows, 512, n_matrices, "cpu")
     repeated = repeat_rows(pack_matrix(name, [stored], 16, 512, 1, "cpu"), rows, n_matrices)
-    assert torch.equal(whole.data, repeated.data) and (repeated.rows, repeated.n_matrices, repeated.type) == (rows, n_matrices, whole.type)
+    assert torch.equal(whole.data, repeated.data) and (
+        repeated.rows,
+        repeated.n_matrices,
+        repeated.type,
+    ) == (rows, n_matrices, whole.type)
 
 
 def test_the_period_of_a_tensor():
@@ -105,7 +140,9 @@ def test_the_period_of_a_tensor():
         for tensor in source.tensors:
             n = source.period(tensor)
             rows = source.read_rows(tensor, 0, tensor.n_rows)
-            assert n % tensor.type.group_rows == 0 and (n >= len(rows) or np.array_equal(rows[n:], rows[:-n]))
+            assert n % tensor.type.group_rows == 0 and (
+                n >= len(rows) or np.array_equal(rows[n:], rows[:-n])
+            )
 
 
 def test_frequency_factors():
@@ -114,10 +151,18 @@ def test_frequency_factors():
     assert factors[:29].max() == 1 and factors[35:].min() == 8  # as in converted files of Llama 3.1
 
 
-@pytest.mark.parametrize("spec, words", [
-    ("llama-9b:IQ4_K", "no shape 'llama-9b'"), ("llama-8b", "a type is needed"), ("llama-8b:IQ9_K", "unknown ggml type"),
-    ("llama-8b:IQ4_K,attn_v", "not NAME=TYPE"), ("llama-8b:IQ4_K,attn_x=Q6_K", "no tensor has 'attn_x'"),
-    ("llama-8b:I2_S", "no random weights"), ("qwen3moe-tiny:Q4_K,ffn_down_exps=I32", "no random weights")])
+@pytest.mark.parametrize(
+    "spec, words",
+    [
+        ("llama-9b:IQ4_K", "no shape 'llama-9b'"),
+        ("llama-8b", "a type is needed"),
+        ("llama-8b:IQ9_K", "unknown ggml type"),
+        ("llama-8b:IQ4_K,attn_v", "not NAME=TYPE"),
+        ("llama-8b:IQ4_K,attn_x=Q6_K", "no tensor has 'attn_x'"),
+        ("llama-8b:I2_S", "no random weights"),
+        ("qwen3moe-tiny:Q4_K,ffn_down_exps=I32", "no random weights"),
+    ],
+)
 def test_specs_that_are_wrong(spec, words):
     with pytest.raises(IqforgeError, match=words):
         SyntheticSource(spec)

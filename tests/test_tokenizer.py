@@ -6,7 +6,6 @@ import random
 
 import pytest
 import tokenizers
-
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ConfigError, TokenizerError
@@ -17,8 +16,37 @@ from iqforge.runtime.tokenizer import SpecialTokens, Tokenizer
 from .shared import shared
 from .tiny_checkpoint import BOS, make_tiny_llama
 
-PIECES = ["a", "B", " ", "  ", "\n", "\r\n", "\t", "é", "日本", "🙂", "1", "234", "!?", "’", "\u0301", "ß", " the", " and", "it's", "\u200d", "\x00",
-          "ﬀ", "İ", "'LL", "\xa0", "...", "</s>", "<|", "\ufeff"]
+PIECES = [
+    "a",
+    "B",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\t",
+    "é",
+    "日本",
+    "🙂",
+    "1",
+    "234",
+    "!?",
+    "’",
+    "\u0301",
+    "ß",
+    " the",
+    " and",
+    "it's",
+    "\u200d",
+    "\x00",
+    "ﬀ",
+    "İ",
+    "'LL",
+    "\xa0",
+    "...",
+    "</s>",
+    "<|",
+    "\ufeff",
+]
 
 
 def random_texts(n: int, seed: int = 0) -> list[str]:
@@ -27,7 +55,15 @@ def random_texts(n: int, seed: int = 0) -> list[str]:
     def piece() -> str:
         if rng.random() < 0.7:
             return rng.choice(PIECES)
-        return chr(rng.choice([rng.randrange(32, 127), rng.randrange(0xA0, 0xD800), rng.randrange(0xE000, 0x110000)]))
+        return chr(
+            rng.choice(
+                [
+                    rng.randrange(32, 127),
+                    rng.randrange(0xA0, 0xD800),
+                    rng.randrange(0xE000, 0x110000),
+                ]
+            )
+        )
 
     return ["".join(piece() for _ in range(rng.randrange(50))) for _ in range(n)]
 
@@ -43,7 +79,10 @@ def check(metadata, reference, texts) -> None:
     tokenizer = Tokenizer.from_metadata(metadata)
     for text in texts:
         assert tokenizer.encode(text) == reference.encode(text).ids, repr(text)
-        assert tokenizer.encode(text, add_special=False) == reference.encode(text, add_special_tokens=False).ids
+        assert (
+            tokenizer.encode(text, add_special=False)
+            == reference.encode(text, add_special_tokens=False).ids
+        )
         assert tokenizer.decode(tokenizer.encode(text), skip_special=True) == text
 
 
@@ -55,7 +94,11 @@ def test_tiny_vocabulary(tiny):
 def test_trained_vocabularies(name):
     folder = shared(f"models/{name}")
     with CheckpointSource(open_checkpoint(folder)) as source:
-        check(source.metadata, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), random_texts(1000, seed=1))
+        check(
+            source.metadata,
+            tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")),
+            random_texts(1000, seed=1),
+        )
 
 
 @pytest.mark.parametrize("name", ["tok_bpe_added", "tok_bpe_pairs", "qwen2"])
@@ -68,7 +111,10 @@ def test_added_tokens(name):
     rng = random.Random(2)
     for text in random_texts(200, seed=3):
         text = text + rng.choice(added) + rng.choice(["", " ", "x"]) + text[:5]
-        assert tokenizer.encode(text, add_special=False, parse_special=True) == reference.encode(text, add_special_tokens=False).ids, repr(text)
+        assert (
+            tokenizer.encode(text, add_special=False, parse_special=True)
+            == reference.encode(text, add_special_tokens=False).ids
+        ), repr(text)
 
 
 def test_control_tokens_in_a_text_are_text(tiny):
@@ -89,7 +135,10 @@ def test_end_of_sequence(tiny):
 def test_bytes_that_are_not_text(tiny):
     tokenizer = Tokenizer.from_metadata(tiny[0])
     ids = tokenizer.encode("é", add_special=False)
-    assert tokenizer.decode(ids[:1]) == "\ufffd" and b"".join(map(tokenizer.token_bytes, ids)) == "é".encode()
+    assert (
+        tokenizer.decode(ids[:1]) == "\ufffd"
+        and b"".join(map(tokenizer.token_bytes, ids)) == "é".encode()
+    )
     with pytest.raises(TokenizerError, match="surrogate"):
         tokenizer.encode("a\ud800")
     with pytest.raises(TokenizerError, match="9999"):
@@ -97,22 +146,27 @@ def test_bytes_that_are_not_text(tiny):
 
 
 def test_defaults_of_files_that_do_not_say(tiny):
-    metadata = {key: value for key, value in tiny[0].items() if key != "tokenizer.ggml.add_bos_token"}
+    metadata = {
+        key: value for key, value in tiny[0].items() if key != "tokenizer.ggml.add_bos_token"
+    }
     assert SpecialTokens.read(metadata).add_bos  # of llama-bpe
     assert not SpecialTokens.read(metadata | {"tokenizer.ggml.pre": string("gpt-2")}).add_bos
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"tokenizer.ggml.model": string("llama")}, "'llama' is not supported"),
-    ({"tokenizer.ggml.pre": string("lama-bpe")}, "llama-bpe"),
-    ({"tokenizer.ggml.token_type": array(ValueType.INT32, [1, 2])}, "2 token types"),
-    ({"tokenizer.ggml.token_type": array(ValueType.STRING, ["a"])}, "not a number"),
-    ({"tokenizer.ggml.merges": array(ValueType.STRING, ["a b", "ab"])}, "merge 1 is 'ab'"),
-    ({"tokenizer.ggml.merges": array(ValueType.STRING, ["a "])}, "merge 0"),
-    ({"tokenizer.ggml.tokens": array(ValueType.STRING, ["\udcff"])}, "UTF-8"),
-    ({"tokenizer.ggml.bos_token_id": u32(70000)}, "70000"),
-    ({"tokenizer.ggml.bos_token_id": None}, "no bos_token_id"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"tokenizer.ggml.model": string("llama")}, "'llama' is not supported"),
+        ({"tokenizer.ggml.pre": string("lama-bpe")}, "llama-bpe"),
+        ({"tokenizer.ggml.token_type": array(ValueType.INT32, [1, 2])}, "2 token types"),
+        ({"tokenizer.ggml.token_type": array(ValueType.STRING, ["a"])}, "not a number"),
+        ({"tokenizer.ggml.merges": array(ValueType.STRING, ["a b", "ab"])}, "merge 1 is 'ab'"),
+        ({"tokenizer.ggml.merges": array(ValueType.STRING, ["a "])}, "merge 0"),
+        ({"tokenizer.ggml.tokens": array(ValueType.STRING, ["\udcff"])}, "UTF-8"),
+        ({"tokenizer.ggml.bos_token_id": u32(70000)}, "70000"),
+        ({"tokenizer.ggml.bos_token_id": None}, "no bos_token_id"),
+    ],
+)
 def test_vocabularies_that_do_not_fit_together(tiny, change, message):
     metadata = {key: value for key, value in (tiny[0] | change).items() if value is not None}
     if len(metadata["tokenizer.ggml.tokens"].data) == 1:

@@ -1,4 +1,6 @@
-"""PyTorch checkpoints: the same GGUF as from safetensors, views of all kinds, and files that lie or want to run code."""
+"""PyTorch checkpoints: the same GGUF as from safetensors, views of all kinds, and files that lie or
+want to run code.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,24 @@ import tracemalloc
 import zipfile
 from pathlib import Path
 
+import iqforge
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-
-import iqforge
 from iqforge.api import open_source
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.tensors.rows import StoredRows
 from iqforge.convert.torch.file import read_torch_header
-from iqforge.errors import CheckpointError, ConfigError, IqforgeError, MalformedFileError, NotFoundError, TruncatedFileError, UnsupportedTypeError
+from iqforge.errors import (
+    CheckpointError,
+    ConfigError,
+    IqforgeError,
+    MalformedFileError,
+    NotFoundError,
+    TruncatedFileError,
+    UnsupportedTypeError,
+)
+from safetensors.torch import load_file
 
 from .tiny_checkpoint import make_tiny_llama
 
@@ -37,10 +46,12 @@ def as_torch(folder: Path, shards: int, **options) -> Path:
     owners = {}
     for number in range(shards):
         name = f"pytorch_model-{number + 1:05d}-of-{shards:05d}.bin"
-        part = tensors[number * len(tensors) // shards:(number + 1) * len(tensors) // shards]
+        part = tensors[number * len(tensors) // shards : (number + 1) * len(tensors) // shards]
         torch.save(collections.OrderedDict(part), folder / name, **options)
         owners |= {key: name for key, _ in part}
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": owners}))
+    (folder / "pytorch_model.bin.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": owners})
+    )
     return folder
 
 
@@ -56,16 +67,23 @@ def test_same_file_as_from_safetensors(tmp_path: Path, dtype: str, shards: int):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
 def test_wider_dtypes_become_f32(tmp_path: Path, dtype: torch.dtype):
     folder = make_tiny_llama(tmp_path / "model", dtype="f32")
-    tensors = {name: (values.double() * (1e4 if dtype is torch.int32 else 1 + 2**-30)).to(dtype)
-               for name, values in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        name: (values.double() * (1e4 if dtype is torch.int32 else 1 + 2**-30)).to(dtype)
+        for name, values in load_file(folder / "model.safetensors").items()
+    }
     torch.save(tensors, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with open_source(folder) as source:
-        for name, stored in (("blk.1.ffn_down.weight", "model.layers.1.mlp.down_proj.weight"), ("output_norm.weight", "model.norm.weight")):
+        for name, stored in (
+            ("blk.1.ffn_down.weight", "model.layers.1.mlp.down_proj.weight"),
+            ("output_norm.weight", "model.norm.weight"),
+        ):
             tensor = next(t for t in source.tensors if t.name == name)
             rows = source.read_rows(tensor, 0, tensor.n_rows)
             assert tensor.type.name == "F32"
-            assert np.array_equal(rows.view(np.float32).reshape(tensor.shape), tensors[stored].float().numpy())
+            assert np.array_equal(
+                rows.view(np.float32).reshape(tensor.shape), tensors[stored].float().numpy()
+            )
 
 
 def stored(folder: Path, tensors, **options):
@@ -77,25 +95,52 @@ def stored(folder: Path, tensors, **options):
 
 def test_views_of_all_kinds(tmp_path: Path):
     base = torch.arange(4 * 6 * 5, dtype=torch.float32).reshape(4, 6, 5)
-    kept = {"plain": base, "offset": base[2], "transposed": base[1].t(), "every second": base[:, ::2], "expanded": base[0, 0].expand(3, 5),
-            "swapped": base.permute(2, 0, 1), "scalar": base[1, 2, 3], "empty": base[:0], "parameter": torch.nn.Parameter(base[3, 1:4]),
-            "bf16 column": base[0].bfloat16()[:, 2:3], "same": base, "one row": base[:1, :1].transpose(0, 1)}
+    kept = {
+        "plain": base,
+        "offset": base[2],
+        "transposed": base[1].t(),
+        "every second": base[:, ::2],
+        "expanded": base[0, 0].expand(3, 5),
+        "swapped": base.permute(2, 0, 1),
+        "scalar": base[1, 2, 3],
+        "empty": base[:0],
+        "parameter": torch.nn.Parameter(base[3, 1:4]),
+        "bf16 column": base[0].bfloat16()[:, 2:3],
+        "same": base,
+        "one row": base[:1, :1].transpose(0, 1),
+    }
     with stored(tmp_path, kept) as checkpoint:
         assert list(checkpoint.tensors) == list(kept)
         for name, values in kept.items():
             tensor = checkpoint.tensors[name]
-            raw = values.detach().contiguous().view(torch.uint8 if values.ndim else torch.int32).numpy().tobytes()
-            assert tensor.shape == tuple(values.shape) and checkpoint.data(tensor).tobytes() == raw, name
+            raw = (
+                values.detach()
+                .contiguous()
+                .view(torch.uint8 if values.ndim else torch.int32)
+                .numpy()
+                .tobytes()
+            )
+            assert (
+                tensor.shape == tuple(values.shape) and checkpoint.data(tensor).tobytes() == raw
+            ), name
             if values.numel() and values.ndim:
                 rows = StoredRows(checkpoint, tensor)
-                assert b"".join(rows.read(n, n + 1).tobytes() for n in range(rows.n_rows)) == raw, name
+                assert b"".join(rows.read(n, n + 1).tobytes() for n in range(rows.n_rows)) == raw, (
+                    name
+                )
             checkpoint.release(tensor)
-        assert checkpoint.tensors["plain"].strides is None and checkpoint.tensors["one row"].strides is None
+        assert (
+            checkpoint.tensors["plain"].strides is None
+            and checkpoint.tensors["one row"].strides is None
+        )
         assert checkpoint.tensors["transposed"].strides == (1, 5)
 
 
 def test_float8_and_small_integers_are_named(tmp_path: Path):
-    with stored(tmp_path, {"a": torch.zeros(2, 16, dtype=torch.float8_e4m3fn), "b": torch.zeros(3, dtype=torch.int8)}) as checkpoint:
+    with stored(
+        tmp_path,
+        {"a": torch.zeros(2, 16, dtype=torch.float8_e4m3fn), "b": torch.zeros(3, dtype=torch.int8)},
+    ) as checkpoint:
         assert [tensor.dtype for tensor in checkpoint.tensors.values()] == ["F8_E4M3", "I8"]
         with pytest.raises(UnsupportedTypeError, match="tensor 'b'.*I8"):
             checkpoint.type_of(checkpoint.tensors["b"])
@@ -109,7 +154,8 @@ def test_only_the_header_is_read(tmp_path: Path):
     tracemalloc.stop()
 
 
-# --- files that lie ----------------------------------------------------------------------------------------------------------------
+# --- files that lie
+# ----------------------------------------------------------------------------------------------------------------
 
 WITNESS = "IQFORGE_TEST_CODE_RAN"
 
@@ -120,7 +166,9 @@ class Attack:
 
 
 def repacked(path: Path, change=None, compression=zipfile.ZIP_STORED) -> None:
-    """Writes a zip archive anew, `change(name, data)` giving other data, or None to leave an entry out."""
+    """Writes a zip archive anew, `change(name, data)` giving other data, or None to leave an entry
+    out.
+    """
     with zipfile.ZipFile(path) as archive:
         entries = {info.filename: archive.read(info) for info in archive.infolist()}
     with zipfile.ZipFile(path, "w", compression) as archive:
@@ -193,7 +241,9 @@ class View:
 
 def view(offset=0, shape=(2,), strides=(1,), key="0", numel=2, kind=torch.FloatStorage) -> bytes:
     text = io.BytesIO()
-    Persistent(text, 2).dump({"a": View(Stored("storage", kind, key, "cpu", numel), offset, shape, strides)})
+    Persistent(text, 2).dump(
+        {"a": View(Stored("storage", kind, key, "cpu", numel), offset, shape, strides)}
+    )
     return text.getvalue()
 
 
@@ -202,13 +252,29 @@ def test_the_view_that_the_next_test_varies_is_valid(tmp_path: Path):
     assert read_torch_header(tmp_path / "x.bin")["a"].shape == (2,)
 
 
-@pytest.mark.parametrize("changes, words", [
-    ({"offset": 1}, "leaves"), ({"shape": (3,)}, "leaves"), ({"shape": (2, 2), "strides": (1, 1)}, "leaves"),
-    ({"strides": (2,)}, "leaves"), ({"offset": 2**61}, "leaves"), ({"shape": (2**40, 2**40), "strides": (0, 1)}, "leaves"),
-    ({"offset": -1}, "not sizes"), ({"strides": (-1,)}, "not sizes"), ({"shape": (2, 2)}, "not sizes"), ({"offset": 2**80}, "not sizes"),
-    ({"key": "7"}, "not in the archive"), ({"key": "../version"}, "not in the archive"), ({"numel": 3}, "takes 12 bytes"),
-    ({"numel": 2**61}, "takes"), ({"numel": -1}, "not a storage"), ({"kind": torch.DoubleStorage}, "takes 16 bytes"),
-    ({"shape": (1,) * 40, "strides": (1,) * 40}, "40 dimensions"), ({"kind": torch.ComplexFloatStorage}, "ComplexFloatStorage")])
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"offset": 1}, "leaves"),
+        ({"shape": (3,)}, "leaves"),
+        ({"shape": (2, 2), "strides": (1, 1)}, "leaves"),
+        ({"strides": (2,)}, "leaves"),
+        ({"offset": 2**61}, "leaves"),
+        ({"shape": (2**40, 2**40), "strides": (0, 1)}, "leaves"),
+        ({"offset": -1}, "not sizes"),
+        ({"strides": (-1,)}, "not sizes"),
+        ({"shape": (2, 2)}, "not sizes"),
+        ({"offset": 2**80}, "not sizes"),
+        ({"key": "7"}, "not in the archive"),
+        ({"key": "../version"}, "not in the archive"),
+        ({"numel": 3}, "takes 12 bytes"),
+        ({"numel": 2**61}, "takes"),
+        ({"numel": -1}, "not a storage"),
+        ({"kind": torch.DoubleStorage}, "takes 16 bytes"),
+        ({"shape": (1,) * 40, "strides": (1,) * 40}, "40 dimensions"),
+        ({"kind": torch.ComplexFloatStorage}, "ComplexFloatStorage"),
+    ],
+)
 def test_hostile_view(tmp_path: Path, changes: dict, words: str):
     with_pickle(tmp_path / "x.bin", view(**changes))
     with pytest.raises(MalformedFileError, match=words):
@@ -221,23 +287,68 @@ def test_expanding_to_a_huge_shape_allocates_nothing(tmp_path: Path):
     (tmp_path / "x.bin").rename(tmp_path / "pytorch_model.bin")
     with open_checkpoint(tmp_path) as checkpoint:
         tensor = checkpoint.tensors["a"]
-        assert tensor.n_bytes == 2**43 and checkpoint.read(tensor, 2**42, 2**42 + 16).tobytes() == bytes(16)
+        assert tensor.n_bytes == 2**43 and checkpoint.read(
+            tensor, 2**42, 2**42 + 16
+        ).tobytes() == bytes(16)
 
 
-@pytest.mark.parametrize("damage, kind, words", [
-    (lambda path: path.write_bytes(b""), TruncatedFileError, "empty"),
-    (lambda path: path.write_bytes(b"GGUF"), MalformedFileError, "starts with"),
-    (lambda path: path.write_bytes(path.read_bytes()[:-30]), MalformedFileError, "zip"),
-    (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)), MalformedFileError, "zip"),
-    (lambda path: torch.save({}, path, _use_new_zipfile_serialization=False), UnsupportedTypeError, "before version 1.6"),
-    (lambda path: path.write_bytes(b"x" * 257 + b"ustar" + bytes(500)), UnsupportedTypeError, "tar"),
-    (lambda path: repacked(path, compression=zipfile.ZIP_DEFLATED), MalformedFileError, "compressed"),
-    (lambda path: repacked(path, lambda name, data: None if name.endswith("data.pkl") else data), MalformedFileError, "0 entries"),
-    (lambda path: repacked(path, lambda name, data: None if name.endswith("data/0") else data), MalformedFileError, "not in the archive"),
-    (lambda path: repacked(path, lambda name, data: data[:-1] if name.endswith("data/0") else data), MalformedFileError, "takes 8 bytes"),
-    (lambda path: repacked(path, lambda name, data: b"big" if name.endswith("byteorder") else data), UnsupportedTypeError, "big-endian"),
-    (lambda path: torch.jit.script(torch.nn.Linear(2, 2)).save(path), UnsupportedTypeError, "TorchScript"),
-])
+@pytest.mark.parametrize(
+    "damage, kind, words",
+    [
+        (lambda path: path.write_bytes(b""), TruncatedFileError, "empty"),
+        (lambda path: path.write_bytes(b"GGUF"), MalformedFileError, "starts with"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-30]), MalformedFileError, "zip"),
+        (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(100)), MalformedFileError, "zip"),
+        (
+            lambda path: torch.save({}, path, _use_new_zipfile_serialization=False),
+            UnsupportedTypeError,
+            "before version 1.6",
+        ),
+        (
+            lambda path: path.write_bytes(b"x" * 257 + b"ustar" + bytes(500)),
+            UnsupportedTypeError,
+            "tar",
+        ),
+        (
+            lambda path: repacked(path, compression=zipfile.ZIP_DEFLATED),
+            MalformedFileError,
+            "compressed",
+        ),
+        (
+            lambda path: repacked(
+                path, lambda name, data: None if name.endswith("data.pkl") else data
+            ),
+            MalformedFileError,
+            "0 entries",
+        ),
+        (
+            lambda path: repacked(
+                path, lambda name, data: None if name.endswith("data/0") else data
+            ),
+            MalformedFileError,
+            "not in the archive",
+        ),
+        (
+            lambda path: repacked(
+                path, lambda name, data: data[:-1] if name.endswith("data/0") else data
+            ),
+            MalformedFileError,
+            "takes 8 bytes",
+        ),
+        (
+            lambda path: repacked(
+                path, lambda name, data: b"big" if name.endswith("byteorder") else data
+            ),
+            UnsupportedTypeError,
+            "big-endian",
+        ),
+        (
+            lambda path: torch.jit.script(torch.nn.Linear(2, 2)).save(path),
+            UnsupportedTypeError,
+            "TorchScript",
+        ),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_damaged_archive(tmp_path: Path, damage, kind, words):
     path = tmp_path / "x.bin"
@@ -255,7 +366,7 @@ def test_every_flipped_byte_of_a_small_file_is_survived(tmp_path: Path):
     content = path.read_bytes()
     refused = 0
     for place in range(0, len(content), 3):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1:])
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
         try:
             read_torch_header(path)
         except IqforgeError:
@@ -263,12 +374,27 @@ def test_every_flipped_byte_of_a_small_file_is_survived(tmp_path: Path):
     assert refused > 20
 
 
-@pytest.mark.parametrize("change, kind, words", [
-    (lambda index: index["weight_map"].update(a="../pytorch_model.bin"), CheckpointError, "plain name"),
-    (lambda index: index["weight_map"].update(a="pytorch_model-00009-of-00009.bin"), NotFoundError, "missing"),
-    (lambda index: index["weight_map"].update(a=next(iter(index["weight_map"].values()))), CheckpointError, "does not have it"),
-    (lambda index: index["weight_map"].popitem(), CheckpointError, "does not name it"),
-])
+@pytest.mark.parametrize(
+    "change, kind, words",
+    [
+        (
+            lambda index: index["weight_map"].update(a="../pytorch_model.bin"),
+            CheckpointError,
+            "plain name",
+        ),
+        (
+            lambda index: index["weight_map"].update(a="pytorch_model-00009-of-00009.bin"),
+            NotFoundError,
+            "missing",
+        ),
+        (
+            lambda index: index["weight_map"].update(a=next(iter(index["weight_map"].values()))),
+            CheckpointError,
+            "does not have it",
+        ),
+        (lambda index: index["weight_map"].popitem(), CheckpointError, "does not name it"),
+    ],
+)
 def test_hostile_index(tmp_path: Path, change, kind, words):
     folder = as_torch(make_tiny_llama(tmp_path / "model", n_layers=1), 2)
     index = json.loads((folder / "pytorch_model.bin.index.json").read_text())
@@ -280,7 +406,9 @@ def test_hostile_index(tmp_path: Path, change, kind, words):
 
 def test_an_index_that_names_a_tensor_twice(tmp_path: Path):
     folder = as_torch(make_tiny_llama(tmp_path / "model", n_layers=1), 2)
-    (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "x.bin", "a": "x.bin"}}')
+    (folder / "pytorch_model.bin.index.json").write_text(
+        '{"weight_map": {"a": "x.bin", "a": "x.bin"}}'
+    )
     with pytest.raises(ConfigError, match="twice"):
         open_checkpoint(folder).tensors
 

@@ -1,13 +1,14 @@
-"""Trellis types: the tree over the code words, the search for the best of them, and the same on a CUDA device."""
+"""Trellis types: the tree over the code words, the search for the best of them, and the same on a
+CUDA device.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 
+import iqforge
 import numpy as np
 import pytest
-
-import iqforge
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.encode import encode
 from iqforge.quantize.search import trellis_nearest
@@ -32,7 +33,9 @@ def test_words_are_what_the_decoder_makes_of_an_index():
     row[4:8] = 0x88  # the multiple 1 for every block
     row[8:] = indices.view(np.uint8)
     words = code_words(CODEBOOKS["IQ2_KT"])[0][indices]
-    assert np.array_equal(iqforge.decode("IQ2_KT", row[None], 256)[0], words.ravel().astype(np.float32))
+    assert np.array_equal(
+        iqforge.decode("IQ2_KT", row[None], 256)[0], words.ravel().astype(np.float32)
+    )
 
 
 @pytest.mark.parametrize("leaf", [32, LEAF])
@@ -40,12 +43,19 @@ def test_words_are_what_the_decoder_makes_of_an_index():
 def test_tree_holds_every_word_once_and_in_its_boxes(name, leaf):
     book, all_words = CODEBOOKS[name], code_words(CODEBOOKS[name])
     words, indices, leaf_boxes, node_boxes = search_tree(name, leaf)
-    assert words.flags.c_contiguous and leaf_boxes.flags.c_contiguous and node_boxes.flags.c_contiguous
+    assert (
+        words.flags.c_contiguous and leaf_boxes.flags.c_contiguous and node_boxes.flags.c_contiguous
+    )
     for b in range(len(all_words)):
         assert np.array_equal(np.sort(indices[b].ravel()), np.arange(book.size))
         points = words[b].reshape(-1, book.dim, leaf).transpose(0, 2, 1)
         assert np.array_equal(points, all_words[b][indices[b]])
-        low, high = leaf_boxes[b].reshape(-1, 2, book.dim, FAN).transpose(1, 0, 3, 2).reshape(2, -1, 1, book.dim)
+        low, high = (
+            leaf_boxes[b]
+            .reshape(-1, 2, book.dim, FAN)
+            .transpose(1, 0, 3, 2)
+            .reshape(2, -1, 1, book.dim)
+        )
         assert (points >= low).all() and (points <= high).all()
         low, high = node_boxes[b].reshape(2, book.dim, -1).transpose(0, 2, 1)[:, :, None]
         points = points.reshape(book.nodes(leaf), -1, book.dim)
@@ -56,7 +66,10 @@ def test_tree_holds_every_word_once_and_in_its_boxes(name, leaf):
 def test_nearest_word_is_the_best_of_all(name):
     book, tree, search = CODEBOOKS[name], search_tree(name), word_search(name, 1.0)
     generator = np.random.default_rng(2)
-    given, work = np.empty(trellis_nearest.GIVEN, np.float32), np.empty(trellis_nearest.WORK, np.float32)
+    given, work = (
+        np.empty(trellis_nearest.GIVEN, np.float32),
+        np.empty(trellis_nearest.WORK, np.float32),
+    )
     hits_by_eight = np.empty(LEAF // 8, np.int64)
     for trial in range(40):
         x = (generator.standard_normal(book.dim) * (trial > 0)).astype(np.float32)
@@ -65,23 +78,46 @@ def test_nearest_word_is_the_best_of_all(name):
         words = code_words(book)[b].astype(np.float64)
         errors = (w * (x - float(scale) * words) ** 2).sum(axis=1)
         for begin in (-1, trial):
-            for budget, wanted in ((np.float32(np.inf), True), (np.float32(errors.min() * 0.5), False)):
+            for budget, wanted in (
+                (np.float32(np.inf), True),
+                (np.float32(errors.min() * 0.5), False),
+            ):
                 index = np.array([begin], dtype=np.int32)
-                found = search(x, w, 0, scale, budget, b, book.starts[b], *tree, given, work, hits_by_eight.view(np.uint8),
-                               hits_by_eight, index)
+                found = search(
+                    x,
+                    w,
+                    0,
+                    scale,
+                    budget,
+                    b,
+                    book.starts[b],
+                    *tree,
+                    given,
+                    work,
+                    hits_by_eight.view(np.uint8),
+                    hits_by_eight,
+                    index,
+                )
                 if wanted:
                     assert errors[index[0]] <= errors.min() + 1e-5 * (w * x * x).sum() + 1e-9
-                    assert found == pytest.approx(errors[index[0]], abs=1e-5 * (w * x * x).sum() + 1e-5 * errors[index[0]])
+                    assert found == pytest.approx(
+                        errors[index[0]], abs=1e-5 * (w * x * x).sum() + 1e-5 * errors[index[0]]
+                    )
                 else:
                     assert found >= budget
 
 
 def test_values_are_fitted_as_products_use_them():
-    """The product factors of IQ2_KT and IQ3_KT are in the fit: the weights, not the row decoder's values, come out best."""
+    """The product factors of IQ2_KT and IQ3_KT are in the fit: the weights, not the row decoder's
+    values, come out best.
+    """
     x = np.random.default_rng(3).standard_normal((4, 1024)).astype(np.float32)
     for name, factor in (("IQ2_KT", 1.05), ("IQ3_KT", 1.01)):
         rows = encode(name, x)
-        weights, plain = iqforge.decode(name, rows, 1024, as_weights=True), iqforge.decode(name, rows, 1024)
+        weights, plain = (
+            iqforge.decode(name, rows, 1024, as_weights=True),
+            iqforge.decode(name, rows, 1024),
+        )
         assert np.array_equal(weights, plain * np.float32(factor))
         gain = SETTINGS[name].gain
         assert (x * weights).sum() / (weights**2.0).sum() == pytest.approx(1 / gain, abs=0.01)
@@ -95,12 +131,20 @@ def test_constants_of_the_kernels():
         constants, words, indices, leaf_boxes, node_boxes = trellis_cuda.tables(name)
         given = dict(trellis_cuda.defines(ggml_type(name)))
         assert len(constants) == sum(int(given[key]) for key in ("TARGETS", "POSITIVE", "NEGATIVE"))
-        assert int(given["NODES"]) % 32 == 0 and node_boxes.shape == (len(book.starts), 2, book.dim, int(given["NODES"]))
+        assert int(given["NODES"]) % 32 == 0 and node_boxes.shape == (
+            len(book.starts),
+            2,
+            book.dim,
+            int(given["NODES"]),
+        )
         values = (words.astype(np.uint32) << 16).view(np.float32)
         assert np.array_equal(values, np.stack([w[i] for w, i in zip(code_words(book), indices)]))
 
 
-@pytest.mark.skipif(not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.core")), reason="cuda-core is not installed")
+@pytest.mark.skipif(
+    not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.core")),
+    reason="cuda-core is not installed",
+)
 @pytest.mark.parametrize("name", TYPES)
 def test_kernels_compile(name):
     from iqforge.quantize.cuda import trellis as trellis_cuda
@@ -112,7 +156,11 @@ def test_kernels_compile(name):
 @pytest.mark.parametrize("name", TYPES)
 def test_device_is_no_worse_and_repeats_itself(gpu, name):  # noqa: F811
     path = SHARED / "golden/sources.npz"
-    sources = np.load(path) if path.exists() else {"gauss": np.random.default_rng(4).standard_normal((8, 1024)).astype(np.float32)}
+    sources = (
+        np.load(path)
+        if path.exists()
+        else {"gauss": np.random.default_rng(4).standard_normal((8, 1024)).astype(np.float32)}
+    )
     logs = []
     for key in ("gauss", "student", "real"):
         for importance in (None, sources["im"]) if key in sources and "im" in sources else (None,):
@@ -121,7 +169,10 @@ def test_device_is_no_worse_and_repeats_itself(gpu, name):  # noqa: F811
             x, w = sources[key], 1.0 if importance is None else importance.astype(np.float64)
             rows = encode(name, x, importance, device="cuda")
             assert np.array_equal(rows, encode(name, x, importance, device="cuda"))
-            errors = [relative_error(x, iqforge.decode(name, r, 1024, as_weights=True), w) for r in (rows, encode(name, x, importance))]
+            errors = [
+                relative_error(x, iqforge.decode(name, r, 1024, as_weights=True), w)
+                for r in (rows, encode(name, x, importance))
+            ]
             assert errors[0] <= errors[1] * 1.002
             logs.append(np.log(errors[0] / errors[1]))
     assert np.mean(logs) <= 1e-5
@@ -151,9 +202,11 @@ def test_device_on_edge_rows(gpu, name, monkeypatch):  # noqa: F811
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", TYPES)
 def test_device_finds_the_best_word_of_all(gpu, name):  # noqa: F811
-    """Every group of 8192 elements against every code word, in double precision, at the scale that was chosen for its block."""
-    from iqforge.quantize.encode import prepare_weights
+    """Every group of 8192 elements against every code word, in double precision, at the scale that
+    was chosen for its block.
+    """
     from iqforge.quantize.cuda.trellis import TrellisEncoder
+    from iqforge.quantize.encode import prepare_weights
 
     generator, book = np.random.default_rng(6), CODEBOOKS[name]
     x = generator.standard_normal((8, 1024)).astype(np.float32)

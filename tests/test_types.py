@@ -6,12 +6,11 @@ import json
 
 import numpy as np
 import pytest
-
 from iqforge import api
 from iqforge.cli import main
 from iqforge.errors import ShapeError, UnknownTypeError
-from iqforge.formats.types import RETIRED_IDS, TYPES, ggml_type
 from iqforge.formats.commands.types import HEADINGS, markdown_page, support_table
+from iqforge.formats.types import RETIRED_IDS, TYPES, ggml_type
 
 from .shared import ROOT, shared
 
@@ -30,9 +29,20 @@ def test_forms_of_the_table(capsys):
     rows = {row["type"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["IQ4_K_R4"]["interleaves"] == "IQ4_K" and rows["IQ4_K_R4"]["rows"] == 4
     assert rows["BF16_R16"]["row length"] == 2
-    assert rows["I2_S"]["decode"] == "whole tensor" and rows["I2_S"]["quantize"] == rows["I2_S"]["importance"] == "-"
-    assert rows["IQ4_K"]["decode"] == rows["IQ4_K"]["quantize"] == "CPU, CUDA" and rows["BF16_R16"]["quantize"] == "CPU"
-    assert [rows[name]["importance"] for name in ("IQ2_XS_R4", "IQ4_K", "F16", "BF16_R16")] == ["required", "useful", "ignored", "ignored"]
+    assert (
+        rows["I2_S"]["decode"] == "whole tensor"
+        and rows["I2_S"]["quantize"] == rows["I2_S"]["importance"] == "-"
+    )
+    assert (
+        rows["IQ4_K"]["decode"] == rows["IQ4_K"]["quantize"] == "CPU, CUDA"
+        and rows["BF16_R16"]["quantize"] == "CPU"
+    )
+    assert [rows[name]["importance"] for name in ("IQ2_XS_R4", "IQ4_K", "F16", "BF16_R16")] == [
+        "required",
+        "useful",
+        "ignored",
+        "ignored",
+    ]
     assert "I32" not in rows
 
 
@@ -48,9 +58,25 @@ def test_importance_is_required_where_the_reference_says_so():
 
 
 def test_searches_use_importances_where_the_table_says_so():
-    x, w = np.random.default_rng(0).standard_t(4, (16, 512)).astype(np.float32), np.random.default_rng(1).lognormal(size=512)
-    rows = {row[0]: dict(zip(HEADINGS, row)) for row in support_table(api.decodable_types(), api.encodable_types())}
-    for name in ("Q8_0", "Q4_0", "MXFP4", "IQ4_K", "IQ2_BN", "Q8_KV", "F16", "BF16", "BF16_R16"):  # kinds of searches
+    x, w = (
+        np.random.default_rng(0).standard_t(4, (16, 512)).astype(np.float32),
+        np.random.default_rng(1).lognormal(size=512),
+    )
+    rows = {
+        row[0]: dict(zip(HEADINGS, row))
+        for row in support_table(api.decodable_types(), api.encodable_types())
+    }
+    for name in (
+        "Q8_0",
+        "Q4_0",
+        "MXFP4",
+        "IQ4_K",
+        "IQ2_BN",
+        "Q8_KV",
+        "F16",
+        "BF16",
+        "BF16_R16",
+    ):  # kinds of searches
         same = np.array_equal(api.encode(name, x), api.encode(name, x, w.astype(np.float32)))
         assert rows[name]["importance"] == ("ignored" if same else "useful"), name
 

@@ -1,4 +1,6 @@
-"""Packed matrices: nothing is lost, and the unit of every type decodes to the bits of `formats.codec`, on the CPU by g++ and on a GPU."""
+"""Packed matrices: nothing is lost, and the unit of every type decodes to the bits of
+`formats.codec`, on the CPU by g++ and on a GPU.
+"""
 
 import ctypes
 import shutil
@@ -7,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
+from iqforge.cuda_kernels import ops, tensors
+from iqforge.cuda_kernels.compile.grids import shared_bytes
+from iqforge.cuda_kernels.compile.nvrtc import expand
 from iqforge.cuda_kernels.layouts import table as layouts
 from iqforge.cuda_kernels.layouts.layout import bits
-from iqforge.cuda_kernels import ops, tensors
-from iqforge.cuda_kernels.compile.nvrtc import expand
-from iqforge.cuda_kernels.compile.grids import shared_bytes
 from iqforge.errors import ShapeError, UnsupportedTypeError
 from iqforge.formats import codec
 from iqforge.formats.types import TYPES, ggml_type
@@ -31,13 +32,17 @@ def columns(type) -> int:
 
 def random_rows(type, rows, cols, seed=0):
     """Random bytes; every exponent of a float comes up, some not finite."""
-    return np.random.default_rng(seed).integers(0, 256, (rows, type.row_bytes(cols)), dtype=np.uint8)
+    return np.random.default_rng(seed).integers(
+        0, 256, (rows, type.row_bytes(cols)), dtype=np.uint8
+    )
 
 
 def same_bits(a, b):
     """All bits are equal, but for those of a NaN."""
     a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
-    return np.array_equal(np.where(np.isnan(a), 0, a.view(np.uint32)), np.where(np.isnan(b), 0, b.view(np.uint32)))
+    return np.array_equal(
+        np.where(np.isnan(a), 0, a.view(np.uint32)), np.where(np.isnan(b), 0, b.view(np.uint32))
+    )
 
 
 def expected(type, rows, cols):
@@ -54,7 +59,9 @@ def test_packing_loses_nothing(name):
     matrix = ops.pack_matrix(type, [rows[: ROWS // 2], rows[ROWS // 2 :]], ROWS, cols, device="cpu")
     assert matrix.nbytes == ops.packed_bytes(type, ROWS, cols)
     assert same_bits(ops.decode_matrix(matrix, torch.float32).numpy(), expected(type, rows, cols))
-    dropped = sum(n for n_, n, per_row in matrix.layout.planes if per_row) < matrix.type.header_bytes
+    dropped = (
+        sum(n for n_, n, per_row in matrix.layout.planes if per_row) < matrix.type.header_bytes
+    )
     if not type.is_interleaved and not dropped:
         assert np.array_equal(ops.unpack_rows(matrix), rows)
 
@@ -107,10 +114,19 @@ def test_layouts_are_checked(monkeypatch):
     whole = layouts._layouts()["Q8_0"]
     layouts.packed_layout.cache_clear()
     twice = (bits(0, 0, 16), "codes", bits(0, 0, 16))
-    for fields, message in ((lambda i: whole.fields(i)[:1], "one place for every bit"),
-                            (lambda i: whole.fields(i)[:1] + [twice], "two bits in one place"),
-                            (lambda i: [(*field, "sign code") for field in whole.fields(i)], "a field that is 'sign code'")):
-        monkeypatch.setattr(layouts, "_layouts", lambda fields=fields: {"Q8_0": layouts.Layout(whole.planes, fields)})
+    for fields, message in (
+        (lambda i: whole.fields(i)[:1], "one place for every bit"),
+        (lambda i: whole.fields(i)[:1] + [twice], "two bits in one place"),
+        (
+            lambda i: [(*field, "sign code") for field in whole.fields(i)],
+            "a field that is 'sign code'",
+        ),
+    ):
+        monkeypatch.setattr(
+            layouts,
+            "_layouts",
+            lambda fields=fields: {"Q8_0": layouts.Layout(whole.planes, fields)},
+        )
         with pytest.raises(RuntimeError, match=message):
             layouts.packed_layout(type)
     layouts.packed_layout.cache_clear()
@@ -138,11 +154,17 @@ def host_units(tmp_path_factory):
     if not shutil.which("g++"):
         pytest.skip("g++ is not installed: the unit headers are not tried on the CPU")
     headers = tuple(dict.fromkeys(layouts.unit_header(ggml_type(name)) for name in PACKED))
-    program = f'#include "{Path(__file__).parent / "units_on_host.hpp"}"\n' + expand(headers) + HOST_PROGRAM + "".join(
-        f'extern "C" void decode_{name}(const uint8_t* base, int64_t rows, int cols, float* out) {{\n'
-        f"  decode_rows<{name}>(base, rows, cols, out);\n}}\n"
-        f'extern "C" int shared_{name}() {{ return shared_bytes<{name}>(nullptr); }}\n'
-        for name in PACKED)
+    program = (
+        f'#include "{Path(__file__).parent / "units_on_host.hpp"}"\n'
+        + expand(headers)
+        + HOST_PROGRAM
+        + "".join(
+            f'extern "C" void decode_{name}(const uint8_t* base, int64_t rows, int cols, float*'
+            f' out) {{\n  decode_rows<{name}>(base, rows, cols, out);\n}}\nextern "C" int'
+            f" shared_{name}() {{ return shared_bytes<{name}>(nullptr); }}\n"
+            for name in PACKED
+        )
+    )
     return host_library(tmp_path_factory.mktemp("units") / "units", program)
 
 
@@ -153,8 +175,12 @@ def test_units_on_the_cpu(host_units, name):
     rows = random_rows(type, ROWS, cols, seed=1)
     matrix = ops.pack_matrix(type, [rows], ROWS, cols, device="cpu")
     values = np.full((ROWS, cols), 7.25, dtype=np.float32)
-    getattr(host_units, f"decode_{name}")(ctypes.c_void_p(matrix.data.data_ptr()), ctypes.c_int64(ROWS), ctypes.c_int(cols),
-                                          values.ctypes.data_as(ctypes.c_void_p))
+    getattr(host_units, f"decode_{name}")(
+        ctypes.c_void_p(matrix.data.data_ptr()),
+        ctypes.c_int64(ROWS),
+        ctypes.c_int(cols),
+        values.ctypes.data_as(ctypes.c_void_p),
+    )
     assert same_bits(values, expected(type, rows, cols))
     assert getattr(host_units, f"shared_{name}")() == shared_bytes(type)
 
@@ -167,15 +193,24 @@ def test_decoding_on_a_gpu(name):
     cols, total = columns(type), 3 * ROWS
     rows = random_rows(type, total, cols, seed=2)
     matrix = ops.pack_matrix(type, [rows[:ROWS], rows[ROWS:]], ROWS, cols, 3, device="cuda")
-    assert torch.equal(matrix.data.cpu(), ops.pack_matrix(type, [rows], ROWS, cols, 3, device="cpu").data)
+    assert torch.equal(
+        matrix.data.cpu(), ops.pack_matrix(type, [rows], ROWS, cols, 3, device="cpu").data
+    )
     weights = torch.from_numpy(expected(type, rows, cols))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         wanted = weights.to(dtype).float().numpy()
         out = torch.full((total, cols), 7.25, dtype=dtype, device="cuda")
         assert same_bits(ops.decode_matrix(matrix, dtype, out=out).float().cpu().numpy(), wanted)
-        assert same_bits(ops.decode_matrix(matrix, dtype, first_row=5, n_rows=7).float().cpu().numpy(), wanted[5:12])
+        assert same_bits(
+            ops.decode_matrix(matrix, dtype, first_row=5, n_rows=7).float().cpu().numpy(),
+            wanted[5:12],
+        )
         ids = torch.tensor([2, 0], device="cuda")
-        assert same_bits(ops.decode_matrices(matrix, dtype, ids).float().cpu().numpy().reshape(-1, cols),
-                         np.concatenate([wanted[2 * ROWS :], wanted[:ROWS]]))
+        assert same_bits(
+            ops.decode_matrices(matrix, dtype, ids).float().cpu().numpy().reshape(-1, cols),
+            np.concatenate([wanted[2 * ROWS :], wanted[:ROWS]]),
+        )
         ids = torch.tensor([40, 3, 3, 17], device="cuda")
-        assert same_bits(ops.decode_rows(matrix, ids, dtype).float().cpu().numpy(), wanted[[40, 3, 3, 17]])
+        assert same_bits(
+            ops.decode_rows(matrix, ids, dtype).float().cpu().numpy(), wanted[[40, 3, 3, 17]]
+        )

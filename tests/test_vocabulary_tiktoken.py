@@ -1,4 +1,6 @@
-"""Vocabularies in tiktoken.model: tokens, derived merges, special tokens; equal to the tokenizer.json they were made from."""
+"""Vocabularies in tiktoken.model: tokens, derived merges, special tokens; equal to the
+tokenizer.json they were made from.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +9,64 @@ import json
 from pathlib import Path
 
 import pytest
-
 from iqforge.convert.checkpoint.folder import open_checkpoint
-from iqforge.convert.vocabulary.tokenizer_keys import vocabulary_metadata
 from iqforge.convert.vocabulary.tiktoken import byte_letters
+from iqforge.convert.vocabulary.tokenizer_keys import vocabulary_metadata
 from iqforge.errors import TokenizerError
 
 from .tiny_checkpoint import BOS, EOS, tokenizer_json
 
 
 def write_ranks(folder: Path, lines: list[str] | None = None, **config) -> list[bytes]:
-    """tiktoken.model from the tokens of the tiny tokenizer, single bytes first, then in the order of its merges."""
+    """tiktoken.model from the tokens of the tiny tokenizer, single bytes first, then in the order
+    of its merges.
+    """
     model = json.loads(tokenizer_json())["model"]
     byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    tokens = [bytes([byte]) for byte in range(256)] + [bytes(byte_of[letter] for letter in a + b) for a, b in pairs]
+    tokens = [bytes([byte]) for byte in range(256)] + [
+        bytes(byte_of[letter] for letter in a + b) for a, b in pairs
+    ]
     if lines is None:
         lines = [f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens)]
     (folder / "tiktoken.model").write_text("\n".join(lines) + "\n")
     (folder / "config.json").write_text(json.dumps({"model_type": "kimi_k2"} | config))
-    added = {str(len(tokens)): {"content": BOS, "special": True}, str(len(tokens) + 2): {"content": EOS, "special": True}}
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS, "eos_token": EOS, "added_tokens_decoder": added}))
+    added = {
+        str(len(tokens)): {"content": BOS, "special": True},
+        str(len(tokens) + 2): {"content": EOS, "special": True},
+    }
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": BOS, "eos_token": EOS, "added_tokens_decoder": added})
+    )
     return tokens
 
 
 def keys_of(folder: Path, n_vocab: int = 700, pre: str | None = None) -> dict:
     with open_checkpoint(folder) as checkpoint:
-        return {key.removeprefix("tokenizer.ggml."): value.data for key, value in vocabulary_metadata(checkpoint, n_vocab, pre).items()}
+        return {
+            key.removeprefix("tokenizer.ggml."): value.data
+            for key, value in vocabulary_metadata(checkpoint, n_vocab, pre).items()
+        }
 
 
 def test_merges_are_those_of_the_tokenizer(tmp_path: Path):
     tokens, keys = write_ranks(tmp_path), keys_of(tmp_path)
-    pairs = [" ".join(merge) if isinstance(merge, list) else merge for merge in json.loads(tokenizer_json())["model"]["merges"]]
+    pairs = [
+        " ".join(merge) if isinstance(merge, list) else merge
+        for merge in json.loads(tokenizer_json())["model"]["merges"]
+    ]
     assert len(pairs) > 20 and keys["merges"] == pairs
     assert keys["pre"] == "kimi-k2" and keys["model"] == "gpt2"
     n = len(tokens)
-    assert keys["tokens"][32] == "Ġ" and keys["tokens"][256:n] == [pair.replace(" ", "") for pair in pairs]
-    assert keys["tokens"][n:n + 4] == [BOS, f"<|reserved_token_{n + 1}|>", EOS, f"<|reserved_token_{n + 3}|>"]
+    assert keys["tokens"][32] == "Ġ" and keys["tokens"][256:n] == [
+        pair.replace(" ", "") for pair in pairs
+    ]
+    assert keys["tokens"][n : n + 4] == [
+        BOS,
+        f"<|reserved_token_{n + 1}|>",
+        EOS,
+        f"<|reserved_token_{n + 3}|>",
+    ]
     assert keys["token_type"] == [1] * n + [3] * 256 + [5] * (700 - n - 256)
     assert keys["bos_token_id"] == n and keys["eos_token_id"] == n + 2
 
@@ -61,7 +84,19 @@ def test_splitting_must_be_known(tmp_path: Path):
     assert keys_of(tmp_path, pre="llama-bpe")["pre"] == "llama-bpe"
 
 
-@pytest.mark.parametrize("lines", [["IQ== 0", "IQ== 1"], ["IQ== 1"], ["IQ=="], ["???? 0"], ["IQ== x"], ["IQ== 99999999999"], [], [" 0"]])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["IQ== 0", "IQ== 1"],
+        ["IQ== 1"],
+        ["IQ=="],
+        ["???? 0"],
+        ["IQ== x"],
+        ["IQ== 99999999999"],
+        [],
+        [" 0"],
+    ],
+)
 def test_malformed_files(tmp_path: Path, lines: list[str]):
     write_ranks(tmp_path, lines)
     with pytest.raises(TokenizerError, match="tiktoken.model"):

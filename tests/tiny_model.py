@@ -1,28 +1,48 @@
-"""Small GGUF models for tests of the runtime, and a forward pass in plain numpy to hold the runtime against."""
+"""Small GGUF models for tests of the runtime, and a forward pass in plain numpy to hold the runtime
+against.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-
 from iqforge.formats import codec
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import Source
 
 
-def write_gguf(path: Path, source: Source, type_of=lambda tensor: "F32", metadata: dict | None = None, drop: tuple[str, ...] = ()) -> Path:
-    """`source` with floats re-encoded as `type_of(tensor)` says; `metadata` replaces keys (None removes), `drop` leaves tensors out."""
+def write_gguf(
+    path: Path,
+    source: Source,
+    type_of=lambda tensor: "F32",
+    metadata: dict | None = None,
+    drop: tuple[str, ...] = (),
+) -> Path:
+    """`source` with floats re-encoded as `type_of(tensor)` says; `metadata` replaces keys (None
+    removes), `drop` leaves tensors out.
+    """
     from iqforge.formats.types import ggml_type
 
-    merged = {key: value for key, value in (source.metadata | (metadata or {})).items() if value is not None}
+    merged = {
+        key: value
+        for key, value in (source.metadata | (metadata or {})).items()
+        if value is not None
+    }
     kept = [tensor for tensor in source.tensors if tensor.name not in drop]
     targets = [tensor.with_type(ggml_type(type_of(tensor))) for tensor in kept]
     with GGUFWriter(path, merged, targets) as writer:
         for tensor, target in zip(kept, targets):
             rows = source.read_rows(tensor, 0, tensor.n_rows)
-            writer.write(target, rows if target.type is tensor.type else encode(target.type, codec.decode(tensor.type, rows, tensor.n_cols)))
+            writer.write(
+                target,
+                (
+                    rows
+                    if target.type is tensor.type
+                    else encode(target.type, codec.decode(tensor.type, rows, tensor.n_cols))
+                ),
+            )
     return path
 
 
@@ -35,26 +55,38 @@ def encode(type, x: np.ndarray) -> np.ndarray:
 
 
 class PlainForward:
-    """Llama and Qwen3-MoE in float64 numpy, straight from the definitions, one token row after another where that is simplest."""
+    """Llama and Qwen3-MoE in float64 numpy, straight from the definitions, one token row after
+    another where that is simplest.
+    """
 
     def __init__(self, path: Path):
         with open_gguf(path) as source:
             self.arch = source.metadata["general.architecture"].data
             self.keys = {key: value.data for key, value in source.metadata.items()}
-            self.w = {t.name: codec.decode(t.type, np.array(source.read_rows(t, 0, t.n_rows)), t.n_cols).reshape(t.shape).astype(np.float64)
-                      for t in source.tensors}
+            self.w = {
+                t.name: (
+                    codec.decode(t.type, np.array(source.read_rows(t, 0, t.n_rows)), t.n_cols)
+                    .reshape(t.shape)
+                    .astype(np.float64)
+                )
+                for t in source.tensors
+            }
 
     def key(self, name: str):
         return self.keys[f"{self.arch}.{name}"]
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
         eps = self.key("attention.layer_norm_rms_epsilon")
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * self.w[f"{name}.weight"].reshape(-1)
+        return (
+            x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * self.w[f"{name}.weight"].reshape(-1)
+        )
 
     def rope(self, x: np.ndarray) -> np.ndarray:
         """[tokens, heads, head size] turned as complex numbers."""
         head = x.shape[-1]
-        angle = np.arange(len(x))[:, None, None] * self.key("rope.freq_base") ** (-2 * np.arange(head // 2) / head)
+        angle = np.arange(len(x))[:, None, None] * self.key("rope.freq_base") ** (
+            -2 * np.arange(head // 2) / head
+        )
         if self.arch == "llama":
             turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)
             return np.stack([turned.real, turned.imag], -1).reshape(x.shape)
@@ -84,8 +116,14 @@ class PlainForward:
             p = np.exp(logits - logits.max())
             best = np.argsort(-p, kind="stable")[: self.key("expert_used_count")]
             for e in best:
-                gate, up = (self.w[f"{at}.ffn_{part}_exps.weight"][e] @ row for part in ("gate", "up"))
-                y[t] += p[e] / p[best].sum() * (self.w[f"{at}.ffn_down_exps.weight"][e] @ (gate / (1 + np.exp(-gate)) * up))
+                gate, up = (
+                    self.w[f"{at}.ffn_{part}_exps.weight"][e] @ row for part in ("gate", "up")
+                )
+                y[t] += (
+                    p[e]
+                    / p[best].sum()
+                    * (self.w[f"{at}.ffn_down_exps.weight"][e] @ (gate / (1 + np.exp(-gate)) * up))
+                )
         return y
 
     def __call__(self, tokens: list[int]) -> np.ndarray:
@@ -99,4 +137,6 @@ class PlainForward:
             else:
                 gate, up = (x @ self.w[f"{at}.ffn_{part}.weight"].T for part in ("gate", "up"))
                 h = h + gate / (1 + np.exp(-gate)) * up @ self.w[f"{at}.ffn_down.weight"].T
-        return self.norm(h, "output_norm") @ self.w.get("output.weight", self.w["token_embd.weight"]).T
+        return (
+            self.norm(h, "output_norm") @ self.w.get("output.weight", self.w["token_embd.weight"]).T
+        )

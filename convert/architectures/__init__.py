@@ -1,7 +1,8 @@
-"""One file per model family. A class registers itself for the Hugging Face class names it converts; the files are found by name.
+"""One file per model family. A class registers itself for the Hugging Face class names it converts;
+the files are found by name.
 
-    @register("LlamaForCausalLM")
-    class Llama(Architecture): ...
+@register("LlamaForCausalLM")
+class Llama(Architecture): ...
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING, Callable
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...errors import ArchitectureError, printable
 
@@ -21,18 +23,27 @@ _REGISTRY: dict[tuple[str, str | None], type[Architecture]] = {}
 _loaded = False
 
 
-def register(*hf_classes: str, model_type: str | None = None) -> Callable[[type[Architecture]], type[Architecture]]:
-    """Class decorator: this class converts checkpoints whose `architectures[0]` is one of `hf_classes`.
+def register(
+    *hf_classes: str, model_type: str | None = None
+) -> Callable[[type[Architecture]], type[Architecture]]:
+    """Class decorator: this class converts checkpoints whose `architectures[0]` is one of
+    `hf_classes`.
 
-    Multimodal classes wrap several text models: `model_type` takes only those with this `model_type` in config.json (in its
-    `text_config`, where it has one), before one that is registered without.
+    Multimodal classes wrap several text models: `model_type` takes only those with this
+    `model_type` in config.json (in its `text_config`, where it has one), before one that is
+    registered without.
     """
+
     def add(converter: type[Architecture]) -> type[Architecture]:
         for name in hf_classes:
             if (name, model_type) in _REGISTRY:
-                raise RuntimeError(f"{name} is registered by {_REGISTRY[name, model_type].__name__} and by {converter.__name__}")
+                raise RuntimeError(
+                    f"{name} is registered by {_REGISTRY[name, model_type].__name__} and by"
+                    f" {converter.__name__}"
+                )
             _REGISTRY[name, model_type] = converter
         return converter
+
     return add
 
 
@@ -47,14 +58,19 @@ def supported() -> list[str]:
 
 
 def architecture_class(hf_class: str, model_type: object = None) -> type[Architecture]:
-    """The converter of a Hugging Face class and text model. ArchitectureError naming the nearest known classes if there is none."""
+    """The converter of a Hugging Face class and text model. ArchitectureError naming the nearest
+    known classes if there is none.
+    """
     names = supported()
     for key in ((hf_class, model_type), (hf_class, None)):
         if isinstance(key[1], str | None) and key in _REGISTRY:
             return _REGISTRY[key]
     if hf_class in names:
         kinds = ", ".join(kind for name, kind in _REGISTRY if name == hf_class and kind)
-        raise ArchitectureError(f"the text model '{printable(model_type)}' of '{hf_class}' is not supported yet; {kinds} is")
+        raise ArchitectureError(
+            f"the text model '{printable(model_type)}' of '{hf_class}' is not supported yet;"
+            f" {kinds} is"
+        )
     close = difflib.get_close_matches(hf_class, names, n=3, cutoff=0.6)
     hint = f"nearest known: {', '.join(close)}" if close else f"known: {', '.join(names)}"
     raise ArchitectureError(f"model class '{printable(hf_class)}' is not supported yet ({hint})")

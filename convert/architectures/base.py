@@ -1,41 +1,57 @@
-"""What all model families share: mapping stored tensors to GGUF tensors through a table, and the common metadata keys."""
+"""What all model families share: mapping stored tensors to GGUF tensors through a table, and the
+common metadata keys.
+"""
 
 from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Callable, Iterator
 
 from ...errors import CheckpointError, ConfigError
 from ...formats.gguf.values import Value, f32, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
 from ..checkpoint.folder import Checkpoint
-from ..tensors.decoded import factor_tensors
+from ..checkpoint.safetensors import StoredTensor
+from ..metadata.rope import Rope
 from ..options import Options
 from ..packed import unpacked
-from ..metadata.rope import Rope
+from ..tensors.decoded import factor_tensors
 from ..tensors.rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, Rows, StoredRows
-from ..checkpoint.safetensors import StoredTensor
 from ..vocabulary.tokenizer_keys import vocabulary_metadata
 
 # Buffers that old checkpoints carry along; runtimes compute them.
 DROPPED_SUFFIXES = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
 
-# Parts of multimodal checkpoints (those with a `text_config`) that are no text model, without a leading `model.`.
-OTHER_MODALITIES = ("vision_tower.", "vision_model.", "vision_encoder.", "visual.", "vision_embed_tokenizer.", "multi_modal_projector.",
-                    "patch_merger.", "audio_tower.", "embed_vision.", "embed_audio.", "mm_soft_emb_norm.")
+# Parts of multimodal checkpoints (those with a `text_config`) that are no text model, without a
+# leading `model.`.
+OTHER_MODALITIES = (
+    "vision_tower.",
+    "vision_model.",
+    "vision_encoder.",
+    "visual.",
+    "vision_embed_tokenizer.",
+    "multi_modal_projector.",
+    "patch_merger.",
+    "audio_tower.",
+    "embed_vision.",
+    "embed_audio.",
+    "mm_soft_emb_norm.",
+)
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A line of a family's table: where a tensor is stored, its GGUF name, its shape (numpy order, row length last).
+    """A line of a family's table: where a tensor is stored, its GGUF name, its shape (numpy order,
+    row length last).
 
-    Names leave out the suffix (`.weight`, `.bias`) unless they are `exact`; `{}` stands for the number of the layer. Where layers
-    differ, `shape` is a function of the layer: None says that this layer has no such tensor.
+    Names leave out the suffix (`.weight`, `.bias`) unless they are `exact`; `{}` stands for the
+    number of the layer. Where layers differ, `shape` is a function of the layer: None says that
+    this layer has no such tensor.
     """
 
     stored: str
@@ -57,7 +73,9 @@ class Weight:
 
 @dataclass(frozen=True)
 class Mapped:
-    """An output tensor with the function that reads its rows, and the stored tensors that it is made of, if their matrices are its own."""
+    """An output tensor with the function that reads its rows, and the stored tensors that it is
+    made of, if their matrices are its own.
+    """
 
     info: TensorInfo
     rows: Rows
@@ -65,9 +83,11 @@ class Mapped:
 
 
 class Architecture(ABC):
-    """Converts the checkpoints of one model family. Subclasses give `gguf_name`, `weights()` and further keys.
+    """Converts the checkpoints of one model family. Subclasses give `gguf_name`, `weights()` and
+    further keys.
 
-    Sizes are read from the config on construction, so that a config that lacks one fails before anything is written.
+    Sizes are read from the config on construction, so that a config that lacks one fails before
+    anything is written.
     """
 
     gguf_name: str
@@ -76,8 +96,11 @@ class Architecture(ABC):
     has_mtp = False  # the file can have blocks that predict further tokens
     mla_layouts: tuple[str, ...] = ("mainline",)
     ff_is_optional = False  # a class without dense layers may lack intermediate_size
-    class_defaults: dict[str, object] = {}  # what the model class takes for keys that its published config.json files leave out
-    always_names_head_size = True  # the reference leaves key_length out where neither the class nor config.json has head_dim
+    class_defaults: dict[
+        str, object
+    ] = {}  # what the model class takes for keys that its published config.json files leave out
+    # the reference leaves key_length out where neither the class nor config.json has head_dim
+    always_names_head_size = True
 
     def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
         self.checkpoint, self.options = checkpoint, options
@@ -87,30 +110,45 @@ class Architecture(ABC):
         config = self.config
         self.n_layers = config.integer("num_hidden_layers")
         self.n_embd = config.integer("hidden_size")
-        self.n_ff = config.integer("intermediate_size", default=None) if self.ff_is_optional else config.integer("intermediate_size")
+        self.n_ff = (
+            config.integer("intermediate_size", default=None)
+            if self.ff_is_optional
+            else config.integer("intermediate_size")
+        )
         self.n_vocab = config.integer("vocab_size")
         self.n_heads = config.integer("num_attention_heads")
-        self.n_kv_heads = config.integer("num_key_value_heads", default=self.n_heads)  # what the classes take for multi-head attention
+        self.n_kv_heads = config.integer(
+            "num_key_value_heads", default=self.n_heads
+        )  # what the classes take for multi-head attention
         self.head_size = config.integer("head_dim", default=None) or self._derived_head_size()
         self.tied = config.boolean("tie_word_embeddings", default=self.tied_by_default)
         self.rope = self.make_rope()
         if self.n_heads % self.n_kv_heads:
-            raise ConfigError(f"num_attention_heads {self.n_heads} is not a multiple of num_key_value_heads {self.n_kv_heads}",
-                              file=config.file)
+            raise ConfigError(
+                f"num_attention_heads {self.n_heads} is not a multiple of num_key_value_heads"
+                f" {self.n_kv_heads}",
+                file=config.file,
+            )
 
     def make_rope(self) -> Rope:
         return Rope(self.config, self.head_size)
 
     def _derived_head_size(self) -> int:
         if self.n_embd % self.n_heads:
-            raise ConfigError(f"hidden_size {self.n_embd} is not a multiple of num_attention_heads {self.n_heads} and head_dim is missing",
-                              file=self.config.file)
+            raise ConfigError(
+                f"hidden_size {self.n_embd} is not a multiple of num_attention_heads {self.n_heads}"
+                " and head_dim is missing",
+                file=self.config.file,
+            )
         return self.n_embd // self.n_heads
 
-    # --- metadata ---------------------------------------------------------------------------------------------------------------
+    # --- metadata
+    # ---------------------------------------------------------------------------------------------------------------
 
     def metadata(self) -> dict[str, Value]:
-        """The keys `<architecture>.*` in the order of the reference, with a place for `general.file_type` that the caller fills."""
+        """The keys `<architecture>.*` in the order of the reference, with a place for
+        `general.file_type` that the caller fills.
+        """
         config = self.config
         keys = {
             "block_count": u32(self.n_layers),
@@ -126,7 +164,10 @@ class Architecture(ABC):
             "general.file_type": u32(0),
             **self.family_keys(),
         }
-        return {key if key.startswith("general.") else f"{self.gguf_name}.{key}": value for key, value in keys.items()}
+        return {
+            key if key.startswith("general.") else f"{self.gguf_name}.{key}": value
+            for key, value in keys.items()
+        }
 
     def vocabulary(self, pre: str | None) -> dict[str, Value]:
         """All `tokenizer.*` keys; `pre` names the pre-tokenizer instead of deriving it."""
@@ -141,7 +182,10 @@ class Architecture(ABC):
     def head_size_keys(self) -> dict[str, Value]:
         if not self.always_names_head_size and "head_dim" not in self.config:
             return {}
-        return {"attention.key_length": u32(self.head_size), "attention.value_length": u32(self.head_size)}
+        return {
+            "attention.key_length": u32(self.head_size),
+            "attention.value_length": u32(self.head_size),
+        }
 
     def expert_keys(self) -> dict[str, Value]:
         return {}
@@ -149,7 +193,8 @@ class Architecture(ABC):
     def family_keys(self) -> dict[str, Value]:
         return {}
 
-    # --- tensors ----------------------------------------------------------------------------------------------------------------
+    # --- tensors
+    # ----------------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def weights(self) -> list[Weight]:
@@ -158,12 +203,15 @@ class Architecture(ABC):
     def tensors(self) -> list[Mapped]:
         """All output tensors: generated ones first, then in the order of the files.
 
-        CheckpointError for a stored tensor that no line of the table names, for one of another shape, and for one that is missing.
+        CheckpointError for a stored tensor that no line of the table names, for one of another
+        shape, and for one that is missing.
         """
         mapped: dict[str, Mapped] = {}
         for tensor in [*self.generated(), *self.stored()]:
             if tensor.info.name in mapped:
-                raise CheckpointError(f"two stored tensors make '{tensor.info.name}'", file=self.checkpoint.path)
+                raise CheckpointError(
+                    f"two stored tensors make '{tensor.info.name}'", file=self.checkpoint.path
+                )
             mapped[tensor.info.name] = tensor
             for info, row in factor_tensors(tensor.info, tensor.made_of):
                 mapped[info.name] = Mapped(info, row)
@@ -172,50 +220,79 @@ class Architecture(ABC):
 
     def generated(self) -> Iterator[Mapped]:
         if (factors := self.rope.factors()) is not None:
-            yield Mapped(TensorInfo("rope_freqs.weight", factors.shape, TYPES["F32"]), GeneratedRow(factors))
+            yield Mapped(
+                TensorInfo("rope_freqs.weight", factors.shape, TYPES["F32"]), GeneratedRow(factors)
+            )
 
     def stored(self) -> Iterator[Mapped]:
         table: dict[str, Weight] = {}
         for weight in self.weights():
-            if table.setdefault(weight.stored, weight) is not weight:  # one of the two would do nothing
-                raise RuntimeError(f"the table of {self.gguf_name} has two lines for '{weight.stored}'")
+            if (
+                table.setdefault(weight.stored, weight) is not weight
+            ):  # one of the two would do nothing
+                raise RuntimeError(
+                    f"the table of {self.gguf_name} has two lines for '{weight.stored}'"
+                )
         for tensor in unpacked(self.checkpoint).values():
             name = self.text_name(tensor.name)
-            if name is None or name.endswith(DROPPED_SUFFIXES) or (self.tied and name == "lm_head.weight"):
+            if (
+                name is None
+                or name.endswith(DROPPED_SUFFIXES)
+                or (self.tied and name == "lm_head.weight")
+            ):
                 continue
             yield from self.convert(name, tensor, table)
 
     def text_name(self, name: str) -> str | None:
-        """The name without what marks the text model inside a multimodal one; None for tensors of other modalities."""
+        """The name without what marks the text model inside a multimodal one; None for tensors of
+        other modalities.
+        """
         if "text_config" not in self.checkpoint.config:
             return name
         if name.removeprefix("model.").startswith(OTHER_MODALITIES):
             return None
         return name.replace("language_model.", "", 1)
 
-    def convert(self, name: str, tensor: StoredTensor, table: dict[str, Weight]) -> Iterator[Mapped]:
-        """Output tensors that are complete once `tensor` has been seen, which the text model calls `name`."""
+    def convert(
+        self, name: str, tensor: StoredTensor, table: dict[str, Weight]
+    ) -> Iterator[Mapped]:
+        """Output tensors that are complete once `tensor` has been seen, which the text model calls
+        `name`.
+        """
         pattern, numbers = split_numbers(name)
         if (weight := table.get(pattern)) is not None and weight.exact:
             suffix = ""
         else:
             stem, _, suffix = pattern.rpartition(".")
             weight = table.get(stem)
-            if weight is None or weight.exact or suffix not in ("weight", "bias") or (suffix == "bias" and not weight.bias):
+            if (
+                weight is None
+                or weight.exact
+                or suffix not in ("weight", "bias")
+                or (suffix == "bias" and not weight.bias)
+            ):
                 raise self.unknown(pattern, tensor, table)
         layer = self.layer_of(tensor, numbers) if weight.per_layer else None
         yield self.mapped(tensor, weight, suffix, layer)
 
-    def mapped(self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None) -> Mapped:
+    def mapped(
+        self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None
+    ) -> Mapped:
         """`suffix`: weight, bias, or empty for an exact name."""
         shape = weight.shape_of(layer)
         if shape is None:
-            raise CheckpointError(f"{self.gguf_name} has no such tensor in layer {layer}", file=tensor.file, tensor=tensor.name)
+            raise CheckpointError(
+                f"{self.gguf_name} has no such tensor in layer {layer}",
+                file=tensor.file,
+                tensor=tensor.name,
+            )
         shape = shape[:1] if suffix == "bias" else shape
         check_shape(tensor, shape)
         type = self.checkpoint.type_of(tensor)
         if weight.rotary_heads and len(shape) == 1:
-            rows: Rows = OneRow(PairedRotaryRows(StoredRows(self.checkpoint, tensor, shape[0]), weight.rotary_heads))
+            rows: Rows = OneRow(
+                PairedRotaryRows(StoredRows(self.checkpoint, tensor, shape[0]), weight.rotary_heads)
+            )
         elif weight.rotary_heads:
             rows = PairedRotaryRows(StoredRows(self.checkpoint, tensor), weight.rotary_heads)
         else:
@@ -223,46 +300,77 @@ class Architecture(ABC):
         if weight.plus_one:
             rows, type = PlusOneRows(rows, type, shape[-1]), TYPES["F32"]
         name = weight.gguf.format(layer)
-        return Mapped(TensorInfo(f"{name}.{suffix}" if suffix else name, shape, type), rows, (tensor,))
+        return Mapped(
+            TensorInfo(f"{name}.{suffix}" if suffix else name, shape, type), rows, (tensor,)
+        )
 
     def layer_of(self, tensor: StoredTensor, numbers: list[int]) -> int:
         if numbers[0] >= self.n_layers:
-            raise CheckpointError(f"belongs to layer {numbers[0]}, but config.json has num_hidden_layers {self.n_layers}", file=tensor.file,
-                                  tensor=tensor.name)
+            raise CheckpointError(
+                f"belongs to layer {numbers[0]}, but config.json has num_hidden_layers"
+                f" {self.n_layers}",
+                file=tensor.file,
+                tensor=tensor.name,
+            )
         return numbers[0]
 
-    def unknown(self, pattern: str, tensor: StoredTensor, table: dict[str, Weight]) -> CheckpointError:
+    def unknown(
+        self, pattern: str, tensor: StoredTensor, table: dict[str, Weight]
+    ) -> CheckpointError:
         stem, _, _ = pattern.rpartition(".")
         close = difflib.get_close_matches(stem, table, n=1, cutoff=0.6)
         hint = f"; the nearest known name is '{close[0]}'" if close else ""
-        return CheckpointError(f"{self.gguf_name} has no such tensor{hint}", file=tensor.file, tensor=tensor.name)
+        return CheckpointError(
+            f"{self.gguf_name} has no such tensor{hint}", file=tensor.file, tensor=tensor.name
+        )
 
     def required(self, weight: Weight) -> list[tuple[str, str]]:
-        """GGUF and stored names of the tensors that this line of the table must have given, `{}` standing for the layer."""
+        """GGUF and stored names of the tensors that this line of the table must have given, `{}`
+        standing for the layer.
+        """
         if weight.optional:
             return []
         if weight.exact:
             return [(weight.gguf, weight.stored)]
-        return [(f"{weight.gguf}.{suffix}", f"{weight.stored}.{suffix}") for suffix in (("weight", "bias") if weight.bias else ("weight",))]
+        return [
+            (f"{weight.gguf}.{suffix}", f"{weight.stored}.{suffix}")
+            for suffix in (("weight", "bias") if weight.bias else ("weight",))
+        ]
 
     def _check_complete(self, mapped: dict[str, Mapped]) -> None:
         wanted = [(weight, *names) for weight in self.weights() for names in self.required(weight)]
-        for layer in range(self.first_layer, self.n_layers):  # stops at the first gap, however many layers a config claims
+        for layer in range(
+            self.first_layer, self.n_layers
+        ):  # stops at the first gap, however many layers a config claims
             for weight, name, stored in wanted:
-                expected = (layer == self.first_layer or weight.per_layer) and weight.shape_of(layer) is not None
+                expected = (layer == self.first_layer or weight.per_layer) and weight.shape_of(
+                    layer
+                ) is not None
                 if expected and name.format(layer) not in mapped:
-                    raise CheckpointError("is missing from the checkpoint", file=self.checkpoint.path, tensor=stored.format(layer))
+                    raise CheckpointError(
+                        "is missing from the checkpoint",
+                        file=self.checkpoint.path,
+                        tensor=stored.format(layer),
+                    )
 
 
 def check_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
     """CheckpointError unless `tensor` has the shape that the config's sizes ask for."""
     if tensor.shape != shape:
-        raise CheckpointError(f"has shape {list(tensor.shape)}, config.json asks for {list(shape)}", file=tensor.file,
-                              tensor=tensor.name)
+        raise CheckpointError(
+            f"has shape {list(tensor.shape)}, config.json asks for {list(shape)}",
+            file=tensor.file,
+            tensor=tensor.name,
+        )
 
 
 def split_numbers(name: str) -> tuple[str, list[int]]:
     """`model.layers.3.mlp.experts.5.up_proj` -> (`model.layers.{}.mlp.experts.{}.up_proj`, [3, 5])."""
     parts = name.split(".")
     numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 10]
-    return ".".join("{}" if part.isascii() and part.isdigit() and len(part) < 10 else part for part in parts), numbers
+    return (
+        ".".join(
+            "{}" if part.isascii() and part.isdigit() and len(part) < 10 else part for part in parts
+        ),
+        numbers,
+    )

@@ -1,8 +1,10 @@
-"""Lines of a family's table that most families share: embeddings and head, attention, the gated feed-forward."""
+"""Lines of a family's table that most families share: embeddings and head, attention, the gated
+feed-forward.
+"""
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 from .base import Architecture, Shape, Weight
 
@@ -18,14 +20,30 @@ def embedding_and_head(model: Architecture) -> list[Weight]:
     ]
 
 
-def attention(model: Architecture, *, bias: bool, output_bias: bool, rotary_pairs: bool = False, head_norms: bool = False) -> list[Weight]:
-    """Query, key, value and output matrices; `rotary_pairs` reorders heads for GGUF's `llama`, `head_norms` are norms of query and key."""
+def attention(
+    model: Architecture,
+    *,
+    bias: bool,
+    output_bias: bool,
+    rotary_pairs: bool = False,
+    head_norms: bool = False,
+) -> list[Weight]:
+    """Query, key, value and output matrices; `rotary_pairs` reorders heads for GGUF's `llama`,
+    `head_norms` are norms of query and key.
+    """
     d, q, kv = model.n_embd, model.n_heads * model.head_size, model.n_kv_heads * model.head_size
     q_heads, kv_heads = (model.n_heads, model.n_kv_heads) if rotary_pairs else (0, 0)
-    norms = [Weight(f"{LAYER}.self_attn.{part}_norm", f"blk.{{}}.attn_{part}_norm", (model.head_size,)) for part in "qk"]
+    norms = [
+        Weight(f"{LAYER}.self_attn.{part}_norm", f"blk.{{}}.attn_{part}_norm", (model.head_size,))
+        for part in "qk"
+    ]
     return [
-        Weight(f"{LAYER}.self_attn.q_proj", "blk.{}.attn_q", (q, d), bias=bias, rotary_heads=q_heads),
-        Weight(f"{LAYER}.self_attn.k_proj", "blk.{}.attn_k", (kv, d), bias=bias, rotary_heads=kv_heads),
+        Weight(
+            f"{LAYER}.self_attn.q_proj", "blk.{}.attn_q", (q, d), bias=bias, rotary_heads=q_heads
+        ),
+        Weight(
+            f"{LAYER}.self_attn.k_proj", "blk.{}.attn_k", (kv, d), bias=bias, rotary_heads=kv_heads
+        ),
         Weight(f"{LAYER}.self_attn.v_proj", "blk.{}.attn_v", (kv, d), bias=bias),
         Weight(f"{LAYER}.self_attn.o_proj", "blk.{}.attn_output", (d, q), bias=output_bias),
         *(norms if head_norms else []),
@@ -34,8 +52,10 @@ def attention(model: Architecture, *, bias: bool, output_bias: bool, rotary_pair
 
 def norms(model: Architecture) -> list[Weight]:
     """The norms before attention and before the feed-forward."""
-    return [Weight(f"{LAYER}.input_layernorm", "blk.{}.attn_norm", (model.n_embd,)),
-            Weight(f"{LAYER}.post_attention_layernorm", "blk.{}.ffn_norm", (model.n_embd,))]
+    return [
+        Weight(f"{LAYER}.input_layernorm", "blk.{}.attn_norm", (model.n_embd,)),
+        Weight(f"{LAYER}.post_attention_layernorm", "blk.{}.ffn_norm", (model.n_embd,)),
+    ]
 
 
 def gated_feed_forward(model: Architecture, *, bias: bool = False) -> list[Weight]:

@@ -1,4 +1,6 @@
-"""DeepSeek V2, V2-Lite, V3, R1 and Kimi K2. Blocks that predict further tokens are dropped: GGUF's deepseek2 has no place for them."""
+"""DeepSeek V2, V2-Lite, V3, R1 and Kimi K2. Blocks that predict further tokens are dropped: GGUF's
+deepseek2 has no place for them.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,18 @@ from . import register
 from .base import split_numbers
 from .latent import LatentAttention
 
-_YARN_IN_IK = ("type", "factor", "original_context_length", "yarn_log_multiplier")  # under rope.scaling
+_YARN_IN_IK = (
+    "type",
+    "factor",
+    "original_context_length",
+    "yarn_log_multiplier",
+)  # under rope.scaling
 
 
 class DeepseekModel(LatentAttention):
-    """What the versions share: latent attention in either layout, blocks beyond `num_hidden_layers` left out."""
+    """What the versions share: latent attention in either layout, blocks beyond `num_hidden_layers`
+    left out.
+    """
 
     gguf_name = "deepseek2"
     mla_layouts = MLA_LAYOUTS
@@ -25,7 +34,10 @@ class DeepseekModel(LatentAttention):
     def text_name(self, name: str) -> str | None:
         text = super().text_name(name)
         pattern, numbers = split_numbers(text or "")
-        further = pattern.startswith("model.layers.{}.") and self.n_layers <= numbers[0] < self.n_layers + self._n_mtp
+        further = (
+            pattern.startswith("model.layers.{}.")
+            and self.n_layers <= numbers[0] < self.n_layers + self._n_mtp
+        )
         return None if further else text
 
     def metadata(self) -> dict[str, Value]:
@@ -34,7 +46,11 @@ class DeepseekModel(LatentAttention):
             return keys
         scaling = f"{self.gguf_name}.rope.scaling."
         kept = _YARN_IN_IK if f"{scaling}yarn_log_multiplier" in keys else ()
-        return {key: value for key, value in keys.items() if not key.startswith(scaling) or key.removeprefix(scaling) in kept}
+        return {
+            key: value
+            for key, value in keys.items()
+            if not key.startswith(scaling) or key.removeprefix(scaling) in kept
+        }
 
 
 @register("DeepseekV2ForCausalLM")

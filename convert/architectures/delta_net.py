@@ -1,12 +1,13 @@
-"""What Qwen3-Next and Qwen3.5 share: gated delta net layers with gated attention in every n-th, and a further block in `mtp.*`.
+"""What Qwen3-Next and Qwen3.5 share: gated delta net layers with gated attention in every n-th, and
+a further block in `mtp.*`.
 
 Norms, except those inside the delta net, are stored as their distance from 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Callable
 
 import numpy as np
 
@@ -15,21 +16,26 @@ from ...formats.gguf.values import Value, ValueType, array, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
 from ..checkpoint.folder import Checkpoint
+from ..checkpoint.safetensors import StoredTensor
 from ..options import Options
 from ..tensors.reorder import ComputedRows, SelectedColumns
-from ..checkpoint.safetensors import StoredTensor
 from .base import Mapped, Shape, Weight
 from .blocks import LAYER
 from .mtp import MtpBlocks
 
 DELTA = f"{LAYER}.linear_attn"
 _MAX_LAYERS = 1 << 16  # as each gets an entry in the metadata
-_FURTHER = {"mtp.fc.": "eh_proj.", "mtp.pre_fc_norm_embedding.": "enorm.", "mtp.pre_fc_norm_hidden.": "hnorm.",
-            "mtp.norm.": "shared_head.norm."}
+_FURTHER = {
+    "mtp.fc.": "eh_proj.",
+    "mtp.pre_fc_norm_embedding.": "enorm.",
+    "mtp.pre_fc_norm_hidden.": "hnorm.",
+    "mtp.norm.": "shared_head.norm.",
+}
 
 
 class DeltaNet(MtpBlocks):
-    """Sizes: `n_k` key and `n_v` value heads of `k_size` and `v_size`; the convolution runs over all q, k and v channels.
+    """Sizes: `n_k` key and `n_v` value heads of `k_size` and `v_size`; the convolution runs over
+    all q, k and v channels.
 
     `value_heads` is the order in which the file has the stored value heads.
     """
@@ -40,14 +46,29 @@ class DeltaNet(MtpBlocks):
         super().__init__(checkpoint, options)
         config = self.config
         config.integer("num_hidden_layers", maximum=_MAX_LAYERS)
-        self.k_size, self.v_size = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
-        self.n_k, self.n_v = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
+        self.k_size, self.v_size = (
+            config.integer("linear_key_head_dim"),
+            config.integer("linear_value_head_dim"),
+        )
+        self.n_k, self.n_v = (
+            config.integer("linear_num_key_heads"),
+            config.integer("linear_num_value_heads"),
+        )
         if self.n_v % self.n_k:
-            raise ConfigError(f"linear_num_value_heads {self.n_v} is not a multiple of linear_num_key_heads {self.n_k}", file=config.file)
+            raise ConfigError(
+                f"linear_num_value_heads {self.n_v} is not a multiple of linear_num_key_heads"
+                f" {self.n_k}",
+                file=config.file,
+            )
         if not config.boolean("attn_output_gate", default=True):
-            raise ConfigError("key 'attn_output_gate' is false; GGUF's form of this model has gated attention", file=config.file)
+            raise ConfigError(
+                "key 'attn_output_gate' is false; GGUF's form of this model has gated attention",
+                file=config.file,
+            )
         self.n_conv = config.integer("linear_conv_kernel_dim")
-        self.interval = config.integer("full_attention_interval", default=None) or self._interval_of_types()
+        self.interval = (
+            config.integer("full_attention_interval", default=None) or self._interval_of_types()
+        )
         self.value_heads = np.arange(self.n_v)
 
     def _interval_of_types(self) -> int:
@@ -68,15 +89,21 @@ class DeltaNet(MtpBlocks):
     def n_channels(self) -> int:
         return 2 * self.n_k * self.k_size + self.n_v * self.v_size
 
-    # --- metadata ---------------------------------------------------------------------------------------------------------------
+    # --- metadata
+    # ---------------------------------------------------------------------------------------------------------------
 
     def family_keys(self) -> dict[str, Value]:
         kinds = self.config.strings("layer_types", default=[])
         recurrent = [self.is_recurrent(layer) for layer in range(self.n_layers)]
-        wanted = ["linear_attention" if delta else "full_attention" for delta in recurrent[:self.n_main]]
+        wanted = [
+            "linear_attention" if delta else "full_attention" for delta in recurrent[: self.n_main]
+        ]
         if kinds and kinds != wanted:
-            raise ConfigError(f"key 'layer_types' does not have full attention in every {self.interval}. layer, and in no other; "
-                              "GGUF's form of this model does", file=self.config.file)
+            raise ConfigError(
+                f"key 'layer_types' does not have full attention in every {self.interval}. layer,"
+                " and in no other; GGUF's form of this model does",
+                file=self.config.file,
+            )
         return {
             **super().family_keys(),
             **self.mtp_keys(),
@@ -90,19 +117,29 @@ class DeltaNet(MtpBlocks):
             "rope.dimension_count": u32(self.rope.rotated()),
         }
 
-    # --- tensors ----------------------------------------------------------------------------------------------------------------
+    # --- tensors
+    # ----------------------------------------------------------------------------------------------------------------
 
     def further_name(self, name: str) -> str:
         if name.startswith("mtp.layers."):
             number, _, rest = name.removeprefix("mtp.layers.").partition(".")
-            return f"model.layers.{self.n_main + int(number)}.{rest}" if number.isdecimal() and len(number) < 10 else name
+            return (
+                f"model.layers.{self.n_main + int(number)}.{rest}"
+                if number.isdecimal() and len(number) < 10
+                else name
+            )
         for stored, own in _FURTHER.items():
             if name.startswith(stored):
                 return f"model.layers.{self.n_main}.{own}{name.removeprefix(stored)}"
         return name
 
     def weights(self) -> list[Weight]:
-        d, hd, q, kv = self.n_embd, self.head_size, self.n_heads * self.head_size, self.n_kv_heads * self.head_size
+        d, hd, q, kv = (
+            self.n_embd,
+            self.head_size,
+            self.n_heads * self.head_size,
+            self.n_kv_heads * self.head_size,
+        )
         attn = f"{LAYER}.self_attn"
         biased = self.config.boolean("attention_bias", default=False)
         return [
@@ -110,18 +147,33 @@ class DeltaNet(MtpBlocks):
             Weight("model.norm", "output_norm", (d,), plus_one=True),
             Weight("lm_head", "output", (self.n_vocab, d), optional=self.tied),
             Weight(f"{LAYER}.input_layernorm", "blk.{}.attn_norm", (d,), plus_one=True),
-            Weight(f"{LAYER}.post_attention_layernorm", "blk.{}.post_attention_norm", (d,), plus_one=True),
-            Weight(f"{attn}.q_proj", "blk.{}.attn_q", self.attending((2 * q, d)), bias=biased),  # per head the query, then its gate
+            Weight(
+                f"{LAYER}.post_attention_layernorm",
+                "blk.{}.post_attention_norm",
+                (d,),
+                plus_one=True,
+            ),
+            Weight(
+                f"{attn}.q_proj", "blk.{}.attn_q", self.attending((2 * q, d)), bias=biased
+            ),  # per head the query, then its gate
             Weight(f"{attn}.k_proj", "blk.{}.attn_k", self.attending((kv, d)), bias=biased),
             Weight(f"{attn}.v_proj", "blk.{}.attn_v", self.attending((kv, d)), bias=biased),
             Weight(f"{attn}.o_proj", "blk.{}.attn_output", self.attending((d, q)), bias=biased),
             Weight(f"{attn}.q_norm", "blk.{}.attn_q_norm", self.attending((hd,)), plus_one=True),
             Weight(f"{attn}.k_norm", "blk.{}.attn_k_norm", self.attending((hd,)), plus_one=True),
             Weight(f"{DELTA}.A_log", "blk.{}.ssm_a", self.recurrent((self.n_v,)), exact=True),
-            Weight(f"{DELTA}.dt_bias", "blk.{}.ssm_dt.bias", self.recurrent((self.n_v,)), exact=True),
-            Weight(f"{DELTA}.conv1d", "blk.{}.ssm_conv1d", self.recurrent((self.n_channels, 1, self.n_conv))),
+            Weight(
+                f"{DELTA}.dt_bias", "blk.{}.ssm_dt.bias", self.recurrent((self.n_v,)), exact=True
+            ),
+            Weight(
+                f"{DELTA}.conv1d",
+                "blk.{}.ssm_conv1d",
+                self.recurrent((self.n_channels, 1, self.n_conv)),
+            ),
             Weight(f"{DELTA}.norm", "blk.{}.ssm_norm", self.recurrent((self.v_size,))),
-            Weight(f"{DELTA}.out_proj", "blk.{}.ssm_out", self.recurrent((d, self.n_v * self.v_size))),
+            Weight(
+                f"{DELTA}.out_proj", "blk.{}.ssm_out", self.recurrent((d, self.n_v * self.v_size))
+            ),
             *self.mtp_weights(plus_one=True),
         ]
 
@@ -129,14 +181,20 @@ class DeltaNet(MtpBlocks):
         """Rows of stored value heads, `size` each, in the order of the file."""
         return (self.value_heads[:, None] * size + np.arange(size)).ravel()
 
-    def mapped(self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None) -> Mapped:
+    def mapped(
+        self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None
+    ) -> Mapped:
         made = super().mapped(tensor, weight, suffix, layer)
         info, rows = made.info, made.rows
         if weight.stored == f"{DELTA}.conv1d":
             return Mapped(TensorInfo(info.name, (self.n_channels, self.n_conv), info.type), rows)
         if weight.stored in (f"{DELTA}.A_log", f"{DELTA}.dt_bias"):
             rows = SelectedColumns(rows, self.value_heads, info.type)
-        if weight.stored == f"{DELTA}.A_log":  # in double precision, so that the last bit is that of the exact value
-            negative = ComputedRows(rows, info.type, self.n_v, lambda x: -np.exp(x.astype(np.float64)))
+        if (
+            weight.stored == f"{DELTA}.A_log"
+        ):  # in double precision, so that the last bit is that of the exact value
+            negative = ComputedRows(
+                rows, info.type, self.n_v, lambda x: -np.exp(x.astype(np.float64))
+            )
             return Mapped(info.with_type(TYPES["F32"]), negative)
         return replace(made, rows=rows)

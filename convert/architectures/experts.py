@@ -1,28 +1,40 @@
-"""Routed experts: one tensor per expert, or already stacked, become `ffn_{gate,up,down}_exps` or, merged, `ffn_gate_up_exps`."""
+"""Routed experts: one tensor per expert, or already stacked, become `ffn_{gate,up,down}_exps` or,
+merged, `ffn_gate_up_exps`.
+"""
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 from ...errors import CheckpointError
 from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
 from ..checkpoint.folder import Checkpoint
+from ..checkpoint.safetensors import StoredTensor
 from ..options import Options
 from ..tensors.rows import ConcatenatedRows, RowRange, Rows, StoredRows
-from ..checkpoint.safetensors import StoredTensor
 from .base import Architecture, Mapped, Weight, check_shape, split_numbers
 
 GATE, UP, DOWN = "gate", "up", "down"
 
 
 class ExpertStack:
-    """Collects the experts of one layer. Shapes: gate and up [n_ff, n_embd] per expert, down [n_embd, n_ff].
+    """Collects the experts of one layer. Shapes: gate and up [n_ff, n_embd] per expert, down
+    [n_embd, n_ff].
 
-    Merged, the rows of each expert are its gate rows followed by its up rows: [n_experts, 2 n_ff, n_embd].
+    Merged, the rows of each expert are its gate rows followed by its up rows: [n_experts, 2 n_ff,
+    n_embd].
     """
 
-    def __init__(self, checkpoint: Checkpoint, layer: int, n_experts: int, n_ff: int, n_embd: int, merge_gate_up: bool):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        layer: int,
+        n_experts: int,
+        n_ff: int,
+        n_embd: int,
+        merge_gate_up: bool,
+    ):
         self._checkpoint, self._layer, self._merge = checkpoint, layer, merge_gate_up
         self.n_experts, self.n_ff, self.n_embd = n_experts, n_ff, n_embd
         self._parts: dict[str, dict[int, StoredTensor]] = {GATE: {}, UP: {}, DOWN: {}}
@@ -33,8 +45,11 @@ class ExpertStack:
     def add(self, part: str, expert: int, tensor: StoredTensor) -> Iterator[Mapped]:
         """Take one expert's tensor; yields the stacked tensors when it was the last one."""
         if expert >= self.n_experts:
-            raise CheckpointError(f"belongs to expert {expert}, but config.json has {self.n_experts} experts", file=tensor.file,
-                                  tensor=tensor.name)
+            raise CheckpointError(
+                f"belongs to expert {expert}, but config.json has {self.n_experts} experts",
+                file=tensor.file,
+                tensor=tensor.name,
+            )
         check_shape(tensor, self.shape(part))
         self._parts[part][expert] = tensor
         if self.missing() is None:
@@ -45,16 +60,25 @@ class ExpertStack:
         for part, seen in self._parts.items():
             if len(seen) < self.n_experts:
                 expert = next(number for number in range(self.n_experts) if number not in seen)
-                return f"expert {expert} has no {part} projection ({len(seen)} of {self.n_experts} do)"
+                return (
+                    f"expert {expert} has no {part} projection ({len(seen)} of {self.n_experts} do)"
+                )
         return None
 
     def _stacked(self) -> Iterator[Mapped]:
-        rows = {part: [StoredRows(self._checkpoint, seen[number]) for number in range(self.n_experts)]
-                for part, seen in self._parts.items()}
+        rows = {
+            part: [StoredRows(self._checkpoint, seen[number]) for number in range(self.n_experts)]
+            for part, seen in self._parts.items()
+        }
         yield self._mapped("down", DOWN, ConcatenatedRows(rows[DOWN]), self._parts[DOWN].values())
         if self._merge:
             pairs = [half for pair in zip(rows[GATE], rows[UP]) for half in pair]
-            yield self._mapped("gate_up", GATE, ConcatenatedRows(pairs), [*self._parts[GATE].values(), *self._parts[UP].values()])
+            yield self._mapped(
+                "gate_up",
+                GATE,
+                ConcatenatedRows(pairs),
+                [*self._parts[GATE].values(), *self._parts[UP].values()],
+            )
             return
         for part in (GATE, UP):
             yield self._mapped(part, part, ConcatenatedRows(rows[part]), self._parts[part].values())
@@ -67,7 +91,10 @@ class ExpertStack:
             yield self._mapped("gate_up", GATE, whole, [tensor])
             return
         for half, part in enumerate((GATE, UP)):
-            ranges = [RowRange(whole, (2 * expert + half) * self.n_ff, self.n_ff) for expert in range(self.n_experts)]
+            ranges = [
+                RowRange(whole, (2 * expert + half) * self.n_ff, self.n_ff)
+                for expert in range(self.n_experts)
+            ]
             yield self._mapped(part, part, ConcatenatedRows(ranges), [tensor])
 
     def stacked_down(self, tensor: StoredTensor) -> Iterator[Mapped]:
@@ -80,22 +107,35 @@ class ExpertStack:
         type = self._checkpoint.type_of(first)
         for other in others:
             if other.dtype != first.dtype:
-                raise CheckpointError(f"has dtype {other.dtype}, but {first.name}, with which it is stacked, has {first.dtype}",
-                                      file=other.file, tensor=other.name)
+                raise CheckpointError(
+                    f"has dtype {other.dtype}, but {first.name}, with which it is stacked, has"
+                    f" {first.dtype}",
+                    file=other.file,
+                    tensor=other.name,
+                )
         n_rows, n_cols = self.shape(part)
         shape = (self.n_experts, 2 * n_rows if name == "gate_up" else n_rows, n_cols)
-        return Mapped(TensorInfo(f"blk.{self._layer}.ffn_{name}_exps.weight", shape, type), rows, (first, *others))
+        return Mapped(
+            TensorInfo(f"blk.{self._layer}.ffn_{name}_exps.weight", shape, type),
+            rows,
+            (first, *others),
+        )
 
 
 class RoutedExperts(Architecture):
-    """An architecture with routed experts in the layers of `expert_layers()`, stored one by one or as `gate_up_proj` and `down_proj`.
+    """An architecture with routed experts in the layers of `expert_layers()`, stored one by one or
+    as `gate_up_proj` and `down_proj`.
 
     Subclasses may set where experts are stored and override how many there are.
     """
 
     has_experts = True
     expert_stem = "model.layers.{}.mlp.experts"
-    expert_parts = {"gate_proj": GATE, "up_proj": UP, "down_proj": DOWN}  # name of a projection inside an expert -> part
+    expert_parts = {
+        "gate_proj": GATE,
+        "up_proj": UP,
+        "down_proj": DOWN,
+    }  # name of a projection inside an expert -> part
     always_merged = False  # GGUF has gate and up of this architecture in one tensor only
 
     def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
@@ -126,10 +166,14 @@ class RoutedExperts(Architecture):
             for part in ("gate_up", "down") if self.merge_gate_up else ("gate", "up", "down"):
                 if f"blk.{layer}.ffn_{part}_exps.weight" not in names:
                     problem = self.stack(layer).missing() or f"no {part} projection"
-                    raise CheckpointError(f"layer {layer} lacks experts: {problem}", file=self.checkpoint.path)
+                    raise CheckpointError(
+                        f"layer {layer} lacks experts: {problem}", file=self.checkpoint.path
+                    )
         return mapped
 
-    def convert(self, name: str, tensor: StoredTensor, table: dict[str, Weight]) -> Iterator[Mapped]:
+    def convert(
+        self, name: str, tensor: StoredTensor, table: dict[str, Weight]
+    ) -> Iterator[Mapped]:
         pattern, numbers = split_numbers(name)
         head, _, tail = pattern.partition(f"{self.expert_stem}.")
         if head or not tail:
@@ -148,5 +192,12 @@ class RoutedExperts(Architecture):
 
     def stack(self, layer: int) -> ExpertStack:
         if layer not in self._stacks:
-            self._stacks[layer] = ExpertStack(self.checkpoint, layer, self.n_experts, self.n_ff_expert, self.n_embd, self.merge_gate_up)
+            self._stacks[layer] = ExpertStack(
+                self.checkpoint,
+                layer,
+                self.n_experts,
+                self.n_ff_expert,
+                self.n_embd,
+                self.merge_gate_up,
+            )
         return self._stacks[layer]

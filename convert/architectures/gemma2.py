@@ -1,4 +1,6 @@
-"""Gemma 2: norms before and after each half of a layer, all stored as the distance from 1; capped logits."""
+"""Gemma 2: norms before and after each half of a layer, all stored as the distance from 1; capped
+logits.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,23 @@ from .blocks import LAYER, attention, embedding_and_head, gated_feed_forward
 
 def sandwich_norms(model: Architecture) -> list[Weight]:
     """Norms before and after attention and feed-forward, as stored by all Gemmas since the second."""
-    names = {"input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm",
-             "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm"}
-    return [Weight(f"{LAYER}.{stored}", f"blk.{{}}.{gguf}", (model.n_embd,)) for stored, gguf in names.items()]
+    names = {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    }
+    return [
+        Weight(f"{LAYER}.{stored}", f"blk.{{}}.{gguf}", (model.n_embd,))
+        for stored, gguf in names.items()
+    ]
 
 
 def norms_plus_one(weights: list[Weight]) -> list[Weight]:
-    return [replace(weight, plus_one=True) if weight.gguf.endswith("_norm") else weight for weight in weights]
+    return [
+        replace(weight, plus_one=True) if weight.gguf.endswith("_norm") else weight
+        for weight in weights
+    ]
 
 
 @register("Gemma2ForCausalLM")
@@ -29,15 +41,19 @@ class Gemma2(Architecture):
 
     def family_keys(self) -> dict[str, Value]:
         config = self.config
-        return {"attn_logit_softcapping": f32(config.number("attn_logit_softcapping")),
-                "final_logit_softcapping": f32(config.number("final_logit_softcapping")),
-                "attention.sliding_window": u32(config.integer("sliding_window"))}
+        return {
+            "attn_logit_softcapping": f32(config.number("attn_logit_softcapping")),
+            "final_logit_softcapping": f32(config.number("final_logit_softcapping")),
+            "attention.sliding_window": u32(config.integer("sliding_window")),
+        }
 
     def weights(self) -> list[Weight]:
         biased = self.config.boolean("attention_bias", default=False)
-        return norms_plus_one([
-            *embedding_and_head(self),
-            *sandwich_norms(self),
-            *attention(self, bias=biased, output_bias=biased),
-            *gated_feed_forward(self),
-        ])
+        return norms_plus_one(
+            [
+                *embedding_and_head(self),
+                *sandwich_norms(self),
+                *attention(self, bias=biased, output_bias=biased),
+                *gated_feed_forward(self),
+            ]
+        )

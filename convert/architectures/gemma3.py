@@ -1,4 +1,6 @@
-"""Gemma 3: as Gemma 2, with norms of query and key heads, and other rotary frequencies where attention is local."""
+"""Gemma 3: as Gemma 2, with norms of query and key heads, and other rotary frequencies where
+attention is local.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,15 @@ from .gemma2 import norms_plus_one, sandwich_norms
 class Gemma3(Architecture):
     gguf_name = "gemma3"
     tied_by_default = True
-    class_defaults = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
-                      "max_position_embeddings": 131072, "rope_theta": 1e6}
+    class_defaults = {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+    }
 
     def make_rope(self) -> Rope:
         return Rope(self.config, self.head_size, "full_attention")
@@ -26,16 +35,21 @@ class Gemma3(Architecture):
             local = Rope(self.config, self.head_size, "sliding_attention").base()
         else:
             local = self.config.number("rope_local_base_freq", default=10000.0)
-        keys = {"rope.freq_base_swa": f32(local), "attention.sliding_window": u32(self.config.integer("sliding_window"))}
+        keys = {
+            "rope.freq_base_swa": f32(local),
+            "attention.sliding_window": u32(self.config.integer("sliding_window")),
+        }
         if "final_logit_softcapping" in self.config:
             keys["final_logit_softcapping"] = f32(self.config.number("final_logit_softcapping"))
         return keys
 
     def weights(self) -> list[Weight]:
         biased = self.config.boolean("attention_bias", default=False)
-        return norms_plus_one([
-            *embedding_and_head(self),
-            *sandwich_norms(self),
-            *attention(self, bias=biased, output_bias=biased, head_norms=True),
-            *gated_feed_forward(self),
-        ])
+        return norms_plus_one(
+            [
+                *embedding_and_head(self),
+                *sandwich_norms(self),
+                *attention(self, bias=biased, output_bias=biased, head_norms=True),
+                *gated_feed_forward(self),
+            ]
+        )

@@ -1,15 +1,17 @@
-"""Gemma 4: heads of other sizes in global layers, keys and values shared by the last layers, inputs per layer, experts beside the MLP."""
+"""Gemma 4: heads of other sizes in global layers, keys and values shared by the last layers, inputs
+per layer, experts beside the MLP.
+"""
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, ValueType, array, f32, u32
-from ..metadata.rope import ProportionalRope, Rope
 from ..checkpoint.safetensors import StoredTensor
-from ..vocabulary.tokenizer_keys import vocabulary_metadata
+from ..metadata.rope import ProportionalRope, Rope
 from ..vocabulary.gemma4 import gemma4_vocabulary
+from ..vocabulary.tokenizer_keys import vocabulary_metadata
 from . import register
 from .base import Mapped, Shape, Weight, split_numbers
 from .blocks import LAYER, embedding_and_head
@@ -18,7 +20,6 @@ from .gemma2 import sandwich_norms
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _KEYS_AND_VALUES = {f"{LAYER}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")}
-
 
 
 @register("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
@@ -32,69 +33,108 @@ class Gemma4(RoutedExperts):
         self.n_experts = 0
         if self.config.boolean("enable_moe_block", default=False):
             self.n_experts = self.config.integer("num_experts")
-            self.n_experts_used = self.config.integer("top_k_experts", "num_experts_per_tok", maximum=self.n_experts)
+            self.n_experts_used = self.config.integer(
+                "top_k_experts", "num_experts_per_tok", maximum=self.n_experts
+            )
             self.n_ff_expert = self.expert_width()
 
     def make_rope(self) -> Rope:
-        """Everything about layers that others are made from is read here, before any key or shape is asked for."""
+        """Everything about layers that others are made from is read here, before any key or shape
+        is asked for.
+        """
         config = self.config
         self.kinds = config.strings("layer_types")
         if len(self.kinds) != self.n_layers or not {*self.kinds} <= {_LOCAL, _GLOBAL}:
-            raise ConfigError(f"key 'layer_types' must name {_LOCAL} or {_GLOBAL} for each of {self.n_layers} layers", file=config.file)
+            raise ConfigError(
+                f"key 'layer_types' must name {_LOCAL} or {_GLOBAL} for each of {self.n_layers}"
+                " layers",
+                file=config.file,
+            )
         self.key_is_value = config.boolean("attention_k_eq_v", default=False)
         self.global_head_size = self._global("head_dim", "global_head_dim", self.head_size)
         global_key = "num_global_key_value_heads" if self.key_is_value else ""
         self.global_kv_heads = self._global("num_key_value_heads", global_key, self.n_kv_heads)
-        self.n_shared = config.integer("num_kv_shared_layers", default=0, minimum=0, maximum=self.n_layers - 1)
+        self.n_shared = config.integer(
+            "num_kv_shared_layers", default=0, minimum=0, maximum=self.n_layers - 1
+        )
         self.n_per_layer = config.integer("hidden_size_per_layer_input", default=0, minimum=0)
         self.wide_shared = config.boolean("use_double_wide_mlp", default=False)
         return ProportionalRope(config, self.global_head_size, _GLOBAL)
 
     def _global(self, key: str, released_key: str, default: int) -> int:
-        """A size of the global layers: from `per_layer_config`, as newer files have it for each layer, or from a key of its own."""
+        """A size of the global layers: from `per_layer_config`, as newer files have it for each
+        layer, or from a key of its own.
+        """
         layers = self.config.section("per_layer_config")
         if layers is None:
             return self.config.integer(released_key, default=default) if released_key else default
-        found = {layers.section(str(layer)).integer(key, default=default) if str(layer) in layers else default
-                 for layer, kind in enumerate(self.kinds) if kind == _GLOBAL}
+        found = {
+            (
+                layers.section(str(layer)).integer(key, default=default)
+                if str(layer) in layers
+                else default
+            )
+            for layer, kind in enumerate(self.kinds)
+            if kind == _GLOBAL
+        }
         if len(found) > 1:
-            raise ConfigError(f"key 'per_layer_config' gives global layers different {key}: {sorted(found)}", file=self.config.file)
+            raise ConfigError(
+                f"key 'per_layer_config' gives global layers different {key}: {sorted(found)}",
+                file=self.config.file,
+            )
         return found.pop() if found else default
 
-    # --- metadata ---------------------------------------------------------------------------------------------------------------
+    # --- metadata
+    # ---------------------------------------------------------------------------------------------------------------
 
     def metadata(self) -> dict[str, Value]:
         keys = super().metadata()
         if self.wide_shared and self.n_shared:
-            keys["gemma4.feed_forward_length"] = array(ValueType.INT32, [self.width(layer) for layer in range(self.n_layers)])
+            keys["gemma4.feed_forward_length"] = array(
+                ValueType.INT32, [self.width(layer) for layer in range(self.n_layers)]
+            )
         if self.global_kv_heads != self.n_kv_heads:
-            keys["gemma4.attention.head_count_kv"] = array(ValueType.INT32, [self.kv_heads(layer) for layer in range(self.n_layers)])
+            keys["gemma4.attention.head_count_kv"] = array(
+                ValueType.INT32, [self.kv_heads(layer) for layer in range(self.n_layers)]
+            )
         return keys
 
     def expert_keys(self) -> dict[str, Value]:
         return super().expert_keys() if self.n_experts else {}
 
     def head_size_keys(self) -> dict[str, Value]:
-        return {"attention.key_length": u32(self.global_head_size), "attention.value_length": u32(self.global_head_size)}
+        return {
+            "attention.key_length": u32(self.global_head_size),
+            "attention.value_length": u32(self.global_head_size),
+        }
 
     def family_keys(self) -> dict[str, Value]:
         config = self.config
         keys = {"rope.freq_base_swa": f32(ProportionalRope(config, self.head_size, _LOCAL).base())}
         if "final_logit_softcapping" in config:
             keys["final_logit_softcapping"] = f32(config.number("final_logit_softcapping"))
-        keys |= {"attention.sliding_window": u32(config.integer("sliding_window")),
-                 "attention.shared_kv_layers": u32(self.n_shared),
-                 "embedding_length_per_layer_input": u32(self.n_per_layer),
-                 "attention.sliding_window_pattern": array(ValueType.BOOL, [kind == _LOCAL for kind in self.kinds]),
-                 "attention.key_length_swa": u32(self.head_size), "attention.value_length_swa": u32(self.head_size)}
+        keys |= {
+            "attention.sliding_window": u32(config.integer("sliding_window")),
+            "attention.shared_kv_layers": u32(self.n_shared),
+            "embedding_length_per_layer_input": u32(self.n_per_layer),
+            "attention.sliding_window_pattern": array(
+                ValueType.BOOL, [kind == _LOCAL for kind in self.kinds]
+            ),
+            "attention.key_length_swa": u32(self.head_size),
+            "attention.value_length_swa": u32(self.head_size),
+        }
         if self.n_experts:
             keys["expert_feed_forward_length"] = u32(self.n_ff_expert)
-        return keys | {"rope.dimension_count": u32(self.global_head_size), "rope.dimension_count_swa": u32(self.head_size)}
+        return keys | {
+            "rope.dimension_count": u32(self.global_head_size),
+            "rope.dimension_count_swa": u32(self.head_size),
+        }
 
     def vocabulary(self, pre: str | None) -> dict[str, Value]:
         return vocabulary_metadata(self.checkpoint, self.n_vocab, pre, gemma4_vocabulary)
 
-    # --- tensors ----------------------------------------------------------------------------------------------------------------
+    # --- tensors
+    # ----------------------------------------------------------------------------------------------------------------
 
     def has_own_keys(self, layer: int) -> bool:
         return layer < self.n_layers - self.n_shared
@@ -111,7 +151,9 @@ class Gemma4(RoutedExperts):
     def expert_layers(self) -> range:
         return super().expert_layers() if self.n_experts else range(0)
 
-    def convert(self, name: str, tensor: StoredTensor, table: dict[str, Weight]) -> Iterator[Mapped]:
+    def convert(
+        self, name: str, tensor: StoredTensor, table: dict[str, Weight]
+    ) -> Iterator[Mapped]:
         pattern, numbers = split_numbers(name)
         if pattern in _KEYS_AND_VALUES and not self.has_own_keys(self.layer_of(tensor, numbers)):
             return  # some checkpoints carry what layers that share keys and values never use
@@ -121,7 +163,9 @@ class Gemma4(RoutedExperts):
         d = self.n_embd
 
         def keys(layer: int) -> Shape | None:
-            return (self.kv_heads(layer) * self.head(layer), d) if self.has_own_keys(layer) else None
+            return (
+                (self.kv_heads(layer) * self.head(layer), d) if self.has_own_keys(layer) else None
+            )
 
         def values(layer: int) -> Shape | None:
             return None if self.key_is_value and self.kinds[layer] == _GLOBAL else keys(layer)
@@ -129,16 +173,33 @@ class Gemma4(RoutedExperts):
         return [
             *embedding_and_head(self),
             *sandwich_norms(self),
-            Weight(f"{LAYER}.self_attn.q_proj", "blk.{}.attn_q", lambda layer: (self.n_heads * self.head(layer), d)),
+            Weight(
+                f"{LAYER}.self_attn.q_proj",
+                "blk.{}.attn_q",
+                lambda layer: (self.n_heads * self.head(layer), d),
+            ),
             Weight(f"{LAYER}.self_attn.k_proj", "blk.{}.attn_k", keys),
             Weight(f"{LAYER}.self_attn.v_proj", "blk.{}.attn_v", values),
-            Weight(f"{LAYER}.self_attn.o_proj", "blk.{}.attn_output", lambda layer: (d, self.n_heads * self.head(layer))),
-            Weight(f"{LAYER}.self_attn.q_norm", "blk.{}.attn_q_norm", lambda layer: (self.head(layer),)),
-            Weight(f"{LAYER}.self_attn.k_norm", "blk.{}.attn_k_norm",
-                   lambda layer: (self.head(layer),) if self.has_own_keys(layer) else None),
-            Weight(f"{LAYER}.mlp.gate_proj", "blk.{}.ffn_gate", lambda layer: (self.width(layer), d)),
+            Weight(
+                f"{LAYER}.self_attn.o_proj",
+                "blk.{}.attn_output",
+                lambda layer: (d, self.n_heads * self.head(layer)),
+            ),
+            Weight(
+                f"{LAYER}.self_attn.q_norm", "blk.{}.attn_q_norm", lambda layer: (self.head(layer),)
+            ),
+            Weight(
+                f"{LAYER}.self_attn.k_norm",
+                "blk.{}.attn_k_norm",
+                lambda layer: (self.head(layer),) if self.has_own_keys(layer) else None,
+            ),
+            Weight(
+                f"{LAYER}.mlp.gate_proj", "blk.{}.ffn_gate", lambda layer: (self.width(layer), d)
+            ),
             Weight(f"{LAYER}.mlp.up_proj", "blk.{}.ffn_up", lambda layer: (self.width(layer), d)),
-            Weight(f"{LAYER}.mlp.down_proj", "blk.{}.ffn_down", lambda layer: (d, self.width(layer))),
+            Weight(
+                f"{LAYER}.mlp.down_proj", "blk.{}.ffn_down", lambda layer: (d, self.width(layer))
+            ),
             Weight(f"{LAYER}.layer_scalar", "blk.{}.layer_output_scale.weight", (1,), exact=True),
             *(self._per_layer_inputs() if self.n_per_layer else []),
             *(self._router() if self.n_experts else []),
@@ -148,8 +209,12 @@ class Gemma4(RoutedExperts):
         d, n = self.n_embd, self.n_per_layer
         rows = self.config.integer("vocab_size_per_layer_input", default=self.n_vocab)
         return [
-            Weight("model.embed_tokens_per_layer", "per_layer_token_embd", (rows, self.n_layers * n)),
-            Weight("model.per_layer_model_projection", "per_layer_model_proj", (self.n_layers * n, d)),
+            Weight(
+                "model.embed_tokens_per_layer", "per_layer_token_embd", (rows, self.n_layers * n)
+            ),
+            Weight(
+                "model.per_layer_model_projection", "per_layer_model_proj", (self.n_layers * n, d)
+            ),
             Weight("model.per_layer_projection_norm", "per_layer_proj_norm", (n,)),
             Weight(f"{LAYER}.per_layer_input_gate", "blk.{}.inp_gate", (n, d)),
             Weight(f"{LAYER}.per_layer_projection", "blk.{}.proj", (d, n)),
@@ -161,7 +226,9 @@ class Gemma4(RoutedExperts):
         return [
             Weight(f"{LAYER}.router.proj", "blk.{}.ffn_gate_inp", (n, d)),
             Weight(f"{LAYER}.router.scale", "blk.{}.ffn_gate_inp.scale", (d,), exact=True),
-            Weight(f"{LAYER}.router.per_expert_scale", "blk.{}.ffn_down_exps.scale", (n,), exact=True),
+            Weight(
+                f"{LAYER}.router.per_expert_scale", "blk.{}.ffn_down_exps.scale", (n,), exact=True
+            ),
             Weight(f"{LAYER}.pre_feedforward_layernorm_2", "blk.{}.pre_ffw_norm_2", (d,)),
             Weight(f"{LAYER}.post_feedforward_layernorm_1", "blk.{}.post_ffw_norm_1", (d,)),
             Weight(f"{LAYER}.post_feedforward_layernorm_2", "blk.{}.post_ffw_norm_2", (d,)),

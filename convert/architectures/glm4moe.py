@@ -1,4 +1,6 @@
-"""GLM-4.5, 4.6 and 4.7: attention with biases and half of each head rotated, dense layers first, then experts with a shared one."""
+"""GLM-4.5, 4.6 and 4.7: attention with biases and half of each head rotated, dense layers first,
+then experts with a shared one.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,10 @@ class Glm4Moe(GlmTokens, MtpBlocks, RoutedExperts):
 
     def expert_keys(self) -> dict[str, Value]:
         groups = self.config.integer("n_group")
-        return super().expert_keys() | {"expert_group_count": u32(groups),
-                                        "expert_group_used_count": u32(self.config.integer("topk_group", maximum=groups))}
+        return super().expert_keys() | {
+            "expert_group_count": u32(groups),
+            "expert_group_used_count": u32(self.config.integer("topk_group", maximum=groups)),
+        }
 
     def family_keys(self) -> dict[str, Value]:
         config = self.config
@@ -44,19 +48,47 @@ class Glm4Moe(GlmTokens, MtpBlocks, RoutedExperts):
         }
 
     def weights(self) -> list[Weight]:
-        d, dense, sparse, shared = self.n_embd, range(self.n_dense), range(self.n_dense, self.n_layers), self.n_shared * self.n_ff_expert
-        parts = (("gate", (self.n_ff, d), (shared, d)), ("up", (self.n_ff, d), (shared, d)), ("down", (d, self.n_ff), (d, shared)))
+        d, dense, sparse, shared = (
+            self.n_embd,
+            range(self.n_dense),
+            range(self.n_dense, self.n_layers),
+            self.n_shared * self.n_ff_expert,
+        )
+        parts = (
+            ("gate", (self.n_ff, d), (shared, d)),
+            ("up", (self.n_ff, d), (shared, d)),
+            ("down", (d, self.n_ff), (d, shared)),
+        )
         return [
             *embedding_and_head(self),
             Weight(f"{LAYER}.input_layernorm", "blk.{}.attn_norm", (d,)),
             Weight(f"{LAYER}.post_attention_layernorm", "blk.{}.post_attention_norm", (d,)),
-            *attention(self, bias=self.config.boolean("attention_bias", default=False), output_bias=False,
-                       head_norms=self.config.boolean("use_qk_norm", default=False)),
-            *(Weight(f"{LAYER}.mlp.{part}_proj", f"blk.{{}}.ffn_{part}", in_layers(dense, shape)) for part, shape, _ in parts),
-            Weight(f"{LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", in_layers(sparse, (self.n_experts, d))),
-            Weight(f"{LAYER}.mlp.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias", in_layers(sparse, (self.n_experts,)),
-                   exact=True),
-            *(Weight(f"{LAYER}.mlp.shared_experts.{part}_proj", f"blk.{{}}.ffn_{part}_shexp", in_layers(sparse, shape))
-              for part, _, shape in parts),
+            *attention(
+                self,
+                bias=self.config.boolean("attention_bias", default=False),
+                output_bias=False,
+                head_norms=self.config.boolean("use_qk_norm", default=False),
+            ),
+            *(
+                Weight(f"{LAYER}.mlp.{part}_proj", f"blk.{{}}.ffn_{part}", in_layers(dense, shape))
+                for part, shape, _ in parts
+            ),
+            Weight(
+                f"{LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", in_layers(sparse, (self.n_experts, d))
+            ),
+            Weight(
+                f"{LAYER}.mlp.gate.e_score_correction_bias",
+                "blk.{}.exp_probs_b.bias",
+                in_layers(sparse, (self.n_experts,)),
+                exact=True,
+            ),
+            *(
+                Weight(
+                    f"{LAYER}.mlp.shared_experts.{part}_proj",
+                    f"blk.{{}}.ffn_{part}_shexp",
+                    in_layers(sparse, shape),
+                )
+                for part, _, shape in parts
+            ),
             *self.mtp_weights(),
         ]

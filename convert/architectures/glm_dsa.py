@@ -1,4 +1,6 @@
-"""GLM-5: latent attention that looks at the positions an indexer selects, experts as in GLM-4.5, and further blocks kept."""
+"""GLM-5: latent attention that looks at the positions an indexer selects, experts as in GLM-4.5,
+and further blocks kept.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,16 @@ class GlmMoeDsa(GlmTokens, MtpBlocks, LatentAttention):
     def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
         super().__init__(checkpoint, options)
         config = self.config
-        self.n_index_heads, self.index_size = config.integer("index_n_heads"), config.integer("index_head_dim")
+        self.n_index_heads, self.index_size = (
+            config.integer("index_n_heads"),
+            config.integer("index_head_dim"),
+        )
         types = config.strings("indexer_types", default=[])
         if types and (len(types) != self.n_main or not set(types) <= {"full", "shared"}):
-            raise ConfigError(f"key 'indexer_types' must say full or shared for each of {self.n_main} layers", file=config.file)
+            raise ConfigError(
+                f"key 'indexer_types' must say full or shared for each of {self.n_main} layers",
+                file=config.file,
+            )
         self._selects = [kind == "full" for kind in types]  # empty: every layer selects for itself
 
     def family_keys(self) -> dict[str, Value]:
@@ -38,13 +46,20 @@ class GlmMoeDsa(GlmTokens, MtpBlocks, LatentAttention):
             "attention.indexer.head_count": u32(self.n_index_heads),
             "attention.indexer.key_length": u32(self.index_size),
             "attention.indexer.top_k": u32(self.config.integer("index_topk")),
-            **({"attention.indexer.types": array(ValueType.BOOL, self._selects)} if self._selects else {}),
+            **(
+                {"attention.indexer.types": array(ValueType.BOOL, self._selects)}
+                if self._selects
+                else {}
+            ),
         }
 
     def weights(self) -> list[Weight]:
         def of(*shape: int):
-            def shape_in(layer: int) -> Shape | None:  # a layer that shares the selection of one before it has no indexer
+            def shape_in(
+                layer: int,
+            ) -> Shape | None:  # a layer that shares the selection of one before it has no indexer
                 return None if layer < len(self._selects) and not self._selects[layer] else shape
+
             return shape_in
 
         d, size, heads = self.n_embd, self.index_size, self.n_index_heads

@@ -9,18 +9,32 @@ from .base import Architecture
 
 log = logging.getLogger(__name__)
 
-_TOKENS = {"bos_token_id": "[gMASK]", "eot_token_id": "<|user|>", "unknown_token_id": "<|endoftext|>", "eom_token_id": "<|observation|>"}
+_TOKENS = {
+    "bos_token_id": "[gMASK]",
+    "eot_token_id": "<|user|>",
+    "unknown_token_id": "<|endoftext|>",
+    "eom_token_id": "<|observation|>",
+}
 
 
 class GlmTokens(Architecture):
-    """To be listed before the architecture that it extends: begin of text, ends of a turn and of a message have their ids in the file."""
+    """To be listed before the architecture that it extends: begin of text, ends of a turn and of a
+    message have their ids in the file.
+    """
 
     def vocabulary(self, pre: str | None) -> dict[str, Value]:
         keys = super().vocabulary(pre)
-        ids = {token: number for number, token in reversed(list(enumerate(keys["tokenizer.ggml.tokens"].data)))}
+        ids = {
+            token: number
+            for number, token in reversed(list(enumerate(keys["tokenizer.ggml.tokens"].data)))
+        }
         for key, token in _TOKENS.items():
             if token in ids:
                 keys[f"tokenizer.ggml.{key}"] = u32(ids[token])
             else:
-                log.warning("the vocabulary has no token '%s', which is %s for this kind of model", token, key)
+                log.warning(
+                    "the vocabulary has no token '%s', which is %s for this kind of model",
+                    token,
+                    key,
+                )
         return keys

@@ -1,8 +1,10 @@
-"""gpt-oss: attention with sinks, and experts with biases whose gate and up lie interleaved, as 16-bit floats or as MXFP4."""
+"""gpt-oss: attention with sinks, and experts with biases whose gate and up lie interleaved, as
+16-bit floats or as MXFP4.
+"""
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -10,10 +12,10 @@ from ...errors import CheckpointError
 from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES, GGMLType
+from ..checkpoint.safetensors import StoredTensor
 from ..tensors.mxfp4 import BLOCK_CODES, MXFP4Rows
 from ..tensors.reorder import EveryOtherRow, SelectedColumns, TransposedMatrices
 from ..tensors.rows import ConcatenatedRows, RowRange, Rows, StoredRows
-from ..checkpoint.safetensors import StoredTensor
 from . import register
 from .base import Mapped, Weight, check_shape, split_numbers
 from .blocks import LAYER, attention, embedding_and_head
@@ -31,8 +33,10 @@ class GptOss(RoutedExperts):
         return self.n_ff
 
     def family_keys(self) -> dict[str, Value]:
-        return {"attention.sliding_window": u32(self.config.integer("sliding_window")),
-                "expert_feed_forward_length": u32(self.n_ff_expert)}
+        return {
+            "attention.sliding_window": u32(self.config.integer("sliding_window")),
+            "expert_feed_forward_length": u32(self.n_ff_expert),
+        }
 
     def weights(self) -> list[Weight]:
         d = self.n_embd
@@ -42,7 +46,9 @@ class GptOss(RoutedExperts):
             Weight(f"{LAYER}.input_layernorm", "blk.{}.attn_norm", (d,)),
             Weight(f"{LAYER}.post_attention_layernorm", "blk.{}.post_attention_norm", (d,)),
             *attention(self, bias=biased, output_bias=biased),
-            Weight(f"{LAYER}.self_attn.sinks", "blk.{}.attn_sinks.weight", (self.n_heads,), exact=True),
+            Weight(
+                f"{LAYER}.self_attn.sinks", "blk.{}.attn_sinks.weight", (self.n_heads,), exact=True
+            ),
             Weight(f"{LAYER}.mlp.router", "blk.{}.ffn_gate_inp", (self.n_experts, d), bias=True),
         ]
 
@@ -54,10 +60,14 @@ class GptOss(RoutedExperts):
             for stored, part in zip(_PARTS, ("down", "gate_up" if self.merge_gate_up else "gate")):
                 if f"blk.{layer}.ffn_{part}_exps.bias" not in names:
                     name = f"{self.expert_stem.format(layer)}.{stored}_bias"
-                    raise CheckpointError("is missing from the checkpoint", file=self.checkpoint.path, tensor=name)
+                    raise CheckpointError(
+                        "is missing from the checkpoint", file=self.checkpoint.path, tensor=name
+                    )
         return mapped
 
-    def convert(self, name: str, tensor: StoredTensor, table: dict[str, Weight]) -> Iterator[Mapped]:
+    def convert(
+        self, name: str, tensor: StoredTensor, table: dict[str, Weight]
+    ) -> Iterator[Mapped]:
         pattern, numbers = split_numbers(name)
         part, _, kind = pattern.removeprefix(f"{self.expert_stem}.").partition("_proj")
         known = f"{part}_proj" in _PARTS and kind in ("", "_bias", "_blocks", "_scales")
@@ -65,7 +75,9 @@ class GptOss(RoutedExperts):
             yield from super().convert(name, tensor, table)
             return
         layer = self.layer_of(tensor, numbers)
-        n_rows, n_cols = (self.n_embd, self.n_ff) if part == "down" else (2 * self.n_ff, self.n_embd)
+        n_rows, n_cols = (
+            (self.n_embd, self.n_ff) if part == "down" else (2 * self.n_ff, self.n_embd)
+        )
         if kind == "_bias":
             check_shape(tensor, (self.n_experts, n_rows))
             yield from self._biases(layer, part, tensor)
@@ -74,9 +86,21 @@ class GptOss(RoutedExperts):
             yield from self._floats(layer, part, tensor)
         else:
             n_blocks, rest = divmod(n_cols, BLOCK_CODES)
-            check_shape(tensor, (self.n_experts, n_rows, n_blocks, *((BLOCK_CODES // 2,) if kind == "_blocks" else ())))
+            check_shape(
+                tensor,
+                (
+                    self.n_experts,
+                    n_rows,
+                    n_blocks,
+                    *((BLOCK_CODES // 2,) if kind == "_blocks" else ()),
+                ),
+            )
             if rest or tensor.dtype != "U8":
-                raise CheckpointError(f"dtype {tensor.dtype} with rows of {n_cols} is no MXFP4", file=tensor.file, tensor=tensor.name)
+                raise CheckpointError(
+                    f"dtype {tensor.dtype} with rows of {n_cols} is no MXFP4",
+                    file=tensor.file,
+                    tensor=tensor.name,
+                )
             stem = name.removesuffix(kind)
             other = self._halves.pop(stem + ("_scales" if kind == "_blocks" else "_blocks"), None)
             if other is None:
@@ -84,7 +108,10 @@ class GptOss(RoutedExperts):
             else:
                 blocks, scales = (tensor, other) if kind == "_blocks" else (other, tensor)
                 total = self.n_experts * n_rows
-                rows = MXFP4Rows(StoredRows(self.checkpoint, blocks, total), StoredRows(self.checkpoint, scales, total))
+                rows = MXFP4Rows(
+                    StoredRows(self.checkpoint, blocks, total),
+                    StoredRows(self.checkpoint, scales, total),
+                )
                 interleaved = (EveryOtherRow(rows, 0), EveryOtherRow(rows, 1))
                 yield from self._weights(layer, part, TYPES["MXFP4"], rows, interleaved)
 
@@ -95,17 +122,25 @@ class GptOss(RoutedExperts):
         def rows(columns: slice) -> Rows:
             return TransposedMatrices(stored, self.n_experts, type, columns)
 
-        yield from self._weights(layer, part, type, rows(slice(None)), (rows(slice(0, None, 2)), rows(slice(1, None, 2))))
+        yield from self._weights(
+            layer, part, type, rows(slice(None)), (rows(slice(0, None, 2)), rows(slice(1, None, 2)))
+        )
 
-    def _weights(self, layer: int, part: str, type: GGMLType, whole: Rows, interleaved: tuple[Rows, Rows]) -> Iterator[Mapped]:
-        """`whole` are the rows of all experts; those of gate and up alternate, `interleaved` are every other one of them."""
+    def _weights(
+        self, layer: int, part: str, type: GGMLType, whole: Rows, interleaved: tuple[Rows, Rows]
+    ) -> Iterator[Mapped]:
+        """`whole` are the rows of all experts; those of gate and up alternate, `interleaved` are
+        every other one of them.
+        """
         n, ff, d = self.n_experts, self.n_ff, self.n_embd
         name = f"blk.{layer}.ffn_{{}}_exps.weight"
         if part == "down":
             yield Mapped(TensorInfo(name.format(part), (n, d, ff), type), whole)
         elif self.merge_gate_up:
             pairs = [RowRange(half, expert * ff, ff) for expert in range(n) for half in interleaved]
-            yield Mapped(TensorInfo(name.format("gate_up"), (n, 2 * ff, d), type), ConcatenatedRows(pairs))
+            yield Mapped(
+                TensorInfo(name.format("gate_up"), (n, 2 * ff, d), type), ConcatenatedRows(pairs)
+            )
         else:
             for half, rows in zip(("gate", "up"), interleaved):
                 yield Mapped(TensorInfo(name.format(half), (n, ff, d), type), rows)
@@ -117,6 +152,13 @@ class GptOss(RoutedExperts):
             yield Mapped(TensorInfo(name.format(part), tensor.shape, type), stored)
             return
         gate, up = np.arange(0, 2 * self.n_ff, 2), np.arange(1, 2 * self.n_ff, 2)
-        order = {"gate_up": np.concatenate([gate, up])} if self.merge_gate_up else {"gate": gate, "up": up}
+        order = (
+            {"gate_up": np.concatenate([gate, up])}
+            if self.merge_gate_up
+            else {"gate": gate, "up": up}
+        )
         for half, columns in order.items():
-            yield Mapped(TensorInfo(name.format(half), (self.n_experts, len(columns)), type), SelectedColumns(stored, columns, type))
+            yield Mapped(
+                TensorInfo(name.format(half), (self.n_experts, len(columns)), type),
+                SelectedColumns(stored, columns, type),
+            )

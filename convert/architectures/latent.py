@@ -1,12 +1,14 @@
-"""Multi-head latent attention (MLA): keys and values are made from a small latent vector, and only that is cached.
+"""Multi-head latent attention (MLA): keys and values are made from a small latent vector, and only
+that is cached.
 
-HF's `kv_b_proj` [heads * (nope + v), rank] makes per head the unrotated part of the key and the value. GGUF splits it per head into
-`attn_k_b` [heads, rank, nope], transposed so that it maps queries into the latent space, and `attn_v_b` [heads, v, rank].
+HF's `kv_b_proj` [heads * (nope + v), rank] makes per head the unrotated part of the key and the
+value. GGUF splits it per head into `attn_k_b` [heads, rank, nope], transposed so that it maps
+queries into the latent space, and `attn_v_b` [heads, v, rank].
 """
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,10 +16,10 @@ from ...errors import ConfigError
 from ...formats.gguf.values import Value, boolean, f32, u32
 from ...formats.source import TensorInfo
 from ..checkpoint.folder import Checkpoint
+from ..checkpoint.safetensors import StoredTensor
 from ..options import Options
 from ..tensors.reorder import SelectedRows, TransposedHeads
 from ..tensors.rows import StoredRows
-from ..checkpoint.safetensors import StoredTensor
 from .base import Mapped, Weight, check_shape, split_numbers
 from .blocks import LAYER, embedding_and_head, in_layers, norms
 from .experts import RoutedExperts
@@ -27,9 +29,14 @@ _GATING = {"softmax": 1, "sigmoid": 2}  # GGUF's numbers
 
 
 class LatentAttention(RoutedExperts):
-    """MLA with dense layers first and routed experts after; in GGUF's eyes attention with one key-value head of the latent's size."""
+    """MLA with dense layers first and routed experts after; in GGUF's eyes attention with one
+    key-value head of the latent's size.
+    """
 
-    default_scoring: str | None = None  # what the model class computes when config.json has no scoring_func; None: not written
+    default_scoring: str | None = (
+        # what the model class computes when config.json has no scoring_func; None: not written
+        None
+    )
     has_selection_bias = False
 
     def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
@@ -37,14 +44,24 @@ class LatentAttention(RoutedExperts):
         config = self.config
         self.q_rank = config.integer("q_lora_rank", default=None)
         self.kv_rank = config.integer("kv_lora_rank")
-        self.n_nope, self.n_rot = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
+        self.n_nope, self.n_rot = (
+            config.integer("qk_nope_head_dim"),
+            config.integer("qk_rope_head_dim"),
+        )
         self.n_value = config.integer("v_head_dim")
         self.n_dense = config.integer("first_k_dense_replace", minimum=0, maximum=self.n_layers)
         self.n_shared = config.integer("n_shared_experts", minimum=0, default=0)
         if config.integer("moe_layer_freq", default=1) != 1:
-            raise ConfigError("key 'moe_layer_freq' is not 1; GGUF has experts in every layer after the dense ones", file=config.file)
+            raise ConfigError(
+                "key 'moe_layer_freq' is not 1; GGUF has experts in every layer after the dense"
+                " ones",
+                file=config.file,
+            )
         if config.boolean("attention_bias", default=False):
-            raise ConfigError("key 'attention_bias' is true; GGUF's latent attention has no biases", file=config.file)
+            raise ConfigError(
+                "key 'attention_bias' is true; GGUF's latent attention has no biases",
+                file=config.file,
+            )
         self.n_kv_heads = self.n_heads if self._joined else 1
 
     @property
@@ -57,7 +74,8 @@ class LatentAttention(RoutedExperts):
     def expert_layers(self) -> range:
         return range(max(self.n_dense, self.first_layer), self.n_layers)
 
-    # --- metadata ---------------------------------------------------------------------------------------------------------------
+    # --- metadata
+    # ---------------------------------------------------------------------------------------------------------------
 
     def head_size_keys(self) -> dict[str, Value]:
         if self._joined:
@@ -70,11 +88,17 @@ class LatentAttention(RoutedExperts):
         config, keys = self.config, super().expert_keys()
         if not self._joined and "n_group" in config and "topk_group" in config:
             groups = config.integer("n_group")
-            keys |= {"expert_group_count": u32(groups), "expert_group_used_count": u32(config.integer("topk_group", maximum=groups))}
+            keys |= {
+                "expert_group_count": u32(groups),
+                "expert_group_used_count": u32(config.integer("topk_group", maximum=groups)),
+            }
         scoring = config.string("scoring_func", default=self.default_scoring)
         if scoring is not None:
             if scoring not in _GATING:
-                raise ConfigError(f"key 'scoring_func' is '{scoring}', expected one of {', '.join(_GATING)}", file=config.file)
+                raise ConfigError(
+                    f"key 'scoring_func' is '{scoring}', expected one of {', '.join(_GATING)}",
+                    file=config.file,
+                )
             keys["expert_gating_func"] = u32(_GATING[scoring])
         return keys
 
@@ -85,7 +109,10 @@ class LatentAttention(RoutedExperts):
             keys["attention.q_lora_rank"] = u32(self.q_rank)
         keys["attention.kv_lora_rank"] = u32(self.kv_rank)
         if not self._joined:
-            keys |= {"attention.key_length_mla": u32(self.n_nope + self.n_rot), "attention.value_length_mla": u32(self.n_value)}
+            keys |= {
+                "attention.key_length_mla": u32(self.n_nope + self.n_rot),
+                "attention.value_length_mla": u32(self.n_value),
+            }
         keys["expert_feed_forward_length"] = u32(self.n_ff_expert)
         if self.n_shared:
             keys["expert_shared_count"] = u32(self.n_shared)
@@ -95,13 +122,20 @@ class LatentAttention(RoutedExperts):
         return keys | {"rope.dimension_count": u32(self.n_rot), **self._yarn_keys()}
 
     def _yarn_keys(self) -> dict[str, Value]:
-        """Runtimes take 0.1 times `mscale_all_dim` as the factor of ln(scale) in the magnitude of attention."""
+        """Runtimes take 0.1 times `mscale_all_dim` as the factor of ln(scale) in the magnitude of
+        attention.
+        """
         section = self.config.section("rope_parameters", "rope_scaling")
         if self.rope.kind != "yarn" or section is None or "mscale_all_dim" not in section:
             return {}
-        return {"rope.scaling.yarn_log_multiplier": f32(0.1 * section.number("mscale_all_dim", positive=False))}
+        return {
+            "rope.scaling.yarn_log_multiplier": f32(
+                0.1 * section.number("mscale_all_dim", positive=False)
+            )
+        }
 
-    # --- tensors ----------------------------------------------------------------------------------------------------------------
+    # --- tensors
+    # ----------------------------------------------------------------------------------------------------------------
 
     def weights(self) -> list[Weight]:
         d, heads, attn = self.n_embd, self.n_heads, f"{LAYER}.self_attn"
@@ -109,14 +143,18 @@ class LatentAttention(RoutedExperts):
         if self.q_rank is None:
             queries = [Weight(f"{attn}.q_proj", "blk.{}.attn_q", (query, d))]
         else:
-            queries = [Weight(f"{attn}.q_a_proj", "blk.{}.attn_q_a", (self.q_rank, d)),
-                       Weight(f"{attn}.q_a_layernorm", "blk.{}.attn_q_a_norm", (self.q_rank,)),
-                       Weight(f"{attn}.q_b_proj", "blk.{}.attn_q_b", (query, self.q_rank))]
+            queries = [
+                Weight(f"{attn}.q_a_proj", "blk.{}.attn_q_a", (self.q_rank, d)),
+                Weight(f"{attn}.q_a_layernorm", "blk.{}.attn_q_a_norm", (self.q_rank,)),
+                Weight(f"{attn}.q_b_proj", "blk.{}.attn_q_b", (query, self.q_rank)),
+            ]
         return [
             *embedding_and_head(self),
             *norms(self),
             *queries,
-            Weight(f"{attn}.kv_a_proj_with_mqa", "blk.{}.attn_kv_a_mqa", (self.kv_rank + self.n_rot, d)),
+            Weight(
+                f"{attn}.kv_a_proj_with_mqa", "blk.{}.attn_kv_a_mqa", (self.kv_rank + self.n_rot, d)
+            ),
             Weight(f"{attn}.kv_a_layernorm", "blk.{}.attn_kv_a_norm", (self.kv_rank,)),
             Weight(_KV_B, "blk.{}.attn_kv_b", (heads * (self.n_nope + self.n_value), self.kv_rank)),
             Weight(f"{attn}.o_proj", "blk.{}.attn_output", (d, heads * self.n_value)),
@@ -125,15 +163,41 @@ class LatentAttention(RoutedExperts):
 
     def _feed_forward(self) -> list[Weight]:
         d, dense, sparse = self.n_embd, range(self.n_dense), range(self.n_dense, self.n_layers)
-        lines = [Weight(f"{LAYER}.mlp.{part}_proj", f"blk.{{}}.ffn_{part}", in_layers(dense, shape))
-                 for part, shape in (("gate", (self.n_ff, d)), ("up", (self.n_ff, d)), ("down", (d, self.n_ff)))]
-        lines.append(Weight(f"{LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", in_layers(sparse, (self.n_experts, d))))
+        lines = [
+            Weight(f"{LAYER}.mlp.{part}_proj", f"blk.{{}}.ffn_{part}", in_layers(dense, shape))
+            for part, shape in (
+                ("gate", (self.n_ff, d)),
+                ("up", (self.n_ff, d)),
+                ("down", (d, self.n_ff)),
+            )
+        ]
+        lines.append(
+            Weight(
+                f"{LAYER}.mlp.gate", "blk.{}.ffn_gate_inp", in_layers(sparse, (self.n_experts, d))
+            )
+        )
         if self.has_selection_bias:
-            lines.append(Weight(f"{LAYER}.mlp.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias",
-                                in_layers(sparse, (self.n_experts,)), exact=True))
+            lines.append(
+                Weight(
+                    f"{LAYER}.mlp.gate.e_score_correction_bias",
+                    "blk.{}.exp_probs_b.bias",
+                    in_layers(sparse, (self.n_experts,)),
+                    exact=True,
+                )
+            )
         if shared := self.n_shared * self.n_ff_expert:
-            lines += [Weight(f"{LAYER}.mlp.shared_experts.{part}_proj", f"blk.{{}}.ffn_{part}_shexp", in_layers(sparse, shape))
-                      for part, shape in (("gate", (shared, d)), ("up", (shared, d)), ("down", (d, shared)))]
+            lines += [
+                Weight(
+                    f"{LAYER}.mlp.shared_experts.{part}_proj",
+                    f"blk.{{}}.ffn_{part}_shexp",
+                    in_layers(sparse, shape),
+                )
+                for part, shape in (
+                    ("gate", (shared, d)),
+                    ("up", (shared, d)),
+                    ("down", (d, shared)),
+                )
+            ]
         return lines
 
     def required(self, weight: Weight) -> list[tuple[str, str]]:
@@ -141,7 +205,9 @@ class LatentAttention(RoutedExperts):
             return [(f"blk.{{}}.attn_{part}.weight", f"{_KV_B}.weight") for part in ("k_b", "v_b")]
         return super().required(weight)
 
-    def convert(self, name: str, tensor: StoredTensor, table: dict[str, Weight]) -> Iterator[Mapped]:
+    def convert(
+        self, name: str, tensor: StoredTensor, table: dict[str, Weight]
+    ) -> Iterator[Mapped]:
         pattern, numbers = split_numbers(name)
         if pattern == f"{_KV_B}.weight":
             layer = self.layer_of(tensor, numbers)
@@ -155,9 +221,17 @@ class LatentAttention(RoutedExperts):
     def _split_kv_b(self, tensor: StoredTensor, layer: int) -> Iterator[Mapped]:
         heads, rank, stride = self.n_heads, self.kv_rank, self.n_nope + self.n_value
         stored, type = StoredRows(self.checkpoint, tensor), self.checkpoint.type_of(tensor)
-        of_values = (np.arange(heads)[:, None] * stride + self.n_nope + np.arange(self.n_value)).ravel()
+        of_values = (
+            np.arange(heads)[:, None] * stride + self.n_nope + np.arange(self.n_value)
+        ).ravel()
         k_shape, v_shape = (heads, rank, self.n_nope), (heads, self.n_value, rank)
         if self._joined:  # the same bytes with the heads in one matrix
             k_shape, v_shape = (heads * rank, self.n_nope), (heads * self.n_value, rank)
-        yield Mapped(TensorInfo(f"blk.{layer}.attn_k_b.weight", k_shape, type), TransposedHeads(stored, heads, stride, self.n_nope, type))
-        yield Mapped(TensorInfo(f"blk.{layer}.attn_v_b.weight", v_shape, type), SelectedRows(stored, of_values))
+        yield Mapped(
+            TensorInfo(f"blk.{layer}.attn_k_b.weight", k_shape, type),
+            TransposedHeads(stored, heads, stride, self.n_nope, type),
+        )
+        yield Mapped(
+            TensorInfo(f"blk.{layer}.attn_v_b.weight", v_shape, type),
+            SelectedRows(stored, of_values),
+        )

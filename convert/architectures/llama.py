@@ -1,4 +1,6 @@
-"""Llama and what shares its tensors: plain multi-head or grouped-query attention, gated feed-forward, rotary pairs side by side."""
+"""Llama and what shares its tensors: plain multi-head or grouped-query attention, gated
+feed-forward, rotary pairs side by side.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,13 @@ from . import register
 from .base import Architecture, Weight
 from .blocks import attention, embedding_and_head, gated_feed_forward, norms
 
-# Code Llama's tokens for filling in the middle, which no file of its tokenizer gives a role; the size of the vocabulary tells.
+# Code Llama's tokens for filling in the middle, which no file of its tokenizer gives a role; the
+# size of the vocabulary tells.
 _CODE_LLAMA_VOCAB = 32016
 _CODE_LLAMA_TOKENS = {"prefix": 32007, "suffix": 32008, "middle": 32009, "eot": 32010}
-_NO_BOS_VOCAB = 49152  # small models with StarCoder's vocabulary, whose texts do not begin with a token
+_NO_BOS_VOCAB = (
+    49152  # small models with StarCoder's vocabulary, whose texts do not begin with a token
+)
 
 
 @register("LlamaForCausalLM", "MistralForCausalLM")
@@ -23,7 +28,10 @@ class Llama(Architecture):
     def vocabulary(self, pre: str | None) -> dict[str, Value]:
         keys = super().vocabulary(pre)
         if self.n_vocab == _CODE_LLAMA_VOCAB:
-            keys |= {f"tokenizer.ggml.{role}_token_id": u32(number) for role, number in _CODE_LLAMA_TOKENS.items()}
+            keys |= {
+                f"tokenizer.ggml.{role}_token_id": u32(number)
+                for role, number in _CODE_LLAMA_TOKENS.items()
+            }
         if self.n_vocab == _NO_BOS_VOCAB:
             keys["tokenizer.ggml.add_bos_token"] = boolean(False)
         return keys

@@ -1,4 +1,6 @@
-"""Ministral 3, and text models of Mistral's multimodal checkpoints: Llama's tensors with YaRN and a temperature of positions."""
+"""Ministral 3, and text models of Mistral's multimodal checkpoints: Llama's tensors with YaRN and a
+temperature of positions.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,21 @@ class Mistral3(Llama):
 
     def family_keys(self) -> dict[str, Value]:
         keys = super().family_keys()
-        if self.config.string("model_type") != "ministral3":  # older text models, such as that of Mistral Small 3.1
+        if (
+            self.config.string("model_type") != "ministral3"
+        ):  # older text models, such as that of Mistral Small 3.1
             return keys
         section = self.config.section("rope_parameters", "rope_scaling")
         if section is None or self.rope.kind != "yarn":
-            raise ConfigError(f"rope type '{self.rope.kind}' is not what ministral3 has, which is yarn", file=self.config.file)
-        return keys | {"rope.scaling.yarn_log_multiplier": f32(section.number("mscale_all_dim", positive=False)),
-                       "attention.temperature_scale": f32(section.number("llama_4_scaling_beta", positive=False))}
+            raise ConfigError(
+                f"rope type '{self.rope.kind}' is not what ministral3 has, which is yarn",
+                file=self.config.file,
+            )
+        return keys | {
+            "rope.scaling.yarn_log_multiplier": f32(
+                section.number("mscale_all_dim", positive=False)
+            ),
+            "attention.temperature_scale": f32(
+                section.number("llama_4_scaling_beta", positive=False)
+            ),
+        }

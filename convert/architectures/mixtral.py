@@ -23,5 +23,9 @@ class Mixtral(RoutedExperts, Llama):
             *embedding_and_head(self),
             *norms(self),
             *attention(self, bias=False, output_bias=False, rotary_pairs=True),
-            Weight(f"{LAYER}.block_sparse_moe.gate", "blk.{}.ffn_gate_inp", (self.n_experts, self.n_embd)),
+            Weight(
+                f"{LAYER}.block_sparse_moe.gate",
+                "blk.{}.ffn_gate_inp",
+                (self.n_experts, self.n_embd),
+            ),
         ]

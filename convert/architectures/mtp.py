@@ -1,4 +1,6 @@
-"""Blocks behind the last layer that predict further tokens (multi-token prediction): kept as the last blocks, dropped, or alone."""
+"""Blocks behind the last layer that predict further tokens (multi-token prediction): kept as the
+last blocks, dropped, or alone.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ log = logging.getLogger(__name__)
 
 
 class MtpBlocks(Architecture):
-    """To be listed before the architecture that it extends. `n_main` layers make the model, `n_layers` counts the further blocks too.
+    """To be listed before the architecture that it extends. `n_main` layers make the model,
+    `n_layers` counts the further blocks too.
 
     Stored either as further `model.layers.N` or, by `further_name`, renamed to these.
     """
@@ -34,17 +37,29 @@ class MtpBlocks(Architecture):
             self.first_layer = self.n_main
 
     def _count(self) -> int:
-        """Blocks in the checkpoint: some configs announce ones that were not saved, others have them without saying so."""
+        """Blocks in the checkpoint: some configs announce ones that were not saved, others have
+        them without saying so.
+        """
         announced = self.config.integer(self.mtp_key, minimum=0, default=None)
         if self.options.vocab_only:
             return announced or 0
-        found = {layer - self.n_main for name in self.checkpoint.tensors if (layer := self._layer_number(name)) is not None
-                 and layer >= self.n_main}
+        found = {
+            layer - self.n_main
+            for name in self.checkpoint.tensors
+            if (layer := self._layer_number(name)) is not None and layer >= self.n_main
+        }
         if announced and not found:
-            log.warning("config.json announces %d blocks that predict further tokens; the checkpoint has none", announced)
+            log.warning(
+                "config.json announces %d blocks that predict further tokens; the checkpoint has"
+                " none",
+                announced,
+            )
         elif announced is not None and found and max(found) >= announced:
-            raise CheckpointError(f"belongs to layer {self.n_main + max(found)}, but config.json has num_hidden_layers {self.n_main} and "
-                                  f"{self.mtp_key} {announced}", file=self.checkpoint.path)
+            raise CheckpointError(
+                f"belongs to layer {self.n_main + max(found)}, but config.json has"
+                f" num_hidden_layers {self.n_main} and {self.mtp_key} {announced}",
+                file=self.checkpoint.path,
+            )
         return (announced or max(found) + 1) if found else 0
 
     def _layer_number(self, name: str) -> int | None:
@@ -58,7 +73,9 @@ class MtpBlocks(Architecture):
 
     def text_name(self, name: str) -> str | None:
         text, layer = super().text_name(name), self._layer_number(name)
-        if layer is not None and (layer < self.first_layer or (layer >= self.n_main and self.options.mtp == "drop")):
+        if layer is not None and (
+            layer < self.first_layer or (layer >= self.n_main and self.options.mtp == "drop")
+        ):
             return None
         return text if text is None else self.further_name(text)
 
@@ -66,7 +83,9 @@ class MtpBlocks(Architecture):
         return {"nextn_predict_layers": u32(self.n_mtp)} if self.n_mtp else {}
 
     def mtp_weights(self, **line) -> list[Weight]:
-        """What such a block has beside a layer's own tensors; `line` is passed on to the norms' lines."""
+        """What such a block has beside a layer's own tensors; `line` is passed on to the norms'
+        lines.
+        """
         d, further = self.n_embd, range(self.n_main, self.n_layers)
         vocabulary = in_layers(further, (self.n_vocab, d))
         return [
@@ -74,6 +93,16 @@ class MtpBlocks(Architecture):
             Weight(f"{LAYER}.embed_tokens", "blk.{}.nextn.embed_tokens", vocabulary, optional=True),
             Weight(f"{LAYER}.enorm", "blk.{}.nextn.enorm", in_layers(further, (d,)), **line),
             Weight(f"{LAYER}.hnorm", "blk.{}.nextn.hnorm", in_layers(further, (d,)), **line),
-            Weight(f"{LAYER}.shared_head.head", "blk.{}.nextn.shared_head_head", vocabulary, optional=True),
-            Weight(f"{LAYER}.shared_head.norm", "blk.{}.nextn.shared_head_norm", in_layers(further, (d,)), **line),
+            Weight(
+                f"{LAYER}.shared_head.head",
+                "blk.{}.nextn.shared_head_head",
+                vocabulary,
+                optional=True,
+            ),
+            Weight(
+                f"{LAYER}.shared_head.norm",
+                "blk.{}.nextn.shared_head_norm",
+                in_layers(further, (d,)),
+                **line,
+            ),
         ]

@@ -1,8 +1,10 @@
-"""Phi-3 and Phi-4: query, key and value in one matrix, gate and up in one, two sets of rotary factors for long texts."""
+"""Phi-3 and Phi-4: query, key and value in one matrix, gate and up in one, two sets of rotary
+factors for long texts.
+"""
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, u32
@@ -22,21 +24,32 @@ class Phi3(Architecture):
 
     def make_rope(self) -> LongRope:
         section = self.config.section("rope_parameters")
-        holder = section if section is not None and "partial_rotary_factor" in section else self.config
+        holder = (
+            section if section is not None and "partial_rotary_factor" in section else self.config
+        )
         partial = holder.number("partial_rotary_factor", default=1.0)
         self.n_rotated = int(partial * self.head_size)
         if not 0 < self.n_rotated <= self.head_size:
-            raise ConfigError(f"partial_rotary_factor {partial} gives {self.n_rotated} rotated dimensions of {self.head_size}",
-                              file=self.config.file)
+            raise ConfigError(
+                f"partial_rotary_factor {partial} gives {self.n_rotated} rotated dimensions of"
+                f" {self.head_size}",
+                file=self.config.file,
+            )
         return LongRope(self.config, self.n_rotated)
 
     def family_keys(self) -> dict[str, Value]:
         window = self.config.integer("sliding_window", default=None)
-        return {"rope.dimension_count": u32(self.n_rotated), "attention.sliding_window": u32(window or 0)}
+        return {
+            "rope.dimension_count": u32(self.n_rotated),
+            "attention.sliding_window": u32(window or 0),
+        }
 
     def generated(self) -> Iterator[Mapped]:
         for which, factors in self.rope.both_factors().items():
-            yield Mapped(TensorInfo(f"rope_factors_{which}.weight", factors.shape, TYPES["F32"]), GeneratedRow(factors))
+            yield Mapped(
+                TensorInfo(f"rope_factors_{which}.weight", factors.shape, TYPES["F32"]),
+                GeneratedRow(factors),
+            )
 
     def weights(self) -> list[Weight]:
         d, q, kv = self.n_embd, self.n_heads * self.head_size, self.n_kv_heads * self.head_size

@@ -1,4 +1,6 @@
-"""Qwen2 and Qwen2.5: Llama's layers with biases on query, key and value, heads in Hugging Face's own order."""
+"""Qwen2 and Qwen2.5: Llama's layers with biases on query, key and value, heads in Hugging Face's
+own order.
+"""
 
 from __future__ import annotations
 

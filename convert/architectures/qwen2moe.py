@@ -1,4 +1,6 @@
-"""Qwen1.5 MoE and Qwen2 MoE: Qwen2's attention, routed experts, and a shared expert behind a gate of its own."""
+"""Qwen1.5 MoE and Qwen2 MoE: Qwen2's attention, routed experts, and a shared expert behind a gate
+of its own.
+"""
 
 from __future__ import annotations
 

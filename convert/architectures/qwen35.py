@@ -1,5 +1,7 @@
-"""Qwen3.5, dense and with experts. Its value heads are reordered: where several belong to one key head, those next to each other in the
-file belong to different ones, so that value head j reads key head j modulo their number."""
+"""Qwen3.5, dense and with experts. Its value heads are reordered: where several belong to one key
+head, those next to each other in the file belong to different ones, so that value head j reads key
+head j modulo their number.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ import numpy as np
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, ValueType, array
 from ..checkpoint.folder import Checkpoint
+from ..checkpoint.safetensors import StoredTensor
 from ..options import Options
 from ..tensors.reorder import SelectedColumns, SelectedRows
-from ..checkpoint.safetensors import StoredTensor
 from . import register
 from .base import Mapped, Weight
 from .blocks import gated_feed_forward
@@ -31,10 +33,18 @@ class _Qwen35(DeltaNet):
 
     def rope_keys(self) -> dict[str, Value]:
         section = self.config.section("rope_parameters", "rope_scaling")
-        sizes = _SECTIONS if section is None else section.integers("mrope_section", default=_SECTIONS)
+        sizes = (
+            _SECTIONS if section is None else section.integers("mrope_section", default=_SECTIONS)
+        )
         if len(sizes) > 4 or min(sizes, default=0) < 0:
-            raise ConfigError(f"key 'mrope_section' is {sizes}, expected at most four sizes", file=self.config.file)
-        return {"rope.dimension_sections": array(ValueType.INT32, [*sizes, 0, 0, 0, 0][:4]), **super().rope_keys()}
+            raise ConfigError(
+                f"key 'mrope_section' is {sizes}, expected at most four sizes",
+                file=self.config.file,
+            )
+        return {
+            "rope.dimension_sections": array(ValueType.INT32, [*sizes, 0, 0, 0, 0][:4]),
+            **super().rope_keys(),
+        }
 
     def weights(self) -> list[Weight]:
         d, z = self.n_embd, self.n_v * self.v_size
@@ -46,13 +56,24 @@ class _Qwen35(DeltaNet):
             Weight(f"{DELTA}.in_proj_b", "blk.{}.ssm_beta", self.recurrent((self.n_v, d))),
         ]
 
-    def mapped(self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None) -> Mapped:
+    def mapped(
+        self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None
+    ) -> Mapped:
         made = super().mapped(tensor, weight, suffix, layer)
         part = weight.stored.removeprefix(f"{DELTA}.")
-        if self.n_v == self.n_k or part not in ("in_proj_qkv", "conv1d", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"):
+        if self.n_v == self.n_k or part not in (
+            "in_proj_qkv",
+            "conv1d",
+            "in_proj_z",
+            "in_proj_a",
+            "in_proj_b",
+            "out_proj",
+        ):
             return made
         if part == "out_proj":
-            return replace(made, rows=SelectedColumns(made.rows, self.value_rows(self.v_size), made.info.type))
+            return replace(
+                made, rows=SelectedColumns(made.rows, self.value_rows(self.v_size), made.info.type)
+            )
         order = self.value_rows(1 if part in ("in_proj_a", "in_proj_b") else self.v_size)
         if part in ("in_proj_qkv", "conv1d"):
             before = self.n_channels - len(order)  # channels of queries and keys

@@ -19,9 +19,15 @@ class Qwen3Moe(RoutedExperts):
     def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
         super().__init__(checkpoint, options)
         config = self.config
-        if config.integers("mlp_only_layers", default=[]) or config.integer("decoder_sparse_step", default=1) != 1:
-            raise ConfigError("layers without experts (mlp_only_layers, decoder_sparse_step) do not exist in GGUF's qwen3moe",
-                              file=config.file)
+        if (
+            config.integers("mlp_only_layers", default=[])
+            or config.integer("decoder_sparse_step", default=1) != 1
+        ):
+            raise ConfigError(
+                "layers without experts (mlp_only_layers, decoder_sparse_step) do not exist in"
+                " GGUF's qwen3moe",
+                file=config.file,
+            )
 
     def family_keys(self) -> dict[str, Value]:
         return {"expert_feed_forward_length": u32(self.n_ff_expert)}

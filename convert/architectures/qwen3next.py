@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from ...formats.source import TensorInfo
+from ..checkpoint.safetensors import StoredTensor
 from ..tensors.reorder import SelectedRows
 from ..tensors.rows import StoredRows
-from ..checkpoint.safetensors import StoredTensor
 from . import register
 from .base import Mapped, Weight, check_shape, split_numbers
 from .delta_net import DELTA, DeltaNet
@@ -36,7 +36,9 @@ class Qwen3Next(DeltaNet, GatedSharedExpert):
             return [(f"blk.{{}}.attn_{part}.weight", f"{_QKVZ}.weight") for part in ("qkv", "gate")]
         return super().required(weight)
 
-    def convert(self, name: str, tensor: StoredTensor, table: dict[str, Weight]) -> Iterator[Mapped]:
+    def convert(
+        self, name: str, tensor: StoredTensor, table: dict[str, Weight]
+    ) -> Iterator[Mapped]:
         pattern, numbers = split_numbers(name)
         layer = self.layer_of(tensor, numbers) if pattern == f"{_QKVZ}.weight" else None
         if layer is None or not self.is_recurrent(layer):
@@ -49,7 +51,9 @@ class Qwen3Next(DeltaNet, GatedSharedExpert):
             yield Mapped(info, SelectedRows(stored, order), (tensor,))
 
     def _orders(self) -> tuple[np.ndarray, np.ndarray]:
-        """Stored are, per key head, its rows of q, k, v and z; wanted all q, then all k, then all v, and z apart."""
+        """Stored are, per key head, its rows of q, k, v and z; wanted all q, then all k, then all
+        v, and z apart.
+        """
         values = self.n_v // self.n_k * self.v_size
         ends = np.cumsum([self.k_size, self.k_size, values, values])
         rows = np.arange(self.n_k * ends[-1]).reshape(self.n_k, ends[-1])

@@ -1,4 +1,6 @@
-"""Routed experts in every layer beside a shared one that a gate of its own scales, as Qwen's models have them."""
+"""Routed experts in every layer beside a shared one that a gate of its own scales, as Qwen's models
+have them.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,21 @@ class GatedSharedExpert(RoutedExperts):
     def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
         super().__init__(checkpoint, options)
         self.n_ff_shared = self.config.integer("shared_expert_intermediate_size")
-        if self.config.integers("mlp_only_layers", default=[]) or self.config.integer("decoder_sparse_step", default=1) != 1:
-            raise ConfigError("layers without experts (mlp_only_layers, decoder_sparse_step) do not exist in GGUF's form of this model",
-                              file=self.config.file)
+        if (
+            self.config.integers("mlp_only_layers", default=[])
+            or self.config.integer("decoder_sparse_step", default=1) != 1
+        ):
+            raise ConfigError(
+                "layers without experts (mlp_only_layers, decoder_sparse_step) do not exist in"
+                " GGUF's form of this model",
+                file=self.config.file,
+            )
 
     def family_keys(self) -> dict[str, Value]:
-        return {"expert_feed_forward_length": u32(self.n_ff_expert), "expert_shared_feed_forward_length": u32(self.n_ff_shared)}
+        return {
+            "expert_feed_forward_length": u32(self.n_ff_expert),
+            "expert_shared_feed_forward_length": u32(self.n_ff_shared),
+        }
 
     def expert_weights(self) -> list[Weight]:
         d, ff = self.n_embd, self.n_ff_shared

@@ -1,4 +1,6 @@
-"""A PEFT LoRA adapter on the disk: its settings, and its matrices paired by the weight that they change."""
+"""A PEFT LoRA adapter on the disk: its settings, and its matrices paired by the weight that they
+change.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,27 @@ from functools import cached_property
 from pathlib import Path
 
 from ...errors import CheckpointError, ConfigError, NotFoundError, printable
-from .folder import Checkpoint
+from ..torch.file import read_torch_header
 from .config import Config
+from .folder import Checkpoint
 from .safetensors import StoredTensor, read_header
 from .storage import MappedFiles
-from ..torch.file import read_torch_header
 
 _FILES = {"adapter_model.safetensors": read_header, "adapter_model.bin": read_torch_header}
 _PREFIX = "base_model.model."
 # ending of a name -> (which half, whether it belongs to an embedding)
-_HALVES = {".lora_A.weight": ("A", False), ".lora_B.weight": ("B", False),
-           ".lora_embedding_A": ("A", True), ".lora_embedding_B": ("B", True)}
+_HALVES = {
+    ".lora_A.weight": ("A", False),
+    ".lora_B.weight": ("B", False),
+    ".lora_embedding_A": ("A", True),
+    ".lora_embedding_B": ("B", True),
+}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What is added to a weight W, alpha / r times: B A to a matrix [n_out, n_in], (B A)^T to an embedding [n_vocab, n_embd].
+    """What is added to a weight W, alpha / r times: B A to a matrix [n_out, n_in], (B A)^T to an
+    embedding [n_vocab, n_embd].
 
     Shapes: A [r, n_in] or [r, n_vocab], B [n_out, r] or [n_embd, r].
     """
@@ -41,26 +48,40 @@ class Pair:
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of W."""
-        return (self.a.shape[1], self.b.shape[0]) if self.embedding else (self.b.shape[0], self.a.shape[1])
+        return (
+            (self.a.shape[1], self.b.shape[0])
+            if self.embedding
+            else (self.b.shape[0], self.a.shape[1])
+        )
 
 
 class AdapterCheckpoint(Checkpoint):
-    """An adapter posing as a checkpoint of its base model, which has only the weights that the adapter changes or brings along.
+    """An adapter posing as a checkpoint of its base model, which has only the weights that the
+    adapter changes or brings along.
 
-    `tensors` have the names and shapes of the base model. Those in `pairs` have no data of their own: what a conversion makes of
-    their rows is asked of its `Rows` (`rebased`). `settings` is adapter_config.json, `config` the base model's config.json.
+    `tensors` have the names and shapes of the base model. Those in `pairs` have no data of their
+    own: what a conversion makes of their rows is asked of its `Rows` (`rebased`). `settings` is
+    adapter_config.json, `config` the base model's config.json.
     """
 
     def __init__(self, path: str | os.PathLike, base: str | os.PathLike | None = None):
         self.path = Path(path)
         if not self.path.is_dir():
-            raise NotFoundError("is not a folder; an adapter is a folder with adapter_config.json and adapter_model.safetensors", file=path)
+            raise NotFoundError(
+                "is not a folder; an adapter is a folder with adapter_config.json and"
+                " adapter_model.safetensors",
+                file=path,
+            )
         self._storage = MappedFiles()
         self.settings = Config.read(self.path / "adapter_config.json")
         _check_settings(self.settings)
         config = Config.read(self._base_folder(base) / "config.json")
         # How the base model's weights are packed is not how the adapter's are.
-        plain = {key: value for key, value in config.values.items() if key not in ("quantization_config", "compression_config")}
+        plain = {
+            key: value
+            for key, value in config.values.items()
+            if key not in ("quantization_config", "compression_config")
+        }
         self.config = Config(plain, config.file)
 
     def _base_folder(self, base: str | os.PathLike | None) -> Path:
@@ -69,8 +90,11 @@ class AdapterCheckpoint(Checkpoint):
         named = self.settings.string("base_model_name_or_path", default="")
         if named and Path(named).is_dir():
             return Path(named)
-        raise NotFoundError(f"the base model '{printable(named)}' is no folder here; name the one with its config.json with --base",
-                            file=self.settings.file)
+        raise NotFoundError(
+            f"the base model '{printable(named)}' is no folder here; name the one with its"
+            " config.json with --base",
+            file=self.settings.file,
+        )
 
     @cached_property
     def _found(self) -> tuple[dict[str, Pair], dict[str, StoredTensor]]:
@@ -81,38 +105,65 @@ class AdapterCheckpoint(Checkpoint):
 
     @property
     def pairs(self) -> dict[str, Pair]:
-        """Weights of the base model by their names there (`model.layers.0.self_attn.q_proj.weight`)."""
+        """Weights of the base model by their names there
+        (`model.layers.0.self_attn.q_proj.weight`).
+        """
         return self._found[0]
 
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
         pairs, others = self._found
-        posing = {name: StoredTensor(name, pair.b.dtype, pair.shape, pair.b.file, pair.b.begin, pair.b.end) for name, pair in pairs.items()}
+        posing = {
+            name: StoredTensor(
+                name, pair.b.dtype, pair.shape, pair.b.file, pair.b.begin, pair.b.end
+            )
+            for name, pair in pairs.items()
+        }
         return posing | others
 
     def alpha(self) -> float:
-        """What GGUF runtimes divide by the rank to get the scale. Rank-stabilized adapters are scaled by alpha / sqrt(r) instead."""
+        """What GGUF runtimes divide by the rank to get the scale. Rank-stabilized adapters are
+        scaled by alpha / sqrt(r) instead.
+        """
         alpha, rank = self.settings.number("lora_alpha"), self.settings.integer("r")
         if not self.settings.boolean("use_rslora", default=False):
             return alpha
         if other := next((name for name, pair in self.pairs.items() if pair.rank != rank), None):
-            raise CheckpointError(f"has rank {self.pairs[other].rank}, adapter_config.json has r {rank}; a rank-stabilized adapter of "
-                                  "several ranks has no common alpha", file=self.path, tensor=other)
+            raise CheckpointError(
+                f"has rank {self.pairs[other].rank}, adapter_config.json has r {rank}; a"
+                " rank-stabilized adapter of several ranks has no common alpha",
+                file=self.path,
+                tensor=other,
+            )
         return alpha * math.sqrt(rank)
 
 
 def _check_settings(settings: Config) -> None:
     """ConfigError for what GGUF has no place for."""
     if (kind := settings.string("peft_type")) != "LORA":
-        raise ConfigError(f"peft_type is '{printable(kind)}'; only LORA adapters exist in GGUF", file=settings.file)
-    for key, what in (("use_dora", "DoRA, which also rescales columns,"), ("fan_in_fan_out", "an adapter of transposed weights")):
+        raise ConfigError(
+            f"peft_type is '{printable(kind)}'; only LORA adapters exist in GGUF",
+            file=settings.file,
+        )
+    for key, what in (
+        ("use_dora", "DoRA, which also rescales columns,"),
+        ("fan_in_fan_out", "an adapter of transposed weights"),
+    ):
         if settings.boolean(key, default=False):
-            raise ConfigError(f"key '{key}' is set: {what} has no counterpart in GGUF", file=settings.file)
+            raise ConfigError(
+                f"key '{key}' is set: {what} has no counterpart in GGUF", file=settings.file
+            )
     if settings.values.get("alpha_pattern"):
-        raise ConfigError("key 'alpha_pattern' gives weights an alpha of their own; a GGUF adapter has one for all", file=settings.file)
+        raise ConfigError(
+            "key 'alpha_pattern' gives weights an alpha of their own; a GGUF adapter has one"
+            " for all",
+            file=settings.file,
+        )
 
 
-def _paired(stored: Mapping[str, StoredTensor], file: Path) -> tuple[dict[str, Pair], dict[str, StoredTensor]]:
+def _paired(
+    stored: Mapping[str, StoredTensor], file: Path
+) -> tuple[dict[str, Pair], dict[str, StoredTensor]]:
     halves: dict[str, dict[str, StoredTensor]] = {}
     embeddings: dict[str, bool] = {}
     others: dict[str, StoredTensor] = {}
@@ -120,14 +171,28 @@ def _paired(stored: Mapping[str, StoredTensor], file: Path) -> tuple[dict[str, P
         plain = name.removeprefix(_PREFIX)
         ending = next((ending for ending in _HALVES if plain.endswith(ending)), None)
         if ending is None:
-            others[plain] = StoredTensor(plain, tensor.dtype, tensor.shape, tensor.file, tensor.begin, tensor.end, tensor.strides)
+            others[plain] = StoredTensor(
+                plain,
+                tensor.dtype,
+                tensor.shape,
+                tensor.file,
+                tensor.begin,
+                tensor.end,
+                tensor.strides,
+            )
             continue
         half, embedding = _HALVES[ending]
         weight = plain.removesuffix(ending) + ".weight"
-        if embeddings.setdefault(weight, embedding) != embedding or half in halves.setdefault(weight, {}):
+        if embeddings.setdefault(weight, embedding) != embedding or half in halves.setdefault(
+            weight, {}
+        ):
             raise CheckpointError("has a second half of this kind", file=file, tensor=name)
         if len(tensor.shape) != 2 or not tensor.n_elements:
-            raise CheckpointError(f"has shape {list(tensor.shape)}; halves of an adapter are matrices", file=file, tensor=name)
+            raise CheckpointError(
+                f"has shape {list(tensor.shape)}; halves of an adapter are matrices",
+                file=file,
+                tensor=name,
+            )
         halves[weight][half] = tensor
     pairs = {}
     for weight, found in halves.items():
@@ -135,7 +200,11 @@ def _paired(stored: Mapping[str, StoredTensor], file: Path) -> tuple[dict[str, P
             raise CheckpointError(f"its lora_{missing.pop()} is missing", file=file, tensor=weight)
         pair = Pair(found["A"], found["B"], embeddings[weight])
         if pair.a.shape[0] != pair.b.shape[1]:
-            raise CheckpointError(f"lora_A has rank {pair.a.shape[0]}, lora_B {pair.b.shape[1]}", file=file, tensor=weight)
+            raise CheckpointError(
+                f"lora_A has rank {pair.a.shape[0]}, lora_B {pair.b.shape[1]}",
+                file=file,
+                tensor=weight,
+            )
         pairs[weight] = pair
     if not pairs:
         raise CheckpointError("has no pair of lora_A and lora_B", file=file)

@@ -1,4 +1,6 @@
-"""`config.json` and its companions, read with types: a missing or impossible key is an error that names file and key."""
+"""`config.json` and its companions, read with types: a missing or impossible key is an error that
+names file and key.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ MAX_JSON_BYTES = 1 << 30
 _MISSING = object()
 
 
-def read_json(path: Path, *, limit: int = MAX_JSON_BYTES, unique_keys: bool = False) -> dict[str, Any]:
+def read_json(
+    path: Path, *, limit: int = MAX_JSON_BYTES, unique_keys: bool = False
+) -> dict[str, Any]:
     """The JSON object in `path`.
 
-    NotFoundError if it cannot be read, ConfigError if it is not a JSON object or, with `unique_keys`, has a key twice.
+    NotFoundError if it cannot be read, ConfigError if it is not a JSON object or, with
+    `unique_keys`, has a key twice.
     """
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) != len(pairs):
             seen: set[str] = set()
@@ -27,7 +33,9 @@ def read_json(path: Path, *, limit: int = MAX_JSON_BYTES, unique_keys: bool = Fa
 
     try:
         if path.stat().st_size > limit:
-            raise ConfigError(f"is {path.stat().st_size} bytes long; more than {limit} are not read", file=path)
+            raise ConfigError(
+                f"is {path.stat().st_size} bytes long; more than {limit} are not read", file=path
+            )
         text = path.read_text(encoding="utf-8")
         found = json.loads(text, object_pairs_hook=unique if unique_keys else None)
     except OSError as error:
@@ -42,9 +50,11 @@ def read_json(path: Path, *, limit: int = MAX_JSON_BYTES, unique_keys: bool = Fa
 
 
 class Config:
-    """Typed access to a JSON object. Getters take several spellings of a key; null counts as absent.
+    """Typed access to a JSON object. Getters take several spellings of a key; null counts as
+    absent.
 
-    Without `default` an absent key is a ConfigError. A default stands only where the model class itself defines one.
+    Without `default` an absent key is a ConfigError. A default stands only where the model class
+    itself defines one.
     """
 
     def __init__(self, values: dict[str, Any], file: Path, path: str = ""):
@@ -66,10 +76,17 @@ class Config:
         return self._path + keys[0], default
 
     def _wrong(self, key: str, value: Any, wanted: str) -> ConfigError:
-        return ConfigError(f"key '{key}' is {printable(json.dumps(value, default=str))}, expected {wanted}", file=self.file)
+        return ConfigError(
+            f"key '{key}' is {printable(json.dumps(value, default=str))}, expected {wanted}",
+            file=self.file,
+        )
 
-    def integer(self, *keys: str, default: Any = _MISSING, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
-        """An integer between `minimum` and `maximum`; floats with an integral value pass, as some configs have them."""
+    def integer(
+        self, *keys: str, default: Any = _MISSING, minimum: int = 1, maximum: int = 2**31 - 1
+    ) -> int:
+        """An integer between `minimum` and `maximum`; floats with an integral value pass, as some
+        configs have them.
+        """
         key, value = self._get(keys, default)
         if value is default:
             return value
@@ -84,7 +101,9 @@ class Config:
         key, value = self._get(keys, default)
         if value is default:
             return value
-        finite = type(value) in (int, float) and abs(value) <= sys.float_info.max  # false for NaN, infinity, endless integers
+        finite = (
+            type(value) in (int, float) and abs(value) <= sys.float_info.max
+        )  # false for NaN, infinity, endless integers
         if not finite or (positive and value <= 0):
             raise self._wrong(key, value, "a positive number" if positive else "a finite number")
         return float(value)
@@ -103,13 +122,17 @@ class Config:
 
     def strings(self, *keys: str, default: Any = _MISSING) -> list[str]:
         key, value = self._get(keys, default)
-        if value is not default and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        if value is not default and not (
+            isinstance(value, list) and all(isinstance(item, str) for item in value)
+        ):
             raise self._wrong(key, value, "a list of strings")
         return value
 
     def integers(self, *keys: str, default: Any = _MISSING) -> list[int]:
         key, value = self._get(keys, default)
-        if value is not default and not (isinstance(value, list) and all(type(item) is int for item in value)):
+        if value is not default and not (
+            isinstance(value, list) and all(type(item) is int for item in value)
+        ):
             raise self._wrong(key, value, "a list of integers")
         return value
 
@@ -117,7 +140,9 @@ class Config:
         """A list of `length` positive numbers."""
         key, value = self._get(keys, _MISSING)
         fits = isinstance(value, list) and len(value) == length
-        if not fits or not all(type(item) in (int, float) and 0 < item <= sys.float_info.max for item in value):
+        if not fits or not all(
+            type(item) in (int, float) and 0 < item <= sys.float_info.max for item in value
+        ):
             raise self._wrong(key, value, f"a list of {length} positive numbers")
         return [float(item) for item in value]
 
@@ -131,7 +156,9 @@ class Config:
         return Config(value, self.file, f"{key}.")
 
     def of_text(self) -> Config:
-        """The settings of the text model: where a multimodal one has a `text_config`, its entries before the outer ones."""
+        """The settings of the text model: where a multimodal one has a `text_config`, its entries
+        before the outer ones.
+        """
         inner = self.section("text_config")
         return self if inner is None else Config({**self.values, **inner.values}, self.file)
 

@@ -1,7 +1,9 @@
-"""A Hugging Face checkpoint folder: config.json, safetensors or PyTorch shards mapped on first use, tokenizer files.
+"""A Hugging Face checkpoint folder: config.json, safetensors or PyTorch shards mapped on first use,
+tokenizer files.
 
-Nothing but headers is read before tensors are. Rows of tensors are views into the mapped files, and `release` hands their pages
-back, so that a checkpoint of any size can be walked through in little memory.
+Nothing but headers is read before tensors are. Rows of tensors are views into the mapped files, and
+`release` hands their pages back, so that a checkpoint of any size can be walked through in little
+memory.
 """
 
 from __future__ import annotations
@@ -15,50 +17,65 @@ import numpy as np
 
 from ...errors import CheckpointError, NotFoundError, UnsupportedTypeError, printable
 from ...formats.types import TYPES, GGMLType
-from .config import Config, read_json
 from ..tensors.decoded import DecodedTensor
+from .config import Config, read_json
 from .safetensors import StoredTensor
 from .shards import collect_tensors, find_layout
 from .storage import MappedFiles, Storage
 
 # Stored dtypes that are ggml types as they are.
 FLOAT_DTYPES = {"F32": TYPES["F32"], "F16": TYPES["F16"], "BF16": TYPES["BF16"]}
-# Stored dtypes that become F32 when rows are read, with numpy's names. Integers of 8 bits are weights that someone packed.
+# Stored dtypes that become F32 when rows are read, with numpy's names. Integers of 8 bits are
+# weights that someone packed.
 WIDENED_DTYPES = {"F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
 
 
 def open_checkpoint(folder: str | os.PathLike) -> Checkpoint:
-    """Open the checkpoint in `folder`; reads config.json alone. NotFoundError for a missing folder or config, ConfigError."""
+    """Open the checkpoint in `folder`; reads config.json alone. NotFoundError for a missing folder
+    or config, ConfigError.
+    """
     return Checkpoint(Path(folder))
 
 
 class Checkpoint:
     """A context manager; closing it unmaps the files."""
 
-    parallel_reads = 0  # how many readers it takes to read it fast, 0 where reading is no more than touching memory
+    # how many readers it takes to read it fast, 0 where reading is no more than touching memory
+    parallel_reads = 0
 
     def __init__(self, path: Path):
         if not path.is_dir():
-            raise NotFoundError("is not a folder; a checkpoint is a folder with config.json and safetensors files", file=path)
+            raise NotFoundError(
+                "is not a folder; a checkpoint is a folder with config.json and safetensors files",
+                file=path,
+            )
         self.path = path
         self._storage: Storage = MappedFiles()
         self.config = Config.read(path / "config.json")
 
     @property
     def default_output(self) -> Path | None:
-        """File without type and ending to convert to where the user names none; None for a file in `path` named after the model."""
+        """File without type and ending to convert to where the user names none; None for a file in
+        `path` named after the model.
+        """
         return None
 
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
-        """Tensors by name, files in order of their names, tensors in header order. Reads the shard index and all headers once.
+        """Tensors by name, files in order of their names, tensors in header order. Reads the shard
+        index and all headers once.
 
-        NotFoundError for a missing shard, CheckpointError, MalformedFileError or TruncatedFileError for files that contradict
-        themselves or each other.
+        NotFoundError for a missing shard, CheckpointError, MalformedFileError or TruncatedFileError
+        for files that contradict themselves or each other.
         """
         names = {entry.name for entry in os.scandir(self.path) if entry.is_file()}
         layout = find_layout(names, self.path)
-        return collect_tensors(self.path, names, layout, lambda files: (layout.read_header(self.path / name) for name in files))
+        return collect_tensors(
+            self.path,
+            names,
+            layout,
+            lambda files: (layout.read_header(self.path / name) for name in files),
+        )
 
     @cached_property
     def architecture(self) -> str:
@@ -79,27 +96,36 @@ class Checkpoint:
         try:
             return path.read_text(encoding="utf-8") if path.exists() else None
         except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"cannot be read as text: {printable(error)}", file=path) from None
+            raise CheckpointError(
+                f"cannot be read as text: {printable(error)}", file=path
+            ) from None
 
     def type_of(self, tensor: StoredTensor) -> GGMLType:
-        """The ggml type of a stored or decoded tensor. UnsupportedTypeError for dtypes that rows are not read as: F32 stands
-        for wider floats and
-        integers too."""
+        """The ggml type of a stored or decoded tensor. UnsupportedTypeError for dtypes that rows
+        are not read as: F32 stands for wider floats and integers too.
+        """
         if isinstance(tensor, DecodedTensor):
             return tensor.type
         if found := FLOAT_DTYPES.get(tensor.dtype):
             return found
         if tensor.dtype in WIDENED_DTYPES:
             return TYPES["F32"]
-        raise UnsupportedTypeError(f"dtype {tensor.dtype} is not supported yet; F32, F16, BF16, F64 and wide integers are",
-                                   file=tensor.file, tensor=tensor.name)
+        raise UnsupportedTypeError(
+            f"dtype {tensor.dtype} is not supported yet; F32, F16, BF16, F64 and wide integers are",
+            file=tensor.file,
+            tensor=tensor.name,
+        )
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start]: bytes start to stop of the tensor's elements in row order, as stored; a read-only view where that can be."""
+        """uint8[stop - start]: bytes start to stop of the tensor's elements in row order, as
+        stored; a read-only view where that can be.
+        """
         return self._storage.read(tensor, start, stop)
 
     def data(self, tensor: StoredTensor) -> np.ndarray:
-        """uint8[n_bytes], all of `read`. For local files without strides a view that touches no page by itself."""
+        """uint8[n_bytes], all of `read`. For local files without strides a view that touches no
+        page by itself.
+        """
         return self.read(tensor, 0, tensor.n_bytes)
 
     def release(self, tensor: StoredTensor) -> None:

@@ -1,8 +1,9 @@
 """Headers of safetensors files, checked before a single byte of tensor data is believed.
 
-Layout: uint64 little-endian N, then N bytes of JSON `{name: {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__":
-{str: str}}` (starts with `{`, may end in spaces), then the data, to which offsets are relative. The data is covered exactly once:
-no holes, no overlaps, nothing after the last tensor.
+Layout: uint64 little-endian N, then N bytes of JSON `{name: {"dtype", "shape", "data_offsets":
+[begin, end]}, "__metadata__": {str: str}}` (starts with `{`, may end in spaces), then the data, to
+which offsets are relative. The data is covered exactly once: no holes, no overlaps, nothing after
+the last tensor.
 """
 
 from __future__ import annotations
@@ -21,16 +22,38 @@ MAX_HEADER_BYTES = 100_000_000  # limit of the format's own implementation
 MAX_DIMENSIONS = 32
 
 # Bits of one element. Sub-byte types are packed: their tensors must fill whole bytes.
-DTYPE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-              "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
-              "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64}
+DTYPE_BITS = {
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+}
 
 
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor of a file: its elements lie between the absolute byte positions `begin` and `end`.
 
-    One after the other in row order, unless there are `strides` (in elements, as PyTorch files may have them).
+    One after the other in row order, unless there are `strides` (in elements, as PyTorch files may
+    have them).
     """
 
     name: str
@@ -54,8 +77,9 @@ class StoredTensor:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """All tensors of the file, in header order. Reads the header alone.
 
-    NotFoundError if there is no such file, TruncatedFileError if it ends early, MalformedFileError for everything else that
-    contradicts the format; each names file, tensor and the number that was wrong.
+    NotFoundError if there is no such file, TruncatedFileError if it ends early, MalformedFileError
+    for everything else that contradicts the format; each names file, tensor and the number that was
+    wrong.
     """
     try:
         with open(path, "rb") as file:
@@ -69,10 +93,14 @@ def parse_header(file: BinaryIO, path: Path, size: int) -> dict[str, StoredTenso
     length = _header_length(path, file.read(8), size)
     text = file.read(1)
     if text != b"{":  # looked at before the rest is read, so that a wrong file costs nothing
-        raise MalformedFileError(f"the header starts with {text!r}, not with '{{'", file=path, offset=8)
+        raise MalformedFileError(
+            f"the header starts with {text!r}, not with '{{'", file=path, offset=8
+        )
     text += file.read(length - 1)
     if len(text) < length:
-        raise TruncatedFileError(f"the header ends after {len(text)} of {length} bytes", file=path, offset=8)
+        raise TruncatedFileError(
+            f"the header ends after {len(text)} of {length} bytes", file=path, offset=8
+        )
     data = 8 + length
     tensors = {}
     for name, entry in _parse(path, text).items():
@@ -86,28 +114,43 @@ def parse_header(file: BinaryIO, path: Path, size: int) -> dict[str, StoredTenso
 
 def _header_length(path: Path, first: bytes, size: int) -> int:
     if len(first) < 8:
-        raise TruncatedFileError(f"{size} bytes are too few for a safetensors file", file=path, offset=0)
+        raise TruncatedFileError(
+            f"{size} bytes are too few for a safetensors file", file=path, offset=0
+        )
     (length,) = struct.unpack("<Q", first)
     if length > MAX_HEADER_BYTES:
-        raise MalformedFileError(f"header length {length} exceeds the limit of {MAX_HEADER_BYTES}", file=path, offset=0)
+        raise MalformedFileError(
+            f"header length {length} exceeds the limit of {MAX_HEADER_BYTES}", file=path, offset=0
+        )
     if length > size - 8:
-        raise TruncatedFileError(f"header length {length} exceeds the {size - 8} bytes that follow", file=path, offset=0)
+        raise TruncatedFileError(
+            f"header length {length} exceeds the {size - 8} bytes that follow", file=path, offset=0
+        )
     if length < 2:
-        raise MalformedFileError(f"header length {length} is too short for a JSON object", file=path, offset=0)
+        raise MalformedFileError(
+            f"header length {length} is too short for a JSON object", file=path, offset=0
+        )
     return length
 
 
 def _parse(path: Path, text: bytes) -> dict:
     try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=lambda pairs: _unique(path, pairs))
+        header = json.loads(
+            text.decode("utf-8"), object_pairs_hook=lambda pairs: _unique(path, pairs)
+        )
     except RecursionError:
         raise MalformedFileError("the header is nested too deeply", file=path, offset=8) from None
     except UnicodeDecodeError as error:
-        raise MalformedFileError("the header is not UTF-8", file=path, offset=8 + error.start) from None
+        raise MalformedFileError(
+            "the header is not UTF-8", file=path, offset=8 + error.start
+        ) from None
     except ValueError as error:
         position = getattr(error, "pos", None)
-        raise MalformedFileError(f"the header is not JSON: {printable(error)}", file=path,
-                                 offset=8 if position is None else 8 + position) from None
+        raise MalformedFileError(
+            f"the header is not JSON: {printable(error)}",
+            file=path,
+            offset=8 if position is None else 8 + position,
+        ) from None
     return header
 
 
@@ -126,7 +169,9 @@ def _check_metadata(path: Path, entry: object) -> None:
 
 
 def _shown(value: object) -> str:
-    return printable(str(value)[:300])  # cut before it is looked at: it may be as long as the header
+    return printable(
+        str(value)[:300]
+    )  # cut before it is looked at: it may be as long as the header
 
 
 def _is_size(value: object) -> bool:
@@ -154,13 +199,20 @@ def _tensor(path: Path, name: str, entry: object, data: int, size: int) -> Store
     if begin > end:
         raise malformed(f"data_offsets [{begin}, {end}] are reversed")
     if data + end > size:
-        raise TruncatedFileError(f"its data ends at {end}, the file has {size - data} bytes of data", file=path, tensor=name,
-                                 offset=data + begin)
+        raise TruncatedFileError(
+            f"its data ends at {end}, the file has {size - data} bytes of data",
+            file=path,
+            tensor=name,
+            offset=data + begin,
+        )
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     if bits % 8:
         raise malformed(f"shape {shape} of {dtype} does not fill whole bytes")
     if bits // 8 != end - begin:
-        raise malformed(f"shape {shape} of {dtype} takes {bits // 8} bytes, data_offsets [{begin}, {end}] give it {end - begin}")
+        raise malformed(
+            f"shape {shape} of {dtype} takes {bits // 8} bytes, data_offsets [{begin}, {end}] give"
+            f" it {end - begin}"
+        )
     return StoredTensor(name, dtype, tuple(shape), path, data + begin, data + end)
 
 
@@ -169,8 +221,16 @@ def _check_coverage(path: Path, tensors: dict[str, StoredTensor], data: int, siz
     for tensor in sorted(tensors.values(), key=lambda t: (t.begin, t.end)):
         if tensor.begin != position:
             gap = tensor.begin - position
-            problem = f"leaves a hole of {gap} bytes before it" if gap > 0 else f"overlaps the tensor before it by {-gap} bytes"
-            raise MalformedFileError(f"its data {problem}", file=path, tensor=tensor.name, offset=tensor.begin)
+            problem = (
+                f"leaves a hole of {gap} bytes before it"
+                if gap > 0
+                else f"overlaps the tensor before it by {-gap} bytes"
+            )
+            raise MalformedFileError(
+                f"its data {problem}", file=path, tensor=tensor.name, offset=tensor.begin
+            )
         position = tensor.end
     if position != size:
-        raise MalformedFileError(f"{size - position} bytes follow the last tensor", file=path, offset=position)
+        raise MalformedFileError(
+            f"{size - position} bytes follow the last tensor", file=path, offset=position
+        )

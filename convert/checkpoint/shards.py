@@ -1,4 +1,6 @@
-"""Which files of a checkpoint hold its weights, and whether they agree with the index that names them."""
+"""Which files of a checkpoint hold its weights, and whether they agree with the index that names
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from ...errors import CheckpointError, NotFoundError, printable
+from ..torch.file import read_torch_header
 from .config import read_json
 from .safetensors import StoredTensor, read_header
-from ..torch.file import read_torch_header
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the weights of a checkpoint are named: `<stem><suffix>`, or `<stem>-00001-of-00002<suffix>` with an index."""
+    """How the weights of a checkpoint are named: `<stem><suffix>`, or
+    `<stem>-00001-of-00002<suffix>` with an index.
+    """
 
     stem: str
     suffix: str
@@ -41,26 +45,46 @@ LAYOUTS = (SAFETENSORS, TORCH)  # the first that a checkpoint has is read
 
 
 def find_layout(names: Collection[str], folder: Path) -> Layout:
-    """The layout of a checkpoint with the files `names`. NotFoundError naming what is there instead of weights."""
+    """The layout of a checkpoint with the files `names`. NotFoundError naming what is there instead
+    of weights.
+    """
     for layout in LAYOUTS:
         if layout.index in names or layout.single in names or layout.shards(names):
             return layout
-    other = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".safetensors", ".gguf")))
-    hint = f"; found {', '.join(map(printable, other[:4]))}, which cannot be converted" if other else ""
-    raise NotFoundError(f"has neither {SAFETENSORS.single} nor {SAFETENSORS.index} nor {TORCH.single}{hint}", file=folder)
+    other = sorted(
+        name for name in names if name.endswith((".bin", ".pt", ".pth", ".safetensors", ".gguf"))
+    )
+    hint = (
+        f"; found {', '.join(map(printable, other[:4]))}, which cannot be converted"
+        if other
+        else ""
+    )
+    raise NotFoundError(
+        f"has neither {SAFETENSORS.single} nor {SAFETENSORS.index} nor {TORCH.single}{hint}",
+        file=folder,
+    )
 
 
-def collect_tensors(folder: Path, names: Collection[str], layout: Layout,
-                    headers: Callable[[list[str]], Iterable[dict[str, StoredTensor]]]) -> dict[str, StoredTensor]:
-    """Tensors of all shards by name: files in order of their names, tensors in the order of each header.
+def collect_tensors(
+    folder: Path,
+    names: Collection[str],
+    layout: Layout,
+    headers: Callable[[list[str]], Iterable[dict[str, StoredTensor]]],
+) -> dict[str, StoredTensor]:
+    """Tensors of all shards by name: files in order of their names, tensors in the order of each
+    header.
 
-    `folder` has the index, where there is one; `headers` gives the tensors of each file it is asked for, in turn. NotFoundError for a
-    missing shard, CheckpointError for an index that names files outside the folder or contradicts the shards, and for a
-    tensor that is stored twice.
+    `folder` has the index, where there is one; `headers` gives the tensors of each file it is asked
+    for, in turn. NotFoundError for a missing shard, CheckpointError for an index that names files
+    outside the folder or contradicts the shards, and for a tensor that is stored twice.
     """
     index_file = folder / layout.index
     owners = _read_index(index_file) if layout.index in names else None
-    files = sorted(set(owners.values())) if owners is not None else _files_without_index(folder, names, layout)
+    files = (
+        sorted(set(owners.values()))
+        if owners is not None
+        else _files_without_index(folder, names, layout)
+    )
     for name in files:
         if name not in names:
             hint = f", named by {layout.index}" if owners else ""
@@ -69,8 +93,11 @@ def collect_tensors(folder: Path, names: Collection[str], layout: Layout,
     for name, found in zip(files, headers(files)):
         for tensor in found.values():
             if tensor.name in tensors:
-                raise CheckpointError(f"is stored in {tensors[tensor.name].file.name} and in {name}", file=folder / name,
-                                      tensor=tensor.name)
+                raise CheckpointError(
+                    f"is stored in {tensors[tensor.name].file.name} and in {name}",
+                    file=folder / name,
+                    tensor=tensor.name,
+                )
             tensors[tensor.name] = tensor
     if owners is not None:
         _check_index(index_file, owners, tensors)
@@ -80,14 +107,28 @@ def collect_tensors(folder: Path, names: Collection[str], layout: Layout,
 
 
 def _read_index(file: Path) -> dict[str, str]:
-    """`weight_map` of the shard index: tensor name -> shard, each the name of a file beside the index."""
+    """`weight_map` of the shard index: tensor name -> shard, each the name of a file beside the
+    index.
+    """
     index = read_json(file, unique_keys=True)
     owners = index.get("weight_map")
-    if not isinstance(owners, dict) or not owners or not all(isinstance(shard, str) for shard in owners.values()):
+    if (
+        not isinstance(owners, dict)
+        or not owners
+        or not all(isinstance(shard, str) for shard in owners.values())
+    ):
         raise CheckpointError("'weight_map' must map tensor names to file names", file=file)
     for shard in set(owners.values()):
-        if not shard.isprintable() or not PurePosixPath(shard).name == PureWindowsPath(shard).name == shard or shard in ("", ".", ".."):
-            raise CheckpointError(f"shard name '{printable(shard)}' must be the plain name of a file in the same folder", file=file)
+        if (
+            not shard.isprintable()
+            or not PurePosixPath(shard).name == PureWindowsPath(shard).name == shard
+            or shard in ("", ".", "..")
+        ):
+            raise CheckpointError(
+                f"shard name '{printable(shard)}' must be the plain name of a file in the same"
+                " folder",
+                file=file,
+            )
     return owners
 
 
@@ -95,10 +136,18 @@ def _check_index(file: Path, owners: dict[str, str], tensors: dict[str, StoredTe
     for name, shard in owners.items():
         if name not in tensors or tensors[name].file.name != shard:
             where = f"; it is in {tensors[name].file.name}" if name in tensors else ""
-            raise CheckpointError(f"the index places it in {shard}, which does not have it{where}", file=file, tensor=name)
+            raise CheckpointError(
+                f"the index places it in {shard}, which does not have it{where}",
+                file=file,
+                tensor=name,
+            )
     if len(tensors) != len(owners):
         name = next(name for name in tensors if name not in owners)
-        raise CheckpointError(f"is stored in {tensors[name].file.name}, but the index does not name it", file=file, tensor=name)
+        raise CheckpointError(
+            f"is stored in {tensors[name].file.name}, but the index does not name it",
+            file=file,
+            tensor=name,
+        )
 
 
 def _files_without_index(folder: Path, names: Collection[str], layout: Layout) -> list[str]:
@@ -106,6 +155,11 @@ def _files_without_index(folder: Path, names: Collection[str], layout: Layout) -
         return [layout.single]
     counts = sorted(set(layout.shards(names).values()))
     if len(counts) > 1:
-        raise CheckpointError(f"has shards of several models, with counts {', '.join(counts)}", file=folder)
+        raise CheckpointError(
+            f"has shards of several models, with counts {', '.join(counts)}", file=folder
+        )
     # A missing one is named by the caller when it looks for them in turn.
-    return [f"{layout.stem}-{number:05d}-of-{counts[0]}{layout.suffix}" for number in range(1, int(counts[0]) + 1)]
+    return [
+        f"{layout.stem}-{number:05d}-of-{counts[0]}{layout.suffix}"
+        for number in range(1, int(counts[0]) + 1)
+    ]

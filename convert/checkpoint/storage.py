@@ -18,7 +18,9 @@ class Storage(Protocol):
     """Where the bytes of a checkpoint's tensors come from."""
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start]: bytes start to stop of the tensor in row order, possibly a read-only view. Whole elements are asked for."""
+        """uint8[stop - start]: bytes start to stop of the tensor in row order, possibly a read-only
+        view. Whole elements are asked for.
+        """
 
     def release(self, tensor: StoredTensor) -> None:
         """Pages held for this tensor may be given back."""
@@ -27,7 +29,9 @@ class Storage(Protocol):
 
 
 class MappedFiles:
-    """Local files. `read` touches no page by itself, unless a tensor has strides: then it gathers the elements."""
+    """Local files. `read` touches no page by itself, unless a tensor has strides: then it gathers
+    the elements.
+    """
 
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
@@ -37,11 +41,18 @@ class MappedFiles:
             return np.empty(0, np.uint8)
         mapped = self._map(tensor.file, tensor.end)
         if tensor.strides is None:
-            if hasattr(mmap, "MADV_WILLNEED") and stop - start <= _READ_AT_ONCE:  # not page by page as it is touched
+            if (
+                hasattr(mmap, "MADV_WILLNEED") and stop - start <= _READ_AT_ONCE
+            ):  # not page by page as it is touched
                 first = (tensor.begin + start) // mmap.PAGESIZE * mmap.PAGESIZE
                 mapped.madvise(mmap.MADV_WILLNEED, first, tensor.begin + stop - first)
             return np.frombuffer(mapped, np.uint8, stop - start, tensor.begin + start)
-        return gather(np.frombuffer(mapped, np.uint8, tensor.end - tensor.begin, tensor.begin), tensor, start, stop)
+        return gather(
+            np.frombuffer(mapped, np.uint8, tensor.end - tensor.begin, tensor.begin),
+            tensor,
+            start,
+            stop,
+        )
 
     def release(self, tensor: StoredTensor) -> None:
         if (mapped := self._maps.get(tensor.file)) is None or tensor.begin == tensor.end:
@@ -73,12 +84,14 @@ class MappedFiles:
 
 
 def gather(region: np.ndarray, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
-    """uint8[stop - start]: bytes start to stop, in row order, of a tensor with strides whose first element begins `region`."""
+    """uint8[stop - start]: bytes start to stop, in row order, of a tensor with strides whose first
+    element begins `region`.
+    """
     size = DTYPE_BITS[tensor.dtype] // 8
     wanted = np.arange(start // size, stop // size)
     places = np.zeros(len(wanted), np.int64)
     for n, stride in zip(reversed(tensor.shape), reversed(tensor.strides)):
         wanted, at = np.divmod(wanted, n)
         places += at * stride
-    elements = region[:len(region) // size * size].reshape(-1, size)
+    elements = region[: len(region) // size * size].reshape(-1, size)
     return elements[places].reshape(-1)

@@ -8,35 +8,112 @@ from ...errors import UsageError, printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Convert a Hugging Face checkpoint (config.json, safetensors, tokenizer.json) to a GGUF file."
+    parser.description = (
+        "Convert a Hugging Face checkpoint (config.json, safetensors, tokenizer.json) to a GGUF"
+        " file."
+    )
     parser.add_argument("model", metavar="HF_DIR", nargs="?", help="folder of the checkpoint")
-    parser.add_argument("--remote", metavar="REPO[@REVISION]", nargs="?", const="", help="read the checkpoint from this repository of the "
-                        "Hugging Face Hub (HF_ENDPOINT, HF_TOKEN), fetching only what is converted; without a value HF_DIR names it")
-    parser.add_argument("--outfile", metavar="OUT", help="file or folder to write to; {outtype} stands for the type "
-                        "(default: the checkpoint's folder, named after model, size and type)")
-    parser.add_argument("--outtype", metavar="TYPE", default="auto", type=str.lower,
-                        help="type of the matrices: f32, f16, bf16, q8_0, auto, which keeps bf16 or f16 (the default), or any preset of "
-                        "iqforge quantize, such as iq4_k: quantized as it is read, with no file in between")
+    parser.add_argument(
+        "--remote",
+        metavar="REPO[@REVISION]",
+        nargs="?",
+        const="",
+        help=(
+            "read the checkpoint from this repository of the Hugging Face Hub (HF_ENDPOINT,"
+            " HF_TOKEN), fetching only what is converted; without a value HF_DIR names it"
+        ),
+    )
+    parser.add_argument(
+        "--outfile",
+        metavar="OUT",
+        help=(
+            "file or folder to write to; {outtype} stands for the type "
+            "(default: the checkpoint's folder, named after model, size and type)"
+        ),
+    )
+    parser.add_argument(
+        "--outtype",
+        metavar="TYPE",
+        default="auto",
+        type=str.lower,
+        help=(
+            "type of the matrices: f32, f16, bf16, q8_0, auto, which keeps bf16 or f16 (the"
+            " default), or any preset of iqforge quantize, such as iq4_k: quantized as it is read,"
+            " with no file in between"
+        ),
+    )
     parser.add_argument("--imatrix", metavar="FILE", help="importance matrix for such a preset")
     limit = parser.add_mutually_exclusive_group()
-    limit.add_argument("--split-max-tensors", metavar="N", type=int, help="write shards of at most N tensors")
-    limit.add_argument("--split-max-size", metavar="N(K|M|G)", help="write shards of at most so many bytes of tensor data")
-    parser.add_argument("--no-tensor-first-split", action="store_true", help="put metadata alone into the first shard")
-    parser.add_argument("--metadata", metavar="FILE", help="JSON file with general.* keys to set, such as {\"general.author\": \"N\"}")
-    parser.add_argument("--merge-gate-up", "--fuse-gate-up-exps", action="store_true", dest="merge_gate_up",
-                        help="store gate and up of each expert as one tensor, ffn_gate_up_exps")
+    limit.add_argument(
+        "--split-max-tensors", metavar="N", type=int, help="write shards of at most N tensors"
+    )
+    limit.add_argument(
+        "--split-max-size",
+        metavar="N(K|M|G)",
+        help="write shards of at most so many bytes of tensor data",
+    )
+    parser.add_argument(
+        "--no-tensor-first-split",
+        action="store_true",
+        help="put metadata alone into the first shard",
+    )
+    parser.add_argument(
+        "--metadata",
+        metavar="FILE",
+        help='JSON file with general.* keys to set, such as {"general.author": "N"}',
+    )
+    parser.add_argument(
+        "--merge-gate-up",
+        "--fuse-gate-up-exps",
+        action="store_true",
+        dest="merge_gate_up",
+        help="store gate and up of each expert as one tensor, ffn_gate_up_exps",
+    )
     blocks = parser.add_mutually_exclusive_group()
-    blocks.add_argument("--no-mtp", "--no-nextn", action="store_const", const="drop", default="keep", dest="mtp",
-                        help="leave out the blocks that predict further tokens")
-    blocks.add_argument("--mtp", action="store_const", const="only", dest="mtp",
-                        help="write only these blocks, with embeddings, final norm and head")
-    parser.add_argument("--mla-layout", choices=("mainline", "ik"), default="mainline", help="latent attention (deepseek2): as attn_k_b "
-                        "and attn_v_b per head, or with attn_kv_b as ik_llama.cpp's own converter writes it (default: mainline)")
-    parser.add_argument("--model-name", metavar="N", help="general.name (default: from the model card or the folder)")
-    parser.add_argument("--pre", metavar="NAME", help="name of the pre-tokenizer (default: recognized by its regexes)")
-    parser.add_argument("--vocab-only", action="store_true", help="write metadata and vocabulary, no tensors")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be written, write nothing")
-    parser.add_argument("-t", "--threads", metavar="N", type=int, default=0, help="threads (default: all)")
+    blocks.add_argument(
+        "--no-mtp",
+        "--no-nextn",
+        action="store_const",
+        const="drop",
+        default="keep",
+        dest="mtp",
+        help="leave out the blocks that predict further tokens",
+    )
+    blocks.add_argument(
+        "--mtp",
+        action="store_const",
+        const="only",
+        dest="mtp",
+        help="write only these blocks, with embeddings, final norm and head",
+    )
+    parser.add_argument(
+        "--mla-layout",
+        choices=("mainline", "ik"),
+        default="mainline",
+        help=(
+            "latent attention (deepseek2): as attn_k_b and attn_v_b per head, or with attn_kv_b as"
+            " ik_llama.cpp's own converter writes it (default: mainline)"
+        ),
+    )
+    parser.add_argument(
+        "--model-name",
+        metavar="N",
+        help="general.name (default: from the model card or the folder)",
+    )
+    parser.add_argument(
+        "--pre",
+        metavar="NAME",
+        help="name of the pre-tokenizer (default: recognized by its regexes)",
+    )
+    parser.add_argument(
+        "--vocab-only", action="store_true", help="write metadata and vocabulary, no tensors"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be written, write nothing"
+    )
+    parser.add_argument(
+        "-t", "--threads", metavar="N", type=int, default=0, help="threads (default: all)"
+    )
 
 
 def _model(args: argparse.Namespace) -> str:
@@ -48,16 +125,34 @@ def _model(args: argparse.Namespace) -> str:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    options = {"merge_gate_up": args.merge_gate_up, "pre": args.pre, "name": args.model_name, "vocab_only": args.vocab_only,
-               "mtp": args.mtp, "mla_layout": args.mla_layout}
-    output = {"metadata": args.metadata, "split_max_size": args.split_max_size, "split_max_tensors": args.split_max_tensors,
-              "no_tensor_first_split": args.no_tensor_first_split}
+    options = {
+        "merge_gate_up": args.merge_gate_up,
+        "pre": args.pre,
+        "name": args.model_name,
+        "vocab_only": args.vocab_only,
+        "mtp": args.mtp,
+        "mla_layout": args.mla_layout,
+    }
+    output = {
+        "metadata": args.metadata,
+        "split_max_size": args.split_max_size,
+        "split_max_tensors": args.split_max_tensors,
+        "no_tensor_first_split": args.no_tensor_first_split,
+    }
     if args.dry_run:
         return _dry_run(args, api, options, output)
     bar = _Bar()
     try:
-        path = api.convert_model(_model(args), args.outfile, outtype=args.outtype, imatrix=args.imatrix, threads=args.threads, progress=bar,
-                                 **options, **output)
+        path = api.convert_model(
+            _model(args),
+            args.outfile,
+            outtype=args.outtype,
+            imatrix=args.imatrix,
+            threads=args.threads,
+            progress=bar,
+            **options,
+            **output,
+        )
     finally:
         bar.close()
     print(f"{printable(path, 400)}: {bar.n_tensors} tensors, {bar.n_bytes / 1e6:.2f} MB written")
@@ -66,16 +161,39 @@ def run(args: argparse.Namespace, api) -> int:
 
 def _dry_run(args: argparse.Namespace, api, options: dict, output: dict) -> int:
     with api.open_source(_model(args), **options) as source:
-        planned, plan = api.plan_conversion(source, args.outfile, args.outtype, keep_name=args.model_name is not None,
-                                            imatrix=args.imatrix, **output)
+        planned, plan = api.plan_conversion(
+            source,
+            args.outfile,
+            args.outtype,
+            keep_name=args.model_name is not None,
+            imatrix=args.imatrix,
+            **output,
+        )
     width = max((len(tensor.target.name) for tensor in planned), default=0)
     for tensor in planned:
-        target, shape = tensor.target, " x ".join(str(size) for size in reversed(tensor.target.shape))
-        types, note = f"{tensor.source.type.name:>5} -> {target.type.name:<5}", f"  ({tensor.note})" if tensor.note else ""
-        print(f"{printable(target.name):{width}}  {shape:>24}  {types} {target.n_bytes / 1e6:12.2f} MB{note}")
+        target, shape = (
+            tensor.target,
+            " x ".join(str(size) for size in reversed(tensor.target.shape)),
+        )
+        types, note = (
+            f"{tensor.source.type.name:>5} -> {target.type.name:<5}",
+            (f"  ({tensor.note})" if tensor.note else ""),
+        )
+        print(
+            f"{printable(target.name):{width}}  {shape:>24}  {types} {target.n_bytes / 1e6:12.2f}"
+            f" MB{note}"
+        )
     for path, group in zip(plan.paths, plan.groups):
-        print(f"{printable(path, 400)}: {len(group)} tensors, {sum(tensor.n_bytes for tensor in group) / 1e6:.2f} MB would be written")
-    enough = "" if plan.free_bytes < 0 else f", {plan.free_bytes} are free" + (": not enough" if plan.free_bytes < plan.n_bytes else "")
+        print(
+            f"{printable(path, 400)}: {len(group)} tensors,"
+            f" {sum(tensor.n_bytes for tensor in group) / 1e6:.2f} MB would be written"
+        )
+    enough = (
+        ""
+        if plan.free_bytes < 0
+        else f", {plan.free_bytes} are free"
+        + (": not enough" if plan.free_bytes < plan.n_bytes else "")
+    )
     print(f"space needed: {plan.n_bytes} bytes{enough}")
     return 0
 
@@ -90,9 +208,18 @@ class _Bar:
     def begin(self, planned) -> None:
         from tqdm import tqdm
 
-        self.n_tensors, self.n_bytes = len(planned), sum(tensor.target.n_bytes for tensor in planned)
-        self._bar = tqdm(total=sum(tensor.source.n_elements for tensor in planned), unit="el", unit_scale=True, leave=False, disable=None,
-                         dynamic_ncols=True)
+        self.n_tensors, self.n_bytes = (
+            len(planned),
+            sum(tensor.target.n_bytes for tensor in planned),
+        )
+        self._bar = tqdm(
+            total=sum(tensor.source.n_elements for tensor in planned),
+            unit="el",
+            unit_scale=True,
+            leave=False,
+            disable=None,
+            dynamic_ncols=True,
+        )
 
     def advance(self, n_elements: int) -> None:
         self._bar.update(n_elements)

@@ -8,17 +8,41 @@ from ...errors import printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Convert a PEFT LoRA adapter (adapter_config.json, adapter_model.safetensors or .bin) to a GGUF file."
+    parser.description = (
+        "Convert a PEFT LoRA adapter (adapter_config.json, adapter_model.safetensors or .bin) to a"
+        " GGUF file."
+    )
     parser.add_argument("adapter", metavar="LORA_DIR", help="folder of the adapter")
-    parser.add_argument("--base", metavar="DIR", help="folder with the base model's config.json; its weights are not needed (default: what "
-                        "adapter_config.json names, if that is a folder)")
-    parser.add_argument("--outfile", metavar="OUT", help="file or folder to write to; {outtype} stands for the type "
-                        "(default: the adapter's folder)")
-    parser.add_argument("--outtype", choices=("f32", "f16", "bf16", "q8_0", "auto"), default="f32", type=str.lower,
-                        help="type of the matrices; auto keeps bf16 or f16 (default: f32)")
+    parser.add_argument(
+        "--base",
+        metavar="DIR",
+        help=(
+            "folder with the base model's config.json; its weights are not needed (default: what "
+            "adapter_config.json names, if that is a folder)"
+        ),
+    )
+    parser.add_argument(
+        "--outfile",
+        metavar="OUT",
+        help=(
+            "file or folder to write to; {outtype} stands for the type "
+            "(default: the adapter's folder)"
+        ),
+    )
+    parser.add_argument(
+        "--outtype",
+        choices=("f32", "f16", "bf16", "q8_0", "auto"),
+        default="f32",
+        type=str.lower,
+        help="type of the matrices; auto keeps bf16 or f16 (default: f32)",
+    )
     parser.add_argument("--model-name", metavar="N", help="general.name (default: from the folder)")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be written, write nothing")
-    parser.add_argument("-t", "--threads", metavar="N", type=int, default=0, help="threads (default: all)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be written, write nothing"
+    )
+    parser.add_argument(
+        "-t", "--threads", metavar="N", type=int, default=0, help="threads (default: all)"
+    )
 
 
 def run(args: argparse.Namespace, api) -> int:
@@ -29,9 +53,22 @@ def run(args: argparse.Namespace, api) -> int:
             plan, kind = plan_adapter(source, args.outtype)
             path = adapter_path(source, args.outfile, kind)
         for tensor in plan:
-            print(f"{printable(tensor.name)}  {' x '.join(str(size) for size in reversed(tensor.shape))}  {tensor.type}")
-        print(f"{printable(path, 400)}: {len(plan)} tensors, {sum(tensor.n_bytes for tensor in plan) / 1e6:.2f} MB would be written")
+            print(
+                f"{printable(tensor.name)} "
+                f" {' x '.join(str(size) for size in reversed(tensor.shape))}  {tensor.type}"
+            )
+        print(
+            f"{printable(path, 400)}: {len(plan)} tensors,"
+            f" {sum(tensor.n_bytes for tensor in plan) / 1e6:.2f} MB would be written"
+        )
         return 0
-    path = api.convert_lora(args.adapter, args.outfile, args.outtype, base=args.base, name=args.model_name, threads=args.threads)
+    path = api.convert_lora(
+        args.adapter,
+        args.outfile,
+        args.outtype,
+        base=args.base,
+        name=args.model_name,
+        threads=args.threads,
+    )
     print(f"{printable(path, 400)} written")
     return 0

@@ -1,6 +1,8 @@
-"""Reading over HTTP for a checkpoint that stays where it is: whole small files and ranges of large ones, with retries.
+"""Reading over HTTP for a checkpoint that stays where it is: whole small files and ranges of large
+ones, with retries.
 
-Plain `http.client` connections, kept open per thread and server. Proxies come from the environment, as for urllib.
+Plain `http.client` connections, kept open per thread and server. Proxies come from the environment,
+as for urllib.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from dataclasses import dataclass
 from ...errors import RemoteError, printable
 
 TIMEOUT = 30.0  # seconds without a byte
-ATTEMPTS = 7  # with pauses of 0.2, 0.5, 1.25, 3, 8 and 20 seconds between them, some half a minute in all
+ATTEMPTS = (
+    7  # with pauses of 0.2, 0.5, 1.25, 3, 8 and 20 seconds between them, some half a minute in all
+)
 FIRST_PAUSE, GROWTH, LONGEST_PAUSE = 0.2, 2.5, 60.0
 _PASSING = (408, 425, 429, 500, 502, 503, 504)  # conditions that may pass
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -28,7 +32,9 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 
 
 class HTTPStatus(Exception):
-    """An answer that no retry will change. The caller knows what was asked for and makes it an `IqforgeError`."""
+    """An answer that no retry will change. The caller knows what was asked for and makes it an
+    `IqforgeError`.
+    """
 
     def __init__(self, status: int, reason: str, headers: http.client.HTTPMessage | None = None):
         super().__init__(f"HTTP {status} {reason}")
@@ -53,14 +59,18 @@ class Part:
 
 
 class RangeClient:
-    """`token`: sent to the host of the URLs that are asked for, never to one that these redirect to."""
+    """`token`: sent to the host of the URLs that are asked for, never to one that these redirect
+    to.
+    """
 
     def __init__(self, token: str | None = None, agent: str = "iqforge"):
         self._headers = {"User-Agent": agent, "Accept-Encoding": "identity"}
         self._token = token
         self._local = threading.local()
         self._tls = ssl.create_default_context()
-        self._resolved: dict[str, str] = {}  # redirections found so far; those of the Hub are signed and hold for minutes
+        self._resolved: dict[
+            str, str
+        ] = {}  # redirections found so far; those of the Hub are signed and hold for minutes
         self._stopped = threading.Event()
 
     @property
@@ -73,6 +83,7 @@ class RangeClient:
 
     def get(self, url: str, limit: int) -> bytes:
         """The whole of a file of at most `limit` bytes. HTTPStatus, RemoteError."""
+
         def attempt() -> bytes:
             with _Answer(self, url, {}) as answer:
                 answer.expect(200)
@@ -84,13 +95,16 @@ class RangeClient:
                 if size is not None and len(data) < size:
                     raise _Passing(f"the connection ended after {len(data)} of {size} bytes")
                 return data
+
         return self._retried(url, attempt)
 
     def get_range(self, url: str, start: int, stop: int, known: Part | None = None) -> Part:
-        """Bytes start to stop, or fewer where the file ends before. What breaks off is continued, not begun again.
+        """Bytes start to stop, or fewer where the file ends before. What breaks off is continued,
+        not begun again.
 
-        `known`: an earlier part; RemoteError if the file has another size or ETag now. RemoteError for a server that ignores or
-        misreads ranges and after all attempts, HTTPStatus for other answers.
+        `known`: an earlier part; RemoteError if the file has another size or ETag now. RemoteError
+        for a server that ignores or misreads ranges and after all attempts, HTTPStatus for other
+        answers.
         """
         pieces: list[bytes] = []
         seen = known
@@ -100,8 +114,11 @@ class RangeClient:
             done = sum(map(len, pieces))
             with _Answer(self, url, {"Range": f"bytes={start + done}-{stop - 1}"}) as answer:
                 if answer.status == 200:
-                    raise RemoteError("the server ignores ranges and sends whole files; download the model and convert the folder",
-                                      file=url)
+                    raise RemoteError(
+                        "the server ignores ranges and sends whole files; download the model and"
+                        " convert the folder",
+                        file=url,
+                    )
                 answer.expect(206, 416)
                 first, last, size = answer.content_range()
                 now = Part(b"", size, (answer.headers.get("ETag") or "").removeprefix("W/"))
@@ -109,15 +126,25 @@ class RangeClient:
                 seen = now
                 if answer.status == 416:
                     if start + done < size:
-                        raise RemoteError(f"the server refuses the range from byte {start + done}, the file has {size} bytes", file=url)
+                        raise RemoteError(
+                            f"the server refuses the range from byte {start + done}, the file has"
+                            f" {size} bytes",
+                            file=url,
+                        )
                     return Part(b"".join(pieces), size, now.etag)
                 wanted = min(stop, size) - start - done
                 if first != start + done or last - first + 1 > wanted:
-                    raise RemoteError(f"was asked for bytes {start + done} to {stop - 1} and sent {first} to {last} of {size}", file=url)
+                    raise RemoteError(
+                        f"was asked for bytes {start + done} to {stop - 1} and sent {first} to"
+                        f" {last} of {size}",
+                        file=url,
+                    )
                 data = answer.read(last - first + 1)
                 pieces.append(data)
                 if len(data) < wanted:
-                    raise _Passing(f"the connection ended after {done + len(data)} of {done + wanted} bytes")
+                    raise _Passing(
+                        f"the connection ended after {done + len(data)} of {done + wanted} bytes"
+                    )
                 return Part(b"".join(pieces), size, now.etag)
 
         return self._retried(url, attempt)
@@ -127,7 +154,9 @@ class RangeClient:
             try:
                 return attempt()
             except ssl.SSLCertVerificationError as error:
-                raise RemoteError(f"the server's certificate is not trusted: {error.verify_message}", file=url) from None
+                raise RemoteError(
+                    f"the server's certificate is not trusted: {error.verify_message}", file=url
+                ) from None
             except (_Passing, OSError, http.client.HTTPException) as error:
                 self.drop_connections()
                 self._resolved.pop(url, None)
@@ -135,13 +164,19 @@ class RangeClient:
                 if pause is None:
                     pause = FIRST_PAUSE * GROWTH**number * random.uniform(0.75, 1.25)
                 if number == ATTEMPTS - 1 or self._stopped.wait(min(pause, LONGEST_PAUSE)):
-                    raise RemoteError(f"cannot be read after {number + 1} attempts: {printable(error) or type(error).__name__}",
-                                      file=url) from None
+                    raise RemoteError(
+                        f"cannot be read after {number + 1} attempts:"
+                        f" {printable(error) or type(error).__name__}",
+                        file=url,
+                    ) from None
 
-    # --- connections --------------------------------------------------------------------------------------------------------------
+    # --- connections
+    # --------------------------------------------------------------------------------------------------------------
 
     def open(self, url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
-        """The answer after redirections. HTTPStatus if there are too many of them or one leads from https to elsewhere."""
+        """The answer after redirections. HTTPStatus if there are too many of them or one leads from
+        https to elsewhere.
+        """
         target = self._resolved.get(url, url)
         remembered = target != url
         for _ in range(_MAX_REDIRECTS):
@@ -150,7 +185,10 @@ class RangeClient:
                 self.drop_connections()  # a signed address that has expired: ask for another
                 target, remembered = url, False
                 continue
-            if answer.status not in _REDIRECTS or (location := answer.headers.get("Location")) is None:
+            if (
+                answer.status not in _REDIRECTS
+                or (location := answer.headers.get("Location")) is None
+            ):
                 if target != url and answer.status < 400:
                     self._resolved[url] = target
                 return answer
@@ -158,12 +196,17 @@ class RangeClient:
             if not answer.isclosed():
                 self.drop_connections()
             following = urllib.parse.urljoin(target, location)
-            if _server(following)[0] not in ("http", "https") or (_server(target)[0], _server(following)[0]) == ("https", "http"):
+            if _server(following)[0] not in ("http", "https") or (
+                _server(target)[0],
+                _server(following)[0],
+            ) == ("https", "http"):
                 raise HTTPStatus(answer.status, f"redirects to {printable(following)}")
             target = following
         raise HTTPStatus(310, "too many redirections")
 
-    def _request(self, url: str, headers: dict[str, str], with_token: bool) -> http.client.HTTPResponse:
+    def _request(
+        self, url: str, headers: dict[str, str], with_token: bool
+    ) -> http.client.HTTPResponse:
         scheme, host, port = _server(url)
         pool = self._local.__dict__.setdefault("connections", {})
         connection = pool.get((scheme, host, port))
@@ -172,13 +215,21 @@ class RangeClient:
         parts = urllib.parse.urlsplit(url)
         path = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
         if getattr(connection, "asks_with_whole_url", False):
-            path = urllib.parse.urlunsplit((parts.scheme, parts.netloc, parts.path or "/", parts.query, ""))
-        sent = self._headers | headers | ({"Authorization": f"Bearer {self._token}"} if with_token and self._token else {})
+            path = urllib.parse.urlunsplit(
+                (parts.scheme, parts.netloc, parts.path or "/", parts.query, "")
+            )
+        sent = (
+            self._headers
+            | headers
+            | ({"Authorization": f"Bearer {self._token}"} if with_token and self._token else {})
+        )
         connection.request("GET", path, headers=sent | getattr(connection, "proxy_headers", {}))
         return connection.getresponse()
 
     def _connection(self, scheme: str, host: str, port: int) -> http.client.HTTPConnection:
-        proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+        proxy = (
+            None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+        )
         if proxy is None:
             if scheme == "https":
                 return http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=self._tls)
@@ -187,12 +238,18 @@ class RangeClient:
         authorization = {}
         if through.username:
             login = f"{urllib.parse.unquote(through.username)}:{urllib.parse.unquote(through.password or '')}"
-            authorization = {"Proxy-Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
+            authorization = {
+                "Proxy-Authorization": "Basic " + base64.b64encode(login.encode()).decode()
+            }
         if scheme == "https":
-            connection = http.client.HTTPSConnection(through.hostname, through.port or 80, timeout=TIMEOUT, context=self._tls)
+            connection = http.client.HTTPSConnection(
+                through.hostname, through.port or 80, timeout=TIMEOUT, context=self._tls
+            )
             connection.set_tunnel(host, port, authorization)
             return connection
-        connection = http.client.HTTPConnection(through.hostname, through.port or 80, timeout=TIMEOUT)
+        connection = http.client.HTTPConnection(
+            through.hostname, through.port or 80, timeout=TIMEOUT
+        )
         connection.asks_with_whole_url, connection.proxy_headers = True, authorization
         return connection
 
@@ -213,7 +270,10 @@ class _Answer:
     def expect(self, *statuses: int) -> None:
         if self.status in _PASSING:
             after = self.headers.get("Retry-After") or ""
-            raise _Passing(f"HTTP {self.status} {self._answer.reason}", float(after) if after.isdecimal() and len(after) < 6 else None)
+            raise _Passing(
+                f"HTTP {self.status} {self._answer.reason}",
+                float(after) if after.isdecimal() and len(after) < 6 else None,
+            )
         if self.status not in statuses:
             raise HTTPStatus(self.status, self._answer.reason, self.headers)
 
@@ -226,7 +286,9 @@ class _Answer:
         text = self.headers.get("Content-Range") or ""
         match = _CONTENT_RANGE.fullmatch(text.strip()) if len(text) < 80 else None
         if match is None or (match[1] is None) != (self.status == 416):
-            raise RemoteError(f"the server answers a range with Content-Range '{printable(text)}'", file=self._url)
+            raise RemoteError(
+                f"the server answers a range with Content-Range '{printable(text)}'", file=self._url
+            )
         return int(match[1] or 0), int(match[2] or 0), int(match[3])
 
     def read(self, n_bytes: int) -> bytes:
@@ -250,11 +312,22 @@ class _Answer:
 
 def _server(url: str) -> tuple[str, str, int]:
     parts = urllib.parse.urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    return (
+        parts.scheme,
+        parts.hostname or "",
+        parts.port or (443 if parts.scheme == "https" else 80),
+    )
 
 
 def _check_same(url: str, seen: Part | None, now: Part) -> None:
     if seen is not None and seen.size != now.size:
-        raise RemoteError(f"has changed while it was read: it had {seen.size} bytes, now it has {now.size}", file=url)
+        raise RemoteError(
+            f"has changed while it was read: it had {seen.size} bytes, now it has {now.size}",
+            file=url,
+        )
     if seen is not None and seen.etag and now.etag and seen.etag != now.etag:
-        raise RemoteError(f"has changed while it was read: its ETag was {printable(seen.etag)}, now it is {printable(now.etag)}", file=url)
+        raise RemoteError(
+            f"has changed while it was read: its ETag was {printable(seen.etag)}, now it is"
+            f" {printable(now.etag)}",
+            file=url,
+        )

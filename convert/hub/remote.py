@@ -1,7 +1,9 @@
-"""A checkpoint that stays on a server: small files are fetched once, of the weights only the headers and then the rows asked for.
+"""A checkpoint that stays on a server: small files are fetched once, of the weights only the
+headers and then the rows asked for.
 
-Ranges are fetched in blocks of a tensor by several connections at once, a few blocks ahead of what was asked for. A block is fetched
-once for all who wait for it and kept for a while in a cache of bounded size, since rows of one block may be asked for in turns.
+Ranges are fetched in blocks of a tensor by several connections at once, a few blocks ahead of what
+was asked for. A block is fetched once for all who wait for it and kept for a while in a cache of
+bounded size, since rows of one block may be asked for in turns.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ import numpy as np
 
 from ...errors import RemoteError, TruncatedFileError, UnsupportedTypeError
 from ..checkpoint.folder import Checkpoint
-from .repository import Address, Repository
 from ..checkpoint.safetensors import StoredTensor, parse_header
 from ..checkpoint.shards import SAFETENSORS, collect_tensors, find_layout
+from .repository import Address, Repository
 
 BLOCK_BYTES = 4 << 20
 CACHE_BYTES = 192 << 20
@@ -33,7 +35,9 @@ _HEADER_GUESS = 256 << 10  # read at once; most headers fit
 
 
 def open_remote(address: str) -> RemoteCheckpoint:
-    """The checkpoint in the repository `organization/model[@revision]`. UsageError, NotFoundError, RemoteError, ConfigError."""
+    """The checkpoint in the repository `organization/model[@revision]`. UsageError, NotFoundError,
+    RemoteError, ConfigError.
+    """
     repository = Repository(Address.parse(address))
     kept = tempfile.TemporaryDirectory(prefix="iqforge-")
     try:
@@ -67,10 +71,16 @@ class RemoteCheckpoint(Checkpoint):
         return Path(self.repository.name.replace("/", "-"))
 
     def _fetch_small_files(self) -> None:
-        names = [name for name in self.repository.files if name.endswith(_SMALL_FILES)
-                 and ("/" not in name or name.startswith("additional_chat_templates/"))]
+        names = [
+            name
+            for name in self.repository.files
+            if name.endswith(_SMALL_FILES)
+            and ("/" not in name or name.startswith("additional_chat_templates/"))
+        ]
         self._folder.mkdir(parents=True)
-        for name, data in zip(names, self._pool.map(lambda name: self.repository.get(name, _MAX_SMALL_FILE), names)):
+        for name, data in zip(
+            names, self._pool.map(lambda name: self.repository.get(name, _MAX_SMALL_FILE), names)
+        ):
             (self._folder / name).parent.mkdir(exist_ok=True)
             (self._folder / name).write_bytes(data)
 
@@ -79,9 +89,14 @@ class RemoteCheckpoint(Checkpoint):
         names = {name for name in self.repository.files if "/" not in name}
         layout = find_layout(names, Path(self.repository.label()))
         if layout is not SAFETENSORS:
-            raise UnsupportedTypeError("has no safetensors files; PyTorch files cannot be read in ranges, download them and convert the "
-                                       "folder", file=self.repository.label())
-        return collect_tensors(self._folder, names, layout, lambda files: self._pool.map(self._header, files))
+            raise UnsupportedTypeError(
+                "has no safetensors files; PyTorch files cannot be read in ranges, download them"
+                " and convert the folder",
+                file=self.repository.label(),
+            )
+        return collect_tensors(
+            self._folder, names, layout, lambda files: self._pool.map(self._header, files)
+        )
 
     def _header(self, name: str) -> dict[str, StoredTensor]:
         head = _Head(self.repository, name)
@@ -96,7 +111,9 @@ class RemoteCheckpoint(Checkpoint):
 
 
 class _Head:
-    """The beginning of a remote file as a file to read from: what is needed beyond the first bytes is fetched then."""
+    """The beginning of a remote file as a file to read from: what is needed beyond the first bytes
+    is fetched then.
+    """
 
     def __init__(self, repository: Repository, name: str):
         self._repository, self._name, self._position = repository, name, 0
@@ -107,7 +124,7 @@ class _Head:
         stop = min(self._position + n_bytes, self.size)
         if stop > len(self._data):
             self._data += self._repository.get_range(self._name, len(self._data), stop).data
-        data = self._data[self._position:stop]
+        data = self._data[self._position : stop]
         self._position += len(data)
         return data
 
@@ -118,7 +135,9 @@ class RemoteFiles:
     def __init__(self, repository: Repository, pool: ThreadPoolExecutor):
         self._repository, self._pool = repository, pool
         self._lock = threading.Lock()
-        self._blocks: OrderedDict[tuple[Path, int], Future[np.ndarray]] = OrderedDict()  # the longest unused first
+        self._blocks: OrderedDict[tuple[Path, int], Future[np.ndarray]] = (
+            OrderedDict()
+        )  # the longest unused first
         self.fetched = 0
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
@@ -129,21 +148,30 @@ class RemoteFiles:
         try:
             if first == last:
                 futures = self._ask(tensor, range(first, min(last + 1 + READ_AHEAD, count)))
-                return futures[0].result()[start - first * BLOCK_BYTES:stop - first * BLOCK_BYTES]
+                return futures[0].result()[start - first * BLOCK_BYTES : stop - first * BLOCK_BYTES]
             out = np.empty(stop - start, np.uint8)
             for number, future in self._in_turn(tensor, first, last, count):
                 begin = number * BLOCK_BYTES
-                block = future.result()[max(start - begin, 0):stop - begin]
+                block = future.result()[max(start - begin, 0) : stop - begin]
                 at = max(begin, start) - start
-                out[at:at + len(block)] = block
+                out[at : at + len(block)] = block
             return out
         except CancelledError:
-            raise RemoteError("reading was ended before it was complete", file=tensor.file, tensor=tensor.name) from None
+            raise RemoteError(
+                "reading was ended before it was complete", file=tensor.file, tensor=tensor.name
+            ) from None
 
-    def _in_turn(self, tensor: StoredTensor, first: int, last: int, count: int) -> Iterator[tuple[int, Future[np.ndarray]]]:
+    def _in_turn(
+        self, tensor: StoredTensor, first: int, last: int, count: int
+    ) -> Iterator[tuple[int, Future[np.ndarray]]]:
         """Blocks first to last; never more of them asked for at a time than there are connections."""
         for number in range(first, last + 1):
-            futures = self._ask(tensor, range(number, min(max(last + 1, number + 1 + READ_AHEAD), number + CONNECTIONS, count)))
+            futures = self._ask(
+                tensor,
+                range(
+                    number, min(max(last + 1, number + 1 + READ_AHEAD), number + CONNECTIONS, count)
+                ),
+            )
             yield number, futures[0]
 
     def _ask(self, tensor: StoredTensor, numbers: range) -> list[Future[np.ndarray]]:
@@ -152,14 +180,18 @@ class RemoteFiles:
             for number in numbers:
                 key = (tensor.file, tensor.begin + number * BLOCK_BYTES)
                 future = self._blocks.get(key)
-                if future is None or (future.done() and (future.cancelled() or future.exception() is not None)):
+                if future is None or (
+                    future.done() and (future.cancelled() or future.exception() is not None)
+                ):
                     try:
                         future = self._blocks[key] = self._pool.submit(self._fetch, tensor, number)
                     except RuntimeError:  # the pool was shut down
-                        raise RemoteError("the checkpoint was closed", file=tensor.file, tensor=tensor.name) from None
+                        raise RemoteError(
+                            "the checkpoint was closed", file=tensor.file, tensor=tensor.name
+                        ) from None
                 self._blocks.move_to_end(key)
                 futures.append(future)
-            for key in list(self._blocks)[:max(0, len(self._blocks) - CACHE_BYTES // BLOCK_BYTES)]:
+            for key in list(self._blocks)[: max(0, len(self._blocks) - CACHE_BYTES // BLOCK_BYTES)]:
                 if self._blocks[key].done():
                     del self._blocks[key]
         return futures
@@ -169,7 +201,11 @@ class RemoteFiles:
         end = min(begin + BLOCK_BYTES, tensor.end)
         part = self._repository.get_range(tensor.file.name, begin, end)
         if len(part.data) < end - begin:
-            raise TruncatedFileError(f"its data ends at {end}, the file has {part.size} bytes", file=tensor.file, tensor=tensor.name)
+            raise TruncatedFileError(
+                f"its data ends at {end}, the file has {part.size} bytes",
+                file=tensor.file,
+                tensor=tensor.name,
+            )
         with self._lock:
             self.fetched += len(part.data)
         return np.frombuffer(part.data, np.uint8)

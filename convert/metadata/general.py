@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 from ...formats.gguf.values import Value, f32, i32, string
 from ...formats.source import TensorInfo
@@ -12,18 +13,29 @@ from ..checkpoint.folder import Checkpoint
 from .model_card import Card, model_card_metadata, read_model_card
 
 # generation_config.json -> general.sampling.*, in the order of the reference
-_SAMPLING = (("top_k", "top_k", i32), ("top_p", "top_p", f32), ("min_p", "min_p", f32), ("temperature", "temp", f32),
-             ("repetition_penalty", "penalty_repeat", f32))
+_SAMPLING = (
+    ("top_k", "top_k", i32),
+    ("top_p", "top_p", f32),
+    ("min_p", "min_p", f32),
+    ("temperature", "temp", f32),
+    ("repetition_penalty", "penalty_repeat", f32),
+)
 
 
-def general_metadata(checkpoint: Checkpoint, gguf_name: str, tensors: Sequence[TensorInfo], name: str | None) -> dict[str, Value]:
-    """`general.*` keys in the order of the reference; `name` stands for what the model card or the folder say."""
+def general_metadata(
+    checkpoint: Checkpoint, gguf_name: str, tensors: Sequence[TensorInfo], name: str | None
+) -> dict[str, Value]:
+    """`general.*` keys in the order of the reference; `name` stands for what the model card or the
+    folder say.
+    """
     card = read_model_card(checkpoint)
     return {
         "general.architecture": string(gguf_name),
         "general.type": string("model"),
         **_sampling(checkpoint.json("generation_config.json") or {}),
-        "general.name": string(name or _card_name(card) or title(_folder_name(checkpoint.path.resolve()))),
+        "general.name": string(
+            name or _card_name(card) or title(_folder_name(checkpoint.path.resolve()))
+        ),
         **({"general.size_label": string(size_label(tensors))} if tensors else {}),
         **model_card_metadata(card),
     }
@@ -33,7 +45,11 @@ def _sampling(config: dict[str, Any]) -> dict[str, Value]:
     keys = {}
     for stored, key, value in _SAMPLING:
         number = config.get(stored)
-        if type(number) in (int, float) and (value is f32 or type(number) is int) and abs(number) < 2**31:
+        if (
+            type(number) in (int, float)
+            and (value is f32 or type(number) is int)
+            and abs(number) < 2**31
+        ):
             keys[f"general.sampling.{key}"] = value(number)
     return keys
 
@@ -44,21 +60,33 @@ def _card_name(card: Card) -> str | None:
 
 
 def _folder_name(path: Path) -> str:
-    """The folder's own name; in a download cache (`models--<owner>--<name>/snapshots/<commit>`), the model's."""
+    """The folder's own name; in a download cache (`models--<owner>--<name>/snapshots/<commit>`),
+    the model's.
+    """
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
         return path.parent.parent.name.rpartition("--")[2]
     return path.name
 
 
 def title(identifier: str) -> str:
-    """`tiny-llama-3-8B-v1.5` -> `Tiny Llama 3 8B v1.5`: words apart, lower-case ones capitalized, versions as they are."""
+    """`tiny-llama-3-8B-v1.5` -> `Tiny Llama 3 8B v1.5`: words apart, lower-case ones capitalized,
+    versions as they are.
+    """
     words = identifier.strip().replace("-", " ").split()
-    return " ".join(w.title() if w.islower() and not re.fullmatch(r"v\d+(\.\d+)*|\d.*", w) else w for w in words)
+    return " ".join(
+        w.title() if w.islower() and not re.fullmatch(r"v\d+(\.\d+)*|\d.*", w) else w for w in words
+    )
 
 
 def size_label(tensors: Sequence[TensorInfo]) -> str:
-    """`8.0B` for a dense model, `128x1.5B` for experts times the parameters of the shared part and one expert."""
-    experts = [tensor for tensor in tensors if tensor.name.endswith("_exps.weight") and len(tensor.shape) == 3]
+    """`8.0B` for a dense model, `128x1.5B` for experts times the parameters of the shared part and
+    one expert.
+    """
+    experts = [
+        tensor
+        for tensor in tensors
+        if tensor.name.endswith("_exps.weight") and len(tensor.shape) == 3
+    ]
     total = sum(tensor.n_elements for tensor in tensors)
     if not experts:
         return _rounded(total)
@@ -68,6 +96,9 @@ def size_label(tensors: Sequence[TensorInfo]) -> str:
 
 def _rounded(count: int) -> str:
     """At least two significant digits and a unit: 86336 -> `86K`, 1540000000 -> `1.5B`."""
-    scale, unit = next(((10**power, unit) for power, unit in ((12, "T"), (9, "B"), (6, "M")) if count > 10**power), (1000, "K"))
+    scale, unit = next(
+        ((10**power, unit) for power, unit in ((12, "T"), (9, "B"), (6, "M")) if count > 10**power),
+        (1000, "K"),
+    )
     whole = str(round(count / scale)).lstrip("0")
     return f"{count / scale:.{max(2 - len(whole), 0)}f}{unit}"

@@ -10,10 +10,11 @@ Card = dict[str, str | list[str]]
 
 
 def read_model_card(checkpoint: Checkpoint) -> Card:
-    """Top-level `key: text` and `key:` + `- item` entries between the first two `---` lines; anything deeper is skipped.
+    """Top-level `key: text` and `key:` + `- item` entries between the first two `---` lines;
+    anything deeper is skipped.
 
-    A small part of YAML suffices: what the keys below hold is never more than a text or a list of texts. A card that cannot be
-    read is no reason to stop a conversion, so it counts as absent.
+    A small part of YAML suffices: what the keys below hold is never more than a text or a list of
+    texts. A card that cannot be read is no reason to stop a conversion, so it counts as absent.
     """
     path = checkpoint.path / "README.md"
     try:
@@ -25,7 +26,7 @@ def read_model_card(checkpoint: Checkpoint) -> Card:
         return {}
     card: Card = {}
     key = None
-    for line in lines[1:lines.index("---", 1)]:
+    for line in lines[1 : lines.index("---", 1)]:
         text = line.strip()
         if text.startswith("- ") and key and isinstance(card[key], list):
             if ":" not in text or text.startswith(("- '", '- "')):
@@ -51,9 +52,15 @@ def _texts(card: Card, key: str) -> list[str]:
 
 
 def model_card_metadata(card: Card) -> dict[str, Value]:
-    """`general.license*`, `general.base_model.*`, `general.tags` and `general.languages`, as far as the card has them."""
+    """`general.license*`, `general.base_model.*`, `general.tags` and `general.languages`, as far as
+    the card has them.
+    """
     keys: dict[str, Value] = {}
-    for stored, key in (("license", "license"), ("license_name", "license.name"), ("license_link", "license.link")):
+    for stored, key in (
+        ("license", "license"),
+        ("license_name", "license.name"),
+        ("license_link", "license.link"),
+    ):
         if texts := _texts(card, stored):
             keys[f"general.{key}"] = string(texts[0])
     if bases := _texts(card, "base_model"):
@@ -62,8 +69,12 @@ def model_card_metadata(card: Card) -> dict[str, Value]:
             organization, _, model = base.rpartition("/")
             keys[f"general.base_model.{number}.name"] = string(model.replace("-", " "))
             if organization:
-                keys[f"general.base_model.{number}.organization"] = string(organization.replace("-", " "))
-                keys[f"general.base_model.{number}.repo_url"] = string(f"https://huggingface.co/{base}")
+                keys[f"general.base_model.{number}.organization"] = string(
+                    organization.replace("-", " ")
+                )
+                keys[f"general.base_model.{number}.repo_url"] = string(
+                    f"https://huggingface.co/{base}"
+                )
     if tags := [*_texts(card, "tags"), *_texts(card, "pipeline_tag")]:
         keys["general.tags"] = array(ValueType.STRING, tags)
     if languages := _texts(card, "language"):

@@ -8,20 +8,24 @@ from pathlib import Path
 
 from ...errors import OutputError, UsageError
 from ...formats.output import refuse_same_file
-from ..tensors.outtype import type_word
 from ..source import CheckpointSource
+from ..tensors.outtype import type_word
 
 _SIZE_WORD = re.compile(r"(?:^|[-_ ])(?:\d+x)?\d+(?:\.\d+)?[KMBT](?:$|[-_ ])", re.IGNORECASE)
 
 
 def output_path(source: CheckpointSource, out: str | os.PathLike | None, outtype: str) -> Path:
-    """The file to write: `out` with `{ftype}`, `{outtype}` (or upper case) filled in; in a folder, by default the checkpoint's own,
-    a name made from the model's.
+    """The file to write: `out` with `{ftype}`, `{outtype}` (or upper case) filled in; in a folder,
+    by default the checkpoint's own, a name made from the model's.
 
-    OutputError if the folder does not exist or the file is one of the checkpoint's, UsageError if `source` is no checkpoint.
+    OutputError if the folder does not exist or the file is one of the checkpoint's, UsageError if
+    `source` is no checkpoint.
     """
     if not isinstance(source, CheckpointSource):
-        raise UsageError("is not a folder with a Hugging Face checkpoint; only those are converted", file=source.path)
+        raise UsageError(
+            "is not a folder with a Hugging Face checkpoint; only those are converted",
+            file=source.path,
+        )
     vocab_only = not source.tensors
     kind = "vocab" if vocab_only else type_word(source.tensors, outtype)
     if out is None and (default := source.checkpoint.default_output) is not None:
@@ -31,14 +35,18 @@ def output_path(source: CheckpointSource, out: str | os.PathLike | None, outtype
     else:
         spelled = os.fspath(out)
         for key in ("ftype", "outtype"):
-            spelled = spelled.replace(f"{{{key}}}", kind).replace(f"{{{key.upper()}}}", kind.upper())
+            spelled = spelled.replace(f"{{{key}}}", kind).replace(
+                f"{{{key.upper()}}}", kind.upper()
+            )
         path = Path(spelled)
         if spelled.endswith(("/", os.sep)) and not path.is_dir():
             raise OutputError("is not a folder", file=spelled)
     if path.is_dir():
         label = source.metadata.get("general.size_label")
         prefix = "mtp-" if source.options.mtp == "only" else ""
-        path /= prefix + default_file_name(source.metadata["general.name"].data, label and label.data, kind)
+        path /= prefix + default_file_name(
+            source.metadata["general.name"].data, label and label.data, kind
+        )
     if not path.parent.is_dir():
         raise OutputError(f"folder {path.parent} does not exist", file=path)
     refuse_same_file(path, source.files)
@@ -46,7 +54,13 @@ def output_path(source: CheckpointSource, out: str | os.PathLike | None, outtype
 
 
 def default_file_name(name: str, label: str | None, kind: str) -> str:
-    """`<name>-<size>-<TYPE>.gguf`, or `<name>-vocab.gguf`; the size is left out where the name has one already."""
+    """`<name>-<size>-<TYPE>.gguf`, or `<name>-vocab.gguf`; the size is left out where the name has
+    one already.
+    """
     stem = re.sub(r"[\s/\\\0]+", "-", name).strip("-.") or "model"
-    parts = [stem, *([label] if label and not _SIZE_WORD.search(stem) else []), kind if kind == "vocab" else kind.upper()]
+    parts = [
+        stem,
+        *([label] if label and not _SIZE_WORD.search(stem) else []),
+        kind if kind == "vocab" else kind.upper(),
+    ]
     return "-".join(parts) + ".gguf"

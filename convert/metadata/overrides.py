@@ -1,4 +1,6 @@
-"""`--metadata FILE`: `general.*` keys that a user sets, in place of what the model card and the folder say."""
+"""`--metadata FILE`: `general.*` keys that a user sets, in place of what the model card and the
+folder say.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,23 @@ from ..checkpoint.config import read_json
 
 _PREFIX = "general."
 # What the rest of the file depends on.
-_FIXED = ("general.architecture", "general.type", "general.file_type", "general.quantization_version", "general.alignment")
-# Lists of objects, and how their keys begin: base_models [{"name": ...}] -> general.base_model.count, general.base_model.0.name
+_FIXED = (
+    "general.architecture",
+    "general.type",
+    "general.file_type",
+    "general.quantization_version",
+    "general.alignment",
+)
+# Lists of objects, and how their keys begin: base_models [{"name": ...}] ->
+# general.base_model.count, general.base_model.0.name
 _LISTS = {"general.base_models": "general.base_model", "general.datasets": "general.dataset"}
 _MAX_BYTES = 16 << 20
 
 
 def read_overrides(path: str | os.PathLike) -> dict[str, Value | None]:
-    """`general.*` key -> value, or None for a key that is to be left out. Texts, booleans, numbers and lists of texts are taken;
-    `general.base_models` and `general.datasets` are lists of objects with texts.
+    """`general.*` key -> value, or None for a key that is to be left out. Texts, booleans, numbers
+    and lists of texts are taken; `general.base_models` and `general.datasets` are lists of objects
+    with texts.
 
     NotFoundError, ConfigError naming the key that cannot be set.
     """
@@ -29,9 +39,15 @@ def read_overrides(path: str | os.PathLike) -> dict[str, Value | None]:
     keys: dict[str, Value | None] = {}
     for key, entry in read_json(path, limit=_MAX_BYTES, unique_keys=True).items():
         if not key.startswith(_PREFIX) or key == _PREFIX or not key.isprintable():
-            raise ConfigError(f"key '{printable(key)}' does not begin with '{_PREFIX}'; other keys follow from the checkpoint", file=path)
+            raise ConfigError(
+                f"key '{printable(key)}' does not begin with '{_PREFIX}'; other keys follow from"
+                " the checkpoint",
+                file=path,
+            )
         if key in _FIXED:
-            raise ConfigError(f"key '{key}' cannot be set: it says how the file is built", file=path)
+            raise ConfigError(
+                f"key '{key}' cannot be set: it says how the file is built", file=path
+            )
         if key in _LISTS:
             keys |= _listed(path, key, entry)
         else:
@@ -44,14 +60,20 @@ def _value(path: Path, key: str, entry: Any) -> Value:
     if isinstance(entry, list) and all(isinstance(item, str) for item in entry):
         return array(ValueType.STRING, entry)
     if type(entry) not in kinds or (type(entry) is int and not 0 <= entry < 2**32):
-        raise ConfigError(f"key '{printable(key)}' is {printable(entry, 60)}, expected a text, a boolean, a number from 0 to 2^32 - 1 "
-                          "or a list of texts", file=path)
+        raise ConfigError(
+            f"key '{printable(key)}' is {printable(entry, 60)}, expected a text, a boolean, a"
+            " number from 0 to 2^32 - 1 or a list of texts",
+            file=path,
+        )
     return kinds[type(entry)](entry)
 
 
 def _listed(path: Path, key: str, entry: Any) -> dict[str, Value | None]:
     items = entry if isinstance(entry, list) else [None]
-    if not all(isinstance(item, dict) and all(isinstance(text, str) for text in item.values()) for item in items):
+    if not all(
+        isinstance(item, dict) and all(isinstance(text, str) for text in item.values())
+        for item in items
+    ):
         raise ConfigError(f"key '{key}' must be a list of objects with texts", file=path)
     prefix = _LISTS[key]
     keys: dict[str, Value | None] = {f"{prefix}.count": u32(len(entry))}
@@ -60,14 +82,24 @@ def _listed(path: Path, key: str, entry: Any) -> dict[str, Value | None]:
     return keys
 
 
-def with_overrides(metadata: dict[str, Value], overrides: dict[str, Value | None]) -> dict[str, Value]:
-    """`metadata` with the keys set or left out: those it has stay in place, new ones follow its first block of `general.*` keys.
+def with_overrides(
+    metadata: dict[str, Value], overrides: dict[str, Value | None]
+) -> dict[str, Value]:
+    """`metadata` with the keys set or left out: those it has stay in place, new ones follow its
+    first block of `general.*` keys.
 
     A list that is set replaces the whole of the one that was there.
     """
     replaced = tuple(f"{prefix}." for prefix in _LISTS.values() if f"{prefix}.count" in overrides)
-    dropped = {key for key in metadata if key in overrides and overrides[key] is None or key.startswith(replaced) and key not in overrides}
-    new = {key: value for key, value in overrides.items() if value is not None and key not in metadata}
+    dropped = {
+        key
+        for key in metadata
+        if (key in overrides and overrides[key] is None)
+        or (key.startswith(replaced) and key not in overrides)
+    }
+    new = {
+        key: value for key, value in overrides.items() if value is not None and key not in metadata
+    }
     result: dict[str, Value] = {}
     for key, value in metadata.items():
         if new and not key.startswith(_PREFIX):

@@ -1,4 +1,6 @@
-"""Rotary embedding settings of config.json, in the spellings of transformers before and since version 5."""
+"""Rotary embedding settings of config.json, in the spellings of transformers before and since
+version 5.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,20 @@ from ...formats.gguf.values import Value, f32, string, u32
 from ..checkpoint.config import Config
 
 # GGUF key under `rope.scaling.` <- key of the section, for YaRN
-_YARN_KEYS = (("yarn_ext_factor", "extrapolation_factor"), ("yarn_attn_factor", "attention_factor"), ("yarn_beta_fast", "beta_fast"),
-              ("yarn_beta_slow", "beta_slow"))
+_YARN_KEYS = (
+    ("yarn_ext_factor", "extrapolation_factor"),
+    ("yarn_attn_factor", "attention_factor"),
+    ("yarn_beta_fast", "beta_fast"),
+    ("yarn_beta_slow", "beta_slow"),
+)
 
 
 class Rope:
-    """`rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before). `kind` is one of `kinds`.
+    """`rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before). `kind` is
+    one of `kinds`.
 
-    `layers`: where layers differ, which ones: a section of `rope_parameters`, such as `full_attention`.
+    `layers`: where layers differ, which ones: a section of `rope_parameters`, such as
+    `full_attention`.
     """
 
     kinds: tuple[str, ...] = ("default", "linear", "llama3", "yarn")
@@ -29,23 +37,44 @@ class Rope:
         if section is not None and layers is not None and layers in section:
             section = section.section(layers)
         self._section = section or config.section("rope_scaling")
-        self.kind = "default" if self._section is None else self._section.string("rope_type", "type", default="default")
+        self.kind = (
+            "default"
+            if self._section is None
+            else self._section.string("rope_type", "type", default="default")
+        )
         if self.kind not in self.kinds:
-            raise ConfigError(f"rope type '{printable(self.kind)}' is not known for this architecture; {', '.join(self.kinds)} are",
-                              file=config.file)
+            raise ConfigError(
+                f"rope type '{printable(self.kind)}' is not known for this architecture;"
+                f" {', '.join(self.kinds)} are",
+                file=config.file,
+            )
         if head_size % 2:
-            raise ConfigError(f"head size {head_size} is odd; rotary embedding needs pairs", file=config.file)
+            raise ConfigError(
+                f"head size {head_size} is odd; rotary embedding needs pairs", file=config.file
+            )
 
     def base(self) -> float:
         if self._section is not None and "rope_theta" in self._section:
             return self._section.number("rope_theta")
-        return self._config.number("rope_theta", default=10000.0)  # the classes' own default; configs before 2023 lack the key
+        return self._config.number(
+            "rope_theta", default=10000.0
+        )  # the classes' own default; configs before 2023 lack the key
 
     def rotated(self) -> int:
-        """How many elements of a head are rotated: all, or the share `partial_rotary_factor` of them."""
-        sections = [section for section in (self._config.section("rope_parameters"), self._config) if section is not None]
+        """How many elements of a head are rotated: all, or the share `partial_rotary_factor` of
+        them.
+        """
+        sections = [
+            section
+            for section in (self._config.section("rope_parameters"), self._config)
+            if section is not None
+        ]
         found = next((section for section in sections if "partial_rotary_factor" in section), None)
-        return self._head_size if found is None else int(self._head_size * found.number("partial_rotary_factor"))
+        return (
+            self._head_size
+            if found is None
+            else int(self._head_size * found.number("partial_rotary_factor"))
+        )
 
     def scaling_keys(self) -> dict[str, Value]:
         """`rope.scaling.*`. llama3 scaling has none: it is a tensor of frequency factors."""
@@ -55,32 +84,52 @@ class Rope:
         keys = {"type": string(self.kind), "factor": f32(section.number("factor"))}
         if self.kind == "yarn":
             original = section.integer("original_max_position_embeddings", default=None)
-            keys["original_context_length"] = u32(original or self._config.integer("max_position_embeddings"))
-            keys |= {key: f32(section.number(stored)) for key, stored in _YARN_KEYS if stored in section}
+            keys["original_context_length"] = u32(
+                original or self._config.integer("max_position_embeddings")
+            )
+            keys |= {
+                key: f32(section.number(stored)) for key, stored in _YARN_KEYS if stored in section
+            }
         return {f"rope.scaling.{key}": value for key, value in keys.items()}
 
     def factors(self) -> np.ndarray | None:
-        """Divisors of the rotary frequencies for llama3 scaling, float32[head_size / 2]; None for other kinds.
+        """Divisors of the rotary frequencies for llama3 scaling, float32[head_size / 2]; None for
+        other kinds.
 
-        With f_i = base^(-2i/d) and wavelength w = 2 pi / f_i: 1 where w < original / high, `factor` where w > original / low, and between
-        them 1 / ((1 - s) / factor + s) with s = (original / w - low) / (high - low).
+        With f_i = base^(-2i/d) and wavelength w = 2 pi / f_i: 1 where w < original / high, `factor`
+        where w > original / low, and between them 1 / ((1 - s) / factor + s) with s = (original / w
+        - low) / (high - low).
         """
         if self.kind != "llama3":
             return None
         section = self._section
-        factor, low, high = section.number("factor"), section.number("low_freq_factor"), section.number("high_freq_factor")
+        factor, low, high = (
+            section.number("factor"),
+            section.number("low_freq_factor"),
+            section.number("high_freq_factor"),
+        )
         original = section.integer("original_max_position_embeddings")
         if high <= low:
-            raise ConfigError(f"high_freq_factor {high} must exceed low_freq_factor {low}", file=self._config.file)
-        # In single precision throughout, as the models themselves compute it: files then agree in every bit.
-        one, exponents = np.float32(1), np.arange(0, self._head_size, 2, dtype=np.float32) / np.float32(self._head_size)
+            raise ConfigError(
+                f"high_freq_factor {high} must exceed low_freq_factor {low}", file=self._config.file
+            )
+        # In single precision throughout, as the models themselves compute it: files then agree in
+        # every bit.
+        one, exponents = (
+            np.float32(1),
+            np.arange(0, self._head_size, 2, dtype=np.float32) / np.float32(self._head_size),
+        )
         wavelengths = np.float32(2 * np.pi) / (one / np.float32(self.base()) ** exponents)
-        smooth = np.clip((np.float32(original) / wavelengths - np.float32(low)) / np.float32(high - low), 0, 1)
+        smooth = np.clip(
+            (np.float32(original) / wavelengths - np.float32(low)) / np.float32(high - low), 0, 1
+        )
         return one / ((one - smooth) / np.float32(factor) + smooth)
 
 
 class LongRope(Rope):
-    """Phi-3's: two sets of frequency factors, for texts within the original context and beyond it (`longrope`, once called `su`)."""
+    """Phi-3's: two sets of frequency factors, for texts within the original context and beyond it
+    (`longrope`, once called `su`).
+    """
 
     kinds = ("default", "longrope", "su")
 
@@ -91,12 +140,18 @@ class LongRope(Rope):
         return 4096  # the class's own default
 
     def scaling_keys(self) -> dict[str, Value]:
-        """Attention is scaled by sqrt(1 + ln s / ln c), c the original context and s how much longer the whole one is."""
+        """Attention is scaled by sqrt(1 + ln s / ln c), c the original context and s how much
+        longer the whole one is.
+        """
         original = self.original_context()
         keys = {"rope.scaling.original_context_length": u32(original)}
         if self.kind != "default":
             scale = self._config.integer("max_position_embeddings") / original
-            factor = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 and original > 1 else 1.0
+            factor = (
+                math.sqrt(1 + math.log(scale) / math.log(original))
+                if scale > 1 and original > 1
+                else 1.0
+            )
             keys["rope.scaling.attn_factor"] = f32(factor)
         return keys
 
@@ -104,12 +159,18 @@ class LongRope(Rope):
         """`long` and `short`, each float32[rotated dimensions / 2]; empty without scaling."""
         if self.kind == "default":
             return {}
-        return {which: np.array(self._section.numbers(f"{which}_factor", length=self._head_size // 2), np.float32)
-                for which in ("long", "short")}
+        return {
+            which: np.array(
+                self._section.numbers(f"{which}_factor", length=self._head_size // 2), np.float32
+            )
+            for which in ("long", "short")
+        }
 
 
 class ProportionalRope(Rope):
-    """Gemma 4's: frequencies as for whole heads, but only `partial_rotary_factor` of the pairs, the fastest ones, are rotated."""
+    """Gemma 4's: frequencies as for whole heads, but only `partial_rotary_factor` of the pairs, the
+    fastest ones, are rotated.
+    """
 
     kinds = ("default", "proportional")
     _NOT_ROTATED = 1e30  # a divisor of a frequency that leaves no rotation
@@ -118,7 +179,11 @@ class ProportionalRope(Rope):
         return {}
 
     def factors(self) -> np.ndarray:
-        partial = 1.0 if self._section is None else self._section.number("partial_rotary_factor", default=1.0)
+        partial = (
+            1.0
+            if self._section is None
+            else self._section.number("partial_rotary_factor", default=1.0)
+        )
         factors = np.full(self._head_size // 2, self._NOT_ROTATED, np.float32)
-        factors[:int(partial * self._head_size / 2)] = 1
+        factors[: int(partial * self._head_size / 2)] = 1
         return factors

@@ -1,4 +1,5 @@
-"""Checkpoints whose weights are stored quantized: their tensors as floats, decoded row by row, or repacked where a ggml type holds them.
+"""Checkpoints whose weights are stored quantized: their tensors as floats, decoded row by row, or
+repacked where a ggml type holds them.
 
 One file per kind of quantization; `quantization_config` of config.json says which it is.
 """
@@ -6,13 +7,18 @@ One file per kind of quantization; `quantization_config` of config.json says whi
 from __future__ import annotations
 
 from ...errors import CheckpointError, printable
-from ..checkpoint.folder import Checkpoint
 from ..checkpoint.config import Config
+from ..checkpoint.folder import Checkpoint
 from ..checkpoint.safetensors import StoredTensor
 from . import compressed, fp8, gptq, modelopt
 
 _SEPARATE = "hf_quant_config.json"  # where modelopt wrote its settings before config.json had them
-_METHODS = {"fp8": fp8.unpack, "compressed-tensors": compressed.unpack, "gptq": gptq.unpack, "modelopt": modelopt.unpack}
+_METHODS = {
+    "fp8": fp8.unpack,
+    "compressed-tensors": compressed.unpack,
+    "gptq": gptq.unpack,
+    "modelopt": modelopt.unpack,
+}
 _LEFT_TO_ARCHITECTURES = ("mxfp4",)  # stored in a way that only the model class defines
 
 
@@ -25,8 +31,11 @@ def unpacked(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
     if section is None or (method := section.string("quant_method")) in _LEFT_TO_ARCHITECTURES:
         return checkpoint.tensors
     if method not in _METHODS:
-        raise CheckpointError(f"weights quantized with '{printable(method)}' cannot be read; {', '.join(_METHODS)} can",
-                              file=checkpoint.config.file)
+        raise CheckpointError(
+            f"weights quantized with '{printable(method)}' cannot be read;"
+            f" {', '.join(_METHODS)} can",
+            file=checkpoint.config.file,
+        )
     return _METHODS[method](checkpoint, section)
 
 

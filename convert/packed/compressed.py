@@ -1,28 +1,45 @@
-"""`quant_method: compressed-tensors`: floats or integers with a scale per tensor, row, group or block; or integers packed into int32.
+"""`quant_method: compressed-tensors`: floats or integers with a scale per tensor, row, group or
+block; or integers packed into int32.
 
-Packed are 32/bits values per word along a row, lowest bits first, stored with an offset of 2^(bits-1); zero points likewise, but packed
-along the rows of a column. What a weight is shows in the tensors beside it.
+Packed are 32/bits values per word along a row, lowest bits first, stored with an offset of
+2^(bits-1); zero points likewise, but packed along the rows of a column. What a weight is shows in
+the tensors beside it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Callable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from ...errors import CheckpointError, ConfigError
 from ...formats.types import TYPES
-from ..checkpoint.folder import Checkpoint
 from ..checkpoint.config import Config
-from ..tensors.decoded import DecodedTensor, decoded
+from ..checkpoint.folder import Checkpoint
 from ..checkpoint.safetensors import StoredTensor
+from ..tensors.decoded import DecodedTensor, decoded
 from .nvfp4 import factor_of, nvfp4
 from .scaled import CodeRows, ScaledRows, float_values, integers, scaled, unfit
 
-_OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point", ".k_scale", ".v_scale", ".q_scale")
-_BESIDE = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale", "input_global_scale")
+_OF_ACTIVATIONS = (
+    ".input_scale",
+    ".input_zero_point",
+    ".output_scale",
+    ".output_zero_point",
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+)
+_BESIDE = (
+    "weight_scale",
+    "weight_zero_point",
+    "weight_shape",
+    "weight_g_idx",
+    "weight_global_scale",
+    "input_global_scale",
+)
 
 
 def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
@@ -30,9 +47,13 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
     bits, blocks = _group_settings(section)
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".")
-        if name.endswith(_OF_ACTIVATIONS) or (last in _BESIDE and (f"{stem}.weight" in tensors or f"{stem}.weight_packed" in tensors)):
+        if name.endswith(_OF_ACTIVATIONS) or (
+            last in _BESIDE and (f"{stem}.weight" in tensors or f"{stem}.weight_packed" in tensors)
+        ):
             continue
-        beside = {part: tensors[f"{stem}.{part}"] for part in _BESIDE if f"{stem}.{part}" in tensors}
+        beside = {
+            part: tensors[f"{stem}.{part}"] for part in _BESIDE if f"{stem}.{part}" in tensors
+        }
         if last == "weight_packed" and tensor.dtype == "U8":
             found[f"{stem}.weight"] = _nvfp4(checkpoint, tensor, f"{stem}.weight", beside)
         elif last == "weight_packed":
@@ -53,9 +74,15 @@ def _group_settings(section: Config) -> tuple[set[int], list[tuple[int, int]]]:
         bits.add(weights.integer("num_bits", maximum=32))
         structure = weights.values.get("block_structure")
         if structure is not None:
-            sizes = structure if isinstance(structure, list) else [int(n) for n in re.findall(r"\d+", str(structure)[:40])]
+            sizes = (
+                structure
+                if isinstance(structure, list)
+                else [int(n) for n in re.findall(r"\d+", str(structure)[:40])]
+            )
             if len(sizes) != 2 or not all(type(size) is int and 0 < size < 2**31 for size in sizes):
-                raise ConfigError(f"block_structure {structure!r} is not two sizes", file=section.file)
+                raise ConfigError(
+                    f"block_structure {structure!r} is not two sizes", file=section.file
+                )
             blocks.append((sizes[0], sizes[1]))
     return bits, blocks
 
@@ -67,34 +94,69 @@ def _groups(section: Config) -> Iterator[Config]:
                 yield group
 
 
-def _scaled(checkpoint: Checkpoint, weight: StoredTensor, beside: dict[str, StoredTensor], blocks: list[tuple[int, int]]) -> DecodedTensor:
+def _scaled(
+    checkpoint: Checkpoint,
+    weight: StoredTensor,
+    beside: dict[str, StoredTensor],
+    blocks: list[tuple[int, int]],
+) -> DecodedTensor:
     scale, zeros = beside["weight_scale"], beside.get("weight_zero_point")
     if zeros is not None:
-        raise CheckpointError("zero points beside weights that are not packed are not supported", file=zeros.file, tensor=zeros.name)
+        raise CheckpointError(
+            "zero points beside weights that are not packed are not supported",
+            file=zeros.file,
+            tensor=zeros.name,
+        )
     block = None
     if len(weight.shape) == len(scale.shape) == 2 and scale.shape[1] > 1:
         (n_rows, n_cols), (down, across) = weight.shape, scale.shape
-        fitting = [size for size in blocks if (-(-n_rows // size[0]), -(-n_cols // size[1])) == (down, across)]
+        fitting = [
+            size
+            for size in blocks
+            if (-(-n_rows // size[0]), -(-n_cols // size[1])) == (down, across)
+        ]
         if fitting:
             block = fitting[0]
         elif down == n_rows and n_cols % across == 0:
             block = (1, n_cols // across)
-    elif len(weight.shape) == len(scale.shape) == 2 and scale.n_elements not in (1, weight.shape[0]) and blocks:
+    elif (
+        len(weight.shape) == len(scale.shape) == 2
+        and scale.n_elements not in (1, weight.shape[0])
+        and blocks
+    ):
         block = blocks[0]
     return scaled(checkpoint, weight, scale, block)
 
 
-def _packed(checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dict[str, StoredTensor], bits: set[int]) -> DecodedTensor:
+def _packed(
+    checkpoint: Checkpoint,
+    packed: StoredTensor,
+    name: str,
+    beside: dict[str, StoredTensor],
+    bits: set[int],
+) -> DecodedTensor:
     scale = beside.get("weight_scale")
     if scale is None or packed.dtype != "I32" or len(packed.shape) != 2 or packed.n_elements == 0:
-        raise CheckpointError(f"is packed as {packed.dtype} of shape {list(packed.shape)} "
-                              + ("without weight_scale" if scale is None else "; only words of int32 in two dimensions are read"),
-                              file=packed.file, tensor=packed.name)
+        raise CheckpointError(
+            f"is packed as {packed.dtype} of shape {list(packed.shape)} "
+            + (
+                "without weight_scale"
+                if scale is None
+                else "; only words of int32 in two dimensions are read"
+            ),
+            file=packed.file,
+            tensor=packed.name,
+        )
     n_rows, words = packed.shape
     width = _width(checkpoint, packed, beside, bits)
     per_word = 32 // width
     n_cols = words * per_word
-    if len(scale.shape) != 2 or scale.shape[0] not in (1, n_rows) or scale.shape[1] < 1 or n_cols % scale.shape[1]:
+    if (
+        len(scale.shape) != 2
+        or scale.shape[0] not in (1, n_rows)
+        or scale.shape[1] < 1
+        or n_cols % scale.shape[1]
+    ):
         raise unfit(scale, packed, f"[{n_rows}, groups] for {n_cols} columns")
     n_groups, order = scale.shape[1], beside.get("weight_g_idx")
 
@@ -103,7 +165,11 @@ def _packed(checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dic
         if listed.shape == (n_cols,) and (listed == -1).all():  # not used
             return np.arange(n_cols) // (n_cols // n_groups)
         if listed.shape != (n_cols,) or listed.min() < 0 or listed.max() >= n_groups:
-            raise CheckpointError(f"does not give each of {n_cols} columns one of {n_groups} groups", file=order.file, tensor=order.name)
+            raise CheckpointError(
+                f"does not give each of {n_cols} columns one of {n_groups} groups",
+                file=order.file,
+                tensor=order.name,
+            )
         return listed
 
     def scales() -> np.ndarray:
@@ -111,32 +177,57 @@ def _packed(checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dic
 
     zeros = _zeros(checkpoint, beside.get("weight_zero_point"), width, n_rows, n_groups)
     offset = 0 if zeros is not None else 1 << width - 1
-    rows = ScaledRows(CodeRows(checkpoint, packed, n_rows), n_cols, lambda codes: _unpack_words(codes, width) - np.float32(offset), scales,
-                      matrix_rows=n_rows, block_rows=1, block_cols=n_cols // n_groups, zeros=zeros,
-                      column_blocks=None if order is None else column_blocks)
+    rows = ScaledRows(
+        CodeRows(checkpoint, packed, n_rows),
+        n_cols,
+        lambda codes: _unpack_words(codes, width) - np.float32(offset),
+        scales,
+        matrix_rows=n_rows,
+        block_rows=1,
+        block_cols=n_cols // n_groups,
+        zeros=zeros,
+        column_blocks=None if order is None else column_blocks,
+    )
     return decoded(packed, name, (n_rows, n_cols), TYPES["F32"], rows)
 
 
-def _nvfp4(checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dict[str, StoredTensor]) -> DecodedTensor:
+def _nvfp4(
+    checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dict[str, StoredTensor]
+) -> DecodedTensor:
     """Here values are divided by the factor of the matrix."""
     for part in ("weight_scale", "weight_global_scale"):
         if part not in beside:
-            raise CheckpointError(f"is stored as NVFP4 without {part}", file=packed.file, tensor=packed.name)
+            raise CheckpointError(
+                f"is stored as NVFP4 without {part}", file=packed.file, tensor=packed.name
+            )
     matrices = math.prod(packed.shape[:-2])
-    factors = {key: factor_of(checkpoint, beside[part], matrices, np.reciprocal)
-               for key, part in (("scale", "weight_global_scale"), ("input_scale", "input_global_scale")) if part in beside}
+    factors = {
+        key: factor_of(checkpoint, beside[part], matrices, np.reciprocal)
+        for key, part in (("scale", "weight_global_scale"), ("input_scale", "input_global_scale"))
+        if part in beside
+    }
     return nvfp4(checkpoint, packed, name, beside["weight_scale"], factors)
 
 
-def _width(checkpoint: Checkpoint, packed: StoredTensor, beside: dict[str, StoredTensor], bits: set[int]) -> int:
-    """4 or 8 bits: what all groups of the config have; where they differ, what the tensor's own shape says."""
+def _width(
+    checkpoint: Checkpoint, packed: StoredTensor, beside: dict[str, StoredTensor], bits: set[int]
+) -> int:
+    """4 or 8 bits: what all groups of the config have; where they differ, what the tensor's own
+    shape says.
+    """
     width = next(iter(bits)) if len(bits) == 1 else None
     if width is None and (shape := beside.get("weight_shape")) is not None:
         columns = integers(checkpoint, shape).ravel()
-        width = next((b for b in (4, 8) if len(columns) == 2 and columns[1] == packed.shape[1] * (32 // b)), None)
+        width = next(
+            (b for b in (4, 8) if len(columns) == 2 and columns[1] == packed.shape[1] * (32 // b)),
+            None,
+        )
     if width not in (4, 8):
-        raise CheckpointError(f"is packed with {width or 'an unknown number of'} bits; 4 and 8 are read", file=packed.file,
-                              tensor=packed.name)
+        raise CheckpointError(
+            f"is packed with {width or 'an unknown number of'} bits; 4 and 8 are read",
+            file=packed.file,
+            tensor=packed.name,
+        )
     return width
 
 
@@ -149,18 +240,27 @@ def _unpack_words(codes: np.ndarray, width: int) -> np.ndarray:
     return values
 
 
-def _zeros(checkpoint: Checkpoint, stored: StoredTensor | None, width: int, n_rows: int, n_groups: int) -> Callable[[], np.ndarray] | None:
+def _zeros(
+    checkpoint: Checkpoint, stored: StoredTensor | None, width: int, n_rows: int, n_groups: int
+) -> Callable[[], np.ndarray] | None:
     if stored is None:
         return None
     per_word = 32 // width
     wanted = (-(-n_rows // per_word), n_groups)
     if stored.dtype != "I32" or stored.shape != wanted:
-        raise CheckpointError(f"is {stored.dtype} of shape {list(stored.shape)}, expected I32 of shape {list(wanted)}", file=stored.file,
-                              tensor=stored.name)
+        raise CheckpointError(
+            f"is {stored.dtype} of shape {list(stored.shape)}, expected I32 of shape"
+            f" {list(wanted)}",
+            file=stored.file,
+            tensor=stored.name,
+        )
 
     def zeros() -> np.ndarray:
         words = checkpoint.data(stored).view("<u4").reshape(wanted)
         row = np.arange(n_rows)
-        return (words[row // per_word] >> (width * (row % per_word)).astype(np.uint32)[:, None] & (1 << width) - 1).astype(np.float32)
+        return (
+            words[row // per_word] >> (width * (row % per_word)).astype(np.uint32)[:, None]
+            & (1 << width) - 1
+        ).astype(np.float32)
 
     return zeros

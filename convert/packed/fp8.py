@@ -1,10 +1,12 @@
-"""`quant_method: fp8`: 8-bit floats with `NAME_scale_inv`, in blocks of `weight_block_size` (DeepSeek V3) or one per tensor."""
+"""`quant_method: fp8`: 8-bit floats with `NAME_scale_inv`, in blocks of `weight_block_size`
+(DeepSeek V3) or one per tensor.
+"""
 
 from __future__ import annotations
 
 from ...errors import ConfigError
-from ..checkpoint.folder import Checkpoint
 from ..checkpoint.config import Config
+from ..checkpoint.folder import Checkpoint
 from ..checkpoint.safetensors import StoredTensor
 from .scaled import scaled
 
@@ -16,7 +18,9 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
     tensors, block = checkpoint.tensors, block_size(section, "weight_block_size")
     found: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
-        if name.endswith(_OF_ACTIVATIONS) or (name.endswith(_SCALE) and name.removesuffix(_SCALE) in tensors):
+        if name.endswith(_OF_ACTIVATIONS) or (
+            name.endswith(_SCALE) and name.removesuffix(_SCALE) in tensors
+        ):
             continue
         scale = tensors.get(name + _SCALE)
         found[name] = tensor if scale is None else scaled(checkpoint, tensor, scale, block)

@@ -1,8 +1,10 @@
-"""`quant_method: gptq`: integers of 2, 4 or 8 bits packed along the input, stored with inputs as rows; scales and zeros per group.
+"""`quant_method: gptq`: integers of 2, 4 or 8 bits packed along the input, stored with inputs as
+rows; scales and zeros per group.
 
-weight[o, i] = (q[i, o] - (zero[g(i), o] + 1)) * scale[g(i), o] with `qweight` int32[inputs * bits / 32, outputs], `qzeros` int32[groups,
-outputs * bits / 32], lowest bits first in both, `scales` [groups, outputs]; g(i) is `g_idx` or i / group_size. Checkpoints of format
-`gptq_v2` store zeros without taking 1 off.
+weight[o, i] = (q[i, o] - (zero[g(i), o] + 1)) * scale[g(i), o] with `qweight` int32[inputs * bits /
+32, outputs], `qzeros` int32[groups, outputs * bits / 32], lowest bits first in both, `scales`
+[groups, outputs]; g(i) is `g_idx` or i / group_size. Checkpoints of format `gptq_v2` store zeros
+without taking 1 off.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import numpy as np
 
 from ...errors import CheckpointError, ConfigError
 from ...formats.types import TYPES
-from ..checkpoint.folder import Checkpoint
 from ..checkpoint.config import Config
-from ..tensors.decoded import decoded
+from ..checkpoint.folder import Checkpoint
 from ..checkpoint.safetensors import StoredTensor
+from ..tensors.decoded import decoded
 from .scaled import float_values, integers
 
 _BESIDE = ("qzeros", "scales", "g_idx")
@@ -24,7 +26,9 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
     tensors, found = checkpoint.tensors, {}
     bits = section.integer("bits")
     if bits not in (2, 4, 8):
-        raise ConfigError(f"key 'bits' is {bits}; weights of 2, 4 and 8 bits are read", file=section.file)
+        raise ConfigError(
+            f"key 'bits' is {bits}; weights of 2, 4 and 8 bits are read", file=section.file
+        )
     offset = 0 if section.string("checkpoint_format", default="gptq") == "gptq_v2" else 1
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".")
@@ -38,25 +42,48 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
                 raise CheckpointError(f"is packed without {part}", file=tensor.file, tensor=name)
         zeros, scales, order = (tensors.get(f"{stem}.{part}") for part in _BESIDE)
         rows = GPTQRows(checkpoint, tensor, zeros, scales, order, bits, offset)
-        found[f"{stem}.weight"] = decoded(tensor, f"{stem}.weight", (rows.n_rows, rows.n_cols), TYPES["F32"], rows)
+        found[f"{stem}.weight"] = decoded(
+            tensor, f"{stem}.weight", (rows.n_rows, rows.n_cols), TYPES["F32"], rows
+        )
     return found
 
 
 class GPTQRows:
     """float32[outputs, inputs]. Of the stored matrix only the columns asked for are unpacked."""
 
-    def __init__(self, checkpoint: Checkpoint, weight: StoredTensor, zeros: StoredTensor, scales: StoredTensor, order: StoredTensor | None,
-                 bits: int, offset: int):
-        self._checkpoint, self._weight, self._zeros, self._scales, self._order = checkpoint, weight, zeros, scales, order
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        weight: StoredTensor,
+        zeros: StoredTensor,
+        scales: StoredTensor,
+        order: StoredTensor | None,
+        bits: int,
+        offset: int,
+    ):
+        self._checkpoint, self._weight, self._zeros, self._scales, self._order = (
+            checkpoint,
+            weight,
+            zeros,
+            scales,
+            order,
+        )
         self._bits, self._offset, self._per_word = bits, offset, 32 // bits
         if weight.dtype != "I32" or len(weight.shape) != 2 or weight.n_elements == 0:
-            raise CheckpointError(f"is {weight.dtype} of shape {list(weight.shape)}, expected a matrix of I32", file=weight.file,
-                                  tensor=weight.name)
+            raise CheckpointError(
+                f"is {weight.dtype} of shape {list(weight.shape)}, expected a matrix of I32",
+                file=weight.file,
+                tensor=weight.name,
+            )
         self.n_rows, self.n_cols = weight.shape[1], weight.shape[0] * self._per_word
         self.row_bytes = 4 * self.n_cols
         self._n_groups = scales.shape[0] if len(scales.shape) == 2 else 0
         zeros_shape = (self._n_groups, -(-self.n_rows // self._per_word))
-        if self._n_groups < 1 or scales.shape[1] != self.n_rows or (order is None and self.n_cols % self._n_groups):
+        if (
+            self._n_groups < 1
+            or scales.shape[1] != self.n_rows
+            or (order is None and self.n_cols % self._n_groups)
+        ):
             raise self._unfit(scales, f"[groups, {self.n_rows}], groups dividing {self.n_cols}")
         if zeros.dtype != "I32" or zeros.shape != zeros_shape:
             raise self._unfit(zeros, f"I32 of shape {list(zeros_shape)}")
@@ -65,13 +92,24 @@ class GPTQRows:
         self._kept: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def _unfit(self, tensor: StoredTensor, wanted: str) -> CheckpointError:
-        return CheckpointError(f"is {tensor.dtype} of shape {list(tensor.shape)}, expected {wanted}", file=tensor.file, tensor=tensor.name)
+        return CheckpointError(
+            f"is {tensor.dtype} of shape {list(tensor.shape)}, expected {wanted}",
+            file=tensor.file,
+            tensor=tensor.name,
+        )
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        words = self._checkpoint.data(self._weight).view("<u4").reshape(self._weight.shape)[:, start:stop]
-        values, mask = np.empty((self.n_cols, stop - start), np.float32), np.uint32((1 << self._bits) - 1)
+        words = (
+            self._checkpoint.data(self._weight)
+            .view("<u4")
+            .reshape(self._weight.shape)[:, start:stop]
+        )
+        values, mask = (
+            np.empty((self.n_cols, stop - start), np.float32),
+            np.uint32((1 << self._bits) - 1),
+        )
         for place in range(self._per_word):
-            values[place::self._per_word] = words >> np.uint32(place * self._bits) & mask
+            values[place :: self._per_word] = words >> np.uint32(place * self._bits) & mask
         kept = self._kept  # another thread may release it meanwhile
         if kept is None:
             kept = self._kept = self._beside()
@@ -85,13 +123,19 @@ class GPTQRows:
         words = self._checkpoint.data(self._zeros).view("<u4").reshape(self._zeros.shape)
         output = np.arange(self.n_rows)
         shifts = (output % self._per_word * self._bits).astype(np.uint32)
-        zeros = (words[:, output // self._per_word] >> shifts & np.uint32((1 << self._bits) - 1)).astype(np.float32) + self._offset
+        zeros = (
+            words[:, output // self._per_word] >> shifts & np.uint32((1 << self._bits) - 1)
+        ).astype(np.float32) + self._offset
         if self._order is None:
             groups = np.arange(self.n_cols) // (self.n_cols // self._n_groups)
         else:
             groups = integers(self._checkpoint, self._order)
             if groups.min() < 0 or groups.max() >= self._n_groups:
-                raise CheckpointError(f"names a group that is not one of {self._n_groups}", file=self._order.file, tensor=self._order.name)
+                raise CheckpointError(
+                    f"names a group that is not one of {self._n_groups}",
+                    file=self._order.file,
+                    tensor=self._order.name,
+                )
         return zeros, float_values(self._checkpoint, self._scales), groups
 
     def release(self) -> None:

@@ -1,12 +1,14 @@
-"""`quant_method: modelopt` (NVIDIA): FP8 with a scale per tensor, NVFP4; both may occur in one checkpoint."""
+"""`quant_method: modelopt` (NVIDIA): FP8 with a scale per tensor, NVFP4; both may occur in one
+checkpoint.
+"""
 
 from __future__ import annotations
 
 import math
 
 from ...errors import CheckpointError
-from ..checkpoint.folder import Checkpoint
 from ..checkpoint.config import Config
+from ..checkpoint.folder import Checkpoint
 from ..checkpoint.safetensors import StoredTensor
 from .nvfp4 import factor_of, nvfp4
 from .scaled import scaled
@@ -24,7 +26,9 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
         scale = tensors.get(f"{stem}.weight_scale") if last == "weight" else None
         if scale is None:
             if last == "weight" and tensor.dtype == "U8":
-                raise CheckpointError("is packed without weight_scale", file=tensor.file, tensor=name)
+                raise CheckpointError(
+                    "is packed without weight_scale", file=tensor.file, tensor=name
+                )
             found[name] = tensor
         elif tensor.dtype == "U8":
             found[name] = _nvfp4(checkpoint, tensor, scale, tensors)
@@ -33,11 +37,18 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
     return found
 
 
-def _nvfp4(checkpoint: Checkpoint, weight: StoredTensor, scale: StoredTensor, tensors: dict[str, StoredTensor]) -> StoredTensor:
+def _nvfp4(
+    checkpoint: Checkpoint,
+    weight: StoredTensor,
+    scale: StoredTensor,
+    tensors: dict[str, StoredTensor],
+) -> StoredTensor:
     stem = weight.name.removesuffix(".weight")
     factor, n_matrices = tensors.get(f"{stem}.weight_scale_2"), math.prod(weight.shape[:-2])
     if factor is None:
-        raise CheckpointError("is stored as NVFP4 without weight_scale_2", file=weight.file, tensor=weight.name)
+        raise CheckpointError(
+            "is stored as NVFP4 without weight_scale_2", file=weight.file, tensor=weight.name
+        )
     factors = {"scale": factor_of(checkpoint, factor, n_matrices)}
     if (of_input := tensors.get(f"{stem}.input_scale")) is not None:
         factors["input_scale"] = factor_of(checkpoint, of_input, n_matrices)

@@ -1,13 +1,14 @@
 """NVFP4: four-bit floats, a UE4M3 scale for each 16 of a row and a float32 factor for the matrix.
 
-Stored are uint8[..., rows, cols / 2], element 2k in the low nibble of byte k, and F8_E4M3[..., rows, cols / 16]. Rows that blocks of 64
-divide keep codes and scales in its order (formats/codecs/fp4.py) and the factor becomes a tensor of its own, `.scale`. Others are
-decoded to F32, factor included.
+Stored are uint8[..., rows, cols / 2], element 2k in the low nibble of byte k, and F8_E4M3[...,
+rows, cols / 16]. Rows that blocks of 64 divide keep codes and scales in its order
+(formats/codecs/fp4.py) and the factor becomes a tensor of its own, `.scale`. Others are decoded to
+F32, factor included.
 """
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from ...errors import CheckpointError
 from ...formats.tables import FP4_VALUES
 from ...formats.types import TYPES
 from ..checkpoint.folder import Checkpoint
-from ..tensors.decoded import DecodedTensor, Factor, decoded
 from ..checkpoint.safetensors import StoredTensor
+from ..tensors.decoded import DecodedTensor, Factor, decoded
 from .scaled import CodeRows, ScaledRows, float_values, unfit
 
 _GROUP, _BLOCK = 16, TYPES["NVFP4"].block_size
@@ -24,7 +25,9 @@ _VALUES = (FP4_VALUES / 2).astype(np.float32)
 
 
 class NVFP4Rows:
-    """Stored codes and scales as rows of NVFP4 blocks: four scales, then for each 16 elements 8 bytes with element r low, r + 8 high."""
+    """Stored codes and scales as rows of NVFP4 blocks: four scales, then for each 16 elements 8
+    bytes with element r low, r + 8 high.
+    """
 
     def __init__(self, codes: CodeRows, scales: CodeRows):
         self.n_rows, self.row_bytes = codes.n_rows, codes.row_bytes + scales.row_bytes
@@ -33,7 +36,8 @@ class NVFP4Rows:
     def read(self, start: int, stop: int) -> np.ndarray:
         rows = stop - start
         codes = self._codes.read(start, stop).reshape(rows, -1, _BLOCK // _GROUP, _GROUP // 2)
-        # bytes 0..3 of a group hold its elements 0..7, bytes 4..7 its elements 8..15; even elements lie low
+        # bytes 0..3 of a group hold its elements 0..7, bytes 4..7 its elements 8..15; even elements
+        # lie low
         first, second = codes[..., :4], codes[..., 4:]
         blocks = np.empty((rows, codes.shape[1], TYPES["NVFP4"].block_bytes), np.uint8)
         blocks[..., :4] = self._scales.read(start, stop).reshape(rows, -1, 4) & 0x7F
@@ -48,14 +52,24 @@ class NVFP4Rows:
         self._scales.release()
 
 
-def nvfp4(checkpoint: Checkpoint, packed: StoredTensor, name: str, scale: StoredTensor, factors: dict[str, Factor]) -> DecodedTensor:
-    """The tensor `name` from its packed codes and scales; `factors["scale"]` is that of the whole matrix, one per stacked matrix.
+def nvfp4(
+    checkpoint: Checkpoint,
+    packed: StoredTensor,
+    name: str,
+    scale: StoredTensor,
+    factors: dict[str, Factor],
+) -> DecodedTensor:
+    """The tensor `name` from its packed codes and scales; `factors["scale"]` is that of the whole
+    matrix, one per stacked matrix.
 
     CheckpointError for dtypes and shapes that do not fit.
     """
     if packed.dtype != "U8" or len(packed.shape) < 2 or packed.n_elements == 0:
-        raise CheckpointError(f"is {packed.dtype} of shape {list(packed.shape)}; NVFP4 codes are U8 matrices", file=packed.file,
-                              tensor=packed.name)
+        raise CheckpointError(
+            f"is {packed.dtype} of shape {list(packed.shape)}; NVFP4 codes are U8 matrices",
+            file=packed.file,
+            tensor=packed.name,
+        )
     *matrices, n_rows, n_bytes = packed.shape
     n_cols = 2 * n_bytes
     shape, wanted = (*matrices, n_rows, n_cols), (*matrices, n_rows, n_cols // _GROUP)
@@ -69,11 +83,26 @@ def nvfp4(checkpoint: Checkpoint, packed: StoredTensor, name: str, scale: Stored
     factor = factors["scale"]
 
     def scales() -> np.ndarray:
-        per_matrix = np.repeat(np.broadcast_to(factor.values(), all_rows // n_rows), n_rows)[:, None]
+        per_matrix = np.repeat(np.broadcast_to(factor.values(), all_rows // n_rows), n_rows)[
+            :, None
+        ]
         return float_values(checkpoint, scale).reshape(all_rows, -1) * per_matrix
 
-    return decoded(packed, name, shape, TYPES["F32"], ScaledRows(codes, n_cols, _code_values, scales, matrix_rows=all_rows, block_rows=1,
-                                                                 block_cols=_GROUP))
+    return decoded(
+        packed,
+        name,
+        shape,
+        TYPES["F32"],
+        ScaledRows(
+            codes,
+            n_cols,
+            _code_values,
+            scales,
+            matrix_rows=all_rows,
+            block_rows=1,
+            block_cols=_GROUP,
+        ),
+    )
 
 
 def _code_values(codes: np.ndarray) -> np.ndarray:
@@ -82,11 +111,19 @@ def _code_values(codes: np.ndarray) -> np.ndarray:
     return values
 
 
-def factor_of(checkpoint: Checkpoint, tensor: StoredTensor, n_matrices: int,
-              change: Callable[[np.ndarray], np.ndarray] | None = None) -> Factor:
+def factor_of(
+    checkpoint: Checkpoint,
+    tensor: StoredTensor,
+    n_matrices: int,
+    change: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> Factor:
     """A stored factor, one for all matrices or one each. CheckpointError for another shape."""
     if tensor.n_elements not in (1, n_matrices):
-        raise CheckpointError(f"has shape {list(tensor.shape)}, expected one factor or {n_matrices}", file=tensor.file, tensor=tensor.name)
+        raise CheckpointError(
+            f"has shape {list(tensor.shape)}, expected one factor or {n_matrices}",
+            file=tensor.file,
+            tensor=tensor.name,
+        )
 
     def values() -> np.ndarray:
         found = float_values(checkpoint, tensor).ravel()

@@ -1,12 +1,13 @@
 """Codes times scales: the common form of quantized checkpoints, decoded to float32 rows on demand.
 
-value[r, c] = (code[r, c] - zero[r', c']) * scale[r', c'] in float32, where r' and c' number the blocks of rows and columns that share
-a scale. Blocks at the lower and right edge are cut short. Of stacked matrices each has blocks of its own.
+value[r, c] = (code[r, c] - zero[r', c']) * scale[r', c'] in float32, where r' and c' number the
+blocks of rows and columns that share a scale. Blocks at the lower and right edge are cut short. Of
+stacked matrices each has blocks of its own.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,32 +15,42 @@ from ...errors import CheckpointError
 from ...formats.codec import decode
 from ...formats.types import TYPES
 from ..checkpoint.folder import FLOAT_DTYPES, Checkpoint
+from ..checkpoint.safetensors import StoredTensor
 from ..tensors.decoded import DecodedTensor, decoded
 from ..tensors.rows import Rows
-from ..checkpoint.safetensors import StoredTensor
 
 
 def fp8_values(exponent_bits: int, bias: int, nan_codes: Sequence[int]) -> np.ndarray:
     """float32[256] of an 8-bit float with sign; subnormals included."""
     mantissa_bits = 7 - exponent_bits
     codes = np.arange(256)
-    exponent, mantissa = codes >> mantissa_bits & (1 << exponent_bits) - 1, codes & (1 << mantissa_bits) - 1
+    exponent, mantissa = (
+        codes >> mantissa_bits & (1 << exponent_bits) - 1,
+        codes & (1 << mantissa_bits) - 1,
+    )
     fraction = mantissa / 2.0**mantissa_bits
-    values = np.where(exponent == 0, fraction * 2.0 ** (1 - bias), (1 + fraction) * 2.0 ** (exponent - bias))
+    values = np.where(
+        exponent == 0, fraction * 2.0 ** (1 - bias), (1 + fraction) * 2.0 ** (exponent - bias)
+    )
     values = np.where(codes & 128, -values, values)
     values[list(nan_codes)] = np.nan
     return values.astype(np.float32)
 
 
 F8_E4M3 = fp8_values(4, 7, (0x7F, 0xFF))
-F8_E5M2 = (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32)  # the upper half of a float16, infinities included
+F8_E5M2 = (
+    (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32)
+)  # the upper half of a float16, infinities included
 F8_E8M0 = np.array([2.0 ** (code - 127) for code in range(255)] + [np.nan], np.float32)
 
 
-
 def _lookup(table: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """uint8[rows, n_cols] -> float32[rows, n_cols] by a table of 256; two codes at a time where rows are even, which is twice as fast."""
-    pairs = np.stack([np.tile(table, 256), np.repeat(table, 256)], axis=1).view(np.uint64).ravel()  # the first code is the low byte
+    """uint8[rows, n_cols] -> float32[rows, n_cols] by a table of 256; two codes at a time where
+    rows are even, which is twice as fast.
+    """
+    pairs = (
+        np.stack([np.tile(table, 256), np.repeat(table, 256)], axis=1).view(np.uint64).ravel()
+    )  # the first code is the low byte
 
     def values(codes: np.ndarray) -> np.ndarray:
         if codes.shape[1] % 2:
@@ -65,17 +76,27 @@ def float_values(checkpoint: Checkpoint, tensor: StoredTensor) -> np.ndarray:
     if tensor.dtype == "F8_E4M3":
         return F8_E4M3[raw].reshape(tensor.shape)
     if tensor.dtype not in FLOAT_DTYPES:
-        raise CheckpointError(f"has dtype {tensor.dtype}; scales are floats", file=tensor.file, tensor=tensor.name)
+        raise CheckpointError(
+            f"has dtype {tensor.dtype}; scales are floats", file=tensor.file, tensor=tensor.name
+        )
     if tensor.n_elements == 0:
         return np.empty(tensor.shape, np.float32)
-    return decode(FLOAT_DTYPES[tensor.dtype], raw.reshape(1, -1), tensor.n_elements).reshape(tensor.shape)
+    return decode(FLOAT_DTYPES[tensor.dtype], raw.reshape(1, -1), tensor.n_elements).reshape(
+        tensor.shape
+    )
 
 
 def integers(checkpoint: Checkpoint, tensor: StoredTensor) -> np.ndarray:
     """A small tensor of integers (shapes, groups of columns). CheckpointError for another dtype."""
     if tensor.dtype not in ("I32", "I64"):
-        raise CheckpointError(f"has dtype {tensor.dtype}, expected integers", file=tensor.file, tensor=tensor.name)
-    return checkpoint.data(tensor).view("<i4" if tensor.dtype == "I32" else "<i8").reshape(tensor.shape)
+        raise CheckpointError(
+            f"has dtype {tensor.dtype}, expected integers", file=tensor.file, tensor=tensor.name
+        )
+    return (
+        checkpoint.data(tensor)
+        .view("<i4" if tensor.dtype == "I32" else "<i8")
+        .reshape(tensor.shape)
+    )
 
 
 class CodeRows:
@@ -86,7 +107,9 @@ class CodeRows:
         self._checkpoint, self._tensor = checkpoint, tensor
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        return self._checkpoint.read(self._tensor, start * self.row_bytes, stop * self.row_bytes).reshape(stop - start, self.row_bytes)
+        return self._checkpoint.read(
+            self._tensor, start * self.row_bytes, stop * self.row_bytes
+        ).reshape(stop - start, self.row_bytes)
 
     def release(self) -> None:
         self._checkpoint.release(self._tensor)
@@ -95,17 +118,33 @@ class CodeRows:
 class ScaledRows:
     """Rows of codes times their scales, as float32[n_rows, n_cols].
 
-    `unpack` makes float32[rows, n_cols] of code rows; `scales()` gives float32[matrices * row_blocks, column_blocks], `zeros()` likewise,
-    `column_blocks()` the block of each column where blocks are not just `block_cols` columns each. What they give is kept until `release`
-    only: for a whole model it would take much memory.
+    `unpack` makes float32[rows, n_cols] of code rows; `scales()` gives float32[matrices *
+    row_blocks, column_blocks], `zeros()` likewise, `column_blocks()` the block of each column where
+    blocks are not just `block_cols` columns each. What they give is kept until `release` only: for
+    a whole model it would take much memory.
     """
 
-    def __init__(self, codes: Rows, n_cols: int, unpack: Callable[[np.ndarray], np.ndarray], scales: Callable[[], np.ndarray], *,
-                 matrix_rows: int, block_rows: int, block_cols: int, zeros: Callable[[], np.ndarray] | None = None,
-                 column_blocks: Callable[[], np.ndarray] | None = None):
+    def __init__(
+        self,
+        codes: Rows,
+        n_cols: int,
+        unpack: Callable[[np.ndarray], np.ndarray],
+        scales: Callable[[], np.ndarray],
+        *,
+        matrix_rows: int,
+        block_rows: int,
+        block_cols: int,
+        zeros: Callable[[], np.ndarray] | None = None,
+        column_blocks: Callable[[], np.ndarray] | None = None,
+    ):
         self.n_rows, self.row_bytes = codes.n_rows, 4 * n_cols
         self._codes, self._unpack, self._scales, self._zeros = codes, unpack, scales, zeros
-        self._matrix_rows, self._block_rows, self._block_cols, self._column_blocks = matrix_rows, block_rows, block_cols, column_blocks
+        self._matrix_rows, self._block_rows, self._block_cols, self._column_blocks = (
+            matrix_rows,
+            block_rows,
+            block_cols,
+            column_blocks,
+        )
         self._kept: dict[Callable, np.ndarray] = {}
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -140,14 +179,20 @@ class ScaledRows:
         self._codes.release()
 
 
-def scaled(checkpoint: Checkpoint, weight: StoredTensor, scale: StoredTensor, block: tuple[int, int] | None) -> DecodedTensor:
+def scaled(
+    checkpoint: Checkpoint, weight: StoredTensor, scale: StoredTensor, block: tuple[int, int] | None
+) -> DecodedTensor:
     """`weight` (dtypes of `CODES`, [..., rows, cols]) times `scale` as F32.
 
-    With a block size, scale is [..., row blocks, column blocks]; without, it is broadcast: one per tensor, per matrix or per row.
-    CheckpointError for dtypes and shapes that do not fit.
+    With a block size, scale is [..., row blocks, column blocks]; without, it is broadcast: one per
+    tensor, per matrix or per row. CheckpointError for dtypes and shapes that do not fit.
     """
     if weight.dtype not in CODES or len(weight.shape) < 2 or weight.n_elements == 0:
-        raise CheckpointError(f"has a scale, but is {weight.dtype} of shape {list(weight.shape)}", file=weight.file, tensor=weight.name)
+        raise CheckpointError(
+            f"has a scale, but is {weight.dtype} of shape {list(weight.shape)}",
+            file=weight.file,
+            tensor=weight.name,
+        )
     *matrices, n_rows, n_cols = weight.shape
     if block is None or scale.n_elements == 1:
         block = (n_rows, n_cols)
@@ -162,16 +207,27 @@ def scaled(checkpoint: Checkpoint, weight: StoredTensor, scale: StoredTensor, bl
     def scales() -> np.ndarray:
         values = float_values(checkpoint, scale)
         if scale.shape != grid:
-            values = np.broadcast_to(values.reshape(scale.shape + (1,) * (len(grid) - len(scale.shape))), grid)
+            values = np.broadcast_to(
+                values.reshape(scale.shape + (1,) * (len(grid) - len(scale.shape))), grid
+            )
         return values.reshape(-1, grid[-1])
 
-    rows = ScaledRows(CodeRows(checkpoint, weight, weight.n_elements // n_cols), n_cols, CODES[weight.dtype], scales, matrix_rows=n_rows,
-                      block_rows=block[0], block_cols=block[1])
+    rows = ScaledRows(
+        CodeRows(checkpoint, weight, weight.n_elements // n_cols),
+        n_cols,
+        CODES[weight.dtype],
+        scales,
+        matrix_rows=n_rows,
+        block_rows=block[0],
+        block_cols=block[1],
+    )
     return decoded(weight, weight.name, weight.shape, TYPES["F32"], rows)
 
 
 def broadcast_grid(weight: StoredTensor, scale: StoredTensor) -> tuple[int, ...]:
-    """The shape [..., row blocks, 1] that a scale without block size stands for; dimensions that it lacks are appended on the right."""
+    """The shape [..., row blocks, 1] that a scale without block size stands for; dimensions that it
+    lacks are appended on the right.
+    """
     *matrices, n_rows, _ = weight.shape
     per_matrix, per_row = (*matrices, 1, 1), (*matrices, n_rows, 1)
     if scale.n_elements == 1:
@@ -183,5 +239,9 @@ def broadcast_grid(weight: StoredTensor, scale: StoredTensor) -> tuple[int, ...]
 
 
 def unfit(scale: StoredTensor, weight: StoredTensor, wanted: str) -> CheckpointError:
-    return CheckpointError(f"has shape {list(scale.shape)}; {weight.name} of shape {list(weight.shape)} asks for {wanted}", file=scale.file,
-                           tensor=scale.name)
+    return CheckpointError(
+        f"has shape {list(scale.shape)}; {weight.name} of shape {list(weight.shape)} asks for"
+        f" {wanted}",
+        file=scale.file,
+        tensor=scale.name,
+    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Factor:
-    """A number per matrix that a block type has no place for; `values()` reads float32[count], where 1 stands for all matrices."""
+    """A number per matrix that a block type has no place for; `values()` reads float32[count],
+    where 1 stands for all matrices.
+    """
 
     count: int
     values: Callable[[], np.ndarray]
@@ -26,9 +29,11 @@ class Factor:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodedTensor(StoredTensor):
-    """`rows` yields the tensor as `type`; `shape` is the logical one, file and positions are those of the packed codes.
+    """`rows` yields the tensor as `type`; `shape` is the logical one, file and positions are those
+    of the packed codes.
 
-    `factors` become tensors beside it: `scale`, by which its values are still to be multiplied, and `input_scale`.
+    `factors` become tensors beside it: `scale`, by which its values are still to be multiplied, and
+    `input_scale`.
     """
 
     type: GGMLType
@@ -40,13 +45,31 @@ class DecodedTensor(StoredTensor):
         return self.type.tensor_bytes(self.shape)
 
 
-def decoded(packed: StoredTensor, name: str, shape: tuple[int, ...], type: GGMLType, rows: Rows,
-            factors: Mapping[str, Factor] | None = None) -> DecodedTensor:
-    return DecodedTensor(name, type.name, shape, packed.file, packed.begin, packed.end, type=type, rows=rows, factors=factors or {})
+def decoded(
+    packed: StoredTensor,
+    name: str,
+    shape: tuple[int, ...],
+    type: GGMLType,
+    rows: Rows,
+    factors: Mapping[str, Factor] | None = None,
+) -> DecodedTensor:
+    return DecodedTensor(
+        name,
+        type.name,
+        shape,
+        packed.file,
+        packed.begin,
+        packed.end,
+        type=type,
+        rows=rows,
+        factors=factors or {},
+    )
 
 
 class FactorRow:
-    """The factors of the tensors that one output tensor is made of, as a single float32 row; read when it is asked for."""
+    """The factors of the tensors that one output tensor is made of, as a single float32 row; read
+    when it is asked for.
+    """
 
     def __init__(self, factors: Sequence[Factor], count: int):
         self.n_rows, self.row_bytes = 1, 4 * count
@@ -56,27 +79,48 @@ class FactorRow:
         values = np.concatenate([factor.values() for factor in self._factors])
         if len(values) == 1:
             values = np.repeat(values, self._count)
-        return np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(1, self.row_bytes)[start:stop]
+        return (
+            np.ascontiguousarray(values, np.float32)
+            .view(np.uint8)
+            .reshape(1, self.row_bytes)[start:stop]
+        )
 
     def release(self) -> None:
         pass
 
 
-def factor_tensors(info: TensorInfo, made_of: Sequence[StoredTensor]) -> list[tuple[TensorInfo, FactorRow]]:
-    """The tensors that go beside `info`, which is made of these stored ones, matrix by matrix: `NAME.scale` with a number per matrix.
+def factor_tensors(
+    info: TensorInfo, made_of: Sequence[StoredTensor]
+) -> list[tuple[TensorInfo, FactorRow]]:
+    """The tensors that go beside `info`, which is made of these stored ones, matrix by matrix:
+    `NAME.scale` with a number per matrix.
 
-    CheckpointError where an output tensor mixes tensors that have factors with others that have not, or has no place for them.
+    CheckpointError where an output tensor mixes tensors that have factors with others that have
+    not, or has no place for them.
     """
     found = [tensor.factors if isinstance(tensor, DecodedTensor) else {} for tensor in made_of]
     names = found[0] if found else {}
-    if info.type == TYPES["NVFP4"] and (not found or any("scale" not in factors for factors in found)):
-        raise CheckpointError(f"{info.type.name} codes with factors of their own cannot be rearranged into '{info.name}'")
+    if info.type == TYPES["NVFP4"] and (
+        not found or any("scale" not in factors for factors in found)
+    ):
+        raise CheckpointError(
+            f"{info.type.name} codes with factors of their own cannot be rearranged into"
+            f" '{info.name}'"
+        )
     beside = []
     for name in names:
         factors = [tensor_factors[name] for tensor_factors in found if name in tensor_factors]
         count = sum(factor.count for factor in factors)
         if len(factors) < len(found) or (count != info.n_matrices and count != 1):
-            raise CheckpointError(f"'{info.name}' has {info.n_matrices} matrices, but {count} factors called {name} are stored for them")
+            raise CheckpointError(
+                f"'{info.name}' has {info.n_matrices} matrices, but {count} factors called {name}"
+                " are stored for them"
+            )
         stem = info.name.removesuffix(".weight")
-        beside.append((TensorInfo(f"{stem}.{name}", (info.n_matrices,), TYPES["F32"]), FactorRow(factors, info.n_matrices)))
+        beside.append(
+            (
+                TensorInfo(f"{stem}.{name}", (info.n_matrices,), TYPES["F32"]),
+                FactorRow(factors, info.n_matrices),
+            )
+        )
     return beside

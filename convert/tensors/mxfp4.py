@@ -1,8 +1,10 @@
-"""MXFP4 as gpt-oss stores it -> GGUF's blocks: the same 4-bit codes and exponents in another order, nothing rounded.
+"""MXFP4 as gpt-oss stores it -> GGUF's blocks: the same 4-bit codes and exponents in another order,
+nothing rounded.
 
-Stored: `*_blocks` uint8[..., n_cols / 32, 16], byte k of a block has code 2k in its low half and code 2k + 1 in its high half, and
-`*_scales` uint8[..., n_cols / 32], an exponent per block. GGUF's block: the exponent, then 16 bytes of which byte j has code j in its
-low half and code j + 16 in its high half.
+Stored: `*_blocks` uint8[..., n_cols / 32, 16], byte k of a block has code 2k in its low half and
+code 2k + 1 in its high half, and `*_scales` uint8[..., n_cols / 32], an exponent per block. GGUF's
+block: the exponent, then 16 bytes of which byte j has code j in its low half and code j + 16 in its
+high half.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ BLOCK_BYTES = TYPES["MXFP4"].block_bytes
 
 
 class MXFP4Rows:
-    """Rows of MXFP4 blocks from rows of codes (16 bytes per block) and rows of exponents (1 byte per block)."""
+    """Rows of MXFP4 blocks from rows of codes (16 bytes per block) and rows of exponents (1 byte
+    per block).
+    """
 
     def __init__(self, codes: Rows, exponents: Rows):
         self.n_rows, self.row_bytes = codes.n_rows, exponents.row_bytes * BLOCK_BYTES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Sequence
+from collections.abc import Sequence
 
 from ...errors import UsageError, printable
 from ...formats.ftypes import FILE_TYPES
@@ -11,28 +11,42 @@ from ...formats.source import Source, TensorInfo
 from ...formats.types import TYPES, GGMLType
 
 # --outtype -> (type of the large matrices, value of general.file_type)
-OUTTYPES: dict[str, tuple[GGMLType, int]] = {"f32": (TYPES["F32"], 0), "f16": (TYPES["F16"], 1), "bf16": (TYPES["BF16"], 32),
-                                             "q8_0": (TYPES["Q8_0"], 7)}
+OUTTYPES: dict[str, tuple[GGMLType, int]] = {
+    "f32": (TYPES["F32"], 0),
+    "f16": (TYPES["F16"], 1),
+    "bf16": (TYPES["BF16"], 32),
+    "q8_0": (TYPES["Q8_0"], 7),
+}
 AUTO = "auto"
 
 # Block types that checkpoints store -> (what file names call them, general.file_type)
 PACKED = {"MXFP4": ("mxfp4_moe", 38), "NVFP4": ("nvfp4", 39)}
 
 # Small matrices that decide much: routers, position and type embeddings, short convolutions.
-_ALWAYS_F32 = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight", "ssm_conv1d.weight",
-               "shortconv.conv.weight", "indexer.proj.weight")
+_ALWAYS_F32 = (
+    "ffn_gate_inp.weight",
+    "ffn_gate_inp_shexp.weight",
+    "position_embd.weight",
+    "token_types.weight",
+    "ssm_conv1d.weight",
+    "shortconv.conv.weight",
+    "indexer.proj.weight",
+)
 
 
 def plan_outtype(source: Source, outtype: str) -> tuple[list[TensorInfo], int]:
     """The tensors of `source` with the types they get, and the value of `general.file_type`.
 
-    Vectors, norms, routers and everything that is not a `.weight` become F32; rows that the blocks of `outtype` do not divide
-    become F16. Matrices that the checkpoint stores in blocks of a ggml type keep it, and where the rest are floats, name the file type.
-    UsageError for an unknown outtype. Follows the converter of llama.cpp.
+    Vectors, norms, routers and everything that is not a `.weight` become F32; rows that the blocks
+    of `outtype` do not divide become F16. Matrices that the checkpoint stores in blocks of a ggml
+    type keep it, and where the rest are floats, name the file type. UsageError for an unknown
+    outtype. Follows the converter of llama.cpp.
     """
     name = resolve_outtype(source.tensors, outtype)
     if name not in OUTTYPES:
-        raise UsageError(f"{name} takes a quantizer; without one there are {', '.join(OUTTYPES)} and {AUTO}")
+        raise UsageError(
+            f"{name} takes a quantizer; without one there are {', '.join(OUTTYPES)} and {AUTO}"
+        )
     wanted, file_type = OUTTYPES[name]
     if (packed := packed_type(source.tensors)) is not None and not wanted.is_quantized:
         file_type = PACKED[packed.name][1]
@@ -53,9 +67,11 @@ def type_word(tensors: Sequence[TensorInfo], outtype: str) -> str:
 
 
 def resolve_outtype(tensors: Sequence[TensorInfo], outtype: str) -> str:
-    """`outtype` in lower case; `auto` becomes the type of the first matrix that is stored in 16 bits, f16 if none is.
+    """`outtype` in lower case; `auto` becomes the type of the first matrix that is stored in 16
+    bits, f16 if none is.
 
-    Names of quantization presets pass too (`iq4_k`): those are not the converter's, but the quantizer's. UsageError for any other.
+    Names of quantization presets pass too (`iq4_k`): those are not the converter's, but the
+    quantizer's. UsageError for any other.
     """
     outtype = outtype.lower()
     if outtype == AUTO:
@@ -64,8 +80,10 @@ def resolve_outtype(tensors: Sequence[TensorInfo], outtype: str) -> str:
     if outtype not in OUTTYPES and outtype.upper() not in FILE_TYPES:
         close = difflib.get_close_matches(outtype.upper(), FILE_TYPES, n=3, cutoff=0.5)
         near = f"; near it are {', '.join(name.lower() for name in close)}" if close else ""
-        raise UsageError(f"unknown outtype '{printable(outtype)}'; known are {', '.join(OUTTYPES)}, {AUTO} and the presets of "
-                         f"iqforge quantize{near}")
+        raise UsageError(
+            f"unknown outtype '{printable(outtype)}'; known are {', '.join(OUTTYPES)}, {AUTO} and"
+            f" the presets of iqforge quantize{near}"
+        )
     return outtype
 
 
@@ -73,6 +91,10 @@ def _type_of(tensor: TensorInfo, wanted: GGMLType) -> GGMLType:
     name = tensor.name
     if tensor.type.name in PACKED:
         return tensor.type
-    if len(tensor.shape) < 2 or not name.endswith(".weight") or name.endswith(("_norm.weight", *_ALWAYS_F32)):
+    if (
+        len(tensor.shape) < 2
+        or not name.endswith(".weight")
+        or name.endswith(("_norm.weight", *_ALWAYS_F32))
+    ):
         return TYPES["F32"]
     return TYPES["F16"] if tensor.n_cols % wanted.block_size else wanted

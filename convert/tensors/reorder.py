@@ -1,11 +1,12 @@
-"""Rows whose order or elements a conversion rearranges: heads transposed, rows and columns permuted, values recomputed.
+"""Rows whose order or elements a conversion rearranges: heads transposed, rows and columns
+permuted, values recomputed.
 
 Like everything in `rows.py` they read only what the rows asked for are made of.
 """
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from ...errors import UnsupportedTypeError
 from ...formats.codec import decode
 from ...formats.types import GGMLType
 from .rows import Leaf, Rows, rebased
-
 
 _TILE_ROWS = 16
 
@@ -30,7 +30,10 @@ class SelectedRows:
         if len(wanted) == 0:
             return np.empty((0, self.row_bytes), np.uint8)
         cuts = [0, *(np.flatnonzero(np.diff(wanted) != 1) + 1).tolist(), len(wanted)]
-        pieces = [self._base.read(int(wanted[begin]), int(wanted[end - 1]) + 1) for begin, end in zip(cuts, cuts[1:])]
+        pieces = [
+            self._base.read(int(wanted[begin]), int(wanted[end - 1]) + 1)
+            for begin, end in zip(cuts, cuts[1:])
+        ]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def rebased(self, leaf: Leaf) -> Rows:
@@ -60,14 +63,17 @@ class EveryOtherRow:
 
 
 class TransposedMatrices:
-    """Matrices stored one below the other as [n_rows, n_cols] -> rows of [n_cols, n_rows] each; with `columns`, only these columns.
+    """Matrices stored one below the other as [n_rows, n_cols] -> rows of [n_cols, n_rows] each;
+    with `columns`, only these columns.
 
     Of each matrix only the columns asked for are gathered.
     """
 
     def __init__(self, base: Rows, n_matrices: int, type: GGMLType, columns: slice = slice(None)):
         if type.block_size != 1:
-            raise UnsupportedTypeError(f"{type.name} rows cannot be transposed without changing values")
+            raise UnsupportedTypeError(
+                f"{type.name} rows cannot be transposed without changing values"
+            )
         self._n, self._size = base.n_rows // n_matrices, type.block_bytes
         self._n_cols = base.row_bytes // self._size
         self._columns = range(self._n_cols)[columns]
@@ -80,13 +86,23 @@ class TransposedMatrices:
             matrix, first = divmod(start, per_matrix)
             last = min(per_matrix, first + stop - start)
             wanted = self._columns[first:last]
-            stored = np.ascontiguousarray(self._base.read(matrix * self._n, (matrix + 1) * self._n)).view(f"u{self._size}")
+            stored = np.ascontiguousarray(
+                self._base.read(matrix * self._n, (matrix + 1) * self._n)
+            ).view(f"u{self._size}")
             piece = np.empty((len(wanted), self._n), stored.dtype)
-            for row in range(0, self._n, _TILE_ROWS):  # few rows at a time: what they touch then stays in the cache
-                piece[:, row:row + _TILE_ROWS] = stored[row:row + _TILE_ROWS, wanted.start:wanted.stop:wanted.step].T
+            for row in range(
+                0, self._n, _TILE_ROWS
+            ):  # few rows at a time: what they touch then stays in the cache
+                piece[:, row : row + _TILE_ROWS] = stored[
+                    row : row + _TILE_ROWS, wanted.start : wanted.stop : wanted.step
+                ].T
             pieces.append(piece)
             start += last - first
-        return np.concatenate(pieces).view(np.uint8) if pieces else np.empty((0, self.row_bytes), np.uint8)
+        return (
+            np.concatenate(pieces).view(np.uint8)
+            if pieces
+            else np.empty((0, self.row_bytes), np.uint8)
+        )
 
     def release(self) -> None:
         self._base.release()
@@ -97,12 +113,16 @@ class SelectedColumns:
 
     def __init__(self, base: Rows, order: np.ndarray, type: GGMLType):
         if type.block_size != 1:
-            raise UnsupportedTypeError(f"columns of {type.name} rows cannot be rearranged without changing values")
+            raise UnsupportedTypeError(
+                f"columns of {type.name} rows cannot be rearranged without changing values"
+            )
         self.n_rows, self.row_bytes = base.n_rows, len(order) * type.block_bytes
         self.base, self.order, self._size = base, order, type.block_bytes
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        rows = np.ascontiguousarray(self.base.read(start, stop)).reshape(stop - start, self.base.row_bytes // self._size, self._size)
+        rows = np.ascontiguousarray(self.base.read(start, stop)).reshape(
+            stop - start, self.base.row_bytes // self._size, self._size
+        )
         return rows[:, self.order].reshape(stop - start, self.row_bytes)
 
     def release(self) -> None:
@@ -110,41 +130,55 @@ class SelectedColumns:
 
 
 class TransposedHeads:
-    """Each head's rows [n, n_cols], transposed: rows [n_cols, n] per head. `type` has one element per block.
+    """Each head's rows [n, n_cols], transposed: rows [n_cols, n] per head. `type` has one element
+    per block.
 
     `base` has `stride` rows per head, of which the first `n` are taken.
     """
 
     def __init__(self, base: Rows, n_heads: int, stride: int, n: int, type: GGMLType):
         if type.block_size != 1:
-            raise UnsupportedTypeError(f"{type.name} rows cannot be transposed without changing values")
+            raise UnsupportedTypeError(
+                f"{type.name} rows cannot be transposed without changing values"
+            )
         self._n_cols = base.row_bytes // type.block_bytes
         self.n_rows, self.row_bytes = n_heads * self._n_cols, n * type.block_bytes
         self._base, self._stride, self._n, self._size = base, stride, n, type.block_bytes
 
     def read(self, start: int, stop: int) -> np.ndarray:
         first, last = start // self._n_cols, -(-stop // self._n_cols)
-        heads = [self._base.read(head * self._stride, head * self._stride + self._n) for head in range(first, last)]
+        heads = [
+            self._base.read(head * self._stride, head * self._stride + self._n)
+            for head in range(first, last)
+        ]
         if not heads:
             return np.empty((0, self.row_bytes), np.uint8)
         elements = np.stack(heads).reshape(len(heads), self._n, self._n_cols, self._size)
         rows = elements.transpose(0, 2, 1, 3).reshape(-1, self.row_bytes)
-        return rows[start - first * self._n_cols:stop - first * self._n_cols]
+        return rows[start - first * self._n_cols : stop - first * self._n_cols]
 
     def release(self) -> None:
         self._base.release()
 
 
 class ComputedRows:
-    """`function` of the values of float rows, as float32; it maps float32[rows, n_cols] to the same shape."""
+    """`function` of the values of float rows, as float32; it maps float32[rows, n_cols] to the same
+    shape.
+    """
 
-    def __init__(self, base: Rows, type: GGMLType, n_cols: int, function: Callable[[np.ndarray], np.ndarray]):
+    def __init__(
+        self, base: Rows, type: GGMLType, n_cols: int, function: Callable[[np.ndarray], np.ndarray]
+    ):
         self.n_rows, self.row_bytes = base.n_rows, 4 * n_cols
         self._base, self._type, self._n_cols, self._function = base, type, n_cols, function
 
     def read(self, start: int, stop: int) -> np.ndarray:
         values = self._function(decode(self._type, self._base.read(start, stop), self._n_cols))
-        return np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(stop - start, self.row_bytes)
+        return (
+            np.ascontiguousarray(values, np.float32)
+            .view(np.uint8)
+            .reshape(stop - start, self.row_bytes)
+        )
 
     def release(self) -> None:
         self._base.release()

@@ -1,17 +1,21 @@
-"""Rows of output tensors as functions of rows of stored tensors: every layout change of a conversion, computed on demand.
+"""Rows of output tensors as functions of rows of stored tensors: every layout change of a
+conversion, computed on demand.
 
-A `Rows` has `n_rows` rows of `row_bytes` bytes and reads any range of them while touching only the stored rows it needs, so
-that stacking 256 experts or permuting a matrix takes no memory beyond the rows asked for. Values change only where the name says it.
+A `Rows` has `n_rows` rows of `row_bytes` bytes and reads any range of them while touching only the
+stored rows it needs, so that stacking 256 experts or permuting a matrix takes no memory beyond the
+rows asked for. Values change only where the name says it.
 
-Classes that move whole rows and nothing else have `rebased(leaf)`: the same arrangement of the rows that `leaf` gives for each stored
-tensor. An adapter B A to a matrix is arranged by rearranging the rows of B so.
+Classes that move whole rows and nothing else have `rebased(leaf)`: the same arrangement of the rows
+that `leaf` gives for each stored tensor. An adapter B A to a matrix is arranged by rearranging the
+rows of B so.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Callable, Protocol, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -19,8 +23,8 @@ from ...errors import UnsupportedTypeError
 from ...formats.codec import decode
 from ...formats.types import GGMLType
 from ..checkpoint.folder import WIDENED_DTYPES, Checkpoint
-from .decoded import DecodedTensor
 from ..checkpoint.safetensors import StoredTensor
+from .decoded import DecodedTensor
 
 
 class Rows(Protocol):
@@ -38,31 +42,44 @@ Leaf = Callable[[StoredTensor], Rows]
 
 
 def rebased(rows: Rows, leaf: Leaf) -> Rows:
-    """`rows.rebased(leaf)`. UnsupportedTypeError for rows whose values are changed or come from several rows."""
+    """`rows.rebased(leaf)`. UnsupportedTypeError for rows whose values are changed or come from
+    several rows.
+    """
     if not hasattr(rows, "rebased"):
-        raise UnsupportedTypeError(f"the conversion changes more than the order of its rows ({type(rows).__name__})")
+        raise UnsupportedTypeError(
+            f"the conversion changes more than the order of its rows ({type(rows).__name__})"
+        )
     return rows.rebased(leaf)
 
 
 class StoredRows:
-    """A stored or decoded tensor as `n_rows` equal rows, by default rows of its last dimension. Wide floats and integers are
-    read as F32."""
+    """A stored or decoded tensor as `n_rows` equal rows, by default rows of its last dimension.
+    Wide floats and integers are read as F32.
+    """
 
     def __init__(self, checkpoint: Checkpoint, tensor: StoredTensor, n_rows: int | None = None):
         if n_rows is None:
             n_rows = tensor.n_elements // tensor.shape[-1] if tensor.n_elements else 0
         self.n_rows, self._stored_bytes = n_rows, tensor.n_bytes // max(n_rows, 1)
         self._wide = WIDENED_DTYPES.get(tensor.dtype)
-        self.row_bytes = self._stored_bytes if self._wide is None else self._stored_bytes // np.dtype(self._wide).itemsize * 4
+        self.row_bytes = (
+            self._stored_bytes
+            if self._wide is None
+            else self._stored_bytes // np.dtype(self._wide).itemsize * 4
+        )
         self._checkpoint, self._tensor = checkpoint, tensor
 
     def read(self, start: int, stop: int) -> np.ndarray:
         start, stop, _ = slice(start, stop).indices(self.n_rows)
         if isinstance(self._tensor, DecodedTensor):
             return self._decoded(self._tensor.rows, start, stop)
-        data = self._checkpoint.read(self._tensor, start * self._stored_bytes, stop * self._stored_bytes)
+        data = self._checkpoint.read(
+            self._tensor, start * self._stored_bytes, stop * self._stored_bytes
+        )
         if self._wide is not None:
-            with np.errstate(over="ignore"):  # beyond the range of F32 lies infinity, as when PyTorch converts
+            with np.errstate(
+                over="ignore"
+            ):  # beyond the range of F32 lies infinity, as when PyTorch converts
                 data = data.view(self._wide).astype("<f4").view(np.uint8)
         return data.reshape(max(stop - start, 0), self.row_bytes)
 
@@ -72,7 +89,9 @@ class StoredRows:
     def _decoded(self, rows: Rows, start: int, stop: int) -> np.ndarray:
         if (rows.n_rows, rows.row_bytes) == (self.n_rows, self.row_bytes):
             return rows.read(start, stop)
-        return rows.read(0, rows.n_rows).reshape(self.n_rows, self.row_bytes)[start:stop]  # a vector, element by element
+        return rows.read(0, rows.n_rows).reshape(self.n_rows, self.row_bytes)[
+            start:stop
+        ]  # a vector, element by element
 
     def release(self) -> None:
         if isinstance(self._tensor, DecodedTensor):
@@ -129,8 +148,8 @@ class ConcatenatedRows:
 class PairedRotaryRows:
     """Query or key rows in the order of GGUF's `llama`: rotary partners side by side.
 
-    Hugging Face rotates row s * d/2 + j of a head (s = 0, 1) with its partner d/2 rows away; GGUF has the two as rows 2j and
-    2j + 1. So row 2j + s of a head is row s * d/2 + j of the stored one.
+    Hugging Face rotates row s * d/2 + j of a head (s = 0, 1) with its partner d/2 rows away; GGUF
+    has the two as rows 2j and 2j + 1. So row 2j + s of a head is row s * d/2 + j of the stored one.
     """
 
     def __init__(self, base: Rows, n_heads: int):
@@ -153,7 +172,9 @@ class PairedRotaryRows:
 
 
 class OneRow:
-    """All rows of another as a single one: how a vector is stored whose elements were treated as rows."""
+    """All rows of another as a single one: how a vector is stored whose elements were treated as
+    rows.
+    """
 
     def __init__(self, base: Rows):
         self.n_rows, self.row_bytes = 1, base.n_rows * base.row_bytes
@@ -167,7 +188,9 @@ class OneRow:
 
 
 class PlusOneRows:
-    """1 + rows of floats of `type`, as float32[n_rows, n_cols]: norms of models that store the distance of a weight from 1."""
+    """1 + rows of floats of `type`, as float32[n_rows, n_cols]: norms of models that store the
+    distance of a weight from 1.
+    """
 
     def __init__(self, base: Rows, type: GGMLType, n_cols: int):
         self.n_rows, self.row_bytes = base.n_rows, 4 * n_cols
@@ -175,7 +198,11 @@ class PlusOneRows:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         values = decode(self._type, self._base.read(start, stop), self._n_cols)
-        return np.ascontiguousarray(values + np.float32(1)).view(np.uint8).reshape(stop - start, self.row_bytes)
+        return (
+            np.ascontiguousarray(values + np.float32(1))
+            .view(np.uint8)
+            .reshape(stop - start, self.row_bytes)
+        )
 
     def release(self) -> None:
         self._base.release()

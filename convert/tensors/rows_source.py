@@ -1,4 +1,6 @@
-"""What checkpoints and adapters share as `Source`: rows of their output tensors by name, and the files they are read from."""
+"""What checkpoints and adapters share as `Source`: rows of their output tensors by name, and the
+files they are read from.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from .rows import Rows
 
 
 class RowsSource:
-    """The half of a `Source` that reads; a subclass adds `metadata`. `mapped` are the output tensors with the rows they are made of."""
+    """The half of a `Source` that reads; a subclass adds `metadata`. `mapped` are the output
+    tensors with the rows they are made of.
+    """
 
     def __init__(self, checkpoint: Checkpoint, mapped: list[Mapped]):
         self.checkpoint = checkpoint
@@ -23,10 +27,16 @@ class RowsSource:
         self._rows: dict[str, Rows] = {tensor.info.name: tensor.rows for tensor in mapped}
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start, row_bytes] of the stored type; touches only the stored rows that these are made of."""
+        """uint8[stop - start, row_bytes] of the stored type; touches only the stored rows that
+        these are made of.
+        """
         rows = self._of(tensor)
         if not 0 <= start <= stop <= rows.n_rows:
-            raise ShapeError(f"rows {start} to {stop} of {rows.n_rows} were asked for", file=self.path, tensor=tensor.name)
+            raise ShapeError(
+                f"rows {start} to {stop} of {rows.n_rows} were asked for",
+                file=self.path,
+                tensor=tensor.name,
+            )
         return rows.read(start, stop)
 
     def release(self, tensor: TensorInfo) -> None:
@@ -40,7 +50,9 @@ class RowsSource:
     @property
     def files(self) -> tuple[str, ...]:
         """Everything in the checkpoint's folder but GGUF files, which are results."""
-        return tuple(str(file) for file in sorted(self.checkpoint.path.iterdir()) if file.suffix != ".gguf")
+        return tuple(
+            str(file) for file in sorted(self.checkpoint.path.iterdir()) if file.suffix != ".gguf"
+        )
 
     def close(self) -> None:
         self.checkpoint.close()

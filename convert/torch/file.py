@@ -1,4 +1,5 @@
-"""PyTorch checkpoints (`pytorch_model.bin`): places of tensors inside the file, found without executing anything of it.
+"""PyTorch checkpoints (`pytorch_model.bin`): places of tensors inside the file, found without
+executing anything of it.
 
 `torch.save` writes a zip archive without compression:
 
@@ -6,8 +7,8 @@
     <name>/byteorder    "little" or "big"; older versions leave it out
     <name>/data/<key>   the bytes of one storage; tensors are strided views into it
 
-So a tensor is a range of the file, like one of a safetensors file, and is mapped, not loaded. Files of torch before 1.6 (a bare
-pickle, or a tar) hold storages in another form and are refused by name.
+So a tensor is a range of the file, like one of a safetensors file, and is mapped, not loaded. Files
+of torch before 1.6 (a bare pickle, or a tar) hold storages in another form and are refused by name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from ...errors import MalformedFileError, NotFoundError, TruncatedFileError, UnsupportedTypeError, printable
+from ...errors import (
+    MalformedFileError,
+    NotFoundError,
+    TruncatedFileError,
+    UnsupportedTypeError,
+    printable,
+)
 from ..checkpoint.safetensors import DTYPE_BITS, MAX_DIMENSIONS, StoredTensor
 from .pickle import View, load_state_dict
 
@@ -29,10 +36,12 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, lengths of name and extr
 
 
 def read_torch_header(path: Path) -> dict[str, StoredTensor]:
-    """All tensors of the file, in the order of its dictionary. Reads the archive's directory and the pickle alone.
+    """All tensors of the file, in the order of its dictionary. Reads the archive's directory and
+    the pickle alone.
 
-    NotFoundError, TruncatedFileError or MalformedFileError for files that are missing or contradict themselves or name anything but
-    tensors, UnsupportedTypeError for old formats, compression and big-endian files; each names file and tensor.
+    NotFoundError, TruncatedFileError or MalformedFileError for files that are missing or contradict
+    themselves or name anything but tensors, UnsupportedTypeError for old formats, compression and
+    big-endian files; each names file and tensor.
     """
     try:
         with open(path, "rb") as file:
@@ -43,13 +52,28 @@ def read_torch_header(path: Path) -> dict[str, StoredTensor]:
                 order = entries.get("byteorder")
                 if order is not None and _read(path, archive, order, 16) != b"little":
                     raise UnsupportedTypeError("was written by a big-endian machine", file=path)
-                state = load_state_dict(_read(path, archive, entries["data.pkl"], MAX_PICKLE_BYTES), path)
+                state = load_state_dict(
+                    _read(path, archive, entries["data.pkl"], MAX_PICKLE_BYTES), path
+                )
             storages = _Storages(path, file, size, entries)
-            return {name: _tensor(storages, name, view) for name, view in _tensors(path, state, folder).items()}
+            return {
+                name: _tensor(storages, name, view)
+                for name, view in _tensors(path, state, folder).items()
+            }
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror or error}", file=path) from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, struct.error) as error:
-        raise MalformedFileError(f"is not a complete zip archive: {printable(error)}", file=path) from None
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+        ValueError,
+        struct.error,
+    ) as error:
+        raise MalformedFileError(
+            f"is not a complete zip archive: {printable(error)}", file=path
+        ) from None
 
 
 def _check_kind(path: Path, first: bytes, size: int) -> None:
@@ -58,47 +82,82 @@ def _check_kind(path: Path, first: bytes, size: int) -> None:
     if not first:
         raise TruncatedFileError("the file is empty", file=path, offset=0)
     if first[0] == 0x80:
-        raise UnsupportedTypeError("is a pickle as torch wrote them before version 1.6; load it there in a safe place and save it again",
-                                   file=path)
+        raise UnsupportedTypeError(
+            "is a pickle as torch wrote them before version 1.6; load it there in a safe place and"
+            " save it again",
+            file=path,
+        )
     with open(path, "rb") as file:
         if size > 512 and file.read(512)[257:262] == b"ustar":
-            raise UnsupportedTypeError("is a tar archive as torch wrote them before version 0.1.10; save it with a newer one", file=path)
-    raise MalformedFileError(f"starts with {first!r}; a PyTorch checkpoint is a zip archive", file=path, offset=0)
+            raise UnsupportedTypeError(
+                "is a tar archive as torch wrote them before version 0.1.10; save it with a"
+                " newer one",
+                file=path,
+            )
+    raise MalformedFileError(
+        f"starts with {first!r}; a PyTorch checkpoint is a zip archive", file=path, offset=0
+    )
 
 
 def _entries(path: Path, archive: zipfile.ZipFile) -> tuple[dict[str, zipfile.ZipInfo], str]:
     """Entries by their names inside the archive's folder, and that folder."""
-    pickles = [info.filename for info in archive.infolist() if info.filename.count("/") == 1 and info.filename.endswith("/data.pkl")]
+    pickles = [
+        info.filename
+        for info in archive.infolist()
+        if info.filename.count("/") == 1 and info.filename.endswith("/data.pkl")
+    ]
     if len(pickles) != 1:
-        raise MalformedFileError(f"has {len(pickles)} entries 'data.pkl', a PyTorch checkpoint has one", file=path)
+        raise MalformedFileError(
+            f"has {len(pickles)} entries 'data.pkl', a PyTorch checkpoint has one", file=path
+        )
     folder = pickles[0].removesuffix("data.pkl")
     entries: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
         if info.filename.startswith(folder):
             name = info.filename.removeprefix(folder)
             if name in entries:
-                raise MalformedFileError(f"archive entry '{printable(info.filename)}' occurs twice", file=path)
+                raise MalformedFileError(
+                    f"archive entry '{printable(info.filename)}' occurs twice", file=path
+                )
             entries[name] = info
     if "constants.pkl" in entries or any(name.startswith("code/") for name in entries):
-        raise UnsupportedTypeError("is a TorchScript program, not a dictionary of tensors", file=path)
+        raise UnsupportedTypeError(
+            "is a TorchScript program, not a dictionary of tensors", file=path
+        )
     return entries, folder
 
 
 def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> bytes:
     if info.file_size > limit or info.compress_type != zipfile.ZIP_STORED:
-        problem = f"is {info.file_size} bytes long, {limit} are read" if info.file_size > limit else "is compressed, torch does not do that"
-        raise MalformedFileError(f"archive entry '{printable(info.filename)}' {problem}", file=path, offset=info.header_offset)
+        problem = (
+            f"is {info.file_size} bytes long, {limit} are read"
+            if info.file_size > limit
+            else "is compressed, torch does not do that"
+        )
+        raise MalformedFileError(
+            f"archive entry '{printable(info.filename)}' {problem}",
+            file=path,
+            offset=info.header_offset,
+        )
     return archive.read(info)
 
 
 def _tensors(path: Path, state: dict[Any, Any], folder: str) -> dict[str, View]:
     for name, value in state.items():
         if not isinstance(name, str):
-            raise MalformedFileError(f"has the key {printable(name)}, which is not the name of a tensor", file=path)
+            raise MalformedFileError(
+                f"has the key {printable(name)}, which is not the name of a tensor", file=path
+            )
         if isinstance(value, dict):
-            raise MalformedFileError(f"'{printable(name)}' holds another dictionary; the tensors must be on the first level", file=path)
+            raise MalformedFileError(
+                f"'{printable(name)}' holds another dictionary; the tensors must be on the first"
+                " level",
+                file=path,
+            )
         if not isinstance(value, View):
-            raise MalformedFileError(f"holds a {type(value).__name__}, not a tensor", file=path, tensor=name)
+            raise MalformedFileError(
+                f"holds a {type(value).__name__}, not a tensor", file=path, tensor=name
+            )
     return state
 
 
@@ -110,48 +169,88 @@ class _Storages:
         self._begins: dict[str, int] = {}
 
     def begin(self, name: str, view: View) -> int:
-        """First byte of the view's storage, whose entry must be there, uncompressed, and as long as the pickle says."""
+        """First byte of the view's storage, whose entry must be there, uncompressed, and as long as
+        the pickle says.
+        """
         storage = view.storage
         info = self._entries.get(f"data/{storage.key}")
         if info is None:
-            raise MalformedFileError(f"its storage 'data/{printable(storage.key)}' is not in the archive", file=self.path, tensor=name)
+            raise MalformedFileError(
+                f"its storage 'data/{printable(storage.key)}' is not in the archive",
+                file=self.path,
+                tensor=name,
+            )
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-            raise UnsupportedTypeError("its storage is compressed or encrypted, torch does neither", file=self.path, tensor=name)
+            raise UnsupportedTypeError(
+                "its storage is compressed or encrypted, torch does neither",
+                file=self.path,
+                tensor=name,
+            )
         claimed = storage.numel * DTYPE_BITS[storage.dtype] // 8
         if info.file_size != claimed or info.compress_size != claimed:
-            raise MalformedFileError(f"its storage takes {claimed} bytes, the archive has {info.file_size}", file=self.path, tensor=name,
-                                     offset=info.header_offset)
+            raise MalformedFileError(
+                f"its storage takes {claimed} bytes, the archive has {info.file_size}",
+                file=self.path,
+                tensor=name,
+                offset=info.header_offset,
+            )
         if storage.key not in self._begins:
             self._begins[storage.key] = self._data_begin(name, info)
         begin = self._begins[storage.key]
         if begin + claimed > self._size:
-            raise TruncatedFileError(f"its data ends at {begin + claimed}, the file has {self._size} bytes", file=self.path, tensor=name,
-                                     offset=begin)
+            raise TruncatedFileError(
+                f"its data ends at {begin + claimed}, the file has {self._size} bytes",
+                file=self.path,
+                tensor=name,
+                offset=begin,
+            )
         return begin
 
     def _data_begin(self, name: str, info: zipfile.ZipInfo) -> int:
-        """The local header repeats the name and pads with an extra field of its own, so only it tells where the data begins."""
+        """The local header repeats the name and pads with an extra field of its own, so only it
+        tells where the data begins.
+        """
         self._file.seek(info.header_offset)
         header = self._file.read(_LOCAL_HEADER.size)
         if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\x03\x04":
-            raise MalformedFileError("the archive's directory points to no entry", file=self.path, tensor=name, offset=info.header_offset)
+            raise MalformedFileError(
+                "the archive's directory points to no entry",
+                file=self.path,
+                tensor=name,
+                offset=info.header_offset,
+            )
         _, name_length, extra_length = _LOCAL_HEADER.unpack(header)
         return info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
 
 
 def _tensor(storages: _Storages, name: str, view: View) -> StoredTensor:
     if len(view.shape) > MAX_DIMENSIONS:
-        raise MalformedFileError(f"has {len(view.shape)} dimensions, at most {MAX_DIMENSIONS} are read", file=storages.path, tensor=name)
+        raise MalformedFileError(
+            f"has {len(view.shape)} dimensions, at most {MAX_DIMENSIONS} are read",
+            file=storages.path,
+            tensor=name,
+        )
     start = storages.begin(name, view)
     size = DTYPE_BITS[view.dtype] // 8
     # Elements from the first to behind the last that the view touches.
-    reach = 1 + sum((n - 1) * stride for n, stride in zip(view.shape, view.strides)) if math.prod(view.shape) else 0
+    reach = (
+        1 + sum((n - 1) * stride for n, stride in zip(view.shape, view.strides))
+        if math.prod(view.shape)
+        else 0
+    )
     available = view.storage.numel * DTYPE_BITS[view.storage.dtype] // 8
     if (view.offset + reach) * size > available:
-        raise MalformedFileError(f"shape {list(view.shape)} with strides {list(view.strides)} from element {view.offset} leaves its "
-                                 f"storage of {available} bytes", file=storages.path, tensor=name, offset=start)
+        raise MalformedFileError(
+            f"shape {list(view.shape)} with strides {list(view.strides)} from element {view.offset}"
+            f" leaves its storage of {available} bytes",
+            file=storages.path,
+            tensor=name,
+            offset=start,
+        )
     begin = start + view.offset * size
-    return StoredTensor(name, view.dtype, view.shape, storages.path, begin, begin + reach * size, _strides(view))
+    return StoredTensor(
+        name, view.dtype, view.shape, storages.path, begin, begin + reach * size, _strides(view)
+    )
 
 
 def _strides(view: View) -> tuple[int, ...] | None:

@@ -1,8 +1,10 @@
-"""The pickle inside a PyTorch checkpoint, interpreted without the pickle module: nothing is imported and nothing is called.
+"""The pickle inside a PyTorch checkpoint, interpreted without the pickle module: nothing is
+imported and nothing is called.
 
-A state dict is written with some forty opcodes and a handful of names (`torch._utils._rebuild_tensor_v2`, storages, OrderedDict). This
-machine knows those; a name or an opcode beyond them is an error that says so, whatever it would have done.
-Opcodes are those that Python documents in `pickletools`.
+A state dict is written with some forty opcodes and a handful of names
+(`torch._utils._rebuild_tensor_v2`, storages, OrderedDict). This machine knows those; a name or an
+opcode beyond them is an error that says so, whatever it would have done. Opcodes are those that
+Python documents in `pickletools`.
 """
 
 from __future__ import annotations
@@ -14,11 +16,29 @@ from typing import Any
 from ...errors import MalformedFileError, UnsupportedTypeError, printable
 
 # torch storage class -> dtype as safetensors spells it
-STORAGE_DTYPES = {"DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16", "LongStorage": "I64",
-                  "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8", "BoolStorage": "BOOL"}
+STORAGE_DTYPES = {
+    "DoubleStorage": "F64",
+    "FloatStorage": "F32",
+    "HalfStorage": "F16",
+    "BFloat16Storage": "BF16",
+    "LongStorage": "I64",
+    "IntStorage": "I32",
+    "ShortStorage": "I16",
+    "CharStorage": "I8",
+    "ByteStorage": "U8",
+    "BoolStorage": "BOOL",
+}
 # torch dtypes whose tensors lie in untyped storages
-DTYPES = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
-          "float8_e8m0fnu": "F8_E8M0", "uint16": "U16", "uint32": "U32", "uint64": "U64"}
+DTYPES = {
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+}
 UNTYPED = "U8"
 
 _MAX_ITEMS = 4_000_000  # on the stack and in the memo; a checkpoint of 100,000 tensors needs less
@@ -59,24 +79,40 @@ class View:
 def load_state_dict(text: bytes, file) -> dict[Any, Any]:
     """The dictionary that the pickle `text` builds, tensors as `View`s.
 
-    MalformedFileError for a pickle that is cut off, uses opcodes or names a state dict has no use for, or is no dictionary;
-    UnsupportedTypeError for kinds of tensors that cannot be converted. `file` is what errors name.
+    MalformedFileError for a pickle that is cut off, uses opcodes or names a state dict has no use
+    for, or is no dictionary; UnsupportedTypeError for kinds of tensors that cannot be converted.
+    `file` is what errors name.
     """
     machine = _Machine(file)
     try:
         for opcode, argument, position in pickletools.genops(text):
             machine.position = position
             machine.step(opcode.name, argument)
-    except (ValueError, IndexError, KeyError, TypeError, UnicodeDecodeError, OverflowError,
-            RecursionError) as error:
-        raise MalformedFileError(f"its pickle is broken: {printable(error)}", file=file, offset=machine.position) from None
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+        TypeError,
+        UnicodeDecodeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise MalformedFileError(
+            f"its pickle is broken: {printable(error)}", file=file, offset=machine.position
+        ) from None
     if not isinstance(machine.result, dict):
-        raise MalformedFileError(f"holds {_kind(machine.result)}, not a dictionary of tensors", file=file)
+        raise MalformedFileError(
+            f"holds {_kind(machine.result)}, not a dictionary of tensors", file=file
+        )
     return machine.result
 
 
 def _kind(value: Any) -> str:
-    return f"a tensor of shape {list(value.shape)}" if isinstance(value, View) else f"a {type(value).__name__}"
+    return (
+        f"a tensor of shape {list(value.shape)}"
+        if isinstance(value, View)
+        else f"a {type(value).__name__}"
+    )
 
 
 class _Machine:
@@ -91,10 +127,15 @@ class _Machine:
             self._push(_CONSTANTS[opcode]())
         elif opcode in _ARGUMENTS:
             self._push(argument)
-        elif (action := getattr(self, f"_{opcode.lower()}", None)) is not None and opcode in _ACTIONS:
+        elif (
+            action := getattr(self, f"_{opcode.lower()}", None)
+        ) is not None and opcode in _ACTIONS:
             action(argument)
         else:
-            raise self._error(f"its pickle uses the opcode {opcode}, which no state dict needs; nothing was executed")
+            raise self._error(
+                f"its pickle uses the opcode {opcode}, which no state dict needs; nothing was"
+                " executed"
+            )
 
     def _error(self, message: str) -> MalformedFileError:
         return MalformedFileError(message, file=self._file, offset=self.position)
@@ -105,10 +146,12 @@ class _Machine:
         self._stack.append(value)
 
     def _since_mark(self) -> list[Any]:
-        index = next(i for i in range(len(self._stack) - 1, -2, -1) if i < 0 or self._stack[i] is _MARK)
+        index = next(
+            i for i in range(len(self._stack) - 1, -2, -1) if i < 0 or self._stack[i] is _MARK
+        )
         if index < 0:
             raise ValueError("no mark on the stack")
-        items = self._stack[index + 1:]
+        items = self._stack[index + 1 :]
         del self._stack[index:]
         return items
 
@@ -118,7 +161,8 @@ class _Machine:
             raise ValueError("a mark where a value should be")
         return value
 
-    # --- opcodes ------------------------------------------------------------------------------------------------------------------
+    # --- opcodes
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _proto(self, version: int) -> None:
         if not 2 <= version <= 5:
@@ -185,10 +229,14 @@ class _Machine:
             target[key] = value
 
     def _build(self, _) -> None:
-        """Attributes of the object below: a state dict carries `_metadata`, which says nothing about tensors."""
+        """Attributes of the object below: a state dict carries `_metadata`, which says nothing
+        about tensors.
+        """
         self._pop()
         if not isinstance(self._stack[-1], dict):
-            raise self._error(f"its pickle sets attributes of {_kind(self._stack[-1])}; nothing was executed")
+            raise self._error(
+                f"its pickle sets attributes of {_kind(self._stack[-1])}; nothing was executed"
+            )
 
     def _global(self, argument: str) -> None:
         self._name(*argument.split(" ", 1))
@@ -200,13 +248,21 @@ class _Machine:
     def _name(self, module: str, name: str) -> None:
         found = Name(module, name)
         if name not in _NAMES.get(module, ()):
-            what = "a kind of tensor that is not supported" if module.split(".")[0] == "torch" else "which no state dict needs"
+            what = (
+                "a kind of tensor that is not supported"
+                if module.split(".")[0] == "torch"
+                else "which no state dict needs"
+            )
             raise self._error(f"its pickle names {found}, {what}; nothing was executed")
         self._push(found)
 
     def _binpersid(self, _) -> None:
         kind, storage, key, _, numel = _of(tuple, self._pop())
-        dtype = UNTYPED if _of(Name, storage).name == "UntypedStorage" else STORAGE_DTYPES.get(storage.name)
+        dtype = (
+            UNTYPED
+            if _of(Name, storage).name == "UntypedStorage"
+            else STORAGE_DTYPES.get(storage.name)
+        )
         if kind != "storage" or dtype is None or type(numel) is not int or numel < 0:
             raise self._error("its pickle refers to something that is not a storage")
         self._push(Storage(dtype, _of(str, key), numel))
@@ -234,14 +290,21 @@ class _Machine:
 
     def _dtype(self, name: Any) -> str:
         if (found := DTYPES.get(_of(Name, name).name)) is None:
-            raise UnsupportedTypeError(f"has tensors of {name}, which are not supported", file=self._file)
+            raise UnsupportedTypeError(
+                f"has tensors of {name}, which are not supported", file=self._file
+            )
         return found
 
     def _view(self, arguments: tuple, dtype: str | None) -> View:
         storage, offset, shape, strides = arguments
         numbers = [offset, *_of(tuple, shape), *_of(tuple, strides)]
-        if not all(type(number) is int and 0 <= number < 2**62 for number in numbers) or len(shape) != len(strides):
-            raise self._error(f"offset, shape and strides of a tensor are not sizes: {len(shape)} and {len(strides)} dimensions")
+        if not all(type(number) is int and 0 <= number < 2**62 for number in numbers) or len(
+            shape
+        ) != len(strides):
+            raise self._error(
+                f"offset, shape and strides of a tensor are not sizes: {len(shape)} and"
+                f" {len(strides)} dimensions"
+            )
         return View(_of(Storage, storage), dtype or storage.dtype, offset, shape, strides)
 
 
@@ -251,12 +314,64 @@ def _of(kind: type, value: Any) -> Any:
     return value
 
 
-_CONSTANTS = {"NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict,
-              "EMPTY_LIST": list}
-_ARGUMENTS = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
-                        "SHORT_BINSTRING", "BINSTRING"})
-_ACTIONS = frozenset({"PROTO", "FRAME", "MARK", "STOP", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET", "TUPLE", "TUPLE1",
-                      "TUPLE2", "TUPLE3", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD", "GLOBAL", "STACK_GLOBAL", "BINPERSID",
-                      "REDUCE", "NEWOBJ"})
-_NAMES = {"collections": ("OrderedDict",), "torch": (*STORAGE_DTYPES, *DTYPES, "Size"), "torch.storage": ("UntypedStorage",),
-          "torch._utils": ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")}
+_CONSTANTS = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+}
+_ARGUMENTS = frozenset(
+    {
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG1",
+        "LONG4",
+        "BINFLOAT",
+        "BINUNICODE",
+        "SHORT_BINUNICODE",
+        "BINUNICODE8",
+        "SHORT_BINSTRING",
+        "BINSTRING",
+    }
+)
+_ACTIONS = frozenset(
+    {
+        "PROTO",
+        "FRAME",
+        "MARK",
+        "STOP",
+        "BINPUT",
+        "LONG_BINPUT",
+        "MEMOIZE",
+        "BINGET",
+        "LONG_BINGET",
+        "TUPLE",
+        "TUPLE1",
+        "TUPLE2",
+        "TUPLE3",
+        "APPEND",
+        "APPENDS",
+        "SETITEM",
+        "SETITEMS",
+        "BUILD",
+        "GLOBAL",
+        "STACK_GLOBAL",
+        "BINPERSID",
+        "REDUCE",
+        "NEWOBJ",
+    }
+)
+_NAMES = {
+    "collections": ("OrderedDict",),
+    "torch": (*STORAGE_DTYPES, *DTYPES, "Size"),
+    "torch.storage": ("UntypedStorage",),
+    "torch._utils": (
+        "_rebuild_tensor",
+        "_rebuild_tensor_v2",
+        "_rebuild_tensor_v3",
+        "_rebuild_parameter",
+    ),
+}

@@ -1,4 +1,6 @@
-"""Byte-level BPE (GGUF's `gpt2`): tokens and merges of tokenizer.json, the pre-tokenizer's name from its regexes."""
+"""Byte-level BPE (GGUF's `gpt2`): tokens and merges of tokenizer.json, the pre-tokenizer's name
+from its regexes.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,40 @@ from typing import Any
 
 from ...errors import TokenizerError, printable
 from ...formats.gguf.values import Value, ValueType, array, string
-from ...formats.pretokenizers import BYTE_LEVEL_REGEX, DIGIT_RUNS_REGEX, SINGLE_DIGITS_REGEX, check_name, name_of
+from ...formats.pretokenizers import (
+    BYTE_LEVEL_REGEX,
+    DIGIT_RUNS_REGEX,
+    SINGLE_DIGITS_REGEX,
+    check_name,
+    name_of,
+)
 from ..checkpoint.folder import Checkpoint
 from .special import special_tokens
-from .tokens import TokenTable, added_tokens, looks_special, merges_of, named_special_tokens, steps_of, warn_of_normalizer
+from .tokens import (
+    TokenTable,
+    added_tokens,
+    looks_special,
+    merges_of,
+    named_special_tokens,
+    steps_of,
+    warn_of_normalizer,
+)
 
 log = logging.getLogger(__name__)
 
 SPACE = "\u0120"  # how the byte-level alphabet writes a space
 
 
-def byte_level_bpe(checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[str, Any], n_vocab: int,
-                   pre: str | None) -> dict[str, Value]:
-    """Keys below `tokenizer.ggml.` from tokenizer.json and tokenizer_config.json; `pre` names the pre-tokenizer instead of deriving it."""
+def byte_level_bpe(
+    checkpoint: Checkpoint,
+    tokenizer: dict[str, Any],
+    config: dict[str, Any],
+    n_vocab: int,
+    pre: str | None,
+) -> dict[str, Value]:
+    """Keys below `tokenizer.ggml.` from tokenizer.json and tokenizer_config.json; `pre` names the
+    pre-tokenizer instead of deriving it.
+    """
     model = tokenizer["model"]
     _check_normalizer(tokenizer, pre is not None)
     table = TokenTable(n_vocab, checkpoint.config.file)
@@ -29,27 +52,37 @@ def byte_level_bpe(checkpoint: Checkpoint, tokenizer: dict[str, Any], config: di
     named = named_special_tokens(config)
     for number, (token, special) in added_tokens(tokenizer, config).items():
         table.place_added(number, token, special or token in named or looks_special(token))
-    return {"model": string("gpt2"), "pre": string(_pretokenizer_name(tokenizer, pre)), **table.keys(scores=False),
-            "merges": array(ValueType.STRING, merges_of(model, SPACE)),
-            **special_tokens(checkpoint, tokenizer, config, table.ids(), n_vocab)}
+    return {
+        "model": string("gpt2"),
+        "pre": string(_pretokenizer_name(tokenizer, pre)),
+        **table.keys(scores=False),
+        "merges": array(ValueType.STRING, merges_of(model, SPACE)),
+        **special_tokens(checkpoint, tokenizer, config, table.ids(), n_vocab),
+    }
 
 
 def has_byte_level(tokenizer: dict[str, Any]) -> bool:
     """Whether tokenizer.json maps bytes to letters, which marks byte-level BPE."""
-    steps = steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers") + steps_of(tokenizer.get("decoder"), "decoders")
+    steps = steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers") + steps_of(
+        tokenizer.get("decoder"), "decoders"
+    )
     return any(step.get("type") == "ByteLevel" for step in steps)
 
 
 def _check_normalizer(tokenizer: dict[str, Any], pre_given: bool) -> None:
-    """Runtimes take a text as it is: TokenizerError for a normalizer that changes texts, unless the user has named what stands for it.
+    """Runtimes take a text as it is: TokenizerError for a normalizer that changes texts, unless the
+    user has named what stands for it.
 
-    NFC leaves nearly every text as it is, and the names of those who have it (Qwen's) stand for their regexes alone in every runtime.
+    NFC leaves nearly every text as it is, and the names of those who have it (Qwen's) stand for
+    their regexes alone in every runtime.
     """
     kinds = [step.get("type") for step in steps_of(tokenizer.get("normalizer"), "normalizers")]
     other = next((kind for kind in kinds if kind != "NFC"), None)
     if other is not None and not pre_given:
-        raise TokenizerError(f"normalizer step {printable(other)} has no counterpart in GGUF; name the pre-tokenizer with --pre NAME to "
-                             "convert without it")
+        raise TokenizerError(
+            f"normalizer step {printable(other)} has no counterpart in GGUF; name the pre-tokenizer"
+            " with --pre NAME to convert without it"
+        )
     if kinds:
         warn_of_normalizer(kinds)
 
@@ -57,34 +90,50 @@ def _check_normalizer(tokenizer: dict[str, Any], pre_given: bool) -> None:
 def _pretokenizer_name(tokenizer: dict[str, Any], given: str | None) -> str:
     if given is not None:
         return check_name(given)
-    return name_of(split_regexes(tokenizer.get("pre_tokenizer")), ignore_merges=tokenizer["model"].get("ignore_merges") is True)
+    return name_of(
+        split_regexes(tokenizer.get("pre_tokenizer")),
+        ignore_merges=tokenizer["model"].get("ignore_merges") is True,
+    )
 
 
 def split_regexes(pre_tokenizer: Any) -> tuple[str, ...]:
-    """The regexes by which a `pre_tokenizer` entry of tokenizer.json splits. TokenizerError for a step that cannot be written as one."""
+    """The regexes by which a `pre_tokenizer` entry of tokenizer.json splits. TokenizerError for a
+    step that cannot be written as one.
+    """
     regexes = []
     for step in steps_of(pre_tokenizer, "pretokenizers"):
         kind = step.get("type")
         if kind == "Split":
             regexes.append(_split_regex(step))
         elif kind == "Digits":
-            regexes.append(SINGLE_DIGITS_REGEX if step.get("individual_digits") else DIGIT_RUNS_REGEX)
+            regexes.append(
+                SINGLE_DIGITS_REGEX if step.get("individual_digits") else DIGIT_RUNS_REGEX
+            )
         elif kind == "ByteLevel":
             if step.get("use_regex", True):
                 regexes.append(BYTE_LEVEL_REGEX)
             if step.get("add_prefix_space"):
-                log.warning("this tokenizer puts a space before a text; GGUF runtimes do not for this kind of vocabulary")
+                log.warning(
+                    "this tokenizer puts a space before a text; GGUF runtimes do not for this kind"
+                    " of vocabulary"
+                )
         else:
-            raise TokenizerError(f"pre-tokenizer step {printable(kind)} has no counterpart in GGUF; name the pre-tokenizer with --pre NAME")
+            raise TokenizerError(
+                f"pre-tokenizer step {printable(kind)} has no counterpart in GGUF; name the"
+                " pre-tokenizer with --pre NAME"
+            )
     return tuple(regexes)
 
 
 def _split_regex(step: dict[str, Any]) -> str:
     pattern, how = step.get("pattern"), (step.get("behavior"), bool(step.get("invert")))
-    # "Removed" with "invert" keeps the matches: the same pieces, as these regexes match every character.
+    # "Removed" with "invert" keeps the matches: the same pieces, as these regexes match every
+    # character.
     if how not in (("Isolated", False), ("Removed", True)):
-        raise TokenizerError(f"a pre-tokenizer that splits with behavior {printable(how[0])}, invert {how[1]}, has no counterpart in GGUF; "
-                             "name one with --pre NAME")
+        raise TokenizerError(
+            f"a pre-tokenizer that splits with behavior {printable(how[0])}, invert {how[1]}, has"
+            " no counterpart in GGUF; name one with --pre NAME"
+        )
     for kind, regex in (("Regex", str), ("String", re.escape)):
         if isinstance(pattern, dict) and isinstance(pattern.get(kind), str):
             return regex(pattern[kind])

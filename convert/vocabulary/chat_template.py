@@ -1,4 +1,6 @@
-"""Chat templates of a checkpoint -> `tokenizer.chat_template` and, where it has several, `tokenizer.chat_templates`."""
+"""Chat templates of a checkpoint -> `tokenizer.chat_template` and, where it has several,
+`tokenizer.chat_templates`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,12 @@ from ...formats.gguf.values import Value, ValueType, array, string
 from ..checkpoint.folder import Checkpoint
 
 
-def chat_template_metadata(checkpoint: Checkpoint, tokenizer_config: dict[str, Any]) -> dict[str, Value]:
-    """The template in tokenizer_config.json, else in chat_template.jinja or chat_template.json; several by their names, `default` last."""
+def chat_template_metadata(
+    checkpoint: Checkpoint, tokenizer_config: dict[str, Any]
+) -> dict[str, Value]:
+    """The template in tokenizer_config.json, else in chat_template.jinja or chat_template.json;
+    several by their names, `default` last.
+    """
     template = tokenizer_config.get("chat_template")
     if template is None:
         template = _from_files(checkpoint)
@@ -37,15 +43,29 @@ def _from_files(checkpoint: Checkpoint) -> Any:
     if template is None or not folder.is_dir():
         return template
     others = sorted(path.name for path in folder.glob("*.jinja"))
-    return [{"name": "default", "template": template},
-            *({"name": name.removesuffix(".jinja"), "template": checkpoint.text(f"{folder.name}/{name}")} for name in others)]
+    return [
+        {"name": "default", "template": template},
+        *(
+            {
+                "name": name.removesuffix(".jinja"),
+                "template": checkpoint.text(f"{folder.name}/{name}"),
+            }
+            for name in others
+        ),
+    ]
 
 
 def _by_name(checkpoint: Checkpoint, templates: Any) -> dict[str, str]:
     named = {}
     for entry in templates if isinstance(templates, list) else [templates]:
-        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not isinstance(entry.get("template"), str):
-            raise TokenizerError("'chat_template' is neither a text nor a list of named texts",
-                                 file=checkpoint.path / "tokenizer_config.json")
+        if (
+            not isinstance(entry, dict)
+            or not isinstance(entry.get("name"), str)
+            or not isinstance(entry.get("template"), str)
+        ):
+            raise TokenizerError(
+                "'chat_template' is neither a text nor a list of named texts",
+                file=checkpoint.path / "tokenizer_config.json",
+            )
         named[re.sub(r"[^A-Za-z0-9]", "_", entry["name"])] = entry["template"]
     return named

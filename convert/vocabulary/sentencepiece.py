@@ -1,16 +1,17 @@
-"""`tokenizer.model`: a SentencePiece model, read from its bytes (protocol buffer message `ModelProto` of sentencepiece_model.proto).
+"""`tokenizer.model`: a SentencePiece model, read from its bytes (protocol buffer message
+`ModelProto` of sentencepiece_model.proto).
 
-Fields used: ModelProto 1 pieces, 2 trainer_spec, 3 normalizer_spec; SentencePiece 1 piece, 2 score, 3 type (default normal); TrainerSpec
-3 model_type (1 unigram, 2 BPE, 3 word, 4 char); NormalizerSpec 2 precompiled_charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces,
-both true by default.
+Fields used: ModelProto 1 pieces, 2 trainer_spec, 3 normalizer_spec; SentencePiece 1 piece, 2 score,
+3 type (default normal); TrainerSpec 3 model_type (1 unigram, 2 BPE, 3 word, 4 char); NormalizerSpec
+2 precompiled_charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces, both true by default.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator
 
 from ...errors import MalformedFileError, NotFoundError, TruncatedFileError, UnsupportedTypeError
 from .tokens import MAX_TOKENS, NORMAL
@@ -37,11 +38,15 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """The model in `path`. NotFoundError, TruncatedFileError, MalformedFileError with the position; UnsupportedTypeError for word and
-    character models, which GGUF does not know."""
+    """The model in `path`. NotFoundError, TruncatedFileError, MalformedFileError with the position;
+    UnsupportedTypeError for word and character models, which GGUF does not know.
+    """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise MalformedFileError(f"is {path.stat().st_size} bytes long; more than {MAX_FILE_BYTES} are not read", file=path)
+            raise MalformedFileError(
+                f"is {path.stat().st_size} bytes long; more than {MAX_FILE_BYTES} are not read",
+                file=path,
+            )
         data = path.read_bytes()
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror or error}", file=path) from None
@@ -62,10 +67,18 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
         raise message.malformed("has no pieces; it is no SentencePiece model")
     kind = trainer.get(3, UNIGRAM)
     if kind not in (UNIGRAM, BPE):
-        raise UnsupportedTypeError(f"SentencePiece model type {kind} is not known to GGUF; unigram (1) and BPE (2) are", file=path)
+        raise UnsupportedTypeError(
+            f"SentencePiece model type {kind} is not known to GGUF; unigram (1) and BPE (2) are",
+            file=path,
+        )
     charsmap = normalizer.get(2)
-    return SentencePieceModel(pieces, kind, normalizer.get(3, 1) != 0, normalizer.get(4, 1) != 0,
-                              charsmap.bytes() if isinstance(charsmap, _Message) else b"")
+    return SentencePieceModel(
+        pieces,
+        kind,
+        normalizer.get(3, 1) != 0,
+        normalizer.get(4, 1) != 0,
+        charsmap.bytes() if isinstance(charsmap, _Message) else b"",
+    )
 
 
 def _piece(message: _Message) -> Piece:
@@ -88,19 +101,23 @@ def _piece(message: _Message) -> Piece:
 
 
 class _Message:
-    """Bytes [begin, end) of a file as a protocol buffer message, or as a string of bytes: the wire format does not tell them apart."""
+    """Bytes [begin, end) of a file as a protocol buffer message, or as a string of bytes: the wire
+    format does not tell them apart.
+    """
 
     def __init__(self, path: Path, data: bytes, begin: int, end: int):
         self._path, self._data, self._begin, self._end = path, data, begin, end
 
     def bytes(self) -> bytes:
-        return self._data[self._begin:self._end]
+        return self._data[self._begin : self._end]
 
     def malformed(self, problem: str) -> MalformedFileError:
         return MalformedFileError(problem, file=self._path, offset=self._begin)
 
     def fields(self) -> Iterator[tuple[int, object]]:
-        """Field numbers and values: int, float (of 4 bytes), `_Message`. Fields of 8 bytes are passed over."""
+        """Field numbers and values: int, float (of 4 bytes), `_Message`. Fields of 8 bytes are
+        passed over.
+        """
         position = self._begin
         while position < self._end:
             start = position
@@ -121,8 +138,11 @@ class _Message:
                     yield number, struct.unpack_from("<f", self._data, position)[0]
                 position += length
             else:
-                raise MalformedFileError(f"field {number} has wire type {wire}; it is no SentencePiece model", file=self._path,
-                                         offset=start)
+                raise MalformedFileError(
+                    f"field {number} has wire type {wire}; it is no SentencePiece model",
+                    file=self._path,
+                    offset=start,
+                )
 
     def _varint(self, position: int) -> tuple[int, int]:
         value = shift = 0
@@ -135,8 +155,14 @@ class _Message:
                 return value, position
             shift += 7
             if shift > 63:
-                raise MalformedFileError("a number is longer than 64 bits", file=self._path, offset=position)
+                raise MalformedFileError(
+                    "a number is longer than 64 bits", file=self._path, offset=position
+                )
 
     def _check(self, position: int, length: int) -> None:
         if length > self._end - position:
-            raise TruncatedFileError(f"{length} bytes are needed, {self._end - position} follow", file=self._path, offset=position)
+            raise TruncatedFileError(
+                f"{length} bytes are needed, {self._end - position} follow",
+                file=self._path,
+                offset=position,
+            )

@@ -1,4 +1,6 @@
-"""SentencePiece vocabularies: `tokenizer.model` (GGUF's `llama` for BPE, `t5` for unigram), and tokenizer.json files that say the same."""
+"""SentencePiece vocabularies: `tokenizer.model` (GGUF's `llama` for BPE, `t5` for unigram), and
+tokenizer.json files that say the same.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,28 @@ from ...formats.gguf.values import Value, ValueType, array, boolean, string
 from ..checkpoint.folder import Checkpoint
 from .sentencepiece import UNIGRAM, read_sentencepiece
 from .special import special_tokens
-from .tokens import BYTE, TokenTable, added_tokens, looks_special, merges_of, named_special_tokens, steps_of, warn_of_normalizer
+from .tokens import (
+    BYTE,
+    TokenTable,
+    added_tokens,
+    looks_special,
+    merges_of,
+    named_special_tokens,
+    steps_of,
+    warn_of_normalizer,
+)
 
 SPACE = "\u2581"  # how SentencePiece writes a space
 
 
-def sentencepiece_model(checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[str, Any], n_vocab: int) -> dict[str, Value]:
+def sentencepiece_model(
+    checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[str, Any], n_vocab: int
+) -> dict[str, Value]:
     """Keys below `tokenizer.ggml.` from tokenizer.model; `tokenizer` is tokenizer.json or empty.
 
-    Added tokens come from tokenizer_config.json, then added_tokens.json, then, for ids that are still free, tokenizer.json. Without a
-    tokenizer.json the ids of special tokens are those of config.json.
+    Added tokens come from tokenizer_config.json, then added_tokens.json, then, for ids that are
+    still free, tokenizer.json. Without a tokenizer.json the ids of special tokens are those of
+    config.json.
     """
     model = read_sentencepiece(checkpoint.path / "tokenizer.model")
     table = TokenTable(n_vocab, checkpoint.config.file)
@@ -38,42 +52,68 @@ def sentencepiece_model(checkpoint: Checkpoint, tokenizer: dict[str, Any], confi
             table.place_added(number, token, special or looks_special(token))
     keys = {}
     if not model.add_dummy_prefix or isinstance(config.get("add_prefix_space"), bool):
-        keys["add_space_prefix"] = boolean(model.add_dummy_prefix and config.get("add_prefix_space", True))
+        keys["add_space_prefix"] = boolean(
+            model.add_dummy_prefix and config.get("add_prefix_space", True)
+        )
     if model.kind == UNIGRAM:
         keys["remove_extra_whitespaces"] = boolean(model.remove_extra_whitespaces)
         if model.charsmap:
             keys["precompiled_charsmap"] = array(ValueType.UINT8, list(model.charsmap))
     ids = {token: number for number, (token, _) in added.items()}
-    return {"model": string("t5" if model.kind == UNIGRAM else "llama"), "pre": string("default"), **table.keys(scores=True),
-            **special_tokens(checkpoint, tokenizer, config, ids, n_vocab), **keys}
+    return {
+        "model": string("t5" if model.kind == UNIGRAM else "llama"),
+        "pre": string("default"),
+        **table.keys(scores=True),
+        **special_tokens(checkpoint, tokenizer, config, ids, n_vocab),
+        **keys,
+    }
 
 
 def is_sentencepiece_like(tokenizer: dict[str, Any]) -> bool:
-    """Whether tokenizer.json holds BPE over characters with bytes to fall back to, as those made from SentencePiece models do."""
+    """Whether tokenizer.json holds BPE over characters with bytes to fall back to, as those made
+    from SentencePiece models do.
+    """
     model = tokenizer["model"]
     return model.get("type", "BPE") == "BPE" and model.get("byte_fallback") is True
 
 
-def sentencepiece_like(checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[str, Any], n_vocab: int) -> dict[str, Value]:
+def sentencepiece_like(
+    checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[str, Any], n_vocab: int
+) -> dict[str, Value]:
     """Keys below `tokenizer.ggml.` from a tokenizer.json alone.
 
-    A merge is chosen by the score of what it makes, so a token that merge number n makes first gets the score -n, as models that such
-    files were made from have it; the characters come after all merges.
+    A merge is chosen by the score of what it makes, so a token that merge number n makes first gets
+    the score -n, as models that such files were made from have it; the characters come after all
+    merges.
     """
-    if kinds := [step.get("type") for step in steps_of(tokenizer.get("normalizer"), "normalizers") if not _writes_spaces(step)]:
+    if kinds := [
+        step.get("type")
+        for step in steps_of(tokenizer.get("normalizer"), "normalizers")
+        if not _writes_spaces(step)
+    ]:
         warn_of_normalizer(kinds)
     merges = merges_of(tokenizer["model"], SPACE)
     scores: dict[str, float] = {}
     for number, merge in enumerate(merges):
         scores.setdefault(merge.replace(" ", ""), -float(number))
     table = like_table(checkpoint, tokenizer, config, n_vocab, scores, -float(len(merges)))
-    return {"model": string("llama"), "pre": string("default"), **table.keys(scores=True),
-            **special_tokens(checkpoint, tokenizer, config, table.ids(), n_vocab),
-            "add_space_prefix": boolean(_puts_space_first(tokenizer))}
+    return {
+        "model": string("llama"),
+        "pre": string("default"),
+        **table.keys(scores=True),
+        **special_tokens(checkpoint, tokenizer, config, table.ids(), n_vocab),
+        "add_space_prefix": boolean(_puts_space_first(tokenizer)),
+    }
 
 
-def like_table(checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[str, Any], n_vocab: int, scores: dict[str, float],
-               default_score: float) -> TokenTable:
+def like_table(
+    checkpoint: Checkpoint,
+    tokenizer: dict[str, Any],
+    config: dict[str, Any],
+    n_vocab: int,
+    scores: dict[str, float],
+    default_score: float,
+) -> TokenTable:
     """Tokens of such a tokenizer.json: bytes as `<0x41>`, added tokens with their types."""
     table = TokenTable(n_vocab, checkpoint.config.file)
     for token, number in tokenizer["model"]["vocab"].items():
@@ -83,21 +123,37 @@ def like_table(checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[s
             table.place(number, token, score=scores.get(token, default_score))
     named = named_special_tokens(config)
     for number, (token, special) in added_tokens(tokenizer, config).items():
-        table.place_added(number, token, special or token in named or looks_special(token), replace=False)
+        table.place_added(
+            number, token, special or token in named or looks_special(token), replace=False
+        )
     return table
 
 
 def _writes_spaces(step: dict[str, Any]) -> bool:
-    """Whether a normalizer's step does no more than runtimes do too: spaces as U+2581, one of them in front."""
+    """Whether a normalizer's step does no more than runtimes do too: spaces as U+2581, one of them
+    in front.
+    """
     return (step.get("type"), step.get("prepend")) == ("Prepend", SPACE) or (
-        (step.get("type"), step.get("pattern"), step.get("content")) == ("Replace", {"String": " "}, SPACE))
+        (step.get("type"), step.get("pattern"), step.get("content"))
+        == ("Replace", {"String": " "}, SPACE)
+    )
 
 
 def _puts_space_first(tokenizer: dict[str, Any]) -> bool:
-    """Whether a space is put before a text: by a normalizer that prepends one, or by a `Metaspace` step."""
-    if any(step.get("type") == "Prepend" and step.get("prepend") == SPACE for step in steps_of(tokenizer.get("normalizer"), "normalizers")):
+    """Whether a space is put before a text: by a normalizer that prepends one, or by a `Metaspace`
+    step.
+    """
+    if any(
+        step.get("type") == "Prepend" and step.get("prepend") == SPACE
+        for step in steps_of(tokenizer.get("normalizer"), "normalizers")
+    ):
         return True
     for step in steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") == "Metaspace":
-            return step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never") != "never"
+            return (
+                step.get(
+                    "prepend_scheme", "always" if step.get("add_prefix_space", True) else "never"
+                )
+                != "never"
+            )
     return False

@@ -1,8 +1,9 @@
 """`tiktoken.model` (Kimi): byte strings with their ranks -> GGUF's byte-level BPE.
 
-A line holds a token in base64 and its rank, which is its id. There are no merges: a token is made of the two parts that merging its bytes
-by rank ends with. Ids above the ranks are special tokens, named by tokenizer_config.json. What splits a text stands in program code
-beside the file; only for models whose code is known is the pre-tokenizer's name derived.
+A line holds a token in base64 and its rank, which is its id. There are no merges: a token is made
+of the two parts that merging its bytes by rank ends with. Ids above the ranks are special tokens,
+named by tokenizer_config.json. What splits a text stands in program code beside the file; only for
+models whose code is known is the pre-tokenizer's name derived.
 """
 
 from __future__ import annotations
@@ -16,16 +17,31 @@ from ...formats.gguf.values import Value, ValueType, array, string
 from ...formats.pretokenizers import check_name
 from ..checkpoint.folder import Checkpoint
 from .special import special_tokens
-from .tokens import CONTROL, MAX_TOKENS, TokenTable, added_tokens, looks_special, named_special_tokens
+from .tokens import (
+    CONTROL,
+    MAX_TOKENS,
+    TokenTable,
+    added_tokens,
+    looks_special,
+    named_special_tokens,
+)
 
 FILE = "tiktoken.model"
 _MAX_TOKEN_BYTES = 1024
-_PRE_OF_MODEL = {"kimi_k2": "kimi-k2", "kimi_k25": "kimi-k2", "kimi_vl": "kimi-k2"}  # model_type of config.json
+_PRE_OF_MODEL = {
+    "kimi_k2": "kimi-k2",
+    "kimi_k25": "kimi-k2",
+    "kimi_vl": "kimi-k2",
+}  # model_type of config.json
 _RESERVED = 256  # ids that Kimi sets apart for special tokens behind the ranks
 
 
-def tiktoken_bpe(checkpoint: Checkpoint, config: dict[str, Any], n_vocab: int, pre: str | None) -> dict[str, Value]:
-    """Keys below `tokenizer.ggml.`. TokenizerError for a malformed file and where the pre-tokenizer is unknown and not given."""
+def tiktoken_bpe(
+    checkpoint: Checkpoint, config: dict[str, Any], n_vocab: int, pre: str | None
+) -> dict[str, Value]:
+    """Keys below `tokenizer.ggml.`. TokenizerError for a malformed file and where the pre-tokenizer
+    is unknown and not given.
+    """
     ranks = _read_ranks(checkpoint)
     name = check_name(pre) if pre is not None else _known_pre(checkpoint)
     letters = byte_letters()
@@ -38,18 +54,29 @@ def tiktoken_bpe(checkpoint: Checkpoint, config: dict[str, Any], n_vocab: int, p
     for number in range(len(ranks), min(len(ranks) + _RESERVED, n_vocab)):
         if table.is_free(number):
             table.place(number, f"<|reserved_token_{number}|>", CONTROL)
-    merges = [f"{_spelled(a, letters)} {_spelled(b, letters)}" for token, rank in sorted(ranks.items(), key=lambda item: item[1])
-              if len(token) > 1 and (parts := _parts(ranks, token, rank)) is not None for a, b in [parts]]
-    return {"model": string("gpt2"), "pre": string(name), **table.keys(scores=False), "merges": array(ValueType.STRING, merges),
-            **special_tokens(checkpoint, {}, config, table.ids(), n_vocab)}
+    merges = [
+        f"{_spelled(a, letters)} {_spelled(b, letters)}"
+        for token, rank in sorted(ranks.items(), key=lambda item: item[1])
+        if len(token) > 1 and (parts := _parts(ranks, token, rank)) is not None
+        for a, b in [parts]
+    ]
+    return {
+        "model": string("gpt2"),
+        "pre": string(name),
+        **table.keys(scores=False),
+        "merges": array(ValueType.STRING, merges),
+        **special_tokens(checkpoint, {}, config, table.ids(), n_vocab),
+    }
 
 
 def _known_pre(checkpoint: Checkpoint) -> str:
     for config in (checkpoint.config, checkpoint.config.of_text()):
         if (found := _PRE_OF_MODEL.get(config.string("model_type", default=""))) is not None:
             return found
-    raise TokenizerError("how texts are split is program code, not data, in this kind of vocabulary; name the pre-tokenizer with "
-                         "--pre NAME")
+    raise TokenizerError(
+        "how texts are split is program code, not data, in this kind of vocabulary; name the"
+        " pre-tokenizer with --pre NAME"
+    )
 
 
 def _read_ranks(checkpoint: Checkpoint) -> dict[bytes, int]:
@@ -60,11 +87,17 @@ def _read_ranks(checkpoint: Checkpoint) -> dict[bytes, int]:
             continue
         parts = line.split()
         try:
-            token, rank = base64.b64decode(parts[0], validate=True), int(parts[1]) if len(parts) == 2 and len(parts[1]) < 10 else -1
+            token, rank = (
+                base64.b64decode(parts[0], validate=True),
+                (int(parts[1]) if len(parts) == 2 and len(parts[1]) < 10 else -1),
+            )
         except (binascii.Error, ValueError):
             token, rank = b"", -1
         if not 0 < len(token) <= _MAX_TOKEN_BYTES or not 0 <= rank < MAX_TOKENS or token in ranks:
-            raise TokenizerError(f"line {number + 1}, {printable(line, 60)}, is not a new token in base64 and its rank")
+            raise TokenizerError(
+                f"line {number + 1}, {printable(line, 60)}, is not a new token in base64 and its"
+                " rank"
+            )
         ranks[token] = rank
     if not ranks or sorted(ranks.values()) != list(range(len(ranks))):
         raise TokenizerError(f"its {len(ranks)} ranks do not count up from 0")
@@ -72,18 +105,24 @@ def _read_ranks(checkpoint: Checkpoint) -> dict[bytes, int]:
 
 
 def _parts(ranks: dict[bytes, int], token: bytes, limit: int) -> tuple[bytes, bytes] | None:
-    """The last two parts when the bytes of `token` are merged, lowest rank first, by ranks below `limit`; None if it ends with others."""
-    parts = [token[i:i + 1] for i in range(len(token))]
+    """The last two parts when the bytes of `token` are merged, lowest rank first, by ranks below
+    `limit`; None if it ends with others.
+    """
+    parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
-        rank, at = min((ranks.get(a + b, limit), i) for i, (a, b) in enumerate(zip(parts, parts[1:])))
+        rank, at = min(
+            (ranks.get(a + b, limit), i) for i, (a, b) in enumerate(zip(parts, parts[1:]))
+        )
         if rank >= limit:
             return None
-        parts[at:at + 2] = [parts[at] + parts[at + 1]]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts[0], parts[1]
 
 
 def byte_letters() -> list[str]:
-    """The letter that byte-level BPE writes for each byte: itself where it is printable Latin-1, else the next from U+0100 on."""
+    """The letter that byte-level BPE writes for each byte: itself where it is printable Latin-1,
+    else the next from U+0100 on.
+    """
     printable_bytes = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable_bytes else next(others)) for byte in range(256)]

@@ -1,39 +1,46 @@
-"""Tokenizer files of a checkpoint -> the `tokenizer.*` keys of a GGUF file. One file per kind of vocabulary: `vocabulary_<kind>.py`.
+"""Tokenizer files of a checkpoint -> the `tokenizer.*` keys of a GGUF file. One file per kind of
+vocabulary: `vocabulary_<kind>.py`.
 
-What decides the kind: byte-level BPE in tokenizer.json; else tokenizer.model (SentencePiece); else a tokenizer.json made from one, or
-WordPiece; else tiktoken.model.
+What decides the kind: byte-level BPE in tokenizer.json; else tokenizer.model (SentencePiece); else
+a tokenizer.json made from one, or WordPiece; else tiktoken.model.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from ...errors import TokenizerError, printable
 from ...formats.gguf.values import Value
-from .chat_template import chat_template_metadata
 from ..checkpoint.folder import Checkpoint
 from .bpe import byte_level_bpe, has_byte_level
+from .chat_template import chat_template_metadata
 from .spm import is_sentencepiece_like, sentencepiece_like, sentencepiece_model
-from .tiktoken import FILE as TIKTOKEN_FILE, tiktoken_bpe
+from .tiktoken import FILE as TIKTOKEN_FILE
+from .tiktoken import tiktoken_bpe
 from .wordpiece import is_wordpiece, wordpiece
 
 # (checkpoint, tokenizer.json, tokenizer_config.json, n_vocab) -> keys below `tokenizer.ggml.`
 Reader = Callable[[Checkpoint, dict[str, Any], dict[str, Any], int], dict[str, Value]]
 
 
-def vocabulary_metadata(checkpoint: Checkpoint, n_vocab: int, pre: str | None = None, reader: Reader | None = None) -> dict[str, Value]:
+def vocabulary_metadata(
+    checkpoint: Checkpoint, n_vocab: int, pre: str | None = None, reader: Reader | None = None
+) -> dict[str, Value]:
     """All `tokenizer.*` keys of the checkpoint. `n_vocab` rows of the embedding need a token each.
 
-    `pre` names the pre-tokenizer instead of deriving it; `reader` reads a kind that only one family has, from tokenizer.json.
-    TokenizerError for a vocabulary of another kind, for ids beyond `n_vocab` or used twice, for malformed merges, and for an unknown
-    pre-tokenizer.
+    `pre` names the pre-tokenizer instead of deriving it; `reader` reads a kind that only one family
+    has, from tokenizer.json. TokenizerError for a vocabulary of another kind, for ids beyond
+    `n_vocab` or used twice, for malformed merges, and for an unknown pre-tokenizer.
     """
     file = checkpoint.path / "tokenizer.json"
     model_file = checkpoint.path / "tokenizer.model"
     tokenizer = checkpoint.json("tokenizer.json")
     config = checkpoint.json("tokenizer_config.json") or {}
     try:
-        if tokenizer is not None and (reader is not None or not model_file.exists() or has_byte_level(tokenizer)):
+        if tokenizer is not None and (
+            reader is not None or not model_file.exists() or has_byte_level(tokenizer)
+        ):
             keys = _from_json(checkpoint, tokenizer, config, n_vocab, pre, reader)
         elif reader is None and model_file.exists():
             file = model_file
@@ -47,21 +54,40 @@ def vocabulary_metadata(checkpoint: Checkpoint, n_vocab: int, pre: str | None = 
     except TokenizerError as error:
         error.file = error.file or file
         raise
-    return {**{f"tokenizer.ggml.{key}": value for key, value in keys.items()}, **chat_template_metadata(checkpoint, config)}
+    return {
+        **{f"tokenizer.ggml.{key}": value for key, value in keys.items()},
+        **chat_template_metadata(checkpoint, config),
+    }
 
 
-def _from_json(checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[str, Any], n_vocab: int, pre: str | None,
-               reader: Reader | None) -> dict[str, Value]:
+def _from_json(
+    checkpoint: Checkpoint,
+    tokenizer: dict[str, Any],
+    config: dict[str, Any],
+    n_vocab: int,
+    pre: str | None,
+    reader: Reader | None,
+) -> dict[str, Value]:
     if reader is None and is_wordpiece(tokenizer):
         return wordpiece(checkpoint, tokenizer, config, n_vocab, pre)
     model = tokenizer.get("model")
-    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
+    if (
+        not isinstance(model, dict)
+        or model.get("type", "BPE") != "BPE"
+        or not isinstance(model.get("vocab"), dict)
+    ):
         kind = model.get("type") if isinstance(model, dict) else None
-        raise TokenizerError(f"vocabularies of type {printable(kind)} are not supported yet; BPE, SentencePiece and WordPiece are")
+        raise TokenizerError(
+            f"vocabularies of type {printable(kind)} are not supported yet; BPE, SentencePiece and"
+            " WordPiece are"
+        )
     if reader is not None:
         return reader(checkpoint, tokenizer, config, n_vocab)
     if is_sentencepiece_like(tokenizer) and not has_byte_level(tokenizer):
         return sentencepiece_like(checkpoint, tokenizer, config, n_vocab)
     if is_sentencepiece_like(tokenizer) == has_byte_level(tokenizer):
-        raise TokenizerError("is neither byte-level BPE nor BPE that falls back to bytes; other kinds are not supported yet")
+        raise TokenizerError(
+            "is neither byte-level BPE nor BPE that falls back to bytes; other kinds are not"
+            " supported yet"
+        )
     return byte_level_bpe(checkpoint, tokenizer, config, n_vocab, pre)

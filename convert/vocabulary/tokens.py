@@ -1,4 +1,6 @@
-"""What vocabularies of all kinds share: the list of tokens with types and scores, added tokens, tokens that have a role."""
+"""What vocabularies of all kinds share: the list of tokens with types and scores, added tokens,
+tokens that have a role.
+"""
 
 from __future__ import annotations
 
@@ -13,47 +15,85 @@ from ...formats.gguf.values import Value, ValueType, array
 log = logging.getLogger(__name__)
 
 MAX_TOKENS = 1 << 24
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types of GGUF, and of SentencePiece's pieces
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+)  # token types of GGUF, and of SentencePiece's pieces
 UNUSED_SCORE = -10000.0
 ADDED_SCORE = -1000.0
 
 
 class TokenTable:
-    """A slot for each of the `n_vocab` rows of the embedding. TokenizerError for ids beyond it or used twice."""
+    """A slot for each of the `n_vocab` rows of the embedding. TokenizerError for ids beyond it or
+    used twice.
+    """
 
     def __init__(self, n_vocab: int, config_file: Path):
         if n_vocab > MAX_TOKENS:
-            raise TokenizerError(f"key 'vocab_size' is {n_vocab}; more than {MAX_TOKENS} tokens are not read", file=config_file)
+            raise TokenizerError(
+                f"key 'vocab_size' is {n_vocab}; more than {MAX_TOKENS} tokens are not read",
+                file=config_file,
+            )
         self._slots: list[str | None] = [None] * n_vocab
         self.types = [UNUSED] * n_vocab
         self.scores = [UNUSED_SCORE] * n_vocab
 
-    def place(self, number: object, token: str, type: int = NORMAL, score: float = 0.0, *, replace: bool = False) -> None:
-        """`replace`: another token may have been there, as added tokens may stand in for one of the model's."""
+    def place(
+        self,
+        number: object,
+        token: str,
+        type: int = NORMAL,
+        score: float = 0.0,
+        *,
+        replace: bool = False,
+    ) -> None:
+        """`replace`: another token may have been there, as added tokens may stand in for one of the
+        model's.
+        """
         n_vocab = len(self._slots)
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < n_vocab:
-            raise TokenizerError(f"token '{printable(token)}' has id {printable(number)}; config.json has vocab_size {n_vocab}")
+            raise TokenizerError(
+                f"token '{printable(token)}' has id {printable(number)}; config.json has vocab_size"
+                f" {n_vocab}"
+            )
         if not replace and self._slots[number] not in (None, token):
-            raise TokenizerError(f"id {number} is that of '{printable(self._slots[number])}' and of '{printable(token)}'")
+            raise TokenizerError(
+                f"id {number} is that of '{printable(self._slots[number])}' and of"
+                f" '{printable(token)}'"
+            )
         try:
             token.encode()
         except UnicodeEncodeError:
             raise TokenizerError(f"token {number} is not valid Unicode") from None
         self._slots[number], self.types[number], self.scores[number] = token, type, score
 
-    def place_added(self, number: object, token: str, control: bool, *, replace: bool = False) -> None:
-        """An added token: control, or defined by the user, whose spaces are then written as they are."""
-        self.place(number, token, CONTROL if control else USER_DEFINED, ADDED_SCORE, replace=replace)
+    def place_added(
+        self, number: object, token: str, control: bool, *, replace: bool = False
+    ) -> None:
+        """An added token: control, or defined by the user, whose spaces are then written as they
+        are.
+        """
+        self.place(
+            number, token, CONTROL if control else USER_DEFINED, ADDED_SCORE, replace=replace
+        )
         if not control:
             self._slots[number] = token.replace("\u2581", " ")
 
     def is_free(self, number: object) -> bool:
-        return type(number) is int and 0 <= number < len(self._slots) and self._slots[number] is None
+        return (
+            type(number) is int and 0 <= number < len(self._slots) and self._slots[number] is None
+        )
 
     @property
     def tokens(self) -> list[str]:
         """All tokens, those of free slots named `[PAD<id>]`."""
-        return [f"[PAD{number}]" if token is None else token for number, token in enumerate(self._slots)]
+        return [
+            f"[PAD{number}]" if token is None else token for number, token in enumerate(self._slots)
+        ]
 
     def ids(self) -> dict[str, int]:
         """Token -> its first id."""
@@ -74,29 +114,54 @@ def added_tokens(tokenizer: dict[str, Any], config: dict[str, Any]) -> dict[int,
     if not isinstance(entries, list) or not isinstance(decoder, dict):
         raise TokenizerError("added tokens are not listed as expected")
     found = {}
-    for number, entry in [*((e.get("id") if isinstance(e, dict) else None, e) for e in entries), *decoder.items()]:
+    for number, entry in [
+        *((e.get("id") if isinstance(e, dict) else None, e) for e in entries),
+        *decoder.items(),
+    ]:
         if isinstance(number, str) and number.isdecimal() and len(number) < 10:
             number = int(number)
-        if type(number) is not int or not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+        if (
+            type(number) is not int
+            or not isinstance(entry, dict)
+            or not isinstance(entry.get("content"), str)
+        ):
             raise TokenizerError(f"added token {printable(entry)} lacks an id or its content")
         found[number] = (entry["content"], entry.get("special") is True)
     return found
 
 
 def named_special_tokens(config: dict[str, Any]) -> set[str]:
-    """Tokens that tokenizer_config.json gives a role; transformers treats them as special whatever their own entry says."""
-    roles = [value for key, value in config.items() if key.endswith("_token") and not key.startswith("add_")]
+    """Tokens that tokenizer_config.json gives a role; transformers treats them as special whatever
+    their own entry says.
+    """
+    roles = [
+        value
+        for key, value in config.items()
+        if key.endswith("_token") and not key.startswith("add_")
+    ]
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens")
-    extra = extra if isinstance(extra, list) else list(extra.values()) if isinstance(extra, dict) else []
+    extra = (
+        extra
+        if isinstance(extra, list)
+        else list(extra.values())
+        if isinstance(extra, dict)
+        else []
+    )
     return {content for item in [*roles, *extra] if (content := content_of(item))}
 
 
 def merges_of(model: dict[str, Any], space: str) -> list[str]:
-    """`a b` per merge. Newer files hold pairs; a space inside a part is then written as this alphabet writes it: `space`."""
+    """`a b` per merge. Newer files hold pairs; a space inside a part is then written as this
+    alphabet writes it: `space`.
+    """
     merges, stored = [], model.get("merges") or []
     for merge in stored if isinstance(stored, list) else [stored]:
         parts = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
+        if (
+            not isinstance(parts, list)
+            or len(parts) != 2
+            or not all(isinstance(part, str) and part for part in parts)
+        ):
             raise TokenizerError(f"merge {len(merges)}, {printable(merge)}, is not two parts")
         merges.append(" ".join(part.replace(" ", space) for part in parts))
     return merges
@@ -110,8 +175,12 @@ def content_of(entry: Any) -> str | None:
 
 
 def looks_special(token: str) -> bool:
-    """Whether a token that is not marked special is one by its look, as `<|...|>` and `<unused7>` are."""
-    return token in ("<pad>", "<mask>", "<2mass>", "[@BOS@]") or bool(re.fullmatch(r"<\|.*\|>|<｜.*｜>|<unused.*", token, re.DOTALL))
+    """Whether a token that is not marked special is one by its look, as `<|...|>` and `<unused7>`
+    are.
+    """
+    return token in ("<pad>", "<mask>", "<2mass>", "[@BOS@]") or bool(
+        re.fullmatch(r"<\|.*\|>|<｜.*｜>|<unused.*", token, re.DOTALL)
+    )
 
 
 def steps_of(entry: Any, parts: str) -> list[dict[str, Any]]:
@@ -121,9 +190,18 @@ def steps_of(entry: Any, parts: str) -> list[dict[str, Any]]:
     if entry.get("type") != "Sequence":
         return [entry]
     inner = entry.get(parts)
-    return [step for item in (inner if isinstance(inner, list) else []) for step in ([item] if isinstance(item, dict) else [])]
+    return [
+        step
+        for item in (inner if isinstance(inner, list) else [])
+        for step in ([item] if isinstance(item, dict) else [])
+    ]
 
 
 def warn_of_normalizer(kinds: list[Any]) -> None:
-    """Say that steps of a normalizer are left out, as the kind of vocabulary has no place for them in GGUF."""
-    log.warning("this tokenizer normalizes texts (%s); GGUF runtimes do not for this kind of vocabulary", ", ".join(map(printable, kinds)))
+    """Say that steps of a normalizer are left out, as the kind of vocabulary has no place for them
+    in GGUF.
+    """
+    log.warning(
+        "this tokenizer normalizes texts (%s); GGUF runtimes do not for this kind of vocabulary",
+        ", ".join(map(printable, kinds)),
+    )

@@ -18,27 +18,57 @@ def is_wordpiece(tokenizer: dict[str, Any]) -> bool:
     return isinstance(model, dict) and model.get("type") == "WordPiece"
 
 
-def wordpiece(checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[str, Any], n_vocab: int, pre: str | None) -> dict[str, Value]:
-    """Keys below `tokenizer.ggml.` from tokenizer.json: `##ing` becomes `ing`, `ing` becomes `▁ing`, control tokens stay.
+def wordpiece(
+    checkpoint: Checkpoint,
+    tokenizer: dict[str, Any],
+    config: dict[str, Any],
+    n_vocab: int,
+    pre: str | None,
+) -> dict[str, Value]:
+    """Keys below `tokenizer.ggml.` from tokenizer.json: `##ing` becomes `ing`, `ing` becomes
+    `▁ing`, control tokens stay.
 
-    `token_type_count` is the number of segments that the model tells apart, `type_vocab_size` of config.json.
+    `token_type_count` is the number of segments that the model tells apart, `type_vocab_size` of
+    config.json.
     """
     model = tokenizer["model"]
     prefix = model.get("continuing_subword_prefix")
     if not isinstance(model.get("vocab"), dict) or not isinstance(prefix, str) or not prefix:
-        raise TokenizerError(f"a WordPiece model needs 'vocab' and 'continuing_subword_prefix', which is {printable(prefix)}")
+        raise TokenizerError(
+            "a WordPiece model needs 'vocab' and 'continuing_subword_prefix', which is"
+            f" {printable(prefix)}"
+        )
     named = named_special_tokens(config)
     added = added_tokens(tokenizer, config)
-    control = {number for number, (token, special) in added.items() if special or token in named or looks_special(token)}
+    control = {
+        number
+        for number, (token, special) in added.items()
+        if special or token in named or looks_special(token)
+    }
     table = TokenTable(n_vocab, checkpoint.config.file)
     ids: dict[str, int] = {}
-    for token, number in [*model["vocab"].items(), *((token, number) for number, (token, _) in added.items())]:
+    for token, number in [
+        *model["vocab"].items(),
+        *((token, number) for number, (token, _) in added.items()),
+    ]:
         if ids.setdefault(token, number) != number:
-            raise TokenizerError(f"token '{printable(token)}' has the ids {printable(ids[token])} and {printable(number)}")
+            raise TokenizerError(
+                f"token '{printable(token)}' has the ids {printable(ids[token])} and"
+                f" {printable(number)}"
+            )
         if number in control:
             table.place(number, token, CONTROL)
         else:
-            table.place(number, token.removeprefix(prefix) if token.startswith(prefix) else _WORD_START + token, NORMAL)
+            table.place(
+                number,
+                token.removeprefix(prefix) if token.startswith(prefix) else _WORD_START + token,
+                NORMAL,
+            )
     segments = checkpoint.config.of_text().integer("type_vocab_size", default=1)
-    return {"token_type_count": u32(segments), "model": string("bert"), "pre": string(pre or "default"), **table.keys(scores=False),
-            **special_tokens(checkpoint, tokenizer, config, ids, n_vocab)}
+    return {
+        "token_type_count": u32(segments),
+        "model": string("bert"),
+        "pre": string(pre or "default"),
+        **table.keys(scores=False),
+        **special_tokens(checkpoint, tokenizer, config, ids, n_vocab),
+    }

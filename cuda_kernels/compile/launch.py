@@ -3,10 +3,11 @@
     kernel = function(SPEC, "dequantize_bf16", weights.device)
     launch(kernel, grid, 256, weights, out, np.int64(rows), np.int32(cols))
 
-A launch does not synchronize and allocates nothing, so it can be captured into a torch.cuda.CUDAGraph. With `pdl=True` the kernel may
-start before the one in front of it has ended (programmatic dependent launch): it must execute `griddepcontrol.wait` before it
-touches what that one writes, and on architectures before sm_90 the flag is left out. IQFORGE_PDL=0 leaves it out everywhere, to
-compare.
+A launch does not synchronize and allocates nothing, so it can be captured into a
+torch.cuda.CUDAGraph. With `pdl=True` the kernel may start before the one in front of it has ended
+(programmatic dependent launch): it must execute `griddepcontrol.wait` before it touches what that
+one writes, and on architectures before sm_90 the flag is left out. IQFORGE_PDL=0 leaves it out
+everywhere, to compare.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def device_index(device: torch.device | int | str) -> int:
 
 
 def function(spec: KernelSpec, name: str, device: torch.device | int | str) -> object:
-    """The kernel `name` of `spec` on a device, a cuda.core.Kernel. Compiled and loaded on first use, then kept."""
+    """The kernel `name` of `spec` on a device, a cuda.core.Kernel. Compiled and loaded on first
+    use, then kept.
+    """
     return _function(spec, name, device_index(device))
 
 
@@ -56,19 +59,29 @@ def _function(spec: KernelSpec, name: str, device: int) -> object:
         torch.cuda.current_stream()  # torch makes the context
         Device(device).set_current()
         kernel = _module(spec, device).get_kernel(name)
-        # All kernels ask for the same division of a multiprocessor's memory into L1 and shared memory. Where two that follow one another
-        # want different ones, the second waits until every block of the first has left the multiprocessor.
+        # All kernels ask for the same division of a multiprocessor's memory into L1 and shared
+        # memory. Where two that follow one another want different ones, the second waits until
+        # every block of the first has left the multiprocessor.
         _set_attribute(kernel, "PREFERRED_SHARED_MEMORY_CARVEOUT", 100, device)
         return kernel
 
 
-def launch(kernel: object, grid: int | tuple[int, ...], block: int | tuple[int, ...], *args: object, shared: int = 0, pdl: bool = False,
-           cluster: int | tuple[int, ...] | None = None, cooperative: bool = False) -> None:
+def launch(
+    kernel: object,
+    grid: int | tuple[int, ...],
+    block: int | tuple[int, ...],
+    *args: object,
+    shared: int = 0,
+    pdl: bool = False,
+    cluster: int | tuple[int, ...] | None = None,
+    cooperative: bool = False,
+) -> None:
     """Launch on torch's current stream of the current device.
 
-    args: tensors (passed as pointers; they must be on the current device), numpy scalars (passed by value, in their own width), None
-    (a null pointer), or what else cuda.core takes (tensor maps). shared: bytes of dynamic shared memory. cluster: blocks
-    per cluster; `grid` counts blocks nevertheless. DeviceError if the launch is refused.
+    args: tensors (passed as pointers; they must be on the current device), numpy scalars (passed by
+    value, in their own width), None (a null pointer), or what else cuda.core takes (tensor maps).
+    shared: bytes of dynamic shared memory. cluster: blocks per cluster; `grid` counts blocks
+    nevertheless. DeviceError if the launch is refused.
     """
     from cuda.core import launch as start
 
@@ -76,13 +89,22 @@ def launch(kernel: object, grid: int | tuple[int, ...], block: int | tuple[int, 
     if shared > _SHARED_BY_DEFAULT:
         _allow_shared(kernel, shared)
     overlapping = pdl and _overlaps(stream.device_index)
-    config = _config(_triple(grid), _triple(block), shared, overlapping, cluster and _triple(cluster), cooperative)
+    config = _config(
+        _triple(grid),
+        _triple(block),
+        shared,
+        overlapping,
+        cluster and _triple(cluster),
+        cooperative,
+    )
     try:
         start(_stream(stream.cuda_stream), config, kernel, *map(_argument, args))
     except Exception as error:
         if type(error).__name__ != "CUDAError":  # cuda.core does not export it
             raise
-        raise DeviceError(f"cuda:{stream.device_index}: a kernel could not be launched: {error}") from error
+        raise DeviceError(
+            f"cuda:{stream.device_index}: a kernel could not be launched: {error}"
+        ) from error
 
 
 def _argument(value: object) -> object:
@@ -90,8 +112,12 @@ def _argument(value: object) -> object:
         return value.data_ptr()
     if value is None:
         return 0
-    if isinstance(value, (int, float)) and not isinstance(value, np.generic):  # bool too; np.float64 is a float
-        raise TypeError("a number for a kernel has to be a numpy scalar, as its width is taken from it")
+    if isinstance(value, (int, float)) and not isinstance(
+        value, np.generic
+    ):  # bool too; np.float64 is a float
+        raise TypeError(
+            "a number for a kernel has to be a numpy scalar, as its width is taken from it"
+        )
     return value
 
 
@@ -100,21 +126,33 @@ def _triple(size: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _config(grid: tuple, block: tuple, shared: int, pdl: bool, cluster: tuple | None, cooperative: bool) -> object:
+def _config(
+    grid: tuple, block: tuple, shared: int, pdl: bool, cluster: tuple | None, cooperative: bool
+) -> object:
     from cuda.core import LaunchConfig
 
     options = {}
     if cluster:
         cluster = cluster + (1,) * (len(grid) - len(cluster))
-        grid = tuple(n // c for n, c in zip(grid, cluster, strict=True))  # cuda.core counts clusters
+        grid = tuple(
+            n // c for n, c in zip(grid, cluster, strict=True)
+        )  # cuda.core counts clusters
         options["cluster"] = cluster
-    return LaunchConfig(grid=grid, block=block, shmem_size=shared, is_cooperative=cooperative,
-                        programmatic_stream_serialization=pdl, **options)
+    return LaunchConfig(
+        grid=grid,
+        block=block,
+        shmem_size=shared,
+        is_cooperative=cooperative,
+        programmatic_stream_serialization=pdl,
+        **options,
+    )
 
 
 @functools.cache
 def _overlaps(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0) and os.environ.get("IQFORGE_PDL") != "0"
+    return (
+        torch.cuda.get_device_capability(device) >= (9, 0) and os.environ.get("IQFORGE_PDL") != "0"
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -137,6 +175,13 @@ def _allow_shared(kernel: object, shared: int) -> None:
 def _set_attribute(kernel: object, name: str, value: int, device: int) -> None:
     from cuda.bindings import driver  # cuda.core can set attributes only in its newest versions
 
-    (error,) = driver.cuKernelSetAttribute(getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}"), value, kernel.handle, device)
+    (error,) = driver.cuKernelSetAttribute(
+        getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}"),
+        value,
+        kernel.handle,
+        device,
+    )
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"cuda:{device}: a kernel cannot have {name.lower()} {value}: {error.name}")
+        raise DeviceError(
+            f"cuda:{device}: a kernel cannot have {name.lower()} {value}: {error.name}"
+        )

@@ -1,19 +1,24 @@
-"""Compiles the plain functions of codecs and searches for CUDA devices, rounding exactly where the CPU rounds.
+"""Compiles the plain functions of codecs and searches for CUDA devices, rounding exactly where the
+CPU rounds.
 
-The functions are those that `kernel.py` compiles for the CPU, with the same bound names: `on_device` copies a function and,
-through its globals, everything it calls. Three things would make a GPU compute other bytes, and are dealt with here:
+The functions are those that `kernel.py` compiles for the CPU, with the same bound names:
+`on_device` copies a function and, through its globals, everything it calls. Three things would make
+a GPU compute other bytes, and are dealt with here:
 
-- NVVM joins `a*b + c` into one rounding unless told not to. numba-cuda has no option for it, so `compile_kernel` sets NVVM's
-  `fma` option while it compiles, and then reads the PTX: an instruction that is not IEEE-rounded step by step is an error.
-- numba-cuda's float `min` and `max` are the hardware's, which drop a NaN; Python's (and numba's on the CPU) keep or drop it
-  by its place. The copies get a `min` and `max` of two arguments with Python's meaning.
+- NVVM joins `a*b + c` into one rounding unless told not to. numba-cuda has no option for it, so
+  `compile_kernel` sets NVVM's `fma` option while it compiles, and then reads the PTX: an
+  instruction that is not IEEE-rounded step by step is an error.
+- numba-cuda's float `min` and `max` are the hardware's, which drop a NaN; Python's (and numba's on
+  the CPU) keep or drop it by its place. The copies get a `min` and `max` of two arguments with
+  Python's meaning.
 - `np.floor` and `np.sqrt` of a float32 are missing in numba-cuda; they are added, IEEE-rounded.
 
-Tables that the functions see as constants go to global memory where they are not small: constant memory serves one address at
-a time, and the threads of a warp look into a table at different places.
+Tables that the functions see as constants go to global memory where they are not small: constant
+memory serves one address at a time, and the threads of a warp look into a table at different
+places.
 
-Division is IEEE-rounded by default and subnormals are kept, on both machines.
-numba-cuda is the extra `iqforge[cuda]`; this module is imported only where a CUDA device is asked for.
+Division is IEEE-rounded by default and subnormals are kept, on both machines. numba-cuda is the
+extra `iqforge[cuda]`; this module is imported only where a CUDA device is asked for.
 """
 
 from __future__ import annotations
@@ -31,8 +36,11 @@ import numpy as np
 from ...errors import DeviceError, UsageError
 from ...formats.kernel import sources_digest
 
-# PTX that rounds once where the source rounds twice, approximates, flushes subnormals, or lets the assembler choose.
-_INEXACT = re.compile(r"\b(?:fma|mad)\.(?:[a-z]+\.)*f(?:16|32|64)\b|\.approx\b|\.ftz\b|\b(?:add|sub|mul)\.f(?:32|64)\b")
+# PTX that rounds once where the source rounds twice, approximates, flushes subnormals, or lets the
+# assembler choose.
+_INEXACT = re.compile(
+    r"\b(?:fma|mad)\.(?:[a-z]+\.)*f(?:16|32|64)\b|\.approx\b|\.ftz\b|\b(?:add|sub|mul)\.f(?:32|64)\b"
+)
 _LARGE_CONSTANT = 128  # bytes
 _compiling = threading.local()
 
@@ -45,7 +53,10 @@ def cuda_module() -> types.ModuleType:
     from numba import cuda
 
     if not cuda.is_available():
-        raise UsageError("no CUDA device was found (no NVIDIA GPU, no driver, or CUDA's libraries cannot be loaded)")
+        raise UsageError(
+            "no CUDA device was found (no NVIDIA GPU, no driver, or CUDA's libraries cannot be"
+            " loaded)"
+        )
     _prepare()
     return cuda
 
@@ -59,7 +70,9 @@ def named_errors(device: str) -> Iterator[None]:
     try:
         yield
     except (CudaDriverError, CUDAError, MemoryError) as error:
-        raise DeviceError(f"{device}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+        raise DeviceError(
+            f"{device}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from error
 
 
 def device_number(device: str) -> int:
@@ -83,7 +96,9 @@ def _exact_max(a, b):
 
 @functools.cache
 def _prepare() -> dict[str, Callable]:
-    """Teach numba-cuda what it lacks, once; returns what copied functions get under other functions' names."""
+    """Teach numba-cuda what it lacks, once; returns what copied functions get under other
+    functions' names.
+    """
     from llvmlite import ir
     from numba.core import cgutils
     from numba.core import types as numba_types
@@ -96,7 +111,9 @@ def _prepare() -> dict[str, Callable]:
         @lower_builtin(function, numba_types.float32)
         def implementation(context, builder, sig, args):
             kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
-            return builder.call(cgutils.get_or_insert_function(builder.module, kind, intrinsic), args)
+            return builder.call(
+                cgutils.get_or_insert_function(builder.module, kind, intrinsic), args
+            )
 
     lower(np.floor, "llvm.floor.f32")
     lower(np.sqrt, "llvm.nvvm.sqrt.rn.f")
@@ -133,17 +150,24 @@ def _inlined(function: Callable) -> Callable:
 
 @functools.cache
 def on_device(function: Callable) -> Callable:
-    """`function` (plain, or compiled for the CPU) callable from CUDA kernels; calls of compiled functions are copied along.
+    """`function` (plain, or compiled for the CPU) callable from CUDA kernels; calls of compiled
+    functions are copied along.
 
-    A compiled function may have a `device_form`, another one with the same results that suits a GPU better: that is copied then.
+    A compiled function may have a `device_form`, another one with the same results that suits a GPU
+    better: that is copied then.
     """
     function = getattr(function, "device_form", function)
     function = getattr(function, "py_func", function)
     used = {name: function.__globals__.get(name) for name in function.__code__.co_names}
     exact = {name: value for name, value in _prepare().items() if name in used}
     copied = {name: on_device(value) for name, value in used.items() if hasattr(value, "py_func")}
-    copy = types.FunctionType(function.__code__, function.__globals__ | exact | copied, function.__name__,
-                              function.__defaults__, function.__closure__)
+    copy = types.FunctionType(
+        function.__code__,
+        function.__globals__ | exact | copied,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
     return _inlined(copy)
 
 
@@ -156,32 +180,51 @@ def _exact() -> Iterator[None]:
         _compiling.exact = False
 
 
-def compile_kernel(source: str, name: str, file: str, signature: object, max_registers: int | None = None, **names: object) -> Callable:
-    """The CUDA kernel `name` that `source` defines, for the current device, with the global `names`.
+def compile_kernel(
+    source: str,
+    name: str,
+    file: str,
+    signature: object,
+    max_registers: int | None = None,
+    **names: object,
+) -> Callable:
+    """The CUDA kernel `name` that `source` defines, for the current device, with the global
+    `names`.
 
-    max_registers: per thread, where more threads at a time are worth more than registers;
-    file: the module's own path, beside which numba keeps the compiled code; `name` keys it and must say what the functions in
-    `names` are. DeviceError if the compiled code would not round like the CPU's.
+    max_registers: per thread, where more threads at a time are worth more than registers; file: the
+    module's own path, beside which numba keeps the compiled code; `name` keys it and must say what
+    the functions in `names` are. DeviceError if the compiled code would not round like the CPU's.
     """
     from numba import cuda
 
-    namespace: dict[str, object] = {"__name__": __name__, "cuda": cuda, "float32": np.float32} | names
+    namespace: dict[str, object] = {
+        "__name__": __name__,
+        "cuda": cuda,
+        "float32": np.float32,
+    } | names
     exec(compile(source, file, "exec"), namespace)
     function = namespace[name]
     function.__qualname__ = f"{name}-{sources_digest()}"
-    # Link-time optimization would join operations after the check below. numba-cuda 0.30 heeds `lto` only in this spelling,
-    # not as cuda.jit(lto=False)(function).
+    # Link-time optimization would join operations after the check below. numba-cuda 0.30 heeds
+    # `lto` only in this spelling, not as cuda.jit(lto=False)(function).
     kernel = cuda.jit(function, cache=True, lto=False, max_registers=max_registers)
     if kernel.targetoptions.get("lto"):
-        raise DeviceError("this version of numba-cuda links with optimizations that round otherwise than the CPU does")
+        raise DeviceError(
+            "this version of numba-cuda links with optimizations that round otherwise than the CPU"
+            " does"
+        )
     with _exact():
         kernel.compile(signature)
         ptx = "".join(kernel.inspect_asm().values())
     for compiled in kernel.overloads.values():
         compiled.bind()  # loaded now, and not by several threads at once when they start it
-    kernel.disable_compile()  # arguments of other types must not be compiled for on the way, without the above
+    # arguments of other types must not be compiled for on the way, without the above
+    kernel.disable_compile()
     if found := inexact_instructions(ptx):
-        raise DeviceError(f"numba-cuda compiled {name} with {', '.join(found)}: its results would differ from the CPU's")
+        raise DeviceError(
+            f"numba-cuda compiled {name} with {', '.join(found)}: its results would differ from the"
+            " CPU's"
+        )
     return kernel
 
 

@@ -1,16 +1,18 @@
-"""CUDA C++ to machine code by NVRTC, kept on disk: a kernel is a spec (name, sources, constants), and this is the one place that
-compiles it, caches it and locks other processes out meanwhile. No nvcc, no CUDA headers and no device are needed.
+"""CUDA C++ to machine code by NVRTC, kept on disk: a kernel is a spec (name, sources, constants),
+and this is the one place that compiles it, caches it and locks other processes out meanwhile. No
+nvcc, no CUDA headers and no device are needed.
 
     SPEC = KernelSpec("dequantize_iq4_k", ("weights/dequantize.cu",), (("TYPE", "IQ4_K"),), ("dequantize_f32", "dequantize_bf16"))
     code = compile_spec(SPEC, "sm_90")            # cuda.core.ObjectCode; `launch.function` loads it on a device
 
 Rules for sources:
-- files of `cuda_kernels/sources/`, named relative to it. `#include "units/k.cuh"` takes in a file of that folder once, wherever it is named
-  from; `GENERATED` names are written by Python (tables and geometry from `formats/`). Headers in <> are not there, so sources declare
-  what they need in inline PTX; `units/common.cuh` has the usual types and conversions.
+- files of `cuda_kernels/sources/`, named relative to it. `#include "units/k.cuh"` takes in a file
+  of that folder once, wherever it is named from; `GENERATED` names are written by Python (tables
+  and geometry from `formats/`). Headers in <> are not there, so sources declare what they need in
+  inline PTX; `units/common.cuh` has the usual types and conversions.
 - kernels are `extern "C"`, and listed in `functions`.
-- every module that has kernels declares them all in a function `specs()`, so that `iqforge kernels` and the test that compiles
-  them for every architecture find them (see `registry.py`).
+- every module that has kernels declares them all in a function `specs()`, so that `iqforge kernels`
+  and the test that compiles them for every architecture find them (see `registry.py`).
 
 The key of the cache is the whole program after inclusion, the options, NVRTC's version and the architecture. Files lie in
 $IQFORGE_CACHE_DIR, or iqforge/ in $XDG_CACHE_HOME or ~/.cache. Looking what is there needs no compiler.
@@ -33,8 +35,17 @@ from pathlib import Path
 from ...errors import DeviceError, OutputError, UnsupportedTypeError, UsageError
 
 FOLDER = Path(__file__).resolve().parents[1] / "sources"
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")  # what every kernel is tested to compile for
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)[^\n]*$', re.MULTILINE)
+ARCHITECTURES = (
+    "sm_80",
+    "sm_86",
+    "sm_89",
+    "sm_90",
+    "sm_100",
+    "sm_120",
+)  # what every kernel is tested to compile for
+_INCLUDE = re.compile(
+    r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)[^\n]*$', re.MULTILINE
+)
 _OPTIONS = (("std", "c++17"),)
 
 
@@ -68,15 +79,23 @@ def _wgmma() -> str:
     return wgmma_header()
 
 
-# Headers that Python writes, by the name under which sources include them. All are here, as processes that only compile import no more.
-GENERATED: dict[str, Callable[[], str]] = {"units/geometry.cuh": _geometry, "units/tables.cuh": _tables, "units/grids.cuh": _grids,
-                                           "units/trellis_constants.cuh": _trellis_constants, "prompt/wgmma.cuh": _wgmma}
+# Headers that Python writes, by the name under which sources include them. All are here, as
+# processes that only compile import no more.
+GENERATED: dict[str, Callable[[], str]] = {
+    "units/geometry.cuh": _geometry,
+    "units/tables.cuh": _tables,
+    "units/grids.cuh": _grids,
+    "units/trellis_constants.cuh": _trellis_constants,
+    "prompt/wgmma.cuh": _wgmma,
+}
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One module of kernels. `defines`: macros, (name, value). `functions`: the kernels in it. `archs`: the only architectures it is
-    for, e.g. ("sm_90a",) where it uses instructions of one generation; empty for all."""
+    """One module of kernels. `defines`: macros, (name, value). `functions`: the kernels in it.
+    `archs`: the only architectures it is for, e.g. ("sm_90a",) where it uses instructions of one
+    generation; empty for all.
+    """
 
     name: str
     sources: tuple[str, ...]
@@ -85,7 +104,9 @@ class KernelSpec:
     archs: tuple[str, ...] = ()
 
     def target(self, arch: str) -> str | None:
-        """What to compile for on a device of `arch` ("sm_90": perhaps "sm_90a"), None if the spec is not for it."""
+        """What to compile for on a device of `arch` ("sm_90": perhaps "sm_90a"), None if the spec
+        is not for it.
+        """
         if not self.archs:
             return arch
         return next((a for a in self.archs if a.rstrip("af") == arch.rstrip("af")), None)
@@ -100,7 +121,9 @@ def _read(name: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def expand(sources: tuple[str, ...]) -> str:
-    """The program: the sources one after the other, with every header put in where it is first included."""
+    """The program: the sources one after the other, with every header put in where it is first
+    included.
+    """
     seen: set[str] = set()
 
     def take(name: str) -> str:
@@ -111,7 +134,9 @@ def expand(sources: tuple[str, ...]) -> str:
         parts, at = [f'#line 1 "{name}"\n'], 0
         for match in _INCLUDE.finditer(text):
             if match[2]:
-                raise DeviceError(f"cuda_kernels/sources/{name} includes <{match[2]}>: NVRTC is given no headers")
+                raise DeviceError(
+                    f"cuda_kernels/sources/{name} includes <{match[2]}>: NVRTC is given no headers"
+                )
             line = text.count("\n", 0, match.end()) + 2
             parts += [text[at : match.start()], take(match[1]), f'#line {line} "{name}"']
             at = match.end()
@@ -121,7 +146,10 @@ def expand(sources: tuple[str, ...]) -> str:
 
 
 def _has_cuda_core() -> bool:
-    return importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.core") is not None
+    return (
+        importlib.util.find_spec("cuda") is not None
+        and importlib.util.find_spec("cuda.core") is not None
+    )
 
 
 def need_cuda_core() -> None:
@@ -138,7 +166,9 @@ def _nvrtc_version() -> tuple[int, int]:
     try:
         status, major, minor = nvrtc.nvrtcVersion()
     except RuntimeError as error:
-        raise DeviceError(f"NVRTC, the CUDA compiler library, cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise DeviceError(
+            f"NVRTC, the CUDA compiler library, cannot be loaded: {str(error).splitlines()[0]}"
+        ) from error
     if status:
         raise DeviceError(f"NVRTC, the CUDA compiler library, does not answer: {status}")
     return major, minor
@@ -152,13 +182,16 @@ def cache_folder() -> Path:
 
 
 def cache_file(spec: KernelSpec, arch: str) -> Path:
-    """The file that holds, or would hold, the code of `spec` for `arch`. UnsupportedTypeError if the spec is not for it, UsageError
-    without cuda-core."""
+    """The file that holds, or would hold, the code of `spec` for `arch`. UnsupportedTypeError if
+    the spec is not for it, UsageError without cuda-core.
+    """
     return cache_folder() / (_stem(spec, arch) + "-{}.{}.cubin".format(*_nvrtc_version()))
 
 
 def cached_file(spec: KernelSpec, arch: str) -> Path | None:
-    """The file with the code of `spec` for `arch`, if there is one: of the NVRTC that is installed, or where there is none, of any."""
+    """The file with the code of `spec` for `arch`, if there is one: of the NVRTC that is installed,
+    or where there is none, of any.
+    """
     if _has_cuda_core():
         path = cache_file(spec, arch)
         return path if path.exists() else None
@@ -175,10 +208,12 @@ def _stem(spec: KernelSpec, arch: str) -> str:
 
 
 def compile_spec(spec: KernelSpec, arch: str) -> object:
-    """The code of `spec` for an architecture such as "sm_90", a cuda.core.ObjectCode: from the cache, or compiled now.
+    """The code of `spec` for an architecture such as "sm_90", a cuda.core.ObjectCode: from the
+    cache, or compiled now.
 
-    Several processes that want the same code at once compile it once. DeviceError if it does not compile, UnsupportedTypeError if
-    the spec is not for the architecture, OutputError if the cache cannot be written, UsageError without cuda-core.
+    Several processes that want the same code at once compile it once. DeviceError if it does not
+    compile, UnsupportedTypeError if the spec is not for the architecture, OutputError if the cache
+    cannot be written, UsageError without cuda-core.
     """
     path = cache_file(spec, arch)
     code = _load(path)
@@ -199,8 +234,10 @@ def is_checked(spec: KernelSpec, arch: str) -> bool:
 
 
 def check_spec(spec: KernelSpec, arch: str) -> None:
-    """See that the spec compiles for an architecture: through the whole compiler, but with little optimization, which is several times as
-    fast. No code is kept. Errors are those of `compile_spec`."""
+    """See that the spec compiles for an architecture: through the whole compiler, but with little
+    optimization, which is several times as fast. No code is kept. Errors are those of
+    `compile_spec`.
+    """
     mark = cache_file(spec, arch).with_suffix(".checked")
     if not is_checked(spec, arch):
         _compiled(spec, _target(spec, arch), quick=True)
@@ -211,7 +248,9 @@ def check_spec(spec: KernelSpec, arch: str) -> None:
 
 def _target(spec: KernelSpec, arch: str) -> str:
     if (target := spec.target(arch)) is None:
-        raise UnsupportedTypeError(f"the kernels {spec.name} are for {', '.join(spec.archs)}, not for {arch}")
+        raise UnsupportedTypeError(
+            f"the kernels {spec.name} are for {', '.join(spec.archs)}, not for {arch}"
+        )
     return target
 
 
@@ -220,7 +259,9 @@ def _load(path: Path) -> bytes | None:
         code = path.read_bytes()
     except FileNotFoundError:
         return None
-    return code if code.startswith(b"\x7fELF") else None  # files appear whole; anything else was put there by something else
+    return (
+        code if code.startswith(b"\x7fELF") else None
+    )  # files appear whole; anything else was put there by something else
 
 
 def _compiled(spec: KernelSpec, target: str, quick: bool = False) -> bytes:
@@ -228,9 +269,12 @@ def _compiled(spec: KernelSpec, target: str, quick: bool = False) -> bytes:
 
     extra = dict(_OPTIONS)
     if quick and hasattr(ProgramOptions, "ofast_compile"):  # of newer cuda-core
-        # "max" leaves loops as long as they were unrolled: good for much code of few loops, not for little code of many
+        # "max" leaves loops as long as they were unrolled: good for much code of few loops, not for
+        # little code of many
         extra["ofast_compile"] = "max" if spec.sources[-1].startswith("prompt/") else "mid"
-    options = ProgramOptions(name=spec.sources[0], arch=target, define_macro=list(spec.defines) or None, **extra)
+    options = ProgramOptions(
+        name=spec.sources[0], arch=target, define_macro=list(spec.defines) or None, **extra
+    )
     try:
         code = bytes(Program(expand(spec.sources), "c++", options).compile("cubin").code)
     except Exception as error:  # cuda.core's own classes are not public
@@ -261,12 +305,16 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"the cache of compiled kernels cannot be written: {error.strerror}", file=path) from error
+        raise OutputError(
+            f"the cache of compiled kernels cannot be written: {error.strerror}", file=path
+        ) from error
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Only one process at a time is in here with the same path. The lock ends with the process, whatever happens to it."""
+    """Only one process at a time is in here with the same path. The lock ends with the process,
+    whatever happens to it.
+    """
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "w")

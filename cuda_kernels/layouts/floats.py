@@ -5,7 +5,10 @@ from .layout import Layout
 
 
 def _plain(n_bytes: int) -> Layout:
-    return Layout((("values", n_bytes),), lambda i: [(bits(0, 0, 8 * n_bytes), "values", bits(0, 0, 8 * n_bytes))])
+    return Layout(
+        (("values", n_bytes),),
+        lambda i: [(bits(0, 0, 8 * n_bytes), "values", bits(0, 0, 8 * n_bytes))],
+    )
 
 
 LAYOUTS = {"F32": _plain(4), "F16": _plain(2), "BF16": _plain(2)}

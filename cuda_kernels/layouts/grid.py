@@ -1,7 +1,8 @@
 """Layouts of the codebook i-quants. b = i//32, l = (i%32)//8, m = i//8, g = i//16.
 
-The signs of a unit are a word: bit k of its bytes has those of the elements 4k to 4k + 3. Where the file has 7 of 8 signs, the places of
-the missing ones (bits 1, 3, 5 and 7 of the last byte) take four other bits.
+The signs of a unit are a word: bit k of its bytes has those of the elements 4k to 4k + 3. Where the
+file has 7 of 8 signs, the places of the missing ones (bits 1, 3, 5 and 7 of the last byte) take
+four other bits.
 """
 
 from ...formats.codecs.bit_moves import bits, nibble, u8, u16
@@ -14,7 +15,9 @@ def _sign(at, i):
 
 
 def _sign_codes(i, stored, plane, at):
-    """Signs of seven of eight elements: the code of the eight begins at bit stored(i), the word of the unit is at byte at(i)."""
+    """Signs of seven of eight elements: the code of the eight begins at bit stored(i), the word of
+    the unit is at byte at(i).
+    """
     seven = i[i % 8 < 7]
     return bits(0, stored(seven) + seven % 8, 1), plane, _sign(at(seven), seven)
 
@@ -23,7 +26,12 @@ def iq2_xxs(i):
     b, l = i // 32, i % 32 // 8
     return [
         (u8(2 + 8 * b + l), "codes", u8(8 * b + l)),  # indices
-        _sign_codes(i, lambda i: 8 * (6 + i // 32 * 8) + 7 * (i % 32 // 8), "codes", lambda i: i // 32 * 8 + 4),
+        _sign_codes(
+            i,
+            lambda i: 8 * (6 + i // 32 * 8) + 7 * (i % 32 // 8),
+            "codes",
+            lambda i: i // 32 * 8 + 4,
+        ),
         (bits(6 + 8 * b, 28 + l, 1), "codes", _sign(8 * b + 4, i // 8 * 8 + 7)),  # scale
         (u16(0), "d", u16(0)),
     ]
@@ -55,7 +63,9 @@ def iq3_xxs(i):
     b, l = i // 32, i % 32 // 8
     return [
         (u8(2 + i // 4), "codes", u8(i // 4)),  # indices
-        _sign_codes(i, lambda i: 8 * (66 + i // 32 * 4) + 7 * (i % 32 // 8), "signs", lambda i: i // 32 * 4),
+        _sign_codes(
+            i, lambda i: 8 * (66 + i // 32 * 4) + 7 * (i % 32 // 8), "signs", lambda i: i // 32 * 4
+        ),
         (bits(66 + 4 * b, 28 + l, 1), "signs", _sign(4 * b, i // 8 * 8 + 7)),  # scale
         (u16(0), "d", u16(0)),
     ]
@@ -74,7 +84,11 @@ def iq3_s(i):
 
 def iq1_s(i):
     b, m = i // 32, i // 8
-    return [(u8(2 + m), "codes", u8(m)), (u16(34 + 2 * b), "heads", u16(2 * b)), (u16(0), "d", u16(0))]
+    return [
+        (u8(2 + m), "codes", u8(m)),
+        (u16(34 + 2 * b), "heads", u16(2 * b)),
+        (u16(0), "d", u16(0)),
+    ]
 
 
 def iq1_m(i):
@@ -94,12 +108,19 @@ def iq1_s_r4(i):
 
 def iq1_m_r4(i):
     m = i // 8
-    return [(u8(m), "codes", u8(m)), (u8(4 + m // 2), "heads", u8(m // 2)), (u8(6), "scales", u8(0))]
+    return [
+        (u8(m), "codes", u8(m)),
+        (u8(4 + m // 2), "heads", u8(m // 2)),
+        (u8(6), "scales", u8(0)),
+    ]
 
 
 def iq4_xs(i):
     b = i // 32
-    return [(bits(0, 0, 64), "scales", bits(0, 0, 64)), (nibble(8 + 16 * b + i % 16, i % 32 // 16), "codes", nibbles(i))]
+    return [
+        (bits(0, 0, 64), "scales", bits(0, 0, 64)),
+        (nibble(8 + 16 * b + i % 16, i % 32 // 16), "codes", nibbles(i)),
+    ]
 
 
 LAYOUTS = {

@@ -1,4 +1,6 @@
-"""Layouts of the IQ_K types: codes as selectors of byte permutation; heads are d and the table halves (two bits per unit)."""
+"""Layouts of the IQ_K types: codes as selectors of byte permutation; heads are d and the table
+halves (two bits per unit).
+"""
 
 import numpy as np
 
@@ -31,10 +33,13 @@ def iq3_k(i):
 
 
 def _record(u):
-    """The 16 bytes of IQ4_K and IQ5_K: d, 48 bits of second scales (of four units in three bytes), then a byte for each unit, its table
-    halves and its first scale. Scales are two's complement."""
+    """The 16 bytes of IQ4_K and IQ5_K: d, 48 bits of second scales (of four units in three bytes),
+    then a byte for each unit, its table halves and its first scale. Scales are two's complement.
+    """
     string = (24 * (u // 4) + 6 * (u % 4))[..., None] + np.arange(6)  # of the 48 bits
-    second = np.where(string < 32, 32 + string, string - 16)  # in the record: bytes 4 to 7, then 2 and 3
+    second = np.where(
+        string < 32, 32 + string, string - 16
+    )  # in the record: bytes 4 to 7, then 2 and 3
     return [
         (u16(0), "scales", u16(0)),
         (bits(2 + u // 4, 2 * (u % 4), 2), "scales", bits(8 + u, 0, 2)),
@@ -71,7 +76,9 @@ def iq6_k(i):
 
 LAYOUTS = {
     "IQ2_K": Layout((("codes", 64), ("scales", 8), ("heads", 4)), iq2_k),
-    "IQ3_K": Layout((("codes", 64), ("third", 32), ("scales", 8), ("heads", 4), ("signs", 2)), iq3_k),
+    "IQ3_K": Layout(
+        (("codes", 64), ("third", 32), ("scales", 8), ("heads", 4), ("signs", 2)), iq3_k
+    ),
     "IQ4_K": Layout((("codes", 128), ("scales", 16)), iq4_k),
     "IQ5_K": Layout((("codes", 128), ("fifth", 32), ("scales", 16)), iq5_k),
     "IQ6_K": Layout((("codes", 128), ("high", 64), ("scales", 16), ("heads", 4)), iq6_k),

@@ -1,4 +1,6 @@
-"""Layouts of the IQ_K types whose d is in the row header. A scale is a byte per unit, or a nibble and what does not fit into it."""
+"""Layouts of the IQ_K types whose d is in the row header. A scale is a byte per unit, or a nibble
+and what does not fit into it.
+"""
 
 from ...formats.codecs.bit_moves import bits, nibble, u8, u16
 from .layout import Layout, nibbles, pairs, singles
@@ -25,7 +27,10 @@ def iq3_ks(i):
 
 def iq4_ks(i):
     u = i // 32
-    return [(nibble(8 + 16 * u + i % 16, i // 16 % 2), "codes", nibbles(i)), (u8(u), "scales", u8(u))]
+    return [
+        (nibble(8 + 16 * u + i % 16, i // 16 % 2), "codes", nibbles(i)),
+        (u8(u), "scales", u8(u)),
+    ]
 
 
 def iq4_kss(i):
@@ -45,7 +50,11 @@ def iq2_kl(i):
     u, p = i // 32, i % 32 // 2  # two neighbours share code p of the unit
     return [
         (nibble(6 + 16 * (i // 64) + p, u % 2), "codes", nibble(8 * u + p // 2, p % 2)),
-        (bits(70 + p, u, 1), "fifth", bits(2 * u + p % 4 // 2, 4 * (p % 2) + p // 4, 1)),  # bit k of a nibble: codes 4k to 4k + 3
+        (
+            bits(70 + p, u, 1),
+            "fifth",
+            bits(2 * u + p % 4 // 2, 4 * (p % 2) + p // 4, 1),
+        ),  # bit k of a nibble: codes 4k to 4k + 3
         (nibble(2 + u % 4, u // 4), "scales", nibble(u // 2, u % 2)),
         (u16(0), "extra", u16(0)),
     ]

@@ -5,16 +5,25 @@ from .layout import Layout, nibbles_by_byte, pairs_by_byte, singles_by_byte
 
 
 def six_bit_scales(first):
-    """The 12 bytes of Q4_K and Q5_K to a byte per unit: its scale, and the lowest two bits of its minimum; then a nibble per unit:
-    the rest of its minimum. `first`: where they are in the packed record."""
+    """The 12 bytes of Q4_K and Q5_K to a byte per unit: its scale, and the lowest two bits of its
+    minimum; then a nibble per unit: the rest of its minimum. `first`: where they are in the packed
+    record.
+    """
     fields = []
     for s in range(4):
-        scale, minimum, late = 4 + s, 8 + s, 12 + s  # stored bytes of unit s and, the last, of unit s + 4
+        scale, minimum, late = (
+            4 + s,
+            8 + s,
+            12 + s,
+        )  # stored bytes of unit s and, the last, of unit s + 4
         fields += [
             (bits(scale, 0, 6), bits(first + s, 0, 6)),
-            (bits(minimum, 0, 2), bits(first + s, 6, 2)), (bits(minimum, 2, 4), nibble(first + 8 + s // 2, s % 2)),
-            (bits(late, 0, 4), bits(first + 4 + s, 0, 4)), (bits(scale, 6, 2), bits(first + 4 + s, 4, 2)),
-            (bits(late, 4, 2), bits(first + 4 + s, 6, 2)), (bits(late, 6, 2), bits(first + 10 + s // 2, 4 * (s % 2), 2)),
+            (bits(minimum, 0, 2), bits(first + s, 6, 2)),
+            (bits(minimum, 2, 4), nibble(first + 8 + s // 2, s % 2)),
+            (bits(late, 0, 4), bits(first + 4 + s, 0, 4)),
+            (bits(scale, 6, 2), bits(first + 4 + s, 4, 2)),
+            (bits(late, 4, 2), bits(first + 4 + s, 6, 2)),
+            (bits(late, 6, 2), bits(first + 10 + s // 2, 4 * (s % 2), 2)),
             (bits(minimum, 6, 2), bits(first + 10 + s // 2, 4 * (s % 2) + 2, 2)),
         ]
     return fields
@@ -22,7 +31,11 @@ def six_bit_scales(first):
 
 def _record():
     """The 16 bytes of Q4_K and Q5_K: d, dmin, scales and minimums."""
-    return [(u16(0), "scales", u16(0)), (u16(2), "scales", u16(2)), *((stored, "scales", packed) for stored, packed in six_bit_scales(4))]
+    return [
+        (u16(0), "scales", u16(0)),
+        (u16(2), "scales", u16(2)),
+        *((stored, "scales", packed) for stored, packed in six_bit_scales(4)),
+    ]
 
 
 def q2_k(i):
@@ -46,7 +59,10 @@ def q3_k(i):
 
 
 def q4_k(i):
-    return [(nibble(16 + 32 * (i // 64) + i % 32, i // 32 % 2), "codes", nibbles_by_byte(i)), *_record()]
+    return [
+        (nibble(16 + 32 * (i // 64) + i % 32, i // 32 % 2), "codes", nibbles_by_byte(i)),
+        *_record(),
+    ]
 
 
 def q5_k(i):

@@ -13,11 +13,18 @@ def q4_0(i):
 
 
 def q4_1(i):
-    return [(_nibbles(i, 4), "codes", nibbles_by_byte(i)), (bits(0, 0, 32), "scales", bits(0, 0, 32))]
+    return [
+        (_nibbles(i, 4), "codes", nibbles_by_byte(i)),
+        (bits(0, 0, 32), "scales", bits(0, 0, 32)),
+    ]
 
 
 def q5_0(i):
-    return [(_nibbles(i, 6), "codes", nibbles_by_byte(i)), (bits(2 + i // 8, i % 8, 1), "high", singles_by_byte(i)), (u16(0), "d", u16(0))]
+    return [
+        (_nibbles(i, 6), "codes", nibbles_by_byte(i)),
+        (bits(2 + i // 8, i % 8, 1), "high", singles_by_byte(i)),
+        (u16(0), "d", u16(0)),
+    ]
 
 
 def q5_1(i):
@@ -30,7 +37,11 @@ def q5_1(i):
 
 def q6_0(i):
     high = bits(2 + i % 8, 4 * (i % 16 // 8) + 2 * (i // 16), 2)
-    return [(_nibbles(i, 10), "codes", nibbles_by_byte(i)), (high, "high", pairs_by_byte(i)), (u16(0), "d", u16(0))]
+    return [
+        (_nibbles(i, 10), "codes", nibbles_by_byte(i)),
+        (high, "high", pairs_by_byte(i)),
+        (u16(0), "d", u16(0)),
+    ]
 
 
 def iq4_nl(i):

@@ -1,5 +1,6 @@
-"""Layouts of signed bytes with a scale per row or per 256 elements. What Q8_KV has beside d in its row header, the sum of the codes, is
-left out: it follows from them."""
+"""Layouts of signed bytes with a scale per row or per 256 elements. What Q8_KV has beside d in its
+row header, the sum of the codes, is left out: it follows from them.
+"""
 
 from ...formats.codecs.bit_moves import u8, u16
 from .layout import Layout

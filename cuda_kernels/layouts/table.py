@@ -1,4 +1,6 @@
-"""The table of layouts: each type's layout, checked bit by bit, and the header that tells the kernels its geometry."""
+"""The table of layouts: each type's layout, checked bit by bit, and the header that tells the
+kernels its geometry.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ HEADER = "header"  # the name of the plane of row headers
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """A layout with its type: planes (name, bytes, whether per row instead of per block) and the moves from a stored block to the
-    planes' bytes of it, one plane after the other."""
+    """A layout with its type: planes (name, bytes, whether per row instead of per block) and the
+    moves from a stored block to the planes' bytes of it, one plane after the other.
+    """
 
     type: GGMLType
     planes: tuple[tuple[str, int, bool], ...]
@@ -51,7 +54,11 @@ def _layouts() -> dict[str, Layout]:
 
 def unit_header(type: GGMLType) -> str:
     """The header of `units/` that has the unit of a type: named as the module with its layout."""
-    return next(f"units/{family.__name__.rpartition('.')[2]}.cuh" for family in FAMILIES if type.name in family.LAYOUTS)
+    return next(
+        f"units/{family.__name__.rpartition('.')[2]}.cuh"
+        for family in FAMILIES
+        if type.name in family.LAYOUTS
+    )
 
 
 def packed_types() -> list[str]:
@@ -61,9 +68,16 @@ def packed_types() -> list[str]:
 
 @functools.cache
 def packed_layout(type: GGMLType) -> PackedLayout:
-    """The layout of a type (not of an interleaved one that has a plain type: take that). RuntimeError if it loses or doubles a bit."""
+    """The layout of a type (not of an interleaved one that has a plain type: take that).
+    RuntimeError if it loses or doubles a bit.
+    """
     declared = _layouts()[type.name]
-    starts = dict(zip((name for name, _ in declared.planes), np.cumsum([0] + [n for _, n in declared.planes]).tolist()))
+    starts = dict(
+        zip(
+            (name for name, _ in declared.planes),
+            np.cumsum([0] + [n for _, n in declared.planes]).tolist(),
+        )
+    )
     source, target, flipped = [], [], [np.zeros(0, dtype=np.int64)]
     for stored, plane, packed, *kind in declared.fields(np.arange(type.block_size)):
         stored, packed = np.broadcast_arrays(stored, packed + 8 * starts[plane])
@@ -72,43 +86,90 @@ def packed_layout(type: GGMLType) -> PackedLayout:
         if kind == [FLIPPED]:
             flipped.append(packed[..., -1].ravel())
         elif kind:
-            raise RuntimeError(f"the layout of {type.name} has a field that is {kind[0]!r}: bits are moved or inverted, nothing else")
-    pairs_of_bits = np.unique(np.stack([np.concatenate(source), np.concatenate(target)]), axis=1)  # shared fields come once per element
+            raise RuntimeError(
+                f"the layout of {type.name} has a field that is {kind[0]!r}: bits are moved or"
+                " inverted, nothing else"
+            )
+    pairs_of_bits = np.unique(
+        np.stack([np.concatenate(source), np.concatenate(target)]), axis=1
+    )  # shared fields come once per element
     n_bytes = sum(n for _, n in declared.planes)
     if not np.array_equal(pairs_of_bits[0], np.arange(8 * type.block_bytes)):
         raise RuntimeError(f"the layout of {type.name} must have one place for every bit")
-    if len(np.unique(pairs_of_bits[1])) != pairs_of_bits.shape[1] or pairs_of_bits[1].max() >= 8 * n_bytes:
-        raise RuntimeError(f"the layout of {type.name} puts two bits in one place, or one outside its planes")
+    if (
+        len(np.unique(pairs_of_bits[1])) != pairs_of_bits.shape[1]
+        or pairs_of_bits[1].max() >= 8 * n_bytes
+    ):
+        raise RuntimeError(
+            f"the layout of {type.name} puts two bits in one place, or one outside its planes"
+        )
     head = type.header_bytes if declared.header_bytes is None else declared.header_bytes
-    planes = tuple((name, n, False) for name, n in declared.planes) + (((HEADER, head, True),) if head else ())
-    return PackedLayout(type, planes, Moves.of_bits(*pairs_of_bits, n_bytes, np.concatenate(flipped)))
+    planes = tuple((name, n, False) for name, n in declared.planes) + (
+        ((HEADER, head, True),) if head else ()
+    )
+    return PackedLayout(
+        type, planes, Moves.of_bits(*pairs_of_bits, n_bytes, np.concatenate(flipped))
+    )
 
 
 def plain_type(type: str | GGMLType) -> GGMLType:
-    """The type whose layout a matrix of `type` has on a device: what an interleaved type is undone to, or itself."""
+    """The type whose layout a matrix of `type` has on a device: what an interleaved type is undone
+    to, or itself.
+    """
     type = ggml_type(type)
     return type if type.name in _layouts() or type.base is None else plain_type(type.base)
 
 
 def geometry_header() -> str:
-    """The text of `units/geometry.cuh`: for each type a struct with its block length, planes and where they begin."""
-    return "// Written by cuda_kernels/layouts/table.py from the table of types and the layouts.\nnamespace layout {\n" + "".join(
-        _struct(packed_layout(ggml_type(name))) for name in packed_types()) + "}\n"
+    """The text of `units/geometry.cuh`: for each type a struct with its block length, planes and
+    where they begin.
+    """
+    return (
+        "// Written by cuda_kernels/layouts/table.py from the table of types and the"
+        " layouts.\nnamespace layout {\n"
+        + "".join(_struct(packed_layout(ggml_type(name))) for name in packed_types())
+        + "}\n"
+    )
 
 
 def _struct(layout: PackedLayout) -> str:
-    lines = [f"struct {layout.type.name} {{", f"  static constexpr int BLOCK = {layout.type.block_size};"]
+    lines = [
+        f"struct {layout.type.name} {{",
+        f"  static constexpr int BLOCK = {layout.type.block_size};",
+    ]
     offset, body = "0", []
     for n, (name, n_bytes, per_row) in enumerate(layout.planes):
-        lines.append(f"  static constexpr int {name.upper()}_PLANE = {n}, {name.upper()}_BYTES = {n_bytes};"
-                     f"  // per {'row' if per_row else 'block'}")
+        lines.append(
+            f"  static constexpr int {name.upper()}_PLANE = {n}, {name.upper()}_BYTES = {n_bytes};"
+            f"  // per {'row' if per_row else 'block'}"
+        )
         body.append(f"    g.plane[{n}] = {offset};")
-        offset = f"g.plane[{n}] + align_plane({'rows' if per_row else 'rows * g.blocks'} * {n_bytes})"
+        offset = (
+            f"g.plane[{n}] + align_plane({'rows' if per_row else 'rows * g.blocks'} * {n_bytes})"
+        )
     lines.append(f"  static constexpr int PLANES = {len(layout.planes)};")
-    for name, kind, values in (("plane_bytes", "int", [n for _, n, _ in layout.planes]),
-                               ("plane_per_row", "bool", [r for *_, r in layout.planes])):
-        chosen = "".join(f"p == {n} ? {str(v).lower()} : " for n, v in enumerate(values[:-1])) + str(values[-1]).lower()
-        lines.append(f"  static __host__ __device__ constexpr {kind} {name}(int p) {{ return {chosen}; }}")
-    return "\n".join(lines + [
-        "  static __host__ __device__ Geometry geometry(int64_t rows, int cols) {", "    Geometry g;",
-        f"    g.blocks = cols / {layout.type.block_size};", f"    g.units = cols / {UNIT};", *body, "    return g;", "  }", "};", ""])
+    for name, kind, values in (
+        ("plane_bytes", "int", [n for _, n, _ in layout.planes]),
+        ("plane_per_row", "bool", [r for *_, r in layout.planes]),
+    ):
+        chosen = (
+            "".join(f"p == {n} ? {str(v).lower()} : " for n, v in enumerate(values[:-1]))
+            + str(values[-1]).lower()
+        )
+        lines.append(
+            f"  static __host__ __device__ constexpr {kind} {name}(int p) {{ return {chosen}; }}"
+        )
+    return "\n".join(
+        lines
+        + [
+            "  static __host__ __device__ Geometry geometry(int64_t rows, int cols) {",
+            "    Geometry g;",
+            f"    g.blocks = cols / {layout.type.block_size};",
+            f"    g.units = cols / {UNIT};",
+            *body,
+            "    return g;",
+            "  }",
+            "};",
+            "",
+        ]
+    )

@@ -23,7 +23,10 @@ def tq1_0(i):
 
 
 def tq2_0(i):
-    return [(bits(32 * (i // 128) + i % 32, 2 * (i % 128 // 32), 2), "codes", pairs_by_byte(i)), (u16(64), "d", u16(0))]
+    return [
+        (bits(32 * (i // 128) + i % 32, 2 * (i % 128 // 32), 2), "codes", pairs_by_byte(i)),
+        (u16(64), "d", u16(0)),
+    ]
 
 
 def iq1_bn(i):

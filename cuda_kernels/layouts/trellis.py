@@ -17,7 +17,10 @@ def iq1_kt(i):
 
 def iq2_kt(i):
     b, m = i // 32, i // 8
-    return [(u16(4 + 2 * m), "codes", u16(2 * m)), (nibble(b % 4, b // 4), "scales", nibble(b // 2, b % 2))]
+    return [
+        (u16(4 + 2 * m), "codes", u16(2 * m)),
+        (nibble(b % 4, b // 4), "scales", nibble(b // 2, b % 2)),
+    ]
 
 
 def iq3_kt(i):
@@ -25,13 +28,19 @@ def iq3_kt(i):
 
 
 def iq4_kt(i):
-    """Eight half words per unit: an index of 15 bits, and a bit of: the offset (bit 0), the scale (1..7)."""
+    """Eight half words per unit: an index of 15 bits, and a bit of: the offset (bit 0), the scale
+    (1..7).
+    """
     b, m, bit = i // 32, i // 4, i % 8
     return [
         (u8(32 + m), "codes", u8(2 * m)),
         (nibble(96 + m % 32, m // 32), "codes", bits(2 * m, 8, 4)),
         (bits(4 * b, 8 + 3 * (m % 8), 3), "codes", bits(2 * m, 12, 3)),
-        (bits(4 * b, bit, 1), "codes", bits(16 * b + np.where(bit < 4, 4 * bit, 4 * (bit - 4) + 2), 15, 1)),
+        (
+            bits(4 * b, bit, 1),
+            "codes",
+            bits(16 * b + np.where(bit < 4, 4 * bit, 4 * (bit - 4) + 2), 15, 1),
+        ),
     ]
 
 

@@ -1,7 +1,7 @@
 """F32, F16 and BF16: plain arrays.
 
-Large arrays are encoded by compiled loops, `f16_of` and `bf16_of`; the numpy expressions beside them say the same and serve small ones,
-for which compiled code need not be loaded.
+Large arrays are encoded by compiled loops, `f16_of` and `bf16_of`; the numpy expressions beside
+them say the same and serve small ones, for which compiled code need not be loaded.
 """
 
 from __future__ import annotations
@@ -32,14 +32,19 @@ def encode_f32(x: np.ndarray) -> np.ndarray:
 
 
 def f16_of(bits, out):
-    """Float32 patterns to F16 patterns, to nearest even. Below 2^-14 an F16 counts in steps of 2^-24: the significand with its leading
-    bit is shifted by as much as its exponent asks for."""
+    """Float32 patterns to F16 patterns, to nearest even. Below 2^-14 an F16 counts in steps of
+    2^-24: the significand with its leading bit is shifted by as much as its exponent asks for.
+    """
     for i in range(bits.size):
         b = bits[i]
         sign, a = (b >> _U16) & np.uint32(0x8000), b & np.uint32(0x7FFFFFFF)
-        normal = (a + np.uint32(0xFFF) + ((a >> np.uint32(13)) & _U1) - np.uint32(0x38000000)) >> np.uint32(13)
-        significand, shift = (a & np.uint32(0x7FFFFF)) | np.uint32(0x800000), min(np.uint32(126) - min(a >> np.uint32(23), np.uint32(112)),
-                                                                                     np.uint32(25))
+        normal = (
+            a + np.uint32(0xFFF) + ((a >> np.uint32(13)) & _U1) - np.uint32(0x38000000)
+        ) >> np.uint32(13)
+        significand, shift = (
+            (a & np.uint32(0x7FFFFF)) | np.uint32(0x800000),
+            min(np.uint32(126) - min(a >> np.uint32(23), np.uint32(112)), np.uint32(25)),
+        )
         whole = significand >> shift
         small = (significand + (_U1 << (shift - _U1)) - _U1 + (whole & _U1)) >> shift
         value = small if a < np.uint32(0x38800000) else min(normal, np.uint32(0x7C00))
@@ -52,7 +57,11 @@ def bf16_of(bits, out):
     for i in range(bits.size):
         b = bits[i]
         rounded = (b + np.uint32(0x7FFF) + ((b >> _U16) & _U1)) >> _U16
-        out[i] = (b >> _U16) | np.uint32(0x40) if (b & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else rounded
+        out[i] = (
+            (b >> _U16) | np.uint32(0x40)
+            if (b & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+            else rounded
+        )
 
 
 def _compiled(function, x: np.ndarray) -> np.ndarray:

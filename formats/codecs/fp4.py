@@ -1,4 +1,5 @@
-"""Four-bit floats (E2M1) with a one-byte scale. `FP4_VALUES` are doubled, so the scales here are halved.
+"""Four-bit floats (E2M1) with a one-byte scale. `FP4_VALUES` are doubled, so the scales here are
+halved.
 
 MXFP4  17 bytes  e (E8M0 exponent) | 16 bytes of nibbles as in Q4_0       32 elements   y = 2^(e-128) * FP4_VALUES[q]
                  e = 255 is 2^127 here, not NaN; e = 0 and 1 give subnormals

@@ -1,6 +1,8 @@
-"""Codebook i-quants: blocks of 256 whose codes are rows of a grid; and IQ4_XS, which is IQ4_NL with group scales.
+"""Codebook i-quants: blocks of 256 whose codes are rows of a grid; and IQ4_XS, which is IQ4_NL with
+group scales.
 
-b = i//32, l = (i%32)//8, m = i//8. A sign code has 7 bits: those of 7 elements, and the eighth has even parity.
+b = i//32, l = (i%32)//8, m = i//8. A sign code has 7 bits: those of 7 elements, and the eighth has
+even parity.
 
 IQ2_XXS  66 bytes  d f16 | per 32: four indices, then u32: 4 sign codes, scale (bits 28..31)
                    y = d*(scale + 0.5)*0.25 * IQ2_XXS_GRID[index, i%8] * sign
@@ -14,10 +16,12 @@ IQ1_S    50 bytes  d f16 | 32 index low bytes | 8 u16, one per 32: 4 x 3 high in
                    y = d*(2*scale + 1) * (IQ1_S_GRID[index, i%8] +- 1/8)
 IQ1_M    56 bytes  32 index low bytes | 16 bytes of nibbles per 8: 3 high index bits, sign of the shift | 4 u16: 4 scales of
                    16 elements (3 bits each), and a nibble of d (f16, first nibble lowest)                 y as IQ1_S
-IQ1_S_R4  6 bytes  of one row, once undone, per 32 (d f16 in the row header): 4 index low bytes | u16 as in IQ1_S
-IQ1_M_R4  7 bytes  of one row, once undone, per 32 (d f16 in the row header): 4 index low bytes | 2 bytes of nibbles as in
+IQ1_S_R4  6 bytes  of one row, once undone, per 32 (d f16 in the row header): 4 index low bytes |
+u16 as in IQ1_S IQ1_M_R4  7 bytes  of one row, once undone, per 32 (d f16 in the row header): 4
+index low bytes | 2 bytes of nibbles as in
                    IQ1_M | scales of both halves (4 bits each)             y = d*scale * (IQ1_S_GRID[index, i%8] +- 1/8)
-IQ4_XS  136 bytes  d f16 | u16 high scale bits: pair b | 4 bytes of scales: nibble b%2 of b//2 | nibbles as in IQ4_NL
+IQ4_XS  136 bytes  d f16 | u16 high scale bits: pair b | 4 bytes of scales: nibble b%2 of b//2 |
+nibbles as in IQ4_NL
                    y = d*(scale - 32) * IQ4NL_VALUES[q]
 """
 
@@ -63,7 +67,14 @@ def iq2_xxs(block, out):
         word = read_u16(block, at + 4) | read_u16(block, at + 6) << 16
         scale = d * (np.float32(0.5) + np.float32(word >> 28)) * np.float32(0.25)
         for l in range(4):
-            put_signed(out, 32 * b + 8 * l, scale, IQ2_XXS_GRID, np.int64(block[at + l]), even_signs(word >> (7 * l) & 127))
+            put_signed(
+                out,
+                32 * b + 8 * l,
+                scale,
+                IQ2_XXS_GRID,
+                np.int64(block[at + l]),
+                even_signs(word >> (7 * l) & 127),
+            )
 
 
 def iq2_xs(block, out):
@@ -92,7 +103,14 @@ def iq3_xxs(block, out):
         for l in range(4):
             signs = even_signs(word >> (7 * l) & 127)
             for h in range(2):
-                put_signed(out, 32 * b + 8 * l + 4 * h, scale, IQ3_XXS_GRID, np.int64(block[2 + 8 * b + 2 * l + h]), signs >> (4 * h))
+                put_signed(
+                    out,
+                    32 * b + 8 * l + 4 * h,
+                    scale,
+                    IQ3_XXS_GRID,
+                    np.int64(block[2 + 8 * b + 2 * l + h]),
+                    signs >> (4 * h),
+                )
 
 
 def iq3_s(block, out):
@@ -123,7 +141,13 @@ def iq1_m(block, out):
     for m in range(32):
         three = read_u16(block, 48 + 2 * (m // 8)) >> (3 * (m // 2 & 3)) & 7
         nibble = np.int64(block[32 + m // 2]) >> (4 * (m & 1)) & 15
-        put_shifted(out, 8 * m, d * np.float32(2 * three + 1), np.int64(block[m]) | (nibble & 7) << 8, nibble >> 3)
+        put_shifted(
+            out,
+            8 * m,
+            d * np.float32(2 * three + 1),
+            np.int64(block[m]) | (nibble & 7) << 8,
+            nibble >> 3,
+        )
 
 
 def iq1_s_r4(block, head, out):
@@ -152,5 +176,15 @@ def iq4_xs(block, out):
             out[32 * b + 16 + l] = scale * IQ4NL_VALUES[block[8 + 16 * b + l] >> 4]
 
 
-BLOCK_DECODERS = {"IQ2_XXS": iq2_xxs, "IQ2_XS": iq2_xs, "IQ2_S": iq2_s, "IQ3_XXS": iq3_xxs, "IQ3_S": iq3_s, "IQ1_S": iq1_s,
-                  "IQ1_M": iq1_m, "IQ1_S_R4": iq1_s_r4, "IQ1_M_R4": iq1_m_r4, "IQ4_XS": iq4_xs}
+BLOCK_DECODERS = {
+    "IQ2_XXS": iq2_xxs,
+    "IQ2_XS": iq2_xs,
+    "IQ2_S": iq2_s,
+    "IQ3_XXS": iq3_xxs,
+    "IQ3_S": iq3_s,
+    "IQ1_S": iq1_s,
+    "IQ1_M": iq1_m,
+    "IQ1_S_R4": iq1_s_r4,
+    "IQ1_M_R4": iq1_m_r4,
+    "IQ4_XS": iq4_xs,
+}

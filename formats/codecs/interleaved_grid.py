@@ -1,4 +1,5 @@
-"""Layouts of interleaved i-quants. b = i//32, e = i%32, l = e//8, m = i//8; fields are (bits in the row's block, in the merged block).
+"""Layouts of interleaved i-quants. b = i//32, e = i%32, l = e//8, m = i//8; fields are (bits in the
+row's block, in the merged block).
 
 IQ1_S_R4 and IQ1_M_R4 have no plain type: "the row's block" is the form that `grid.py` decodes.
 """
@@ -9,10 +10,15 @@ from .bit_moves import SIGN_CODE, bits, nibble, u8, u16
 
 
 def _signs_and_scale(k, i, word):
-    """The u32 per 32 elements, at byte `word` in a row: each merged byte takes a bit of the scale and then a sign code."""
+    """The u32 per 32 elements, at byte `word` in a row: each merged byte takes a bit of the scale
+    and then a sign code.
+    """
     b, l = i // 32, i % 32 // 8
     merged = 8 + 4 * (4 * b + k) + l
-    return [(bits(word, 28 + l, 1), bits(merged, 0, 1)), (bits(word, 7 * l, 7), bits(merged, 1, 7), SIGN_CODE)]
+    return [
+        (bits(word, 28 + l, 1), bits(merged, 0, 1)),
+        (bits(word, 7 * l, 7), bits(merged, 1, 7), SIGN_CODE),
+    ]
 
 
 def iq2_xxs_r4(k, i):
@@ -74,7 +80,10 @@ def iq4_xs_r8(k, i):
         (u16(0), u16(2 * k)),  # d
         (nibble(4 + b // 2, b % 2), nibble(32 + n % 32, n // 32)),  # scales
         (bits(2, 2 * b, 2), bits(16 + n % 16, 2 * (n // 16), 2)),
-        (nibble(8 + 16 * b + i % 16, e // 16), nibble(64 + 128 * b + 4 * k + e % 4 + 32 * (e // 8), e % 8 // 4)),
+        (
+            nibble(8 + 16 * b + i % 16, e // 16),
+            nibble(64 + 128 * b + 4 * k + e % 4 + 32 * (e // 8), e % 8 // 4),
+        ),
     ]
 
 
@@ -90,5 +99,13 @@ def iq1_m_r4(k, i):
     ]
 
 
-LAYOUTS = {"IQ2_XXS_R4": iq2_xxs_r4, "IQ2_XS_R4": iq2_xs_r4, "IQ2_S_R4": iq2_s_r4, "IQ3_XXS_R4": iq3_xxs_r4, "IQ3_S_R4": iq3_s_r4,
-           "IQ4_XS_R8": iq4_xs_r8, "IQ1_S_R4": iq1_s_r4, "IQ1_M_R4": iq1_m_r4}
+LAYOUTS = {
+    "IQ2_XXS_R4": iq2_xxs_r4,
+    "IQ2_XS_R4": iq2_xs_r4,
+    "IQ2_S_R4": iq2_s_r4,
+    "IQ3_XXS_R4": iq3_xxs_r4,
+    "IQ3_S_R4": iq3_s_r4,
+    "IQ4_XS_R8": iq4_xs_r8,
+    "IQ1_S_R4": iq1_s_r4,
+    "IQ1_M_R4": iq1_m_r4,
+}

@@ -1,4 +1,5 @@
-"""Layouts of interleaved IQ_K and IQ_KS types. b = i//32, e = i%32, g = i//16; fields are (bits in the row's block, in the merged block).
+"""Layouts of interleaved IQ_K and IQ_KS types. b = i//32, e = i%32, g = i//16; fields are (bits in
+the row's block, in the merged block).
 
 The f32 scales of IQ4_KS_R4 and IQ5_KS_R4 are in the group header.
 """
@@ -9,8 +10,13 @@ from .bit_moves import bits, c4, n4, nibble, u8, u16
 
 
 def _d_and_halves(k, i):
-    """d, and the bit per 16 elements that chooses the half of the table: first halves of the 32-groups in byte k, then 4+k."""
-    return [(u16(0), u16(2 * k)), (bits(2, i // 16, 1), bits(8 + k + 4 * (i % 32 // 16), i // 32, 1))]
+    """d, and the bit per 16 elements that chooses the half of the table: first halves of the
+    32-groups in byte k, then 4+k.
+    """
+    return [
+        (u16(0), u16(2 * k)),
+        (bits(2, i // 16, 1), bits(8 + k + 4 * (i % 32 // 16), i // 32, 1)),
+    ]
 
 
 def _fifth(at, k, e):
@@ -50,7 +56,11 @@ def _six_bit_scales(k, g):
 
 def iq4_k_r4(k, i):
     b, e, g = i // 32, i % 32, i // 16
-    return [*_d_and_halves(k, i), *_six_bit_scales(k, g), (nibble(16 + 16 * b + i % 16, g % 2), n4(64 + 64 * b, k, e))]
+    return [
+        *_d_and_halves(k, i),
+        *_six_bit_scales(k, g),
+        (nibble(16 + 16 * b + i % 16, g % 2), n4(64 + 64 * b, k, e)),
+    ]
 
 
 def iq5_k_r4(k, i):
@@ -77,5 +87,11 @@ def iq5_ks_r4(k, i):
     ]
 
 
-LAYOUTS = {"IQ2_K_R4": iq2_k_r4, "IQ3_K_R4": iq3_k_r4, "IQ4_K_R4": iq4_k_r4, "IQ5_K_R4": iq5_k_r4, "IQ4_KS_R4": iq4_ks_r4,
-           "IQ5_KS_R4": iq5_ks_r4}
+LAYOUTS = {
+    "IQ2_K_R4": iq2_k_r4,
+    "IQ3_K_R4": iq3_k_r4,
+    "IQ4_K_R4": iq4_k_r4,
+    "IQ5_K_R4": iq5_k_r4,
+    "IQ4_KS_R4": iq4_ks_r4,
+    "IQ5_KS_R4": iq5_ks_r4,
+}

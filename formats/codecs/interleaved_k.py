@@ -1,4 +1,6 @@
-"""Layouts of interleaved K-quants. b = i//32, e = i%32, g = i//16; fields are (bits in the row's block, bits in the merged block)."""
+"""Layouts of interleaved K-quants. b = i//32, e = i%32, g = i//16; fields are (bits in the row's
+block, bits in the merged block).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ def q2_k_r4(k, i):
         (u16(80), u16(2 * k)),  # d
         (u16(82), u16(8 + 2 * k)),  # dmin
         (u8(i // 16), u8(16 + 4 * (i // 16) + k)),  # scale and minimum
-        (bits(16 + 32 * (i // 128) + i % 32, 2 * (i // 32 % 4), 2), c4(80 + 32 * (i // 32), k, i % 32)),
+        (
+            bits(16 + 32 * (i // 128) + i % 32, 2 * (i // 32 % 4), 2),
+            c4(80 + 32 * (i // 32), k, i % 32),
+        ),
     ]
 
 
@@ -29,16 +34,24 @@ def q3_k_r4(k, i):
 
 
 def _scales_of_32(k, b):
-    """d, dmin and the six-bit scales and minimums of Q4_K and Q5_K, whose groups 4..7 spread theirs over the twelve bytes."""
+    """d, dmin and the six-bit scales and minimums of Q4_K and Q5_K, whose groups 4..7 spread theirs
+    over the twelve bytes.
+    """
     n = 4 * b + k
     spread = b >= 4
     return [
         (u16(0), u16(2 * k)),
         (u16(2), u16(8 + 2 * k)),
         (nibble(np.where(spread, 8 + b, 4 + b), 0), nibble(32 + n, 0)),
-        (bits(np.where(spread, b, 4 + b), np.where(spread, 6, 4), 2), bits(16 + n % 16, 4 * (n // 16), 2)),
+        (
+            bits(np.where(spread, b, 4 + b), np.where(spread, 6, 4), 2),
+            bits(16 + n % 16, 4 * (n // 16), 2),
+        ),
         (nibble(8 + b, np.where(spread, 1, 0)), nibble(32 + n, 1)),
-        (bits(np.where(spread, 4 + b, 8 + b), np.where(spread, 6, 4), 2), bits(16 + n % 16, 4 * (n // 16) + 2, 2)),
+        (
+            bits(np.where(spread, 4 + b, 8 + b), np.where(spread, 6, 4), 2),
+            bits(16 + n % 16, 4 * (n // 16) + 2, 2),
+        ),
     ]
 
 
@@ -60,7 +73,9 @@ def q5_k_r4(k, i):
 def q6_k_r4(k, i):
     b, e = i // 32, i % 32
     quarter = i % 128 // 32
-    high = bits(72 + 32 * b + 4 * k + e % 4 + 16 * (e // 16), 2 * (e % 16 // 8) + 4 * (e % 8 // 4), 2)
+    high = bits(
+        72 + 32 * b + 4 * k + e % 4 + 16 * (e // 16), 2 * (e % 16 // 8) + 4 * (e % 8 // 4), 2
+    )
     return [
         (u16(208), u16(2 * k)),  # d
         (u8(192 + i // 16), u8(8 + 4 * (i // 16) + k)),  # scales
@@ -69,4 +84,10 @@ def q6_k_r4(k, i):
     ]
 
 
-LAYOUTS = {"Q2_K_R4": q2_k_r4, "Q3_K_R4": q3_k_r4, "Q4_K_R4": q4_k_r4, "Q5_K_R4": q5_k_r4, "Q6_K_R4": q6_k_r4}
+LAYOUTS = {
+    "Q2_K_R4": q2_k_r4,
+    "Q3_K_R4": q3_k_r4,
+    "Q4_K_R4": q4_k_r4,
+    "Q5_K_R4": q5_k_r4,
+    "Q6_K_R4": q6_k_r4,
+}

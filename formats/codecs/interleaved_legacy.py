@@ -1,4 +1,6 @@
-"""Layouts of interleaved types with small blocks. Per field: (bits in the row's block, bits in the merged block)."""
+"""Layouts of interleaved types with small blocks. Per field: (bits in the row's block, bits in the
+merged block).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ def q4_0_r8(k, i):
 def q5_0_r4(k, i):
     return [
         (u16(0), u16(2 * k)),  # d
-        (bits(2, i, 1), bits(8 + 4 * k + i % 4, i // 16 + 2 * (i % 8 // 4) + 4 * (i % 16 // 8), 1)),  # fifth bits
+        (
+            bits(2, i, 1),
+            bits(8 + 4 * k + i % 4, i // 16 + 2 * (i % 8 // 4) + 4 * (i % 16 // 8), 1),
+        ),  # fifth bits
         (nibble(6 + i % 16, i // 16), n4(24, k, i)),
     ]
 
@@ -24,7 +29,10 @@ def q6_0_r4(k, i):
     in_row = bits(2 + i % 8, 4 * (i % 16 // 8) + 2 * (i // 16), 2)
     return [
         (u16(0), u16(2 * k)),  # d
-        (in_row, bits(8 + 4 * k + i % 4 + 16 * (i // 16), 2 * (i % 8 // 4) + 4 * (i % 16 // 8), 2)),  # high pairs
+        (
+            in_row,
+            bits(8 + 4 * k + i % 4 + 16 * (i // 16), 2 * (i % 8 // 4) + 4 * (i % 16 // 8), 2),
+        ),  # high pairs
         (nibble(10 + i % 16, i // 16), n4(40, k, i)),
     ]
 
@@ -38,7 +46,10 @@ def iq4_nl_r4(k, i):
 
 
 def mxfp4_r8(k, i):
-    return [(u8(0), u8(k)), (nibble(1 + i % 16, i // 16), nibble(8 + 32 * (i % 16 // 4) + 4 * k + i % 4, i // 16))]
+    return [
+        (u8(0), u8(k)),
+        (nibble(1 + i % 16, i // 16), nibble(8 + 32 * (i % 16 // 4) + 4 * k + i % 4, i // 16)),
+    ]
 
 
 def iq2_bn_r4(k, i):
@@ -64,7 +75,9 @@ def bf16_r16(k, i):
 
 
 def _arm(rows: int, chunk: int):
-    """Q4_0 for old ARM kernels: nibble bytes in chunks from row after row, codes as two's complement of q - 8."""
+    """Q4_0 for old ARM kernels: nibble bytes in chunks from row after row, codes as two's
+    complement of q - 8.
+    """
 
     def layout(k, i):
         n = i % 16
@@ -75,7 +88,18 @@ def _arm(rows: int, chunk: int):
 
 
 LAYOUTS = {
-    "Q4_0_4_4": _arm(4, 4), "Q4_0_4_8": _arm(4, 8), "Q4_0_8_8": _arm(8, 8), "Q4_0_R8": q4_0_r8, "Q5_0_R4": q5_0_r4,
-    "Q6_0_R4": q6_0_r4, "Q8_0_R8": q8_0_r8, "IQ4_NL_R4": iq4_nl_r4, "MXFP4_R8": mxfp4_r8, "IQ2_BN_R4": iq2_bn_r4,
-    "Q8_KV_R8": q8_kv_r8, "Q8_K_R8": q8_k_r8, "Q8_K_R16": q8_k_r16, "BF16_R16": bf16_r16,
+    "Q4_0_4_4": _arm(4, 4),
+    "Q4_0_4_8": _arm(4, 8),
+    "Q4_0_8_8": _arm(8, 8),
+    "Q4_0_R8": q4_0_r8,
+    "Q5_0_R4": q5_0_r4,
+    "Q6_0_R4": q6_0_r4,
+    "Q8_0_R8": q8_0_r8,
+    "IQ4_NL_R4": iq4_nl_r4,
+    "MXFP4_R8": mxfp4_r8,
+    "IQ2_BN_R4": iq2_bn_r4,
+    "Q8_KV_R8": q8_kv_r8,
+    "Q8_K_R8": q8_k_r8,
+    "Q8_K_R16": q8_k_r16,
+    "BF16_R16": bf16_r16,
 }

@@ -2,14 +2,17 @@
 
 Q2_K   84 bytes  16 bytes, one per 16 elements: scale (low nibble), minimum (high) | 64 bytes bit pairs | d f16 | dmin f16
                  y = (d*scale) * q - dmin*minimum
-Q3_K  110 bytes  32 bytes third bits: byte i%32, bit i//32 | 64 bytes bit pairs | 12 bytes: 16 six-bit scales | d f16
+Q3_K  110 bytes  32 bytes third bits: byte i%32, bit i//32 | 64 bytes bit pairs | 12 bytes: 16
+six-bit scales | d f16
                  scale of group g (16 elements): nibble g//8 of byte g%8, high pair g//4 of byte 8 + g%4
                  y = (d*(scale - 32)) * (q - 4)
-Q4_K  144 bytes  d f16 | dmin f16 | 12 bytes: 8 six-bit scales and 8 six-bit minimums | 128 bytes of nibbles
+Q4_K  144 bytes  d f16 | dmin f16 | 12 bytes: 8 six-bit scales and 8 six-bit minimums | 128 bytes of
+nibbles
                  group s of 32 elements; bytes of run j (64 elements): low nibbles = group 2j, high nibbles = group 2j+1
                  y = (d*scale) * q - dmin*minimum
-Q5_K  176 bytes  as Q4_K up to the scales | 32 bytes fifth bits: bit s of byte i%32 | 128 bytes of nibbles as in Q4_K
-Q6_K  210 bytes  128 bytes low nibbles | 64 bytes high bit pairs | 16 signed scales (one per 16 elements) | d f16
+Q5_K  176 bytes  as Q4_K up to the scales | 32 bytes fifth bits: bit s of byte i%32 | 128 bytes of
+nibbles as in Q4_K Q6_K  210 bytes  128 bytes low nibbles | 64 bytes high bit pairs | 16 signed
+scales (one per 16 elements) | d f16
                  each half of 128 elements: byte l of its 64 holds elements l and l+64 (nibbles), pairs of 32 in the high bits
                  y = (d*scale) * (q - 32)
 
@@ -26,7 +29,9 @@ from .scalars import read_half
 
 @device_function
 def packed_scale(block, s):
-    """Six-bit scale of group s from the 12 bytes at 4: groups 4..7 keep their upper two bits in the bytes of groups 0..3."""
+    """Six-bit scale of group s from the 12 bytes at 4: groups 4..7 keep their upper two bits in the
+    bytes of groups 0..3.
+    """
     if s < 4:
         return np.int64(block[4 + s]) & 63
     return (np.int64(block[8 + s]) & 15) | (np.int64(block[s]) >> 6) << 4
@@ -55,7 +60,10 @@ def q2_k(block, out):
 def q3_k(block, out):
     d = read_half(block, 108)
     for g in range(16):
-        six = np.int64(block[96 + (g & 7)]) >> (4 * (g >> 3)) & 15 | (np.int64(block[104 + (g & 3)]) >> (2 * (g >> 2)) & 3) << 4
+        six = (
+            np.int64(block[96 + (g & 7)]) >> (4 * (g >> 3)) & 15
+            | (np.int64(block[104 + (g & 3)]) >> (2 * (g >> 2)) & 3) << 4
+        )
         scale = d * np.float32(six - 32)
         for l in range(16):
             i = 16 * g + l

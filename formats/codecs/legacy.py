@@ -9,7 +9,8 @@ Q6_0    26 bytes   d f16 | 8 bytes of high bit pairs | nibbles                  
 IQ4_NL  18 bytes   laid out as Q4_0                                                               y = d * IQ4NL_VALUES[q]
 Q8_0    34 bytes   d f16 | 32 signed bytes                                                        y = d * q
 
-The rows of Q5_0_R4 and Q6_0_R4 decode as d*q + (-16 or -32)*d, which differs in the sign of zero where d is negative.
+The rows of Q5_0_R4 and Q6_0_R4 decode as d*q + (-16 or -32)*d, which differs in the sign of zero
+where d is negative.
 """
 
 from __future__ import annotations
@@ -94,5 +95,14 @@ def q8_0(block, out):
         out[j] = d * np.float32(np.int8(block[2 + j]))
 
 
-BLOCK_DECODERS = {"Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_0_R4": q5_0_r4, "Q5_1": q5_1, "Q6_0": q6_0, "Q6_0_R4": q6_0_r4,
-                  "IQ4_NL": iq4_nl, "Q8_0": q8_0}
+BLOCK_DECODERS = {
+    "Q4_0": q4_0,
+    "Q4_1": q4_1,
+    "Q5_0": q5_0,
+    "Q5_0_R4": q5_0_r4,
+    "Q5_1": q5_1,
+    "Q6_0": q6_0,
+    "Q6_0_R4": q6_0_r4,
+    "IQ4_NL": iq4_nl,
+    "Q8_0": q8_0,
+}

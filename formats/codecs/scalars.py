@@ -9,8 +9,10 @@ from ..kernel import device_function
 
 @device_function
 def select(condition, yes, no):
-    """`yes` where the condition is not zero, else `no`; both have been worked out. Decoders choose by what a block holds with this
-    alone, and branch on constants only: so `torch_decode.py` can run them on all blocks at once."""
+    """`yes` where the condition is not zero, else `no`; both have been worked out. Decoders choose
+    by what a block holds with this alone, and branch on constants only: so `torch_decode.py` can
+    run them on all blocks at once.
+    """
     return yes if condition else no
 
 
@@ -27,7 +29,8 @@ def half_to_float(bits):
 
 @device_function
 def float_to_half(x):
-    """Bits of the IEEE half nearest to the float32 `x`, ties to even, subnormals kept; what is too large becomes +-65504.
+    """Bits of the IEEE half nearest to the float32 `x`, ties to even, subnormals kept; what is too
+    large becomes +-65504.
 
     For scales: an infinite one would turn a whole block into infinities and NaN.
     """
@@ -55,12 +58,17 @@ def float_to_half(x):
 
 @device_function
 def nearest_half(x):
-    """The value of the half nearest to the float32 `x`, ties to even, +-65504 beyond: `float_to_half` and back, without branches,
-    so that loops over it become vector instructions."""
+    """The value of the half nearest to the float32 `x`, ties to even, +-65504 beyond:
+    `float_to_half` and back, without branches, so that loops over it become vector instructions.
+    """
     a = min(np.float32(65504), abs(x))
     bits = np.float32(a).view(np.uint32)
-    rounded = np.uint32((bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)).view(np.float32)
-    small = (a + np.float32(0.5)) - np.float32(0.5)  # halves below 2^-14 and floats from 1/2 to 1 have the same spacing, 2^-24
+    rounded = np.uint32(
+        (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
+    ).view(np.float32)
+    small = (a + np.float32(0.5)) - np.float32(
+        0.5
+    )  # halves below 2^-14 and floats from 1/2 to 1 have the same spacing, 2^-24
     value = small if a < np.float32(2.0**-14) else rounded
     return -value if x < 0 else value
 

@@ -38,7 +38,9 @@ def q2_0(block, out):
 
 @device_function
 def ternary_digit(byte, power):
-    """Digit 0, 1 or 2 of a byte that holds five of them as a fraction of 256; `power` is 3 to the digit's number."""
+    """Digit 0, 1 or 2 of a byte that holds five of them as a fraction of 256; `power` is 3 to the
+    digit's number.
+    """
     return (np.int64(byte) * power & 255) * 3 >> 8
 
 
@@ -59,7 +61,9 @@ def tq1_0(block, out):
 def tq2_0(block, out):
     d = read_half(block, 64)
     for i in range(256):
-        out[i] = d * np.float32((np.int64(block[32 * (i >> 7) + (i & 31)]) >> (2 * (i >> 5 & 3)) & 3) - 1)
+        out[i] = d * np.float32(
+            (np.int64(block[32 * (i >> 7) + (i & 31)]) >> (2 * (i >> 5 & 3)) & 3) - 1
+        )
 
 
 def iq1_bn(block, head, out):
@@ -69,7 +73,9 @@ def iq1_bn(block, head, out):
         for third in range(3):
             power = 81
             for digit in range(5):
-                out[16 * run + 5 * third + digit] = d * np.float32(ternary_digit(block[3 * run + third], power) - 1)
+                out[16 * run + 5 * third + digit] = d * np.float32(
+                    ternary_digit(block[3 * run + third], power) - 1
+                )
                 power //= 3
         out[16 * run + 15] = d * np.float32(ternary_digit(block[12], last) - 1)
         last //= 3
@@ -90,9 +96,18 @@ def check_i2_s(shape: tuple[int, ...]) -> None:
 def decode_i2_s(data: np.ndarray, out: np.ndarray) -> None:
     """The bytes of a whole tensor, uint8[n/4 + 32], to float32[n]; n is a multiple of 128."""
     scale = data[-32:-28].view("<f4")[0]
-    codes = data[:-32].reshape(-1, 1, 32) >> np.array([6, 4, 2, 0], dtype=np.uint8).reshape(1, 4, 1) & 3
+    codes = (
+        data[:-32].reshape(-1, 1, 32) >> np.array([6, 4, 2, 0], dtype=np.uint8).reshape(1, 4, 1) & 3
+    )
     np.multiply(codes.astype(np.float32) - np.float32(1), scale, out=out.reshape(-1, 4, 32))
 
 
-BLOCK_DECODERS = {"Q1_0_G128": q1_0_g128, "Q2_0": q2_0, "TQ1_0": tq1_0, "TQ2_0": tq2_0, "IQ1_BN": iq1_bn, "IQ2_BN": iq2_bn}
+BLOCK_DECODERS = {
+    "Q1_0_G128": q1_0_g128,
+    "Q2_0": q2_0,
+    "TQ1_0": tq1_0,
+    "TQ2_0": tq2_0,
+    "IQ1_BN": iq1_bn,
+    "IQ2_BN": iq2_bn,
+}
 TENSOR_DECODERS = {"I2_S": decode_i2_s}

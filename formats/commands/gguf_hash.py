@@ -7,40 +7,83 @@ import sys
 
 from ...errors import printable
 
-_FLAGS = {"xxh64": "fast, against damage (the default)", "sha1": "SHA-1", "sha256": "SHA-256",
-          "uuid": "a UUID of version 5 of all tensors together"}
+_FLAGS = {
+    "xxh64": "fast, against damage (the default)",
+    "sha1": "SHA-1",
+    "sha256": "SHA-256",
+    "uuid": "a UUID of version 5 of all tensors together",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = ("Print a line per tensor and one for all of them: hash, digest, FILE:TENSOR. Metadata is not hashed, so files "
-                          "that differ only there have the same hashes.")
-    parser.add_argument("model", metavar="FILE", help="a GGUF file; of a split model the first shard")
+    parser.description = (
+        "Print a line per tensor and one for all of them: hash, digest, FILE:TENSOR. Metadata is"
+        " not hashed, so files that differ only there have the same hashes."
+    )
+    parser.add_argument(
+        "model", metavar="FILE", help="a GGUF file; of a split model the first shard"
+    )
     for name, what in _FLAGS.items():
-        parser.add_argument(f"--{name}", action="append_const", dest="algorithms", const=name, help=what)
-    parser.add_argument("--all", action="store_const", dest="algorithms", const=["xxh64", "sha1", "sha256"], help="xxh64, sha1 and sha256")
+        parser.add_argument(
+            f"--{name}", action="append_const", dest="algorithms", const=name, help=what
+        )
+    parser.add_argument(
+        "--all",
+        action="store_const",
+        dest="algorithms",
+        const=["xxh64", "sha1", "sha256"],
+        help="xxh64, sha1 and sha256",
+    )
     parser.add_argument("--no-layer", action="store_true", help="only the line of all tensors")
-    parser.add_argument("-c", "--check", metavar="MANIFEST", help="compare with the lines of this file, by default with the strongest hash "
-                        "in it; exit status 1 unless all are equal")
+    parser.add_argument(
+        "-c",
+        "--check",
+        metavar="MANIFEST",
+        help=(
+            "compare with the lines of this file, by default with the strongest hash "
+            "in it; exit status 1 unless all are equal"
+        ),
+    )
 
 
 def run(args: argparse.Namespace, api) -> int:
     from tqdm import tqdm
 
-    from ..tools.hashes import OK
     from ..gguf.reader import open_gguf
+    from ..tools.hashes import OK
 
     with open_gguf(args.model) as file:
         total = sum(tensor.n_bytes for tensor in file.tensors)
     bad = 0
     # Where lines go to the terminal themselves, they show the progress.
-    with tqdm(total=total, unit="B", unit_scale=True, leave=False, disable=True if sys.stdout.isatty() else None) as bar:
+    with tqdm(
+        total=total,
+        unit="B",
+        unit_scale=True,
+        leave=False,
+        disable=True if sys.stdout.isatty() else None,
+    ) as bar:
         if args.check is None:
-            lines = api.hash_model(args.model, args.algorithms or ["xxh64"], layers=not args.no_layer, progress=bar.update)
+            lines = api.hash_model(
+                args.model,
+                args.algorithms or ["xxh64"],
+                layers=not args.no_layer,
+                progress=bar.update,
+            )
         else:
-            lines = api.check_hashes(args.model, args.check, args.algorithms or (), layers=not args.no_layer, progress=bar.update)
+            lines = api.check_hashes(
+                args.model,
+                args.check,
+                args.algorithms or (),
+                layers=not args.no_layer,
+                progress=bar.update,
+            )
         for line in lines:
             print(printable(line, 2000))
             bad += line.verdict not in ("", OK)
     if args.check is not None:
-        print(f"\nVerification results for {printable(args.check, 400)} - {'Failure' if bad else 'Success'}")
+        print(
+            f"\nVerification results for {printable(args.check, 400)} -"
+            f" {'Failure' if bad else 'Success'}"
+        )
     return 1 if bad else 0

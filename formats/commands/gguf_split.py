@@ -11,24 +11,65 @@ from ...errors import UsageError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Split a GGUF model into shards PREFIX-00001-of-0000N.gguf, or merge shards into one file."
+    parser.description = (
+        "Split a GGUF model into shards PREFIX-00001-of-0000N.gguf, or merge shards into one file."
+    )
     operation = parser.add_mutually_exclusive_group()
-    operation.add_argument("--split", action="store_true", help="split IN into shards named after the prefix OUT (the default)")
-    operation.add_argument("--merge", action="store_true", help="merge the shards of which IN is the first into the new file OUT")
+    operation.add_argument(
+        "--split",
+        action="store_true",
+        help="split IN into shards named after the prefix OUT (the default)",
+    )
+    operation.add_argument(
+        "--merge",
+        action="store_true",
+        help="merge the shards of which IN is the first into the new file OUT",
+    )
     limit = parser.add_mutually_exclusive_group()
-    _add(limit, "--split-max-tensors", metavar="N", type=int, help="most tensors per shard (default: 128)")
-    _add(limit, "--split-max-size", metavar="N(M|G)", help="most bytes of tensor data per shard, in units of 10^6 or 10^9 bytes")
-    _add(parser, "--no-tensor-first-split", action="store_true", help="put metadata alone into the first shard")
-    _add(parser, "--dry-run", action="store_true", help="print what would be written, write nothing")
-    _add(parser, "--delete-splits", action="store_true", help="with --merge: remove the shards when OUT is complete")
+    _add(
+        limit,
+        "--split-max-tensors",
+        metavar="N",
+        type=int,
+        help="most tensors per shard (default: 128)",
+    )
+    _add(
+        limit,
+        "--split-max-size",
+        metavar="N(M|G)",
+        help="most bytes of tensor data per shard, in units of 10^6 or 10^9 bytes",
+    )
+    _add(
+        parser,
+        "--no-tensor-first-split",
+        action="store_true",
+        help="put metadata alone into the first shard",
+    )
+    _add(
+        parser, "--dry-run", action="store_true", help="print what would be written, write nothing"
+    )
+    _add(
+        parser,
+        "--delete-splits",
+        action="store_true",
+        help="with --merge: remove the shards when OUT is complete",
+    )
     parser.add_argument("input", metavar="IN", help="a GGUF file; for --merge the first shard")
-    parser.add_argument("output", metavar="OUT", help="the prefix of the shards' names; for --merge the file to write")
+    parser.add_argument(
+        "output",
+        metavar="OUT",
+        help="the prefix of the shards' names; for --merge the file to write",
+    )
 
 
 def _add(group, flag: str, help: str, **options) -> None:
     """A flag that is also accepted with underscores, as the reference does."""
     group.add_argument(flag, help=help, **options)
-    group.add_argument("--" + flag[2:].replace("-", "_"), help=argparse.SUPPRESS, **(options | {"default": argparse.SUPPRESS}))
+    group.add_argument(
+        "--" + flag[2:].replace("-", "_"),
+        help=argparse.SUPPRESS,
+        **(options | {"default": argparse.SUPPRESS}),
+    )
 
 
 def run(args: argparse.Namespace, api) -> int:
@@ -42,12 +83,22 @@ def _split(args: argparse.Namespace) -> int:
     from ..tools.split import plan_split, write_split
 
     with open_gguf(args.input) as source:
-        plan = plan_split(source, args.output, max_tensors=args.split_max_tensors, max_size=args.split_max_size,
-                          first_shard_metadata_only=args.no_tensor_first_split)
+        plan = plan_split(
+            source,
+            args.output,
+            max_tensors=args.split_max_tensors,
+            max_size=args.split_max_size,
+            first_shard_metadata_only=args.no_tensor_first_split,
+        )
         print(f"n_split: {len(plan)}")
         for index, shard in enumerate(plan):
-            total = shard.tensor_bytes + shard.header_bytes(source.metadata, index, len(plan), len(source.tensors))
-            print(f"split {index + 1:05d}: n_tensors = {len(shard.tensors)}, total_size = {total // 10**6}M")
+            total = shard.tensor_bytes + shard.header_bytes(
+                source.metadata, index, len(plan), len(source.tensors)
+            )
+            print(
+                f"split {index + 1:05d}: n_tensors = {len(shard.tensors)}, total_size ="
+                f" {total // 10**6}M"
+            )
         if args.dry_run:
             return 0
         with _progress(sum(shard.tensor_bytes for shard in plan)) as progress:
@@ -68,7 +119,9 @@ def _merge(args: argparse.Namespace) -> int:
         print(f"n_split: {n_shards}, n_tensors = {n_tensors}, total_size = {total // 10**6}M")
     if not args.dry_run:
         with _progress(total) as progress:
-            path = merge_model(args.input, args.output, delete_shards=args.delete_splits, progress=progress)
+            path = merge_model(
+                args.input, args.output, delete_shards=args.delete_splits, progress=progress
+            )
         print(f"Writing file {path} ... done")
         print(f"{n_shards} shards merged with a total of {n_tensors} tensors")
     return 0

@@ -1,4 +1,6 @@
-"""`iqforge merge-gate-up`: gate and up of a finished GGUF file's experts into one tensor per layer, or back."""
+"""`iqforge merge-gate-up`: gate and up of a finished GGUF file's experts into one tensor per layer,
+or back.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,19 @@ from ...errors import UsageError, printable
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = ("Write the GGUF model IN to OUT with ffn_gate_exps and ffn_up_exps of each layer as one tensor ffn_gate_up_exps. "
-                          "Bytes are moved, nothing is decoded: any type will do, interleaved ones too, if both halves have the same.")
-    parser.add_argument("--undo", action="store_true", help="part merged tensors again: the inverse, byte for byte")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, write nothing; OUT may be left out")
+    parser.description = (
+        "Write the GGUF model IN to OUT with ffn_gate_exps and ffn_up_exps of each layer as one"
+        " tensor ffn_gate_up_exps. Bytes are moved, nothing is decoded: any type will do,"
+        " interleaved ones too, if both halves have the same."
+    )
+    parser.add_argument(
+        "--undo", action="store_true", help="part merged tensors again: the inverse, byte for byte"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would be done, write nothing; OUT may be left out",
+    )
     parser.add_argument("input", metavar="IN", help="a GGUF file; of a split model the first shard")
     parser.add_argument("output", metavar="OUT", nargs="?", help="the file to write")
 
@@ -27,8 +38,13 @@ def run(args: argparse.Namespace, api) -> int:
     total = sum(planned.target.n_bytes for planned in plan)
     for planned in changed_tensors(plan):
         shape = " x ".join(str(size) for size in reversed(planned.target.shape))
-        print(f"{printable(planned.target.name)}: {shape}, {planned.target.type}, {planned.target.n_bytes / 1e6:.2f} MB")
-    done = f"{len(changed_tensors(plan))} of {len(plan)} tensors {'parted' if args.undo else 'merged'}"
+        print(
+            f"{printable(planned.target.name)}: {shape}, {planned.target.type},"
+            f" {planned.target.n_bytes / 1e6:.2f} MB"
+        )
+    done = (
+        f"{len(changed_tensors(plan))} of {len(plan)} tensors {'parted' if args.undo else 'merged'}"
+    )
     if args.dry_run:
         print(f"{done}, {total / 1e6:.2f} MB would be written")
         return 0

@@ -1,4 +1,6 @@
-"""`iqforge types`: the table of ggml types as users need it, and the same as a page of the documentation."""
+"""`iqforge types`: the table of ggml types as users need it, and the same as a page of the
+documentation.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,18 @@ from collections.abc import Collection
 
 from ..types import TYPES, GGMLType, ggml_type
 
-HEADINGS = ("type", "id", "bits/weight", "row length", "rows", "header", "decode", "quantize", "importance", "interleaves")
+HEADINGS = (
+    "type",
+    "id",
+    "bits/weight",
+    "row length",
+    "rows",
+    "header",
+    "decode",
+    "quantize",
+    "importance",
+    "interleaves",
+)
 
 _PAGE = """\
 # Types
@@ -56,10 +69,21 @@ def run(args: argparse.Namespace, api) -> int:
 def support_table(decodable: Collection[str], encodable: Collection[str]) -> list[tuple]:
     """One row per type of numbers that models are stored in, with the columns of `HEADINGS`."""
     kinds = (kind for kind in TYPES.values() if kind.is_quantized or kind.name in decodable)
-    return [(kind.name, kind.id, round(kind.bits_per_weight, 4), kind.row_multiple, kind.group_rows, kind.header_bytes,
-             "whole tensor" if kind.tail_bytes else _places(kind.name in decodable),
-             _places(kind.name in encodable, not _only_rounded(kind)),
-             _importance(kind, kind.name in encodable), kind.base or "") for kind in kinds]
+    return [
+        (
+            kind.name,
+            kind.id,
+            round(kind.bits_per_weight, 4),
+            kind.row_multiple,
+            kind.group_rows,
+            kind.header_bytes,
+            "whole tensor" if kind.tail_bytes else _places(kind.name in decodable),
+            _places(kind.name in encodable, not _only_rounded(kind)),
+            _importance(kind, kind.name in encodable),
+            kind.base or "",
+        )
+        for kind in kinds
+    ]
 
 
 def _places(known: bool, on_cuda: bool = True) -> str:
@@ -67,7 +91,7 @@ def _places(known: bool, on_cuda: bool = True) -> str:
 
 
 def _only_rounded(kind: GGMLType) -> bool:
-    return kind.is_float or kind.base is not None and ggml_type(kind.base).is_float
+    return kind.is_float or (kind.base is not None and ggml_type(kind.base).is_float)
 
 
 def _importance(kind: GGMLType, encodable: bool) -> str:

@@ -1,4 +1,6 @@
-"""A bounds-checked cursor over the bytes of a file: no count or length is believed before it fits into what is left."""
+"""A bounds-checked cursor over the bytes of a file: no count or length is believed before it fits
+into what is left.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _U64 = struct.Struct("<Q")
 
 
 class Cursor:
-    """Reads little-endian values from `buffer` in order. Every read names what it reads, for the error message."""
+    """Reads little-endian values from `buffer` in order. Every read names what it reads, for the
+    error message.
+    """
 
     __slots__ = ("buffer", "file", "position", "size")
 
@@ -27,8 +31,11 @@ class Cursor:
         """Step over `n_bytes` and return where they start. TruncatedFileError if fewer are left."""
         start = self.position
         if n_bytes > self.size - start:
-            raise TruncatedFileError(f"{what} takes {n_bytes} bytes, {self.size - start} are left in the file",
-                                     file=self.file, offset=start)
+            raise TruncatedFileError(
+                f"{what} takes {n_bytes} bytes, {self.size - start} are left in the file",
+                file=self.file,
+                offset=start,
+            )
         self.position = start + n_bytes
         return start
 
@@ -40,7 +47,7 @@ class Cursor:
 
     def bytes(self, n_bytes: int, what: str) -> bytes:
         start = self.take(n_bytes, what)
-        return self.buffer[start:start + n_bytes]
+        return self.buffer[start : start + n_bytes]
 
     def unpack(self, layout: str, what: str) -> tuple:
         """All values of a struct `layout` (with its byte order mark)."""

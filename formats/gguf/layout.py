@@ -14,7 +14,13 @@ from .values import Value, u32
 class FileLayout:
     """Header bytes, tensor places and final size of a file that is to be written."""
 
-    def __init__(self, path: str | os.PathLike, metadata: dict[str, Value], tensors: Sequence[TensorInfo], alignment: int | None = None):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        metadata: dict[str, Value],
+        tensors: Sequence[TensorInfo],
+        alignment: int | None = None,
+    ):
         self.path, self.tensors = os.fspath(path), tuple(tensors)
         if alignment is not None and alignment != DEFAULT_ALIGNMENT:
             metadata = {**metadata, "general.alignment": u32(alignment)}
@@ -22,7 +28,11 @@ class FileLayout:
         try:
             self.alignment = stated_alignment(metadata, self.path)
             self.header, self.offsets = encode_header(metadata, self.tensors, self.alignment)
-            self.n_bytes = pad_to(self.offsets[-1] + self.tensors[-1].n_bytes, self.alignment) if self.tensors else len(self.header)
+            self.n_bytes = (
+                pad_to(self.offsets[-1] + self.tensors[-1].n_bytes, self.alignment)
+                if self.tensors
+                else len(self.header)
+            )
             self.check(parse_header(self.header, self.path, self.n_bytes))
         except OutputError:
             raise
@@ -31,7 +41,16 @@ class FileLayout:
 
     def check(self, found: Header) -> None:
         """OutputError if a parsed header is not the one that was to be written."""
-        kinds = [{key: (value.type, value.element) for key, value in metadata.items()} for metadata in (found.metadata, self.metadata)]
-        same = found.tensors == self.tensors and list(found.offsets) == self.offsets and found.alignment == self.alignment
+        kinds = [
+            {key: (value.type, value.element) for key, value in metadata.items()}
+            for metadata in (found.metadata, self.metadata)
+        ]
+        same = (
+            found.tensors == self.tensors
+            and list(found.offsets) == self.offsets
+            and found.alignment == self.alignment
+        )
         if kinds[0] != kinds[1] or not same:
-            raise OutputError("the header reads back differently from what was written", file=self.path)
+            raise OutputError(
+                "the header reads back differently from what was written", file=self.path
+            )

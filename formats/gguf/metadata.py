@@ -1,7 +1,8 @@
 """Metadata of a GGUF file to and from bytes.
 
-A pair is: key (u64 length, bytes), u32 value type, value. Strings are a u64 length and bytes; arrays are a u32 element
-type, a u64 count and the elements; everything else has its C layout, little-endian. Source: GGUF specification, v3.
+A pair is: key (u64 length, bytes), u32 value type, value. Strings are a u64 length and bytes;
+arrays are a u32 element type, a u64 count and the elements; everything else has its C layout,
+little-endian. Source: GGUF specification, v3.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from .values import STRUCT_CODES, Value, ValueType
 
 MIN_PAIR_BYTES = 8 + 1 + 4 + 1  # a one-letter key with a one-byte value
 MAX_KEY_BYTES = 65_535
-# Far above any real file (the largest vocabularies have some 300,000 tokens and 500,000 merges), and low enough that a
-# sparse file of terabytes cannot make the reader allocate for the zeros it promises.
+# Far above any real file (the largest vocabularies have some 300,000 tokens and 500,000 merges),
+# and low enough that a sparse file of terabytes cannot make the reader allocate for the zeros it
+# promises.
 MAX_STRING_BYTES = 64 << 20
 MAX_ELEMENTS = 1 << 23
 MAX_ARRAY_DEPTH = 4
@@ -34,13 +36,19 @@ class MetadataParser:
         self.cursor, self.elements_left = cursor, MAX_ELEMENTS
 
     def pairs(self, count: int) -> dict[str, Value]:
-        """The next `count` pairs. MalformedFileError for duplicate or unprintable keys and impossible values."""
+        """The next `count` pairs. MalformedFileError for duplicate or unprintable keys and
+        impossible values.
+        """
         metadata: dict[str, Value] = {}
         for index in range(count):
             start = self.cursor.position
             key = self._key(index, count)
             if key in metadata:
-                raise MalformedFileError(f"metadata key '{printable(key)}' appears twice", file=self.cursor.file, offset=start)
+                raise MalformedFileError(
+                    f"metadata key '{printable(key)}' appears twice",
+                    file=self.cursor.file,
+                    offset=start,
+                )
             metadata[key] = self._value(f"metadata key '{printable(key)}'")
         return metadata
 
@@ -49,7 +57,9 @@ class MetadataParser:
         what = f"key {index + 1} of {count}"
         n_bytes = cursor.u64(f"the length of {what}")
         if not 0 < n_bytes <= MAX_KEY_BYTES:
-            raise self._malformed(f"{what} has {n_bytes} bytes; a key has 1 to {MAX_KEY_BYTES}", start)
+            raise self._malformed(
+                f"{what} has {n_bytes} bytes; a key has 1 to {MAX_KEY_BYTES}", start
+            )
         raw = cursor.bytes(n_bytes, what)
         key = raw.decode("utf-8", "backslashreplace")
         if not key.isprintable() or key.encode() != raw:
@@ -68,7 +78,9 @@ class MetadataParser:
         start = self.cursor.position
         number = self.cursor.u32(f"the value type of {what}")
         if number > max(ValueType):
-            raise self._malformed(f"{what} has value type {number}; the highest one is {int(max(ValueType))}", start)
+            raise self._malformed(
+                f"{what} has value type {number}; the highest one is {int(max(ValueType))}", start
+            )
         return ValueType(number)
 
     def _array(self, what: str, depth: int) -> Value:
@@ -79,29 +91,48 @@ class MetadataParser:
             raise self._malformed(f"{what} nests arrays more than {MAX_ARRAY_DEPTH} deep", start)
         if count * _MIN_ELEMENT_BYTES[element] > self.cursor.left:
             raise TruncatedFileError(
-                f"{what} claims {count} elements of type {element.name}, at least {count * _MIN_ELEMENT_BYTES[element]} bytes; "
-                f"{self.cursor.left} are left in the file", file=self.cursor.file, offset=start)
+                f"{what} claims {count} elements of type {element.name}, at least"
+                f" {count * _MIN_ELEMENT_BYTES[element]} bytes; {self.cursor.left} are left in the"
+                " file",
+                file=self.cursor.file,
+                offset=start,
+            )
         if count > self.elements_left:
-            raise self._malformed(f"{what} has {count} elements; all arrays together may have {MAX_ELEMENTS}", start)
+            raise self._malformed(
+                f"{what} has {count} elements; all arrays together may have {MAX_ELEMENTS}", start
+            )
         self.elements_left -= count
         if element is ValueType.ARRAY:
-            return Value(ValueType.ARRAY, [self._array(what, depth + 1) for _ in range(count)], element)
-        items = self._strings(count, what) if element is ValueType.STRING else self._numbers(element, count, what)
+            return Value(
+                ValueType.ARRAY, [self._array(what, depth + 1) for _ in range(count)], element
+            )
+        items = (
+            self._strings(count, what)
+            if element is ValueType.STRING
+            else self._numbers(element, count, what)
+        )
         return Value(ValueType.ARRAY, items, element)
 
     def _numbers(self, kind: ValueType, count: int, what: str) -> list:
         cursor = self.cursor
         start = cursor.take(count * _SIZES[kind], what)
         if kind is ValueType.BOOL:
-            raw = cursor.buffer[start:start + count]
+            raw = cursor.buffer[start : start + count]
             if raw.strip(b"\0\1"):
                 wrong = next(index for index, byte in enumerate(raw) if byte > 1)
-                raise self._malformed(f"{what} holds the bool {raw[wrong]}; only 0 and 1 exist", start + wrong)
+                raise self._malformed(
+                    f"{what} holds the bool {raw[wrong]}; only 0 and 1 exist", start + wrong
+                )
             return [byte == 1 for byte in raw]
-        return np.frombuffer(cursor.buffer, "<" + STRUCT_CODES[kind], count, start).tolist() if count else []
+        return (
+            np.frombuffer(cursor.buffer, "<" + STRUCT_CODES[kind], count, start).tolist()
+            if count
+            else []
+        )
 
     def _strings(self, count: int, what: str) -> list[str]:
-        # A vocabulary has hundreds of thousands of strings: no calls but the needed ones inside this loop.
+        # A vocabulary has hundreds of thousands of strings: no calls but the needed ones inside
+        # this loop.
         buffer, size, position = self.cursor.buffer, self.cursor.size, self.cursor.position
         unpack, strings = _LENGTH.unpack_from, []
         for index in range(count):
@@ -113,7 +144,10 @@ class MetadataParser:
             if position > size:
                 raise self._truncated_string(what, index, f"it has {n_bytes} bytes", start)
             if n_bytes > MAX_STRING_BYTES:
-                raise self._malformed(f"{what}: string {index + 1} has {n_bytes} bytes, more than {MAX_STRING_BYTES}", start - 8)
+                raise self._malformed(
+                    f"{what}: string {index + 1} has {n_bytes} bytes, more than {MAX_STRING_BYTES}",
+                    start - 8,
+                )
             strings.append(buffer[start:position].decode("utf-8", "surrogateescape"))
         self.cursor.position = position
         return strings
@@ -121,8 +155,12 @@ class MetadataParser:
     def _malformed(self, message: str, offset: int) -> MalformedFileError:
         return MalformedFileError(printable(message, 400), file=self.cursor.file, offset=offset)
 
-    def _truncated_string(self, what: str, index: int, claim: str, offset: int) -> TruncatedFileError:
-        message = f"{what}: string {index + 1}: {claim}, {self.cursor.size - offset} are left in the file"
+    def _truncated_string(
+        self, what: str, index: int, claim: str, offset: int
+    ) -> TruncatedFileError:
+        message = (
+            f"{what}: string {index + 1}: {claim}, {self.cursor.size - offset} are left in the file"
+        )
         return TruncatedFileError(printable(message, 400), file=self.cursor.file, offset=offset)
 
 
@@ -131,11 +169,15 @@ def encode_pair(key: str, value: Value) -> bytes:
     try:
         return _encode_string(key) + struct.pack("<I", value.type) + _encode(value)
     except (struct.error, OverflowError, TypeError, ValueError, AttributeError, KeyError) as error:
-        raise IqforgeError(f"metadata key '{printable(key)}' cannot be written as {_kind_name(value)}: {error}") from error
+        raise IqforgeError(
+            f"metadata key '{printable(key)}' cannot be written as {_kind_name(value)}: {error}"
+        ) from error
 
 
 def _kind_name(value: Value) -> str:
-    return value.type.name if value.element is None else f"{value.type.name} of {value.element.name}"
+    return (
+        value.type.name if value.element is None else f"{value.type.name} of {value.element.name}"
+    )
 
 
 def _encode(value: Value) -> bytes:

@@ -27,16 +27,28 @@ class ValueType(enum.IntEnum):
     FLOAT64 = 12
 
 
-STRUCT_CODES = {ValueType.UINT8: "B", ValueType.INT8: "b", ValueType.UINT16: "H", ValueType.INT16: "h", ValueType.UINT32: "I",
-                ValueType.INT32: "i", ValueType.FLOAT32: "f", ValueType.BOOL: "?", ValueType.UINT64: "Q", ValueType.INT64: "q",
-                ValueType.FLOAT64: "d"}
+STRUCT_CODES = {
+    ValueType.UINT8: "B",
+    ValueType.INT8: "b",
+    ValueType.UINT16: "H",
+    ValueType.INT16: "h",
+    ValueType.UINT32: "I",
+    ValueType.INT32: "i",
+    ValueType.FLOAT32: "f",
+    ValueType.BOOL: "?",
+    ValueType.UINT64: "Q",
+    ValueType.INT64: "q",
+    ValueType.FLOAT64: "d",
+}
 
 
 @dataclass(frozen=True)
 class Value:
-    """One metadata value. `data`: int, float, bool, str, or a list of these with `element` as their type.
+    """One metadata value. `data`: int, float, bool, str, or a list of these with `element` as their
+    type.
 
-    Strings that are not UTF-8 in the file hold their bytes as surrogate escapes, so that they are written back unchanged.
+    Strings that are not UTF-8 in the file hold their bytes as surrogate escapes, so that they are
+    written back unchanged.
     """
 
     type: ValueType
@@ -75,10 +87,18 @@ def array(element: ValueType, items: list) -> Value:
 _MISSING = object()
 
 
-def get(metadata: dict[str, Value], key: str, kind: type | tuple[type, ...], default: Any = _MISSING, *, file: str | None = None) -> Any:
+def get(
+    metadata: dict[str, Value],
+    key: str,
+    kind: type | tuple[type, ...],
+    default: Any = _MISSING,
+    *,
+    file: str | None = None,
+) -> Any:
     """The data of `key`, checked to be an instance of `kind` (int, float, bool, str or list).
 
-    ConfigError naming file and key when the key is missing (and no default was given) or holds something else.
+    ConfigError naming file and key when the key is missing (and no default was given) or holds
+    something else.
     """
     if key not in metadata:
         if default is _MISSING:
@@ -90,5 +110,7 @@ def get(metadata: dict[str, Value], key: str, kind: type | tuple[type, ...], def
         return float(data)
     if not isinstance(data, kinds) or (isinstance(data, bool) and bool not in kinds):
         wanted = " or ".join(k.__name__ for k in kinds)
-        raise ConfigError(f"metadata key '{key}' holds {metadata[key].type.name}, expected {wanted}", file=file)
+        raise ConfigError(
+            f"metadata key '{key}' holds {metadata[key].type.name}, expected {wanted}", file=file
+        )
     return data

@@ -1,4 +1,6 @@
-"""Writing GGUF files as Sinks: the layout is known before the first byte, data streams, the file appears only when whole."""
+"""Writing GGUF files as Sinks: the layout is known before the first byte, data streams, the file
+appears only when whole.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from .reader import MappedFile
 from .values import Value
 
 _PIECE = 64 << 20  # bytes handed to one write call, so that Ctrl-C is answered
-# trusted(tensor, its bytes in pieces): whether what an earlier run left of the tensor is what it should be
+# trusted(tensor, its bytes in pieces): whether what an earlier run left of the tensor is what it
+# should be
 Trusted = Callable[[TensorInfo, Iterator[bytes]], bool]
 
 
@@ -38,16 +41,24 @@ class _Finishing:
 
 
 class GGUFWriter(_Finishing):
-    """A `Sink` for one GGUF file (version 3). Tensors are laid out and must be written in the order of `tensors`.
+    """A `Sink` for one GGUF file (version 3). Tensors are laid out and must be written in the order
+    of `tensors`.
 
-    `alignment` of tensor data in bytes: by default what `general.alignment` in `metadata` says, else 32; an explicit value
-    other than 32 becomes that key. The header is parsed back by our own reader before anything is written and once more from
-    the disk before the file gets its name. Missing disk space is an OutputError at once. As a context manager: finishes
-    at the end, aborts on any exception.
+    `alignment` of tensor data in bytes: by default what `general.alignment` in `metadata` says,
+    else 32; an explicit value other than 32 becomes that key. The header is parsed back by our own
+    reader before anything is written and once more from the disk before the file gets its name.
+    Missing disk space is an OutputError at once. As a context manager: finishes at the end, aborts
+    on any exception.
     """
 
-    def __init__(self, path: str | os.PathLike, metadata: dict[str, Value], tensors: Sequence[TensorInfo], alignment: int | None = None,
-                 keep: bool = False):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        metadata: dict[str, Value],
+        tensors: Sequence[TensorInfo],
+        alignment: int | None = None,
+        keep: bool = False,
+    ):
         """keep: begin with a call of `resume`."""
         self.path = Path(path)
         self._part: PartFile | None = None
@@ -65,8 +76,9 @@ class GGUFWriter(_Finishing):
             raise
 
     def resume(self, trusted: Trusted) -> int:
-        """Take over the tensors that an earlier run left, up to the first that is incomplete or that `trusted` refuses; what lies behind
-        them is cut off. Returns their number."""
+        """Take over the tensors that an earlier run left, up to the first that is incomplete or
+        that `trusted` refuses; what lies behind them is cut off. Returns their number.
+        """
         part, plan, count = self._part, self._plan, 0
         if part.read_kept(0, len(plan.header)) == plan.header:
             while count < len(plan.tensors) and trusted(plan.tensors[count], self._kept(count)):
@@ -89,7 +101,10 @@ class GGUFWriter(_Finishing):
         """Drop the bytes of a tensor that is not complete."""
         end = len(self._plan.header)
         if self._index:
-            end = pad_to(self._plan.offsets[self._index - 1] + self._plan.tensors[self._index - 1].n_bytes, self._plan.alignment)
+            end = pad_to(
+                self._plan.offsets[self._index - 1] + self._plan.tensors[self._index - 1].n_bytes,
+                self._plan.alignment,
+            )
         self._part.go_on_at(end)
         self._written = 0
 
@@ -99,25 +114,35 @@ class GGUFWriter(_Finishing):
         return self._plan.n_bytes
 
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
-        """Append the next bytes of `tensor`, as any C-contiguous array. IqforgeError if it is not this tensor's turn or
-        if the bytes are more than its type and shape take; OutputError if they cannot be written."""
+        """Append the next bytes of `tensor`, as any C-contiguous array. IqforgeError if it is not
+        this tensor's turn or if the bytes are more than its type and shape take; OutputError if
+        they cannot be written.
+        """
         if self._part is None:
-            raise IqforgeError("the writer was finished or aborted", file=self.path, tensor=tensor.name)
+            raise IqforgeError(
+                "the writer was finished or aborted", file=self.path, tensor=tensor.name
+            )
         expected = self._expected(tensor)
         data = np.ascontiguousarray(data)
         if self._written + data.nbytes > expected.n_bytes:
-            raise IqforgeError(f"got {self._written + data.nbytes} bytes, shape {list(expected.shape)} in {expected.type} takes "
-                               f"{expected.n_bytes}", file=self.path, tensor=tensor.name)
+            raise IqforgeError(
+                f"got {self._written + data.nbytes} bytes, shape {list(expected.shape)} in"
+                f" {expected.type} takes {expected.n_bytes}",
+                file=self.path,
+                tensor=tensor.name,
+            )
         flat = data.reshape(-1).view(np.uint8)
         for start in range(0, flat.size, _PIECE):
-            self._part.write(flat[start:start + _PIECE])
+            self._part.write(flat[start : start + _PIECE])
         self._written += data.nbytes
         if self._written == expected.n_bytes:
             self._index, self._written = self._index + 1, 0
             self._pad()
 
     def finish(self) -> None:
-        """Sync, check the header on the disk, rename. IqforgeError if a tensor is missing or incomplete."""
+        """Sync, check the header on the disk, rename. IqforgeError if a tensor is missing or
+        incomplete.
+        """
         if self._part is None:
             return
         try:
@@ -130,8 +155,12 @@ class GGUFWriter(_Finishing):
         """Everything of `finish` but the rename."""
         if self._index < len(self._plan.tensors):
             expected = self._plan.tensors[self._index]
-            raise IqforgeError(f"finished with {self._written} of {expected.n_bytes} bytes, tensor {self._index + 1} of "
-                               f"{len(self._plan.tensors)}", file=self.path, tensor=expected.name)
+            raise IqforgeError(
+                f"finished with {self._written} of {expected.n_bytes} bytes, tensor"
+                f" {self._index + 1} of {len(self._plan.tensors)}",
+                file=self.path,
+                tensor=expected.name,
+            )
         self._part.sync()
         written = MappedFile(self._part.part_path)
         try:
@@ -144,11 +173,15 @@ class GGUFWriter(_Finishing):
         self._part.park()
 
     def sync(self) -> None:
-        """What is written so far survives a power cut, when this returns. May be called from another thread."""
+        """What is written so far survives a power cut, when this returns. May be called from
+        another thread.
+        """
         self._part.sync()
 
     def leave(self) -> None:
-        """Let what is written lie for a later run, which opens it with `keep`; nothing more can be written."""
+        """Let what is written lie for a later run, which opens it with `keep`; nothing more can be
+        written.
+        """
         part, self._part = self._part, None
         if part is not None:
             part.leave()
@@ -174,36 +207,68 @@ class GGUFWriter(_Finishing):
 
     def _expected(self, tensor: TensorInfo) -> TensorInfo:
         if self._index == len(self._plan.tensors):
-            raise IqforgeError(f"all {len(self._plan.tensors)} tensors are written already", file=self.path, tensor=tensor.name)
+            raise IqforgeError(
+                f"all {len(self._plan.tensors)} tensors are written already",
+                file=self.path,
+                tensor=tensor.name,
+            )
         expected = self._plan.tensors[self._index]
         if tensor != expected:
-            raise IqforgeError(f"written out of turn as {list(tensor.shape)} in {tensor.type}; next is '{expected.name}', "
-                               f"{list(expected.shape)} in {expected.type}", file=self.path, tensor=tensor.name)
+            raise IqforgeError(
+                f"written out of turn as {list(tensor.shape)} in {tensor.type}; next is"
+                f" '{expected.name}', {list(expected.shape)} in {expected.type}",
+                file=self.path,
+                tensor=tensor.name,
+            )
         return expected
 
     def _pad(self) -> None:
-        self._part.write(bytes(pad_to(self._part.position, self._plan.alignment) - self._part.position))
+        self._part.write(
+            bytes(pad_to(self._part.position, self._plan.alignment) - self._part.position)
+        )
 
 
 class ShardedWriter(_Finishing):
-    """A `Sink` for a split model: `<prefix>-00001-of-0000N.gguf` and so on, each shard complete before the next begins.
+    """A `Sink` for a split model: `<prefix>-00001-of-0000N.gguf` and so on, each shard complete
+    before the next begins.
 
-    `shards` lists the tensors of each shard, together `tensors` in order. The first shard gets `metadata` and the split
-    keys (in place where `metadata` has them), the others only the split keys. No shard has its name before `finish`; an abort
-    removes all of them.
+    `shards` lists the tensors of each shard, together `tensors` in order. The first shard gets
+    `metadata` and the split keys (in place where `metadata` has them), the others only the split
+    keys. No shard has its name before `finish`; an abort removes all of them.
     """
 
-    def __init__(self, prefix: str | os.PathLike, metadata: dict[str, Value], tensors: Sequence[TensorInfo],
-                 shards: Sequence[Sequence[TensorInfo]], keep: bool = False, skip: Collection[int] = ()):
-        """keep: begin with a call of `resume`. skip: numbers of shards, from 0, that are there and stay as they are; their tensors are
-        not written."""
+    def __init__(
+        self,
+        prefix: str | os.PathLike,
+        metadata: dict[str, Value],
+        tensors: Sequence[TensorInfo],
+        shards: Sequence[Sequence[TensorInfo]],
+        keep: bool = False,
+        skip: Collection[int] = (),
+    ):
+        """keep: begin with a call of `resume`. skip: numbers of shards, from 0, that are there and
+        stay as they are; their tensors are not written.
+        """
         if [tensor for shard in shards for tensor in shard] != list(tensors):
             raise IqforgeError("the shards do not hold the tensors in their order", file=prefix)
         if not 0 < len(shards) <= shard_rules.MAX_SHARDS:
-            raise OutputError(f"{len(shards)} shards; a model can be split into 1 to {shard_rules.MAX_SHARDS}", file=prefix)
-        self.paths = tuple(shard_rules.shard_path(prefix, index, len(shards)) for index in range(len(shards)))
-        self._shards = [(path, (metadata if index == 0 else {}) | shard_rules.split_keys(index, len(shards), len(tensors)), list(shard))
-                        for index, (path, shard) in enumerate(zip(self.paths, shards)) if index not in skip]
+            raise OutputError(
+                f"{len(shards)} shards; a model can be split into 1 to {shard_rules.MAX_SHARDS}",
+                file=prefix,
+            )
+        self.paths = tuple(
+            shard_rules.shard_path(prefix, index, len(shards)) for index in range(len(shards))
+        )
+        self._shards = [
+            (
+                path,
+                (metadata if index == 0 else {})
+                | shard_rules.split_keys(index, len(shards), len(tensors)),
+                list(shard),
+            )
+            for index, (path, shard) in enumerate(zip(self.paths, shards))
+            if index not in skip
+        ]
         layouts = [FileLayout(*shard) for shard in self._shards]
         self.n_bytes = sum(layout.n_bytes for layout in layouts)
         kept = sum(size_on_disk(f"{path}.part") for path, _, _ in self._shards) if keep else 0
@@ -217,7 +282,9 @@ class ShardedWriter(_Finishing):
             self._next()
 
     def _next(self, keep: bool = False) -> None:
-        """Open the next shard. The first one stays locked until all get their names, the others need no handle."""
+        """Open the next shard. The first one stays locked until all get their names, the others
+        need no handle.
+        """
         index = len(self._writers)
         if self._writers:
             self._writers[-1].complete()
@@ -227,7 +294,9 @@ class ShardedWriter(_Finishing):
             self._writers.append(GGUFWriter(*self._shards[index], keep=keep))
 
     def resume(self, trusted: Trusted) -> int:
-        """As `GGUFWriter.resume`, shard by shard; the shards behind the first incomplete one are written anew."""
+        """As `GGUFWriter.resume`, shard by shard; the shards behind the first incomplete one are
+        written anew.
+        """
         count = 0
         while len(self._writers) < len(self._shards):
             self._next(keep=True)
@@ -255,13 +324,19 @@ class ShardedWriter(_Finishing):
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
         """Append the next bytes of `tensor`; raises as GGUFWriter.write."""
         if self._done:
-            raise IqforgeError("the writer was finished or aborted", file=self.paths[0], tensor=tensor.name)
-        while tensor.name not in self._names[len(self._writers) - 1] and len(self._writers) < len(self._shards):
+            raise IqforgeError(
+                "the writer was finished or aborted", file=self.paths[0], tensor=tensor.name
+            )
+        while tensor.name not in self._names[len(self._writers) - 1] and len(self._writers) < len(
+            self._shards
+        ):
             self._next()
         self._writers[-1].write(tensor, data)
 
     def finish(self) -> None:
-        """Check all shards, then rename them, the first one last: without it the others are not a model."""
+        """Check all shards, then rename them, the first one last: without it the others are not a
+        model.
+        """
         if self._done:
             return
         try:

@@ -1,1 +1,3 @@
-"""Tools that turn GGUF files into GGUF files: split, merge, gate and up of experts; hashes and summaries."""
+"""Tools that turn GGUF files into GGUF files: split, merge, gate and up of experts; hashes and
+summaries.
+"""

@@ -1,8 +1,10 @@
-"""Gate and up of stacked experts in finished GGUF files: two tensors become `ffn_gate_up_exps`, or one becomes the two again.
+"""Gate and up of stacked experts in finished GGUF files: two tensors become `ffn_gate_up_exps`, or
+one becomes the two again.
 
-Inside each expert of the merged tensor the gate rows come first, then the up rows: [n_experts, 2 n_ff, n_embd]. Rows are whole in every
-type, and so are the row groups of interleaved types as long as n_ff is a multiple of the group. So nothing is decoded: bytes move, and
-the inverse gives every byte back.
+Inside each expert of the merged tensor the gate rows come first, then the up rows: [n_experts, 2
+n_ff, n_embd]. Rows are whole in every type, and so are the row groups of interleaved types as long
+as n_ff is a multiple of the group. So nothing is decoded: bytes move, and the inverse gives every
+byte back.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from ..output import refuse_same_file
 from ..source import Sink, Source, TensorInfo
 
 _NAME = re.compile(r"(blk\.\d+\.ffn_)(gate_up|gate|up)(_exps\.(\w+))")
-_MERGED_PARTS = ("weight", "bias")  # a scale per expert, as NVFP4 has beside its weights, belongs to one half alone
+_MERGED_PARTS = (
+    "weight",
+    "bias",
+)  # a scale per expert, as NVFP4 has beside its weights, belongs to one half alone
 _PIECE = 16 << 20
 Progress = Callable[[int], None]  # called with the number of bytes copied since the last call
 
@@ -36,7 +41,9 @@ class Span:
 
 @dataclass(frozen=True)
 class PlannedMerge:
-    """A tensor of the output: for each of `n_units` experts, the bytes of every span in turn; one unit where a tensor is copied."""
+    """A tensor of the output: for each of `n_units` experts, the bytes of every span in turn; one
+    unit where a tensor is copied.
+    """
 
     target: TensorInfo
     spans: tuple[Span, ...]
@@ -44,14 +51,22 @@ class PlannedMerge:
     changed: bool = True
 
 
-def merge_gate_up(src: str | os.PathLike, out: str | os.PathLike | None, *, undo: bool = False, dry_run: bool = False,
-                  progress: Progress | None = None) -> list[PlannedMerge]:
-    """Write the GGUF model `src` (also the first shard of a split one) to `out` with gate and up of all experts merged, or with `undo`
-    apart; returns the plan. dry_run: plan only, `out` may be None.
+def merge_gate_up(
+    src: str | os.PathLike,
+    out: str | os.PathLike | None,
+    *,
+    undo: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> list[PlannedMerge]:
+    """Write the GGUF model `src` (also the first shard of a split one) to `out` with gate and up of
+    all experts merged, or with `undo` apart; returns the plan. dry_run: plan only, `out` may be
+    None.
 
-    Keys are kept, but for those of a split model, as the output is one file. A merged tensor takes the place of its second half, as
-    converters write it; undone, gate and up take the place of the merged one. UnsupportedTypeError if the halves have two types or one
-    whose tensors are not made of rows alone, ShapeError, UsageError if the model has nothing to change.
+    Keys are kept, but for those of a split model, as the output is one file. A merged tensor takes
+    the place of its second half, as converters write it; undone, gate and up take the place of the
+    merged one. UnsupportedTypeError if the halves have two types or one whose tensors are not made
+    of rows alone, ShapeError, UsageError if the model has nothing to change.
     """
     with open_gguf(src) as source:
         plan = plan_gate_up(source, undo)
@@ -60,7 +75,11 @@ def merge_gate_up(src: str | os.PathLike, out: str | os.PathLike | None, *, undo
         if out is None:
             raise UsageError("an output file is needed")
         refuse_same_file(out, source.files)
-        metadata = {key: value for key, value in source.metadata.items() if key not in (KEY_NO, KEY_COUNT, KEY_TENSORS)}
+        metadata = {
+            key: value
+            for key, value in source.metadata.items()
+            if key not in (KEY_NO, KEY_COUNT, KEY_TENSORS)
+        }
         with GGUFWriter(out, metadata, [planned.target for planned in plan]) as sink:
             for planned in plan:
                 _copy(source, planned, sink, progress)
@@ -81,61 +100,109 @@ def plan_gate_up(source: Source, undo: bool = False) -> list[PlannedMerge]:
         else:
             other = tensors.get(f"{match[1]}{'up' if match[2] == 'gate' else 'gate'}{match[3]}")
             if other is None:
-                raise MalformedFileError("its other half is missing", file=source.path, tensor=tensor.name)
+                raise MalformedFileError(
+                    "its other half is missing", file=source.path, tensor=tensor.name
+                )
             if other.name in seen:
                 gate, up = (tensor, other) if match[2] == "gate" else (other, tensor)
                 plan.append(_merged(source, gate, up, f"{match[1]}gate_up{match[3]}", tensors))
             seen.add(tensor.name)
     if not any(planned.changed for planned in plan):
-        raise UsageError(f"has no {'merged gate and up' if undo else 'experts whose gate and up could be merged'}", file=source.path)
+        raise UsageError(
+            "has no"
+            f" {'merged gate and up' if undo else 'experts whose gate and up could be merged'}",
+            file=source.path,
+        )
     return plan
 
 
-def _merged(source: Source, gate: TensorInfo, up: TensorInfo, name: str, tensors: dict[str, TensorInfo]) -> PlannedMerge:
+def _merged(
+    source: Source, gate: TensorInfo, up: TensorInfo, name: str, tensors: dict[str, TensorInfo]
+) -> PlannedMerge:
     if name in tensors:
         raise MalformedFileError("is there beside its halves", file=source.path, tensor=name)
     if gate.type is not up.type:
-        raise UnsupportedTypeError(f"is {gate.type}, '{up.name}' is {up.type}; only halves of one type can be merged", file=source.path,
-                                   tensor=gate.name)
+        raise UnsupportedTypeError(
+            f"is {gate.type}, '{up.name}' is {up.type}; only halves of one type can be merged",
+            file=source.path,
+            tensor=gate.name,
+        )
     if gate.shape != up.shape:
-        raise ShapeError(f"has shape {list(gate.shape)}, '{up.name}' has {list(up.shape)}", file=source.path, tensor=gate.name)
+        raise ShapeError(
+            f"has shape {list(gate.shape)}, '{up.name}' has {list(up.shape)}",
+            file=source.path,
+            tensor=gate.name,
+        )
     _check_layout(source, gate)
     shape = (gate.shape[0], 2 * gate.shape[1], *gate.shape[2:])
     size = gate.n_bytes // gate.shape[0]
-    return PlannedMerge(replace(gate, name=name, shape=shape), (Span(gate, 0, size), Span(up, 0, size)), gate.shape[0])
+    return PlannedMerge(
+        replace(gate, name=name, shape=shape),
+        (Span(gate, 0, size), Span(up, 0, size)),
+        gate.shape[0],
+    )
 
 
-def _halves(source: Source, tensor: TensorInfo, match: re.Match, names: Collection[str]) -> list[PlannedMerge]:
+def _halves(
+    source: Source, tensor: TensorInfo, match: re.Match, names: Collection[str]
+) -> list[PlannedMerge]:
     _check_layout(source, tensor)
     rows, group = tensor.shape[1], tensor.type.group_rows
     if rows % (2 * group):
-        raise ShapeError(f"{rows} rows per expert cannot be halved" + (f" in row groups of {group}" if group > 1 else ""), file=source.path,
-                         tensor=tensor.name)
+        raise ShapeError(
+            f"{rows} rows per expert cannot be halved"
+            + (f" in row groups of {group}" if group > 1 else ""),
+            file=source.path,
+            tensor=tensor.name,
+        )
     shape = (tensor.shape[0], rows // 2, *tensor.shape[2:])
     size = tensor.n_bytes // tensor.shape[0] // 2
     planned = []
     for index, half in enumerate(("gate", "up")):
         name = f"{match[1]}{half}{match[3]}"
         if name in names:
-            raise MalformedFileError("is there beside the merged tensor", file=source.path, tensor=name)
-        planned.append(PlannedMerge(replace(tensor, name=name, shape=shape), (Span(tensor, index * size, size),), tensor.shape[0]))
+            raise MalformedFileError(
+                "is there beside the merged tensor", file=source.path, tensor=name
+            )
+        planned.append(
+            PlannedMerge(
+                replace(tensor, name=name, shape=shape),
+                (Span(tensor, index * size, size),),
+                tensor.shape[0],
+            )
+        )
     return planned
 
 
 def _check_layout(source: Source, tensor: TensorInfo) -> None:
-    """Gate and up lie behind one another along axis 1: rows of weights [experts, rows, columns], elements of biases [experts, n]."""
+    """Gate and up lie behind one another along axis 1: rows of weights [experts, rows, columns],
+    elements of biases [experts, n].
+    """
     part = tensor.name.rpartition(".")[2]
     if part not in _MERGED_PARTS:
-        raise UnsupportedTypeError(f"'{part}' of experts cannot be merged or parted; {' and '.join(_MERGED_PARTS)} can", file=source.path,
-                                   tensor=tensor.name)
+        raise UnsupportedTypeError(
+            f"'{part}' of experts cannot be merged or parted; {' and '.join(_MERGED_PARTS)} can",
+            file=source.path,
+            tensor=tensor.name,
+        )
     if tensor.type.tail_bytes:
-        raise UnsupportedTypeError(f"{tensor.type} has one scale behind all rows of a tensor", file=source.path, tensor=tensor.name)
+        raise UnsupportedTypeError(
+            f"{tensor.type} has one scale behind all rows of a tensor",
+            file=source.path,
+            tensor=tensor.name,
+        )
     wanted = 3 if part == "weight" else 2
     if len(tensor.shape) != wanted:
-        raise ShapeError(f"has shape {list(tensor.shape)}; the {part} of stacked experts has {wanted} dimensions", file=source.path,
-                         tensor=tensor.name)
+        raise ShapeError(
+            f"has shape {list(tensor.shape)}; the {part} of stacked experts has {wanted}"
+            " dimensions",
+            file=source.path,
+            tensor=tensor.name,
+        )
     if part == "bias" and (tensor.type.block_size > 1 or tensor.type.is_interleaved):
-        raise UnsupportedTypeError(f"is {tensor.type}; a bias is made of floats", file=source.path, tensor=tensor.name)
+        raise UnsupportedTypeError(
+            f"is {tensor.type}; a bias is made of floats", file=source.path, tensor=tensor.name
+        )
 
 
 def _copy(source: GGUFFile, planned: PlannedMerge, sink: Sink, progress: Progress | None) -> None:
@@ -144,7 +211,9 @@ def _copy(source: GGUFFile, planned: PlannedMerge, sink: Sink, progress: Progres
             stride = span.tensor.n_bytes // planned.n_units
             begin = unit * stride + span.start
             for start in range(begin, begin + span.size, _PIECE):
-                piece = source.read_bytes(span.tensor, start, min(start + _PIECE, begin + span.size))
+                piece = source.read_bytes(
+                    span.tensor, start, min(start + _PIECE, begin + span.size)
+                )
                 sink.write(planned.target, piece)
                 size = piece.nbytes
                 del piece

@@ -1,4 +1,6 @@
-"""Gate and up of stacked experts merged, or parted, while they are read: a Source on top of another, see `gate_up.py`."""
+"""Gate and up of stacked experts merged, or parted, while they are read: a Source on top of
+another, see `gate_up.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,17 @@ from .gate_up import PlannedMerge, plan_gate_up
 
 
 class GateUpSource:
-    """`origin` with `ffn_gate_up_exps` instead of its halves, or with `undo` the other way round. Raises as `plan_gate_up`."""
+    """`origin` with `ffn_gate_up_exps` instead of its halves, or with `undo` the other way round.
+    Raises as `plan_gate_up`.
+    """
 
     def __init__(self, origin: Source, undo: bool = False):
-        self.origin, self.path, self.files, self.metadata = origin, origin.path, origin.files, origin.metadata
+        self.origin, self.path, self.files, self.metadata = (
+            origin,
+            origin.path,
+            origin.files,
+            origin.metadata,
+        )
         self._plan = {planned.target.name: planned for planned in plan_gate_up(origin, undo)}
         self.tensors = tuple(planned.target for planned in self._plan.values())
         self.parallel_reads = getattr(origin, "parallel_reads", 0)
@@ -26,12 +35,23 @@ class GateUpSource:
         planned = self._plan[tensor.name]
         if not planned.changed:
             return self.origin.read_rows(self.stored(tensor), start, stop)
-        parts = self._columns(planned, start, stop) if len(planned.target.shape) == 2 else self._rows(planned, start, stop)
-        return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=int(len(planned.target.shape) == 2))
+        parts = (
+            self._columns(planned, start, stop)
+            if len(planned.target.shape) == 2
+            else self._rows(planned, start, stop)
+        )
+        return (
+            np.ascontiguousarray(parts[0])
+            if len(parts) == 1
+            else np.concatenate(parts, axis=int(len(planned.target.shape) == 2))
+        )
 
     def _columns(self, planned: PlannedMerge, start: int, stop: int) -> list[np.ndarray]:
         """Of biases, which have a row per expert: each span is a part of its rows."""
-        return [self.origin.read_rows(span.tensor, start, stop)[:, span.start:span.start + span.size] for span in planned.spans]
+        return [
+            self.origin.read_rows(span.tensor, start, stop)[:, span.start : span.start + span.size]
+            for span in planned.spans
+        ]
 
     def _rows(self, planned: PlannedMerge, start: int, stop: int) -> list[np.ndarray]:
         parts, row_bytes = [], planned.target.row_bytes
@@ -42,7 +62,11 @@ class GateUpSource:
                 rows = span.size // row_bytes
                 low, high = max(start, first), min(stop, first + rows)
                 if low < high:
-                    at = unit * (span.tensor.n_rows // planned.n_units) + span.start // row_bytes - first
+                    at = (
+                        unit * (span.tensor.n_rows // planned.n_units)
+                        + span.start // row_bytes
+                        - first
+                    )
                     parts.append(self.origin.read_rows(span.tensor, low + at, high + at))
                 first += rows
         return parts

@@ -1,11 +1,14 @@
-"""Hashes of a GGUF model's tensors, one by one and as a whole, and checking them against a manifest.
+"""Hashes of a GGUF model's tensors, one by one and as a whole, and checking them against a
+manifest.
 
-Hashed are the bytes of the tensors without padding, in file order; metadata is not. Lines are those of llama.cpp's `gguf-hash`:
+Hashed are the bytes of the tensors without padding, in file order; metadata is not. Lines are those
+of llama.cpp's `gguf-hash`:
 
     sha256    7c3b...  model.gguf:blk.0.attn_q.weight        (name of the hash padded to 8, two spaces, hex, two spaces, place)
     sha256    91d0...  model.gguf
 
-The uuid is of version 5: SHA-1 over a fixed namespace and all tensor bytes. Of a split model, the first shard's name stands for all.
+The uuid is of version 5: SHA-1 over a fixed namespace and all tensor bytes. Of a split model, the
+first shard's name stands for all.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ...errors import MalformedFileError, NotFoundError, UsageError
-from ..xxh64 import XXH64
 from ..gguf.reader import GGUFFile, open_gguf
+from ..xxh64 import XXH64
 
 UUID_NAMESPACE = uuid.UUID("ef001206-dadc-5f6d-a15f-3359e577d4e5")
 _PIECE = 16 << 20
@@ -48,8 +51,12 @@ class _Uuid:
 
 
 # In the order in which the lines of a tensor come. The uuid is of the whole only.
-ALGORITHMS: dict[str, Callable[[], _Hash]] = {"xxh64": XXH64, "sha1": lambda: hashlib.sha1(usedforsecurity=False), "sha256": hashlib.sha256,
-                                              "uuid": _Uuid}
+ALGORITHMS: dict[str, Callable[[], _Hash]] = {
+    "xxh64": XXH64,
+    "sha1": lambda: hashlib.sha1(usedforsecurity=False),
+    "sha256": hashlib.sha256,
+    "uuid": _Uuid,
+}
 _STRENGTH = ("sha256", "sha1", "xxh64", "uuid")
 _LINE = re.compile(r"(\w+) +([0-9A-Fa-f-]+)  (.+)")
 
@@ -69,32 +76,60 @@ class HashLine:
         return self.file if self.tensor is None else f"{self.file}:{self.tensor}"
 
     def __str__(self) -> str:
-        return f"{self.algorithm:<8}  {self.digest}  {self.place}" + (f"  -  {self.verdict}" if self.verdict else "")
+        return f"{self.algorithm:<8}  {self.digest}  {self.place}" + (
+            f"  -  {self.verdict}" if self.verdict else ""
+        )
 
 
-def hash_model(path: str | os.PathLike, algorithms: Sequence[str] = ("xxh64",), *, layers: bool = True,
-               progress: Callable[[int], None] | None = None) -> Iterator[HashLine]:
-    """The hashes of a GGUF model (of a split one through its first shard), tensor by tensor unless `layers` is false, then of the whole.
+def hash_model(
+    path: str | os.PathLike,
+    algorithms: Sequence[str] = ("xxh64",),
+    *,
+    layers: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[HashLine]:
+    """The hashes of a GGUF model (of a split one through its first shard), tensor by tensor unless
+    `layers` is false, then of the whole.
 
-    progress: called with the number of bytes hashed since the last call. UsageError for an unknown algorithm (known: `ALGORITHMS`);
-    otherwise raises as `open_gguf`.
+    progress: called with the number of bytes hashed since the last call. UsageError for an unknown
+    algorithm (known: `ALGORITHMS`); otherwise raises as `open_gguf`.
     """
     if unknown := [name for name in algorithms if name not in ALGORITHMS]:
         raise UsageError(f"unknown hash '{unknown[0]}'; known are {', '.join(ALGORITHMS)}")
     with open_gguf(path) as file:
-        yield from _hashed(file, os.fspath(path), [name for name in ALGORITHMS if name in algorithms], layers, progress)
+        yield from _hashed(
+            file,
+            os.fspath(path),
+            [name for name in ALGORITHMS if name in algorithms],
+            layers,
+            progress,
+        )
 
 
-def _hashed(file: GGUFFile, label: str, names: list[str], layers: bool, progress: Callable[[int], None] | None) -> Iterator[HashLine]:
+def _hashed(
+    file: GGUFFile,
+    label: str,
+    names: list[str],
+    layers: bool,
+    progress: Callable[[int], None] | None,
+) -> Iterator[HashLine]:
     whole = {name: ALGORITHMS[name]() for name in names}
-    # A hash goes through its bytes in order; different ones can do so at the same time, as none of them holds the interpreter.
+    # A hash goes through its bytes in order; different ones can do so at the same time, as none of
+    # them holds the interpreter.
     with ThreadPoolExecutor(max(1, min(8, 2 * len(names))), thread_name_prefix="hash") as pool:
         yield from _tensor_lines(file, label, names, layers, whole, pool, progress)
     yield from (HashLine(name, hashed.hexdigest(), label) for name, hashed in whole.items())
 
 
-def _tensor_lines(file: GGUFFile, label: str, names: list[str], layers: bool, whole: dict[str, _Hash], pool: Executor,
-                  progress: Callable[[int], None] | None) -> Iterator[HashLine]:
+def _tensor_lines(
+    file: GGUFFile,
+    label: str,
+    names: list[str],
+    layers: bool,
+    whole: dict[str, _Hash],
+    pool: Executor,
+    progress: Callable[[int], None] | None,
+) -> Iterator[HashLine]:
     for tensor in file.tensors:
         own = {name: ALGORITHMS[name]() for name in names if layers and name != "uuid"}
         for start in range(0, tensor.n_bytes, _PIECE):
@@ -105,14 +140,20 @@ def _tensor_lines(file: GGUFFile, label: str, names: list[str], layers: bool, wh
             file.release(tensor)
             if progress is not None:
                 progress(size)
-        yield from (HashLine(name, hashed.hexdigest(), label, tensor.name) for name, hashed in own.items())
+        yield from (
+            HashLine(name, hashed.hexdigest(), label, tensor.name) for name, hashed in own.items()
+        )
 
 
 def read_manifest(path: str | os.PathLike) -> dict[tuple[str, str], str]:
-    """(algorithm, place) -> digest of a file with such lines. NotFoundError, MalformedFileError naming the line that is none."""
+    """(algorithm, place) -> digest of a file with such lines. NotFoundError, MalformedFileError
+    naming the line that is none.
+    """
     try:
         if os.path.getsize(path) > MAX_MANIFEST_BYTES:
-            raise MalformedFileError(f"more than {MAX_MANIFEST_BYTES} bytes are not read as a manifest", file=path)
+            raise MalformedFileError(
+                f"more than {MAX_MANIFEST_BYTES} bytes are not read as a manifest", file=path
+            )
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror or error}", file=path) from None
@@ -124,25 +165,37 @@ def read_manifest(path: str | os.PathLike) -> dict[tuple[str, str], str]:
             continue
         match = _LINE.fullmatch(line)
         if match is None or match[1] not in ALGORITHMS:
-            raise MalformedFileError(f"line {number} is no line of a manifest: '{line[:100]}'", file=path)
+            raise MalformedFileError(
+                f"line {number} is no line of a manifest: '{line[:100]}'", file=path
+            )
         entries[match[1], match[3]] = match[2].lower()
     if not entries:
         raise MalformedFileError("has no hashes", file=path)
     return entries
 
 
-def check_hashes(path: str | os.PathLike, manifest: str | os.PathLike, algorithms: Iterable[str] = (), *, layers: bool = True,
-                 progress: Callable[[int], None] | None = None) -> Iterator[HashLine]:
-    """The hashes of a model with a verdict each: Ok, Mismatch, Not in manifest; then what the manifest has of the model beyond it.
+def check_hashes(
+    path: str | os.PathLike,
+    manifest: str | os.PathLike,
+    algorithms: Iterable[str] = (),
+    *,
+    layers: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[HashLine]:
+    """The hashes of a model with a verdict each: Ok, Mismatch, Not in manifest; then what the
+    manifest has of the model beyond it.
 
-    algorithms: by default the strongest that the manifest has. The manifest may name the file with another folder in front.
-    UsageError if it has none of the hashes asked for.
+    algorithms: by default the strongest that the manifest has. The manifest may name the file with
+    another folder in front. UsageError if it has none of the hashes asked for.
     """
     entries = {(name, place): digest for (name, place), digest in read_manifest(manifest).items()}
     present = {name for name, _ in entries}
     chosen = list(algorithms) or [next(name for name in _STRENGTH if name in present)]
     if absent := [name for name in chosen if name not in present]:
-        raise UsageError(f"the manifest has no {absent[0]} hashes; it has {', '.join(sorted(present))}", file=manifest)
+        raise UsageError(
+            f"the manifest has no {absent[0]} hashes; it has {', '.join(sorted(present))}",
+            file=manifest,
+        )
     label, seen = os.fspath(path), set()
     prefix = _prefix(label, (place for _, place in entries))
     for line in hash_model(path, chosen, layers=layers, progress=progress):
@@ -151,8 +204,13 @@ def check_hashes(path: str | os.PathLike, manifest: str | os.PathLike, algorithm
         verdict = MISSING if key not in entries else OK if entries[key] == line.digest else MISMATCH
         yield HashLine(line.algorithm, line.digest, label, line.tensor, verdict)
     for (name, place), digest in entries.items():
-        if layers and name in chosen and (name, place) not in seen and place.startswith(f"{prefix}:"):
-            yield HashLine(name, digest, label, place[len(prefix) + 1:], NOT_IN_FILE)
+        if (
+            layers
+            and name in chosen
+            and (name, place) not in seen
+            and place.startswith(f"{prefix}:")
+        ):
+            yield HashLine(name, digest, label, place[len(prefix) + 1 :], NOT_IN_FILE)
 
 
 def _prefix(label: str, places: Iterable[str]) -> str:

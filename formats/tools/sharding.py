@@ -23,7 +23,8 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 @dataclass(frozen=True)
 class Limits:
-    """How a converted model is cut into shards; by default not at all. At most one of the first two is given.
+    """How a converted model is cut into shards; by default not at all. At most one of the first two
+    is given.
 
     max_size: bytes, or `300M`, `2G`, `500K`. metadata_first: the first shard has no tensors.
     """
@@ -38,7 +39,10 @@ class Limits:
         if self.max_tensors is not None and self.max_tensors < 1:
             raise UsageError(f"{self.max_tensors} tensors per shard; at least 1 is needed")
         if self.metadata_first and self.max_tensors is None and self.max_size is None:
-            raise UsageError("a first shard without tensors needs a limit for the others: a number of tensors or a size")
+            raise UsageError(
+                "a first shard without tensors needs a limit for the others: a number of tensors or"
+                " a size"
+            )
         self.bytes  # noqa: B018  raises for a size that is none
 
     @property
@@ -47,16 +51,23 @@ class Limits:
             return None
         match = re.fullmatch(r"(\d{1,18})([KMG]?)", str(self.max_size))
         if match is None or int(match[1]) == 0:
-            raise UsageError(f"shard size '{self.max_size}': expected a whole number above 0; K, M and G are 10^3, 10^6 and 10^9 bytes")
+            raise UsageError(
+                f"shard size '{self.max_size}': expected a whole number above 0; K, M and G are"
+                " 10^3, 10^6 and 10^9 bytes"
+            )
         return int(match[1]) * _UNITS[match[2]]
 
     def groups(self, tensors: Sequence[TensorInfo]) -> list[list[TensorInfo]]:
-        """The tensors of each shard, cut where llama.cpp's converter cuts: by bytes without padding, a larger tensor gets its own."""
+        """The tensors of each shard, cut where llama.cpp's converter cuts: by bytes without
+        padding, a larger tensor gets its own.
+        """
         groups: list[list[TensorInfo]] = [[], []] if self.metadata_first and tensors else [[]]
         filled, limit = 0, self.bytes
         for tensor in tensors:
             current = groups[-1]
-            full = len(current) == self.max_tensors or (limit is not None and filled + tensor.n_bytes > limit)
+            full = len(current) == self.max_tensors or (
+                limit is not None and filled + tensor.n_bytes > limit
+            )
             if current and full:
                 groups.append([])
                 filled = 0
@@ -67,7 +78,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """`paths` of the files to come, the tensors and the layout of each. skip: numbers of shards that are there and stay."""
+    """`paths` of the files to come, the tensors and the layout of each. skip: numbers of shards
+    that are there and stay.
+    """
 
     metadata: dict[str, Value]
     paths: tuple[Path, ...]
@@ -92,7 +105,9 @@ class OutputPlan:
 
     @property
     def free_bytes(self) -> int:
-        """What the disk has left, -1 where it does not say. A file that is replaced still counts: it goes when the new one is complete."""
+        """What the disk has left, -1 where it does not say. A file that is replaced still counts:
+        it goes when the new one is complete.
+        """
         try:
             usage = shutil.disk_usage(self.paths[0].resolve().parent)
         except OSError:  # opening the output says what is wrong with the folder
@@ -101,7 +116,9 @@ class OutputPlan:
 
     def __str__(self) -> str:
         n_tensors = sum(map(len, self.groups))
-        where = f"{self.paths[0]}" + (f" and {len(self.paths) - 1} more shards" if len(self.paths) > 1 else "")
+        where = f"{self.paths[0]}" + (
+            f" and {len(self.paths) - 1} more shards" if len(self.paths) > 1 else ""
+        )
         free = f", {self.free_bytes / 1e6:.2f} MB are free" if self.free_bytes >= 0 else ""
         return f"{where}: {n_tensors} tensors, {self.n_bytes / 1e6:.2f} MB{free}"
 
@@ -110,21 +127,41 @@ class OutputPlan:
         check_space(self.paths[0].resolve().parent, self.n_bytes, self.paths[0])
 
     def open(self, keep: bool = False) -> GGUFWriter | ShardedWriter:
-        """The Sink; keep: one that begins with a call of `resume`. OutputError if the disk is too small, before anything is written."""
+        """The Sink; keep: one that begins with a call of `resume`. OutputError if the disk is too
+        small, before anything is written.
+        """
         tensors = [tensor for group in self.groups for tensor in group]
         if len(self.paths) == 1:
             return GGUFWriter(self.paths[0], self.metadata, tensors, keep=keep)
-        return ShardedWriter(_prefix(self.paths[0], len(self.paths)), self.metadata, tensors, self.groups, keep, self.skip)
+        return ShardedWriter(
+            _prefix(self.paths[0], len(self.paths)),
+            self.metadata,
+            tensors,
+            self.groups,
+            keep,
+            self.skip,
+        )
 
 
-def plan_output(path: Path, metadata: dict[str, Value], tensors: Sequence[TensorInfo], limits: Limits = Limits(),
-                inputs: Sequence[str | os.PathLike] = (), groups: Sequence[Sequence[TensorInfo]] | None = None) -> OutputPlan:
-    """Files for `tensors`: `path` itself, or `<stem>-0000i-of-0000N.gguf` beside it where `limits` ask for more than one.
+def plan_output(
+    path: Path,
+    metadata: dict[str, Value],
+    tensors: Sequence[TensorInfo],
+    limits: Limits = Limits(),
+    inputs: Sequence[str | os.PathLike] = (),
+    groups: Sequence[Sequence[TensorInfo]] | None = None,
+) -> OutputPlan:
+    """Files for `tensors`: `path` itself, or `<stem>-0000i-of-0000N.gguf` beside it where `limits`
+    ask for more than one.
 
-    groups: the tensors of every file instead; these are called as shards are, also a single one, which has no keys of shards.
-    OutputError if one of the files is an input or could not be valid. Nothing is written.
+    groups: the tensors of every file instead; these are called as shards are, also a single one,
+    which has no keys of shards. OutputError if one of the files is an input or could not be valid.
+    Nothing is written.
     """
-    named, groups = groups is not None, tuple(tuple(group) for group in (limits.groups(tensors) if groups is None else groups))
+    named, groups = (
+        groups is not None,
+        tuple(tuple(group) for group in (limits.groups(tensors) if groups is None else groups)),
+    )
     if len(groups) == 1:
         stem = path.with_suffix("") if path.suffix == ".gguf" else path
         paths = (shard_path(stem, 0, 1) if named else path,)
@@ -132,8 +169,14 @@ def plan_output(path: Path, metadata: dict[str, Value], tensors: Sequence[Tensor
     else:
         prefix, count = path.with_suffix("") if path.suffix == ".gguf" else path, len(groups)
         paths = tuple(shard_path(prefix, index, count) for index in range(count))
-        layouts = [FileLayout(shard, (metadata if index == 0 else {}) | split_keys(index, count, len(tensors)), group)
-                   for index, (shard, group) in enumerate(zip(paths, groups))]
+        layouts = [
+            FileLayout(
+                shard,
+                (metadata if index == 0 else {}) | split_keys(index, count, len(tensors)),
+                group,
+            )
+            for index, (shard, group) in enumerate(zip(paths, groups))
+        ]
     for file in paths:
         refuse_same_file(file, inputs)
     return OutputPlan(metadata, paths, groups, tuple(layouts))

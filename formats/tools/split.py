@@ -1,6 +1,8 @@
-"""Splitting a GGUF model into shards and merging shards into one file, tensor by tensor in small pieces.
+"""Splitting a GGUF model into shards and merging shards into one file, tensor by tensor in small
+pieces.
 
-Shards are cut where llama.cpp's `gguf-split` cuts them, and carry the same keys, so either tool reads the other's.
+Shards are cut where llama.cpp's `gguf-split` cuts them, and carry the same keys, so either tool
+reads the other's.
 """
 
 from __future__ import annotations
@@ -35,33 +37,47 @@ class Shard:
         """Bytes of tensor data, padding left out."""
         return sum(tensor.n_bytes for tensor in self.tensors)
 
-    def header_bytes(self, metadata: dict[str, Value], index: int, n_shards: int, n_tensors: int) -> int:
+    def header_bytes(
+        self, metadata: dict[str, Value], index: int, n_shards: int, n_tensors: int
+    ) -> int:
         """Bytes in front of the tensor data, when this is shard `index` of a model with `metadata`."""
         keys = (metadata if index == 0 else {}) | shard_rules.split_keys(index, n_shards, n_tensors)
         return len(encode_header(keys, self.tensors, DEFAULT_ALIGNMENT)[0])
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes in `300M` (10^6 each) or `2G` (10^9); an int is bytes already. UsageError for anything else."""
+    """Bytes in `300M` (10^6 each) or `2G` (10^9); an int is bytes already. UsageError for anything
+    else.
+    """
     if isinstance(text, int):
         size = text
     elif match := re.fullmatch(r"(\d{1,18})([MG])", text):
         size = int(match[1]) * {"M": 10**6, "G": 10**9}[match[2]]
     else:
-        raise UsageError(f"shard size '{text}': expected a whole number and a unit; supported units are M (10^6 bytes) or G (10^9)")
+        raise UsageError(
+            f"shard size '{text}': expected a whole number and a unit; supported units are M (10^6"
+            " bytes) or G (10^9)"
+        )
     if size <= 0:
         raise UsageError(f"shard size '{text}' must be above 0")
     return size
 
 
-def plan_split(source: GGUFFile, prefix: str | os.PathLike, *, max_tensors: int | None = None, max_size: str | int | None = None,
-               first_shard_metadata_only: bool = False) -> list[Shard]:
-    """Which tensors go into which shard `<prefix>-0000i-of-0000N.gguf`; a `.gguf` ending of `prefix` is dropped.
+def plan_split(
+    source: GGUFFile,
+    prefix: str | os.PathLike,
+    *,
+    max_tensors: int | None = None,
+    max_size: str | int | None = None,
+    first_shard_metadata_only: bool = False,
+) -> list[Shard]:
+    """Which tensors go into which shard `<prefix>-0000i-of-0000N.gguf`; a `.gguf` ending of
+    `prefix` is dropped.
 
-    With `max_size` (bytes, `300M`, `2G`) a shard ends before the tensor that would bring its padded data above that; a
-    tensor that is larger gets a shard of its own. Else it ends after `max_tensors` tensors (default 128).
-    `first_shard_metadata_only` puts a shard without tensors in front. UsageError for impossible limits, OutputError if a
-    shard would have no tensors.
+    With `max_size` (bytes, `300M`, `2G`) a shard ends before the tensor that would bring its padded
+    data above that; a tensor that is larger gets a shard of its own. Else it ends after
+    `max_tensors` tensors (default 128). `first_shard_metadata_only` puts a shard without tensors in
+    front. UsageError for impossible limits, OutputError if a shard would have no tensors.
     """
     if max_tensors is not None and max_size is not None:
         raise UsageError("give either a number of tensors or a size per shard, not both")
@@ -76,11 +92,16 @@ def plan_split(source: GGUFFile, prefix: str | os.PathLike, *, max_tensors: int 
     if first_shard_metadata_only:
         groups.insert(0, [])
     prefix = re.sub(r"\.gguf$", "", os.fspath(prefix))
-    return [Shard(shard_rules.shard_path(prefix, index, len(groups)), tuple(group)) for index, group in enumerate(groups)]
+    return [
+        Shard(shard_rules.shard_path(prefix, index, len(groups)), tuple(group))
+        for index, group in enumerate(groups)
+    ]
 
 
 def _cut_by_count(tensors: Sequence[TensorInfo], max_tensors: int) -> list[list[TensorInfo]]:
-    return [list(tensors[start:start + max_tensors]) for start in range(0, len(tensors), max_tensors)]
+    return [
+        list(tensors[start : start + max_tensors]) for start in range(0, len(tensors), max_tensors)
+    ]
 
 
 def _cut_by_size(source: GGUFFile, max_size: int) -> list[list[TensorInfo]]:
@@ -89,9 +110,15 @@ def _cut_by_size(source: GGUFFile, max_size: int) -> list[list[TensorInfo]]:
     for tensor in source.tensors:
         size = pad_to(tensor.n_bytes, DEFAULT_ALIGNMENT)
         if filled + size > max_size:
-            if not groups[0]:  # the reference refuses this as well; a shard 1 without tensors has its own flag
-                raise OutputError(f"one of the splits has 0 tensors: the first tensor takes {size} bytes, a shard may have {max_size}",
-                                  file=source.path, tensor=tensor.name)
+            if not groups[
+                0
+            ]:  # the reference refuses this as well; a shard 1 without tensors has its own flag
+                raise OutputError(
+                    f"one of the splits has 0 tensors: the first tensor takes {size} bytes, a shard"
+                    f" may have {max_size}",
+                    file=source.path,
+                    tensor=tensor.name,
+                )
             groups.append([])
             filled = 0
         groups[-1].append(tensor)
@@ -99,34 +126,63 @@ def _cut_by_size(source: GGUFFile, max_size: int) -> list[list[TensorInfo]]:
     return groups
 
 
-def write_split(source: GGUFFile, plan: Sequence[Shard], progress: Progress | None = None) -> list[Path]:
-    """Write the shards of `plan`; returns their paths. None of them appears before all are complete."""
+def write_split(
+    source: GGUFFile, plan: Sequence[Shard], progress: Progress | None = None
+) -> list[Path]:
+    """Write the shards of `plan`; returns their paths. None of them appears before all are
+    complete.
+    """
     paths = [shard.path for shard in plan]
     for path in paths:
         refuse_same_file(path, source.files)
     prefix = str(paths[0]).removesuffix(f"-{1:05d}-of-{len(plan):05d}.gguf")
-    with ShardedWriter(prefix, source.metadata, source.tensors, [shard.tensors for shard in plan]) as sink:
+    with ShardedWriter(
+        prefix, source.metadata, source.tensors, [shard.tensors for shard in plan]
+    ) as sink:
         copy_tensors(source, sink, progress)
     return paths
 
 
-def split_model(src: str | os.PathLike, prefix: str | os.PathLike, *, max_tensors: int | None = None, max_size: str | int | None = None,
-                first_shard_metadata_only: bool = False, dry_run: bool = False, progress: Progress | None = None) -> list[Path]:
-    """Split the GGUF model `src` as `plan_split` says; returns the paths of the shards (not written with `dry_run`)."""
+def split_model(
+    src: str | os.PathLike,
+    prefix: str | os.PathLike,
+    *,
+    max_tensors: int | None = None,
+    max_size: str | int | None = None,
+    first_shard_metadata_only: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Split the GGUF model `src` as `plan_split` says; returns the paths of the shards (not written
+    with `dry_run`).
+    """
     with open_gguf(src) as source:
-        plan = plan_split(source, prefix, max_tensors=max_tensors, max_size=max_size,
-                          first_shard_metadata_only=first_shard_metadata_only)
+        plan = plan_split(
+            source,
+            prefix,
+            max_tensors=max_tensors,
+            max_size=max_size,
+            first_shard_metadata_only=first_shard_metadata_only,
+        )
         return [shard.path for shard in plan] if dry_run else write_split(source, plan, progress)
 
 
 def open_shards(first: str | os.PathLike) -> GGUFFile:
-    """Open a split model, also one of a single shard. SplitError if `first` is whole or not called as a first shard is."""
+    """Open a split model, also one of a single shard. SplitError if `first` is whole or not called
+    as a first shard is.
+    """
     source = open_gguf(first)
     try:
         if shard_rules.KEY_COUNT not in source.metadata:
-            raise SplitError("the file does not contain split.count metadata: it is not a shard", file=source.path)
+            raise SplitError(
+                "the file does not contain split.count metadata: it is not a shard",
+                file=source.path,
+            )
         if shard_rules.split_number(source.metadata, shard_rules.KEY_COUNT, source.path) == 0:
-            raise SplitError("the file does not contain a valid split count: 0 says that it is merged already", file=source.path)
+            raise SplitError(
+                "the file does not contain a valid split count: 0 says that it is merged already",
+                file=source.path,
+            )
         shard_rules.sibling_paths(source.path, source.metadata)
         return source
     except BaseException:
@@ -134,12 +190,20 @@ def open_shards(first: str | os.PathLike) -> GGUFFile:
         raise
 
 
-def merge_model(first: str | os.PathLike, out: str | os.PathLike, *, delete_shards: bool = False, progress: Progress | None = None) -> Path:
-    """Merge the shards found through the first one into `out`, which must not exist; returns its path.
+def merge_model(
+    first: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    delete_shards: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Merge the shards found through the first one into `out`, which must not exist; returns its
+    path.
 
-    Tensors come in shard order. Metadata is the first shard's with `split.count` set to 0, which is how the reference
-    marks a merged file; `split.no` and `split.tensors.count` stay. delete_shards: remove the shards once `out` is complete and
-    on the disk, so the disk has to hold both for a moment.
+    Tensors come in shard order. Metadata is the first shard's with `split.count` set to 0, which is
+    how the reference marks a merged file; `split.no` and `split.tensors.count` stay. delete_shards:
+    remove the shards once `out` is complete and on the disk, so the disk has to hold both for a
+    moment.
     """
     out = Path(out)
     check_merge_output(out)
@@ -149,11 +213,17 @@ def merge_model(first: str | os.PathLike, out: str | os.PathLike, *, delete_shar
             copy_tensors(source, sink, progress)
         shards = source.shards
     if delete_shards:
-        for path in reversed(shards):  # what is left if this is interrupted is not taken for a model: the first one goes last
+        for path in reversed(
+            shards
+        ):  # what is left if this is interrupted is not taken for a model: the first one goes last
             try:
                 os.unlink(path)
             except OSError as error:
-                raise OutputError(f"the merged file is complete, but this shard cannot be removed: {error.strerror}", file=path) from None
+                raise OutputError(
+                    "the merged file is complete, but this shard cannot be removed:"
+                    f" {error.strerror}",
+                    file=path,
+                ) from None
     return out
 
 

@@ -1,4 +1,6 @@
-"""What is in a GGUF model, without reading any tensor: keys, tensors and where they lie, sizes by type."""
+"""What is in a GGUF model, without reading any tensor: keys, tensors and where they lie, sizes by
+type.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..source import TensorInfo
 from ..gguf.reader import open_gguf
 from ..gguf.values import Value, ValueType
+from ..source import TensorInfo
 
 LIST_ITEMS, TEXT_LENGTH = 8, 400  # what is left of a long array or text when it is shortened
 
@@ -45,7 +47,9 @@ class TypeTotal:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """`files`: all shards; `file_bytes`: their sizes together. `types` begins with the type that takes most bytes."""
+    """`files`: all shards; `file_bytes`: their sizes together. `types` begins with the type that
+    takes most bytes.
+    """
 
     files: tuple[str, ...]
     file_bytes: int
@@ -57,23 +61,52 @@ class ModelSummary:
 
     @property
     def total(self) -> TypeTotal:
-        return TypeTotal("", len(self.tensors), sum(t.n_elements for t in self.types), sum(t.n_bytes for t in self.types))
+        return TypeTotal(
+            "",
+            len(self.tensors),
+            sum(t.n_elements for t in self.types),
+            sum(t.n_bytes for t in self.types),
+        )
 
     def as_json(self, full: bool = False) -> dict[str, Any]:
         """Plain objects that `json.dumps` takes. Shapes are in numpy order, the row length last.
 
-        Long arrays and texts are shortened and get `length`, unless `full`; numbers that JSON does not have become texts ("nan", "inf").
+        Long arrays and texts are shortened and get `length`, unless `full`; numbers that JSON does
+        not have become texts ("nan", "inf").
         """
         total = self.total
         return {
-            "files": list(self.files), "file_bytes": self.file_bytes, "version": self.version, "alignment": self.alignment,
+            "files": list(self.files),
+            "file_bytes": self.file_bytes,
+            "version": self.version,
+            "alignment": self.alignment,
             "metadata": {key: value_as_json(value, full) for key, value in self.metadata.items()},
-            "tensors": [{"name": t.info.name, "shape": list(t.info.shape), "type": t.info.type.name, "n_elements": t.info.n_elements,
-                         "n_bytes": t.info.n_bytes, "bits_per_weight": round(t.bits_per_weight, 4), "file": t.file, "offset": t.offset}
-                        for t in self.tensors],
-            "types": [{"type": t.name, "n_tensors": t.n_tensors, "n_elements": t.n_elements, "n_bytes": t.n_bytes,
-                       "bits_per_weight": round(t.bits_per_weight, 4)} for t in self.types],
-            "n_tensors": total.n_tensors, "n_elements": total.n_elements, "n_bytes": total.n_bytes,
+            "tensors": [
+                {
+                    "name": t.info.name,
+                    "shape": list(t.info.shape),
+                    "type": t.info.type.name,
+                    "n_elements": t.info.n_elements,
+                    "n_bytes": t.info.n_bytes,
+                    "bits_per_weight": round(t.bits_per_weight, 4),
+                    "file": t.file,
+                    "offset": t.offset,
+                }
+                for t in self.tensors
+            ],
+            "types": [
+                {
+                    "type": t.name,
+                    "n_tensors": t.n_tensors,
+                    "n_elements": t.n_elements,
+                    "n_bytes": t.n_bytes,
+                    "bits_per_weight": round(t.bits_per_weight, 4),
+                }
+                for t in self.types
+            ],
+            "n_tensors": total.n_tensors,
+            "n_elements": total.n_elements,
+            "n_bytes": total.n_bytes,
             "bits_per_weight": round(total.bits_per_weight, 4),
         }
 
@@ -83,27 +116,42 @@ def inspect_model(path: str | os.PathLike) -> ModelSummary:
     with open_gguf(path) as file:
         tensors = tuple(PlacedTensor(info, *file.location(info.name)) for info in file.tensors)
         size = sum(Path(shard).stat().st_size for shard in file.shards)
-        return ModelSummary(file.shards, size, file.version, file.alignment, file.metadata, tensors, _totals(file.tensors))
+        return ModelSummary(
+            file.shards,
+            size,
+            file.version,
+            file.alignment,
+            file.metadata,
+            tensors,
+            _totals(file.tensors),
+        )
 
 
 def _totals(tensors: tuple[TensorInfo, ...]) -> tuple[TypeTotal, ...]:
     by_type: dict[str, list[TensorInfo]] = {}
     for tensor in tensors:
         by_type.setdefault(tensor.type.name, []).append(tensor)
-    totals = [TypeTotal(name, len(group), sum(t.n_elements for t in group), sum(t.n_bytes for t in group))
-              for name, group in by_type.items()]
+    totals = [
+        TypeTotal(name, len(group), sum(t.n_elements for t in group), sum(t.n_bytes for t in group))
+        for name, group in by_type.items()
+    ]
     return tuple(sorted(totals, key=lambda total: (-total.n_bytes, total.name)))
 
 
 def value_as_json(value: Value, full: bool = False) -> dict[str, Any]:
-    """`{"type", "value"}` of a metadata value; arrays also have `element`, shortened values `length`."""
+    """`{"type", "value"}` of a metadata value; arrays also have `element`, shortened values
+    `length`.
+    """
     kind: dict[str, Any] = {"type": value.type.name}
     data = value.data
     if value.type is ValueType.ARRAY:
         kind["element"] = value.element.name
         if not full and len(data) > LIST_ITEMS:
             kind["length"], data = len(data), data[:LIST_ITEMS]
-        data = [value_as_json(item, full) if isinstance(item, Value) else _plain(item, full) for item in data]
+        data = [
+            value_as_json(item, full) if isinstance(item, Value) else _plain(item, full)
+            for item in data
+        ]
     else:
         if isinstance(data, str) and not full and len(data) > TEXT_LENGTH:
             kind["length"] = len(data)

@@ -7,11 +7,16 @@ import json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = ("Compare two importance matrices of the same model, .dat or .gguf: cosine of the mean squared inputs per tensor, "
-                          "for experts the lowest and the mean one, and the relative difference. The worst come first.")
+    parser.description = (
+        "Compare two importance matrices of the same model, .dat or .gguf: cosine of the mean"
+        " squared inputs per tensor, for experts the lowest and the mean one, and the relative"
+        " difference. The worst come first."
+    )
     parser.add_argument("a", metavar="A")
     parser.add_argument("b", metavar="B")
-    parser.add_argument("--limit", type=int, default=0, metavar="N", help="only the N worst tensors")
+    parser.add_argument(
+        "--limit", type=int, default=0, metavar="N", help="only the N worst tensors"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
 
 
@@ -19,5 +24,9 @@ def run(args: argparse.Namespace, api) -> int:
     from ..compare import comparison_lines
 
     comparison = api.compare_imatrices(args.a, args.b)
-    print(json.dumps(comparison.as_dict(), indent=1) if args.json else "\n".join(comparison_lines(comparison, args.limit)))
+    print(
+        json.dumps(comparison.as_dict(), indent=1)
+        if args.json
+        else "\n".join(comparison_lines(comparison, args.limit))
+    )
     return 0

@@ -9,9 +9,17 @@ from ...errors import UsageError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "How many tokens each expert of a model saw when an importance matrix was collected."
-    parser.add_argument("file", metavar="FILE", help="importance matrix; a .dat file only tells which experts saw nothing")
-    parser.add_argument("--min-tokens", type=int, metavar="N", help="experts that saw fewer are cold (default: 128)")
+    parser.description = (
+        "How many tokens each expert of a model saw when an importance matrix was collected."
+    )
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="importance matrix; a .dat file only tells which experts saw nothing",
+    )
+    parser.add_argument(
+        "--min-tokens", type=int, metavar="N", help="experts that saw fewer are cold (default: 128)"
+    )
     parser.add_argument("--json", action="store_true", help="everything as JSON")
 
 
@@ -20,7 +28,9 @@ def run(args: argparse.Namespace, api) -> int:
 
     if args.min_tokens is not None and args.min_tokens < 0:
         raise UsageError(f"--min-tokens is {args.min_tokens}, expected 0 or more")
-    coverage = api.imatrix_coverage(args.file, DEFAULT_LEAST if args.min_tokens is None else args.min_tokens)
+    coverage = api.imatrix_coverage(
+        args.file, DEFAULT_LEAST if args.min_tokens is None else args.min_tokens
+    )
     if args.json:
         print(json.dumps(coverage.as_dict()))
     elif not coverage.layers:

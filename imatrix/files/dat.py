@@ -4,12 +4,14 @@
     per entry: i32 length and bytes of the name, i32 ncall, i32 nval, f32[nval] = sum / count * ncall
     optional:  i32 chunk count, i32 length and bytes of the data set's name
 
-`ncall` counts evaluation calls: windows, or in ik_llama.cpp parts of them if these are larger than its batch. How the values are divided
-among experts is not said. Of several data sets only the last one's name has a place.
+`ncall` counts evaluation calls: windows, or in ik_llama.cpp parts of them if these are larger than
+its batch. How the values are divided among experts is not said. Of several data sets only the last
+one's name has a place.
 
-An expert that saw nothing has no mean. ik_llama.cpp leaves a tensor with such experts out, unless they are fewer than
-round(0.05 * experts), which of fewer than 10 experts none ever is; llama.cpp keeps it and writes means of 1. This does the latter: a
-quantizer that finds no entry has nothing to go by for the other experts either, and the low-bit types refuse.
+An expert that saw nothing has no mean. ik_llama.cpp leaves a tensor with such experts out, unless
+they are fewer than round(0.05 * experts), which of fewer than 10 experts none ever is; llama.cpp
+keeps it and writes means of 1. This does the latter: a quantizer that finds no entry has nothing to
+go by for the other experts either, and the low-bit types refuse.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _LONGEST_NAME, _MOST = 65535, 2**31 - 1
 
 
 def load_dat(path: str | os.PathLike) -> Imatrix:
-    """Means are exact; counts are calls (`chunk_size` 1). ImatrixError or TruncatedFileError for a malformed file."""
+    """Means are exact; counts are calls (`chunk_size` 1). ImatrixError or TruncatedFileError for a
+    malformed file.
+    """
     path = os.fspath(path)
     reader = _Reader(OpenFile(path))
     n_entries = reader.integer("number of entries", 1)
@@ -41,9 +45,12 @@ def load_dat(path: str | os.PathLike) -> Imatrix:
         name = reader.text("name", 1)
         ncall, at = reader.integer("ncall", 0), reader.position
         n_values = reader.integer("number of values", 1)
-        # Readers divide by ncall where it is positive and take the values as they are where it is 0.
+        # Readers divide by ncall where it is positive and take the values as they are where it is
+        # 0.
         entry = StoredEntry(reader.file, reader.position, (1, n_values), np.array([max(ncall, 1)]))
-        check_values(np.frombuffer(reader.take(4 * n_values, f"{n_values} values"), "<f4"), name, path)
+        check_values(
+            np.frombuffer(reader.take(4 * n_values, f"{n_values} values"), "<f4"), name, path
+        )
         if name in entries:
             raise ImatrixError("the entry occurs twice", file=path, tensor=name, offset=at)
         entries[name] = entry
@@ -52,19 +59,34 @@ def load_dat(path: str | os.PathLike) -> Imatrix:
         chunk_count = reader.integer("chunk count", 0)
         datasets = (name,) if (name := reader.text("data set name", 0)) else ()
     if not reader.at_end:
-        raise ImatrixError(f"{reader.left} bytes too many at the end", file=path, offset=reader.position)
-    return Imatrix(entries, chunk_count or max(int(entry.counts[0]) for entry in entries.values()), 1, datasets, path)
+        raise ImatrixError(
+            f"{reader.left} bytes too many at the end", file=path, offset=reader.position
+        )
+    return Imatrix(
+        entries,
+        chunk_count or max(int(entry.counts[0]) for entry in entries.values()),
+        1,
+        datasets,
+        path,
+    )
 
 
 def save_dat(imatrix: Imatrix, path: str | os.PathLike) -> None:
-    """Entries in their order: what was read is written with the same bytes. Experts that saw nothing are written as ones, and that is
-    logged; entries that saw nothing at all are left out aloud. ImatrixError if nothing is left."""
+    """Entries in their order: what was read is written with the same bytes. Experts that saw
+    nothing are written as ones, and that is logged; entries that saw nothing at all are left out
+    aloud. ImatrixError if nothing is left.
+    """
     kept = []
     for name, entry in imatrix.entries.items():
         if entry.counts.any():
             kept.append(name)
             if entry.n_missing:
-                log.warning("%s: %d of %d experts saw no input, their importance is written as 1", name, entry.n_missing, len(entry.counts))
+                log.warning(
+                    "%s: %d of %d experts saw no input, their importance is written as 1",
+                    name,
+                    entry.n_missing,
+                    len(entry.counts),
+                )
         else:
             log.warning("%s saw no input at all and is left out of %s", name, os.fspath(path))
     if not kept:
@@ -79,13 +101,21 @@ def save_dat(imatrix: Imatrix, path: str | os.PathLike) -> None:
             check_count(values.size, _MOST, f"number of values of {name}", path)
             part.write(_I32.pack(len(encoded)) + encoded + struct.pack("<ii", ncall, values.size))
             part.write(as_float32(values, name, path))
-        part.write(struct.pack("<ii", check_count(imatrix.chunk_count, _MOST, "number of chunks", path), len(dataset)) + dataset)
+        part.write(
+            struct.pack(
+                "<ii",
+                check_count(imatrix.chunk_count, _MOST, "number of chunks", path),
+                len(dataset),
+            )
+            + dataset
+        )
 
 
 def _values(entry: Entry, chunk_size: int) -> tuple[int, np.ndarray]:
     """ncall and float64[n_matrices, n_cols] of means * ncall."""
     ncall = entry.calls or max(1, -(-int(entry.counts.max()) // chunk_size))
-    # sums * (ncall / count), not the other way round: a file that was read is then written with the same bits.
+    # sums * (ncall / count), not the other way round: a file that was read is then written with the
+    # same bits.
     scale = ncall / np.maximum(entry.counts[:, None], 1)
     return ncall, np.where(entry.counts[:, None] > 0, entry.sums * scale, float(ncall))
 
@@ -106,7 +136,11 @@ class _Reader:
 
     def take(self, n: int, what: str) -> bytes:
         if n > self.left:
-            raise TruncatedFileError(f"ends {self.left} bytes after the start of {what} ({n} bytes)", file=self.path, offset=self.position)
+            raise TruncatedFileError(
+                f"ends {self.left} bytes after the start of {what} ({n} bytes)",
+                file=self.path,
+                offset=self.position,
+            )
         self.position += n
         return self.file.read(self.position - n, n, what)
 
@@ -114,11 +148,17 @@ class _Reader:
         at = self.position
         (value,) = _I32.unpack(self.take(4, f"the {what}"))
         if value < least:
-            raise ImatrixError(f"the {what} is {value}, expected at least {least}", file=self.path, offset=at)
+            raise ImatrixError(
+                f"the {what} is {value}, expected at least {least}", file=self.path, offset=at
+            )
         return value
 
     def text(self, what: str, least: int) -> str:
         at, length = self.position, self.integer(f"length of the {what}", least)
         if length > _LONGEST_NAME:
-            raise ImatrixError(f"the {what} has {length} bytes, expected at most {_LONGEST_NAME}", file=self.path, offset=at)
+            raise ImatrixError(
+                f"the {what} has {length} bytes, expected at most {_LONGEST_NAME}",
+                file=self.path,
+                offset=at,
+            )
         return self.take(length, f"the {what}").decode("utf-8", "surrogateescape")

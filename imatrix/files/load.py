@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 
 from ...errors import NotFoundError, UsageError
-from .dat import load_dat, save_dat
 from ..data import Imatrix
+from .dat import load_dat, save_dat
 from .gguf import load_gguf, save_gguf
 
 FORMATS = ("dat", "gguf")
 
 
 def load_imatrix(path: str | os.PathLike) -> Imatrix:
-    """Either format, told apart by the first bytes. NotFoundError, ImatrixError or the errors of GGUF files."""
+    """Either format, told apart by the first bytes. NotFoundError, ImatrixError or the errors of
+    GGUF files.
+    """
     try:
         with open(path, "rb") as file:
             magic = file.read(4)
@@ -31,6 +33,10 @@ def output_format_of(path: str | os.PathLike, wanted: str | None = None) -> str:
     return wanted or ("gguf" if os.fspath(path).endswith(".gguf") else "dat")
 
 
-def save_imatrix(imatrix: Imatrix, path: str | os.PathLike, output_format: str | None = None) -> None:
-    """Write `imatrix` in `output_format` (dat or gguf; by the name's suffix if None). Appears under its name only when whole."""
+def save_imatrix(
+    imatrix: Imatrix, path: str | os.PathLike, output_format: str | None = None
+) -> None:
+    """Write `imatrix` in `output_format` (dat or gguf; by the name's suffix if None). Appears under
+    its name only when whole.
+    """
     (save_gguf if output_format_of(path, output_format) == "gguf" else save_dat)(imatrix, path)

@@ -1,4 +1,6 @@
-"""What a collection writes while it runs: the importance matrix so far, copies of it by number of windows, and what to go on from."""
+"""What a collection writes while it runs: the importance matrix so far, copies of it by number of
+windows, and what to go on from.
+"""
 
 from __future__ import annotations
 
@@ -20,30 +22,53 @@ _DEFAULT_EVERY = 10
 
 
 class Saver:
-    """Writes `out` every `every` windows (None: 10, at most once a minute; 0: only at the end) with `<out>.resume` beside it, and
-    `<out>.at_<windows>` whenever a multiple of `keep_every` has been passed (0: never).
+    """Writes `out` every `every` windows (None: 10, at most once a minute; 0: only at the end) with
+    `<out>.resume` beside it, and `<out>.at_<windows>` whenever a multiple of `keep_every` has been
+    passed (0: never).
 
-    `run` says what the sums depend on, `combined` makes of them what is written. As a `Checkpoint` it is called after every pass.
+    `run` says what the sums depend on, `combined` makes of them what is written. As a `Checkpoint`
+    it is called after every pass.
     """
 
-    def __init__(self, out: str | os.PathLike, output_format: str | None, run: Mapping[str, str], *, every: int | None = None,
-                 keep_every: int = 0, combined: Callable[[Imatrix], Imatrix] = lambda imatrix: imatrix):
+    def __init__(
+        self,
+        out: str | os.PathLike,
+        output_format: str | None,
+        run: Mapping[str, str],
+        *,
+        every: int | None = None,
+        keep_every: int = 0,
+        combined: Callable[[Imatrix], Imatrix] = lambda imatrix: imatrix,
+    ):
         whole_number("the number of windows between two writes", every or 0, 0)
         whole_number("the number of windows between two copies", keep_every, 0)
-        self.out, self.format, self.run, self.combined = os.fspath(out), output_format_of(out, output_format), run, combined
-        self.every, self.keep_every, self.resume_path = every, keep_every, os.fspath(out) + ".resume"
+        self.out, self.format, self.run, self.combined = (
+            os.fspath(out),
+            output_format_of(out, output_format),
+            run,
+            combined,
+        )
+        self.every, self.keep_every, self.resume_path = (
+            every,
+            keep_every,
+            os.fspath(out) + ".resume",
+        )
         self._saved = self._seen = 0
         self._saved_at = time.monotonic()
 
     def start(self, resume: bool) -> Snapshot | None:
-        """What to go on from, if `resume` and there is something. ImatrixError if it is of another run, OutputError if nothing can be
-        written where the results go."""
+        """What to go on from, if `resume` and there is something. ImatrixError if it is of another
+        run, OutputError if nothing can be written where the results go.
+        """
         for path in (self.out, self.resume_path):
             check_output(path)
         if not os.path.exists(self.resume_path):
             return None
         if not resume:
-            log.info("%s of an interrupted run is not used: --resume would go on from it", self.resume_path)
+            log.info(
+                "%s of an interrupted run is not used: --resume would go on from it",
+                self.resume_path,
+            )
             return None
         snapshot = load_snapshot(self.resume_path, self.run)
         self._saved = self._seen = snapshot.imatrix.chunk_count
@@ -83,5 +108,8 @@ class Saver:
 
     def _due(self, done: int) -> bool:
         if self.every is None:
-            return done - self._saved >= _DEFAULT_EVERY and time.monotonic() - self._saved_at >= _LEAST_SECONDS
+            return (
+                done - self._saved >= _DEFAULT_EVERY
+                and time.monotonic() - self._saved_at >= _LEAST_SECONDS
+            )
         return 0 < self.every <= done - self._saved

@@ -1,9 +1,11 @@
-"""What an interrupted collection goes on from: `<out>.resume`, a GGUF file of sums in full precision.
+"""What an interrupted collection goes on from: `<out>.resume`, a GGUF file of sums in full
+precision.
 
-Keys: `general.type` = `imatrix-snapshot`, `imatrix.datasets`, `imatrix.chunk_count` (windows done), `imatrix.chunk_size`, and one text
-`iqforge.run.<what>` for everything that the sums depend on. Tensors: `<name>.in_sum2` F64 [n_matrices, n_cols] and `<name>.counts` F64
-[n_matrices, 1] of every entry, as the collector has them (the layouts of finished files have 32 bits); `run.<name>` F64 [1, n] of other
-sums.
+Keys: `general.type` = `imatrix-snapshot`, `imatrix.datasets`, `imatrix.chunk_count` (windows done),
+`imatrix.chunk_size`, and one text `iqforge.run.<what>` for everything that the sums depend on.
+Tensors: `<name>.in_sum2` F64 [n_matrices, n_cols] and `<name>.counts` F64 [n_matrices, 1] of every
+entry, as the collector has them (the layouts of finished files have 32 bits); `run.<name>` F64 [1,
+n] of other sums.
 """
 
 from __future__ import annotations
@@ -34,46 +36,78 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike, run: Mapping[str,
     for name, array_ in values.items():
         tensors.append(TensorInfo(name, array_.shape, TYPES["F64"]))
         data.append(array_.astype("<f8", copy=False))
-    metadata = {"general.type": string(_KIND), "imatrix.datasets": array(ValueType.STRING, list(imatrix.datasets)),
-                "imatrix.chunk_count": u32(imatrix.chunk_count), "imatrix.chunk_size": u32(imatrix.chunk_size)}
-    with GGUFWriter(path, metadata | {_RUN + key: string(value) for key, value in run.items()}, tensors) as writer:
+    metadata = {
+        "general.type": string(_KIND),
+        "imatrix.datasets": array(ValueType.STRING, list(imatrix.datasets)),
+        "imatrix.chunk_count": u32(imatrix.chunk_count),
+        "imatrix.chunk_size": u32(imatrix.chunk_size),
+    }
+    with GGUFWriter(
+        path, metadata | {_RUN + key: string(value) for key, value in run.items()}, tensors
+    ) as writer:
         for tensor, array_ in zip(tensors, data):
             writer.write(tensor, array_)
 
 
 def load_snapshot(path: str | os.PathLike, run: Mapping[str, str]) -> Snapshot:
-    """ImatrixError if it is not of a run like `run`, naming all that differs, beside the errors of any GGUF file."""
+    """ImatrixError if it is not of a run like `run`, naming all that differs, beside the errors of
+    any GGUF file.
+    """
     path = os.fspath(path)
     with open_gguf(path) as file:
         if get(file.metadata, "general.type", str, "", file=path) != _KIND:
             raise ImatrixError("is not what an interrupted collection goes on from", file=path)
-        stored = {key.removeprefix(_RUN): get(file.metadata, key, str, file=path) for key in file.metadata if key.startswith(_RUN)}
+        stored = {
+            key.removeprefix(_RUN): get(file.metadata, key, str, file=path)
+            for key in file.metadata
+            if key.startswith(_RUN)
+        }
         if changed := [key for key in {**stored, **run} if stored.get(key) != run.get(key)]:
-            told = "; ".join(f"{key}: {_shown(stored.get(key))} then, {_shown(run.get(key))} now" for key in changed)
-            raise ImatrixError(f"is of another run, which cannot go on as this one. {told}", file=path)
+            told = "; ".join(
+                f"{key}: {_shown(stored.get(key))} then, {_shown(run.get(key))} now"
+                for key in changed
+            )
+            raise ImatrixError(
+                f"is of another run, which cannot go on as this one. {told}", file=path
+            )
         entries, sums = {}, {}
         for tensor in file.tensors:
             if tensor.name.endswith(_SUMS):
                 name = tensor.name.removesuffix(_SUMS)
                 counts = _read(file, name + _COUNTS)[:, 0]
                 if len(counts) != tensor.n_rows:
-                    raise ImatrixError(f"has {tensor.n_rows} rows of sums and {len(counts)} counts", file=path, tensor=name)
+                    raise ImatrixError(
+                        f"has {tensor.n_rows} rows of sums and {len(counts)} counts",
+                        file=path,
+                        tensor=name,
+                    )
                 whole = (counts == np.rint(counts)).all()
-                entries[name] = Entry(_read(file, tensor.name), counts.astype(np.int64) if whole else counts)
+                entries[name] = Entry(
+                    _read(file, tensor.name), counts.astype(np.int64) if whole else counts
+                )
             elif tensor.name.startswith("run."):
                 sums[tensor.name.removeprefix("run.")] = _read(file, tensor.name)[0]
-        datasets = tuple(str(name) for name in get(file.metadata, "imatrix.datasets", list, file=path))
-        counts = [get(file.metadata, f"imatrix.{key}", int, file=path) for key in ("chunk_count", "chunk_size")]
+        datasets = tuple(
+            str(name) for name in get(file.metadata, "imatrix.datasets", list, file=path)
+        )
+        counts = [
+            get(file.metadata, f"imatrix.{key}", int, file=path)
+            for key in ("chunk_count", "chunk_size")
+        ]
         return Snapshot(Imatrix(entries, *counts, datasets, path), sums)
 
 
 def model_fingerprint(source: Source) -> str:
-    """SHA-256 over the metadata, and the first, middle and last rows of every tensor: fast, whatever the size of the model."""
+    """SHA-256 over the metadata, and the first, middle and last rows of every tensor: fast,
+    whatever the size of the model.
+    """
     digest = hashlib.sha256()
     for key, value in sorted(source.metadata.items()):
         digest.update(f"{key}={value!r}\n".encode("utf-8", "surrogatepass"))
     for tensor in source.tensors:
-        digest.update(f"{tensor.name} {tensor.shape} {tensor.type.name}\n".encode("utf-8", "surrogatepass"))
+        digest.update(
+            f"{tensor.name} {tensor.shape} {tensor.type.name}\n".encode("utf-8", "surrogatepass")
+        )
         group = tensor.type.group_rows
         last = tensor.n_rows - group
         for start in sorted({0, last // 2 // group * group, last}):
@@ -86,7 +120,11 @@ def _read(file: GGUFFile, name: str) -> np.ndarray:
     tensor = file.tensor(name)
     if tensor.type.name != "F64":
         raise ImatrixError(f"is {tensor.type}, expected F64", file=file.path, tensor=name)
-    return np.array(file.read_rows(tensor, 0, tensor.n_rows)).view("<f8").reshape(tensor.n_rows, tensor.n_cols)
+    return (
+        np.array(file.read_rows(tensor, 0, tensor.n_rows))
+        .view("<f8")
+        .reshape(tensor.n_rows, tensor.n_cols)
+    )
 
 
 def _shown(value: str | None) -> str:

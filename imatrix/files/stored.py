@@ -1,4 +1,6 @@
-"""Entries whose values stay in their file until they are asked for: those of large models take more memory than a command may."""
+"""Entries whose values stay in their file until they are asked for: those of large models take more
+memory than a command may.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ..data import Entry
 
 
 class OpenFile:
-    """A file that is read at any place, by any thread, and stays the one that was opened if its name is given to another."""
+    """A file that is read at any place, by any thread, and stays the one that was opened if its
+    name is given to another.
+    """
 
     def __init__(self, path: str):
         self.path, self._fd = path, -1
@@ -34,7 +38,11 @@ class OpenFile:
         except OSError as error:
             raise ImatrixError(f"cannot be read: {error.strerror}", file=self.path) from None
         if at < offset + n:
-            raise TruncatedFileError(f"ends {at - offset} bytes after the start of {what} ({n} bytes)", file=self.path, offset=offset)
+            raise TruncatedFileError(
+                f"ends {at - offset} bytes after the start of {what} ({n} bytes)",
+                file=self.path,
+                offset=offset,
+            )
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def __reduce__(self) -> tuple:
@@ -46,21 +54,42 @@ class OpenFile:
 
 
 class StoredEntry(Entry):
-    """An entry whose sums are float32 in `file` at `offset`; they are read anew whenever they are asked for."""
+    """An entry whose sums are float32 in `file` at `offset`; they are read anew whenever they are
+    asked for.
+    """
 
-    def __init__(self, file: OpenFile, offset: int, shape: tuple[int, int], counts: np.ndarray, calls: int | None = None):
-        self.file, self.offset, self._shape, self.counts, self.calls = file, offset, shape, counts, calls
+    def __init__(
+        self,
+        file: OpenFile,
+        offset: int,
+        shape: tuple[int, int],
+        counts: np.ndarray,
+        calls: int | None = None,
+    ):
+        self.file, self.offset, self._shape, self.counts, self.calls = (
+            file,
+            offset,
+            shape,
+            counts,
+            calls,
+        )
 
     @property
     def sums(self) -> np.ndarray:
-        return np.frombuffer(self.file.read(self.offset, 4 * self.size, "values"), "<f4").astype(np.float64).reshape(self.shape)
+        return (
+            np.frombuffer(self.file.read(self.offset, 4 * self.size, "values"), "<f4")
+            .astype(np.float64)
+            .reshape(self.shape)
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
         return self._shape
 
     def matrices(self, n: int) -> Entry:
-        return StoredEntry(self.file, self.offset, (n, self.size // n), np.broadcast_to(self.counts, n), self.calls)
+        return StoredEntry(
+            self.file, self.offset, (n, self.size // n), np.broadcast_to(self.counts, n), self.calls
+        )
 
 
 class ComputedEntries(Mapping):

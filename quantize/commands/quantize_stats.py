@@ -1,4 +1,6 @@
-"""`iqforge quantize-stats`: what each type would lose on each tensor, as a table, as JSON and as a heat map."""
+"""`iqforge quantize-stats`: what each type would lose on each tensor, as a table, as JSON and as a
+heat map.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,47 @@ from ..report.stats import ErrorSums, StatsProgress, StatsReport, TensorStats
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "iqforge quantize-stats MODEL [flags]"
-    parser.description = ("Quantize the tensors of MODEL (a GGUF file, the first shard of a split one, or a checkpoint folder) to each "
-                          "type, decode them again and print what was lost. Nothing is written but the heat map.")
+    parser.description = (
+        "Quantize the tensors of MODEL (a GGUF file, the first shard of a split one, or a"
+        " checkpoint folder) to each type, decode them again and print what was lost. Nothing is"
+        " written but the heat map."
+    )
     parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("--type", metavar="T", nargs="+", action="extend", default=[],
-                        help="types to try (default: all that are not the interleaved form of another)")
-    parser.add_argument("--imatrix", metavar="F", help="importance matrix, legacy .dat or GGUF: guides the searches and weighs the errors")
-    parser.add_argument("--include", metavar="REGEX", nargs="+", action="extend", default=[],
-                        help="only tensors in whose name this is found")
-    parser.add_argument("--rows", metavar="N", type=int, default=0, help="a quick look: about N rows of each tensor, evenly spaced")
+    parser.add_argument(
+        "--type",
+        metavar="T",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="types to try (default: all that are not the interleaved form of another)",
+    )
+    parser.add_argument(
+        "--imatrix",
+        metavar="F",
+        help="importance matrix, legacy .dat or GGUF: guides the searches and weighs the errors",
+    )
+    parser.add_argument(
+        "--include",
+        metavar="REGEX",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="only tensors in whose name this is found",
+    )
+    parser.add_argument(
+        "--rows",
+        metavar="N",
+        type=int,
+        default=0,
+        help="a quick look: about N rows of each tensor, evenly spaced",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--html", metavar="OUT", help="also write a heat map, one HTML file that needs nothing else")
-    parser.add_argument("-t", "--threads", metavar="N", type=int, default=0, help="threads (default: all cores)")
+    parser.add_argument(
+        "--html", metavar="OUT", help="also write a heat map, one HTML file that needs nothing else"
+    )
+    parser.add_argument(
+        "-t", "--threads", metavar="N", type=int, default=0, help="threads (default: all cores)"
+    )
 
 
 def run(args: argparse.Namespace, api) -> int:
@@ -34,12 +65,23 @@ def run(args: argparse.Namespace, api) -> int:
 
     if args.html:
         refuse_same_file(args.html, [args.model, *([args.imatrix] if args.imatrix else [])])
-        if not os.access(folder := os.path.dirname(os.path.abspath(args.html)), os.W_OK):  # found before the work, not after it
-            raise OutputError("cannot be written: there is no such folder, or it is not writable", file=folder)
+        if not os.access(
+            folder := os.path.dirname(os.path.abspath(args.html)), os.W_OK
+        ):  # found before the work, not after it
+            raise OutputError(
+                "cannot be written: there is no such folder, or it is not writable", file=folder
+            )
     printer = Printer(quiet=args.json)
     try:
-        report = api.quantize_stats(args.model, args.type, args.imatrix, include=args.include, rows=args.rows, threads=args.threads,
-                                    progress=printer)
+        report = api.quantize_stats(
+            args.model,
+            args.type,
+            args.imatrix,
+            include=args.include,
+            rows=args.rows,
+            threads=args.threads,
+            progress=printer,
+        )
     finally:
         printer.close()
     if args.json:
@@ -53,7 +95,10 @@ def run(args: argparse.Namespace, api) -> int:
         refuse_same_file(args.html, report.files)
         with PartFile(args.html) as file:
             file.write(html_report(report).encode(errors="backslashreplace"))
-        print(f"\nheat map written to {printable(args.html)}", file=sys.stderr if args.json else sys.stdout)
+        print(
+            f"\nheat map written to {printable(args.html)}",
+            file=sys.stderr if args.json else sys.stdout,
+        )
     return 0
 
 
@@ -66,7 +111,14 @@ class Printer(StatsProgress):
     def begin(self, tensors: Sequence[TensorInfo], n_elements: int) -> None:
         from tqdm import tqdm
 
-        self.bar = tqdm(total=n_elements, unit="el", unit_scale=True, leave=False, disable=None, dynamic_ncols=True)
+        self.bar = tqdm(
+            total=n_elements,
+            unit="el",
+            unit_scale=True,
+            leave=False,
+            disable=None,
+            dynamic_ncols=True,
+        )
         self._write(HEADING)
 
     def advance(self, n_elements: int) -> None:
@@ -86,14 +138,19 @@ class Printer(StatsProgress):
             tqdm.write(text, file=sys.stdout)
 
 
-HEADING = f"{'type':>12}  {'bits':>7}  {'rmse':>10}  {'rel. rmse':>9}  {'weighted':>9}  {'max error':>10}"
+HEADING = (
+    f"{'type':>12}  {'bits':>7}  {'rmse':>10}  {'rel. rmse':>9}  {'weighted':>9}  {'max error':>10}"
+)
 
 
 def tensor_lines(stats: TensorStats) -> list[str]:
     """The tensor's name, shape and type, then a line per type."""
     tensor = stats.tensor
     rows = "" if stats.rows == tensor.n_rows else f", {stats.rows} of {tensor.n_rows} rows"
-    first = f"{printable(tensor.name)}  [{', '.join(map(str, reversed(tensor.shape)))}] {tensor.type.type_name}{rows}"
+    first = (
+        f"{printable(tensor.name)}  [{', '.join(map(str, reversed(tensor.shape)))}]"
+        f" {tensor.type.type_name}{rows}"
+    )
     if not stats.errors:
         return [first, "  none of the types fits its rows"]
     return [first, *(error_line(sums, stats.weighted) for sums in stats.errors.values())]
@@ -102,8 +159,10 @@ def tensor_lines(stats: TensorStats) -> list[str]:
 def error_line(sums: ErrorSums, weighted: bool) -> str:
     """The figures of one type; relative ones are parts of the source's root mean square."""
     share = f"{sums.weighted_rmse:9.5f}" if weighted else f"{'-':>9}"
-    return (f"{sums.type.type_name:>12}  {sums.bits_per_weight:7.4f}  {sums.rmse:10.3e}  {sums.relative_rmse:9.5f}  {share}  "
-            f"{sums.largest_error:10.3e}")
+    return (
+        f"{sums.type.type_name:>12}  {sums.bits_per_weight:7.4f}  {sums.rmse:10.3e} "
+        f" {sums.relative_rmse:9.5f}  {share}  {sums.largest_error:10.3e}"
+    )
 
 
 def total_lines(report: StatsReport) -> list[str]:
@@ -111,11 +170,25 @@ def total_lines(report: StatsReport) -> list[str]:
     lines = [f"\nall {len(report.tensors)} tensors", HEADING]
     for type in report.types:
         count = sum(type.name in tensor.errors for tensor in report.tensors)
-        note = "" if count == len(report.tensors) else f"  ({count} of {len(report.tensors)} tensors)"
-        lines.append(error_line(report.total(type), report.weighted) + note if count else f"{type.type_name:>12}  fits no tensor")
-    measured, rows = (sum(values) for values in zip(*((t.rows, t.tensor.n_rows) for t in report.tensors)))
+        note = (
+            "" if count == len(report.tensors) else f"  ({count} of {len(report.tensors)} tensors)"
+        )
+        lines.append(
+            error_line(report.total(type), report.weighted) + note
+            if count
+            else f"{type.type_name:>12}  fits no tensor"
+        )
+    measured, rows = (
+        sum(values) for values in zip(*((t.rows, t.tensor.n_rows) for t in report.tensors))
+    )
     if measured < rows:
-        lines.append(f"\na sample: {measured} of {rows} rows, about {report.sampled} of each tensor, evenly spaced")
+        lines.append(
+            f"\na sample: {measured} of {rows} rows, about {report.sampled} of each tensor, evenly"
+            " spaced"
+        )
     if report.imatrix is not None and not all(tensor.weighted for tensor in report.tensors):
-        lines.append(f"no importances for {sum(not t.weighted for t in report.tensors)} of {len(report.tensors)} tensors: weights 1 there")
+        lines.append(
+            f"no importances for {sum(not t.weighted for t in report.tensors)} of"
+            f" {len(report.tensors)} tensors: weights 1 there"
+        )
     return lines

@@ -9,13 +9,26 @@ from ..report.report import Checked
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = ("Decode every tensor of FILE (the first shard of a split model): header, sizes and values are checked, and NaN "
-                          "and infinity are faults. With --against its errors are measured too. Exits with 1 if a tensor is not sound.")
+    parser.description = (
+        "Decode every tensor of FILE (the first shard of a split model): header, sizes and values"
+        " are checked, and NaN and infinity are faults. With --against its errors are measured too."
+        " Exits with 1 if a tensor is not sound."
+    )
     parser.add_argument("model", metavar="FILE")
-    parser.add_argument("--against", metavar="SOURCE", help="the file or checkpoint folder that FILE was made of: tensors of the same type "
-                        "must have the same bytes, the errors of the others are printed")
-    parser.add_argument("--imatrix", metavar="F", help="with --against: importance matrix for the weighted errors")
-    parser.add_argument("--threads", "-t", type=int, default=0, metavar="N", help="(default: one per core)")
+    parser.add_argument(
+        "--against",
+        metavar="SOURCE",
+        help=(
+            "the file or checkpoint folder that FILE was made of: tensors of the same type "
+            "must have the same bytes, the errors of the others are printed"
+        ),
+    )
+    parser.add_argument(
+        "--imatrix", metavar="F", help="with --against: importance matrix for the weighted errors"
+    )
+    parser.add_argument(
+        "--threads", "-t", type=int, default=0, metavar="N", help="(default: one per core)"
+    )
 
 
 def run(args: argparse.Namespace, api) -> int:
@@ -23,7 +36,9 @@ def run(args: argparse.Namespace, api) -> int:
         if args.against is not None or checked.fault:
             print(checked_line(index, count, checked), flush=True)
 
-    checked = api.validate_model(args.model, args.against, args.imatrix, threads=args.threads, progress=show)
+    checked = api.validate_model(
+        args.model, args.against, args.imatrix, threads=args.threads, progress=show
+    )
     faults = sum(bool(one.fault) for one in checked)
     print(f"{len(checked)} tensors, {f'{faults} with a fault' if faults else 'all sound'}")
     return 1 if faults else 0

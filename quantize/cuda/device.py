@@ -1,8 +1,9 @@
 """One GPU as a streaming run needs it: memory, copies, and the steps around a search.
 
-Before a search the source's numbers become float32 and are checked; after it the result is decoded, by the functions that the
-CPU decodes with, and compared with the source. All sums are taken in a fixed order: in a thread over a block, over the threads
-of a CUDA block pairwise, over CUDA blocks by the host in their order.
+Before a search the source's numbers become float32 and are checked; after it the result is decoded,
+by the functions that the CPU decodes with, and compared with the source. All sums are taken in a
+fixed order: in a thread over a block, over the threads of a CUDA block pairwise, over CUDA blocks
+by the host in their order.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from typing import Protocol
 
 import numpy as np
 
+from ...cuda_kernels.compile.numba_cuda import compile_kernel, cuda_module, named_errors, on_device
 from ...errors import DeviceError
 from ...formats.codec import block_decoder
 from ...formats.codecs.scalars import half_to_float
-from ...cuda_kernels.compile.numba_cuda import compile_kernel, cuda_module, named_errors, on_device
 from ...formats.types import GGMLType
 from ..encode import row_encoder
 
-WIDENED = {"F32": np.dtype(np.float32), "F16": np.dtype(np.uint16), "BF16": np.dtype(np.uint16)}  # as they are read
+WIDENED = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.uint16),
+    "BF16": np.dtype(np.uint16),
+}  # as they are read
 NONE_FOUND = 1 << 62
 SUMS = 6  # sum e^2, sum x^2, sum w e^2, sum w x^2, max |e|, max |x|
 MEASURED_PER_PARTIAL = 128  # quantized blocks whose sums one CUDA block adds up
@@ -86,7 +91,9 @@ def read_f16(bits):
 
 
 def measure_block(x, w, values, factor, sums):
-    """The sums of one block into float64[SUMS]; in double precision, in which no square of a float32 overflows."""
+    """The sums of one block into float64[SUMS]; in double precision, in which no square of a
+    float32 overflows.
+    """
     e2 = np.float64(0)
     x2 = np.float64(0)
     we2 = np.float64(0)
@@ -120,7 +127,9 @@ def _widen_kernel(name: str, device: int) -> Callable:
     raw = float32[::1] if name == "F32" else uint16[::1]
     name = f"widen_{name.lower()}"
     signature = void(raw, float32[::1], int64[::1])
-    return compile_kernel(_WIDEN.format(name=name), name, __file__, signature, read=on_device(read), LARGEST=_LARGEST)
+    return compile_kernel(
+        _WIDEN.format(name=name), name, __file__, signature, read=on_device(read), LARGEST=_LARGEST
+    )
 
 
 @functools.cache
@@ -129,33 +138,60 @@ def _measure_kernel(type: GGMLType, device: int) -> Callable:
 
     decoder, factor = block_decoder(type, as_weights=True)
     name, head = f"measure_{type.name.lower()}", type.header_bytes > 0
-    source = _MEASURE.format(name=name, heads="heads, " if head else "", head="heads[row], " if head else "")
-    signature = void(float32[:, ::1], *[uint8[:, ::1]] * (2 if head else 1), float32[:, :, ::1], int64, float64[:, ::1])
-    return compile_kernel(source, name, __file__, signature, decode=on_device(decoder), measure=on_device(measure_block), FACTOR=factor,
-                          SIZE=type.block_size, THREADS=MEASURED_PER_PARTIAL, SUMS=SUMS, float64=np.float64)
+    source = _MEASURE.format(
+        name=name, heads="heads, " if head else "", head="heads[row], " if head else ""
+    )
+    signature = void(
+        float32[:, ::1],
+        *[uint8[:, ::1]] * (2 if head else 1),
+        float32[:, :, ::1],
+        int64,
+        float64[:, ::1],
+    )
+    return compile_kernel(
+        source,
+        name,
+        __file__,
+        signature,
+        decode=on_device(decoder),
+        measure=on_device(measure_block),
+        FACTOR=factor,
+        SIZE=type.block_size,
+        THREADS=MEASURED_PER_PARTIAL,
+        SUMS=SUMS,
+        float64=np.float64,
+    )
 
 
 @functools.cache
 def _join_kernel(device: int) -> Callable:
     from numba.core.types import uint8, void
 
-    return compile_kernel(_JOIN.format(name="join_rows"), "join_rows", __file__, void(*[uint8[:, ::1]] * 3))
+    return compile_kernel(
+        _JOIN.format(name="join_rows"), "join_rows", __file__, void(*[uint8[:, ::1]] * 3)
+    )
 
 
 class DeviceEncoder(Protocol):
     """A search on a device, as a run starts it. `cuda.CudaEncoder` is one."""
 
     def arrays(self, rows: int, new: Callable) -> list:
-        """Arrays made by `new(shape, dtype)`: x float32 of `rows` rows; the results, uint8, in which a type with row headers has
-        these first; scratch. The first axis of each is a multiple of `rows`: equal parts of all arrays belong to the same rows."""
+        """Arrays made by `new(shape, dtype)`: x float32 of `rows` rows; the results, uint8, in
+        which a type with row headers has these first; scratch. The first axis of each is a multiple
+        of `rows`: equal parts of all arrays belong to the same rows.
+        """
 
     def launch(self, arrays: list, stream: object, weights: object) -> None:
-        """Start the search on `arrays`, or on equal parts of them, without waiting. weights: float32[n_cols] on the device from
-        `encode.prepare_weights`, or None for rows without importances."""
+        """Start the search on `arrays`, or on equal parts of them, without waiting. weights:
+        float32[n_cols] on the device from `encode.prepare_weights`, or None for rows without
+        importances.
+        """
 
 
 class CudaDevice:
-    """Memory, copies and kernels of GPU `number`. Methods are called inside `with device.context():`, from any thread."""
+    """Memory, copies and kernels of GPU `number`. Methods are called inside `with
+    device.context():`, from any thread.
+    """
 
     def __init__(self, number: int):
         self.number, self.name = number, f"cuda:{number}"
@@ -188,8 +224,10 @@ class CudaDevice:
         try:
             return new(n_bytes, np.uint8)
         except (MemoryError, CudaDriverError) as error:
-            raise DeviceError(f"{n_bytes} bytes of {what} {self.name} could not be had ({error}); fewer threads (NTHREADS) "
-                               "need less") from None
+            raise DeviceError(
+                f"{n_bytes} bytes of {what} {self.name} could not be had ({error}); fewer threads"
+                " (NTHREADS) need less"
+            ) from None
 
     def upload(self, host: np.ndarray, target: object, stream: object) -> None:
         target.copy_to_device(host, stream=stream)
@@ -198,31 +236,48 @@ class CudaDevice:
         source.copy_to_host(host, stream=stream)
 
     def encoder(self, type: GGMLType, n_cols: int, weighted: bool) -> DeviceEncoder:
-        """What searches rows of `n_cols` for the type (an interleaved one: see `row_encoder`); its weights are given with each
-        launch if it is `weighted`."""
+        """What searches rows of `n_cols` for the type (an interleaved one: see `row_encoder`); its
+        weights are given with each launch if it is `weighted`.
+        """
         key = type, n_cols, weighted
         with self._lock:
             if key not in self._encoders:
                 importance = np.ones(n_cols, np.float32) if weighted else None
-                self._encoders[key] = row_encoder(type, n_cols, importance, self.name, self.stream())
+                self._encoders[key] = row_encoder(
+                    type, n_cols, importance, self.name, self.stream()
+                )
             return self._encoders[key]
 
     def widen(self, name: str, raw: object, x: object, found: object, stream: object) -> None:
-        """Numbers of the float type `name` as float32. NaN and infinity become 0; `found`, int64[2], gets the smallest index and
-        the number of them."""
+        """Numbers of the float type `name` as float32. NaN and infinity become 0; `found`,
+        int64[2], gets the smallest index and the number of them.
+        """
         with self._lock:
             kernel = _widen_kernel(name, self.number)
         kernel[2048, 256, stream](raw, x, found)
 
-    def measure(self, type: GGMLType, x: object, results: list, w: object, rows_per_matrix: int, partials: object, stream: object) -> None:
-        """Sums (see SUMS) over groups of MEASURED_PER_PARTIAL blocks into partials float64[groups, SUMS].
+    def measure(
+        self,
+        type: GGMLType,
+        x: object,
+        results: list,
+        w: object,
+        rows_per_matrix: int,
+        partials: object,
+        stream: object,
+    ) -> None:
+        """Sums (see SUMS) over groups of MEASURED_PER_PARTIAL blocks into partials float64[groups,
+        SUMS].
 
-        x float32[blocks, block_size]; results: headers, if the type has them, and blocks, as an encoder leaves them; w
-        float32[matrices, blocks per row, block_size]."""
+        x float32[blocks, block_size]; results: headers, if the type has them, and blocks, as an
+        encoder leaves them; w float32[matrices, blocks per row, block_size].
+        """
         with self._lock:
             kernel = _measure_kernel(type, self.number)
         bodies = results[-1].reshape(len(x), type.block_bytes)
-        kernel[len(partials), MEASURED_PER_PARTIAL, stream](x, *results[:-1], bodies, w, rows_per_matrix, partials)
+        kernel[len(partials), MEASURED_PER_PARTIAL, stream](
+            x, *results[:-1], bodies, w, rows_per_matrix, partials
+        )
 
     def join(self, heads: object, bodies: object, out: object, stream: object) -> None:
         """Rows uint8[rows, row_bytes] of headers and blocks."""

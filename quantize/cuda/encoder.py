@@ -1,8 +1,9 @@
 """The searches of `search/` on CUDA devices: the same functions as on the CPU, the same bytes.
 
-A search in steps (`search/steps.py`) shares a block or row among a team of threads; any other has one thread for each block, or for
-each row of a type with a scale per row. Importances and rows are copied to the device in pieces of bounded size. A compiled kernel is
-kept on disk beside this file (or in numba's user cache).
+A search in steps (`search/steps.py`) shares a block or row among a team of threads; any other has
+one thread for each block, or for each row of a type with a scale per row. Importances and rows are
+copied to the device in pieces of bounded size. A compiled kernel is kept on disk beside this file
+(or in numba's user cache).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from ..search.lanes import LANES
 from ..search.steps import COLUMNS, BlockSearch, RowSearch
 
 THREADS = {"plain": 128, "single": 128, "block": 64, "row": 32}  # per CUDA block
-FEW_ROWS = 8192  # below, "row" takes 8 threads per CUDA block: there are too few warps to hide how long each waits
-# In steps: threads per CUDA block, and how many of them share a unit; measured in docs/benchmarks/quantizers.md.
+# below, "row" takes 8 threads per CUDA block: there are too few warps to hide how long each waits
+FEW_ROWS = 8192
+# In steps: threads per CUDA block, and how many of them share a unit; measured in
+# docs/benchmarks/quantizers.md.
 BLOCK_THREADS, ROW_THREADS, ROW_TEAM = 256, 128, 64
 PIECE_ELEMENTS = 1 << 26  # on the device at a time
 _locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by device
@@ -34,26 +37,38 @@ def {name}({parameters}):
 """
 _BODIES = {
     "plain": ("x, out", "        search(x[index], out[index])\n"),
-    "single": ("x, w, out", """\
+    "single": (
+        "x, w, out",
+        """\
         lanes = cuda.local.array((6, LANES), float32)
         search(x[index], w[index % w.shape[0]], out[index], lanes{tables})
-"""),
-    "block": ("x, w, out", """\
+""",
+    ),
+    "block": (
+        "x, w, out",
+        """\
         own = cuda.local.array(SIZE, float32)
         groups = cuda.local.array((GROUPS, COLUMNS), float32)
         lanes = cuda.local.array((6, LANES), float32)
         search(x[index], w[index % w.shape[0]], out[index], own, groups, lanes{tables})
-"""),
-    "row": ("x, w, heads, bodies, own, groups", """\
+""",
+    ),
+    "row": (
+        "x, w, heads, bodies, own, groups",
+        """\
         lanes = cuda.local.array((6, LANES), float32)
         search(x[index], w, heads[index], bodies[index], own[index], groups[index], lanes{tables})
-"""),
+""",
+    ),
 }
 
-# In steps: teams of TEAM threads, TEAMS of them in a CUDA block. A block's scratch fits into shared memory, a row's does not.
-# The teams behind the last unit only take part in synchronizing: to begin at IDLE is to make no calls.
+# In steps: teams of TEAM threads, TEAMS of them in a CUDA block. A block's scratch fits into shared
+# memory, a row's does not. The teams behind the last unit only take part in synchronizing: to begin
+# at IDLE is to make no calls.
 _STEPPED = {
-    "block": ("x, w, out", """\
+    "block": (
+        "x, w, out",
+        """\
 def {name}(x, w, out):
     team = cuda.threadIdx.x // TEAM
     unit = cuda.blockIdx.x * TEAMS + team
@@ -63,20 +78,26 @@ def {name}(x, w, out):
     groups = cuda.shared.array((TEAMS, GROUPS, COLUMNS), float32)
     lanes = cuda.local.array((6, LANES), float32)
     search(x[unit], w[unit % w.shape[0]], out[unit], own[team], groups[team], lanes, member)
-"""),
-    "row": ("x, w, heads, bodies, own, groups", """\
+""",
+    ),
+    "row": (
+        "x, w, heads, bodies, own, groups",
+        """\
 def {name}(x, w, heads, bodies, own, groups):
     row = cuda.blockIdx.x * TEAMS + cuda.threadIdx.x // TEAM
     member = cuda.threadIdx.x % TEAM if row < x.shape[0] else IDLE
     row = min(row, x.shape[0] - 1)
     lanes = cuda.local.array((6, LANES), float32)
     search(x[row], w, heads[row], bodies[row], own[row], groups[row], lanes, member)
-"""),
+""",
+    ),
 }
 
 
 def _teams(type: GGMLType, search: BlockSearch | RowSearch) -> tuple[int, int]:
-    """Threads that share a block (one per group) or row, and how many such teams a CUDA block holds."""
+    """Threads that share a block (one per group) or row, and how many such teams a CUDA block
+    holds.
+    """
     if type.header_bytes:
         return ROW_TEAM, ROW_THREADS // ROW_TEAM
     team = type.block_size // search.steps.group
@@ -86,67 +107,130 @@ def _teams(type: GGMLType, search: BlockSearch | RowSearch) -> tuple[int, int]:
 def _shared_steps(search: BlockSearch | RowSearch, team: int) -> Callable:
     """The device function of a search in which a team of threads shares the calls of every step.
 
-    All threads of the CUDA block wait for each other, not only those of a team: warps that run at the same place share what
-    the instruction cache holds, and the unrolled code is larger than that.
+    All threads of the CUDA block wait for each other, not only those of a team: warps that run at
+    the same place share what the instruction cache holds, and the unrolled code is larger than
+    that.
     """
     from numba import cuda
 
     each = f"for {{i}} in range(member, {{calls}}, {team}):\n"
-    source = (f"def {search.name}({search.parameters}, member):\n"
-              + search.steps.loops(each.format(i="i", calls="{calls}"), "cuda.syncthreads()\n")
-              + search.end("    if member == 0:\n        ", "    " + each.format(i="b", calls="len(blocks)") + "        "))
-    namespace: dict[str, object] = {"__name__": __name__, "cuda": cuda} | search.steps.names | search.writers
+    source = (
+        f"def {search.name}({search.parameters}, member):\n"
+        + search.steps.loops(each.format(i="i", calls="{calls}"), "cuda.syncthreads()\n")
+        + search.end(
+            "    if member == 0:\n        ",
+            "    " + each.format(i="b", calls="len(blocks)") + "        ",
+        )
+    )
+    namespace: dict[str, object] = (
+        {"__name__": __name__, "cuda": cuda} | search.steps.names | search.writers
+    )
     exec(compile(source, search.file, "exec"), namespace)
     return namespace[search.name]
 
 
 @functools.cache
-def _kernel(type: GGMLType, kind: str, search: Callable | BlockSearch | RowSearch, device: int,
-            tables: tuple[tuple[str, int], ...]) -> Callable:
+def _kernel(
+    type: GGMLType,
+    kind: str,
+    search: Callable | BlockSearch | RowSearch,
+    device: int,
+    tables: tuple[tuple[str, int], ...],
+) -> Callable:
     """tables: dtype and number of axes of each array that the search takes after its scratch."""
     from numba.core.types import Array, float32, uint8, void
     from numba.np.numpy_support import from_dtype
 
     rows, one, three = float32[:, ::1], float32[::1], float32[:, :, ::1]
-    signatures = {"plain": (rows, uint8[:, ::1]), "single": (rows, rows, uint8[:, ::1]), "block": (rows, rows, uint8[:, ::1]),
-                  "row": (rows, one, uint8[:, ::1], uint8[:, :, ::1], rows, three)}
+    signatures = {
+        "plain": (rows, uint8[:, ::1]),
+        "single": (rows, rows, uint8[:, ::1]),
+        "block": (rows, rows, uint8[:, ::1]),
+        "row": (rows, one, uint8[:, ::1], uint8[:, :, ::1], rows, three),
+    }
     more = "".join(f", table{n}" for n in range(len(tables)))
     shape = kind
-    sizes = {"LANES": LANES, "SIZE": type.block_size, "GROUPS": type.block_size // 16 + 1, "COLUMNS": COLUMNS}
+    sizes = {
+        "LANES": LANES,
+        "SIZE": type.block_size,
+        "GROUPS": type.block_size // 16 + 1,
+        "COLUMNS": COLUMNS,
+    }
     if kind == "steps":
         shape = "row" if type.header_bytes else "block"
         team, teams = _teams(type, search)
         name = f"{search.name}_{team}x{teams}_cuda"
         parameters, source = _STEPPED[shape]
-        sizes |= {"IDLE": 1 << 30, "TEAM": team, "TEAMS": teams, "GROUPS": type.block_size // search.steps.group + 1}
+        sizes |= {
+            "IDLE": 1 << 30,
+            "TEAM": team,
+            "TEAMS": teams,
+            "GROUPS": type.block_size // search.steps.group + 1,
+        }
     else:
         name = f"{search.__name__}_{kind}_cuda"
         parameters, body = _BODIES[kind]
-        source = _HEAD.format(name="{name}", parameters=parameters + more, first=parameters.split(",")[0]) + body.format(tables=more)
-    signature = void(*signatures[shape], *(Array(from_dtype(np.dtype(dtype)), axes, "C") for dtype, axes in tables))
+        source = _HEAD.format(
+            name="{name}", parameters=parameters + more, first=parameters.split(",")[0]
+        ) + body.format(tables=more)
+    signature = void(
+        *signatures[shape],
+        *(Array(from_dtype(np.dtype(dtype)), axes, "C") for dtype, axes in tables),
+    )
     function = _shared_steps(search, team) if kind == "steps" else search
-    registers = 65536 // 512 if kind == "steps" else None  # half of the threads a multiprocessor can hold, at no fewer registers
-    return compile_kernel(source.format(name=name), name, __file__, signature, registers, search=on_device(function), **sizes)
+    registers = (
+        65536 // 512 if kind == "steps" else None
+    )  # half of the threads a multiprocessor can hold, at no fewer registers
+    return compile_kernel(
+        source.format(name=name),
+        name,
+        __file__,
+        signature,
+        registers,
+        search=on_device(function),
+        **sizes,
+    )
 
 
 class CudaEncoder:
-    """Quantizes rows of `n_cols` elements to a plain `type` on one device. Calls from several threads take turns on it."""
+    """Quantizes rows of `n_cols` elements to a plain `type` on one device. Calls from several
+    threads take turns on it.
+    """
 
-    def __init__(self, type: GGMLType, kind: str, search: Callable, n_cols: int, weights: np.ndarray | None,
-                 tables: tuple[np.ndarray, ...] = (), device: str = "cuda", stream: object = 0):
-        """kind: "plain", "single", "block", "row" or "steps", as in `encode`; weights: float32[n_cols], None for "plain"; tables: what
-        the search takes after its scratch; stream: on which both are copied, so as not to wait for other streams' work."""
+    def __init__(
+        self,
+        type: GGMLType,
+        kind: str,
+        search: Callable,
+        n_cols: int,
+        weights: np.ndarray | None,
+        tables: tuple[np.ndarray, ...] = (),
+        device: str = "cuda",
+        stream: object = 0,
+    ):
+        """kind: "plain", "single", "block", "row" or "steps", as in `encode`; weights:
+        float32[n_cols], None for "plain"; tables: what the search takes after its scratch; stream:
+        on which both are copied, so as not to wait for other streams' work.
+        """
         self._by_row = type.header_bytes > 0
-        team, self._units = _teams(type, search) if kind == "steps" else (1, THREADS[kind])  # _units: blocks or rows in a CUDA block
+        team, self._units = (
+            _teams(type, search) if kind == "steps" else (1, THREADS[kind])
+        )  # _units: blocks or rows in a CUDA block
         self._threads = team * self._units
         self.type, self.kind, self.n_cols, self.number = type, kind, n_cols, device_number(device)
         self._cuda = cuda_module()
         with _locks[self.number], self._cuda.gpus[self.number]:
-            self._kernel = _kernel(type, kind, search, self.number, tuple((t.dtype.str, t.ndim) for t in tables))
-            self._tables = [self._cuda.to_device(np.ascontiguousarray(table), stream=stream) for table in tables]
+            self._kernel = _kernel(
+                type, kind, search, self.number, tuple((t.dtype.str, t.ndim) for t in tables)
+            )
+            self._tables = [
+                self._cuda.to_device(np.ascontiguousarray(table), stream=stream) for table in tables
+            ]
             if weights is not None:
                 shape = n_cols if self._by_row else (-1, type.block_size)
-                self._weights = self._cuda.to_device(np.ascontiguousarray(weights, dtype=np.float32).reshape(shape), stream=stream)
+                self._weights = self._cuda.to_device(
+                    np.ascontiguousarray(weights, dtype=np.float32).reshape(shape), stream=stream
+                )
             if stream:
                 stream.synchronize()
 
@@ -168,21 +252,40 @@ class CudaEncoder:
                     target[...] = arrays[1].copy_to_host().reshape(target.shape)
 
     def arrays(self, rows: int, new: Callable | None = None) -> list:
-        """Uninitialized arrays on the current device for that many rows: x first, then the results (of a type with row headers
-        the headers, then the blocks), then scratch. `new(shape, dtype)` makes them. The first axis of each is a multiple of
-        `rows`, so that equal parts of all arrays belong to the same rows."""
-        blocks, size, new = self.n_cols // self.type.block_size, self.type.block_size, new or self._cuda.device_array
+        """Uninitialized arrays on the current device for that many rows: x first, then the results
+        (of a type with row headers the headers, then the blocks), then scratch. `new(shape, dtype)`
+        makes them. The first axis of each is a multiple of `rows`, so that equal parts of all
+        arrays belong to the same rows.
+        """
+        blocks, size, new = (
+            self.n_cols // self.type.block_size,
+            self.type.block_size,
+            new or self._cuda.device_array,
+        )
         if self._by_row:
-            return [new((rows, self.n_cols), np.float32), new((rows, self.type.header_bytes), np.uint8),
-                    new((rows, blocks, self.type.block_bytes), np.uint8), new((rows, self.n_cols), np.float32),
-                    new((rows, self.n_cols // 16 + 1, COLUMNS), np.float32)]
-        return [new((rows * blocks, size), np.float32), new((rows * blocks, self.type.block_bytes), np.uint8)]
+            return [
+                new((rows, self.n_cols), np.float32),
+                new((rows, self.type.header_bytes), np.uint8),
+                new((rows, blocks, self.type.block_bytes), np.uint8),
+                new((rows, self.n_cols), np.float32),
+                new((rows, self.n_cols // 16 + 1, COLUMNS), np.float32),
+            ]
+        return [
+            new((rows * blocks, size), np.float32),
+            new((rows * blocks, self.type.block_bytes), np.uint8),
+        ]
 
     def launch(self, arrays: list, stream: object = 0, weights: object = None) -> None:
         """Start the search on what `arrays` returned, with x filled in; does not wait.
 
-        weights: float32[n_cols] on the device, used instead of those that the encoder was made with."""
-        used = [] if self.kind == "plain" else [self._weights if weights is None else weights.reshape(self._weights.shape)]
+        weights: float32[n_cols] on the device, used instead of those that the encoder was made
+        with.
+        """
+        used = (
+            []
+            if self.kind == "plain"
+            else [self._weights if weights is None else weights.reshape(self._weights.shape)]
+        )
         units, threads = self._units, self._threads
         if self.kind == "row" and len(arrays[0]) < FEW_ROWS:
             units = threads = 8
@@ -190,7 +293,9 @@ class CudaEncoder:
         self._kernel[grid](arrays[0], *used, *arrays[1:], *self._tables)
 
     def time_resident(self, x: np.ndarray, repeat: int) -> list[float]:
-        """Seconds of `repeat` searches over x float32[rows, n_cols], which is on the device before the clock starts."""
+        """Seconds of `repeat` searches over x float32[rows, n_cols], which is on the device before
+        the clock starts.
+        """
         with _locks[self.number], self._cuda.gpus[self.number]:
             arrays = self.arrays(len(x))
             arrays[0].copy_to_device(np.ascontiguousarray(x).reshape(arrays[0].shape))

@@ -1,12 +1,16 @@
-"""Quantizing pieces of tensors on GPUs: what a worker thread does with one piece, and the memory it does it in.
+"""Quantizing pieces of tensors on GPUs: what a worker thread does with one piece, and the memory it
+does it in.
 
-Every worker thread of a run holds one piece at a time: it copies rows into pinned memory, lets its GPU copy, widen, search and
-measure them on a stream of its own, and waits. Several pieces are under way on each GPU, so that reading, copying, searching and
-(in the run's own thread) writing overlap. Piece number n belongs to slot n modulo the number of slots, and slots take turns
-among the GPUs; as pieces are written in order and no more are under way than there are slots, a slot is free when its turn comes.
+Every worker thread of a run holds one piece at a time: it copies rows into pinned memory, lets its
+GPU copy, widen, search and measure them on a stream of its own, and waits. Several pieces are under
+way on each GPU, so that reading, copying, searching and (in the run's own thread) writing overlap.
+Piece number n belongs to slot n modulo the number of slots, and slots take turns among the GPUs; as
+pieces are written in order and no more are under way than there are slots, a slot is free when its
+turn comes.
 
-What is in a piece depends on the plan alone, never on the number of GPUs or threads, and so do all bytes and sums. The sums are
-taken in double precision and in another order than on the CPU: they agree to about 1e-6, and are the same in every run.
+What is in a piece depends on the plan alone, never on the number of GPUs or threads, and so do all
+bytes and sums. The sums are taken in double precision and in another order than on the CPU: they
+agree to about 1e-6, and are the same in every run.
 """
 
 from __future__ import annotations
@@ -24,12 +28,12 @@ from ...errors import IqforgeError, NonFiniteError
 from ...formats.codec import decode
 from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType, ggml_type
-from .device import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED
 from ..encode import arrange_rows, prepare_weights
+from .device import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED
 
 if TYPE_CHECKING:
-    from ..run.piece import Part, Piece, Result
     from ..plan.plan import PlannedTensor
+    from ..run.piece import Part, Piece, Result
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +42,9 @@ SLOTS_PER_DEVICE = 8
 
 
 def takes(tensor: PlannedTensor) -> bool:
-    """Whether a run with devices quantizes the tensor on one: all that change their type, but for those that become floats
-    and those that need no search."""
+    """Whether a run with devices quantizes the tensor on one: all that change their type, but for
+    those that become floats and those that need no search.
+    """
     return not tensor.kept and not tensor.symmetric and not _plain(tensor.target.type).is_float
 
 
@@ -49,8 +54,9 @@ def slot_count(devices: int, threads: int) -> int:
 
 
 class DeviceWorkers:
-    """The slots of a run. `devices`: objects like `CudaDevice`; `threads`: how many pieces may be under way in all, but at least
-    two for each device and at most SLOTS_PER_DEVICE."""
+    """The slots of a run. `devices`: objects like `CudaDevice`; `threads`: how many pieces may be
+    under way in all, but at least two for each device and at most SLOTS_PER_DEVICE.
+    """
 
     def __init__(self, devices: Sequence, threads: int):
         per_device = slot_count(len(devices), threads) // len(devices)
@@ -60,19 +66,27 @@ class DeviceWorkers:
         return takes(tensor)
 
     def pieces(self, info: TensorInfo, group: int) -> Iterator[tuple[int, int]]:
-        """First and last row (exclusive) of each piece of a source tensor: rows of one matrix, a multiple of `group` of them, or several
-        whole matrices where they are small."""
+        """First and last row (exclusive) of each piece of a source tensor: rows of one matrix, a
+        multiple of `group` of them, or several whole matrices where they are small.
+        """
         matrix_rows = info.n_rows // info.n_matrices
         if matrices := PIECE_ELEMENTS // (matrix_rows * info.n_cols):
             step = matrices * matrix_rows
-            yield from ((start, min(start + step, info.n_rows)) for start in range(0, info.n_rows, step))
+            yield from (
+                (start, min(start + step, info.n_rows)) for start in range(0, info.n_rows, step)
+            )
             return
         step = max(1, PIECE_ELEMENTS // info.n_cols // group) * group
         for first in range(0, info.n_rows, matrix_rows):
-            yield from ((start, min(start + step, first + matrix_rows)) for start in range(first, first + matrix_rows, step))
+            yield from (
+                (start, min(start + step, first + matrix_rows))
+                for start in range(first, first + matrix_rows, step)
+            )
 
     def work(self, source: Source, piece: Piece) -> list[Result]:
-        """Bytes and sums of every part of a piece, as the CPU's worker gives them. The bytes lie in memory of the piece's slot."""
+        """Bytes and sums of every part of a piece, as the CPU's worker gives them. The bytes lie in
+        memory of the piece's slot.
+        """
         return self.slots[piece.number % len(self.slots)].quantize(source, piece)
 
     def close(self) -> None:
@@ -82,7 +96,11 @@ class DeviceWorkers:
             slot.close()
             for phase, spent in slot.seconds.items():
                 seconds[phase] += spent
-        log.debug("seconds in %d threads: %s", len(self.slots), ", ".join(f"{phase} {spent:.2f}" for phase, spent in seconds.items()))
+        log.debug(
+            "seconds in %d threads: %s",
+            len(self.slots),
+            ", ".join(f"{phase} {spent:.2f}" for phase, spent in seconds.items()),
+        )
 
 
 def _plain(type: GGMLType) -> GGMLType:
@@ -91,11 +109,20 @@ def _plain(type: GGMLType) -> GGMLType:
 
 def _part(arrays: list, index: int, count: int) -> list:
     """Part number `index` of `count` equal ones, of every array."""
-    return arrays if count == 1 else [array[index * len(array) // count:(index + 1) * len(array) // count] for array in arrays]
+    return (
+        arrays
+        if count == 1
+        else [
+            array[index * len(array) // count : (index + 1) * len(array) // count]
+            for array in arrays
+        ]
+    )
 
 
 class _Slot:
-    """Memory on one device and on the host for one piece at a time. It is kept from piece to piece and grows as needed."""
+    """Memory on one device and on the host for one piece at a time. It is kept from piece to piece
+    and grows as needed.
+    """
 
     def __init__(self, device):
         self.device, self.stream = device, None
@@ -110,11 +137,15 @@ class _Slot:
                 return self._quantize(source, piece)
             except BaseException:
                 if self.stream is not None:
-                    self.device.wait(self.stream)  # memory must not be given back while the device writes to it
+                    self.device.wait(
+                        self.stream
+                    )  # memory must not be given back while the device writes to it
                 raise
 
     def _quantize(self, source: Source, piece: Piece) -> list[Result]:
-        """The rows are read, copied and widened once; searches for all parts follow one another on the stream."""
+        """The rows are read, copied and widened once; searches for all parts follow one another on
+        the stream.
+        """
         device, n_elements = self.device, (piece.stop - piece.start) * piece.source.n_cols
         self._taken = 0
         if self.stream is None:
@@ -138,44 +169,80 @@ class _Slot:
         zeroed = int(found[1])
         if zeroed and not any(part.planned.nan_to_zero for part in piece.parts):
             self._refuse(source, piece, raw, int(found[0]))
-        results = [self._finish(source, part, zeroed, *arrays) for part, arrays in zip(piece.parts, started)]
+        results = [
+            self._finish(source, part, zeroed, *arrays)
+            for part, arrays in zip(piece.parts, started)
+        ]
         self._spent("arranging")
         return results
 
-    def _start(self, source: Source, piece: Piece, number: int, x: object) -> tuple[np.ndarray, np.ndarray]:
-        """Put the search for part `number` of the piece, and what measures it, on the stream; where its bytes and sums will be."""
-        device, part, rows, n_cols = self.device, piece.parts[number], piece.stop - piece.start, piece.source.n_cols
+    def _start(
+        self, source: Source, piece: Piece, number: int, x: object
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Put the search for part `number` of the piece, and what measures it, on the stream; where
+        its bytes and sums will be.
+        """
+        device, part, rows, n_cols = (
+            self.device,
+            piece.parts[number],
+            piece.stop - piece.start,
+            piece.source.n_cols,
+        )
         target = part.planned.target.type
         plain, matrices = _plain(target), 1 if part.weights is None else len(part.weights)
         self._spent("starting")
         encoder = device.encoder(target, n_cols, part.weights is not None)
         self._spent("compiling")
         ready = [x]  # the first array that an encoder asks for
-        arrays = encoder.arrays(rows, lambda shape, dtype: ready.pop().reshape(shape) if ready else self._new(shape, dtype))
+        arrays = encoder.arrays(
+            rows,
+            lambda shape, dtype: ready.pop().reshape(shape) if ready else self._new(shape, dtype),
+        )
         search_weights, error_weights = self._weights(source, part, matrices, f"weights {number}")
         for matrix in range(matrices):
             own = None if search_weights is None else search_weights[matrix]
             encoder.launch(_part(arrays, matrix, matrices), stream=self.stream, weights=own)
 
-        blocks, results = n_cols // plain.block_size, arrays[1:3] if plain.header_bytes else arrays[1:2]
+        blocks, results = (
+            n_cols // plain.block_size,
+            (arrays[1:3] if plain.header_bytes else arrays[1:2]),
+        )
         partials = self._new((-(-rows * blocks // MEASURED_PER_PARTIAL), SUMS), np.float64)
-        device.measure(plain, x.reshape(rows * blocks, plain.block_size), results,
-                       error_weights.reshape(matrices, blocks, plain.block_size), rows // matrices, partials, self.stream)
+        device.measure(
+            plain,
+            x.reshape(rows * blocks, plain.block_size),
+            results,
+            error_weights.reshape(matrices, blocks, plain.block_size),
+            rows // matrices,
+            partials,
+            self.stream,
+        )
         packed = self._rows(results, rows, plain.row_bytes(n_cols))
-        data, sums = self._host(f"data {number}", packed.shape, np.uint8), self._host(f"sums {number}", partials.shape, np.float64)
+        data, sums = (
+            self._host(f"data {number}", packed.shape, np.uint8),
+            self._host(f"sums {number}", partials.shape, np.float64),
+        )
         device.download(packed, data, self.stream)
         device.download(partials, sums, self.stream)
         return data, sums
 
-    def _finish(self, source: Source, part: Part, zeroed: int, data: np.ndarray, sums: np.ndarray) -> Result:
+    def _finish(
+        self, source: Source, part: Part, zeroed: int, data: np.ndarray, sums: np.ndarray
+    ) -> Result:
         info, target = part.planned.source, part.planned.target.type
         totals, largest = sums[:, :4].sum(axis=0), sums[:, 4:].max(axis=0)
         if not math.isfinite(largest[0]):
-            raise NonFiniteError(f"values up to {largest[1]:g} do not fit into {target}", tensor=info.name, file=source.path)
+            raise NonFiniteError(
+                f"values up to {largest[1]:g} do not fit into {target}",
+                tensor=info.name,
+                file=source.path,
+            )
         return arrange_rows(target, data, info.n_cols), np.array([*totals, largest[0], zeroed])
 
     def _read(self, source: Source, piece: Piece) -> tuple[str, np.ndarray]:
-        """(type, numbers) of the piece in pinned memory: the source's own if the device can widen them, else float32."""
+        """(type, numbers) of the piece in pinned memory: the source's own if the device can widen
+        them, else float32.
+        """
         info = piece.source
         rows = source.read_rows(info, piece.start, piece.stop)
         if info.type.name not in WIDENED:
@@ -186,8 +253,12 @@ class _Slot:
         np.copyto(raw, rows)
         return info.type.name, raw.reshape(-1).view(WIDENED[info.type.name])
 
-    def _weights(self, source: Source, part: Part, matrices: int, kept_as: str) -> tuple[object, object]:
-        """Weights of the search and of the sums on the device, float32[matrices, n_cols]; None where a search takes none."""
+    def _weights(
+        self, source: Source, part: Part, matrices: int, kept_as: str
+    ) -> tuple[object, object]:
+        """Weights of the search and of the sums on the device, float32[matrices, n_cols]; None
+        where a search takes none.
+        """
         info, n_cols = part.planned.source, part.planned.source.n_cols
         here = self._host(kept_as, (2, matrices, n_cols), np.float32)
         here[...] = 1
@@ -202,13 +273,23 @@ class _Slot:
         return None if part.weights is None else there[0], there[1]
 
     def _refuse(self, source: Source, piece: Piece, raw: np.ndarray, index: int) -> None:
-        """NonFiniteError naming the number at `index` of the piece, with its row counted in its matrix, as on the CPU."""
+        """NonFiniteError naming the number at `index` of the piece, with its row counted in its
+        matrix, as on the CPU.
+        """
         info = piece.source
         row, column = divmod(index, info.n_cols)
-        at = raw[index:index + 1]
-        value = at[0] if raw.dtype == np.float32 else decode(info.type, at.view(np.uint8)[None], 1)[0, 0]
-        raise NonFiniteError(f"{value} at row {(piece.start + row) % (info.n_rows // info.n_matrices)}, column {column}", tensor=info.name,
-                             file=source.path)
+        at = raw[index : index + 1]
+        value = (
+            at[0]
+            if raw.dtype == np.float32
+            else decode(info.type, at.view(np.uint8)[None], 1)[0, 0]
+        )
+        raise NonFiniteError(
+            f"{value} at row {(piece.start + row) % (info.n_rows // info.n_matrices)}, column"
+            f" {column}",
+            tensor=info.name,
+            file=source.path,
+        )
 
     def _rows(self, results: list, rows: int, row_bytes: int) -> object:
         """uint8[rows, row_bytes] of what an encoder left: blocks alone, or headers and blocks."""
@@ -232,7 +313,9 @@ class _Slot:
         return self._pinned[what][:n_bytes].view(dtype).reshape(shape)
 
     def _new(self, shape: tuple[int, ...], dtype: type | np.dtype) -> object:
-        """The next array of this piece on the device. The n-th array of a piece lies where the n-th of the last one lay."""
+        """The next array of this piece on the device. The n-th array of a piece lies where the n-th
+        of the last one lay.
+        """
         n_bytes, at = math.prod(shape) * np.dtype(dtype).itemsize, self._taken
         self._taken += 1
         if at == len(self._memory):

@@ -1,11 +1,14 @@
-"""The trellis searches on CUDA devices: `trellis_rows.cu` and `trellis_words.cu`, compiled by NVRTC when a type is first used.
+"""The trellis searches on CUDA devices: `trellis_rows.cu` and `trellis_words.cu`, compiled by NVRTC
+when a type is first used.
 
-Another implementation than the CPU's, for speed: a warp shares the search for one group, which a thread could not do with
-numba-cuda's means at this pace, and several scales share every code word that is loaded. The choice of d, the guesses and the
-trials are computed with the same roundings as on the CPU. Here the best code word is always looked for among all of them;
-on the CPU far boxes are left out (REACH). So the bytes differ where the CPU misses the best word, or in near ties.
+Another implementation than the CPU's, for speed: a warp shares the search for one group, which a
+thread could not do with numba-cuda's means at this pace, and several scales share every code word
+that is loaded. The choice of d, the guesses and the trials are computed with the same roundings as
+on the CPU. Here the best code word is always looked for among all of them; on the CPU far boxes are
+left out (REACH). So the bytes differ where the CPU misses the best word, or in near ties.
 
-cuda-core and numba-cuda are the extra `iqforge[cuda]`; this module is imported only where a CUDA device is asked for.
+cuda-core and numba-cuda are the extra `iqforge[cuda]`; this module is imported only where a CUDA
+device is asked for.
 """
 
 from __future__ import annotations
@@ -15,34 +18,48 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...errors import UsageError
-from ...cuda_kernels.compile.nvrtc import FOLDER
 from ...cuda_kernels.compile.numba_cuda import cuda_module, device_number
+from ...cuda_kernels.compile.nvrtc import FOLDER
+from ...errors import UsageError
 from ...formats.types import GGMLType
-from .encoder import CudaEncoder, _locks
 from ..search.trellis import SETTINGS
 from ..search.trellis_nearest import MARGIN
 from ..search.trellis_rows import SMALLEST
 from ..search.trellis_tree import CODEBOOKS, search_tree
+from .encoder import CudaEncoder, _locks
 
 LEAF = 32  # words per leaf: one for each lane of a warp
 THREADS = 256
 BATCH = {"IQ1_KT": 1, "IQ2_KT": 1, "IQ3_KT": 1, "IQ4_KT": 4}  # scales searched at once
-RESIDENT = {"IQ1_KT": 5, "IQ2_KT": 5, "IQ3_KT": 5, "IQ4_KT": 4}  # CUDA blocks per multiprocessor that the registers must suffice for
+RESIDENT = {
+    "IQ1_KT": 5,
+    "IQ2_KT": 5,
+    "IQ3_KT": 5,
+    "IQ4_KT": 4,
+}  # CUDA blocks per multiprocessor that the registers must suffice for
 FORMATS = {"IQ1_KT": 1, "IQ2_KT": 2, "IQ3_KT": 3, "IQ4_KT": 4}
 
 
 def tables(name: str) -> list[np.ndarray]:
-    """What the kernel reads: constants float32, words as bfloat16 bits uint16[books, size, dim], their indices uint16[books, size],
-    leaves' boxes, nodes' boxes float32. Nodes are made up to a multiple of 32 with boxes that nothing is near to."""
+    """What the kernel reads: constants float32, words as bfloat16 bits uint16[books, size, dim],
+    their indices uint16[books, size], leaves' boxes, nodes' boxes float32. Nodes are made up to a
+    multiple of 32 with boxes that nothing is near to.
+    """
     book, names = CODEBOOKS[name], SETTINGS[name].names(name)
     words, indices, leaf_boxes, node_boxes = search_tree(name, LEAF)
-    side_by_side = words.reshape(len(words), -1, book.dim, LEAF).transpose(0, 1, 3, 2).astype(np.float32)
+    side_by_side = (
+        words.reshape(len(words), -1, book.dim, LEAF).transpose(0, 1, 3, 2).astype(np.float32)
+    )
     nodes = np.full((len(words), 2, book.dim, node_count(name)), np.inf, dtype=np.float32)
     nodes[:, 1] = -np.inf
     nodes[..., : book.nodes(LEAF)] = node_boxes.reshape(len(words), 2, book.dim, -1)
-    return [np.concatenate([names["TARGETS"], names["POSITIVE"], names["NEGATIVE"]]),
-            np.ascontiguousarray(side_by_side.view(np.uint32) >> 16).astype(np.uint16), indices.astype(np.uint16), leaf_boxes, nodes]
+    return [
+        np.concatenate([names["TARGETS"], names["POSITIVE"], names["NEGATIVE"]]),
+        np.ascontiguousarray(side_by_side.view(np.uint32) >> 16).astype(np.uint16),
+        indices.astype(np.uint16),
+        leaf_boxes,
+        nodes,
+    ]
 
 
 def node_count(name: str) -> int:
@@ -53,20 +70,48 @@ def defines(type: GGMLType) -> list[tuple[str, str]]:
     """The constants that the sources ask for."""
     names = SETTINGS[type.name].names(type.name)
     names |= {key: len(names[key]) for key in ("TARGETS", "POSITIVE", "NEGATIVE")}
-    names |= {"SIDES": 2 if names["NEGATIVE"] else 1, "NODES": node_count(type.name), "BATCH": BATCH[type.name],
-              "RESIDENT": RESIDENT[type.name], "SMALLEST": SMALLEST, "MARGIN": MARGIN, "FORMAT": FORMATS[type.name],
-              "BLOCK_BYTES": type.block_bytes}
+    names |= {
+        "SIDES": 2 if names["NEGATIVE"] else 1,
+        "NODES": node_count(type.name),
+        "BATCH": BATCH[type.name],
+        "RESIDENT": RESIDENT[type.name],
+        "SMALLEST": SMALLEST,
+        "MARGIN": MARGIN,
+        "FORMAT": FORMATS[type.name],
+        "BLOCK_BYTES": type.block_bytes,
+    }
     shown = {True: "true", False: "false"}
-    return [(key, float(np.float32(v)).hex() + "f" if isinstance(v, float) else shown[v] if isinstance(v, bool) else str(v))
-            for key, v in names.items()]
+    return [
+        (
+            key,
+            (
+                float(np.float32(v)).hex() + "f"
+                if isinstance(v, float)
+                else shown[v]
+                if isinstance(v, bool)
+                else str(v)
+            ),
+        )
+        for key, v in names.items()
+    ]
 
 
 def compile_kernels(type: GGMLType, architecture: str) -> object:
-    """The cubin (a cuda.core.ObjectCode) of the type's three kernels, for an architecture as "sm_90". Needs no device."""
+    """The cubin (a cuda.core.ObjectCode) of the type's three kernels, for an architecture as
+    "sm_90". Needs no device.
+    """
     from cuda.core import Program, ProgramOptions
 
-    source = "".join((FOLDER / f"search/trellis_{part}.cu").read_text() for part in ("rows", "words"))
-    options = ProgramOptions(name=f"{type.name.lower()}.cu", std="c++17", arch=architecture, fma=False, define_macro=defines(type))
+    source = "".join(
+        (FOLDER / f"search/trellis_{part}.cu").read_text() for part in ("rows", "words")
+    )
+    options = ProgramOptions(
+        name=f"{type.name.lower()}.cu",
+        std="c++17",
+        arch=architecture,
+        fma=False,
+        define_macro=defines(type),
+    )
     return Program(source, "c++", options).compile("cubin")
 
 
@@ -81,31 +126,52 @@ def _kernels(type: GGMLType, device: int) -> tuple:
 
 
 class TrellisEncoder(CudaEncoder):
-    """Quantizes rows of `n_cols` elements to a trellis type on one device; used as `CudaEncoder` is."""
+    """Quantizes rows of `n_cols` elements to a trellis type on one device; used as `CudaEncoder`
+    is.
+    """
 
-    def __init__(self, type: GGMLType, n_cols: int, weights: np.ndarray, device: str = "cuda", stream: object = 0):
+    def __init__(
+        self,
+        type: GGMLType,
+        n_cols: int,
+        weights: np.ndarray,
+        device: str = "cuda",
+        stream: object = 0,
+    ):
         """weights: float32[n_cols]; stream: on which they are copied."""
         try:
             import cuda.core  # noqa: F401
         except ImportError:
-            raise UsageError("trellis types on CUDA devices need the package cuda-core: pip install 'iqforge[cuda]'") from None
+            raise UsageError(
+                "trellis types on CUDA devices need the package cuda-core: pip install"
+                " 'iqforge[cuda]'"
+            ) from None
         self.type, self.kind, self.n_cols, self.number = type, "row", n_cols, device_number(device)
         self._by_row = True
         self._cuda = cuda_module()
         self._groups = 32 // CODEBOOKS[type.name].dim
         with _locks[self.number], self._cuda.gpus[self.number]:
             self._steps = _kernels(type, self.number)
-            self._tables = [self._cuda.to_device(table, stream=stream) for table in tables(type.name)]
-            self._weights = self._cuda.to_device(np.ascontiguousarray(weights, dtype=np.float32), stream=stream)
+            self._tables = [
+                self._cuda.to_device(table, stream=stream) for table in tables(type.name)
+            ]
+            self._weights = self._cuda.to_device(
+                np.ascontiguousarray(weights, dtype=np.float32), stream=stream
+            )
             if stream:
                 stream.synchronize()
 
     def arrays(self, rows: int, new: Callable | None = None) -> list:
         """As `CudaEncoder.arrays`: x, headers, blocks, scratch."""
         blocks, new = self.n_cols // 32, new or self._cuda.device_array
-        return [new((rows, self.n_cols), np.float32), new((rows, self.type.header_bytes), np.uint8),
-                new((rows, self.n_cols // self.type.block_size, self.type.block_bytes), np.uint8), new((rows, 2), np.float32),
-                new((rows, blocks, 2), np.float32), new((rows, blocks, self._groups + 2), np.int32)]
+        return [
+            new((rows, self.n_cols), np.float32),
+            new((rows, self.type.header_bytes), np.uint8),
+            new((rows, self.n_cols // self.type.block_size, self.type.block_bytes), np.uint8),
+            new((rows, 2), np.float32),
+            new((rows, blocks, 2), np.float32),
+            new((rows, blocks, self._groups + 2), np.int32),
+        ]
 
     def launch(self, arrays: list, stream: object = 0, weights: object = None) -> None:
         """As `CudaEncoder.launch`."""
@@ -115,14 +181,36 @@ class TrellisEncoder(CudaEncoder):
             return
         x, heads, bodies, rows, guesses, chosen = (_address(a) for a in arrays)
         constants, words, indices, leaf_boxes, node_boxes = (_address(t) for t in self._tables)
-        w, count, blocks = _address(self._weights if weights is None else weights), len(arrays[0]), np.int32(self.n_cols // 32)
+        w, count, blocks = (
+            _address(self._weights if weights is None else weights),
+            len(arrays[0]),
+            np.int32(self.n_cols // 32),
+        )
         total = count * int(blocks)
-        by_row, by_block = LaunchConfig(grid=count, block=THREADS), LaunchConfig(grid=-(-total // (THREADS // 32)), block=THREADS)
+        by_row, by_block = (
+            LaunchConfig(grid=count, block=THREADS),
+            LaunchConfig(grid=-(-total // (THREADS // 32)), block=THREADS),
+        )
         prepare, search, finish = self._steps
         on = Stream.from_handle(int(stream)) if stream else LEGACY_DEFAULT_STREAM
         launch(on, by_row, prepare, x, w, constants, rows, guesses, blocks)
-        launch(on, by_block, search, x, w, constants, rows, guesses, words, indices, leaf_boxes, node_boxes, chosen, blocks,
-               np.int64(total))
+        launch(
+            on,
+            by_block,
+            search,
+            x,
+            w,
+            constants,
+            rows,
+            guesses,
+            words,
+            indices,
+            leaf_boxes,
+            node_boxes,
+            chosen,
+            blocks,
+            np.int64(total),
+        )
         launch(on, by_row, finish, x, w, rows, chosen, heads, bodies, blocks)
 
 

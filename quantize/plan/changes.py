@@ -1,4 +1,6 @@
-"""What a run may change of a model beside the types of its tensors: blocks left out, a second output matrix, keys."""
+"""What a run may change of a model beside the types of its tensors: blocks left out, a second
+output matrix, keys.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ _LONGEST = 127  # bytes of a key or text, as llama-quantize has it
 
 @dataclass(frozen=True)
 class Changes:
-    """prune_layers: blocks that are left out; the others are numbered anew. extra_output: a second copy of the output matrix (or of the
-    embedding that serves as one), named output_extra.weight, in this type. override_kv: `KEY=TYPE:VALUE`, seen by the mixes too.
-    include_weights, exclude_weights: parts of names of the importance matrix's entries that are used, or not used (not both).
-    hide_imatrix: the file says that there was one, and not which.
+    """prune_layers: blocks that are left out; the others are numbered anew. extra_output: a second
+    copy of the output matrix (or of the embedding that serves as one), named output_extra.weight,
+    in this type. override_kv: `KEY=TYPE:VALUE`, seen by the mixes too. include_weights,
+    exclude_weights: parts of names of the importance matrix's entries that are used, or not used
+    (not both). hide_imatrix: the file says that there was one, and not which.
     """
 
     prune_layers: Sequence[int] = ()
@@ -56,8 +59,9 @@ class Changes:
         return f"blk.{number - sum(layer < number for layer in set(self.prune_layers))}.{found[2]}"
 
     def apply(self, source: Source, rules: str = "ik") -> Source:
-        """The source as it is with these changes. UsageError for layers, keys and values that are none. rules: whose integers are written,
-        see `override`."""
+        """The source as it is with these changes. UsageError for layers, keys and values that are
+        none. rules: whose integers are written, see `override`.
+        """
         overrides = self.overrides(rules)
         if not (self.prune_layers or self.extra_output or overrides):
             return source
@@ -71,10 +75,20 @@ class Changes:
                 raise UsageError("is there already", tensor=EXTRA_OUTPUT, file=source.path)
             original = next((name for name in (OUTPUT, TOKEN_EMBEDDING) if name in names), None)
             if original is None:
-                raise UsageError("there is no output matrix of which it could be another", tensor=EXTRA_OUTPUT, file=source.path)
+                raise UsageError(
+                    "there is no output matrix of which it could be another",
+                    tensor=EXTRA_OUTPUT,
+                    file=source.path,
+                )
             place = names.index(original)
-            tensors.insert(place + 1, (replace(tensors[place][0], name=EXTRA_OUTPUT), tensors[place][1]))
-        metadata = pruned_metadata(source.metadata, self.prune_layers) if self.prune_layers else source.metadata
+            tensors.insert(
+                place + 1, (replace(tensors[place][0], name=EXTRA_OUTPUT), tensors[place][1])
+            )
+        metadata = (
+            pruned_metadata(source.metadata, self.prune_layers)
+            if self.prune_layers
+            else source.metadata
+        )
         return ChangedSource(source, tensors, metadata | overrides)
 
     def overrides(self, rules: str = "ik") -> dict[str, Value]:
@@ -82,7 +96,9 @@ class Changes:
         return dict(override(text, rules) for text in self.override_kv)
 
     def metadata(self, before: Source, after: Source) -> dict[str, Value]:
-        """Keys of the changed source without those that only `override_kv` brings, which a file has at another place."""
+        """Keys of the changed source without those that only `override_kv` brings, which a file has
+        at another place.
+        """
         new = {text.partition("=")[0] for text in self.override_kv} - before.metadata.keys()
         return {key: value for key, value in after.metadata.items() if key not in new}
 
@@ -90,7 +106,9 @@ class Changes:
         """The recipe with the type of a second output matrix in it."""
         if not self.extra_output:
             return recipe
-        return replace(recipe, tensor_types={**recipe.tensor_types, EXTRA_OUTPUT: self.extra_output})
+        return replace(
+            recipe, tensor_types={**recipe.tensor_types, EXTRA_OUTPUT: self.extra_output}
+        )
 
     def check(self, planned: Sequence[PlannedTensor]) -> None:
         """UsageError for a second output matrix that is not smaller than the first."""
@@ -98,13 +116,23 @@ class Changes:
         if self.extra_output and (extra := targets.get(EXTRA_OUTPUT)):
             first = targets.get(OUTPUT) or targets[TOKEN_EMBEDDING]
             if extra.n_bytes >= first.n_bytes:
-                raise UsageError(f"in {extra.type} it is not smaller than {first.name} in {first.type}", tensor=EXTRA_OUTPUT)
+                raise UsageError(
+                    f"in {extra.type} it is not smaller than {first.name} in {first.type}",
+                    tensor=EXTRA_OUTPUT,
+                )
 
 
 class ChangedSource:
-    """A source whose tensors are some of another's, under names of their own. `origin`: that other one."""
+    """A source whose tensors are some of another's, under names of their own. `origin`: that other
+    one.
+    """
 
-    def __init__(self, origin: Source, tensors: Iterable[tuple[TensorInfo, TensorInfo]], metadata: dict[str, Value]):
+    def __init__(
+        self,
+        origin: Source,
+        tensors: Iterable[tuple[TensorInfo, TensorInfo]],
+        metadata: dict[str, Value],
+    ):
         """tensors: as they are here, and as `origin` has them."""
         self.origin, self.metadata = origin, metadata
         self.path, self.files = origin.path, origin.files
@@ -137,13 +165,20 @@ def origin_of(source: Source) -> Source:
 
 
 def pruned_metadata(metadata: dict[str, Value], layers: Sequence[int]) -> dict[str, Value]:
-    """Keys of a model that has lost these blocks: their number, lists with an item for each, and how many lead or end them.
+    """Keys of a model that has lost these blocks: their number, lists with an item for each, and
+    how many lead or end them.
 
-    UsageError for blocks that are not there, or if none is left."""
-    architecture = metadata["general.architecture"].data if "general.architecture" in metadata else ""
+    UsageError for blocks that are not there, or if none is left.
+    """
+    architecture = (
+        metadata["general.architecture"].data if "general.architecture" in metadata else ""
+    )
     stated = metadata.get(f"{architecture}.block_count")
     if stated is None:
-        raise UsageError(f"layers cannot be left out: the model does not say how many it has ({architecture}.block_count)")
+        raise UsageError(
+            "layers cannot be left out: the model does not say how many it has"
+            f" ({architecture}.block_count)"
+        )
     n, gone = stated.data, set(layers)
     if wrong := sorted(layer for layer in gone if not 0 <= layer < n):
         raise UsageError(f"there is no layer {wrong[0]}: the model has layers 0 to {n - 1}")
@@ -151,21 +186,31 @@ def pruned_metadata(metadata: dict[str, Value], layers: Sequence[int]) -> dict[s
         raise UsageError("no layer would be left")
     keys = dict(metadata)
     for key, value in metadata.items():
-        if key.startswith(f"{architecture}.") and value.type is ValueType.ARRAY and len(value.data) == n:
-            keys[key] = replace(value, data=[item for layer, item in enumerate(value.data) if layer not in gone])
+        if (
+            key.startswith(f"{architecture}.")
+            and value.type is ValueType.ARRAY
+            and len(value.data) == n
+        ):
+            keys[key] = replace(
+                value, data=[item for layer, item in enumerate(value.data) if layer not in gone]
+            )
     keys[f"{architecture}.block_count"] = u32(n - len(gone))
-    for key, lost in (("leading_dense_block_count", lambda count: sum(layer < count for layer in gone)),
-                      ("nextn_predict_layers", lambda count: sum(layer >= n - count for layer in gone))):
+    for key, lost in (
+        ("leading_dense_block_count", lambda count: sum(layer < count for layer in gone)),
+        ("nextn_predict_layers", lambda count: sum(layer >= n - count for layer in gone)),
+    ):
         if (found := keys.get(f"{architecture}.{key}")) is not None:
             keys[f"{architecture}.{key}"] = replace(found, data=found.data - lost(found.data))
     return keys
 
 
 def override(text: str, rules: str = "ik") -> tuple[str, Value]:
-    """Key and value of `KEY=TYPE:VALUE` with TYPE int, float, bool or str. UsageError for what is none.
+    """Key and value of `KEY=TYPE:VALUE` with TYPE int, float, bool or str. UsageError for what is
+    none.
 
-    Integers are written as llama-quantize of ik_llama.cpp does it, with sign (INT32), or for `mainline` as llama.cpp's does it: UINT32,
-    without it."""
+    Integers are written as llama-quantize of ik_llama.cpp does it, with sign (INT32), or for
+    `mainline` as llama.cpp's does it: UINT32, without it.
+    """
     key, equals, typed = text.partition("=")
     kind, colon, value = typed.partition(":")
     if not (key and equals and colon and kind in ("int", "float", "bool", "str")):
@@ -176,7 +221,11 @@ def override(text: str, rules: str = "ik") -> tuple[str, Value]:
         match kind:
             case "int":
                 number = int(value)
-                return key, u32(_within(abs(number), 1 << 32)) if rules == "mainline" else i32(_within(number, 1 << 31))
+                return key, (
+                    u32(_within(abs(number), 1 << 32))
+                    if rules == "mainline"
+                    else i32(_within(number, 1 << 31))
+                )
             case "float":
                 return key, f32(float(value))
             case "bool":

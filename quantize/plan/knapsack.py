@@ -1,9 +1,12 @@
-"""One choice for every tensor, so that together they fit a number of bytes and do the least damage: a multiple-choice knapsack.
+"""One choice for every tensor, so that together they fit a number of bytes and do the least damage:
+a multiple-choice knapsack.
 
-Only choices on the lower convex hull of (bytes, damage) can be optimal for some price of a byte (Everett, "Generalized Lagrange
-Multiplier Method", 1963). Buying the steps between them in order of damage saved per byte gives, at every size it passes, the optimum for
-that size; what room is left then is filled by single choices and by exchanges between two tensors, which may leave the hull. Damages
-become integers before anything is compared, so that the result depends on no order of floating point operations.
+Only choices on the lower convex hull of (bytes, damage) can be optimal for some price of a byte
+(Everett, "Generalized Lagrange Multiplier Method", 1963). Buying the steps between them in order of
+damage saved per byte gives, at every size it passes, the optimum for that size; what room is left
+then is filled by single choices and by exchanges between two tensors, which may leave the hull.
+Damages become integers before anything is compared, so that the result depends on no order of
+floating point operations.
 """
 
 from __future__ import annotations
@@ -20,25 +23,36 @@ _UNITS = 1 << 60  # damage is counted in such parts of the largest sum of damage
 
 @dataclass(frozen=True)
 class Choice:
-    """What a choice takes, in bytes, and how much worse it makes the result, in any unit that may be added up."""
+    """What a choice takes, in bytes, and how much worse it makes the result, in any unit that may
+    be added up.
+    """
 
     n_bytes: int
     damage: float
 
 
 def allocate(tensors: Sequence[Sequence[Choice]], budget: int) -> list[int]:
-    """The index of a choice for every tensor: together at most `budget` bytes, with (nearly) the smallest sum of damages.
+    """The index of a choice for every tensor: together at most `budget` bytes, with (nearly) the
+    smallest sum of damages.
 
-    Never worse than the best point that a price per byte could give, and usually optimal. UsageError where even the smallest choices
-    take more, saying how much; damages that are negative or not finite are a ValueError of the caller's.
+    Never worse than the best point that a price per byte could give, and usually optimal.
+    UsageError where even the smallest choices take more, saying how much; damages that are negative
+    or not finite are a ValueError of the caller's.
     """
-    if any(not math.isfinite(choice.damage) or choice.damage < 0 for choices in tensors for choice in choices):
+    if any(
+        not math.isfinite(choice.damage) or choice.damage < 0
+        for choices in tensors
+        for choice in choices
+    ):
         raise ValueError("damages are finite and not negative")
     least = sum(min(choice.n_bytes for choice in choices) for choices in tensors)
     if least > budget:
         raise UsageError(f"the smallest types take {least} bytes, and there is room for {budget}")
     worst = sum(max(choice.damage for choice in choices) for choices in tensors) or 1.0
-    counted = [[(choice.n_bytes, round(choice.damage / worst * _UNITS)) for choice in choices] for choices in tensors]
+    counted = [
+        [(choice.n_bytes, round(choice.damage / worst * _UNITS)) for choice in choices]
+        for choices in tensors
+    ]
     chosen = _along_the_hulls(counted, budget)
     while _exchange(counted, chosen, budget):
         pass
@@ -53,8 +67,13 @@ def _along_the_hulls(tensors: list[list[tuple[int, int]]], budget: int) -> list[
     steps = []
     for number, (choices, hull) in enumerate(zip(tensors, hulls)):
         for position, (before, after) in enumerate(zip(hull, hull[1:])):
-            cost, saved = choices[after][0] - choices[before][0], choices[before][1] - choices[after][1]
-            steps.append((-(saved * _UNITS // cost), number, position, after, cost))  # an integer: ties are told by tensor
+            cost, saved = (
+                choices[after][0] - choices[before][0],
+                choices[before][1] - choices[after][1],
+            )
+            steps.append(
+                (-(saved * _UNITS // cost), number, position, after, cost)
+            )  # an integer: ties are told by tensor
     stopped = set()
     for _, number, _, after, cost in sorted(steps):
         if number in stopped:
@@ -68,7 +87,9 @@ def _along_the_hulls(tensors: list[list[tuple[int, int]]], budget: int) -> list[
 
 
 def _hull(choices: list[tuple[int, int]]) -> list[int]:
-    """Indices of the choices on the lower convex hull, from the smallest, each with less damage than the one before."""
+    """Indices of the choices on the lower convex hull, from the smallest, each with less damage
+    than the one before.
+    """
     order = sorted(range(len(choices)), key=lambda index: (*choices[index], index))
     hull: list[int] = []
     for index in order:
@@ -85,12 +106,18 @@ def _hull(choices: list[tuple[int, int]]) -> list[int]:
 
 
 def _exchange(tensors: list[list[tuple[int, int]]], chosen: list[int], budget: int) -> bool:
-    """Make the best change of one tensor or of two that lowers the damage and still fits, in place; whether there was one."""
+    """Make the best change of one tensor or of two that lowers the damage and still fits, in place;
+    whether there was one.
+    """
     room = budget - sum(choices[index][0] for choices, index in zip(tensors, chosen))
     moves = []  # (more bytes, less damage, tensor, choice)
     for number, (choices, now) in enumerate(zip(tensors, chosen)):
         size, damage = choices[now]
-        moves += [(s - size, damage - d, number, index) for index, (s, d) in enumerate(choices) if index != now]
+        moves += [
+            (s - size, damage - d, number, index)
+            for index, (s, d) in enumerate(choices)
+            if index != now
+        ]
     moves.sort(key=lambda move: (move[0], -move[1], move[2], move[3]))
     sizes = [move[0] for move in moves]
     best_two = _best_of_two_tensors(moves)
@@ -109,8 +136,12 @@ def _exchange(tensors: list[list[tuple[int, int]]], chosen: list[int], budget: i
     return best is not None
 
 
-def _best_of_two_tensors(moves: list[tuple[int, int, int, int]]) -> list[tuple[tuple[int, int, int, int], ...]]:
-    """For each place in `moves`, the one that saves most damage up to there, and the one that does so for another tensor."""
+def _best_of_two_tensors(
+    moves: list[tuple[int, int, int, int]],
+) -> list[tuple[tuple[int, int, int, int], ...]]:
+    """For each place in `moves`, the one that saves most damage up to there, and the one that does
+    so for another tensor.
+    """
     found, result = (), []
     for move in moves:
         ranked = sorted((*found, move), key=lambda m: -m[1])

@@ -1,7 +1,9 @@
-"""The mixes of all presets of llama.cpp's llama-quantize (2026-10), as data in the language of `rows.py`.
+"""The mixes of all presets of llama.cpp's llama-quantize (2026-10), as data in the language of
+`rows.py`.
 
-It takes a name for the first of these parts that it contains: attn_qkv.weight, attn_kv_b.weight, attn_v.weight, attn_k.weight, ..; the
-first three are value projections to it, and eight experts are a case of their own.
+It takes a name for the first of these parts that it contains: attn_qkv.weight, attn_kv_b.weight,
+attn_v.weight, attn_k.weight, ..; the first three are value projections to it, and eight experts are
+a case of their own.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ from .rules import VALUES, Row, RuleSet, by_preset, row
 _PRESETS = """F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q2_K_S Q3_K Q3_K_S Q3_K_M Q3_K_L Q4_K Q4_K_S Q4_K_M Q5_K Q5_K_S Q5_K_M Q6_K
     IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ3_XXS IQ3_XS IQ3_S IQ3_M IQ4_NL IQ4_XS TQ1_0 TQ2_0 Q1_0 Q2_0 NVFP4 MXFP4_MOE"""
 
-_OUTPUT = row("output", """
+_OUTPUT = row(
+    "output",
+    """
     MXFP4_MOE: Q8_0
     *: falcon Q8_0, unfit Q8_0
     IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ3_XXS: Q5_K
     Q8_0: base
     *: Q6_K
-""", flag="output_tensor")
+""",
+    flag="output_tensor",
+)
 
 _EMBEDDING_LINES = """
     MXFP4_MOE: Q8_0
@@ -27,10 +33,17 @@ _EMBEDDING_LINES = """
     TQ1_0 TQ2_0 Q2_0: Q4_K
 """
 
-# Flags of roles are ik_llama.cpp's; they count here for the parts of names that they count for there.
-_VALUE_PARTS = {"attn_qkv.weight": "attn_q", "attn_kv_b.weight": "attn_k", "attn_v.weight": "attn_v"}
+# Flags of roles are ik_llama.cpp's; they count here for the parts of names that they count for
+# there.
+_VALUE_PARTS = {
+    "attn_qkv.weight": "attn_q",
+    "attn_kv_b.weight": "attn_k",
+    "attn_v.weight": "attn_v",
+}
 _FLAGS_ONLY = (row("attn_q", flag="attn_q"), row("attn_k", flag="attn_k"))
-_NEVER_BELOW_8 = tuple(row(part, "*: Q8_0", when="glm5-next") for part in ("attn_q_a", "attn_q_b", "nextn.eh_proj"))
+_NEVER_BELOW_8 = tuple(
+    row(part, "*: Q8_0", when="glm5-next") for part in ("attn_q_a", "attn_q_b", "nextn.eh_proj")
+)
 
 
 def _values(text: str) -> tuple[Row, ...]:
@@ -45,17 +58,27 @@ _LOW = (
         *: Q2_K
     """),
     row("attn_k.weight", "*: E=8 Q4_K", flag="attn_k"),
-    row("attn_output.weight", """
+    row(
+        "attn_output.weight",
+        """
         *: E=8 Q5_K
         IQ1_S IQ1_M: IQ2_XXS
         IQ2_S IQ2_M: IQ3_S
-    """, flag="attn_output"),
+    """,
+        flag="attn_output",
+    ),
     row("ffn_up", flag="ffn_up"),
     row("ffn_gate", flag="ffn_gate"),
-    row("ffn_down", """
+    row(
+        "ffn_down",
+        """
         IQ2_S IQ2_M: first/8 IQ3_S
         IQ1_S IQ1_M IQ2_XXS IQ2_XS: first/8 Q2_K
-    """, flag="ffn_down", count="down", by_count=True),
+    """,
+        flag="ffn_down",
+        count="down",
+        by_count=True,
+    ),
     *_FLAGS_ONLY,
 )
 _GENERAL = (
@@ -75,16 +98,26 @@ _GENERAL = (
         Q4_K_M Q5_K_M: more_v Q6_K
         Q4_K_S: v<4 Q5_K
     """),
-    row("attn_k.weight", """
+    row(
+        "attn_k.weight",
+        """
         *: E=8 Q8_0
         IQ3_XS: IQ3_XXS
         IQ3_XXS: IQ2_S
-    """, flag="attn_k"),
-    row("attn_q.weight", """
+    """,
+        flag="attn_k",
+    ),
+    row(
+        "attn_q.weight",
+        """
         IQ3_XS: IQ3_XXS
         IQ3_XXS: IQ2_S
-    """, flag="attn_q"),
-    row("attn_output.weight", """
+    """,
+        flag="attn_q",
+    ),
+    row(
+        "attn_output.weight",
+        """
         Q3_K_L: falcon Q4_K
         *: falcon base
         Q2_K IQ3_XS IQ3_XXS Q3_K_S Q3_K_M IQ4_NL Q4_K_S Q4_K_M IQ3_S IQ3_M IQ4_XS: E=8 Q5_K
@@ -93,10 +126,14 @@ _GENERAL = (
         IQ3_XXS: IQ3_S
         Q3_K_M IQ3_M: Q4_K
         Q3_K_L: Q5_K
-    """, flag="attn_output"),
+    """,
+        flag="attn_output",
+    ),
     row("ffn_up", "IQ3_XS: middle IQ3_XXS", flag="ffn_up", count="up"),
     row("ffn_gate", "IQ3_XS: middle IQ3_XXS", flag="ffn_gate", count="gate"),
-    row("ffn_down", """
+    row(
+        "ffn_down",
+        """
         Q2_K: Q3_K
         Q2_K_S: first/8 Q4_K
         IQ3_XXS: imatrix base, first/8 Q4_K, Q3_K
@@ -109,25 +146,95 @@ _GENERAL = (
         Q4_K_S: !falcon first/8 Q5_K
         Q4_0: imatrix first/8 Q4_1
         Q5_0: imatrix first/8 Q5_1
-    """, flag="ffn_down", count="down"),
+    """,
+        flag="ffn_down",
+        count="down",
+    ),
     *_FLAGS_ONLY,
 )
 
-_RECURRENT = "first w0 w1 w2 v0 v1 v2 a0 a1 a2 g1 g2 decay_w1 decay_w2 lerp_fused".split()
-_PROTECTED = ("_norm.weight", "ssm_conv1d", "shortconv.conv.weight", "attn_rel_b.weight", "ffn_gate_tid2eid.weight", "altup", "laurel",
-              "per_layer_model_proj", "indexer.k_proj.weight", "indexer.q_proj.weight", *(f"time_mix_{part}.weight" for part in _RECURRENT),
-              ".position_embd", "sam.pos_embd", "sam.neck.", "sam.net_", ".rel_pos", ".patch_embd", ".patch_merger", "a.rvq.codebook",
-              "mm.a.code_embd")
-_PROTECTED_IN = {"glm5-next": ("hc_", "indexer", "ssm_f_a.weight", "ssm_f_b.weight", "ssm_g_a.weight", "ssm_g_b.weight", "ssm_beta.weight",
-                               "attn_kv_a_mqa", "attn_k_b", "attn_v_b")}
+_RECURRENT = [
+    "first",
+    "w0",
+    "w1",
+    "w2",
+    "v0",
+    "v1",
+    "v2",
+    "a0",
+    "a1",
+    "a2",
+    "g1",
+    "g2",
+    "decay_w1",
+    "decay_w2",
+    "lerp_fused",
+]
+_PROTECTED = (
+    "_norm.weight",
+    "ssm_conv1d",
+    "shortconv.conv.weight",
+    "attn_rel_b.weight",
+    "ffn_gate_tid2eid.weight",
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+    "indexer.k_proj.weight",
+    "indexer.q_proj.weight",
+    *(f"time_mix_{part}.weight" for part in _RECURRENT),
+    ".position_embd",
+    "sam.pos_embd",
+    "sam.neck.",
+    "sam.net_",
+    ".rel_pos",
+    ".patch_embd",
+    ".patch_merger",
+    "a.rvq.codebook",
+    "mm.a.code_embd",
+)
+_PROTECTED_IN = {
+    "glm5-next": (
+        "hc_",
+        "indexer",
+        "ssm_f_a.weight",
+        "ssm_f_b.weight",
+        "ssm_g_a.weight",
+        "ssm_g_b.weight",
+        "ssm_beta.weight",
+        "attn_kv_a_mqa",
+        "attn_k_b",
+        "attn_v_b",
+    )
+}
 
 MAINLINE = RuleSet(
-    name="mainline", output=_OUTPUT, general=_GENERAL,
-    embeddings={f"{name}.weight": row(name, _EMBEDDING_LINES, flag=flag) for name, flag in (
-        ("token_embd", "token_embedding"), ("per_layer_token_embd", "per_layer_token_embedding"))},
-    tied=("token_embd.weight", "per_layer_token_embd.weight"), presets=frozenset(_PRESETS.split()),
-    chains=by_preset({"IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M": _LOW, "MXFP4_MOE": (row("", "*: experts MXFP4, Q8_0"),)}),
-    value_parts=tuple(_VALUE_PARTS), no_need=(*IK.no_need, "per_layer_token_embd.weight"), need_type=frozenset({"IQ3_XXS"}),
-    short_rows={"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q5_K": "Q5_1"}, protected=_PROTECTED, protected_in=_PROTECTED_IN, sorted_by_layer=True)
-ONLY_MAINLINE = frozenset("TQ1_0 TQ2_0 Q1_0 Q2_0 NVFP4 MXFP4_MOE".split())  # presets that ik_llama.cpp does not have
+    name="mainline",
+    output=_OUTPUT,
+    general=_GENERAL,
+    embeddings={
+        f"{name}.weight": row(name, _EMBEDDING_LINES, flag=flag)
+        for name, flag in (
+            ("token_embd", "token_embedding"),
+            ("per_layer_token_embd", "per_layer_token_embedding"),
+        )
+    },
+    tied=("token_embd.weight", "per_layer_token_embd.weight"),
+    presets=frozenset(_PRESETS.split()),
+    chains=by_preset(
+        {
+            "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M": _LOW,
+            "MXFP4_MOE": (row("", "*: experts MXFP4, Q8_0"),),
+        }
+    ),
+    value_parts=tuple(_VALUE_PARTS),
+    no_need=(*IK.no_need, "per_layer_token_embd.weight"),
+    need_type=frozenset({"IQ3_XXS"}),
+    short_rows={"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q5_K": "Q5_1"},
+    protected=_PROTECTED,
+    protected_in=_PROTECTED_IN,
+    sorted_by_layer=True,
+)
+ONLY_MAINLINE = frozenset(
+    ["TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "NVFP4", "MXFP4_MOE"]
+)  # presets that ik_llama.cpp does not have
 RULE_SETS = {rules.name: rules for rules in (IK, MAINLINE)}

@@ -13,8 +13,9 @@ _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 @dataclass(frozen=True)
 class ImatrixNote:
-    """What is recorded of the importance matrix that was used. sha256: of its file, None where that is not recorded. hidden: only that
-    there was one."""
+    """What is recorded of the importance matrix that was used. sha256: of its file, None where that
+    is not recorded. hidden: only that there was one.
+    """
 
     file: str
     dataset: str | None
@@ -28,10 +29,15 @@ class ImatrixNote:
         return ImatrixNote(_SECRET, self.dataset and _SECRET, 0, 0) if self.hidden else self
 
 
-def quantized_metadata(metadata: dict[str, Value], file_type: int | None, imatrix: ImatrixNote | None = None,
-                       overrides: dict[str, Value] | None = None) -> dict[str, Value]:
-    """Keys keep their places; new ones come last, as ik_llama.cpp writes them. Split keys go: the output is one file. overrides: keys
-    that a user sets, whatever they are otherwise."""
+def quantized_metadata(
+    metadata: dict[str, Value],
+    file_type: int | None,
+    imatrix: ImatrixNote | None = None,
+    overrides: dict[str, Value] | None = None,
+) -> dict[str, Value]:
+    """Keys keep their places; new ones come last, as ik_llama.cpp writes them. Split keys go: the
+    output is one file. overrides: keys that a user sets, whatever they are otherwise.
+    """
     keys = {key: value for key, value in metadata.items() if key not in _SPLIT_KEYS}
     keys["general.quantization_version"] = u32(QUANTIZATION_VERSION)
     if file_type is not None:

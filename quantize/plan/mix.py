@@ -16,28 +16,45 @@ _COMPARE = {">=": operator.ge, "<": operator.lt, "=": operator.eq}
 
 
 def more_bits(i: int, n: int) -> bool:
-    """Whether layer `i` of `n` is one of those that some presets spend more on: the first and last eighth, every third between."""
+    """Whether layer `i` of `n` is one of those that some presets spend more on: the first and last
+    eighth, every third between.
+    """
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
 class Mix:
-    """The types a preset mixes. `type_of` is asked once for every tensor that is quantized, in `rules.in_order`, as some rules count.
+    """The types a preset mixes. `type_of` is asked once for every tensor that is quantized, in
+    `rules.in_order`, as some rules count.
 
-    imatrix: there is an importance matrix with entries. flags: types the user gives to roles, by the names that rows have for them;
-    `used` collects the flags that counted.
+    imatrix: there is an importance matrix with entries. flags: types the user gives to roles, by
+    the names that rows have for them; `used` collects the flags that counted.
     """
 
-    def __init__(self, rules: RuleSet, preset: FileType, facts: ModelFacts, imatrix: bool, flags: Mapping[str, GGMLType] | None = None):
+    def __init__(
+        self,
+        rules: RuleSet,
+        preset: FileType,
+        facts: ModelFacts,
+        imatrix: bool,
+        flags: Mapping[str, GGMLType] | None = None,
+    ):
         self.rules = rules
-        self.preset, self.base, self.facts, self.imatrix = preset_name(preset.name), preset.base, facts, imatrix
+        self.preset, self.base, self.facts, self.imatrix = (
+            preset_name(preset.name),
+            preset.base,
+            facts,
+            imatrix,
+        )
         self.flags, self.used = flags or {}, set()
         self._chain = rules.chain_of(self.preset)
         self._seen: Counter[str] = Counter()  # tensors so far, by what rows count
 
     def type_of(self, tensor: TensorInfo) -> tuple[GGMLType, str]:
-        """The type for `tensor`, not yet asked whether its rows can have it, and the flag that gave it, if one did.
+        """The type for `tensor`, not yet asked whether its rows can have it, and the flag that gave
+        it, if one did.
 
-        UsageError if a rule needs a layer that its name lacks."""
+        UsageError if a rule needs a layer that its name lacks.
+        """
         row = self._row(tensor)
         if row is None:
             return self.base, ""
@@ -51,7 +68,14 @@ class Mix:
             return self.rules.output
         if tensor.name in self.rules.embeddings:
             return self.rules.embeddings[tensor.name]
-        return next((row for row in self._chain if row.part in tensor.name and self._all(row.when, row, tensor)), None)
+        return next(
+            (
+                row
+                for row in self._chain
+                if row.part in tensor.name and self._all(row.when, row, tensor)
+            ),
+            None,
+        )
 
     def _choose(self, row: Row, tensor: TensorInfo) -> GGMLType:
         if row.flag in self.flags:
@@ -71,7 +95,11 @@ class Mix:
         if word.startswith("!"):
             return not self._holds(word[1:], row, tensor)
         if compared := COMPARISON.fullmatch(word):
-            value = {"E": self.facts.n_experts, "G": self.facts.heads_per_kv, "v": self._seen[VALUES]}[compared[1]]
+            value = {
+                "E": self.facts.n_experts,
+                "G": self.facts.heads_per_kv,
+                "v": self._seen[VALUES],
+            }[compared[1]]
             return _COMPARE[compared[2]](value, int(compared[3]))
         facts, n = self.facts, self.facts.n_layers
         match word:
@@ -98,7 +126,9 @@ class Mix:
             case "unfit":
                 return tensor.n_cols % self.base.block_size != 0
             case "experts":
-                return tensor.n_matrices > 1 and (facts.architecture != "bailingmoe3" or "ffn_" in tensor.name)
+                return tensor.n_matrices > 1 and (
+                    facts.architecture != "bailingmoe3" or "ffn_" in tensor.name
+                )
             case _:
                 return facts.architecture == word
 

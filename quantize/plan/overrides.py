@@ -1,4 +1,6 @@
-"""Types a user gives to tensors, by role, by regular expression or by name, beside what the preset would choose."""
+"""Types a user gives to tensors, by role, by regular expression or by name, beside what the preset
+would choose.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,15 @@ Chosen = tuple[GGMLType, str]  # a type, and what decided it
 
 # Flags of llama-quantize of ik_llama.cpp, `--attn-q-type` for attn_q: what they count for.
 ROLE_FLAGS = {
-    "attn_q": "tensors with attn_q in their names, attn_qkv among them", "attn_k": "tensors with attn_k in their names",
-    "attn_v": "attn_v.weight", "attn_qkv": "accepted, but changes nothing: attn_qkv takes --attn-q-type",
-    "attn_output": "attn_output.weight", "ffn_gate": "tensors with ffn_gate in their names", "ffn_down": "with ffn_down in their names",
-    "ffn_up": "with ffn_up in their names", "ffn_gate_inp": "expert routers, which are kept otherwise",
+    "attn_q": "tensors with attn_q in their names, attn_qkv among them",
+    "attn_k": "tensors with attn_k in their names",
+    "attn_v": "attn_v.weight",
+    "attn_qkv": "accepted, but changes nothing: attn_qkv takes --attn-q-type",
+    "attn_output": "attn_output.weight",
+    "ffn_gate": "tensors with ffn_gate in their names",
+    "ffn_down": "with ffn_down in their names",
+    "ffn_up": "with ffn_up in their names",
+    "ffn_gate_inp": "expert routers, which are kept otherwise",
     "per_layer_token_embedding": "per_layer_token_embd.weight",
 }
 # The type ends a rule, so that commas and equals signs may be part of its expression.
@@ -34,7 +41,9 @@ def flag_name(role: str) -> str:
 
 
 def regular_expressions(patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    """Compiled `patterns` for names of tensors. UsageError naming one that is not a regular expression."""
+    """Compiled `patterns` for names of tensors. UsageError naming one that is not a regular
+    expression.
+    """
     compiled = []
     for pattern in patterns:
         try:
@@ -46,7 +55,9 @@ def regular_expressions(patterns: Iterable[str]) -> list[re.Pattern[str]]:
 
 @dataclass(frozen=True)
 class Rule:
-    """Tensors with `pattern` somewhere in their names get `type`. origin: the flag, or the line of a file, that it comes from."""
+    """Tensors with `pattern` somewhere in their names get `type`. origin: the flag, or the line of
+    a file, that it comes from.
+    """
 
     pattern: re.Pattern[str]
     type: GGMLType
@@ -62,7 +73,9 @@ class Rule:
 
 
 def parse_rules(text: str, origin: str = "--custom-q") -> list[Rule]:
-    """The rules of `REGEX=TYPE,REGEX=TYPE`. UsageError, or UnknownTypeError for a type, naming the part that is none."""
+    """The rules of `REGEX=TYPE,REGEX=TYPE`. UsageError, or UnknownTypeError for a type, naming the
+    part that is none.
+    """
     rules, rest = [], text.strip().lstrip(",").strip()
     while rest:
         found = _ITEM.match(rest)
@@ -73,17 +86,19 @@ def parse_rules(text: str, origin: str = "--custom-q") -> list[Rule]:
             rules.append(Rule(regular_expressions([pattern])[0], ggml_type(name), origin))
         except (UnknownTypeError, UsageError) as error:
             raise type(error)(f"{origin}: in '{pattern}={name}': {error.message}") from None
-        rest = rest[found.end():].strip().lstrip(",").strip()
+        rest = rest[found.end() :].strip().lstrip(",").strip()
     return rules
 
 
 @dataclass
 class Overrides:
-    """`types` by role (those of ROLE_FLAGS, token_embedding and output_tensor); rules, of which the first that matches counts.
+    """`types` by role (those of ROLE_FLAGS, token_embedding and output_tensor); rules, of which the
+    first that matches counts.
 
-    patterns: rules that come before everything a preset does, `--pure` or not, and hide their tensors from rules of its mix that count.
-    custom: rules that come after the mix, and not with `--pure`. exact: types of single tensors by their full names, above everything.
-    strict: rules that count for nothing are an error. `used` collects roles that counted for a tensor.
+    patterns: rules that come before everything a preset does, `--pure` or not, and hide their
+    tensors from rules of its mix that count. custom: rules that come after the mix, and not with
+    `--pure`. exact: types of single tensors by their full names, above everything. strict: rules
+    that count for nothing are an error. `used` collects roles that counted for a tensor.
     """
 
     types: dict[str, GGMLType] = field(default_factory=dict)
@@ -94,20 +109,38 @@ class Overrides:
     used: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, custom: str | Iterable[str | Rule] = (), roles: Mapping[str, str] | None = None, token_embedding: str | None = None,
-           output_tensor: str | None = None, exact: Mapping[str, str] | None = None, patterns: str | Iterable[str | Rule] = (),
-           strict: bool = False) -> Overrides:
-        """custom, patterns: `REGEX=TYPE,REGEX=TYPE`, any number of such texts, or rules. roles: type names by the keys of ROLE_FLAGS.
-        exact: type names by names of tensors.
+    def of(
+        cls,
+        custom: str | Iterable[str | Rule] = (),
+        roles: Mapping[str, str] | None = None,
+        token_embedding: str | None = None,
+        output_tensor: str | None = None,
+        exact: Mapping[str, str] | None = None,
+        patterns: str | Iterable[str | Rule] = (),
+        strict: bool = False,
+    ) -> Overrides:
+        """custom, patterns: `REGEX=TYPE,REGEX=TYPE`, any number of such texts, or rules. roles:
+        type names by the keys of ROLE_FLAGS. exact: type names by names of tensors.
 
-        UsageError for what is none of these, UnknownTypeError for names that are no types."""
+        UsageError for what is none of these, UnknownTypeError for names that are no types.
+        """
         roles = dict(roles or {})
         if unknown := roles.keys() - ROLE_FLAGS.keys():
-            raise UsageError(f"unknown roles {', '.join(sorted(unknown))}; known are {', '.join(ROLE_FLAGS)}")
+            raise UsageError(
+                f"unknown roles {', '.join(sorted(unknown))}; known are {', '.join(ROLE_FLAGS)}"
+            )
         roles |= {"token_embedding": token_embedding, "output_tensor": output_tensor}
-        return cls({role: _named(name, flag_name(role)) for role, name in roles.items() if name is not None}, _rules(custom, "--custom-q"),
-                   [_lower(rule) for rule in _rules(patterns, "--tensor-type")],
-                   {name: ggml_type(kind) for name, kind in (exact or {}).items()}, strict)
+        return cls(
+            {
+                role: _named(name, flag_name(role))
+                for role, name in roles.items()
+                if name is not None
+            },
+            _rules(custom, "--custom-q"),
+            [_lower(rule) for rule in _rules(patterns, "--tensor-type")],
+            {name: ggml_type(kind) for name, kind in (exact or {}).items()},
+            strict,
+        )
 
     def pattern_type(self, name: str) -> Chosen | None:
         """The type of the first of `patterns` found anywhere in the name of a tensor."""
@@ -139,8 +172,11 @@ class Overrides:
         names = [tensor.name for tensor in tensors]
         if missing := sorted(self.exact.keys() - set(names)):
             close = difflib.get_close_matches(missing[0], names, n=1)
-            raise UsageError("a type is given to it, but there is no such tensor" + (f"; did you mean {close[0]}?" if close else ""),
-                             tensor=missing[0])
+            raise UsageError(
+                "a type is given to it, but there is no such tensor"
+                + (f"; did you mean {close[0]}?" if close else ""),
+                tensor=missing[0],
+            )
 
     def warn_of_unused_roles(self) -> None:
         """Log what counted for no tensor, which is most likely not what its author wanted."""
@@ -157,7 +193,11 @@ def _named(name: str, flag: str) -> GGMLType:
 
 def _rules(texts: str | Iterable[str | Rule], origin: str) -> list[Rule]:
     texts = [texts] if isinstance(texts, str) else texts
-    return [rule for text in texts for rule in ([text] if isinstance(text, Rule) else parse_rules(text, origin))]
+    return [
+        rule
+        for text in texts
+        for rule in ([text] if isinstance(text, Rule) else parse_rules(text, origin))
+    ]
 
 
 def _lower(rule: Rule) -> Rule:

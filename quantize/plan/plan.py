@@ -1,7 +1,8 @@
 """Which type every tensor gets: decided for all tensors before anything is read or written.
 
-Follows llama-quantize of ik_llama.cpp or of llama.cpp: the mixes of presets, what `--pure` and the types given by users do, what happens
-to rows that a type cannot hold, what is refused without an importance matrix.
+Follows llama-quantize of ik_llama.cpp or of llama.cpp: the mixes of presets, what `--pure` and the
+types given by users do, what happens to rows that a type cannot hold, what is refused without an
+importance matrix.
 """
 
 from __future__ import annotations
@@ -19,10 +20,19 @@ from .mix import Mix
 from .overrides import Chosen, Overrides, flag_name
 from .presets import IK
 from .review import review_rules
-from .roles import NEVER_INTERLEAVED, OUTPUT, PER_LAYER_EMBEDDING, ROUTER, TOKEN_EMBEDDING, ModelFacts, is_candidate
+from .roles import (
+    NEVER_INTERLEAVED,
+    OUTPUT,
+    PER_LAYER_EMBEDDING,
+    ROUTER,
+    TOKEN_EMBEDDING,
+    ModelFacts,
+    is_candidate,
+)
 from .rules import RuleSet
 
-# Replacement of a type where a row is not a multiple of its block, for 256-block types whose replacement is not IQ4_NL, and some others.
+# Replacement of a type where a row is not a multiple of its block, for 256-block types whose
+# replacement is not IQ4_NL, and some others.
 _SHORT_ROW_TYPES = {
     "Q5_0": ("IQ4_K", "IQ4_K_R4", "Q4_K", "Q4_K_R4", "IQ5_KS", "IQ5_KS_R4"),
     "Q6_0": ("IQ5_K", "IQ5_K_R4", "Q5_K", "Q5_K_R4"),
@@ -30,7 +40,11 @@ _SHORT_ROW_TYPES = {
     "Q4_0": ("TQ1_0", "TQ2_0", "Q2_0"),
 }
 _SHORT_ROWS = {wide: narrow for narrow, wides in _SHORT_ROW_TYPES.items() for wide in wides}
-_NO_SHORT_ROWS = ("IQ1_BN", "IQ2_BN", "IQ2_BN_R4")  # of ternary models, whose other types are no replacement
+_NO_SHORT_ROWS = (
+    "IQ1_BN",
+    "IQ2_BN",
+    "IQ2_BN_R4",
+)  # of ternary models, whose other types are no replacement
 BY_ROW = "looked up by row"
 # Plain type of an interleaved one that no plain type repacks into.
 _PLAIN_STAND_IN = {"IQ1_S_R4": "IQ1_S", "IQ1_M_R4": "IQ1_M", "Q8_K_R8": "Q8_0", "Q8_K_R16": "Q8_0"}
@@ -38,10 +52,13 @@ _PLAIN_STAND_IN = {"IQ1_S_R4": "IQ1_S", "IQ1_M_R4": "IQ1_M", "Q8_K_R8": "Q8_0", 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor as it is and as it will be; `note` says why it is not what was asked for, `fallback` that it could not be.
+    """A tensor as it is and as it will be; `note` says why it is not what was asked for, `fallback`
+    that it could not be.
 
-    why: what decided the type, a preset's mix, a rule or a flag. nan_to_zero: NaN and infinities in the source become 0, if the tensor
-    changes its type; otherwise they are an error. symmetric: Q4_0 with codes from -7 to 7, without importances."""
+    why: what decided the type, a preset's mix, a rule or a flag. nan_to_zero: NaN and infinities in
+    the source become 0, if the tensor changes its type; otherwise they are an error. symmetric:
+    Q4_0 with codes from -7 to 7, without importances.
+    """
 
     source: TensorInfo
     target: TensorInfo
@@ -57,9 +74,11 @@ class PlannedTensor:
 
 
 def rules_of(preset: FileType, name: str = "ik") -> RuleSet:
-    """The rules by which a preset is mixed: those of the name, `ik` or `mainline`, or for presets that only llama.cpp has, llama.cpp's.
+    """The rules by which a preset is mixed: those of the name, `ik` or `mainline`, or for presets
+    that only llama.cpp has, llama.cpp's.
 
-    UsageError for a name that is none, and for a preset that llama.cpp does not have."""
+    UsageError for a name that is none, and for a preset that llama.cpp does not have.
+    """
     if name not in RULE_SETS:
         raise UsageError(f"unknown rules '{name}', expected {' or '.join(RULE_SETS)}")
     rules = MAINLINE if preset.name in ONLY_MAINLINE else RULE_SETS[name]
@@ -68,18 +87,29 @@ def rules_of(preset: FileType, name: str = "ik") -> RuleSet:
     return rules
 
 
-def plan_preset(tensors: Sequence[TensorInfo], preset: FileType, metadata: Mapping[str, Value], *, overrides: Overrides | None = None,
-                pure: bool = False, imatrix: bool = False, leave_output_tensor: bool = False,
-                allow_requantize: bool = False, rules: RuleSet | None = None) -> list[PlannedTensor]:
-    """What llama-quantize makes of tensors in this order, for a model with this metadata (GGUF keys).
+def plan_preset(
+    tensors: Sequence[TensorInfo],
+    preset: FileType,
+    metadata: Mapping[str, Value],
+    *,
+    overrides: Overrides | None = None,
+    pure: bool = False,
+    imatrix: bool = False,
+    leave_output_tensor: bool = False,
+    allow_requantize: bool = False,
+    rules: RuleSet | None = None,
+) -> list[PlannedTensor]:
+    """What llama-quantize makes of tensors in this order, for a model with this metadata (GGUF
+    keys).
 
-    rules: `rules_of(preset)` if not given. Every candidate gets the type of the first pattern that matches, or of the first custom rule,
-    or of the preset's mix; `pure` leaves out the last two, float types all of them. Rows that the type cannot hold get its replacement.
-    Types given to embeddings, output and routers come last, and above all of this are types given to single tensors by name
-    (`overrides.exact`), which nothing replaces.
-    imatrix: there is an importance matrix with entries, whatever it has them for. UsageError where a quantized source would have to
-    change without `allow_requantize`, ShapeError for rows there is no replacement for. Overrides without effect are logged, and
-    rules that compete.
+    rules: `rules_of(preset)` if not given. Every candidate gets the type of the first pattern that
+    matches, or of the first custom rule, or of the preset's mix; `pure` leaves out the last two,
+    float types all of them. Rows that the type cannot hold get its replacement. Types given to
+    embeddings, output and routers come last, and above all of this are types given to single
+    tensors by name (`overrides.exact`), which nothing replaces. imatrix: there is an importance
+    matrix with entries, whatever it has them for. UsageError where a quantized source would have to
+    change without `allow_requantize`, ShapeError for rows there is no replacement for. Overrides
+    without effect are logged, and rules that compete.
     """
     overrides = overrides or Overrides()
     overrides.check_names(tensors)
@@ -96,46 +126,97 @@ def plan_preset(tensors: Sequence[TensorInfo], preset: FileType, metadata: Mappi
         if pure:
             return preset.base, "--pure"
         chosen, flag = mix.type_of(tensor)
-        return overrides.custom_type(tensor.name) or (chosen, flag_name(flag) if flag else f"mix of {preset.name}")
+        return overrides.custom_type(tensor.name) or (
+            chosen,
+            flag_name(flag) if flag else f"mix of {preset.name}",
+        )
 
-    # The reference takes BF16_R16 literally for the embeddings by layer; quantized types it does not.
+    # The reference takes BF16_R16 literally for the embeddings by layer; quantized types it does
+    # not.
     by_row = (TOKEN_EMBEDDING,) if preset.base.name == "BF16_R16" else NEVER_INTERLEAVED
-    planned = _plan(tensors, wanted, overrides, facts.architecture, leave_output_tensor, allow_requantize, by_row, rules)
+    planned = _plan(
+        tensors,
+        wanted,
+        overrides,
+        facts.architecture,
+        leave_output_tensor,
+        allow_requantize,
+        by_row,
+        rules,
+    )
     overrides.used |= mix.used
     overrides.warn_of_unused_roles()
     texts = {str(rule): rule for rule in reversed([*overrides.patterns, *overrides.custom])}
     decided = {plan.source.name: texts[plan.why] for plan in planned if plan.why in texts}
-    review_rules([*overrides.patterns, *overrides.custom], [plan.target for plan in planned], decided, overrides.strict)
+    review_rules(
+        [*overrides.patterns, *overrides.custom],
+        [plan.target for plan in planned],
+        decided,
+        overrides.strict,
+    )
     return planned
 
 
-def plan_uniform(tensors: Sequence[TensorInfo], base: GGMLType, *, token_embedding_type: str | None = None,
-                 output_tensor_type: str | None = None, leave_output_tensor: bool = False,
-                 allow_requantize: bool = False) -> list[PlannedTensor]:
-    """One type for every candidate, whatever model it is of, with the two explicit overrides; see `plan_preset`."""
+def plan_uniform(
+    tensors: Sequence[TensorInfo],
+    base: GGMLType,
+    *,
+    token_embedding_type: str | None = None,
+    output_tensor_type: str | None = None,
+    leave_output_tensor: bool = False,
+    allow_requantize: bool = False,
+) -> list[PlannedTensor]:
+    """One type for every candidate, whatever model it is of, with the two explicit overrides; see
+    `plan_preset`.
+    """
     overrides = Overrides.of(token_embedding=token_embedding_type, output_tensor=output_tensor_type)
-    return _plan(tensors, lambda tensor: (base, "one type for all"), overrides, "", leave_output_tensor, allow_requantize)
+    return _plan(
+        tensors,
+        lambda tensor: (base, "one type for all"),
+        overrides,
+        "",
+        leave_output_tensor,
+        allow_requantize,
+    )
 
 
-def _plan(tensors: Sequence[TensorInfo], wanted: Callable[[TensorInfo], Chosen], overrides: Overrides, architecture: str,
-          leave_output_tensor: bool, allow_requantize: bool, by_row: tuple[str, ...] = NEVER_INTERLEAVED,
-          rules: RuleSet = IK) -> list[PlannedTensor]:
+def _plan(
+    tensors: Sequence[TensorInfo],
+    wanted: Callable[[TensorInfo], Chosen],
+    overrides: Overrides,
+    architecture: str,
+    leave_output_tensor: bool,
+    allow_requantize: bool,
+    by_row: tuple[str, ...] = NEVER_INTERLEAVED,
+    rules: RuleSet = IK,
+) -> list[PlannedTensor]:
     planned: dict[str, PlannedTensor] = {}
     for tensor in rules.in_order(tensors):
         candidate = is_candidate(tensor, architecture, "ffn_gate_inp" in overrides.types, rules)
-        mixed = wanted(tensor) if candidate and not (leave_output_tensor and tensor.name == OUTPUT) else None  # mixes count tensors
+        mixed = (
+            wanted(tensor)
+            if candidate and not (leave_output_tensor and tensor.name == OUTPUT)
+            else None
+        )  # mixes count tensors
         if given := overrides.exact_type(tensor):
             (chosen, why), note = given, ""
         elif mixed is None:
-            planned[tensor.name] = PlannedTensor(tensor, tensor, why="--leave-output-tensor" if candidate else "never quantized")
+            planned[tensor.name] = PlannedTensor(
+                tensor, tensor, why="--leave-output-tensor" if candidate else "never quantized"
+            )
             continue
         else:
             asked, why = _explicit(tensor.name, overrides, rules) or mixed
             chosen, note = _that_fits(tensor, asked, by_row, rules)
         if chosen is not tensor.type and tensor.type.is_quantized and not allow_requantize:
-            raise UsageError(f"is {tensor.type}: requantizing to {chosen} needs --allow-requantize", tensor=tensor.name)
+            raise UsageError(
+                f"is {tensor.type}: requantizing to {chosen} needs --allow-requantize",
+                tensor=tensor.name,
+            )
         fallback = bool(note) and not note.startswith(BY_ROW)
-        planned[tensor.name] = PlannedTensor(tensor, tensor.with_type(chosen), note, fallback, why=why)
+        planned[tensor.name] = PlannedTensor(
+            tensor, tensor.with_type(chosen), note, fallback, why=why
+        )
     return [planned[tensor.name] for tensor in tensors]
 
 
@@ -144,43 +225,79 @@ def _explicit(name: str, overrides: Overrides, rules: RuleSet) -> Chosen | None:
     if name.endswith(ROUTER):
         return overrides.role_type("ffn_gate_inp")
     if name == PER_LAYER_EMBEDDING and rules is MAINLINE and not overrides.pattern_type(name):
-        return overrides.role_type("per_layer_token_embedding") or overrides.role_type("token_embedding")
-    roles = {TOKEN_EMBEDDING: "token_embedding", PER_LAYER_EMBEDDING: "per_layer_token_embedding", OUTPUT: "output_tensor"}
+        return overrides.role_type("per_layer_token_embedding") or overrides.role_type(
+            "token_embedding"
+        )
+    roles = {
+        TOKEN_EMBEDDING: "token_embedding",
+        PER_LAYER_EMBEDDING: "per_layer_token_embedding",
+        OUTPUT: "output_tensor",
+    }
     return overrides.role_type(roles[name]) if name in roles else None
 
 
-def check_importance(planned: Sequence[PlannedTensor], preset: FileType, has_entry: Callable[[TensorInfo], bool] | None,
-                     rules: RuleSet | None = None) -> None:
-    """Refuse what llama-quantize does: presets and types of so few bits that they are useless without importances.
+def check_importance(
+    planned: Sequence[PlannedTensor],
+    preset: FileType,
+    has_entry: Callable[[TensorInfo], bool] | None,
+    rules: RuleSet | None = None,
+) -> None:
+    """Refuse what llama-quantize does: presets and types of so few bits that they are useless
+    without importances.
 
-    has_entry: whether the importance matrix knows a tensor, or None if there is no matrix. UsageError for the preset without a
-    matrix, ImatrixError for a tensor without an entry; token embedding and output need none.
+    has_entry: whether the importance matrix knows a tensor, or None if there is no matrix.
+    UsageError for the preset without a matrix, ImatrixError for a tensor without an entry; token
+    embedding and output need none.
     """
     rules = rules or rules_of(preset)
     if has_entry is None and preset.name in rules.need_preset:
-        raise UsageError(f"{preset.name} is of no use without an importance matrix: give one (--imatrix), or use iqforge quantize "
-                         "--ignore-imatrix-rules")
+        raise UsageError(
+            f"{preset.name} is of no use without an importance matrix: give one (--imatrix), or use"
+            " iqforge quantize --ignore-imatrix-rules"
+        )
     for plan in planned:
         target = plan.target.type
-        needs = target.needs_importance or target.name in rules.need_type or (preset.name == "Q2_K_S" and target.name == "Q2_K")
-        if plan.kept or not needs or plan.source.name in rules.no_need or (has_entry is not None and has_entry(plan.source)):
+        needs = (
+            target.needs_importance
+            or target.name in rules.need_type
+            or (preset.name == "Q2_K_S" and target.name == "Q2_K")
+        )
+        if (
+            plan.kept
+            or not needs
+            or plan.source.name in rules.no_need
+            or (has_entry is not None and has_entry(plan.source))
+        ):
             continue
-        raise ImatrixError(f"{target} needs importances, and there are none for this tensor; iqforge quantize --ignore-imatrix-rules "
-                           "does without", tensor=plan.source.name)
+        raise ImatrixError(
+            f"{target} needs importances, and there are none for this tensor; iqforge quantize"
+            " --ignore-imatrix-rules does without",
+            tensor=plan.source.name,
+        )
 
 
-def _that_fits(tensor: TensorInfo, wanted: GGMLType, by_row: tuple[str, ...], rules: RuleSet) -> tuple[GGMLType, str]:
+def _that_fits(
+    tensor: TensorInfo, wanted: GGMLType, by_row: tuple[str, ...], rules: RuleSet
+) -> tuple[GGMLType, str]:
     """`wanted` or the type that stands in for it on rows and row counts it cannot have, and why."""
     chosen, note = wanted, ""
     if tensor.n_cols % chosen.block_size:
         if wanted.name in _NO_SHORT_ROWS:
-            raise ShapeError(f"row length {tensor.n_cols} is not a multiple of {wanted.block_size}, and nothing stands in for {wanted}",
-                             tensor=tensor.name)
-        instead = rules.short_rows.get(wanted.name) or _SHORT_ROWS.get(wanted.name, "IQ4_NL" if wanted.block_size == 256 else "F16")
+            raise ShapeError(
+                f"row length {tensor.n_cols} is not a multiple of {wanted.block_size}, and nothing"
+                f" stands in for {wanted}",
+                tensor=tensor.name,
+            )
+        instead = rules.short_rows.get(wanted.name) or _SHORT_ROWS.get(
+            wanted.name, "IQ4_NL" if wanted.block_size == 256 else "F16"
+        )
         chosen = ggml_type(instead)
         if tensor.n_cols % chosen.block_size:
             chosen = ggml_type("F16")
-        note = f"row length {tensor.n_cols} is not a multiple of {wanted.block_size}: {chosen} instead of {wanted}"
+        note = (
+            f"row length {tensor.n_cols} is not a multiple of {wanted.block_size}: {chosen} instead"
+            f" of {wanted}"
+        )
     rows = tensor.shape[-2]
     if chosen.is_interleaved and tensor.name in by_row:
         chosen = plain_of(chosen)
@@ -197,12 +314,20 @@ def plain_of(type: GGMLType) -> GGMLType:
     return ggml_type(name) if name else type
 
 
-def check_supported(planned: Sequence[PlannedTensor], decodable: Sequence[str], encodable: Sequence[str]) -> None:
-    """UnsupportedTypeError, naming the tensor, before any work is done for types without decoder or search."""
+def check_supported(
+    planned: Sequence[PlannedTensor], decodable: Sequence[str], encodable: Sequence[str]
+) -> None:
+    """UnsupportedTypeError, naming the tensor, before any work is done for types without decoder or
+    search.
+    """
     for tensor in planned:
         if tensor.kept:
             continue
         if tensor.source.type.name not in decodable:
-            raise UnsupportedTypeError(f"{tensor.source.type} cannot be decoded row by row", tensor=tensor.source.name)
+            raise UnsupportedTypeError(
+                f"{tensor.source.type} cannot be decoded row by row", tensor=tensor.source.name
+            )
         if tensor.target.type.name not in encodable:
-            raise UnsupportedTypeError(f"there is no quantizer for {tensor.target.type}", tensor=tensor.target.name)
+            raise UnsupportedTypeError(
+                f"there is no quantizer for {tensor.target.type}", tensor=tensor.target.name
+            )

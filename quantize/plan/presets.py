@@ -1,10 +1,14 @@
-"""The mixes of all presets of ik_llama.cpp's llama-quantize (2026-08), as data in the language of `rows.py`."""
+"""The mixes of all presets of ik_llama.cpp's llama-quantize (2026-08), as data in the language of
+`rows.py`.
+"""
 
 from __future__ import annotations
 
 from .rules import VALUES, Row, RuleSet, by_preset, row
 
-OUTPUT_ROW = row("output", """
+OUTPUT_ROW = row(
+    "output",
+    """
     *: falcon Q8_0, ragged Q8_0
     IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ2_KS IQ2_K IQ2_KL IQ3_XXS IQ3_K IQ3_KS IQ2_K_R4 IQ3_K_R4 IQ3_XXS_R4 IQ2_M_R4: tied IQ4_K, Q5_K
     IQ1_S_R4 IQ1_M_R4 IQ1_KT IQ2_KT IQ3_KT: tied IQ4_K, Q5_K
@@ -12,7 +16,9 @@ OUTPUT_ROW = row("output", """
     IQ3_S IQ3_M IQ3_KL IQ4_XS IQ3_S_R4 IQ4_KS IQ4_KSS IQ4_KS_R4: tied IQ5_K, Q6_K
     Q8_0 Q8_0_R8 IQ6_K Q6_K_R4 Q8_K_R8 Q8_KV Q8_KV_R8: base
     *: Q6_K
-""", flag="output_tensor")
+""",
+    flag="output_tensor",
+)
 
 EMBEDDING_LINES = """
     IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ1_S_R4 IQ1_M_R4 IQ2_XXS_R4 IQ2_XS_R4: Q2_K
@@ -20,52 +26,100 @@ EMBEDDING_LINES = """
     IQ3_XXS_R4: IQ3_K
     IQ1_BN IQ2_BN IQ2_BN_R4: IQ4_NL
 """
-EMBEDDING_ROWS = {"token_embd.weight": row("token_embd", EMBEDDING_LINES, flag="token_embedding"),
-                  "per_layer_token_embd.weight": row("per_layer_token_embd", EMBEDDING_LINES, flag="per_layer_token_embedding")}
+EMBEDDING_ROWS = {
+    "token_embd.weight": row("token_embd", EMBEDDING_LINES, flag="token_embedding"),
+    "per_layer_token_embd.weight": row(
+        "per_layer_token_embd", EMBEDDING_LINES, flag="per_layer_token_embedding"
+    ),
+}
 
 
-def _lowest(value: str, value2: str, value1: str, key: str, first: str, qkv: str, down: str, output: str, output1: str) -> tuple[Row, ...]:
-    """The chain of one-bit interleaved presets, and with other types of 2-bit trellises. Arguments in the order of the rows."""
-    return (row("attn_v.weight", f"*: E>=4 {value}, G>=4 {value}, G>=2 {value2}, {value1}", count=VALUES),
-            row("attn_k", f"*: {key}", when="E>=8"),
-            *(row(f"blk.0.ffn_{part}", f"*: {first}", when="E>=8") for part in ("down", "gate", "up")),
-            row("attn_q", f"*: {key}", when="E>=8"),
-            row("attn_qkv.weight", f"*: {qkv}"),
-            row("_shexp.weight", f"*: {value}"),
-            row("ffn_down", f"*: first/8 {down}", flag="ffn_down", count="down"),
-            row("attn_output.weight", f"*: E>=4 {output}, {output1}"))
+def _lowest(
+    value: str,
+    value2: str,
+    value1: str,
+    key: str,
+    first: str,
+    qkv: str,
+    down: str,
+    output: str,
+    output1: str,
+) -> tuple[Row, ...]:
+    """The chain of one-bit interleaved presets, and with other types of 2-bit trellises. Arguments
+    in the order of the rows.
+    """
+    return (
+        row(
+            "attn_v.weight", f"*: E>=4 {value}, G>=4 {value}, G>=2 {value2}, {value1}", count=VALUES
+        ),
+        row("attn_k", f"*: {key}", when="E>=8"),
+        *(row(f"blk.0.ffn_{part}", f"*: {first}", when="E>=8") for part in ("down", "gate", "up")),
+        row("attn_q", f"*: {key}", when="E>=8"),
+        row("attn_qkv.weight", f"*: {qkv}"),
+        row("_shexp.weight", f"*: {value}"),
+        row("ffn_down", f"*: first/8 {down}", flag="ffn_down", count="down"),
+        row("attn_output.weight", f"*: E>=4 {output}, {output1}"),
+    )
 
 
-_LOWEST_R4 = _lowest("IQ4_K_R4", "IQ3_K_R4", "Q2_K_R4", "Q4_K_R4", "IQ3_K_R4", "IQ2_K_R4", "Q2_K_R4", "Q5_K_R4", "IQ2_K_R4")
+_LOWEST_R4 = _lowest(
+    "IQ4_K_R4",
+    "IQ3_K_R4",
+    "Q2_K_R4",
+    "Q4_K_R4",
+    "IQ3_K_R4",
+    "IQ2_K_R4",
+    "Q2_K_R4",
+    "Q5_K_R4",
+    "IQ2_K_R4",
+)
 _TRELLIS_2 = _lowest("IQ4_K", "IQ3_K", "Q2_K", "Q4_K", "IQ3_K", "IQ3_K", "IQ3_K", "Q5_K", "IQ3_K")
 _LOW = (
-    row("attn_v.weight", """
+    row(
+        "attn_v.weight",
+        """
         *: G>=4 IQ4_K, E>=4 IQ4_K, G>=2 IQ3_K, E>=2 IQ3_K
         IQ2_S IQ2_M IQ2_M_R4: IQ3_S
         *: Q2_K
-    """, count=VALUES),
+    """,
+        count=VALUES,
+    ),
     row("attn_k", "*: Q4_K", when="E>=8"),
     row("attn_q", "*: Q4_K", when="E>=8"),
-    row("attn_qkv.weight", """
+    row(
+        "attn_qkv.weight",
+        """
         IQ2_S IQ2_M IQ2_M_R4: IQ3_XXS
         *: IQ2_K
-    """),
-    row("ffn_down", """
+    """,
+    ),
+    row(
+        "ffn_down",
+        """
         IQ2_S IQ2_M IQ2_M_R4: first/8 IQ3_S
         IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_KS IQ2_XXS_R4 IQ2_XS_R4: first/8 Q2_K
-    """, count="down", by_count=True),
-    row("attn_output.weight", """
+    """,
+        count="down",
+        by_count=True,
+    ),
+    row(
+        "attn_output.weight",
+        """
         *: E>=4 Q5_K
         IQ1_S IQ1_M: IQ2_K
         IQ2_S IQ2_M IQ2_M_R4: IQ3_S
-    """, flag="attn_output"),
+    """,
+        flag="attn_output",
+    ),
 )
 _EDGE_LINES = """
     IQ3_XS: middle IQ3_XXS
     IQ3_KL: more IQ4_KS
 """
 _GENERAL = (
-    row("attn_v.weight", """
+    row(
+        "attn_v.weight",
+        """
         *: E>=4 Q8_0, 70B step70
         Q2_K: G>=4 Q4_K, Q3_K
         IQ2_K: G>=2 IQ4_K, IQ3_K
@@ -90,20 +144,33 @@ _GENERAL = (
         IQ5_K IQ5_KS: big_vocabulary IQ6_K, base
         Q4_K_M Q5_K_M: dflash-draft base
         *: G>=4 step
-    """, flag="attn_v", count=VALUES),
-    row("attn_k", """
+    """,
+        flag="attn_v",
+        count=VALUES,
+    ),
+    row(
+        "attn_k",
+        """
         *: E>=4 Q8_0
         IQ3_XS: IQ3_XXS
         IQ3_XXS IQ3_XXS_R4: IQ2_S
-    """, flag="attn_k"),
-    row("attn_q", """
+    """,
+        flag="attn_k",
+    ),
+    row(
+        "attn_q",
+        """
         IQ3_XS: IQ3_XXS
         IQ3_XXS IQ3_XXS_R4: IQ2_S
         Q5_K_S: big_vocabulary Q4_K
         IQ5_K: big_vocabulary IQ4_K
         IQ5_KS: big_vocabulary IQ4_KS
-    """, flag="attn_q"),
-    row("ffn_down", """
+    """,
+        flag="attn_q",
+    ),
+    row(
+        "ffn_down",
+        """
         Q2_K: Q3_K
         Q2_K_S: first/8 Q4_K
         Q2_K_R4: first/8 Q4_K_R4
@@ -122,8 +189,13 @@ _GENERAL = (
         Q4_0: imatrix first/8 Q4_1
         Q5_0: imatrix first/8 Q5_1
         Q4_0_R8: imatrix first/8 IQ4_NL_R4
-    """, flag="ffn_down", count="down"),
-    row("attn_output.weight", """
+    """,
+        flag="ffn_down",
+        count="down",
+    ),
+    row(
+        "attn_output.weight",
+        """
         Q3_K_L: falcon Q4_K
         *: falcon base
         Q2_K Q3_K_S Q3_K_M Q4_K_S Q4_K_M IQ3_XS IQ3_XXS IQ3_S IQ3_M IQ4_NL IQ4_XS IQ4_K IQ4_KSS IQ4_KS IQ4_KS_R4 IQ5_KS IQ5_KS_R4: E>=4 Q5_K
@@ -141,15 +213,41 @@ _GENERAL = (
         IQ2_K: IQ3_K
         IQ2_K_R4: IQ3_K_R4
         IQ3_KL: IQ4_KS
-    """, flag="attn_output"),
+    """,
+        flag="attn_output",
+    ),
     row("ffn_gate", _EDGE_LINES, flag="ffn_gate", count="gate"),
     row("ffn_up", _EDGE_LINES, flag="ffn_up", count="up"),
 )
 
 IK = RuleSet(
-    name="ik", output=OUTPUT_ROW, embeddings=EMBEDDING_ROWS, tied=("token_embd.weight",), general=_GENERAL,
-    chains=by_preset({"IQ1_S_R4 IQ1_M_R4": _LOWEST_R4, "IQ2_KT": _TRELLIS_2,
-                      "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ2_KS IQ2_XXS_R4 IQ2_XS_R4 IQ2_M_R4": _LOW}),
-    value_parts=("attn_v.weight", "attn_qkv.weight"), no_need=("token_embd.weight", "output.weight"),
-    need_preset=frozenset("IQ1_S IQ1_M IQ1_S_R4 IQ1_M_R4 IQ2_XXS IQ2_XXS_R4 IQ2_XS IQ2_XS_R4 IQ2_S Q2_K_S".split()),
-    protected=("_norm.weight", "ssm_conv1d", "ssm_x.weight", "ssm_dt.weight", "attn_rel_b.weight"))
+    name="ik",
+    output=OUTPUT_ROW,
+    embeddings=EMBEDDING_ROWS,
+    tied=("token_embd.weight",),
+    general=_GENERAL,
+    chains=by_preset(
+        {
+            "IQ1_S_R4 IQ1_M_R4": _LOWEST_R4,
+            "IQ2_KT": _TRELLIS_2,
+            "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ2_KS IQ2_XXS_R4 IQ2_XS_R4 IQ2_M_R4": _LOW,
+        }
+    ),
+    value_parts=("attn_v.weight", "attn_qkv.weight"),
+    no_need=("token_embd.weight", "output.weight"),
+    need_preset=frozenset(
+        [
+            "IQ1_S",
+            "IQ1_M",
+            "IQ1_S_R4",
+            "IQ1_M_R4",
+            "IQ2_XXS",
+            "IQ2_XXS_R4",
+            "IQ2_XS",
+            "IQ2_XS_R4",
+            "IQ2_S",
+            "Q2_K_S",
+        ]
+    ),
+    protected=("_norm.weight", "ssm_conv1d", "ssm_x.weight", "ssm_dt.weight", "attn_rel_b.weight"),
+)

@@ -1,6 +1,8 @@
-"""Where a quantized file comes from, as keys in it: what the weights were, what was asked for, and what did it.
+"""Where a quantized file comes from, as keys in it: what the weights were, what was asked for, and
+what did it.
 
-The same weights, importance matrix, recipe and version give the same keys wherever the files lie: no dates, no paths.
+The same weights, importance matrix, recipe and version give the same keys wherever the files lie:
+no dates, no paths.
 """
 
 from __future__ import annotations
@@ -20,44 +22,74 @@ from ...errors import IqforgeError
 from ...formats.codec import decodable_types, decode
 from ...formats.gguf.values import Value, string
 from ...formats.source import Source, TensorInfo
-from .changes import Changes
 from ..run.ordered import in_order
+from .changes import Changes
 from .overrides import Rule
 from .recipe import Recipe
 
-VERSION_KEY, RECIPE_KEY, SOURCE_KEY = "quantize.iqforge.version", "quantize.recipe", "quantize.source.fingerprint"
+VERSION_KEY, RECIPE_KEY, SOURCE_KEY = (
+    "quantize.iqforge.version",
+    "quantize.recipe",
+    "quantize.source.fingerprint",
+)
 IMATRIX_KEY = "quantize.imatrix.sha256"
 _MANY = 64
 SAMPLES = 16  # groups of rows of a tensor that its fingerprint looks at
 
 
-def provenance_keys(recipe: Recipe, fingerprint: str, version: str, changes: Changes = Changes()) -> dict[str, Value]:
-    """The keys that say which version made which recipe of which weights, and what it changed beside types; fingerprint:
-    `source_fingerprint` of them."""
-    return {VERSION_KEY: string(version), RECIPE_KEY: string(recipe_text(recipe, changes)), SOURCE_KEY: string(fingerprint)}
+def provenance_keys(
+    recipe: Recipe, fingerprint: str, version: str, changes: Changes = Changes()
+) -> dict[str, Value]:
+    """The keys that say which version made which recipe of which weights, and what it changed
+    beside types; fingerprint: `source_fingerprint` of them.
+    """
+    return {
+        VERSION_KEY: string(version),
+        RECIPE_KEY: string(recipe_text(recipe, changes)),
+        SOURCE_KEY: string(fingerprint),
+    }
 
 
-def with_provenance(metadata: dict[str, Value], keys: dict[str, Value], *, imatrix: bool, imatrix_sha256: str | None) -> dict[str, Value]:
-    """`metadata` with `keys` at its end, without those of an earlier run; what it says of an earlier run's importance matrix goes only
-    where there is a new one (`imatrix`), whose file may be unknown (`imatrix_sha256` None)."""
+def with_provenance(
+    metadata: dict[str, Value], keys: dict[str, Value], *, imatrix: bool, imatrix_sha256: str | None
+) -> dict[str, Value]:
+    """`metadata` with `keys` at its end, without those of an earlier run; what it says of an
+    earlier run's importance matrix goes only where there is a new one (`imatrix`), whose file may
+    be unknown (`imatrix_sha256` None).
+    """
     stale = {VERSION_KEY, RECIPE_KEY, SOURCE_KEY} | ({IMATRIX_KEY} if imatrix else set())
     kept = {key: value for key, value in metadata.items() if key not in stale}
     return kept | ({IMATRIX_KEY: string(imatrix_sha256)} if imatrix_sha256 else {}) | keys
 
 
 def recipe_text(recipe: Recipe, changes: Changes = Changes()) -> str:
-    """JSON of what recipe and changes say beyond their defaults, keys sorted: {"custom_q": "attn=q6_K", "type": "IQ4_K"}.
+    """JSON of what recipe and changes say beyond their defaults, keys sorted: {"custom_q":
+    "attn=q6_K", "type": "IQ4_K"}.
 
-    Of rules from files their text; of many types by tensor, as a plan has them, their number and the SHA-256 of their JSON."""
-    hidden = {"strict", "hide_imatrix"} | ({"include_weights", "exclude_weights"} if changes.hide_imatrix else set())
+    Of rules from files their text; of many types by tensor, as a plan has them, their number and
+    the SHA-256 of their JSON.
+    """
+    hidden = {"strict", "hide_imatrix"} | (
+        {"include_weights", "exclude_weights"} if changes.hide_imatrix else set()
+    )
     said = {}
     for part, kind in ((recipe, Recipe), (changes, Changes)):
-        for field in dataclasses.fields(kind):  # a saved plan has more, of which nothing changes a file
-            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(
+            kind
+        ):  # a saved plan has more, of which nothing changes a file
+            default = (
+                field.default
+                if field.default_factory is dataclasses.MISSING
+                else field.default_factory()
+            )
             value = getattr(part, field.name)
             if field.name not in hidden and value != default and value not in ([], {}, ()):
                 rules = isinstance(value, (list, tuple))
-                said[field.name] = [item.text if isinstance(item, Rule) else item for item in value] if rules else value
+                said[field.name] = (
+                    [item.text if isinstance(item, Rule) else item for item in value]
+                    if rules
+                    else value
+                )
     if len(types := said.get("tensor_types", ())) > _MANY:
         digest = hashlib.sha256(json.dumps(types, sort_keys=True).encode()).hexdigest()
         said["tensor_types"] = f"{len(types)} types, sha256 {digest}"
@@ -65,16 +97,25 @@ def recipe_text(recipe: Recipe, changes: Changes = Changes()) -> str:
 
 
 def source_fingerprint(source: Source, threads: int = 1) -> str:
-    """64 hexadecimal digits: SHA-256 over name, shape and values (float32, little-endian) of every tensor in order of their names.
+    """64 hexadecimal digits: SHA-256 over name, shape and values (float32, little-endian) of every
+    tensor in order of their names.
 
-    Of a tensor with more than SAMPLES row groups only so many, evenly spaced, are read: it tells models apart and is no proof of every
-    byte. Values and not bytes, so that a checkpoint, the file converted from it without loss, and its shards have the same one.
+    Of a tensor with more than SAMPLES row groups only so many, evenly spaced, are read: it tells
+    models apart and is no proof of every byte. Values and not bytes, so that a checkpoint, the file
+    converted from it without loss, and its shards have the same one.
     """
     total, known = hashlib.sha256(), frozenset(decodable_types())
-    readers = getattr(source, "parallel_reads", 0) or max(1, threads)  # reading from a server is waiting
-    works = ((tensor, functools.partial(_digest, source, tensor, tensor.type.name in known))
-             for tensor in sorted(source.tensors, key=lambda tensor: tensor.name))
-    with ThreadPoolExecutor(readers, thread_name_prefix="fingerprint") as pool, closing(in_order(pool, 2 * readers, works)) as results:
+    readers = getattr(source, "parallel_reads", 0) or max(
+        1, threads
+    )  # reading from a server is waiting
+    works = (
+        (tensor, functools.partial(_digest, source, tensor, tensor.type.name in known))
+        for tensor in sorted(source.tensors, key=lambda tensor: tensor.name)
+    )
+    with (
+        ThreadPoolExecutor(readers, thread_name_prefix="fingerprint") as pool,
+        closing(in_order(pool, 2 * readers, works)) as results,
+    ):
         for tensor, digest in results:
             total.update(digest)
             source.release(tensor)
@@ -86,7 +127,11 @@ def _digest(source: Source, tensor: TensorInfo, decodable: bool) -> bytes:
     digest = hashlib.sha256(json.dumps([tensor.name, tensor.shape]).encode())
     for start, stop in _sampled_rows(tensor):
         rows = source.read_rows(tensor, start, stop)
-        values = decode(tensor.type, rows, tensor.n_cols).astype("<f4", copy=False) if decodable else np.ascontiguousarray(rows)
+        values = (
+            decode(tensor.type, rows, tensor.n_cols).astype("<f4", copy=False)
+            if decodable
+            else np.ascontiguousarray(rows)
+        )
         digest.update(values)
     return digest.digest()
 
@@ -97,7 +142,10 @@ def _sampled_rows(tensor: TensorInfo) -> Iterator[tuple[int, int]]:
     if groups <= SAMPLES:
         yield 0, tensor.n_rows
     else:
-        yield from ((group * start, group * start + group) for start in (index * groups // SAMPLES for index in range(SAMPLES)))
+        yield from (
+            (group * start, group * start + group)
+            for start in (index * groups // SAMPLES for index in range(SAMPLES))
+        )
 
 
 def file_sha256(path: str | os.PathLike) -> str:

@@ -19,26 +19,29 @@ from .rules import RuleSet
 log = logging.getLogger(__name__)
 
 COPY = "COPY"  # stands for a preset: all tensors stay as they are
-AUTO = "AUTO"  # stands for a preset on command lines: types are chosen for a given size, see `budget`
+AUTO = (  # stands for a preset on command lines: types are chosen for a given size, see `budget`
+    "AUTO"
+)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """type: preset name or number (IQ4_K, Q4_K_M, 15), whose mix gives every tensor its type, or COPY.
+    """type: preset name or number (IQ4_K, Q4_K_M, 15), whose mix gives every tensor its type, or
+    COPY.
 
-    rules: whose mixes, `ik` for ik_llama.cpp's llama-quantize or `mainline` for llama.cpp's; presets that only llama.cpp has always follow
-    its rules. In order of precedence, the highest first:
-    tensor_types: types of single tensors by their full names, taken as they are; a name that no tensor has is a UsageError, a type that its
-    shape cannot have a ShapeError.
-    token_embedding_type, output_tensor_type.
-    tensor_patterns: `REGEX=TYPE,REGEX=TYPE` (texts, or rules) as --tensor-type has them, also with `pure`.
-    custom_q: the same as --custom-q has them, without effect with `pure`.
-    role_types: types by the keys of `overrides.ROLE_FLAGS`, where the mix lets them count.
-    pure: the preset's base type for all the rest instead of its mix.
+    rules: whose mixes, `ik` for ik_llama.cpp's llama-quantize or `mainline` for llama.cpp's;
+    presets that only llama.cpp has always follow its rules. In order of precedence, the highest
+    first: tensor_types: types of single tensors by their full names, taken as they are; a name that
+    no tensor has is a UsageError, a type that its shape cannot have a ShapeError.
+    token_embedding_type, output_tensor_type. tensor_patterns: `REGEX=TYPE,REGEX=TYPE` (texts, or
+    rules) as --tensor-type has them, also with `pure`. custom_q: the same as --custom-q has them,
+    without effect with `pure`. role_types: types by the keys of `overrides.ROLE_FLAGS`, where the
+    mix lets them count. pure: the preset's base type for all the rest instead of its mix.
 
-    leave_output_tensor: `output.weight` is kept. allow_requantize: quantized tensors may change their type. ignore_imatrix_rules: do
-    without an importance matrix where a type or preset demands one. strict: rules that count for no tensor are an error.
-    symmetric_q40: Q4_0 with codes from -7 to 7 and without importances, which gives back models that were trained to such codes.
+    leave_output_tensor: `output.weight` is kept. allow_requantize: quantized tensors may change
+    their type. ignore_imatrix_rules: do without an importance matrix where a type or preset demands
+    one. strict: rules that count for no tensor are an error. symmetric_q40: Q4_0 with codes from -7
+    to 7 and without importances, which gives back models that were trained to such codes.
     """
 
     type: str
@@ -68,51 +71,102 @@ class Recipe:
 
     @property
     def rule_set(self) -> RuleSet:
-        """The rules that count. UsageError for a name that is none, or a preset that they do not have."""
+        """The rules that count. UsageError for a name that is none, or a preset that they do not
+        have.
+        """
         return rules_of(self.preset, self.rules)
 
-    def plan(self, tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], *, imatrix: bool = False,
-             allow_requantize: bool = False) -> list[PlannedTensor]:
-        """What these tensors, in this order, become; see `plan.plan_preset`. What counts for no tensor is logged as a warning.
+    def plan(
+        self,
+        tensors: Sequence[TensorInfo],
+        metadata: Mapping[str, Value],
+        *,
+        imatrix: bool = False,
+        allow_requantize: bool = False,
+    ) -> list[PlannedTensor]:
+        """What these tensors, in this order, become; see `plan.plan_preset`. What counts for no
+        tensor is logged as a warning.
 
-        imatrix: there is an importance matrix with entries. allow_requantize: whatever the recipe says.
+        imatrix: there is an importance matrix with entries. allow_requantize: whatever the recipe
+        says.
         """
         if self.copies:
             if useless := self._beside_copy():
                 if self.strict:
-                    raise UsageError(f"{COPY} keeps all types: {', '.join(useless)} count for no tensor")
+                    raise UsageError(
+                        f"{COPY} keeps all types: {', '.join(useless)} count for no tensor"
+                    )
                 log.warning("%s keeps all types: %s count for no tensor", COPY, ", ".join(useless))
             return [PlannedTensor(tensor, tensor, why=COPY) for tensor in tensors]
-        overrides = Overrides.of(self.custom_q, self.role_types, self.token_embedding_type, self.output_tensor_type,
-                                 self.tensor_types, self.tensor_patterns, self.strict)
-        planned = plan_preset(tensors, self.preset, metadata, overrides=overrides, pure=self.pure, imatrix=imatrix, rules=self.rule_set,
-                              leave_output_tensor=self.leave_output_tensor, allow_requantize=self.allow_requantize or allow_requantize)
+        overrides = Overrides.of(
+            self.custom_q,
+            self.role_types,
+            self.token_embedding_type,
+            self.output_tensor_type,
+            self.tensor_types,
+            self.tensor_patterns,
+            self.strict,
+        )
+        planned = plan_preset(
+            tensors,
+            self.preset,
+            metadata,
+            overrides=overrides,
+            pure=self.pure,
+            imatrix=imatrix,
+            rules=self.rule_set,
+            leave_output_tensor=self.leave_output_tensor,
+            allow_requantize=self.allow_requantize or allow_requantize,
+        )
         if not self.symmetric_q40:
             return planned
-        planned = [replace(plan, symmetric=(plan.target.type.base or plan.target.type.name) == "Q4_0") for plan in planned]
+        planned = [
+            replace(plan, symmetric=(plan.target.type.base or plan.target.type.name) == "Q4_0")
+            for plan in planned
+        ]
         if not any(plan.symmetric and not plan.kept for plan in planned):
             log.warning("--symmetric-q40 counts for no tensor")
         return planned
 
     def _beside_copy(self) -> list[str]:
         """Flags for what is said of types, though none changes."""
-        flags = {"pure": "--pure", "custom_q": "--custom-q", "tensor_patterns": "--tensor-type", "symmetric_q40": "--symmetric-q40",
-                 "token_embedding_type": flag_name("token_embedding"), "output_tensor_type": flag_name("output_tensor")}
-        return [flag for name, flag in flags.items() if getattr(self, name)] + [flag_name(role) for role in self.role_types]
+        flags = {
+            "pure": "--pure",
+            "custom_q": "--custom-q",
+            "tensor_patterns": "--tensor-type",
+            "symmetric_q40": "--symmetric-q40",
+            "token_embedding_type": flag_name("token_embedding"),
+            "output_tensor_type": flag_name("output_tensor"),
+        }
+        return [flag for name, flag in flags.items() if getattr(self, name)] + [
+            flag_name(role) for role in self.role_types
+        ]
 
     def check_source(self, tensors: Sequence[TensorInfo]) -> None:
-        """Refuse a model with these tensors, as stored, if the recipe is not for it; most are for all."""
+        """Refuse a model with these tensors, as stored, if the recipe is not for it; most are for
+        all.
+        """
 
-    def check_importance(self, planned: Sequence[PlannedTensor], has_entry: Callable[[TensorInfo], bool] | None) -> None:
-        """Refuse a plan that needs an importance matrix that is not there; see `plan.check_importance`."""
+    def check_importance(
+        self, planned: Sequence[PlannedTensor], has_entry: Callable[[TensorInfo], bool] | None
+    ) -> None:
+        """Refuse a plan that needs an importance matrix that is not there; see
+        `plan.check_importance`.
+        """
         if not self.copies and not self.ignore_imatrix_rules:
             check_importance(planned, self.preset, has_entry, self.rule_set)
 
-    def file_type(self, planned: Sequence[PlannedTensor], metadata: Mapping[str, Value]) -> int | None:
-        """The number for `general.file_type`: the preset's; of a copy the source's, or one after the type of most of its matrices."""
+    def file_type(
+        self, planned: Sequence[PlannedTensor], metadata: Mapping[str, Value]
+    ) -> int | None:
+        """The number for `general.file_type`: the preset's; of a copy the source's, or one after
+        the type of most of its matrices.
+        """
         if not self.copies:
             return self.preset.number
-        if (stated := metadata.get("general.file_type")) is not None and isinstance(stated.data, int):
+        if (stated := metadata.get("general.file_type")) is not None and isinstance(
+            stated.data, int
+        ):
             return stated.data
         kinds = Counter(plan.source.type.name for plan in planned if is_candidate(plan.source))
         found = FILE_TYPES.get(kinds.most_common(1)[0][0]) if kinds else None

@@ -1,10 +1,12 @@
 """Recipe files: what a `Recipe` says, as YAML, or rules alone as the plain text that people share.
 
-Plain text: rules `REGEX=TYPE`, one or several to a line, with or without commas between and after them; `#` begins a comment, a
-backslash at the end of a line continues it. Where the text is that of a shell script, `NAME="` and `"` around the rules are left out, and
-so is all that stands outside of them.
+Plain text: rules `REGEX=TYPE`, one or several to a line, with or without commas between and after
+them; `#` begins a comment, a backslash at the end of a line continues it. Where the text is that of
+a shell script, `NAME="` and `"` around the rules are left out, and so is all that stands outside of
+them.
 
-YAML (files named .yaml or .yml): the keys of `KEYS`. Only plain mappings, lists and scalars are read, nothing is constructed.
+YAML (files named .yaml or .yml): the keys of `KEYS`. Only plain mappings, lists and scalars are
+read, nothing is constructed.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _LARGEST = 16 << 20  # bytes; real recipes have some thousand
 def read_recipe(path: str | os.PathLike) -> dict[str, Any]:
     """The fields of `Recipe` that a file sets. Rules remember their lines.
 
-    NotFoundError, MalformedFileError for text that is neither, UsageError with the line for keys, rules and types that are none."""
+    NotFoundError, MalformedFileError for text that is neither, UsageError with the line for keys,
+    rules and types that are none.
+    """
     text = _text_of(path)
     name = os.path.basename(os.fspath(path))
     try:
@@ -42,13 +46,17 @@ def read_recipe(path: str | os.PathLike) -> dict[str, Any]:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise MalformedFileError(f"{line}{error.problem or error.context}", file=path) from None
     except RecursionError:
-        raise MalformedFileError("lists and mappings are nested too deeply, or in themselves", file=path) from None
+        raise MalformedFileError(
+            "lists and mappings are nested too deeply, or in themselves", file=path
+        ) from None
     except yaml.YAMLError as error:
         raise MalformedFileError(f"is not YAML: {error}", file=path) from None
 
 
 def combine(from_file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Fields of `Recipe` of a file and of flags: what flags say wins, and their rules come before those of the file."""
+    """Fields of `Recipe` of a file and of flags: what flags say wins, and their rules come before
+    those of the file.
+    """
     fields = dict(from_file)
     for name, value in given.items():
         before = fields.get(name)
@@ -62,7 +70,9 @@ def combine(from_file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_rules(text: str, name: str, first_line: int = 1) -> list[Rule]:
-    """Rules of plain text, whose lines are called after a file. UsageError with the line for what is no rule."""
+    """Rules of plain text, whose lines are called after a file. UsageError with the line for what
+    is no rule.
+    """
     lines = list(enumerate(text.splitlines(), first_line))
     rules, begun, start = [], "", 0
     for number, line in _quoted(lines, name):
@@ -91,11 +101,16 @@ def _quoted(lines: list[tuple[int, str]], name: str) -> list[tuple[int, str]]:
     else:
         return lines
     quote, inside = opening[1], []
-    for number_inside, line in [(number, opening[2]), *lines[place + 1:]]:
+    for number_inside, line in [(number, opening[2]), *lines[place + 1 :]]:
         comment = line.lstrip().startswith("#")
         if not comment and quote in line:
             inside.append((number_inside, line.partition(quote)[0]))
-            log.info("%s: rules are read from lines %d to %d, which are quoted", name, number, number_inside)
+            log.info(
+                "%s: rules are read from lines %d to %d, which are quoted",
+                name,
+                number,
+                number_inside,
+            )
             return inside
         inside.append((number_inside, line))
     raise UsageError(f"{_place(name, number)}: the quote that begins here has no end")
@@ -114,7 +129,9 @@ def _text_of(path: str | os.PathLike) -> str:
     except OSError as error:
         raise IqforgeError(f"cannot be read: {error.strerror}", file=path) from None
     if len(data) > _LARGEST:
-        raise MalformedFileError(f"is larger than {_LARGEST >> 20} MiB: this is no recipe", file=path)
+        raise MalformedFileError(
+            f"is larger than {_LARGEST >> 20} MiB: this is no recipe", file=path
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -157,7 +174,9 @@ def _mapping(node: yaml.Node, name: str, what: str) -> dict[str, tuple[yaml.Node
     for key, value in node.value:
         text = _scalar(key, name, "a key")
         if text in found:
-            raise UsageError(f"{_at(key, name)}: '{text}' is there twice, before at {found[text][1]}")
+            raise UsageError(
+                f"{_at(key, name)}: '{text}' is there twice, before at {found[text][1]}"
+            )
         found[text] = value, _at(key, name)
     return found
 
@@ -176,7 +195,10 @@ def _flag(node: yaml.Node, name: str, key: str) -> bool:
 
 
 def _types(node: yaml.Node, name: str, key: str) -> dict[str, str]:
-    return {tensor: _scalar(value, name, tensor) for tensor, (value, _) in _mapping(node, name, key).items()}
+    return {
+        tensor: _scalar(value, name, tensor)
+        for tensor, (value, _) in _mapping(node, name, key).items()
+    }
 
 
 def _roles(node: yaml.Node, name: str, key: str) -> dict[str, str]:
@@ -195,17 +217,41 @@ def _rule_list(node: yaml.Node, name: str, key: str) -> list[Rule]:
         block = node.style in ("|", ">")
         return text_rules(node.value, name, node.start_mark.line + (2 if block else 1))
     if isinstance(node, yaml.MappingNode):
-        return [rule for pattern, (value, place) in _mapping(node, name, key).items()
-                for rule in parse_rules(f"{pattern}={_scalar(value, name, pattern)}", place)]
-    return [rule for item in node.value for rule in
-            (parse_rules(item.value, _at(item, name)) if isinstance(item, yaml.ScalarNode) else _rule_list(item, name, key))]
+        return [
+            rule
+            for pattern, (value, place) in _mapping(node, name, key).items()
+            for rule in parse_rules(f"{pattern}={_scalar(value, name, pattern)}", place)
+        ]
+    return [
+        rule
+        for item in node.value
+        for rule in (
+            parse_rules(item.value, _at(item, name))
+            if isinstance(item, yaml.ScalarNode)
+            else _rule_list(item, name, key)
+        )
+    ]
 
 
 # Keys of a YAML recipe: the field of Recipe that each sets, and what reads its value.
 KEYS: dict[str, tuple[str, Callable[[yaml.Node, str, str], Any]]] = {
-    "preset": ("type", _scalar), "rules": ("rules", _scalar), "custom_q": ("custom_q", _rule_list),
-    "tensor_type": ("tensor_patterns", _rule_list), "tensors": ("tensor_types", _types), "roles": ("role_types", _roles),
-    "token_embedding_type": ("token_embedding_type", _scalar), "output_tensor_type": ("output_tensor_type", _scalar),
-    **{name: (name, _flag) for name in ("pure", "leave_output_tensor", "allow_requantize", "ignore_imatrix_rules", "strict",
-                                         "symmetric_q40")},
+    "preset": ("type", _scalar),
+    "rules": ("rules", _scalar),
+    "custom_q": ("custom_q", _rule_list),
+    "tensor_type": ("tensor_patterns", _rule_list),
+    "tensors": ("tensor_types", _types),
+    "roles": ("role_types", _roles),
+    "token_embedding_type": ("token_embedding_type", _scalar),
+    "output_tensor_type": ("output_tensor_type", _scalar),
+    **{
+        name: (name, _flag)
+        for name in (
+            "pure",
+            "leave_output_tensor",
+            "allow_requantize",
+            "ignore_imatrix_rules",
+            "strict",
+            "symmetric_q40",
+        )
+    },
 }

@@ -1,4 +1,6 @@
-"""What a user should know of rules: those that count for nothing, and those of which two want the same tensor."""
+"""What a user should know of rules: those that count for nothing, and those of which two want the
+same tensor.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,36 @@ from .overrides import Rule
 log = logging.getLogger(__name__)
 
 
-def review_rules(rules: Sequence[Rule], results: Iterable[TensorInfo], decided: Mapping[str, Rule], strict: bool = False) -> None:
-    """Log every rule that counts for no tensor, and every pair of rules that want different types for one tensor, where the first counts.
+def review_rules(
+    rules: Sequence[Rule],
+    results: Iterable[TensorInfo],
+    decided: Mapping[str, Rule],
+    strict: bool = False,
+) -> None:
+    """Log every rule that counts for no tensor, and every pair of rules that want different types
+    for one tensor, where the first counts.
 
-    rules: in order of precedence. results: all tensors with the types they get. decided: by tensor, the rule that gave it its type; for
-    tensors that are not in it no rule counts. A rule that asks for the types that its tensors have anyway is no mistake.
-    strict: rules that count for no tensor are a UsageError that names them all; pairs are logged.
+    rules: in order of precedence. results: all tensors with the types they get. decided: by tensor,
+    the rule that gave it its type; for tensors that are not in it no rule counts. A rule that asks
+    for the types that its tensors have anyway is no mistake. strict: rules that count for no tensor
+    are a UsageError that names them all; pairs are logged.
     """
     results = list(results)
     taken, useless = set(decided.values()), []
     for place, rule in enumerate(rules):
         matched = [tensor for tensor in results if rule.pattern.search(tensor.name)]
-        if rule not in taken and not (matched and all(tensor.type is rule.type for tensor in matched)):
+        if rule not in taken and not (
+            matched and all(tensor.type is rule.type for tensor in matched)
+        ):
             useless.append(f"{rule} {_why_useless(rule, matched, decided)}")
             continue
         for earlier in rules[:place]:
             both = [t.name for t in matched if decided.get(t.name) is earlier]
             if both and earlier.type is not rule.type:
                 more = f" and {len(both) - 1} more tensor(s)" if len(both) > 1 else ""
-                log.warning("%s and %s both want %s%s: the first counts", earlier, rule, both[0], more)
+                log.warning(
+                    "%s and %s both want %s%s: the first counts", earlier, rule, both[0], more
+                )
     if strict and useless:
         raise UsageError("; ".join(useless))
     for line in useless:
@@ -42,5 +55,8 @@ def _why_useless(rule: Rule, matched: Sequence[TensorInfo], decided: Mapping[str
         return "counts for no tensor: no name matches"
     winner = next((decided[tensor.name] for tensor in matched if tensor.name in decided), None)
     if winner is None:
-        return f"counts for no tensor: those it matches, as {matched[0].name}, are kept or have a type from elsewhere"
+        return (
+            f"counts for no tensor: those it matches, as {matched[0].name}, are kept or have a type"
+            " from elsewhere"
+        )
     return f"counts for no tensor: earlier rules take all it matches, as {winner} does"

@@ -1,7 +1,7 @@
 """What the names of tensors and the metadata of a model say that a choice of types depends on.
 
-Names are tested for parts: `attn_k` is also in `attn_kv_b`, `ffn_down` also in `ffn_down_exps`. Which parts are tested in which order
-belongs to the rules.
+Names are tested for parts: `attn_k` is also in `attn_kv_b`, `ffn_down` also in `ffn_down_exps`.
+Which parts are tested in which order belongs to the rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ NEVER_INTERLEAVED = (TOKEN_EMBEDDING, PER_LAYER_EMBEDDING)
 
 # Kept where the architecture has them; elsewhere the name means nothing.
 _PROTECTED_IN = {
-    "position_embd.weight": ("bert", "codeshell", "gpt2", "mpt", "nomic-bert", "nomic-bert-moe", "starcoder"),
+    "position_embd.weight": (
+        "bert",
+        "codeshell",
+        "gpt2",
+        "mpt",
+        "nomic-bert",
+        "nomic-bert-moe",
+        "starcoder",
+    ),
     "token_types.weight": ("bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe"),
 }
 
@@ -33,7 +41,8 @@ _PROTECTED_IN = {
 class ModelFacts:
     """What rules ask of a model. Numbers that its metadata does not have are 0.
 
-    heads_per_kv: query heads for each key and value head, in layer 0. tied: there is no output matrix, the embedding serves as one.
+    heads_per_kv: query heads for each key and value head, in layer 0. tied: there is no output
+    matrix, the embedding serves as one.
     """
 
     architecture: str = ""
@@ -46,53 +55,105 @@ class ModelFacts:
     n_values: int = 0  # tensors that hold value projections
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Value], tensors: Sequence[TensorInfo], value_parts: Sequence[str] = ()) -> ModelFacts:
-        """The facts of a model with this metadata, under the keys of GGUF, and these tensors, of which those with one of value_parts in
-        their names hold value projections."""
-        architecture = metadata["general.architecture"].data if "general.architecture" in metadata else ""
+    def of(
+        cls,
+        metadata: Mapping[str, Value],
+        tensors: Sequence[TensorInfo],
+        value_parts: Sequence[str] = (),
+    ) -> ModelFacts:
+        """The facts of a model with this metadata, under the keys of GGUF, and these tensors, of
+        which those with one of value_parts in their names hold value projections.
+        """
+        architecture = (
+            metadata["general.architecture"].data if "general.architecture" in metadata else ""
+        )
 
         def number(key: str, otherwise: int = 0) -> int:
             found = metadata.get(f"{architecture}.{key}")
-            first = None if found is None else (found.data[0] if found.data else None) if isinstance(found.data, list) else found.data
+            first = (
+                None
+                if found is None
+                else (
+                    (found.data[0] if found.data else None)
+                    if isinstance(found.data, list)
+                    else found.data
+                )
+            )
             return int(first) if isinstance(first, (int, float)) else otherwise
 
         layers, heads = number("block_count"), number("attention.head_count")
         kv_heads = number("attention.head_count_kv", heads)
         tokens = metadata.get("tokenizer.ggml.tokens")
-        vocabulary = len(tokens.data) if tokens is not None and isinstance(tokens.data, list) else number("vocab_size")
-        size = _size_class(architecture, layers, vocabulary, heads != kv_heads, number("embedding_length"))
+        vocabulary = (
+            len(tokens.data)
+            if tokens is not None and isinstance(tokens.data, list)
+            else number("vocab_size")
+        )
+        size = _size_class(
+            architecture, layers, vocabulary, heads != kv_heads, number("embedding_length")
+        )
         names = [tensor.name for tensor in tensors]
-        return cls(architecture, layers, number("expert_count"), heads // kv_heads if kv_heads else 0, size,
-                   vocabulary >= 127999 and size in ("8B", "70B"), OUTPUT not in names,
-                   sum(any(part in name for part in value_parts) for name in names))
+        return cls(
+            architecture,
+            layers,
+            number("expert_count"),
+            heads // kv_heads if kv_heads else 0,
+            size,
+            vocabulary >= 127999 and size in ("8B", "70B"),
+            OUTPUT not in names,
+            sum(any(part in name for part in value_parts) for name in names),
+        )
 
 
 def _size_class(architecture: str, layers: int, vocabulary: int, grouped: bool, width: int) -> str:
-    """"8B", "70B" or "": the classes that ik_llama.cpp's rules know, recognised as it does."""
-    if layers == 80 and (architecture in ("qwen2", "deci", "olmo") or (architecture == "llama" and grouped)):
+    """ "8B", "70B" or "": the classes that ik_llama.cpp's rules know, recognised as it does."""
+    if layers == 80 and (
+        architecture in ("qwen2", "deci", "olmo") or (architecture == "llama" and grouped)
+    ):
         return "70B"
-    eight = {"llama": layers == 36 or (layers == 32 and vocabulary >= 40000 and vocabulary != 49152),
-             "qwen3": layers == 36 and width != 2560, "qwen3vl": layers == 36 and width != 2560,
-             "cohere2": layers == 32, "mistral3": layers == 34}
+    eight = {
+        "llama": layers == 36 or (layers == 32 and vocabulary >= 40000 and vocabulary != 49152),
+        "qwen3": layers == 36 and width != 2560,
+        "qwen3vl": layers == 36 and width != 2560,
+        "cohere2": layers == 32,
+        "mistral3": layers == 34,
+    }
     return "8B" if eight.get(architecture) else ""
 
 
-def is_candidate(tensor: TensorInfo, architecture: str = "", routers: bool = False, rules: RuleSet = IK) -> bool:
-    """Whether a quantization run may change the type of this tensor at all. routers: expert routers too.
+def is_candidate(
+    tensor: TensorInfo, architecture: str = "", routers: bool = False, rules: RuleSet = IK
+) -> bool:
+    """Whether a quantization run may change the type of this tensor at all. routers: expert routers
+    too.
 
-    Protected tensors are tiny, and everything after them depends on their exact values."""
-    dims = sum(1 for i, n in enumerate(tensor.shape) if n > 1 or any(m > 1 for m in tensor.shape[:i]))
-    return (tensor.name.endswith("weight") and dims >= 2 and not tensor.type.is_integer
-            and not any(part in tensor.name for part in (*rules.protected, *rules.protected_in.get(architecture, ())))
-            and (routers or ROUTER not in tensor.name)
-            and architecture not in _PROTECTED_IN.get(tensor.name, ()))
+    Protected tensors are tiny, and everything after them depends on their exact values.
+    """
+    dims = sum(
+        1 for i, n in enumerate(tensor.shape) if n > 1 or any(m > 1 for m in tensor.shape[:i])
+    )
+    return (
+        tensor.name.endswith("weight")
+        and dims >= 2
+        and not tensor.type.is_integer
+        and not any(
+            part in tensor.name
+            for part in (*rules.protected, *rules.protected_in.get(architecture, ()))
+        )
+        and (routers or ROUTER not in tensor.name)
+        and architecture not in _PROTECTED_IN.get(tensor.name, ())
+    )
 
 
 def layer_of(name: str, n_layers: int) -> int:
     """The layer in a tensor's name. UsageError if there is none, or not one of the model's."""
     found = LAYER.match(name)
     if found is None:
-        raise UsageError("the preset's rules need the number of its layer, and the name has none", tensor=name)
+        raise UsageError(
+            "the preset's rules need the number of its layer, and the name has none", tensor=name
+        )
     if int(found[1]) >= n_layers:
-        raise UsageError(f"is of layer {found[1]}, but the model's metadata says {n_layers} layers", tensor=name)
+        raise UsageError(
+            f"is of layer {found[1]}, but the model's metadata says {n_layers} layers", tensor=name
+        )
     return int(found[1])

@@ -1,4 +1,6 @@
-"""Plans as files: what every tensor becomes and why, as JSON with a tensor to a line, to be looked at, edited and carried out again."""
+"""Plans as files: what every tensor becomes and why, as JSON with a tensor to a line, to be looked
+at, edited and carried out again.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ _SWITCHES = ("allow_requantize", "ignore_imatrix_rules", "symmetric_q40")
 
 @dataclass(frozen=True)
 class SavedPlan(Recipe):
-    """A recipe that says of every tensor what it becomes. stored: the tensors of the model it was made for; another one is refused.
+    """A recipe that says of every tensor what it becomes. stored: the tensors of the model it was
+    made for; another one is refused.
 
-    reasons: why, by tensor. path: the file it was read from."""
+    reasons: why, by tensor. path: the file it was read from.
+    """
 
     stored: tuple[TensorInfo, ...] = ()
     reasons: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # type and what decided it
@@ -35,13 +39,26 @@ class SavedPlan(Recipe):
         if (difference := first_difference(self.stored, tensors)) is not None:
             raise UsageError(f"the plan is for another model: {difference}", file=self.path)
 
-    def plan(self, tensors: Sequence[TensorInfo], metadata: Mapping[str, Value], *, imatrix: bool = False,
-             allow_requantize: bool = False) -> list[PlannedTensor]:
-        planned = super().plan(tensors, metadata, imatrix=imatrix, allow_requantize=allow_requantize)
+    def plan(
+        self,
+        tensors: Sequence[TensorInfo],
+        metadata: Mapping[str, Value],
+        *,
+        imatrix: bool = False,
+        allow_requantize: bool = False,
+    ) -> list[PlannedTensor]:
+        planned = super().plan(
+            tensors, metadata, imatrix=imatrix, allow_requantize=allow_requantize
+        )
         wanted = {name: ggml_type(kind) for name, kind in self.tensor_types.items()}
-        if changed := next((plan for plan in planned if plan.target.type is not wanted[plan.source.name]), None):
-            raise UsageError(f"{self.type} keeps it, but the plan says {wanted[changed.source.name]}", file=self.path,
-                             tensor=changed.source.name)
+        if changed := next(
+            (plan for plan in planned if plan.target.type is not wanted[plan.source.name]), None
+        ):
+            raise UsageError(
+                f"{self.type} keeps it, but the plan says {wanted[changed.source.name]}",
+                file=self.path,
+                tensor=changed.source.name,
+            )
         return [replace(plan, why=self._why(plan)) for plan in planned]
 
     def _why(self, plan: PlannedTensor) -> str:
@@ -50,7 +67,9 @@ class SavedPlan(Recipe):
 
 
 def first_difference(wanted: Sequence[TensorInfo], found: Sequence[TensorInfo]) -> str | None:
-    """What first tells two lists of tensors apart, in words; None if nothing does. Their order is no difference."""
+    """What first tells two lists of tensors apart, in words; None if nothing does. Their order is
+    no difference.
+    """
     there = {tensor.name: tensor for tensor in found}
     for tensor in wanted:
         if (other := there.get(tensor.name)) is None:
@@ -69,14 +88,33 @@ def _dims(tensor: TensorInfo) -> str:
 
 
 def plan_text(recipe: Recipe, planned: Sequence[PlannedTensor], version: str) -> str:
-    """The JSON of a plan. Of a tensor: its name, sizes with the row length first, the type it has and the one it gets, and why.
+    """The JSON of a plan. Of a tensor: its name, sizes with the row length first, the type it has
+    and the one it gets, and why.
 
-    `planned` is the type that the recipe chose: a plan can be edited in `type`, and the difference stays visible."""
-    said = {"format": FORMAT, "version": version, "preset": recipe.type, "rules": recipe.rules,
-            **{name: getattr(recipe, name) for name in _SWITCHES}}
-    lines = [json.dumps({"name": plan.source.name, "dims": list(reversed(plan.source.shape)), "source": plan.source.type.name,
-                         "type": plan.target.type.name, "planned": plan.target.type.name, "why": _reason(plan)}, ensure_ascii=False)
-             for plan in planned]
+    `planned` is the type that the recipe chose: a plan can be edited in `type`, and the difference
+    stays visible.
+    """
+    said = {
+        "format": FORMAT,
+        "version": version,
+        "preset": recipe.type,
+        "rules": recipe.rules,
+        **{name: getattr(recipe, name) for name in _SWITCHES},
+    }
+    lines = [
+        json.dumps(
+            {
+                "name": plan.source.name,
+                "dims": list(reversed(plan.source.shape)),
+                "source": plan.source.type.name,
+                "type": plan.target.type.name,
+                "planned": plan.target.type.name,
+                "why": _reason(plan),
+            },
+            ensure_ascii=False,
+        )
+        for plan in planned
+    ]
     head = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in said.items())
     return f'{{\n{head},\n "tensors": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
 
@@ -85,14 +123,18 @@ def _reason(plan: PlannedTensor) -> str:
     return ", ".join(filter(None, (plan.why, plan.note)))
 
 
-def save_plan(path: str | os.PathLike, recipe: Recipe, planned: Sequence[PlannedTensor], version: str) -> None:
+def save_plan(
+    path: str | os.PathLike, recipe: Recipe, planned: Sequence[PlannedTensor], version: str
+) -> None:
     """Write a plan as `load_plan` reads it. A file of that name is replaced."""
     with PartFile(path) as out:
         out.write(plan_text(recipe, planned, version).encode())
 
 
 def load_plan(path: str | os.PathLike) -> SavedPlan:
-    """A plan that was saved. NotFoundError, MalformedFileError for what is no plan, UnknownTypeError for a type that is none."""
+    """A plan that was saved. NotFoundError, MalformedFileError for what is no plan,
+    UnknownTypeError for a type that is none.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
@@ -100,33 +142,50 @@ def load_plan(path: str | os.PathLike) -> SavedPlan:
         raise NotFoundError("no such plan", file=path) from None
     except OSError as error:
         raise IqforgeError(f"cannot be read: {error.strerror}", file=path) from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a number of thousands of digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not UTF-8, not JSON, a number of thousands of digits
         raise MalformedFileError(f"is not JSON: {error}", file=path) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise MalformedFileError(f"is no plan: its format is not '{FORMAT}'", file=path)
-    fields: dict[str, Any] = {"rules": _part(document, "rules", str, path), "type": _part(document, "preset", str, path)}
+    fields: dict[str, Any] = {
+        "rules": _part(document, "rules", str, path),
+        "type": _part(document, "preset", str, path),
+    }
     for name in _SWITCHES:
         fields[name] = _part(document, name, bool, path)
     stored, types, reasons = [], {}, {}
     for number, entry in enumerate(_part(document, "tensors", list, path)):
         if not isinstance(entry, dict):
             raise MalformedFileError(f"entry {number} of 'tensors' is no mapping", file=path)
-        name, dims = _part(entry, "name", str, path, number), _part(entry, "dims", list, path, number)
+        name, dims = (
+            _part(entry, "name", str, path, number),
+            _part(entry, "dims", list, path, number),
+        )
         if not dims or not all(type(size) is int and size > 0 for size in dims):
-            raise MalformedFileError(f"sizes {dims} are not positive numbers", file=path, tensor=name)
+            raise MalformedFileError(
+                f"sizes {dims} are not positive numbers", file=path, tensor=name
+            )
         if name in types:
             raise MalformedFileError("is there twice", file=path, tensor=name)
         try:
-            source, target = (ggml_type(_part(entry, key, str, path, number)) for key in ("source", "type"))
+            source, target = (
+                ggml_type(_part(entry, key, str, path, number)) for key in ("source", "type")
+            )
         except UnknownTypeError as error:
             raise UnknownTypeError(error.message, file=path, tensor=name) from None
         stored.append(TensorInfo(name, tuple(reversed(dims)), source))
         types[name] = target.name
         reasons[name] = str(entry.get("planned", target.name)), str(entry.get("why", ""))
-    return SavedPlan(**fields, tensor_types=types, stored=tuple(stored), reasons=reasons, path=os.fspath(path))
+    return SavedPlan(
+        **fields, tensor_types=types, stored=tuple(stored), reasons=reasons, path=os.fspath(path)
+    )
 
 
-def _part(entry: dict, key: str, kind: type, path: str | os.PathLike, number: int | None = None) -> Any:
+def _part(
+    entry: dict, key: str, kind: type, path: str | os.PathLike, number: int | None = None
+) -> Any:
     value = entry.get(key)
     if not isinstance(value, kind):
         where = "" if number is None else f"entry {number} of 'tensors': "

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...formats.source import TensorInfo
-from ..run.kinds import Estimate
 from ..plan.plan import PlannedTensor
+from ..run.kinds import Estimate
 
 
 @dataclass
 class TensorReport:
-    """What became of one tensor. Errors are relative to the root mean square of the source, None where bytes were kept or nothing was
-    measured."""
+    """What became of one tensor. Errors are relative to the root mean square of the source, None
+    where bytes were kept or nothing was measured.
+    """
 
     planned: PlannedTensor
     rmse: float | None = None
@@ -29,8 +30,9 @@ class TensorReport:
 
 @dataclass(frozen=True)
 class Checked:
-    """A tensor that was read back. report: its errors against the source, None where nothing was compared. fault: what is wrong, ""
-    if nothing is."""
+    """A tensor that was read back. report: its errors against the source, None where nothing was
+    compared. fault: what is wrong, "" if nothing is.
+    """
 
     tensor: TensorInfo
     report: TensorReport | None = None
@@ -39,7 +41,9 @@ class Checked:
 
 @dataclass
 class RunReport:
-    """Totals of one output of a run; sizes are bytes of tensor data. estimate: of a whole run of which only the plan was made."""
+    """Totals of one output of a run; sizes are bytes of tensor data. estimate: of a whole run of
+    which only the plan was made.
+    """
 
     tensors: list[TensorReport] = field(default_factory=list)
     estimate: Estimate | None = None
@@ -54,7 +58,9 @@ class RunReport:
 
     @property
     def bits_per_weight(self) -> float:
-        return 8 * self.target_bytes / max(1, sum(t.planned.target.n_elements for t in self.tensors))
+        return (
+            8 * self.target_bytes / max(1, sum(t.planned.target.n_elements for t in self.tensors))
+        )
 
     @property
     def replaced(self) -> int:
@@ -68,7 +74,9 @@ class Progress:
     def begin(self, planned: Sequence[PlannedTensor]) -> None: ...
 
     def resume(self, finished: Sequence[TensorReport]) -> None:
-        """The first tensors of the plan are there already, from an earlier run; called after `begin`, if it is so."""
+        """The first tensors of the plan are there already, from an earlier run; called after
+        `begin`, if it is so.
+        """
 
     def advance(self, n_elements: int) -> None: ...
 
@@ -98,8 +106,14 @@ class Sums:
         if not self.any:
             return TensorReport(planned)
         e2, x2, we2, wx2 = self.totals
-        return TensorReport(planned, float(np.sqrt(e2 / x2)) if x2 != 0 else 0.0, float(np.sqrt(we2 / wx2)) if wx2 != 0 else 0.0,
-                            weighted, self.largest, self.zeroed)
+        return TensorReport(
+            planned,
+            float(np.sqrt(e2 / x2)) if x2 != 0 else 0.0,
+            float(np.sqrt(we2 / wx2)) if wx2 != 0 else 0.0,
+            weighted,
+            self.largest,
+            self.zeroed,
+        )
 
 
 class Clock:

@@ -1,7 +1,9 @@
-"""What each type would lose on each tensor: quantized, decoded and compared, in pieces of rows, nothing written.
+"""What each type would lose on each tensor: quantized, decoded and compared, in pieces of rows,
+nothing written.
 
-Figures are of the weights that matrix products use. Pieces and the order in which their sums are added depend on the model and the
-options alone, so the figures are the same for any number of threads.
+Figures are of the weights that matrix products use. Pieces and the order in which their sums are
+added depend on the model and the options alone, so the figures are the same for any number of
+threads.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from ...formats.codec import decode, encode_float
 from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType, ggml_type
 from ..encode import arrange_rows, refuse_non_finite, row_encoder
-from ..run.ordered import in_order
 from ..plan.overrides import regular_expressions
 from ..plan.roles import is_candidate
+from ..run.ordered import in_order
 from ..run.piece import ImportanceLookup
 from ..run.stream import thread_count
 
@@ -32,7 +34,9 @@ GROUP_ROWS = 16  # rows are sampled in groups of as many: every row group of a t
 
 @dataclass(frozen=True)
 class ErrorSums:
-    """Of one type on some rows: e is the error, x the source, w the importance of the column (1 where none is known)."""
+    """Of one type on some rows: e is the error, x the source, w the importance of the column (1
+    where none is known).
+    """
 
     type: GGMLType
     n_elements: int = 0
@@ -44,8 +48,16 @@ class ErrorSums:
     largest_error: float = 0.0
 
     def __add__(self, other: ErrorSums) -> ErrorSums:
-        return ErrorSums(self.type, self.n_elements + other.n_elements, self.n_bytes + other.n_bytes, self.e2 + other.e2,
-                         self.x2 + other.x2, self.we2 + other.we2, self.wx2 + other.wx2, max(self.largest_error, other.largest_error))
+        return ErrorSums(
+            self.type,
+            self.n_elements + other.n_elements,
+            self.n_bytes + other.n_bytes,
+            self.e2 + other.e2,
+            self.x2 + other.x2,
+            self.we2 + other.we2,
+            self.wx2 + other.wx2,
+            max(self.largest_error, other.largest_error),
+        )
 
     @property
     def bits_per_weight(self) -> float:
@@ -68,13 +80,21 @@ class ErrorSums:
         return math.sqrt(self.we2 / self.wx2) if self.wx2 > 0 else 0.0
 
     def figures(self, weighted: bool) -> dict[str, object]:
-        return {"type": self.type.name, "bits_per_weight": self.bits_per_weight, "rmse": self.rmse, "relative_rmse": self.relative_rmse,
-                "weighted_rmse": self.weighted_rmse if weighted else None, "largest_error": self.largest_error}
+        return {
+            "type": self.type.name,
+            "bits_per_weight": self.bits_per_weight,
+            "rmse": self.rmse,
+            "relative_rmse": self.relative_rmse,
+            "weighted_rmse": self.weighted_rmse if weighted else None,
+            "largest_error": self.largest_error,
+        }
 
 
 @dataclass
 class TensorStats:
-    """One tensor: `errors` by type name, without types that its rows cannot have; `rows` of its `tensor.n_rows` rows were measured."""
+    """One tensor: `errors` by type name, without types that its rows cannot have; `rows` of its
+    `tensor.n_rows` rows were measured.
+    """
 
     tensor: TensorInfo
     rows: int
@@ -100,14 +120,30 @@ class StatsReport:
 
     def total(self, type: GGMLType) -> ErrorSums:
         """Over all tensors that can have the type."""
-        return sum((tensor.errors[type.name] for tensor in self.tensors if type.name in tensor.errors), ErrorSums(type))
+        return sum(
+            (tensor.errors[type.name] for tensor in self.tensors if type.name in tensor.errors),
+            ErrorSums(type),
+        )
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
-        tensors = [{"name": t.tensor.name, "shape": list(t.tensor.shape), "source_type": t.tensor.type.name, "rows": t.rows,
-                    "errors": [sums.figures(t.weighted) for sums in t.errors.values()]} for t in self.tensors]
-        return {"model": self.model, "imatrix": self.imatrix, "rows_per_tensor": self.sampled or None, "tensors": tensors,
-                "total": [self.total(type).figures(self.weighted) for type in self.types]}
+        tensors = [
+            {
+                "name": t.tensor.name,
+                "shape": list(t.tensor.shape),
+                "source_type": t.tensor.type.name,
+                "rows": t.rows,
+                "errors": [sums.figures(t.weighted) for sums in t.errors.values()],
+            }
+            for t in self.tensors
+        ]
+        return {
+            "model": self.model,
+            "imatrix": self.imatrix,
+            "rows_per_tensor": self.sampled or None,
+            "tensors": tensors,
+            "total": [self.total(type).figures(self.weighted) for type in self.types],
+        }
 
 
 class StatsProgress:
@@ -120,23 +156,41 @@ class StatsProgress:
     def tensor_done(self, stats: TensorStats) -> None: ...
 
 
-def collect_stats(source: Source, tensors: Sequence[TensorInfo], types: Sequence[GGMLType], report: StatsReport, *,
-                  importance: ImportanceLookup | None = None, threads: int = 0, progress: StatsProgress | None = None) -> StatsReport:
-    """Measure every type on every tensor and add the results to `report`, whose `sampled` says how many rows.
+def collect_stats(
+    source: Source,
+    tensors: Sequence[TensorInfo],
+    types: Sequence[GGMLType],
+    report: StatsReport,
+    *,
+    importance: ImportanceLookup | None = None,
+    threads: int = 0,
+    progress: StatsProgress | None = None,
+) -> StatsReport:
+    """Measure every type on every tensor and add the results to `report`, whose `sampled` says how
+    many rows.
 
-    Interleaved types have the values of their plain types, and the same errors. NonFiniteError names the first NaN or infinity.
+    Interleaved types have the values of their plain types, and the same errors. NonFiniteError
+    names the first NaN or infinity.
     """
     progress = progress or StatsProgress()
     threads = thread_count(threads)
     spans = [list(row_spans(tensor, report.sampled)) for tensor in tensors]
-    progress.begin(tensors, sum(tensor.n_cols * sum(stop - start for start, stop in own) for tensor, own in zip(tensors, spans)))
+    progress.begin(
+        tensors,
+        sum(
+            tensor.n_cols * sum(stop - start for start, stop in own)
+            for tensor, own in zip(tensors, spans)
+        ),
+    )
     with ThreadPoolExecutor(threads, thread_name_prefix="stats") as pool:
         for tensor, own in zip(tensors, spans):
             weights = None if importance is None else importance(tensor.name, tensor.shape)
             fitting = [type for type in types if fits(type, tensor)]
             errors = {type.name: ErrorSums(type) for type in fitting}
             n_read = 0
-            with closing(in_order(pool, 2 * threads, _works(source, tensor, own, fitting, weights))) as results:
+            with closing(
+                in_order(pool, 2 * threads, _works(source, tensor, own, fitting, weights))
+            ) as results:
                 for n_elements, measured in results:
                     for sums in measured:
                         errors[sums.type.name] += sums
@@ -146,42 +200,70 @@ def collect_stats(source: Source, tensors: Sequence[TensorInfo], types: Sequence
                         source.release(tensor)
                         n_read = 0
             source.release(tensor)
-            report.tensors.append(TensorStats(tensor, sum(stop - start for start, stop in own), weights is not None, errors))
+            report.tensors.append(
+                TensorStats(
+                    tensor, sum(stop - start for start, stop in own), weights is not None, errors
+                )
+            )
             progress.tensor_done(report.tensors[-1])
     return report
 
 
 def choose_types(asked: Sequence[GGMLType], encodable: Sequence[str]) -> list[GGMLType]:
-    """The types asked for, each once; by default every quantized type that is not the interleaved form of another. By bits per weight.
+    """The types asked for, each once; by default every quantized type that is not the interleaved
+    form of another. By bits per weight.
 
-    UnsupportedTypeError for a type without a search."""
+    UnsupportedTypeError for a type without a search.
+    """
     for type in asked:
         if type.name not in encodable:
             raise UnsupportedTypeError(f"there is no quantizer for {type.name}")
-    chosen = set(asked) or {type for type in map(ggml_type, encodable) if type.is_quantized and not type.base}
+    chosen = set(asked) or {
+        type for type in map(ggml_type, encodable) if type.is_quantized and not type.base
+    }
     return sorted(chosen, key=lambda type: (type.bits_per_weight, type.id))
 
 
-def choose_tensors(source: Source, include: Sequence[str], decodable: Sequence[str]) -> list[TensorInfo]:
-    """Tensors that a quantization run may change, in whose name one of the regular expressions is found. UsageError if none is left."""
+def choose_tensors(
+    source: Source, include: Sequence[str], decodable: Sequence[str]
+) -> list[TensorInfo]:
+    """Tensors that a quantization run may change, in whose name one of the regular expressions is
+    found. UsageError if none is left.
+    """
     matchers = regular_expressions(include)
-    chosen = [tensor for tensor in source.tensors if is_candidate(tensor) and tensor.type.name in decodable
-              and (not matchers or any(matcher.search(tensor.name) for matcher in matchers))]
+    chosen = [
+        tensor
+        for tensor in source.tensors
+        if is_candidate(tensor)
+        and tensor.type.name in decodable
+        and (not matchers or any(matcher.search(tensor.name) for matcher in matchers))
+    ]
     if not chosen:
-        raise UsageError("no tensor to measure" + (f" has a name with {' or '.join(include)} in it" if include else ""), file=source.path)
+        raise UsageError(
+            "no tensor to measure"
+            + (f" has a name with {' or '.join(include)} in it" if include else ""),
+            file=source.path,
+        )
     return chosen
 
 
 def fits(type: GGMLType, tensor: TensorInfo) -> bool:
     """Whether rows and row counts of the tensor are such that it can have the type."""
-    return tensor.n_cols % type.row_multiple == 0 and (tensor.shape[-2] if len(tensor.shape) > 1 else 1) % type.group_rows == 0
+    return (
+        tensor.n_cols % type.row_multiple == 0
+        and (tensor.shape[-2] if len(tensor.shape) > 1 else 1) % type.group_rows == 0
+    )
 
 
 def row_spans(tensor: TensorInfo, sampled: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the rows to measure, each within a matrix: all, or groups of rows, evenly spaced, about `sampled` rows in all."""
+    """(start, stop) of the rows to measure, each within a matrix: all, or groups of rows, evenly
+    spaced, about `sampled` rows in all.
+    """
     matrix_rows = tensor.n_rows // tensor.n_matrices
     some = 0 < sampled < tensor.n_rows
-    step = GROUP_ROWS if some else max(1, PIECE_ELEMENTS // (tensor.n_cols * GROUP_ROWS)) * GROUP_ROWS
+    step = (
+        GROUP_ROWS if some else max(1, PIECE_ELEMENTS // (tensor.n_cols * GROUP_ROWS)) * GROUP_ROWS
+    )
     per_matrix = -(-matrix_rows // step)
     total = per_matrix * tensor.n_matrices
     wanted = min(total, -(-sampled // GROUP_ROWS)) if some else total
@@ -191,8 +273,13 @@ def row_spans(tensor: TensorInfo, sampled: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, (matrix + 1) * matrix_rows)
 
 
-def _works(source: Source, tensor: TensorInfo, spans: Sequence[tuple[int, int]], types: Sequence[GGMLType],
-           weights: np.ndarray | None) -> Iterator[tuple[int, Callable[[], list[ErrorSums]]]]:
+def _works(
+    source: Source,
+    tensor: TensorInfo,
+    spans: Sequence[tuple[int, int]],
+    types: Sequence[GGMLType],
+    weights: np.ndarray | None,
+) -> Iterator[tuple[int, Callable[[], list[ErrorSums]]]]:
     """(number of elements, function that measures them) for each span."""
     matrix_rows, last = tensor.n_rows // tensor.n_matrices, None
     for start, stop in spans:
@@ -204,7 +291,9 @@ def _works(source: Source, tensor: TensorInfo, spans: Sequence[tuple[int, int]],
             except IqforgeError as error:
                 raise error.__class__(error.message, file=source.path, tensor=tensor.name) from None
 
-        def work(start=start, stop=stop, encoders=encoders, importance=importance) -> list[ErrorSums]:
+        def work(
+            start=start, stop=stop, encoders=encoders, importance=importance
+        ) -> list[ErrorSums]:
             x = decode(tensor.type, source.read_rows(tensor, start, stop), tensor.n_cols)
             refuse_non_finite(x, tensor.name, source.path, first_row=start % matrix_rows)
             return [measure_rows(type, x, encode(x), importance) for type, encode in encoders]
@@ -212,7 +301,9 @@ def _works(source: Source, tensor: TensorInfo, spans: Sequence[tuple[int, int]],
         yield (stop - start) * tensor.n_cols, work
 
 
-def encoder_of(type: GGMLType, n_cols: int, importance: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray]:
+def encoder_of(
+    type: GGMLType, n_cols: int, importance: np.ndarray | None
+) -> Callable[[np.ndarray], np.ndarray]:
     """A function from rows to bytes of the type, or of its plain type, whose values are the same."""
     plain = ggml_type(type.base) if type.base else type
     if plain.is_float:
@@ -227,11 +318,21 @@ def encoder_of(type: GGMLType, n_cols: int, importance: np.ndarray | None) -> Ca
     return encode
 
 
-def measure_rows(type: GGMLType, x: np.ndarray, data: np.ndarray, importance: np.ndarray | None) -> ErrorSums:
+def measure_rows(
+    type: GGMLType, x: np.ndarray, data: np.ndarray, importance: np.ndarray | None
+) -> ErrorSums:
     """Of rows x float32[rows, n_cols] and what `encoder_of` the type made of them."""
     error = decode(ggml_type(type.base) if type.base else type, data, x.shape[1], as_weights=True)
     np.subtract(x, error, out=error)
     e2, x2 = (np.einsum("ij,ij->j", v, v, dtype=np.float64) for v in (error, x))
     w = np.ones(x.shape[1]) if importance is None else importance.astype(np.float64)
-    return ErrorSums(type, x.size, len(x) * type.row_bytes(x.shape[1]), float(e2.sum()), float(x2.sum()), float((w * e2).sum()),
-                     float((w * x2).sum()), float(np.abs(error).max(initial=0)))
+    return ErrorSums(
+        type,
+        x.size,
+        len(x) * type.row_bytes(x.shape[1]),
+        float(e2.sum()),
+        float(x2.sum()),
+        float((w * e2).sum()),
+        float((w * x2).sum()),
+        float(np.abs(error).max(initial=0)),
+    )

@@ -1,4 +1,6 @@
-"""A heat map of quantization errors as one HTML page that needs nothing but itself: a row per tensor, a column per type."""
+"""A heat map of quantization errors as one HTML page that needs nothing but itself: a row per
+tensor, a column per type.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,20 @@ _DARK_FROM = 0.52  # part of the scale from which text is written in the other c
 
 
 def html_report(report: StatsReport) -> str:
-    """The page. Colour is the relative error on a logarithmic scale, weighted where importances were given."""
-    scale = _Scale([_error(sums, report.weighted) for tensor in report.tensors for sums in tensor.errors.values()])
-    facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in _facts(report))
+    """The page. Colour is the relative error on a logarithmic scale, weighted where importances
+    were given.
+    """
+    scale = _Scale(
+        [
+            _error(sums, report.weighted)
+            for tensor in report.tensors
+            for sums in tensor.errors.values()
+        ]
+    )
+    facts = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        for name, value in _facts(report)
+    )
     totals = _cells(report, [report.total(type) for type in report.types], scale, report.weighted)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -63,8 +76,13 @@ class _Scale:
 
     def legend(self) -> str:
         middle = math.sqrt(self.low * self.high)
-        ticks = "".join(f"<span>{_percent(value)}&nbsp;%</span>" for value in (self.low, middle, self.high))
-        return f'<div class="legend" aria-hidden="true"><div class="bar"></div><div class="ticks">{ticks}</div></div>'
+        ticks = "".join(
+            f"<span>{_percent(value)}&nbsp;%</span>" for value in (self.low, middle, self.high)
+        )
+        return (
+            '<div class="legend" aria-hidden="true"><div class="bar"></div><div'
+            f' class="ticks">{ticks}</div></div>'
+        )
 
 
 def _percent(error: float) -> str:
@@ -74,7 +92,9 @@ def _percent(error: float) -> str:
 
 
 def _by_role(tensors: Sequence[TensorStats]) -> dict[str, list[TensorStats]]:
-    """Tensors that do the same in different layers together, in the order in which the first of them comes."""
+    """Tensors that do the same in different layers together, in the order in which the first of
+    them comes.
+    """
     roles: dict[str, list[TensorStats]] = {}
     for tensor in tensors:
         roles.setdefault(_short(tensor.tensor.name)[1], []).append(tensor)
@@ -95,18 +115,29 @@ def _section(report: StatsReport, role: str, tensors: Sequence[TensorStats], sca
     rows = []
     for stats in tensors:
         layer = _short(stats.tensor.name)[0] or role
-        title = f"{printable(stats.tensor.name)}, {' x '.join(map(str, stats.tensor.shape))}, {stats.tensor.type}"
+        title = (
+            f"{printable(stats.tensor.name)}, {' x '.join(map(str, stats.tensor.shape))},"
+            f" {stats.tensor.type}"
+        )
         sums = [stats.errors.get(type.name) for type in report.types]
         cells = _cells(report, sums, scale, stats.weighted)
-        rows.append(f'<tr><th scope="row" title="{escape(title)}">{escape(printable(layer, 60))}</th>{cells}</tr>')
+        rows.append(
+            '<tr><th scope="row"'
+            f' title="{escape(title)}">{escape(printable(layer, 60))}</th>{cells}</tr>'
+        )
     heading = ""
     if _short(tensors[0].tensor.name)[0]:  # else the one row says it all
         name = escape(printable(role, 60))
-        heading = f'<tr class="role"><th colspan="{1 + len(report.types)}" scope="rowgroup"><span>{name}</span></th></tr>'
+        heading = (
+            f'<tr class="role"><th colspan="{1 + len(report.types)}"'
+            f' scope="rowgroup"><span>{name}</span></th></tr>'
+        )
     return f"<tbody>{heading}{''.join(rows)}</tbody>\n"
 
 
-def _cells(report: StatsReport, row: Sequence[ErrorSums | None], scale: _Scale, weighted: bool) -> str:
+def _cells(
+    report: StatsReport, row: Sequence[ErrorSums | None], scale: _Scale, weighted: bool
+) -> str:
     return "".join(_cell(sums, scale, weighted, report.weighted) for sums in row)
 
 
@@ -117,27 +148,53 @@ def _cell(sums: ErrorSums | None, scale: _Scale, weighted: bool, coloured_by_wei
     place = scale.place(error)
     title = f"{sums.type}: relative {_percent(sums.relative_rmse)} %"
     title += f", weighted {_percent(sums.weighted_rmse)} %" if weighted else ""
-    title += f", rmse {sums.rmse:.3e}, largest error {sums.largest_error:.3e}, {sums.bits_per_weight:.4f} bits per weight"
+    title += (
+        f", rmse {sums.rmse:.3e}, largest error {sums.largest_error:.3e},"
+        f" {sums.bits_per_weight:.4f} bits per weight"
+    )
     kind = ' class="deep"' if place >= _DARK_FROM else ""
-    return f'<td{kind} style="--p:{100 * place:.0f}%" title="{escape(title)}">{_percent(error)}</td>'
+    return (
+        f'<td{kind} style="--p:{100 * place:.0f}%" title="{escape(title)}">{_percent(error)}</td>'
+    )
 
 
 def _lead(report: StatsReport) -> str:
-    what = ("each column counts by its importance, as the calibration text drives it" if report.weighted
-            else "all columns count alike, as no importance matrix was given")
-    rows = f" About {report.sampled} evenly spaced rows of each tensor were measured." if report.sampled else ""
-    return (f"{len(report.tensors)} tensors were quantized to {len(report.types)} types and decoded again. A cell is the root mean square "
-            f"of the error in percent of that of the weights; {what}.{rows} Types come in the order of their bits per weight.")
+    what = (
+        "each column counts by its importance, as the calibration text drives it"
+        if report.weighted
+        else "all columns count alike, as no importance matrix was given"
+    )
+    rows = (
+        f" About {report.sampled} evenly spaced rows of each tensor were measured."
+        if report.sampled
+        else ""
+    )
+    return (
+        f"{len(report.tensors)} tensors were quantized to {len(report.types)} types and decoded"
+        " again. A cell is the root mean square of the error in percent of that of the weights;"
+        f" {what}.{rows} Types come in the order of their bits per weight."
+    )
 
 
 def _facts(report: StatsReport) -> list[tuple[str, str]]:
     from ...version import __version__
 
-    rows, total = (sum(values) for values in zip(*((t.rows, t.tensor.n_rows) for t in report.tensors)))
-    facts = [("Version", f"iqforge {__version__}"), ("Model", printable(report.model)), ("Rows measured", f"{rows:,} of {total:,}")]
+    rows, total = (
+        sum(values) for values in zip(*((t.rows, t.tensor.n_rows) for t in report.tensors))
+    )
+    facts = [
+        ("Version", f"iqforge {__version__}"),
+        ("Model", printable(report.model)),
+        ("Rows measured", f"{rows:,} of {total:,}"),
+    ]
     if report.imatrix is not None:
         known = sum(tensor.weighted for tensor in report.tensors)
-        facts.append(("Importance matrix", f"{printable(report.imatrix)}, {known} of {len(report.tensors)} tensors"))
+        facts.append(
+            (
+                "Importance matrix",
+                f"{printable(report.imatrix)}, {known} of {len(report.tensors)} tensors",
+            )
+        )
     return facts
 
 

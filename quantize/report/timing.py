@@ -1,4 +1,6 @@
-"""Timing of quantizers: ours on a CPU or a GPU, and those of a reference library on the same rows in the same process."""
+"""Timing of quantizers: ours on a CPU or a GPU, and those of a reference library on the same rows
+in the same process.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,19 @@ import numpy as np
 from ...formats.codec import decode
 from ...formats.types import GGMLType, ggml_type
 from ..encode import encode, row_encoder
-from .reference_library import ReferenceLibrary
 from ..run.stream import default_threads
 from ..search.trellis_tree import CODEBOOKS as TRELLIS_TYPES
+from .reference_library import ReferenceLibrary
 
 
 @dataclass(frozen=True)
 class Timing:
     """What was measured of one type. Speeds are in elements per second.
 
-    search, whole: on a GPU the search with everything resident, and one `encode` with copies to and from pageable memory; on a CPU
-    both are `encode`. same_bytes: whether the checked bytes of a GPU equal the CPU's (None: not checked). error: root mean square
-    error relative to the source, weighted by the importances. reference, reference_error: the same of a reference library, None
+    search, whole: on a GPU the search with everything resident, and one `encode` with copies to and
+    from pageable memory; on a CPU both are `encode`. same_bytes: whether the checked bytes of a GPU
+    equal the CPU's (None: not checked). error: root mean square error relative to the source,
+    weighted by the importances. reference, reference_error: the same of a reference library, None
     where it has no such quantizer.
     """
 
@@ -36,7 +39,9 @@ class Timing:
 
 
 def sample_rows(rows: int, n_cols: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Weights like a model's, float32[rows, n_cols] (Gaussian, some rows and elements larger), and importances float32[n_cols]."""
+    """Weights like a model's, float32[rows, n_cols] (Gaussian, some rows and elements larger), and
+    importances float32[n_cols].
+    """
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, n_cols), dtype=np.float32)
     x *= rng.uniform(0.01, 0.05, (rows, 1)).astype(np.float32)
@@ -44,16 +49,27 @@ def sample_rows(rows: int, n_cols: int, seed: int = 1) -> tuple[np.ndarray, np.n
     return x, rng.gamma(0.5, 2, n_cols).astype(np.float32)
 
 
-def weighted_error(type: str | GGMLType, x: np.ndarray, rows: np.ndarray, importance: np.ndarray | None) -> float:
+def weighted_error(
+    type: str | GGMLType, x: np.ndarray, rows: np.ndarray, importance: np.ndarray | None
+) -> float:
     """sqrt(sum w (x - y)^2 / sum w x^2) with y the decoded rows as matrix products use them."""
     w = np.ones(x.shape[1]) if importance is None else importance.astype(np.float64)
     wrong = x - decode(type, rows, x.shape[1], as_weights=True).astype(np.float64)
     return float(np.sqrt((w * wrong**2).sum() / (w * x.astype(np.float64) ** 2).sum()))
 
 
-def measure(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None, device: str = "cpu", threads: int = 1,
-            repeat: int = 5, check_rows: int = 64) -> Timing:
-    """Time one type on a device: the median of `repeat` runs after one that compiles. On "cpu" as `measure_on_cpu`."""
+def measure(
+    type: str | GGMLType,
+    x: np.ndarray,
+    importance: np.ndarray | None,
+    device: str = "cpu",
+    threads: int = 1,
+    repeat: int = 5,
+    check_rows: int = 64,
+) -> Timing:
+    """Time one type on a device: the median of `repeat` runs after one that compiles. On "cpu" as
+    `measure_on_cpu`.
+    """
     type = ggml_type(type)
     if device == "cpu":
         return measure_on_cpu(type, x, importance, threads=threads, repeat=repeat)
@@ -68,15 +84,27 @@ def measure(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None, 
     if type.name not in TRELLIS_TYPES:
         same = np.array_equal(encode(type, ends, importance, threads=default_threads()), whole)
     error = weighted_error(type, ends, whole, importance)
-    return Timing(type.name, x.size / float(np.median(seconds)), x.size / whole_seconds, error, same)
+    return Timing(
+        type.name, x.size / float(np.median(seconds)), x.size / whole_seconds, error, same
+    )
 
 
-def measure_on_cpu(type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None, library: ReferenceLibrary | None = None, *,
-                   threads: int = 1, repeat: int = 5, seconds: float = 0.2) -> Timing:
-    """Time one type, and the quantizer of `library` on the same rows: the best of `repeat` runs that take turns.
+def measure_on_cpu(
+    type: str | GGMLType,
+    x: np.ndarray,
+    importance: np.ndarray | None,
+    library: ReferenceLibrary | None = None,
+    *,
+    threads: int = 1,
+    repeat: int = 5,
+    seconds: float = 0.2,
+) -> Timing:
+    """Time one type, and the quantizer of `library` on the same rows: the best of `repeat` runs
+    that take turns.
 
-    Of x as many rows are used as take about `seconds` a run. With one thread its own CPU time counts, which does not change when
-    other programs take a turn on the core; with more the clock. The library always runs on one thread.
+    Of x as many rows are used as take about `seconds` a run. With one thread its own CPU time
+    counts, which does not change when other programs take a turn on the core; with more the clock.
+    The library always runs on one thread.
     """
     type = ggml_type(type)
     clock = time.thread_time if threads == 1 else time.perf_counter
@@ -94,7 +122,12 @@ def measure_on_cpu(type: str | GGMLType, x: np.ndarray, importance: np.ndarray |
     beside = beside and library.survives(type, few, importance)
     ours(few)
     once = _seconds(ours, few, clock)
-    part = x[: max(len(few), min(len(x), int(len(few) * seconds / once)) // type.group_rows * type.group_rows)]
+    part = x[
+        : max(
+            len(few),
+            min(len(x), int(len(few) * seconds / once)) // type.group_rows * type.group_rows,
+        )
+    ]
     best, best_theirs = np.inf, np.inf
     for _ in range(repeat):
         best = min(best, _seconds(ours, part, clock))
@@ -103,10 +136,20 @@ def measure_on_cpu(type: str | GGMLType, x: np.ndarray, importance: np.ndarray |
     speed, error = part.size / best, weighted_error(type, few, ours(few), importance)
     if not beside:
         return Timing(type.name, speed, speed, error)
-    return Timing(type.name, speed, speed, error, None, part.size / best_theirs, weighted_error(type, few, theirs(few), importance))
+    return Timing(
+        type.name,
+        speed,
+        speed,
+        error,
+        None,
+        part.size / best_theirs,
+        weighted_error(type, few, theirs(few), importance),
+    )
 
 
-def _seconds(work: Callable[[np.ndarray], object], rows: np.ndarray, clock: Callable[[], float]) -> float:
+def _seconds(
+    work: Callable[[np.ndarray], object], rows: np.ndarray, clock: Callable[[], float]
+) -> float:
     start = clock()
     work(rows)
     return max(clock() - start, 1e-9)

@@ -1,4 +1,6 @@
-"""Calls on a thread of their own, in order: what writes to a disk, so that nothing else waits when the disk pauses."""
+"""Calls on a thread of their own, in order: what writes to a disk, so that nothing else waits when
+the disk pauses.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ MAX_BYTES = 32 << 20
 
 
 class Behind:
-    """A queue of calls that hold at most `max_bytes` of data, or one call. As a context manager it ends when all calls are done; then, or
-    at the next `put`, the first exception of a call is raised here, and the calls behind that one are dropped."""
+    """A queue of calls that hold at most `max_bytes` of data, or one call. As a context manager it
+    ends when all calls are done; then, or at the next `put`, the first exception of a call is
+    raised here, and the calls behind that one are dropped.
+    """
 
     def __init__(self, max_bytes: int = MAX_BYTES):
         self.max_bytes, self._waiting_bytes, self._closed = max_bytes, 0, False
@@ -24,7 +28,13 @@ class Behind:
     def put(self, n_bytes: int, call: Callable[[], object]) -> None:
         """Have `call` done, which holds so many bytes; waits while there are too many in the queue."""
         with self._changed:
-            self._changed.wait_for(lambda: self._error or not self._calls or self._waiting_bytes + n_bytes <= self.max_bytes)
+            self._changed.wait_for(
+                lambda: (
+                    self._error
+                    or not self._calls
+                    or self._waiting_bytes + n_bytes <= self.max_bytes
+                )
+            )
             self._raise()
             self._calls.append((n_bytes, call))
             self._waiting_bytes += n_bytes
@@ -40,7 +50,7 @@ class Behind:
             try:
                 if self._error is None:
                     call()
-            except BaseException as error:  # noqa: BLE001  raised again where the calls come from
+            except BaseException as error:
                 self._error = error
             del call
             with self._changed:

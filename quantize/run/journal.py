@@ -1,8 +1,9 @@
 """The journal beside an unfinished output: what was started, and which tensors are finished.
 
-A line is a record as JSON behind the XXH64 of that text: `0123456789abcdef {"tensor": ..}`. Lines are appended and synced, each after
-the data it speaks of, so that whatever is in the journal is also on the disk. A line that was torn by a power cut, or damaged, ends
-the journal: it does not have its hash, and what follows is not looked at.
+A line is a record as JSON behind the XXH64 of that text: `0123456789abcdef {"tensor": ..}`. Lines
+are appended and synced, each after the data it speaks of, so that whatever is in the journal is
+also on the disk. A line that was torn by a power cut, or damaged, ends the journal: it does not
+have its hash, and what follows is not looked at.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ _BEGINNING = re.compile(rb"[0-9a-f]{0,16}|[0-9a-f]{16} ")  # of a journal, perha
 
 
 class Journal:
-    """The file at `path`, made if need be, and locked for this process until `close` or `remove`. `records`: what it says.
+    """The file at `path`, made if need be, and locked for this process until `close` or `remove`.
+    `records`: what it says.
 
-    OutputError naming the output `named` if it cannot be opened or written, or if another process holds it, and naming the file if it is
-    no journal: it stays as it is then."""
+    OutputError naming the output `named` if it cannot be opened or written, or if another process
+    holds it, and naming the file if it is no journal: it stays as it is then.
+    """
 
     def __init__(self, path: str, named: str):
         self.path, self.named = path, named
@@ -41,8 +44,13 @@ class Journal:
         try:
             with open(self._fd, "rb", closefd=False) as file:
                 data = file.read()
-                if data.strip(b"\0") and not _BEGINNING.fullmatch(data[:17]):  # zeros are what a power cut may leave
-                    raise OutputError("is in the way of the journal of this run, and is none of an earlier one", file=self.path)
+                if data.strip(b"\0") and not _BEGINNING.fullmatch(
+                    data[:17]
+                ):  # zeros are what a power cut may leave
+                    raise OutputError(
+                        "is in the way of the journal of this run, and is none of an earlier one",
+                        file=self.path,
+                    )
                 for line in data.splitlines(keepends=True):
                     record = _parsed(line)
                     if record is None:
@@ -59,10 +67,12 @@ class Journal:
             os.fsync(self._fd)
         except OSError as error:
             raise output_error(error, self.path) from None
-        del self.records[n_records:], self._ends[n_records + 1:]
+        del self.records[n_records:], self._ends[n_records + 1 :]
 
     def append(self, *records: Record) -> None:
-        """Add records behind those that are kept; they survive a power cut when this returns. May be called from another thread."""
+        """Add records behind those that are kept; they survive a power cut when this returns. May
+        be called from another thread.
+        """
         lines = [_line(record) for record in records]
         try:
             data, at = memoryview(b"".join(lines)), self._ends[-1]

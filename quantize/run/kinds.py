@@ -1,4 +1,6 @@
-"""What is found out of a run before it begins: what pieces of its tensors cost, and what that makes in all. See `estimate`."""
+"""What is found out of a run before it begins: what pieces of its tensors cost, and what that makes
+in all. See `estimate`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ from ..plan.plan import PlannedTensor
 
 @dataclass
 class Kind:
-    """Tensors of a source whose pieces cost the same. targets: their types in the outputs; piece: elements of the largest piece.
+    """Tensors of a source whose pieces cost the same. targets: their types in the outputs; piece:
+    elements of the largest piece.
 
-    first: seconds that its first piece took more than another. spent, tried: seconds of the trials and the elements of them, all
-    threads or devices together.
+    first: seconds that its first piece took more than another. spent, tried: seconds of the trials
+    and the elements of them, all threads or devices together.
     """
 
     source: TensorInfo
@@ -39,7 +42,10 @@ class Kind:
     @property
     def group(self) -> int:
         """Rows that pieces are a multiple of."""
-        return math.lcm(*(plan.target.type.group_rows for _, plan in self.planned)) * self.source.type.group_rows
+        return (
+            math.lcm(*(plan.target.type.group_rows for _, plan in self.planned))
+            * self.source.type.group_rows
+        )
 
     @property
     def seconds(self) -> float:
@@ -49,10 +55,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a run that is still to come. seconds: its whole time: `setup` before the first piece, `loading` compiled code once per process,
-    `working`, and `finishing` until the disk has everything. peak_bytes: resident memory, and at least what the process had already.
-    compiling: seconds that were spent now on searches that this machine had not compiled yet. disk_bound: the disk is slower than the
-    rest. disks: the space that the outputs take.
+    """Of a run that is still to come. seconds: its whole time: `setup` before the first piece,
+    `loading` compiled code once per process, `working`, and `finishing` until the disk has
+    everything. peak_bytes: resident memory, and at least what the process had already. compiling:
+    seconds that were spent now on searches that this machine had not compiled yet. disk_bound: the
+    disk is slower than the rest. disks: the space that the outputs take.
     """
 
     seconds: float

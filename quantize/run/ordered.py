@@ -1,4 +1,6 @@
-"""Work on threads whose results are taken in order, so that what is made of them does not depend on the number of threads."""
+"""Work on threads whose results are taken in order, so that what is made of them does not depend on
+the number of threads.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,14 @@ from typing import TypeVar
 Label, Result = TypeVar("Label"), TypeVar("Result")
 
 
-def in_order(pool: Executor, ahead: int, works: Iterator[tuple[Label, Callable[[], Result]]]) -> Iterator[tuple[Label, Result]]:
-    """(label, result) of every (label, function), in their order; at most `ahead` of them under way or waiting to be taken.
+def in_order(
+    pool: Executor, ahead: int, works: Iterator[tuple[Label, Callable[[], Result]]]
+) -> Iterator[tuple[Label, Result]]:
+    """(label, result) of every (label, function), in their order; at most `ahead` of them under way
+    or waiting to be taken.
 
-    What a function raises is raised here. Close it (contextlib.closing): what has not begun then is not begun any more.
+    What a function raises is raised here. Close it (contextlib.closing): what has not begun then is
+    not begun any more.
     """
     waiting: deque[tuple[Label, Future]] = deque()
     try:

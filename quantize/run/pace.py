@@ -1,4 +1,6 @@
-"""The time that is left of a run: elements of one type may take a hundred times as long as those of another."""
+"""The time that is left of a run: elements of one type may take a hundred times as long as those of
+another.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,27 @@ Kind = tuple[str, str]  # types before and after
 
 
 class Pace:
-    """What elements of every pair of types took so far, and the elements of each that are still to come.
+    """What elements of every pair of types took so far, and the elements of each that are still to
+    come.
 
-    finished: so many tensors of the plan are there already. clock: seconds."""
+    finished: so many tensors of the plan are there already. clock: seconds.
+    """
 
-    def __init__(self, planned: Sequence[PlannedTensor], finished: int = 0, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        planned: Sequence[PlannedTensor],
+        finished: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._clock, self._last = clock, clock()
         self._seconds: dict[Kind, float] = defaultdict(float)
         self._done: dict[Kind, int] = defaultdict(int)
         self._left: dict[Kind, int] = defaultdict(int)
-        self._tensors = [((plan.source.type.name, plan.target.type.name), plan.source.n_elements) for plan in planned[finished:]
-                         if plan.source.n_elements]
+        self._tensors = [
+            ((plan.source.type.name, plan.target.type.name), plan.source.n_elements)
+            for plan in planned[finished:]
+            if plan.source.n_elements
+        ]
         for kind, n_elements in self._tensors:
             self._left[kind] += n_elements
         self._tensors.reverse()
@@ -43,12 +55,15 @@ class Pace:
             self._in_tensor = 0
 
     def seconds_left(self) -> float | None:
-        """None before anything is done. A pair of types that was not met yet counts as the mean of the others that change the type; one
-        that keeps it as nothing."""
+        """None before anything is done. A pair of types that was not met yet counts as the mean of
+        the others that change the type; one that keeps it as nothing.
+        """
         changed = [kind for kind in self._done if kind[0] != kind[1]]
         if not changed:
             return None
-        mean = sum(self._seconds[kind] for kind in changed) / sum(self._done[kind] for kind in changed)
+        mean = sum(self._seconds[kind] for kind in changed) / sum(
+            self._done[kind] for kind in changed
+        )
         return sum(n_elements * self._cost(kind, mean) for kind, n_elements in self._left.items())
 
     def _cost(self, kind: Kind, mean: float) -> float:

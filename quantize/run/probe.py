@@ -13,54 +13,88 @@ from ...formats.codec import decode
 from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType, ggml_type
 from ..encode import refuse_non_finite
-from .ordered import in_order
 from ..plan.roles import is_candidate
-from .stream import thread_count
 from ..report.stats import ErrorSums, encoder_of, fits, measure_rows, row_spans
+from .ordered import in_order
+from .stream import thread_count
 
-# What tensors are stored in to see what it does: errors that are small enough to add up, and far above what is lost in float32.
+# What tensors are stored in to see what it does: errors that are small enough to add up, and far
+# above what is lost in float32.
 PROBE_TYPES = ("IQ3_K", "IQ4_NL")
 
 
 def probe_type(tensor: TensorInfo, types: Sequence[str] = PROBE_TYPES) -> GGMLType:
-    """The first of the types that the tensor's rows can have. UsageError if there is none, or one needs whole row groups."""
-    found = next((type for type in map(ggml_type, types) if type.is_quantized and not type.is_interleaved and fits(type, tensor)), None)
+    """The first of the types that the tensor's rows can have. UsageError if there is none, or one
+    needs whole row groups.
+    """
+    found = next(
+        (
+            type
+            for type in map(ggml_type, types)
+            if type.is_quantized and not type.is_interleaved and fits(type, tensor)
+        ),
+        None,
+    )
     if found is None:
-        raise UsageError(f"none of {', '.join(types)} is a plain quantized type for rows of {tensor.n_cols}", tensor=tensor.name)
+        raise UsageError(
+            f"none of {', '.join(types)} is a plain quantized type for rows of {tensor.n_cols}",
+            tensor=tensor.name,
+        )
     return found
 
 
-def probe_groups(tensors: Sequence[TensorInfo], architecture: str, layers: int = 1) -> list[list[TensorInfo]]:
-    """Tensors that are stored in another type together: of one role, in `layers` layers that follow one another."""
+def probe_groups(
+    tensors: Sequence[TensorInfo], architecture: str, layers: int = 1
+) -> list[list[TensorInfo]]:
+    """Tensors that are stored in another type together: of one role, in `layers` layers that follow
+    one another.
+    """
     groups: dict[tuple[str, int], list[TensorInfo]] = {}
     for tensor in tensors:
         if is_candidate(tensor, architecture):
-            block, number, role = ("", "0", tensor.name) if not tensor.name.startswith("blk.") else tensor.name.split(".", 2)
-            groups.setdefault((role, int(number) // layers if number.isdecimal() else 0), []).append(tensor)
+            block, number, role = (
+                ("", "0", tensor.name)
+                if not tensor.name.startswith("blk.")
+                else tensor.name.split(".", 2)
+            )
+            groups.setdefault(
+                (role, int(number) // layers if number.isdecimal() else 0), []
+            ).append(tensor)
     return list(groups.values())
 
 
-def encode_tensor(source: Source, tensor: TensorInfo, type: GGMLType, importance: np.ndarray | None, out: np.ndarray,
-                  threads: int = 0) -> ErrorSums:
+def encode_tensor(
+    source: Source,
+    tensor: TensorInfo,
+    type: GGMLType,
+    importance: np.ndarray | None,
+    out: np.ndarray,
+    threads: int = 0,
+) -> ErrorSums:
     """Write blocks of a plain `type` to `out`, uint8[n_rows, row_bytes]; returns what it lost.
 
     importance: float32[n_matrices, n_cols] or None. Errors as those of `stats.collect_stats`."""
     threads, total = thread_count(threads), ErrorSums(type)
-    with ThreadPoolExecutor(threads, thread_name_prefix="probe") as pool:
-        with closing(in_order(pool, 2 * threads, _works(source, tensor, type, importance))) as results:
-            for start, (data, sums) in results:
-                out[start : start + len(data)] = data
-                total += sums
+    with ThreadPoolExecutor(threads, thread_name_prefix="probe") as pool, closing(
+        in_order(pool, 2 * threads, _works(source, tensor, type, importance))
+    ) as results:
+        for start, (data, sums) in results:
+            out[start : start + len(data)] = data
+            total += sums
     source.release(tensor)
     return total
 
 
-def _works(source: Source, tensor: TensorInfo, type: GGMLType, importance: np.ndarray | None) -> Iterator:
+def _works(
+    source: Source, tensor: TensorInfo, type: GGMLType, importance: np.ndarray | None
+) -> Iterator:
     matrix_rows = tensor.n_rows // tensor.n_matrices
     for start, stop in row_spans(tensor, 0):
         own = None if importance is None else importance[start // matrix_rows]
 
-        def work(start=start, stop=stop, own=own, encode=encoder_of(type, tensor.n_cols, own)) -> tuple[np.ndarray, ErrorSums]:
+        def work(
+            start=start, stop=stop, own=own, encode=encoder_of(type, tensor.n_cols, own)
+        ) -> tuple[np.ndarray, ErrorSums]:
             x = decode(tensor.type, source.read_rows(tensor, start, stop), tensor.n_cols)
             refuse_non_finite(x, tensor.name, source.path, first_row=start % matrix_rows)
             data = encode(x)

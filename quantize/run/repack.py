@@ -1,7 +1,9 @@
-"""Repacking: the tensors of a whole model into the row-interleaved form of their type, or back. No value changes.
+"""Repacking: the tensors of a whole model into the row-interleaved form of their type, or back. No
+value changes.
 
-Repacked are tensors whose type has an interleaved form, whose rows (of each matrix) are a multiple of its row group, and which are
-not looked up by row. Rows stream through in pieces of bounded size, on several threads, and are written in order.
+Repacked are tensors whose type has an interleaved form, whose rows (of each matrix) are a multiple
+of its row group, and which are not looked up by row. Rows stream through in pieces of bounded size,
+on several threads, and are written in order.
 """
 
 from __future__ import annotations
@@ -17,45 +19,76 @@ from ...formats.ftypes import FILE_TYPES
 from ...formats.gguf.reader import GGUFFile
 from ...formats.source import Sink, TensorInfo
 from ...formats.types import TYPES, GGMLType, ggml_type
-from .ordered import in_order
 from ..plan.overrides import regular_expressions
 from ..plan.plan import BY_ROW, PlannedTensor
 from ..plan.roles import NEVER_INTERLEAVED
 from ..report.report import Progress, RunReport, TensorReport
+from .ordered import in_order
 from .stream import thread_count
 
 PIECE_BYTES = 8 << 20
 _RELEASE_BYTES = 64 << 20  # pages handed back after this much reading
 _OLD_FORMS = ("Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8")  # undone, but not made any more
 
-# The preset of a repacked file, and those of plain files that become it, as `llama-quantize --repack` of ik_llama.cpp has it. Undoing
-# gives the first of them. All other numbers stay: MXFP4, for example, whose tensors are repacked all the same.
+# The preset of a repacked file, and those of plain files that become it, as `llama-quantize
+# --repack` of ik_llama.cpp has it. Undoing gives the first of them. All other numbers stay: MXFP4,
+# for example, whose tensors are repacked all the same.
 _PRESETS = {
-    "Q4_0_R8": ["Q4_0"], "Q8_0_R8": ["Q8_0"], "Q5_0_R4": ["Q5_0"], "Q6_0_R4": ["Q6_0"], "Q2_K_R4": ["Q2_K"],
-    "Q3_K_R4": ["Q3_K_M", "Q3_K_S", "Q3_K_L"], "Q4_K_R4": ["Q4_K_M", "Q4_K_S"], "Q5_K_R4": ["Q5_K_M", "Q5_K_S"], "Q6_K_R4": ["Q6_K"],
-    "IQ2_XXS_R4": ["IQ2_XXS"], "IQ2_XS_R4": ["IQ2_XS"], "IQ2_M_R4": ["IQ2_M"], "IQ3_XXS_R4": ["IQ3_XXS"], "IQ3_S_R4": ["IQ3_S"],
-    "IQ1_S_R4": ["IQ1_S"], "IQ1_M_R4": ["IQ1_M"], "IQ4_NL_R4": ["IQ4_NL"], "IQ4_XS_R8": ["IQ4_XS"], "BF16_R16": ["BF16"],
-    "IQ2_BN_R4": ["IQ2_BN"], "IQ2_K_R4": ["IQ2_K"], "IQ3_K_R4": ["IQ3_K"], "IQ4_K_R4": ["IQ4_K"], "IQ5_K_R4": ["IQ5_K"],
-    "IQ4_KS_R4": ["IQ4_KS"], "IQ5_KS_R4": ["IQ5_KS"], "Q8_KV_R8": ["Q8_KV"],
+    "Q4_0_R8": ["Q4_0"],
+    "Q8_0_R8": ["Q8_0"],
+    "Q5_0_R4": ["Q5_0"],
+    "Q6_0_R4": ["Q6_0"],
+    "Q2_K_R4": ["Q2_K"],
+    "Q3_K_R4": ["Q3_K_M", "Q3_K_S", "Q3_K_L"],
+    "Q4_K_R4": ["Q4_K_M", "Q4_K_S"],
+    "Q5_K_R4": ["Q5_K_M", "Q5_K_S"],
+    "Q6_K_R4": ["Q6_K"],
+    "IQ2_XXS_R4": ["IQ2_XXS"],
+    "IQ2_XS_R4": ["IQ2_XS"],
+    "IQ2_M_R4": ["IQ2_M"],
+    "IQ3_XXS_R4": ["IQ3_XXS"],
+    "IQ3_S_R4": ["IQ3_S"],
+    "IQ1_S_R4": ["IQ1_S"],
+    "IQ1_M_R4": ["IQ1_M"],
+    "IQ4_NL_R4": ["IQ4_NL"],
+    "IQ4_XS_R8": ["IQ4_XS"],
+    "BF16_R16": ["BF16"],
+    "IQ2_BN_R4": ["IQ2_BN"],
+    "IQ2_K_R4": ["IQ2_K"],
+    "IQ3_K_R4": ["IQ3_K"],
+    "IQ4_K_R4": ["IQ4_K"],
+    "IQ5_K_R4": ["IQ5_K"],
+    "IQ4_KS_R4": ["IQ4_KS"],
+    "IQ5_KS_R4": ["IQ5_KS"],
+    "Q8_KV_R8": ["Q8_KV"],
 }
 _ONLY_UNDONE = {"MXFP4_R8": "MXFP4"} | dict.fromkeys(_OLD_FORMS, "Q4_0")
 
 
 def interleaved_form(type: GGMLType) -> GGMLType | None:
     """The interleaved type that rows of `type` repack into, None if there is none."""
-    return next((form for form in TYPES.values() if form.base == type.name and form.name not in _OLD_FORMS), None)
+    return next(
+        (form for form in TYPES.values() if form.base == type.name and form.name not in _OLD_FORMS),
+        None,
+    )
 
 
-def plan_repack(tensors: Sequence[TensorInfo], patterns: Iterable[str] = (), undo: bool = False) -> list[PlannedTensor]:
+def plan_repack(
+    tensors: Sequence[TensorInfo], patterns: Iterable[str] = (), undo: bool = False
+) -> list[PlannedTensor]:
     """What becomes of every tensor; `note` says why a tensor stays that one might expect to change.
 
-    patterns: only tensors whose name matches one of these regular expressions somewhere; none means all tensors. UsageError for a
-    pattern that is not a regular expression.
+    patterns: only tensors whose name matches one of these regular expressions somewhere; none means
+    all tensors. UsageError for a pattern that is not a regular expression.
     """
     matchers, planned = regular_expressions(patterns), []
     for tensor in tensors:
         target, note = _undone(tensor.type) if undo else _repacked(tensor)
-        if target is not tensor.type and matchers and not any(matcher.search(tensor.name) for matcher in matchers):
+        if (
+            target is not tensor.type
+            and matchers
+            and not any(matcher.search(tensor.name) for matcher in matchers)
+        ):
             target, note = tensor.type, "not asked for"
         planned.append(PlannedTensor(tensor, tensor.with_type(target), note))
     return planned
@@ -65,7 +98,11 @@ def _repacked(tensor: TensorInfo) -> tuple[GGMLType, str]:
     kind, form = tensor.type, interleaved_form(tensor.type)
     rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1
     if form is None:
-        return kind, f"{kind} has no interleaved form" if kind.is_quantized and not kind.is_interleaved else ""
+        return kind, (
+            f"{kind} has no interleaved form"
+            if kind.is_quantized and not kind.is_interleaved
+            else ""
+        )
     if tensor.name in NEVER_INTERLEAVED:
         return kind, BY_ROW
     if rows % form.group_rows:
@@ -81,11 +118,21 @@ def _undone(kind: GGMLType) -> tuple[GGMLType, str]:
     return kind, f"{kind} has no plain form" if kind.is_interleaved else ""
 
 
-def repacked_file_type(number: object, planned: Sequence[PlannedTensor], undo: bool = False) -> int | None:
-    """What the number in `general.file_type` becomes, None if it stays: so it does when tensors of the preset's interleaved type are left
-    after undoing."""
+def repacked_file_type(
+    number: object, planned: Sequence[PlannedTensor], undo: bool = False
+) -> int | None:
+    """What the number in `general.file_type` becomes, None if it stays: so it does when tensors of
+    the preset's interleaved type are left after undoing.
+    """
     if not undo:
-        return next((FILE_TYPES[form].number for form, plain in _PRESETS.items() if number in (FILE_TYPES[p].number for p in plain)), None)
+        return next(
+            (
+                FILE_TYPES[form].number
+                for form, plain in _PRESETS.items()
+                if number in (FILE_TYPES[p].number for p in plain)
+            ),
+            None,
+        )
     plain = {form: names[0] for form, names in _PRESETS.items()} | _ONLY_UNDONE
     form = next((form for form in plain if FILE_TYPES[form].number == number), None)
     if form is None or any(plan.target.type is FILE_TYPES[form].base for plan in planned):
@@ -93,11 +140,19 @@ def repacked_file_type(number: object, planned: Sequence[PlannedTensor], undo: b
     return FILE_TYPES[plain[form]].number
 
 
-def stream_repacked(source: GGUFFile, planned: Sequence[PlannedTensor], sink: Sink, *, threads: int = 0,
-                    progress: Progress | None = None) -> RunReport:
-    """Carry out a plan of `plan_repack`. The sink must list the plan's target tensors in order; finishing it is the caller's.
+def stream_repacked(
+    source: GGUFFile,
+    planned: Sequence[PlannedTensor],
+    sink: Sink,
+    *,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> RunReport:
+    """Carry out a plan of `plan_repack`. The sink must list the plan's target tensors in order;
+    finishing it is the caller's.
 
-    threads: 0 for all cores that this process may use. The bytes are the same for any number of them.
+    threads: 0 for all cores that this process may use. The bytes are the same for any number of
+    them.
     """
     progress = progress or Progress()
     threads = thread_count(threads)
@@ -127,14 +182,28 @@ def _share(plan: PlannedTensor, n_bytes: int) -> int:
     return plan.source.n_elements * n_bytes // plan.target.n_bytes
 
 
-def _pieces(source: GGUFFile, plan: PlannedTensor) -> Iterator[tuple[None, Callable[[], np.ndarray]]]:
-    """Functions that make the next bytes of the result, one after another, as `in_order` takes them."""
+def _pieces(
+    source: GGUFFile, plan: PlannedTensor
+) -> Iterator[tuple[None, Callable[[], np.ndarray]]]:
+    """Functions that make the next bytes of the result, one after another, as `in_order` takes
+    them.
+    """
     info, target = plan.source, plan.target.type
     if plan.kept:
         for start in range(0, info.n_bytes, PIECE_BYTES):
-            yield None, lambda start=start: np.array(source.read_bytes(info, start, min(start + PIECE_BYTES, info.n_bytes)))
+            yield (
+                None,
+                lambda start=start: np.array(
+                    source.read_bytes(info, start, min(start + PIECE_BYTES, info.n_bytes))
+                ),
+            )
         return
     convert, kind = (interleave, target) if target.is_interleaved else (deinterleave, info.type)
     step = max(1, PIECE_BYTES // (info.row_bytes * kind.group_rows)) * kind.group_rows
     for start in range(0, info.n_rows, step):
-        yield None, lambda start=start: convert(kind, source.read_rows(info, start, min(start + step, info.n_rows)), info.n_cols)
+        yield (
+            None,
+            lambda start=start: convert(
+                kind, source.read_rows(info, start, min(start + step, info.n_rows)), info.n_cols
+            ),
+        )

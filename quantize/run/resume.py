@@ -1,9 +1,11 @@
-"""Outputs that a later run can go on with: what is written lies in `.part` files, and a journal beside them says how far it is sound.
+"""Outputs that a later run can go on with: what is written lies in `.part` files, and a journal
+beside them says how far it is sound.
 
-When tensors are finished, their data is synced to the disk, in the background and not more often than every CHECKPOINT_SECONDS; then
-they are entered into the journal, with a hash of their bytes and what is to be reported of them. A run that ends early, for whatever
-reason, after a finished tensor leaves both behind; the same command finds them, checks the hashes, cuts off what follows the last
-sound tensor and goes on there. With anything changed that the bytes depend on it refuses to.
+When tensors are finished, their data is synced to the disk, in the background and not more often
+than every CHECKPOINT_SECONDS; then they are entered into the journal, with a hash of their bytes
+and what is to be reported of them. A run that ends early, for whatever reason, after a finished
+tensor leaves both behind; the same command finds them, checks the hashes, cuts off what follows the
+last sound tensor and goes on there. With anything changed that the bytes depend on it refuses to.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from ...formats.gguf.writer import GGUFWriter, ShardedWriter
 from ...formats.output import real_output, sync_folder
 from ...formats.source import TensorInfo
 from ...formats.xxh64 import XXH64
-from .journal import Journal, Record
 from ..plan.plan import PlannedTensor
 from ..report.report import TensorReport
+from .journal import Journal, Record
 from .run_key import RunKey, changes
 
 log = logging.getLogger(__name__)
@@ -35,16 +37,28 @@ _REPORTED = ("rmse", "weighted_rmse", "weighted", "largest_error", "zeroed")
 
 
 class ResumableOutput:
-    """A Sink with a memory. `finished`: reports of the tensors that an earlier run has left, which must not be written again.
+    """A Sink with a memory. `finished`: reports of the tensors that an earlier run has left, which
+    must not be written again.
 
-    As a context manager: on leaving without `finish_all` what is finished stays for a later run, nothing if there is none."""
+    As a context manager: on leaving without `finish_all` what is finished stays for a later run,
+    nothing if there is none.
+    """
 
-    def __init__(self, out: str | os.PathLike, files: Sequence[str], open_writer: Callable[[bool], GGUFWriter | ShardedWriter],
-                 planned: Sequence[PlannedTensor], key: RunKey, restart: bool = False):
-        """out: what the user calls the output; files: paths of the file or its shards. open_writer(keep) makes the writer of them; key:
-        what the bytes depend on. restart: whatever an earlier run left is dropped.
+    def __init__(
+        self,
+        out: str | os.PathLike,
+        files: Sequence[str],
+        open_writer: Callable[[bool], GGUFWriter | ShardedWriter],
+        planned: Sequence[PlannedTensor],
+        key: RunKey,
+        restart: bool = False,
+    ):
+        """out: what the user calls the output; files: paths of the file or its shards.
+        open_writer(keep) makes the writer of them; key: what the bytes depend on. restart: whatever
+        an earlier run left is dropped.
 
-        ResumeError if an earlier run left something that has another key."""
+        ResumeError if an earlier run left something that has another key.
+        """
         self.out, self.files, self.planned = real_output(out), files, planned
         self.finished: list[TensorReport] = []
         self._writer: GGUFWriter | ShardedWriter | None = None
@@ -59,15 +73,21 @@ class ResumableOutput:
             self._give_up()
             raise
 
-    def _open(self, open_writer: Callable[[bool], GGUFWriter | ShardedWriter], key: RunKey, restart: bool) -> None:
+    def _open(
+        self, open_writer: Callable[[bool], GGUFWriter | ShardedWriter], key: RunKey, restart: bool
+    ) -> None:
         journal = self._journal
         runs = [record for record in journal.records if _RUN in record]
         entries = [record for record in journal.records if _TENSOR in record]
         self._entered = len(entries)
         if entries and not restart and self._anything_left(runs[-1][_RUN]):
             if found := changes(runs[-1][_RUN], key):
-                raise ResumeError(f"an earlier run left {len(entries)} of {len(runs[-1][_RUN]['tensors'])} tensors finished, but since "
-                                  f"then this has changed: {'; '.join(found)}. --restart begins anew", file=self.out)
+                raise ResumeError(
+                    f"an earlier run left {len(entries)} of {len(runs[-1][_RUN]['tensors'])}"
+                    f" tensors finished, but since then this has changed: {'; '.join(found)}."
+                    " --restart begins anew",
+                    file=self.out,
+                )
             self._take_back()
             self._resume(open_writer(True), entries, runs[-1][_RUN], key)
             return
@@ -82,40 +102,69 @@ class ResumableOutput:
 
     def _parts(self, run: RunKey) -> list[str]:
         """The `.part` files of an earlier run."""
-        return [os.path.join(os.path.dirname(self.out), os.path.basename(name)) + ".part" for name in run["files"]]
+        return [
+            os.path.join(os.path.dirname(self.out), os.path.basename(name)) + ".part"
+            for name in run["files"]
+        ]
 
     def _anything_left(self, run: RunKey) -> bool:
         return any(os.path.exists(part) for part in self._parts(run)) or bool(self._named())
 
     def _named(self) -> list[str]:
-        """Files that got their names just before the end of an earlier run, as far as they are still those that it wrote: what has been
-        there before must not go while there is nothing in its place."""
-        marks = next((record[_FINISHING] for record in self._journal.records if _FINISHING in record), {})
-        files = [(os.path.join(os.path.dirname(self.out), os.path.basename(name)), mark) for name, mark in marks.items()]
+        """Files that got their names just before the end of an earlier run, as far as they are
+        still those that it wrote: what has been there before must not go while there is nothing in
+        its place.
+        """
+        marks = next(
+            (record[_FINISHING] for record in self._journal.records if _FINISHING in record), {}
+        )
+        files = [
+            (os.path.join(os.path.dirname(self.out), os.path.basename(name)), mark)
+            for name, mark in marks.items()
+        ]
         return [file for file, mark in files if os.path.exists(file) and _mark(file) == mark]
 
     def _take_back(self) -> None:
-        """Files that got their names just before the end of the run are unfinished again, until they are checked."""
+        """Files that got their names just before the end of the run are unfinished again, until
+        they are checked.
+        """
         for file in self._named():
             if not os.path.exists(file + ".part"):
                 os.replace(file, file + ".part")
         sync_folder(os.path.dirname(self.out))
 
-    def _resume(self, writer: GGUFWriter | ShardedWriter, entries: list[Record], before: RunKey, key: RunKey) -> None:
+    def _resume(
+        self, writer: GGUFWriter | ShardedWriter, entries: list[Record], before: RunKey, key: RunKey
+    ) -> None:
         self._writer = writer
         checked = iter(entries)
-        log.info("%s: checking %d finished tensors of an earlier run", printable(self.out, 400), len(entries))
+        log.info(
+            "%s: checking %d finished tensors of an earlier run",
+            printable(self.out, 400),
+            len(entries),
+        )
         count = writer.resume(lambda tensor, pieces: _is_sound(next(checked, None), tensor, pieces))
-        log.info("%s: resuming after %d of %d tensors", printable(self.out, 400), count, len(self.planned))
+        log.info(
+            "%s: resuming after %d of %d tensors",
+            printable(self.out, 400),
+            count,
+            len(self.planned),
+        )
         if count < len(entries):
-            log.warning("%s: the data of %d more tensors is not what the journal says", printable(self.out, 400), len(entries) - count)
+            log.warning(
+                "%s: the data of %d more tensors is not what the journal says",
+                printable(self.out, 400),
+                len(entries) - count,
+            )
         self._entered = count
         places = [at for at, record in enumerate(self._journal.records) if _TENSOR in record]
         self._journal.keep(places[count - 1] + 1 if count else 0)
         if not count or before != key:
             self._journal.append({_RUN: key})
-        self.finished = [TensorReport(plan, **{name: entry[name] for name in _REPORTED})
-                         for plan, entry in zip(self.planned, entries[:count])]
+        self.finished = [
+            TensorReport(plan, **{name: entry[name] for name in _REPORTED})
+            for plan, entry in zip(self.planned, entries[:count])
+        ]
 
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
         """As a Sink's."""
@@ -126,8 +175,10 @@ class ResumableOutput:
 
     def tensor_done(self, report: TensorReport) -> None:
         """The last byte of the next tensor was written."""
-        self._pending.append({_TENSOR: report.planned.target.name, "xxh64": self._hash.hexdigest()}
-                             | {name: getattr(report, name) for name in _REPORTED})
+        self._pending.append(
+            {_TENSOR: report.planned.target.name, "xxh64": self._hash.hexdigest()}
+            | {name: getattr(report, name) for name in _REPORTED}
+        )
         self._hash = XXH64()
         if self._saving is not None and self._saving.done():
             self._saved()
@@ -162,7 +213,9 @@ class ResumableOutput:
         """Everything but the names."""
         self._checkpoint()
         self._writer.complete()
-        self._journal.append({_FINISHING: {os.path.basename(file): _mark(file + ".part") for file in self.files}})
+        self._journal.append(
+            {_FINISHING: {os.path.basename(file): _mark(file + ".part") for file in self.files}}
+        )
         self._complete = True
 
     def _commit(self) -> None:
@@ -174,17 +227,23 @@ class ResumableOutput:
         self._done = True
 
     def leave(self) -> None:
-        """Keep what is finished for a later run, and drop the rest; does nothing after `finish_all`."""
+        """Keep what is finished for a later run, and drop the rest; does nothing after
+        `finish_all`.
+        """
         if self._done:
             return
         self._done = True
         try:
             self._pool.shutdown()
-            with contextlib.suppress(IqforgeError):  # a disk that is full has room for the journal when an unfinished tensor is gone
+            with contextlib.suppress(
+                IqforgeError
+            ):  # a disk that is full has room for the journal when an unfinished tensor is gone
                 self._saved()
             if not self._complete:
                 self._writer.cut()
-            if not self._unsynced:  # a second sync would succeed, though the system may have dropped what the first could not write
+            # a second sync would succeed, though the system may have dropped what the first could
+            # not write
+            if not self._unsynced:
                 self._checkpoint()
         except IqforgeError as error:
             log.warning("%s", error)
@@ -206,8 +265,13 @@ class ResumableOutput:
             return
         if self._writer is not None:
             self._writer.leave()
-            log.warning("%s: %d of %d tensors are kept; the same command goes on after them, with --restart it begins anew",
-                        printable(self.out + ".part", 400), self._entered, len(self.planned))
+            log.warning(
+                "%s: %d of %d tensors are kept; the same command goes on after them, with --restart"
+                " it begins anew",
+                printable(self.out + ".part", 400),
+                self._entered,
+                len(self.planned),
+            )
         self._journal.close()
 
     def __enter__(self) -> ResumableOutput:
@@ -233,7 +297,9 @@ def _is_sound(entry: Record | None, tensor: TensorInfo, pieces: Iterator[bytes])
 
 
 def unfinished_files(out: str | os.PathLike) -> set[str]:
-    """Names of the files that a run at the output `out` was giving their names when it was killed: some may have them already."""
+    """Names of the files that a run at the output `out` was giving their names when it was killed:
+    some may have them already.
+    """
     path = real_output(out) + ".journal"
     if not os.path.exists(path):
         return set()
@@ -244,10 +310,15 @@ def unfinished_files(out: str | os.PathLike) -> set[str]:
     return {name for record in journal.records if _RUN in record for name in record[_RUN]["files"]}
 
 
-def finish_all(outputs: Sequence[ResumableOutput], checks: Sequence[Callable[[list[str]], None]] = ()) -> None:
-    """Give all outputs of a run their names, once all are whole. What is killed here is finished by the next run.
+def finish_all(
+    outputs: Sequence[ResumableOutput], checks: Sequence[Callable[[list[str]], None]] = ()
+) -> None:
+    """Give all outputs of a run their names, once all are whole. What is killed here is finished by
+    the next run.
 
-    checks: one for each output or none, called with its files as they lie on the disk, `.part`; what raises leaves all without names."""
+    checks: one for each output or none, called with its files as they lie on the disk, `.part`;
+    what raises leaves all without names.
+    """
     for output in outputs:
         output._finish()
     for output, check in zip(outputs, checks):

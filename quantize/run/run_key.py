@@ -1,8 +1,10 @@
-"""What a run is made of: everything that its output depends on, to tell whether a later run may go on with what it left.
+"""What a run is made of: everything that its output depends on, to tell whether a later run may go
+on with what it left.
 
-Of the source, which may be hundreds of gigabytes, nothing is read but what its fingerprint takes (some rows of every tensor, see
-`provenance.source_fingerprint`); besides, every file of weights must have the size and the time of change that it had. Names, shapes
-and types of all tensors are in the key, its metadata is in the header of the output.
+Of the source, which may be hundreds of gigabytes, nothing is read but what its fingerprint takes
+(some rows of every tensor, see `provenance.source_fingerprint`); besides, every file of weights
+must have the size and the time of change that it had. Names, shapes and types of all tensors are in
+the key, its metadata is in the header of the output.
 """
 
 from __future__ import annotations
@@ -31,25 +33,56 @@ def source_key(source: Source, fingerprint: str) -> RunKey:
     return {"source": path, "source files": files, "source values": fingerprint}
 
 
-def run_key(planned: Sequence[PlannedTensor], headers: str, files: Sequence[str], *, source: RunKey, recipe: str,
-            imatrix: str | None, version: str, devices: bool = False) -> RunKey:
-    """headers: a hash of those of the output or its shards, files: their paths. imatrix: a hash. devices: whether GPUs quantize, which
-    counts where their bytes are others than the CPU's."""
+def run_key(
+    planned: Sequence[PlannedTensor],
+    headers: str,
+    files: Sequence[str],
+    *,
+    source: RunKey,
+    recipe: str,
+    imatrix: str | None,
+    version: str,
+    devices: bool = False,
+) -> RunKey:
+    """headers: a hash of those of the output or its shards, files: their paths. imatrix: a hash.
+    devices: whether GPUs quantize, which counts where their bytes are others than the CPU's.
+    """
     trellis = any(not plan.kept and plan.target.type.name in TRELLIS_TYPES for plan in planned)
-    tensors = [[plan.target.name, plan.source.name, list(plan.source.shape), plan.source.type.name, plan.target.type.name]
-               for plan in planned]
-    return {"iqforge": version, "searches": sources_digest(), **source, "imatrix": imatrix, "recipe": recipe,
-            "nan_to_zero": any(plan.nan_to_zero for plan in planned), "device": ("gpu" if devices else "cpu") if trellis else "any",
-            "files": [os.path.basename(file) for file in files], "header": headers,
-            "tensors": tensors}
+    tensors = [
+        [
+            plan.target.name,
+            plan.source.name,
+            list(plan.source.shape),
+            plan.source.type.name,
+            plan.target.type.name,
+        ]
+        for plan in planned
+    ]
+    return {
+        "iqforge": version,
+        "searches": sources_digest(),
+        **source,
+        "imatrix": imatrix,
+        "recipe": recipe,
+        "nan_to_zero": any(plan.nan_to_zero for plan in planned),
+        "device": ("gpu" if devices else "cpu") if trellis else "any",
+        "files": [os.path.basename(file) for file in files],
+        "header": headers,
+        "tensors": tensors,
+    }
 
 
 def changes(before: RunKey, now: RunKey) -> list[str]:
-    """What differs, in words; empty if a run may go on. What was made without `nan_to_zero` had nothing to set to 0, so that one may be
-    added."""
+    """What differs, in words; empty if a run may go on. What was made without `nan_to_zero` had
+    nothing to set to 0, so that one may be added.
+    """
     found = []
-    names = {"iqforge": "the version of iqforge", "searches": "iqforge's own sources", "source": "the path of the source",
-             "device": "what the trellis types are searched on"}
+    names = {
+        "iqforge": "the version of iqforge",
+        "searches": "iqforge's own sources",
+        "source": "the path of the source",
+        "device": "what the trellis types are searched on",
+    }
     for key, name in names.items():
         if before.get(key) != now[key]:
             found.append(f"{name} was {before.get(key)}, is {now[key]}")
@@ -75,8 +108,19 @@ def _changed_files(before: dict[str, list[int]], now: dict[str, list[int]]) -> l
     found = []
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
-            what = "is new" if name not in before else "is gone" if name not in now else \
-                f"had {before[name][0]} bytes, has {now[name][0]}" if before[name][0] != now[name][0] else "was written to"
+            what = (
+                "is new"
+                if name not in before
+                else (
+                    "is gone"
+                    if name not in now
+                    else (
+                        f"had {before[name][0]} bytes, has {now[name][0]}"
+                        if before[name][0] != now[name][0]
+                        else "was written to"
+                    )
+                )
+            )
             found.append(f"the source file {name} {what}")
     return found
 

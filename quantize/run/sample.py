@@ -1,4 +1,6 @@
-"""A small part of a model as a `Source` of its own: rows of some tensors, so that a run can be tried on what it will meet."""
+"""A small part of a model as a `Source` of its own: rows of some tensors, so that a run can be
+tried on what it will meet.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ class Rows:
     @property
     def shape(self) -> tuple[int, ...]:
         rows = self.stop - self.start
-        return (rows, self.tensor.n_cols) if rows <= self.matrix_rows else (rows // self.matrix_rows, self.matrix_rows, self.tensor.n_cols)
+        return (
+            (rows, self.tensor.n_cols)
+            if rows <= self.matrix_rows
+            else (rows // self.matrix_rows, self.matrix_rows, self.tensor.n_cols)
+        )
 
 
 class SampledSource:
@@ -39,7 +45,10 @@ class SampledSource:
     def __init__(self, source: Source, rows: Sequence[Rows]):
         self.source, self.rows = source, tuple(rows)
         self.path, self.files, self.metadata = source.path, source.files, source.metadata
-        self.tensors = tuple(TensorInfo(str(number), own.shape, own.tensor.type) for number, own in enumerate(self.rows))
+        self.tensors = tuple(
+            TensorInfo(str(number), own.shape, own.tensor.type)
+            for number, own in enumerate(self.rows)
+        )
         self.parallel_reads = getattr(source, "parallel_reads", 0)
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
@@ -54,18 +63,35 @@ class SampledSource:
 
     def importance(self, lookup: ImportanceLookup | None) -> ImportanceLookup | None:
         """`lookup` for the tensors of this source."""
-        return None if lookup is None else lambda name, shape: self._weights(lookup, self.rows[int(name)])
+        return (
+            None
+            if lookup is None
+            else lambda name, shape: self._weights(lookup, self.rows[int(name)])
+        )
 
     @staticmethod
     def _weights(lookup: ImportanceLookup, own: Rows) -> np.ndarray | None:
         weights = lookup(own.tensor.name, own.tensor.shape)
-        return None if weights is None else weights[own.start // own.matrix_rows:-(-own.stop // own.matrix_rows)]
+        return (
+            None
+            if weights is None
+            else weights[own.start // own.matrix_rows : -(-own.stop // own.matrix_rows)]
+        )
 
 
-def spread(tensors: Sequence[TensorInfo], count: int, n_elements: int, group: int, offset: float = 0.5, whole: bool = False) -> list[Rows]:
-    """`count` samples of about `n_elements` each, evenly spaced over all rows of `tensors`, in whole groups of `group` rows.
+def spread(
+    tensors: Sequence[TensorInfo],
+    count: int,
+    n_elements: int,
+    group: int,
+    offset: float = 0.5,
+    whole: bool = False,
+) -> list[Rows]:
+    """`count` samples of about `n_elements` each, evenly spaced over all rows of `tensors`, in
+    whole groups of `group` rows.
 
-    offset: 0 to 1, where in its share of the rows each one lies. whole: a sample may span matrices; otherwise it lies in one.
+    offset: 0 to 1, where in its share of the rows each one lies. whole: a sample may span matrices;
+    otherwise it lies in one.
     """
     ends = np.cumsum([tensor.n_elements for tensor in tensors])
     samples = []
@@ -75,7 +101,11 @@ def spread(tensors: Sequence[TensorInfo], count: int, n_elements: int, group: in
         tensor = tensors[number]
         row = (at - int(ends[number]) + tensor.n_elements) // tensor.n_cols
         matrix_rows = tensor.n_rows // tensor.n_matrices
-        if whole and (matrices := min(n_elements // (matrix_rows * tensor.n_cols), tensor.n_matrices)) > 1:
+        if (
+            whole
+            and (matrices := min(n_elements // (matrix_rows * tensor.n_cols), tensor.n_matrices))
+            > 1
+        ):
             first = min(row // matrix_rows, tensor.n_matrices - matrices)
             samples.append(Rows(tensor, first * matrix_rows, (first + matrices) * matrix_rows))
             continue

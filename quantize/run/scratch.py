@@ -13,13 +13,17 @@ import numpy as np
 from ...formats.output import WRITE_BEHIND, begin_writing
 from ...formats.source import TensorInfo
 
-_LARGEST = 256 << 20  # bytes of the file, if the disk has four times as many; then it is written over from its start
+_LARGEST = (
+    256 << 20
+)  # bytes of the file, if the disk has four times as many; then it is written over from its start
 _PROBE = 32 << 20
 
 
 class Scratch:
-    """A `Sink` for anything, which keeps nothing. folder: where the file lies; where none can be made there, or without a folder, bytes
-    are dropped, and so is what does not fit into a quarter of what is free. written_at: when something was written."""
+    """A `Sink` for anything, which keeps nothing. folder: where the file lies; where none can be
+    made there, or without a folder, bytes are dropped, and so is what does not fit into a quarter
+    of what is free. written_at: when something was written.
+    """
 
     def __init__(self, folder: str | None):
         self.written_at: list[float] = []
@@ -37,7 +41,7 @@ class Scratch:
         self.written_at.append(time.perf_counter())
 
     def _write(self, view: memoryview) -> None:
-        view = view[:self._largest]
+        view = view[: self._largest]
         if self._position + len(view) > self._largest:
             self._position = self._begun = self._file.seek(0)
         while view:
@@ -48,8 +52,9 @@ class Scratch:
             self._begun = self._position
 
     def seconds_for(self, n_bytes: int) -> tuple[float, float]:
-        """(seconds the disk takes for so many bytes, seconds after the last of them was given to it), by writing a few; zeros without a
-        file."""
+        """(seconds the disk takes for so many bytes, seconds after the last of them was given to
+        it), by writing a few; zeros without a file.
+        """
         if self._file is None:
             return 0.0, 0.0
         os.fsync(self._file.fileno())

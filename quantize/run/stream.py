@@ -1,10 +1,13 @@
-"""The run: tensors stream from a Source through one plan or several into as many Sinks, in pieces of rows, on several threads or GPUs.
+"""The run: tensors stream from a Source through one plan or several into as many Sinks, in pieces
+of rows, on several threads or GPUs.
 
-Every piece is read and decoded once, by one worker, which quantizes and measures it for every output that wants it; results are taken
-in order, so the outputs and all sums are the same for any number of threads. With GPUs, pieces of quantized tensors are larger, and
-what a worker does with one is in `cuda_run.py`; everything else is as without. Results of the CPU are written by a thread of their own,
-which has up to 32 MB of them waiting, so that workers go on while the disk pauses. Memory is bounded by the number of pieces in flight,
-whatever the size of a tensor: pages of the source are handed back as soon as their piece is done.
+Every piece is read and decoded once, by one worker, which quantizes and measures it for every
+output that wants it; results are taken in order, so the outputs and all sums are the same for any
+number of threads. With GPUs, pieces of quantized tensors are larger, and what a worker does with
+one is in `cuda_run.py`; everything else is as without. Results of the CPU are written by a thread
+of their own, which has up to 32 MB of them waiting, so that workers go on while the disk pauses.
+Memory is bounded by the number of pieces in flight, whatever the size of a tensor: pages of the
+source are handed back as soon as their piece is done.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ from typing import TYPE_CHECKING
 
 from ...errors import IqforgeError
 from ...formats.source import Sink, Source
-from .background import Behind
-from .piece import ImportanceLookup, Part, Piece, Result, Target, cut, work
 from ..plan.plan import PlannedTensor
 from ..report.report import Clock, Progress, RunReport, Sums, TensorReport
+from .background import Behind
+from .piece import ImportanceLookup, Part, Piece, Result, Target, cut, work
 
 if TYPE_CHECKING:
     from ..cuda.pieces import DeviceWorkers
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RELEASE_BYTES = 64 << 20  # pages handed back after this much reading
-RELEASE_BYTES_DEVICE = 1 << 30  # its pieces are larger, and pages that another piece is being read from must be found again
+RELEASE_BYTES_DEVICE = (
+    1 << 30
+)  # its pieces are larger, and pages that another piece is being read from must be found again
 
 
 def default_threads() -> int:
@@ -41,16 +46,20 @@ def default_threads() -> int:
 
 
 def thread_count(asked: int) -> int:
-    """Threads to start: those asked for, but at most four per core, as more would only take memory; 0 or less: one per core."""
+    """Threads to start: those asked for, but at most four per core, as more would only take memory;
+    0 or less: one per core.
+    """
     return min(asked, 4 * default_threads()) if asked > 0 else default_threads()
 
 
 @dataclass
 class Output:
-    """A plan and the sink it is carried out into, which lists the plan's targets in order; finishing or aborting it is the caller's.
+    """A plan and the sink it is carried out into, which lists the plan's targets in order;
+    finishing or aborting it is the caller's.
 
-    A plan may leave tensors of the source out and may name one several times, in the order of the source. finished: reports of the
-    first tensors of the plan, which the sink has already. tensor_done: called when the last byte of a tensor was given to the sink.
+    A plan may leave tensors of the source out and may name one several times, in the order of the
+    source. finished: reports of the first tensors of the plan, which the sink has already.
+    tensor_done: called when the last byte of a tensor was given to the sink.
     """
 
     planned: Sequence[PlannedTensor]
@@ -61,15 +70,22 @@ class Output:
     tensor_done: Callable[[TensorReport], None] | None = None
 
 
-def stream(source: Source, outputs: Sequence[Output], *, threads: int = 0, devices: Sequence[int] = (),
-           measure: bool = True) -> list[RunReport]:
+def stream(
+    source: Source,
+    outputs: Sequence[Output],
+    *,
+    threads: int = 0,
+    devices: Sequence[int] = (),
+    measure: bool = True,
+) -> list[RunReport]:
     """Carry out the plans of all outputs in one pass over the source. Returns a report for each.
 
-    threads: 0 for all cores that this process may use; more than four per core are not started, as they would only take memory.
-    devices: numbers of CUDA devices that quantize, as `devices.find_devices` gives them. Their number changes no byte and no sum; the
-    bytes are the CPU's, but for trellis types.
-    measure: whether errors are measured, which takes longer than making blocks without a search; on devices they always are.
-    Errors name the source file and tensor. NonFiniteError also where finite values do not fit into the target type.
+    threads: 0 for all cores that this process may use; more than four per core are not started, as
+    they would only take memory. devices: numbers of CUDA devices that quantize, as
+    `devices.find_devices` gives them. Their number changes no byte and no sum; the bytes are the
+    CPU's, but for trellis types. measure: whether errors are measured, which takes longer than
+    making blocks without a search; on devices they always are. Errors name the source file and
+    tensor. NonFiniteError also where finite values do not fit into the target type.
     """
     threads = thread_count(threads)
     if not devices:
@@ -119,11 +135,19 @@ class _Taking:
             behind.put(n_bytes, call)
 
 
-def _stream(source: Source, outputs: Sequence[Output], threads: int, workers: DeviceWorkers | None = None,
-            measure: bool = True) -> list[RunReport]:
+def _stream(
+    source: Source,
+    outputs: Sequence[Output],
+    threads: int,
+    workers: DeviceWorkers | None = None,
+    measure: bool = True,
+) -> list[RunReport]:
     takings = [_Taking(output) for output in outputs]
-    targets = [Target(number, index, planned, output.importance, index < len(output.finished))
-               for number, output in enumerate(outputs) for index, planned in enumerate(output.planned)]
+    targets = [
+        Target(number, index, planned, output.importance, index < len(output.finished))
+        for number, output in enumerate(outputs)
+        for index, planned in enumerate(output.planned)
+    ]
     pieces = cut(source, targets, workers)
     n_readers = getattr(source, "parallel_reads", 0) if workers is None else 0
     readers = ThreadPoolExecutor(n_readers, thread_name_prefix="read") if n_readers else None
@@ -131,7 +155,10 @@ def _stream(source: Source, outputs: Sequence[Output], threads: int, workers: De
     waiting: deque[tuple[Piece, Future]] = deque()
     read_bytes = 0
     clock = Clock()
-    with Behind() if workers is None else nullcontext() as behind, ThreadPoolExecutor(threads, thread_name_prefix="quantize") as pool:
+    with (
+        Behind() if workers is None else nullcontext() as behind,
+        ThreadPoolExecutor(threads, thread_name_prefix="quantize") as pool,
+    ):
         try:
             while True:
                 while len(waiting) < ahead and (piece := next(pieces, None)) is not None:
@@ -146,7 +173,9 @@ def _stream(source: Source, outputs: Sequence[Output], threads: int, workers: De
                     takings[part.target.output].take(piece, part, result, behind)
                 clock.spent("writing")
                 read_bytes += (piece.stop - piece.start) * piece.source.row_bytes
-                if piece.last or read_bytes >= (RELEASE_BYTES if workers is None else RELEASE_BYTES_DEVICE):
+                if piece.last or read_bytes >= (
+                    RELEASE_BYTES if workers is None else RELEASE_BYTES_DEVICE
+                ):
                     source.release(piece.source)
                     read_bytes = 0
         except BaseException:
@@ -162,11 +191,25 @@ def _stream(source: Source, outputs: Sequence[Output], threads: int, workers: De
     return [taking.report for taking in takings]
 
 
-def _submit(pool: ThreadPoolExecutor, readers: ThreadPoolExecutor | None, workers: DeviceWorkers | None, source: Source,
-            piece: Piece, measure: bool) -> Future:
-    """Start the work on a piece. Where reading means waiting, for a server, many pieces are read at once by threads of their own."""
+def _submit(
+    pool: ThreadPoolExecutor,
+    readers: ThreadPoolExecutor | None,
+    workers: DeviceWorkers | None,
+    source: Source,
+    piece: Piece,
+    measure: bool,
+) -> Future:
+    """Start the work on a piece. Where reading means waiting, for a server, many pieces are read at
+    once by threads of their own.
+    """
     if piece.number is not None:
         return pool.submit(workers.work, source, piece)
     if readers is None:
         return pool.submit(work, source, piece, measure)
-    return pool.submit(work, source, piece, measure, readers.submit(source.read_rows, piece.source, piece.start, piece.stop))
+    return pool.submit(
+        work,
+        source,
+        piece,
+        measure,
+        readers.submit(source.read_rows, piece.source, piece.start, piece.stop),
+    )

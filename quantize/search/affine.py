@@ -1,12 +1,14 @@
-"""Search for types with a scale and a minimum per group: y_i = (d * k_g) * q_i - (dmin * m_g), q_i in 0..LEVELS.
+"""Search for types with a scale and a minimum per group: y_i = (d * k_g) * q_i - (dmin * m_g), q_i
+in 0..LEVELS.
 
-Q4_K and its relatives. Per group, a number of starting intervals is laid over the values; each is improved by alternating
-between nearest codes and the weighted least-squares line (scale and minimum together, the minimum kept from going positive).
-Then d and dmin are taken from the largest scale and minimum, the integers around each group's optimum are tried exactly, and
-the least-squares (d, dmin) for the chosen integers is kept if it lowers the error.
+Q4_K and its relatives. Per group, a number of starting intervals is laid over the values; each is
+improved by alternating between nearest codes and the weighted least-squares line (scale and minimum
+together, the minimum kept from going positive). Then d and dmin are taken from the largest scale
+and minimum, the integers around each group's optimum are tried exactly, and the least-squares (d,
+dmin) for the chosen integers is kept if it lowers the error.
 
-Arrays: x, w float32[n]; groups float32[n / GROUP, 6]: free scale and minimum, integers k and m, a trial of these;
-lanes float32[6, LANES] is scratch.
+Arrays: x, w float32[n]; groups float32[n / GROUP, 6]: free scale and minimum, integers k and m, a
+trial of these; lanes float32[6, LANES] is scratch.
 """
 
 from __future__ import annotations
@@ -23,12 +25,17 @@ from .lanes import LANES, lane_of_largest, lane_of_least
 GROUP, LEVELS, TOP = 32, 15, 63
 SIGNED = False
 LOWER = UPPER = np.zeros(LANES, dtype=np.float32)
-ROUNDS, FITS = 3, 1  # of lines and codes in a group; of (d, dmin) and integers, where more lower the error by less than 0.1 %
+ROUNDS, FITS = (
+    3,
+    1,
+)  # of lines and codes in a group; of (d, dmin) and integers, where more lower the error by less than 0.1 %
 line_lanes = fit_lines = fit_group = grid_error = add_fit = None
 
 
 def _line_lanes(x, w, at, scale, minimum, sl, sll, sxl):
-    """For each lane: codes l nearest to (x + minimum) / scale, then sl = sum w l, sll = sum w l^2, sxl = sum w x l."""
+    """For each lane: codes l nearest to (x + minimum) / scale, then sl = sum w l, sll = sum w l^2,
+    sxl = sum w x l.
+    """
     for c in range(LANES):
         sl[c] = np.float32(0)
         sll[c] = np.float32(0)
@@ -46,8 +53,10 @@ def _line_lanes(x, w, at, scale, minimum, sl, sll, sxl):
 
 
 def _fit_group(x, w, at, groups, g, lanes):
-    """groups[g, 0:2]: free scale and minimum of x[at:at+GROUP]; 0, 0 if nothing is gained by any. The scale is >= 0, and so
-    is the minimum unless SIGNED; a minimum of either sign gives lines that need not pass zero."""
+    """groups[g, 0:2]: free scale and minimum of x[at:at+GROUP]; 0, 0 if nothing is gained by any.
+    The scale is >= 0, and so is the minimum unless SIGNED; a minimum of either sign gives lines
+    that need not pass zero.
+    """
     low = x[at] if SIGNED else np.float32(0)
     high = low
     sw = np.float32(0)
@@ -77,8 +86,9 @@ def _fit_group(x, w, at, groups, g, lanes):
 
 
 def _fit_lines(inverse, minimum, sl, sll, sxl, sw, sx):
-    """The least-squares line for the codes of every lane, given their sums. Afterwards inverse = 1 / scale (0: no line), minimum, and
-    sl = fall of the squared error against y = 0. Returns the lane where that is largest, or -1.
+    """The least-squares line for the codes of every lane, given their sums. Afterwards inverse = 1
+    / scale (0: no line), minimum, and sl = fall of the squared error against y = 0. Returns the
+    lane where that is largest, or -1.
 
     Without branches, and in loops over few arrays, which compilers make vector instructions of.
     """
@@ -87,7 +97,9 @@ def _fit_lines(inverse, minimum, sl, sll, sxl, sw, sx):
         divisor = determinant if determinant > 0 else np.float32(1)
         scale = (sw * sxl[c] - sx * sl[c]) / divisor
         m = (sl[c] * sxl[c] - sll[c] * sx) / divisor
-        line = (determinant > 0) & ((m >= 0) | SIGNED)  # else all codes are alike, or the line would start above zero
+        line = (determinant > 0) & (
+            (m >= 0) | SIGNED
+        )  # else all codes are alike, or the line would start above zero
         through_zero = sxl[c] / (sll[c] if sll[c] > 0 else np.float32(1))
         scale = scale if line else through_zero
         inverse[c] = scale if (sll[c] > 0) & (scale > 0) else np.float32(0)
@@ -95,7 +107,8 @@ def _fit_lines(inverse, minimum, sl, sll, sxl, sw, sx):
     for c in range(len(sl)):
         scale, m = inverse[c], minimum[c]
         sl[c] = np.float32(2) * (scale * sxl[c] - m * sx) - (
-            (scale * scale) * sll[c] + (m * m) * sw - np.float32(2) * (scale * m) * sl[c])
+            (scale * scale) * sll[c] + (m * m) * sw - np.float32(2) * (scale * m) * sl[c]
+        )
         sl[c] = max(np.float32(0), sl[c]) if scale > 0 else np.float32(0)
         inverse[c] = np.float32(1) / scale if scale > 0 else np.float32(0)
     winner = lane_of_largest(sl)
@@ -103,7 +116,9 @@ def _fit_lines(inverse, minimum, sl, sll, sxl, sw, sx):
 
 
 def _grid_error(x, w, at, d, dmin, groups, g, column, lanes):
-    """Best integers around the free scale and minimum for given d, dmin: groups[g, column:column+2]; returns the error."""
+    """Best integers around the free scale and minimum for given d, dmin: groups[g,
+    column:column+2]; returns the error.
+    """
     k0 = np.floor(groups[g, 0] / d) if d > 0 else np.float32(0)
     m0 = np.floor(groups[g, 1] / dmin) if dmin > 0 else np.float32(0)
     for c in range(LANES):
@@ -127,7 +142,9 @@ def _grid_error(x, w, at, d, dmin, groups, g, column, lanes):
 
 
 def _add_fit(x, w, at, d, dmin, k, m, saa, sab, sbb, sxa, sxb):
-    """Add a group's share of the least-squares problem for (d, dmin), y = d a - dmin m with a = k l; element i in lane i % LANES."""
+    """Add a group's share of the least-squares problem for (d, dmin), y = d a - dmin m with a = k
+    l; element i in lane i % LANES.
+    """
     inverse = np.float32(1) / (d * k) if d * k > 0 else np.float32(0)
     for start in range(at, at + GROUP, LANES):
         for c in range(LANES):
@@ -161,7 +178,20 @@ def _search_affine(x, w, groups, lanes):
         for c in range(LANES):
             lanes[0, c] = lanes[1, c] = lanes[2, c] = lanes[3, c] = lanes[4, c] = np.float32(0)
         for g in range(n):
-            add_fit(x, w, g * GROUP, d, dmin, groups[g, 2], groups[g, 3], lanes[0], lanes[1], lanes[2], lanes[3], lanes[4])
+            add_fit(
+                x,
+                w,
+                g * GROUP,
+                d,
+                dmin,
+                groups[g, 2],
+                groups[g, 3],
+                lanes[0],
+                lanes[1],
+                lanes[2],
+                lanes[3],
+                lanes[4],
+            )
         saa = sab = sbb = sxa = sxb = np.float32(0)
         for c in range(LANES):
             saa += lanes[0, c]
@@ -194,31 +224,52 @@ def _search_affine(x, w, groups, lanes):
 def _code_of(x, scale, minimum):
     inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
     l = np.floor((x + minimum) * inverse + np.float32(0.5))
-    return int(min(max(np.float32(0), l), np.float32(LEVELS)))  # in this order max drops a NaN, which int would not stand
+    return int(
+        min(max(np.float32(0), l), np.float32(LEVELS))
+    )  # in this order max drops a NaN, which int would not stand
 
 
-def affine_search(name: str, *, group: int, levels: int, top: int,
-                  reach: tuple[float, float] = (0.7, 1.1)) -> tuple[Callable, Callable]:
-    """Compile the search for one type: (search(x, w, groups, lanes) -> (d, dmin), code_of(x, scale, minimum) -> int).
+def affine_search(
+    name: str, *, group: int, levels: int, top: int, reach: tuple[float, float] = (0.7, 1.1)
+) -> tuple[Callable, Callable]:
+    """Compile the search for one type: (search(x, w, groups, lanes) -> (d, dmin), code_of(x, scale,
+    minimum) -> int).
 
-    levels: largest code; top: largest integer scale and minimum; reach: parts of the way from 0 to the smallest and to the
-    largest value at which the starting intervals end (4 by 4 combinations).
+    levels: largest code; top: largest integer scale and minimum; reach: parts of the way from 0 to
+    the smallest and to the largest value at which the starting intervals end (4 by 4 combinations).
     """
     names = _names(group, levels, reach, TOP=top)
     for template in (_line_lanes, _fit_lines, _fit_group, _grid_error, _add_fit):
         step = template.__name__.lstrip("_")
         names[step] = specialize(template, f"{step}_{name}", **names)
-    return specialize(_search_affine, f"search_{name}", **names), specialize(_code_of, f"code_{name}", **names)
+    return specialize(_search_affine, f"search_{name}", **names), specialize(
+        _code_of, f"code_{name}", **names
+    )
 
 
-def group_fit(name: str, *, group: int, levels: int, signed: bool, reach: tuple[float, float]) -> tuple[Callable, Callable, Callable]:
-    """The parts of a search that work on one group: compiled `_fit_group`, `_line_lanes` and `_code_of`."""
+def group_fit(
+    name: str, *, group: int, levels: int, signed: bool, reach: tuple[float, float]
+) -> tuple[Callable, Callable, Callable]:
+    """The parts of a search that work on one group: compiled `_fit_group`, `_line_lanes` and
+    `_code_of`.
+    """
     names = _names(group, levels, reach, SIGNED=signed)
     names["line_lanes"] = specialize(_line_lanes, f"line_lanes_{name}", **names)
     names["fit_lines"] = specialize(_fit_lines, f"fit_lines_{name}", **names)
-    return specialize(_fit_group, f"fit_group_{name}", **names), names["line_lanes"], specialize(_code_of, f"code_{name}", **names)
+    return (
+        specialize(_fit_group, f"fit_group_{name}", **names),
+        names["line_lanes"],
+        specialize(_code_of, f"code_{name}", **names),
+    )
 
 
-def _names(group: int, levels: int, reach: tuple[float, float], **more: object) -> dict[str, object]:
+def _names(
+    group: int, levels: int, reach: tuple[float, float], **more: object
+) -> dict[str, object]:
     ends = np.linspace(*reach, 4).astype(np.float32)
-    return {"GROUP": group, "LEVELS": levels, "LOWER": np.repeat(ends, 4), "UPPER": np.tile(ends, 4)} | more
+    return {
+        "GROUP": group,
+        "LEVELS": levels,
+        "LOWER": np.repeat(ends, 4),
+        "UPPER": np.tile(ends, 4),
+    } | more

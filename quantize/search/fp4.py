@@ -1,7 +1,9 @@
-"""MXFP4 and NVFP4: four-bit floats with a scale that is a float of one byte itself. Byte maps: `formats/codecs/fp4.py`.
+"""MXFP4 and NVFP4: four-bit floats with a scale that is a float of one byte itself. Byte maps:
+`formats/codecs/fp4.py`.
 
-MXFP4's scale is a power of two. Without importances it is the definition's, 2^(floor(log2 max|x|) - 2); with them its
-neighbours are tried too. NVFP4 tries sixteen scales around the one that meets the largest value.
+MXFP4's scale is a power of two. Without importances it is the definition's, 2^(floor(log2 max|x|) -
+2); with them its neighbours are tried too. NVFP4 tries sixteen scales around the one that meets the
+largest value.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from ...formats.codecs.fp4 import half_e8m0, half_ue4m3
 from ...formats.kernel import device_function, specialize
 from ...formats.tables import FP4_VALUES
 from . import lanes as lane_functions
-from .values import value_set
 from .lanes import LANES
+from .values import value_set
 
 _SORTED = np.unique(FP4_VALUES)
 _names = value_set("fp4", _SORTED)
@@ -22,11 +24,19 @@ error_lanes = specialize(lane_functions.error_lanes, "error_lanes_fp4", **_names
 
 @device_function
 def _code(t):
-    """The code of the doubled value nearest to t, of two equally near ones the smaller in magnitude."""
+    """The code of the doubled value nearest to t, of two equally near ones the smaller in
+    magnitude.
+    """
     a = abs(t)
-    q = (1 if a > np.float32(0.5) else 0) + (1 if a > np.float32(1.5) else 0) + (1 if a > np.float32(2.5) else 0) + (
-        1 if a > np.float32(3.5) else 0) + (1 if a > np.float32(5) else 0) + (1 if a > np.float32(7) else 0) + (
-        1 if a > np.float32(10) else 0)
+    q = (
+        (1 if a > np.float32(0.5) else 0)
+        + (1 if a > np.float32(1.5) else 0)
+        + (1 if a > np.float32(2.5) else 0)
+        + (1 if a > np.float32(3.5) else 0)
+        + (1 if a > np.float32(5) else 0)
+        + (1 if a > np.float32(7) else 0)
+        + (1 if a > np.float32(10) else 0)
+    )
     return q | (8 if t < 0 else 0) if q > 0 else 0
 
 

@@ -12,16 +12,63 @@ from .grid_tables import closest_entries
 from .grid_vectors import NEAR
 
 _SCALES = range(1, 32, 2)
-_iq2_xxs, _settle_iq2_xxs = grid_search("iq2_xxs", IQ2_XXS_GRID, 1 / 8, group=32, integers=_SCALES, even_signs=True,
-                                        reach=(0.75, 1.3), rungs=8, emphasis=2, gain=0.5)
-_iq2_xs, _settle_iq2_xs = grid_search("iq2_xs", IQ2_XS_GRID, 1 / 8, group=16, integers=_SCALES, even_signs=True,
-                                      reach=(0.75, 1.3), rungs=8, emphasis=2, gain=0.5)
-_iq2_s, _settle_iq2_s = grid_search("iq2_s", IQ2_S_GRID, 1 / 8, group=16, integers=_SCALES,
-                                    reach=(0.75, 1.3), rungs=8, emphasis=2, gain=0.5)
-_iq3_xxs, _settle_iq3_xxs = grid_search("iq3_xxs", IQ3_XXS_GRID, 1 / 4, group=32, integers=_SCALES, even_signs=True,
-                                        reach=(0.85, 1.25), rungs=8, emphasis=2, gain=0.5)
-_iq3_s, _settle_iq3_s = grid_search("iq3_s", IQ3_S_GRID, group=32, integers=_SCALES,
-                                    reach=(0.85, 1.25), rungs=8, emphasis=2, gain=0.5)
+_iq2_xxs, _settle_iq2_xxs = grid_search(
+    "iq2_xxs",
+    IQ2_XXS_GRID,
+    1 / 8,
+    group=32,
+    integers=_SCALES,
+    even_signs=True,
+    reach=(0.75, 1.3),
+    rungs=8,
+    emphasis=2,
+    gain=0.5,
+)
+_iq2_xs, _settle_iq2_xs = grid_search(
+    "iq2_xs",
+    IQ2_XS_GRID,
+    1 / 8,
+    group=16,
+    integers=_SCALES,
+    even_signs=True,
+    reach=(0.75, 1.3),
+    rungs=8,
+    emphasis=2,
+    gain=0.5,
+)
+_iq2_s, _settle_iq2_s = grid_search(
+    "iq2_s",
+    IQ2_S_GRID,
+    1 / 8,
+    group=16,
+    integers=_SCALES,
+    reach=(0.75, 1.3),
+    rungs=8,
+    emphasis=2,
+    gain=0.5,
+)
+_iq3_xxs, _settle_iq3_xxs = grid_search(
+    "iq3_xxs",
+    IQ3_XXS_GRID,
+    1 / 4,
+    group=32,
+    integers=_SCALES,
+    even_signs=True,
+    reach=(0.85, 1.25),
+    rungs=8,
+    emphasis=2,
+    gain=0.5,
+)
+_iq3_s, _settle_iq3_s = grid_search(
+    "iq3_s",
+    IQ3_S_GRID,
+    group=32,
+    integers=_SCALES,
+    reach=(0.85, 1.25),
+    rungs=8,
+    emphasis=2,
+    gain=0.5,
+)
 
 
 @device_function
@@ -68,7 +115,9 @@ def iq2_xs(x, w, block, own, groups, lanes, near, number):
         _settle_iq2_xs(x, own, d, groups, g, lanes, near)
         for l in range(2):
             m = 2 * g + l
-            write_u16(block, 2 + 2 * m, int(number[int(lanes[0, l])]) | _seven_signs(x, m, lanes) << 9)
+            write_u16(
+                block, 2 + 2 * m, int(number[int(lanes[0, l])]) | _seven_signs(x, m, lanes) << 9
+            )
 
 
 def iq2_s(x, w, block, own, groups, lanes, near, number):
@@ -111,6 +160,20 @@ def iq3_s(x, w, block, own, groups, lanes, near, number):
             block[74 + 4 * b + l] = _signs(x, 4 * b + l)
 
 
-_GRIDS = {"IQ2_XXS": IQ2_XXS_GRID, "IQ2_XS": IQ2_XS_GRID, "IQ2_S": IQ2_S_GRID, "IQ3_XXS": IQ3_XXS_GRID, "IQ3_S": IQ3_S_GRID}
-SEARCH_TABLES = {name: functools.partial(closest_entries, grid, NEAR) for name, grid in _GRIDS.items()}
-BLOCK_SEARCHES = {"IQ2_XXS": iq2_xxs, "IQ2_XS": iq2_xs, "IQ2_S": iq2_s, "IQ3_XXS": iq3_xxs, "IQ3_S": iq3_s}
+_GRIDS = {
+    "IQ2_XXS": IQ2_XXS_GRID,
+    "IQ2_XS": IQ2_XS_GRID,
+    "IQ2_S": IQ2_S_GRID,
+    "IQ3_XXS": IQ3_XXS_GRID,
+    "IQ3_S": IQ3_S_GRID,
+}
+SEARCH_TABLES = {
+    name: functools.partial(closest_entries, grid, NEAR) for name, grid in _GRIDS.items()
+}
+BLOCK_SEARCHES = {
+    "IQ2_XXS": iq2_xxs,
+    "IQ2_XS": iq2_xs,
+    "IQ2_S": iq2_s,
+    "IQ3_XXS": iq3_xxs,
+    "IQ3_S": iq3_s,
+}

@@ -1,23 +1,29 @@
-"""Search for the codebook types: y = (d * k_g) * (v + shift), where the vector v of 8 or 4 elements is an entry of a grid.
+"""Search for the codebook types: y = (d * k_g) * (v + shift), where the vector v of 8 or 4 elements
+is an entry of a grid.
 
-1. `scan_group`: per group, the best scale of a ladder, and then the least-squares scale s of the entries found with it.
-2. `choose_d`: the d for which the integers around s_g / d lose least, each group's loss near its s_g taken as a parabola.
+1. `scan_group`: per group, the best scale of a ladder, and then the least-squares scale s of the
+   entries found with it.
+2. `choose_d`: the d for which the integers around s_g / d lose least, each group's loss near its
+   s_g taken as a parabola.
 3. `finish_group`: with d fixed, the integers around s_g / d are tried exactly.
-4. With all integers and entries fixed the least-squares d is known in closed form; step 3 is repeated with it as long as
-   that lowers the error.
+4. With all integers and entries fixed the least-squares d is known in closed form; step 3 is
+   repeated with it as long as that lowers the error.
 
-To judge a vector at a scale, its elements are divided by the scale and rounded, each for itself, to the values that occur in
-the grid. The result is a point of a small cube; a table (`grid_tables.py`) lists the NEAR entries closest to each point, and
-these are compared exactly, with the weights. Where signs are stored apart from the grid, magnitudes are searched. Where only
-7 of 8 signs are stored, the cheapest element of a vector with the wrong parity is given the wrong sign beforehand.
+To judge a vector at a scale, its elements are divided by the scale and rounded, each for itself, to
+the values that occur in the grid. The result is a point of a small cube; a table (`grid_tables.py`)
+lists the NEAR entries closest to each point, and these are compared exactly, with the weights.
+Where signs are stored apart from the grid, magnitudes are searched. Where only 7 of 8 signs are
+stored, the cheapest element of a vector with the wrong parity is given the wrong sign beforehand.
 
-Two corrections lower the measured KL divergence (`docs/benchmarks/quality.md`), as in `grouped.py`: `emphasis` raises the
-weights of large elements. And as a least-squares fit comes out shorter than the values it fits, by the part e of their energy
-that is lost, d is stretched by 1 + `gain` * e after all entries are chosen; what is represented exactly is left alone.
+Two corrections lower the measured KL divergence (`docs/benchmarks/quality.md`), as in `grouped.py`:
+`emphasis` raises the weights of large elements. And as a least-squares fit comes out shorter than
+the values it fits, by the part e of their energy that is lost, d is stretched by 1 + `gain` * e
+after all entries are chosen; what is represented exactly is left alone.
 
-Arrays: x, w, own float32[n], own holding the weights in use; groups float32[n / 16, >= 6]: scale, curvature, integer, number of
-the shift, and a trial of these two; lanes float32[6, 16] is scratch: entries and shifts of the current group (row 0), what its
-entries are compared with (1, 2), flipped element per eight of a block (4, 5).
+Arrays: x, w, own float32[n], own holding the weights in use; groups float32[n / 16, >= 6]: scale,
+curvature, integer, number of the shift, and a trial of these two; lanes float32[6, 16] is scratch:
+entries and shifts of the current group (row 0), what its entries are compared with (1, 2), flipped
+element per eight of a block (4, 5).
 """
 
 from __future__ import annotations
@@ -63,7 +69,9 @@ def _weigh(x, importance, own):
 
 
 def _choose_flips(x, w, lanes):
-    """lanes[4:6]: for each eight elements of a block the element whose sign is stored wrong, 8 if none."""
+    """lanes[4:6]: for each eight elements of a block the element whose sign is stored wrong, 8 if
+    none.
+    """
     for m in range(len(x) // 8):
         cheapest = 8
         odd = 0
@@ -80,8 +88,9 @@ def _choose_flips(x, w, lanes):
 
 
 def _load_group(x, at, lanes):
-    """lanes[1:3] = what x[at:at+GROUP] is matched with: x itself, or its magnitudes, negative where the sign is stored wrong.
-    Returns the largest magnitude."""
+    """lanes[1:3] = what x[at:at+GROUP] is matched with: x itself, or its magnitudes, negative where
+    the sign is stored wrong. Returns the largest magnitude.
+    """
     top = np.float32(0)
     for e in range(GROUP // 8):
         m = at // 8 + e
@@ -99,8 +108,9 @@ def _load_group(x, at, lanes):
 
 
 def _judge_group(lanes, w, at, scale, first_shift, last_shift, near):
-    """The error of a group at a scale, each vector with the best entry and the best of the given shifts, which are left in
-    lanes[0]: entries from 0 on, numbers of shifts from 8 on."""
+    """The error of a group at a scale, each vector with the best entry and the best of the given
+    shifts, which are left in lanes[0]: entries from 0 on, numbers of shifts from 8 on.
+    """
     inverse = SLOPE / scale if scale > 0 else np.float32(0)
     error = np.float32(0)
     for m in range(GROUP // DIMS):
@@ -109,8 +119,18 @@ def _judge_group(lanes, w, at, scale, first_shift, last_shift, near):
         best = np.float32(np.inf)
         for h in range(first_shift, last_shift):
             point = point_of(lanes, row, column, inverse, OFFSET - SHIFTS[h] * SLOPE)
-            key = closest_entry(lanes, row, column, w, at + m * DIMS, near, point, scale * (VALUES[0] + SHIFTS[h]),
-                                scale * (VALUES[1] + SHIFTS[h]), scale * (VALUES[2] + SHIFTS[h]))
+            key = closest_entry(
+                lanes,
+                row,
+                column,
+                w,
+                at + m * DIMS,
+                near,
+                point,
+                scale * (VALUES[0] + SHIFTS[h]),
+                scale * (VALUES[1] + SHIFTS[h]),
+                scale * (VALUES[2] + SHIFTS[h]),
+            )
             if h == first_shift or error_of(key) < best:
                 best = error_of(key)
                 lanes[0, m] = np.float32(near[point, key & NEAR - 1])
@@ -120,7 +140,9 @@ def _judge_group(lanes, w, at, scale, first_shift, last_shift, near):
 
 
 def _fit_group(lanes, w, at):
-    """(sum w x v, sum w v^2) of a group with the entries and shifts that `judge_group` left in lanes[0]."""
+    """(sum w x v, sum w v^2) of a group with the entries and shifts that `judge_group` left in
+    lanes[0].
+    """
     sxv = np.float32(0)
     svv = np.float32(0)
     for m in range(GROUP // DIMS):
@@ -135,8 +157,9 @@ def _fit_group(lanes, w, at):
 
 
 def _scan_group(x, w, at, groups, g, lanes, near):
-    """groups[g, 0:2]: the free scale for x[at:at+GROUP], 0 if the group is all zero, and how fast the error grows around it;
-    column 3: the number of the shift, where the group has one."""
+    """groups[g, 0:2]: the free scale for x[at:at+GROUP], 0 if the group is all zero, and how fast
+    the error grows around it; column 3: the number of the shift, where the group has one.
+    """
     groups[g, 0] = np.float32(0)
     groups[g, 1] = np.float32(0)
     groups[g, 3] = np.float32(0)
@@ -146,7 +169,9 @@ def _scan_group(x, w, at, groups, g, lanes, near):
     least = np.float32(np.inf)
     for h in range(len(SHIFTS) if COMMON_SHIFT else 1):
         for c in range(len(LADDER)):
-            error = judge_group(lanes, w, at, top * LADDER[c], h, h + 1 if COMMON_SHIFT else len(SHIFTS), near)
+            error = judge_group(
+                lanes, w, at, top * LADDER[c], h, h + 1 if COMMON_SHIFT else len(SHIFTS), near
+            )
             if error < least:
                 least = error
                 sxv, svv = fit_group(lanes, w, at)
@@ -158,7 +183,9 @@ def _scan_group(x, w, at, groups, g, lanes, near):
 def _nearest_integer(t):
     """The allowed group scale nearest to t."""
     k = np.floor((t - np.float32(FIRST_STEP)) / np.float32(STEP) + np.float32(0.5))
-    return np.float32(FIRST_STEP) + np.float32(STEP) * min(max(np.float32(0), k), np.float32((LAST_STEP - FIRST_STEP) // STEP))
+    return np.float32(FIRST_STEP) + np.float32(STEP) * min(
+        max(np.float32(0), k), np.float32((LAST_STEP - FIRST_STEP) // STEP)
+    )
 
 
 def _choose_d(n, groups):
@@ -194,8 +221,9 @@ def _choose_d(n, groups):
 
 
 def _finish_group(x, w, at, d, groups, g, column, lanes, near):
-    """With d fixed: groups[g, column:column+2] = integer scale and number of the shift; returns the weighted squared error and
-    the sums for the least-squares d."""
+    """With d fixed: groups[g, column:column+2] = integer scale and number of the shift; returns the
+    weighted squared error and the sums for the least-squares d.
+    """
     load_group(x, at, lanes)
     middle = nearest_integer(groups[g, 0] / d) if d > 0 else np.float32(FIRST_STEP)
     least = np.float32(np.inf)
@@ -212,7 +240,9 @@ def _finish_group(x, w, at, d, groups, g, column, lanes, near):
         for h in range(len(SHIFTS) if COMMON_SHIFT else 1):
             if COMMON_SHIFT and side == 1 and np.float32(h) != groups[g, column + 1]:
                 continue
-            error = judge_group(lanes, w, at, d * k, h, h + 1 if COMMON_SHIFT else len(SHIFTS), near)
+            error = judge_group(
+                lanes, w, at, d * k, h, h + 1 if COMMON_SHIFT else len(SHIFTS), near
+            )
             if error < least:
                 least = error
                 groups[g, column] = k
@@ -224,8 +254,10 @@ def _finish_group(x, w, at, d, groups, g, column, lanes, near):
 
 
 def _search_grid(x, importance, own, groups, lanes, near):
-    """All four steps for one block (or row). Returns d and d as it is to be stored, which is stretched by the gain;
-    groups[:, 2:4] holds integers and shift numbers, own the weights, lanes[4:6] the flipped elements."""
+    """All four steps for one block (or row). Returns d and d as it is to be stored, which is
+    stretched by the gain; groups[:, 2:4] holds integers and shift numbers, own the weights,
+    lanes[4:6] the flipped elements.
+    """
     n = len(x) // GROUP
     weigh(x, importance, own)
     if PARITY:
@@ -260,46 +292,99 @@ def _search_grid(x, importance, own, groups, lanes, near):
     for i in range(len(x)):
         t = min(abs(x[i]), LARGEST)
         energy += own[i] * t * t
-    stretch = np.float32(1) + GAIN * min(error / energy, np.float32(1)) if energy > 0 else np.float32(1)
+    stretch = (
+        np.float32(1) + GAIN * min(error / energy, np.float32(1)) if energy > 0 else np.float32(1)
+    )
     return kept, kept * stretch
 
 
 def _settle_group(x, w, d, groups, g, lanes, near):
-    """Leaves the entries and shifts of group g in lanes[0] (see `judge_group`), for the d and the integers that were found."""
+    """Leaves the entries and shifts of group g in lanes[0] (see `judge_group`), for the d and the
+    integers that were found.
+    """
     load_group(x, g * GROUP, lanes)
     h = int(groups[g, 3])
-    judge_group(lanes, w, g * GROUP, d * groups[g, 2], h, h + 1 if COMMON_SHIFT else len(SHIFTS), near)
+    judge_group(
+        lanes, w, g * GROUP, d * groups[g, 2], h, h + 1 if COMMON_SHIFT else len(SHIFTS), near
+    )
 
 
-_STEPS = (_weigh, _choose_flips, _load_group, point_of, closest_entry, _judge_group, _fit_group, _nearest_integer, _scan_group,
-          _choose_d, _finish_group)
+_STEPS = (
+    _weigh,
+    _choose_flips,
+    _load_group,
+    point_of,
+    closest_entry,
+    _judge_group,
+    _fit_group,
+    _nearest_integer,
+    _scan_group,
+    _choose_d,
+    _finish_group,
+)
 
 
-def grid_search(name: str, grid: np.ndarray, unit: float = 1, *, group: int, integers: range, shifts: tuple[float, ...] = (0,),
-                common_shift: bool = True, even_signs: bool = False, reach: tuple[float, float], rungs: int,
-                fill: tuple[float, float] = (1.1, 0.75), emphasis: int = 0, gain: float = 0.0) -> tuple[Callable, Callable]:
-    """Compile for one type: search(x, w, own, groups, lanes, near) -> (d, d to store), and settle(x, own, d, groups, g, lanes, near), to be
-    called for each group afterwards, which leaves its entries in `lanes`.
+def grid_search(
+    name: str,
+    grid: np.ndarray,
+    unit: float = 1,
+    *,
+    group: int,
+    integers: range,
+    shifts: tuple[float, ...] = (0,),
+    common_shift: bool = True,
+    even_signs: bool = False,
+    reach: tuple[float, float],
+    rungs: int,
+    fill: tuple[float, float] = (1.1, 0.75),
+    emphasis: int = 0,
+    gain: float = 0.0,
+) -> tuple[Callable, Callable]:
+    """Compile for one type: search(x, w, own, groups, lanes, near) -> (d, d to store), and
+    settle(x, own, d, groups, g, lanes, near), to be called for each group afterwards, which leaves
+    its entries in `lanes`.
 
-    grid: int8[entries, 8 or 4] of three or eight values, times `unit`; negative values mean that signs are part of the grid;
-    group: elements per integer; shifts: the choices of moving all values, common to a group or one per vector;
-    even_signs: the eighth sign follows from seven; reach, rungs: the ladder of scales, as multiples of (largest |x|) / (largest
-    value); fill: the part of the integer range that the largest group scale is tried to occupy; emphasis: how often the square
-    root is taken of 1 + x^2 / mean x^2, which multiplies the weights, 0 for not at all; gain: see above.
+    grid: int8[entries, 8 or 4] of three or eight values, times `unit`; negative values mean that
+    signs are part of the grid; group: elements per integer; shifts: the choices of moving all
+    values, common to a group or one per vector; even_signs: the eighth sign follows from seven;
+    reach, rungs: the ladder of scales, as multiples of (largest |x|) / (largest value); fill: the
+    part of the integer range that the largest group scale is tried to occupy; emphasis: how often
+    the square root is taken of 1 + x^2 / mean x^2, which multiplies the weights, 0 for not at all;
+    gain: see above.
     """
     values = np.unique(grid).astype(np.float32) * np.float32(unit)
     step = values[1] - values[0]
     ladder = np.geomspace(*reach, rungs)
     names: dict[str, object] = {
-        "DIMS": grid.shape[1], "BASE": len(values), "POWERS": (len(values) ** np.arange(grid.shape[1])[::-1]).astype(np.int32),
-        "GROUP": group, "VALUES": values[[0, 1, -1]], "SLOPE": np.float32(1) / step,
-        "OFFSET": np.float32(0.5) - values[0] / step, "SIGNED": bool(values[0] < 0), "PARITY": even_signs,
-        "SHIFTS": np.array(shifts, dtype=np.float32), "COMMON_SHIFT": common_shift,
-        "FIRST_STEP": integers[0], "STEP": integers.step, "LAST_STEP": integers[-1],
-        "LADDER": (ladder[np.argsort(np.abs(np.arange(rungs) - rungs / 2 + 0.4))] / values[-1]).astype(np.float32),
-        "TARGETS": np.linspace(integers[-1] * fill[0], integers[-1] * fill[1], 16).astype(np.float32),
-        "EMPHASIS": emphasis, "GAIN": np.float32(gain), "element": of_three if len(values) == 3 else of_eight}
+        "DIMS": grid.shape[1],
+        "BASE": len(values),
+        "POWERS": (len(values) ** np.arange(grid.shape[1])[::-1]).astype(np.int32),
+        "GROUP": group,
+        "VALUES": values[[0, 1, -1]],
+        "SLOPE": np.float32(1) / step,
+        "OFFSET": np.float32(0.5) - values[0] / step,
+        "SIGNED": bool(values[0] < 0),
+        "PARITY": even_signs,
+        "SHIFTS": np.array(shifts, dtype=np.float32),
+        "COMMON_SHIFT": common_shift,
+        "FIRST_STEP": integers[0],
+        "STEP": integers.step,
+        "LAST_STEP": integers[-1],
+        "LADDER": (
+            (ladder[np.argsort(np.abs(np.arange(rungs) - rungs / 2 + 0.4))] / values[-1]).astype(
+                np.float32
+            )
+        ),
+        "TARGETS": (
+            np.linspace(integers[-1] * fill[0], integers[-1] * fill[1], 16).astype(np.float32)
+        ),
+        "EMPHASIS": emphasis,
+        "GAIN": np.float32(gain),
+        "element": of_three if len(values) == 3 else of_eight,
+    }
     for template in _STEPS:
         step_name = template.__name__.lstrip("_")
         names[step_name] = specialize(template, f"{step_name}_{name}", **names)
-    return specialize(_search_grid, f"search_{name}", **names), specialize(_settle_group, f"settle_{name}", **names)
+    return specialize(_search_grid, f"search_{name}", **names), specialize(
+        _settle_group, f"settle_{name}", **names
+    )

@@ -1,4 +1,6 @@
-"""Tables of the codebook searches: the grid entries closest to every point of the cube that a grid lies in."""
+"""Tables of the codebook searches: the grid entries closest to every point of the cube that a grid
+lies in.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ def packed_digits(digits: np.ndarray, bits: int) -> np.ndarray:
 def closest_entries(grid: np.ndarray, near: int) -> tuple[np.ndarray, np.ndarray]:
     """For a grid int8[entries, dims] with values that are `base` different numbers:
 
-    uint16[base^dims, near]: the closest entries to every point (element 0 most significant), nearest first, as packed digits;
-    uint16[2^(bits*dims)]: the number of an entry, by its packed digits.
+    uint16[base^dims, near]: the closest entries to every point (element 0 most significant),
+    nearest first, as packed digits; uint16[2^(bits*dims)]: the number of an entry, by its packed
+    digits.
     """
     values, dims = np.unique(grid), grid.shape[1]
     base, bits = len(values), 2 if len(values) < 5 else 3

@@ -1,6 +1,7 @@
 """IQ1_S, IQ1_M, IQ1_S_R4, IQ1_M_R4: search and packing. Byte maps: `formats/codecs/grid.py`.
 
-The entries of the grid are ternary, moved by an eighth up or down. IQ1_S_R4 and IQ1_M_R4 have one d for the whole row.
+The entries of the grid are ternary, moved by an eighth up or down. IQ1_S_R4 and IQ1_M_R4 have one d
+for the whole row.
 """
 
 from __future__ import annotations
@@ -15,19 +16,59 @@ from .grid_tables import closest_entries
 from .grid_vectors import NEAR
 
 _SHIFTS = (0.125, -0.125)
-_iq1_s, _settle_iq1_s = grid_search("iq1_s", IQ1_S_GRID, group=32, integers=range(1, 16, 2), shifts=_SHIFTS,
-                                    reach=(0.4, 0.8), rungs=6, emphasis=3, gain=0.85)
-_iq1_s_r4, _settle_iq1_s_r4 = grid_search("iq1_s_r4", IQ1_S_GRID, group=32, integers=range(1, 16, 2), shifts=_SHIFTS,
-                                          reach=(0.4, 0.8), rungs=6, emphasis=3, gain=0.6)
-_iq1_m, _settle_iq1_m = grid_search("iq1_m", IQ1_S_GRID, group=16, integers=range(1, 16, 2), shifts=_SHIFTS, common_shift=False,
-                                    reach=(0.4, 0.8), rungs=6, emphasis=2, gain=0.7)
-_iq1_m_r4, _settle_iq1_m_r4 = grid_search("iq1_m_r4", IQ1_S_GRID, group=16, integers=range(0, 16), shifts=_SHIFTS, common_shift=False,
-                                          reach=(0.4, 0.8), rungs=6, emphasis=2, gain=0.6)
+_iq1_s, _settle_iq1_s = grid_search(
+    "iq1_s",
+    IQ1_S_GRID,
+    group=32,
+    integers=range(1, 16, 2),
+    shifts=_SHIFTS,
+    reach=(0.4, 0.8),
+    rungs=6,
+    emphasis=3,
+    gain=0.85,
+)
+_iq1_s_r4, _settle_iq1_s_r4 = grid_search(
+    "iq1_s_r4",
+    IQ1_S_GRID,
+    group=32,
+    integers=range(1, 16, 2),
+    shifts=_SHIFTS,
+    reach=(0.4, 0.8),
+    rungs=6,
+    emphasis=3,
+    gain=0.6,
+)
+_iq1_m, _settle_iq1_m = grid_search(
+    "iq1_m",
+    IQ1_S_GRID,
+    group=16,
+    integers=range(1, 16, 2),
+    shifts=_SHIFTS,
+    common_shift=False,
+    reach=(0.4, 0.8),
+    rungs=6,
+    emphasis=2,
+    gain=0.7,
+)
+_iq1_m_r4, _settle_iq1_m_r4 = grid_search(
+    "iq1_m_r4",
+    IQ1_S_GRID,
+    group=16,
+    integers=range(16),
+    shifts=_SHIFTS,
+    common_shift=False,
+    reach=(0.4, 0.8),
+    rungs=6,
+    emphasis=2,
+    gain=0.6,
+)
 
 
 @device_function
 def _write_indices(low, first, lanes, number, k, shift):
-    """Low bytes of four indices into low[first:]; returns the u16 of their high bits, the scale and the shift."""
+    """Low bytes of four indices into low[first:]; returns the u16 of their high bits, the scale and
+    the shift.
+    """
     word = k // 2 << 12 | shift << 15
     for l in range(4):
         index = int(number[int(lanes[0, l])])
@@ -52,7 +93,11 @@ def iq1_s(x, w, block, own, groups, lanes, near, number):
     write_half(block, 0, stored)
     for b in range(8):
         _settle_iq1_s(x, own, d, groups, b, lanes, near)
-        write_u16(block, 34 + 2 * b, _write_indices(block, 2 + 4 * b, lanes, number, int(groups[b, 2]), int(groups[b, 3])))
+        write_u16(
+            block,
+            34 + 2 * b,
+            _write_indices(block, 2 + 4 * b, lanes, number, int(groups[b, 2]), int(groups[b, 3])),
+        )
 
 
 def iq1_m(x, w, block, own, groups, lanes, near, number):
@@ -73,7 +118,11 @@ def iq1_s_r4(x, w, head, blocks, own, groups, lanes, near, number):
     write_half(head, 0, stored)
     for b in range(len(blocks)):
         _settle_iq1_s_r4(x, own, d, groups, b, lanes, near)
-        write_u16(blocks[b], 4, _write_indices(blocks[b], 0, lanes, number, int(groups[b, 2]), int(groups[b, 3])))
+        write_u16(
+            blocks[b],
+            4,
+            _write_indices(blocks[b], 0, lanes, number, int(groups[b, 2]), int(groups[b, 3])),
+        )
 
 
 def iq1_m_r4(x, w, head, blocks, own, groups, lanes, near, number):
@@ -88,4 +137,6 @@ def iq1_m_r4(x, w, head, blocks, own, groups, lanes, near, number):
 
 BLOCK_SEARCHES = {"IQ1_S": iq1_s, "IQ1_M": iq1_m}
 ROW_SEARCHES = {"IQ1_S_R4": iq1_s_r4, "IQ1_M_R4": iq1_m_r4}
-SEARCH_TABLES = dict.fromkeys(["IQ1_S", "IQ1_M", "IQ1_S_R4", "IQ1_M_R4"], functools.partial(closest_entries, IQ1_S_GRID, NEAR))
+SEARCH_TABLES = dict.fromkeys(
+    ["IQ1_S", "IQ1_M", "IQ1_S_R4", "IQ1_M_R4"], functools.partial(closest_entries, IQ1_S_GRID, NEAR)
+)

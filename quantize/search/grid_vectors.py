@@ -1,6 +1,7 @@
 """The closest entry of a grid for one vector: see `grid_search.py`.
 
-An entry is packed, 2 bits (three values) or 3 bits (eight) per element, the number of its value, the first element lowest.
+An entry is packed, 2 bits (three values) or 3 bits (eight) per element, the number of its value,
+the first element lowest.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ element = None
 
 @device_function
 def ordered(error, j):
-    """An integer that orders like `error` (not negative), with the number j < NEAR in its lowest bits. A minimum of integers may
-    be taken in any order, so compilers use vector instructions."""
+    """An integer that orders like `error` (not negative), with the number j < NEAR in its lowest
+    bits. A minimum of integers may be taken in any order, so compilers use vector instructions.
+    """
     return np.int32(np.int32(np.float32(error).view(np.int32) & -NEAR) | np.int32(j))
 
 
@@ -43,7 +45,9 @@ def of_eight(entry, i, one, two, last):
 
 
 def point_of(lanes, row, column, inverse, offset):
-    """The point of the cube next to lanes[row, column:column+DIMS]: x * inverse + offset rounds down to the number of a value."""
+    """The point of the cube next to lanes[row, column:column+DIMS]: x * inverse + offset rounds
+    down to the number of a value.
+    """
     point = np.int32(0)
     for i in range(DIMS):
         t = lanes[row, column + i] * inverse + offset
@@ -53,8 +57,10 @@ def point_of(lanes, row, column, inverse, offset):
 
 
 def closest_entry(lanes, row, column, w, at, near, point, one, two, last):
-    """Which of the entries near[point] is closest to lanes[row, column:column+DIMS], with weights w[at:at+DIMS], as a key of
-    `ordered`. The last three arguments describe the scaled and shifted values of the grid."""
+    """Which of the entries near[point] is closest to lanes[row, column:column+DIMS], with weights
+    w[at:at+DIMS], as a key of `ordered`. The last three arguments describe the scaled and shifted
+    values of the grid.
+    """
     least = np.int32(0x7FFFFFFF)
     for j in range(NEAR):
         entry = near[point, j]

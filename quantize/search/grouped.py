@@ -1,20 +1,24 @@
-"""Search for types whose groups share one scale d: y_i = (d * k_g) * (v_i + shift_g), with a small integer k_g per group.
+"""Search for types whose groups share one scale d: y_i = (d * k_g) * (v_i + shift_g), with a small
+integer k_g per group.
 
-IQ2_K, IQ3_K, IQ4_K, IQ4_KS, Q6_K and their relatives differ in the value set, in the integers a group scale can be, and in
-whether d belongs to a block (half precision) or to a row (float32). They share this search:
+IQ2_K, IQ3_K, IQ4_K, IQ4_KS, Q6_K and their relatives differ in the value set, in the integers a
+group scale can be, and in whether d belongs to a block (half precision) or to a row (float32). They
+share this search:
 
-1. `_scan`: per group and shift, the best free scale s from a geometric ladder on both signs; each rung is judged with
-   its own least-squares scale.
-2. `_try_scales`, `_pick_scale`: several d are tried, such that the largest s meets the ends of the integer range; the one with the smallest
-   total error after every s/d is rounded wins.
+1. `_scan`: per group and shift, the best free scale s from a geometric ladder on both signs; each
+   rung is judged with its own least-squares scale.
+2. `_try_scales`, `_pick_scale`: several d are tried, such that the largest s meets the ends of the
+   integer range; the one with the smallest total error after every s/d is rounded wins.
 3. `_settle`: with d fixed, the integers around s/d are tried exactly, for each shift.
-4. `_fit`, `_refit`: with all integers and values fixed the least-squares d is known in closed form; it is rounded as it will be
-   stored, and step 3 is repeated (`_retry`, `_judge`) as long as that lowers the error.
+4. `_fit`, `_refit`: with all integers and values fixed the least-squares d is known in closed form;
+   it is rounded as it will be stored, and step 3 is repeated (`_retry`, `_judge`) as long as that
+   lowers the error.
 
-Weights are the importances themselves: what is minimised is sum_i w_i (x_i - y_i)^2, the importance matrix's estimate of the
-damage to the layer's output. Below four bits two corrections lower the measured KL divergence (`docs/benchmarks/quality.md`):
-`emphasis` multiplies the weights by (mean x^2 + x_i^2)^(1/4), and `gain` stretches d slightly, because a least-squares fit
-always comes out shorter than the values it fits, and the lost length adds up over layers.
+Weights are the importances themselves: what is minimised is sum_i w_i (x_i - y_i)^2, the importance
+matrix's estimate of the damage to the layer's output. Below four bits two corrections lower the
+measured KL divergence (`docs/benchmarks/quality.md`): `emphasis` multiplies the weights by (mean
+x^2 + x_i^2)^(1/4), and `gain` stretches d slightly, because a least-squares fit always comes out
+shorter than the values it fits, and the lost length adds up over layers.
 
 The steps follow the contract of `steps.py`.
 """
@@ -38,24 +42,32 @@ EMPHASIS, GAIN = False, 1.0
 SHIFTS = np.zeros(1, dtype=np.float32)
 LADDER = np.ones(LANES, dtype=np.float32)
 TARGETS = np.ones(LANES, dtype=np.float32)
-score_lanes = error_lanes = nearest = nearest_integer = rounded_scales = neighbours = settle_with = fit_sums = codes_of = round_d = None
+score_lanes = error_lanes = nearest = nearest_integer = rounded_scales = neighbours = (
+    settle_with
+) = fit_sums = codes_of = round_d = None
 
-# Columns of `groups`: the best scale per shift (2); integer scale and number of the shift (2), a trial of these (2); error of the
-# last of them; shares of the least-squares sums; in the first group of a block its mean square; errors by candidate d.
+# Columns of `groups`: the best scale per shift (2); integer scale and number of the shift (2), a
+# trial of these (2); error of the last of them; shares of the least-squares sums; in the first
+# group of a block its mean square; errors by candidate d.
 FREE, CHOSEN, TRIAL, ERROR, SXV, SVV, MEAN, ERRORS = 0, 2, 4, 6, 7, 8, 9, 10
-# Columns of the last row, which also uses ERROR and ERRORS for the totals. SCALE, NEXT, STRETCHED: values of d.
+# Columns of the last row, which also uses ERROR and ERRORS for the totals. SCALE, NEXT, STRETCHED:
+# values of d.
 SCALE, NEXT, STRETCHED, LARGEST, GOES_ON, ACCEPTED = 0, 1, 2, 3, 4, 5
 
 
 @device_function
 def as_half(d):
-    """d as a half holds it. Beyond the largest half that one, not infinity, which no decoder would survive."""
+    """d as a half holds it. Beyond the largest half that one, not infinity, which no decoder would
+    survive.
+    """
     return nearest_half(d)
 
 
 @device_function
 def as_row_float(d):
-    """d in single precision, small enough for the largest product of two signed bytes with it to be finite."""
+    """d in single precision, small enough for the largest product of two signed bytes with it to be
+    finite.
+    """
     return min(max(np.float32(-2e34), d), np.float32(2e34))
 
 
@@ -67,7 +79,9 @@ def as_float(d):
 def _nearest_integer(t):
     """The allowed group scale nearest to t."""
     k = np.floor((t - np.float32(LOW)) / np.float32(STEP) + np.float32(0.5))
-    return np.float32(LOW) + np.float32(STEP) * min(max(k, np.float32(0)), np.float32((HIGH - LOW) // STEP))
+    return np.float32(LOW) + np.float32(STEP) * min(
+        max(k, np.float32(0)), np.float32((HIGH - LOW) // STEP)
+    )
 
 
 def _mean_square(x, w, own, groups, lanes, b):
@@ -79,7 +93,9 @@ def _mean_square(x, w, own, groups, lanes, b):
 
 
 def _scan(x, w, own, groups, lanes, g):
-    """own = the weights to use; groups[g, FREE + h]: the free scale of the group under shift h, 0 if the group is all zero."""
+    """own = the weights to use; groups[g, FREE + h]: the free scale of the group under shift h, 0
+    if the group is all zero.
+    """
     at = g * GROUP
     mean = groups[at // SUPER * (SUPER // GROUP), MEAN] if EMPHASIS else np.float32(0)
     for i in range(at, at + GROUP):
@@ -115,7 +131,9 @@ def _largest(x, w, own, groups, lanes, row):
 
 
 def _rounded_scales(free, largest, scale, inverse):
-    """For each lane: the multiple of d = largest / TARGETS[c] nearest to the free scale, and its inverse."""
+    """For each lane: the multiple of d = largest / TARGETS[c] nearest to the free scale, and its
+    inverse.
+    """
     for c in range(len(scale)):
         d = largest / TARGETS[c]
         rounded = d * nearest_integer(free / d)
@@ -124,7 +142,9 @@ def _rounded_scales(free, largest, scale, inverse):
 
 
 def _try_scales(x, w, own, groups, lanes, g):
-    """groups[g, ERRORS + c] = error of the group with d = largest / TARGETS[c] and its scale rounded to a multiple of that."""
+    """groups[g, ERRORS + c] = error of the group with d = largest / TARGETS[c] and its scale
+    rounded to a multiple of that.
+    """
     largest = groups[len(x) // GROUP, LARGEST]
     for c in range(LANES):
         lanes[4, c] = np.float32(0) if largest == 0 else np.float32(np.inf)
@@ -159,7 +179,9 @@ def _pick_scale(x, w, own, groups, lanes, row):
 
 
 def _neighbours(first, last, d, k, scale, inverse):
-    """Integers around `first` and, with a second shift, around `last`, in the second half of the lanes; d k, and its inverse."""
+    """Integers around `first` and, with a second shift, around `last`, in the second half of the
+    lanes; d k, and its inverse.
+    """
     per_shift = LANES // len(SHIFTS)
     for c in range(len(k)):
         middle = first if c < per_shift else last
@@ -171,7 +193,9 @@ def _neighbours(first, last, d, k, scale, inverse):
 
 
 def _settle_with(x, own, d, groups, g, column, lanes):
-    """With d fixed: groups[g, column:column+2] = integer scale and number of the shift; returns the weighted squared error."""
+    """With d fixed: groups[g, column:column+2] = integer scale and number of the shift; returns the
+    weighted squared error.
+    """
     per_shift = LANES // len(SHIFTS)
     inverse_d = np.float32(1) / d if d != 0 else np.float32(0)
     first = nearest_integer(groups[g, FREE] * inverse_d)
@@ -203,7 +227,9 @@ def _total(x, w, own, groups, lanes, row):
 
 
 def _fit_sums(x, w, at, d, k, shift, sxv, svv):
-    """Add a group's share of the least-squares problem for d: sum w x (k v) and sum w (k v)^2, element i in lane i % LANES."""
+    """Add a group's share of the least-squares problem for d: sum w x (k v) and sum w (k v)^2,
+    element i in lane i % LANES.
+    """
     scale = d * k
     inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
     for start in range(at, at + GROUP, LANES):
@@ -215,8 +241,9 @@ def _fit_sums(x, w, at, d, k, shift, sxv, svv):
 
 
 def _fit(x, w, own, groups, lanes, g):
-    """Take over what the last trial found, if it was better; then the group's share of the least-squares problem for d:
-    groups[g, SXV] = sum w x (k v), groups[g, SVV] = sum w (k v)^2."""
+    """Take over what the last trial found, if it was better; then the group's share of the
+    least-squares problem for d: groups[g, SXV] = sum w x (k v), groups[g, SVV] = sum w (k v)^2.
+    """
     common = groups[len(x) // GROUP]
     if common[ACCEPTED] != 0:
         groups[g, CHOSEN] = groups[g, TRIAL]
@@ -277,48 +304,94 @@ def _stretch(x, w, own, groups, lanes, row):
 
 
 def _encode(x, w, own, groups, lanes, g):
-    """groups[g, CHOSEN:CHOSEN+2] final; own = the codes, as float32: those of the d that was not stretched, which are nearer to
-    the optimum than rounding anew (measured: 1.5 % less divergence of IQ2_K)."""
+    """groups[g, CHOSEN:CHOSEN+2] final; own = the codes, as float32: those of the d that was not
+    stretched, which are nearer to the optimum than rounding anew (measured: 1.5 % less divergence
+    of IQ2_K).
+    """
     common = groups[len(x) // GROUP]
     if common[ACCEPTED] != 0:
         groups[g, CHOSEN] = groups[g, TRIAL]
         groups[g, CHOSEN + 1] = groups[g, TRIAL + 1]
-    codes_of(x, g * GROUP, GROUP, common[SCALE] * groups[g, CHOSEN], SHIFTS[int(groups[g, CHOSEN + 1])], own)
+    codes_of(
+        x,
+        g * GROUP,
+        GROUP,
+        common[SCALE] * groups[g, CHOSEN],
+        SHIFTS[int(groups[g, CHOSEN + 1])],
+        own,
+    )
 
 
-def grouped_steps(name: str, values: np.ndarray, *, group: int, integers: range, shifts: tuple[float, ...] = (0,),
-                  reach: tuple[float, float], fill: tuple[float, float], half: bool, rungs: int = LANES,
-                  emphasis: bool = False, gain: float = 1.0, rounds: int = 1,
-                  parts: dict[str, Callable] | None = None) -> Steps:
-    """The steps of the search for one type. In the end groups[:-1, CHOSEN:CHOSEN+2] hold integers and shift numbers,
-    groups[-1, STRETCHED] holds d as stored, and `own` the codes, as float32.
+def grouped_steps(
+    name: str,
+    values: np.ndarray,
+    *,
+    group: int,
+    integers: range,
+    shifts: tuple[float, ...] = (0,),
+    reach: tuple[float, float],
+    fill: tuple[float, float],
+    half: bool,
+    rungs: int = LANES,
+    emphasis: bool = False,
+    gain: float = 1.0,
+    rounds: int = 1,
+    parts: dict[str, Callable] | None = None,
+) -> Steps:
+    """The steps of the search for one type. In the end groups[:-1, CHOSEN:CHOSEN+2] hold integers
+    and shift numbers, groups[-1, STRETCHED] holds d as stored, and `own` the codes, as float32.
 
-    values: ascending value set; integers: what a group scale can be; shifts: the choices of moving the set;
-    reach, rungs: the ladder for either sign, as multiples of (largest value) / (largest x); fill: the part of the integer range
-    that the largest group scale is tried to occupy; half: d is stored in half precision (else float32); emphasis, gain: see
-    above; rounds: how often step 4 is repeated at most (more than once lowers the error by less than 0.1 %);
-    parts: templates that take the place of `score_lanes`, `error_lanes`, `fit_sums`, `codes_of` where the choice of one value
-    depends on others; such a `codes_of` finds the weights where it stores the codes.
+    values: ascending value set; integers: what a group scale can be; shifts: the choices of moving
+    the set; reach, rungs: the ladder for either sign, as multiples of (largest value) / (largest
+    x); fill: the part of the integer range that the largest group scale is tried to occupy; half: d
+    is stored in half precision (else float32); emphasis, gain: see above; rounds: how often step 4
+    is repeated at most (more than once lowers the error by less than 0.1 %); parts: templates that
+    take the place of `score_lanes`, `error_lanes`, `fit_sums`, `codes_of` where the choice of one
+    value depends on others; such a `codes_of` finds the weights where it stores the codes.
     """
     low, high = integers[0], integers[-1]
     part, ladder = np.linspace(*fill, LANES // 2), np.geomspace(*reach, rungs)
     names = value_set(name, values)
-    names |= {"GROUP": group, "LOW": low, "HIGH": high, "STEP": integers.step, "SHIFTS": np.array(shifts, dtype=np.float32),
-              "EMPHASIS": emphasis, "GAIN": gain,
-              "LADDER": (np.abs(values).max() * np.concatenate([ladder, -ladder])).astype(np.float32),
-              "TARGETS": np.concatenate([low * part, high * part]).astype(np.float32), "round_d": as_half if half else as_row_float}
-    judges = {"score_lanes": lane_functions.score_lanes, "error_lanes": lane_functions.error_lanes, "fit_sums": _fit_sums}
+    names |= {
+        "GROUP": group,
+        "LOW": low,
+        "HIGH": high,
+        "STEP": integers.step,
+        "SHIFTS": np.array(shifts, dtype=np.float32),
+        "EMPHASIS": emphasis,
+        "GAIN": gain,
+        "LADDER": (np.abs(values).max() * np.concatenate([ladder, -ladder])).astype(np.float32),
+        "TARGETS": np.concatenate([low * part, high * part]).astype(np.float32),
+        "round_d": as_half if half else as_row_float,
+    }
+    judges = {
+        "score_lanes": lane_functions.score_lanes,
+        "error_lanes": lane_functions.error_lanes,
+        "fit_sums": _fit_sums,
+    }
     for part, template in (judges | (parts or {})).items():
         names[part] = specialize(template, f"{part}_{name}", **names)
     for template in (_nearest_integer, _rounded_scales, _neighbours, _settle_with):
         step = template.__name__.lstrip("_")
         names[step] = specialize(template, f"{step}_{name}", **names)
-    order = [("group", _scan), ("row", _largest), ("group", _try_scales), ("lane", _sum_errors), ("row", _pick_scale),
-             ("group", _settle), ("row", _total)]
+    order = [
+        ("group", _scan),
+        ("row", _largest),
+        ("group", _try_scales),
+        ("lane", _sum_errors),
+        ("row", _pick_scale),
+        ("group", _settle),
+        ("row", _total),
+    ]
     if emphasis:
         order.insert(0, ("block", _mean_square))
     again = [("group", _fit), ("row", _refit), ("group", _retry), ("row", _judge)]
     numbers = range(len(order), len(order) + len(again))
     order += [*again, ("row", _stretch), ("group", _encode)]
-    compiled = {template: specialize(template, f"{template.__name__.lstrip('_')}_{name}", **names) for _, template in order}
-    return Steps(name, group, tuple((over, compiled[template]) for over, template in order), numbers, rounds)
+    compiled = {
+        template: specialize(template, f"{template.__name__.lstrip('_')}_{name}", **names)
+        for _, template in order
+    }
+    return Steps(
+        name, group, tuple((over, compiled[template]) for over, template in order), numbers, rounds
+    )

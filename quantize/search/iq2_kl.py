@@ -1,7 +1,9 @@
-"""IQ2_KL: one code of five bits for two neighbouring elements, y = (d * k) * pair. Byte map: `formats/codecs/iq_ks.py`.
+"""IQ2_KL: one code of five bits for two neighbouring elements, y = (d * k) * pair. Byte map:
+`formats/codecs/iq_ks.py`.
 
-The 32 pairs are made of eight values, but not of any two of them: the best pair for given elements and weights is found by
-adding the error of each first value to the smallest error among the second values that go with it.
+The 32 pairs are made of eight values, but not of any two of them: the best pair for given elements
+and weights is found by adding the error of each first value to the smallest error among the second
+values that go with it.
 
 The search is that of `grouped.py` with this choice in place of the nearest value.
 """
@@ -30,11 +32,17 @@ def _off(x, w, sv):
 
 
 def _judge(name: str, keep: str) -> Callable:
-    """Compile name(x0, x1, w0, w1, s), written out from the table: the smallest w0 (x0 - s a)^2 + w1 (x1 - s b)^2 over all pairs
-    (a, b). keep: "error" for that error alone, "pair" for (a, b, code) of that pair."""
+    """Compile name(x0, x1, w0, w1, s), written out from the table: the smallest w0 (x0 - s a)^2 +
+    w1 (x1 - s b)^2 over all pairs (a, b). keep: "error" for that error alone, "pair" for (a, b,
+    code) of that pair.
+    """
     lines = [f"def {name}(x0, x1, w0, w1, s):"]
     for n, v in enumerate(_VALUES):
-        lines += [f"s{n} = s * float32({v})", f"first{n} = off(x0, w0, s{n})", f"second{n} = off(x1, w1, s{n})"]
+        lines += [
+            f"s{n} = s * float32({v})",
+            f"first{n} = off(x0, w0, s{n})",
+            f"second{n} = off(x1, w1, s{n})",
+        ]
     for n, v in enumerate(_VALUES):
         codes = np.flatnonzero(IQ2KL_VALUES[:, 0] == v)
         for count, code in enumerate(codes):
@@ -44,18 +52,26 @@ def _judge(name: str, keep: str) -> Callable:
                 lines += [f"error, b, code = {error}, float32({b}), float32({code})"]
                 continue
             if keep == "pair":
-                lines += [f"b = float32({b}) if {error} < error else b", f"code = float32({code}) if {error} < error else code"]
+                lines += [
+                    f"b = float32({b}) if {error} < error else b",
+                    f"code = float32({code}) if {error} < error else code",
+                ]
             lines += [f"error = min(error, {error})"]
         lines += [f"error = first{n} + error"]
         if n == 0:
             lines += [f"least, least_a, least_b, least_code = error, float32({v}), b, code"]
             continue
         if keep == "pair":
-            lines += [f"least_a = float32({v}) if error < least else least_a", "least_b = b if error < least else least_b",
-                      "least_code = code if error < least else least_code"]
+            lines += [
+                f"least_a = float32({v}) if error < least else least_a",
+                "least_b = b if error < least else least_b",
+                "least_code = code if error < least else least_code",
+            ]
         lines += ["least = min(least, error)"]
     lines += ["return least" if keep == "error" else "return least_a, least_b, least_code"]
-    return from_source("\n    ".join(lines), name, __file__, {"forceinline": True}, off=_off, float32=np.float32)
+    return from_source(
+        "\n    ".join(lines), name, __file__, {"forceinline": True}, off=_off, float32=np.float32
+    )
 
 
 _pair_error = _judge("_pair_error", "error")
@@ -79,7 +95,9 @@ def _error_lanes(x, w, at, n, shift, scale, inverse, error):
         error[c] = np.float32(0)
     for i in range(at, at + n, 2):
         x0, x1, w0, w1 = x[i], x[i + 1], w[i], w[i + 1]
-        for c in range(len(error)):  # not LANES, which would be unrolled before it could become vector instructions
+        for c in range(
+            len(error)
+        ):  # not LANES, which would be unrolled before it could become vector instructions
             error[c] += _pair_error(x0, x1, w0, w1, scale[c])
 
 
@@ -115,7 +133,21 @@ def iq2_kl(block, codes, groups):
     write_u16(block, 0, high)
 
 
-_steps = grouped_steps("iq2_kl", _VALUES, group=32, integers=range(-32, 32), reach=(0.7, 1.8), fill=(1.1, 0.75), half=True,
-                       emphasis=True, gain=1.03,
-                       parts={"score_lanes": _score_lanes, "error_lanes": _error_lanes, "fit_sums": _fit_sums, "codes_of": _codes_of})
+_steps = grouped_steps(
+    "iq2_kl",
+    _VALUES,
+    group=32,
+    integers=range(-32, 32),
+    reach=(0.7, 1.8),
+    fill=(1.1, 0.75),
+    half=True,
+    emphasis=True,
+    gain=1.03,
+    parts={
+        "score_lanes": _score_lanes,
+        "error_lanes": _error_lanes,
+        "fit_sums": _fit_sums,
+        "codes_of": _codes_of,
+    },
+)
 STEPPED_SEARCHES = {"IQ2_KL": RowSearch(_steps, half_head, iq2_kl, __file__)}

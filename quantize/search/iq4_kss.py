@@ -1,9 +1,11 @@
-"""IQ4_KSS: IQ4_KS in exactly four bits, for which four codes share a constraint. Byte map: `formats/codecs/iq_ks.py`.
+"""IQ4_KSS: IQ4_KS in exactly four bits, for which four codes share a constraint. Byte map:
+`formats/codecs/iq_ks.py`.
 
-The 16 bits of four codes (of elements 2n, 2n+1, 2n+16, 2n+17 of a group) have an even number of ones; that bit saved per word
-holds the scales. With the scale fixed each element has a best value among the codes of even parity and one among those of odd
-parity. Taking the better of the two everywhere and, if the parities do not come out even, changing the one element where that
-costs least, gives the best of all allowed choices: no approximation is made.
+The 16 bits of four codes (of elements 2n, 2n+1, 2n+16, 2n+17 of a group) have an even number of
+ones; that bit saved per word holds the scales. With the scale fixed each element has a best value
+among the codes of even parity and one among those of odd parity. Taking the better of the two
+everywhere and, if the parities do not come out even, changing the one element where that costs
+least, gives the best of all allowed choices: no approximation is made.
 
 The search is that of `grouped.py` with this choice in place of the nearest value.
 """
@@ -21,7 +23,7 @@ from .lanes import LANES
 from .steps import RowSearch
 
 _PARITY = np.array([code.bit_count() & 1 for code in range(16)])
-_EVEN_CODES, _ODD_CODES = (np.nonzero(_PARITY == parity)[0].astype(np.float32) for parity in (0, 1))
+_EVEN_CODES, _ODD_CODES = (np.nonzero(parity == _PARITY)[0].astype(np.float32) for parity in (0, 1))
 _EVEN, _ODD = IQ4NL_VALUES[_PARITY == 0], IQ4NL_VALUES[_PARITY == 1]
 _EVEN_MIDDLES, _ODD_MIDDLES = ((values[1:] + values[:-1]) / 2 for values in (_EVEN, _ODD))
 
@@ -60,8 +62,9 @@ def _odd_code(t):
 
 @inlined_function
 def _add_score(x, w, inverse, shift, parity, least, sxv, svv, dxv, dvv):
-    """One element more of four. parity: -1 while an odd number of codes is odd; least: the smallest cost of a change so far, which
-    would add dxv and dvv to the sums sxv and svv."""
+    """One element more of four. parity: -1 while an odd number of codes is odd; least: the smallest
+    cost of a change so far, which would add dxv and dvv to the sums sxv and svv.
+    """
     t = x * inverse - shift
     even = _nearest_even(t)
     odd = _nearest_odd(t)
@@ -84,10 +87,18 @@ def _four_scores(x0, x1, x2, x3, w0, w1, w2, w3, inverse, shift):
     """(sum w x v, sum w v^2) of four elements."""
     zero = np.float32(0)
     parity, least, sxv, svv, dxv, dvv = np.float32(1), np.float32(np.inf), zero, zero, zero, zero
-    parity, least, sxv, svv, dxv, dvv = _add_score(x0, w0, inverse, shift, parity, least, sxv, svv, dxv, dvv)
-    parity, least, sxv, svv, dxv, dvv = _add_score(x1, w1, inverse, shift, parity, least, sxv, svv, dxv, dvv)
-    parity, least, sxv, svv, dxv, dvv = _add_score(x2, w2, inverse, shift, parity, least, sxv, svv, dxv, dvv)
-    parity, least, sxv, svv, dxv, dvv = _add_score(x3, w3, inverse, shift, parity, least, sxv, svv, dxv, dvv)
+    parity, least, sxv, svv, dxv, dvv = _add_score(
+        x0, w0, inverse, shift, parity, least, sxv, svv, dxv, dvv
+    )
+    parity, least, sxv, svv, dxv, dvv = _add_score(
+        x1, w1, inverse, shift, parity, least, sxv, svv, dxv, dvv
+    )
+    parity, least, sxv, svv, dxv, dvv = _add_score(
+        x2, w2, inverse, shift, parity, least, sxv, svv, dxv, dvv
+    )
+    parity, least, sxv, svv, dxv, dvv = _add_score(
+        x3, w3, inverse, shift, parity, least, sxv, svv, dxv, dvv
+    )
     dxv = dxv if parity < 0 else zero
     dvv = dvv if parity < 0 else zero
     return sxv + dxv, svv + dvv
@@ -113,8 +124,11 @@ def _add_error(x, w, inverse, scale, shift, parity, least, error):
     odd = x - scale * (_nearest_odd(t) + shift)
     even_error = (w * even) * even
     odd_error = (w * odd) * odd
-    return (-parity if odd_error < even_error else parity, min(least, abs(odd_error - even_error)),
-            error + min(even_error, odd_error))
+    return (
+        -parity if odd_error < even_error else parity,
+        min(least, abs(odd_error - even_error)),
+        error + min(even_error, odd_error),
+    )
 
 
 def _error_lanes(x, w, at, n, shift, scale, inverse, error):
@@ -125,10 +139,18 @@ def _error_lanes(x, w, at, n, shift, scale, inverse, error):
         w0, w1, w2, w3 = w[i], w[i + 1], w[i + 16], w[i + 17]
         for c in range(LANES):
             parity, least, four = np.float32(1), np.float32(np.inf), np.float32(0)
-            parity, least, four = _add_error(x0, w0, inverse[c], scale[c], shift[c], parity, least, four)
-            parity, least, four = _add_error(x1, w1, inverse[c], scale[c], shift[c], parity, least, four)
-            parity, least, four = _add_error(x2, w2, inverse[c], scale[c], shift[c], parity, least, four)
-            parity, least, four = _add_error(x3, w3, inverse[c], scale[c], shift[c], parity, least, four)
+            parity, least, four = _add_error(
+                x0, w0, inverse[c], scale[c], shift[c], parity, least, four
+            )
+            parity, least, four = _add_error(
+                x1, w1, inverse[c], scale[c], shift[c], parity, least, four
+            )
+            parity, least, four = _add_error(
+                x2, w2, inverse[c], scale[c], shift[c], parity, least, four
+            )
+            parity, least, four = _add_error(
+                x3, w3, inverse[c], scale[c], shift[c], parity, least, four
+            )
             error[c] += four + (least if parity < 0 else np.float32(0))
 
 
@@ -137,7 +159,18 @@ def _fit_sums(x, w, at, d, k, shift, sxv, svv):
     inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
     for c in range(8):
         i = at + 2 * c
-        a, b = _four_scores(x[i], x[i + 1], x[i + 16], x[i + 17], w[i], w[i + 1], w[i + 16], w[i + 17], inverse, shift)
+        a, b = _four_scores(
+            x[i],
+            x[i + 1],
+            x[i + 16],
+            x[i + 17],
+            w[i],
+            w[i + 1],
+            w[i + 16],
+            w[i + 17],
+            inverse,
+            shift,
+        )
         sxv[c] += k * a
         svv[c] += (k * b) * k
 
@@ -176,13 +209,36 @@ def iq4_kss(block, codes, groups):
         scale = (int(groups[b, CHOSEN]) + 127) | int(groups[b, CHOSEN + 1])
         for n in range(8):
             i = 32 * b + 2 * n
-            word = int(codes[i]) | int(codes[i + 16]) << 4 | int(codes[i + 1]) << 8 | int(codes[i + 17]) << 12
-            for shift in (1, 2, 4, 8):  # bit by bit the sum modulo 2 of all from the top down: the inverse of v ^ v>>1
+            word = (
+                int(codes[i])
+                | int(codes[i + 16]) << 4
+                | int(codes[i + 1]) << 8
+                | int(codes[i + 17]) << 12
+            )
+            for shift in (
+                1,
+                2,
+                4,
+                8,
+            ):  # bit by bit the sum modulo 2 of all from the top down: the inverse of v ^ v>>1
                 word ^= word >> shift
             write_u16(block, 16 * b + 2 * n, (word & 0xFFFE) | (scale >> n & 1))
 
 
-_steps = grouped_steps("iq4_kss", IQ4NL_VALUES, group=32, integers=range(-127, 128, 2), shifts=(0, 4), reach=(0.8, 1.6), fill=(1.1, 0.75),
-                       half=False, parts={"score_lanes": _score_lanes, "error_lanes": _error_lanes, "fit_sums": _fit_sums,
-                                          "codes_of": _codes_of})
+_steps = grouped_steps(
+    "iq4_kss",
+    IQ4NL_VALUES,
+    group=32,
+    integers=range(-127, 128, 2),
+    shifts=(0, 4),
+    reach=(0.8, 1.6),
+    fill=(1.1, 0.75),
+    half=False,
+    parts={
+        "score_lanes": _score_lanes,
+        "error_lanes": _error_lanes,
+        "fit_sums": _fit_sums,
+        "codes_of": _codes_of,
+    },
+)
 STEPPED_SEARCHES = {"IQ4_KSS": RowSearch(_steps, float_head, iq4_kss, __file__)}

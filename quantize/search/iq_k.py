@@ -1,6 +1,8 @@
-"""IQ2_K to IQ6_K and IQ4_XS: search and packing. Byte maps: `formats/codecs/iq_k.py`, `formats/codecs/grid.py`.
+"""IQ2_K to IQ6_K and IQ4_XS: search and packing. Byte maps: `formats/codecs/iq_k.py`,
+`formats/codecs/grid.py`.
 
-The writers follow `BlockSearch` in `steps.py`: a block, its 256 codes, its groups and behind them what they have in common.
+The writers follow `BlockSearch` in `steps.py`: a block, its 256 codes, its groups and behind them
+what they have in common.
 """
 
 from __future__ import annotations
@@ -11,18 +13,71 @@ from ...formats.tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4NL_VALUES, IQ5NL_VA
 from .grouped import CHOSEN, STRETCHED, grouped_steps
 from .steps import BlockSearch
 
-_iq2_k = grouped_steps("iq2_k", IQ2NL_VALUES[:4], group=16, integers=range(-8, 8), shifts=(0, 5),
-                        reach=(0.6, 2.2), fill=(1.3, 0.8), rungs=8, half=True, emphasis=True, gain=1.04)
-_iq3_k = grouped_steps("iq3_k", IQ3NL_VALUES[:8], group=16, integers=range(-31, 32, 2), shifts=(0, 4),
-                        reach=(0.7, 1.8), fill=(1.15, 0.7), rungs=8, half=True, emphasis=True, gain=1.01)
-_iq4_k = grouped_steps("iq4_k", IQ4NL_VALUES, group=16, integers=range(-32, 32), shifts=(0, 4),
-                        reach=(0.7, 1.8), fill=(1.1, 0.75), half=True)
-_iq4_xs = grouped_steps("iq4_xs", IQ4NL_VALUES, group=32, integers=range(-32, 32),
-                         reach=(0.8, 1.6), fill=(1.1, 0.75), half=True)
-_iq5_k = grouped_steps("iq5_k", IQ5NL_VALUES[:32], group=16, integers=range(-32, 32), shifts=(0, 2),
-                        reach=(0.85, 1.3), fill=(1.1, 0.75), half=True)
-_iq6_k = grouped_steps("iq6_k", IQ6NL_VALUES[:64], group=16, integers=range(-128, 128), shifts=(0, 1),
-                        reach=(0.9, 1.2), fill=(1.05, 0.85), half=True)
+_iq2_k = grouped_steps(
+    "iq2_k",
+    IQ2NL_VALUES[:4],
+    group=16,
+    integers=range(-8, 8),
+    shifts=(0, 5),
+    reach=(0.6, 2.2),
+    fill=(1.3, 0.8),
+    rungs=8,
+    half=True,
+    emphasis=True,
+    gain=1.04,
+)
+_iq3_k = grouped_steps(
+    "iq3_k",
+    IQ3NL_VALUES[:8],
+    group=16,
+    integers=range(-31, 32, 2),
+    shifts=(0, 4),
+    reach=(0.7, 1.8),
+    fill=(1.15, 0.7),
+    rungs=8,
+    half=True,
+    emphasis=True,
+    gain=1.01,
+)
+_iq4_k = grouped_steps(
+    "iq4_k",
+    IQ4NL_VALUES,
+    group=16,
+    integers=range(-32, 32),
+    shifts=(0, 4),
+    reach=(0.7, 1.8),
+    fill=(1.1, 0.75),
+    half=True,
+)
+_iq4_xs = grouped_steps(
+    "iq4_xs",
+    IQ4NL_VALUES,
+    group=32,
+    integers=range(-32, 32),
+    reach=(0.8, 1.6),
+    fill=(1.1, 0.75),
+    half=True,
+)
+_iq5_k = grouped_steps(
+    "iq5_k",
+    IQ5NL_VALUES[:32],
+    group=16,
+    integers=range(-32, 32),
+    shifts=(0, 2),
+    reach=(0.85, 1.3),
+    fill=(1.1, 0.75),
+    half=True,
+)
+_iq6_k = grouped_steps(
+    "iq6_k",
+    IQ6NL_VALUES[:64],
+    group=16,
+    integers=range(-128, 128),
+    shifts=(0, 1),
+    reach=(0.9, 1.2),
+    fill=(1.05, 0.85),
+    half=True,
+)
 
 
 def iq2_k(block, codes, groups):
@@ -64,7 +119,9 @@ def iq3_k(block, codes, groups):
 
 @device_function
 def _write_six_bit_scales(block, groups):
-    """The scale, the shift bits and sixteen scales in -32..31, into the cleared first 16 bytes of IQ4_K and IQ5_K."""
+    """The scale, the shift bits and sixteen scales in -32..31, into the cleared first 16 bytes of
+    IQ4_K and IQ5_K.
+    """
     write_half(block, 0, groups[16, STRETCHED])
     extra = 0
     for g in range(16):
@@ -123,6 +180,10 @@ def iq4_xs(block, codes, groups):
 
 
 STEPPED_SEARCHES = {
-    "IQ2_K": BlockSearch(_iq2_k, iq2_k, __file__), "IQ3_K": BlockSearch(_iq3_k, iq3_k, __file__),
-    "IQ4_K": BlockSearch(_iq4_k, iq4_k, __file__), "IQ5_K": BlockSearch(_iq5_k, iq5_k, __file__),
-    "IQ6_K": BlockSearch(_iq6_k, iq6_k, __file__), "IQ4_XS": BlockSearch(_iq4_xs, iq4_xs, __file__)}
+    "IQ2_K": BlockSearch(_iq2_k, iq2_k, __file__),
+    "IQ3_K": BlockSearch(_iq3_k, iq3_k, __file__),
+    "IQ4_K": BlockSearch(_iq4_k, iq4_k, __file__),
+    "IQ5_K": BlockSearch(_iq5_k, iq5_k, __file__),
+    "IQ6_K": BlockSearch(_iq6_k, iq6_k, __file__),
+    "IQ4_XS": BlockSearch(_iq4_xs, iq4_xs, __file__),
+}

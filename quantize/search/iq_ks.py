@@ -1,6 +1,8 @@
-"""IQ2_KS, IQ3_KS, IQ4_KS, IQ5_KS, whose scale belongs to the row: search and packing. Byte maps: `formats/codecs/iq_ks.py`.
+"""IQ2_KS, IQ3_KS, IQ4_KS, IQ5_KS, whose scale belongs to the row: search and packing. Byte maps:
+`formats/codecs/iq_ks.py`.
 
-The writers follow `RowSearch` in `steps.py`: head, the bytes in front of the row's blocks; a block, its 256 codes and 8 groups.
+The writers follow `RowSearch` in `steps.py`: head, the bytes in front of the row's blocks; a block,
+its 256 codes and 8 groups.
 """
 
 from __future__ import annotations
@@ -10,14 +12,53 @@ from ...formats.tables import IQ2NL_VALUES, IQ3NL_VALUES, IQ4NL_VALUES, IQ5NL_VA
 from .grouped import CHOSEN, STRETCHED, grouped_steps
 from .steps import RowSearch
 
-_iq2_ks = grouped_steps("iq2_ks", IQ2NL_VALUES[:4], group=32, integers=range(-16, 16), shifts=(0, 5),
-                        reach=(0.6, 2.2), fill=(1.3, 0.8), rungs=8, half=True, emphasis=True, gain=1.02)
-_iq3_ks = grouped_steps("iq3_ks", IQ3NL_VALUES[:8], group=32, integers=range(-16, 16), shifts=(0, 4),
-                        reach=(0.7, 1.8), fill=(1.15, 0.7), rungs=8, half=True, emphasis=True, gain=1.01)
-_iq4_ks = grouped_steps("iq4_ks", IQ4NL_VALUES, group=32, integers=range(-127, 128, 2), shifts=(0, 4),
-                        reach=(0.8, 1.6), fill=(1.1, 0.75), rungs=8, half=False)
-_iq5_ks = grouped_steps("iq5_ks", IQ5NL_VALUES[:32], group=32, integers=range(-127, 128, 2), shifts=(0, 2),
-                        reach=(0.85, 1.3), fill=(1.1, 0.75), half=False)
+_iq2_ks = grouped_steps(
+    "iq2_ks",
+    IQ2NL_VALUES[:4],
+    group=32,
+    integers=range(-16, 16),
+    shifts=(0, 5),
+    reach=(0.6, 2.2),
+    fill=(1.3, 0.8),
+    rungs=8,
+    half=True,
+    emphasis=True,
+    gain=1.02,
+)
+_iq3_ks = grouped_steps(
+    "iq3_ks",
+    IQ3NL_VALUES[:8],
+    group=32,
+    integers=range(-16, 16),
+    shifts=(0, 4),
+    reach=(0.7, 1.8),
+    fill=(1.15, 0.7),
+    rungs=8,
+    half=True,
+    emphasis=True,
+    gain=1.01,
+)
+_iq4_ks = grouped_steps(
+    "iq4_ks",
+    IQ4NL_VALUES,
+    group=32,
+    integers=range(-127, 128, 2),
+    shifts=(0, 4),
+    reach=(0.8, 1.6),
+    fill=(1.1, 0.75),
+    rungs=8,
+    half=False,
+)
+_iq5_ks = grouped_steps(
+    "iq5_ks",
+    IQ5NL_VALUES[:32],
+    group=32,
+    integers=range(-127, 128, 2),
+    shifts=(0, 2),
+    reach=(0.85, 1.3),
+    fill=(1.1, 0.75),
+    half=False,
+)
 
 
 def half_head(head, common):
@@ -71,5 +112,8 @@ def iq5_ks(block, codes, groups):
 
 
 STEPPED_SEARCHES = {
-    "IQ2_KS": RowSearch(_iq2_ks, half_head, iq2_ks, __file__), "IQ3_KS": RowSearch(_iq3_ks, half_head, iq3_ks, __file__),
-    "IQ4_KS": RowSearch(_iq4_ks, float_head, iq4_ks, __file__), "IQ5_KS": RowSearch(_iq5_ks, float_head, iq5_ks, __file__)}
+    "IQ2_KS": RowSearch(_iq2_ks, half_head, iq2_ks, __file__),
+    "IQ3_KS": RowSearch(_iq3_ks, half_head, iq3_ks, __file__),
+    "IQ4_KS": RowSearch(_iq4_ks, float_head, iq4_ks, __file__),
+    "IQ5_KS": RowSearch(_iq5_ks, float_head, iq5_ks, __file__),
+}

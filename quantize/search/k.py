@@ -12,12 +12,30 @@ from .lanes import PAIRS
 from .steps import BlockSearch
 
 _q2_k, _q2_k_code = affine_search("q2_k", group=16, levels=3, top=15)
-_q3_k = grouped_steps("q3_k", np.arange(-4, 4), group=16, integers=range(-32, 32), reach=(0.7, 1.8),
-                       fill=(1.1, 0.75), rungs=8, half=True, parts=PAIRS)
+_q3_k = grouped_steps(
+    "q3_k",
+    np.arange(-4, 4),
+    group=16,
+    integers=range(-32, 32),
+    reach=(0.7, 1.8),
+    fill=(1.1, 0.75),
+    rungs=8,
+    half=True,
+    parts=PAIRS,
+)
 _q4_k, _q4_k_code = affine_search("q4_k", group=32, levels=15, top=63)
 _q5_k, _q5_k_code = affine_search("q5_k", group=32, levels=31, top=63)
-_q6_k = grouped_steps("q6_k", np.arange(-32, 32), group=16, integers=range(-128, 128), reach=(0.93, 1.12),
-                       fill=(1.05, 0.85), rungs=8, half=True, parts=PAIRS)
+_q6_k = grouped_steps(
+    "q6_k",
+    np.arange(-32, 32),
+    group=16,
+    integers=range(-128, 128),
+    reach=(0.93, 1.12),
+    fill=(1.05, 0.85),
+    rungs=8,
+    half=True,
+    parts=PAIRS,
+)
 
 
 def q2_k(x, w, block, own, groups, lanes):
@@ -49,7 +67,9 @@ def q3_k(block, codes, groups):
 
 @device_function
 def _write_scales(block, d, dmin, groups):
-    """d, dmin and the six-bit scales and minimums of eight groups, into the cleared first 16 bytes of Q4_K and Q5_K."""
+    """d, dmin and the six-bit scales and minimums of eight groups, into the cleared first 16 bytes
+    of Q4_K and Q5_K.
+    """
     write_half(block, 0, d)
     write_half(block, 2, dmin)
     for s in range(8):
@@ -99,4 +119,7 @@ def q6_k(block, codes, groups):
 
 
 BLOCK_SEARCHES = {"Q2_K": q2_k, "Q4_K": q4_k, "Q5_K": q5_k}
-STEPPED_SEARCHES = {"Q3_K": BlockSearch(_q3_k, q3_k, __file__), "Q6_K": BlockSearch(_q6_k, q6_k, __file__)}
+STEPPED_SEARCHES = {
+    "Q3_K": BlockSearch(_q3_k, q3_k, __file__),
+    "Q6_K": BlockSearch(_q6_k, q6_k, __file__),
+}

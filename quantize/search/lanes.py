@@ -1,9 +1,10 @@
 """The inner loop of every search: judge many candidate scales of one group side by side.
 
-A group of values x with weights w is to be written as x_i ~ s * v_i with v_i from a small set of values. For a given s the
-best v_i is the one nearest to x_i / s. The functions here try LANES scales at once. Every lane adds up over the elements in
-index order, so a compiler may use vector instructions across lanes without reordering a single addition: the result is the
-same on any machine and for any number of threads.
+A group of values x with weights w is to be written as x_i ~ s * v_i with v_i from a small set of
+values. For a given s the best v_i is the one nearest to x_i / s. The functions here try LANES
+scales at once. Every lane adds up over the elements in index order, so a compiler may use vector
+instructions across lanes without reordering a single addition: the result is the same on any
+machine and for any number of threads.
 
 `nearest` is a free name, bound to the value set of a type by `specialize` (see `grouped.py`).
 """
@@ -20,8 +21,10 @@ nearest = None  # bound by specialize
 
 @device_function
 def largest_magnitude(x):
-    """max |x|, 0 for no elements. Magnitudes are ordered as their bits are, and the largest whole number is found by vector
-    instructions, which compilers must not use where the order of comparing floats could matter."""
+    """max |x|, 0 for no elements. Magnitudes are ordered as their bits are, and the largest whole
+    number is found by vector instructions, which compilers must not use where the order of
+    comparing floats could matter.
+    """
     top = np.uint32(0)
     for i in range(len(x)):
         bits = np.float32(x[i]).view(np.uint32) & np.uint32(0x7FFFFFFF)
@@ -31,14 +34,18 @@ def largest_magnitude(x):
 
 @device_function
 def lane_of_least(values):
-    """The lane of the smallest of LANES numbers, none negative; of those that agree to 2^-19 the first.
+    """The lane of the smallest of LANES numbers, none negative; of those that agree to 2^-19 the
+    first.
 
-    Such numbers are ordered as their bits are; the last four bits make room for the lane. Whole numbers can be compared in any
-    order: compilers make vector instructions of this loop, which they must not of one that compares floats.
+    Such numbers are ordered as their bits are; the last four bits make room for the lane. Whole
+    numbers can be compared in any order: compilers make vector instructions of this loop, which
+    they must not of one that compares floats.
     """
     least = np.uint32(0xFFFFFFFF)
     for c in range(len(values)):
-        key = np.uint32((np.float32(values[c]).view(np.uint32) & np.uint32(0xFFFFFFF0)) | np.uint32(c))
+        key = np.uint32(
+            (np.float32(values[c]).view(np.uint32) & np.uint32(0xFFFFFFF0)) | np.uint32(c)
+        )
         least = key if key < least else least
     return np.int64(least & np.uint32(15))
 
@@ -49,7 +56,9 @@ def lane_of_largest(values):
     largest = np.uint32(0)
     for c in range(len(values)):
         value = max(np.float32(0), values[c])
-        key = np.uint32((np.float32(value).view(np.uint32) & np.uint32(0xFFFFFFF0)) | np.uint32(LANES - 1 - c))
+        key = np.uint32(
+            (np.float32(value).view(np.uint32) & np.uint32(0xFFFFFFF0)) | np.uint32(LANES - 1 - c)
+        )
         largest = key if key > largest else largest
     return LANES - 1 - np.int64(largest & np.uint32(15))
 
@@ -74,9 +83,11 @@ def gains(sxv, svv, gain):
 
 
 def score_lanes(x, w, at, n, shift, inverse, sxv, svv):
-    """For each lane c: sxv[c] = sum w x v and svv[c] = sum w v^2 over x[at:at+n], v nearest to x * inverse[c].
+    """For each lane c: sxv[c] = sum w x v and svv[c] = sum w v^2 over x[at:at+n], v nearest to x *
+    inverse[c].
 
-    `shift` moves the value set. With the least-squares scale s = sxv/svv the weighted squared error falls by sxv^2/svv.
+    `shift` moves the value set. With the least-squares scale s = sxv/svv the weighted squared error
+    falls by sxv^2/svv.
     """
     for c in range(LANES):
         sxv[c] = np.float32(0)
@@ -91,7 +102,8 @@ def score_lanes(x, w, at, n, shift, inverse, sxv, svv):
 
 
 def error_lanes(x, w, at, n, shift, scale, inverse, error):
-    """For each lane c: error[c] = sum w (x - scale[c] v)^2 over x[at:at+n], v nearest to x * inverse[c], shift[c] per lane.
+    """For each lane c: error[c] = sum w (x - scale[c] v)^2 over x[at:at+n], v nearest to x *
+    inverse[c], shift[c] per lane.
 
     Summed from the differences, not from sxv and svv: at 6 and 8 bits those would cancel to noise.
     """
@@ -106,8 +118,10 @@ def error_lanes(x, w, at, n, shift, scale, inverse, error):
 
 
 def score_pairs(x, w, at, n, shift, inverse, sxv, svv):
-    """`score_lanes` for value sets whose nearest value takes few instructions: two elements at a time, so that sums stay in registers
-    for longer. With long chains of comparisons nothing is gained."""
+    """`score_lanes` for value sets whose nearest value takes few instructions: two elements at a
+    time, so that sums stay in registers for longer. With long chains of comparisons nothing is
+    gained.
+    """
     for c in range(LANES):
         sxv[c] = np.float32(0)
         svv[c] = np.float32(0)

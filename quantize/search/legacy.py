@@ -1,7 +1,8 @@
-"""Q4_0, Q5_0, Q6_0, IQ4_NL: blocks of 32 with one half-precision scale. Byte maps: `formats/codecs/legacy.py`.
+"""Q4_0, Q5_0, Q6_0, IQ4_NL: blocks of 32 with one half-precision scale. Byte maps:
+`formats/codecs/legacy.py`.
 
-The block is a single group: a ladder of scales on both signs, then a finer ladder around the best, each rung rounded to the
-half precision in which it will be stored before its error is taken.
+The block is a single group: a ladder of scales on both signs, then a finer ladder around the best,
+each rung rounded to the half precision in which it will be stored before its error is taken.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ score_lanes = error_lanes = stored = round_d = None
 
 
 def _search_single(x, w, lanes):
-    """The scale, as stored, with the smallest weighted squared error for the block. lanes: float32[6, LANES] scratch."""
+    """The scale, as stored, with the smallest weighted squared error for the block. lanes:
+    float32[6, LANES] scratch.
+    """
     extreme = largest_of(x)
     if extreme == 0:
         return np.float32(0)
@@ -59,18 +62,29 @@ def _stored(sxv, svv, scale):
         svv[c] = np.float32(0)
 
 
-def single_search(name: str, values: np.ndarray, *, reach: tuple[float, float], rungs: int, fine: float,
-                  sides: int = 2, half: bool = True) -> tuple[Callable, Callable]:
-    """Compile (search(x, w, lanes) -> d, code_of(x, scale, shift) -> int). `fine`: half width of the second ladder.
+def single_search(
+    name: str,
+    values: np.ndarray,
+    *,
+    reach: tuple[float, float],
+    rungs: int,
+    fine: float,
+    sides: int = 2,
+    half: bool = True,
+) -> tuple[Callable, Callable]:
+    """Compile (search(x, w, lanes) -> d, code_of(x, scale, shift) -> int). `fine`: half width of
+    the second ladder.
 
-    rungs: per side, all together a multiple of LANES; sides: 1 if the value set is (nearly) symmetric, else 2; half: d is stored in
-    half precision (else float32).
+    rungs: per side, all together a multiple of LANES; sides: 1 if the value set is (nearly)
+    symmetric, else 2; half: d is stored in half precision (else float32).
     """
     names = value_set(name, values)
     ladder = np.abs(values).max() * np.geomspace(*reach, rungs)
-    names |= {"LADDER": np.concatenate([ladder, -ladder][:sides]).astype(np.float32),
-              "round_d": as_half if half else as_float,
-              "FINE": np.linspace(1 - fine, 1 + fine, LANES).astype(np.float32)}
+    names |= {
+        "LADDER": np.concatenate([ladder, -ladder][:sides]).astype(np.float32),
+        "round_d": as_half if half else as_float,
+        "FINE": np.linspace(1 - fine, 1 + fine, LANES).astype(np.float32),
+    }
     for part, template in (PAIRS if "FIRST" in names else CHAINS).items():
         names[part] = specialize(template, f"{part}_{name}", **names)
     names["stored"] = specialize(_stored, f"stored_{name}", **names)
@@ -79,9 +93,13 @@ def single_search(name: str, values: np.ndarray, *, reach: tuple[float, float], 
 
 _q4_0, _q4_0_code = single_search("q4_0", np.arange(-8, 8), reach=(0.7, 1.7), rungs=16, fine=0.04)
 _iq4_nl, _iq4_nl_code = single_search("iq4_nl", IQ4NL_VALUES, reach=(0.7, 1.7), rungs=16, fine=0.04)
-_q5_0, _q5_0_code = single_search("q5_0", np.arange(-16, 16), reach=(0.85, 1.3), rungs=16, fine=0.03)
+_q5_0, _q5_0_code = single_search(
+    "q5_0", np.arange(-16, 16), reach=(0.85, 1.3), rungs=16, fine=0.03
+)
 _q4_0_in_one_pass = half_search("q4_0_in_one_pass", -8, 7, step=32, below=9)
-_q6_0, _q6_0_code = single_search("q6_0", np.arange(-32, 32), reach=(0.92, 1.15), rungs=16, fine=0.01)
+_q6_0, _q6_0_code = single_search(
+    "q6_0", np.arange(-32, 32), reach=(0.92, 1.15), rungs=16, fine=0.01
+)
 
 
 @device_function
@@ -92,11 +110,15 @@ def _pack_nibbles(block, j, low, high):
 def q4_0(x, w, block, lanes):
     d = write_half(block, 0, _q4_0(x, w, lanes))
     for j in range(16):
-        _pack_nibbles(block, j, _q4_0_code(x[j], d, np.float32(0)), _q4_0_code(x[j + 16], d, np.float32(0)))
+        _pack_nibbles(
+            block, j, _q4_0_code(x[j], d, np.float32(0)), _q4_0_code(x[j + 16], d, np.float32(0))
+        )
 
 
 def q4_0_symmetric(x, block):
-    """Codes -7 to 7 and the largest magnitude at the end of them, whatever importances say: what was made so comes back exactly."""
+    """Codes -7 to 7 and the largest magnitude at the end of them, whatever importances say: what
+    was made so comes back exactly.
+    """
     largest = np.float32(0)
     for j in range(32):
         largest = max(largest, abs(x[j]))
@@ -104,28 +126,43 @@ def q4_0_symmetric(x, block):
     for j in range(16):
         low = np.floor(x[j] / d + np.float32(8.5)) if d != 0 else np.float32(8)
         high = np.floor(x[j + 16] / d + np.float32(8.5)) if d != 0 else np.float32(8)
-        block[2 + j] = int(min(max(low, np.float32(1)), np.float32(15))) | int(min(max(high, np.float32(1)), np.float32(15))) << 4
+        block[2 + j] = (
+            int(min(max(low, np.float32(1)), np.float32(15)))
+            | int(min(max(high, np.float32(1)), np.float32(15))) << 4
+        )
 
 
 def q4_0_fast(x, w, block, lanes):
-    """For layouts of Q4_0 that are meant to be made while a model is loaded: one pass instead of six."""
+    """For layouts of Q4_0 that are meant to be made while a model is loaded: one pass instead of
+    six.
+    """
     d = write_half(block, 0, _q4_0_in_one_pass(x, w, lanes))
     inverse = np.float32(1) / d if d != 0 else np.float32(0)
     for j in range(16):
         low = np.floor(x[j] * inverse + np.float32(8.5))
         high = np.floor(x[j + 16] * inverse + np.float32(8.5))
-        block[2 + j] = int(min(max(low, np.float32(0)), np.float32(15))) | int(min(max(high, np.float32(0)), np.float32(15))) << 4
+        block[2 + j] = (
+            int(min(max(low, np.float32(0)), np.float32(15)))
+            | int(min(max(high, np.float32(0)), np.float32(15))) << 4
+        )
 
 
 def iq4_nl(x, w, block, lanes):
     d = write_half(block, 0, _iq4_nl(x, w, lanes))
     for j in range(16):
-        _pack_nibbles(block, j, _iq4_nl_code(x[j], d, np.float32(0)), _iq4_nl_code(x[j + 16], d, np.float32(0)))
+        _pack_nibbles(
+            block,
+            j,
+            _iq4_nl_code(x[j], d, np.float32(0)),
+            _iq4_nl_code(x[j + 16], d, np.float32(0)),
+        )
 
 
 @device_function
 def write_five_bits(block, high, low, i, q):
-    """Code of element i into fifth bits at byte `high` and nibbles at byte `low`, both cleared before."""
+    """Code of element i into fifth bits at byte `high` and nibbles at byte `low`, both cleared
+    before.
+    """
     block[low + (i & 15)] |= (q & 15) << (4 * (i >> 4))
     block[high + (i >> 3)] |= (q >> 4) << (i & 7)
 
@@ -146,5 +183,12 @@ def q6_0(x, w, block, lanes):
         block[2 + (i & 7)] |= (q >> 4) << (4 * (i >> 3 & 1) + 2 * (i >> 4))
 
 
-SINGLE_SEARCHES = {"Q4_0": q4_0, "Q5_0": q5_0, "Q6_0": q6_0, "IQ4_NL": iq4_nl,
-                   "Q4_0_4_4": q4_0_fast, "Q4_0_4_8": q4_0_fast, "Q4_0_8_8": q4_0_fast}
+SINGLE_SEARCHES = {
+    "Q4_0": q4_0,
+    "Q5_0": q5_0,
+    "Q6_0": q6_0,
+    "IQ4_NL": iq4_nl,
+    "Q4_0_4_4": q4_0_fast,
+    "Q4_0_4_8": q4_0_fast,
+    "Q4_0_8_8": q4_0_fast,
+}

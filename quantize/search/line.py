@@ -1,8 +1,9 @@
-"""Q4_1, Q5_1: blocks of 32 with a scale and an offset in half precision, y = d*q + m. Byte maps: `formats/codecs/legacy.py`.
+"""Q4_1, Q5_1: blocks of 32 with a scale and an offset in half precision, y = d*q + m. Byte maps:
+`formats/codecs/legacy.py`.
 
-The block is a single group of the search in `affine.py`, with a minimum (-m) of either sign. What it finds is rounded: the
-scale to a few neighbouring halves, for each the offset that fits best with the codes of that scale, and the pair with the
-smallest error is taken.
+The block is a single group of the search in `affine.py`, with a minimum (-m) of either sign. What
+it finds is rounded: the scale to a few neighbouring halves, for each the offset that fits best with
+the codes of that scale, and the pair with the smallest error is taken.
 """
 
 from __future__ import annotations
@@ -57,9 +58,16 @@ def _search_line(x, w, lanes):
 
 
 def line_search(name: str, levels: int) -> tuple[Callable, Callable]:
-    """Compile (search(x, w, lanes) -> (d, m), code_of(x, scale, minimum) -> int) for blocks of 32 with codes 0..levels."""
-    fit, line, code = affine.group_fit(name, group=32, levels=levels, signed=True, reach=(0.8, 1.08))
-    return specialize(_search_line, f"search_{name}", LEVELS=levels, fit_group=fit, line_lanes=line), code
+    """Compile (search(x, w, lanes) -> (d, m), code_of(x, scale, minimum) -> int) for blocks of 32
+    with codes 0..levels.
+    """
+    fit, line, code = affine.group_fit(
+        name, group=32, levels=levels, signed=True, reach=(0.8, 1.08)
+    )
+    return (
+        specialize(_search_line, f"search_{name}", LEVELS=levels, fit_group=fit, line_lanes=line),
+        code,
+    )
 
 
 _q4_1, _q4_1_code = line_search("q4_1", 15)

@@ -1,7 +1,9 @@
-"""One pass over the values: the best of sixteen scales, for types that are otherwise as fast to write as memory is to read.
+"""One pass over the values: the best of sixteen scales, for types that are otherwise as fast to
+write as memory is to read.
 
-At eight bits the error depends on the scale as if by chance, so that the best of a row of candidates is all a search can find. The
-candidates are halves, a fixed number of halves apart: what is judged is what will be stored, and no rounding is needed.
+At eight bits the error depends on the scale as if by chance, so that the best of a row of
+candidates is all a search can find. The candidates are halves, a fixed number of halves apart: what
+is judged is what will be stored, and no rounding is needed.
 """
 
 from __future__ import annotations
@@ -34,14 +36,21 @@ def _from_code(t):
 
 
 def _errors(x, w, inverse, error):
-    """For each lane c: error[c] = sum w (x * inverse[c] - nearest code)^2. Four elements at a time, to keep sums in registers."""
+    """For each lane c: error[c] = sum w (x * inverse[c] - nearest code)^2. Four elements at a time,
+    to keep sums in registers.
+    """
     for c in range(LANES):
         error[c] = np.float32(0)
     for i in range(0, len(x), 4):
         x0, x1, x2, x3 = x[i], x[i + 1], x[i + 2], x[i + 3]
         w0, w1, w2, w3 = w[i], w[i + 1], w[i + 2], w[i + 3]
         for c in range(len(error)):
-            r0, r1, r2, r3 = rest(x0 * inverse[c]), rest(x1 * inverse[c]), rest(x2 * inverse[c]), rest(x3 * inverse[c])
+            r0, r1, r2, r3 = (
+                rest(x0 * inverse[c]),
+                rest(x1 * inverse[c]),
+                rest(x2 * inverse[c]),
+                rest(x3 * inverse[c]),
+            )
             error[c] += ((w0 * r0) * r0 + (w1 * r1) * r1) + ((w2 * r2) * r2 + (w3 * r3) * r3)
 
 
@@ -61,26 +70,45 @@ def _half_scale(x, w, lanes):
     if bits == 0:
         return np.float32(0)
     sign = np.float32(-1) if SIGNED and extreme > 0 else np.float32(1)
-    for c in range(lanes.shape[1]):  # a loop of known length would be unrolled before it could become vector instructions
+    for c in range(
+        lanes.shape[1]
+    ):  # a loop of known length would be unrolled before it could become vector instructions
         candidate = np.uint32(min(max(bits + STEP * (c - BELOW), 1), _LARGEST_HALF))
-        lanes[0, c] = np.uint32(candidate << np.uint32(13)).view(np.float32) * np.float32(2.0**112)  # the value of that half
+        lanes[0, c] = np.uint32(candidate << np.uint32(13)).view(np.float32) * np.float32(
+            2.0**112
+        )  # the value of that half
         lanes[1, c] = sign / lanes[0, c]
     errors(x, w, lanes[1], lanes[2])
     return sign * least(lanes[0], lanes[2])
 
 
 def errors_of_codes(name: str, first: int, last: int, clipped: bool = True) -> Callable:
-    """Compile errors(x, w, inverse, error), see `_errors`, for codes first..last; not clipped: no x * inverse lies beyond these."""
-    nearest = specialize(_from_code, f"from_code_{name}", FIRST=first, LAST=last) if clipped else _from_integer
+    """Compile errors(x, w, inverse, error), see `_errors`, for codes first..last; not clipped: no x
+    * inverse lies beyond these.
+    """
+    nearest = (
+        specialize(_from_code, f"from_code_{name}", FIRST=first, LAST=last)
+        if clipped
+        else _from_integer
+    )
     return specialize(_errors, f"errors_{name}", rest=nearest)
 
 
 def half_search(name: str, first: int, last: int, *, step: int, below: int) -> Callable:
-    """Compile search(x, w, lanes) -> d for codes first..last, where -first >= last; lanes: float32[6, LANES] scratch.
+    """Compile search(x, w, lanes) -> d for codes first..last, where -first >= last; lanes:
+    float32[6, LANES] scratch.
 
-    Of LANES halves around max|x| / -first, `step` halves apart, `below` of them smaller, the one with the smallest error, rounded as
-    it is stored; 0 where that underflows. If there is a code more below zero, d has the sign that gives it to the largest x. A step
-    is one unit of the last bit of a half, 1/2048 to 1/1024 of the scale.
+    Of LANES halves around max|x| / -first, `step` halves apart, `below` of them smaller, the one
+    with the smallest error, rounded as it is stored; 0 where that underflows. If there is a code
+    more below zero, d has the sign that gives it to the largest x. A step is one unit of the last
+    bit of a half, 1/2048 to 1/1024 of the scale.
     """
-    return specialize(_half_scale, f"scale_{name}", TOP=-first, STEP=step, BELOW=below, SIGNED=-first > last,
-                      errors=errors_of_codes(name, first, last, below > 0))
+    return specialize(
+        _half_scale,
+        f"scale_{name}",
+        TOP=-first,
+        STEP=step,
+        BELOW=below,
+        SIGNED=-first > last,
+        errors=errors_of_codes(name, first, last, below > 0),
+    )

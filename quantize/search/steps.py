@@ -1,12 +1,15 @@
-"""Searches in steps, so that many threads can work on a block, or on a row where the scale belongs to the row.
+"""Searches in steps, so that many threads can work on a block, or on a row where the scale belongs
+to the row.
 
-A step is a function step(x, w, own, groups, lanes, index) that is called once per group, per 256 elements, per lane or per
-row. The calls of one step do not depend on each other, and see all that the steps before wrote. A CPU thread makes the calls one
-after another; a GPU gives a row to a block of threads, which share the calls and wait for each other between steps. A call
-only stores what belongs to its group; sums over a row are made by later steps, in one order: the bytes are the same.
+A step is a function step(x, w, own, groups, lanes, index) that is called once per group, per 256
+elements, per lane or per row. The calls of one step do not depend on each other, and see all that
+the steps before wrote. A CPU thread makes the calls one after another; a GPU gives a row to a block
+of threads, which share the calls and wait for each other between steps. A call only stores what
+belongs to its group; sums over a row are made by later steps, in one order: the bytes are the same.
 
-Arrays: x, w float32[n]; own float32[n], the weights in use and at the end the codes; groups float32[n / group + 1, COLUMNS], a
-row per group and behind them one for what all have in common; lanes float32[6, LANES], private to a call.
+Arrays: x, w float32[n]; own float32[n], the weights in use and at the end the codes; groups
+float32[n / group + 1, COLUMNS], a row per group and behind them one for what all have in common;
+lanes float32[6, LANES], private to a call.
 """
 
 from __future__ import annotations
@@ -19,16 +22,24 @@ from textwrap import indent
 from ...formats.kernel import device_function, from_source
 from .lanes import LANES
 
-COLUMNS = 27  # odd, so that threads that look at one column of their groups meet different banks of a GPU's shared memory
+# odd, so that threads that look at one column of their groups meet different banks of a GPU's
+# shared memory
+COLUMNS = 27
 SUPER = 256  # elements of a block
 
-_CALLS = {"group": "len(x) // {group}", "block": f"len(x) // {SUPER}", "lane": str(LANES), "row": "1"}
+_CALLS = {
+    "group": "len(x) // {group}",
+    "block": f"len(x) // {SUPER}",
+    "lane": str(LANES),
+    "row": "1",
+}
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a search over groups of `group` elements: pairs of what a step is called for (a key of _CALLS) and the step;
-    those with numbers in `again` are gone through `rounds` times."""
+    """The steps of a search over groups of `group` elements: pairs of what a step is called for (a
+    key of _CALLS) and the step; those with numbers in `again` are gone through `rounds` times.
+    """
 
     name: str
     group: int
@@ -37,12 +48,20 @@ class Steps:
     rounds: int = 1
 
     def loops(self, loop: str, after: str = "") -> str:
-        """Source that makes all calls: `loop` with {calls} filled in, then a call with index i; `after` each step."""
+        """Source that makes all calls: `loop` with {calls} filled in, then a call with index i;
+        `after` each step.
+        """
         source = ""
         for n, (over, _) in enumerate(self.steps):
-            lines = loop.format(calls=_CALLS[over].format(group=self.group)) + f"    step{n}(x, w, own, groups, lanes, i)\n" + after
+            lines = (
+                loop.format(calls=_CALLS[over].format(group=self.group))
+                + f"    step{n}(x, w, own, groups, lanes, i)\n"
+                + after
+            )
             if n in self.again:
-                lines = f"for _ in range({self.rounds}):\n" * (n == self.again[0]) + indent(lines, "    ")
+                lines = f"for _ in range({self.rounds}):\n" * (n == self.again[0]) + indent(
+                    lines, "    "
+                )
             source += indent(lines, "    ")
         return source
 
@@ -52,16 +71,21 @@ class Steps:
         return {f"step{n}": step for n, (_, step) in enumerate(self.steps)}
 
     def in_sequence(self, file: str) -> Callable:
-        """Compiled search(x, w, own, groups, lanes), one call after another. file: the caller's __file__, for the cache."""
+        """Compiled search(x, w, own, groups, lanes), one call after another. file: the caller's
+        __file__, for the cache.
+        """
         name = f"search_{self.name}"
-        source = f"def {name}(x, w, own, groups, lanes):\n" + self.loops("for i in range({calls}):\n")
+        source = f"def {name}(x, w, own, groups, lanes):\n" + self.loops(
+            "for i in range({calls}):\n"
+        )
         return from_source(source, name, file, **self.names)
 
 
 @dataclass(frozen=True)
 class BlockSearch:
-    """The search of a type with one scale per block, and how the block is written when its steps are done:
-    write(block, codes, groups), given the block's 256 codes and all rows of `groups`."""
+    """The search of a type with one scale per block, and how the block is written when its steps
+    are done: write(block, codes, groups), given the block's 256 codes and all rows of `groups`.
+    """
 
     steps: Steps
     write: Callable
@@ -75,7 +99,9 @@ class BlockSearch:
         return {"write": device_function(self.write)}
 
     def end(self, once: str, each: str) -> str:
-        """Source that writes the results: `once` before what is done once, `each` before what is done for every block b."""
+        """Source that writes the results: `once` before what is done once, `each` before what is
+        done for every block b.
+        """
         return once + "write(block, own, groups)\n"
 
     def in_sequence(self) -> Callable:
@@ -85,10 +111,12 @@ class BlockSearch:
 
 @dataclass(frozen=True)
 class RowSearch:
-    """The search of a type with one scale per row, and how the row is written when its steps are done.
+    """The search of a type with one scale per row, and how the row is written when its steps are
+    done.
 
-    write_head(head, common): the bytes in front of the row's blocks, given the last row of `groups`;
-    write_block(block, codes, groups): a block, given its 256 codes and its rows of `groups`.
+    write_head(head, common): the bytes in front of the row's blocks, given the last row of
+    `groups`; write_block(block, codes, groups): a block, given its 256 codes and its rows of
+    `groups`.
     """
 
     steps: Steps
@@ -101,13 +129,19 @@ class RowSearch:
 
     @property
     def writers(self) -> dict[str, Callable]:
-        return {"write_head": device_function(self.write_head), "write_block": device_function(self.write_block)}
+        return {
+            "write_head": device_function(self.write_head),
+            "write_block": device_function(self.write_block),
+        }
 
     def end(self, once: str, each: str) -> str:
         """As `BlockSearch.end`; blocks are counted by b."""
         per = SUPER // self.steps.group
         part = f"own[{SUPER} * b : {SUPER} * (b + 1)], groups[{per} * b : {per} * (b + 1)]"
-        return f"{once}write_head(head, groups[len(x) // {self.steps.group}])\n{each}write_block(blocks[b], {part})\n"
+        return (
+            f"{once}write_head(head, groups[len(x) //"
+            f" {self.steps.group}])\n{each}write_block(blocks[b], {part})\n"
+        )
 
     def in_sequence(self) -> Callable:
         """Compiled search(x, w, head, blocks, own, groups, lanes) for one row."""
@@ -116,6 +150,14 @@ class RowSearch:
 
 @functools.cache  # a new function would be loaded or compiled anew
 def _in_sequence(search: BlockSearch | RowSearch) -> Callable:
-    source = (f"def {search.name}({search.parameters}):\n    search(x, w, own, groups, lanes)\n"
-              + search.end("    ", "    for b in range(len(blocks)):\n        "))
-    return from_source(source, search.name, search.file, search=search.steps.in_sequence(search.file), **search.writers)
+    source = (
+        f"def {search.name}({search.parameters}):\n    search(x, w, own, groups, lanes)\n"
+        + search.end("    ", "    for b in range(len(blocks)):\n        ")
+    )
+    return from_source(
+        source,
+        search.name,
+        search.file,
+        search=search.steps.in_sequence(search.file),
+        **search.writers,
+    )

@@ -1,8 +1,10 @@
-"""TQ1_0, TQ2_0, Q2_0, Q1_0_G128, IQ1_BN, IQ2_BN: one scale times codes of one or two bits. Byte maps: `formats/codecs/ternary.py`.
+"""TQ1_0, TQ2_0, Q2_0, Q1_0_G128, IQ1_BN, IQ2_BN: one scale times codes of one or two bits. Byte
+maps: `formats/codecs/ternary.py`.
 
-These types are made for models whose weights have two or three values by training; a search gives these back unchanged, and
-any others with the smallest error. IQ1_BN and IQ2_BN have one scale for the whole row. Without importances they are written by
-their definition: the scale is max|x|, and what is below half of it becomes 0.
+These types are made for models whose weights have two or three values by training; a search gives
+these back unchanged, and any others with the smallest error. IQ1_BN and IQ2_BN have one scale for
+the whole row. Without importances they are written by their definition: the scale is max|x|, and
+what is below half of it becomes 0.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from .grouped import as_half
 from .lanes import LANES, largest_magnitude
 from .legacy import single_search
 
-_ternary, _ternary_code = single_search("ternary", np.arange(-1, 2), reach=(1, 24), rungs=32, fine=0.15, sides=1)
+_ternary, _ternary_code = single_search(
+    "ternary", np.arange(-1, 2), reach=(1, 24), rungs=32, fine=0.15, sides=1
+)
 _ROW_THRESHOLDS = (0.5 / np.geomspace(1, 24, LANES)).astype(np.float32)  # in units of max|x|
 _FINE = np.geomspace(0.85, 1.15, LANES).astype(np.float32)
 _q2_0, _q2_0_code = single_search("q2_0", np.arange(-1, 3), reach=(0.5, 4), rungs=32, fine=0.1)
@@ -23,7 +27,9 @@ _q2_0, _q2_0_code = single_search("q2_0", np.arange(-1, 3), reach=(0.5, 4), rung
 
 @device_function
 def _five_digits(digits):
-    """The byte of five ternary digits, the most significant first: digits / 243 as a fraction of 256, rounded up."""
+    """The byte of five ternary digits, the most significant first: digits / 243 as a fraction of
+    256, rounded up.
+    """
     return (digits * 256 + 242) // 243
 
 
@@ -43,7 +49,9 @@ def tq2_0(x, w, block, lanes):
     block[:] = 0
     d = write_half(block, 64, _ternary(x, w, lanes))
     for i in range(256):
-        block[32 * (i >> 7) + (i & 31)] |= _ternary_code(x[i], d, np.float32(0)) << (2 * (i >> 5 & 3))
+        block[32 * (i >> 7) + (i & 31)] |= _ternary_code(x[i], d, np.float32(0)) << (
+            2 * (i >> 5 & 3)
+        )
 
 
 def q2_0(x, w, block, lanes):
@@ -70,7 +78,9 @@ def q1_0_g128(x, w, block, lanes):
 
 @device_function
 def _ternary_digit(x, threshold):
-    """0 for x <= -threshold, 2 for x >= threshold, else 1; without branches, which would be taken at random."""
+    """0 for x <= -threshold, 2 for x >= threshold, else 1; without branches, which would be taken
+    at random.
+    """
     beyond = abs(x) >= threshold
     return 1 + (beyond & (x >= 0)) - (beyond & (x < 0))
 
@@ -82,12 +92,19 @@ def _kept(u, w, threshold):
 
 @device_function
 def _sums_beyond(x, w, inverse, threshold, sx, sw):
-    """For each lane c: sums of w |x| and of w over the elements with |x| * inverse >= threshold[c], |x| in units of 1/inverse."""
+    """For each lane c: sums of w |x| and of w over the elements with |x| * inverse >= threshold[c],
+    |x| in units of 1/inverse.
+    """
     for c in range(LANES):
         sx[c] = np.float32(0)
         sw[c] = np.float32(0)
     for i in range(0, len(x), 4):
-        u0, u1, u2, u3 = abs(x[i]) * inverse, abs(x[i + 1]) * inverse, abs(x[i + 2]) * inverse, abs(x[i + 3]) * inverse
+        u0, u1, u2, u3 = (
+            abs(x[i]) * inverse,
+            abs(x[i + 1]) * inverse,
+            abs(x[i + 2]) * inverse,
+            abs(x[i + 3]) * inverse,
+        )
         w0, w1, w2, w3 = w[i], w[i + 1], w[i + 2], w[i + 3]
         for c in range(len(sx)):
             t = threshold[c]
@@ -98,8 +115,10 @@ def _sums_beyond(x, w, inverse, threshold, sx, sw):
 
 @device_function
 def _row_scale(x, w, lanes):
-    """The scale of a row: the mean of what lies beyond a threshold, which is then half that mean. Sixteen thresholds, then sixteen
-    around the best; max|x| if no other is better, so that rows of three values stay what they are to the last bit."""
+    """The scale of a row: the mean of what lies beyond a threshold, which is then half that mean.
+    Sixteen thresholds, then sixteen around the best; max|x| if no other is better, so that rows of
+    three values stay what they are to the last bit.
+    """
     top = largest_magnitude(x)
     if not top > np.float32(4e-37):
         return top
@@ -111,7 +130,9 @@ def _row_scale(x, w, lanes):
     for part in range(2):
         _sums_beyond(x, w, inverse, lanes[0], lanes[1], lanes[2])
         if part == 0:
-            gain = (np.float32(2) * lanes[1, 0] - lanes[2, 0]) * np.float32(1.0001)  # of max|x| itself; sums are not exact
+            gain = (np.float32(2) * lanes[1, 0] - lanes[2, 0]) * np.float32(
+                1.0001
+            )  # of max|x| itself; sums are not exact
         for c in range(LANES):
             if lanes[1, c] * lanes[1, c] > gain * lanes[2, c]:
                 mean = lanes[1, c] / lanes[2, c]
@@ -133,8 +154,11 @@ def _pack_iq1_bn(x, d, head, blocks, own):
             at = 64 * b + 16 * run
             for third in range(3):
                 i = at + 5 * third
-                digits = own[i] + np.float32(3) * (own[i + 1] + np.float32(3) * (own[i + 2] + np.float32(3) * (
-                    own[i + 3] + np.float32(3) * own[i + 4])))
+                digits = own[i] + np.float32(3) * (
+                    own[i + 1]
+                    + np.float32(3)
+                    * (own[i + 2] + np.float32(3) * (own[i + 3] + np.float32(3) * own[i + 4]))
+                )
                 blocks[b, 3 * run + third] = _five_digits(int(digits))
             last = np.float32(3) * last + own[at + 15]
         blocks[b, 12] = _five_digits(int(last))

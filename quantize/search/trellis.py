@@ -1,4 +1,6 @@
-"""IQ1_KT to IQ4_KT: settings of the search (`trellis_rows.py`) and packing. Byte maps: `formats/codecs/trellis.py`."""
+"""IQ1_KT to IQ4_KT: settings of the search (`trellis_rows.py`) and packing. Byte maps:
+`formats/codecs/trellis.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,25 @@ from ...formats.tables import IQ4NL_VALUES
 from .trellis_rows import Settings, trellis_search
 from .trellis_tree import search_tree
 
-# sizes, trials, spreads: chosen on Gaussian, student-t and weight-like rows; gains: on the KL divergence of a small model; reaches:
-# by the speed they bring.
-_TABLE = (tuple(IQ4NL_VALUES[IQ4NL_VALUES > 0].tolist()), tuple((-IQ4NL_VALUES[IQ4NL_VALUES < 0][::-1]).tolist()))
+# sizes, trials, spreads: chosen on Gaussian, student-t and weight-like rows; gains: on the KL
+# divergence of a small model; reaches: by the speed they bring.
+_TABLE = (
+    tuple(IQ4NL_VALUES[IQ4NL_VALUES > 0].tolist()),
+    tuple((-IQ4NL_VALUES[IQ4NL_VALUES < 0][::-1]).tolist()),
+)
 SETTINGS = {
     "IQ1_KT": Settings(*_TABLE, size=0.74, trials=3, gain=1.10, reach=0.3),
     "IQ2_KT": Settings(*_TABLE, size=0.77, trials=2, gain=1.05, reach=0.25),
-    "IQ3_KT": Settings(tuple(range(1, 16)), (), size=0.79, trials=4, spread=0.01, gain=1.02, reach=0.65),
-    "IQ4_KT": Settings(tuple(range(1, 64)), tuple(range(1, 65)), size=0.9, trials=7, spread=0.07, reach=0.4),
+    "IQ3_KT": Settings(
+        tuple(range(1, 16)), (), size=0.79, trials=4, spread=0.01, gain=1.02, reach=0.65
+    ),
+    "IQ4_KT": Settings(
+        tuple(range(1, 64)), tuple(range(1, 65)), size=0.9, trials=7, spread=0.07, reach=0.4
+    ),
 }
-_iq1_kt, _iq2_kt, _iq3_kt, _iq4_kt = (trellis_search(name, settings) for name, settings in SETTINGS.items())
+_iq1_kt, _iq2_kt, _iq3_kt, _iq4_kt = (
+    trellis_search(name, settings) for name, settings in SETTINGS.items()
+)
 
 
 @device_function

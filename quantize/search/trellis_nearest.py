@@ -1,11 +1,13 @@
 """The best code word of a trellis type for one group of values at one scale.
 
-For a scale s, a group x with weights w and a code word v: sum w (x - s v)^2 = s^2 (sum w t^2 + sum w v (v - 2 t)), t = x / s.
-The second sum is the score of v. Boxes (`trellis_tree.py`) whose distance from t is not below that of the best word found are
-left out, with a margin far above the rounding errors. So the result does not depend on the order of the visits: it is the
-true optimum, the word with the least score as computed here, and of equals the one with the lowest index.
+For a scale s, a group x with weights w and a code word v: sum w (x - s v)^2 = s^2 (sum w t^2 + sum
+w v (v - 2 t)), t = x / s. The second sum is the score of v. Boxes (`trellis_tree.py`) whose
+distance from t is not below that of the best word found are left out, with a margin far above the
+rounding errors. So the result does not depend on the order of the visits: it is the true optimum,
+the word with the least score as computed here, and of equals the one with the lowest index.
 
-REACH below 1 gives that up for speed: boxes are left out that are farther than this part of the best distance (squared).
+REACH below 1 gives that up for speed: boxes are left out that are farther than this part of the
+best distance (squared).
 
 Free names, bound per type: DIM, LEAF, NODES, REACH, and the functions themselves.
 """
@@ -19,8 +21,9 @@ REACH = 1.0
 MAGNITUDES = False
 MARGIN = 1e-5
 score_word = trellis_step = trellis_value = None
-# Places in the scratch arrays `given` (what the loops read) and `work` (what they write). Few arrays, and all of it in one
-# function: LLVM then has little to check for overlaps before it uses vector instructions, and nothing to pass on through memory.
+# Places in the scratch arrays `given` (what the loops read) and `work` (what they write). Few
+# arrays, and all of it in one function: LLVM then has little to check for overlaps before it uses
+# vector instructions, and nothing to pass on through memory.
 T, TWICE, W = 0, 8, 16
 SCORES, LEAVES, NODE = 0, 64, 80
 GIVEN, WORK = 24, 144
@@ -38,12 +41,31 @@ def _score_word(index, start, given):
     return score
 
 
-def _nearest_word(x, w, at, scale, budget, book, start, words, indices, leaf_boxes, node_boxes, given, work, hits, hits_by_eight, index):
-    """The least sum w (x - scale v)^2 over x[at : at+DIM], if it is below `budget`; index[0] is the word's index, and on entry
-    that of a word to begin with, or -1. Otherwise something not below `budget`.
+def _nearest_word(
+    x,
+    w,
+    at,
+    scale,
+    budget,
+    book,
+    start,
+    words,
+    indices,
+    leaf_boxes,
+    node_boxes,
+    given,
+    work,
+    hits,
+    hits_by_eight,
+    index,
+):
+    """The least sum w (x - scale v)^2 over x[at : at+DIM], if it is below `budget`; index[0] is the
+    word's index, and on entry that of a word to begin with, or -1. Otherwise something not below
+    `budget`.
 
-    words, indices, leaf_boxes, node_boxes: see `search_tree`; start: the generator's state before index 0 of the book.
-    Scratch: given float32[GIVEN], work float32[WORK], hits uint8[LEAF] and the same bytes as int64.
+    words, indices, leaf_boxes, node_boxes: see `search_tree`; start: the generator's state before
+    index 0 of the book. Scratch: given float32[GIVEN], work float32[WORK], hits uint8[LEAF] and the
+    same bytes as int64.
     """
     inverse = np.float32(1) / scale
     energy = np.float32(0)
@@ -58,8 +80,13 @@ def _nearest_word(x, w, at, scale, budget, book, start, words, indices, leaf_box
     for c in range(NODES):
         total = np.float32(0)
         for i in range(DIM):
-            gap = max(max(node_boxes[book, 0, NODES * i + c] - given[T + i], given[T + i] - node_boxes[book, 0, NODES * (DIM + i) + c]),
-                      np.float32(0))
+            gap = max(
+                max(
+                    node_boxes[book, 0, NODES * i + c] - given[T + i],
+                    given[T + i] - node_boxes[book, 0, NODES * (DIM + i) + c],
+                ),
+                np.float32(0),
+            )
             total += (given[W + i] * gap) * gap
         work[NODE + c] = total
     best = np.float32(np.inf)

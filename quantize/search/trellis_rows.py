@@ -1,23 +1,28 @@
 """Search for the types whose values come from a generator, IQ1_KT to IQ4_KT, over one row.
 
-Values stand in blocks of 32 with a scale d * k, k one of few integers, and in groups of 8 (IQ4_KT: 4) that share an index.
+Values stand in blocks of 32 with a scale d * k, k one of few integers, and in groups of 8 (IQ4_KT:
+4) that share an index.
 
-1. A block's scale is first guessed from a norm of its values: SIZE * (sum sqrt(w) x^4 / sum sqrt(w))^(1/4). Between the root
-   mean square and the maximum, it comes within a tenth of the best scale of a block.
+1. A block's scale is first guessed from a norm of its values: SIZE * (sum sqrt(w) x^4 / sum
+   sqrt(w))^(1/4). Between the root mean square and the maximum, it comes within a tenth of the best
+   scale of a block.
 2. The row's d is the one of several whose multiples meet these guesses best.
-3. Per block several k around the guess are tried, of both signs where there are two, and both books where there are two: each
-   is another code book, and among so few groups the best of several differs a lot. For every trial the best code word of every
-   group is found among all of them (`trellis_nearest.py`).
+3. Per block several k around the guess are tried, of both signs where there are two, and both books
+   where there are two: each is another code book, and among so few groups the best of several
+   differs a lot. For every trial the best code word of every group is found among all of them
+   (`trellis_nearest.py`).
 4. With everything else fixed, the least-squares d is taken.
 
-Weights are the importances. A least-squares fit comes out shorter than what it fits, and the lost length adds up over layers: up
-to three bits d is stretched a little in the end, which lowers the measured KL divergence (`docs/benchmarks/quality.md`). More
-weight for larger values, as in `grouped.py`, did not lower it here.
+Weights are the importances. A least-squares fit comes out shorter than what it fits, and the lost
+length adds up over layers: up to three bits d is stretched a little in the end, which lowers the
+measured KL divergence (`docs/benchmarks/quality.md`). More weight for larger values, as in
+`grouped.py`, did not lower it here.
 
-Matrix products multiply IQ2_KT and IQ3_KT by a further 1.05 and 1.01, which ggml's row decoder leaves out: the values fitted
-here are those of the products (`decode(..., as_weights=True)`).
+Matrix products multiply IQ2_KT and IQ3_KT by a further 1.05 and 1.01, which ggml's row decoder
+leaves out: the values fitted here are those of the products (`decode(..., as_weights=True)`).
 
-Inside, a row is divided by its largest magnitude, so that rows of any size do not leave the range of float32.
+Inside, a row is divided by its largest magnitude, so that rows of any size do not leave the range
+of float32.
 """
 
 from __future__ import annotations
@@ -102,7 +107,9 @@ def _closeness_of_integers(guess):
 
 
 def _nearest_multiples(multiples, guess, trials):
-    """trials[:TRIALS] = those of the ascending `multiples` that differ least from the guess by their ratio."""
+    """trials[:TRIALS] = those of the ascending `multiples` that differ least from the guess by
+    their ratio.
+    """
     first = 0
     for k in range(1, len(multiples) - TRIALS + 1):
         if misfit(multiples[k + TRIALS - 1] / guess) < misfit(multiples[k - 1] / guess):
@@ -112,7 +119,9 @@ def _nearest_multiples(multiples, guess, trials):
 
 
 def _spread_multiples(multiples, guess, trials):
-    """trials[:TRIALS] = integers around the guess, SPREAD of it apart, within the ascending integers `multiples`."""
+    """trials[:TRIALS] = integers around the guess, SPREAD of it apart, within the ascending
+    integers `multiples`.
+    """
     step = max(np.floor(np.float32(SPREAD) * guess + np.float32(0.5)), np.float32(1))
     last = multiples[len(multiples) - 1]
     first = np.floor(guess + np.float32(0.5)) - step * np.float32(TRIALS // 2)
@@ -121,11 +130,31 @@ def _spread_multiples(multiples, guess, trials):
         trials[j] = min(first + step * np.float32(j), last)
 
 
-def _search_block(x, w, at, d, guess, words, indices, leaf_boxes, node_boxes, given, work, hits, hits_by_eight, multiples, trial,
-                  index, found, row):
-    """The best multiple of d for x[at : at+32] and its code words: found[row] gets indices, multiple, book; returns the error.
+def _search_block(
+    x,
+    w,
+    at,
+    d,
+    guess,
+    words,
+    indices,
+    leaf_boxes,
+    node_boxes,
+    given,
+    work,
+    hits,
+    hits_by_eight,
+    multiples,
+    trial,
+    index,
+    found,
+    row,
+):
+    """The best multiple of d for x[at : at+32] and its code words: found[row] gets indices,
+    multiple, book; returns the error.
 
-    multiples: float32[TRIALS], trial: int32[GROUPS], index: int32[1], scratch; the rest as for `nearest_word`.
+    multiples: float32[TRIALS], trial: int32[GROUPS], index: int32[1], scratch; the rest as for
+    `nearest_word`.
     """
     least = np.float32(np.inf)
     for side in range(2):
@@ -141,8 +170,24 @@ def _search_block(x, w, at, d, guess, words, indices, leaf_boxes, node_boxes, gi
                 total = np.float32(0)
                 for g in range(GROUPS):
                     index[0] = trial[g]
-                    total += nearest_word(x, w, at + g * DIM, d * multiple, least - total, book, STARTS[book], words, indices,
-                                          leaf_boxes, node_boxes, given, work, hits, hits_by_eight, index)
+                    total += nearest_word(
+                        x,
+                        w,
+                        at + g * DIM,
+                        d * multiple,
+                        least - total,
+                        book,
+                        STARTS[book],
+                        words,
+                        indices,
+                        leaf_boxes,
+                        node_boxes,
+                        given,
+                        work,
+                        hits,
+                        hits_by_eight,
+                        index,
+                    )
                     trial[g] = index[0]
                     if not total < least:  # cannot win any more
                         break
@@ -156,7 +201,9 @@ def _search_block(x, w, at, d, guess, words, indices, leaf_boxes, node_boxes, gi
 
 
 def _search_row(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chosen):
-    """All four steps for a row; chosen int32[n / 32, GROUPS + 2] gets what `_search_block` finds; returns d as stored."""
+    """All four steps for a row; chosen int32[n / 32, GROUPS + 2] gets what `_search_block` finds;
+    returns d as stored.
+    """
     blocks = len(x) // 32
     top = largest_magnitude(x)
     if top == 0:
@@ -175,7 +222,11 @@ def _search_row(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chose
     given, work = np.empty(GIVEN, np.float32), np.empty(WORK, np.float32)
     hits_by_eight = np.empty(LEAF // 8, np.int64)
     hits = hits_by_eight.view(np.uint8)
-    multiples, trial, index = np.empty(TRIALS, np.float32), np.empty(GROUPS, np.int32), np.empty(1, np.int32)
+    multiples, trial, index = (
+        np.empty(TRIALS, np.float32),
+        np.empty(GROUPS, np.int32),
+        np.empty(1, np.int32),
+    )
     sxv = np.float32(0)
     svv = np.float32(0)
     for b in range(blocks):
@@ -183,8 +234,26 @@ def _search_row(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chose
         if groups[b, 1] == 0 and INTEGERS:
             chosen[b] = 0  # an exact zero
             continue
-        search_block(own, w, at, d, groups[b, 0], words, indices, leaf_boxes, node_boxes, given, work, hits, hits_by_eight,
-                     multiples, trial, index, chosen, b)
+        search_block(
+            own,
+            w,
+            at,
+            d,
+            groups[b, 0],
+            words,
+            indices,
+            leaf_boxes,
+            node_boxes,
+            given,
+            work,
+            hits,
+            hits_by_eight,
+            multiples,
+            trial,
+            index,
+            chosen,
+            b,
+        )
         a = np.float32(0)
         c = np.float32(0)
         for g in range(GROUPS):
@@ -205,9 +274,10 @@ def _search_row(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chose
 class Settings:
     """What differs between the types.
 
-    positive, negative: the magnitudes, ascending, that a multiple can have with either sign; size: of the guess, in units of the
-    code words' root mean square; trials: multiples tried per sign and book; spread: their distance as a part of the guess, 0 for
-    neighbours in a table that is no range of integers; gain: d is stretched by it at last; reach: see `trellis_nearest.py`.
+    positive, negative: the magnitudes, ascending, that a multiple can have with either sign; size:
+    of the guess, in units of the code words' root mean square; trials: multiples tried per sign and
+    book; spread: their distance as a part of the guess, 0 for neighbours in a table that is no
+    range of integers; gain: d is stretched by it at last; reach: see `trellis_nearest.py`.
     """
 
     positive: tuple[float, ...]
@@ -222,36 +292,68 @@ class Settings:
         """Constants of the search for the type `name`."""
         book = CODEBOOKS[name]
         largest = max(self.positive + self.negative)
-        return {"DIM": book.dim, "GROUPS": 32 // book.dim, "BOOKS": len(book.starts), "MAGNITUDES": book.magnitudes,
-                "SIZE": self.size / WORD_SIZE, "GAIN": self.gain / PRODUCT_FACTORS.get(name, 1.0), "TRIALS": self.trials,
-                "SPREAD": self.spread, "INTEGERS": self.spread > 0, "TARGETS": (largest * np.linspace(0.72, 1.2, 17)).astype(np.float32),
-                "POSITIVE": np.array(self.positive, dtype=np.float32), "NEGATIVE": np.array(self.negative, dtype=np.float32)}
+        return {
+            "DIM": book.dim,
+            "GROUPS": 32 // book.dim,
+            "BOOKS": len(book.starts),
+            "MAGNITUDES": book.magnitudes,
+            "SIZE": self.size / WORD_SIZE,
+            "GAIN": self.gain / PRODUCT_FACTORS.get(name, 1.0),
+            "TRIALS": self.trials,
+            "SPREAD": self.spread,
+            "INTEGERS": self.spread > 0,
+            "TARGETS": (largest * np.linspace(0.72, 1.2, 17)).astype(np.float32),
+            "POSITIVE": np.array(self.positive, dtype=np.float32),
+            "NEGATIVE": np.array(self.negative, dtype=np.float32),
+        }
 
 
-WORD_SIZE = np.sqrt(4 * (64**2 - 1) / 12)  # root mean square of a value: the sum of four even distributions over 0..63, less 126
+WORD_SIZE = np.sqrt(
+    4 * (64**2 - 1) / 12
+)  # root mean square of a value: the sum of four even distributions over 0..63, less 126
 
 
 def word_search(name: str, reach: float) -> Callable:
     """`nearest_word` of trellis_nearest.py, compiled for one type."""
     book = CODEBOOKS[name]
     short = f"{name.lower()}_{reach:g}"
-    names: dict[str, object] = {"DIM": book.dim, "LEAF": LEAF, "NODES": book.nodes(LEAF), "FAN": FAN, "MAGNITUDES": book.magnitudes,
-                                "REACH": reach, "trellis_step": trellis_step, "trellis_value": trellis_value}
+    names: dict[str, object] = {
+        "DIM": book.dim,
+        "LEAF": LEAF,
+        "NODES": book.nodes(LEAF),
+        "FAN": FAN,
+        "MAGNITUDES": book.magnitudes,
+        "REACH": reach,
+        "trellis_step": trellis_step,
+        "trellis_value": trellis_value,
+    }
     names["score_word"] = specialize(trellis_nearest._score_word, f"score_word_{short}", **names)
     return specialize(trellis_nearest._nearest_word, f"nearest_word_{short}", **names)
 
 
 def trellis_search(name: str, settings: Settings) -> Callable:
-    """Compile the search for one type: search(x, w, words, indices, leaf boxes, node boxes, own, groups, chosen) -> d."""
+    """Compile the search for one type: search(x, w, words, indices, leaf boxes, node boxes, own,
+    groups, chosen) -> d.
+    """
     short = name.lower()
     integers = settings.spread > 0
     names = settings.names(name) | {
-        "LEAF": LEAF, "STARTS": np.array(CODEBOOKS[name].starts), "GIVEN": trellis_nearest.GIVEN, "WORK": trellis_nearest.WORK,
+        "LEAF": LEAF,
+        "STARTS": np.array(CODEBOOKS[name].starts),
+        "GIVEN": trellis_nearest.GIVEN,
+        "WORK": trellis_nearest.WORK,
         "nearest_word": word_search(name, settings.reach),
-        "closeness": specialize(_closeness_of_integers if integers else _closeness_in_table, f"closeness_{short}",
-                                **settings.names(name)),
-        "choose_trials": specialize(_spread_multiples if integers else _nearest_multiples, f"choose_trials_{short}",
-                                    **settings.names(name))}
+        "closeness": specialize(
+            _closeness_of_integers if integers else _closeness_in_table,
+            f"closeness_{short}",
+            **settings.names(name),
+        ),
+        "choose_trials": specialize(
+            _spread_multiples if integers else _nearest_multiples,
+            f"choose_trials_{short}",
+            **settings.names(name),
+        ),
+    }
     for template in (_guess_scale, _choose_d, _search_block):
         step = template.__name__.lstrip("_")
         names[step] = specialize(template, f"{step}_{short}", **names)

@@ -1,10 +1,12 @@
 """The code words of the trellis types, arranged so that a search can leave most of them out.
 
-A group of 8 values (IQ4_KT: 4) is one of 2^13, 2^15 or 2^16 code words, vectors of integers that look random. They are cut
-into halves along the coordinate in which they vary most, again and again, until some tens remain: that is a leaf. Sixteen leaves
-are a node. Leaves and nodes have bounding boxes, and the distance from a vector to a box is a lower bound for the distance
-to every code word in it (J. H. Friedman, J. L. Bentley, R. A. Finkel, An Algorithm for Finding Best Matches in Logarithmic
-Expected Time, 1977). Coordinates are cut one by one, so boxes stay useful whatever weights the coordinates have.
+A group of 8 values (IQ4_KT: 4) is one of 2^13, 2^15 or 2^16 code words, vectors of integers that
+look random. They are cut into halves along the coordinate in which they vary most, again and again,
+until some tens remain: that is a leaf. Sixteen leaves are a node. Leaves and nodes have bounding
+boxes, and the distance from a vector to a box is a lower bound for the distance to every code word
+in it (J. H. Friedman, J. L. Bentley, R. A. Finkel, An Algorithm for Finding Best Matches in
+Logarithmic Expected Time, 1977). Coordinates are cut one by one, so boxes stay useful whatever
+weights the coordinates have.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ LEAF = 64  # words per leaf, on the CPU
 
 @dataclass(frozen=True)
 class Codebook:
-    """Geometry of one type's code words: `dim` values each, `starts` the generator's first index per book, `size` words per book."""
+    """Geometry of one type's code words: `dim` values each, `starts` the generator's first index
+    per book, `size` words per book.
+    """
 
     dim: int
     size: int
@@ -43,39 +47,61 @@ CODEBOOKS = {
 
 
 def code_words(book: Codebook) -> np.ndarray:
-    """int8[len(starts), size, dim]: word i of a book is what the decoder makes of index i. Formula: `formats/codecs/trellis.py`."""
+    """int8[len(starts), size, dim]: word i of a book is what the decoder makes of index i. Formula:
+    `formats/codecs/trellis.py`.
+    """
     x = np.arange(book.size, dtype=np.uint64) + np.array(book.starts, dtype=np.uint64)[:, None]
     words = np.empty((*x.shape, book.dim), dtype=np.int8)
     for j in range(book.dim):
         x = x * np.uint64(MULTIPLIER % 2**32) & np.uint64(0xFFFFFFFF)
         sixes = x & np.uint64(0x3F3F3F3F)
-        value = sum((sixes >> np.uint64(8 * byte) & np.uint64(255)).astype(np.int64) for byte in range(4)) - 126
+        value = (
+            sum(
+                (sixes >> np.uint64(8 * byte) & np.uint64(255)).astype(np.int64)
+                for byte in range(4)
+            )
+            - 126
+        )
         words[..., j] = abs(value) if book.magnitudes else value
     return words
 
 
 def _cut(words: np.ndarray, leaf: int) -> np.ndarray:
-    """Order of the words, [leaves, leaf]: halves of halves, each along the coordinate of the largest variance. Ties keep the order."""
+    """Order of the words, [leaves, leaf]: halves of halves, each along the coordinate of the
+    largest variance. Ties keep the order.
+    """
     order = np.arange(len(words)).reshape(1, -1)
     while order.shape[1] > leaf:
         points = words[order].astype(np.float32)
         widest = points.var(axis=1).argmax(axis=1)
         keys = np.take_along_axis(words[order], widest[:, None, None], axis=2)[:, :, 0]
-        order = np.take_along_axis(order, np.argsort(keys, axis=1, kind="stable"), axis=1).reshape(2 * len(order), -1)
+        order = np.take_along_axis(order, np.argsort(keys, axis=1, kind="stable"), axis=1).reshape(
+            2 * len(order), -1
+        )
     return np.sort(order, axis=1)
 
 
 @functools.cache
 def search_tree(name: str, leaf: int = LEAF) -> tuple[np.ndarray, ...]:
-    """What the search of the type takes, side by side: words int8[books, leaves, dim * leaf], their indices int32[books, leaves,
-    leaf], leaves' boxes float32[books, nodes, 2 * dim * FAN], nodes' boxes float32[books, 1, 2 * dim * nodes]; lowest corners first."""
+    """What the search of the type takes, side by side: words int8[books, leaves, dim * leaf], their
+    indices int32[books, leaves, leaf], leaves' boxes float32[books, nodes, 2 * dim * FAN], nodes'
+    boxes float32[books, 1, 2 * dim * nodes]; lowest corners first.
+    """
     book = CODEBOOKS[name]
     words = code_words(book)
     order = np.stack([_cut(w, leaf) for w in words])
     leaves = np.stack([w[o] for w, o in zip(words, order)])  # books, leaves, leaf, dim
-    boxes = np.stack([leaves.min(axis=2), leaves.max(axis=2)], axis=1).astype(np.float32)  # books, 2, leaves, dim
+    boxes = np.stack([leaves.min(axis=2), leaves.max(axis=2)], axis=1).astype(
+        np.float32
+    )  # books, 2, leaves, dim
     by_node = boxes.reshape(len(words), 2, book.nodes(leaf), FAN, book.dim)
-    whole = np.stack([by_node[:, 0].min(axis=2), by_node[:, 1].max(axis=2)], axis=1)  # books, 2, nodes, dim
+    whole = np.stack(
+        [by_node[:, 0].min(axis=2), by_node[:, 1].max(axis=2)], axis=1
+    )  # books, 2, nodes, dim
     books = len(words)
-    return (leaves.transpose(0, 1, 3, 2).reshape(books, -1, book.dim * leaf), order.astype(np.int32),
-            by_node.transpose(0, 2, 1, 4, 3).reshape(books, book.nodes(leaf), -1), whole.transpose(0, 1, 3, 2).reshape(books, 1, -1))
+    return (
+        leaves.transpose(0, 1, 3, 2).reshape(books, -1, book.dim * leaf),
+        order.astype(np.int32),
+        by_node.transpose(0, 2, 1, 4, 3).reshape(books, book.nodes(leaf), -1),
+        whole.transpose(0, 1, 3, 2).reshape(books, 1, -1),
+    )

@@ -1,8 +1,9 @@
 """Sets of values and the nearest of them: `nearest`(t), and the position of the nearest as a code.
 
-Three forms with the same results, chosen by what the set looks like. Integers in a row are rounded and clamped. Up to 16 values
-are compared with one midpoint after another, which compilers turn into selects without branches. Longer sets are cut into cells
-of equal width, narrow enough to hold one midpoint at most: a look into a table and one comparison.
+Three forms with the same results, chosen by what the set looks like. Integers in a row are rounded
+and clamped. Up to 16 values are compared with one midpoint after another, which compilers turn into
+selects without branches. Longer sets are cut into cells of equal width, narrow enough to hold one
+midpoint at most: a look into a table and one comparison.
 """
 
 from __future__ import annotations
@@ -36,9 +37,14 @@ def _nearest_by_chain(t):
 
 
 def _cell_of(t):
-    """The cell of t: its lowest value + 128 in bits 0-7, its highest in bits 8-15, the code of the lowest in bits 16-23."""
-    # In this order max drops a NaN, which int32 would not stand; the mask tells the compiler that the index is not negative.
-    place = min(max(np.float32(0), (t - np.float32(ORIGIN)) * np.float32(PER_UNIT)), np.float32(LAST_CELL))
+    """The cell of t: its lowest value + 128 in bits 0-7, its highest in bits 8-15, the code of the
+    lowest in bits 16-23.
+    """
+    # In this order max drops a NaN, which int32 would not stand; the mask tells the compiler that
+    # the index is not negative.
+    place = min(
+        max(np.float32(0), (t - np.float32(ORIGIN)) * np.float32(PER_UNIT)), np.float32(LAST_CELL)
+    )
     return CELLS[np.int32(place) & MASK]
 
 
@@ -73,10 +79,15 @@ def _code_by_cell(x, scale, shift):
 
 
 def _codes_in_range(x, at, n, scale, shift, codes):
-    """codes[i] = position, as a float32, of the value nearest to x[i] / scale in the value set, for n elements from `at` on."""
+    """codes[i] = position, as a float32, of the value nearest to x[i] / scale in the value set, for
+    n elements from `at` on.
+    """
     inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
     for i in range(at, at + n):
-        codes[i] = min(max(np.float32(0), nearest(x[i] * inverse - shift) - np.float32(FIRST)), np.float32(LAST - FIRST))
+        codes[i] = min(
+            max(np.float32(0), nearest(x[i] * inverse - shift) - np.float32(FIRST)),
+            np.float32(LAST - FIRST),
+        )
 
 
 def _codes_by_chain(x, at, n, scale, shift, codes):
@@ -100,34 +111,61 @@ def _codes_by_cell(x, at, n, scale, shift, codes):
 
 
 def cells(values: np.ndarray) -> dict[str, object]:
-    """The names that `_cell_of` needs for a set of ascending integers in -128..127, given as float32.
+    """The names that `_cell_of` needs for a set of ascending integers in -128..127, given as
+    float32.
 
-    Midpoints are multiples of 1/2 and cells begin at a quarter, so that no midpoint is where rounding could blur the cell of t.
+    Midpoints are multiples of 1/2 and cells begin at a quarter, so that no midpoint is where
+    rounding could blur the cell of t.
     """
     middles = (values[1:] + values[:-1]) / 2
     width = 2.0 ** np.floor(np.log2(np.diff(middles).min()))
     origin = np.floor(middles[0]) - 0.25
     count = int(np.ceil((middles[-1] - origin) / width)) + 1
-    low = np.searchsorted(middles, origin + width * np.arange(count))  # midpoints below a cell = code of its lowest value
+    low = np.searchsorted(
+        middles, origin + width * np.arange(count)
+    )  # midpoints below a cell = code of its lowest value
     high = np.append(low[1:], len(middles))
     if (high - low).max() > 1 or middles[-1] >= origin + width * count:
         raise ValueError(f"cells of {width} do not separate the values {values}")
     entries = low << 16 | (values[high].astype(int) + 128) << 8 | (values[low].astype(int) + 128)
     table = np.zeros(1 << (count - 1).bit_length(), dtype=np.uint32)
     table[:count] = entries
-    return {"CELLS": table, "ORIGIN": float(origin), "PER_UNIT": 1 / width, "LAST_CELL": count - 1, "MASK": np.int32(len(table) - 1)}
+    return {
+        "CELLS": table,
+        "ORIGIN": float(origin),
+        "PER_UNIT": 1 / width,
+        "LAST_CELL": count - 1,
+        "MASK": np.int32(len(table) - 1),
+    }
 
 
 def value_set(name: str, values: np.ndarray) -> dict[str, object]:
-    """The names that describe a set of ascending values: VALUES, MIDDLES, `nearest`(t), `code_of`(x, scale, shift) and
-    `codes_of`(x, at, n, scale, shift, codes)."""
+    """The names that describe a set of ascending values: VALUES, MIDDLES, `nearest`(t),
+    `code_of`(x, scale, shift) and `codes_of`(x, at, n, scale, shift, codes).
+    """
     values = np.asarray(values, dtype=np.float32)
-    by_chain = {"nearest": _nearest_by_chain, "code_of": _code_by_chain, "codes_of": _codes_by_chain}
-    by_cell = {"cell_of": _cell_of, "nearest": _nearest_by_cell, "code_of": _code_by_cell, "codes_of": _codes_by_cell}
-    names: dict[str, object] = {"VALUES": values, "MIDDLES": ((values[1:] + values[:-1]) / 2).astype(np.float32)}
+    by_chain = {
+        "nearest": _nearest_by_chain,
+        "code_of": _code_by_chain,
+        "codes_of": _codes_by_chain,
+    }
+    by_cell = {
+        "cell_of": _cell_of,
+        "nearest": _nearest_by_cell,
+        "code_of": _code_by_cell,
+        "codes_of": _codes_by_cell,
+    }
+    names: dict[str, object] = {
+        "VALUES": values,
+        "MIDDLES": ((values[1:] + values[:-1]) / 2).astype(np.float32),
+    }
     if np.array_equal(values, np.arange(values[0], values[-1] + 1)):
         names |= {"FIRST": int(values[0]), "LAST": int(values[-1])}
-        forms = {"nearest": _nearest_in_range, "code_of": _code_in_range, "codes_of": _codes_in_range}
+        forms = {
+            "nearest": _nearest_in_range,
+            "code_of": _code_in_range,
+            "codes_of": _codes_in_range,
+        }
     elif len(values) <= _LONGEST_CHAIN:
         forms = by_chain
     else:

@@ -1,7 +1,7 @@
 """llama: Llama 2, 3 and 3.1, Mistral, and with experts Mixtral.
 
-Pairs of the rotation are neighbours: converters reorder the rows of the query and key matrices for that. Llama 3.1's context
-scaling arrives as frequency factors in `rope_freqs`.
+Pairs of the rotation are neighbours: converters reorder the rows of the query and key matrices for
+that. Llama 3.1's context scaling arrives as frequency factors in `rope_freqs`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,20 @@ from ..weights import Weights
 @architecture("llama")
 def build(p: Hyperparameters, w: Weights) -> Network:
     decoder = Decoder.read(p, w)
-    for key in ("logit_scale", "embedding_scale", "residual_scale", "attention.scale"):  # Granite's, written under this name long ago
+    for key in (
+        "logit_scale",
+        "embedding_scale",
+        "residual_scale",
+        "attention.scale",
+    ):  # Granite's, written under this name long ago
         p.refuse(key, harmless=(0.0, 1.0))
     n_rot = p.integer("rope.dimension_count", decoder.key_length)
     if n_rot != decoder.key_length:
-        raise ConfigError(f"metadata key 'llama.rope.dimension_count' is {n_rot}, expected the head size {decoder.key_length}", file=p.file)
+        raise ConfigError(
+            f"metadata key 'llama.rope.dimension_count' is {n_rot}, expected the head size"
+            f" {decoder.key_length}",
+            file=p.file,
+        )
     rope = decoder.rope("norm")
     hidden = p.per_layer("feed_forward_length", decoder.n_layers)
     has_experts = p.integer("expert_count", 0, least=0) > 0
@@ -31,7 +40,14 @@ def build(p: Hyperparameters, w: Weights) -> Network:
 
     def block(layer: int) -> Block:
         at = f"blk.{layer}"
-        ffn = decoder.moe(layer, hidden[layer]) if has_experts else decoder.ffn(layer, hidden[layer])
-        return Block(decoder.norm(f"{at}.attn_norm"), decoder.attention(layer, rope), decoder.norm(f"{at}.ffn_norm"), ffn)
+        ffn = (
+            decoder.moe(layer, hidden[layer]) if has_experts else decoder.ffn(layer, hidden[layer])
+        )
+        return Block(
+            decoder.norm(f"{at}.attn_norm"),
+            decoder.attention(layer, rope),
+            decoder.norm(f"{at}.ffn_norm"),
+            ffn,
+        )
 
     return decoder.network([block(layer) for layer in range(decoder.n_layers)])

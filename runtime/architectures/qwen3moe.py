@@ -1,6 +1,7 @@
 """qwen3moe: Qwen3 with experts in every layer.
 
-Query and key heads are normalised before the rotation, whose pairs lie half a head apart; the head size is a key of its own.
+Query and key heads are normalised before the rotation, whose pairs lie half a head apart; the head
+size is a key of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ def build(p: Hyperparameters, w: Weights) -> Network:
 
     def block(layer: int) -> Block:
         at = f"blk.{layer}"
-        return Block(decoder.norm(f"{at}.attn_norm"), decoder.attention(layer, rope, head_norms=True),
-                     decoder.norm(f"{at}.ffn_norm"), decoder.moe(layer, hidden))
+        return Block(
+            decoder.norm(f"{at}.attn_norm"),
+            decoder.attention(layer, rope, head_norms=True),
+            decoder.norm(f"{at}.ffn_norm"),
+            decoder.moe(layer, hidden),
+        )
 
     return decoder.network([block(layer) for layer in range(decoder.n_layers)])

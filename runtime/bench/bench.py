@@ -5,11 +5,12 @@
     pg P,G    a prompt of P tokens and then G generated ones, in one span of time
     gp P,G    G tokens generated behind a prompt of P tokens, whose time does not count
 
-With a depth D there are D tokens in the context before, whose time does not count; repetitions share what stands before their own tokens
-where a context can be cut back to it. The first token is BOS where the model wants it, the others of prompts are random. Tokens are
-generated as `iqforge generate` does it, by `Model.follow` with its default `Sampling`: each is drawn from the logits of the one before and
-handed to the host, all of which is in the time. (llama-bench samples nothing: it appends random tokens and waits for the device after
-each.)
+With a depth D there are D tokens in the context before, whose time does not count; repetitions
+share what stands before their own tokens where a context can be cut back to it. The first token is
+BOS where the model wants it, the others of prompts are random. Tokens are generated as `iqforge
+generate` does it, by `Model.follow` with its default `Sampling`: each is drawn from the logits of
+the one before and handed to the host, all of which is in the time. (llama-bench samples nothing: it
+appends random tokens and waits for the device after each.)
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ import torch
 from ...errors import UsageError
 from .. import arguments
 from ..cache import CacheSettings, KVCache, State
-from .cost import Cost
 from ..sampling import Sampling
+from .cost import Cost
 
 _WARM_STEPS = 4  # a captured graph is replayed from the second one on
 _WARM_PROMPTS = 3  # with graphs; see `Runner.warm_up`
@@ -34,7 +35,9 @@ _WARM_PROMPTS = 3  # with graphs; see `Runner.warm_up`
 
 @dataclass(frozen=True)
 class Test:
-    """One test. `n_prompt`, `n_gen`: timed tokens; `before`: tokens of a `gp` test's prompt; `depth`: tokens before everything."""
+    """One test. `n_prompt`, `n_gen`: timed tokens; `before`: tokens of a `gp` test's prompt;
+    `depth`: tokens before everything.
+    """
 
     __test__ = False  # no test for pytest
 
@@ -51,7 +54,11 @@ class Test:
     def label(self) -> str:
         parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
         parts += [f"tg{self.n_gen}"] if self.n_gen else []
-        return "+".join(parts) + (f"@pp{self.before}" if self.before else "") + (f" @ d{self.depth}" if self.depth else "")
+        return (
+            "+".join(parts)
+            + (f"@pp{self.before}" if self.before else "")
+            + (f" @ d{self.depth}" if self.depth else "")
+        )
 
     @property
     def n_tokens(self) -> int:
@@ -66,7 +73,9 @@ class Test:
 
 @dataclass
 class Result:
-    """Samples of one test. Rates are in tokens/s; shares lie between 0 and 1, and are None where no limit is known."""
+    """Samples of one test. Rates are in tokens/s; shares lie between 0 and 1, and are None where no
+    limit is known.
+    """
 
     test: Test
     samples_ns: list[int]
@@ -111,10 +120,21 @@ def deviation(samples: list[float]) -> float:
     return math.sqrt(sum((x - average) ** 2 for x in samples) / (len(samples) - 1))
 
 
-def run_test(model, test: Test, settings: CacheSettings | None = None, *, n_batch: int = 2048, repetitions: int = 5,
-             warmup: bool = True, seed: int = 0, progress: Callable[[str], None] | None = None) -> Result:
-    """Measure one test on a `Model`. The context holds exactly the tokens of the test. UsageError where the cache types do not fit,
-    EvaluationError for logits that are not finite where tokens are generated."""
+def run_test(
+    model,
+    test: Test,
+    settings: CacheSettings | None = None,
+    *,
+    n_batch: int = 2048,
+    repetitions: int = 5,
+    warmup: bool = True,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> Result:
+    """Measure one test on a `Model`. The context holds exactly the tokens of the test. UsageError
+    where the cache types do not fit, EvaluationError for logits that are not finite where tokens
+    are generated.
+    """
     if arguments.whole_number("repetitions", repetitions, 1) and not test.n_tokens:
         raise UsageError("there is nothing to measure: a test of 0 tokens")
     arguments.whole_number("n_batch", n_batch, 1), arguments.callback("progress", progress)
@@ -155,8 +175,10 @@ class Runner:
         return n == self._filled and all(isinstance(layer, KVCache) for layer in self.state.layers)
 
     def fill(self, n: int) -> None:
-        """The context gets n random tokens, or is cut back to those that it has. (Passes of sizes that only these tokens have would take
-        the place of the measured ones' graphs, which then would be captured while they are measured.)"""
+        """The context gets n random tokens, or is cut back to those that it has. (Passes of sizes
+        that only these tokens have would take the place of the measured ones' graphs, which then
+        would be captured while they are measured.)
+        """
         if self.holds(n):
             self.state.n_past = n
             return
@@ -170,18 +192,21 @@ class Runner:
         self.wait()
 
     def generate(self, n: int) -> None:
-        """n steps: appends a random token (or BOS) and n - 1 drawn ones, and draws the one behind them. Returns when the host has it."""
+        """n steps: appends a random token (or BOS) and n - 1 drawn ones, and draws the one behind
+        them. Returns when the host has it.
+        """
         if n:
             [token] = self._tokens(1).tolist()
             deque(self.model.follow(token, self.state, n, self.sampling), maxlen=0)
 
     def warm_up(self, n_prompt: int, n_gen: int, before: int = 0) -> None:
-        """What only the first uses of a model take, for a prompt of n_prompt tokens behind `before` others and for n_gen generated ones.
-        The caller sets the state back.
+        """What only the first uses of a model take, for a prompt of n_prompt tokens behind `before`
+        others and for n_gen generated ones. The caller sets the state back.
 
-        A device with graphs captures a step when it comes for the second time; passes of a prompt in the first, second or third one of as
-        many rows, and again where buffers have grown since, be it by what fills the context. Without graphs one prompt is enough to
-        compile and to allocate, and on the CPU more would take long.
+        A device with graphs captures a step when it comes for the second time; passes of a prompt
+        in the first, second or third one of as many rows, and again where buffers have grown since,
+        be it by what fills the context. Without graphs one prompt is enough to compile and to
+        allocate, and on the CPU more would take long.
         """
         graphs = self.model.engine is not None
         before = before if graphs else 0

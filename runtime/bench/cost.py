@@ -1,4 +1,6 @@
-"""What evaluating a model must read and compute at least: the figures behind GB/s, and the shares of a device's limits."""
+"""What evaluating a model must read and compute at least: the figures behind GB/s, and the shares
+of a device's limits.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,23 @@ from dataclasses import dataclass
 
 from ...formats.source import TensorInfo
 
-_OF_LAST_ROWS = re.compile(r"\.(attn_q|attn_output|ffn_\w+)\.")  # in the last block: behind keys and values
-_OF_EXPERTS = re.compile(r"_exps\.|\.ffn_(gate|up|down)\.\d+\.")  # stacked, or one tensor each as in very old files
+_OF_LAST_ROWS = re.compile(
+    r"\.(attn_q|attn_output|ffn_\w+)\."
+)  # in the last block: behind keys and values
+_OF_EXPERTS = re.compile(
+    r"_exps\.|\.ffn_(gate|up|down)\.\d+\."
+)  # stacked, or one tensor each as in very old files
 
 
 @dataclass(frozen=True)
 class Cost:
     """Bytes and floating-point operations that no implementation can avoid.
 
-    step_bytes: weights read for one token by itself (of experts the used ones; of the embedding one row).
-    cache_bytes: state read per position before a token. token_flop: of all matrix products but the output's, per token;
-    output_flop: of the output's, per row of logits; pair_flop: of attention, per pair of a token and a position it sees.
-    last_flop, last_pair_flop: the part of token_flop and pair_flop that falls on the last block behind its keys and values, which only
+    step_bytes: weights read for one token by itself (of experts the used ones; of the embedding one
+    row). cache_bytes: state read per position before a token. token_flop: of all matrix products
+    but the output's, per token; output_flop: of the output's, per row of logits; pair_flop: of
+    attention, per pair of a token and a position it sees. last_flop, last_pair_flop: the part of
+    token_flop and pair_flop that falls on the last block behind its keys and values, which only
     tokens with logits need.
     """
 
@@ -39,7 +46,11 @@ class Cost:
         last_block = f"blk.{len(model.network.blocks) - 1}."
         for name, tensor in tensors.items():
             share = _share_used(model, tensor)
-            step_bytes += tensor.row_bytes if name == "token_embd.weight" and name != output else share * tensor.n_bytes
+            step_bytes += (
+                tensor.row_bytes
+                if name == "token_embd.weight" and name != output
+                else share * tensor.n_bytes
+            )
             if len(tensor.shape) < 2:
                 continue
             if name == output:
@@ -51,20 +62,36 @@ class Cost:
         pair_flop = last_pair_flop = 0.0
         for block in model.network.blocks:
             mixer = getattr(block, "mixer", None)
-            last_pair_flop = 2.0 * mixer.n_heads * (mixer.key_length + mixer.value_length) if hasattr(mixer, "n_heads") else 0.0
+            last_pair_flop = (
+                2.0 * mixer.n_heads * (mixer.key_length + mixer.value_length)
+                if hasattr(mixer, "n_heads")
+                else 0.0
+            )
             pair_flop += last_pair_flop
         cache_bytes = 0.0 if state is None else state.nbytes / state.capacity
-        return cls(step_bytes, cache_bytes, token_flop, output_flop, pair_flop, last_flop, last_pair_flop)
+        return cls(
+            step_bytes, cache_bytes, token_flop, output_flop, pair_flop, last_flop, last_pair_flop
+        )
 
     def generation_bytes(self, n_past: int, n: int) -> float:
         """Bytes read by n tokens, one after the other, behind n_past others."""
         return n * self.step_bytes + self.cache_bytes * _pairs(n_past, n)
 
     def prompt_flop(self, n_past: int, n: int, n_batch: int) -> float:
-        """Operations for n tokens behind n_past others, n_batch at a time with logits for the last one of each batch."""
-        ends = [n_past + min(first + n_batch, n) for first in range(0, n, n_batch)]  # positions that each batch's last token sees
-        products = n * (self.token_flop - self.last_flop) + len(ends) * (self.last_flop + self.output_flop)
-        return products + (self.pair_flop - self.last_pair_flop) * _pairs(n_past, n) + self.last_pair_flop * sum(ends)
+        """Operations for n tokens behind n_past others, n_batch at a time with logits for the last
+        one of each batch.
+        """
+        ends = [
+            n_past + min(first + n_batch, n) for first in range(0, n, n_batch)
+        ]  # positions that each batch's last token sees
+        products = n * (self.token_flop - self.last_flop) + len(ends) * (
+            self.last_flop + self.output_flop
+        )
+        return (
+            products
+            + (self.pair_flop - self.last_pair_flop) * _pairs(n_past, n)
+            + self.last_pair_flop * sum(ends)
+        )
 
 
 def _pairs(n_past: int, n: int) -> float:

@@ -19,36 +19,77 @@ class Printer:
 
     def begin(self) -> None: ...
 
-    def add(self, record: dict[str, Any], samples_ns: Sequence[int], samples_ts: Sequence[float]) -> None: ...
+    def add(
+        self, record: dict[str, Any], samples_ns: Sequence[int], samples_ts: Sequence[float]
+    ) -> None: ...
 
     def end(self) -> None: ...
 
 
 class Markdown(Printer):
-    """A table: model, size, parameters, backend, settings that were chosen, test, speed, and how near that is to the device's limit."""
+    """A table: model, size, parameters, backend, settings that were chosen, test, speed, and how
+    near that is to the device's limit.
+    """
 
-    _WIDTHS = {"model": -30, "size": 10, "params": 10, "backend": -10, "test": 13, "t/s": 18, "GB/s": 7, "TFLOP/s": 7, "of limit": 12}
+    _WIDTHS = {
+        "model": -30,
+        "size": 10,
+        "params": 10,
+        "backend": -10,
+        "test": 13,
+        "t/s": 18,
+        "GB/s": 7,
+        "TFLOP/s": 7,
+        "of limit": 12,
+    }
 
-    def __init__(self, write: Callable[[str], None], varied: Sequence[Option], cuda: bool, limits: str = ""):
+    def __init__(
+        self, write: Callable[[str], None], varied: Sequence[Option], cuda: bool, limits: str = ""
+    ):
         super().__init__(write)
         shown = {option.field for option in varied}
         shown |= {"n_gpu_layers"} if cuda else {"n_threads"}
         self.options = [option for option in OPTIONS if option.field in shown]
-        self.options.sort(key=lambda option: option.field not in ("n_gpu_layers", "n_threads"))  # these two come first
-        self.columns = ["model", "size", "params", "backend", *(option.column for option in self.options), "test", "t/s", "GB/s", "TFLOP/s"]
+        self.options.sort(
+            key=lambda option: option.field not in ("n_gpu_layers", "n_threads")
+        )  # these two come first
+        self.columns = [
+            "model",
+            "size",
+            "params",
+            "backend",
+            *(option.column for option in self.options),
+            "test",
+            "t/s",
+            "GB/s",
+            "TFLOP/s",
+        ]
         self.columns += ["of limit"] if cuda else []
         self.limits, self.build = limits, ""
 
     def begin(self) -> None:
         self._line(dict(zip(self.columns, self.columns)))
-        self.write("|" + "|".join(f" {'-' * (abs(w) - 1)}{':' if w > 0 else '-'} " for w in map(self._width, self.columns)) + "|")
+        self.write(
+            "|"
+            + "|".join(
+                f" {'-' * (abs(w) - 1)}{':' if w > 0 else '-'} "
+                for w in map(self._width, self.columns)
+            )
+            + "|"
+        )
 
     def add(self, record, samples_ns, samples_ts) -> None:
-        cells = {"model": record["model_type"], "size": _bytes(record["model_size"]), "params": _count(record["model_n_params"]),
-                 "backend": "CUDA" if record["cuda"] else "CPU", "test": record["test"],
-                 "t/s": f"{record['avg_ts']:.2f} ± {record['stddev_ts']:.2f}",
-                 "GB/s": _number(record["gbytes_per_s"], 0 if record["cuda"] else 1),
-                 "TFLOP/s": _number(record["tflop_per_s"], 1 if record["cuda"] else 3), "of limit": _share(record)}
+        cells = {
+            "model": record["model_type"],
+            "size": _bytes(record["model_size"]),
+            "params": _count(record["model_n_params"]),
+            "backend": "CUDA" if record["cuda"] else "CPU",
+            "test": record["test"],
+            "t/s": f"{record['avg_ts']:.2f} ± {record['stddev_ts']:.2f}",
+            "GB/s": _number(record["gbytes_per_s"], 0 if record["cuda"] else 1),
+            "TFLOP/s": _number(record["tflop_per_s"], 1 if record["cuda"] else 3),
+            "of limit": _share(record),
+        }
         for option in self.options:
             value = record[option.field]
             cells[option.column] = str(int(value) if isinstance(value, bool) else value)
@@ -61,7 +102,14 @@ class Markdown(Printer):
         self.write(f"\nbuild: {self.build}")
 
     def _line(self, cells: dict[str, str]) -> None:
-        shown = (cells[c].rjust(self._width(c)) if self._width(c) > 0 else cells[c].ljust(-self._width(c)) for c in self.columns)
+        shown = (
+            (
+                cells[c].rjust(self._width(c))
+                if self._width(c) > 0
+                else cells[c].ljust(-self._width(c))
+            )
+            for c in self.columns
+        )
         self.write("| " + " | ".join(shown) + " |")
 
     def _width(self, column: str) -> int:
@@ -81,7 +129,9 @@ class Csv(Printer):
         if not self._header_done:
             self.write(",".join(record))
             self._header_done = True
-        self.write(",".join('"' + plain(value).replace('"', '""') + '"' for value in record.values()))
+        self.write(
+            ",".join('"' + plain(value).replace('"', '""') + '"' for value in record.values())
+        )
 
 
 class Json(Printer):
@@ -93,8 +143,12 @@ class Json(Printer):
         self.write("[")
 
     def add(self, record, samples_ns, samples_ts) -> None:
-        body = json.dumps(_with_samples(record, samples_ns, samples_ts), indent=2, ensure_ascii=False)
-        self.write(("" if self._first else "  ,\n") + "\n".join(f"  {line}" for line in body.splitlines()))
+        body = json.dumps(
+            _with_samples(record, samples_ns, samples_ts), indent=2, ensure_ascii=False
+        )
+        self.write(
+            ("" if self._first else "  ,\n") + "\n".join(f"  {line}" for line in body.splitlines())
+        )
         self._first = False
 
     def end(self) -> None:
@@ -118,10 +172,15 @@ class Sql(Printer):
             columns = ",\n".join(f"  {name} {_sql_type(value)}" for name, value in record.items())
             self.write(f"CREATE TABLE IF NOT EXISTS test (\n{columns}\n);\n")
             self._table_done = True
-        self.write(f"INSERT INTO test ({', '.join(record)}) VALUES ({', '.join(_sql(value) for value in record.values())});")
+        self.write(
+            f"INSERT INTO test ({', '.join(record)}) VALUES"
+            f" ({', '.join(_sql(value) for value in record.values())});"
+        )
 
 
-def printer(form: str, write: Callable[[str], None], varied: Sequence[Option], cuda: bool, limits: str = "") -> Printer:
+def printer(
+    form: str, write: Callable[[str], None], varied: Sequence[Option], cuda: bool, limits: str = ""
+) -> Printer:
     """The printer of a format; `none` prints nothing."""
     if form == "md":
         return Markdown(write, varied, cuda, limits)
@@ -142,7 +201,9 @@ def _with_samples(record, samples_ns, samples_ts) -> dict[str, Any]:
 
 
 def _sql_type(value: Any) -> str:
-    if isinstance(value, float) or value is None:  # what is not known in the first row is one of our rates
+    if (
+        isinstance(value, float) or value is None
+    ):  # what is not known in the first row is one of our rates
         return "REAL"
     return "INTEGER" if isinstance(value, int) else "TEXT"
 

@@ -1,7 +1,9 @@
-"""Random rows of any ggml type that are valid and whose decoded values have a given root mean square.
+"""Random rows of any ggml type that are valid and whose decoded values have a given root mean
+square.
 
-Codes, indices and small scales are random bytes. The floating-point scales of a block (or of its row) stand at the places of
-`_SCALES`; they are chosen so that the values come out as wanted: decoding is linear in them.
+Codes, indices and small scales are random bytes. The floating-point scales of a block (or of its
+row) stand at the places of `_SCALES`; they are chosen so that the values come out as wanted:
+decoding is linear in them.
 """
 
 from __future__ import annotations
@@ -13,18 +15,55 @@ from ...formats import codec
 from ...formats.codecs.interleaved import pack_rows
 from ...formats.types import GGMLType, ggml_type
 
-# type: fields "place:format*factor" with the format h (f16) or f (f32); "h" before the place: in the row header. The factor of a
-# minimum is the mean of the codes that it is taken from (or added to), so that values lie around zero.
+# type: fields "place:format*factor" with the format h (f16) or f (f32); "h" before the place: in
+# the row header. The factor of a minimum is the mean of the codes that it is taken from (or added
+# to), so that values lie around zero.
 _SCALES = {
-    "Q4_0": "0:h", "Q4_1": "0:h 2:h*-7.5", "Q5_0": "0:h", "Q5_1": "0:h 2:h*-15.5", "Q6_0": "0:h", "Q8_0": "0:h", "IQ4_NL": "0:h",
-    "Q1_0_G128": "0:h", "Q2_0": "0:h",
-    "Q2_K": "80:h 82:h*1.5", "Q3_K": "108:h", "Q4_K": "0:h 2:h*7.5", "Q5_K": "0:h 2:h*15.5", "Q6_K": "208:h",
-    "IQ2_XXS": "0:h", "IQ2_XS": "0:h", "IQ2_S": "0:h", "IQ3_XXS": "0:h", "IQ3_S": "0:h", "IQ1_S": "0:h", "IQ4_XS": "0:h",
-    "TQ1_0": "52:h", "TQ2_0": "64:h", "IQ1_BN": "head 0:h", "IQ2_BN": "head 0:f",
-    "IQ2_K": "0:h", "IQ3_K": "0:h", "IQ4_K": "0:h", "IQ5_K": "0:h", "IQ6_K": "0:h",
-    "IQ2_KS": "head 0:h", "IQ3_KS": "head 0:h", "IQ4_KS": "head 0:f", "IQ4_KSS": "head 0:f", "IQ5_KS": "head 0:f", "IQ2_KL": "head 0:h",
-    "IQ1_KT": "head 0:f", "IQ2_KT": "head 0:f", "IQ3_KT": "head 0:f", "IQ4_KT": "head 0:f",
-    "Q8_KV": "head 0:f", "Q8_K_R8": "0:h", "Q8_K_R16": "0:h", "IQ1_S_R4": "head 0:h", "IQ1_M_R4": "head 0:h",
+    "Q4_0": "0:h",
+    "Q4_1": "0:h 2:h*-7.5",
+    "Q5_0": "0:h",
+    "Q5_1": "0:h 2:h*-15.5",
+    "Q6_0": "0:h",
+    "Q8_0": "0:h",
+    "IQ4_NL": "0:h",
+    "Q1_0_G128": "0:h",
+    "Q2_0": "0:h",
+    "Q2_K": "80:h 82:h*1.5",
+    "Q3_K": "108:h",
+    "Q4_K": "0:h 2:h*7.5",
+    "Q5_K": "0:h 2:h*15.5",
+    "Q6_K": "208:h",
+    "IQ2_XXS": "0:h",
+    "IQ2_XS": "0:h",
+    "IQ2_S": "0:h",
+    "IQ3_XXS": "0:h",
+    "IQ3_S": "0:h",
+    "IQ1_S": "0:h",
+    "IQ4_XS": "0:h",
+    "TQ1_0": "52:h",
+    "TQ2_0": "64:h",
+    "IQ1_BN": "head 0:h",
+    "IQ2_BN": "head 0:f",
+    "IQ2_K": "0:h",
+    "IQ3_K": "0:h",
+    "IQ4_K": "0:h",
+    "IQ5_K": "0:h",
+    "IQ6_K": "0:h",
+    "IQ2_KS": "head 0:h",
+    "IQ3_KS": "head 0:h",
+    "IQ4_KS": "head 0:f",
+    "IQ4_KSS": "head 0:f",
+    "IQ5_KS": "head 0:f",
+    "IQ2_KL": "head 0:h",
+    "IQ1_KT": "head 0:f",
+    "IQ2_KT": "head 0:f",
+    "IQ3_KT": "head 0:f",
+    "IQ4_KT": "head 0:f",
+    "Q8_KV": "head 0:f",
+    "Q8_K_R8": "0:h",
+    "Q8_K_R16": "0:h",
+    "IQ1_S_R4": "head 0:h",
+    "IQ1_M_R4": "head 0:h",
 }
 _BYTES_OF = {"h": ("<f2", 2), "f": ("<f4", 4)}
 # Bytes of a block in which a pair of bits holds 0, 1 or 2, never 3.
@@ -38,14 +77,28 @@ _MEASURED_VALUES = 1 << 18
 def supported(type: str | GGMLType) -> bool:
     """Whether `random_rows` knows the type."""
     plain = ggml_type(ggml_type(type).base or type)
-    return plain.name in ("F32", "F16", "BF16") or plain.name in _SCALES or plain.name in _FROM_EXPONENTS
+    return (
+        plain.name in ("F32", "F16", "BF16")
+        or plain.name in _SCALES
+        or plain.name in _FROM_EXPONENTS
+    )
 
 
-def random_rows(type: str | GGMLType, n_rows: int, n_cols: int, rms: float, rng: np.random.Generator, *, mean: float = 0.0) -> np.ndarray:
-    """uint8[n_rows, row_bytes] of `type` whose values, as matrix products use them, have about the root mean square `rms`.
+def random_rows(
+    type: str | GGMLType,
+    n_rows: int,
+    n_cols: int,
+    rms: float,
+    rng: np.random.Generator,
+    *,
+    mean: float = 0.0,
+) -> np.ndarray:
+    """uint8[n_rows, row_bytes] of `type` whose values, as matrix products use them, have about the
+    root mean square `rms`.
 
-    Interleaved types take whole row groups. `mean` moves the values of float types. UnsupportedTypeError for a type without rows
-    of weights, ShapeError for a row length that it cannot have.
+    Interleaved types take whole row groups. `mean` moves the values of float types.
+    UnsupportedTypeError for a type without rows of weights, ShapeError for a row length that it
+    cannot have.
     """
     type = ggml_type(type)
     if not supported(type):
@@ -65,7 +118,13 @@ def random_rows(type: str | GGMLType, n_rows: int, n_cols: int, rms: float, rng:
         codes = blocks[..., signed]
         codes[codes == 128] = 129
     if type.name == "Q8_KV":  # the header holds the sum of the row's codes, too
-        rows[:, 4:8] = blocks.view(np.int8).sum((1, 2), dtype=np.int32).astype("<i4").view(np.uint8).reshape(n_rows, 4)
+        rows[:, 4:8] = (
+            blocks.view(np.int8)
+            .sum((1, 2), dtype=np.int32)
+            .astype("<i4")
+            .view(np.uint8)
+            .reshape(n_rows, 4)
+        )
     # Scales differ from block to block, as in a model, but not their magnitude.
     spread = rng.uniform(0.75, 1.25, blocks.shape[:2]).astype(np.float32)
     write = _write_exponents if type.name in _FROM_EXPONENTS else _write_scales
@@ -101,11 +160,20 @@ def _write_scales(type: GGMLType, rows: np.ndarray, blocks: np.ndarray, d: np.nd
 
 
 def _write_exponents(type: GGMLType, rows: np.ndarray, blocks: np.ndarray, d: np.ndarray) -> None:
-    """Scales that are no f16 or f32 in one place. Those of the four-bit floats have few values: the nearest is taken."""
+    """Scales that are no f16 or f32 in one place. Those of the four-bit floats have few values: the
+    nearest is taken.
+    """
     if type.name == "MXFP4":  # 2^(e-128)
         blocks[..., 0] = np.clip(np.rint(np.log2(d)) + 128, 2, 254).astype(np.uint8)
     elif type.name == "NVFP4":  # half of a UE4M3
-        table = np.array([(m if e == 0 else (8 + m) * 2 ** (e - 1)) * 2.0**-10 for e in range(16) for m in range(8)][:127], np.float32)
+        table = np.array(
+            [
+                (m if e == 0 else (8 + m) * 2 ** (e - 1)) * 2.0**-10
+                for e in range(16)
+                for m in range(8)
+            ][:127],
+            np.float32,
+        )
         nearest = np.abs(np.log(table[1:]) - np.log(d)[..., None]).argmin(-1) + 1
         blocks[..., :4] = nearest[..., None].astype(np.uint8)
     else:  # IQ1_M: a nibble of the f16 in each of four words, whose other bits are scales

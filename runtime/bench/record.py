@@ -9,52 +9,126 @@ from typing import Any
 
 from ...formats.ftypes import FILE_TYPES
 from ...formats.source import Source
-from .bench import Result, deviation, mean
 from ..cuda.device_facts import DeviceFacts
+from .bench import Result, deviation, mean
 
-# Ours: n_depth as in llama.cpp; what was read per second by tests that generate, and what was computed by tests of a prompt,
-# with its share (0 to 1) of what the device could do.
-OWN_FIELDS = ("n_depth", "device", "precision", "n_cpu_moe", "k_cache_hadamard", "v_cache_hadamard", "gbytes_per_s", "share_of_bandwidth",
-              "tflop_per_s", "share_of_flop_rate")
+# Ours: n_depth as in llama.cpp; what was read per second by tests that generate, and what was
+# computed by tests of a prompt, with its share (0 to 1) of what the device could do.
+OWN_FIELDS = (
+    "n_depth",
+    "device",
+    "precision",
+    "n_cpu_moe",
+    "k_cache_hadamard",
+    "v_cache_hadamard",
+    "gbytes_per_s",
+    "share_of_bandwidth",
+    "tflop_per_s",
+    "share_of_flop_rate",
+)
 
 
-def record(source: Source, result: Result, setting: dict[str, Any], *, device: str, facts: DeviceFacts | None, version: str,
-           limits: DeviceFacts | None = None) -> dict[str, Any]:
-    """Fields of one test. Those of backends and switches that do not exist here say so: false, 0 or empty. `facts`: of the GPU;
-    `limits`: the same, if speeds are to be compared with what it could do."""
+def record(
+    source: Source,
+    result: Result,
+    setting: dict[str, Any],
+    *,
+    device: str,
+    facts: DeviceFacts | None,
+    version: str,
+    limits: DeviceFacts | None = None,
+) -> dict[str, Any]:
+    """Fields of one test. Those of backends and switches that do not exist here say so: false, 0 or
+    empty. `facts`: of the GPU; `limits`: the same, if speeds are to be compared with what it could
+    do.
+    """
     test, cuda = result.test, facts is not None
     samples = [float(ns) for ns in result.samples_ns]
     read, computed = result.bytes_per_second, result.flop_per_second
     return {
-        "build_commit": f"iqforge-{version}", "build_number": 0, "cuda": cuda, "vulkan": False, "metal": False, "sycl": False, "rpc": False,
-        "gpu_blas": cuda, "blas": True, "cpu_info": cpu_name(), "gpu_info": facts.name if cuda else "", "model_filename": source.path,
-        "model_type": model_type(source), "model_size": sum(t.n_bytes for t in source.tensors),
-        "model_n_params": sum(t.n_elements for t in source.tensors), "n_batch": setting["n_batch"], "n_ubatch": setting["n_ubatch"],
-        "n_threads": setting["n_threads"], "type_k": setting["type_k"], "type_v": setting["type_v"],
-        "n_gpu_layers": setting["n_gpu_layers"] if cuda else 0, "split_mode": setting["split_mode"], "main_gpu": setting["main_gpu"],
-        "no_kv_offload": setting["no_kv_offload"], "flash_attn": setting["flash_attn"], "mla_attn": setting["mla_attn"],
-        "attn_max_batch": setting["attn_max_batch"], "ser": setting["ser"], "reuse": setting["reuse"],
-        "tensor_split": setting["tensor_split"], "use_mmap": setting["use_mmap"], "embeddings": setting["embeddings"],
-        "repack": setting["repack"], "mqkv": setting["mqkv"],
-        "muge": setting["muge"], "defer_experts": False, "fused_moe": setting["fused_moe"], "grouped_er": setting["grouped_er"],
-        "no_fused_up_gate": False, "use_thp": setting["use_thp"], "no_ooae": False, "rcache": False, "sas": False, "max_gpu": 0,
-        "cuda_params": "", "override_tensor": setting["override_tensor"], "n_prompt": test.n_prompt or test.before, "n_gen": test.n_gen,
-        "test_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(result.finished)), "avg_ns": round(mean(samples)),
-        "stddev_ns": round(deviation(samples)), "avg_ts": result.avg_ts, "stddev_ts": deviation(result.samples_ts), "test": test.label,
-        "n_depth": test.depth, "device": device, "precision": setting["precision"], "n_cpu_moe": setting["n_cpu_moe"],
-        "k_cache_hadamard": setting["k_cache_hadamard"], "v_cache_hadamard": setting["v_cache_hadamard"],
-        "gbytes_per_s": _in(read, 1e9), "share_of_bandwidth": _in(read, limits.bandwidth if limits else None),
+        "build_commit": f"iqforge-{version}",
+        "build_number": 0,
+        "cuda": cuda,
+        "vulkan": False,
+        "metal": False,
+        "sycl": False,
+        "rpc": False,
+        "gpu_blas": cuda,
+        "blas": True,
+        "cpu_info": cpu_name(),
+        "gpu_info": facts.name if cuda else "",
+        "model_filename": source.path,
+        "model_type": model_type(source),
+        "model_size": sum(t.n_bytes for t in source.tensors),
+        "model_n_params": sum(t.n_elements for t in source.tensors),
+        "n_batch": setting["n_batch"],
+        "n_ubatch": setting["n_ubatch"],
+        "n_threads": setting["n_threads"],
+        "type_k": setting["type_k"],
+        "type_v": setting["type_v"],
+        "n_gpu_layers": setting["n_gpu_layers"] if cuda else 0,
+        "split_mode": setting["split_mode"],
+        "main_gpu": setting["main_gpu"],
+        "no_kv_offload": setting["no_kv_offload"],
+        "flash_attn": setting["flash_attn"],
+        "mla_attn": setting["mla_attn"],
+        "attn_max_batch": setting["attn_max_batch"],
+        "ser": setting["ser"],
+        "reuse": setting["reuse"],
+        "tensor_split": setting["tensor_split"],
+        "use_mmap": setting["use_mmap"],
+        "embeddings": setting["embeddings"],
+        "repack": setting["repack"],
+        "mqkv": setting["mqkv"],
+        "muge": setting["muge"],
+        "defer_experts": False,
+        "fused_moe": setting["fused_moe"],
+        "grouped_er": setting["grouped_er"],
+        "no_fused_up_gate": False,
+        "use_thp": setting["use_thp"],
+        "no_ooae": False,
+        "rcache": False,
+        "sas": False,
+        "max_gpu": 0,
+        "cuda_params": "",
+        "override_tensor": setting["override_tensor"],
+        "n_prompt": test.n_prompt or test.before,
+        "n_gen": test.n_gen,
+        "test_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(result.finished)),
+        "avg_ns": round(mean(samples)),
+        "stddev_ns": round(deviation(samples)),
+        "avg_ts": result.avg_ts,
+        "stddev_ts": deviation(result.samples_ts),
+        "test": test.label,
+        "n_depth": test.depth,
+        "device": device,
+        "precision": setting["precision"],
+        "n_cpu_moe": setting["n_cpu_moe"],
+        "k_cache_hadamard": setting["k_cache_hadamard"],
+        "v_cache_hadamard": setting["v_cache_hadamard"],
+        "gbytes_per_s": _in(read, 1e9),
+        "share_of_bandwidth": _in(read, limits.bandwidth if limits else None),
         "tflop_per_s": _in(computed, 1e12),
-        "share_of_flop_rate": _in(computed, limits.bf16_rate if limits and setting["precision"] != "f32" else None),
+        "share_of_flop_rate": _in(
+            computed, limits.bf16_rate if limits and setting["precision"] != "f32" else None
+        ),
     }
 
 
 def model_type(source: Source) -> str:
-    """As in `llama 8B IQ4_K`: architecture, size, and what the file says it was quantized to (else its most frequent type by bytes)."""
+    """As in `llama 8B IQ4_K`: architecture, size, and what the file says it was quantized to (else
+    its most frequent type by bytes).
+    """
     metadata = source.metadata
     architecture = metadata["general.architecture"].data
     n = sum(t.n_elements for t in source.tensors)
-    size = metadata["general.size_label"].data if "general.size_label" in metadata else f"{n / 1e9:.0f}B" if n >= 1e9 else f"{n / 1e6:.0f}M"
+    size = (
+        metadata["general.size_label"].data
+        if "general.size_label" in metadata
+        else f"{n / 1e9:.0f}B"
+        if n >= 1e9
+        else f"{n / 1e6:.0f}M"
+    )
     number = metadata["general.file_type"].data if "general.file_type" in metadata else None
     name = next((f.name for f in FILE_TYPES.values() if f.number == number), None)
     if name is None:

@@ -1,11 +1,13 @@
 """Models of a real shape with random weights, without any file: for measuring speed and for tests.
 
-`SHAPE:TYPE[,NAME=TYPE...]`, as in `llama-8b:IQ4_K` or `qwen3-30b-a3b:IQ2_K,attn_v=Q6_K`: matrices are of TYPE, but for the token
-embedding and the output, which are Q6_K (Q8_0 if TYPE is Q8_0, a float type if TYPE is one), norms and routers, which are F32, and
-what the overrides name: a part of tensor names.
+`SHAPE:TYPE[,NAME=TYPE...]`, as in `llama-8b:IQ4_K` or `qwen3-30b-a3b:IQ2_K,attn_v=Q6_K`: matrices
+are of TYPE, but for the token embedding and the output, which are Q6_K (Q8_0 if TYPE is Q8_0, a
+float type if TYPE is one), norms and routers, which are F32, and what the overrides name: a part of
+tensor names.
 
-One pool of random rows per type and row length serves all tensors, each of which begins at another row of it: a 40 GB model takes
-seconds and some megabytes. On a CPU the pool may stay in its caches, so that speeds limited by memory come out too good there.
+One pool of random rows per type and row length serves all tensors, each of which begins at another
+row of it: a 40 GB model takes seconds and some megabytes. On a CPU the pool may stay in its caches,
+so that speeds limited by memory come out too good there.
 """
 
 from __future__ import annotations
@@ -50,11 +52,33 @@ class Shape:
 
 
 SHAPES = {
-    "llama-8b": Shape("llama", "8B", 32, 4096, 32, 8, 128, 14336, 128256, 500000.0, 131072, 1e-5, llama3_rope=True),
-    "llama-70b": Shape("llama", "70B", 80, 8192, 64, 8, 128, 28672, 128256, 500000.0, 131072, 1e-5, llama3_rope=True),
-    "qwen3-30b-a3b": Shape("qwen3moe", "30B.A3B", 48, 2048, 32, 4, 128, 768, 151936, 1000000.0, 40960, 1e-6, 128, 8),
-    "llama-tiny": Shape("llama", "tiny", 2, 256, 4, 2, 64, 512, 512, 10000.0, 8192, 1e-5, llama3_rope=True),
-    "qwen3moe-tiny": Shape("qwen3moe", "tiny", 2, 256, 4, 2, 128, 256, 512, 1000000.0, 8192, 1e-6, 8, 2),
+    "llama-8b": Shape(
+        "llama", "8B", 32, 4096, 32, 8, 128, 14336, 128256, 500000.0, 131072, 1e-5, llama3_rope=True
+    ),
+    "llama-70b": Shape(
+        "llama",
+        "70B",
+        80,
+        8192,
+        64,
+        8,
+        128,
+        28672,
+        128256,
+        500000.0,
+        131072,
+        1e-5,
+        llama3_rope=True,
+    ),
+    "qwen3-30b-a3b": Shape(
+        "qwen3moe", "30B.A3B", 48, 2048, 32, 4, 128, 768, 151936, 1000000.0, 40960, 1e-6, 128, 8
+    ),
+    "llama-tiny": Shape(
+        "llama", "tiny", 2, 256, 4, 2, 64, 512, 512, 10000.0, 8192, 1e-5, llama3_rope=True
+    ),
+    "qwen3moe-tiny": Shape(
+        "qwen3moe", "tiny", 2, 256, 4, 2, 128, 256, 512, 1000000.0, 8192, 1e-6, 8, 2
+    ),
 }
 
 
@@ -64,8 +88,15 @@ class SyntheticSource:
     def __init__(self, spec: str, seed: int = 0):
         self.path, self.files, self.seed = f"synthetic:{spec}", (), seed
         self.shape, self.type, self.overrides = _parse(spec)
-        self.tensors = tuple(TensorInfo(name, shape, self._type_of(name, shape)) for name, shape in _tensors(self.shape))
-        if unused := [part for part in self.overrides if not any(part in tensor.name for tensor in self.tensors)]:
+        self.tensors = tuple(
+            TensorInfo(name, shape, self._type_of(name, shape))
+            for name, shape in _tensors(self.shape)
+        )
+        if unused := [
+            part
+            for part in self.overrides
+            if not any(part in tensor.name for tensor in self.tensors)
+        ]:
             raise UsageError(f"--synthetic {spec}: no tensor has '{unused[0]}' in its name")
         for tensor in self.tensors:
             _check(tensor)
@@ -74,11 +105,21 @@ class SyntheticSource:
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
         """uint8[stop - start, row_bytes]: a read-only view."""
-        if not 0 <= start <= stop <= tensor.n_rows or start % tensor.type.group_rows or stop % tensor.type.group_rows:
-            raise ShapeError(f"rows {start} to {stop} of {tensor.n_rows} {tensor.type} rows in groups of {tensor.type.group_rows}",
-                             file=self.path, tensor=tensor.name)
+        if (
+            not 0 <= start <= stop <= tensor.n_rows
+            or start % tensor.type.group_rows
+            or stop % tensor.type.group_rows
+        ):
+            raise ShapeError(
+                f"rows {start} to {stop} of {tensor.n_rows} {tensor.type} rows in groups of"
+                f" {tensor.type.group_rows}",
+                file=self.path,
+                tensor=tensor.name,
+            )
         if tensor.name == "rope_freqs.weight":
-            return llama3_factors(self.shape.head, self.shape.rope_base).view(np.uint8)[None][start:stop]
+            return llama3_factors(self.shape.head, self.shape.rope_base).view(np.uint8)[None][
+                start:stop
+            ]
         distinct, pool = self._pool(tensor)
         groups = distinct // tensor.type.group_rows
         first = zlib.crc32(tensor.name.encode()) % groups * tensor.type.group_rows
@@ -108,7 +149,14 @@ class SyntheticSource:
             unit = rows_per_page_run(row_bytes, group)
             distinct = unit * max(1, _POOL_BYTES // (unit * row_bytes))
             rng = np.random.default_rng([self.seed, zlib.crc32(repr(key).encode())])
-            rows = random_rows(tensor.type, distinct, tensor.n_cols, _rms(tensor), rng, mean=1.0 if len(tensor.shape) == 1 else 0.0)
+            rows = random_rows(
+                tensor.type,
+                distinct,
+                tensor.n_cols,
+                _rms(tensor),
+                rng,
+                mean=1.0 if len(tensor.shape) == 1 else 0.0,
+            )
             most = max(other.n_rows for other in self.tensors if _pool_key(other) == key)
             self._pools[key] = distinct, RepeatedRows(rows, distinct + most)
         return self._pools[key]
@@ -127,7 +175,9 @@ class SyntheticSource:
 def _parse(spec: str) -> tuple[Shape, GGMLType, dict[str, GGMLType]]:
     name, _, rest = spec.partition(":")
     if name not in SHAPES:
-        raise NotFoundError(f"--synthetic {spec}: there is no shape '{name}'; known are {', '.join(SHAPES)}")
+        raise NotFoundError(
+            f"--synthetic {spec}: there is no shape '{name}'; known are {', '.join(SHAPES)}"
+        )
     base, *words = rest.split(",")
     if not base:
         raise UsageError(f"--synthetic {spec}: a type is needed, as in {name}:IQ4_K")
@@ -146,7 +196,9 @@ def _check(tensor: TensorInfo) -> None:
     except ShapeError as error:
         raise ShapeError(str(error), tensor=tensor.name) from None
     if not supported(tensor.type):
-        raise UsageError(f"tensor '{tensor.name}': there are no random weights of type {tensor.type}")
+        raise UsageError(
+            f"tensor '{tensor.name}': there are no random weights of type {tensor.type}"
+        )
 
 
 def _tensors(s: Shape):
@@ -180,29 +232,46 @@ def _pool_key(tensor: TensorInfo) -> tuple:
 
 
 def _rms(tensor: TensorInfo) -> float:
-    """1/sqrt(row length) for matrices: products of rows of size 1 are of size 1. Norm weights lie near 1."""
+    """1/sqrt(row length) for matrices: products of rows of size 1 are of size 1. Norm weights lie
+    near 1.
+    """
     return 0.1 if len(tensor.shape) == 1 else 1 / math.sqrt(tensor.n_cols)
 
 
 def _metadata(s: Shape, type: GGMLType) -> dict[str, Value]:
     a = s.architecture
-    out = {"general.architecture": string(a), "general.name": string(f"{a} {s.name} of random weights"),
-           f"{a}.block_count": u32(s.n_layers), f"{a}.context_length": u32(s.context), f"{a}.embedding_length": u32(s.width),
-           f"{a}.feed_forward_length": u32(s.hidden), f"{a}.attention.head_count": u32(s.n_heads),
-           f"{a}.attention.head_count_kv": u32(s.n_kv_heads), f"{a}.rope.freq_base": f32(s.rope_base),
-           f"{a}.attention.layer_norm_rms_epsilon": f32(s.eps), f"{a}.attention.key_length": u32(s.head),
-           f"{a}.attention.value_length": u32(s.head), f"{a}.rope.dimension_count": u32(s.head), f"{a}.vocab_size": u32(s.n_vocab),
-           "general.size_label": string(s.name)}
+    out = {
+        "general.architecture": string(a),
+        "general.name": string(f"{a} {s.name} of random weights"),
+        f"{a}.block_count": u32(s.n_layers),
+        f"{a}.context_length": u32(s.context),
+        f"{a}.embedding_length": u32(s.width),
+        f"{a}.feed_forward_length": u32(s.hidden),
+        f"{a}.attention.head_count": u32(s.n_heads),
+        f"{a}.attention.head_count_kv": u32(s.n_kv_heads),
+        f"{a}.rope.freq_base": f32(s.rope_base),
+        f"{a}.attention.layer_norm_rms_epsilon": f32(s.eps),
+        f"{a}.attention.key_length": u32(s.head),
+        f"{a}.attention.value_length": u32(s.head),
+        f"{a}.rope.dimension_count": u32(s.head),
+        f"{a}.vocab_size": u32(s.n_vocab),
+        "general.size_label": string(s.name),
+    }
     if s.n_experts:
-        out |= {f"{a}.expert_count": u32(s.n_experts), f"{a}.expert_used_count": u32(s.n_used),
-                f"{a}.expert_feed_forward_length": u32(s.hidden)}
+        out |= {
+            f"{a}.expert_count": u32(s.n_experts),
+            f"{a}.expert_used_count": u32(s.n_used),
+            f"{a}.expert_feed_forward_length": u32(s.hidden),
+        }
     if type.name in FILE_TYPES:
         out["general.file_type"] = u32(FILE_TYPES[type.name].number)
     return out
 
 
 def llama3_factors(head: int, base: float) -> np.ndarray:
-    """Frequency factors float32[head/2] of Llama 3.1: its context scaling by 8 from 8192, low and high frequency factors 1 and 4."""
+    """Frequency factors float32[head/2] of Llama 3.1: its context scaling by 8 from 8192, low and
+    high frequency factors 1 and 4.
+    """
     factor, low, high, original = 8.0, 1.0, 4.0, 8192
     wavelength = 2 * math.pi * base ** (np.arange(head // 2) * 2 / head)
     smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)

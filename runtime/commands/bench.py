@@ -18,27 +18,100 @@ _LONGEST_DELAY = 86400
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = ("Speed of prompts (pp) and of generation (tg). Lists (with commas, or a flag given again) multiply into a "
-                          "matrix of tests. GB/s are the weights and the cache that a token needs, times tokens per second.")
-    parser.add_argument("-m", "--model", action="append", default=[], metavar="MODEL", help="GGUF file; may be given again")
-    parser.add_argument("--synthetic", action="append", default=[], metavar="SHAPE:TYPE",
-                        help="random weights: llama-8b:IQ4_K, llama-70b:Q4_K, qwen3-30b-a3b:IQ2_K,attn_v=Q6_K, ...; may be given again")
-    parser.add_argument("-p", "--n-prompt", action="append", metavar="LIST", help="tokens of a prompt, 0: no such test (default: 512)")
-    parser.add_argument("-n", "--n-gen", action="append", metavar="LIST", help="tokens to generate, 0: no such test (default: 128)")
-    parser.add_argument("-pg", action="append", metavar="P,G", help="a prompt and then generation, in one span of time")
-    parser.add_argument("-gp", action="append", metavar="P,G", help="generation behind a prompt whose time does not count")
-    parser.add_argument("-d", "--n-depth", action="append", metavar="LIST", help="tokens in the context before every test (default: 0)")
-    parser.add_argument("-r", "--repetitions", type=int, default=5, metavar="N", help="(default: 5)")
-    parser.add_argument("-o", "--output", default="md", metavar="FORMAT", help="md, csv, json, jsonl, sql or none (default: md)")
-    parser.add_argument("-oe", "--output-err", default="none", metavar="FORMAT", help="the same on stderr (default: none)")
-    parser.add_argument("-w", "--warmup", type=int, choices=(0, 1), default=1, help="0: no warm-up before a test")
+    parser.description = (
+        "Speed of prompts (pp) and of generation (tg). Lists (with commas, or a flag given again)"
+        " multiply into a matrix of tests. GB/s are the weights and the cache that a token needs,"
+        " times tokens per second."
+    )
+    parser.add_argument(
+        "-m",
+        "--model",
+        action="append",
+        default=[],
+        metavar="MODEL",
+        help="GGUF file; may be given again",
+    )
+    parser.add_argument(
+        "--synthetic",
+        action="append",
+        default=[],
+        metavar="SHAPE:TYPE",
+        help=(
+            "random weights: llama-8b:IQ4_K, llama-70b:Q4_K, qwen3-30b-a3b:IQ2_K,attn_v=Q6_K, ...;"
+            " may be given again"
+        ),
+    )
+    parser.add_argument(
+        "-p",
+        "--n-prompt",
+        action="append",
+        metavar="LIST",
+        help="tokens of a prompt, 0: no such test (default: 512)",
+    )
+    parser.add_argument(
+        "-n",
+        "--n-gen",
+        action="append",
+        metavar="LIST",
+        help="tokens to generate, 0: no such test (default: 128)",
+    )
+    parser.add_argument(
+        "-pg",
+        action="append",
+        metavar="P,G",
+        help="a prompt and then generation, in one span of time",
+    )
+    parser.add_argument(
+        "-gp",
+        action="append",
+        metavar="P,G",
+        help="generation behind a prompt whose time does not count",
+    )
+    parser.add_argument(
+        "-d",
+        "--n-depth",
+        action="append",
+        metavar="LIST",
+        help="tokens in the context before every test (default: 0)",
+    )
+    parser.add_argument(
+        "-r", "--repetitions", type=int, default=5, metavar="N", help="(default: 5)"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="md",
+        metavar="FORMAT",
+        help="md, csv, json, jsonl, sql or none (default: md)",
+    )
+    parser.add_argument(
+        "-oe",
+        "--output-err",
+        default="none",
+        metavar="FORMAT",
+        help="the same on stderr (default: none)",
+    )
+    parser.add_argument(
+        "-w", "--warmup", type=int, choices=(0, 1), default=1, help="0: no warm-up before a test"
+    )
     parser.add_argument("--no-warmup", action="store_true", help="the same as -w 0")
-    parser.add_argument("--delay", type=float, default=0, metavar="SECONDS", help="pause before each test")
+    parser.add_argument(
+        "--delay", type=float, default=0, metavar="SECONDS", help="pause before each test"
+    )
     parser.add_argument("--progress", action="store_true", help="say on stderr what runs")
     parser.add_argument("-v", "--verbose", action="store_true", help="say what takes a slower path")
     add_device_flag(parser, "auto")
-    parser.add_argument("--fit", nargs="?", type=int, const=1024, metavar="MIB", help="choose by the GPU's free memory what stays on the "
-                        "CPU, leaving so much free (default: 1024 MiB)")
+    parser.add_argument(
+        "--fit",
+        nargs="?",
+        type=int,
+        const=1024,
+        metavar="MIB",
+        help=(
+            "choose by the GPU's free memory what stays on the "
+            "CPU, leaving so much free (default: 1024 MiB)"
+        ),
+    )
     bench_options.add_options(parser)
 
 
@@ -61,11 +134,24 @@ def run(args: argparse.Namespace, api) -> int:
     for note in bench_options.notes(args, device.type == "cpu"):
         print(note, file=sys.stderr)
     models = [(path, False) for path in args.model] + [(spec, True) for spec in args.synthetic]
-    for which, synthetic in models:  # a name that is wrong is found before anything is measured or printed
+    for (
+        which,
+        synthetic,
+    ) in models:  # a name that is wrong is found before anything is measured or printed
         _source(which, synthetic).close()
     varied, limits = bench_options.varied(args), facts.describe() if facts else ""
-    outputs = [printer(args.output, lambda line: print(line, flush=True), varied, facts is not None, limits),
-               printer(args.output_err, lambda line: print(line, file=sys.stderr, flush=True), varied, facts is not None, limits)]
+    outputs = [
+        printer(
+            args.output, lambda line: print(line, flush=True), varied, facts is not None, limits
+        ),
+        printer(
+            args.output_err,
+            lambda line: print(line, file=sys.stderr, flush=True),
+            varied,
+            facts is not None,
+            limits,
+        ),
+    ]
     for output in outputs:
         output.begin()
     try:
@@ -79,8 +165,18 @@ def run(args: argparse.Namespace, api) -> int:
     return 0
 
 
-def measure(args: argparse.Namespace, which: str, synthetic: bool, device, settings: list[dict[str, Any]], tests: list, facts) -> Iterator:
-    """(record, Result) of every test under every setting for one model, which is loaded anew only where a setting asks for it."""
+def measure(
+    args: argparse.Namespace,
+    which: str,
+    synthetic: bool,
+    device,
+    settings: list[dict[str, Any]],
+    tests: list,
+    facts,
+) -> Iterator:
+    """(record, Result) of every test under every setting for one model, which is loaded anew only
+    where a setting asks for it.
+    """
     import torch
 
     from ..bench.bench import run_test
@@ -95,16 +191,49 @@ def measure(args: argparse.Namespace, which: str, synthetic: bool, device, setti
                 if opened is not None:
                     opened.close()
                 opened = None  # the old one goes first: both need not fit
-                opened = open_model(which, synthetic, device, setting, context=max(test.n_ctx for test in tests), fit_margin=args.fit,
-                                    verbose=args.verbose, said=said)
+                opened = open_model(
+                    which,
+                    synthetic,
+                    device,
+                    setting,
+                    context=max(test.n_ctx for test in tests),
+                    fit_margin=args.fit,
+                    verbose=args.verbose,
+                    said=said,
+                )
                 loaded_as, limits = load_as, _whole_on(opened, device) and facts
             for test in tests:
                 time.sleep(args.delay)
-                say = (lambda line, label=test.label: print(f"{which}: {label}: {line}", file=sys.stderr)) if args.progress else None
-                result = run_test(opened, test, cache_settings(setting), n_batch=setting["n_batch"], repetitions=args.repetitions,
-                                  warmup=bool(args.warmup) and not args.no_warmup, progress=say)
-                yield record(opened.source, result, setting, device=str(device), facts=facts, limits=limits or None,
-                             version=_version()), result
+                say = (
+                    (
+                        lambda line, label=test.label: print(
+                            f"{which}: {label}: {line}", file=sys.stderr
+                        )
+                    )
+                    if args.progress
+                    else None
+                )
+                result = run_test(
+                    opened,
+                    test,
+                    cache_settings(setting),
+                    n_batch=setting["n_batch"],
+                    repetitions=args.repetitions,
+                    warmup=bool(args.warmup) and not args.no_warmup,
+                    progress=say,
+                )
+                yield (
+                    record(
+                        opened.source,
+                        result,
+                        setting,
+                        device=str(device),
+                        facts=facts,
+                        limits=limits or None,
+                        version=_version(),
+                    ),
+                    result,
+                )
     finally:
         torch.set_num_threads(cores)
         if opened is not None:
@@ -116,14 +245,34 @@ def planned_tests(args: argparse.Namespace) -> list:
     from ..bench.bench import Test
 
     depths = bench_options.integers(args.n_depth, [0], "-d")
-    tests = [Test(n_prompt=n, depth=d) for n in bench_options.integers(args.n_prompt, [512], "-p") if n for d in depths]
-    tests += [Test(n_gen=n, depth=d) for n in bench_options.integers(args.n_gen, [128], "-n") if n for d in depths]
-    tests += [Test(n_prompt=p, n_gen=g, depth=d) for p, g in bench_options.pairs(args.pg, "-pg") for d in depths]
-    return tests + [Test(n_gen=g, before=p, depth=d) for p, g in bench_options.pairs(args.gp, "-gp") for d in depths]
+    tests = [
+        Test(n_prompt=n, depth=d)
+        for n in bench_options.integers(args.n_prompt, [512], "-p")
+        if n
+        for d in depths
+    ]
+    tests += [
+        Test(n_gen=n, depth=d)
+        for n in bench_options.integers(args.n_gen, [128], "-n")
+        if n
+        for d in depths
+    ]
+    tests += [
+        Test(n_prompt=p, n_gen=g, depth=d)
+        for p, g in bench_options.pairs(args.pg, "-pg")
+        for d in depths
+    ]
+    return tests + [
+        Test(n_gen=g, before=p, depth=d)
+        for p, g in bench_options.pairs(args.gp, "-gp")
+        for d in depths
+    ]
 
 
 def planned_settings(args: argparse.Namespace, device) -> list[dict[str, Any]]:
-    """The matrix of settings with defaults filled in. UsageError for one that cannot be, before anything is measured."""
+    """The matrix of settings with defaults filled in. UsageError for one that cannot be, before
+    anything is measured.
+    """
     import torch
 
     settings = list(bench_options.settings_matrix(args))
@@ -131,21 +280,32 @@ def planned_settings(args: argparse.Namespace, device) -> list[dict[str, Any]]:
         setting["precision"] = setting["precision"] or ("bf16" if device.type == "cuda" else "f32")
         _placement(setting, args.fit).check(device), _switches(setting)
         if cache_settings(setting).v.is_quantized and not setting["flash_attn"]:
-            raise UsageError(f"values of a cache cannot be quantized ({setting['type_v']}) without flash attention (-fa 0)")
-        if setting["precision"] not in (("f32", "bf16", "f16") if device.type == "cuda" else ("f32",)):
+            raise UsageError(
+                f"values of a cache cannot be quantized ({setting['type_v']}) without flash"
+                " attention (-fa 0)"
+            )
+        if setting["precision"] not in (
+            ("f32", "bf16", "f16") if device.type == "cuda" else ("f32",)
+        ):
             raise UsageError(f"--precision {setting['precision']} is not known on {device.type}")
         for flag, field in (("-b", "n_batch"), ("-ub", "n_ubatch")):
             if not 1 <= setting[field] <= MOST_TOKENS:
                 raise UsageError(f"{flag} is {setting[field]} tokens, expected 1 to {MOST_TOKENS}")
         if setting["n_threads"] < 0:
-            raise UsageError(f"-t is {setting['n_threads']}, expected 1 or more, or 0: one thread per core")
-        setting["n_threads"] = min(setting["n_threads"] or torch.get_num_threads(), os.cpu_count() or 1)
+            raise UsageError(
+                f"-t is {setting['n_threads']}, expected 1 or more, or 0: one thread per core"
+            )
+        setting["n_threads"] = min(
+            setting["n_threads"] or torch.get_num_threads(), os.cpu_count() or 1
+        )
     return settings
 
 
 def only_setting(args: argparse.Namespace, what: str) -> tuple[Any, dict[str, Any]]:
-    """(device, setting) of a command that takes one model and no lists; says on stderr which flags change nothing, and sets the number of
-    threads. `what` names the command's measurement in the UsageError for several settings."""
+    """(device, setting) of a command that takes one model and no lists; says on stderr which flags
+    change nothing, and sets the number of threads. `what` names the command's measurement in the
+    UsageError for several settings.
+    """
     import torch
 
     if (args.model is None) == (args.synthetic is None):
@@ -164,23 +324,49 @@ def cache_settings(setting: dict[str, Any]):
     """The `CacheSettings` of a setting."""
     from ..cache import CacheSettings
 
-    return CacheSettings(setting["type_k"], setting["type_v"], setting["k_cache_hadamard"], setting["v_cache_hadamard"])
+    return CacheSettings(
+        setting["type_k"],
+        setting["type_v"],
+        setting["k_cache_hadamard"],
+        setting["v_cache_hadamard"],
+    )
 
 
-def open_model(which: str, synthetic: bool, device, setting: dict[str, Any], *, context: int = 0, fit_margin: int | None = None,
-               verbose: bool = False, said: set[tuple[str, str]] | None = None):
-    """The model of one setting, loaded, closed by the caller. `context`: tokens for which memory is reckoned. stderr gets a line for
-    switches that change nothing with this model, unless that was `said` (which is added to), and the table of memory of a model that goes
-    to a GPU. DeviceError if that is more than there is."""
-    from .flags import load_on_gpu, model_notes, note
+def open_model(
+    which: str,
+    synthetic: bool,
+    device,
+    setting: dict[str, Any],
+    *,
+    context: int = 0,
+    fit_margin: int | None = None,
+    verbose: bool = False,
+    said: set[tuple[str, str]] | None = None,
+):
+    """The model of one setting, loaded, closed by the caller. `context`: tokens for which memory is
+    reckoned. stderr gets a line for switches that change nothing with this model, unless that was
+    `said` (which is added to), and the table of memory of a model that goes to a GPU. DeviceError
+    if that is more than there is.
+    """
     from ..model import Model
+    from .flags import load_on_gpu, model_notes, note
 
-    options = {"precision": setting["precision"], "placement": _placement(setting, fit_margin), "switches": _switches(setting),
-               "cache": cache_settings(setting)}
+    options = {
+        "precision": setting["precision"],
+        "placement": _placement(setting, fit_margin),
+        "switches": _switches(setting),
+        "cache": cache_settings(setting),
+    }
     source = _source(which, synthetic)
     try:
-        model = Model(source, device, ubatch=setting["n_ubatch"], context=context, **options,
-                      verbose=(lambda line: print(line, file=sys.stderr)) if verbose else None)
+        model = Model(
+            source,
+            device,
+            ubatch=setting["n_ubatch"],
+            context=context,
+            **options,
+            verbose=(lambda line: print(line, file=sys.stderr)) if verbose else None,
+        )
         said = set() if said is None else said
         for flag, why in model_notes(model):
             if (flag, why) not in said:
@@ -207,7 +393,9 @@ def _placement(setting: dict[str, Any], fit_margin: int | None = None):
     check_layers(setting["n_gpu_layers"], "-ncmoe", setting["n_cpu_moe"])
     layers = setting["n_gpu_layers"]
     overrides = parse_overrides(setting["override_tensor"]) if setting["override_tensor"] else ()
-    return Request(ALL if layers in (-1, 99) else layers, overrides, setting["n_cpu_moe"], fit_margin)
+    return Request(
+        ALL if layers in (-1, 99) else layers, overrides, setting["n_cpu_moe"], fit_margin
+    )
 
 
 def _switches(setting: dict[str, Any]):

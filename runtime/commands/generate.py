@@ -13,32 +13,88 @@ _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = ("Continue a prompt. Candidates are the top-k tokens, of these the fewest that make up top-p, of these those at "
-                          "least min-p times as probable as the best; temperature then decides how often the less probable come.")
+    parser.description = (
+        "Continue a prompt. Candidates are the top-k tokens, of these the fewest that make up"
+        " top-p, of these those at least min-p times as probable as the best; temperature then"
+        " decides how often the less probable come."
+    )
     add_runtime_flags(parser)
-    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; \\n, \\t, \\\\ and the like are replaced unless --no-escape")
+    parser.add_argument(
+        "-p",
+        "--prompt",
+        metavar="TEXT",
+        help="the prompt; \\n, \\t, \\\\ and the like are replaced unless --no-escape",
+    )
     parser.add_argument("-f", "--file", metavar="FILE", help="a UTF-8 file with the prompt")
-    parser.add_argument("-n", "--predict", "--n-predict", type=int, default=128, metavar="N",
-                        help="most tokens to generate, -1: until the context is full (default: 128)")
-    parser.add_argument("-c", "--ctx-size", type=int, default=0, metavar="N", help="most tokens in all (default: as many as needed)")
-    parser.add_argument("-b", "--batch-size", type=int, default=2048, help=argparse.SUPPRESS)  # -ub bounds what is evaluated at a time
-    parser.add_argument("--temp", "--temperature", type=float, default=0.8, metavar="T",
-                        help="0: always the most probable token (default: 0.8)")
-    parser.add_argument("--top-k", type=int, default=40, metavar="K", help="0: all tokens (default: 40)")
-    parser.add_argument("--top-p", type=float, default=0.95, metavar="P", help="1: no bound (default: 0.95)")
-    parser.add_argument("--min-p", type=float, default=0.05, metavar="P", help="0: no bound (default: 0.05)")
-    parser.add_argument("-s", "--seed", type=int, default=0, metavar="N", help="the same seed gives the same text, -1: any (default: 0)")
-    parser.add_argument("--ignore-eos", action="store_true", help="go on behind tokens that end a text")
+    parser.add_argument(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=int,
+        default=128,
+        metavar="N",
+        help="most tokens to generate, -1: until the context is full (default: 128)",
+    )
+    parser.add_argument(
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="most tokens in all (default: as many as needed)",
+    )
+    parser.add_argument(
+        "-b", "--batch-size", type=int, default=2048, help=argparse.SUPPRESS
+    )  # -ub bounds what is evaluated at a time
+    parser.add_argument(
+        "--temp",
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="T",
+        help="0: always the most probable token (default: 0.8)",
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=40, metavar="K", help="0: all tokens (default: 40)"
+    )
+    parser.add_argument(
+        "--top-p", type=float, default=0.95, metavar="P", help="1: no bound (default: 0.95)"
+    )
+    parser.add_argument(
+        "--min-p", type=float, default=0.05, metavar="P", help="0: no bound (default: 0.05)"
+    )
+    parser.add_argument(
+        "-s",
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the same seed gives the same text, -1: any (default: 0)",
+    )
+    parser.add_argument(
+        "--ignore-eos", action="store_true", help="go on behind tokens that end a text"
+    )
     parser.add_argument("--special", action="store_true", help="print control tokens, too")
-    parser.add_argument("--no-display-prompt", action="store_true", help="print only what is generated")
-    parser.add_argument("--no-escape", action="store_true", help="take backslashes in -p as they are")
+    parser.add_argument(
+        "--no-display-prompt", action="store_true", help="print only what is generated"
+    )
+    parser.add_argument(
+        "--no-escape", action="store_true", help="take backslashes in -p as they are"
+    )
     parser.add_argument("-e", "--escape", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace, api) -> int:
     from ...formats.gguf.reader import open_gguf
     from ..evaluate.windows import read_text
-    from ..generate import Generation, TextStream, context_for, end_tokens, generate_tokens, prompt_tokens
+    from ..generate import (
+        Generation,
+        TextStream,
+        context_for,
+        end_tokens,
+        generate_tokens,
+        prompt_tokens,
+    )
     from ..hyperparameters import Hyperparameters
     from ..tokenizer import Tokenizer
 
@@ -47,12 +103,20 @@ def run(args: argparse.Namespace, api) -> int:
     if args.ctx_size < 0:
         raise UsageError(f"-c is {args.ctx_size}, expected 0 (as many as needed) or more")
     sampling = _sampling(args)
-    text = read_text(args.file) if args.prompt is None else args.prompt if args.no_escape else unescape(args.prompt)
+    text = (
+        read_text(args.file)
+        if args.prompt is None
+        else args.prompt
+        if args.no_escape
+        else unescape(args.prompt)
+    )
     source = open_gguf(args.model)
     try:
         tokenizer = Tokenizer.from_metadata(source.metadata, file=str(source.path))
         prompt = prompt_tokens(tokenizer, text)
-        context = context_for(prompt, args.predict, args.ctx_size, Hyperparameters(source.metadata, str(source.path)))
+        context = context_for(
+            prompt, args.predict, args.ctx_size, Hyperparameters(source.metadata, str(source.path))
+        )
     except BaseException:
         source.close()
         raise
@@ -63,13 +127,23 @@ def run(args: argparse.Namespace, api) -> int:
         if not args.no_display_prompt:
             for token in prompt:  # in front of what follows, with which it may share a character
                 _show(stream.feed(token))
-        for token in generate_tokens(model, prompt, args.predict, sampling, context=context, end=end, record=record):
+        for token in generate_tokens(
+            model, prompt, args.predict, sampling, context=context, end=end, record=record
+        ):
             _show(stream.feed(token))
         _show(stream.end() + "\n")
     n = len(record.tokens)  # the first one is the prompt's result
-    speed = f", {n - 1} of them in {record.seconds:.2f} s, {record.per_second:.2f} tokens/s" if n > 1 else ""
-    print(f"prompt: {record.prompt_tokens} tokens in {record.prompt_seconds:.2f} s, {record.prompt_per_second:.2f} tokens/s\n"
-          f"generated: {n} token{'s' * (n != 1)}{speed}{'; ended by itself' if record.ended else ''}", file=sys.stderr)
+    speed = (
+        f", {n - 1} of them in {record.seconds:.2f} s, {record.per_second:.2f} tokens/s"
+        if n > 1
+        else ""
+    )
+    print(
+        f"prompt: {record.prompt_tokens} tokens in {record.prompt_seconds:.2f} s,"
+        f" {record.prompt_per_second:.2f} tokens/s\ngenerated: {n}"
+        f" token{'s' * (n != 1)}{speed}{'; ended by itself' if record.ended else ''}",
+        file=sys.stderr,
+    )
     return 0
 
 
@@ -78,14 +152,20 @@ def unescape(text: str) -> str:
 
     \xHH is a byte of UTF-8, as in the reference. UsageError for bytes that are none.
     """
+
     def meant(found: re.Match[bytes]) -> bytes:
         return _ESCAPES[found[1]] if found[1] else bytes.fromhex(found[2].decode())
 
-    replaced = re.sub(rb"\\(?:([nrt'\"\\])|x([0-9a-fA-F]{2}))", meant, text.encode("utf-8", "surrogatepass"))
+    replaced = re.sub(
+        rb"\\(?:([nrt'\"\\])|x([0-9a-fA-F]{2}))", meant, text.encode("utf-8", "surrogatepass")
+    )
     try:
         return replaced.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
-        raise UsageError(f"-p is not UTF-8 at byte {error.start}: {printable(replaced[error.start : error.end], 40)}") from None
+        raise UsageError(
+            f"-p is not UTF-8 at byte {error.start}:"
+            f" {printable(replaced[error.start : error.end], 40)}"
+        ) from None
 
 
 def _sampling(args: argparse.Namespace):

@@ -1,4 +1,5 @@
-"""Flags of the reference that choose hardware or change nothing here: accepted, their values checked, and why they change nothing.
+"""Flags of the reference that choose hardware or change nothing here: accepted, their values
+checked, and why they change nothing.
 
 Imports nothing heavy.
 """
@@ -17,7 +18,9 @@ _PREFIX = "without effect "
 
 @dataclass(frozen=True)
 class Ignored:
-    """One flag. `expected`: what its values are, in words, None for a flag without a value; `fits`: whether a text is one."""
+    """One flag. `expected`: what its values are, in words, None for a flag without a value; `fits`:
+    whether a text is one.
+    """
 
     spellings: tuple[str, ...]
     why: str
@@ -52,45 +55,96 @@ _PART = r"(\d+(\.\d*)?|\.\d+)"
 _ONE_GPU = "one GPU and the CPU share a model by -ngl and -ot"
 _PAGES = "weights on the CPU are read through the page cache"
 _THREADS = "the system places and ranks threads"
-_GRAPHS = "on a GPU a step is one graph unless a layer takes a slower path (--verbose), on the CPU there are none"
+_GRAPHS = (
+    "on a GPU a step is one graph unless a layer takes a slower path (--verbose), on the CPU there"
+    " are none"
+)
 _CUDA = "fusion|offload-batch-size|mmq-id-size|fa-offset|graphs|enable-p2p"
 
 IGNORED = (
     Ignored(("-mla", "--mla-use"), "this architecture has no latent attention", *_number(0, 3)),
-    Ignored(("-fmoe", "--fused-moe"),
-            "on a GPU experts run fused wherever there are kernels for that (--verbose says where not), on the CPU nothing is"),
-    Ignored(("-no-fmoe", "--no-fused-moe"),
-            "on a GPU experts run fused wherever there are kernels for them (--precision f32 has them apart)"),
-    Ignored(("-rtr", "--run-time-repack"), "interleaved rows are undone for GPUs, and on the CPU products use decoded values: `iqforge "
-            "repack` writes them to a file"),
+    Ignored(
+        ("-fmoe", "--fused-moe"),
+        "on a GPU experts run fused wherever there are kernels for that (--verbose says where not),"
+        " on the CPU nothing is",
+    ),
+    Ignored(
+        ("-no-fmoe", "--no-fused-moe"),
+        "on a GPU experts run fused wherever there are kernels for them (--precision f32 has them"
+        " apart)",
+    ),
+    Ignored(
+        ("-rtr", "--run-time-repack"),
+        "interleaved rows are undone for GPUs, and on the CPU products use decoded values: `iqforge"
+        " repack` writes them to a file",
+    ),
     Ignored(("-nr", "--no-repack"), "nothing is rearranged on the CPU, and for GPUs always"),
-    Ignored(("-mqkv", "--merge-qkv"),
-            "on a GPU query, key and value always go in one launch, on the CPU one matrix would be as fast as three"),
-    Ignored(("-ger", "--grouped-expert-routing"), "it is about group-limited routing of architectures that are not supported yet"),
+    Ignored(
+        ("-mqkv", "--merge-qkv"),
+        "on a GPU query, key and value always go in one launch, on the CPU one matrix would be as"
+        " fast as three",
+    ),
+    Ignored(
+        ("-ger", "--grouped-expert-routing"),
+        "it is about group-limited routing of architectures that are not supported yet",
+    ),
     Ignored(("-gr", "--graph-reuse"), _GRAPHS),
     Ignored(("-no-gr", "--no-graph-reuse"), _GRAPHS),
-    Ignored(("-sm", "--split-mode"), _ONE_GPU, *_one_of("none", "layer", "row", "graph", "attn", "tensor")),
-    Ignored(("-ts", "--tensor-split"), _ONE_GPU,
-            *_matching(rf"(?=.*[1-9]){_PART}([,/;]{_PART})*", "shares such as 3,1, not all of them 0")),
+    Ignored(
+        ("-sm", "--split-mode"),
+        _ONE_GPU,
+        *_one_of("none", "layer", "row", "graph", "attn", "tensor"),
+    ),
+    Ignored(
+        ("-ts", "--tensor-split"),
+        _ONE_GPU,
+        *_matching(rf"(?=.*[1-9]){_PART}([,/;]{_PART})*", "shares such as 3,1, not all of them 0"),
+    ),
     Ignored(("-mg", "--main-gpu"), "--device cuda:N names the GPU", *_number(0, 255)),
     Ignored(("-grt", "--graph-reduce-type"), _ONE_GPU, *_one_of("f32", "f16", "bf16", "q8_0")),
     Ignored(("-smgs", "--split-mode-graph-scheduling"), _ONE_GPU),
     Ignored(("-sas", "--scheduler-async"), _ONE_GPU),
-    Ignored(("-cuda", "--cuda-params"), "kernels are chosen by type and shape, there is nothing to tune",
-            *_matching(rf"({_CUDA})={_PART}(,({_CUDA})={_PART})*", "NAME=NUMBER,.. of " + _CUDA.replace("|", ", "))),
-    Ignored(("-no-fug", "--no-fused-up-gate"), "on a GPU gate and up always go together (--precision f32 has them apart)"),
-    Ignored(("-no-mmad", "--no-fused-mul-multiadd"), "on a GPU weighted sums of experts are always fused (--precision f32 has them apart)"),
+    Ignored(
+        ("-cuda", "--cuda-params"),
+        "kernels are chosen by type and shape, there is nothing to tune",
+        *_matching(
+            rf"({_CUDA})={_PART}(,({_CUDA})={_PART})*",
+            "NAME=NUMBER,.. of " + _CUDA.replace("|", ", "),
+        ),
+    ),
+    Ignored(
+        ("-no-fug", "--no-fused-up-gate"),
+        "on a GPU gate and up always go together (--precision f32 has them apart)",
+    ),
+    Ignored(
+        ("-no-mmad", "--no-fused-mul-multiadd"),
+        "on a GPU weighted sums of experts are always fused (--precision f32 has them apart)",
+    ),
     Ignored(("-tb", "--threads-batch"), "-t holds for prompts, too", *_number(-1, _MOST)),
-    Ignored(("-tgb", "--threads-gen-batch"), "-t holds for prompts, too", *_matching(r"\d{1,5},\d{1,5}", "two numbers such as 8,16")),
+    Ignored(
+        ("-tgb", "--threads-gen-batch"),
+        "-t holds for prompts, too",
+        *_matching(r"\d{1,5},\d{1,5}", "two numbers such as 8,16"),
+    ),
     Ignored(("-nkvo", "--no-kv-offload"), "a cache is where its layer is"),
     Ignored(("--no-op-offload",), "a layer computes where it lies"),
     Ignored(("--mlock",), _PAGES),
     Ignored(("--no-mmap",), _PAGES),
-    Ignored(("--numa",), _THREADS, *_one_of("distribute", "isolate", "numactl", "interleave", "mirror")),
+    Ignored(
+        ("--numa",), _THREADS, *_one_of("distribute", "isolate", "numactl", "interleave", "mirror")
+    ),
     Ignored(("--prio",), _THREADS, *_number(-1, 3)),
     Ignored(("--poll",), "threads that wait do not poll", *_number(0, 100)),
-    Ignored(("-C", "--cpu-mask"), _THREADS, *_matching(r"(0[xX])?[0-9a-fA-F]{1,256}", "a hexadecimal mask")),
-    Ignored(("-Cr", "--cpu-range"), _THREADS, *_matching(r"(?=.*\d)\d{0,5}-\d{0,5}", "a range such as 0-7")),
+    Ignored(
+        ("-C", "--cpu-mask"),
+        _THREADS,
+        *_matching(r"(0[xX])?[0-9a-fA-F]{1,256}", "a hexadecimal mask"),
+    ),
+    Ignored(
+        ("-Cr", "--cpu-range"),
+        _THREADS,
+        *_matching(r"(?=.*\d)\d{0,5}-\d{0,5}", "a range such as 0-7"),
+    ),
     Ignored(("--cpu-strict",), _THREADS, *_number(0, 1)),
 )
 BY_FLAG = {ignored.flag: ignored for ignored in IGNORED}
@@ -102,7 +156,13 @@ def add_ignored_flags(parser: argparse.ArgumentParser, known: Collection[str] = 
         if ignored.flag in known:
             continue
         options = {} if ignored.expected else {"action": "store_const", "const": True}
-        parser.add_argument(*ignored.spellings, dest=_PREFIX + ignored.flag, help=argparse.SUPPRESS, default=argparse.SUPPRESS, **options)
+        parser.add_argument(
+            *ignored.spellings,
+            dest=_PREFIX + ignored.flag,
+            help=argparse.SUPPRESS,
+            default=argparse.SUPPRESS,
+            **options,
+        )
 
 
 def given(args: argparse.Namespace) -> Iterator[Ignored]:

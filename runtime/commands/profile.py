@@ -11,51 +11,107 @@ from .flags import add_device_flag
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = ("Runs prompts and single tokens and prints time per kernel (on the CPU: per module) and per layer, by "
-                          "torch.profiler. Kernels of a token's replayed CUDA graph are seen, too; prompts are profiled without their graphs, "
-                          "kernel by kernel: the host's share is not that of generate or bench. -o draws a typical pass as SVG: a row per layer, "
-                          "a box per kernel.")
-    parser.add_argument("-m", "--model", metavar="MODEL", help="GGUF file, or the first shard of a split model")
-    parser.add_argument("--synthetic", metavar="SHAPE:TYPE", help="random weights of a real shape, as in `iqforge bench`")
-    parser.add_argument("-p", "--n-prompt", type=int, default=512, metavar="N", help="tokens of a prompt, 0: none (default: 512)")
-    parser.add_argument("-n", "--n-gen", type=int, default=16, metavar="N", help="tokens to generate, 0: none (default: 16)")
-    parser.add_argument("-d", "--n-depth", type=int, default=0, metavar="N", help="tokens in the context before those (default: 0)")
-    parser.add_argument("-o", "--output", metavar="FILE.svg", help="draw a typical prompt and a typical token")
+    parser.description = (
+        "Runs prompts and single tokens and prints time per kernel (on the CPU: per module) and per"
+        " layer, by torch.profiler. Kernels of a token's replayed CUDA graph are seen, too; prompts"
+        " are profiled without their graphs, kernel by kernel: the host's share is not that of"
+        " generate or bench. -o draws a typical pass as SVG: a row per layer, a box per kernel."
+    )
+    parser.add_argument(
+        "-m", "--model", metavar="MODEL", help="GGUF file, or the first shard of a split model"
+    )
+    parser.add_argument(
+        "--synthetic",
+        metavar="SHAPE:TYPE",
+        help="random weights of a real shape, as in `iqforge bench`",
+    )
+    parser.add_argument(
+        "-p",
+        "--n-prompt",
+        type=int,
+        default=512,
+        metavar="N",
+        help="tokens of a prompt, 0: none (default: 512)",
+    )
+    parser.add_argument(
+        "-n",
+        "--n-gen",
+        type=int,
+        default=16,
+        metavar="N",
+        help="tokens to generate, 0: none (default: 16)",
+    )
+    parser.add_argument(
+        "-d",
+        "--n-depth",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens in the context before those (default: 0)",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE.svg", help="draw a typical prompt and a typical token"
+    )
     add_device_flag(parser, "auto")
-    parser.add_argument("--fit", nargs="?", type=int, const=1024, metavar="MIB", help="choose by free memory what stays on the CPU")
+    parser.add_argument(
+        "--fit",
+        nargs="?",
+        type=int,
+        const=1024,
+        metavar="MIB",
+        help="choose by free memory what stays on the CPU",
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="say what takes a slower path")
     bench_options.add_options(parser)
 
 
 def run(args: argparse.Namespace, api) -> int:
     from ...formats.output import PartFile, refuse_same_file
-    from .bench import cache_settings, only_setting, open_model
     from ..profile.profile import profile_model
     from ..profile.report import tables, typical
     from ..profile.svg import timeline
+    from .bench import cache_settings, only_setting, open_model
 
     if min(args.n_prompt, args.n_gen, args.n_depth) < 0 or not args.n_prompt + args.n_gen:
         raise UsageError("-p, -n and -d cannot be negative, and -p and -n not both 0")
     if args.output and os.path.isdir(args.output):
         raise OutputError("cannot be written: it is a folder", file=args.output)
     if args.output and not args.output.lower().endswith(".svg"):
-        raise UsageError(f"-o is '{printable(args.output, 80)}', expected FILE.svg: the drawing is SVG")
-    if args.output and not os.access(folder := os.path.dirname(os.path.abspath(args.output)), os.W_OK):  # before the work, not after it
-        raise OutputError(f"cannot be written: no folder {printable(folder)} that can be written to", file=args.output)
+        raise UsageError(
+            f"-o is '{printable(args.output, 80)}', expected FILE.svg: the drawing is SVG"
+        )
+    if args.output and not os.access(
+        folder := os.path.dirname(os.path.abspath(args.output)), os.W_OK
+    ):  # before the work, not after it
+        raise OutputError(
+            f"cannot be written: no folder {printable(folder)} that can be written to",
+            file=args.output,
+        )
     device, setting = only_setting(args, "a profile")
     context = max(args.n_prompt, args.n_depth + args.n_gen)
-    with open_model(args.model or args.synthetic, args.model is None, device, setting, context=context, fit_margin=args.fit,
-                    verbose=args.verbose) as model:
+    with open_model(
+        args.model or args.synthetic,
+        args.model is None,
+        device,
+        setting,
+        context=context,
+        fit_margin=args.fit,
+        verbose=args.verbose,
+    ) as model:
         if args.output:
             refuse_same_file(args.output, model.source.files)
-        profiles = profile_model(model, args.n_prompt, args.n_gen, n_depth=args.n_depth, settings=cache_settings(setting))
+        profiles = profile_model(
+            model, args.n_prompt, args.n_gen, n_depth=args.n_depth, settings=cache_settings(setting)
+        )
     what = "kernel" if device.type == "cuda" else "module"
     name = args.model or args.synthetic
     headings = {label: f"{name} {label}{_how(label, model.precision)}" for label in profiles}
     print("\n\n".join(tables(headings[label], passes, what) for label, passes in profiles.items()))
     if args.output:
         chosen = [(label, typical(passes)) for label, passes in profiles.items()]
-        drawing = timeline([(f"{name} {label}, {p.duration / 1e3:.3f} ms", p) for label, p in chosen])
+        drawing = timeline(
+            [(f"{name} {label}, {p.duration / 1e3:.3f} ms", p) for label, p in chosen]
+        )
         with PartFile(args.output) as file:
             file.write(drawing.encode(errors="backslashreplace"))
     return 0

@@ -1,4 +1,6 @@
-"""What the fast path knows about the device it runs on: number formats, buffers that layers share, and who runs slowly."""
+"""What the fast path knows about the device it runs on: number formats, buffers that layers share,
+and who runs slowly.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,21 @@ import torch
 
 from ..layers.rope import Rope
 
-# cuBLAS repeats its bits only with a workspace of fixed size per stream; it reads this when its first handle is made.
+# cuBLAS repeats its bits only with a workspace of fixed size per stream; it reads this when its
+# first handle is made.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 @dataclass
 class Context:
-    """One device. `dtype` (bfloat16 or float16) is that of activations and decoded weights, the residual stream is float32.
+    """One device. `dtype` (bfloat16 or float16) is that of activations and decoded weights, the
+    residual stream is float32.
 
-    `settings` are the `CacheSettings` that calls without a state of their own evaluate with (None: keys and values as they are);
-    `ubatch` the most tokens in one pass of the prompt path; `ser` None or (K, t): the K best experts, further ones only where their
-    probability exceeds t times the largest. `verbose` gets one line for every kind of layer that runs on a slower path, and why.
+    `settings` are the `CacheSettings` that calls without a state of their own evaluate with (None:
+    keys and values as they are); `ubatch` the most tokens in one pass of the prompt path; `ser`
+    None or (K, t): the K best experts, further ones only where their probability exceeds t times
+    the largest. `verbose` gets one line for every kind of layer that runs on a slower path, and
+    why.
     """
 
     device: torch.device
@@ -30,14 +36,18 @@ class Context:
     ser: tuple[int, float] | None = None
     verbose: Callable[[str], None] | None = None
     growths: int = 0  # times that a buffer was replaced by a larger one
-    slow: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (module class, reason): layers
+    slow: dict[tuple[str, str], list[int]] = field(
+        default_factory=dict
+    )  # (module class, reason): layers
     _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     _angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised memory, the same for every call with this name: a layer that wants to keep its content must copy it.
+        """Uninitialised memory, the same for every call with this name: a layer that wants to keep
+        its content must copy it.
 
-        It grows to the largest shape asked for. Layers follow one another on one stream, so they can share it.
+        It grows to the largest shape asked for. Layers follow one another on one stream, so they
+        can share it.
         """
         n_bytes = dtype.itemsize
         for size in shape:
@@ -45,15 +55,20 @@ class Context:
         held = self._buffers.get(name)
         if held is None or held.numel() < n_bytes:
             self.growths += held is not None
-            # The old one first: both need not fit. (But what a graph left to be added keeps its buffer until the graph is captured anew
-            # or dropped: the result of one branch, not the largest buffers.)
+            # The old one first: both need not fit. (But what a graph left to be added keeps its
+            # buffer until the graph is captured anew or dropped: the result of one branch, not the
+            # largest buffers.)
             self._buffers.pop(name, None)
             del held
-            held = self._buffers[name] = torch.empty(max(n_bytes, 16), dtype=torch.uint8, device=self.device)
+            held = self._buffers[name] = torch.empty(
+                max(n_bytes, 16), dtype=torch.uint8, device=self.device
+            )
         return held[:n_bytes].view(dtype).view(shape)
 
     def angles(self, rope: Rope, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`rope.angles(positions)`, computed once for all layers of a pass; `forget_angles` begins the next one."""
+        """`rope.angles(positions)`, computed once for all layers of a pass; `forget_angles` begins
+        the next one.
+        """
         if id(rope) not in self._angles:
             self._angles[id(rope)] = rope.angles(positions)
         return self._angles[id(rope)]
@@ -62,13 +77,19 @@ class Context:
         self._angles.clear()
 
     def report(self, kind: str, reason: str, layer: int) -> None:
-        """A layer runs as the truth path has it. Told to `verbose` once for all layers of a kind and reason, by `report_all`."""
+        """A layer runs as the truth path has it. Told to `verbose` once for all layers of a kind
+        and reason, by `report_all`.
+        """
         self.slow.setdefault((kind, reason), []).append(layer)
 
     def report_all(self) -> None:
         """Tells `verbose` what `report` has gathered since the last call."""
         for (kind, reason), layers in self.slow.items():
             if self.verbose is not None:
-                shown = f"layer {layers[0]}" if len(layers) == 1 else f"{len(layers)} layers from {layers[0]}"
+                shown = (
+                    f"layer {layers[0]}"
+                    if len(layers) == 1
+                    else f"{len(layers)} layers from {layers[0]}"
+                )
                 self.verbose(f"slow path: {kind} of {shown}: {reason}")
         self.slow.clear()

@@ -1,7 +1,9 @@
-"""A network on one CUDA device in bfloat16 or float16: many rows through tensor cores, few through matrix-vector kernels.
+"""A network on one CUDA device in bfloat16 or float16: many rows through tensor cores, few through
+matrix-vector kernels.
 
-Products are observed (`Model.observe`) on the truth path only: what an observer is shown must be the float32 inputs that the
-float32 path has. `Model` therefore does not come here while anybody observes.
+Products are observed (`Model.observe`) on the truth path only: what an observer is shown must be
+the float32 inputs that the float32 path has. `Model` therefore does not come here while anybody
+observes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Engine:
 
     @torch.no_grad()
     def hidden(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """Final hidden states float32[S, n, width], normed, of independent sequences int64[S, n] from position `start`."""
+        """Final hidden states float32[S, n, width], normed, of independent sequences int64[S, n]
+        from position `start`.
+        """
         n_sequences, n_tokens = tokens.shape
         h = self.prompt.run(tokens.to(self.context.device), start)
         return self._normed(h).view(n_sequences, n_tokens, -1)
@@ -45,11 +49,15 @@ class Engine:
     def extend(self, tokens: torch.Tensor, state, all_logits: bool = False) -> torch.Tensor:
         """Appends tokens int64[n] to the sequence of `state`, `ubatch` at a time.
 
-        Returns float32[vocab] for the last token, or float32[n, vocab]. UsageError if they do not fit the sequence's capacity.
+        Returns float32[vocab] for the last token, or float32[n, vocab]. UsageError if they do not
+        fit the sequence's capacity.
         """
         n = len(tokens)
         if n == 0 or state.n_past + n > state.capacity:
-            raise UsageError(f"{n} tokens cannot be appended to a sequence of {state.n_past} with room for {state.capacity}")
+            raise UsageError(
+                f"{n} tokens cannot be appended to a sequence of {state.n_past} with room for"
+                f" {state.capacity}"
+            )
         if n <= STEP_ROWS and self.steps is not None:
             return self.steps.extend(tokens, state, all_logits)
         tokens = tokens.to(self.context.device)

@@ -1,4 +1,6 @@
-"""Attention over many rows: one product for q, k and v, one kernel for norms, rotation and the cache, flash attention."""
+"""Attention over many rows: one product for q, k and v, one kernel for norms, rotation and the
+cache, flash attention.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _FLOATS = (torch.float16, torch.bfloat16)
 
 
 class _Products(NamedTuple):
-    """Of q, k and v, half[T, ...] of all rows; or of k and v, and `queries` half[S, ...] of the last row of each sequence."""
+    """Of q, k and v, half[T, ...] of all rows; or of k and v, and `queries` half[S, ...] of the
+    last row of each sequence.
+    """
 
     joined: torch.Tensor
     queries: torch.Tensor | None = None
@@ -29,9 +33,11 @@ class _Products(NamedTuple):
 
 @executor(PROMPT, Attention)
 class PromptAttention(InParts):
-    """h += attention(norm(h)). Keys and values in float16, or in the cache's dtype where that is bfloat16.
+    """h += attention(norm(h)). Keys and values in float16, or in the cache's dtype where that is
+    bfloat16.
 
-    Where only last rows are needed behind it, these alone have queries: the others' keys and values are all that they need.
+    Where only last rows are needed behind it, these alone have queries: the others' keys and values
+    are all that they need.
     """
 
     def __init__(self, branch: Branch, context: Context):
@@ -41,11 +47,16 @@ class PromptAttention(InParts):
             raise Slow(f"heads of {m.key_length} and {m.value_length}")
         if not m.switches.flash_attention:
             raise Slow("-fa off keeps the matrix of scores")
-        if (m.q_norm is None) != (m.k_norm is None) or (m.q_norm is not None and m.q_norm.eps != m.k_norm.eps):
+        if (m.q_norm is None) != (m.k_norm is None) or (
+            m.q_norm is not None and m.q_norm.eps != m.k_norm.eps
+        ):
             raise Slow("norms of queries and keys differ")
         self.norm, self.m, self.context = branch.norm, m, context
         self.qkv = Product("qkv", [m.q, m.k, m.v], context)
-        self.q, self.kv = Product("last queries", [m.q], context), Product("qkv", [m.k, m.v], context)
+        self.q, self.kv = (
+            Product("last queries", [m.q], context),
+            Product("qkv", [m.k, m.v], context),
+        )
         self.output = Product("delta", [m.output], context)
 
     @property
@@ -64,9 +75,17 @@ class PromptAttention(InParts):
     def _mix(self, stream: Stream, batch: Batch) -> None:
         """Reads the products where they were put: they may have been formed by a graph."""
         rows = batch.n_sequences * batch.n_tokens
-        products = _Products(self.kv.out(rows), self.q.out(len(stream.h))) if stream.narrows else _Products(self.qkv.out(rows))
-        mixed = self._fresh(products, batch) if batch.state is None else self._cached(products, batch)
-        prompt.converted(mixed, self._mixed(stream))  # to the activations' dtype, and to a place that stays
+        products = (
+            _Products(self.kv.out(rows), self.q.out(len(stream.h)))
+            if stream.narrows
+            else _Products(self.qkv.out(rows))
+        )
+        mixed = (
+            self._fresh(products, batch) if batch.state is None else self._cached(products, batch)
+        )
+        prompt.converted(
+            mixed, self._mixed(stream)
+        )  # to the activations' dtype, and to a place that stays
 
     def _join(self, stream: Stream, batch: Batch) -> None:
         stream.add(self.output(self._mixed(stream)))
@@ -75,12 +94,23 @@ class PromptAttention(InParts):
         return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
 
     def _fresh(self, qkv: _Products, batch: Batch) -> torch.Tensor:
-        """Sequences that begin here; what they attend to is kept by nobody, but as a cache with the batch's settings would give it back."""
+        """Sequences that begin here; what they attend to is kept by nobody, but as a cache with the
+        batch's settings would give it back.
+        """
         m, total = self.m, len(qkv.joined)
-        dtype = torch.float16 if batch.settings is None else _stored(batch.settings.k.dtype, batch.settings.v.dtype)
+        dtype = (
+            torch.float16
+            if batch.settings is None
+            else _stored(batch.settings.k.dtype, batch.settings.v.dtype)
+        )
         if dtype is None:
-            return self._converted(qkv, m.new_state(total, batch.settings, qkv.joined.device), 0, total, batch)
-        k, v = (self.context.buffer(name, (total, m.n_kv_heads, m.key_length), dtype) for name in ("keys", "values"))
+            return self._converted(
+                qkv, m.new_state(total, batch.settings, qkv.joined.device), 0, total, batch
+            )
+        k, v = (
+            self.context.buffer(name, (total, m.n_kv_heads, m.key_length), dtype)
+            for name in ("keys", "values")
+        )
         return self._attend(self._heads(qkv, k, v, 0, batch), k, v, batch)
 
     def _cached(self, qkv: _Products, batch: Batch) -> torch.Tensor:
@@ -88,54 +118,91 @@ class PromptAttention(InParts):
         cache, n = batch.state, batch.start + batch.n_tokens
         if _stored(cache.k.dtype, cache.v.dtype) is None:
             return self._converted(qkv, cache, batch.start, n, batch)
-        return self._attend(self._heads(qkv, cache.k, cache.v, batch.start, batch), cache.k[:n], cache.v[:n], batch)
+        return self._attend(
+            self._heads(qkv, cache.k, cache.v, batch.start, batch), cache.k[:n], cache.v[:n], batch
+        )
 
-    def _converted(self, qkv: _Products, cache: KVCache, first: int, n: int, batch: Batch) -> torch.Tensor:
-        """Other caches are written and read as the truth path does; attention reads what they decode to in float16."""
+    def _converted(
+        self, qkv: _Products, cache: KVCache, first: int, n: int, batch: Batch
+    ) -> torch.Tensor:
+        """Other caches are written and read as the truth path does; attention reads what they
+        decode to in float16.
+        """
         m = self.m
-        k, v = (torch.empty(len(qkv.joined), m.n_kv_heads, m.key_length, device=qkv.joined.device) for _ in range(2))
+        k, v = (
+            torch.empty(len(qkv.joined), m.n_kv_heads, m.key_length, device=qkv.joined.device)
+            for _ in range(2)
+        )
         q = self._heads(qkv, k, v, 0, batch)
         cache.write(first, k, v)
         k, v = (x.half() for x in cache.read(n))
         return cache.result(self._attend(cache.query(q).half(), k, v, batch).float())
 
-    def _heads(self, qkv: _Products, k: torch.Tensor, v: torch.Tensor, first: int, batch: Batch) -> torch.Tensor:
-        """Queries [rows that have them, heads, key_length] in the dtype of k; keys and values go to k and v from row `first`."""
+    def _heads(
+        self, qkv: _Products, k: torch.Tensor, v: torch.Tensor, first: int, batch: Batch
+    ) -> torch.Tensor:
+        """Queries [rows that have them, heads, key_length] in the dtype of k; keys and values go to
+        k and v from row `first`.
+        """
         m, rows = self.m, qkv.joined if qkv.queries is None else qkv.queries
         q = self.context.buffer("queries", (len(rows), m.n_heads, m.key_length), k.dtype)
         cos, sin = self.context.angles(m.rope, batch.positions)
-        q_norm, k_norm, eps = (m.q_norm.weight, m.k_norm.weight, m.q_norm.eps) if m.q_norm else (None, None, 0.0)
+        q_norm, k_norm, eps = (
+            (m.q_norm.weight, m.k_norm.weight, m.q_norm.eps) if m.q_norm else (None, None, 0.0)
+        )
         options = {"neox": m.rope.style == "neox", "q_norm": q_norm, "k_norm": k_norm, "eps": eps}
         if qkv.queries is None:
             prompt.rotate_heads(qkv.joined, q, k, v, first, cos, sin, **options)
         else:  # keys and values of all positions, queries of the last one
             none = q.new_empty(len(qkv.joined), 0, m.key_length)
             prompt.rotate_heads(qkv.joined, none, k, v, first, cos, sin, **options)
-            prompt.rotate_heads(qkv.queries, q, k[:, :0], v[:, :0], 0, cos[-1:], sin[-1:], **options)
+            prompt.rotate_heads(
+                qkv.queries, q, k[:, :0], v[:, :0], 0, cos[-1:], sin[-1:], **options
+            )
         return q
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """[S, n, heads, length] in the dtype of q: the last n of N positions see what lies before them, and themselves.
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        """[S, n, heads, length] in the dtype of q: the last n of N positions see what lies before
+        them, and themselves.
 
-        FlashAttention-2 as torch has it (Dao, 2023): causal masks end in the lower right corner, grouped heads are read as they are.
-        cuDNN's kernel is twice as fast on Hopper, but takes up to a second to plan, and has no such corner.
+        FlashAttention-2 as torch has it (Dao, 2023): causal masks end in the lower right corner,
+        grouped heads are read as they are. cuDNN's kernel is twice as fast on Hopper, but takes up
+        to a second to plan, and has no such corner.
         """
         q, k, v = (x.unflatten(0, (batch.n_sequences, -1)) for x in (q, k, v))
-        if q.shape[1] == k.shape[1] and batch.n_sequences * batch.n_tokens >= CUDNN_ROWS and _cudnn_takes(q, k, v):
+        if (
+            q.shape[1] == k.shape[1]
+            and batch.n_sequences * batch.n_tokens >= CUDNN_ROWS
+            and _cudnn_takes(q, k, v)
+        ):
             by_head = (x.transpose(1, 2) for x in (q, k, v))
-            mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(*by_head, None, False, 0.0, True, False, scale=self.m.scale)[0]
+            mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(
+                *by_head, None, False, 0.0, True, False, scale=self.m.scale
+            )[0]
             mixed = mixed.transpose(1, 2)
         else:
-            mixed = torch.ops.aten._flash_attention_forward(q, k, v, None, None, q.shape[1], k.shape[1], 0.0, True, False,
-                                                            scale=self.m.scale)[0]
+            mixed = torch.ops.aten._flash_attention_forward(
+                q, k, v, None, None, q.shape[1], k.shape[1], 0.0, True, False, scale=self.m.scale
+            )[0]
         return mixed
 
 
 def _cudnn_takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 
-    return can_use_cudnn_attention(SDPAParams(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, 0.0, True,
-                                              q.shape[2] != k.shape[2]))
+    return can_use_cudnn_attention(
+        SDPAParams(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            None,
+            0.0,
+            True,
+            q.shape[2] != k.shape[2],
+        )
+    )
 
 
 def _stored(k: torch.dtype, v: torch.dtype) -> torch.dtype | None:

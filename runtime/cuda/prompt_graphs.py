@@ -1,8 +1,9 @@
-"""What of a pass depends neither on where its rows stand nor on what came before them, as CUDA graphs for all passes of as many rows.
+"""What of a pass depends neither on where its rows stand nor on what came before them, as CUDA
+graphs for all passes of as many rows.
 
-From one layer's attention to the next one's there are a dozen kernels and products. Their launches are the same in every pass of a
-number of rows, as all that they touch lies in the context's buffers, and the host takes longer to ask for them one by one than a fast
-device to run them.
+From one layer's attention to the next one's there are a dozen kernels and products. Their launches
+are the same in every pass of a number of rows, as all that they touch lies in the context's
+buffers, and the host takes longer to ask for them one by one than a fast device to run them.
 """
 
 from __future__ import annotations
@@ -21,14 +22,20 @@ from .prompt_stream import Stream
 
 Part = Callable[[Stream, Batch], None]
 MOST_ROW_COUNTS = 2  # of which graphs are kept: those of a prompt's full passes, and of one more
-RECENT = 8  # row counts without graphs that are remembered: one that comes again later is as good as new
-_FREED_TOGETHER = 4  # row counts' graphs: the memory of those that are gone stays reserved until then
+RECENT = (
+    8  # row counts without graphs that are remembered: one that comes again later is as good as new
+)
+_FREED_TOGETHER = (
+    4  # row counts' graphs: the memory of those that are gone stays reserved until then
+)
 
 
 class InParts(ABC):
-    """An executor that names its `parts` in order: what to call, and whether that is the same for all passes of as many rows.
+    """An executor that names its `parts` in order: what to call, and whether that is the same for
+    all passes of as many rows.
 
-    They are asked for anew every time: an executor that kept its own methods would hold itself, and a closed model's weights with it.
+    They are asked for anew every time: an executor that kept its own methods would hold itself, and
+    a closed model's weights with it.
     """
 
     @property
@@ -43,7 +50,9 @@ class InParts(ABC):
 
 @dataclass(frozen=True)
 class Segment:
-    """A graph, what is handed in to the stream behind it, and the context's `growths` by which to know that its buffers are gone."""
+    """A graph, what is handed in to the stream behind it, and the context's `growths` by which to
+    know that its buffers are gone.
+    """
 
     graph: torch.cuda.CUDAGraph
     pending: dict
@@ -51,14 +60,18 @@ class Segment:
 
 
 class PromptGraphs:
-    """Full passes, of which a long prompt has many, are captured in the first one; those of other sizes when they come again."""
+    """Full passes, of which a long prompt has many, are captured in the first one; those of other
+    sizes when they come again.
+    """
 
     def __init__(self, context: Context):
         self.context = context
         self._kept: dict[int, PassGraphs] = {}  # by rows, the one used last at the end
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._dropped = 0  # row counts that had graphs
-        self._stream: torch.cuda.Stream | None = None  # one for all captures: cuBLAS keeps a workspace for every stream
+        self._stream: torch.cuda.Stream | None = (
+            None  # one for all captures: cuBLAS keeps a workspace for every stream
+        )
 
     def of(self, rows: int) -> PassGraphs | None:
         """For a pass of so many rows that begins now; None where nothing is captured."""
@@ -68,7 +81,9 @@ class PromptGraphs:
         if found is None:
             if rows in self._recent:
                 self._recent.remove(rows)
-            elif rows != self.context.ubatch:  # most sizes never come again: they take nobody's place
+            elif (
+                rows != self.context.ubatch
+            ):  # most sizes never come again: they take nobody's place
                 self._recent.append(rows)
                 return None
             self._make_room()
@@ -79,8 +94,10 @@ class PromptGraphs:
         return found
 
     def _make_room(self) -> None:
-        """Before captures: what they allocate lies in memory of their graphs' own, which torch gives back only when told. It then gives
-        back all that it keeps, and waits for the device: not for every new size."""
+        """Before captures: what they allocate lies in memory of their graphs' own, which torch
+        gives back only when told. It then gives back all that it keeps, and waits for the device:
+        not for every new size.
+        """
         if len(self._kept) == MOST_ROW_COUNTS:
             self._dropped += self._kept.pop(next(iter(self._kept))).has_graphs
         if self._dropped >= _FREED_TOGETHER:
@@ -89,7 +106,9 @@ class PromptGraphs:
 
 
 class PassGraphs:
-    """The graphs of one number of rows, one behind the other: a pass consists of the same segments every time."""
+    """The graphs of one number of rows, one behind the other: a pass consists of the same segments
+    every time.
+    """
 
     def __init__(self, context: Context, stream: torch.cuda.Stream):
         self.context, self._stream = context, stream
@@ -106,8 +125,9 @@ class PassGraphs:
         self._next = 0
 
     def run(self, parts: Sequence[Part], stream: Stream, batch: Batch) -> None:
-        """The next segment, these parts. What has no graph runs as it comes, and then is captured: buffers have their sizes by then,
-        and kernels are loaded."""
+        """The next segment, these parts. What has no graph runs as it comes, and then is captured:
+        buffers have their sizes by then, and kernels are loaded.
+        """
         number, before = self._next, stream.pending()
         self._next += 1
         held = self._captured.get(number)
@@ -118,19 +138,27 @@ class PassGraphs:
         for part in parts:
             part(stream, batch)
         stream.left(before)
-        self._captured[number] = Segment(self._capture(parts, stream, batch), stream.pending(), self.context.growths)
+        self._captured[number] = Segment(
+            self._capture(parts, stream, batch), stream.pending(), self.context.growths
+        )
 
     def _capture(self, parts: Sequence[Part], stream: Stream, batch: Batch) -> torch.cuda.CUDAGraph:
-        """Nothing runs yet. torch.cuda.graph would wait for the device and collect garbage, once per layer."""
+        """Nothing runs yet. torch.cuda.graph would wait for the device and collect garbage, once
+        per layer.
+        """
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may go on meanwhile
+            graph.capture_begin(
+                pool=self._pool, capture_error_mode="thread_local"
+            )  # other threads may go on meanwhile
             try:
                 for part in parts:
                     part(stream, batch)
             except BaseException:
-                with suppress(RuntimeError):  # that the capture is void: what it failed of is to be seen
+                with suppress(
+                    RuntimeError
+                ):  # that the capture is void: what it failed of is to be seen
                     graph.capture_end()
                 raise
             graph.capture_end()

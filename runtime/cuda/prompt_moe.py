@@ -1,7 +1,7 @@
 """Experts over many rows: routed on the device, grouped by a stable order; the host never waits.
 
-On Hopper grouped products read packed weights. Elsewhere all experts are decoded first, whether a row goes to them or not: with hundreds
-of rows few are left out.
+On Hopper grouped products read packed weights. Elsewhere all experts are decoded first, whether a
+row goes to them or not: with hundreds of rows few are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from .registry import PROMPT, Branch, Slow, executor
 
 @executor(PROMPT, MoE)
 class PromptMoE(InParts):
-    """h += sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), slots in ascending order. The router works in float32."""
+    """h += sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), slots in ascending
+    order. The router works in float32.
+    """
 
     def __init__(self, branch: Branch, context: Context):
         m: MoE = branch.module
@@ -30,13 +32,22 @@ class PromptMoE(InParts):
         self.norm, self.m, self.context = branch.norm, m, context
         if m.router.device != context.device:
             raise Slow(f"the weights of {m.router.role} are not on {context.device}")
-        inputs = [m.experts.gate_up] if m.experts.gate_up is not None else [m.experts.gate, m.experts.up]
+        inputs = (
+            [m.experts.gate_up] if m.experts.gate_up is not None else [m.experts.gate, m.experts.up]
+        )
         self.inputs = [packed(linear, context) for linear in inputs]
         self.down = packed(m.experts.down, context)
-        self.fused = prompt_grouped.gate_up_fits(self.inputs, context.device) and prompt_grouped.fits([self.down], context.device)
+        self.fused = prompt_grouped.gate_up_fits(
+            self.inputs, context.device
+        ) and prompt_grouped.fits([self.down], context.device)
         self.grouped = None if self.fused else grouped_product(context, branch.layer)
         if self.grouped is not None and self.grouped is not _one_by_one:
-            context.report("MoE", "no products that read packed experts of this shape on this device: all are decoded first", branch.layer)
+            context.report(
+                "MoE",
+                "no products that read packed experts of this shape on this device: all are decoded"
+                " first",
+                branch.layer,
+            )
 
     @property
     def parts(self) -> list[tuple[bool, Part]]:
@@ -46,11 +57,19 @@ class PromptMoE(InParts):
         m, context, (tokens, width) = self.m, self.context, stream.h.shape
         exact = context.buffer("normed f32", (tokens, width), torch.float32)
         x = stream.normed(self.norm, exact, permuted=self.fused)
-        ids, weights = (context.buffer(name, (tokens, m.n_used), dtype) for name, dtype in
-                        (("expert ids", torch.int32), ("expert weights", torch.float32)))
+        ids, weights = (
+            context.buffer(name, (tokens, m.n_used), dtype)
+            for name, dtype in (("expert ids", torch.int32), ("expert weights", torch.float32))
+        )
         prompt.route(m.router(exact), ids, weights, context.ser)
-        ends, sources, rows = (context.buffer(name, shape, torch.int32) for name, shape in
-                               (("expert ends", (m.n_experts,)), ("row sources", (ids.numel(),)), ("slot rows", tuple(ids.shape))))
+        ends, sources, rows = (
+            context.buffer(name, shape, torch.int32)
+            for name, shape in (
+                ("expert ends", (m.n_experts,)),
+                ("row sources", (ids.numel(),)),
+                ("slot rows", tuple(ids.shape)),
+            )
+        )
         prompt.group_rows(ids, ends, sources, rows)
         stream.add((self._fused if self.fused else self._apart)(x, ends, sources), rows, weights)
 
@@ -72,18 +91,29 @@ class PromptMoE(InParts):
         prompt.silu_gate(gate, up, gated)
         return self._product(gated, self.down, ends)
 
-    def _product(self, x: torch.Tensor, matrix: ops.PackedMatrix, ends: torch.Tensor) -> torch.Tensor:
-        """half[rows, n_out] of rows grouped by expert; those behind the last expert's are undefined."""
+    def _product(
+        self, x: torch.Tensor, matrix: ops.PackedMatrix, ends: torch.Tensor
+    ) -> torch.Tensor:
+        """half[rows, n_out] of rows grouped by expert; those behind the last expert's are
+        undefined.
+        """
         weights = stacked([matrix], self.context).view(matrix.n_matrices, matrix.rows, matrix.cols)
         return self.grouped(x, weights, ends)
 
 
 def grouped_product(context: Context, layer: int):
-    """torch's grouped product where the device has one, else a loop over experts that waits for their counts."""
-    if context.dtype == torch.bfloat16 and torch.cuda.get_device_capability(context.device) in ((9, 0), (10, 0)):
+    """torch's grouped product where the device has one, else a loop over experts that waits for
+    their counts.
+    """
+    if context.dtype == torch.bfloat16 and torch.cuda.get_device_capability(context.device) in (
+        (9, 0),
+        (10, 0),
+    ):
         return lambda x, w, ends: torch._grouped_mm(x, w.transpose(-2, -1), offs=ends)
     name = str(context.dtype).removeprefix("torch.")
-    context.report("MoE", f"no grouped product in {name} on this device: experts one after the other", layer)
+    context.report(
+        "MoE", f"no grouped product in {name} on this device: experts one after the other", layer
+    )
     return _one_by_one
 
 

@@ -1,4 +1,6 @@
-"""Many rows at once: the residual stream in float32, everything between in the context's dtype, weights decoded as they are needed."""
+"""Many rows at once: the residual stream in float32, everything between in the context's dtype,
+weights decoded as they are needed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ class PromptPath:
         else:
             self._steps = [(b.layer, choose(PROMPT, b, context) or _Branch(b)) for b in found]
         # The last step in which rows meet: behind it each goes its way alone.
-        self._narrows = max((number for number, branch in enumerate(found or ()) if branch.is_mixer), default=len(self._steps) - 1)
+        self._narrows = max(
+            (number for number, branch in enumerate(found or ()) if branch.is_mixer),
+            default=len(self._steps) - 1,
+        )
         self._graphs = PromptGraphs(context)
         self._table = self._part("Embedding", lambda: packed(network.embedding, context))
         self._output = self._part("Output", lambda: Output(network.output, context))
@@ -44,18 +49,26 @@ class PromptPath:
             self.context.report(kind, str(reason), 0)
             return None
 
-    def run(self, tokens: torch.Tensor, start: int, state: State | None = None, *, last: bool = False) -> torch.Tensor:
-        """The residual stream float32[S * n, width] after all blocks, of tokens int64[S, n] at positions start.. ; with a `state`
-        (then S = 1) they see what is in it, and their keys and values are written into it (`n_past` is the caller's to move).
-        `last`: float32[S, width], the last row of each sequence; others are computed as far as these need them. Valid until the
-        next pass."""
+    def run(
+        self, tokens: torch.Tensor, start: int, state: State | None = None, *, last: bool = False
+    ) -> torch.Tensor:
+        """The residual stream float32[S * n, width] after all blocks, of tokens int64[S, n] at
+        positions start.. ; with a `state` (then S = 1) they see what is in it, and their keys and
+        values are written into it (`n_past` is the caller's to move). `last`: float32[S, width],
+        the last row of each sequence; others are computed as far as these need them. Valid until
+        the next pass.
+        """
         with torch.cuda.device(self.context.device):  # kernels are launched on the current device
             return self._run(tokens, start, state, last)
 
-    def _run(self, tokens: torch.Tensor, start: int, state: State | None, last: bool) -> torch.Tensor:
+    def _run(
+        self, tokens: torch.Tensor, start: int, state: State | None, last: bool
+    ) -> torch.Tensor:
         batch = Batch.of(*tokens.shape, start, self.context.device, self.context.settings)
         self.context.forget_angles()
-        h = self.context.buffer("stream", (tokens.numel(), self.network.output_norm.weight.numel()), torch.float32)
+        h = self.context.buffer(
+            "stream", (tokens.numel(), self.network.output_norm.weight.numel()), torch.float32
+        )
         self._embedded(tokens.reshape(-1), h)
         stream = Stream(h, self.context)
         graphs = self._graphs.of(len(h))
@@ -64,16 +77,24 @@ class PromptPath:
                 graphs.run([part for _, _, part in group], stream, batch)
                 continue
             for _, layer, part in group:
-                part(stream, batch.at(None if state is None else state.layers[layer], self.context.device))
+                part(
+                    stream,
+                    batch.at(None if state is None else state.layers[layer], self.context.device),
+                )
         for number, (layer, step) in enumerate(self._steps[self._narrows :]):
             stream.narrows = last and number == 0
-            step(stream, batch.at(None if state is None else state.layers[layer], self.context.device))
+            step(
+                stream,
+                batch.at(None if state is None else state.layers[layer], self.context.device),
+            )
             if last:
                 stream.keep_last(batch.n_sequences)
         return stream.settled()
 
     def _parts(self) -> Iterator[tuple[bool, int, Part]]:
-        """Up to the last mixer: whether it is the same in every pass of as many rows, the layer, what to call."""
+        """Up to the last mixer: whether it is the same in every pass of as many rows, the layer,
+        what to call.
+        """
         for layer, step in self._steps[: self._narrows]:
             if isinstance(step, InParts):
                 yield from ((again, layer, part) for again, part in step.parts)
@@ -81,10 +102,16 @@ class PromptPath:
                 yield False, layer, step
 
     def next_logits(self, h: torch.Tensor) -> torch.Tensor:
-        """float32[vocab] after the residual stream's last row: one row is for the matrix-vector kernels."""
+        """float32[vocab] after the residual stream's last row: one row is for the matrix-vector
+        kernels.
+        """
         norm, home, h = self.network.output_norm, self.network.output_device, h[-1:]
         matrix = None if self._output is None or home != h.device else self._output.matrix
-        if matrix is None or not matvec.supported(matrix.type) or not matvec.fits(matrix, NORM_MATVEC):
+        if (
+            matrix is None
+            or not matvec.supported(matrix.type)
+            or not matvec.fits(matrix, NORM_MATVEC)
+        ):
             return self.logits(norm(h.to(home)))[0]
         out = torch.empty(1, matrix.rows, dtype=torch.float32, device=h.device)
         matvec.norm_matvec(h, norm.weight, norm.eps, [matrix], [out])
@@ -94,7 +121,9 @@ class PromptPath:
         """float32[rows, width], normed, to float32[rows, vocab] on the network's `output_device`."""
         if self._output is None:
             return self.network.output(hidden)
-        return self._output(hidden.to(self.context.device, self.context.dtype)).to(self.network.output_device)
+        return self._output(hidden.to(self.context.device, self.context.dtype)).to(
+            self.network.output_device
+        )
 
     def _embedded(self, tokens: torch.Tensor, out: torch.Tensor) -> None:
         if self._table is None:
@@ -124,4 +153,6 @@ class _Branch:
         h, norm, module = stream.settled(), self.branch.norm, self.branch.module
         device = norm.weight.device
         x = norm(h.to(device))
-        h += (module(x, batch.at(batch.state, device)) if self.branch.is_mixer else module(x)).to(h.device)
+        h += (module(x, batch.at(batch.state, device)) if self.branch.is_mixer else module(x)).to(
+            h.device
+        )

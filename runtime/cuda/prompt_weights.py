@@ -1,4 +1,5 @@
-"""Weights of the prompt path: stored blocks are decoded to the activations' dtype right before the product that reads them.
+"""Weights of the prompt path: stored blocks are decoded to the activations' dtype right before the
+product that reads them.
 
 Matrices that see the same rows are decoded below one another and multiplied at once.
 """
@@ -28,7 +29,9 @@ def packed(linear: Linear | ExpertLinear | Embedding, context: Context) -> ops.P
 
 
 class Product:
-    """x W^T for matrices that lie below one another: half[T, cols] to half[T, all rows], in buffer `name`."""
+    """x W^T for matrices that lie below one another: half[T, cols] to half[T, all rows], in buffer
+    `name`.
+    """
 
     def __init__(self, name: str, linears: list[Linear], context: Context):
         self.name, self.context = name, context
@@ -47,8 +50,12 @@ class Product:
         return torch.mm(x, self.weights().t(), out=self.out(len(x)))
 
 
-def stacked(matrices: list[ops.PackedMatrix], context: Context, name: str = "weights") -> torch.Tensor:
-    """Decoded to half[all rows, cols] in a buffer. A stack of experts counts with the rows of all of them."""
+def stacked(
+    matrices: list[ops.PackedMatrix], context: Context, name: str = "weights"
+) -> torch.Tensor:
+    """Decoded to half[all rows, cols] in a buffer. A stack of experts counts with the rows of all
+    of them.
+    """
     cols, rows = matrices[0].cols, [m.rows * m.n_matrices for m in matrices]
     out = context.buffer(name, (sum(rows), cols), context.dtype)
     for matrix, part in zip(matrices, out.split(rows), strict=True):
@@ -62,7 +69,10 @@ class Output:
     def __init__(self, linear: Linear, context: Context):
         self.context, self.matrix = context, packed(linear, context)
         step = max(8, SLICE_BYTES // (self.matrix.cols * context.dtype.itemsize) // 32 * 32)
-        self.slices = [(first, min(step, self.matrix.rows - first)) for first in range(0, self.matrix.rows, step)]
+        self.slices = [
+            (first, min(step, self.matrix.rows - first))
+            for first in range(0, self.matrix.rows, step)
+        ]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty(len(x), self.matrix.rows, dtype=torch.float32, device=x.device)

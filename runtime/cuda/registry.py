@@ -1,7 +1,8 @@
 """Which executor stands for which module on the fast path.
 
-`PROMPT[class]` and `STEP[class]` are factories: `(branch, context) -> executor`. One that cannot take this very module (a bias, a
-weight on another device, a shape the kernels do not have) raises `Slow` with the reason, and the module runs as it is.
+`PROMPT[class]` and `STEP[class]` are factories: `(branch, context) -> executor`. One that cannot
+take this very module (a bias, a weight on another device, a shape the kernels do not have) raises
+`Slow` with the reason, and the module runs as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class Slow(Exception):
 
 @dataclass(frozen=True)
 class Branch:
-    """One step of the residual stream, h += module(norm(h)). `is_mixer`: the module takes (x, batch), others take x alone."""
+    """One step of the residual stream, h += module(norm(h)). `is_mixer`: the module takes (x,
+    batch), others take x alone.
+    """
 
     layer: int
     norm: RMSNorm
@@ -35,6 +38,7 @@ class Branch:
 
 def executor(table: dict[type, Callable], module: type) -> Callable[[Callable], Callable]:
     """Declares the decorated class or function as the executor of modules of this class."""
+
     def declare(factory: Callable) -> Callable:
         if module in table:
             raise RuntimeError(f"two executors for {module.__name__}")
@@ -52,12 +56,17 @@ def branches(blocks) -> list[Branch] | None:
     for layer, block in enumerate(blocks):
         if type(block) is not Block:
             return None
-        found += [Branch(layer, block.mixer_norm, block.mixer, True), Branch(layer, block.ffn_norm, block.ffn, False)]
+        found += [
+            Branch(layer, block.mixer_norm, block.mixer, True),
+            Branch(layer, block.ffn_norm, block.ffn, False),
+        ]
     return found
 
 
 def choose(table: dict[type, Callable], branch: Branch, context) -> object | None:
-    """The executor of a branch, or None (reported to `context`) if its module has to run as the truth path has it."""
+    """The executor of a branch, or None (reported to `context`) if its module has to run as the
+    truth path has it.
+    """
     factory = table.get(type(branch.module))
     try:
         if factory is None:

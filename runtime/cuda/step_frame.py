@@ -20,18 +20,29 @@ STEP_ROWS = 8  # new rows of a sequence at a time, at most
 
 
 class Sequence:
-    """Inputs of the steps of one sequence, in fixed places: token ids int64[rows] and positions int32[rows] on the device; `history`, in
-    host memory that the device writes to, has the token drawn for each position (-1: the logits were not finite); `seed` int64[1].
+    """Inputs of the steps of one sequence, in fixed places: token ids int64[rows] and positions
+    int32[rows] on the device; `history`, in host memory that the device writes to, has the token
+    drawn for each position (-1: the logits were not finite); `seed` int64[1].
 
-    `instead`: what runs in place of executors, by their number, that cannot take the sequence's caches; `captures`: whether its steps can
-    be captured. Graphs, and what is sized by the capacity (`kept`), go with the sequence.
+    `instead`: what runs in place of executors, by their number, that cannot take the sequence's
+    caches; `captures`: whether its steps can be captured. Graphs, and what is sized by the capacity
+    (`kept`), go with the sequence.
     """
 
-    def __init__(self, capacity: int, rows: int, device: torch.device, instead: dict[int, object], captures: bool):
+    def __init__(
+        self,
+        capacity: int,
+        rows: int,
+        device: torch.device,
+        instead: dict[int, object],
+        captures: bool,
+    ):
         self.instead, self.captures = instead, captures
         self._host = np.zeros(_seed_at(rows) + 8, dtype=np.uint8)
         self._device = torch.zeros(len(self._host), dtype=torch.uint8, device=device)
-        self._tokens, self._positions, self._seed = (part.numpy() for part in _fields(torch.from_numpy(self._host), rows))
+        self._tokens, self._positions, self._seed = (
+            part.numpy() for part in _fields(torch.from_numpy(self._host), rows)
+        )
         self.tokens, self.positions, self.seed = _fields(self._device, rows)
         self.history = torch.zeros(capacity + 1, dtype=torch.int32, pin_memory=True)
         self.graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
@@ -39,12 +50,16 @@ class Sequence:
         self.kept: dict[tuple, object] = {}
 
     def begin(self, tokens: Items[int] | torch.Tensor, start: int, seed: int = 0) -> None:
-        """The next step takes these tokens at positions from `start`; later ones what the step before draws."""
+        """The next step takes these tokens at positions from `start`; later ones what the step
+        before draws.
+        """
         n = len(tokens)
         self._tokens[:n] = tokens.cpu().numpy() if isinstance(tokens, torch.Tensor) else tokens
         self._positions[:n] = range(start, start + n)
         self._seed[0] = seed - 2**64 if seed >= 2**63 else seed
-        self._device.copy_(torch.from_numpy(self._host), non_blocking=True)  # pageable and small: copied before this returns
+        self._device.copy_(
+            torch.from_numpy(self._host), non_blocking=True
+        )  # pageable and small: copied before this returns
 
 
 def _seed_at(rows: int) -> int:
@@ -53,12 +68,17 @@ def _seed_at(rows: int) -> int:
 
 def _fields(data: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     at = _seed_at(rows)
-    return data[: 8 * rows].view(torch.int64), data[8 * rows : 12 * rows].view(torch.int32), data[at : at + 8].view(torch.int64)
+    return (
+        data[: 8 * rows].view(torch.int64),
+        data[8 * rows : 12 * rows].view(torch.int32),
+        data[at : at + 8].view(torch.int64),
+    )
 
 
 class Frame:
-    """Buffers of up to `rows` rows that layers share: they follow one another on one stream. All stay where they are, as captured
-    launches know them by address."""
+    """Buffers of up to `rows` rows that layers share: they follow one another on one stream. All
+    stay where they are, as captured launches know them by address.
+    """
 
     def __init__(self, network: Network, context: Context, rows: int):
         self.context, self.device, self.rows = context, context.device, rows
@@ -70,7 +90,9 @@ class Frame:
         self.logits = torch.empty(rows, network.n_vocab, device=self.device)
 
     def begin(self, sequence: Sequence, n: int, batch: Batch | None) -> None:
-        """A step of n rows is being launched. `batch` is for modules that run as the truth path has them."""
+        """A step of n rows is being launched. `batch` is for modules that run as the truth path has
+        them.
+        """
         self.sequence, self.n, self.batch = sequence, n, batch
         self._turned.clear()
 
@@ -90,7 +112,9 @@ class Frame:
         return self._buffers[key][: self.n]
 
     def angles(self, rope: Rope) -> torch.Tensor:
-        """float32[n, n_rot/2, 2] of the new positions. The first layer of a step that asks launches the kernel."""
+        """float32[n, n_rot/2, 2] of the new positions. The first layer of a step that asks launches
+        the kernel.
+        """
         out = self.buffer(f"angles {id(rope)}", rope.n_rot).view(self.n, -1, 2)
         if id(rope) not in self._turned:
             self._turned.add(id(rope))
@@ -99,20 +123,25 @@ class Frame:
         return out
 
     def attention(self, shape: AttentionShape, capacity: int) -> StepAttention:
-        """Shared by sequences of this capacity, for as long as there is one: its scratch grows with the capacity."""
+        """Shared by sequences of this capacity, for as long as there is one: its scratch grows with
+        the capacity.
+        """
         found = self._sized.get(key := (shape, capacity))
         if found is None:
             found = self._sized[key] = StepAttention(shape, capacity, self.device)
         self.sequence.kept[key] = found
         return found
 
-    def router(self, width: int, n_experts: int, n_used: int, reduction: tuple[int, float] | None) -> StepRouter:
-        return self.once(("router", self.n, width, n_experts, n_used, reduction),
-                         lambda: StepRouter(self.n, width, n_experts, n_used, self.device, reduction))
+    def router(
+        self, width: int, n_experts: int, n_used: int, reduction: tuple[int, float] | None
+    ) -> StepRouter:
+        return self.once(
+            ("router", self.n, width, n_experts, n_used, reduction),
+            lambda: StepRouter(self.n, width, n_experts, n_used, self.device, reduction),
+        )
 
     def once(self, key: tuple, make):
         """What `make` returned when `key` was first asked for."""
         if key not in self._kernels:
             self._kernels[key] = make()
         return self._kernels[key]
-

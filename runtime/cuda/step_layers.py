@@ -1,13 +1,22 @@
-"""Executors of a decoding step: `executor(frame, h, state)` launches h += f(norm(h)) for h float32[n, width]."""
+"""Executors of a decoding step: `executor(frame, h, state)` launches h += f(norm(h)) for h
+float32[n, width].
+"""
 
 from __future__ import annotations
 
 import torch
 
 from ...cuda_kernels import matvec
-from ...cuda_kernels.matvec_plan import EXPERT_DOWN, EXPERT_GATE_UP, GATE_UP, MATVEC_ADD, NORM_MATVEC
+from ...cuda_kernels.matvec_plan import (
+    EXPERT_DOWN,
+    EXPERT_GATE_UP,
+    GATE_UP,
+    MATVEC_ADD,
+    NORM_MATVEC,
+)
 from ...cuda_kernels.ops import PackedMatrix, decode_matrix, decode_rows
-from ...cuda_kernels.step_attention import AttentionShape, fits as attention_fits, shared_limit
+from ...cuda_kernels.step_attention import AttentionShape, shared_limit
+from ...cuda_kernels.step_attention import fits as attention_fits
 from ...cuda_kernels.step_router import fits as router_fits
 from ..cache import CacheSettings, KVCache
 from ..layers.attention import Attention
@@ -20,9 +29,15 @@ from .registry import STEP, Branch, Slow, executor
 from .step_frame import STEP_ROWS, Frame
 
 
-def on_device(linear: Linear | ExpertLinear | Embedding, context: Context, kind: int | None = None, slots: int = 1) -> PackedMatrix:
-    """The packed matrix of a product of this kind, of `slots` experts; without a kind it is only decoded. Slow if it has a bias, lies
-    elsewhere, or has no kernel."""
+def on_device(
+    linear: Linear | ExpertLinear | Embedding,
+    context: Context,
+    kind: int | None = None,
+    slots: int = 1,
+) -> PackedMatrix:
+    """The packed matrix of a product of this kind, of `slots` experts; without a kind it is only
+    decoded. Slow if it has a bias, lies elsewhere, or has no kernel.
+    """
     if getattr(linear, "bias", None) is not None:
         raise Slow(f"{linear.role} has a bias")
     matrices = linear.matrices if isinstance(linear, ExpertLinear) else [linear.matrix]
@@ -36,7 +51,10 @@ def on_device(linear: Linear | ExpertLinear | Embedding, context: Context, kind:
     if not matvec.supported(matrix.type, experts=isinstance(linear, ExpertLinear)):
         raise Slow(f"{linear.role} is {matrix.type}, for which there is no matrix-vector kernel")
     if not matvec.fits(matrix, kind, slots):
-        raise Slow(f"{linear.role} has rows of {matrix.cols} elements, too many for the shared memory of {context.device}")
+        raise Slow(
+            f"{linear.role} has rows of {matrix.cols} elements, too many for the shared memory of"
+            f" {context.device}"
+        )
     return matrix
 
 
@@ -59,7 +77,9 @@ class _Executor:
 
 @executor(STEP, Attention)
 class StepAttentionLayer(_Executor):
-    """q, k and v in one launch; norms, rotation, cache and attention in one; the output projection onto h."""
+    """q, k and v in one launch; norms, rotation, cache and attention in one; the output projection
+    onto h.
+    """
 
     def __init__(self, branch: Branch, context: Context):
         super().__init__(branch, context)
@@ -68,7 +88,9 @@ class StepAttentionLayer(_Executor):
         self.output = on_device(a.output, context, MATVEC_ADD)
         if not a.switches.flash_attention:
             raise Slow("scores in memory (-fa 0)")
-        if (a.q_norm is None) != (a.k_norm is None) or (a.q_norm is not None and a.q_norm.eps != a.k_norm.eps):
+        if (a.q_norm is None) != (a.k_norm is None) or (
+            a.q_norm is not None and a.q_norm.eps != a.k_norm.eps
+        ):
             raise Slow("head norms of two kinds")
         self.a, self.norms = a, [None if x is None else x.weight for x in (a.q_norm, a.k_norm)]
         self._limit = shared_limit(context.device)
@@ -79,25 +101,56 @@ class StepAttentionLayer(_Executor):
 
     def _check(self, cache: KVCache) -> None:
         if not attention_fits(self._shape(1, cache), self._limit):
-            a, types = self.a, " and ".join(dict.fromkeys(type.name.lower() for type in (cache.type_k, cache.type_v)))
+            a, types = (
+                self.a,
+                " and ".join(
+                    dict.fromkeys(type.name.lower() for type in (cache.type_k, cache.type_v))
+                ),
+            )
             sizes = " and ".join(map(str, dict.fromkeys((a.key_length, a.value_length))))
-            raise Slow(f"{a.n_heads // a.n_kv_heads} heads of {sizes} elements to a head of keys, and a cache of {types}: no kernel, or "
-                       "too little shared memory for it")
+            raise Slow(
+                f"{a.n_heads // a.n_kv_heads} heads of {sizes} elements to a head of keys, and a"
+                f" cache of {types}: no kernel, or too little shared memory for it"
+            )
 
     def _shape(self, n: int, cache: KVCache) -> AttentionShape:
         a = self.a
-        return AttentionShape(n, a.n_heads // a.n_kv_heads, a.n_kv_heads, a.key_length, a.value_length, cache.type_k.name,
-                              cache.type_v.name, a.rope.n_rot, a.rope.style == "neox", a.q_norm is not None, cache.hadamard_k,
-                              cache.hadamard_v)
+        return AttentionShape(
+            n,
+            a.n_heads // a.n_kv_heads,
+            a.n_kv_heads,
+            a.key_length,
+            a.value_length,
+            cache.type_k.name,
+            cache.type_v.name,
+            a.rope.n_rot,
+            a.rope.style == "neox",
+            a.q_norm is not None,
+            cache.hadamard_k,
+            cache.hadamard_v,
+        )
 
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         a, cache = self.a, state.layers[self.layer]
-        q, k, v = outs = [frame.buffer(name, m.rows) for name, m in zip(("q", "k", "v"), self.qkv, strict=True)]
+        q, k, v = outs = [
+            frame.buffer(name, m.rows) for name, m in zip(("q", "k", "v"), self.qkv, strict=True)
+        ]
         mixed = frame.buffer("mixed", a.n_heads * a.value_length)
         matvec.norm_matvec(h, self.norm, self.eps, self.qkv, outs)
         eps = 0.0 if a.q_norm is None else a.q_norm.eps
-        frame.attention(self._shape(frame.n, cache), cache.capacity)(q, k, v, *self.norms, eps, frame.angles(a.rope), cache.k, cache.v,
-                                                                     frame.positions, a.scale, mixed)
+        frame.attention(self._shape(frame.n, cache), cache.capacity)(
+            q,
+            k,
+            v,
+            *self.norms,
+            eps,
+            frame.angles(a.rope),
+            cache.k,
+            cache.v,
+            frame.positions,
+            a.scale,
+            mixed,
+        )
         matvec.matvec_add(mixed, self.output, h)
 
 
@@ -110,7 +163,11 @@ class StepFFN(_Executor):
         ffn: GatedFFN = branch.module
         self.gate, self.up = (on_device(x, context, GATE_UP) for x in (ffn.gate, ffn.up))
         self.down = on_device(ffn.down, context, MATVEC_ADD)
-        quantized = self.gate.type == self.up.type and not self.gate.type.is_float and not self.down.type.is_float
+        quantized = (
+            self.gate.type == self.up.type
+            and not self.gate.type.is_float
+            and not self.down.type.is_float
+        )
         self.between = BETWEEN if quantized else torch.float32
 
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
@@ -121,25 +178,48 @@ class StepFFN(_Executor):
 
 @executor(STEP, MoE)
 class StepMoE(_Executor):
-    """The choice of experts in one launch, gate and up of all chosen ones in one, their weighted sum onto h in one."""
+    """The choice of experts in one launch, gate and up of all chosen ones in one, their weighted
+    sum onto h in one.
+    """
 
     def __init__(self, branch: Branch, context: Context):
         super().__init__(branch, context)
         moe: MoE = branch.module
         if not router_fits(STEP_ROWS, self.norm.numel(), moe.n_experts, moe.n_used):
             raise Slow(f"{moe.n_used} of {moe.n_experts} experts, width {self.norm.numel()}")
-        self.n_experts, self.n_used, self.reduction, e = moe.n_experts, moe.n_used, moe.reduction, moe.experts
+        self.n_experts, self.n_used, self.reduction, e = (
+            moe.n_experts,
+            moe.n_used,
+            moe.reduction,
+            moe.experts,
+        )
         self.router = float_matrix(moe.router, context)
         self.down = on_device(e.down, context, EXPERT_DOWN, moe.n_used)
-        self.gate, self.up = (on_device(e.gate_up, context, EXPERT_GATE_UP), None) if e.gate_up is not None else (
-            on_device(e.gate, context, EXPERT_GATE_UP), on_device(e.up, context, EXPERT_GATE_UP))
+        self.gate, self.up = (
+            (on_device(e.gate_up, context, EXPERT_GATE_UP), None)
+            if e.gate_up is not None
+            else (
+                on_device(e.gate, context, EXPERT_GATE_UP),
+                on_device(e.up, context, EXPERT_GATE_UP),
+            )
+        )
         if self.up is not None and self.up.type != self.gate.type:
-            raise Slow(f"gate and up of experts are {self.gate.type} and {self.up.type}: one kernel reads both")
+            raise Slow(
+                f"gate and up of experts are {self.gate.type} and {self.up.type}: one kernel reads"
+                " both"
+            )
 
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        ids, weights = frame.buffer("experts", self.n_used, torch.int32), frame.buffer("expert weights", self.n_used)
-        frame.router(self.norm.numel(), self.n_experts, self.n_used, self.reduction)(h, self.norm, self.eps, self.router, ids, weights)
-        hidden = frame.buffer("expert hidden", self.n_used * self.down.cols).view(frame.n, self.n_used, -1)
+        ids, weights = (
+            frame.buffer("experts", self.n_used, torch.int32),
+            frame.buffer("expert weights", self.n_used),
+        )
+        frame.router(self.norm.numel(), self.n_experts, self.n_used, self.reduction)(
+            h, self.norm, self.eps, self.router, ids, weights
+        )
+        hidden = frame.buffer("expert hidden", self.n_used * self.down.cols).view(
+            frame.n, self.n_used, -1
+        )
         matvec.expert_gate_up(h, self.norm, self.eps, self.gate, self.up, ids, hidden)
         matvec.expert_down_add(hidden, self.down, ids, weights, h)
 
@@ -150,8 +230,10 @@ def float_matrix(linear: Linear, context: Context) -> torch.Tensor:
 
 
 class DeviceEmbedding:
-    """Rows of the embedding for token ids in device memory. The first launch of a step, and for that no dependent one: the draw at the end
-    of the step before writes the token and the position, which later launches of this step read before they wait."""
+    """Rows of the embedding for token ids in device memory. The first launch of a step, and for
+    that no dependent one: the draw at the end of the step before writes the token and the position,
+    which later launches of this step read before they wait.
+    """
 
     captured = True
 
@@ -168,12 +250,17 @@ class Output:
     captured = True
 
     def __init__(self, network: Network, context: Context):
-        self.norm, self.matrix = network.output_norm, on_device(network.output, context, NORM_MATVEC)
+        self.norm, self.matrix = (
+            network.output_norm,
+            on_device(network.output, context, NORM_MATVEC),
+        )
         if self.norm.weight.device != context.device:
             raise Slow(f"norm is not on {context.device}")
 
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
-        matvec.norm_matvec(h, self.norm.weight, self.norm.eps, [self.matrix], [frame.logits[: len(h)]])
+        matvec.norm_matvec(
+            h, self.norm.weight, self.norm.eps, [self.matrix], [frame.logits[: len(h)]]
+        )
 
 
 class SlowEmbedding:
@@ -200,7 +287,11 @@ class SlowBranch:
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         branch, device = self.branch, self.branch.norm.weight.device
         x = branch.norm(h.to(device))
-        y = branch.module(x, frame.batch.at(state.layers[branch.layer], device)) if branch.is_mixer else branch.module(x)
+        y = (
+            branch.module(x, frame.batch.at(state.layers[branch.layer], device))
+            if branch.is_mixer
+            else branch.module(x)
+        )
         h += y.to(h.device)
 
 
@@ -212,4 +303,6 @@ class SlowOutput:
 
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
         network = self.network
-        frame.logits[: len(h)].copy_(network.output(network.output_norm(h.to(network.output_device))))
+        frame.logits[: len(h)].copy_(
+            network.output(network.output_norm(h.to(network.output_device)))
+        )

@@ -1,11 +1,14 @@
-"""One to eight new rows of a sequence as one CUDA graph, from token ids to logits, or to the next token.
+"""One to eight new rows of a sequence as one CUDA graph, from token ids to logits, or to the next
+token.
 
-Executors (registry `STEP`) launch kernels on the current stream; nothing in a step asks the host for anything, so that the same
-launches can be captured once and replayed: token ids and positions lie in device memory. A graph belongs to a sequence (its caches'
-addresses are in it), a number of rows and what is wanted at the end. The first use runs the launches as they are, which also compiles
+Executors (registry `STEP`) launch kernels on the current stream; nothing in a step asks the host
+for anything, so that the same launches can be captured once and replayed: token ids and positions
+lie in device memory. A graph belongs to a sequence (its caches' addresses are in it), a number of
+rows and what is wanted at the end. The first use runs the launches as they are, which also compiles
 kernels that are not there yet; the second captures them.
 
-A branch without an executor runs its module as the truth path has it, on whatever device it lies. Such a step is not captured.
+A branch without an executor runs its module as the truth path has it, on whatever device it lies.
+Such a step is not captured.
 """
 
 from __future__ import annotations
@@ -45,15 +48,19 @@ class StepPath:
         self._branches = [choose(STEP, branch, context) or SlowBranch(branch) for branch in found]
         self._output = _or_slow(context, Output, SlowOutput, network)
         self._sequences: dict[int, tuple[weakref.ref, Sequence]] = {}
-        self.captures = all(part.captured for part in (self._embedding, *self._branches, self._output))  # if a sequence's caches suit
+        self.captures = all(
+            part.captured for part in (self._embedding, *self._branches, self._output)
+        )  # if a sequence's caches suit
         self._dropped = 0  # graphs
         self._stream = torch.cuda.Stream(context.device)
 
     @torch.no_grad()
     def extend(self, tokens: torch.Tensor, state, all_logits: bool = False) -> torch.Tensor:
-        """Appends 1 to STEP_ROWS tokens: logits float32[vocab] after the last one, or float32[n, vocab].
+        """Appends 1 to STEP_ROWS tokens: logits float32[vocab] after the last one, or float32[n,
+        vocab].
 
-        8, 4, 2 or 1 at a time: kernels are compiled for numbers of rows, and every number would want its own.
+        8, 4, 2 or 1 at a time: kernels are compiled for numbers of rows, and every number would
+        want its own.
         """
         sequence, rows = self._sequence(state), []
         while len(tokens):
@@ -63,20 +70,30 @@ class StepPath:
             state.n_past += n
             tokens = tokens[n:]
             if all_logits or not len(tokens):
-                rows.append(self.frame.logits[: n if all_logits else 1].to(self.network.output_device, copy=True))
+                rows.append(
+                    self.frame.logits[: n if all_logits else 1].to(
+                        self.network.output_device, copy=True
+                    )
+                )
         return torch.cat(rows) if all_logits else rows[0][0]
 
     @torch.no_grad()
     def follow(self, token: int, state, n: int, sampling: Sampling) -> Iterator[int]:
-        """Appends `token`, then each token that is drawn, and yields the up to `n` drawn ones: the last of them is not appended.
+        """Appends `token`, then each token that is drawn, and yields the up to `n` drawn ones: the
+        last of them is not appended.
 
-        `state.n_past` counts the tokens appended for what has been yielded. The host may stop asking at any time: steps that ran ahead
-        leave cache rows that the next call overwrites. EvaluationError if logits are not finite.
+        `state.n_past` counts the tokens appended for what has been yielded. The host may stop
+        asking at any time: steps that ran ahead leave cache rows that the next call overwrites.
+        EvaluationError if logits are not finite.
         """
         n = min(n, state.capacity - state.n_past)
         sequence = self._sequence(state)
         sequence.begin([token], state.n_past, sampling.seed)
-        ahead = AHEAD if sequence.captures and all(branch.repeatable for branch in self._branches) else 1
+        ahead = (
+            AHEAD
+            if sequence.captures and all(branch.repeatable for branch in self._branches)
+            else 1
+        )
         under_way, started, position = deque(), 0, state.n_past
         try:
             while started < n or under_way:
@@ -90,10 +107,14 @@ class StepPath:
                 started, n = started - 1, n - 1
                 drawn = int(sequence.history[position])
                 if drawn < 0:
-                    raise EvaluationError(f"the model's predictions for position {position} are not finite")
+                    raise EvaluationError(
+                        f"the model's predictions for position {position} are not finite"
+                    )
                 yield drawn
         finally:
-            for event in under_way:  # they write to host memory, which must not become somebody else's meanwhile
+            for event in (
+                under_way
+            ):  # they write to host memory, which must not become somebody else's meanwhile
                 event.synchronize()
 
     def _sequence(self, state) -> Sequence:
@@ -107,18 +128,28 @@ class StepPath:
                     path._dropped += len(old[1].graphs)
 
             instead = self._instead(state)
-            sequence = Sequence(state.capacity, STEP_ROWS, self.context.device, instead, self.captures and not instead)
+            sequence = Sequence(
+                state.capacity,
+                STEP_ROWS,
+                self.context.device,
+                instead,
+                self.captures and not instead,
+            )
             held = self._sequences[key] = (weakref.ref(state, gone), sequence)
         return held[1]
 
     def _instead(self, state) -> dict[int, SlowBranch]:
-        """What stands for executors that cannot take what this sequence keeps, by number: caches of other types than the model's."""
+        """What stands for executors that cannot take what this sequence keeps, by number: caches of
+        other types than the model's.
+        """
         found = {}
         for number, executor in enumerate(self._branches):
             try:
                 executor.check(state)
             except Slow as reason:
-                self.context.report(type(executor.branch.module).__name__, str(reason), executor.branch.layer)
+                self.context.report(
+                    type(executor.branch.module).__name__, str(reason), executor.branch.layer
+                )
                 found[number] = SlowBranch(executor.branch)
         self.context.report_all()
         return found
@@ -137,7 +168,9 @@ class StepPath:
                 sequence.seen.add(key)
 
     def _make_room(self, sequence: Sequence) -> None:
-        """Before a capture: what a captured launch allocates lies in memory of its graph's own, which torch gives back only when told."""
+        """Before a capture: what a captured launch allocates lies in memory of its graph's own,
+        which torch gives back only when told.
+        """
         if len(sequence.graphs) >= MOST_GRAPHS:
             oldest = next(iter(sequence.graphs))
             del sequence.graphs[oldest]
@@ -147,7 +180,9 @@ class StepPath:
             self._dropped = 0
             torch.cuda.empty_cache()
 
-    def _capture(self, sequence: Sequence, state, n: int, wanted: str | Sampling) -> torch.cuda.CUDAGraph:
+    def _capture(
+        self, sequence: Sequence, state, n: int, wanted: str | Sampling
+    ) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream(self.context.device)
         self._stream.wait_stream(here)
@@ -159,7 +194,11 @@ class StepPath:
 
     def _launch(self, sequence: Sequence, state, n: int, wanted: str | Sampling) -> None:
         frame = self.frame
-        frame.begin(sequence, n, None if sequence.captures else Batch.of(1, n, state.n_past, self.context.device))
+        frame.begin(
+            sequence,
+            n,
+            None if sequence.captures else Batch.of(1, n, state.n_past, self.context.device),
+        )
         h = frame.buffer("h", self.network.output_norm.weight.numel())
         self._embedding(frame, h)
         for number, branch in enumerate(self._branches):

@@ -1,4 +1,5 @@
-"""Log-probabilities of a base model over a text, 16 bits each: what `--kl-divergence` compares against.
+"""Log-probabilities of a base model over a text, 16 bits each: what `--kl-divergence` compares
+against.
 
 Layout, little-endian:
 
@@ -53,11 +54,18 @@ def encode_records(logits: torch.Tensor) -> np.ndarray:
 
 
 class BaseWriter:
-    """Writes the records of one window after another. As a context manager: the file appears only when all are written."""
+    """Writes the records of one window after another. As a context manager: the file appears only
+    when all are written.
+    """
 
     def __init__(self, path: str | os.PathLike, windows: Windows, n_vocab: int):
-        header = _HEADER.pack(MAGIC, windows.n_ctx, n_vocab, len(windows)) + windows.tokens.astype("<i4").tobytes()
-        self._part = PartFile(path, len(header) + 2 * record_length(n_vocab) * windows.n_scored * len(windows))
+        header = (
+            _HEADER.pack(MAGIC, windows.n_ctx, n_vocab, len(windows))
+            + windows.tokens.astype("<i4").tobytes()
+        )
+        self._part = PartFile(
+            path, len(header) + 2 * record_length(n_vocab) * windows.n_scored * len(windows)
+        )
         try:
             self._part.write(header)
         except BaseException:
@@ -76,7 +84,9 @@ class BaseWriter:
 
 
 class BaseFile:
-    """An opened base file. `tokens` int64[n_windows, n_ctx]; `log_probabilities(w)` decodes one window."""
+    """An opened base file. `tokens` int64[n_windows, n_ctx]; `log_probabilities(w)` decodes one
+    window.
+    """
 
     def __init__(self, path: str | os.PathLike):
         """NotFoundError, MalformedFileError or TruncatedFileError naming what is wrong."""
@@ -86,39 +96,72 @@ class BaseFile:
             with open(self.path, "rb") as file:
                 head = file.read(_HEADER.size)
         except FileNotFoundError:
-            raise NotFoundError("no such base file; make it with --kl-divergence-base alone first", file=path) from None
+            raise NotFoundError(
+                "no such base file; make it with --kl-divergence-base alone first", file=path
+            ) from None
         except OSError as error:
             raise EvaluationError(f"cannot be read: {error.strerror}", file=path) from None
         if not head.startswith(MAGIC):
-            raise MalformedFileError(f"is not a base file of log-probabilities: it starts with {head[:8]!r}", file=path, offset=0)
+            raise MalformedFileError(
+                f"is not a base file of log-probabilities: it starts with {head[:8]!r}",
+                file=path,
+                offset=0,
+            )
         if len(head) < _HEADER.size:
             raise TruncatedFileError(f"ends after {size} bytes, inside the header", file=path)
         _, self.n_ctx, self.n_vocab, self.n_windows = _HEADER.unpack(head)
-        sizes = ("n_ctx", self.n_ctx, 4, 8), ("n_vocab", self.n_vocab, 1, 12), ("n_chunk", self.n_windows, 1, 16)
+        sizes = (
+            ("n_ctx", self.n_ctx, 4, 8),
+            ("n_vocab", self.n_vocab, 1, 12),
+            ("n_chunk", self.n_windows, 1, 16),
+        )
         for name, value, least, offset in sizes:
             if value < least:
-                raise MalformedFileError(f"{name} is {value}, expected at least {least}", file=path, offset=offset)
+                raise MalformedFileError(
+                    f"{name} is {value}, expected at least {least}", file=path, offset=offset
+                )
         self.n_scored = self.n_ctx - 1 - self.n_ctx // 2
         n_tokens, length = self.n_windows * self.n_ctx, record_length(self.n_vocab)
         expected = _HEADER.size + 4 * n_tokens + 2 * length * self.n_scored * self.n_windows
         if size < expected:
-            raise TruncatedFileError(f"has {size} bytes, {self.n_windows} chunks of {self.n_ctx} tokens and {self.n_vocab} "
-                                     f"log-probabilities take {expected}", file=path)
-        self.tokens = np.fromfile(self.path, "<i4", n_tokens, offset=_HEADER.size).astype(np.int64).reshape(self.n_windows, self.n_ctx)
+            raise TruncatedFileError(
+                f"has {size} bytes, {self.n_windows} chunks of {self.n_ctx} tokens and"
+                f" {self.n_vocab} log-probabilities take {expected}",
+                file=path,
+            )
+        self.tokens = (
+            np.fromfile(self.path, "<i4", n_tokens, offset=_HEADER.size)
+            .astype(np.int64)
+            .reshape(self.n_windows, self.n_ctx)
+        )
         bad = np.flatnonzero((self.tokens < 0) | (self.tokens >= self.n_vocab))
         if len(bad):
-            raise MalformedFileError(f"token {self.tokens.flat[bad[0]]} is outside the vocabulary of {self.n_vocab}", file=path,
-                                     offset=_HEADER.size + 4 * int(bad[0]))
-        self._records = np.memmap(self.path, "<u2", "r", _HEADER.size + 4 * n_tokens, (self.n_windows, self.n_scored, length))
+            raise MalformedFileError(
+                f"token {self.tokens.flat[bad[0]]} is outside the vocabulary of {self.n_vocab}",
+                file=path,
+                offset=_HEADER.size + 4 * int(bad[0]),
+            )
+        self._records = np.memmap(
+            self.path,
+            "<u2",
+            "r",
+            _HEADER.size + 4 * n_tokens,
+            (self.n_windows, self.n_scored, length),
+        )
 
     def records(self, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """scale float32[n_scored], min_log_prob float32[n_scored], codes uint16[n_scored, n_vocab] of one window."""
+        """scale float32[n_scored], min_log_prob float32[n_scored], codes uint16[n_scored, n_vocab]
+        of one window.
+        """
         records = self._records[window]
         head = np.ascontiguousarray(records[:, :4]).view("<f4")
         if not np.isfinite(head).all():
             row = int(np.flatnonzero(~np.isfinite(head).all(axis=1))[0])
-            raise MalformedFileError(f"chunk {window}, record {row}: scale {head[row, 0]} and minimum {head[row, 1]} are not finite",
-                                     file=self.path)
+            raise MalformedFileError(
+                f"chunk {window}, record {row}: scale {head[row, 0]} and minimum {head[row, 1]} are"
+                " not finite",
+                file=self.path,
+            )
         return head[:, 0], head[:, 1], records[:, 4 : 4 + self.n_vocab]
 
     def log_probabilities(self, window: int) -> np.ndarray:

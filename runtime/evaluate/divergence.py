@@ -1,7 +1,8 @@
-"""How far a model's predictions are from those of a base model: Kullback-Leibler divergence and its companions.
+"""How far a model's predictions are from those of a base model: Kullback-Leibler divergence and its
+companions.
 
-p is the base (from its file), q the model under test. Formulas are those of llama.cpp's perplexity tool, so that its published
-tables can be compared.
+p is the base (from its file), q the model under test. Formulas are those of llama.cpp's perplexity
+tool, so that its published tables can be compared.
 """
 
 from __future__ import annotations
@@ -41,11 +42,18 @@ class Statistics:
     kld_values: list[np.ndarray] = field(default_factory=list, repr=False)
     delta_p_values: list[np.ndarray] = field(default_factory=list, repr=False)
 
-    def add(self, nll: np.ndarray, nll_base: np.ndarray, kld: np.ndarray, same_top: np.ndarray) -> None:
+    def add(
+        self, nll: np.ndarray, nll_base: np.ndarray, kld: np.ndarray, same_top: np.ndarray
+    ) -> None:
         """Arrays of one value per token."""
         delta_p = np.exp(-nll) - np.exp(-nll_base)
-        for moments, values in ((self.nll, nll), (self.nll_base, nll_base), (self.kld, kld), (self.delta_p, delta_p),
-                                (self.delta_p_squared, delta_p**2)):
+        for moments, values in (
+            (self.nll, nll),
+            (self.nll_base, nll_base),
+            (self.kld, kld),
+            (self.delta_p, delta_p),
+            (self.delta_p_squared, delta_p**2),
+        ):
             moments.add(values)
         self.nll_product += float((nll * nll_base).sum())
         self.n_same_top += int(same_top.sum())
@@ -70,7 +78,11 @@ class Statistics:
     @property
     def covariance(self) -> float:
         """Of the two mean negative log-likelihoods."""
-        return 0.0 if self.n < _FEW else (self.nll_product / self.n - self.nll.mean * self.nll_base.mean) / (self.n - 1)
+        return (
+            0.0
+            if self.n < _FEW
+            else (self.nll_product / self.n - self.nll.mean * self.nll_base.mean) / (self.n - 1)
+        )
 
     @property
     def correlation(self) -> float:
@@ -148,16 +160,26 @@ class Divergence:
         return self.n_windows * self.n_ctx / max(self.seconds, 1e-9)
 
 
-def measure_divergence(model: Model, base: str | os.PathLike | BaseFile, *, chunks: int = -1, batch_tokens: int = DEFAULT_BATCH,
-                       progress: ProgressCallback | None = None, on_window: Callable[[int, Statistics], None] | None = None) -> Divergence:
+def measure_divergence(
+    model: Model,
+    base: str | os.PathLike | BaseFile,
+    *,
+    chunks: int = -1,
+    batch_tokens: int = DEFAULT_BATCH,
+    progress: ProgressCallback | None = None,
+    on_window: Callable[[int, Statistics], None] | None = None,
+) -> Divergence:
     """Compare `model` with the base file's predictions on the text inside that file.
 
-    `on_window(window, statistics so far)` is called after each window. A different vocabulary size is only logged; what both
-    have is compared. Errors of `BaseFile`, EvaluationError for predictions that are not finite.
+    `on_window(window, statistics so far)` is called after each window. A different vocabulary size
+    is only logged; what both have is compared. Errors of `BaseFile`, EvaluationError for
+    predictions that are not finite.
     """
     base = base if isinstance(base, BaseFile) else BaseFile(base)
     if base.n_vocab != model.n_vocab:
-        log.warning("the base file has a vocabulary of %d, the model one of %d", base.n_vocab, model.n_vocab)
+        log.warning(
+            "the base file has a vocabulary of %d, the model one of %d", base.n_vocab, model.n_vocab
+        )
     windows = Windows(base.tokens[:chunks] if chunks > 0 else base.tokens, bos_token(model))
     statistics, clock = Statistics(), Clock(windows, progress)
     for window, logits in windows.scored_logits(model, batch_tokens):
@@ -170,7 +192,9 @@ def measure_divergence(model: Model, base: str | os.PathLike | BaseFile, *, chun
     return Divergence(statistics, len(windows), windows.n_ctx, clock.seconds)
 
 
-def _compare(logits: torch.Tensor, base: BaseFile, window: int, targets: np.ndarray) -> tuple[np.ndarray, ...]:
+def _compare(
+    logits: torch.Tensor, base: BaseFile, window: int, targets: np.ndarray
+) -> tuple[np.ndarray, ...]:
     """nll, nll_base, kld float64[rows] and same_top bool[rows] of one window."""
     n_common = min(logits.shape[1], base.n_vocab)
     log_p = base.log_probabilities(window)

@@ -29,7 +29,8 @@ class RunningScore:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """exp of the mean negative log-likelihood over `n_scored` tokens of `n_windows` windows of `n_ctx`.
+    """exp of the mean negative log-likelihood over `n_scored` tokens of `n_windows` windows of
+    `n_ctx`.
 
     `uncertainty` is perplexity times the standard error of the mean negative log-likelihood.
     """
@@ -48,34 +49,56 @@ class Perplexity:
         return self.n_windows * self.n_ctx / max(self.seconds, 1e-9)
 
 
-def measure_perplexity(model: Model, text: str | Sequence[int], *, n_ctx: int = DEFAULT_CONTEXT, chunks: int = -1,
-                       batch_tokens: int = DEFAULT_BATCH, save_logits: str | os.PathLike | None = None,
-                       progress: ProgressCallback | None = None) -> Perplexity:
-    """Perplexity of `model` on `text` (or its tokens) over windows of `n_ctx`, at most `chunks` of them if that is positive.
+def measure_perplexity(
+    model: Model,
+    text: str | Sequence[int],
+    *,
+    n_ctx: int = DEFAULT_CONTEXT,
+    chunks: int = -1,
+    batch_tokens: int = DEFAULT_BATCH,
+    save_logits: str | os.PathLike | None = None,
+    progress: ProgressCallback | None = None,
+) -> Perplexity:
+    """Perplexity of `model` on `text` (or its tokens) over windows of `n_ctx`, at most `chunks` of
+    them if that is positive.
 
-    `batch_tokens` evaluates several windows per pass. `save_logits` also writes the base file for divergences.
-    EvaluationError for a text that is too short or for logits that are not finite, OutputError for a base file that is a file
-    of the model.
+    `batch_tokens` evaluates several windows per pass. `save_logits` also writes the base file for
+    divergences. EvaluationError for a text that is too short or for logits that are not finite,
+    OutputError for a base file that is a file of the model.
     """
     if save_logits is not None:
         refuse_same_file(save_logits, model.source.files)
     windows = Windows.of_text(model, text, n_ctx, chunks)
     scores, running, clock = Moments(), [], Clock(windows, progress)
-    with nullcontext() if save_logits is None else BaseWriter(save_logits, windows, model.n_vocab) as base:
+    with (
+        nullcontext() if save_logits is None else BaseWriter(save_logits, windows, model.n_vocab)
+    ) as base:
         for window, logits in windows.scored_logits(model, batch_tokens):
             nll = negative_log_likelihood(logits, windows.targets(window))
             check_finite(nll, model, window)
             scores.add(nll)
             if base is not None:
                 base.write(logits)
-            running.append(RunningScore(window * n_ctx, exp_or_inf(scores.mean), scores.mean, scores.error))
+            running.append(
+                RunningScore(window * n_ctx, exp_or_inf(scores.mean), scores.mean, scores.error)
+            )
             clock.report(window, running[-1].perplexity)
     last = running[-1]
-    return Perplexity(last.perplexity, last.perplexity * last.nll_error, last.mean_nll, scores.n, len(windows), n_ctx, clock.seconds,
-                      tuple(running))
+    return Perplexity(
+        last.perplexity,
+        last.perplexity * last.nll_error,
+        last.mean_nll,
+        scores.n,
+        len(windows),
+        n_ctx,
+        clock.seconds,
+        tuple(running),
+    )
 
 
 def check_finite(nll: np.ndarray, model: Model, window: int) -> None:
     """EvaluationError if the model produced something that is not finite."""
     if not np.isfinite(nll).all():
-        raise EvaluationError(f"the model's predictions in window {window + 1} are not finite", file=model.source.path)
+        raise EvaluationError(
+            f"the model's predictions in window {window + 1} are not finite", file=model.source.path
+        )

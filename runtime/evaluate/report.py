@@ -1,15 +1,30 @@
-"""Results as lines of text, in the reference's words and columns, so that scripts written for it keep working."""
+"""Results as lines of text, in the reference's words and columns, so that scripts written for it
+keep working.
+"""
 
 from __future__ import annotations
 
 from .divergence import Statistics
 from .perplexity import Perplexity, RunningScore
 
-TABLE_HEADER = ("chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence"
-                "              Δp RMS            Same top p")
+TABLE_HEADER = (
+    "chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence"
+    "              Δp RMS            Same top p"
+)
 LEAST_FOR_SUMMARY = 100  # scored tokens
-_FRACTIONS = {"99.9%": 0.999, "99.0%": 0.99, "95.0%": 0.95, "90.0%": 0.9, "75.0%": 0.75, "Median ": 0.5, "25.0%": 0.25,
-              "10.0%": 0.1, " 5.0%": 0.05, " 1.0%": 0.01, " 0.1%": 0.001}
+_FRACTIONS = {
+    "99.9%": 0.999,
+    "99.0%": 0.99,
+    "95.0%": 0.95,
+    "90.0%": 0.9,
+    "75.0%": 0.75,
+    "Median ": 0.5,
+    "25.0%": 0.25,
+    "10.0%": 0.1,
+    " 5.0%": 0.05,
+    " 1.0%": 0.01,
+    " 0.1%": 0.001,
+}
 _NOT_FOR_KLD = ("75.0%", "25.0%")
 
 
@@ -20,7 +35,9 @@ def final_estimate(result: Perplexity) -> str:
 
 
 def running_line(score: RunningScore) -> str:
-    """One line per window: start token, perplexity, mean negative log-likelihood, its standard error."""
+    """One line per window: start token, perplexity, mean negative log-likelihood, its standard
+    error.
+    """
     return f"{score.start:8d}  {score.perplexity:.4f}  {score.mean_nll:4f}  {score.nll_error:4f}"
 
 
@@ -28,33 +45,53 @@ def table_row(window: int, s: Statistics) -> str:
     """Cumulative values after window number `window` (from 0)."""
     (ppl, ppl_error), (ratio, ratio_error), (kld, kld_error) = s.ppl, s.log_ratio, s.mean_kld
     (rms, rms_error), (same, same_error) = s.rms_delta_p, s.same_top
-    return (f"{window + 1:4d}   {ppl:10.4f} ± {ppl_error:9.4f}    {ratio:10.5f} ± {ratio_error:10.5f}    {kld:10.5f} ± {kld_error:10.5f}"
-            f"    {100 * rms:6.3f} ± {100 * rms_error:6.3f} %    {100 * same:6.3f} ± {100 * same_error:6.3f} %")
+    return (
+        f"{window + 1:4d}   {ppl:10.4f} ± {ppl_error:9.4f}    {ratio:10.5f} ± {ratio_error:10.5f}  "
+        f"  {kld:10.5f} ± {kld_error:10.5f}    {100 * rms:6.3f} ± {100 * rms_error:6.3f} %   "
+        f" {100 * same:6.3f} ± {100 * same_error:6.3f} %"
+    )
 
 
 def summary(s: Statistics) -> list[str]:
     """The final blocks."""
+
     def with_error(pair: tuple[float, float]) -> str:
         return f"{pair[0]:10.6f} ± {pair[1]:10.6f}"
 
-    lines = ["====== Perplexity statistics ======",
-             f"Mean PPL(Q)                   : {with_error(s.ppl)}",
-             f"Mean PPL(base)                : {with_error(s.ppl_base)}",
-             f"Cor(ln(PPL(Q)), ln(PPL(base))): {100 * s.correlation:6.2f}%",
-             f"Mean ln(PPL(Q)/PPL(base))     : {with_error(s.log_ratio)}",
-             f"Mean PPL(Q)/PPL(base)         : {with_error(s.ratio)}",
-             f"Mean PPL(Q)-PPL(base)         : {with_error(s.difference)}",
-             "", "====== KL divergence statistics ======",
-             f"Mean    KLD: {with_error(s.mean_kld)}",
-             f"Maximum KLD: {s.kld_quantiles(1)[0]:10.6f}"]
+    lines = [
+        "====== Perplexity statistics ======",
+        f"Mean PPL(Q)                   : {with_error(s.ppl)}",
+        f"Mean PPL(base)                : {with_error(s.ppl_base)}",
+        f"Cor(ln(PPL(Q)), ln(PPL(base))): {100 * s.correlation:6.2f}%",
+        f"Mean ln(PPL(Q)/PPL(base))     : {with_error(s.log_ratio)}",
+        f"Mean PPL(Q)/PPL(base)         : {with_error(s.ratio)}",
+        f"Mean PPL(Q)-PPL(base)         : {with_error(s.difference)}",
+        "",
+        "====== KL divergence statistics ======",
+        f"Mean    KLD: {with_error(s.mean_kld)}",
+        f"Maximum KLD: {s.kld_quantiles(1)[0]:10.6f}",
+    ]
     labels = [label for label in _FRACTIONS if label not in _NOT_FOR_KLD]
     values = s.kld_quantiles(*(_FRACTIONS[label] for label in labels))
     lines += [f"{label:7} KLD: {value:10.6f}" for label, value in zip(labels, values, strict=True)]
-    lines += [f"Minimum KLD: {s.kld_quantiles(0)[0]:10.6f}", "", "====== Token probability statistics ======"]
+    lines += [
+        f"Minimum KLD: {s.kld_quantiles(0)[0]:10.6f}",
+        "",
+        "====== Token probability statistics ======",
+    ]
     mean, mean_error = s.mean_delta_p
-    lines += [f"Mean    Δp: {100 * mean:6.3f} ± {100 * mean_error:5.3f} %", f"Maximum Δp: {100 * s.delta_p_quantiles(1)[0]:6.3f}%"]
+    lines += [
+        f"Mean    Δp: {100 * mean:6.3f} ± {100 * mean_error:5.3f} %",
+        f"Maximum Δp: {100 * s.delta_p_quantiles(1)[0]:6.3f}%",
+    ]
     values = s.delta_p_quantiles(*_FRACTIONS.values())
-    lines += [f"{label:7} Δp: {100 * value:6.3f}%" for label, value in zip(_FRACTIONS, values, strict=True)]
+    lines += [
+        f"{label:7} Δp: {100 * value:6.3f}%"
+        for label, value in zip(_FRACTIONS, values, strict=True)
+    ]
     (rms, rms_error), (same, same_error) = s.rms_delta_p, s.same_top
-    return lines + [f"Minimum Δp: {100 * s.delta_p_quantiles(0)[0]:6.3f}%", f"RMS Δp    : {100 * rms:6.3f} ± {100 * rms_error:5.3f} %",
-                    f"Same top p: {100 * same:6.3f} ± {100 * same_error:5.3f} %"]
+    return lines + [
+        f"Minimum Δp: {100 * s.delta_p_quantiles(0)[0]:6.3f}%",
+        f"RMS Δp    : {100 * rms:6.3f} ± {100 * rms_error:5.3f} %",
+        f"Same top p: {100 * same:6.3f} ± {100 * same_error:5.3f} %",
+    ]

@@ -16,7 +16,9 @@ def row_slices(n_rows: int) -> list[slice]:
 
 
 def log_sum_exp(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """max float32[rows] and ln(sum(exp(z - max))) float64[rows]: exponentials in float32, their sum in float64."""
+    """max float32[rows] and ln(sum(exp(z - max))) float64[rows]: exponentials in float32, their sum
+    in float64.
+    """
     top = logits.max(dim=-1).values
     return top, (logits - top[:, None]).exp_().sum(dim=-1, dtype=torch.float64).log_()
 

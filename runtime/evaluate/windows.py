@@ -1,7 +1,8 @@
 """A text cut into windows of n_ctx tokens, and the logits of the scored half of each.
 
-Windows follow one another without overlap. Where the model wants BOS it takes the place of each window's first token in what
-is evaluated, not in what is scored. Predictions at positions n_ctx/2 .. n_ctx-2 count: n_ctx - 1 - n_ctx/2 per window.
+Windows follow one another without overlap. Where the model wants BOS it takes the place of each
+window's first token in what is evaluated, not in what is scored. Predictions at positions n_ctx/2
+.. n_ctx-2 count: n_ctx - 1 - n_ctx/2 per window.
 """
 
 from __future__ import annotations
@@ -50,9 +51,11 @@ ProgressCallback = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Windows:
-    """`tokens` int64[n_windows, n_ctx], as the text has them; `bos` replaces the first of each in `inputs`, if not None.
+    """`tokens` int64[n_windows, n_ctx], as the text has them; `bos` replaces the first of each in
+    `inputs`, if not None.
 
-    Of several texts, `ends` has the number of windows behind each of them but the last: no pass through the model spans two.
+    Of several texts, `ends` has the number of windows behind each of them but the last: no pass
+    through the model spans two.
     """
 
     tokens: np.ndarray
@@ -60,40 +63,71 @@ class Windows:
     ends: tuple[int, ...] = ()
 
     @classmethod
-    def cut(cls, tokens: Sequence[int], n_ctx: int, limit: int, bos: int | None, skip: int = 0) -> Windows:
-        """At most `limit` windows (all if it is not positive) behind the first `skip`. EvaluationError for fewer than skip + 2 windows."""
+    def cut(
+        cls, tokens: Sequence[int], n_ctx: int, limit: int, bos: int | None, skip: int = 0
+    ) -> Windows:
+        """At most `limit` windows (all if it is not positive) behind the first `skip`.
+        EvaluationError for fewer than skip + 2 windows.
+        """
         if n_ctx < 4:
             raise EvaluationError(f"the context size is {n_ctx}, expected at least 4 tokens")
         if skip < 0:
             raise EvaluationError(f"{skip} windows are to be left out, expected 0 or more")
         if len(tokens) < (skip + 2) * n_ctx:
             behind = f" behind {skip} windows" if skip else ""
-            raise EvaluationError(f"the text has {len(tokens)} tokens, a context size of {n_ctx} needs at least "
-                                  f"{(skip + 2) * n_ctx}{behind}")
+            raise EvaluationError(
+                f"the text has {len(tokens)} tokens, a context size of {n_ctx} needs at least "
+                f"{(skip + 2) * n_ctx}{behind}"
+            )
         tokens = tokens[skip * n_ctx :]
         n_windows = len(tokens) // n_ctx
         n_windows = min(n_windows, limit) if limit > 0 else n_windows
-        return cls(np.asarray(tokens[: n_windows * n_ctx], dtype=np.int64).reshape(n_windows, n_ctx), bos)
+        return cls(
+            np.asarray(tokens[: n_windows * n_ctx], dtype=np.int64).reshape(n_windows, n_ctx), bos
+        )
 
     @classmethod
-    def of_text(cls, model: Model, text: str | Sequence[int], n_ctx: int, limit: int, skip: int = 0,
-                parse_special: bool = False) -> Windows:
-        """As `cut`, from a text, tokenized once as a whole, or from tokens. EvaluationError for a model that appends EOS.
+    def of_text(
+        cls,
+        model: Model,
+        text: str | Sequence[int],
+        n_ctx: int,
+        limit: int,
+        skip: int = 0,
+        parse_special: bool = False,
+    ) -> Windows:
+        """As `cut`, from a text, tokenized once as a whole, or from tokens. EvaluationError for a
+        model that appends EOS.
 
         With `parse_special` the text of a control token is that token.
         """
         whole_number("n_ctx", n_ctx), whole_number("chunks", limit)
         bos, trained = bos_token(model), model.hyperparameters.integer("context_length", None)
         if trained is not None and n_ctx > trained:
-            log.warning("windows of %d tokens are longer than the context of %d that the model was made for", n_ctx, trained)
-        tokens = model.tokenizer.encode(text, parse_special=parse_special) if isinstance(text, str) else text
+            log.warning(
+                "windows of %d tokens are longer than the context of %d that the model was"
+                " made for",
+                n_ctx,
+                trained,
+            )
+        tokens = (
+            model.tokenizer.encode(text, parse_special=parse_special)
+            if isinstance(text, str)
+            else text
+        )
         return cls.cut(tokens, n_ctx, limit, bos, skip)
 
     @classmethod
     def joined(cls, texts: Sequence[Windows]) -> Windows:
-        """The windows of several texts (at least one), all for one model and of one size, one text after another."""
+        """The windows of several texts (at least one), all for one model and of one size, one text
+        after another.
+        """
         ends = np.cumsum([len(windows) for windows in texts])[:-1]
-        return cls(np.concatenate([windows.tokens for windows in texts]), texts[0].bos, tuple(int(end) for end in ends))
+        return cls(
+            np.concatenate([windows.tokens for windows in texts]),
+            texts[0].bos,
+            tuple(int(end) for end in ends),
+        )
 
     @property
     def n_ctx(self) -> int:
@@ -123,21 +157,30 @@ class Windows:
             inputs[:, 0] = self.bos
         return inputs
 
-    def passes(self, batch_tokens: int = DEFAULT_BATCH, begin: int = 0) -> Iterator[tuple[int, int]]:
-        """(first window, end) of each pass through the model from window `begin` on, a window where a pass begins: as many windows as
-        `batch_tokens` allow, at least one."""
+    def passes(
+        self, batch_tokens: int = DEFAULT_BATCH, begin: int = 0
+    ) -> Iterator[tuple[int, int]]:
+        """(first window, end) of each pass through the model from window `begin` on, a window where
+        a pass begins: as many windows as `batch_tokens` allow, at least one.
+        """
         step, start = max(1, batch_tokens // self.n_ctx), begin
         while start < len(self):
             stop = min([start + step, len(self), *(end for end in self.ends if end > start)])
             yield start, stop
             start = stop
 
-    def hidden(self, model: Model, batch_tokens: int = DEFAULT_BATCH) -> Iterator[tuple[int, torch.Tensor]]:
-        """(window, final hidden states float32[n_ctx, width]) of all windows, those of a pass at once."""
+    def hidden(
+        self, model: Model, batch_tokens: int = DEFAULT_BATCH
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """(window, final hidden states float32[n_ctx, width]) of all windows, those of a pass at
+        once.
+        """
         for start, stop in self.passes(batch_tokens):
             yield from enumerate(model.hidden(self.inputs(start, stop)), start)
 
-    def scored_logits(self, model: Model, batch_tokens: int = DEFAULT_BATCH) -> Iterator[tuple[int, torch.Tensor]]:
+    def scored_logits(
+        self, model: Model, batch_tokens: int = DEFAULT_BATCH
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         """(window, float32[n_scored, vocab]): the logits of the scored positions."""
         for window, states in self.hidden(model, batch_tokens):
             yield window, model.logits(states[self.first : -1])
@@ -147,7 +190,12 @@ class Clock:
     """Reports progress over windows to an optional callback."""
 
     def __init__(self, windows: Windows, callback: ProgressCallback | None, before: int = 0):
-        self.windows, self.callback, self.before, self.started = windows, callback, before, time.monotonic()
+        self.windows, self.callback, self.before, self.started = (
+            windows,
+            callback,
+            before,
+            time.monotonic(),
+        )
 
     @property
     def seconds(self) -> float:
@@ -156,20 +204,35 @@ class Clock:
     def report(self, window: int, perplexity: float | None = None) -> None:
         """Window `window` is done."""
         if self.callback is not None:
-            self.callback(Progress(window + 1, len(self.windows), self.windows.n_ctx, self.seconds, perplexity,
-                                   self.before))
+            self.callback(
+                Progress(
+                    window + 1,
+                    len(self.windows),
+                    self.windows.n_ctx,
+                    self.seconds,
+                    perplexity,
+                    self.before,
+                )
+            )
 
 
 def bos_token(model: Model) -> int | None:
-    """The token that starts every window, if the model wants one. EvaluationError if it appends EOS: windows have no end."""
+    """The token that starts every window, if the model wants one. EvaluationError if it appends
+    EOS: windows have no end.
+    """
     special = model.special_tokens
     if special.add_eos:
-        raise EvaluationError("the model appends EOS to its input, windows of a text cannot be evaluated with it", file=model.source.path)
+        raise EvaluationError(
+            "the model appends EOS to its input, windows of a text cannot be evaluated with it",
+            file=model.source.path,
+        )
     return special.bos if special.add_bos else None
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """A UTF-8 text file, without one trailing newline. NotFoundError or EvaluationError naming the file."""
+    """A UTF-8 text file, without one trailing newline. NotFoundError or EvaluationError naming the
+    file.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read()

@@ -12,12 +12,14 @@ from ..cache import CacheSettings
 
 @dataclass(frozen=True)
 class Batch:
-    """`n_sequences` independent sequences of `n_tokens` each; row s * n_tokens + t of the hidden state is token t of sequence s.
+    """`n_sequences` independent sequences of `n_tokens` each; row s * n_tokens + t of the hidden
+    state is token t of sequence s.
 
-    `positions` int64[n_tokens] are ascending and the same for every sequence, from `start` on. `state` is what the layer at hand
-    carries from call to call (its mixer's `new_state`: keys and values, a recurrent state), and then holds the `start` tokens before
-    these and takes these in; there is one sequence then. Without it sequences begin here, and a mixer uses what it made as a cache with
-    `settings` would give it back (None: as it is).
+    `positions` int64[n_tokens] are ascending and the same for every sequence, from `start` on.
+    `state` is what the layer at hand carries from call to call (its mixer's `new_state`: keys and
+    values, a recurrent state), and then holds the `start` tokens before these and takes these in;
+    there is one sequence then. Without it sequences begin here, and a mixer uses what it made as a
+    cache with `settings` would give it back (None: as it is).
     """
 
     n_sequences: int
@@ -28,8 +30,22 @@ class Batch:
     settings: CacheSettings | None = None
 
     @classmethod
-    def of(cls, n_sequences: int, n_tokens: int, start: int, device: torch.device, settings: CacheSettings | None = None) -> Batch:
-        return cls(n_sequences, n_tokens, torch.arange(start, start + n_tokens, device=device), start, None, settings)
+    def of(
+        cls,
+        n_sequences: int,
+        n_tokens: int,
+        start: int,
+        device: torch.device,
+        settings: CacheSettings | None = None,
+    ) -> Batch:
+        return cls(
+            n_sequences,
+            n_tokens,
+            torch.arange(start, start + n_tokens, device=device),
+            start,
+            None,
+            settings,
+        )
 
     def at(self, state: Any, device: torch.device) -> Batch:
         """The same rows as a layer on `device` with this state sees them."""

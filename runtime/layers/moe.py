@@ -9,10 +9,17 @@ from .ffn import silu_gate
 
 
 class Experts:
-    """One gated feed-forward layer per expert. `gate` and `up` may be one merged matrix whose first half of rows is the gate."""
+    """One gated feed-forward layer per expert. `gate` and `up` may be one merged matrix whose first
+    half of rows is the gate.
+    """
 
-    def __init__(self, down: ExpertLinear, gate: ExpertLinear | None = None, up: ExpertLinear | None = None,
-                 gate_up: ExpertLinear | None = None):
+    def __init__(
+        self,
+        down: ExpertLinear,
+        gate: ExpertLinear | None = None,
+        up: ExpertLinear | None = None,
+        gate_up: ExpertLinear | None = None,
+    ):
         self.gate, self.up, self.gate_up, self.down = gate, up, gate_up, down
 
     def __call__(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -31,19 +38,36 @@ class Experts:
 
 
 class MoE:
-    """Softmax router over all experts, the `n_used` most probable ones, their probabilities brought to a sum of 1.
+    """Softmax router over all experts, the `n_used` most probable ones, their probabilities brought
+    to a sum of 1.
 
-    Equal probabilities go to the lower expert. `reduction` (K, t) leaves out some of them: the K best stay, of the others those with
-    more than t times the largest probability (smart expert reduction); the others add nothing and do not count in the sum.
-    Rows are grouped by a stable sort and slots are summed in ascending order, with no scattered addition, so that a run repeats
+    Equal probabilities go to the lower expert. `reduction` (K, t) leaves out some of them: the K
+    best stay, of the others those with more than t times the largest probability (smart expert
+    reduction); the others add nothing and do not count in the sum. Rows are grouped by a stable
+    sort and slots are summed in ascending order, with no scattered addition, so that a run repeats
     bit for bit.
     """
 
-    def __init__(self, router: Linear, experts: Experts, n_experts: int, n_used: int, reduction: tuple[int, float] | None = None):
-        self.router, self.experts, self.n_experts, self.n_used, self.reduction = router, experts, n_experts, n_used, reduction
+    def __init__(
+        self,
+        router: Linear,
+        experts: Experts,
+        n_experts: int,
+        n_used: int,
+        reduction: tuple[int, float] | None = None,
+    ):
+        self.router, self.experts, self.n_experts, self.n_used, self.reduction = (
+            router,
+            experts,
+            n_experts,
+            n_used,
+            reduction,
+        )
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Experts int64[rows, n_used] from the most probable on, and their weights float32[rows, n_used], 0 for those left out."""
+        """Experts int64[rows, n_used] from the most probable on, and their weights float32[rows,
+        n_used], 0 for those left out.
+        """
         probabilities = self.router(x).softmax(dim=-1)
         # torch.topk promises no order among equals; a stable sort does.
         values, chosen = probabilities.sort(dim=-1, descending=True, stable=True)

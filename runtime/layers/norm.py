@@ -7,7 +7,9 @@ from torch.nn import functional as F
 
 
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 (Zhang and Sennrich, 2019)."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 (Zhang and Sennrich,
+    2019).
+    """
 
     split = "replicated"
 

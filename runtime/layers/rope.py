@@ -1,8 +1,9 @@
 """Rotary position embedding (Su et al., 2021) with the scalings that GGUF metadata can ask for.
 
-Pair j of a head, at position p, is turned by p * base^(-2j/n_rot), divided by `factors[j]` where the file has frequency
-factors (Llama 3.1 bakes its scaling into them). Which elements make a pair depends on the style:
-`norm` takes (2j, 2j+1), `neox` takes (j, j + n_rot/2). Elements beyond n_rot are left alone.
+Pair j of a head, at position p, is turned by p * base^(-2j/n_rot), divided by `factors[j]` where
+the file has frequency factors (Llama 3.1 bakes its scaling into them). Which elements make a pair
+depends on the style: `norm` takes (2j, 2j+1), `neox` takes (j, j + n_rot/2). Elements beyond n_rot
+are left alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from ..hyperparameters import Hyperparameters
 
 @dataclass(frozen=True)
 class Scaling:
-    """Context extension. `linear` divides every angle by `factor`; `yarn` (Peng et al., 2023) does so for slow pairs only."""
+    """Context extension. `linear` divides every angle by `factor`; `yarn` (Peng et al., 2023) does
+    so for slow pairs only.
+    """
 
     kind: str = "none"
     factor: float = 1.0
@@ -30,15 +33,26 @@ class Scaling:
     @classmethod
     def read(cls, p: Hyperparameters) -> Scaling:
         kind = p.text("rope.scaling.type", "linear")
-        factor = p.number("rope.scaling.factor", p.number("rope.scale_linear", 1.0, above=0), above=0)
+        factor = p.number(
+            "rope.scaling.factor", p.number("rope.scale_linear", 1.0, above=0), above=0
+        )
         magnitude = p.number("rope.scaling.attn_factor", 1.0, above=0)
         if kind == "yarn":
-            return cls("yarn", factor, p.integer("rope.scaling.original_context_length"),
-                       p.number("rope.scaling.yarn_beta_fast", 32.0, above=0), p.number("rope.scaling.yarn_beta_slow", 1.0, above=0),
-                       magnitude)
+            return cls(
+                "yarn",
+                factor,
+                p.integer("rope.scaling.original_context_length"),
+                p.number("rope.scaling.yarn_beta_fast", 32.0, above=0),
+                p.number("rope.scaling.yarn_beta_slow", 1.0, above=0),
+                magnitude,
+            )
         if kind in ("linear", "none"):
             return cls(kind, factor if kind == "linear" else 1.0, magnitude=magnitude)
-        raise ConfigError(f"metadata key '{p.architecture}.rope.scaling.type' is '{kind}', expected none, linear or yarn", file=p.file)
+        raise ConfigError(
+            f"metadata key '{p.architecture}.rope.scaling.type' is '{kind}', expected none, linear"
+            " or yarn",
+            file=p.file,
+        )
 
 
 class Rope:
@@ -46,8 +60,15 @@ class Rope:
 
     split = "replicated"
 
-    def __init__(self, style: str, n_rot: int, base: float, factors: torch.Tensor | None = None, scaling: Scaling = Scaling(),
-                 device: torch.device | None = None):
+    def __init__(
+        self,
+        style: str,
+        n_rot: int,
+        base: float,
+        factors: torch.Tensor | None = None,
+        scaling: Scaling = Scaling(),
+        device: torch.device | None = None,
+    ):
         self.style, self.n_rot = style, n_rot
         pairs = torch.arange(n_rot // 2, dtype=torch.float64)
         rates = base ** (-2 * pairs / n_rot)
@@ -64,7 +85,9 @@ class Rope:
         self._rates_on = {self.rates.device: self.rates}
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, float32[n, n_rot/2], for positions int64[n]. Angles are formed in float64: positions get large."""
+        """cos and sin, float32[n, n_rot/2], for positions int64[n]. Angles are formed in float64:
+        positions get large.
+        """
         if positions.device not in self._rates_on:  # layers may lie on several devices
             self._rates_on[positions.device] = self.rates.to(positions.device)
         theta = positions.double()[:, None] * self._rates_on[positions.device]
@@ -76,9 +99,19 @@ class Rope:
         half, n_rot = self.n_rot // 2, self.n_rot
         out = torch.empty_like(x)
         if self.style == "norm":
-            a, b, to_a, to_b = x[..., 0:n_rot:2], x[..., 1:n_rot:2], out[..., 0:n_rot:2], out[..., 1:n_rot:2]
+            a, b, to_a, to_b = (
+                x[..., 0:n_rot:2],
+                x[..., 1:n_rot:2],
+                out[..., 0:n_rot:2],
+                out[..., 1:n_rot:2],
+            )
         else:
-            a, b, to_a, to_b = x[..., :half], x[..., half:n_rot], out[..., :half], out[..., half:n_rot]
+            a, b, to_a, to_b = (
+                x[..., :half],
+                x[..., half:n_rot],
+                out[..., :half],
+                out[..., half:n_rot],
+            )
         to_a.copy_(a * cos - b * sin)
         to_b.copy_(a * sin + b * cos)
         out[..., n_rot:] = x[..., n_rot:]
@@ -86,9 +119,15 @@ class Rope:
 
 
 def _yarn_keep(pairs: torch.Tensor, n_rot: int, base: float, s: Scaling) -> torch.Tensor:
-    """1 for pairs that turn fast enough to keep their rate, 0 for those that are interpolated, a ramp between."""
+    """1 for pairs that turn fast enough to keep their rate, 0 for those that are interpolated, a
+    ramp between.
+    """
+
     def turns(beta: float) -> float:
         return n_rot * math.log(s.original_context / (2 * math.pi * beta)) / (2 * math.log(base))
 
-    low, high = max(0, math.floor(turns(s.beta_fast))), min(n_rot - 1, math.ceil(turns(s.beta_slow)))
+    low, high = (
+        max(0, math.floor(turns(s.beta_fast))),
+        min(n_rot - 1, math.ceil(turns(s.beta_slow))),
+    )
     return 1 - ((pairs - low) / max(0.001, high - low)).clamp(0, 1)

@@ -1,7 +1,9 @@
-"""Names for what runs: while a model is profiled, its modules and the operations of the fast path stand within named ranges.
+"""Names for what runs: while a model is profiled, its modules and the operations of the fast path
+stand within named ranges.
 
-A range is a torch.profiler record_function whose name is `iqforge|layer|kind|bytes`: the layer as in tensor names (`blk.3`), what it is,
-and the bytes of weights that it reads, 0 where that is not known.
+A range is a torch.profiler record_function whose name is `iqforge|layer|kind|bytes`: the layer as
+in tensor names (`blk.3`), what it is, and the bytes of weights that it reads, 0 where that is not
+known.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Named:
 def annotated(model) -> Iterator[None]:
     """Within this context everything that `model` runs has names.
 
-    Prompts are neither captured nor replayed meanwhile: a graph would run its kernels without their names.
+    Prompts are neither captured nor replayed meanwhile: a graph would run its kernels without their
+    names.
     """
     engine = getattr(model, "engine", None)  # made before, as it looks at the classes of modules
     with ExitStack() as undo:
@@ -61,12 +64,19 @@ def _name_parts(owner, layer: str, sizes: dict, undo: ExitStack) -> None:
         if isinstance(part, (Linear, ExpertLinear, Embedding)):
             found = _LAYER.match(part.name)
             where, kind = found.groups() if found else (part.role, part.role)
-            # An embedding reads the rows asked for, experts those that were chosen: not known before.
-            n_bytes = sizes[part.name].n_bytes if isinstance(part, Linear) and part.name in sizes else 0
+            # An embedding reads the rows asked for, experts those that were chosen: not known
+            # before.
+            n_bytes = (
+                sizes[part.name].n_bytes if isinstance(part, Linear) and part.name in sizes else 0
+            )
             _replace(owner, attribute, Named(part, where, kind, n_bytes), undo)
         elif isinstance(part, RMSNorm):
             _replace(owner, attribute, Named(part, layer or "output", attribute), undo)
-        elif callable(part) and type(part).__module__.startswith(_PACKAGE) and not isinstance(part, Rope):
+        elif (
+            callable(part)
+            and type(part).__module__.startswith(_PACKAGE)
+            and not isinstance(part, Rope)
+        ):
             _name_parts(part, layer, sizes, undo)
             _replace(owner, attribute, Named(part, layer, type(part).__name__), undo)
 
@@ -75,16 +85,28 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 def _name_engine(engine, undo: ExitStack) -> None:
-    """Executors of the fast path, which hold their modules' weights themselves, and the operations that they are made of."""
+    """Executors of the fast path, which hold their modules' weights themselves, and the operations
+    that they are made of.
+    """
     prompt, steps = engine.prompt, engine.steps
-    _replace(prompt, "_steps", [(layer, Named(step, f"blk.{layer}", _kind(step))) for layer, step in prompt._steps], undo)
+    _replace(
+        prompt,
+        "_steps",
+        [(layer, Named(step, f"blk.{layer}", _kind(step))) for layer, step in prompt._steps],
+        undo,
+    )
     _replace(prompt, "_embedded", Named(prompt._embedded, "token_embd", "token_embd"), undo)
     if prompt._output is not None:
         _replace(prompt, "_output", Named(prompt._output, "output", "output"), undo)
     if steps is not None:
         from ...cuda_kernels import matvec
 
-        _replace(steps, "_branches", [Named(step, f"blk.{step.branch.layer}", _kind(step)) for step in steps._branches], undo)
+        _replace(
+            steps,
+            "_branches",
+            [Named(step, f"blk.{step.branch.layer}", _kind(step)) for step in steps._branches],
+            undo,
+        )
         _replace(steps, "_embedding", Named(steps._embedding, "token_embd", "token_embd"), undo)
         _replace(steps, "_output", Named(steps._output, "output", "output"), undo)
         for name in ("norm_matvec", "gate_up", "matvec_add", "expert_gate_up", "expert_down_add"):
@@ -93,19 +115,31 @@ def _name_engine(engine, undo: ExitStack) -> None:
 
 def _named_operation(function, name: str):
     def named(*args, **options):
-        with torch.profiler.record_function(range_name("", name, _bytes_read([*args, *options.values()]))):
+        with torch.profiler.record_function(
+            range_name("", name, _bytes_read([*args, *options.values()]))
+        ):
             return function(*args, **options)
 
     return named
 
 
 def _bytes_read(args: list) -> float:
-    """Of the packed matrices among the arguments; of experts as many as ids are given, no two of them the same if possible."""
+    """Of the packed matrices among the arguments; of experts as many as ids are given, no two of
+    them the same if possible.
+    """
     matrices = []
     for arg in args:
-        matrices += [m for m in (arg if isinstance(arg, (list, tuple)) else [arg]) if hasattr(m, "n_matrices")]
+        matrices += [
+            m
+            for m in (arg if isinstance(arg, (list, tuple)) else [arg])
+            if hasattr(m, "n_matrices")
+        ]
     ids = next((x for x in args if isinstance(x, torch.Tensor) and x.dtype == torch.int32), None)
-    return sum(m.nbytes * (min(1.0, ids.numel() / m.n_matrices) if ids is not None and m.n_matrices > 1 else 1.0) for m in matrices)
+    return sum(
+        m.nbytes
+        * (min(1.0, ids.numel() / m.n_matrices) if ids is not None and m.n_matrices > 1 else 1.0)
+        for m in matrices
+    )
 
 
 def _kind(step) -> str:

@@ -16,11 +16,20 @@ from .trace import PASS, Pass, passes_of
 _PROMPTS = 3  # passes of a prompt
 
 
-def profile_model(model, n_prompt: int = 512, n_gen: int = 16, *, n_depth: int = 0, settings: CacheSettings = CacheSettings(),
-                  seed: int = 0) -> dict[str, list[Pass]]:
-    """Passes by label: `pp<n_prompt>` (several prompts from an empty context) and `tg` (n_gen tokens behind n_depth others, one by one).
+def profile_model(
+    model,
+    n_prompt: int = 512,
+    n_gen: int = 16,
+    *,
+    n_depth: int = 0,
+    settings: CacheSettings = CacheSettings(),
+    seed: int = 0,
+) -> dict[str, list[Pass]]:
+    """Passes by label: `pp<n_prompt>` (several prompts from an empty context) and `tg` (n_gen
+    tokens behind n_depth others, one by one).
 
-    The first passes of a kind may compile kernels or capture a graph; see `profile_report.measured`.
+    The first passes of a kind may compile kernels or capture a graph; see
+    `profile_report.measured`.
     """
     generator = torch.Generator().manual_seed(seed)
     device = torch.device(model.device)
@@ -42,13 +51,23 @@ def profile_model(model, n_prompt: int = 512, n_gen: int = 16, *, n_depth: int =
             wait()
 
     labels = ([f"pp{n_prompt}"] if n_prompt else []) + (["tg"] if n_gen else [])
-    for warm in (True, False):  # kernels are compiled, and buffers have their size, before anything is recorded
+    for warm in (
+        True,
+        False,
+    ):  # kernels are compiled, and buffers have their size, before anything is recorded
         prompt_state = model.new_state(n_prompt, settings) if n_prompt else None
-        token_state = model.new_state(n_depth + n_gen, settings) if n_gen else None  # fresh: its graph is captured while it is recorded
+        token_state = (
+            model.new_state(n_depth + n_gen, settings) if n_gen else None
+        )  # fresh: its graph is captured while it is recorded
         if n_depth and n_gen:
             model.extend(tokens(n_depth, True), token_state)
-        activities = [torch.profiler.ProfilerActivity.CPU] + ([torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else [])
-        with annotated(model), torch.profiler.profile(activities=activities, acc_events=True) as recorded:
+        activities = [torch.profiler.ProfilerActivity.CPU] + (
+            [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
+        )
+        with (
+            annotated(model),
+            torch.profiler.profile(activities=activities, acc_events=True) as recorded,
+        ):
             for _ in range((1 if warm else _PROMPTS) if n_prompt else 0):
                 prompt_state.clear()
                 extend(tokens(n_prompt, True), prompt_state, labels[0])

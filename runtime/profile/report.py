@@ -11,7 +11,9 @@ from .trace import Pass, Span
 
 @dataclass
 class Row:
-    """Sums over the passes of one kind. Times in microseconds per pass; `n_bytes` per pass, of the spans of which it is known."""
+    """Sums over the passes of one kind. Times in microseconds per pass; `n_bytes` per pass, of the
+    spans of which it is known.
+    """
 
     name: str
     count: float = 0.0
@@ -41,7 +43,9 @@ def rows_by(passes: Sequence[Pass], key) -> list[Row]:
 
 
 def measured(passes: Sequence[Pass]) -> list[Pass]:
-    """Those that count: replayed ones if there are any, and of others all but the first, which may have compiled something."""
+    """Those that count: replayed ones if there are any, and of others all but the first, which may
+    have compiled something.
+    """
     if any(p.replayed for p in passes):
         return [p for p in passes if p.replayed][1:] or [p for p in passes if p.replayed]
     return list(passes[1:]) or list(passes)
@@ -56,8 +60,17 @@ def typical(passes: Sequence[Pass]) -> Pass:
 def tables(label: str, passes: Sequence[Pass], what: str) -> str:
     """Both tables of passes of one kind. what: `kernel` or `module`."""
     passes = measured(passes)
-    duration, busy = statistics.mean(p.duration for p in passes), statistics.mean(p.busy for p in passes)
-    lines = [f"{label}: {len(passes)} passes of {duration / 1e3:.3f} ms, of which {100 * busy / duration:.1f} % within {what}s", ""]
+    duration, busy = (
+        statistics.mean(p.duration for p in passes),
+        statistics.mean(p.busy for p in passes),
+    )
+    lines = [
+        (
+            f"{label}: {len(passes)} passes of {duration / 1e3:.3f} ms, of which"
+            f" {100 * busy / duration:.1f} % within {what}s"
+        ),
+        "",
+    ]
     by_name = sorted(rows_by(passes, lambda span: span.name), key=lambda row: -row.total)
     lines += _table(what, by_name, duration)
     by_layer = rows_by(passes, lambda span: span.layer or "-")
@@ -68,11 +81,15 @@ def tables(label: str, passes: Sequence[Pass], what: str) -> str:
 
 def _table(what: str, rows: list[Row], duration: float) -> list[str]:
     width = max([len(what), *(len(row.name) for row in rows)])
-    lines = [f"| {what:{width}} |  count | total µs |  mean µs | share % |   GB/s |",
-             f"| {'-' * width} | -----: | -------: | -------: | ------: | -----: |"]
+    lines = [
+        f"| {what:{width}} |  count | total µs |  mean µs | share % |   GB/s |",
+        f"| {'-' * width} | -----: | -------: | -------: | ------: | -----: |",
+    ]
     for row in rows:
         speed = row.gigabytes_per_second
         shown = "" if speed is None else f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}"
-        lines.append(f"| {row.name:{width}} | {row.count:6.4g} | {row.total:8.1f} | {row.total / row.count:8.2f} | "
-                     f"{100 * row.total / duration:7.1f} | {shown:>6} |")
+        lines.append(
+            f"| {row.name:{width}} | {row.count:6.4g} | {row.total:8.1f} |"
+            f" {row.total / row.count:8.2f} | {100 * row.total / duration:7.1f} | {shown:>6} |"
+        )
     return lines

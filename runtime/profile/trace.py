@@ -1,8 +1,9 @@
 """From a trace of torch.profiler to what each pass of a model spent its time on.
 
-The trace is the JSON that `export_chrome_trace` writes: ranges of the CPU, calls of the CUDA runtime or driver, and kernels, which know by
-number the call that launched them. Kernels of a replayed CUDA graph all stem from one call; they get the layers that the same kernels had
-when they were first launched one by one.
+The trace is the JSON that `export_chrome_trace` writes: ranges of the CPU, calls of the CUDA
+runtime or driver, and kernels, which know by number the call that launched them. Kernels of a
+replayed CUDA graph all stem from one call; they get the layers that the same kernels had when they
+were first launched one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 @dataclass(frozen=True)
 class Span:
-    """Something that ran from `start` for `duration` (microseconds since the pass began). `depth`: of ranges within ranges, on the CPU."""
+    """Something that ran from `start` for `duration` (microseconds since the pass began). `depth`:
+    of ranges within ranges, on the CPU.
+    """
 
     name: str
     layer: str
@@ -37,7 +40,9 @@ class Span:
 
 @dataclass
 class Pass:
-    """One prompt or one token: what ran, in order of time. `duration` in microseconds, as the CPU saw it."""
+    """One prompt or one token: what ran, in order of time. `duration` in microseconds, as the CPU
+    saw it.
+    """
 
     label: str
     duration: float
@@ -65,13 +70,22 @@ class _Range:
 
 
 def passes_of(trace: dict) -> list[Pass]:
-    """The passes of a trace in order. With kernels in it spans are kernels, otherwise the ranges themselves."""
+    """The passes of a trace in order. With kernels in it spans are kernels, otherwise the ranges
+    themselves.
+    """
     events = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
-    ranges = _ranges([e for e in events if e.get("cat") == "user_annotation" and e["name"].startswith(PREFIX)])
+    ranges = _ranges(
+        [e for e in events if e.get("cat") == "user_annotation" and e["name"].startswith(PREFIX)]
+    )
     frames = [r for r in ranges if r.layer == PASS]
     kernels = sorted((e for e in events if e.get("cat") in _ON_DEVICE), key=lambda e: e["ts"])
     if not kernels:
-        return [_of_ranges(frame, [r for r in ranges if r is not frame and frame.start <= r.start < frame.end]) for frame in frames]
+        return [
+            _of_ranges(
+                frame, [r for r in ranges if r is not frame and frame.start <= r.start < frame.end]
+            )
+            for frame in frames
+        ]
     return _of_kernels(events, ranges, frames, kernels)
 
 
@@ -99,17 +113,37 @@ def _of_ranges(frame: _Range, ranges: list[_Range]) -> Pass:
                 break
             within += inner.end - inner.start if inner.depth == r.depth + 1 else 0.0
         duration = r.end - r.start
-        spans.append(Span(r.kind, r.layer, r.start - frame.start, duration, r.n_bytes, r.depth - 1, duration - within, r.kind))
+        spans.append(
+            Span(
+                r.kind,
+                r.layer,
+                r.start - frame.start,
+                duration,
+                r.n_bytes,
+                r.depth - 1,
+                duration - within,
+                r.kind,
+            )
+        )
     return Pass(frame.kind, frame.end - frame.start, spans)
 
 
-def _of_kernels(events: list[dict], ranges: list[_Range], frames: list[_Range], kernels: list[dict]) -> list[Pass]:
-    calls = {e["args"]["correlation"]: e for e in events
-             if e.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in e.get("args", {})}
+def _of_kernels(
+    events: list[dict], ranges: list[_Range], frames: list[_Range], kernels: list[dict]
+) -> list[Pass]:
+    calls = {
+        e["args"]["correlation"]: e
+        for e in events
+        if e.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in e.get("args", {})
+    }
     frame_starts, range_starts = [f.start for f in frames], [r.start for r in ranges]
     collected: list[list[tuple[Span, bool]]] = [[] for _ in frames]
-    reached = 0.0  # a kernel may start early to wait for the one before it (programmatic launch): its time begins where that one ends
-    given: dict[tuple[float, str, float], tuple[int, int]] = {}  # a range's bytes go to its longest kernel: range -> its place
+    # a kernel may start early to wait for the one before it (programmatic launch): its time begins
+    # where that one ends
+    reached = 0.0
+    given: dict[
+        tuple[float, str, float], tuple[int, int]
+    ] = {}  # a range's bytes go to its longest kernel: range -> its place
     for e in kernels:
         call = calls.get(e.get("args", {}).get("correlation"))
         at = call["ts"] if call else e["ts"]
@@ -118,13 +152,28 @@ def _of_kernels(events: list[dict], ranges: list[_Range], frames: list[_Range], 
             continue  # before, between or after passes
         inner = _innermost(ranges, range_starts, at)
         replayed = call is not None and "GraphLaunch" in call["name"]
-        start, reached = min(max(e["ts"], reached), e["ts"] + e["dur"]), max(reached, e["ts"] + e["dur"])
+        start, reached = (
+            min(max(e["ts"], reached), e["ts"] + e["dur"]),
+            max(reached, e["ts"] + e["dur"]),
+        )
         duration = e["ts"] + e["dur"] - start
-        span = Span(short_name(e["name"]), "" if inner is None else inner.layer, start, duration, own=duration,
-                    module="" if inner is None else inner.kind)
+        span = Span(
+            short_name(e["name"]),
+            "" if inner is None else inner.layer,
+            start,
+            duration,
+            own=duration,
+            module="" if inner is None else inner.kind,
+        )
         collected[which].append((span, replayed))
         if inner is not None and inner.n_bytes:
-            key, place = (inner.start, inner.kind, inner.n_bytes), (which, len(collected[which]) - 1)
+            key, place = (
+                (inner.start, inner.kind, inner.n_bytes),
+                (
+                    which,
+                    len(collected[which]) - 1,
+                ),
+            )
             held = given.get(key)
             if held is None or collected[held[0]][held[1]][0].duration < span.duration:
                 given[key] = place
@@ -136,22 +185,42 @@ def _of_kernels(events: list[dict], ranges: list[_Range], frames: list[_Range], 
         begin = min([frame.start, *(span.start for span, _ in spans)])
         template = next((p for p in passes if p.label == frame.kind and not p.replayed), None)
         done = Pass(frame.kind, frame.end - frame.start, [], any(replayed for _, replayed in spans))
-        done.spans = [replace(span, start=span.start - begin) for span in _with_layers(spans, template)]
+        done.spans = [
+            replace(span, start=span.start - begin) for span in _with_layers(spans, template)
+        ]
         passes.append(done)
     return passes
 
 
 def _with_layers(spans: list[tuple[Span, bool]], template: Pass | None) -> list[Span]:
-    """Kernels of a replayed graph with layer, module and bytes of the kernels of `template`, if they are the same ones in order. What the
-    first pass of a sequence does once (scratch that is set to zero) is not in its graph."""
+    """Kernels of a replayed graph with layer, module and bytes of the kernels of `template`, if
+    they are the same ones in order. What the first pass of a sequence does once (scratch that is
+    set to zero) is not in its graph.
+    """
     replayed = [span for span, from_graph in spans if from_graph]
     names = {span.name for span in replayed}
-    launched = [span for span in template.spans if span.layer and span.layer != PASS and span.name in names] if template else []
+    launched = (
+        [
+            span
+            for span in template.spans
+            if span.layer and span.layer != PASS and span.name in names
+        ]
+        if template
+        else []
+    )
     if not replayed or [s.name for s in replayed] != [s.name for s in launched]:
         return [span for span, _ in spans]
     known = iter(launched)
-    return [replace(span, layer=(like := next(known)).layer, module=like.module, n_bytes=like.n_bytes) if from_graph else span
-            for span, from_graph in spans]
+    return [
+        (
+            replace(
+                span, layer=(like := next(known)).layer, module=like.module, n_bytes=like.n_bytes
+            )
+            if from_graph
+            else span
+        )
+        for span, from_graph in spans
+    ]
 
 
 def _innermost(ranges: list[_Range], starts: list[float], at: float) -> _Range | None:
@@ -165,7 +234,9 @@ def _innermost(ranges: list[_Range], starts: list[float], at: float) -> _Range |
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without return type, arguments, namespaces and most template arguments, at most 60 characters."""
+    """A kernel's name without return type, arguments, namespaces and most template arguments, at
+    most 60 characters.
+    """
     name = re.sub(r"^(void|static|__global__)\s+", "", name)
     name = re.sub(r"\(anonymous namespace\)::", "", name)
     head, angle, rest = name.partition("<")
