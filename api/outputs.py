@@ -136,9 +136,7 @@ def _groups(source: Source, planned: Sequence[PlannedTensor]) -> list[list[Tenso
     """Targets by the source's shards."""
     groups: list[list[TensorInfo]] = []
     for plan in planned:
-        origin, stored = source, plan.source
-        while hasattr(origin, "origin"):
-            origin, stored = origin.origin, origin.stored(stored)
+        origin, stored = source.origin, source.locate(plan.source)
         if not isinstance(origin, GGUFFile):
             raise UsageError(
                 "--keep-split takes a GGUF model, whose shards are kept", file=source.path

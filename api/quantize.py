@@ -47,12 +47,11 @@ def plan_quantization(
     """
     from ..convert.source import CheckpointSource
     from ..convert.tensors.outtype import plan_outtype
-    from ..quantize.plan.changes import origin_of
     from ..quantize.plan.plan import PlannedTensor, check_supported
     from ..quantize.plan.recipe import Recipe
 
     recipe = Recipe(recipe, **options) if isinstance(recipe, str) else recipe
-    checkpoint = isinstance(origin_of(source), CheckpointSource)
+    checkpoint = isinstance(source.origin, CheckpointSource)
     if checkpoint and recipe.copies:
         raise UsageError(
             "COPY takes a GGUF file; iqforge convert makes one of a checkpoint", file=source.path

@@ -64,10 +64,3 @@ class CheckpointSource(RowsSource):
             del self.metadata["general.file_type"]
         else:
             self.metadata["general.file_type"] = u32(plan_outtype(self, "auto")[1])
-
-    @property
-    def parallel_reads(self) -> int:
-        """How many readers it takes to read this source fast; 0 where reading is no more than
-        touching memory.
-        """
-        return self.checkpoint.parallel_reads

@@ -1,16 +1,16 @@
-"""`Source`, `Sink` and `TensorInfo`: the contracts every station of the pipeline is written
-against.
+"""`Source`, `Sink` and `TensorInfo`: the contracts that all stages of the pipeline share.
 
-A Source knows all names, shapes, types and metadata before any tensor data is read, and hands out
-rows on demand; a Sink takes the same rows in order. Checkpoints, GGUF files and shards are Sources;
-one file or several shards are Sinks.
+A source knows all names, shapes, types and metadata before any tensor data is read, and returns
+rows on demand. A sink takes the same rows in order. Checkpoints, GGUF files and shards are sources;
+one file or several shards are sinks.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -56,30 +56,111 @@ class TensorInfo:
         return replace(self, type=type)
 
 
-class Source(Protocol):
-    """A model that can be read tensor by tensor, row by row. `files`: all files it consists of,
-    none of which may be overwritten.
+class Source(ABC):
+    """A model that can be read tensor by tensor, row by row.
+
+    A subclass sets the attributes and implements `read_rows`. A source is a context manager that
+    closes itself.
     """
 
     path: str
+    """The file, folder or address that the model was opened with."""
     files: tuple[str, ...]
+    """All files of the model. None of them may be overwritten."""
     metadata: dict[str, Value]
     tensors: tuple[TensorInfo, ...]
+    parallel_reads: int = 0
+    """Number of concurrent readers that reading this source fast takes; 0 where reading is a mere
+    memory access.
+    """
 
+    @property
+    def origin(self) -> Source:
+        """The source that holds the data: this one, or the innermost one that it wraps."""
+        return self
+
+    def locate(self, tensor: TensorInfo) -> TensorInfo:
+        """Return the tensor of `origin` that `tensor` is read from."""
+        return tensor
+
+    @abstractmethod
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start, row_bytes]: rows in storage order, possibly a read-only view into a
-        mapped file.
+        """Return uint8[stop - start, row_bytes]: rows in storage order, possibly a read-only view
+        of a mapped file.
 
-        The caller may ask in any order, must not keep views after `release`, and for interleaved
-        types asks for whole row groups.
+        Callers may ask for rows in any order, must not keep views after `release`, and ask for
+        whole row groups of interleaved types.
         """
+
+    def read_bytes(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
+        """Return uint8[stop - start]: any bytes of the tensor.
+
+        This implementation reads the rows that hold them. Sources whose types store bytes after the
+        last row override it.
+        """
+        group = tensor.type.group_rows
+        first = start // tensor.row_bytes // group * group
+        last = -(-stop // (tensor.row_bytes * group)) * group
+        rows = self.read_rows(tensor, first, last).reshape(-1)
+        return rows[start - first * tensor.row_bytes : stop - first * tensor.row_bytes]
+
+    def period(self, tensor: TensorInfo) -> int:
+        """Return the number of rows after which the tensor repeats itself; `n_rows` if it does not.
+
+        Random weights repeat, and a loader then reads only the rows of one period.
+        """
+        return tensor.n_rows
 
     def release(self, tensor: TensorInfo) -> None:
-        """The caller is done with this tensor for now: pages and buffers held for it may be given
-        back.
-        """
+        """Give back the pages and buffers held for this tensor. It can be read again later."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release all resources."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class WrappedSource(Source):
+    """A source that reads its tensors from another one, `inner`.
+
+    Path, files, metadata and the number of readers are those of `inner`. A subclass sets `tensors`
+    and says in `stored` which tensor of `inner` each of them is read from.
+    """
+
+    def __init__(self, inner: Source):
+        self.inner = inner
+        self.path, self.files, self.metadata = inner.path, inner.files, inner.metadata
+        self.parallel_reads = inner.parallel_reads
+
+    @abstractmethod
+    def stored(self, tensor: TensorInfo) -> TensorInfo:
+        """Return the tensor of `inner` that `tensor` is read from."""
+
+    @property
+    def origin(self) -> Source:
+        return self.inner.origin
+
+    def locate(self, tensor: TensorInfo) -> TensorInfo:
+        return self.inner.locate(self.stored(tensor))
+
+    def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
+        return self.inner.read_rows(self.stored(tensor), start, stop)
+
+    def read_bytes(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
+        return self.inner.read_bytes(self.stored(tensor), start, stop)
+
+    def period(self, tensor: TensorInfo) -> int:
+        return min(self.inner.period(self.stored(tensor)), tensor.n_rows)
+
+    def release(self, tensor: TensorInfo) -> None:
+        self.inner.release(self.stored(tensor))
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 class Sink(Protocol):

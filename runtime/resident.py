@@ -100,14 +100,10 @@ class Resident:
         from ..cuda_kernels.repeat import repeat_rows
 
         try:
-            period = (
-                self.source.period(self.tensors[0])
-                if hasattr(self.source, "period") and len(self.tensors) == 1
-                else 0
-            )
-            if (
-                self.is_packable and 0 < period < self.n * self.rows
-            ):  # random weights: the rows that differ are copied on the device
+            n_rows = self.n * self.rows
+            period = self.source.period(self.tensors[0]) if len(self.tensors) == 1 else n_rows
+            if self.is_packable and period < n_rows:
+                # Random weights repeat: copy one period and repeat it on the device.
                 first = pack_matrix(
                     self.type,
                     [self.source.read_rows(self.tensors[0], 0, period)],

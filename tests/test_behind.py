@@ -10,14 +10,14 @@ import time
 import numpy as np
 import pytest
 from iqforge.errors import OutputError
-from iqforge.formats.source import TensorInfo
+from iqforge.formats.source import Source, TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.plan.plan import plan_uniform
 from iqforge.quantize.run.background import Behind
 from iqforge.quantize.run.stream import Output, stream
 
 
-class Model:
+class Model(Source):
     """Sixty tensors of rows that are all ones."""
 
     path, files, metadata = "model", (), {}
@@ -33,9 +33,6 @@ class Model:
         if self.read == 50:
             self.enough.set()
         return np.ones((stop - start, 256), np.float32).view(np.uint8)
-
-    def release(self, tensor):
-        pass
 
 
 def test_workers_go_on_while_the_disk_pauses():

@@ -4,18 +4,16 @@ files they are read from.
 
 from __future__ import annotations
 
-from typing import Self
-
 import numpy as np
 
 from ...errors import IqforgeError, ShapeError
-from ...formats.source import TensorInfo
+from ...formats.source import Source, TensorInfo
 from ..architectures.base import Mapped
 from ..checkpoint.folder import Checkpoint
 from .rows import Rows
 
 
-class RowsSource:
+class RowsSource(Source):
     """The half of a `Source` that reads; a subclass adds `metadata`. `mapped` are the output
     tensors with the rows they are made of.
     """
@@ -23,6 +21,7 @@ class RowsSource:
     def __init__(self, checkpoint: Checkpoint, mapped: list[Mapped]):
         self.checkpoint = checkpoint
         self.path = str(checkpoint.path)
+        self.parallel_reads = checkpoint.parallel_reads
         self.tensors: tuple[TensorInfo, ...] = tuple(tensor.info for tensor in mapped)
         self._rows: dict[str, Rows] = {tensor.info.name: tensor.rows for tensor in mapped}
 
@@ -56,9 +55,3 @@ class RowsSource:
 
     def close(self) -> None:
         self.checkpoint.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()

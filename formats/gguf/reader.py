@@ -22,7 +22,7 @@ from ...errors import (
     TruncatedFileError,
     printable,
 )
-from ..source import TensorInfo
+from ..source import Source, TensorInfo
 from . import shards
 from .header import Header, parse_header
 from .values import Value
@@ -122,7 +122,7 @@ class _Place:
     offset: int
 
 
-class GGUFFile:
+class GGUFFile(Source):
     """A GGUF model as a `Source`: one file, or all shards of a split one. Made by `open_gguf`.
 
     `metadata` is that of the first shard, its `split.*` keys included; shapes are as stored, in
@@ -227,12 +227,6 @@ class GGUFFile:
         """Unmap all files. Views that are still alive stay readable."""
         for part in self._parts:
             part.close()
-
-    def __enter__(self) -> GGUFFile:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()
 
     def _place(self, name: str) -> _Place:
         if (place := self._places.get(name)) is None:

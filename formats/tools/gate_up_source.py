@@ -6,35 +6,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..source import Source, TensorInfo
+from ..source import Source, TensorInfo, WrappedSource
 from .gate_up import PlannedMerge, plan_gate_up
 
 
-class GateUpSource:
-    """`origin` with `ffn_gate_up_exps` instead of its halves, or with `undo` the other way round.
+class GateUpSource(WrappedSource):
+    """`inner` with `ffn_gate_up_exps` instead of its halves, or with `undo` the other way round.
     Raises as `plan_gate_up`.
     """
 
-    def __init__(self, origin: Source, undo: bool = False):
-        self.origin, self.path, self.files, self.metadata = (
-            origin,
-            origin.path,
-            origin.files,
-            origin.metadata,
-        )
-        self._plan = {planned.target.name: planned for planned in plan_gate_up(origin, undo)}
+    def __init__(self, inner: Source, undo: bool = False):
+        super().__init__(inner)
+        self._plan = {planned.target.name: planned for planned in plan_gate_up(inner, undo)}
         self.tensors = tuple(planned.target for planned in self._plan.values())
-        self.parallel_reads = getattr(origin, "parallel_reads", 0)
 
     def stored(self, tensor: TensorInfo) -> TensorInfo:
-        """The tensor of the origin in whose place this one is."""
+        """Return the tensor of `inner` whose place this one takes."""
         return self._plan[tensor.name].spans[-1].tensor
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
         """uint8[stop - start, row_bytes]; a copy where rows come from both halves."""
         planned = self._plan[tensor.name]
         if not planned.changed:
-            return self.origin.read_rows(self.stored(tensor), start, stop)
+            return self.inner.read_rows(self.stored(tensor), start, stop)
         parts = (
             self._columns(planned, start, stop)
             if len(planned.target.shape) == 2
@@ -49,7 +43,7 @@ class GateUpSource:
     def _columns(self, planned: PlannedMerge, start: int, stop: int) -> list[np.ndarray]:
         """Of biases, which have a row per expert: each span is a part of its rows."""
         return [
-            self.origin.read_rows(span.tensor, start, stop)[:, span.start : span.start + span.size]
+            self.inner.read_rows(span.tensor, start, stop)[:, span.start : span.start + span.size]
             for span in planned.spans
         ]
 
@@ -67,17 +61,19 @@ class GateUpSource:
                         + span.start // row_bytes
                         - first
                     )
-                    parts.append(self.origin.read_rows(span.tensor, low + at, high + at))
+                    parts.append(self.inner.read_rows(span.tensor, low + at, high + at))
                 first += rows
         return parts
 
     def read_bytes(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """Of types with bytes behind the rows, which are never merged."""
-        return self.origin.read_bytes(self.stored(tensor), start, stop)
+        """Return bytes of a tensor. Types with bytes after the last row are never merged."""
+        if self._plan[tensor.name].changed:
+            return Source.read_bytes(self, tensor, start, stop)
+        return super().read_bytes(tensor, start, stop)
+
+    def period(self, tensor: TensorInfo) -> int:
+        return tensor.n_rows if self._plan[tensor.name].changed else super().period(tensor)
 
     def release(self, tensor: TensorInfo) -> None:
         for span in self._plan[tensor.name].spans:
-            self.origin.release(span.tensor)
-
-    def close(self) -> None:
-        self.origin.close()
+            self.inner.release(span.tensor)

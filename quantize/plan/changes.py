@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ...formats.gguf.values import Value, ValueType, boolean, f32, i32, string, u32
-from ...formats.source import Source, TensorInfo
+from ...formats.source import Source, TensorInfo, WrappedSource
 from .plan import PlannedTensor
 from .recipe import Recipe
 from .roles import OUTPUT, TOKEN_EMBEDDING
@@ -122,46 +122,23 @@ class Changes:
                 )
 
 
-class ChangedSource:
-    """A source whose tensors are some of another's, under names of their own. `origin`: that other
-    one.
-    """
+class ChangedSource(WrappedSource):
+    """A source whose tensors are some of another's, under other names."""
 
     def __init__(
         self,
-        origin: Source,
+        inner: Source,
         tensors: Iterable[tuple[TensorInfo, TensorInfo]],
         metadata: dict[str, Value],
     ):
-        """tensors: as they are here, and as `origin` has them."""
-        self.origin, self.metadata = origin, metadata
-        self.path, self.files = origin.path, origin.files
+        """tensors: pairs of a tensor and the tensor of `inner` that it is read from."""
+        super().__init__(inner)
+        self.metadata = metadata
         self._stored = {tensor.name: stored for tensor, stored in tensors}
         self.tensors = tuple(replace(stored, name=name) for name, stored in self._stored.items())
-        self.parallel_reads = getattr(origin, "parallel_reads", 0)
 
     def stored(self, tensor: TensorInfo) -> TensorInfo:
-        """The tensor as the origin has it."""
         return self._stored[tensor.name]
-
-    def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        return self.origin.read_rows(self.stored(tensor), start, stop)
-
-    def read_bytes(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        return self.origin.read_bytes(self.stored(tensor), start, stop)
-
-    def release(self, tensor: TensorInfo) -> None:
-        self.origin.release(self.stored(tensor))
-
-    def close(self) -> None:
-        self.origin.close()
-
-
-def origin_of(source: Source) -> Source:
-    """The model itself, whatever has been changed of it."""
-    while hasattr(source, "origin"):
-        source = source.origin
-    return source
 
 
 def pruned_metadata(metadata: dict[str, Value], layers: Sequence[int]) -> dict[str, Value]:

@@ -105,9 +105,7 @@ def source_fingerprint(source: Source, threads: int = 1) -> str:
     converted from it without loss, and its shards have the same one.
     """
     total, known = hashlib.sha256(), frozenset(decodable_types())
-    readers = getattr(source, "parallel_reads", 0) or max(
-        1, threads
-    )  # reading from a server is waiting
+    readers = source.parallel_reads or max(1, threads)
     works = (
         (tensor, functools.partial(_digest, source, tensor, tensor.type.name in known))
         for tensor in sorted(source.tensors, key=lambda tensor: tensor.name)

@@ -75,9 +75,10 @@ def encode_tensor(
 
     importance: float32[n_matrices, n_cols] or None. Errors as those of `stats.collect_stats`."""
     threads, total = thread_count(threads), ErrorSums(type)
-    with ThreadPoolExecutor(threads, thread_name_prefix="probe") as pool, closing(
-        in_order(pool, 2 * threads, _works(source, tensor, type, importance))
-    ) as results:
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="probe") as pool,
+        closing(in_order(pool, 2 * threads, _works(source, tensor, type, importance))) as results,
+    ):
         for start, (data, sums) in results:
             out[start : start + len(data)] = data
             total += sums

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...formats.source import Source, TensorInfo
+from ...formats.source import Source, TensorInfo, WrappedSource
 from .piece import ImportanceLookup
 
 
@@ -39,27 +39,29 @@ class Rows:
         )
 
 
-class SampledSource:
+class SampledSource(WrappedSource):
     """Some rows of `source`; the n-th of them is tensor number n, and called so."""
 
     def __init__(self, source: Source, rows: Sequence[Rows]):
-        self.source, self.rows = source, tuple(rows)
-        self.path, self.files, self.metadata = source.path, source.files, source.metadata
+        super().__init__(source)
+        self.rows = tuple(rows)
         self.tensors = tuple(
             TensorInfo(str(number), own.shape, own.tensor.type)
             for number, own in enumerate(self.rows)
         )
-        self.parallel_reads = getattr(source, "parallel_reads", 0)
+
+    def stored(self, tensor: TensorInfo) -> TensorInfo:
+        return self.rows[int(tensor.name)].tensor
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
         own = self.rows[int(tensor.name)]
-        return self.source.read_rows(own.tensor, own.start + start, own.start + stop)
+        return self.inner.read_rows(own.tensor, own.start + start, own.start + stop)
 
-    def release(self, tensor: TensorInfo) -> None:
-        self.source.release(self.rows[int(tensor.name)].tensor)
+    def read_bytes(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
+        return Source.read_bytes(self, tensor, start, stop)
 
     def close(self) -> None:
-        """The source stays open: it is the caller's."""
+        """Leave the source open: its owner closes it."""
 
     def importance(self, lookup: ImportanceLookup | None) -> ImportanceLookup | None:
         """`lookup` for the tensors of this source."""

@@ -149,7 +149,7 @@ def _stream(
         for index, planned in enumerate(output.planned)
     ]
     pieces = cut(source, targets, workers)
-    n_readers = getattr(source, "parallel_reads", 0) if workers is None else 0
+    n_readers = source.parallel_reads if workers is None else 0
     readers = ThreadPoolExecutor(n_readers, thread_name_prefix="read") if n_readers else None
     ahead = max(2 * threads, 2 * n_readers) if workers is None else threads
     waiting: deque[tuple[Piece, Future]] = deque()

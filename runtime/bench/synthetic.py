@@ -21,7 +21,7 @@ import numpy as np
 from ...errors import NotFoundError, ShapeError, UsageError
 from ...formats.ftypes import FILE_TYPES
 from ...formats.gguf.values import Value, f32, string, u32
-from ...formats.source import TensorInfo
+from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType, ggml_type
 from .random_blocks import random_rows, supported
 from .repeated_rows import RepeatedRows, rows_per_page_run
@@ -82,7 +82,7 @@ SHAPES = {
 }
 
 
-class SyntheticSource:
+class SyntheticSource(Source):
     """A `Source` of random weights. `spec` as above; the same spec and seed give the same bytes."""
 
     def __init__(self, spec: str, seed: int = 0):
@@ -129,18 +129,9 @@ class SyntheticSource:
         """Row r of the tensor is row r + period. Who loads it need not read the rest."""
         return tensor.n_rows if tensor.name == "rope_freqs.weight" else self._pool(tensor)[0]
 
-    def release(self, tensor: TensorInfo) -> None:
-        """Nothing is held for a single tensor."""
-
     def close(self) -> None:
         """Pools go when the last view of them does."""
         self._pools.clear()
-
-    def __enter__(self) -> SyntheticSource:
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.close()
 
     def _pool(self, tensor: TensorInfo) -> tuple[int, RepeatedRows]:
         key = _pool_key(tensor)
