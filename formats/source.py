@@ -111,10 +111,10 @@ class Source(ABC):
         """
         return tensor.n_rows
 
-    def release(self, tensor: TensorInfo) -> None:
+    def release(self, tensor: TensorInfo) -> None:  # noqa: B027 (not every source holds something)
         """Give back the pages and buffers held for this tensor. It can be read again later."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Release all resources."""
 
     def __enter__(self) -> Self:

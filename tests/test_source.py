@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import numpy as np
-
 import iqforge
+import numpy as np
 from iqforge.formats.source import Source, TensorInfo, WrappedSource
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.run.sample import Rows, SampledSource
