@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import NotFoundError, UsageError
+from ..formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
 
 if TYPE_CHECKING:
     from ..convert.checkpoint.folder import Checkpoint
@@ -117,9 +118,7 @@ def renamed_imatrix(imatrix: Imatrix | None, changes: Changes) -> Imatrix | None
         for name, entry in imatrix.entries.items()
         if (after := changes.name_after(name)) is not None
     }
-    original = next(
-        (name for name in ("output.weight", "token_embd.weight") if name in entries), None
-    )
+    original = next((name for name in (OUTPUT, TOKEN_EMBEDDING) if name in entries), None)
     if changes.extra_output and original:
         entries["output_extra.weight"] = entries[original]
     return replace(imatrix, entries=entries)

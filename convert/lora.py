@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import CheckpointError, UnsupportedTypeError, UsageError, printable
 from ..formats.gguf.values import Value, f32, string, u32
 from ..formats.source import TensorInfo
+from ..formats.tensor_names import TOKEN_EMBEDDING
 from ..formats.types import TYPES
 from .architectures import architecture_class
 from .architectures.base import Mapped
@@ -31,8 +32,6 @@ from .tensors.outtype import OUTTYPES, resolve_outtype
 from .tensors.reorder import SelectedColumns, TransposedMatrices
 from .tensors.rows import ConcatenatedRows, Rows, StoredRows, rebased
 from .tensors.rows_source import RowsSource
-
-_EMBEDDING = "token_embd.weight"
 
 
 class AdapterSource(RowsSource):
@@ -98,7 +97,7 @@ class AdapterSource(RowsSource):
         if not pairs:
             return [self._whole(mapped)]
         self._used |= {leaf.name for leaf in leaves}
-        if mapped.info.name == _EMBEDDING or pairs[0].embedding:
+        if mapped.info.name == TOKEN_EMBEDDING or pairs[0].embedding:
             return self._embedding(mapped, pairs)
         if len(pairs) != len(leaves) or len({pair.rank for pair in pairs}) > 1:
             raise CheckpointError(
@@ -127,7 +126,7 @@ class AdapterSource(RowsSource):
         ]
 
     def _embedding(self, mapped: Mapped, pairs: list[Pair]) -> list[Mapped]:
-        if not pairs[0].embedding or mapped.info.name != _EMBEDDING:
+        if not pairs[0].embedding or mapped.info.name != TOKEN_EMBEDDING:
             raise CheckpointError(
                 "an adapter with lora_embedding_A and _B belongs to the embedding, and only to it",
                 file=self.checkpoint.path,

@@ -26,6 +26,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import UsageError
+from ..formats.tensor_names import ROUTER, TensorName
 from ..runtime.arguments import number, whole_number
 from .coverage import DEFAULT_LEAST
 from .data import Entry, Imatrix
@@ -71,11 +72,11 @@ def fill_cold_experts(
     cold = {
         name
         for name, entry in imatrix.entries.items()
-        if "_exps." in name and entry.counts.any() and (entry.counts < least).any()
+        if TensorName.parse(name).is_stacked and entry.counts.any() and (entry.counts < least).any()
     }
     near = {}
     for name in cold if method == "neighbours" else ():
-        router = f"{name.rpartition('.ffn_')[0]}.ffn_gate_inp.weight"
+        router = TensorName.parse(name).sibling(ROUTER)
         if routers is None or router not in routers:
             raise UsageError(
                 f"cold experts: their neighbours are found with the router {router}, which is not"
@@ -86,7 +87,13 @@ def fill_cold_experts(
     def entry(name: str) -> Entry:
         seen = imatrix.entries[name]
         return (
-            _filled(seen, least, prior_tokens, near.get(name), "ffn_down_exps" in name)
+            _filled(
+                seen,
+                least,
+                prior_tokens,
+                near.get(name),
+                TensorName.parse(name).role == "ffn_down_exps",
+            )
             if name in cold
             else seen
         )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..errors import ImatrixError, printable
+from ..formats.tensor_names import OUTPUT, TensorName
 from ..runtime.arguments import whole_number
 from ..runtime.evaluate.perplexity import Perplexity, check_finite
 from ..runtime.evaluate.scores import Moments, exp_or_inf, negative_log_likelihood
@@ -39,7 +40,7 @@ class Collector:
         self,
         model: Model,
         process_output: bool = False,
-        output_name: str = "output.weight",
+        output_name: str = OUTPUT,
         before: Imatrix | None = None,
     ):
         self._n_matrices = {
@@ -49,7 +50,7 @@ class Collector:
             for name in p.observed
         }
         self._path = model.source.path
-        self._wanted, self._output = "blk.", output_name if process_output else None
+        self._output = output_name if process_output else None
         entries = {} if before is None else before.entries
         self._sums = {name: torch.from_numpy(entry.sums.copy()) for name, entry in entries.items()}
         self._counts = {
@@ -60,7 +61,7 @@ class Collector:
         self.weight = 1.0
 
     def __call__(self, name: str, x: torch.Tensor, experts: torch.Tensor | None) -> None:
-        if not name.startswith(self._wanted) and name != self._output:
+        if TensorName.parse(name).layer is None and name != self._output:
             return
         # Query, key and value, or gate and up, see the same input one after another.
         if self._last is None or self._last[0] is not x:
@@ -121,7 +122,7 @@ def collect_imatrix(
     chunks: int = -1,
     from_chunk: int = 0,
     process_output: bool = False,
-    output_name: str = "output.weight",
+    output_name: str = OUTPUT,
     parse_special: bool = False,
     compute_perplexity: bool = True,
     dataset: str = "",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..formats.tensor_names import TensorName
 from .data import Imatrix
 from .experts import with_experts
 
@@ -123,20 +124,18 @@ def measure_coverage(imatrix: Imatrix, least: int = DEFAULT_LEAST) -> Coverage:
     reported together.
     """
     groups: dict[tuple, list[str]] = {}
+    numbers: dict[str, int] = {}  # of layers
     for name, entry in with_experts(imatrix).entries.items():
-        if len(entry.counts) > 1 and "_exps." in name:
-            layer, _, kind = name.rpartition(".weight")[0].rpartition(".")
-            groups.setdefault((layer, tuple(entry.counts.tolist())), []).append(
-                kind.removeprefix("ffn_").removesuffix("_exps")
+        parsed = TensorName.parse(name)
+        if len(entry.counts) > 1 and parsed.is_stacked:
+            key = parsed.prefix, tuple(entry.counts.tolist())
+            groups.setdefault(key, []).append(
+                parsed.role.removeprefix("ffn_").removesuffix("_exps")
             )
-    ordered = sorted(groups, key=lambda key: (_number(key[0]), key[0]))
+            numbers[parsed.prefix] = -1 if parsed.layer is None else parsed.layer
+    ordered = sorted(groups, key=lambda key: (numbers[key[0]], key[0]))
     layers = tuple(
         LayerCoverage(layer, tuple(groups[layer, counts]), np.array(counts))
         for layer, counts in ordered
     )
     return Coverage(layers, least, imatrix.counts_calls)
-
-
-def _number(layer: str) -> int:
-    digits = layer.rpartition(".")[2]
-    return int(digits) if digits.isdecimal() else -1

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import ImatrixError, printable
 from ..formats.source import TensorInfo
+from ..formats.tensor_names import TOKEN_EMBEDDING, TensorName
 
 log = logging.getLogger(__name__)
 
@@ -22,12 +23,12 @@ log = logging.getLogger(__name__)
 # sees the latent vectors, attn_v_b of each head a mean of them, weighted by its attention. In order
 # of preference, as ik_llama.cpp has it.
 _ALTERNATIVES = {
-    "ffn_gate_exps.weight": ("ffn_gate_up_exps.weight", "ffn_up_exps.weight"),
-    "ffn_up_exps.weight": ("ffn_gate_up_exps.weight", "ffn_gate_exps.weight"),
-    "ffn_gate_up_exps.weight": ("ffn_up_exps.weight", "ffn_gate_exps.weight"),
-    "ffn_gate.weight": ("ffn_up.weight",),
-    "attn_v_b.weight": ("attn_kv_b.weight",),
-    "attn_kv_b.weight": ("attn_v_b.weight",),
+    "ffn_gate_exps": ("ffn_gate_up_exps.weight", "ffn_up_exps.weight"),
+    "ffn_up_exps": ("ffn_gate_up_exps.weight", "ffn_gate_exps.weight"),
+    "ffn_gate_up_exps": ("ffn_up_exps.weight", "ffn_gate_exps.weight"),
+    "ffn_gate": ("ffn_up.weight",),
+    "attn_v_b": ("attn_kv_b.weight",),
+    "attn_kv_b": ("attn_v_b.weight",),
 }
 LATENT = ("attn_v_b.weight", "attn_kv_b.weight")
 
@@ -141,7 +142,7 @@ class Imatrix:
                 f"the importance matrix has {entry.size} values in {len(entry.counts)} matrices,"
                 f" shape {list(shape)} needs {n_cols} in each of {n_matrices}"
             )
-            if name == "token_embd.weight":
+            if name == TOKEN_EMBEDDING:
                 log.warning("%s: %s; it is not used", name, message)
                 return None
             raise ImatrixError(message, file=self.path, tensor=name)
@@ -158,8 +159,9 @@ class Imatrix:
 
 def alternatives(name: str) -> list[str]:
     """Tensors whose inputs tell about that of tensor `name`, the best first."""
-    stem, dot, kind = name.rpartition(".weight")[0].rpartition(".")
-    return [f"{stem}{dot}{other}" for other in _ALTERNATIVES.get(f"{kind}.weight", ())]
+    parsed = TensorName.parse(name)
+    others = _ALTERNATIVES.get(parsed.role, ()) if parsed.suffix == "weight" else ()
+    return [parsed.sibling(other) for other in others]
 
 
 def check_fits(imatrix: Imatrix, tensors: Sequence[TensorInfo]) -> None:
@@ -168,7 +170,7 @@ def check_fits(imatrix: Imatrix, tensors: Sequence[TensorInfo]) -> None:
     """
     names = {tensor.name for tensor in tensors}
     for tensor in tensors:
-        if tensor.name != "token_embd.weight":
+        if tensor.name != TOKEN_EMBEDDING:
             imatrix.entry(tensor.name, tensor.shape)
     if unknown := [
         name

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..formats.tensor_names import ROUTER, TensorName
 from .data import LATENT, Entry, Imatrix, alternatives
 from .files.stored import ComputedEntries
 
@@ -72,11 +73,12 @@ def with_same_names(parts: Sequence[Imatrix]) -> list[Imatrix]:
 
 def _n_experts(entries: Mapping[str, Entry], name: str) -> int:
     """1 for tensors that are not experts', and where the layer does not tell."""
-    layer, dot, kind = name.partition(".ffn_")
-    router = entries.get(f"{layer}.ffn_gate_inp.weight")
-    if not kind.endswith("_exps.weight") or router is None:
+    parsed = TensorName.parse(name)
+    router = entries.get(parsed.sibling(ROUTER))
+    if not parsed.is_stacked or parsed.suffix != "weight" or router is None:
         return 1
     for other in _SEE_THE_ROUTERS_INPUT:
-        if (entry := entries.get(f"{layer}.{other}")) is not None and entry.size % router.size == 0:
+        entry = entries.get(parsed.sibling(other))
+        if entry is not None and entry.size % router.size == 0:
             return entry.size // router.size
     return 1

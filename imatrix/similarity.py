@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from ..formats.tensor_names import TensorName
+
 # Rows of `sums`, with the words of the reference: from a layer's input to the next layer's, to its
 # own feed-forward part's, and from there.
 KINDS = ("layer", "attention", "ffn")
@@ -31,13 +33,13 @@ class LayerSimilarity:
         self._input = self._ffn_input = None
 
     def __call__(self, name: str, x: torch.Tensor, experts: torch.Tensor | None) -> None:
-        parts = name.split(".")
-        if parts[0] != "blk" or experts is not None:
+        parsed = TensorName.parse(name)
+        if parsed.layer is None or experts is not None:
             return
-        if (layer := int(parts[1])) != self._layer:
+        if parsed.layer != self._layer:
             self._leave(x)
-            self._layer, self._input, self._ffn_input = layer, x.clone(), None
-        elif self._ffn_input is None and parts[2].startswith("ffn"):
+            self._layer, self._input, self._ffn_input = parsed.layer, x.clone(), None
+        elif self._ffn_input is None and parsed.role.startswith("ffn"):
             self._ffn_input = x.clone()
             self._add(_ATTENTION, self._input, x)
 

@@ -5,18 +5,17 @@ llama.cpp's `--show-statistics`.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import printable
+from ..formats.tensor_names import TensorName
 from .data import Entry, Imatrix
 from .experts import with_experts
 
 _ACTIVE = 1e-5  # mean squares above count as active
-_NAME = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 
 
 @dataclass(frozen=True)
@@ -155,9 +154,10 @@ def aligned(
 
 def _statistics(name: str, entry: Entry, entries: Mapping[str, Entry]) -> TensorStatistics:
     layer, tensor, before = None, name.removesuffix(".weight"), None
-    if found := _NAME.fullmatch(name):
-        layer, tensor = int(found[1]), found[2]
-        before = entries.get(f"blk.{layer - 1}.{tensor}.weight")
+    parsed = TensorName.parse(name)
+    if parsed.layer is not None and parsed.suffix == "weight":
+        layer, tensor = parsed.layer, parsed.stem
+        before = entries.get(parsed.in_layer(layer - 1))
     a = (entry.sums / np.maximum(entry.counts, 1)[:, None])[entry.counts > 0].ravel()
     mean, total = float(a.mean()), float(a.sum())
     deviation = max(0.0, float((a * a).mean()) - mean**2) ** 0.5

@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..errors import UsageError, printable
+from ..formats.tensor_names import TensorName
 from .devices import present, usable_device
 
 ALL = 10**6
 CPU = torch.device("cpu")
-_LAYER = re.compile(r"blk\.(\d+)\.")
 _TARGET = re.compile(r"=\s*(?:(cpu)|(?:cuda|gpu):?(\d*))\s*(?:,|$)", re.IGNORECASE)
 _MOST_DEVICES = 128  # numbers that torch can tell apart
-_EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)(_ch)?_?exps?\.|\.ffn_(up|down|gate)\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,8 @@ class Placement:
         """Where what the tensor `name` belongs to computes: its layer, or the frame (embedding,
         output).
         """
-        if found := _LAYER.match(name):
-            return self.layer(int(found[1]))
+        if (layer := TensorName.parse(name).layer) is not None:
+            return self.layer(layer)
         return self.device if self.request.gpu_layers > self.n_layers else CPU
 
     def of(self, name: str) -> torch.device:
@@ -94,14 +93,10 @@ class Placement:
         for pattern, target in self._patterns:
             if pattern.search(name):
                 return target
-        if is_expert(name) and int(_LAYER.match(name)[1]) < self.request.cpu_experts:
+        layer = TensorName.parse(name).expert_layer
+        if layer is not None and layer < self.request.cpu_experts:
             return CPU
         return self.home(name)
-
-
-def is_expert(name: str) -> bool:
-    """Whether the tensor belongs to the experts of a layer."""
-    return bool(_LAYER.match(name)) and bool(_EXPERTS.search(name))
 
 
 def parse_overrides(text: str) -> tuple[tuple[str, torch.device], ...]:
@@ -149,9 +144,8 @@ def fit(
     Experts of the first layers go to the CPU, of as few as suffice; if all of them are not enough,
     whole layers, too. What is left at the end is a model on the CPU.
     """
-    with_experts = max(
-        (int(_LAYER.match(name)[1]) + 1 for name in names if is_expert(name)), default=0
-    )
+    layers = (TensorName.parse(name).expert_layer for name in names)
+    with_experts = max((layer + 1 for layer in layers if layer is not None), default=0)
     requests = [Request(cpu_experts=n) for n in range(with_experts + 1)]
     requests += [Request(gpu_layers=n, cpu_experts=with_experts) for n in range(n_layers, -1, -1)]
     low, high = 0, len(requests) - 1  # every request needs at most what the one before needs

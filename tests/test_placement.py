@@ -14,6 +14,7 @@ from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import DeviceError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
+from iqforge.formats.tensor_names import TensorName
 from iqforge.runtime import memory
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cache import CacheSettings
@@ -21,7 +22,7 @@ from iqforge.runtime.commands.flags import model_notes
 from iqforge.runtime.layers.attention import attend, attend_with_scores
 from iqforge.runtime.linear import ExpertLinear
 from iqforge.runtime.model import Model, load_model
-from iqforge.runtime.placement import CPU, Placement, Request, fit, is_expert, parse_overrides
+from iqforge.runtime.placement import CPU, Placement, Request, fit, parse_overrides
 from iqforge.runtime.resident import Resident, ResidentMatrix
 from iqforge.runtime.switches import Switches, parse_on_off, parse_ser
 
@@ -74,7 +75,8 @@ def test_experts_and_patterns():
         ("blk.1.ffn_down.weight", False),
         ("blk.1.ffn_up_shexp.weight", False),
     ):
-        assert is_expert(name) == expert and (place.of(name) == CPU) == expert
+        is_expert = TensorName.parse(name).expert_layer is not None
+        assert is_expert == expert and (place.of(name) == CPU) == expert
         assert place.of(name.replace("blk.1", "blk.2")) == CUDA and place.home(name) == CUDA
     overrides = parse_overrides(r"blk\.[01]\.ffn_.*=CPU,ffn_down=CUDA1, attn_k = cpu")
     place = Placement(CUDA, 4, Request(overrides=overrides, gpu_layers=2))

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...formats.gguf.values import Value, f32, i32, string
 from ...formats.source import TensorInfo
+from ...formats.tensor_names import TensorName
 from ..checkpoint.folder import Checkpoint
 from .model_card import Card, model_card_metadata, read_model_card
 
@@ -85,7 +86,9 @@ def size_label(tensors: Sequence[TensorInfo]) -> str:
     experts = [
         tensor
         for tensor in tensors
-        if tensor.name.endswith("_exps.weight") and len(tensor.shape) == 3
+        if (name := TensorName.parse(tensor.name)).is_stacked
+        and name.suffix == "weight"
+        and len(tensor.shape) == 3
     ]
     total = sum(tensor.n_elements for tensor in tensors)
     if not experts:

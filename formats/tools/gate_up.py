@@ -10,7 +10,6 @@ byte back.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,8 +19,10 @@ from ..gguf.shards import KEY_COUNT, KEY_NO, KEY_TENSORS
 from ..gguf.writer import GGUFWriter
 from ..output import refuse_same_file
 from ..source import Sink, Source, TensorInfo
+from ..tensor_names import TensorName
 
-_NAME = re.compile(r"(blk\.\d+\.ffn_)(gate_up|gate|up)(_exps\.(\w+))")
+_MERGED = "ffn_gate_up_exps"
+_HALVES = ("ffn_gate_exps", "ffn_up_exps")
 _MERGED_PARTS = (
     "weight",
     "bias",
@@ -92,20 +93,23 @@ def plan_gate_up(source: Source, undo: bool = False) -> list[PlannedMerge]:
     plan: list[PlannedMerge] = []
     seen: set[str] = set()
     for tensor in source.tensors:
-        match = _NAME.fullmatch(tensor.name)
-        if match is None or (match[2] == "gate_up") != undo:
+        name = TensorName.parse(tensor.name)
+        wanted = (_MERGED,) if undo else _HALVES
+        if name.layer is None or not name.suffix or name.role not in wanted:
             plan.append(PlannedMerge(tensor, (Span(tensor, 0, tensor.n_bytes),), 1, changed=False))
         elif undo:
-            plan += _halves(source, tensor, match, tensors)
+            plan += _halves(source, tensor, name, tensors)
         else:
-            other = tensors.get(f"{match[1]}{'up' if match[2] == 'gate' else 'gate'}{match[3]}")
+            is_gate = name.role == _HALVES[0]
+            other = tensors.get(name.sibling(f"{_HALVES[is_gate]}.{name.suffix}"))
             if other is None:
                 raise MalformedFileError(
                     "its other half is missing", file=source.path, tensor=tensor.name
                 )
             if other.name in seen:
-                gate, up = (tensor, other) if match[2] == "gate" else (other, tensor)
-                plan.append(_merged(source, gate, up, f"{match[1]}gate_up{match[3]}", tensors))
+                gate, up = (tensor, other) if is_gate else (other, tensor)
+                merged = name.sibling(f"{_MERGED}.{name.suffix}")
+                plan.append(_merged(source, gate, up, merged, tensors))
             seen.add(tensor.name)
     if not any(planned.changed for planned in plan):
         raise UsageError(
@@ -144,7 +148,7 @@ def _merged(
 
 
 def _halves(
-    source: Source, tensor: TensorInfo, match: re.Match, names: Collection[str]
+    source: Source, tensor: TensorInfo, merged: TensorName, names: Collection[str]
 ) -> list[PlannedMerge]:
     _check_layout(source, tensor)
     rows, group = tensor.shape[1], tensor.type.group_rows
@@ -158,8 +162,8 @@ def _halves(
     shape = (tensor.shape[0], rows // 2, *tensor.shape[2:])
     size = tensor.n_bytes // tensor.shape[0] // 2
     planned = []
-    for index, half in enumerate(("gate", "up")):
-        name = f"{match[1]}{half}{match[3]}"
+    for index, half in enumerate(_HALVES):
+        name = merged.sibling(f"{half}.{merged.suffix}")
         if name in names:
             raise MalformedFileError(
                 "is there beside the merged tensor", file=source.path, tensor=name
@@ -178,7 +182,7 @@ def _check_layout(source: Source, tensor: TensorInfo) -> None:
     """Gate and up lie behind one another along axis 1: rows of weights [experts, rows, columns],
     elements of biases [experts, n].
     """
-    part = tensor.name.rpartition(".")[2]
+    part = TensorName.parse(tensor.name).suffix
     if part not in _MERGED_PARTS:
         raise UnsupportedTypeError(
             f"'{part}' of experts cannot be merged or parted; {' and '.join(_MERGED_PARTS)} can",

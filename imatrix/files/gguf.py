@@ -17,6 +17,7 @@ from ...formats.gguf.reader import GGUFFile, open_gguf
 from ...formats.gguf.values import ValueType, array, get, string, u32
 from ...formats.gguf.writer import GGUFWriter
 from ...formats.source import TensorInfo
+from ...formats.tensor_names import TensorName
 from ...formats.types import TYPES
 from ..data import Entry, Imatrix, as_float32, check_count, check_values
 from .stored import OpenFile, StoredEntry
@@ -105,7 +106,7 @@ def _n_counts(name: str, entry: Entry) -> int:
     """Matrices that all see every row, as those of heads in latent attention, have one count;
     experts have theirs.
     """
-    if "_exps" in name or (entry.counts != entry.counts[0]).any():
+    if TensorName.parse(name).is_stacked or (entry.counts != entry.counts[0]).any():
         return len(entry.counts)
     return 1
 

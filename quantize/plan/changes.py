@@ -4,21 +4,17 @@ output matrix, keys.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from ...errors import UsageError
 from ...formats.gguf.values import Value, ValueType, boolean, f32, i32, string, u32
 from ...formats.source import Source, TensorInfo, WrappedSource
+from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 from .plan import PlannedTensor
 from .recipe import Recipe
-from .roles import OUTPUT, TOKEN_EMBEDDING
 
 EXTRA_OUTPUT = "output_extra.weight"
-_BLOCK = re.compile(r"blk\.(\d{1,9})\.(.*)", re.DOTALL)
 _LONGEST = 127  # bytes of a key or text, as llama-quantize has it
 
 
@@ -50,13 +46,13 @@ class Changes:
 
     def name_after(self, name: str) -> str | None:
         """What a tensor is called when blocks have been left out; None for one of those."""
-        found = _BLOCK.fullmatch(name)
-        if found is None:
+        parsed = TensorName.parse(name)
+        if parsed.layer is None:
             return name
-        number = int(found[1])
-        if number in self.prune_layers:
+        if parsed.layer in self.prune_layers:
             return None
-        return f"blk.{number - sum(layer < number for layer in set(self.prune_layers))}.{found[2]}"
+        left_out = sum(layer < parsed.layer for layer in set(self.prune_layers))
+        return parsed.in_layer(parsed.layer - left_out)
 
     def apply(self, source: Source, rules: str = "ik") -> Source:
         """The source as it is with these changes. UsageError for layers, keys and values that are

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from ...errors import UsageError
 from ...formats.gguf.values import Value
 from ...formats.source import TensorInfo
+from ...formats.tensor_names import OUTPUT, PER_LAYER_EMBEDDING, ROUTER, TOKEN_EMBEDDING, TensorName
 from .presets import IK
-from .rules import LAYER, RuleSet
+from .rules import RuleSet
 
-TOKEN_EMBEDDING = "token_embd.weight"
-PER_LAYER_EMBEDDING = "per_layer_token_embd.weight"
-OUTPUT = "output.weight"
-ROUTER = "ffn_gate_inp.weight"
 # Looked up row by row, so never interleaved.
 NEVER_INTERLEAVED = (TOKEN_EMBEDDING, PER_LAYER_EMBEDDING)
 
@@ -147,13 +144,13 @@ def is_candidate(
 
 def layer_of(name: str, n_layers: int) -> int:
     """The layer in a tensor's name. UsageError if there is none, or not one of the model's."""
-    found = LAYER.match(name)
-    if found is None:
+    layer = TensorName.parse(name).layer
+    if layer is None:
         raise UsageError(
             "the preset's rules need the number of its layer, and the name has none", tensor=name
         )
-    if int(found[1]) >= n_layers:
+    if layer >= n_layers:
         raise UsageError(
-            f"is of layer {found[1]}, but the model's metadata says {n_layers} layers", tensor=name
+            f"is of layer {layer}, but the model's metadata says {n_layers} layers", tensor=name
         )
-    return int(found[1])
+    return layer

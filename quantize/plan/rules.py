@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 from ...formats.ftypes import FILE_TYPES
 from ...formats.source import TensorInfo
+from ...formats.tensor_names import TensorName
 from ...formats.types import GGMLType, ggml_type
 
 WORDS = frozenset(
@@ -49,7 +50,6 @@ WORDS = frozenset(
     ]
 )
 COMPARISON = re.compile(r"([EGv])(>=|<|=)(\d+)")
-LAYER = re.compile(r"blk\.(\d{1,9})\.")  # how the names of a layer's tensors begin
 VALUES = "value"  # what rows of value projections count
 STEPS = {
     "step": (
@@ -176,8 +176,8 @@ class RuleSet:
 
 
 def _layer_and_name(tensor: TensorInfo) -> tuple[int, bytes]:
-    found = LAYER.match(tensor.name)
-    return int(found[1]) if found else -1, tensor.name.encode(errors="surrogateescape")
+    layer = TensorName.parse(tensor.name).layer
+    return -1 if layer is None else layer, tensor.name.encode(errors="surrogateescape")
 
 
 def by_preset(chains: Mapping[str, tuple[Row, ...]]) -> dict[str, tuple[Row, ...]]:

@@ -11,6 +11,7 @@ import numpy as np
 from ...errors import UsageError
 from ...formats.codec import decode
 from ...formats.source import Source, TensorInfo
+from ...formats.tensor_names import TensorName
 from ...formats.types import GGMLType, ggml_type
 from ..encode import refuse_non_finite
 from ..plan.roles import is_candidate
@@ -52,14 +53,8 @@ def probe_groups(
     groups: dict[tuple[str, int], list[TensorInfo]] = {}
     for tensor in tensors:
         if is_candidate(tensor, architecture):
-            block, number, role = (
-                ("", "0", tensor.name)
-                if not tensor.name.startswith("blk.")
-                else tensor.name.split(".", 2)
-            )
-            groups.setdefault(
-                (role, int(number) // layers if number.isdecimal() else 0), []
-            ).append(tensor)
+            name = TensorName.parse(tensor.name)
+            groups.setdefault((name.local, (name.layer or 0) // layers), []).append(tensor)
     return list(groups.values())
 
 

@@ -8,13 +8,9 @@ import re
 from dataclasses import dataclass
 
 from ...formats.source import TensorInfo
+from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 
-_OF_LAST_ROWS = re.compile(
-    r"\.(attn_q|attn_output|ffn_\w+)\."
-)  # in the last block: behind keys and values
-_OF_EXPERTS = re.compile(
-    r"_exps\.|\.ffn_(gate|up|down)\.\d+\."
-)  # stacked, or one tensor each as in very old files
+_OF_LAST_ROWS = re.compile(r"attn_q|attn_output|ffn_\w+")  # roles after keys and values
 
 
 @dataclass(frozen=True)
@@ -41,23 +37,24 @@ class Cost:
     def of(cls, model, state=None) -> Cost:
         """Of a `Model`; `state` gives the size of the cache."""
         tensors = {tensor.name: tensor for tensor in model.source.tensors}
-        output = "output.weight" if "output.weight" in tensors else "token_embd.weight"
+        output = OUTPUT if OUTPUT in tensors else TOKEN_EMBEDDING
         step_bytes = token_flop = output_flop = last_flop = 0.0
-        last_block = f"blk.{len(model.network.blocks) - 1}."
+        last_layer = len(model.network.blocks) - 1
         for name, tensor in tensors.items():
+            parsed = TensorName.parse(name)
             share = _share_used(model, tensor)
             step_bytes += (
                 tensor.row_bytes
-                if name == "token_embd.weight" and name != output
+                if name == TOKEN_EMBEDDING and name != output
                 else share * tensor.n_bytes
             )
             if len(tensor.shape) < 2:
                 continue
             if name == output:
                 output_flop = 2.0 * tensor.n_elements
-            elif name != "token_embd.weight":
+            elif name != TOKEN_EMBEDDING:
                 token_flop += 2 * share * tensor.n_elements
-                if name.startswith(last_block) and _OF_LAST_ROWS.search(name):
+                if parsed.layer == last_layer and _OF_LAST_ROWS.fullmatch(parsed.role):
                     last_flop += 2 * share * tensor.n_elements
         pair_flop = last_pair_flop = 0.0
         for block in model.network.blocks:
@@ -101,7 +98,7 @@ def _pairs(n_past: int, n: int) -> float:
 
 def _share_used(model, tensor: TensorInfo) -> float:
     """The part of a tensor that one token needs."""
-    if not _OF_EXPERTS.search(tensor.name):
+    if TensorName.parse(tensor.name).expert_layer is None:
         return 1.0
     p = model.hyperparameters
     return p.integer("expert_used_count") / p.integer("expert_count")

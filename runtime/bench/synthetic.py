@@ -22,6 +22,7 @@ from ...errors import NotFoundError, ShapeError, UsageError
 from ...formats.ftypes import FILE_TYPES
 from ...formats.gguf.values import Value, f32, string, u32
 from ...formats.source import Source, TensorInfo
+from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
 from ...formats.types import GGMLType, ggml_type
 from .random_blocks import random_rows, supported
 from .repeated_rows import RepeatedRows, rows_per_page_run
@@ -158,7 +159,7 @@ class SyntheticSource(Source):
                 return type
         if len(shape) == 1 or "ffn_gate_inp" in name:
             return ggml_type("F32")
-        if name in ("token_embd.weight", "output.weight") and self.type.name not in _OWN_TYPES:
+        if name in (TOKEN_EMBEDDING, OUTPUT) and self.type.name not in _OWN_TYPES:
             return ggml_type("Q6_K")
         return self.type
 
@@ -194,7 +195,7 @@ def _check(tensor: TensorInfo) -> None:
 
 def _tensors(s: Shape):
     """(name, numpy-order shape) of all tensors, in the order of a converted file."""
-    yield "token_embd.weight", (s.n_vocab, s.width)
+    yield TOKEN_EMBEDDING, (s.n_vocab, s.width)
     if s.llama3_rope:
         yield "rope_freqs.weight", (s.head // 2,)
     for layer in range(s.n_layers):
@@ -215,7 +216,7 @@ def _tensors(s: Shape):
         yield f"{at}.ffn_up{exps}.weight", (*stack, s.hidden, s.width)
         yield f"{at}.ffn_down{exps}.weight", (*stack, s.width, s.hidden)
     yield "output_norm.weight", (s.width,)
-    yield "output.weight", (s.n_vocab, s.width)
+    yield OUTPUT, (s.n_vocab, s.width)
 
 
 def _pool_key(tensor: TensorInfo) -> tuple:

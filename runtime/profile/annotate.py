@@ -8,18 +8,17 @@ known.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 
+from ...formats.tensor_names import TensorName
 from ..layers.norm import RMSNorm
 from ..layers.rope import Rope
 from ..linear import Embedding, ExpertLinear, Linear
 
 PREFIX = "iqforge|"
-_LAYER = re.compile(r"(blk\.\d+)\.(.+)\.weight$")
 
 
 def range_name(layer: str, kind: str, n_bytes: float = 0) -> str:
@@ -62,8 +61,8 @@ def _name_parts(owner, layer: str, sizes: dict, undo: ExitStack) -> None:
     """Gives names to the modules that `owner` has as attributes, and to theirs."""
     for attribute, part in list(vars(owner).items()):
         if isinstance(part, (Linear, ExpertLinear, Embedding)):
-            found = _LAYER.match(part.name)
-            where, kind = found.groups() if found else (part.role, part.role)
+            name = TensorName.parse(part.name)
+            where, kind = (part.role, part.role) if name.layer is None else (name.prefix, name.stem)
             # An embedding reads the rows asked for, experts those that were chosen: not known
             # before.
             n_bytes = (
