@@ -80,7 +80,7 @@ def _name_parts(owner, layer: str, sizes: dict, undo: ExitStack) -> None:
             _replace(owner, attribute, Named(part, layer, type(part).__name__), undo)
 
 
-_PACKAGE = __name__.rpartition(".")[0]
+_PACKAGE = Linear.__module__.rpartition(".")[0]  # of everything that runs a model
 
 
 def _name_engine(engine, undo: ExitStack) -> None:
