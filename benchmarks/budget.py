@@ -1,13 +1,15 @@
 """KL divergence of types chosen for a size, beside that of every preset, as Markdown tables.
 
-    python -m iqforge convert CHECKPOINT --outfile MODEL.gguf --outtype bf16
-    python -m iqforge imatrix -m MODEL.gguf -f wiki.valid.txt -o MODEL.dat --chunks 100
-    python -m iqforge sensitivity -m MODEL.gguf -f wiki.valid.txt --imatrix MODEL.dat --chunks 16 -o MODEL.json
-    python benchmarks/budget.py MODEL.gguf --imatrix MODEL.dat --damage MODEL.json --text wiki.test.txt --work FOLDER
+    iqforge convert CHECKPOINT --outfile MODEL.gguf --outtype bf16
+    iqforge imatrix -m MODEL.gguf -f wiki.valid.txt -o MODEL.dat --chunks 100
+    iqforge sensitivity -m MODEL.gguf -f wiki.valid.txt --imatrix MODEL.dat --chunks 16 \\
+        -o MODEL.json
+    python benchmarks/budget.py MODEL.gguf --imatrix MODEL.dat --damage MODEL.json \\
+        --text wiki.test.txt --work FOLDER
 
 Tensors are quantized once per type, kept in FOLDER and put into one loaded model in turn, which
-gives the logits of the file that `iqforge quantize` would write (tests/test_budget.py holds one
-against the other). Results are kept there too.
+gives the logits of the file that `iqforge quantize` would write (tests/test_budget.py compares the
+two). Results are kept there too.
 """
 
 from __future__ import annotations
@@ -161,7 +163,9 @@ class Chooser:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--imatrix", required=True)
     parser.add_argument("--text", required=True)

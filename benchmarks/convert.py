@@ -24,11 +24,13 @@ from pathlib import Path
 import numpy as np
 from iqforge.formats.codec import encode_float
 from iqforge.formats.types import ggml_type
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from tiny_checkpoint import write_tokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 N_EMBD, N_FF, HEADS, N_KV_HEADS = 4096, 14336, 32, 8
+SPLIT_REGEX = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def shapes(total_bytes: int, largest_bytes: int) -> tuple[dict[str, tuple[int, ...]], int, int]:
@@ -109,12 +111,33 @@ def write_checkpoint(
         with open(file, "wb") as output:
             output.write(len(text).to_bytes(8, "little") + text)
             for start in range(0, position, tile.size):
-                output.write(tile[: min(tile.size, position - start)])
+                output.write(tile[: min(tile.size, position - start)].data)
         total += position
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"metadata": {}, "weight_map": owners})
     )
     return total
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a byte-level BPE vocabulary without merges: the bytes and two control tokens."""
+    bos, eos = "<|begin|>", "<|end|>"
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT_REGEX), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        special_tokens=[bos, eos],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([], trainer)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": bos, "eos_token": eos}))
 
 
 def measure(command: list[str], out: Path) -> tuple[float, int, float]:
@@ -135,7 +158,9 @@ def measure(command: list[str], out: Path) -> tuple[float, int, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gigabytes", type=float, default=4)
     parser.add_argument(
         "--largest", type=float, default=2, help="bytes of the largest tensor, in GB"

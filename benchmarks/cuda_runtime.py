@@ -1,16 +1,21 @@
 """The table of docs/benchmarks/cuda.md: prompts of 2048 tokens (-ub 2048) and 128 tokens of
 generation on random weights of real shapes.
 
-    python benchmarks/cuda_runtime.py                                     # all rows; about a minute on one H200 with compiled kernels
-    python benchmarks/cuda_runtime.py --shape llama-8b --type IQ4_K -r 5  # these rows only
-    python benchmarks/cuda_runtime.py --apart                             # a process per row: one that fails does not touch the others
-    python benchmarks/cuda_runtime.py --json cuda.jsonl                   # every figure is written there at once, and not measured again
-    python benchmarks/cuda_runtime.py --json cuda.jsonl --table           # measures nothing: the newest figures that are there
+    python benchmarks/cuda_runtime.py
+    python benchmarks/cuda_runtime.py --shape llama-8b --type IQ4_K -r 5
+    python benchmarks/cuda_runtime.py --apart
+    python benchmarks/cuda_runtime.py --json cuda.jsonl
+    python benchmarks/cuda_runtime.py --json cuda.jsonl --table
 
-Prints markdown: the reference's figures, what must be reached, the goal, and ours with its share of
-the limit of the device. Lines of the file count for the device and the sources they were measured
-with (`code`), so that a run goes on where it was cut off, and figures of other kernels do not come
-into a table.
+The first line measures all rows: about a minute on one H200 with compiled kernels. --apart runs
+each row in its own process, so that a failure does not affect the others. --json appends every
+figure to a file as soon as it is measured and does not measure it again; --table prints the newest
+figures of that file and measures nothing.
+
+Prints Markdown: the reference's figures, the required speed, the goal, and our speed with its share
+of the device's limit. Figures in the file are tied to the device and to the sources they were
+measured with (`code`), so an interrupted run resumes, and figures of other kernels never enter the
+table.
 """
 
 from __future__ import annotations

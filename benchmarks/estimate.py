@@ -1,6 +1,7 @@
 """What `iqforge quantize --dry-run` says of time and peak memory, beside what the run then takes.
 
-    python benchmarks/estimate.py --model mini-llama-bf16.gguf --type IQ4_K Q4_K_M IQ3_KT Q8_0 --gigabytes 2 --repeat 3 --dir /tmp
+    python benchmarks/estimate.py --model mini-llama-bf16.gguf --type IQ4_K Q4_K_M IQ3_KT Q8_0 \\
+        --gigabytes 2 --repeat 3 --dir /tmp
 
 For every model and type a dry run and a run take turns, each in a process of its own; medians are
 printed with their ratio. With --gigabytes a synthetic bf16 file (random values, as
@@ -82,7 +83,9 @@ def compare_cpu(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", nargs="*", default=[], help="GGUF files")
     parser.add_argument("--type", nargs="+", default=["IQ4_K", "Q4_K_M", "Q8_0"])
     parser.add_argument(

@@ -141,7 +141,9 @@ def run(command: list[str], environment: dict[str, str]) -> tuple[float, list[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--dir", default=None, help="where the files go (16 GB and the output's size are needed)"
     )

@@ -1,11 +1,14 @@
 """Peak memory and time of the commands on importance matrix files of the size of DeepSeek V3's.
 
-`python benchmarks/imatrix_memory.py` makes two files of 1 GB (58 layers of 256 experts, 7168 and
-2048 columns) in a temporary folder, which takes 5 GB.
+    python benchmarks/imatrix_memory.py
+
+Makes two files of 1 GB (58 layers of 256 experts, 7168 and 2048 columns) in a temporary folder,
+which takes 5 GB.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import struct
 import subprocess
@@ -20,6 +23,9 @@ LAYERS, EXPERTS, N_EMBD, N_FF = 58, 256, 7168, 2048
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         a, b, gguf, out, both = (
             str(Path(folder, name)) for name in ("a.dat", "b.dat", "x.gguf", "out.dat", "y.gguf")

@@ -2,11 +2,12 @@
 graph, and all layers in a chain.
 
     python benchmarks/matvec.py --shape llama-8b qwen3-30b-a3b --type IQ4_K Q4_K
-    python benchmarks/matvec.py --try _STAGE_STEPS=4 --try _RING=40960                                # constants of matvec_plan.py
-    IQFORGE_PDL=0 python benchmarks/matvec.py                                                        # without overlap of kernels
+    python benchmarks/matvec.py --try _STAGE_STEPS=4 --try _RING=40960
+    IQFORGE_PDL=0 python benchmarks/matvec.py
 
-Prints microseconds and TB/s of weights. There is no attention, router or sampling in the chain; the
-same few experts are chosen in turn.
+--try sets constants of cuda_kernels/matvec_plan.py; IQFORGE_PDL=0 turns off the overlap of kernels.
+Prints microseconds and TB/s of weights. The chain has no attention, router or sampling, and chooses
+the same few experts in turn.
 """
 
 from __future__ import annotations

@@ -61,7 +61,9 @@ def peak_of(command: list[str]) -> tuple[int, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gigabytes", type=float, default=4)
     parser.add_argument(
         "--largest", type=float, default=1, help="bytes of the largest tensor, in GB"

@@ -1,12 +1,13 @@
 """Every preset on one model: size, perplexity, and whether types and sizes are those that the
 reference's tool would choose.
 
-    python benchmarks/presets.py MODEL.gguf --imatrix F --text wiki.test.txt [--chunks 8] [--reference llama-quantize] [--preset P ...]
+    python benchmarks/presets.py MODEL.gguf --imatrix F --text wiki.test.txt [--chunks 8] \\
+        [--reference llama-quantize] [--preset P ...]
 
-With the path of ik_llama.cpp's llama-quantize its own `--dry-run` is asked for every preset that it
-has, and each tensor's type compared; the size of tensor data in our file must be what these types
-take, to the byte. A preset that gives the same types as one before it is not measured again.
---preset and --rules choose some rows.
+--reference takes the path of ik_llama.cpp's llama-quantize. Its `--dry-run` is run for every preset
+that it has, and the type of each tensor is compared; the size of the tensor data in our file must
+match these types to the byte. A preset that gives the same types as an earlier one is not measured
+again. --preset and --rules choose rows.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def compared(tool: str, model: str, preset: str, imatrix: str | None, out: str) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--imatrix")
     parser.add_argument("--text", required=True)

@@ -1,9 +1,11 @@
 """Perplexity and KL divergence of a model quantized to several types, as a Markdown table.
 
-    python benchmarks/quality.py MODEL.gguf --imatrix F --text wiki.test.txt [--reference reference.json] [--type T ...]
+    python benchmarks/quality.py MODEL.gguf --imatrix F --text wiki.test.txt \\
+        [--reference reference.json] [--type T ...]
 
 Every type is written with --pure, token embeddings and output at Q8_0, and compared with MODEL on
-the text. With a reference file (`types: {name: {mean_kld, ppl}}`) its numbers stand beside ours.
+the text. With a reference file (`types: {name: {mean_kld, ppl}}`) its figures are printed beside
+ours.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import os
 import tempfile
 import time
+from pathlib import Path
 
 import iqforge
 
@@ -51,7 +54,9 @@ TYPES = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--imatrix")
     parser.add_argument("--text", required=True)
@@ -59,7 +64,7 @@ def main() -> None:
     parser.add_argument("--reference")
     parser.add_argument("--type", action="append", dest="types")
     args = parser.parse_args()
-    reference = json.load(open(args.reference))["types"] if args.reference else {}
+    reference = json.loads(Path(args.reference).read_text())["types"] if args.reference else {}
     with tempfile.TemporaryDirectory() as folder:
         base, out = os.path.join(folder, "base.kld"), os.path.join(folder, "q.gguf")
         full = iqforge.measure_perplexity(

@@ -1,14 +1,17 @@
-"""How fast a device reads weights as the products of a step do: rings of cp.async, a piece of codes
-and one of scales in turn.
+"""How fast a device reads weights in the way that decode steps do: through rings of cp.async, a
+piece of codes and a piece of scales in turn.
 
-    python benchmarks/reads.py            # what L2 is asked to take in with each copy, lengths of pieces, rings
+    python benchmarks/reads.py
 
-Each warp has rows of its own and copies them, piece by piece, into its ring in shared memory; a
-piece of codes has its scales in another plane. Nothing is multiplied. Prints microseconds and TB/s
-of one launch in a graph of several, over bytes that exceed the caches.
+Each warp copies its own rows, piece by piece, into its ring in shared memory; the scales of a piece
+are in another plane. Nothing is multiplied. The runs differ in the L2 prefetch hint, the length of
+the pieces and the size of the ring. Prints microseconds and TB/s of one launch in a graph of
+several, over more bytes than the caches hold.
 """
 
 from __future__ import annotations
+
+import argparse
 
 import numpy as np
 import torch
@@ -20,12 +23,17 @@ WARPS, ROW = 16, 4096
 KERNEL = r"""
 typedef unsigned int u32;
 template <bool ASKS> __device__ void copy16(u32 to, const char* from) {
-  if (!ASKS || HINT == 0) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
-  else if (HINT == 64) asm volatile("cp.async.cg.shared.global.L2::64B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
-  else if (HINT == 128) asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
-  else asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+#define COPY(HINTED) \
+  asm volatile("cp.async.cg.shared.global" HINTED " [%0], [%1], 16;" \
+               :: "r"(to), "l"(from) : "memory")
+  if (!ASKS || HINT == 0) COPY("");
+  else if (HINT == 64) COPY(".L2::64B");
+  else if (HINT == 128) COPY(".L2::128B");
+  else COPY(".L2::256B");
+#undef COPY
 }
-extern "C" __global__ void __launch_bounds__(32 * WARPS) reads(const char* codes, const char* scales, long long rows, u32* out) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS) reads(
+    const char* codes, const char* scales, long long rows, u32* out) {
   extern __shared__ __align__(128) char shared[];
   constexpr int SLOT = PIECE + (SCALES + 15) / 16 * 16, PIECES = ROW / PIECE;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -39,8 +47,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) reads(const char* codes
     if (row < rows) {
       #pragma unroll
       for (int i = 0; i < PIECE; i += 512)
-        if (i + 16 * lane < PIECE) copy16<true>(to + i, codes + row * ROW + piece * PIECE + i + 16 * lane);
-      if (16 * lane < SCALES) copy16<SCALES_TOO>(to + PIECE, scales + (row * PIECES + piece) * SCALES + 16 * lane);
+        if (i + 16 * lane < PIECE)
+          copy16<true>(to + i, codes + row * ROW + piece * PIECE + i + 16 * lane);
+      if (16 * lane < SCALES)
+        copy16<SCALES_TOO>(to + PIECE, scales + (row * PIECES + piece) * SCALES + 16 * lane);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
     if (++piece == PIECES) piece = 0, row += stride;
@@ -115,8 +125,11 @@ class Reads:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("there is no CUDA device here")
+        raise SystemExit("no CUDA device found")
     reads = Reads()
     print(
         f"{torch.cuda.get_device_name()}; megabytes of codes, then us and TB/s of codes and"
@@ -124,15 +137,11 @@ def main() -> None:
     )
     for megabytes in (558, 125):
         for label, changes in (
-            *(
-                (
-                    (
-                        f"{'no hint' if not hint else f'L2::{hint}B'}{' also for scales' if too else ''}"
-                    ),
-                    {"HINT": hint, "SCALES_TOO": too},
-                )
-                for hint, too in ((256, 0), (128, 0), (128, 1), (64, 0), (0, 0))
-            ),
+            ("L2::256B", {"HINT": 256}),
+            ("L2::128B", {"HINT": 128}),
+            ("L2::128B also for scales", {"HINT": 128, "SCALES_TOO": 1}),
+            ("L2::64B", {"HINT": 64}),
+            ("no hint", {"HINT": 0}),
             ("no scales, L2::256B", {"HINT": 256, "SCALES": 0}),
             ("no scales, L2::128B", {"HINT": 128, "SCALES": 0}),
             ("pieces of 512 + 32", {"PIECE": 512, "SCALES": 32}),

@@ -1,13 +1,14 @@
 """Relative quantization errors beside the reference's, on its own sources, as a Markdown table.
 
-    python benchmarks/rmse.py        (needs the reference data: IQFORGE_SHARED or ../shared)
+    python benchmarks/rmse.py
 
-Root mean square error relative to the source; with importances (im) weighted by them. Ratios below
-1: ours is smaller.
+Root mean square errors relative to the source, weighted by the importances where there are any
+(im). Ratios below 1: ours is smaller. Needs the reference data: IQFORGE_SHARED or ../shared.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 
@@ -23,6 +24,9 @@ GOLDEN = (
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     sources = np.load(GOLDEN / "sources.npz")
     cases = [(case, imp) for case in ("gauss", "student", "real") for imp in ("no", "im")]
     print(

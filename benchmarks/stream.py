@@ -1,7 +1,8 @@
 """Quantizing a file that is larger than its share of memory: speed, peak resident memory and how
 busy the cores are.
 
-    python benchmarks/stream.py --gigabytes 16 --largest 2 --type Q4_K --dir /tmp --reference llama-quantize
+    python benchmarks/stream.py --gigabytes 16 --largest 2 --type Q4_K --dir /tmp \\
+        --reference llama-quantize
 
 Writes a bf16 GGUF file (random values, one tensor of --largest GB, the others an eighth of it),
 runs `iqforge quantize` on it in a process of its own and, if one is named, the reference's program
@@ -85,7 +86,9 @@ def digest(path: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gigabytes", type=float, default=16)
     parser.add_argument(
         "--largest", type=float, default=2, help="bytes of the largest tensor, in GB"

@@ -1,17 +1,17 @@
 """Speed of `decode_torch` on one device, and whether its bits are those of the stored digests, as a
 Markdown table.
 
-    python benchmarks/torch_decode.py cuda [ROWS]       (or cpu; rows of 4096 elements, 8192 by default)
+    python benchmarks/torch_decode.py cuda [ROWS]
 
-Millions of elements a second with bytes and results in the device's memory, best of five; torch's
-threads as set by the environment.
+Millions of elements a second with bytes and results in the device's memory, best of five, on ROWS
+rows of 4096 elements. The environment sets the number of torch's threads.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from iqforge.formats.torch_decode import decode_torch
 from iqforge.formats.types import ggml_type
 
 
-def main(device: str, rows: int = 8192) -> None:
+def measure(device: str, rows: int) -> None:
     stored = json.loads((Path(__file__).parents[1] / "tests/decode_digests.json").read_text())
     name_of = (
         torch.cuda.get_device_name()
@@ -57,5 +57,15 @@ def main(device: str, rows: int = 8192) -> None:
         )
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("device", help="cpu, cuda or cuda:N")
+    parser.add_argument("rows", nargs="?", type=int, default=8192)
+    args = parser.parse_args()
+    measure(args.device, args.rows)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main()

@@ -1,10 +1,10 @@
 """Trellis types: weighted errors beside the reference's, and what differs between a GPU's bytes and
 the CPU's. Markdown tables.
 
-    python benchmarks/trellis.py [--device cuda]        (needs the reference data: IQFORGE_SHARED or ../shared)
+    python benchmarks/trellis.py [--device cuda]
 
-Root mean square errors relative to the source, weighted by the importances (im); of the values that
-matrix products use.
+Root mean square errors relative to the source, weighted by the importances (im), of the values that
+matrix products use. Needs the reference data: IQFORGE_SHARED or ../shared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def error(name: str, x: np.ndarray, rows: np.ndarray, w: np.ndarray) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device")
     device = parser.parse_args().device
     sources = np.load(GOLDEN / "sources.npz")

@@ -1,4 +1,4 @@
-"""GGUF bytes put together by hand, also wrong ones: no code is shared with the writer under test."""
+"""GGUF bytes built by hand, valid and broken, without any code of the writer under test."""
 
 from __future__ import annotations
 

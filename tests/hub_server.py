@@ -1,4 +1,4 @@
-"""A server on this machine that speaks the Hub's scheme, and misbehaves where a test asks for it."""
+"""A local server that speaks the Hub's protocol and misbehaves where a test asks for it."""
 
 from __future__ import annotations
 

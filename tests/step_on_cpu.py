@@ -7,6 +7,7 @@ from __future__ import annotations
 import weakref
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
+from typing import ClassVar
 
 import torch
 from iqforge.cuda_kernels import matvec, ops
@@ -28,7 +29,7 @@ class Graph:
     """
 
     recording: Graph | None = None
-    alive: weakref.WeakSet = weakref.WeakSet()
+    alive: ClassVar[weakref.WeakSet[Graph]] = weakref.WeakSet()
     replays = 0
 
     def __init__(self):

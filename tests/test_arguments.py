@@ -1,4 +1,4 @@
-"""Wrong kinds of arguments to the runtime's Python interface: named errors, none of Python's own."""
+"""Wrong kinds of arguments to the runtime's Python interface end in named errors."""
 
 from __future__ import annotations
 

@@ -23,11 +23,15 @@ from iqforge.runtime.cuda.device_facts import facts_of
 from iqforge.runtime.model import Model
 from iqforge.runtime.sampling import Sampling
 
-IK_FIELDS = """build_commit, build_number, cuda, vulkan, metal, sycl, rpc, gpu_blas, blas, cpu_info, gpu_info, model_filename, model_type,
-model_size, model_n_params, n_batch, n_ubatch, n_threads, type_k, type_v, n_gpu_layers, split_mode, main_gpu, no_kv_offload, flash_attn,
-mla_attn, attn_max_batch, ser, reuse, tensor_split, use_mmap, embeddings, repack, mqkv, muge, defer_experts, fused_moe, grouped_er,
-no_fused_up_gate, use_thp, no_ooae, rcache, sas, max_gpu, cuda_params, override_tensor, n_prompt, n_gen, test_time, avg_ns, stddev_ns,
-avg_ts, stddev_ts, test""".replace("\n", " ").split(", ")
+IK_FIELDS = """\
+build_commit, build_number, cuda, vulkan, metal, sycl, rpc, gpu_blas, blas, cpu_info, gpu_info,
+model_filename, model_type, model_size, model_n_params, n_batch, n_ubatch, n_threads, type_k,
+type_v, n_gpu_layers, split_mode, main_gpu, no_kv_offload, flash_attn, mla_attn, attn_max_batch,
+ser, reuse, tensor_split, use_mmap, embeddings, repack, mqkv, muge, defer_experts, fused_moe,
+grouped_er, no_fused_up_gate, use_thp, no_ooae, rcache, sas, max_gpu, cuda_params,
+override_tensor, n_prompt, n_gen, test_time, avg_ns, stddev_ns, avg_ts, stddev_ts, test""".replace(
+    "\n", " "
+).split(", ")
 
 
 class Recorder:

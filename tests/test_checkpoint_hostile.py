@@ -56,7 +56,7 @@ HOSTILE = {
     "nested deeply": (packed('{"a":' * 100_000), MalformedFileError, "nested"),
     "arrays nested deeply": (packed('{"a":' + "[" * 500_000), MalformedFileError, "nested"),
     "duplicate name": (
-        packed('{"a": %s, "a": %s}' % (json.dumps(ONE), json.dumps(ONE))),
+        packed(f'{{"a": {json.dumps(ONE)}, "a": {json.dumps(ONE)}}}'),
         MalformedFileError,
         "twice",
     ),
@@ -252,7 +252,7 @@ BOTH = {"weight_map": {"a": FIRST, "b": SECOND}}
         ({"weight_map": []}, CheckpointError, "weight_map"),
         ({}, CheckpointError, "weight_map"),
         (
-            '{"weight_map": {"a": "%s", "a": "%s", "b": "%s"}}' % (FIRST, SECOND, SECOND),
+            f'{{"weight_map": {{"a": "{FIRST}", "a": "{SECOND}", "b": "{SECOND}"}}}}',
             ConfigError,
             "twice",
         ),

@@ -38,7 +38,7 @@ from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe, write_safetensors
 
 # --- against the reference
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_plan_of_the_reference(tmp_path: Path, case: str):
 
 
 # --- generated checkpoints
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def values(source, name: str) -> np.ndarray:
@@ -350,7 +350,7 @@ def test_outtype(tmp_path: Path, dtype: str, outtype: str, file_type: int, matri
 
 
 # --- what must be refused
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def opened(folder: Path, **options) -> CheckpointSource:
@@ -505,7 +505,7 @@ def test_a_stored_name_has_one_line_of_the_table(tmp_path: Path, monkeypatch: py
 
 
 # --- names and the command
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

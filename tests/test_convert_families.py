@@ -397,7 +397,7 @@ def test_llama_vocabularies_known_by_their_size(tmp_path: Path, n_vocab: int, ke
 
 
 def test_the_page_shows_the_file_as_it_is():
-    """docs/adding-an-architecture.md walks through a real file; the files that it points to exist."""
+    """The files that docs/adding-an-architecture.md points to exist."""
     root = Path(__file__).parents[1]  # the clone's: an installed package has no docs/
     page = (root / "docs" / "adding-an-architecture.md").read_text()
     assert f"```python\n{(root / 'convert/architectures/starcoder2.py').read_text()}```" in page

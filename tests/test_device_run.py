@@ -168,7 +168,7 @@ def quantize(model: Path, out: Path, type: str, devices=(), **options):
     """The report and the digest of a run through fake devices; on the CPU without them."""
     with (
         unittest.mock.patch(
-            "iqforge.quantize.cuda.devices.find_devices", lambda device: range(len(devices))
+            "iqforge.quantize.cuda.devices.find_devices", return_value=range(len(devices))
         ),
         unittest.mock.patch(
             "iqforge.quantize.cuda.device.CudaDevice", lambda number: devices[number]

@@ -26,9 +26,11 @@ from .test_gguf_writer import METADATA, TENSORS, write
 
 
 def test_two_writers_on_one_output(tmp_path):
-    with GGUFWriter(tmp_path / "m.gguf", METADATA, []):
-        with pytest.raises(OutputError, match="another process is writing"):
-            GGUFWriter(tmp_path / "m.gguf", METADATA, [])
+    with (
+        GGUFWriter(tmp_path / "m.gguf", METADATA, []),
+        pytest.raises(OutputError, match="another process is writing"),
+    ):
+        GGUFWriter(tmp_path / "m.gguf", METADATA, [])
     open_gguf(tmp_path / "m.gguf").close()
 
 
@@ -109,7 +111,11 @@ if limit:
 tensors = [TensorInfo(f"t{i}", (64, 4096), ggml_type("F32")) for i in range(4)]
 metadata = {"general.architecture": string("llama")}
 try:
-    with (GGUFWriter(path, metadata, tensors) if kind == "one" else ShardedWriter(path, metadata, tensors, [[t] for t in tensors])) as sink:
+    if kind == "one":
+        opened = GGUFWriter(path, metadata, tensors)
+    else:
+        opened = ShardedWriter(path, metadata, tensors, [[t] for t in tensors])
+    with opened as sink:
         for tensor in tensors:
             for _ in range(4):
                 sink.write(tensor, np.ones((16, 4096), np.float32))
@@ -175,9 +181,11 @@ def test_really_full_disk(tmp_path, monkeypatch):
         with pytest.raises(OutputError, match="needs 209[0-9]+ bytes, [0-9]+ are free"):
             GGUFWriter(tmp_path / "m.gguf", METADATA, tensors)
         monkeypatch.setattr(output, "check_space", lambda *_: None)
-        with pytest.raises(OutputError, match="No space left"):
-            with GGUFWriter(tmp_path / "m.gguf", METADATA, tensors) as writer:
-                writer.write(tensors[0], np.zeros((1024, 512), np.float32))
+        with (
+            pytest.raises(OutputError, match="No space left"),
+            GGUFWriter(tmp_path / "m.gguf", METADATA, tensors) as writer,
+        ):
+            writer.write(tensors[0], np.zeros((1024, 512), np.float32))
         assert os.listdir(tmp_path) == []
     finally:
         subprocess.run(["umount", tmp_path], check=True)

@@ -38,7 +38,7 @@ def test_bytes_are_those_of_the_hand_made_file(tmp_path):
 
 
 def test_pieces_and_padding(tmp_path):
-    """Tensors whose size is not a multiple of the alignment, written in odd pieces of other dtypes."""
+    """Tensors with unaligned sizes, written in odd pieces of other dtypes."""
     tensors = [TensorInfo("a", (5,), ggml_type("I8")), TensorInfo("b", (3, 32), ggml_type("Q8_0"))]
     data = np.arange(3 * 34, dtype=np.uint8).reshape(3, 34)
     with GGUFWriter(tmp_path / "m.gguf", {}, tensors) as writer:
@@ -178,9 +178,12 @@ def test_shards(tmp_path):
 
 def test_shards_out_of_turn(tmp_path):
     for numbers, words in (([1], "0 of 64 bytes"), ([0], "0 of 64 bytes"), ([], "0 of 64 bytes")):
-        with pytest.raises(IqforgeError, match=words), ShardedWriter(
-            tmp_path / "m", METADATA, TENSORS, [[TENSORS[0]], [TENSORS[1]]]
-        ) as writer:
+        with (
+            pytest.raises(IqforgeError, match=words),
+            ShardedWriter(
+                tmp_path / "m", METADATA, TENSORS, [[TENSORS[0]], [TENSORS[1]]]
+            ) as writer,
+        ):
             for number in numbers:
                 writer.write(TENSORS[number], rows(number))
         assert os.listdir(tmp_path) == []

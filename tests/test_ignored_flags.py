@@ -125,7 +125,7 @@ def test_bench_says_so(monkeypatch, model, capsys):
         )
         == 0
     )
-    out, err = capsys.readouterr()
+    _, err = capsys.readouterr()
     assert (
         "device: cpu (there is no GPU)" in err
         and "note: -tgb changes nothing here" in err

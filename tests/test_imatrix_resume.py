@@ -1,4 +1,4 @@
-"""Collections that are interrupted, killed too, go on to the same bytes; what differs is refused."""
+"""Interrupted and killed collections resume to the same bytes; other settings are refused."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def model(tmp_path_factory) -> Path:
 
 
 def settings(model: Path) -> dict:
-    return dict(
-        model=model,
-        text=PROSE * 20,
-        n_ctx=N_CTX,
-        chunks=60,
-        batch_tokens=2 * N_CTX,
-        output_frequency=4,
-        save_frequency=25,
-    )
+    return {
+        "model": model,
+        "text": PROSE * 20,
+        "n_ctx": N_CTX,
+        "chunks": 60,
+        "batch_tokens": 2 * N_CTX,
+        "output_frequency": 4,
+        "save_frequency": 25,
+    }
 
 
 # Text, because a process that is started anew cannot import this module from every place the tests

@@ -28,7 +28,10 @@ NUMBERS = """
 static std::vector<float> numbers(size_t n) {
     static unsigned state = 1;
     std::vector<float> x(n);
-    for (auto& v : x) v = (float)((state = state * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1.0f;
+    for (auto& v : x) {
+        state = state * 1664525u + 1013904223u;
+        v = (float)(state >> 8) / 8388608.0f - 1.0f;
+    }
     return x;
 }
 """
@@ -37,13 +40,15 @@ MAIN_ATTENTION = (
     + """
 int main() {
     const int capacity = 512;
-    auto q = numbers(ROWS * HEADS * DK), k = numbers(ROWS * HEADS_KV * DK), v = numbers(ROWS * HEADS_KV * DV), norm = numbers(DK);
+    auto q = numbers(ROWS * HEADS * DK), k = numbers(ROWS * HEADS_KV * DK);
+    auto v = numbers(ROWS * HEADS_KV * DV), norm = numbers(DK);
     auto angles = numbers(ROWS * N_ROT);
-    std::vector<u8> cache_k((size_t)capacity * HEADS_KV * ROW_K), cache_v((size_t)capacity * HEADS_KV * ROW_V);
+    std::vector<u8> cache_k((size_t)capacity * HEADS_KV * ROW_K);
+    std::vector<u8> cache_v((size_t)capacity * HEADS_KV * ROW_V);
     std::vector<float> out(ROWS * HEADS * DV);
     for (int position : {0, 61, 300})
-        run(4, q.data(), k.data(), v.data(), norm.data(), norm.data(), 1e-6f, angles.data(), cache_k.data(), cache_v.data(), &position,
-            0.1f, out.data());
+        run(4, q.data(), k.data(), v.data(), norm.data(), norm.data(), 1e-6f, angles.data(),
+            cache_k.data(), cache_v.data(), &position, 0.1f, out.data());
 }
 """
 )
@@ -68,8 +73,10 @@ int main() {
     std::vector<int> positions(8, 5), history(20);
     const u64 seed = 7;
     greedy(values.data(), n, 3, tokens.data(), positions.data(), history.data());
-    draw(values.data(), ids.data(), n, 40, 0.8, 0.95, 0.05, &seed, tokens.data(), positions.data(), history.data());
-    best(values.data(), n, 40, 0.8, 0.95, 0.05, &seed, tokens.data(), positions.data(), history.data());
+    draw(values.data(), ids.data(), n, 40, 0.8, 0.95, 0.05, &seed, tokens.data(), positions.data(),
+         history.data());
+    best(values.data(), n, 40, 0.8, 0.95, 0.05, &seed, tokens.data(), positions.data(),
+         history.data());
 }
 """
 )

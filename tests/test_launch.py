@@ -14,7 +14,8 @@ pytestmark = [
 ]
 
 SOURCE = """\
-extern "C" __global__ void add(long long* out, const int* in, int n, long long far, double factor, const int* nothing) {
+extern "C" __global__ void add(
+    long long* out, const int* in, int n, long long far, double factor, const int* nothing) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

@@ -421,7 +421,7 @@ Q5_K_M q5_K: output q6_K, attn_v q6_K:0-2 5 8 11 14 17 20 23-27, ffn_down q6_K:0
 IQ2_XXS iq2_xxs: output q5_K, token_embd q2_K, attn_v q2_K, ffn_down q2_K:0-2
 IQ2_XS iq2_xs: output q5_K, token_embd q2_K, attn_v q2_K, ffn_down q2_K:0-2 | Q2_K_S q2_K: output q6_K, ffn_down q4_K:0-2
 IQ3_XS iq3_s: output q6_K, attn_k iq3_xxs, attn_q iq3_xxs, ffn_gate iq3_xxs:3-23, ffn_up iq3_xxs:3-23
-"""
+"""  # noqa: E501 (one line per group of presets)
 
 
 @pytest.mark.parametrize(

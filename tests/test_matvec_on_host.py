@@ -50,7 +50,10 @@ def build(tmp_path_factory):
         program += f'#include "{HERE / "block_on_host.hpp"}"\n'
         program += expand(spec.sources)
         program += f"""
-extern "C" void memory(int n, const uint8_t* begin, int64_t bytes) {{ memory_begin[n] = begin; memory_end[n] = begin + bytes; }}
+extern "C" void memory(int n, const uint8_t* begin, int64_t bytes) {{
+  memory_begin[n] = begin;
+  memory_end[n] = begin + bytes;
+}}
 extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
   memset(shared_memory, 0xFF, sizeof shared_memory);
   gridDim = {{blocks, tokens}};
@@ -58,7 +61,8 @@ extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
   for (blockIdx.y = 0; blockIdx.y < tokens; ++blockIdx.y)
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
       if (!run_block({threads}, [=] {{ {spec.functions[0]}({names}); }})) return false;
-  for (int i = shared; i < int(sizeof shared_memory); ++i) if (shared_memory[i] != 0xFF) return false;
+  for (int i = shared; i < int(sizeof shared_memory); ++i)
+    if (shared_memory[i] != 0xFF) return false;
   return true;
 }}
 """

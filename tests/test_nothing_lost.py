@@ -1,4 +1,4 @@
-"""What went wrong takes nothing with it: finished tensors, files that are read, room on the disk."""
+"""A failed run loses nothing: finished tensors, files that are read, space on the disk."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ def test_smart_expert_reduction(moe):
             )
             return layer.router(x).softmax(-1), *layer.route(x), layer(x), layer, x
 
-    probabilities, chosen, weights, full, layer, x = routed(None)
+    probabilities, chosen, _, full, layer, x = routed(None)
     for k, t in ((1, 1.0), (2, 1.0), (1, 0.5), (2, 0.8), (3, 1.0), (1, 0.0)):
         _, chosen_here, reduced, y, layer, x = routed((k, t))
         best = probabilities.gather(1, chosen)

@@ -12,9 +12,12 @@ from iqforge.cuda_kernels.prompt import _EXPERTS_SPEC
 from .test_step_kernels_on_host import library, pointer
 
 RUN = """
-extern "C" void route(const float* logits, int tokens, int experts, int used, int always, float threshold, int* ids, float* weights) {
+extern "C" void route(const float* logits, int tokens, int experts, int used, int always,
+                      float threshold, int* ids, float* weights) {
     launch_on_host((tokens + ROUTE_WARPS - 1) / ROUTE_WARPS, 1, 32 * ROUTE_WARPS,
-                   [&] { route_2(logits, tokens, experts, used, always, threshold, ids, weights); });
+                   [&] {
+        route_2(logits, tokens, experts, used, always, threshold, ids, weights);
+    });
 }
 extern "C" void group(const int* ids, int n, int experts, int* ends, int* sources, int* rows) {
     launch_on_host(experts, 1, GROUP_THREADS, [&] { group_rows(ids, n, ends, sources, rows); });

@@ -171,7 +171,7 @@ def test_graphs_are_what_they_were_captured_from(monkeypatch, opened, spec):
     """Passes of one number of rows at different places, others between them, and buffers that grow:
     the bits of a path without graphs.
     """
-    model, context, path = opened(spec)
+    model, _, path = opened(spec)
     plain = PromptPath(model.network, Context(CPU, torch.float16))
     states = [model.new_state(64) for _ in range(2)]
 
@@ -208,11 +208,8 @@ def test_full_passes_are_captured_at_once_and_others_when_they_come_again(monkey
     for n in (4, 5, 6):
         path.run(TOKENS[:1, :n], 0)
     assert not prompt_on_cpu.Graph.replays
-    for replays in (
-        0,
-        3,
-        7,
-    ):  # of three layers, four segments; in the first pass the first one's buffers were still to grow
+    # Three layers make four segments; in the first pass the buffers of the first one still grow.
+    for replays in (0, 3, 7):
         assert (
             torch.equal(path.run(TOKENS[:1, :9], 0), expected)
             and prompt_on_cpu.Graph.replays == replays

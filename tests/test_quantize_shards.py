@@ -142,7 +142,7 @@ def test_partial_requant(split, tmp_path, capsys):
 def test_only_missing_shards_are_written(split, tmp_path):
     options = {"pure": True, "shards": iqforge.Shards(keep_split=True, partial=True)}
     iqforge.quantize_model(split, tmp_path / "q.gguf", "Q4_0", **options)
-    first, second, third = shards(tmp_path)
+    first, second, _ = shards(tmp_path)
     first.write_bytes(b"stays")
     second.unlink()
     report = iqforge.quantize_model(split, tmp_path / "q.gguf", "Q4_0", **options)

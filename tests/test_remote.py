@@ -152,7 +152,7 @@ def test_quantizing_straight_from_a_server(tmp_path: Path, monkeypatch):
 
 
 # --- access
-# ------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_token_goes_to_the_hub_and_not_to_where_it_redirects(tmp_path: Path, monkeypatch):
@@ -225,7 +225,7 @@ def test_a_proxy_is_asked_with_the_whole_address(tmp_path: Path, monkeypatch):
 
 
 # --- servers that misbehave
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def weight_ranges(answer):
@@ -265,6 +265,7 @@ def breaks_off(hub, handler, name, start, stop, number):
             length=len(data),
         )
         return True
+    return False
 
 
 def sends_less(hub, handler, name, start, stop, number):
@@ -277,6 +278,7 @@ def sends_less(hub, handler, name, start, stop, number):
             content_range(hub, name, start, start + 30_000),
         )
         return True
+    return False
 
 
 def is_busy(hub, handler, name, start, stop, number):
@@ -288,18 +290,21 @@ def is_busy(hub, handler, name, start, stop, number):
     if tries[name, start] < 3:
         reply(handler, 429 if number % 2 else 503, b"slow down", {"Retry-After": "0"})
         return True
+    return False
 
 
 def hangs_up(hub, handler, name, start, stop, number):
     if number % 2:
         handler.close_connection = True
         return True
+    return False
 
 
 def signature_expires(hub, handler, name, start, stop, number):
     if number == 4:
         reply(handler, 403, b"Request has expired")
         return True
+    return False
 
 
 @pytest.mark.parametrize("answer", [breaks_off, sends_less, is_busy, hangs_up, signature_expires])
@@ -386,7 +391,7 @@ def test_lasting_trouble_is_named_and_leaves_no_file(
 
 
 # --- repositories that lie
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

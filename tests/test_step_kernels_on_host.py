@@ -23,43 +23,59 @@ LIMIT = 224 * 1024
 CPU = torch.device("cpu")
 
 MMA = """
-inline void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { product<TYPE_K == BF16>(c, a, b); }
+inline void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    product<TYPE_K == BF16>(c, a, b);
+}
 """
 RUN_ATTENTION = """
-extern "C" void run(int splits, const float* q, const float* k, const float* v, const float* q_norm, const float* k_norm, float eps,
-                    const float* angles, u8* cache_k, u8* cache_v, const int* position, float scale, float* out) {
+extern "C" void run(int splits, const float* q, const float* k, const float* v,
+                    const float* q_norm, const float* k_norm, float eps, const float* angles,
+                    u8* cache_k, u8* cache_v, const int* position, float scale, float* out) {
     std::vector<float> partial((size_t)HEADS_KV * splits * PART);
     std::vector<u32> tickets(HEADS_KV);
     launch_on_host(splits, HEADS_KV, THREADS, [&] {
-        attention(q, k, v, q_norm, k_norm, eps, angles, cache_k, cache_v, position, scale, partial.data(), tickets.data(), out);
+        attention(q, k, v, q_norm, k_norm, eps, angles, cache_k, cache_v, position, scale,
+                  partial.data(), tickets.data(), out);
     });
 }
 """
 RUN_ROUTER = """
-extern "C" void run(const float* h, const float* norm, float eps, const float* matrix, int* ids, float* weights) {
+extern "C" void run(const float* h, const float* norm, float eps, const float* matrix, int* ids,
+                    float* weights) {
     std::vector<float> logits(ROWS * EXPERTS);
     u32 ticket = 0;
-    launch_on_host(EXPERTS, 1, THREADS, [&] { router(h, norm, eps, matrix, logits.data(), &ticket, ids, weights); });
+    launch_on_host(EXPERTS, 1, THREADS, [&] {
+        router(h, norm, eps, matrix, logits.data(), &ticket, ids, weights);
+    });
 }
 """
 
 RUN_SAMPLE = """
-extern "C" void greedy(const float* logits, int n, int blocks, long long* tokens, int* positions, int* history) {
+extern "C" void greedy(const float* logits, int n, int blocks, long long* tokens, int* positions,
+                       int* history) {
     std::vector<u64> partial(blocks);
     u32 ticket = 0;
-    launch_on_host(blocks, 1, THREADS, [&] { sample_greedy(logits, n, partial.data(), &ticket, tokens, positions, history); });
+    launch_on_host(blocks, 1, THREADS, [&] {
+        sample_greedy(logits, n, partial.data(), &ticket, tokens, positions, history);
+    });
 }
-extern "C" void draw(const float* values, const long long* ids, int n, int count, double temperature, double top_p, double min_p,
-                     const u64* seed, long long* tokens, int* positions, int* history) {
-    launch_on_host(1, 1, DRAW, [&] { sample_draw(values, ids, n, count, temperature, top_p, min_p, seed, tokens, positions, history); });
-}
-extern "C" void best(const float* logits, int n, int count, double temperature, double top_p, double min_p, const u64* seed,
+extern "C" void draw(const float* values, const long long* ids, int n, int count,
+                     double temperature, double top_p, double min_p, const u64* seed,
                      long long* tokens, int* positions, int* history) {
+    launch_on_host(1, 1, DRAW, [&] {
+        sample_draw(values, ids, n, count, temperature, top_p, min_p, seed, tokens, positions,
+                    history);
+    });
+}
+extern "C" void best(const float* logits, int n, int count, double temperature, double top_p,
+                     double min_p, const u64* seed, long long* tokens, int* positions,
+                     int* history) {
     const int blocks = (n + 2 * BEST - 1) / (2 * BEST);
     std::vector<u64> partial(LIST * blocks);
     u32 ticket = 0;
     launch_on_host(blocks, 1, BEST, [&] {
-        sample_best(logits, n, partial.data(), &ticket, count, temperature, top_p, min_p, seed, tokens, positions, history);
+        sample_best(logits, n, partial.data(), &ticket, count, temperature, top_p, min_p, seed,
+                    tokens, positions, history);
     });
 }
 """

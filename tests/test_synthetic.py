@@ -62,7 +62,7 @@ def test_rows_repeat():
     assert view.shape == (4 * n, 24) and all(
         np.array_equal(view[k * n : (k + 1) * n], rows) for k in range(4)
     )
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="read-only"):
         view[0, 0] = 1
 
 

@@ -155,7 +155,7 @@ def test_only_the_header_is_read(tmp_path: Path):
 
 
 # --- files that lie
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 WITNESS = "IQFORGE_TEST_CODE_RAN"
 
@@ -360,7 +360,7 @@ def test_damaged_archive(tmp_path: Path, damage, kind, words):
 
 
 def test_every_flipped_byte_of_a_small_file_is_survived(tmp_path: Path):
-    """Some flips change only values or names and pass; none may end in anything but a named error."""
+    """Some flips change only values or names and pass; the others end in named errors."""
     path = tmp_path / "x.bin"
     torch.save({"a": torch.ones(2)}, path)
     content = path.read_bytes()

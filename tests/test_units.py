@@ -150,7 +150,7 @@ template <class T> int shared_bytes(typename T::Shared*) { return T::Shared::BYT
 
 @pytest.fixture(scope="module")
 def host_units(tmp_path_factory):
-    """A library with decode_TYPE for every type, compiled by g++ from the headers of the kernels."""
+    """A library with decode_TYPE for every type, compiled by g++ from the kernels' headers."""
     if not shutil.which("g++"):
         pytest.skip("g++ is not installed: the unit headers are not tried on the CPU")
     headers = tuple(dict.fromkeys(layouts.unit_header(ggml_type(name)) for name in PACKED))

@@ -1,4 +1,4 @@
-"""Reading files back: what is sound, and every way in which a byte that is not the run's is found."""
+"""Validation of files: sound files pass, and every kind of changed byte is found."""
 
 from __future__ import annotations
 

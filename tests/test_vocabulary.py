@@ -63,9 +63,9 @@ def test_sentencepiece_keys_equal_the_reference(case: str):
         }
     with open_checkpoint(shared(f"golden/convert/{case}/hf")) as checkpoint:
         made = vocabulary_metadata(checkpoint, checkpoint.config.integer("vocab_size"))
-    if (
-        case == "gemma3"
-    ):  # the reference drops ids that config.json gives as a list; without one, runtimes would stop at id 2, its <bos>
+    if case == "gemma3":
+        # The reference drops ids that config.json gives as a list. Without one, runtimes would stop
+        # at id 2, its <bos>.
         assert made.pop("tokenizer.ggml.eos_token_id").data == 1
     assert made == expected
 
@@ -402,7 +402,7 @@ def test_chat_templates(tmp_path: Path):
 
 
 # --- pre-tokenizers
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_names_and_regexes_lead_to_each_other():

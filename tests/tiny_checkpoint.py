@@ -24,7 +24,7 @@ PROSE = """A quantized model keeps most of what the original knows in a fraction
 blocks, each block gets a scale, and each weight of the block becomes a small integer; the error that this makes is weighed by how
 strongly the inputs of that column are used. What the file says it is, the reader must be able to check before it believes it:
 the number of tensors, their shapes and types, the place of every byte. 1 2 3 12 123 1234 -- def f(x): return x ** 2
-"""
+"""  # noqa: E501 (the text is training data)
 
 
 def make_tiny_llama(
@@ -241,7 +241,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray], dtype: str = "
 
 @lru_cache(maxsize=1)
 def tokenizer_json() -> str:
-    """tokenizer.json of a byte-level BPE with 300 tokens, BOS put in front by the post-processor."""
+    """Return the tokenizer.json of a byte-level BPE with 300 tokens that puts BOS in front."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
