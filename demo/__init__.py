@@ -1,1 +1,1 @@
-"""The whole chain on an embedded model, as a command that needs nothing but itself."""
+"""The whole chain on an embedded model, as a command that needs no other files and no network."""

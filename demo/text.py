@@ -1,9 +1,9 @@
-"""The texts of `iqforge demo`: the language reference that every Python brings along, cut into
-calibration and measurement.
+"""The texts of `iqforge demo`: the language reference that Python includes, divided into a
+calibration text and a measuring text.
 
 The embedded model was trained on the topics of `pydoc_data.topics` except those whose name has a
-CRC-32 divisible by five. Those are measured on, the others calibrate, so neither the model nor the
-importance matrix has seen what is measured.
+CRC-32 divisible by five. These make the measuring text, the others the calibration text, so neither
+the model nor the importance matrix has seen the text that is measured.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..errors import NotFoundError
 
 @dataclass(frozen=True)
 class Texts:
-    """Two texts and how they came about. `repeated` counts characters left out of `measuring`: see
-    `choose_texts`.
+    """Two texts and where they come from. `repeated` counts the characters left out of `measuring`:
+    see `choose_texts`.
     """
 
     calibration: str
@@ -28,16 +28,16 @@ class Texts:
 
 
 def is_held_out(topic: str) -> bool:
-    """Whether the topic of this name was kept out of the model's training text."""
+    """Return whether the topic of this name was left out of the model's training text."""
     return zlib.crc32(topic.encode()) % 5 == 0
 
 
 def choose_texts(topics: dict[str, str] | None = None) -> Texts:
-    """Calibration and measuring text from `topics`, by default those of the running Python.
+    """Return calibration and measuring text from `topics`, by default those of the running Python.
 
-    Topics come in order of their checksums, which mixes long and short, easy and hard ones: a part
-    of the text is then a fair sample of it. Some held-out topics repeat paragraphs of others; these
-    paragraphs are left out. NotFoundError if this Python comes without the topics.
+    Topics are in order of their checksums, which mixes long and short, easy and hard ones, so that
+    the first chunks are a fair sample of the text. Some held-out topics repeat paragraphs of
+    others; these paragraphs are left out. Raises NotFoundError if this Python has no topics.
     """
     topics = _topics() if topics is None else topics
     names = sorted(topics, key=lambda name: (zlib.crc32(name.encode()), name))
@@ -66,7 +66,7 @@ def _topics() -> dict[str, str]:
         from pydoc_data.topics import topics
     except ImportError:
         raise NotFoundError(
-            "this Python comes without pydoc_data.topics, the text of the demo; on Debian and"
+            "this Python has no pydoc_data.topics, which is the text of the demo; on Debian and"
             " Ubuntu it is in the package libpython3-stdlib"
         ) from None
     return topics
@@ -77,5 +77,5 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _normal(paragraph: str) -> str:
-    """The same paragraph may be indented or wrapped in another way."""
+    """Return the paragraph without the indentation and line breaks, which may differ."""
     return " ".join(paragraph.split())

@@ -1,23 +1,26 @@
-"""The demo: once from end to end on few windows, its report as a parser sees it, its texts, its
-refusals.
+"""Tests of the demo: one run on few chunks, its report and chart as parsers see them, its texts and
+its errors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 import resource
 import shlex
 import sys
 import zlib
 from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
 
 import iqforge.api as api
 import pytest
 from iqforge.cli import COMMANDS, main
+from iqforge.demo.chain import MODEL, TYPES, Chain, compare
 from iqforge.demo.chart import Point, scatter
-from iqforge.demo.command import MODEL, TYPES, Chain, compare
 from iqforge.demo.text import choose_texts, is_held_out
 from iqforge.errors import MalformedFileError, NotFoundError
 
@@ -35,8 +38,8 @@ class Page(HTMLParser):
         self.close()
         assert self.stack == []
 
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self.stack.append(tag)
         if tag == "tr":
@@ -44,9 +47,9 @@ class Page(HTMLParser):
         if tag in ("td", "th"):
             self.rows[-1].append("")
 
-    def handle_startendtag(self, tag, attributes):
+    def handle_startendtag(self, tag, attrs):
         assert tag in DRAWN
-        self.elements.append((tag, dict(attributes)))
+        self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
         assert self.stack.pop() == tag
@@ -66,7 +69,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """Folder of a run on three windows, what it printed, its report."""
+    """The folder of a run on three chunks, what it printed, and its report."""
     folder = tmp_path_factory.mktemp("demo") / "made by <demo>"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -75,14 +78,13 @@ def demo(tmp_path_factory):
 
 
 def number(cell: str) -> float:
-    return float(re.match(r"[\d.]+", cell)[0])
+    """Return the number at the start of a cell, or NaN if it has none."""
+    found = re.match(r"[\d.]+", cell)
+    return float(found[0]) if found else math.nan
 
 
 def test_figures_are_plausible(demo):
-    rows = {
-        row[0]: [number(cell) if cell[0].isdigit() else None for cell in row[1:]]
-        for row in Page(demo[2]).rows
-    }
+    rows = {row[0]: [number(cell) for cell in row[1:]] for row in Page(demo[2]).rows}
     bits, bpw, file, ppl, kld, worst, same = range(7)
     types = {name: rows[name] for name in TYPES}
     assert (
@@ -99,10 +101,8 @@ def test_figures_are_plausible(demo):
         assert row[bpw] > row[bits] or row[bpw] >= 8.5
         assert 10 < row[ppl] < 60 and row[worst] > row[kld] and 30 < row[same] <= 100
         assert row[file] < rows["BF16"][file] == pytest.approx(10.1, abs=0.1)
-    assert (
-        types["Q8_0"][ppl] == pytest.approx(rows["BF16"][ppl], rel=0.01)
-        and rows["BF16"][kld] is None
-    )
+    assert types["Q8_0"][ppl] == pytest.approx(rows["BF16"][ppl], rel=0.01)
+    assert math.isnan(rows["BF16"][kld])
 
 
 def test_printed_table_is_that_of_the_report(demo):
@@ -128,6 +128,26 @@ def test_report_stands_alone(demo):
     assert "prefers-color-scheme: dark" in demo[2]
 
 
+def chart_labels(path: Path) -> list[str]:
+    svg = ElementTree.fromstring(path.read_text(encoding="utf-8"))
+    assert svg.tag == "{http://www.w3.org/2000/svg}svg" and svg.get("width") and svg.get("height")
+    return sorted(
+        group.get("data-label", "") for group in svg.iter() if group.get("class", "")[:5] == "mark "
+    )
+
+
+def test_chart_is_an_image_of_its_own(demo):
+    text = (demo[0] / "chart.svg").read_text(encoding="utf-8")
+    assert "prefers-color-scheme: dark" in text and not re.search(r"url\(|@import|<script", text)
+    assert chart_labels(demo[0] / "chart.svg") == sorted(TYPES)
+
+
+def test_chart_of_the_readme_shows_what_the_demo_shows():
+    root = Path(__file__).parents[1]
+    assert chart_labels(root / "docs" / "chart.svg") == sorted(TYPES)
+    assert "docs/chart.svg" in (root / "README.md").read_text(encoding="utf-8")
+
+
 def test_report_is_complete_and_accessible(demo):
     page = Page(demo[2])
     names = [name for name, _ in page.elements]
@@ -151,7 +171,7 @@ def test_report_is_complete_and_accessible(demo):
         "bits per weight of the whole model",
         "mean KL divergence from BF16",
         "cores",
-        "3 windows",
+        "3 chunks",
         "CRC-32",
         "--chunks 3",
         "made by <demo>",
@@ -164,6 +184,7 @@ def test_files_that_are_left(demo):
     names = {path.name for path in demo[0].iterdir()}
     assert names == {
         "report.html",
+        "chart.svg",
         "calibration.txt",
         "measuring.txt",
         "imatrix.dat",
@@ -296,8 +317,8 @@ def test_shown_commands_are_accepted(demo, capsys):
     capsys.readouterr()
     words = [word.replace("TYPE", "Q8_0") for word in commands[5][1:]]
     assert main(words) == 0
-    shown = re.search(r"Mean    KLD: +([\d.]+)", capsys.readouterr().out)[1]
-    assert shown in demo[1]
+    shown = re.search(r"Mean    KLD: +([\d.]+)", capsys.readouterr().out)
+    assert shown and shown[1] in demo[1]
 
 
 def test_chain_names_its_files(tmp_path):

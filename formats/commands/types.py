@@ -26,20 +26,23 @@ HEADINGS = (
 _PAGE = """\
 # Types
 
-What every tensor storage type of GGUF files is, and what this version can do with it. Printed by `iqforge types --md`.
+Every type that GGUF files store tensors in, and what this version can do with it. Printed by `iqforge types --md`.
 
-- bits/weight: of the blocks; `header` bytes per row come on top.
-- row length: the length of a row is a multiple of this. rows: the number of rows is a multiple of this, because the rows of such
-  a group are stored interleaved.
-- decode: on the CPU, and with torch on CUDA and other devices, bit for bit as ggml's row decoders; the runtime, which on CUDA has
-  kernels for it, uses the weights that matrix products use, which differ for IQ6_K, IQ2_KT and IQ3_KT. "whole tensor": one scale stands behind all
-  rows, so a tensor can only be decoded as a whole, and has a multiple of 128 elements.
-- quantize: where a search runs; floats are only rounded, on the CPU. CPU and CUDA searches are the same source and
-  give the same bytes, but for the trellis types, IQ1_KT to IQ4_KT (docs/benchmarks/trellis.md).
-- importance: what an importance matrix is to a quantizer. "required": llama-quantize refuses to go without (llama.cpp also for IQ3_XXS);
-  here it goes without, and loses more. "useful": the search weighs errors by it. "ignored": there is nothing to choose.
-- interleaves: the type whose rows are stored interleaved; such bytes can be made from it and turned back into it.
-- Ids above 96 exist in ik_llama.cpp only; 34, 35, 40 and 42 in llama.cpp only; 31, 32 and 33 were removed from llama.cpp.
+- bits/weight: of the blocks. `header` bytes per row are added.
+- row length: the length of a row is a multiple of this. rows: the number of rows is a multiple of this, because such a
+  group of rows is stored interleaved.
+- decode: on the CPU, and with torch on CUDA and other devices, all bits as from ggml's row decoders. The runtime uses
+  the weights that matrix products use, which differ for IQ6_K, IQ2_KT and IQ3_KT; on CUDA it has kernels for every type
+  that says CUDA. "whole tensor": one scale follows all rows, so a tensor can only be decoded as a whole, and it has a
+  multiple of 128 elements.
+- quantize: where a search runs. Floats are only rounded, on the CPU. CPU and CUDA searches have the same source and
+  give the same bytes, except for the trellis types, IQ1_KT to IQ4_KT (docs/benchmarks/trellis.md).
+- importance: what an importance matrix is to a quantizer. "required": llama-quantize refuses to run without one
+  (llama.cpp also for IQ3_XXS); here it is possible, and loses more. "useful": the search weighs errors by it.
+  "ignored": there is nothing to choose.
+- interleaves: the type whose rows are stored interleaved. Its bytes can be converted in both directions without loss.
+- Ids above 96 exist in ik_llama.cpp only; 34, 35, 40 and 42 in llama.cpp only; 31, 32 and 33 were removed from
+  llama.cpp.
 
 {table}
 """
@@ -48,7 +51,7 @@ What every tensor storage type of GGUF files is, and what this version can do wi
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "The table of ggml types, and what can be done with each."
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--md", action="store_true", help="as the page docs/types.md")
+    form.add_argument("--md", action="store_true", help="as the page docs/reference/types.md")
     form.add_argument("--json", action="store_true", help="as JSON: a list of objects")
 
 
@@ -101,6 +104,6 @@ def _importance(kind: GGMLType, encodable: bool) -> str:
 
 
 def markdown_page(rows: list[tuple]) -> str:
-    """The page docs/types.md."""
+    """The page docs/reference/types.md."""
     lines = [HEADINGS, ["---"] * len(HEADINGS), *([str(value) for value in row] for row in rows)]
     return _PAGE.format(table="\n".join(f"| {' | '.join(line)} |" for line in lines))

@@ -1,0 +1,351 @@
+"""The stages of the demo, each of them a call of the Python API."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import MalformedFileError, printable
+from .figures import Baseline, Demo, Measurement, Stage
+from .progress import Bar
+from .text import Texts, choose_texts
+
+MODEL = Path(__file__).resolve().parent / "model"
+TYPES = ("Q8_0", "Q6_K", "IQ4_K", "IQ4_K_R4", "IQ4_KS", "Q4_K", "IQ4_NL", "IQ3_K", "IQ2_K")
+EMBEDDING_TYPE = "Q8_0"
+SPLIT_TYPE, SHARD_TENSORS = "IQ4_K", 16
+N_CTX = 512
+DEFAULT_CHUNKS = 60
+_INDENT = " " * 6
+
+
+class Chain:
+    """The stages in order, in one folder. Each prints what it does and how long it took."""
+
+    def __init__(self, api, folder: Path, chunks: int):
+        self.api, self.folder, self.chunks = api, folder, chunks
+        self.stages: list[Stage] = []
+        self.base = self.file("BF16")
+        self.imatrix, self.predictions = folder / "imatrix.dat", folder / "base.kld"
+        self.calibration_text, self.measuring_text = (
+            folder / "calibration.txt",
+            folder / "measuring.txt",
+        )
+
+    def file(self, type: str) -> Path:
+        return self.folder / f"demo-{type}.gguf"
+
+    def run(self) -> Demo:
+        """Run all stages and return their figures.
+
+        Raises OutputError if the folder cannot be written, and NotFoundError if this Python has no
+        text for the demo.
+        """
+        texts = self.prepare()
+        n_parameters, base_bits = self.convert()
+        n_calibration = self.collect()
+        quantized = self.quantize()
+        split = self.split_and_merge()
+        baseline, n_measuring = self.measure_base(base_bits)
+        measurements = self.measure(quantized)
+        command = shlex.join(
+            ["iqforge", "demo", "--dir", str(self.folder), "--chunks", str(self.chunks)]
+        )
+        return Demo(
+            baseline,
+            measurements,
+            self.stages,
+            texts,
+            n_parameters,
+            N_CTX,
+            n_calibration,
+            n_measuring,
+            EMBEDDING_TYPE,
+            split,
+            command,
+        )
+
+    def prepare(self) -> Texts:
+        """Create the folder and write the two texts."""
+        from ..formats.output import PartFile, output_error
+        from ..quantize.run.stream import default_threads
+        from ..version import __version__
+
+        texts = choose_texts()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise output_error(error, self.folder) from None
+        for path, text in (
+            (self.calibration_text, texts.calibration),
+            (self.measuring_text, texts.measuring),
+        ):
+            with PartFile(path) as file:
+                file.write(text.encode())
+        print(
+            f"iqforge {__version__} demo on {default_threads()} cores, files in"
+            f" {printable(self.folder, 400)}"
+        )
+        return texts
+
+    def convert(self) -> tuple[int, float]:
+        """Convert the checkpoint to BF16. Return the parameter count and bits per weight."""
+        with (
+            self.stage(
+                "Convert the checkpoint to GGUF",
+                "convert",
+                MODEL,
+                "--outfile",
+                self.base,
+                "--outtype",
+                "bf16",
+                "--model-name",
+                "iqforge demo",
+            ),
+            Bar() as bar,
+        ):
+            self.api.convert_model(MODEL, self.base, "bf16", name="iqforge demo", progress=bar)
+            with self.api.open_source(self.base) as model:
+                n_elements, n_bytes = (
+                    sum(t.n_elements for t in model.tensors),
+                    sum(t.n_bytes for t in model.tensors),
+                )
+                _say(
+                    f"{len(model.tensors)} tensors, {n_elements / 1e6:.2f} M parameters,"
+                    f" {os.path.getsize(self.base) / 1e6:.2f} MB"
+                )
+        return n_elements, 8 * n_bytes / n_elements
+
+    def collect(self) -> int:
+        """Collect the importance matrix. Return the number of chunks it was collected from."""
+        with (
+            self.stage(
+                "Collect an importance matrix",
+                "imatrix",
+                "-m",
+                self.base,
+                "-f",
+                self.calibration_text,
+                "-c",
+                N_CTX,
+                "--chunks",
+                self.chunks,
+                "-o",
+                self.imatrix,
+            ),
+            Bar() as bar,
+        ):
+            imatrix = self.api.collect_imatrix(
+                self.base,
+                self.calibration_text,
+                self.imatrix,
+                n_ctx=N_CTX,
+                chunks=self.chunks,
+                progress=bar.window,
+            )
+            _say(
+                f"{len(imatrix.entries)} tensors, {imatrix.chunk_count} chunks of"
+                f" {imatrix.chunk_size} tokens"
+            )
+        return imatrix.chunk_count
+
+    def quantize(self) -> dict[str, tuple[float, float]]:
+        """Quantize to every type. Return bits per weight and seconds by type."""
+        done = {}
+        with self.stage(
+            f"Quantize to {len(TYPES)} types (the first run compiles the searches)",
+            "quantize",
+            "--pure",
+            "--imatrix",
+            self.imatrix,
+            "--token-embedding-type",
+            EMBEDDING_TYPE,
+            self.base,
+            self.file("TYPE"),
+            "TYPE",
+        ):
+            for type in TYPES:
+                started = time.monotonic()
+                with Bar(type) as bar:
+                    report = self.api.quantize_model(
+                        self.base,
+                        self.file(type),
+                        type,
+                        self.imatrix,
+                        pure=True,
+                        token_embedding_type=EMBEDDING_TYPE,
+                        restart=True,
+                        progress=bar,
+                    )
+                done[type] = report.bits_per_weight, time.monotonic() - started
+                _say(
+                    f"{type:<9} {report.bits_per_weight:5.2f} bpw"
+                    f" {os.path.getsize(self.file(type)) / 1e6:7.2f} MB {done[type][1]:7.1f} s"
+                )
+        return done
+
+    def split_and_merge(self) -> str:
+        """Split one file, merge the shards and compare. Return a sentence on what is equal."""
+        from ..formats.output import output_error
+
+        source, merged = self.file(SPLIT_TYPE), self.folder / f"demo-{SPLIT_TYPE}-merged.gguf"
+        prefix = self.folder / f"demo-{SPLIT_TYPE}"
+        with self.stage(
+            f"Split {SPLIT_TYPE} into shards and merge them",
+            "gguf-split",
+            "--split",
+            "--split-max-tensors",
+            SHARD_TENSORS,
+            source,
+            prefix,
+        ):
+            paths = self.api.split_model(source, prefix, max_tensors=SHARD_TENSORS)
+            try:
+                merged.unlink(missing_ok=True)  # merging never overwrites a file
+            except OSError as error:
+                raise output_error(error, merged) from None
+            self.api.merge_model(paths[0], merged)
+            found = compare(self.api, source, merged)
+            _say(f"{len(paths)} shards; {found}")
+        return (
+            f"{SPLIT_TYPE} was split into {len(paths)} shards of at most {SHARD_TENSORS} tensors"
+            f" and merged again: {found}."
+        )
+
+    def measure_base(self, bits: float) -> tuple[Baseline, int]:
+        """Measure the unquantized model and keep its predictions. Return the figures and the number
+        of chunks.
+        """
+        with (
+            self.stage(
+                "Measure the unquantized model and keep its predictions",
+                "perplexity",
+                "-m",
+                self.base,
+                "-f",
+                self.measuring_text,
+                "-c",
+                N_CTX,
+                "--chunks",
+                self.chunks,
+                "--kl-divergence-base",
+                self.predictions,
+            ),
+            Bar() as bar,
+        ):
+            result = self.api.measure_perplexity(
+                self.base,
+                self.measuring_text,
+                n_ctx=N_CTX,
+                chunks=self.chunks,
+                kl_divergence_base=self.predictions,
+                progress=bar.window,
+            )
+            _say(
+                f"PPL = {result.perplexity:.4f} +/- {result.uncertainty:.5f} over"
+                f" {result.n_windows} chunks of {N_CTX} tokens, {result.tokens_per_second:.0f}"
+                " tokens/s"
+            )
+        size = os.path.getsize(self.base)
+        return (
+            Baseline("BF16", bits, size, (result.perplexity, result.uncertainty), result.seconds),
+            result.n_windows,
+        )
+
+    def measure(self, quantized: dict[str, tuple[float, float]]) -> list[Measurement]:
+        """Measure perplexity and KL divergence of every type."""
+        done = []
+        with self.stage(
+            "Measure every type against it",
+            "perplexity",
+            "-m",
+            self.file("TYPE"),
+            "--kl-divergence-base",
+            self.predictions,
+            "--kl-divergence",
+        ):
+            for type, (bits, seconds) in quantized.items():
+                with Bar(type) as bar:
+                    result = self.api.measure_perplexity(
+                        self.file(type),
+                        None,
+                        kl_divergence_base=self.predictions,
+                        kl_divergence=True,
+                        progress=bar.window,
+                    )
+                s = result.statistics
+                done.append(
+                    Measurement(
+                        type,
+                        bits,
+                        os.path.getsize(self.file(type)),
+                        s.ppl,
+                        s.mean_kld,
+                        s.kld_quantiles(0.99)[0],
+                        s.same_top,
+                        seconds,
+                        result.seconds,
+                    )
+                )
+                _say(
+                    f"{type:<9} PPL {s.ppl[0]:8.4f}   mean KLD {s.mean_kld[0]:.6f}"
+                    f" {result.seconds:7.1f} s"
+                )
+        return done
+
+    @contextmanager
+    def stage(self, title: str, *words: object) -> Iterator[None]:
+        """Print a heading with the equivalent command, and time the stage."""
+        command = shlex.join(["iqforge", *map(str, words)])
+        print(
+            f"\n[{len(self.stages) + 1}] {title}\n{_INDENT}{printable(command, 2000)}", flush=True
+        )
+        started = time.monotonic()
+        yield
+        self.stages.append(Stage(title, command, time.monotonic() - started))
+        _say(f"took {self.stages[-1].seconds:.1f} s")
+
+
+def compare(api, one: Path, other: Path) -> str:
+    """Return a sentence on the equal contents of two model files.
+
+    Raises MalformedFileError naming the first difference. Keys `split.*` are ignored, because
+    merging removes them.
+    """
+    with api.open_source(one) as a, api.open_source(other) as b:
+        keys, others = (
+            {k: v for k, v in f.metadata.items() if not k.startswith("split.")} for f in (a, b)
+        )
+        if keys != others:
+            different = sorted(
+                k for k in keys.keys() | others.keys() if keys.get(k) != others.get(k)
+            )
+            raise MalformedFileError(
+                f"keys differ from those of {printable(one, 400)}: {', '.join(different)}",
+                file=other,
+            )
+        if a.tensors != b.tensors:
+            raise MalformedFileError(
+                f"the tensor table differs from that of {printable(one, 400)}", file=other
+            )
+        for tensor in a.tensors:
+            if (
+                a.read_bytes(tensor, 0, tensor.n_bytes) != b.read_bytes(tensor, 0, tensor.n_bytes)
+            ).any():
+                raise MalformedFileError(
+                    f"data differ from those in {printable(one, 400)}",
+                    file=other,
+                    tensor=tensor.name,
+                )
+        return (
+            f"{len(a.tensors)} tensors with {sum(t.n_bytes for t in a.tensors):,} bytes and"
+            f" {len(keys)} keys are equal"
+        )
+
+
+def _say(line: str) -> None:
+    print(_INDENT + line, flush=True)

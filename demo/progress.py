@@ -1,0 +1,64 @@
+"""The progress bar of the demo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+
+class Bar:
+    """A progress bar on stderr, shown only on a terminal.
+
+    Conversion and quantization report to its methods; evaluation calls `window`.
+    """
+
+    def __init__(self, label: str = ""):
+        self.label = label
+        self._bar: tqdm | None = None
+
+    def _open(self, total: int, unit: str, scale: bool) -> tqdm:
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            total=total,
+            unit=unit,
+            unit_scale=scale,
+            desc=self.label or None,
+            leave=False,
+            disable=None,
+            dynamic_ncols=True,
+        )
+        return self._bar
+
+    def begin(self, planned) -> None:
+        self._open(sum(tensor.source.n_elements for tensor in planned), "el", True)
+
+    def advance(self, n_elements: int) -> None:
+        if self._bar is not None:
+            self._bar.update(n_elements)
+
+    def tensor_done(self, index: int, report) -> None:
+        pass
+
+    def end(self, report) -> None:
+        self.close()
+
+    def window(self, progress) -> None:
+        bar = self._bar
+        if bar is None:
+            bar = self._open(progress.n_windows, "chunk", False)
+        bar.update(progress.window - bar.n)
+        if progress.window == progress.n_windows:
+            self.close()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
