@@ -26,23 +26,27 @@ HEADINGS = (
 _PAGE = """\
 # Types
 
-Every type that GGUF files store tensors in, and what this version can do with it. Printed by `iqforge types --md`.
+Every type that GGUF files store tensors in, and what this version can do with it. Printed by
+`iqforge types --md`.
 
 - bits/weight: of the blocks. `header` bytes per row are added.
-- row length: the length of a row is a multiple of this. rows: the number of rows is a multiple of this, because such a
-  group of rows is stored interleaved.
-- decode: on the CPU, and with torch on CUDA and other devices, all bits as from ggml's row decoders. The runtime uses
-  the weights that matrix products use, which differ for IQ6_K, IQ2_KT and IQ3_KT; on CUDA it has kernels for every type
-  that says CUDA. "whole tensor": one scale follows all rows, so a tensor can only be decoded as a whole, and it has a
-  multiple of 128 elements.
-- quantize: where a search runs. Floats are only rounded, on the CPU. CPU and CUDA searches have the same source and
-  give the same bytes, except for the trellis types, IQ1_KT to IQ4_KT (docs/benchmarks/trellis.md).
-- importance: what an importance matrix is to a quantizer. "required": llama-quantize refuses to run without one
-  (llama.cpp also for IQ3_XXS); here it is possible, and loses more. "useful": the search weighs errors by it.
-  "ignored": there is nothing to choose.
-- interleaves: the type whose rows are stored interleaved. Its bytes can be converted in both directions without loss.
-- Ids above 96 exist in ik_llama.cpp only; 34, 35, 40 and 42 in llama.cpp only; 31, 32 and 33 were removed from
-  llama.cpp.
+- row length: the length of a row is a multiple of this. rows: the number of rows is a multiple of
+  this, because such a group of rows is stored interleaved.
+- decode: on the CPU, and with torch on CUDA and other devices, all bits as from ggml's row
+  decoders. The runtime uses the weights that matrix products use, which differ for IQ6_K, IQ2_KT
+  and IQ3_KT; on CUDA it has kernels for every type that says CUDA. "whole tensor": one scale
+  follows all rows, so a tensor can only be decoded as a whole, and it has a multiple of 128
+  elements.
+- quantize: where a search runs. Floats are only rounded, on the CPU. CPU and CUDA searches have
+  the same source and give the same bytes, except for the trellis types, IQ1_KT to IQ4_KT
+  (docs/benchmarks/trellis.md).
+- importance: what an importance matrix is to a quantizer. "required": llama-quantize refuses to
+  run without one (llama.cpp also for IQ3_XXS); here it is possible, and loses more. "useful": the
+  search weighs errors by it. "ignored": there is nothing to choose.
+- interleaves: the type whose rows are stored interleaved. Its bytes can be converted in both
+  directions without loss.
+- Ids above 96 exist in ik_llama.cpp only; 34, 35, 40 and 42 in llama.cpp only; 31, 32 and 33 were
+  removed from llama.cpp.
 
 {table}
 """
