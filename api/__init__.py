@@ -24,6 +24,7 @@ from .imatrix import (
     imatrix_statistics,
     merge_imatrices,
 )
+from .kernels import kernel_specs
 from .outputs import Shards
 from .quantize import (
     plan_quantization,
@@ -67,6 +68,7 @@ __all__ = [
     "imatrix_statistics",
     "inspect_model",
     "interleave",
+    "kernel_specs",
     "load_model",
     "load_plan",
     "measure_perplexity",

@@ -13,7 +13,7 @@ import time
 
 from ..errors import UsageError
 from .compile.nvrtc import ARCHITECTURES, KernelSpec, cache_folder, need_cuda_core
-from .registry import all_specs, build, cached_bytes, clear, missing, unchecked
+from .registry import build, cached_bytes, clear, missing, unchecked
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, api) -> int:
         count, n_bytes = clear()
         print(f"removed {count} compiled modules, {n_bytes / 2**20:.1f} MiB, from {cache_folder()}")
         return 0
-    specs = chosen_specs(args.names)
+    specs = chosen_specs(args.names, api.kernel_specs())
     archs = architectures(args.arch, needed=args.build or args.check)
     if args.check:
         _compile(unchecked((spec for _, spec in specs), archs), args.jobs, "checked", check=True)
@@ -81,11 +81,12 @@ def run(args: argparse.Namespace, api) -> int:
     return 0
 
 
-def chosen_specs(names: list[str]) -> list[tuple[str, KernelSpec]]:
-    """(module, spec) of all specs that match one of the patterns; UsageError for a pattern that
-    matches none.
+def chosen_specs(
+    names: list[str], specs: list[tuple[str, KernelSpec]]
+) -> list[tuple[str, KernelSpec]]:
+    """Return the (module, spec) pairs whose names match one of the patterns. UsageError for a
+    pattern that matches none.
     """
-    specs = list(all_specs())
     for name in names:
         if not any(fnmatch.fnmatchcase(spec.name, name) for _, spec in specs):
             raise UsageError(f"no kernel is named '{name}'")

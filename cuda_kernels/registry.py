@@ -1,13 +1,12 @@
-"""Every kernel spec there is, and building many of them at once."""
+"""All kernel specs, and building many of them at once."""
 
 from __future__ import annotations
 
 import importlib
 import multiprocessing
-import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
+from types import MappingProxyType
 
 from .compile.nvrtc import (
     KernelSpec,
@@ -20,24 +19,38 @@ from .compile.nvrtc import (
     need_cuda_core,
 )
 
+# Modules of this folder with a function `specs()`. They are imported when the specs are asked for:
+# processes that only compile need none of them.
+MODULES = (
+    "matvec",
+    "ops",
+    "prompt",
+    "prompt_grouped",
+    "rearrange",
+    "step_attention",
+    "step_router",
+    "step_sample",
+)
 
-def all_specs() -> Iterator[tuple[str, KernelSpec]]:
-    """(module, spec) of each module of this folder that has a function `specs()`, in order of
-    module names. RuntimeError where two specs share a name, as their files would.
+
+def all_specs(
+    more: Mapping[str, Callable[[], Iterable[KernelSpec]]] = MappingProxyType({}),
+) -> Iterator[tuple[str, KernelSpec]]:
+    """Yield (module, spec) for all specs of MODULES, then of `more`: functions like `specs()` by
+    the name of their module.
+
+    RuntimeError if two specs have the same name, as their files would.
     """
     names: dict[str, str] = {}
-    for info in sorted(
-        pkgutil.iter_modules([str(Path(__file__).parent)]), key=lambda info: info.name
-    ):
-        module = importlib.import_module(f".{info.name}", __package__)
-        for spec in getattr(module, "specs", list)():
+    ours = {name: importlib.import_module(f".{name}", __package__).specs for name in MODULES}
+    for module, specs in (ours | dict(more)).items():
+        for spec in specs():
             if spec.name in names:
                 raise RuntimeError(
-                    f"two kernel specs are named {spec.name}: of {names[spec.name]} and of"
-                    f" {info.name}"
+                    f"two kernel specs are named {spec.name}: of {names[spec.name]} and of {module}"
                 )
-            names[spec.name] = info.name
-            yield info.name, spec
+            names[spec.name] = module
+            yield module, spec
 
 
 def missing(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[KernelSpec, str]]:

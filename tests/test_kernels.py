@@ -4,18 +4,30 @@ import importlib.util
 import os
 
 import pytest
+from iqforge.api.kernels import kernel_specs
 from iqforge.cli import main
 from iqforge.cuda_kernels import step_attention
 from iqforge.cuda_kernels.compile import nvrtc as compiling
 from iqforge.cuda_kernels.compile.nvrtc import ARCHITECTURES, FOLDER, expand
-from iqforge.cuda_kernels.registry import all_specs, build, missing, unchecked
+from iqforge.cuda_kernels.registry import MODULES, build, missing, unchecked
 from iqforge.errors import DeviceError
 
-SPECS = [spec for _, spec in all_specs()]
+SPECS = [spec for _, spec in kernel_specs()]
 needs_cuda_core = pytest.mark.skipif(
     not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.core")),
     reason="cuda-core is not installed",
 )
+
+
+def test_every_module_with_specs_is_listed():
+    folder = FOLDER.parent
+    found = {
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in folder.rglob("*.py")
+        if "\ndef specs(" in path.read_text()
+    }
+    assert found == set(MODULES)
+    assert {"search_iq1_kt", "search_iq4_kt"} <= {spec.name for spec in SPECS}
 
 
 @needs_cuda_core

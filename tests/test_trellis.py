@@ -5,6 +5,7 @@ CUDA device.
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import iqforge
 import numpy as np
@@ -147,9 +148,16 @@ def test_constants_of_the_kernels():
 )
 @pytest.mark.parametrize("name", TYPES)
 def test_kernels_compile(name):
-    from iqforge.quantize.cuda import trellis as trellis_cuda
+    """They go through the cache on disk, and round every operation."""
+    from iqforge.cuda_kernels.compile.nvrtc import cache_file, compile_spec
+    from iqforge.quantize.cuda.trellis import spec
 
-    assert len(trellis_cuda.compile_kernels(ggml_type(name), "sm_90").code) > 10000
+    kernels = spec(ggml_type(name))
+    assert not kernels.fma and cache_file(kernels, "sm_90") != cache_file(
+        replace(kernels, fma=True), "sm_90"
+    )
+    code = compile_spec(kernels, "sm_90")
+    assert cache_file(kernels, "sm_90").read_bytes() == code.code and len(code.code) > 10000
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ...errors import DeviceError
-from .nvrtc import KernelSpec, compile_spec
+from .nvrtc import KernelSpec, compile_spec, need_cuda_core
 
 _SHARED_BY_DEFAULT = 48 * 1024  # bytes of shared memory that a kernel may use without asking
 
@@ -64,6 +64,32 @@ def _function(spec: KernelSpec, name: str, device: int) -> object:
         # every block of the first has left the multiprocessor.
         _set_attribute(kernel, "PREFERRED_SHARED_MEMORY_CARVEOUT", 100, device)
         return kernel
+
+
+def load(spec: KernelSpec, device: int) -> list[object]:
+    """Return the kernels of `spec` in order of `spec.functions`, loaded into the primary context of
+    a device, which becomes current.
+
+    For libraries other than torch. Neither torch nor its streams are used, and the kernels keep the
+    driver's division of L1 cache and shared memory.
+    """
+    need_cuda_core()
+    from cuda.core import Device
+
+    here = Device(device)
+    here.set_current()
+    code = compile_spec(spec, f"sm_{here.arch}")
+    return [code.get_kernel(name) for name in spec.functions]
+
+
+def launch_on(stream: int, kernel: object, grid: int, block: int, *args: object) -> None:
+    """Launch on the stream with this handle; 0 is the default stream. args: numpy scalars, pointers
+    as numpy.uintp.
+    """
+    from cuda.core import launch as start
+
+    config = _config((grid,), (block,), 0, False, None, False)
+    start(_stream(stream), config, kernel, *args)
 
 
 def launch(

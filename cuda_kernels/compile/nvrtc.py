@@ -31,6 +31,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import DeviceError, OutputError, UnsupportedTypeError, UsageError
 
@@ -46,7 +47,7 @@ ARCHITECTURES = (
 _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)[^\n]*$', re.MULTILINE
 )
-_OPTIONS = (("std", "c++17"),)
+_OPTIONS: tuple[tuple[str, object], ...] = (("std", "c++17"),)
 
 
 def _geometry() -> str:
@@ -94,7 +95,8 @@ GENERATED: dict[str, Callable[[], str]] = {
 class KernelSpec:
     """One module of kernels. `defines`: macros, (name, value). `functions`: the kernels in it.
     `archs`: the only architectures it is for, e.g. ("sm_90a",) where it uses instructions of one
-    generation; empty for all.
+    generation; empty for all. `fma`: whether the compiler may fuse a multiplication and an addition
+    into one rounding.
     """
 
     name: str
@@ -102,6 +104,12 @@ class KernelSpec:
     defines: tuple[tuple[str, str], ...]
     functions: tuple[str, ...]
     archs: tuple[str, ...] = ()
+    fma: bool = True
+
+    @property
+    def options(self) -> tuple[tuple[str, object], ...]:
+        """Options of the compiler beside the macros and the architecture."""
+        return _OPTIONS if self.fma else (*_OPTIONS, ("fma", False))
 
     def target(self, arch: str) -> str | None:
         """What to compile for on a device of `arch` ("sm_90": perhaps "sm_90a"), None if the spec
@@ -203,7 +211,7 @@ def is_cached(spec: KernelSpec, arch: str) -> bool:
 
 
 def _stem(spec: KernelSpec, arch: str) -> str:
-    text = repr((expand(spec.sources), spec.defines, _OPTIONS))
+    text = repr((expand(spec.sources), spec.defines, spec.options))
     return f"{spec.name}-{_target(spec, arch)}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
@@ -267,7 +275,7 @@ def _load(path: Path) -> bytes | None:
 def _compiled(spec: KernelSpec, target: str, quick: bool = False) -> bytes:
     from cuda.core import Program, ProgramOptions
 
-    extra = dict(_OPTIONS)
+    extra: dict[str, Any] = dict(spec.options)
     if quick and hasattr(ProgramOptions, "ofast_compile"):  # of newer cuda-core
         # "max" leaves loops as long as they were unrolled: good for much code of few loops, not for
         # little code of many

@@ -1,5 +1,5 @@
-"""The trellis searches on CUDA devices: `trellis_rows.cu` and `trellis_words.cu`, compiled by NVRTC
-when a type is first used.
+"""The trellis searches on CUDA devices: `trellis_rows.cu` and `trellis_words.cu`, compiled when a
+type is first used and kept in the cache of kernels.
 
 Another implementation than the CPU's, for speed: a warp shares the search for one group, which a
 thread could not do with numba-cuda's means at this pace, and several scales share every code word
@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from ...cuda_kernels.compile.launch import launch_on, load
 from ...cuda_kernels.compile.numba_cuda import cuda_module, device_number
-from ...cuda_kernels.compile.nvrtc import FOLDER
-from ...errors import UsageError
-from ...formats.types import GGMLType
+from ...cuda_kernels.compile.nvrtc import KernelSpec
+from ...formats.types import GGMLType, ggml_type
 from ..search.trellis import SETTINGS
 from ..search.trellis_nearest import MARGIN
 from ..search.trellis_rows import SMALLEST
@@ -96,33 +97,25 @@ def defines(type: GGMLType) -> list[tuple[str, str]]:
     ]
 
 
-def compile_kernels(type: GGMLType, architecture: str) -> object:
-    """The cubin (a cuda.core.ObjectCode) of the type's three kernels, for an architecture as
-    "sm_90". Needs no device.
-    """
-    from cuda.core import Program, ProgramOptions
-
-    source = "".join(
-        (FOLDER / f"search/trellis_{part}.cu").read_text() for part in ("rows", "words")
-    )
-    options = ProgramOptions(
-        name=f"{type.name.lower()}.cu",
-        std="c++17",
-        arch=architecture,
+def spec(type: GGMLType) -> KernelSpec:
+    """The three kernels of a trellis type."""
+    return KernelSpec(
+        f"search_{type.name.lower()}",
+        ("search/trellis_rows.cu", "search/trellis_words.cu"),
+        tuple(defines(type)),
+        ("trellis_prepare", "trellis_search", "trellis_finish"),
         fma=False,
-        define_macro=defines(type),
     )
-    return Program(source, "c++", options).compile("cubin")
+
+
+def specs() -> list[KernelSpec]:
+    """The kernels of all trellis types."""
+    return [spec(ggml_type(name)) for name in FORMATS]
 
 
 @functools.cache
 def _kernels(type: GGMLType, device: int) -> tuple:
-    from cuda.core import Device
-
-    here = Device(device)
-    here.set_current()
-    code = compile_kernels(type, f"sm_{here.arch}")
-    return tuple(code.get_kernel(f"trellis_{step}") for step in ("prepare", "search", "finish"))
+    return tuple(load(spec(type), device))
 
 
 class TrellisEncoder(CudaEncoder):
@@ -139,13 +132,6 @@ class TrellisEncoder(CudaEncoder):
         stream: object = 0,
     ):
         """weights: float32[n_cols]; stream: on which they are copied."""
-        try:
-            import cuda.core  # noqa: F401
-        except ImportError:
-            raise UsageError(
-                "trellis types on CUDA devices need the package cuda-core: pip install"
-                " 'iqforge[cuda]'"
-            ) from None
         self.type, self.kind, self.n_cols, self.number = type, "row", n_cols, device_number(device)
         self._by_row = True
         self._cuda = cuda_module()
@@ -175,8 +161,6 @@ class TrellisEncoder(CudaEncoder):
 
     def launch(self, arrays: list, stream: object = 0, weights: object = None) -> None:
         """As `CudaEncoder.launch`."""
-        from cuda.core import LEGACY_DEFAULT_STREAM, LaunchConfig, Stream, launch
-
         if not len(arrays[0]):
             return
         x, heads, bodies, rows, guesses, chosen = (_address(a) for a in arrays)
@@ -187,17 +171,14 @@ class TrellisEncoder(CudaEncoder):
             np.int32(self.n_cols // 32),
         )
         total = count * int(blocks)
-        by_row, by_block = (
-            LaunchConfig(grid=count, block=THREADS),
-            LaunchConfig(grid=-(-total // (THREADS // 32)), block=THREADS),
-        )
         prepare, search, finish = self._steps
-        on = Stream.from_handle(int(stream)) if stream else LEGACY_DEFAULT_STREAM
-        launch(on, by_row, prepare, x, w, constants, rows, guesses, blocks)
-        launch(
+        on = int(stream) if stream else 0
+        launch_on(on, prepare, count, THREADS, x, w, constants, rows, guesses, blocks)
+        launch_on(
             on,
-            by_block,
             search,
+            -(-total // (THREADS // 32)),
+            THREADS,
             x,
             w,
             constants,
@@ -211,9 +192,9 @@ class TrellisEncoder(CudaEncoder):
             blocks,
             np.int64(total),
         )
-        launch(on, by_row, finish, x, w, rows, chosen, heads, bodies, blocks)
+        launch_on(on, finish, count, THREADS, x, w, rows, chosen, heads, bodies, blocks)
 
 
-def _address(array: object) -> int:
-    """Of an array on a device. cuda.core passes Python's int as a pointer."""
-    return array.__cuda_array_interface__["data"][0]
+def _address(array: Any) -> np.uintp:
+    """Return the address of an array on a device."""
+    return np.uintp(array.__cuda_array_interface__["data"][0])
