@@ -15,11 +15,12 @@ from ..errors import ShapeError, UsageError, printable
 from ..formats.gguf.reader import open_gguf
 from ..formats.source import Source
 from . import arguments, memory
+from .architectures import build_network
 from .cache import CacheSettings, State, padded
 from .devices import usable_device
 from .hyperparameters import Hyperparameters
 from .layers.batch import Batch
-from .network import Network, build_network
+from .network import Network
 from .placement import Placement, Request, fit
 from .resident import LoadProgress
 from .sampling import Sampling, sample

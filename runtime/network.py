@@ -1,30 +1,17 @@
-"""What an architecture file builds, and the table of architectures.
-
-A file in `architectures/` declares the GGUF architectures it knows:
-
-    @architecture("llama")
-    def build(p: Hyperparameters, w: Weights) -> Network: ...
-
-and is found by being there. Two files that declare the same name are an error at import.
-"""
+"""The network that an architecture file builds: embedding, blocks, final norm and output."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ..errors import ArchitectureError, printable
 from .cache import CacheSettings, State
-from .hyperparameters import Hyperparameters
 from .layers.batch import Batch
 from .layers.block import Block
 from .layers.norm import RMSNorm
 from .linear import Embedding, Linear
-from .weights import Weights
 
 
 @dataclass(frozen=True)
@@ -69,45 +56,3 @@ class Network:
         if state is not None:
             state.n_past += batch.n_tokens
         return self.output_norm(h.to(self.output_device))
-
-
-Builder = Callable[[Hyperparameters, Weights], Network]
-_BUILDERS: dict[str, Builder] = {}
-
-
-def architecture(*names: str) -> Callable[[Builder], Builder]:
-    """Declares the decorated function as the builder of these GGUF architectures."""
-
-    def declare(build: Builder) -> Builder:
-        for name in names:
-            if name in _BUILDERS:
-                raise RuntimeError(f"architecture '{name}' is declared twice")
-            _BUILDERS[name] = build
-        return build
-
-    return declare
-
-
-def architectures() -> dict[str, Builder]:
-    """All declared architectures by name."""
-    from . import architectures as folder
-
-    for module in pkgutil.iter_modules(folder.__path__):
-        importlib.import_module(f"{folder.__name__}.{module.name}")
-    return _BUILDERS
-
-
-def build_network(p: Hyperparameters, w: Weights) -> Network:
-    """The network of an opened file. ArchitectureError if its architecture is unknown or it has
-    tensors beyond it.
-    """
-    known = architectures()
-    if p.architecture not in known:
-        raise ArchitectureError(
-            f"architecture '{printable(p.architecture)}' is not supported; known are"
-            f" {', '.join(sorted(known))}",
-            file=p.file,
-        )
-    network = known[p.architecture](p, w)
-    w.check_all_used()
-    return network

@@ -1,0 +1,76 @@
+"""One file per GGUF architecture. A file declares the architectures that it builds, and is found
+because it is in this folder:
+
+@architecture("llama", layers=(Attention, GatedFFN, MoE))
+def build(p: Hyperparameters, w: Weights) -> Network: ...
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...errors import ArchitectureError, printable
+from ..hyperparameters import Hyperparameters
+from ..network import Network
+from ..weights import Weights
+
+Builder = Callable[[Hyperparameters, Weights], Network]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The builder of an architecture, and the classes of the layers that it may use."""
+
+    build: Builder
+    layers: tuple[type, ...]
+
+
+_DECLARED: dict[str, Declaration] = {}
+
+
+def architecture(*names: str, layers: tuple[type, ...]) -> Callable[[Builder], Builder]:
+    """Declare the decorated function as the builder of these GGUF architectures. `layers` are the
+    classes of mixers and feed-forward layers that their blocks may have.
+    """
+
+    def declare(build: Builder) -> Builder:
+        for name in names:
+            if name in _DECLARED:
+                raise RuntimeError(f"architecture '{name}' is declared twice")
+            _DECLARED[name] = Declaration(build, layers)
+        return build
+
+    return declare
+
+
+def architectures() -> dict[str, Declaration]:
+    """Return all declared architectures by name."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(_DECLARED.items()))
+
+
+def declaration(name: str, file: str) -> Declaration:
+    """Return the declaration of an architecture. ArchitectureError, which lists the architectures
+    that run, if there is none.
+    """
+    known = architectures()
+    if name not in known:
+        raise ArchitectureError(
+            f"architecture '{printable(name)}' cannot run yet; the runtime supports"
+            f" {', '.join(known)}",
+            file=file,
+        )
+    return known[name]
+
+
+def build_network(p: Hyperparameters, w: Weights) -> Network:
+    """Build the network of an opened file. ArchitectureError if its architecture cannot run or if
+    it has tensors that the architecture does not use.
+    """
+    network = declaration(p.architecture, p.file).build(p, w)
+    w.check_all_used()
+    return network

@@ -9,12 +9,16 @@ from __future__ import annotations
 from ...errors import ConfigError
 from ..decoder import Decoder
 from ..hyperparameters import Hyperparameters
+from ..layers.attention import Attention
 from ..layers.block import Block
-from ..network import Network, architecture
+from ..layers.ffn import GatedFFN
+from ..layers.moe import MoE
+from ..network import Network
 from ..weights import Weights
+from . import architecture
 
 
-@architecture("llama")
+@architecture("llama", layers=(Attention, GatedFFN, MoE))
 def build(p: Hyperparameters, w: Weights) -> Network:
     decoder = Decoder.read(p, w)
     for key in (

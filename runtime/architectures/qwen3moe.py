@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from ..decoder import Decoder
 from ..hyperparameters import Hyperparameters
+from ..layers.attention import Attention
 from ..layers.block import Block
-from ..network import Network, architecture
+from ..layers.moe import MoE
+from ..network import Network
 from ..weights import Weights
+from . import architecture
 
 
-@architecture("qwen3moe")
+@architecture("qwen3moe", layers=(Attention, MoE))
 def build(p: Hyperparameters, w: Weights) -> Network:
     decoder = Decoder.read(p, w)
     decoder.refuse_unknown_routing()

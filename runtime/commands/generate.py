@@ -86,6 +86,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, api) -> int:
     from ...formats.gguf.reader import open_gguf
+    from ..architectures import declaration
     from ..evaluate.windows import read_text
     from ..generate import (
         Generation,
@@ -112,11 +113,11 @@ def run(args: argparse.Namespace, api) -> int:
     )
     source = open_gguf(args.model)
     try:
+        hyperparameters = Hyperparameters(source.metadata, str(source.path))
+        declaration(hyperparameters.architecture, hyperparameters.file)  # before the tokenizer
         tokenizer = Tokenizer.from_metadata(source.metadata, file=str(source.path))
         prompt = prompt_tokens(tokenizer, text)
-        context = context_for(
-            prompt, args.predict, args.ctx_size, Hyperparameters(source.metadata, str(source.path))
-        )
+        context = context_for(prompt, args.predict, args.ctx_size, hyperparameters)
     except BaseException:
         source.close()
         raise

@@ -1,0 +1,39 @@
+"""What the runtime supports, per architecture: the runtime's columns of the support matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .architectures import architectures
+from .cuda import prompt_path, step_path  # noqa: F401  (importing them registers the executors)
+from .cuda.registry import PROMPT, STEP
+
+
+@dataclass(frozen=True)
+class Support:
+    """How an architecture can run.
+
+    cpu: on the reference path, which also runs on a GPU. gpu: on the fast path, with an executor
+    for prompts and for steps of every kind of layer. tensor_parallel: split over several GPUs.
+    """
+
+    architecture: str
+    cpu: bool
+    gpu: bool
+    tensor_parallel: bool
+
+
+def supported_architectures() -> dict[str, Support]:
+    """Return what is supported for every GGUF architecture that the runtime builds, by name.
+
+    No architecture is split over several GPUs yet.
+    """
+    return {
+        name: Support(
+            name,
+            cpu=True,
+            gpu=all(layer in PROMPT and layer in STEP for layer in declared.layers),
+            tensor_parallel=False,
+        )
+        for name, declared in architectures().items()
+    }
