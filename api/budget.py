@@ -19,10 +19,10 @@ from .quantize import plan_quantization
 from .runtime import opened_model, text_of
 from .source import (
     PathLike,
+    changed_imatrix,
     imatrix_note,
     loaded_imatrix,
     open_source,
-    renamed_imatrix,
     selected_imatrix,
 )
 
@@ -78,10 +78,8 @@ def recipe_for_target(
         )
     with open_source(src) as model:
         recipe = Recipe(DRAFT, **options)
-        source, used = (
-            changes.apply(model, recipe.rules),
-            renamed_imatrix(selected_imatrix(loaded, changes), changes),
-        )
+        source = changes.apply(model, recipe.rules)
+        used = changed_imatrix(loaded, changes, model, source)
         draft = plan_quantization(
             source, replace(changes.recipe(recipe), ignore_imatrix_rules=True), used
         )

@@ -32,6 +32,7 @@ def convert_model(
     split_max_tensors: int | None = None,
     no_tensor_first_split: bool = False,
     threads: int = 0,
+    force: bool = False,
     progress: Progress | None = None,
     **layout: Any,
 ) -> Path:
@@ -45,14 +46,19 @@ def convert_model(
     with no file in between. pre: name of the pre-tokenizer, if it cannot be derived. name:
     `general.name`. metadata: JSON file with `general.*` keys to set, see `convert.overrides`.
     split_max_size (bytes, `300M`, `2G`), split_max_tensors, no_tensor_first_split: shards, see
-    `convert.output.Limits`. layout: see `convert.options.Options` (merge_gate_up, mtp, mla_layout,
+    `convert.output.Limits`. force: use an importance matrix that seems to belong to another model.
+    layout: see `convert.options.Options` (merge_gate_up, mtp, mla_layout,
     vocab_only). Raises CheckpointError and its kin; OutputError also for a disk that is too small,
     before it starts.
     """
+    from ..convert.tensors.outtype import OUTTYPES, resolve_outtype
+    from ..imatrix.belongs import check_belongs
     from ..quantize.run.stream import Output, stream
 
     loaded = loaded_imatrix(imatrix)
     with open_source(src, pre=pre, name=name, **layout) as source:
+        if loaded is not None and resolve_outtype(source.tensors, outtype) not in OUTTYPES:
+            loaded = check_belongs(loaded, source.tensors, force=force)
         planned, output = plan_conversion(
             source,
             out,
@@ -63,6 +69,7 @@ def convert_model(
             split_max_size=split_max_size,
             split_max_tensors=split_max_tensors,
             no_tensor_first_split=no_tensor_first_split,
+            force=True,
         )
         log.info("%s", output)
         with output.open() as sink:
@@ -120,11 +127,13 @@ def plan_conversion(
     split_max_size: str | int | None = None,
     split_max_tensors: int | None = None,
     no_tensor_first_split: bool = False,
+    force: bool = False,
 ) -> tuple[list[PlannedTensor], OutputPlan]:
     """What `convert_model` would do with an open checkpoint: every tensor's types, and the files.
     Nothing is read or written.
 
-    keep_name: `general.name` of the JSON file `metadata` does not count.
+    keep_name: `general.name` of the JSON file `metadata` does not count. force: do not check that
+    the importance matrix belongs to the model.
     """
     from ..convert.metadata.naming import output_path
     from ..convert.metadata.overrides import read_overrides, with_overrides
@@ -132,6 +141,7 @@ def plan_conversion(
     from ..formats.ftypes import file_type
     from ..formats.gguf.values import u32
     from ..formats.tools.sharding import Limits, plan_output
+    from ..imatrix.belongs import check_belongs
     from ..quantize.plan.metadata import quantized_metadata
     from ..quantize.plan.plan import PlannedTensor
 
@@ -152,6 +162,8 @@ def plan_conversion(
         if imatrix is not None:
             log.warning("--outtype %s does not use an importance matrix", kind)
     else:
+        if imatrix is not None and not force:
+            imatrix = check_belongs(imatrix, source.tensors)
         planned = plan_quantization(source, kind, imatrix)
         keys = (
             quantized_metadata(keys, file_type(kind).number, imatrix_note(imatrix))

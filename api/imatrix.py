@@ -53,6 +53,7 @@ def collect_imatrix(
     similarity: LayerSimilarity | None = None,
     on_perplexity: Callable[[Perplexity], None] | None = None,
     on_coverage: Callable[[Coverage], None] | None = None,
+    force: bool = False,
 ) -> Imatrix:
     """Run `text` through `model` in windows of n_ctx tokens and collect sums of squares per input
     channel.
@@ -73,14 +74,15 @@ def collect_imatrix(
     ends with the same bytes. save_frequency: also keep `<out>.at_<windows>` every so many.
     progress: callable as in `runtime.evaluate.windows.ProgressCallback`. `similarity` takes in how
     much layers change their input (see `imatrix.similarity`), on_perplexity gets that of all
-    windows at the end.
+    windows at the end. force: add `in_files` that seem to belong to another model.
     """
     from ..formats.output import refuse_same_file
     from ..imatrix import collector
     from ..imatrix.all_experts import router_rows
+    from ..imatrix.belongs import check_belongs
     from ..imatrix.cold_experts import fill_cold_experts
     from ..imatrix.coverage import measure_coverage
-    from ..imatrix.data import Imatrix, check_fits
+    from ..imatrix.data import Imatrix
     from ..imatrix.files.saving import Saver
     from ..imatrix.merge import check_arguments
     from ..imatrix.merge import merge_imatrices as merge
@@ -122,8 +124,9 @@ def collect_imatrix(
             weighting,
         )
     with opened_model(model) as loaded:
-        for file in loaded_files:
-            check_fits(file, loaded.source.tensors)
+        loaded_files = [
+            check_belongs(file, loaded.source.tensors, force=force) for file in loaded_files
+        ]
         routers = router_rows(loaded) if cold_experts == "neighbours" else None
         fill_cold_experts(Imatrix(), cold_experts, least=min_tokens, prior_tokens=prior_tokens)
         settings = {
@@ -212,6 +215,7 @@ def merge_imatrices(
     cold_experts: str = "none",
     min_tokens: int = 128,
     prior_tokens: float = 32.0,
+    force: bool = False,
 ) -> Imatrix:
     """The sum of importance matrices of one model, of either layout, written to `out` unless that
     is None.
@@ -220,14 +224,17 @@ def merge_imatrices(
     file counts; by default that of the first `.gguf` file, else 512. weighting: "tokens", or
     "calls" as ik_llama.cpp adds them, see `imatrix.merge`. cold_experts: "prior" mixes into experts
     that saw fewer than `min_tokens` tokens what the others saw, see `collect_imatrix`.
+    force: add up files that seem to belong to different models.
     """
     from ..formats.output import refuse_same_file
+    from ..imatrix.belongs import check_same_model
     from ..imatrix.cold_experts import fill_cold_experts
     from ..imatrix.files.load import output_format_of, save_imatrix
     from ..imatrix.merge import DEFAULT_CHUNK, as_tokens
     from ..imatrix.merge import merge_imatrices as merge
 
     parts = [loaded_imatrix(file) for file in files]
+    check_same_model(parts, force=force)
     merged = merge(parts, weights, chunk_size=chunk_size, weighting=weighting)
     if out is not None:
         refuse_same_file(out, [part.path for part in parts if part.path])

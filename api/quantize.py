@@ -18,10 +18,11 @@ from ..version import __version__
 from .outputs import Shards, open_outputs, plan_outputs
 from .source import (
     PathLike,
+    changed_imatrix,
+    excluded_names,
     importance_lookup,
     loaded_imatrix,
     open_source,
-    renamed_imatrix,
     selected_imatrix,
     with_gate_up,
 )
@@ -190,10 +191,9 @@ def quantize_models(
     devices, loaded = find_devices(device), selected_imatrix(loaded_imatrix(imatrix), changes)
     progress = progress or [Progress() for _ in outputs]
     with open_source(src) as model, ExitStack() as opened:
-        source, used = (
-            changes.apply(with_gate_up(model, gate_up), recipes[0].rules),
-            renamed_imatrix(loaded, changes),
-        )
+        rearranged = with_gate_up(model, gate_up)
+        source = changes.apply(rearranged, recipes[0].rules)
+        used = changed_imatrix(loaded, changes, rearranged, source)
         recipes = [changes.recipe(recipe) for recipe in recipes]
         plans = [plan_quantization(source, recipe, used) for recipe in recipes]
         for planned in plans:
@@ -208,7 +208,8 @@ def quantize_models(
             write_plan(save_plan, recipes[0], plans[0], __version__)
         if nan_to_zero:
             plans = [[replace(plan, nan_to_zero=True) for plan in planned] for planned in plans]
-        lookups = [importance_lookup(used, planned) for planned in plans]
+        excluded = excluded_names(changes, rearranged)
+        lookups = [importance_lookup(used, planned, excluded) for planned in plans]
         if dry_run and not estimate:
             return [_report_plan(*of_output) for of_output in zip(plans, progress)]
         wanted = [

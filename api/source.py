@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from ..quantize.run.piece import ImportanceLookup
 
 PathLike = str | os.PathLike
-log = logging.getLogger(__name__)
 
 
 def open_source(path: PathLike, **checkpoint_options: Any) -> Source:
@@ -124,24 +122,38 @@ def renamed_imatrix(imatrix: Imatrix | None, changes: Changes) -> Imatrix | None
     return replace(imatrix, entries=entries)
 
 
-def importance_lookup(
-    imatrix: Imatrix | None, planned: Sequence[PlannedTensor]
-) -> ImportanceLookup | None:
-    """How `stream` looks up importances. ImatrixError for an entry that does not fit its tensor,
-    before any work.
+def changed_imatrix(
+    imatrix: Imatrix | None, changes: Changes, model: Source, changed: Source
+) -> Imatrix | None:
+    """The entries that are used, under the names that tensors have after the changes. ImatrixError
+    if they belong to another model than `changed`, which is `model` after the changes, unless
+    `changes.force_imatrix` is set.
     """
+    from ..imatrix.belongs import check_belongs
+
+    used = renamed_imatrix(selected_imatrix(imatrix, changes), changes)
+    if used is None:
+        return None
+    excluded = excluded_names(changes, model)
+    return check_belongs(used, changed.tensors, excluded=excluded, force=changes.force_imatrix)
+
+
+def excluded_names(changes: Changes, model: Source) -> set[str]:
+    """The tensors, as they are called after the changes, whose entries are not to be used."""
+    names = (changes.name_after(t.name) for t in model.tensors if not changes.uses_entry(t.name))
+    return {name for name in names if name is not None}
+
+
+def importance_lookup(
+    imatrix: Imatrix | None, planned: Sequence[PlannedTensor], excluded: Collection[str] = ()
+) -> ImportanceLookup | None:
+    """How `stream` looks up importances. Warns about tensors that have none, except the `excluded`
+    ones. ImatrixError for an entry that does not fit its tensor, before any work.
+    """
+    from ..imatrix.belongs import warn_missing
+
     if imatrix is None:
         return None
-    found = [
-        imatrix.entry(plan.source.name, plan.source.shape) is not None
-        for plan in planned
-        if not plan.kept
-    ]
-    if sum(found) < len(found) / 2:
-        log.warning(
-            "the importance matrix has entries for only %d of %d tensors: is it that of another"
-            " model?",
-            sum(found),
-            len(found),
-        )
+    users = [p.source for p in planned if not p.kept and p.target.type.is_quantized]
+    warn_missing(imatrix, [tensor for tensor in users if tensor.name not in excluded])
     return imatrix.importance

@@ -20,7 +20,8 @@ from ..runtime.evaluate.windows import DEFAULT_BATCH, DEFAULT_CONTEXT, Clock, Pr
 from ..runtime.linear import ExpertLinear
 from ..runtime.model import Model
 from .all_experts import AllExperts
-from .data import Entry, Imatrix, Snapshot, check_fits
+from .belongs import check_belongs
+from .data import Entry, Imatrix, Snapshot
 from .similarity import LayerSimilarity
 from .texts import Text, text_at, windows_of
 
@@ -154,7 +155,7 @@ def collect_imatrix(
     windows = windows_of(model, texts, n_ctx, chunks, from_chunk, parse_special)
     done, before, scores = 0, None, Moments()
     if start is not None:
-        check_fits(start.imatrix, model.source.tensors)
+        check_belongs(start.imatrix, model.source.tensors)
         n, *sums = start.of("perplexity", 3).tolist()
         done, before, scores = start.imatrix.chunk_count, start.imatrix, Moments(int(n), *sums)
         if done > len(windows):

@@ -7,13 +7,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..errors import ImatrixError, printable
-from ..formats.source import TensorInfo
+from ..errors import ImatrixError
 from ..formats.tensor_names import TOKEN_EMBEDDING, TensorName
 
 log = logging.getLogger(__name__)
@@ -162,29 +161,6 @@ def alternatives(name: str) -> list[str]:
     parsed = TensorName.parse(name)
     others = _ALTERNATIVES.get(parsed.role, ()) if parsed.suffix == "weight" else ()
     return [parsed.sibling(other) for other in others]
-
-
-def check_fits(imatrix: Imatrix, tensors: Sequence[TensorInfo]) -> None:
-    """ImatrixError if an entry has not the size that one of a model's `tensors` needs; entries for
-    none of them are logged.
-    """
-    names = {tensor.name for tensor in tensors}
-    for tensor in tensors:
-        if tensor.name != TOKEN_EMBEDDING:
-            imatrix.entry(tensor.name, tensor.shape)
-    if unknown := [
-        name
-        for name in imatrix.entries
-        if name not in names and names.isdisjoint(alternatives(name))
-    ]:
-        log.warning(
-            "%s: the model has no tensor for %d of %d entries, such as %s: are they of another"
-            " model?",
-            imatrix.path,
-            len(unknown),
-            len(imatrix.entries),
-            printable(unknown[0]),
-        )
 
 
 def _of_heads(entry: Entry, n: int) -> Entry:

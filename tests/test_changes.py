@@ -229,7 +229,7 @@ def test_which_importances_are_used(bf16, tmp_path, caplog):
         assert weighted(include_weights=["blk.1.attn"]) == {
             name for name in imatrix.entries if name.startswith("blk.1.attn")
         }
-    assert entries == [n, n - 16, 4] and "entries for only 4 of" in caplog.text
+    assert entries == [n, n - 16, 4] and not caplog.records
     with pytest.raises(UsageError, match="not for one run"):
         Changes(include_weights=["a"], exclude_weights=["b"])
     before = bytes_of(out)

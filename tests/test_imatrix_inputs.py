@@ -5,6 +5,7 @@ names for the same input add up.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,9 +115,13 @@ def test_a_text_that_is_too_short_is_named(model, tmp_path):
 def test_entries_that_the_model_has_no_tensor_for(model, caplog):
     both = imatrix("blk.0.attn_q.weight", 256)
     both.entries["blk.7.attn_q.weight"] = both.entries["blk.0.attn_q.weight"]
-    found = iqforge.collect_imatrix(model, PROSE, n_ctx=N_CTX, chunks=1, in_files=[both])
+    options = {"n_ctx": N_CTX, "chunks": 1, "in_files": [both]}
+    told = r"8 layers, the model has 1 layer; .* no tensor for 1 of 2 entries \(blk.7.attn_q.weight"
+    with pytest.raises(ImatrixError, match=told):
+        iqforge.collect_imatrix(model, PROSE, **options, progress=never)
+    found = iqforge.collect_imatrix(model, PROSE, **options, force=True)
     assert found.entries["blk.0.attn_q.weight"].counts.tolist() == [2 * N_CTX]
-    assert "no tensor for 1 of 2 entries, such as blk.7.attn_q.weight" in caplog.text
+    assert re.search(told, caplog.text)
     caplog.clear()
     iqforge.collect_imatrix(
         model, PROSE, n_ctx=N_CTX, chunks=1, in_files=[imatrix("blk.0.attn_q.weight", 256)]

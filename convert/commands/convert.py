@@ -43,6 +43,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ),
     )
     parser.add_argument("--imatrix", metavar="FILE", help="importance matrix for such a preset")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="use an importance matrix that seems to belong to another model",
+    )
     limit = parser.add_mutually_exclusive_group()
     limit.add_argument(
         "--split-max-tensors", metavar="N", type=int, help="write shards of at most N tensors"
@@ -149,6 +154,7 @@ def run(args: argparse.Namespace, api) -> int:
             outtype=args.outtype,
             imatrix=args.imatrix,
             threads=args.threads,
+            force=args.force,
             progress=bar,
             **options,
             **output,
@@ -167,6 +173,7 @@ def _dry_run(args: argparse.Namespace, api, options: dict, output: dict) -> int:
             args.outtype,
             keep_name=args.model_name is not None,
             imatrix=args.imatrix,
+            force=args.force,
             **output,
         )
     width = max((len(tensor.target.name) for tensor in planned), default=0)

@@ -65,6 +65,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
             " default), or as one token, which is what ik_llama.cpp does (calls)"
         ),
     )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="add files that seem to belong to another model",
+    )
     parser.add_argument("--process-output", action="store_true", help="include the output matrix")
     parser.add_argument(
         "--output-tensor-name",
@@ -215,6 +220,7 @@ def _collect(args: argparse.Namespace, api) -> int:
             cold_experts=args.cold_experts or "prior",
             min_tokens=args.min_tokens,
             prior_tokens=args.prior_tokens,
+            force=args.force,
             similarity=similarity,
             on_perplexity=perplexities.append,
             on_coverage=coverages.append,
@@ -264,6 +270,7 @@ def _combine(args: argparse.Namespace, api) -> int:
             cold_experts=args.cold_experts or "none",
             min_tokens=args.min_tokens,
             prior_tokens=args.prior_tokens,
+            force=args.force,
         ),
         args,
     )

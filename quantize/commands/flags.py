@@ -183,6 +183,11 @@ def _configure_rest(parser: argparse.ArgumentParser) -> None:
         help="do not say in the file which importance matrix was used",
     )
     parser.add_argument(
+        "--force",
+        action="store_true",
+        help="use an importance matrix that seems to belong to another model",
+    )
+    parser.add_argument(
         "--ignore-imatrix-rules",
         action="store_true",
         help="do without an importance matrix where one is demanded",
@@ -412,6 +417,7 @@ def changes_of(args: argparse.Namespace) -> Changes:
         args.include_weights,
         args.exclude_weights,
         args.hide_imatrix,
+        args.force,
     )
 
 

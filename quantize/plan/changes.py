@@ -24,7 +24,8 @@ class Changes:
     copy of the output matrix (or of the embedding that serves as one), named output_extra.weight,
     in this type. override_kv: `KEY=TYPE:VALUE`, seen by the mixes too. include_weights,
     exclude_weights: parts of names of the importance matrix's entries that are used, or not used
-    (not both). hide_imatrix: the file says that there was one, and not which.
+    (not both). hide_imatrix: the file says that there was one, and not which. force_imatrix: use
+    the entries that fit even if the importance matrix seems to belong to another model.
     """
 
     prune_layers: Sequence[int] = ()
@@ -33,6 +34,7 @@ class Changes:
     include_weights: Sequence[str] = ()
     exclude_weights: Sequence[str] = ()
     hide_imatrix: bool = False
+    force_imatrix: bool = False
 
     def __post_init__(self) -> None:
         if self.include_weights and self.exclude_weights:
