@@ -153,11 +153,7 @@ def _misfits(
     for tensor in tensors:
         # The token embedding is looked up, not multiplied: its entry is that of another matrix.
         # Entries of latent attention depend on who collected them; `Imatrix.entry` knows the ways.
-        if (
-            len(tensor.shape) > 1
-            and tensor.name != TOKEN_EMBEDDING
-            and not _latent(tensor.name)
-        ):
+        if len(tensor.shape) > 1 and tensor.name != TOKEN_EMBEDDING and not _latent(tensor.name):
             try:
                 imatrix.entry(tensor.name, tensor.shape)
             except ImatrixError as error:

@@ -136,7 +136,7 @@ def test_quantizing_again_replaces_what_was_said(bf16, imatrix, tmp_path):
         tmp_path / "a.gguf",
         tmp_path / "c.gguf",
         "Q4_0",
-        Imatrix({"x": Entry(np.ones((1, 4)), np.array([1]))}),
+        Imatrix({"output.weight": Entry(np.ones((1, 256)), np.array([1]))}),
         allow_requantize=True,
     )
     assert IMATRIX_KEY not in keys_of(tmp_path / "c.gguf")
