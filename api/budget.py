@@ -15,8 +15,8 @@ from ..errors import UsageError
 from ..formats.output import refuse_same_file
 from ..quantize.encode import encodable_types
 from ..version import __version__
+from .models import opened_model, text_of
 from .quantize import plan_quantization
-from .runtime import opened_model, text_of
 from .source import (
     PathLike,
     changed_imatrix,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, printable
-from .runtime import opened_model, text_of
+from .models import opened_model, text_of
 from .source import PathLike, loaded_imatrix
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from .models import opened_model, text_of
 from .source import PathLike
 
 if TYPE_CHECKING:
@@ -178,27 +178,3 @@ def benchmark_model(
         return [
             run_test(loaded, test, repetitions=repetitions, progress=progress) for test in tests
         ]
-
-
-def text_of(text: PathLike) -> tuple[str, str]:
-    """(content, path) of a text file; (text, "") of a text given as such."""
-    from ..runtime.arguments import path
-    from ..runtime.evaluate.windows import read_text
-
-    if isinstance(path("text", text), str) and "\n" in text:
-        return text, ""
-    return read_text(text), os.fspath(text)
-
-
-def opened_model(model: PathLike | Model):
-    """`model` as a context manager: opened and closed here if it is a path, left open if the
-    caller's.
-    """
-    from contextlib import nullcontext
-
-    from ..runtime.arguments import instance
-    from ..runtime.model import Model
-
-    if isinstance(model, (str, os.PathLike)):
-        return load_model(model)
-    return nullcontext(instance("model", model, Model, "a path or a Model"))

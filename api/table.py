@@ -1,0 +1,71 @@
+"""The public names, each with the module that defines it, relative to the package `iqforge`.
+
+`iqforge` and `iqforge.api` both offer exactly these names and import a module when one of its names
+is first used, so that `import iqforge` stays instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+PUBLIC = {
+    # Make
+    "convert_model": "api.convert",
+    "convert_lora": "api.convert",
+    "plan_conversion": "api.convert",
+    "quantize_model": "api.quantize",
+    "quantize_models": "api.quantize",
+    "plan_quantization": "api.quantize",
+    "repack_model": "api.quantize",
+    "recipe_for_target": "api.budget",
+    "read_recipe": "quantize.plan.recipe_file",
+    "load_plan": "quantize.plan.saved_plan",
+    "Recipe": "quantize.plan.recipe",
+    "Changes": "quantize.plan.changes",
+    "Shards": "api.outputs",
+    "collect_imatrix": "api.imatrix",
+    "merge_imatrices": "api.imatrix",
+    "convert_imatrix": "api.imatrix",
+    "merge_gate_up": "formats.tools.gate_up",
+    "split_model": "formats.tools.split",
+    "merge_model": "formats.tools.split",
+    # Measure
+    "measure_perplexity": "api.runtime",
+    "measure_sensitivity": "api.budget",
+    "quantize_stats": "api.quantize",
+    "validate_model": "api.validate",
+    "compare_imatrices": "api.imatrix",
+    "imatrix_coverage": "api.imatrix",
+    "imatrix_statistics": "api.imatrix",
+    # Run
+    "load_model": "api.runtime",
+    "random_model": "api.runtime",
+    "generate": "api.runtime",
+    "benchmark_model": "api.runtime",
+    # Inspect
+    "open_source": "api.source",
+    "inspect_model": "formats.tools.summary",
+    "hash_model": "formats.tools.hashes",
+    "check_hashes": "formats.tools.hashes",
+    "kernel_specs": "api.kernels",
+    # Rows of tensors
+    "decode": "formats.codec",
+    "decode_tensor": "formats.codec",
+    "decode_torch": "api.runtime",
+    "decodable_types": "formats.codec",
+    "encode": "quantize.encode",
+    "encodable_types": "quantize.encode",
+    "interleave": "formats.codec",
+    "deinterleave": "formats.codec",
+    # Errors
+    "IqforgeError": "errors",
+}
+
+
+def resolve(name: str, package: str) -> Any:
+    """Return the public object `name`. AttributeError, in the words of `package`, for another."""
+    if name not in PUBLIC:
+        raise AttributeError(f"module '{package}' has no attribute '{name}'")
+    root = __package__.rpartition(".")[0]
+    return getattr(importlib.import_module(f"{root}.{PUBLIC[name]}"), name)

@@ -1,0 +1,73 @@
+"""The table of public names: what `iqforge` and `iqforge.api` offer, and what importing them costs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import iqforge
+import pytest
+from iqforge import api
+from iqforge.api.table import PUBLIC
+
+# Modules of `iqforge.api` that serve the others; only names in the table are public there.
+SHARED = {"table", "source", "models", "outputs"}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_name_resolves_in_both_packages(name):
+    found = getattr(iqforge, name)
+    assert found is getattr(api, name)
+    assert found.__module__ == f"iqforge.{PUBLIC[name]}"
+
+
+def test_every_public_function_of_the_api_is_in_the_table():
+    missing = []
+    for module in pkgutil.iter_modules(api.__path__):
+        if module.name in SHARED:
+            continue
+        loaded = importlib.import_module(f"iqforge.api.{module.name}")
+        missing += [
+            f"{module.name}.{name}"
+            for name, value in vars(loaded).items()
+            if (inspect.isfunction(value) or inspect.isclass(value))
+            and value.__module__ == loaded.__name__
+            and not name.startswith("_")
+            and PUBLIC.get(name) != f"api.{module.name}"
+        ]
+    assert not missing
+
+
+def test_dir_and_all_agree():
+    assert sorted(PUBLIC) == dir(api) == api.__all__
+    assert sorted([*PUBLIC, "__version__"]) == dir(iqforge) == iqforge.__all__
+    star: dict = {}
+    exec("from iqforge import *", star)
+    assert set(PUBLIC) < set(star)
+
+
+def test_no_name_is_also_a_module():
+    """A submodule that is imported would take the name's place."""
+    for package in (iqforge, api):
+        modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+        assert not modules & PUBLIC.keys()
+
+
+@pytest.mark.parametrize("package", [iqforge, api])
+def test_unknown_names(package):
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'x'"):
+        package.x  # noqa: B018
+
+
+def test_importing_and_help_load_nothing_heavy():
+    heavy = "{'numpy', 'torch', 'numba', 'yaml', 'tqdm'}"
+    code = (
+        "import sys, iqforge, iqforge.api\n"
+        "from iqforge.cli import main\n"
+        "main(['--help'])\n"
+        f"assert not {heavy} & sys.modules.keys(), {heavy} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
