@@ -1,4 +1,4 @@
-"""The table of public names: what `iqforge` and `iqforge.api` offer, and what importing them costs."""
+"""The table of public names that `iqforge` and `iqforge.api` offer."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ outputs that are inputs.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import subprocess
@@ -12,7 +13,9 @@ import sys
 
 import iqforge
 import pytest
+from iqforge import cli
 from iqforge.cli import COMMANDS, main
+from iqforge.commandline.unsupported import UNSUPPORTED
 from iqforge.errors import OutputError
 
 from .tiny_checkpoint import make_tiny_llama
@@ -42,25 +45,135 @@ def shell(command: str, **environment) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize(
-    "words", ["--help", "--version", "types", *(f"{name} --help" for name in COMMANDS)]
-)
+@pytest.mark.parametrize("words", ["--help", "help", "types", *(f"help {c}" for c in COMMANDS)])
 def test_help_of_everything(words, capsys):
-    try:
-        assert main(words.split()) == 0
-    except SystemExit as stop:
-        assert stop.code == 0
+    assert main(words.split()) == 0
     assert capsys.readouterr().out
 
 
-def test_no_command_and_wrong_command(capsys):
-    assert main([]) == 2
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_begins_with_short_usage_and_ends_with_an_example(name, capsys):
+    main(["help", name])
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: iqforge {name} ") and out.index("\n\n") < 200
+    example = COMMANDS[name].example
+    assert "Example:" in out and example.startswith(f"iqforge {name}")
     with pytest.raises(SystemExit) as stop:
-        main(["frobnicate"])
-    assert stop.value.code == 2
+        main([name, "--help"])
+    assert stop.value.code == 0 and capsys.readouterr().out == out
+
+
+def test_overview(capsys):
+    assert main(["help"]) == 0
+    out = capsys.readouterr().out
+    assert "Start with `iqforge demo`" in out
+    headings = [line for line in out.splitlines() if line and line[0].isupper() and line[-1] == ":"]
+    assert headings == ["Make:", "Measure:", "Run:", "Inspect:", "Advanced:", "More:"]
+    assert out.count("$ iqforge ") == 5
+    assert all(f"\n  {name} " in out for name in COMMANDS)
+    assert main([]) == 2 and capsys.readouterr().out == out
+
+
+def test_version(capsys):
+    for words in ("version", "--version"):
+        assert main([words]) == 0
+        assert capsys.readouterr().out == f"iqforge {iqforge.__version__}\n"
+
+
+MISTAKES = {
+    "quantze a b": "unknown command 'quantze'; did you mean 'quantize'?",
+    "frobnicate": "unknown command 'frobnicate'.",
+    "help quantze": "did you mean 'quantize'?",
+    "--versoin": "unknown flag '--versoin'; did you mean '--version'?",
+    "generate -m x --tmp 0": "unknown flag '--tmp'; did you mean '--temp'?",
+    "perplexity -m x --frobnicate=3": "unknown flag '--frobnicate'. See `iqforge perplex",
+    "quantize a.gguf --unknown b.gguf Q8_0": "unknown flag '--unknown'",
+    "inspect a.gguf b.gguf": "unexpected argument 'b.gguf'",
+    "perplexity -m x -c many": "argument -c/--ctx-size: 'many' is not an integer",
+    "generate -m x -cnv": "'-cnv' (chat mode) is not supported",
+    "generate -m x -i": "'-i' (chat mode) is not supported",
+    "generate -m x -r stop": "'-r' (stopping at a text) is not supported",
+    "perplexity -m x --chunk 3": "unknown flag '--chunk'; did you mean '--chunks'?",
+    "bench -m x -pp 3": "unknown flag '-pp'",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_mistakes_get_one_line(words, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["quantize", "a.gguf", "--unknown", "b.gguf", "Q8_0"])
-    assert stop.value.code == 2 and "--unknown" in capsys.readouterr().err
+        main(words.split())
+    captured = capsys.readouterr()
+    assert stop.value.code == 2 and not captured.out
+    assert captured.err.count("\n") == 1 and MISTAKES[words] in captured.err
+
+
+def test_flags_are_not_abbreviated():
+    """`-cnv` was read as `-c nv`, `-r stop` as `-rtr`, and `-c512` is not `-c 512` either."""
+    for words in ("perplexity -m x -c512", "imatrix -m x -rt", "perplexity -m x --ctx 5"):
+        with pytest.raises(SystemExit):
+            main(words.split())
+
+
+def test_unsupported_flags_are_those_that_no_command_has():
+    for name in COMMANDS:
+        parser, _ = cli._parser(name)
+        known = {flag for action in parser._actions for flag in action.option_strings}
+        if name in ("generate", "perplexity", "imatrix"):
+            assert not known & UNSUPPORTED.keys()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("no_colour", ["", "1"])
+def test_colours_on_terminals(monkeypatch, no_colour):
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    monkeypatch.setenv("TERM", "xterm")
+    main(["help"])
+    main(["help", "perplexity"])
+    main(["inspect", "missing.gguf"])
+    with pytest.raises(SystemExit):
+        main(["quantze"])
+    for stream in (out, err):
+        assert ("\033[" in stream.getvalue()) == (not no_colour)
+
+
+def test_no_colours_elsewhere(capsys):
+    main(["help"])
+    main(["help", "perplexity"])
+    main(["inspect", "missing.gguf"])
+    assert "\033[" not in "".join(capsys.readouterr())
+
+
+def test_completion(capsys, tmp_path):
+    assert main(["help", "completion"]) == 0
+    assert "iqforge completion bash >" in capsys.readouterr().out
+    for shell_name in ("bash", "zsh", "tcsh"):
+        assert main(["completion", shell_name]) == 0
+        out = capsys.readouterr().out
+        assert "quantize" in out and "ctx-size" in out
+    assert main(["completion", "fish"]) == 1
+    main(["completion", "bash"])
+    script = tmp_path / "complete"
+    script.write_text(capsys.readouterr().out)
+    done = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f"source {script}; COMP_WORDS=(iqforge quanti); COMP_CWORD=1;"
+            " $(complete -p iqforge | sed 's/.*-F //; s/ .*//') iqforge quanti iqforge;"
+            " echo ${COMPREPLY[@]}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(done.stdout.split()) == {n for n in COMMANDS if n.startswith("quanti")}, done
 
 
 @pytest.mark.parametrize(
@@ -183,8 +296,8 @@ def test_no_other_input_is_overwritten(shards, tmp_path):
     before = digests(*shards, text, imatrix)
     for out in (shards[0], shards[1], link, text):
         for write in (
-            lambda: iqforge.collect_imatrix(shards[0], text, out, n_ctx=64, chunks=1),
-            lambda: iqforge.measure_perplexity(
+            lambda out=out: iqforge.collect_imatrix(shards[0], text, out, n_ctx=64, chunks=1),
+            lambda out=out: iqforge.measure_perplexity(
                 shards[0], text, n_ctx=64, chunks=1, kl_divergence_base=out
             ),
         ):

@@ -1,0 +1,96 @@
+"""The argument parser of every command: errors of one line that suggest what was meant, no
+abbreviated flags, short usage, colours where a terminal shows them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from ..formats.options import did_you_mean, integer, real
+from .colour import painted_error, painted_help, wants_colour
+from .unsupported import UNSUPPORTED
+
+
+class _Formatter(argparse.HelpFormatter):
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=32)
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one command; `example` is a line to copy."""
+
+    def __init__(self, prog: str, example: str | None = None):
+        super().__init__(prog=prog, allow_abbrev=False, formatter_class=_Formatter)
+        self.register("type", int, integer)
+        self.register("type", float, real)
+        self.epilog = f"Example: {example}" if example else None
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parse `words`. An unknown flag ends the program with one line.
+
+        Where a command takes `words`, they may also follow a flag.
+        """
+        args, extra = self.parse_known_args(list(words))
+        unknown = [word for word in extra if word.startswith("-")]
+        if unknown:
+            self.error(self._unknown(unknown[0].partition("=")[0]))
+        if extra:
+            if "words" not in args:
+                self.error(f"unexpected argument '{extra[0]}'")
+            args.words += extra
+        return args
+
+    def flags(self) -> list[str]:
+        """All spellings of flags that help shows."""
+        return [
+            flag
+            for action in self._actions
+            if action.help != argparse.SUPPRESS
+            for flag in action.option_strings
+        ]
+
+    def _unknown(self, flag: str) -> str:
+        if flag in UNSUPPORTED:
+            return f"'{flag}' ({UNSUPPORTED[flag]}) is not supported"
+        return f"unknown flag '{flag}'{did_you_mean(flag, self.flags())}"
+
+    def _get_option_tuples(self, option_string: str) -> list:
+        """No abbreviations: without this argparse reads `-cnv` as `-c nv`."""
+        return []
+
+    def error(self, message: str) -> NoReturn:
+        prefix = painted_error(f"{self.prog}: error:", sys.stderr)
+        end = "" if message.endswith("?") else "."
+        self.exit(2, f"{prefix} {message}{end} See `{self.prog} --help`.\n")
+
+    def format_usage(self) -> str:
+        return f"usage: {self._usage()}\n"
+
+    def format_help(self) -> str:
+        generated = self.usage
+        self.usage = self._usage().replace("%", "%%")
+        try:
+            return super().format_help()
+        finally:
+            self.usage = generated
+
+    def print_help(self, file: Any = None) -> None:
+        file = file or sys.stdout
+        text = self.format_help()
+        file.write(painted_help(text) if wants_colour(file) else text)
+
+    def _usage(self) -> str:
+        if self.usage is not None:
+            return self.usage
+        words = [self.prog, "[flags]"]
+        for action in self._get_positional_actions():
+            name = str(action.metavar or action.dest)
+            words.append(
+                {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} [...]"}.get(
+                    str(action.nargs), name
+                )
+            )
+        return " ".join(words)
