@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
+from iqforge.formats.gguf.reader import open_gguf
 from iqforge.imatrix.data import Entry, Imatrix
 
 from .tiny_checkpoint import make_tiny_llama
@@ -41,3 +42,15 @@ def tokens(sums, counts, chunk_size=N_CTX, name=UP, path=None) -> Imatrix:
     return Imatrix(
         {name: Entry(np.array(sums, dtype=float), np.array(counts))}, 1, chunk_size, ("t",), path
     )
+
+
+def imatrix_of(path: Path, seed: int = 0) -> Imatrix:
+    generator, entries = np.random.default_rng(seed), {}
+    with open_gguf(path) as source:
+        for t in source.tensors:
+            if t.name.startswith("blk.") and len(t.shape) > 1:
+                entries[t.name] = Entry(
+                    generator.lognormal(size=(t.n_matrices, t.n_cols)) * 100,
+                    np.full(t.n_matrices, 100),
+                )
+    return Imatrix(entries, chunk_count=7, chunk_size=512, datasets=("text.txt",), path="some.dat")

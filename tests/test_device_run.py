@@ -4,11 +4,8 @@ device made of numpy.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import random
 import threading
-import time
 import types
 import unittest.mock
 from pathlib import Path
@@ -18,150 +15,16 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import IqforgeError, NonFiniteError, UsageError
-from iqforge.formats.codec import block_decoder, decode, encode_float
+from iqforge.formats.codec import block_decoder
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import string
-from iqforge.formats.gguf.writer import GGUFWriter
-from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize.cuda import device as cuda_device
 from iqforge.quantize.cuda import pieces as cuda_run
-from iqforge.quantize.encode import row_encoder
 from iqforge.quantize.run.piece import Target, row_group
 from iqforge.quantize.run.stream import Output, stream
 
-
-class FakeEncoder:
-    """The CPU's search behind the interface of `CudaEncoder`."""
-
-    def __init__(self, type, n_cols, weighted):
-        self.type, self.n_cols, self.weighted = type, n_cols, weighted
-
-    def arrays(self, rows, new):
-        blocks = self.n_cols // self.type.block_size
-        results = [((rows * blocks, self.type.block_bytes), np.uint8)]
-        if self.type.header_bytes:
-            results = [
-                ((rows, self.type.header_bytes), np.uint8),
-                ((rows, blocks, self.type.block_bytes), np.uint8),
-            ]
-        return [new((rows, self.n_cols), np.float32), *(new(*result) for result in results)]
-
-    def launch(self, arrays, stream, weights):
-        assert (weights is None) == (not self.weighted)
-        x = arrays[0]
-        out = np.empty((len(x), self.type.row_bytes(self.n_cols)), dtype=np.uint8)
-        row_encoder(self.type, self.n_cols, weights)(x, out)
-        if head := self.type.header_bytes:
-            arrays[1][...] = out[:, :head]
-        arrays[-1][...] = out[:, head:].reshape(arrays[-1].shape)
-
-
-class FakeDevice:
-    """What `CudaDevice` does, in numpy, at once, and after a random delay. Memory is filled with
-    rubbish when it is handed out.
-    """
-
-    def __init__(self, name="fake:0", fail_at=None):
-        self.name, self.fail_at, self.busy, self.most, self.count = name, fail_at, 0, 0, 0
-        self.lock, self.random = threading.Lock(), random.Random(1)
-
-    @contextlib.contextmanager
-    def context(self):
-        with self.lock:
-            self.busy, self.count = self.busy + 1, self.count + 1
-            self.most = max(self.most, self.busy)
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.busy -= 1
-
-    def stream(self):
-        return object()
-
-    def wait(self, stream):
-        time.sleep(self.random.random() / 200)
-        if self.fail_at is not None and self.count >= self.fail_at:
-            raise IqforgeError(f"{self.name} fell off the bus")
-
-    def pinned(self, n_bytes):
-        return np.full(n_bytes, 0xAA, dtype=np.uint8)
-
-    memory = pinned
-
-    def upload(self, host, target, stream):
-        target[...] = host
-
-    def download(self, source, host, stream):
-        host[...] = source
-
-    def encoder(self, type, n_cols, weighted):
-        return FakeEncoder(type, n_cols, weighted)
-
-    def widen(self, name, raw, x, found, stream):
-        values = decode(name, raw.view(np.uint8)[None], len(raw))[0]
-        bad = np.nonzero(~np.isfinite(values))[0]
-        if len(bad):
-            found[:] = bad[0], len(bad)
-        values[bad] = 0
-        x[:] = values
-
-    def measure(self, type, x, results, w, rows_per_matrix, partials, stream):
-        rows, matrices = len(x) // w.shape[1], len(w)
-        data = np.concatenate([result.reshape(rows, -1) for result in results], axis=1)
-        x = x.reshape(matrices, rows_per_matrix, -1).astype(np.float64)
-        e = x - decode(type, data, x.shape[2], as_weights=True).reshape(x.shape)
-        w = w.reshape(matrices, 1, -1)
-        partials[...] = 0
-        partials[0] = (
-            (e**2).sum(),
-            (x**2).sum(),
-            (w * e**2).sum(),
-            (w * x**2).sum(),
-            abs(e).max(),
-            abs(x).max(),
-        )
-
-    def join(self, heads, bodies, out, stream):
-        out[:, : heads.shape[1]], out[:, heads.shape[1] :] = heads, bodies.reshape(len(out), -1)
-
-
-def info(name, shape, kind="BF16"):
-    return TensorInfo(name, shape, ggml_type(kind))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    """Sources of four types; experts; norms; a row that 256 does not divide."""
-    tensors = [
-        info("token_embd.weight", (24, 256)),
-        info("blk.0.attn_norm.weight", (256,), "F32"),
-        info("blk.0.attn_q.weight", (40, 256), "F16"),
-        info("blk.0.ffn_up_exps.weight", (5, 8, 256)),
-        info("blk.0.ffn_down.weight", (16, 512), "F32"),
-        info("blk.0.odd.weight", (8, 96)),
-        info("blk.0.old.weight", (16, 256), "Q8_0"),
-    ]
-    path, generator = tmp_path_factory.mktemp("model") / "model.gguf", np.random.default_rng(3)
-    with GGUFWriter(path, {"general.architecture": string("llama")}, tensors) as sink:
-        for tensor in tensors:
-            x = generator.standard_normal((tensor.n_rows, tensor.n_cols)).astype(np.float32)
-            sink.write(tensor, iqforge.encode(tensor.type, x))
-    return path
-
-
-def imatrix(model: Path) -> Imatrix:
-    generator, entries = np.random.default_rng(4), {}
-    with open_gguf(model) as source:
-        for t in source.tensors:
-            if t.name.startswith("blk.") and len(t.shape) > 1 and "attn_q" not in t.name:
-                entries[t.name] = Entry(
-                    generator.lognormal(size=(t.n_matrices, t.n_cols)) * 100,
-                    np.full(t.n_matrices, 100),
-                )
-    return Imatrix(entries, path="some.dat")
+from .device_models import imatrix, info, write_holes
+from .fake_device import FakeDevice
 
 
 def quantize(model: Path, out: Path, type: str, devices=(), **options):
@@ -272,22 +135,6 @@ def test_pieces_under_way_are_bounded(model, tmp_path, monkeypatch):
     quantize(model, tmp_path / "a.gguf", "Q4_0", devices, threads=6)
     assert all(1 < device.most <= 3 for device in devices)
     assert abs(devices[0].count - devices[1].count) <= 2
-
-
-def write_holes(folder: Path, kind: str, value: float) -> Path:
-    """A model of one stacked tensor with three numbers that are not finite, the first in row 5,
-    column 9 of the last matrix.
-    """
-    tensor, x = (
-        info("blk.0.ffn_up_exps.weight", (3, 16, 256), kind),
-        np.ones((48, 256), dtype=np.float32),
-    )
-    x[37, 9] = x[37, 11] = x[45, 3] = value
-    with GGUFWriter(
-        folder / "bad.gguf", {"general.architecture": string("llama")}, [tensor]
-    ) as sink:
-        sink.write(tensor, encode_float(kind, x))
-    return folder / "bad.gguf"
 
 
 @pytest.mark.parametrize("kind, value", [("F32", np.nan), ("F16", -np.inf), ("BF16", np.inf)])

@@ -8,8 +8,7 @@ import pytest
 from iqforge.errors import NonFiniteError
 from iqforge.quantize.cuda import pieces as cuda_run
 
-from .test_device_run import imatrix, model, write_holes  # noqa: F401  (model is a fixture)
-from .test_encode_cuda import gpu  # noqa: F401  (a fixture)
+from .device_models import imatrix, model, write_holes  # noqa: F401  (model is a fixture)
 
 
 @pytest.mark.gpu
@@ -43,7 +42,7 @@ def test_bytes_and_report_of_the_cpu(gpu, model, tmp_path, monkeypatch, type, we
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind, value", [("F32", np.nan), ("F16", -np.inf), ("BF16", np.inf)])
-def test_numbers_that_are_not_finite(gpu, tmp_path, kind, value):  # noqa: F811
+def test_numbers_that_are_not_finite(gpu, tmp_path, kind, value):
     path = write_holes(tmp_path, kind, value)
     with pytest.raises(NonFiniteError, match=f"{np.float32(value)} at row 5, column 9"):
         iqforge.quantize_model(path, tmp_path / "q.gguf", "IQ4_K", pure=True, device="cuda:0")

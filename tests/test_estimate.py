@@ -26,8 +26,8 @@ from iqforge.quantize.plan.plan import plan_uniform
 from iqforge.quantize.run import estimate
 from iqforge.quantize.run.sample import SampledSource, spread
 
-from .test_device_run import FakeDevice
-from .test_quantize import imatrix_of
+from .fake_device import FakeDevice
+from .imatrices import imatrix_of
 from .tiny_checkpoint import make_tiny_llama
 
 

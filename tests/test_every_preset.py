@@ -18,9 +18,8 @@ from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize.plan.mainline import MAINLINE
 from iqforge.quantize.plan.recipe import Recipe
 
+from .planned_models import expected, model, model_of
 from .shared import shared
-from .test_mainline_rules import model
-from .test_quantize_mixes import expected, model_of
 
 
 def written(path, tensors, metadata) -> Imatrix:

@@ -22,7 +22,7 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 
 from .ggufbuild import small
-from .test_gguf_writer import METADATA, TENSORS, write
+from .two_tensors import METADATA, TENSORS, write
 
 
 def test_two_writers_on_one_output(tmp_path):

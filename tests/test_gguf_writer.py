@@ -14,21 +14,7 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 
 from .ggufbuild import small
-
-METADATA = {"general.architecture": string("llama")}
-TENSORS = [TensorInfo(f"t{i}", (2, 8), ggml_type("F32")) for i in range(2)]
-
-
-def rows(number: int) -> np.ndarray:
-    return np.full((2, 8), number, np.float32)
-
-
-def write(path, metadata=None, tensors=None) -> None:
-    with GGUFWriter(
-        path, METADATA if metadata is None else metadata, TENSORS if tensors is None else tensors
-    ) as writer:
-        for number, tensor in enumerate(TENSORS if tensors is None else tensors):
-            writer.write(tensor, rows(number))
+from .two_tensors import METADATA, TENSORS, rows, write
 
 
 def test_bytes_are_those_of_the_hand_made_file(tmp_path):

@@ -19,8 +19,15 @@ from iqforge.cuda_kernels.step_attention import AttentionShape
 from iqforge.cuda_kernels.step_router import router_spec
 from iqforge.cuda_kernels.step_sample import SAMPLE
 
-from .test_prompt_experts_on_host import RUN as RUN_EXPERTS
-from .test_step_kernels_on_host import HEADER, LIMIT, MMA, RUN_ATTENTION, RUN_ROUTER, RUN_SAMPLE
+from .kernels_on_host import (
+    HEADER,
+    LIMIT,
+    MMA,
+    RUN_ATTENTION,
+    RUN_EXPERTS,
+    RUN_ROUTER,
+    RUN_SAMPLE,
+)
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
 

@@ -46,19 +46,6 @@ CIRCLES_LEFT: set[str] = set()
 UPWARDS_LEFT: set[tuple[str, str]] = set()
 FOLDERS_LEFT: set[str] = {"quantize/search"}
 ENVIRONMENT_LEFT: set[str] = {"runtime/__init__.py", "runtime/cuda/context.py"}
-TEST_IMPORTS_LEFT: set[str] = {
-    "test_device_run_cuda.py",
-    "test_estimate.py",
-    "test_every_preset.py",
-    "test_gguf_output.py",
-    "test_kernel_races.py",
-    "test_nothing_lost.py",
-    "test_prompt_experts_on_host.py",
-    "test_quantize_shards.py",
-    "test_recipes.py",
-    "test_trellis.py",
-    "test_validate.py",
-}
 
 
 def product_files() -> list[Path]:
@@ -283,8 +270,6 @@ def test_modules_outside_the_package(folder: str) -> None:
     """Test modules do not import from one another, and nothing sets the environment on import."""
     wrong = []
     for path in sorted((ROOT / folder).glob("*.py")):
-        if path.name in TEST_IMPORTS_LEFT:
-            continue
         tree = ast.parse(path.read_text())
         for node, _ in import_nodes(tree):
             names = (

@@ -7,50 +7,13 @@ from __future__ import annotations
 import pytest
 from iqforge.errors import ImatrixError, UsageError
 from iqforge.formats.ftypes import FILE_TYPES
-from iqforge.formats.gguf.values import Value, string, u32
 from iqforge.formats.source import TensorInfo
-from iqforge.formats.types import TYPES
 from iqforge.quantize.plan.mainline import MAINLINE
 from iqforge.quantize.plan.recipe import Recipe
 
+from .planned_models import INNER, model
+
 FLOATS = {"F32", "F16", "BF16"}
-INNER = ("attn_k", "attn_output", "attn_q", "attn_v", "ffn_down", "ffn_gate", "ffn_up")
-
-
-def model(
-    n_layers: int = 16,
-    heads: int = 8,
-    kv_heads: int = 8,
-    experts: int = 0,
-    arch: str = "llama",
-    n_cols: int = 256,
-    tied: bool = False,
-    extra: tuple[str, ...] = (),
-    inner: tuple[str, ...] = INNER,
-) -> tuple[list[TensorInfo], dict[str, Value]]:
-    """A model in the reverse of the order in which llama.cpp goes through it."""
-    names = [
-        f"blk.{i}.{part}{'_exps' if experts and part.startswith('ffn') else ''}"
-        for i in range(n_layers)
-        for part in inner
-    ]
-    names = [*([] if tied else ["output"]), "token_embd", *names, *extra]
-    tensors = [
-        TensorInfo(
-            f"{name}.weight",
-            (experts, 16, n_cols) if "_exps" in name else (16, n_cols),
-            TYPES["F32"],
-        )
-        for name in names
-    ]
-    metadata = {
-        "general.architecture": string(arch),
-        f"{arch}.block_count": u32(n_layers),
-        f"{arch}.attention.head_count": u32(heads),
-        f"{arch}.attention.head_count_kv": u32(kv_heads),
-        f"{arch}.expert_count": u32(experts),
-    }
-    return tensors[::-1], metadata
 
 
 def types_of(

@@ -15,7 +15,7 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.run import resume, scratch
 
-from .test_resume import LEFT, BreakAfter, break_off, imatrix, names, write_model
+from .broken_runs import LEFT, BreakAfter, break_off, imatrix, names, write_model
 
 
 @pytest.fixture

@@ -9,20 +9,7 @@ import pytest
 import torch
 from iqforge.cuda_kernels.prompt import _EXPERTS_SPEC
 
-from .test_step_kernels_on_host import library, pointer
-
-RUN = """
-extern "C" void route(const float* logits, int tokens, int experts, int used, int always,
-                      float threshold, int* ids, float* weights) {
-    launch_on_host((tokens + ROUTE_WARPS - 1) / ROUTE_WARPS, 1, 32 * ROUTE_WARPS,
-                   [&] {
-        route_2(logits, tokens, experts, used, always, threshold, ids, weights);
-    });
-}
-extern "C" void group(const int* ids, int n, int experts, int* ends, int* sources, int* rows) {
-    launch_on_host(experts, 1, GROUP_THREADS, [&] { group_rows(ids, n, ends, sources, rows); });
-}
-"""
+from .kernels_on_host import RUN_EXPERTS, library, pointer
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +18,7 @@ def kernels(tmp_path_factory):
     return library(
         tmp_path_factory.mktemp("experts"),
         replace(_EXPERTS_SPEC, defines=(("warp_sum", "prompt_warp_sum"),)),
-        RUN,
+        RUN_EXPERTS,
     )
 
 

@@ -30,10 +30,11 @@ from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.imatrix.data import Entry, Imatrix
+from iqforge.imatrix.data import Entry
 from iqforge.quantize.encode import encode
 from iqforge.quantize.plan.plan import is_candidate, plan_uniform
 
+from .imatrices import imatrix_of
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 
@@ -56,18 +57,6 @@ def digest(path: Path) -> str:
 
 def info(name, shape, kind="F16"):
     return TensorInfo(name, shape, ggml_type(kind))
-
-
-def imatrix_of(path: Path, seed: int = 0) -> Imatrix:
-    generator, entries = np.random.default_rng(seed), {}
-    with open_gguf(path) as source:
-        for t in source.tensors:
-            if t.name.startswith("blk.") and len(t.shape) > 1:
-                entries[t.name] = Entry(
-                    generator.lognormal(size=(t.n_matrices, t.n_cols)) * 100,
-                    np.full(t.n_matrices, 100),
-                )
-    return Imatrix(entries, chunk_count=7, chunk_size=512, datasets=("text.txt",), path="some.dat")
 
 
 # ---- plan

@@ -12,7 +12,7 @@ from iqforge.cli import main
 from iqforge.errors import ImatrixError, ShapeError, UnknownTypeError, UsageError
 from iqforge.formats.ftypes import FILE_TYPES, file_type
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import Value, ValueType, string, u32
+from iqforge.formats.gguf.values import u32
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES, ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
@@ -22,6 +22,7 @@ from iqforge.quantize.plan.overrides import Overrides
 from iqforge.quantize.plan.plan import plan_preset, rules_of
 from iqforge.quantize.plan.recipe import Recipe
 
+from .planned_models import expected, llama, model_of
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama
 
@@ -41,29 +42,6 @@ GOLDEN_MODELS = [
     "qwen3moe128",
     "rows",
 ]
-
-
-def model_of(meta: dict) -> tuple[list[TensorInfo], dict[str, Value]]:
-    arch = meta["arch"]
-    metadata = {
-        "general.architecture": string(arch),
-        f"{arch}.block_count": u32(meta["n_layer"]),
-        f"{arch}.expert_count": u32(meta["n_expert"]),
-        f"{arch}.attention.head_count": u32(meta["n_head"]),
-        f"{arch}.attention.head_count_kv": u32(meta["n_head_kv"]),
-        f"{arch}.vocab_size": u32(meta["n_vocab"]),
-    }
-    return [
-        TensorInfo(name, tuple(reversed(dims)), TYPES["F32"]) for name, dims in meta["tensors"]
-    ], metadata
-
-
-def expected(tensors: list[TensorInfo], wanted: dict) -> list[str]:
-    """Type names by tensor, `kept` where nothing is converted."""
-    exceptions = {
-        index: name for name, indices in wanted.get("except", {}).items() for index in indices
-    }
-    return [exceptions.get(index, wanted["default"] or "kept") for index in range(len(tensors))]
 
 
 def check(tensors: list[TensorInfo], metadata: dict, preset: str, wanted: dict, **options) -> None:
@@ -137,42 +115,6 @@ def overrides_of(args) -> Overrides:
 
 
 # ---- without reference data
-
-
-def llama(
-    n_layers: int = 16,
-    heads: int = 8,
-    kv_heads: int = 8,
-    experts: int = 0,
-    arch: str = "llama",
-    n_cols: int = 256,
-    tied: bool = False,
-    vocabulary: int = 1000,
-) -> tuple[list[TensorInfo], dict[str, Value]]:
-    """Tensors of a model with nothing but matrices, and its metadata."""
-    inner = [f"ffn_{part}{'_exps' if experts else ''}" for part in ("gate", "up", "down")]
-    names = ["token_embd"] + [
-        f"blk.{i}.{part}"
-        for i in range(n_layers)
-        for part in ("attn_q", "attn_k", "attn_v", "attn_output", *inner)
-    ]
-    shapes = {
-        name: (experts, 16, n_cols) if name.endswith("_exps") else (16, n_cols)
-        for name in names + ([] if tied else ["output"])
-    }
-    tokens = Value(ValueType.ARRAY, ["x"] * vocabulary, ValueType.STRING)
-    kv = Value(ValueType.ARRAY, [kv_heads] * n_layers, ValueType.INT32)
-    metadata = {
-        "general.architecture": string(arch),
-        f"{arch}.block_count": u32(n_layers),
-        f"{arch}.attention.head_count": u32(heads),
-        f"{arch}.attention.head_count_kv": kv,
-        f"{arch}.expert_count": u32(experts),
-        "tokenizer.ggml.tokens": tokens,
-    }
-    return [
-        TensorInfo(f"{name}.weight", shape, TYPES["F16"]) for name, shape in shapes.items()
-    ], metadata
 
 
 def types_of(preset: str, model: tuple[list[TensorInfo], dict], **options) -> dict[str, str]:

@@ -20,7 +20,7 @@ from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize.run import resume
 
-from .test_resume import BreakAfter
+from .broken_runs import BreakAfter
 from .tiny_checkpoint import make_tiny_qwen3moe
 
 KEYS = {"general.architecture": string("llama"), "general.file_type": u32(0)}

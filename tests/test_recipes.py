@@ -22,7 +22,7 @@ from iqforge.quantize.plan.recipe import Recipe
 from iqforge.quantize.plan.recipe_file import read_recipe
 from iqforge.quantize.plan.saved_plan import load_plan
 
-from .test_quantize_mixes import llama
+from .planned_models import llama
 from .tiny_checkpoint import make_tiny_llama
 
 SCRIPT = r"""#!/usr/bin/env bash

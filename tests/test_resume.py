@@ -17,66 +17,16 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import NonFiniteError, OutputError, ResumeError
-from iqforge.formats.codec import encode_float
-from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
-from iqforge.formats.source import TensorInfo
-from iqforge.formats.types import ggml_type
-from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize.report.report import Progress
 from iqforge.quantize.run import resume
 
-N_TENSORS = 12
-
-
-def write_model(
-    path: Path, n_tensors: int = N_TENSORS, rows: int = 64, seed: int = 1, **changed
-) -> Path:
-    """changed: values by position, to be put into the first column of a tensor's first row."""
-    generator = np.random.default_rng(seed)
-    tensors = [
-        TensorInfo(f"blk.{i}.ffn_up.weight", (rows, 256), ggml_type("F32"))
-        for i in range(n_tensors)
-    ]
-    with GGUFWriter(path, {"general.architecture": string("llama")}, tensors) as sink:
-        for number, tensor in enumerate(tensors):
-            x = generator.standard_normal((rows, 256)).astype(np.float32)
-            if f"t{number}" in changed:
-                x[0, 0] = changed[f"t{number}"]
-            sink.write(tensor, encode_float("F32", x))
-    return path
+from .broken_runs import LEFT, N_TENSORS, BreakAfter, break_off, imatrix, names, write_model
 
 
 @pytest.fixture
 def model(tmp_path) -> Path:
     return write_model(tmp_path / "model.gguf")
-
-
-class BreakAfter(Progress):
-    """Ends the run when so many tensors are done, as Ctrl-C would."""
-
-    def __init__(self, n: int):
-        self.left, self.resumed, self.done = n, 0, 0
-
-    def resume(self, finished):
-        self.resumed = len(finished)
-
-    def tensor_done(self, index, report):
-        self.done, self.left = self.done + 1, self.left - 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
-def break_off(model: Path, out: Path, after: int, type: str = "Q4_0", **options) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        iqforge.quantize_model(model, out, type, pure=True, progress=BreakAfter(after), **options)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-LEFT = ["model.gguf", "q.gguf.journal", "q.gguf.part"]
 
 
 def test_goes_on_to_the_same_file_and_report(model, tmp_path, caplog):
@@ -121,14 +71,6 @@ def test_restart(model, tmp_path):
     (tmp_path / "q.gguf.part").unlink()  # by a user who wants to begin anew
     assert main(["quantize", "--pure", str(model), str(tmp_path / "q.gguf"), "Q8_0"]) == 0
     assert names(tmp_path) == ["model.gguf", "q.gguf"]
-
-
-def imatrix(seed: int) -> Imatrix:
-    sums = np.random.default_rng(seed).lognormal(size=(1, 256))
-    return Imatrix(
-        {f"blk.{i}.ffn_up.weight": Entry(sums, np.full(1, 10)) for i in range(N_TENSORS)},
-        path="some.dat",
-    )
 
 
 def test_says_what_has_changed(model, tmp_path, monkeypatch):

@@ -5,112 +5,24 @@ hardware instructions.
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
-from iqforge.cuda_kernels.compile.nvrtc import KernelSpec, expand
 from iqforge.cuda_kernels.step_router import router_spec
 from iqforge.cuda_kernels.step_sample import MOST_BEST, SAMPLE
 from iqforge.runtime.sampling import GREEDY, Sampling, sample
 
+from .kernels_on_host import (
+    LIMIT,
+    RUN_ATTENTION,
+    RUN_ROUTER,
+    RUN_SAMPLE,
+    library,
+    pointer,
+)
 from .step_reference import allowed, attention_error, router_case
 
-HEADER = Path(__file__).parent / "kernels_on_host.hpp"
-LIMIT = 224 * 1024
 CPU = torch.device("cpu")
-
-MMA = """
-inline void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    product<TYPE_K == BF16>(c, a, b);
-}
-"""
-RUN_ATTENTION = """
-extern "C" void run(int splits, const float* q, const float* k, const float* v,
-                    const float* q_norm, const float* k_norm, float eps, const float* angles,
-                    u8* cache_k, u8* cache_v, const int* position, float scale, float* out) {
-    std::vector<float> partial((size_t)HEADS_KV * splits * PART);
-    std::vector<u32> tickets(HEADS_KV);
-    launch_on_host(splits, HEADS_KV, THREADS, [&] {
-        attention(q, k, v, q_norm, k_norm, eps, angles, cache_k, cache_v, position, scale,
-                  partial.data(), tickets.data(), out);
-    });
-}
-"""
-RUN_ROUTER = """
-extern "C" void run(const float* h, const float* norm, float eps, const float* matrix, int* ids,
-                    float* weights) {
-    std::vector<float> logits(ROWS * EXPERTS);
-    u32 ticket = 0;
-    launch_on_host(EXPERTS, 1, THREADS, [&] {
-        router(h, norm, eps, matrix, logits.data(), &ticket, ids, weights);
-    });
-}
-"""
-
-RUN_SAMPLE = """
-extern "C" void greedy(const float* logits, int n, int blocks, long long* tokens, int* positions,
-                       int* history) {
-    std::vector<u64> partial(blocks);
-    u32 ticket = 0;
-    launch_on_host(blocks, 1, THREADS, [&] {
-        sample_greedy(logits, n, partial.data(), &ticket, tokens, positions, history);
-    });
-}
-extern "C" void draw(const float* values, const long long* ids, int n, int count,
-                     double temperature, double top_p, double min_p, const u64* seed,
-                     long long* tokens, int* positions, int* history) {
-    launch_on_host(1, 1, DRAW, [&] {
-        sample_draw(values, ids, n, count, temperature, top_p, min_p, seed, tokens, positions,
-                    history);
-    });
-}
-extern "C" void best(const float* logits, int n, int count, double temperature, double top_p,
-                     double min_p, const u64* seed, long long* tokens, int* positions,
-                     int* history) {
-    const int blocks = (n + 2 * BEST - 1) / (2 * BEST);
-    std::vector<u64> partial(LIST * blocks);
-    u32 ticket = 0;
-    launch_on_host(blocks, 1, BEST, [&] {
-        sample_best(logits, n, partial.data(), &ticket, count, temperature, top_p, min_p, seed,
-                    tokens, positions, history);
-    });
-}
-"""
-
-
-def library(folder: Path, spec: KernelSpec, run: str) -> ctypes.CDLL:
-    if not shutil.which("g++"):
-        pytest.skip("g++ is not installed: the kernels are not tried on the CPU")
-    defines = "".join(f"#define {name} {value}\n" for name, value in spec.defines)
-    # mma needs the cache's types, which the sources name first
-    source = expand(spec.sources)
-    if run is RUN_ATTENTION:
-        source = source.replace("struct Mixer {", MMA + "struct Mixer {", 1)
-    (folder / "kernel.cpp").write_text(f'#include "{HEADER}"\n{defines}{source}{run}')
-    subprocess.run(
-        [
-            "g++",
-            "-std=c++20",
-            "-O1",
-            "-ffp-contract=off",
-            "-shared",
-            "-fPIC",
-            "-pthread",
-            "-w",
-            "-o",
-            folder / "kernel.so",
-            folder / "kernel.cpp",
-        ],
-        check=True,
-    )
-    return ctypes.CDLL(str(folder / "kernel.so"))
-
-
-def pointer(x: torch.Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if x is None else x.data_ptr())
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from iqforge.quantize.search.trellis import SETTINGS
 from iqforge.quantize.search.trellis_rows import word_search
 from iqforge.quantize.search.trellis_tree import CODEBOOKS, FAN, LEAF, code_words, search_tree
 
+from .encode_cases import edge_rows, importances
 from .shared import SHARED
-from .test_encode_cuda import edge_rows, gpu, importances  # noqa: F401
 
 TYPES = list(SETTINGS)
 
@@ -162,7 +162,7 @@ def test_kernels_compile(name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", TYPES)
-def test_device_is_no_worse_and_repeats_itself(gpu, name):  # noqa: F811
+def test_device_is_no_worse_and_repeats_itself(gpu, name):
     path = SHARED / "golden/sources.npz"
     sources = (
         np.load(path)
@@ -188,7 +188,7 @@ def test_device_is_no_worse_and_repeats_itself(gpu, name):  # noqa: F811
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", TYPES)
-def test_device_on_edge_rows(gpu, name, monkeypatch):  # noqa: F811
+def test_device_on_edge_rows(gpu, name, monkeypatch):
     from iqforge.quantize.cuda import encoder as cuda
 
     x = edge_rows()
@@ -209,7 +209,7 @@ def test_device_on_edge_rows(gpu, name, monkeypatch):  # noqa: F811
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", TYPES)
-def test_device_finds_the_best_word_of_all(gpu, name):  # noqa: F811
+def test_device_finds_the_best_word_of_all(gpu, name):
     """Every group of 8192 elements against every code word, in double precision, at the scale that
     was chosen for its block.
     """

@@ -17,7 +17,7 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.report.validate import validate_tensors
 
-from .test_quantize import imatrix_of
+from .imatrices import imatrix_of
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 
 
