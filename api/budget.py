@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from ..quantize.plan.damage import Probe, Sensitivities
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
-    from ..quantize.report.stats import StatsProgress, TensorStats
+    from ..quantize.plan.type_errors import TensorStats
+    from ..quantize.report.stats import StatsProgress
     from ..runtime.model import Model
 
 
@@ -176,7 +177,7 @@ def _metadata(
 ) -> dict[str, Value]:
     """The keys that `quantize_model` will write; the fingerprint of the source is as long as any."""
     from ..quantize.plan.metadata import quantized_metadata
-    from ..quantize.plan.provenance import provenance_keys, with_provenance
+    from ..quantize.run.provenance import provenance_keys, with_provenance
 
     note = imatrix_note(imatrix, provenance, changes.hide_imatrix)
     keys = quantized_metadata(
@@ -217,7 +218,7 @@ def measure_sensitivity(
     for the `damage` of a `Target`. progress: called with (probes done, of how many, the last one).
     """
     from ..quantize.plan.damage import save_probes
-    from ..quantize.run.probe import PROBE_TYPES, probe_groups
+    from ..quantize.report.probe import PROBE_TYPES, probe_groups
     from ..runtime.evaluate.perplexity import measure_perplexity
 
     loaded, types, probes = loaded_imatrix(imatrix), tuple(types) or PROBE_TYPES, []
@@ -262,7 +263,7 @@ def _probe(
 ) -> Probe:
     """Blocks lie in a file, so that a large tensor takes no memory that others need."""
     from ..quantize.plan.damage import Probe
-    from ..quantize.run.probe import encode_tensor, probe_type
+    from ..quantize.report.probe import encode_tensor, probe_type
     from ..runtime.evaluate.divergence import measure_divergence
 
     error = 0.0

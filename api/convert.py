@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..quantize.report.report import Progress
+from ..quantize.run.report import RunProgress
 from .quantize import plan_quantization
 from .source import PathLike, imatrix_note, importance_lookup, loaded_imatrix, open_source
 
@@ -33,7 +33,7 @@ def convert_model(
     no_tensor_first_split: bool = False,
     threads: int = 0,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
     **layout: Any,
 ) -> Path:
     """Convert a Hugging Face checkpoint to a GGUF file, or to shards; returns the path of the
@@ -53,7 +53,7 @@ def convert_model(
     """
     from ..convert.tensors.outtype import OUTTYPES, resolve_outtype
     from ..imatrix.belongs import check_belongs
-    from ..quantize.run.stream import Output, stream
+    from ..quantize.run.stream import RunOutput, stream
 
     loaded = loaded_imatrix(imatrix)
     with open_source(src, pre=pre, name=name, **layout) as source:
@@ -75,7 +75,11 @@ def convert_model(
         with output.open() as sink:
             stream(
                 source,
-                [Output(planned, sink, importance_lookup(loaded, planned), progress or Progress())],
+                [
+                    RunOutput(
+                        planned, sink, importance_lookup(loaded, planned), progress or RunProgress()
+                    )
+                ],
                 threads=threads,
                 measure=False,
             )
@@ -90,7 +94,7 @@ def convert_lora(
     base: PathLike | None = None,
     name: str | None = None,
     threads: int = 0,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
 ) -> Path:
     """Convert the PEFT LoRA adapter in folder `src` to a GGUF file; returns its path.
 
@@ -101,7 +105,7 @@ def convert_lora(
     from ..convert.lora import AdapterSource, adapter_path, plan_adapter
     from ..formats.tools.sharding import plan_output
     from ..quantize.plan.plan import PlannedTensor
-    from ..quantize.run.stream import Output, stream
+    from ..quantize.run.stream import RunOutput, stream
 
     with AdapterSource(src, base, name) as source:
         targets, kind = plan_adapter(source, outtype)
@@ -111,7 +115,9 @@ def convert_lora(
         with output.open() as sink:
             planned = [PlannedTensor(*pair) for pair in zip(source.tensors, targets)]
             stream(
-                source, [Output(planned, sink, progress=progress or Progress())], threads=threads
+                source,
+                [RunOutput(planned, sink, progress=progress or RunProgress())],
+                threads=threads,
             )
     return output.paths[0]
 

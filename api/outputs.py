@@ -86,14 +86,14 @@ def plan_outputs(
     """
     from ..formats.tools.sharding import Limits, plan_output
     from ..quantize.plan.metadata import quantized_metadata
-    from ..quantize.plan.provenance import (
+    from ..quantize.run.parallel import thread_count
+    from ..quantize.run.provenance import (
         provenance_keys,
         recipe_text,
         source_fingerprint,
         with_provenance,
     )
     from ..quantize.run.run_key import source_key
-    from ..quantize.run.stream import thread_count
 
     note, fingerprint = (
         imatrix_note(imatrix, provenance, changes.hide_imatrix),

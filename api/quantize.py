@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..formats.codec import decodable_types
 from ..quantize.encode import encodable_types
-from ..quantize.report.report import Progress, RunReport
+from ..quantize.run.report import RunProgress, RunReport
 from ..version import __version__
 from .outputs import Shards, open_outputs, plan_outputs
 from .source import (
@@ -100,7 +100,7 @@ def quantize_model(
     shards: Shards = Shards(),
     gate_up: str | None = None,
     validate: bool = False,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
     **options: Any,
 ) -> RunReport:
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF
@@ -141,7 +141,7 @@ def quantize_model(
         shards=shards,
         gate_up=gate_up,
         validate=validate,
-        progress=[progress or Progress()],
+        progress=[progress or RunProgress()],
         **options,
     )[0]
 
@@ -163,7 +163,7 @@ def quantize_models(
     shards: Shards = Shards(),
     gate_up: str | None = None,
     validate: bool = False,
-    progress: Sequence[Progress] = (),
+    progress: Sequence[RunProgress] = (),
     **options: Any,
 ) -> list[RunReport]:
     """As `quantize_model`, to several files in one pass: every piece of the source is read and
@@ -180,8 +180,9 @@ def quantize_models(
     from ..quantize.plan.saved_plan import save_plan as write_plan
     from ..quantize.report.validate import require_sound
     from ..quantize.run.estimate import estimate_run
+    from ..quantize.run.parallel import thread_count
     from ..quantize.run.resume import finish_all
-    from ..quantize.run.stream import Output, stream, thread_count
+    from ..quantize.run.stream import RunOutput, stream
 
     started = time.perf_counter()
     recipes = [type if isinstance(type, Recipe) else Recipe(type, **options) for _, type in outputs]
@@ -189,7 +190,7 @@ def quantize_models(
     if save_plan is not None and len(outputs) > 1:
         raise UsageError("a plan is saved of one output")
     devices, loaded = find_devices(device), selected_imatrix(loaded_imatrix(imatrix), changes)
-    progress = progress or [Progress() for _ in outputs]
+    progress = progress or [RunProgress() for _ in outputs]
     with open_source(src) as model, ExitStack() as opened:
         rearranged = with_gate_up(model, gate_up)
         source = changes.apply(rearranged, recipes[0].rules)
@@ -239,7 +240,7 @@ def quantize_models(
         made = stream(
             source,
             [
-                Output(
+                RunOutput(
                     sink.planned,
                     sink,
                     lookups[number],
@@ -282,7 +283,7 @@ def repack_model(
     undo: bool = False,
     threads: int = 0,
     dry_run: bool = False,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
 ) -> RunReport:
     """Write a GGUF file (also the first shard of a split one) with its tensors in row-interleaved
     form, or with `undo` in plain form.
@@ -360,11 +361,14 @@ def quantize_stats(
         )
 
 
-def _report_plan(planned: Sequence[PlannedTensor], progress: Progress | None) -> RunReport:
+def _report_plan(planned: Sequence[PlannedTensor], progress: RunProgress | None) -> RunReport:
     """What a run reports of which nothing but the plan was made."""
-    from ..quantize.report.report import TensorReport
+    from ..quantize.run.report import TensorReport
 
-    report, progress = RunReport([TensorReport(plan) for plan in planned]), progress or Progress()
+    report, progress = (
+        RunReport([TensorReport(plan) for plan in planned]),
+        progress or RunProgress(),
+    )
     progress.begin(planned)
     for index, tensor in enumerate(report.tensors):
         progress.tensor_done(index, tensor)

@@ -80,7 +80,7 @@ def imatrix_note(
     name without the folder, and its hash. hidden: nothing but that there was one.
     """
     from ..quantize.plan.metadata import ImatrixNote
-    from ..quantize.plan.provenance import file_sha256
+    from ..quantize.run.provenance import file_sha256
 
     if imatrix is None:
         return None

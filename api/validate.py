@@ -10,7 +10,7 @@ from .source import PathLike, loaded_imatrix, open_source
 
 if TYPE_CHECKING:
     from ..imatrix.data import Imatrix
-    from ..quantize.report.report import Checked
+    from ..quantize.run.report import Checked
 
 
 def validate_model(
@@ -32,7 +32,7 @@ def validate_model(
     """
     from ..formats.gguf.reader import open_gguf
     from ..quantize.report.validate import validate_tensors
-    from ..quantize.run.stream import thread_count
+    from ..quantize.run.parallel import thread_count
 
     loaded, found = loaded_imatrix(imatrix), []
     with ExitStack() as opened:

@@ -36,7 +36,7 @@ from iqforge.quantize.plan.budget import (
 from iqforge.quantize.plan.damage import Sensitivities
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.quantize.plan.roles import ModelFacts
-from iqforge.quantize.run.probe import encode_tensor
+from iqforge.quantize.report.probe import encode_tensor
 from iqforge.runtime.evaluate.divergence import measure_divergence
 from iqforge.runtime.evaluate.perplexity import measure_perplexity
 

@@ -72,7 +72,7 @@ class Chain:
     def prepare(self) -> Texts:
         """Create the folder and write the two texts."""
         from ..formats.output import PartFile, output_error
-        from ..quantize.run.stream import default_threads
+        from ..quantize.run.parallel import default_threads
         from ..version import __version__
 
         texts = choose_texts()

@@ -257,7 +257,7 @@ def _facts(demo: Demo) -> list[tuple[str, str]]:
     import platform
     from importlib.metadata import version
 
-    from ..quantize.run.stream import default_threads
+    from ..quantize.run.parallel import default_threads
     from ..version import __version__
 
     software = ", ".join(

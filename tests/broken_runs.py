@@ -13,7 +13,7 @@ from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.quantize.report.report import Progress
+from iqforge.quantize.run.report import RunProgress
 
 N_TENSORS = 12
 
@@ -36,7 +36,7 @@ def write_model(
     return path
 
 
-class BreakAfter(Progress):
+class BreakAfter(RunProgress):
     """Ends the run when so many tensors are done, as Ctrl-C would."""
 
     def __init__(self, n: int):

@@ -13,8 +13,8 @@ from iqforge.errors import OutputError
 from iqforge.formats.source import Source, TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.plan.plan import plan_uniform
-from iqforge.quantize.run.background import Behind
-from iqforge.quantize.run.stream import Output, stream
+from iqforge.quantize.run.background import BackgroundWriter
+from iqforge.quantize.run.stream import RunOutput, stream
 
 
 class Model(Source):
@@ -44,7 +44,7 @@ def test_workers_go_on_while_the_disk_pauses():
                 assert model.enough.wait(20), "no more was read while the first write took its time"
             written.append(tensor.name)
 
-    stream(model, [Output(plan_uniform(model.tensors, ggml_type("Q4_0")), Pausing())], threads=1)
+    stream(model, [RunOutput(plan_uniform(model.tensors, ggml_type("Q4_0")), Pausing())], threads=1)
     assert written == [tensor.name for tensor in model.tensors]
 
 
@@ -63,7 +63,11 @@ def test_error_of_the_sink_ends_the_run():
     with pytest.raises(OutputError, match="no space"):
         stream(
             model,
-            [Output(plan_uniform(model.tensors, ggml_type("Q4_0")), sink, tensor_done=done.append)],
+            [
+                RunOutput(
+                    plan_uniform(model.tensors, ggml_type("Q4_0")), sink, tensor_done=done.append
+                )
+            ],
             threads=2,
         )
     assert sink.count == 4 and len(done) == 3 and threading.active_count() == before
@@ -76,7 +80,7 @@ def test_no_more_waits_than_may():
         open_gate.wait(20)
         taken.append(number)
 
-    with Behind(100) as behind:
+    with BackgroundWriter(100) as behind:
         for number in range(2):
             behind.put(40, lambda number=number: take(number))
         more = threading.Thread(
@@ -95,8 +99,8 @@ def test_last_error_is_raised_at_the_end():
     def fail():
         raise OutputError("late")
 
-    with pytest.raises(OutputError, match="late"), Behind() as behind:
+    with pytest.raises(OutputError, match="late"), BackgroundWriter() as behind:
         behind.put(1, fail)
-    with pytest.raises(KeyError), Behind() as behind:
+    with pytest.raises(KeyError), BackgroundWriter() as behind:
         behind.put(1, fail)
         raise KeyError("the first one")

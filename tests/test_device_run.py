@@ -18,10 +18,10 @@ from iqforge.errors import IqforgeError, NonFiniteError, UsageError
 from iqforge.formats.codec import block_decoder
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.cuda import device as cuda_device
-from iqforge.quantize.cuda import pieces as cuda_run
-from iqforge.quantize.run.piece import Target, row_group
-from iqforge.quantize.run.stream import Output, stream
+from iqforge.quantize.run import cuda_device
+from iqforge.quantize.run import piece as run_piece
+from iqforge.quantize.run.piece import OutputTensor, device_spans, row_group
+from iqforge.quantize.run.stream import RunOutput, stream
 
 from .device_models import imatrix, info, write_holes
 from .fake_device import FakeDevice
@@ -31,10 +31,10 @@ def quantize(model: Path, out: Path, type: str, devices=(), **options):
     """The report and the digest of a run through fake devices; on the CPU without them."""
     with (
         unittest.mock.patch(
-            "iqforge.quantize.cuda.devices.find_devices", return_value=range(len(devices))
+            "iqforge.quantize.run.cuda_devices.find_devices", return_value=range(len(devices))
         ),
         unittest.mock.patch(
-            "iqforge.quantize.cuda.device.CudaDevice", lambda number: devices[number]
+            "iqforge.quantize.run.cuda_device.CudaDevice", lambda number: devices[number]
         ),
     ):
         report = iqforge.quantize_model(
@@ -51,7 +51,7 @@ def test_bytes_are_the_cpu_s_for_any_number_of_devices(
     given = imatrix(model) if weighted else None
     expected, digest = quantize(model, tmp_path / "cpu.gguf", type, imatrix=given)
     reports = []
-    monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 4096 + 512)
+    monkeypatch.setattr(run_piece, "DEVICE_PIECE_ELEMENTS", 4096 + 512)
     for number, threads in ((1, 1), (2, 8), (3, 2)):
         devices = [FakeDevice(f"fake:{n}") for n in range(number)]
         report, found = quantize(
@@ -105,7 +105,6 @@ def test_sums_of_a_block():
 def test_pieces_cover_every_row_once():
     from iqforge.quantize.plan.plan import PlannedTensor
 
-    workers = cuda_run.DeviceWorkers([FakeDevice()], 1)
     cases = [
         ((3, 70000, 1024), "IQ4_K_R4"),
         ((128, 768, 2048), "IQ2_KS"),
@@ -115,7 +114,10 @@ def test_pieces_cover_every_row_once():
     ]
     for shape, kind in cases:
         plan = PlannedTensor(info("a.weight", shape), info("a.weight", shape, kind))
-        pieces, rows = list(workers.pieces(plan.source, row_group([Target(0, 0, plan)]))), shape[-2]
+        pieces, rows = (
+            list(device_spans(plan.source, row_group([OutputTensor(0, 0, plan)]))),
+            shape[-2],
+        )
         assert (
             pieces[0][0] == 0
             and pieces[-1][1] == plan.source.n_rows
@@ -126,11 +128,11 @@ def test_pieces_cover_every_row_once():
             assert start % rows % plan.target.type.group_rows == 0
             assert (stop - start) * shape[
                 -1
-            ] <= cuda_run.PIECE_ELEMENTS or stop - start <= plan.target.type.group_rows
+            ] <= run_piece.DEVICE_PIECE_ELEMENTS or stop - start <= plan.target.type.group_rows
 
 
 def test_pieces_under_way_are_bounded(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 512)
+    monkeypatch.setattr(run_piece, "DEVICE_PIECE_ELEMENTS", 512)
     devices = [FakeDevice("fake:0"), FakeDevice("fake:1")]
     quantize(model, tmp_path / "a.gguf", "Q4_0", devices, threads=6)
     assert all(1 < device.most <= 3 for device in devices)
@@ -139,7 +141,7 @@ def test_pieces_under_way_are_bounded(model, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind, value", [("F32", np.nan), ("F16", -np.inf), ("BF16", np.inf)])
 def test_number_that_is_not_finite_is_named_as_on_the_cpu(tmp_path, monkeypatch, kind, value):
-    monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 2048)
+    monkeypatch.setattr(run_piece, "DEVICE_PIECE_ELEMENTS", 2048)
     path = write_holes(tmp_path, kind, value)
     messages = []
     for devices in ((), [FakeDevice()], [FakeDevice(), FakeDevice()]):
@@ -152,7 +154,7 @@ def test_number_that_is_not_finite_is_named_as_on_the_cpu(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
 def test_nan_to_zero(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 2048)
+    monkeypatch.setattr(run_piece, "DEVICE_PIECE_ELEMENTS", 2048)
     path = write_holes(tmp_path, kind, np.nan)
     expected, digest = quantize(path, tmp_path / "cpu.gguf", "IQ4_K", nan_to_zero=True)
     report, found = quantize(
@@ -169,7 +171,7 @@ def test_importance_that_is_not_finite_is_named(model, tmp_path):
 
 
 def test_device_that_fails_ends_the_run(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 512)
+    monkeypatch.setattr(run_piece, "DEVICE_PIECE_ELEMENTS", 512)
     before = threading.active_count()
     with pytest.raises(IqforgeError, match="fake:1 fell off the bus"):
         quantize(
@@ -205,7 +207,7 @@ def test_memory_that_cannot_be_had_is_named():
 
 
 def test_sink_that_fails_ends_the_run(model, monkeypatch):
-    monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 512)
+    monkeypatch.setattr(run_piece, "DEVICE_PIECE_ELEMENTS", 512)
 
     class FullDisk:
         def write(self, tensor, data):
@@ -217,7 +219,7 @@ def test_sink_that_fails_ends_the_run(model, monkeypatch):
     monkeypatch.setattr(cuda_device, "CudaDevice", lambda number: devices[number])
     with open_gguf(model) as source, pytest.raises(IqforgeError, match="no space"):
         planned = plan_uniform(source.tensors, ggml_type("IQ4_K"), allow_requantize=True)
-        stream(source, [Output(planned, FullDisk())], devices=[0])
+        stream(source, [RunOutput(planned, FullDisk())], devices=[0])
     assert devices[0].busy == 0
 
 
@@ -234,7 +236,7 @@ def test_unknown_devices(model, tmp_path, capsys, device):
 
 def test_missing_cuda(model, tmp_path, monkeypatch, capsys, caplog):
     from iqforge.cuda_kernels.compile import numba_cuda as kernel_cuda
-    from iqforge.quantize.cuda.devices import find_devices
+    from iqforge.quantize.run.cuda_devices import find_devices
 
     def missing():
         raise UsageError("CUDA devices need the package numba-cuda: pip install 'iqforge[cuda]'")
@@ -263,7 +265,7 @@ def test_missing_cuda(model, tmp_path, monkeypatch, capsys, caplog):
 
 def test_devices_that_are_named(monkeypatch):
     from iqforge.cuda_kernels.compile import numba_cuda as kernel_cuda
-    from iqforge.quantize.cuda.devices import find_devices
+    from iqforge.quantize.run.cuda_devices import find_devices
 
     monkeypatch.setattr(kernel_cuda, "cuda_module", lambda: types.SimpleNamespace(gpus=[0, 1, 2]))
     assert find_devices("cuda") == find_devices("auto") == (0, 1, 2)

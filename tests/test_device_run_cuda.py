@@ -6,7 +6,7 @@ import iqforge
 import numpy as np
 import pytest
 from iqforge.errors import NonFiniteError
-from iqforge.quantize.cuda import pieces as cuda_run
+from iqforge.quantize.run import piece as run_piece
 
 from .device_models import imatrix, model, write_holes  # noqa: F401  (model is a fixture)
 
@@ -20,7 +20,7 @@ def test_bytes_and_report_of_the_cpu(gpu, model, tmp_path, monkeypatch, type, we
         model, tmp_path / "cpu.gguf", type, given, pure=True, allow_requantize=True
     )
     for piece in (4096 + 512, 1 << 25):
-        monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", piece)
+        monkeypatch.setattr(run_piece, "DEVICE_PIECE_ELEMENTS", piece)
         report = iqforge.quantize_model(
             model,
             tmp_path / "gpu.gguf",
@@ -61,7 +61,7 @@ def test_two_devices_take_turns(gpu, model, tmp_path, monkeypatch):  # noqa: F81
     """The same GPU twice stands in for two of them."""
     from iqforge.quantize.cuda import devices
 
-    monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 2048)
+    monkeypatch.setattr(run_piece, "DEVICE_PIECE_ELEMENTS", 2048)
     digests = []
     for numbers in ((0,), (0, 0), (0, 0, 0)):
         monkeypatch.setattr(devices, "find_devices", lambda device, numbers=numbers: numbers)

@@ -20,10 +20,9 @@ from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.cuda import device as cuda_device
-from iqforge.quantize.cuda import pieces as cuda_run
 from iqforge.quantize.plan.plan import plan_uniform
-from iqforge.quantize.run import estimate
+from iqforge.quantize.run import cuda_device, estimate
+from iqforge.quantize.run import piece as run_piece
 from iqforge.quantize.run.sample import SampledSource, spread
 
 from .fake_device import FakeDevice
@@ -108,7 +107,7 @@ def test_kinds_are_of_types_row_length_and_weights(model):
     del imatrix.entries["blk.0.attn_q.weight"]
     with open_gguf(model) as source:
         plan = plan_uniform(source.tensors, ggml_type("IQ4_K"), token_embedding_type="Q8_0")
-        kinds = estimate.kinds_of(source, [plan], [imatrix.importance])
+        kinds = estimate.workloads_of(source, [plan], [imatrix.importance])
         found = [
             ([t.name.split(".")[-2] for t in kind.tensors], kind.weighted, kind.kept)
             for kind in kinds
@@ -141,16 +140,16 @@ def test_times_of_kinds_add_up(model, monkeypatch):
     assert made.working == pytest.approx(expected) and made.seconds == pytest.approx(
         3 + made.loading + made.working
     )
-    assert sum(kind.n_elements for kind in made.kinds) == sum(p.source.n_elements for p in plan)
+    assert sum(kind.n_elements for kind in made.workloads) == sum(p.source.n_elements for p in plan)
 
 
 @pytest.mark.parametrize("devices", [0, 2])
 def test_estimate_of_a_run(model, tmp_path, monkeypatch, devices):
     """The real pipeline, with importances and two outputs; on devices made of numpy too."""
-    monkeypatch.setattr(cuda_run, "PIECE_ELEMENTS", 4096)
+    monkeypatch.setattr(run_piece, "DEVICE_PIECE_ELEMENTS", 4096)
     monkeypatch.setattr(cuda_device, "CudaDevice", lambda number: FakeDevice(f"fake:{number}"))
     monkeypatch.setattr(
-        "iqforge.quantize.cuda.devices.find_devices", lambda device: tuple(range(devices))
+        "iqforge.quantize.run.cuda_devices.find_devices", lambda device: tuple(range(devices))
     )
     outputs = [(tmp_path / "a.gguf", "IQ4_K"), (tmp_path / "b.gguf", "Q4_0")]
     first, second = iqforge.quantize_models(
@@ -167,9 +166,9 @@ def test_estimate_of_a_run(model, tmp_path, monkeypatch, devices):
     assert made is second.estimate and not list(tmp_path.iterdir())
     assert made.setup > 0 and made.working > 0 and made.seconds >= made.setup + made.working
     assert 50 << 20 < made.peak_bytes < 4 << 30 and all(
-        kind.tried > 0 and kind.spent > 0 for kind in made.kinds
+        kind.tried > 0 and kind.spent > 0 for kind in made.workloads
     )
-    assert any(kind.on_device for kind in made.kinds) == bool(devices)
+    assert any(kind.on_device for kind in made.workloads) == bool(devices)
     reports = iqforge.quantize_models(model, outputs, imatrix_of(model), pure=True)
     assert (
         made.disks[0].needed == sum(os.path.getsize(out) for out, _ in outputs)
@@ -180,7 +179,7 @@ def test_estimate_of_a_run(model, tmp_path, monkeypatch, devices):
 
 def test_memory_grows_with_workers_and_pieces(model):
     with open_gguf(model) as source:
-        kinds = estimate.kinds_of(
+        kinds = estimate.workloads_of(
             source, [plan_uniform(source.tensors, ggml_type("IQ4_K"))], [None]
         )
     one, four = (estimate.memory_of_pieces(kinds, workers) for workers in (1, 4))
@@ -188,7 +187,7 @@ def test_memory_grows_with_workers_and_pieces(model):
     assert largest == 64 * 512 and 12 * largest < one < four < 4 * one
     bigger = [TensorInfo("x", (1 << 14, 1 << 14), ggml_type("BF16"))]
     with_big = types.SimpleNamespace(tensors=tuple(bigger))
-    big = estimate.kinds_of(with_big, [plan_uniform(bigger, ggml_type("IQ4_K"))], [None])
+    big = estimate.workloads_of(with_big, [plan_uniform(bigger, ggml_type("IQ4_K"))], [None])
     assert 64 << 20 < estimate.memory_of_pieces(big, 2) < 256 << 20, (
         "bounded, however large the tensor"
     )

@@ -13,7 +13,7 @@ from iqforge.errors import OutputError
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.run import resume, scratch
+from iqforge.quantize.run import resume, scratch_file
 
 from .broken_runs import LEFT, BreakAfter, break_off, imatrix, names, write_model
 
@@ -138,9 +138,9 @@ def test_a_plan_and_an_output_are_two_files(model, tmp_path):
 
 def test_a_trial_leaves_room_on_the_disk(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=400_000)
-    monkeypatch.setattr(scratch.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(scratch_file.shutil, "disk_usage", lambda folder: usage)
     tensor, sizes = TensorInfo("t", (300, 256), ggml_type("F32")), []
-    with scratch.Scratch(str(tmp_path)) as sink:
+    with scratch_file.ScratchFile(str(tmp_path)) as sink:
         real = sink._file
 
         class Measured:

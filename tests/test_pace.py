@@ -6,7 +6,7 @@ import pytest
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.plan.plan import PlannedTensor
-from iqforge.quantize.run.pace import Pace
+from iqforge.quantize.report.eta import TimeLeft
 
 COST = {"Q8_0": 1e-3, "IQ3_KT": 50e-3, "IQ4_K": 10e-3, "BF16": 1e-4}
 
@@ -23,13 +23,13 @@ class Run:
 
     def __init__(self, plans: list[PlannedTensor], finished: int = 0):
         self.now, self.plans = 0.0, plans[finished:]
-        self.pace = Pace(plans, finished, clock=lambda: self.now)
+        self.time_left = TimeLeft(plans, finished, clock=lambda: self.now)
 
     def tensors(self, count: int, parts: int = 2) -> None:
         for plan in self.plans[:count]:
             for _ in range(parts):
                 self.now += COST[plan.target.type.name] * plan.source.n_elements / parts
-                self.pace.advance(plan.source.n_elements // parts)
+                self.time_left.advance(plan.source.n_elements // parts)
         del self.plans[:count]
 
     @property
@@ -39,23 +39,23 @@ class Run:
 
 def test_types_that_were_met_count_with_their_own_time():
     run = Run(planned("Q8_0", "IQ3_KT", "BF16", "Q8_0", "IQ3_KT", "Q8_0", "BF16"))
-    assert run.pace.seconds_left() is None
+    assert run.time_left.seconds_left() is None
     run.tensors(3)
-    assert run.pace.seconds_left() == pytest.approx(run.left, rel=1e-6)
+    assert run.time_left.seconds_left() == pytest.approx(run.left, rel=1e-6)
     run.tensors(2)
-    assert run.pace.seconds_left() == pytest.approx(run.left, rel=1e-6)
+    assert run.time_left.seconds_left() == pytest.approx(run.left, rel=1e-6)
     run.tensors(2)
-    assert run.pace.seconds_left() == pytest.approx(0, abs=1e-9)
+    assert run.time_left.seconds_left() == pytest.approx(0, abs=1e-9)
 
 
 def test_types_to_come_count_as_the_mean():
     run = Run(planned("Q8_0", "IQ4_K", "IQ3_KT", "BF16"))
     run.tensors(2)
-    assert run.pace.seconds_left() == pytest.approx(1024 * (COST["Q8_0"] + COST["IQ4_K"]) / 2)
+    assert run.time_left.seconds_left() == pytest.approx(1024 * (COST["Q8_0"] + COST["IQ4_K"]) / 2)
 
 
 def test_within_a_tensor_and_after_a_run_that_was_broken_off():
     run = Run(planned("IQ3_KT", "IQ4_K", "IQ4_K"), finished=1)
     run.now += COST["IQ4_K"] * 256
-    run.pace.advance(256)
-    assert run.pace.seconds_left() == pytest.approx(COST["IQ4_K"] * (2 * 1024 - 256))
+    run.time_left.advance(256)
+    assert run.time_left.seconds_left() == pytest.approx(COST["IQ4_K"] * (2 * 1024 - 256))

@@ -21,7 +21,8 @@ from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files.load import save_imatrix
 from iqforge.quantize.plan.changes import Changes
-from iqforge.quantize.plan.provenance import (
+from iqforge.quantize.plan.recipe import Recipe
+from iqforge.quantize.run.provenance import (
     IMATRIX_KEY,
     RECIPE_KEY,
     SAMPLES,
@@ -30,7 +31,6 @@ from iqforge.quantize.plan.provenance import (
     recipe_text,
     source_fingerprint,
 )
-from iqforge.quantize.plan.recipe import Recipe
 
 from .tiny_checkpoint import make_tiny_llama
 

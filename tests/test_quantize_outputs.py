@@ -18,7 +18,7 @@ from iqforge.formats.types import ggml_type
 from iqforge.quantize.commands.flags import parse_words
 from iqforge.quantize.plan.plan import PlannedTensor, plan_uniform
 from iqforge.quantize.plan.recipe import Recipe
-from iqforge.quantize.run.stream import Output, stream
+from iqforge.quantize.run.stream import RunOutput, stream
 
 
 def info(name, shape, kind="BF16"):
@@ -74,7 +74,7 @@ def test_rows_are_read_once(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(GGUFFile, "read_rows", counting)
     monkeypatch.setattr(
-        "iqforge.quantize.plan.provenance.source_fingerprint", lambda *_: ""
+        "iqforge.quantize.run.provenance.source_fingerprint", lambda *_: ""
     )  # reads some rows before the run
     iqforge.quantize_models(model, [(tmp_path / f"{type}.gguf", type) for type in TYPES], pure=True)
     with open_gguf(model) as source:
@@ -99,7 +99,7 @@ def test_plan_may_leave_tensors_out_and_name_one_twice(model, tmp_path):
             GGUFWriter(paths[0], source.metadata, [plan.target for plan in plans[0]]) as first,
             GGUFWriter(paths[1], source.metadata, [plan.target for plan in whole]) as second,
         ):
-            reports = stream(source, [Output(plans[0], first), Output(plans[1], second)])
+            reports = stream(source, [RunOutput(plans[0], first), RunOutput(plans[1], second)])
     assert [[t.planned for t in report.tensors] for report in reports] == plans
     with open_gguf(paths[0]) as part, open_gguf(paths[1]) as other:
         assert [tensor.name for tensor in part.tensors] == [plan.target.name for plan in plans[0]]

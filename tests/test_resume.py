@@ -18,8 +18,8 @@ import pytest
 from iqforge.cli import main
 from iqforge.errors import NonFiniteError, OutputError, ResumeError
 from iqforge.formats.gguf.writer import GGUFWriter
-from iqforge.quantize.report.report import Progress
 from iqforge.quantize.run import resume
+from iqforge.quantize.run.report import RunProgress
 
 from .broken_runs import LEFT, N_TENSORS, BreakAfter, break_off, imatrix, names, write_model
 
@@ -51,7 +51,7 @@ def test_goes_on_to_the_same_file_and_report(model, tmp_path, caplog):
 
 
 def test_nothing_is_left_before_the_first_tensor(model, tmp_path):
-    class Refuses(Progress):
+    class Refuses(RunProgress):
         def begin(self, planned):
             raise KeyboardInterrupt
 
@@ -229,7 +229,7 @@ def test_several_outputs_go_on_together(model, tmp_path):
         for _, type in wanted
     ]
     with pytest.raises(KeyboardInterrupt):
-        iqforge.quantize_models(model, wanted, pure=True, progress=[Progress(), BreakAfter(5)])
+        iqforge.quantize_models(model, wanted, pure=True, progress=[RunProgress(), BreakAfter(5)])
     break_off(model, tmp_path / "a.gguf", 3)  # alone, and further
     heard = BreakAfter(0), BreakAfter(0)
     assert iqforge.quantize_models(model, wanted, pure=True, progress=heard) == alone
@@ -272,7 +272,7 @@ def test_killed_while_names_are_given(model, tmp_path, monkeypatch, at):
 
 
 def test_two_runs_at_once(model, tmp_path):
-    class Second(Progress):
+    class Second(RunProgress):
         def begin(self, planned):
             with pytest.raises(OutputError, match="another process"):
                 iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True)

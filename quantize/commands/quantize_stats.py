@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from ...errors import OutputError, printable
 from ...formats.source import TensorInfo
-from ..report.stats import ErrorSums, StatsProgress, StatsReport, TensorStats
+from ..plan.type_errors import ErrorSums, TensorStats
+from ..report.stats import StatsProgress, StatsReport
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

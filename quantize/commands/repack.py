@@ -7,7 +7,7 @@ import time
 
 from ...errors import UsageError, printable
 from ..report.printing import MIB, Printer, place_of
-from ..report.report import TensorReport
+from ..run.report import TensorReport
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..report.printing import checked_line
-from ..report.report import Checked
+from ..run.report import Checked
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

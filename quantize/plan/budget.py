@@ -19,11 +19,11 @@ from ...errors import UnsupportedTypeError, UsageError
 from ...formats.ftypes import FILE_TYPES
 from ...formats.source import TensorInfo
 from ...formats.types import GGMLType, ggml_type
-from ..report.stats import TensorStats, fits
 from .damage import Sensitivities
 from .knapsack import Choice, allocate
 from .plan import PlannedTensor
 from .recipe import Recipe
+from .type_errors import TensorStats, fits
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from ...errors import printable
 from ...formats.source import TensorInfo
 from ..plan.plan import PlannedTensor
-from ..run.kinds import Estimate
-from ..run.pace import Pace
-from .report import Checked, Progress, RunReport, TensorReport
+from ..run.report import Checked, RunProgress, RunReport, TensorReport
+from ..run.workload import RunEstimate
+from .eta import TimeLeft
 
 MIB = 1 << 20
 _BAR = (  # the time left is ours: it knows the types to come
@@ -37,7 +37,7 @@ def print_totals(out: str, report: RunReport) -> None:
         )
 
 
-def print_estimate(estimate: Estimate | None, choosing: float = 0.0) -> None:
+def print_estimate(estimate: RunEstimate | None, choosing: float = 0.0) -> None:
     """What the run would take, and of what the time is made. choosing: seconds that it took to find
     types for a size, which the run takes again.
     """
@@ -66,7 +66,7 @@ def print_estimate(estimate: Estimate | None, choosing: float = 0.0) -> None:
         )
 
 
-class Printer(Progress):
+class Printer(RunProgress):
     """A line per tensor on stdout, a bar with the time left on stderr."""
 
     def __init__(
@@ -80,13 +80,13 @@ class Printer(Progress):
         """
         self.dry_run, self.bar, self.count, self.line = dry_run, None, 0, line or tensor_line
         self.planned: list[PlannedTensor] = []
-        self.pace = Pace([])
+        self.time_left = TimeLeft([])
         self.label = f"{printable(label)}: " if label else ""
 
     def begin(self, planned: list[PlannedTensor]) -> None:
         from tqdm import tqdm
 
-        self.count, self.planned, self.pace = len(planned), planned, Pace(planned)
+        self.count, self.planned, self.time_left = len(planned), planned, TimeLeft(planned)
         if not self.dry_run:
             self.bar = tqdm(
                 total=sum(p.source.n_elements for p in planned),
@@ -100,16 +100,16 @@ class Printer(Progress):
             )
 
     def resume(self, finished: Sequence[TensorReport]) -> None:
-        self.pace = Pace(self.planned, len(finished))
+        self.time_left = TimeLeft(self.planned, len(finished))
         if self.bar is not None:
             self.bar.initial = self.bar.n = sum(
                 report.planned.source.n_elements for report in finished
             )
 
     def advance(self, n_elements: int) -> None:
-        self.pace.advance(n_elements)
+        self.time_left.advance(n_elements)
         if self.bar is not None and not self.bar.disable:
-            left = self.pace.seconds_left()
+            left = self.time_left.seconds_left()
             self.bar.set_postfix_str(
                 "" if left is None else f"{self.bar.format_interval(left)} left", refresh=False
             )

@@ -11,7 +11,8 @@ from html import escape
 
 from ...errors import printable
 from ...formats.types import GGMLType
-from .stats import ErrorSums, StatsReport, TensorStats
+from ..plan.type_errors import ErrorSums, TensorStats
+from .stats import StatsReport
 
 _DARK_FROM = 0.52  # part of the scale from which text is written in the other colour
 

@@ -13,7 +13,7 @@ import numpy as np
 from ...formats.codec import decode
 from ...formats.types import GGMLType, ggml_type
 from ..encode import encode, row_encoder
-from ..run.stream import default_threads
+from ..run.parallel import default_threads
 from ..search.trellis_tree import CODEBOOKS as TRELLIS_TYPES
 from .reference_library import ReferenceLibrary
 

@@ -21,9 +21,10 @@ from ...formats.gguf.reader import GGUFFile, MappedFile
 from ...formats.source import Source, TensorInfo
 from ..encode import zero_non_finite
 from ..plan.plan import PlannedTensor
-from ..run.ordered import in_order
-from ..run.piece import PIECE_ELEMENTS, ImportanceLookup, error_sums
-from .report import Checked, Progress, Sums, TensorReport
+from ..run.cpu_worker import error_sums
+from ..run.parallel import results_in_order
+from ..run.piece import PIECE_ELEMENTS, ImportanceLookup
+from ..run.report import Checked, ErrorTotals, RunProgress, TensorReport
 
 TOLERANCE = 1e-5  # relative; sums are in another order on GPUs
 
@@ -53,9 +54,9 @@ def validate_tensors(
                 if importance is None or plan is None or plan.kept
                 else importance(plan.source.name, plan.source.shape)
             )
-            sums, fault = Sums(), ""
+            sums, fault = ErrorTotals(), ""
             works = ((None, work) for work in _works(written, tensor, source, plan, weights))
-            with closing(in_order(pool, 2 * threads, works)) as results:
+            with closing(results_in_order(pool, 2 * threads, works)) as results:
                 for _, (found, measured) in results:
                     fault = fault or found
                     sums.add(measured)
@@ -91,7 +92,7 @@ def _works(
     plan: PlannedTensor | None,
     weights: np.ndarray | None,
 ) -> Iterator[Callable[[], tuple[str, np.ndarray | None]]]:
-    """Functions that check a piece each: (fault, float64[6] as `Sums.add` takes it, None where
+    """Functions that check a piece each: (fault, float64[6] as `ErrorTotals.add` takes it, None where
     nothing is measured).
     """
     group = (
@@ -173,7 +174,7 @@ def require_sound(
     *,
     importance: ImportanceLookup | None = None,
     threads: int = 1,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
 ) -> None:
     """ValidationError naming the first tensor of an output that does not read back as it was
     reported.

@@ -1,6 +1,4 @@
-"""Calls on a thread of their own, in order: what writes to a disk, so that nothing else waits when
-the disk pauses.
-"""
+"""Writing on a separate thread, in order, so that nothing waits when the disk pauses."""
 
 from __future__ import annotations
 
@@ -11,10 +9,11 @@ from collections.abc import Callable
 MAX_BYTES = 32 << 20
 
 
-class Behind:
-    """A queue of calls that hold at most `max_bytes` of data, or one call. As a context manager it
-    ends when all calls are done; then, or at the next `put`, the first exception of a call is
-    raised here, and the calls behind that one are dropped.
+class BackgroundWriter:
+    """A queue of calls that hold at most `max_bytes` of data, or a single call that holds more.
+
+    As a context manager it waits for all calls on exit. The first exception of a call is raised
+    there or by the next `put`, and the calls after that one are dropped.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES):
@@ -26,19 +25,16 @@ class Behind:
         self._thread.start()
 
     def put(self, n_bytes: int, call: Callable[[], object]) -> None:
-        """Have `call` done, which holds so many bytes; waits while there are too many in the queue."""
+        """Queue a call that holds `n_bytes` of data. Waits while the queue is full."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._error
-                    or not self._calls
-                    or self._waiting_bytes + n_bytes <= self.max_bytes
-                )
-            )
+            self._changed.wait_for(lambda: self._error is not None or self._fits(n_bytes))
             self._raise()
             self._calls.append((n_bytes, call))
             self._waiting_bytes += n_bytes
             self._changed.notify_all()
+
+    def _fits(self, n_bytes: int) -> bool:
+        return not self._calls or self._waiting_bytes + n_bytes <= self.max_bytes
 
     def _run(self) -> None:
         while True:
@@ -62,10 +58,10 @@ class Behind:
         if self._error is not None:
             raise self._error
 
-    def __enter__(self) -> Behind:
+    def __enter__(self) -> BackgroundWriter:
         return self
 
-    def __exit__(self, kind, *exception) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,12 +1,11 @@
-"""How long a run will take and how much memory: its own pipeline, tried for a moment on rows of the
-very tensors.
+"""Estimating the time and memory of a run by trying its own pipeline briefly on rows of its tensors.
 
-Tensors are put into kinds, whose pieces cost the same per element: the types before and after in
-every output, with or without importances, the length of a row and about the size of a piece. Some
-pieces of every kind go through `run.stream`, with the threads or devices of the run, from the
-source into a scratch file on the disk of the outputs. What a kind costs per element is multiplied
-by its elements. The first piece of a kind, which compiles its search or loads the compiled code, is
-timed apart.
+Tensors are sorted into workloads, whose pieces cost the same per element: the same types before and
+after in every output, with or without importances, the same row length and about the same size of a
+piece. Some pieces of every workload go through `run.stream`, with the threads or devices of the run,
+from the source into a scratch file on the disk of the outputs. The measured cost per element is
+multiplied by the elements of the workload. The first piece of a workload, which compiles its search
+or loads compiled code, is timed separately.
 """
 
 from __future__ import annotations
@@ -20,20 +19,24 @@ from dataclasses import replace
 
 from ...formats.output import disk_needs
 from ...formats.source import Source
-from ..cuda import pieces as cuda_run
 from ..plan.plan import PlannedTensor
-from . import background as behind
-from .kinds import Estimate, Kind
-from .piece import PIECE_ELEMENTS, ImportanceLookup
-from .sample import Rows, SampledSource, spread
-from .scratch import Scratch
-from .stream import RELEASE_BYTES, RELEASE_BYTES_DEVICE, Output, stream, thread_count
+from . import background
+from . import piece as pieces
+from .cuda_worker import slot_count
+from .parallel import thread_count
+from .piece import ImportanceLookup, runs_on_device
+from .sample import RowSample, SampledSource, spread
+from .scratch_file import ScratchFile
+from .stream import RELEASE_BYTES, RELEASE_BYTES_DEVICE, RunOutput, stream
+from .workload import RunEstimate, Workload
 
-TIMED_SECONDS = 0.5  # that a kind is tried for, in all
+TIMED_SECONDS = 0.5  # the time that a workload is tried for in all
 _ROUNDS = 2
 _SIZINGS = 3
 _FIRST_ELEMENTS = 1 << 14
-_SMALL_SHARE = 0.02  # kinds with less of the elements are tried for a quarter of the time
+_SMALL_SHARE = (
+    0.02  # workloads with a smaller share of the elements are tried for a quarter of the time
+)
 
 
 def estimate_run(
@@ -46,9 +49,9 @@ def estimate_run(
     files: Sequence[tuple[str | os.PathLike, int]] = (),
     setup: float = 0.0,
     timed_seconds: float = TIMED_SECONDS,
-) -> Estimate:
-    """Time and memory of `run.stream` with these plans, one for each output, on this machine as
-    busy as it is now.
+) -> RunEstimate:
+    """Return time and memory of `run.stream` with these plans, one for each output, on this machine
+    as busy as it is now.
 
     files: paths and bytes of the outputs; a file without a name is written beside the first. setup:
     seconds that the caller's preparations took. Reads some rows, and raises what reading and
@@ -57,31 +60,31 @@ def estimate_run(
     threads = thread_count(threads)
     before = resident_bytes("VmHWM")
     disks = disk_needs(files)
-    kinds = kinds_of(source, plans, lookups, bool(devices))
-    n_elements = sum(kind.n_elements for kind in kinds)
-    with Scratch(disks[0].folder if disks else None) as scratch, _compiling() as compiling:
+    workloads = workloads_of(source, plans, lookups, bool(devices))
+    n_elements = sum(workload.n_elements for workload in workloads)
+    with ScratchFile(disks[0].folder if disks else None) as scratch, _compiling() as compiling:
         trial = _Trial(source, lookups, threads, devices, scratch)
-        for kind in kinds:
-            trial.first(kind, compiling)
+        for workload in workloads:
+            trial.first(workload, compiling)
         base = resident_bytes()
         for turn in range(_ROUNDS):
-            for kind in kinds:
-                share = 1 if kind.n_elements >= _SMALL_SHARE * n_elements else 0.25
-                trial.timed(kind, share * timed_seconds / _ROUNDS, (turn + 0.5) / _ROUNDS)
+            for workload in workloads:
+                share = 1 if workload.n_elements >= _SMALL_SHARE * n_elements else 0.25
+                trial.timed(workload, share * timed_seconds / _ROUNDS, (turn + 0.5) / _ROUNDS)
         writing, finishing = scratch.seconds_for(
             sum(plan.target.n_bytes for planned in plans for plan in planned)
         )
     working, loading = (
-        sum(kind.seconds for kind in kinds),
-        sum(kind.first for kind in kinds) + trial.filling,
+        sum(workload.seconds for workload in workloads),
+        sum(workload.first for workload in workloads) + trial.filling,
     )
     total = setup + loading + max(working, writing) + finishing
     peak = (
         base
-        + memory_of_pieces(kinds, trial.workers)
-        + (behind.MAX_BYTES if writing > working else 0)
+        + memory_of_pieces(workloads, trial.workers)
+        + (background.MAX_BYTES if writing > working else 0)
     )
-    return Estimate(
+    return RunEstimate(
         total,
         max(before, peak),
         setup,
@@ -91,27 +94,27 @@ def estimate_run(
         sum(compiling),
         writing > working,
         disks,
-        kinds,
+        workloads,
     )
 
 
-def kinds_of(
+def workloads_of(
     source: Source,
     plans: Sequence[Sequence[PlannedTensor]],
     lookups: Sequence[ImportanceLookup | None],
     with_devices: bool = False,
-) -> list[Kind]:
-    """The kinds of a run, in the order in which it meets them."""
+) -> list[Workload]:
+    """Return the workloads of a run in its order."""
     wanted: dict[str, list[tuple[int, PlannedTensor]]] = defaultdict(list)
     for output, planned in enumerate(plans):
         for plan in planned:
             wanted[plan.source.name].append((output, plan))
-    kinds: dict[tuple, Kind] = {}
+    workloads: dict[tuple, Workload] = {}
     for info in source.tensors:
         if own := wanted.get(info.name):
             kept, on_device = (
                 all(plan.kept for _, plan in own),
-                with_devices and all(cuda_run.takes(plan) for _, plan in own),
+                with_devices and all(runs_on_device(plan) for _, plan in own),
             )
             weighted = tuple(
                 not plan.kept
@@ -121,7 +124,7 @@ def kinds_of(
             )
             matrices = 1 if kept or on_device else info.n_matrices
             piece = min(
-                cuda_run.PIECE_ELEMENTS if on_device else PIECE_ELEMENTS,
+                pieces.DEVICE_PIECE_ELEMENTS if on_device else pieces.PIECE_ELEMENTS,
                 info.n_elements // matrices,
             )
             key = (
@@ -131,15 +134,19 @@ def kinds_of(
                 0 if kept else info.n_cols,
                 piece.bit_length(),
             )
-            kind = kinds.setdefault(key, Kind(info, tuple(own), any(weighted), piece, on_device))
-            kind.piece = max(kind.piece, piece)
-            kind.tensors.append(info)
-    return list(kinds.values())
+            workload = workloads.setdefault(
+                key, Workload(info, tuple(own), any(weighted), piece, on_device)
+            )
+            workload.piece = max(workload.piece, piece)
+            workload.tensors.append(info)
+    return list(workloads.values())
 
 
 class _Trial:
-    """Runs some pieces of kinds. workers: pieces that are worked on at a time. filling: seconds
-    until the devices had memory for all pieces under way.
+    """Runs some pieces of workloads.
+
+    workers: the number of pieces worked on at a time. filling: seconds until the devices had memory
+    for all pieces under way.
     """
 
     def __init__(
@@ -148,7 +155,7 @@ class _Trial:
         lookups: Sequence[ImportanceLookup | None],
         threads: int,
         devices: Sequence[int],
-        scratch: Scratch,
+        scratch: ScratchFile,
     ):
         self.source, self.lookups, self.threads, self.devices, self.scratch = (
             source,
@@ -157,108 +164,114 @@ class _Trial:
             devices,
             scratch,
         )
-        self.workers = cuda_run.slot_count(len(devices), threads) if devices else threads
+        self.workers = slot_count(len(devices), threads) if devices else threads
         self.filling = 0.0
-        self._pace: dict[int, float] = {}  # of a kind: seconds per element and worker, so far
+        self._pace: dict[int, float] = {}  # of a workload: seconds per element and worker so far
 
-    def first(self, kind: Kind, compiling: list[float]) -> None:
-        """Load or compile what the kind needs, and see roughly how fast it is."""
-        rows = spread(kind.tensors, 1, _FIRST_ELEMENTS, kind.group)
-        before, once = sum(compiling), self._run(kind, rows)
-        again = self._run(kind, rows)
-        kind.first = max(0.0, once - (sum(compiling) - before) - again)
-        self._pace[id(kind)] = again / rows[0].n_elements
+    def first(self, workload: Workload, compiling: list[float]) -> None:
+        """Load or compile what the workload needs, and measure roughly how fast it is."""
+        rows = spread(workload.tensors, 1, _FIRST_ELEMENTS, workload.group)
+        before, once = sum(compiling), self._run(workload, rows)
+        again = self._run(workload, rows)
+        workload.first = max(0.0, once - (sum(compiling) - before) - again)
+        self._pace[id(workload)] = again / rows[0].n_elements
 
-    def timed(self, kind: Kind, seconds: float, offset: float) -> None:
-        """About `seconds` of the kind. A trial that turns out much shorter, as too little was known
-        of its pace, is made again.
+    def timed(self, workload: Workload, seconds: float, offset: float) -> None:
+        """Try about `seconds` of the workload. A trial that turns out much shorter, as the pace was not
+        known well, is repeated.
         """
+        spent, tried = 0.0, 0
         for _ in range(_SIZINGS):
-            n_elements = min(int(seconds / self._pace[id(kind)]) * self.workers, kind.n_elements)
-            spent, tried = self._trial(kind, max(1, n_elements), offset)
-            self._pace[id(kind)] = spent / tried * self.workers
-            if spent > seconds / 3 or n_elements == kind.n_elements:
+            n_elements = min(
+                int(seconds / self._pace[id(workload)]) * self.workers, workload.n_elements
+            )
+            spent, tried = self._trial(workload, max(1, n_elements), offset)
+            self._pace[id(workload)] = spent / tried * self.workers
+            if spent > seconds / 3 or n_elements == workload.n_elements:
                 break
-        kind.spent, kind.tried = kind.spent + spent, kind.tried + tried
+        workload.spent, workload.tried = workload.spent + spent, workload.tried + tried
 
-    def _trial(self, kind: Kind, n_elements: int, offset: float) -> tuple[float, int]:
-        """(seconds, elements) of about so many elements, in pieces as large as the run's if that
+    def _trial(self, workload: Workload, n_elements: int, offset: float) -> tuple[float, int]:
+        """Return (seconds, elements) of about `n_elements`, in pieces as large as the run's if that
         gives every worker two.
         """
-        skipped = (
-            self.workers if kind.on_device else 0
-        )  # the first piece of a worker gets it its memory, which stays
-        count = max(2, round(n_elements / kind.piece / self.workers)) * self.workers + skipped
+        # The first piece of a worker allocates its memory, which stays.
+        skipped = self.workers if workload.on_device else 0
+        count = max(2, round(n_elements / workload.piece / self.workers)) * self.workers + skipped
         rows = spread(
-            kind.tensors,
+            workload.tensors,
             count,
-            max(1, min(kind.piece, n_elements // count)),
-            kind.group,
+            max(1, min(workload.piece, n_elements // count)),
+            workload.group,
             offset,
-            kind.on_device,
+            workload.on_device,
         )
         started, self.scratch.written_at = time.perf_counter(), []
-        spent = self._run(kind, rows)
+        spent = self._run(workload, rows)
         if skipped:
             written = self.scratch.written_at[
-                len(kind.planned) - 1 :: len(kind.planned)
+                len(workload.planned) - 1 :: len(workload.planned)
             ]  # when all outputs had a piece
             spent, before = written[-1] - written[skipped - 1], written[skipped - 1] - started
             self.filling = max(self.filling, before - spent * skipped / (count - skipped))
         return max(spent, 1e-9), sum(own.n_elements for own in rows[skipped:])
 
-    def _run(self, kind: Kind, rows: list[Rows]) -> float:
-        """Seconds for these pieces."""
+    def _run(self, workload: Workload, rows: list[RowSample]) -> float:
+        """Return seconds for these pieces."""
         sampled = SampledSource(self.source, rows)
-        outputs: list[Output] = []
-        for number, plan in kind.planned:
+        outputs: list[RunOutput] = []
+        for number, plan in workload.planned:
             planned = [
                 replace(plan, source=info, target=info.with_type(plan.target.type))
                 for info in sampled.tensors
             ]
-            outputs.append(Output(planned, self.scratch, sampled.importance(self.lookups[number])))
+            outputs.append(
+                RunOutput(planned, self.scratch, sampled.importance(self.lookups[number]))
+            )
         started = time.perf_counter()
         stream(sampled, outputs, threads=self.threads, devices=self.devices)
         return time.perf_counter() - started
 
 
-def memory_of_pieces(kinds: Sequence[Kind], workers: int) -> int:
-    """Bytes that the pieces under way take at most, with the pages of the source that are not
-    handed back yet.
+def memory_of_pieces(workloads: Sequence[Workload], workers: int) -> int:
+    """Return the most bytes that pieces under way take, with pages of the source that are not
+    released yet.
 
-    A worker holds the values as float32, their errors and the magnitudes of these; results wait for
-    their turn, two for each worker. On devices the host holds what is read and what was made,
-    pinned.
+    A worker holds the values as float32, their errors and the magnitudes of these; two results for
+    each worker wait for their turn. With devices the host holds what is read and what was made, in
+    pinned memory.
     """
     working = waiting = mapped = 0.0
-    for kind in kinds:
-        stored = kind.source.type.block_bytes / kind.source.type.block_size
+    for workload in workloads:
+        stored = workload.source.type.block_bytes / workload.source.type.block_size
         made = [
-            plan.target.type.block_bytes / plan.target.type.block_size for _, plan in kind.planned
+            plan.target.type.block_bytes / plan.target.type.block_size
+            for _, plan in workload.planned
         ]
-        if kind.on_device:
-            working = max(working, kind.piece * (4 + sum(made)))
-        elif not kind.kept:
-            working = max(working, kind.piece * (3 * 4 + max(made)))
-        waiting = max(waiting, kind.piece * sum(made) * (1 if kind.on_device else 2))
-        window = RELEASE_BYTES_DEVICE if kind.on_device else RELEASE_BYTES
+        if workload.on_device:
+            working = max(working, workload.piece * (4 + sum(made)))
+        elif not workload.kept:
+            working = max(working, workload.piece * (3 * 4 + max(made)))
+        waiting = max(waiting, workload.piece * sum(made) * (1 if workload.on_device else 2))
+        window = RELEASE_BYTES_DEVICE if workload.on_device else RELEASE_BYTES
         mapped = max(
             mapped,
-            min(window, max(info.n_bytes for info in kind.tensors)) + workers * kind.piece * stored,
+            min(window, max(info.n_bytes for info in workload.tensors))
+            + workers * workload.piece * stored,
         )
     return int(workers * (working + waiting) + mapped)
 
 
 def resident_bytes(what: str = "VmRSS") -> int:
-    """Of this process, now; what: VmHWM for the most it had so far."""
+    """Return the memory of this process: VmRSS now, or VmHWM, the most it had so far."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(what + ":"))
 
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[list[float]]:
-    """Seconds that numba spends compiling inside, appended as they are spent; loading compiled code
-    is not among them.
+    """Yield a list to which the seconds that numba spends compiling are appended. Loading compiled
+    code does not count.
     """
     from numba.core import event
 

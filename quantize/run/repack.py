@@ -22,9 +22,8 @@ from ...formats.types import TYPES, GGMLType, ggml_type
 from ..plan.overrides import regular_expressions
 from ..plan.plan import BY_ROW, PlannedTensor
 from ..plan.roles import NEVER_INTERLEAVED
-from ..report.report import Progress, RunReport, TensorReport
-from .ordered import in_order
-from .stream import thread_count
+from .parallel import results_in_order, thread_count
+from .report import RunProgress, RunReport, TensorReport
 
 PIECE_BYTES = 8 << 20
 _RELEASE_BYTES = 64 << 20  # pages handed back after this much reading
@@ -146,7 +145,7 @@ def stream_repacked(
     sink: Sink,
     *,
     threads: int = 0,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
 ) -> RunReport:
     """Carry out a plan of `plan_repack`. The sink must list the plan's target tensors in order;
     finishing it is the caller's.
@@ -154,14 +153,14 @@ def stream_repacked(
     threads: 0 for all cores that this process may use. The bytes are the same for any number of
     them.
     """
-    progress = progress or Progress()
+    progress = progress or RunProgress()
     threads = thread_count(threads)
     report = RunReport()
     progress.begin(planned)
     with ThreadPoolExecutor(threads, thread_name_prefix="repack") as pool:
         for index, plan in enumerate(planned):
             n_read = n_done = 0
-            with closing(in_order(pool, 2 * threads, _pieces(source, plan))) as results:
+            with closing(results_in_order(pool, 2 * threads, _pieces(source, plan))) as results:
                 for _, data in results:
                     sink.write(plan.target, data)
                     n_read += data.nbytes
@@ -185,7 +184,7 @@ def _share(plan: PlannedTensor, n_bytes: int) -> int:
 def _pieces(
     source: GGUFFile, plan: PlannedTensor
 ) -> Iterator[tuple[None, Callable[[], np.ndarray]]]:
-    """Functions that make the next bytes of the result, one after another, as `in_order` takes
+    """Functions that make the next bytes of the result, one after another, as `results_in_order` takes
     them.
     """
     info, target = plan.source, plan.target.type

@@ -25,8 +25,8 @@ from ...formats.output import real_output, sync_folder
 from ...formats.source import TensorInfo
 from ...formats.xxh64 import XXH64
 from ..plan.plan import PlannedTensor
-from ..report.report import TensorReport
 from .journal import Journal, Record
+from .report import TensorReport
 from .run_key import RunKey, changes
 
 log = logging.getLogger(__name__)

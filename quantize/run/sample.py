@@ -1,6 +1,4 @@
-"""A small part of a model as a `Source` of its own: rows of some tensors, so that a run can be
-tried on what it will meet.
-"""
+"""A `Source` of some rows of a model, on which a run can be tried."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from .piece import ImportanceLookup
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows start..stop of a tensor: of one of its matrices, or of several whole ones."""
+class RowSample:
+    """Rows start..stop of a tensor: part of one of its matrices, or several whole ones."""
 
     tensor: TensorInfo
     start: int
@@ -40,9 +38,9 @@ class Rows:
 
 
 class SampledSource(WrappedSource):
-    """Some rows of `source`; the n-th of them is tensor number n, and called so."""
+    """Some rows of `source`. The n-th sample is the tensor named `n`."""
 
-    def __init__(self, source: Source, rows: Sequence[Rows]):
+    def __init__(self, source: Source, rows: Sequence[RowSample]):
         super().__init__(source)
         self.rows = tuple(rows)
         self.tensors = tuple(
@@ -64,7 +62,7 @@ class SampledSource(WrappedSource):
         """Leave the source open: its owner closes it."""
 
     def importance(self, lookup: ImportanceLookup | None) -> ImportanceLookup | None:
-        """`lookup` for the tensors of this source."""
+        """Return `lookup` for the tensors of this source."""
         return (
             None
             if lookup is None
@@ -72,7 +70,7 @@ class SampledSource(WrappedSource):
         )
 
     @staticmethod
-    def _weights(lookup: ImportanceLookup, own: Rows) -> np.ndarray | None:
+    def _weights(lookup: ImportanceLookup, own: RowSample) -> np.ndarray | None:
         weights = lookup(own.tensor.name, own.tensor.shape)
         return (
             None
@@ -88,12 +86,12 @@ def spread(
     group: int,
     offset: float = 0.5,
     whole: bool = False,
-) -> list[Rows]:
-    """`count` samples of about `n_elements` each, evenly spaced over all rows of `tensors`, in
+) -> list[RowSample]:
+    """Return `count` samples of about `n_elements` each, evenly spaced over all rows of `tensors`, in
     whole groups of `group` rows.
 
-    offset: 0 to 1, where in its share of the rows each one lies. whole: a sample may span matrices;
-    otherwise it lies in one.
+    offset: 0 to 1, the position of each sample in its share of the rows. whole: a sample may span
+    matrices.
     """
     ends = np.cumsum([tensor.n_elements for tensor in tensors])
     samples = []
@@ -109,10 +107,10 @@ def spread(
             > 1
         ):
             first = min(row // matrix_rows, tensor.n_matrices - matrices)
-            samples.append(Rows(tensor, first * matrix_rows, (first + matrices) * matrix_rows))
+            samples.append(RowSample(tensor, first * matrix_rows, (first + matrices) * matrix_rows))
             continue
         rows = min(matrix_rows, max(1, n_elements // tensor.n_cols // group) * group)
         inside = min(row % matrix_rows // group * group, (matrix_rows - rows) // group * group)
         start = row // matrix_rows * matrix_rows + inside
-        samples.append(Rows(tensor, start, start + rows))
+        samples.append(RowSample(tensor, start, start + rows))
     return samples

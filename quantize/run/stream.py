@@ -1,20 +1,19 @@
-"""The run: tensors stream from a Source through one plan or several into as many Sinks, in pieces
-of rows, on several threads or GPUs.
+"""A run streams tensors from a source through one plan or several into as many sinks, in pieces of
+rows, on several threads or GPUs.
 
 Every piece is read and decoded once, by one worker, which quantizes and measures it for every
-output that wants it; results are taken in order, so the outputs and all sums are the same for any
-number of threads. With GPUs, pieces of quantized tensors are larger, and what a worker does with
-one is in `cuda_run.py`; everything else is as without. Results of the CPU are written by a thread
-of their own, which has up to 32 MB of them waiting, so that workers go on while the disk pauses.
-Memory is bounded by the number of pieces in flight, whatever the size of a tensor: pages of the
-source are handed back as soon as their piece is done.
+output that wants it. Results are taken in order, so the outputs and all sums are the same for any
+number of threads. With GPUs, pieces of quantized tensors are larger, and `cuda_worker` works on
+them; everything else is the same. Results of the CPU are written by a background thread that holds
+up to 32 MB of them, so that workers continue while the disk pauses. Memory is bounded by the number
+of pieces in flight, whatever the size of a tensor: pages of the source are released as soon as
+their piece is done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,137 +25,130 @@ from typing import TYPE_CHECKING
 from ...errors import IqforgeError
 from ...formats.source import Sink, Source
 from ..plan.plan import PlannedTensor
-from ..report.report import Clock, Progress, RunReport, Sums, TensorReport
-from .background import Behind
-from .piece import ImportanceLookup, Part, Piece, Result, Target, cut, work
+from .background import BackgroundWriter
+from .cpu_worker import work
+from .parallel import thread_count
+from .piece import ImportanceLookup, OutputTensor, Piece, PieceResult, PieceTask, cut
+from .report import ErrorTotals, PhaseClock, RunProgress, RunReport, TensorReport
 
 if TYPE_CHECKING:
-    from ..cuda.pieces import DeviceWorkers
+    from .cuda_worker import DeviceWorkers
 
 log = logging.getLogger(__name__)
 
-RELEASE_BYTES = 64 << 20  # pages handed back after this much reading
-RELEASE_BYTES_DEVICE = (
-    1 << 30
-)  # its pieces are larger, and pages that another piece is being read from must be found again
-
-
-def default_threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def thread_count(asked: int) -> int:
-    """Threads to start: those asked for, but at most four per core, as more would only take memory;
-    0 or less: one per core.
-    """
-    return min(asked, 4 * default_threads()) if asked > 0 else default_threads()
+RELEASE_BYTES = 64 << 20  # the source's pages are released after reading so many bytes
+# Device pieces are larger, and must find the pages that another piece is being read from.
+RELEASE_BYTES_DEVICE = 1 << 30
 
 
 @dataclass
-class Output:
-    """A plan and the sink it is carried out into, which lists the plan's targets in order;
-    finishing or aborting it is the caller's.
+class RunOutput:
+    """A plan and its sink, which lists the plan's targets in order. The caller finishes or aborts the
+    sink.
 
-    A plan may leave tensors of the source out and may name one several times, in the order of the
-    source. finished: reports of the first tensors of the plan, which the sink has already.
+    A plan may leave out tensors of the source and may name one several times, in the order of the
+    source. finished: reports of the first tensors of the plan, which the sink already has.
     tensor_done: called when the last byte of a tensor was given to the sink.
     """
 
     planned: Sequence[PlannedTensor]
     sink: Sink
     importance: ImportanceLookup | None = None
-    progress: Progress = field(default_factory=Progress)
+    progress: RunProgress = field(default_factory=RunProgress)
     finished: Sequence[TensorReport] = ()
     tensor_done: Callable[[TensorReport], None] | None = None
 
 
 def stream(
     source: Source,
-    outputs: Sequence[Output],
+    outputs: Sequence[RunOutput],
     *,
     threads: int = 0,
     devices: Sequence[int] = (),
     measure: bool = True,
 ) -> list[RunReport]:
-    """Carry out the plans of all outputs in one pass over the source. Returns a report for each.
+    """Carry out the plans of all outputs in one pass over the source. Return a report for each.
 
-    threads: 0 for all cores that this process may use; more than four per core are not started, as
-    they would only take memory. devices: numbers of CUDA devices that quantize, as
-    `devices.find_devices` gives them. Their number changes no byte and no sum; the bytes are the
-    CPU's, but for trellis types. measure: whether errors are measured, which takes longer than
-    making blocks without a search; on devices they always are. Errors name the source file and
-    tensor. NonFiniteError also where finite values do not fit into the target type.
+    threads: see `thread_count`. devices: numbers of CUDA devices that quantize, as
+    `devices.find_devices` returns them. Their number changes no byte and no sum; the bytes are the
+    CPU's, except for trellis types. measure: whether errors are measured, which takes longer than
+    encoding types without a search; devices always measure. Errors name the source file and tensor.
+    NonFiniteError is also raised where finite values do not fit into the target type.
     """
     threads = thread_count(threads)
     if not devices:
         return _stream(source, outputs, threads, measure=measure)
-    from ..cuda.device import CudaDevice
-    from ..cuda.pieces import DeviceWorkers
+    from .cuda_device import CudaDevice
+    from .cuda_worker import DeviceWorkers
 
     workers = DeviceWorkers([CudaDevice(number) for number in devices], threads)
     try:
         reports = _stream(source, outputs, len(workers.slots), workers)
     except BaseException:
-        with contextlib.suppress(IqforgeError):  # the first error is the one to tell
+        with contextlib.suppress(IqforgeError):  # the first error is reported
             workers.close()
         raise
     workers.close()
     return reports
 
 
-class _Taking:
-    """What comes in for one output, in its order."""
+class _OutputState:
+    """Takes the results for one output in its order."""
 
-    def __init__(self, output: Output):
-        self.output, self.sums = output, Sums()
+    def __init__(self, output: RunOutput):
+        self.output, self.totals = output, ErrorTotals()
         self.report = RunReport(list(output.finished))
         output.progress.begin(output.planned)
         if output.finished:
             output.progress.resume(output.finished)
 
-    def take(self, piece: Piece, part: Part, result: Result, behind: Behind | None) -> None:
-        """behind: what writes; None where the data lies in memory that the next piece is to have."""
+    def take(
+        self, piece: Piece, task: PieceTask, result: PieceResult, writer: BackgroundWriter | None
+    ) -> None:
+        """writer: None if the data is in memory that the next piece will use."""
         data, measured = result
-        self._do(behind, data.nbytes, partial(self.output.sink.write, part.planned.target, data))
-        self.sums.add(measured)
-        self.output.progress.advance((piece.stop - piece.start) * piece.source.n_cols)
+        self._do(writer, data.nbytes, partial(self.output.sink.write, task.planned.target, data))
+        self.totals.add(measured)
+        self.output.progress.advance(piece.n_elements)
         if piece.last:
-            done, self.sums = self.sums.report(part.planned, part.weights is not None), Sums()
+            done = self.totals.report(task.planned, task.weights is not None)
+            self.totals = ErrorTotals()
             self.report.tensors.append(done)
             if self.output.tensor_done is not None:
-                self._do(behind, 0, partial(self.output.tensor_done, done))
-            self.output.progress.tensor_done(part.target.index, done)
+                self._do(writer, 0, partial(self.output.tensor_done, done))
+            self.output.progress.tensor_done(task.target.index, done)
 
     @staticmethod
-    def _do(behind: Behind | None, n_bytes: int, call: Callable[[], object]) -> None:
-        if behind is None:
+    def _do(writer: BackgroundWriter | None, n_bytes: int, call: Callable[[], object]) -> None:
+        if writer is None:
             call()
         else:
-            behind.put(n_bytes, call)
+            writer.put(n_bytes, call)
 
 
 def _stream(
     source: Source,
-    outputs: Sequence[Output],
+    outputs: Sequence[RunOutput],
     threads: int,
     workers: DeviceWorkers | None = None,
     measure: bool = True,
 ) -> list[RunReport]:
-    takings = [_Taking(output) for output in outputs]
+    states = [_OutputState(output) for output in outputs]
     targets = [
-        Target(number, index, planned, output.importance, index < len(output.finished))
+        OutputTensor(number, index, planned, output.importance, index < len(output.finished))
         for number, output in enumerate(outputs)
         for index, planned in enumerate(output.planned)
     ]
-    pieces = cut(source, targets, workers)
+    pieces = cut(source, targets, with_devices=workers is not None)
     n_readers = source.parallel_reads if workers is None else 0
     readers = ThreadPoolExecutor(n_readers, thread_name_prefix="read") if n_readers else None
     ahead = max(2 * threads, 2 * n_readers) if workers is None else threads
     waiting: deque[tuple[Piece, Future]] = deque()
     read_bytes = 0
-    clock = Clock()
+    release_bytes = RELEASE_BYTES if workers is None else RELEASE_BYTES_DEVICE
+    clock = PhaseClock()
     with (
-        Behind() if workers is None else nullcontext() as behind,
+        BackgroundWriter() if workers is None else nullcontext() as writer,
         ThreadPoolExecutor(threads, thread_name_prefix="quantize") as pool,
     ):
         try:
@@ -169,13 +161,11 @@ def _stream(
                 clock.spent("planning")
                 results = future.result()
                 clock.spent("waiting")
-                for part, result in zip(piece.parts, results):
-                    takings[part.target.output].take(piece, part, result, behind)
+                for task, result in zip(piece.tasks, results):
+                    states[task.target.output].take(piece, task, result, writer)
                 clock.spent("writing")
                 read_bytes += (piece.stop - piece.start) * piece.source.row_bytes
-                if piece.last or read_bytes >= (
-                    RELEASE_BYTES if workers is None else RELEASE_BYTES_DEVICE
-                ):
+                if piece.last or read_bytes >= release_bytes:
                     source.release(piece.source)
                     read_bytes = 0
         except BaseException:
@@ -185,10 +175,10 @@ def _stream(
             raise
     if readers is not None:
         readers.shutdown()
-    for taking in takings:
-        taking.output.progress.end(taking.report)
+    for state in states:
+        state.output.progress.end(state.report)
     log.debug("seconds of the run: %s", clock)
-    return [taking.report for taking in takings]
+    return [state.report for state in states]
 
 
 def _submit(
@@ -199,10 +189,10 @@ def _submit(
     piece: Piece,
     measure: bool,
 ) -> Future:
-    """Start the work on a piece. Where reading means waiting, for a server, many pieces are read at
-    once by threads of their own.
+    """Start the work on a piece. Pieces of a remote source are read by separate threads, many at
+    once.
     """
-    if piece.number is not None:
+    if workers is not None and piece.number is not None:
         return pool.submit(workers.work, source, piece)
     if readers is None:
         return pool.submit(work, source, piece, measure)

@@ -22,10 +22,10 @@ from ...errors import IqforgeError
 from ...formats.codec import decodable_types, decode
 from ...formats.gguf.values import Value, string
 from ...formats.source import Source, TensorInfo
-from ..run.ordered import in_order
-from .changes import Changes
-from .overrides import Rule
-from .recipe import Recipe
+from ..plan.changes import Changes
+from ..plan.overrides import Rule
+from ..plan.recipe import Recipe
+from .parallel import results_in_order
 
 VERSION_KEY, RECIPE_KEY, SOURCE_KEY = (
     "quantize.iqforge.version",
@@ -112,7 +112,7 @@ def source_fingerprint(source: Source, threads: int = 1) -> str:
     )
     with (
         ThreadPoolExecutor(readers, thread_name_prefix="fingerprint") as pool,
-        closing(in_order(pool, 2 * readers, works)) as results,
+        closing(results_in_order(pool, 2 * readers, works)) as results,
     ):
         for tensor, digest in results:
             total.update(digest)

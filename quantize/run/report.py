@@ -1,4 +1,4 @@
-"""What a run says: of every tensor, in total, and while it goes on."""
+"""Reports of a run: by tensor, in total, and its progress."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from ...formats.source import TensorInfo
 from ..plan.plan import PlannedTensor
-from ..run.kinds import Estimate
+from .workload import RunEstimate
 
 
 @dataclass
 class TensorReport:
-    """What became of one tensor. Errors are relative to the root mean square of the source, None
-    where bytes were kept or nothing was measured.
+    """The result for one tensor. Errors are relative to the root mean square of the source, and None
+    if bytes were kept or nothing was measured.
     """
 
     planned: PlannedTensor
@@ -30,8 +30,9 @@ class TensorReport:
 
 @dataclass(frozen=True)
 class Checked:
-    """A tensor that was read back. report: its errors against the source, None where nothing was
-    compared. fault: what is wrong, "" if nothing is.
+    """A tensor that was read back.
+
+    report: its errors against the source, None if nothing was compared. fault: what is wrong, or "".
     """
 
     tensor: TensorInfo
@@ -39,14 +40,14 @@ class Checked:
     fault: str = ""
 
 
-@dataclass
+@dataclass(repr=False)
 class RunReport:
-    """Totals of one output of a run; sizes are bytes of tensor data. estimate: of a whole run of
-    which only the plan was made.
+    """The tensors of one output of a run. Sizes are bytes of tensor data. estimate: the estimate of a
+    dry run.
     """
 
     tensors: list[TensorReport] = field(default_factory=list)
-    estimate: Estimate | None = None
+    estimate: RunEstimate | None = None
 
     @property
     def source_bytes(self) -> int:
@@ -64,19 +65,39 @@ class RunReport:
 
     @property
     def replaced(self) -> int:
-        """Tensors whose rows or row counts the type asked for cannot have."""
+        """The number of tensors that got a fallback, as the requested type does not fit them."""
         return sum(1 for t in self.tensors if t.planned.fallback)
 
+    def __repr__(self) -> str:
+        """One line, as `RunReport(291 tensors, 14.96 GiB -> 4.25 GiB, 4.55 bits per weight)`."""
+        said = [
+            f"{len(self.tensors)} tensors",
+            f"{_size(self.source_bytes)} -> {_size(self.target_bytes)}",
+            f"{self.bits_per_weight:.2f} bits per weight",
+        ]
+        if self.replaced:
+            said.append(f"{self.replaced} fallbacks")
+        if zeroed := sum(t.zeroed for t in self.tensors):
+            said.append(f"{zeroed} values set to 0")
+        if self.estimate is not None:
+            said.append(f"dry run, estimated {self.estimate.seconds:.1f} s")
+        return f"RunReport({', '.join(said)})"
 
-class Progress:
-    """What a caller may want to hear of one output of a run; this one stays silent."""
+
+def _size(n_bytes: int) -> str:
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if n_bytes >= factor:
+            return f"{n_bytes / factor:.2f} {unit}"
+    return f"{n_bytes} bytes"
+
+
+class RunProgress:
+    """Callbacks for one output of a run. This base class ignores them all."""
 
     def begin(self, planned: Sequence[PlannedTensor]) -> None: ...
 
     def resume(self, finished: Sequence[TensorReport]) -> None:
-        """The first tensors of the plan are there already, from an earlier run; called after
-        `begin`, if it is so.
-        """
+        """Called after `begin` if an earlier run has written the first tensors of the plan."""
 
     def advance(self, n_elements: int) -> None: ...
 
@@ -85,10 +106,10 @@ class Progress:
     def end(self, report: RunReport) -> None: ...
 
     def validated(self, index: int, checked: Checked) -> None:
-        """A tensor was read back, see `validate`; after `end`, if that is asked for."""
+        """Called after `end` for every tensor that was read back, see `validate`."""
 
 
-class Sums:
+class ErrorTotals:
     """Adds up the measurements of a tensor's pieces in order."""
 
     def __init__(self) -> None:
@@ -96,7 +117,7 @@ class Sums:
         self.zeroed = 0
 
     def add(self, measured: np.ndarray | None) -> None:
-        """measured: float64[6] as `piece.work` gives it."""
+        """Add the sums of a `PieceResult`."""
         if measured is not None:
             self.totals += measured[:4]
             self.largest, self.any = max(self.largest, float(measured[4])), True
@@ -116,8 +137,8 @@ class Sums:
         )
 
 
-class Clock:
-    """Where the run's own thread spends its time."""
+class PhaseClock:
+    """Seconds that a thread spends in each phase of its work."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)

@@ -1,11 +1,11 @@
-"""Quantizing pieces of tensors on GPUs: what a worker thread does with one piece, and the memory it
-does it in.
+"""Quantizing pieces of tensors on GPUs: what a worker thread does with a piece, and the memory it
+uses.
 
-Every worker thread of a run holds one piece at a time: it copies rows into pinned memory, lets its
-GPU copy, widen, search and measure them on a stream of its own, and waits. Several pieces are under
+Every worker thread of a run holds one piece at a time: it copies rows into pinned memory, has its
+GPU copy, widen, search and measure them on a separate stream, and waits. Several pieces are under
 way on each GPU, so that reading, copying, searching and (in the run's own thread) writing overlap.
-Piece number n belongs to slot n modulo the number of slots, and slots take turns among the GPUs; as
-pieces are written in order and no more are under way than there are slots, a slot is free when its
+Piece number n belongs to slot n modulo the number of slots, and slots take turns among the GPUs. As
+pieces are written in order, and no more are under way than there are slots, a slot is free when its
 turn comes.
 
 What is in a piece depends on the plan alone, never on the number of GPUs or threads, and so do all
@@ -19,79 +19,49 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ...errors import IqforgeError, NonFiniteError
 from ...formats.codec import decode
-from ...formats.source import Source, TensorInfo
-from ...formats.types import GGMLType, ggml_type
+from ...formats.source import Source
 from ..encode import arrange_rows, prepare_weights
-from .device import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED
-
-if TYPE_CHECKING:
-    from ..plan.plan import PlannedTensor
-    from ..run.piece import Part, Piece, Result
+from .cuda_device import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED, CudaDevice
+from .piece import Piece, PieceResult, PieceTask, plain_type
 
 log = logging.getLogger(__name__)
 
-PIECE_ELEMENTS = 1 << 25
 SLOTS_PER_DEVICE = 8
 
 
-def takes(tensor: PlannedTensor) -> bool:
-    """Whether a run with devices quantizes the tensor on one: all that change their type, but for
-    those that become floats and those that need no search.
-    """
-    return not tensor.kept and not tensor.symmetric and not _plain(tensor.target.type).is_float
-
-
 def slot_count(devices: int, threads: int) -> int:
-    """How many pieces are under way on all devices."""
+    """Return the number of pieces under way on all devices."""
     return min(max(2, -(-threads // devices)), SLOTS_PER_DEVICE) * devices
 
 
 class DeviceWorkers:
-    """The slots of a run. `devices`: objects like `CudaDevice`; `threads`: how many pieces may be
-    under way in all, but at least two for each device and at most SLOTS_PER_DEVICE.
+    """The slots of a run.
+
+    threads: the number of pieces that may be under way in all, but at least two for each device and
+    at most SLOTS_PER_DEVICE.
     """
 
-    def __init__(self, devices: Sequence, threads: int):
+    def __init__(self, devices: Sequence[CudaDevice], threads: int):
         per_device = slot_count(len(devices), threads) // len(devices)
         self.slots = [_Slot(device) for _ in range(per_device) for device in devices]
 
-    def takes(self, tensor: PlannedTensor) -> bool:
-        return takes(tensor)
-
-    def pieces(self, info: TensorInfo, group: int) -> Iterator[tuple[int, int]]:
-        """First and last row (exclusive) of each piece of a source tensor: rows of one matrix, a
-        multiple of `group` of them, or several whole matrices where they are small.
+    def work(self, source: Source, piece: Piece) -> list[PieceResult]:
+        """Return bytes and sums of every task of a numbered piece, as the CPU's worker does. The bytes
+        are in memory of the piece's slot.
         """
-        matrix_rows = info.n_rows // info.n_matrices
-        if matrices := PIECE_ELEMENTS // (matrix_rows * info.n_cols):
-            step = matrices * matrix_rows
-            yield from (
-                (start, min(start + step, info.n_rows)) for start in range(0, info.n_rows, step)
-            )
-            return
-        step = max(1, PIECE_ELEMENTS // info.n_cols // group) * group
-        for first in range(0, info.n_rows, matrix_rows):
-            yield from (
-                (start, min(start + step, first + matrix_rows))
-                for start in range(first, first + matrix_rows, step)
-            )
-
-    def work(self, source: Source, piece: Piece) -> list[Result]:
-        """Bytes and sums of every part of a piece, as the CPU's worker gives them. The bytes lie in
-        memory of the piece's slot.
-        """
+        assert piece.number is not None
         return self.slots[piece.number % len(self.slots)].quantize(source, piece)
 
     def close(self) -> None:
-        """Give all memory back; no piece may be under way."""
-        seconds = defaultdict(float)
+        """Release all memory. No piece may be under way."""
+        seconds: dict[str, float] = defaultdict(float)
         for slot in self.slots:
             slot.close()
             for phase, spent in slot.seconds.items():
@@ -103,12 +73,8 @@ class DeviceWorkers:
         )
 
 
-def _plain(type: GGMLType) -> GGMLType:
-    return ggml_type(type.base) if type.base else type
-
-
-def _part(arrays: list, index: int, count: int) -> list:
-    """Part number `index` of `count` equal ones, of every array."""
+def _section(arrays: list, index: int, count: int) -> list:
+    """Return section `index` of `count` equal ones of every array."""
     return (
         arrays
         if count == 1
@@ -124,29 +90,29 @@ class _Slot:
     and grows as needed.
     """
 
-    def __init__(self, device):
-        self.device, self.stream = device, None
+    def __init__(self, device: CudaDevice):
+        self.device = device
+        self.stream: Any = None
         self.seconds: dict[str, float] = defaultdict(float)
         self._pinned: dict[str, np.ndarray] = {}
-        self._memory: list = []
+        self._memory: list[Any] = []
         self._taken = 0
 
-    def quantize(self, source: Source, piece: Piece) -> list[Result]:
+    def quantize(self, source: Source, piece: Piece) -> list[PieceResult]:
         with self.device.context():
             try:
                 return self._quantize(source, piece)
             except BaseException:
                 if self.stream is not None:
-                    self.device.wait(
-                        self.stream
-                    )  # memory must not be given back while the device writes to it
+                    # Memory must not be released while the device writes to it.
+                    self.device.wait(self.stream)
                 raise
 
-    def _quantize(self, source: Source, piece: Piece) -> list[Result]:
-        """The rows are read, copied and widened once; searches for all parts follow one another on
+    def _quantize(self, source: Source, piece: Piece) -> list[PieceResult]:
+        """Read, copy and widen the rows once, then run the searches of all tasks one after another on
         the stream.
         """
-        device, n_elements = self.device, (piece.stop - piece.start) * piece.source.n_cols
+        device, n_elements = self.device, piece.n_elements
         self._taken = 0
         if self.stream is None:
             self.stream = device.stream()
@@ -160,18 +126,18 @@ class _Slot:
         found[:] = NONE_FOUND, 0
         found_there = self._to_device(found)
         device.widen(kind, given, x, found_there, self.stream)
-        started = [self._start(source, piece, number, x) for number in range(len(piece.parts))]
+        started = [self._start(source, piece, number, x) for number in range(len(piece.tasks))]
         device.download(found_there, found, self.stream)
         self._spent("starting")
         device.wait(self.stream)
         self._spent("waiting")
 
         zeroed = int(found[1])
-        if zeroed and not any(part.planned.nan_to_zero for part in piece.parts):
+        if zeroed and not any(task.planned.nan_to_zero for task in piece.tasks):
             self._refuse(source, piece, raw, int(found[0]))
         results = [
-            self._finish(source, part, zeroed, *arrays)
-            for part, arrays in zip(piece.parts, started)
+            self._finish(source, task, zeroed, *arrays)
+            for task, arrays in zip(piece.tasks, started)
         ]
         self._spent("arranging")
         return results
@@ -179,29 +145,25 @@ class _Slot:
     def _start(
         self, source: Source, piece: Piece, number: int, x: object
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Put the search for part `number` of the piece, and what measures it, on the stream; where
-        its bytes and sums will be.
+        """Queue the search for task `number` of the piece, and its measurement, on the stream. Return
+        the arrays that will hold its bytes and sums.
         """
-        device, part, rows, n_cols = (
-            self.device,
-            piece.parts[number],
-            piece.stop - piece.start,
-            piece.source.n_cols,
-        )
-        target = part.planned.target.type
-        plain, matrices = _plain(target), 1 if part.weights is None else len(part.weights)
+        device, task = self.device, piece.tasks[number]
+        rows, n_cols = piece.stop - piece.start, piece.source.n_cols
+        target = task.planned.target.type
+        plain, matrices = plain_type(target), 1 if task.weights is None else len(task.weights)
         self._spent("starting")
-        encoder = device.encoder(target, n_cols, part.weights is not None)
+        encoder = device.encoder(target, n_cols, task.weights is not None)
         self._spent("compiling")
         ready = [x]  # the first array that an encoder asks for
         arrays = encoder.arrays(
             rows,
             lambda shape, dtype: ready.pop().reshape(shape) if ready else self._new(shape, dtype),
         )
-        search_weights, error_weights = self._weights(source, part, matrices, f"weights {number}")
+        search_weights, error_weights = self._weights(source, task, matrices, f"weights {number}")
         for matrix in range(matrices):
             own = None if search_weights is None else search_weights[matrix]
-            encoder.launch(_part(arrays, matrix, matrices), stream=self.stream, weights=own)
+            encoder.launch(_section(arrays, matrix, matrices), stream=self.stream, weights=own)
 
         blocks, results = (
             n_cols // plain.block_size,
@@ -227,9 +189,9 @@ class _Slot:
         return data, sums
 
     def _finish(
-        self, source: Source, part: Part, zeroed: int, data: np.ndarray, sums: np.ndarray
-    ) -> Result:
-        info, target = part.planned.source, part.planned.target.type
+        self, source: Source, task: PieceTask, zeroed: int, data: np.ndarray, sums: np.ndarray
+    ) -> PieceResult:
+        info, target = task.planned.source, task.planned.target.type
         totals, largest = sums[:, :4].sum(axis=0), sums[:, 4:].max(axis=0)
         if not math.isfinite(largest[0]):
             raise NonFiniteError(
@@ -240,8 +202,8 @@ class _Slot:
         return arrange_rows(target, data, info.n_cols), np.array([*totals, largest[0], zeroed])
 
     def _read(self, source: Source, piece: Piece) -> tuple[str, np.ndarray]:
-        """(type, numbers) of the piece in pinned memory: the source's own if the device can widen
-        them, else float32.
+        """Return (type, numbers) of the piece in pinned memory: the source's type if the device can
+        widen it, else F32.
         """
         info = piece.source
         rows = source.read_rows(info, piece.start, piece.stop)
@@ -254,26 +216,26 @@ class _Slot:
         return info.type.name, raw.reshape(-1).view(WIDENED[info.type.name])
 
     def _weights(
-        self, source: Source, part: Part, matrices: int, kept_as: str
-    ) -> tuple[object, object]:
-        """Weights of the search and of the sums on the device, float32[matrices, n_cols]; None
-        where a search takes none.
+        self, source: Source, task: PieceTask, matrices: int, kept_as: str
+    ) -> tuple[Any, Any]:
+        """Return the weights of the search and of the sums on the device, float32[matrices, n_cols];
+        None for a search without weights.
         """
-        info, n_cols = part.planned.source, part.planned.source.n_cols
+        info, n_cols = task.planned.source, task.planned.source.n_cols
         here = self._host(kept_as, (2, matrices, n_cols), np.float32)
         here[...] = 1
-        if part.weights is not None:
-            here[1] = part.weights
+        if task.weights is not None:
+            here[1] = task.weights
             try:
-                for matrix, importance in enumerate(part.weights.reshape(matrices, n_cols)):
+                for matrix, importance in enumerate(task.weights.reshape(matrices, n_cols)):
                     here[0, matrix] = prepare_weights(importance, n_cols)
             except IqforgeError as error:
                 raise type(error)(error.message, file=source.path, tensor=info.name) from None
         there = self._to_device(here)
-        return None if part.weights is None else there[0], there[1]
+        return None if task.weights is None else there[0], there[1]
 
-    def _refuse(self, source: Source, piece: Piece, raw: np.ndarray, index: int) -> None:
-        """NonFiniteError naming the number at `index` of the piece, with its row counted in its
+    def _refuse(self, source: Source, piece: Piece, raw: np.ndarray, index: int) -> NoReturn:
+        """Raise NonFiniteError naming the number at `index` of the piece, with its row counted in its
         matrix, as on the CPU.
         """
         info = piece.source
@@ -291,30 +253,30 @@ class _Slot:
             file=source.path,
         )
 
-    def _rows(self, results: list, rows: int, row_bytes: int) -> object:
-        """uint8[rows, row_bytes] of what an encoder left: blocks alone, or headers and blocks."""
+    def _rows(self, results: list[Any], rows: int, row_bytes: int) -> Any:
+        """Return uint8[rows, row_bytes] of an encoder's results: blocks alone, or headers and blocks."""
         if len(results) == 1:
             return results[0].reshape(rows, row_bytes)
         out = self._new((rows, row_bytes), np.uint8)
         self.device.join(*results, out, self.stream)
         return out
 
-    def _to_device(self, host: np.ndarray) -> object:
+    def _to_device(self, host: np.ndarray) -> Any:
         there = self._new(host.shape, host.dtype)
         self.device.upload(host, there, self.stream)
         return there
 
     def _host(self, what: str, shape: tuple[int, ...], dtype: type | np.dtype) -> np.ndarray:
-        """Pinned memory kept under the name `what`."""
+        """Return pinned memory that is kept under the name `what`."""
         n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         if what not in self._pinned or len(self._pinned[what]) < n_bytes:
             self._pinned.pop(what, None)
             self._pinned[what] = self.device.pinned(n_bytes)
         return self._pinned[what][:n_bytes].view(dtype).reshape(shape)
 
-    def _new(self, shape: tuple[int, ...], dtype: type | np.dtype) -> object:
-        """The next array of this piece on the device. The n-th array of a piece lies where the n-th
-        of the last one lay.
+    def _new(self, shape: tuple[int, ...], dtype: type | np.dtype) -> Any:
+        """Return the next array of this piece on the device. The n-th array of a piece uses the memory
+        of the n-th array of the piece before.
         """
         n_bytes, at = math.prod(shape) * np.dtype(dtype).itemsize, self._taken
         self._taken += 1

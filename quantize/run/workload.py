@@ -1,5 +1,5 @@
-"""What is found out of a run before it begins: what pieces of its tensors cost, and what that makes
-in all. See `estimate`.
+"""What is measured of a run before it starts: the cost of its tensors' pieces, and the estimate
+made from them. See `estimate`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ..plan.plan import PlannedTensor
 
 
 @dataclass
-class Kind:
-    """Tensors of a source whose pieces cost the same. targets: their types in the outputs; piece:
-    elements of the largest piece.
+class Workload:
+    """Tensors of a source whose pieces cost the same per element.
 
-    first: seconds that its first piece took more than another. spent, tried: seconds of the trials
-    and the elements of them, all threads or devices together.
+    planned: the number of each output and the plan that it has for the first tensor. piece: elements
+    of the largest piece. first: extra seconds that the first piece took. spent, tried: seconds of
+    the trials and their elements, over all threads or devices together.
     """
 
     source: TensorInfo
@@ -41,7 +41,7 @@ class Kind:
 
     @property
     def group(self) -> int:
-        """Rows that pieces are a multiple of."""
+        """The number of rows that pieces are a multiple of."""
         return (
             math.lcm(*(plan.target.type.group_rows for _, plan in self.planned))
             * self.source.type.group_rows
@@ -49,17 +49,19 @@ class Kind:
 
     @property
     def seconds(self) -> float:
-        """Of the whole kind."""
+        """Estimated seconds for all tensors."""
         return self.spent / max(1, self.tried) * self.n_elements
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Of a run that is still to come. seconds: its whole time: `setup` before the first piece,
-    `loading` compiled code once per process, `working`, and `finishing` until the disk has
-    everything. peak_bytes: resident memory, and at least what the process had already. compiling:
-    seconds that were spent now on searches that this machine had not compiled yet. disk_bound: the
-    disk is slower than the rest. disks: the space that the outputs take.
+class RunEstimate:
+    """Time, memory and disk space of a run that has not started.
+
+    seconds: the whole run: `setup` before the first piece, `loading` compiled code once per process,
+    `working`, and `finishing` until the disk has everything. peak_bytes: resident memory, at least
+    what the process has used already. compiling: seconds spent now on searches that this machine had
+    not compiled yet. disk_bound: the disk is slower than the work. disks: the space that the outputs
+    take.
     """
 
     seconds: float
@@ -71,4 +73,4 @@ class Estimate:
     compiling: float
     disk_bound: bool
     disks: list[DiskNeed]
-    kinds: list[Kind]
+    workloads: list[Workload]

@@ -15,9 +15,9 @@ from ...formats.tensor_names import TensorName
 from ...formats.types import GGMLType, ggml_type
 from ..encode import refuse_non_finite
 from ..plan.roles import is_candidate
-from ..report.stats import ErrorSums, encoder_of, fits, measure_rows, row_spans
-from .ordered import in_order
-from .stream import thread_count
+from ..plan.type_errors import ErrorSums, fits
+from ..run.parallel import results_in_order, thread_count
+from .stats import encoder_of, measure_rows, row_spans
 
 # What tensors are stored in to see what it does: errors that are small enough to add up, and far
 # above what is lost in float32.
@@ -72,7 +72,9 @@ def encode_tensor(
     threads, total = thread_count(threads), ErrorSums(type)
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="probe") as pool,
-        closing(in_order(pool, 2 * threads, _works(source, tensor, type, importance))) as results,
+        closing(
+            results_in_order(pool, 2 * threads, _works(source, tensor, type, importance))
+        ) as results,
     ):
         for start, (data, sums) in results:
             out[start : start + len(data)] = data
