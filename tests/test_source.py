@@ -9,7 +9,7 @@ import iqforge
 import numpy as np
 from iqforge.formats.source import Source, TensorInfo, WrappedSource
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.run.sample import Rows, SampledSource
+from iqforge.quantize.run.sample import RowSample, SampledSource
 from iqforge.runtime.bench.synthetic import SyntheticSource
 
 ROOT = Path(iqforge.__file__).parent
@@ -58,7 +58,7 @@ def test_wrapped_sources_know_where_their_tensors_are_stored():
 def test_readers_and_periods_pass_through():
     source = SyntheticSource("llama-8b:Q8_0")
     tensor = next(t for t in source.tensors if t.name == "output.weight")
-    sample = SampledSource(source, [Rows(tensor, 8, 72)])
+    sample = SampledSource(source, [RowSample(tensor, 8, 72)])
     source.parallel_reads = 5
     assert Renamed(source).parallel_reads == 5
     assert source.period(tensor) < tensor.n_rows and sample.period(sample.tensors[0]) == 64
