@@ -1,0 +1,159 @@
+"""The pages hold what they say: links, paths, commands, flags, the support table and the words."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+
+import pytest
+from iqforge.cli import COMMANDS
+from iqforge.convert import architectures as converters
+
+from .shared import ROOT
+
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("demo/**/*.md")],
+    key=lambda path: path.relative_to(ROOT).as_posix(),
+)
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{name(page)} links to {target}, which does not exist"
+        assert not anchor or anchor in anchors(found), f"{name(page)}: no heading for {target}"
+
+
+def test_index_lists_every_page():
+    listed = re.findall(r"\]\(([^)#\s]+)", (ROOT / "docs/README.md").read_text(encoding="utf-8"))
+    listed = {(ROOT / "docs" / target).resolve() for target in listed}
+    assert {page for page in PAGES if page.is_relative_to(ROOT / "docs")} - listed == {
+        ROOT / "docs/README.md"
+    }
+
+
+FOLDERS = r"(?:api|benchmarks|convert|cuda_kernels|demo|docs|formats|imatrix|quantize|runtime|tests)"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_paths_exist(page):
+    """Paths in backticks, and scripts in commands."""
+    text = page.read_text(encoding="utf-8")
+    inline = re.findall(rf"`({FOLDERS}/[\w./*{{}},-]*)`", text)
+    scripts = re.findall(r"python (benchmarks/\w+\.py)", text)
+    for path in [*inline, *scripts]:
+        if page.name == "CHANGELOG.md" and "*" in path:
+            continue
+        patterns = [path]
+        if braces := re.search(r"\{([^}]*)\}", path):
+            patterns = [path.replace(braces[0], word) for word in braces[1].split(",")]
+        for pattern in patterns:
+            assert any(ROOT.glob(pattern.rstrip("/"))), f"{name(page)} names {pattern}"
+
+
+@cache
+def parser_of(command: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"iqforge {command}", allow_abbrev=False)
+    importlib.import_module(COMMANDS[command][0], "iqforge").configure(parser)
+    return parser
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """Return the words of every `iqforge ...` in code: lines of blocks, and text in backticks."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", rest)]
+    lines += re.findall(r"^    (python .*|iqforge .*)$", rest, re.MULTILINE)
+    found = []
+    for line in [*lines, *inline]:
+        for part in re.split(r"&&|\||;", line):
+            match = re.match(r"\s*(?:\S*/|python -m )?iqforge +(.*)", part)
+            if match:
+                found.append(shlex.split(match[1], comments=True))
+    return [words for words in found if words]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_and_flags_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for words in commands_in(text):
+        if words[0] in ("COMMAND", "--help", "--version") or words[0].isupper():
+            continue
+        assert words[0] in COMMANDS, f"{name(page)} names iqforge {words[0]}"
+        flags = parser_of(words[0])._option_string_actions
+        for word in words[1:]:
+            flag = word.strip("[]()").partition("=")[0]
+            if re.match(r"--?[a-z]", flag, re.IGNORECASE) and not re.match(r"-\d", flag):
+                assert flag in flags, f"{name(page)}: iqforge {words[0]} has no {flag}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_flags_in_text_exist(page):
+    """Long flags in backticks belong to some command, some script, or a tool that is named."""
+    known = {flag for command in COMMANDS for flag in parser_of(command)._option_string_actions}
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        known |= set(re.findall(r"\"(--[\w-]+)\"", script.read_text(encoding="utf-8")))
+    rest = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    for code in re.findall(r"`([^`]+)`", rest):
+        if re.match(r"(--[a-z][\w-]*)", code):
+            flag = re.split(r"[ =]", code)[0]
+            assert flag in known, f"{name(page)} names {flag}"
+
+
+def gguf_architectures() -> set[str]:
+    """Return the GGUF names of all architectures that can be converted."""
+    return {
+        converters.architecture_class(hf_class, model_type).gguf_name
+        for hf_class, model_type in converters._REGISTRY
+    }
+
+
+def test_support_table_is_true():
+    from iqforge.runtime.network import supported
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    header, rows = None, {}
+    for line in text.partition("## What is supported")[2].splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if not line.startswith("|"):
+            if header:
+                break
+        elif header is None:
+            header = cells
+        elif set(line) > set("|-"):
+            for architecture in re.findall(r"`([\w-]+)`", cells[0]):
+                assert architecture not in rows, architecture
+                rows[architecture] = dict(zip(header[1:], cells[1:], strict=True))
+    assert header == ["architecture", "convert", "run on CPU", "run on GPU", "tensor parallel"]
+    runs = set(supported())
+    assert rows.keys() == gguf_architectures() | runs
+    for architecture, row in rows.items():
+        assert row["convert"] == ("yes" if architecture in gguf_architectures() else "no")
+        assert row["run on CPU"] == row["run on GPU"] == ("yes" if architecture in runs else "no")
+        assert row["tensor parallel"] == "no"  # nothing in the runtime offers it yet
