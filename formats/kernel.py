@@ -6,16 +6,19 @@ over rows is a driver made here from a template. Fast math stays off and numba d
 can be compiled for another machine with another driver.
 
 Functions release the GIL: callers get parallelism from threads over row ranges, which cannot change
-any result. Compiled code is cached on disk beside the module that holds the function (or in numba's
-user cache).
+any result. Compiled code is cached on disk beside the module that holds the function, else in
+numba's user cache, else in a private folder under the temporary directory.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
+
+from .private_folder import private_folder
 
 
 @functools.cache
@@ -35,11 +38,24 @@ def sources_digest() -> str:
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:12]
 
 
+_fallback_lock = threading.Lock()  # numba's setting is one for the process
+
+
 def _compiled(function: Callable, **options: bool) -> Callable:
     import numba
 
     function.__qualname__ = f"{function.__name__}-{sources_digest()}"
-    return numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+    compile_ = numba.njit(nogil=True, cache=True, error_model="numpy", **options)
+    try:
+        return compile_(function)
+    except RuntimeError:  # neither the folder of the module nor the user's cache can be written
+        with _fallback_lock:
+            chosen = numba.config.CACHE_DIR
+            numba.config.CACHE_DIR = str(private_folder() / "numba")
+            try:
+                return compile_(function)
+            finally:
+                numba.config.CACHE_DIR = chosen
 
 
 def inlined_function(function: Callable) -> Callable:

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DeviceError, OutputError, UnsupportedTypeError, UsageError
+from ...formats.private_folder import can_be_written, private_folder
 
 FOLDER = Path(__file__).resolve().parents[1] / "sources"
 ARCHITECTURES = (
@@ -183,10 +184,13 @@ def _nvrtc_version() -> tuple[int, int]:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept."""
+    """Return the folder where compiled kernels are kept."""
     if chosen := os.environ.get("IQFORGE_CACHE_DIR"):
         return Path(chosen) / "kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iqforge" / "kernels"
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "iqforge"
+    # Without a home folder "~" stays as it is.
+    usable = usual.is_absolute() and can_be_written(usual / "kernels")
+    return (usual if usable else private_folder()) / "kernels"
 
 
 def cache_file(spec: KernelSpec, arch: str) -> Path:
