@@ -64,7 +64,7 @@ def measure_perplexity(
 def generate(
     model: PathLike | Model,
     prompt: str | Sequence[int],
-    n: int = 128,
+    n: int | None = None,
     *,
     temperature: float = 0.8,
     top_k: int = 40,
@@ -74,8 +74,8 @@ def generate(
     context: int = 0,
     ignore_eos: bool = False,
 ) -> Iterator[str]:
-    """Text that follows `prompt` (or its tokens), in pieces as it comes: at most `n` tokens, or
-    until the context is full if n < 0.
+    """Text that follows `prompt` (or its tokens), in pieces as it comes: at most `n` tokens (128,
+    if they fit), or until the context is full if n < 0.
 
     The pieces together are the whole text. temperature 0 takes the most probable token each time;
     the same seed gives the same text. context: most tokens in all, prompt included; 0: as many as

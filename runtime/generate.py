@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import codecs
 import itertools
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..errors import EvaluationError, UsageError
+from ..errors import EvaluationError, UsageError, printable
 from ..formats.gguf.values import get
 from .arguments import whole_number
 from .cache import CacheSettings
@@ -16,6 +17,10 @@ from .hyperparameters import Hyperparameters
 from .model import Model
 from .sampling import GREEDY, Sampling, sample
 from .tokenizer import Tokenizer, TokenType
+
+log = logging.getLogger(__name__)
+
+DEFAULT_TOKENS = 128  # to generate, if the context has space for them
 
 # Control tokens that end a turn, under the names that vocabularies give them.
 _TURN_ENDS = {
@@ -112,24 +117,41 @@ def end_tokens(model: Model) -> frozenset[int]:
     return frozenset(found - {None})
 
 
-def context_for(prompt: Sequence[int], n: int, context: int, p: Hyperparameters) -> int:
-    """Most tokens of a sequence that begins with `prompt`: `context` if it is positive, else as
-    many as needed for `n` more, or what the model was made for if n is negative. EvaluationError
-    for a prompt that does not fit.
+def plan_length(
+    prompt: Sequence[int], n: int | None, context: int, p: Hyperparameters
+) -> tuple[int, int]:
+    """Return the context to allocate and the number of tokens to generate after `prompt`.
+
+    context: the most tokens of the sequence, prompt included; 0 for as many as needed. n: how many
+    tokens to generate; None for DEFAULT_TOKENS or as many as fit; negative for as many as fit, in
+    the context that the model was trained for if `context` is 0. EvaluationError if the prompt or
+    `n` tokens after it do not fit.
     """
     if context <= 0:
+        n = DEFAULT_TOKENS if n is None else n
         context = len(prompt) + n if n >= 0 else p.integer("context_length", len(prompt) + 4096)
-    if len(prompt) > context:
+    free = context - len(prompt)
+    if free < 0:
         raise EvaluationError(
             f"the prompt has {len(prompt)} tokens, more than the context of {context}", file=p.file
         )
-    return context
+    if n is None:
+        n = min(DEFAULT_TOKENS, free)
+    elif n < 0:
+        n = free
+    if n > free:
+        raise EvaluationError(
+            f"the prompt of {len(prompt)} tokens and {n} more do not fit the context of {context}:"
+            f" at most {free} can be generated",
+            file=p.file,
+        )
+    return context, n
 
 
 def generate_tokens(
     model: Model,
     prompt: Sequence[int],
-    n: int,
+    n: int | None = None,
     sampling: Sampling = GREEDY,
     *,
     settings: CacheSettings | None = None,
@@ -137,25 +159,34 @@ def generate_tokens(
     end: frozenset[int] = frozenset(),
     record: Generation | None = None,
 ) -> Iterator[int]:
-    """Yields up to `n` tokens that follow `prompt`, the one in `end` that stops them included.
+    """Yield up to `n` tokens that follow `prompt`, including the one in `end` that stops them.
 
-    n < 0: as many as fit. `context`: most tokens of the sequence, prompt included, see
-    `context_for`. `settings`: of the cache, else the model's. `record` is filled in along the way.
-    EvaluationError for a prompt that does not fit or logits that are not finite, UsageError for a
-    cache that does not suit the model.
+    n, context: see `plan_length`. settings: those of the cache, by default the model's. `record` is
+    filled in along the way. A text that may become longer than the context that the model was
+    trained for is logged as a warning. EvaluationError for tokens that do not fit or logits that
+    are not finite, UsageError for a cache that does not suit the model.
     """
-    n, context = whole_number("n", n), whole_number("context", context)
+    n, context = None if n is None else whole_number("n", n), whole_number("context", context)
     record = record if record is not None else Generation(len(prompt))
-    context = context_for(prompt, n, context, model.hyperparameters)
-    n = context - len(prompt) if n < 0 else min(n, context - len(prompt))
+    context, n = plan_length(prompt, n, context, model.hyperparameters)
+    trained = model.hyperparameters.integer("context_length", None)
+    if trained is not None and len(prompt) + n > trained:
+        log.warning(
+            "%s was trained for a context of %d tokens, and %d are asked for: expect a worse text"
+            " after the first %d",
+            printable(model.source.path, 400),
+            trained,
+            len(prompt) + n,
+            trained,
+        )
     state = model.new_state(context, settings)
     started = time.perf_counter()
     logits = model.extend(prompt, state)
-    token = sample(logits, sampling, state.n_past) if n > 0 else None
+    first = sample(logits, sampling, state.n_past) if n > 0 else None
     record.prompt_seconds, started = time.perf_counter() - started, time.perf_counter()
-    if token is None:
+    if first is None:
         return
-    for token in itertools.chain([token], model.follow(token, state, n - 1, sampling)):
+    for token in itertools.chain([first], model.follow(first, state, n - 1, sampling)):
         record.seconds = time.perf_counter() - started
         record.tokens.append(token)
         yield token

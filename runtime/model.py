@@ -273,24 +273,30 @@ class Model:
         return torch.cat(logits) if all_logits else self.network.output(h[-1:])[0]
 
     def follow(self, token: int, state: State, n: int, sampling: Sampling) -> Iterator[int]:
-        """Append `token`, then every token that is drawn, and yield the drawn ones, up to `n`; the
-        last one is not appended.
+        """Append `token`, then every token that is drawn, and yield the `n` drawn tokens; the last
+        one is not appended.
 
-        The host may stop asking at any time: `state.n_past` counts what was appended for the tokens
-        yielded so far. EvaluationError for logits that are not finite.
+        The caller may stop at any time: `state.n_past` counts what was appended for the tokens
+        yielded so far. ShapeError for more tokens than the state holds, EvaluationError for logits
+        that are not finite.
         """
         (
             arguments.instance("state", state, State),
             arguments.instance("sampling", sampling, Sampling),
         )
         n = arguments.whole_number("n", n)
+        if state.n_past + n > state.capacity:
+            raise ShapeError(
+                f"{state.n_past} tokens and {n} more do not fit a sequence of at most"
+                f" {state.capacity}"
+            )
         self._checked(
             torch.tensor([[arguments.whole_number("token", token)]])
         )  # a step looks it up unasked
         if (fast := self._fast) is not None and fast.steps is not None:
             yield from fast.steps.follow(token, state, n, sampling)
             return
-        for _ in range(min(n, state.capacity - state.n_past)):
+        for _ in range(n):
             token = sample(self.extend([token], state), sampling, state.n_past)
             yield token
 

@@ -206,7 +206,9 @@ def test_end_and_limits(model):
         and record.prompt_seconds > 0
     )
     assert len(list(generate_tokens(model, prompt, -1, context=len(prompt) + 3))) == 3
-    assert len(list(generate_tokens(model, prompt, 100, context=len(prompt) + 2))) == 2
+    assert len(list(generate_tokens(model, prompt, None, context=len(prompt) + 2))) == 2
+    with pytest.raises(EvaluationError, match="and 3 more do not fit the .* at most 2 can be"):
+        list(generate_tokens(model, prompt, 3, context=len(prompt) + 2))
     assert list(generate_tokens(model, prompt, 0)) == []
     with pytest.raises(
         EvaluationError, match=f"the prompt has {len(prompt)} tokens, more than the context of 2"
@@ -264,7 +266,7 @@ def test_command(demo, model, capsys):
             "-n",
             "10",
             "--temp",
-            "-1",
+            "0",
             "--no-display-prompt",
             "-ub",
             "2",
@@ -275,6 +277,34 @@ def test_command(demo, model, capsys):
         ],
     ):
         assert run(demo, capsys, *words)[1] == out.removeprefix("The function returns")
+
+
+def test_a_text_beyond_the_context_of_the_model(demo, model, capsys, caplog):
+    """The model says how long its texts were in training; memory is allocated for what is asked."""
+    trained = model.hyperparameters.integer("context_length")
+    prompt = [1] * (trained - 2)
+    assert len(list(generate_tokens(model, prompt, 2))) == 2 and not caplog.records
+    assert len(list(generate_tokens(model, prompt, 3))) == 3
+    assert f"trained for a context of {trained} tokens, and {trained + 1} are" in caplog.text
+    words = ["-p", "The", "-c", "8"]
+    status, out, err = run(demo, capsys, *words, "-n", "100")
+    assert status == 1 and not out and "100 more do not fit the context of 8" in err
+    assert run(demo, capsys, *words)[0] == run(demo, capsys, *words, "-n", "-1")[0] == 0
+
+
+def test_a_sequence_takes_no_more_than_was_allocated(model):
+    state = model.new_state(8)
+    model.extend([1] * (state.capacity - 3), state)
+    with pytest.raises(
+        ShapeError, match=f"4 more do not fit a sequence of at most {state.capacity}"
+    ):
+        list(model.follow(1, state, 4, GREEDY))
+    assert len(list(model.follow(1, state, 3, GREEDY))) == 3
+
+
+def test_a_temperature_below_zero_is_refused(demo, capsys):
+    status, out, err = run(demo, capsys, "-p", "The", "--temp", "-1")
+    assert status == 1 and not out and "temperature is -1.0, expected 0 or more" in err
 
 
 def test_command_says_once_what_changes_nothing(demo, capsys):

@@ -31,9 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--predict",
         "--n-predict",
         type=int,
-        default=128,
         metavar="N",
-        help="most tokens to generate, -1: until the context is full (default: 128)",
+        help="generate at most N tokens; -1: until the context is full (default: 128, if they fit)",
     )
     parser.add_argument(
         "-c",
@@ -91,9 +90,9 @@ def run(args: argparse.Namespace, api) -> int:
     from ..generate import (
         Generation,
         TextStream,
-        context_for,
         end_tokens,
         generate_tokens,
+        plan_length,
         prompt_tokens,
     )
     from ..hyperparameters import Hyperparameters
@@ -117,7 +116,7 @@ def run(args: argparse.Namespace, api) -> int:
         declaration(hyperparameters.architecture, hyperparameters.file)  # before the tokenizer
         tokenizer = Tokenizer.from_metadata(source.metadata, file=str(source.path))
         prompt = prompt_tokens(tokenizer, text)
-        context = context_for(prompt, args.predict, args.ctx_size, hyperparameters)
+        context, n = plan_length(prompt, args.predict, args.ctx_size, hyperparameters)
     except BaseException:
         source.close()
         raise
@@ -129,7 +128,7 @@ def run(args: argparse.Namespace, api) -> int:
             for token in prompt:  # in front of what follows, with which it may share a character
                 _show(stream.feed(token))
         for token in generate_tokens(
-            model, prompt, args.predict, sampling, context=context, end=end, record=record
+            model, prompt, n, sampling, context=context, end=end, record=record
         ):
             _show(stream.feed(token))
         _show(stream.end() + "\n")
@@ -178,8 +177,8 @@ def _sampling(args: argparse.Namespace):
     if seed == -1:
         seed = secrets.randbits(32)
         print(f"seed: {seed}", file=sys.stderr)
-    # As in the reference: a temperature below 0 is greedy, top-k below 0 means all tokens.
-    return Sampling(max(args.temp, 0.0), max(args.top_k, 0), args.top_p, args.min_p, seed)
+    # As in the reference, top-k below 0 means all tokens.
+    return Sampling(args.temp, max(args.top_k, 0), args.top_p, args.min_p, seed)
 
 
 def _show(text: str) -> None:
