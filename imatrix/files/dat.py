@@ -22,7 +22,7 @@ import struct
 
 import numpy as np
 
-from ...errors import ImatrixError, TruncatedFileError
+from ...errors import ImatrixError, TruncatedFileError, printable
 from ...formats.output import PartFile
 from ..data import Entry, Imatrix, as_float32, check_count, check_values
 from .stored import OpenFile, StoredEntry
@@ -30,7 +30,7 @@ from .stored import OpenFile, StoredEntry
 log = logging.getLogger(__name__)
 
 _I32 = struct.Struct("<i")
-_LONGEST_NAME, _MOST = 65535, 2**31 - 1
+_LONGEST_NAME, _MOST_ENTRIES, _MOST = 65535, 2**20, 2**31 - 1
 
 
 def load_dat(path: str | os.PathLike) -> Imatrix:
@@ -39,6 +39,7 @@ def load_dat(path: str | os.PathLike) -> Imatrix:
     """
     path = os.fspath(path)
     reader = _Reader(OpenFile(path))
+    _check_start(reader.file)
     n_entries = reader.integer("number of entries", 1)
     entries: dict[str, Entry] = {}
     for _ in range(n_entries):
@@ -118,6 +119,24 @@ def _values(entry: Entry, chunk_size: int) -> tuple[int, np.ndarray]:
     # same bits.
     scale = ncall / np.maximum(entry.counts[:, None], 1)
     return ncall, np.where(entry.counts[:, None] > 0, entry.sums * scale, float(ncall))
+
+
+def _check_start(file: OpenFile) -> None:
+    """ImatrixError for a file whose first numbers cannot be those of an importance matrix."""
+    head = file.read(0, min(file.size, 32), "the header")
+    numbers = struct.unpack_from(f"<{min(len(head) // 4, 2)}i", head)
+    limits = (("number of entries", _MOST_ENTRIES), ("length of the first name", _LONGEST_NAME))
+    for (what, most), number in zip(limits, numbers):
+        if not 1 <= number <= most:
+            text = head.decode("utf-8", "replace").rstrip("\ufffd")
+            found = (
+                f"it begins with the text '{printable(text)}'"
+                if text and all(c.isprintable() or c.isspace() for c in text)
+                else f"as a .dat file, its {what} would be {number}"
+            )
+            raise ImatrixError(
+                f"is not an importance matrix: it is no GGUF file, and {found}", file=file.path
+            )
 
 
 class _Reader:
