@@ -23,15 +23,18 @@ from iqforge.quantize.run import piece as run_piece
 from iqforge.quantize.run.piece import OutputTensor, device_spans, row_group
 from iqforge.quantize.run.stream import RunOutput, stream
 
+from . import device_models
 from .device_models import imatrix, info, write_holes
 from .fake_device import FakeDevice
+
+model = device_models.model  # a fixture
 
 
 def quantize(model: Path, out: Path, type: str, devices=(), **options):
     """The report and the digest of a run through fake devices; on the CPU without them."""
     with (
         unittest.mock.patch(
-            "iqforge.quantize.run.cuda_devices.find_devices", return_value=range(len(devices))
+            "iqforge.quantize.cuda.devices.find_devices", return_value=range(len(devices))
         ),
         unittest.mock.patch(
             "iqforge.quantize.run.cuda_device.CudaDevice", lambda number: devices[number]
@@ -236,7 +239,7 @@ def test_unknown_devices(model, tmp_path, capsys, device):
 
 def test_missing_cuda(model, tmp_path, monkeypatch, capsys, caplog):
     from iqforge.cuda_kernels.compile import numba_cuda as kernel_cuda
-    from iqforge.quantize.run.cuda_devices import find_devices
+    from iqforge.quantize.cuda.devices import find_devices
 
     def missing():
         raise UsageError("CUDA devices need the package numba-cuda: pip install 'iqforge[cuda]'")
@@ -265,7 +268,7 @@ def test_missing_cuda(model, tmp_path, monkeypatch, capsys, caplog):
 
 def test_devices_that_are_named(monkeypatch):
     from iqforge.cuda_kernels.compile import numba_cuda as kernel_cuda
-    from iqforge.quantize.run.cuda_devices import find_devices
+    from iqforge.quantize.cuda.devices import find_devices
 
     monkeypatch.setattr(kernel_cuda, "cuda_module", lambda: types.SimpleNamespace(gpus=[0, 1, 2]))
     assert find_devices("cuda") == find_devices("auto") == (0, 1, 2)

@@ -149,7 +149,7 @@ def test_estimate_of_a_run(model, tmp_path, monkeypatch, devices):
     monkeypatch.setattr(run_piece, "DEVICE_PIECE_ELEMENTS", 4096)
     monkeypatch.setattr(cuda_device, "CudaDevice", lambda number: FakeDevice(f"fake:{number}"))
     monkeypatch.setattr(
-        "iqforge.quantize.run.cuda_devices.find_devices", lambda device: tuple(range(devices))
+        "iqforge.quantize.cuda.devices.find_devices", lambda device: tuple(range(devices))
     )
     outputs = [(tmp_path / "a.gguf", "IQ4_K"), (tmp_path / "b.gguf", "Q4_0")]
     first, second = iqforge.quantize_models(
