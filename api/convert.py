@@ -47,7 +47,7 @@ def convert_model(
     `general.name`. metadata: JSON file with `general.*` keys to set, see `convert.overrides`.
     split_max_size (bytes, `300M`, `2G`), split_max_tensors, no_tensor_first_split: shards, see
     `convert.output.Limits`. force: use an importance matrix that seems to belong to another model.
-    layout: see `convert.options.Options` (merge_gate_up, mtp, mla_layout,
+    layout: see `convert.options.LayoutOptions` (merge_gate_up, mtp, mla_layout,
     vocab_only). Raises CheckpointError and its kin; OutputError also for a disk that is too small,
     before it starts.
     """
@@ -141,7 +141,7 @@ def plan_conversion(
     keep_name: `general.name` of the JSON file `metadata` does not count. force: do not check that
     the importance matrix belongs to the model.
     """
-    from ..convert.metadata.naming import output_path
+    from ..convert.naming import output_path
     from ..convert.metadata.overrides import read_overrides, with_overrides
     from ..convert.tensors.outtype import OUTTYPES, plan_outtype, resolve_outtype
     from ..formats.ftypes import file_type

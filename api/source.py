@@ -28,7 +28,7 @@ def open_source(path: PathLike, **checkpoint_options: Any) -> Source:
     read are fetched, as a `Source`.
     """
     if os.fspath(path).startswith("hf://"):
-        from ..convert.hub.remote import open_remote
+        from ..convert.hub.checkpoint import open_remote
 
         return _checkpoint_source(open_remote(os.fspath(path)), checkpoint_options)
     if not os.path.exists(path):

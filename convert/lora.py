@@ -19,19 +19,19 @@ from ..formats.gguf.values import Value, f32, string, u32
 from ..formats.source import TensorInfo
 from ..formats.tensor_names import TOKEN_EMBEDDING
 from ..formats.types import TYPES
-from .architectures import architecture_class
-from .architectures.base import Mapped
+from .architectures.base import ConvertedTensor
+from .architectures.registry import architecture_class
 from .checkpoint.adapter import AdapterCheckpoint, Pair
-from .checkpoint.safetensors import StoredTensor
 from .metadata.general import title
 from .metadata.model_card import model_card_metadata, read_model_card
-from .metadata.naming import default_file_name
-from .options import Options
+from .naming import default_file_name
+from .options import LayoutOptions
+from .rows_source import RowsSource
 from .source import QUANTIZATION_VERSION
 from .tensors.outtype import OUTTYPES, resolve_outtype
 from .tensors.reorder import SelectedColumns, TransposedMatrices
-from .tensors.rows import ConcatenatedRows, Rows, StoredRows, rebased
-from .tensors.rows_source import RowsSource
+from .tensors.rows import ConcatenatedRows, StoredRows, rebased
+from .tensors.stored import StoredTensor, TensorRows
 
 
 class AdapterSource(RowsSource):
@@ -54,7 +54,7 @@ class AdapterSource(RowsSource):
         self.checkpoint = checkpoint = AdapterCheckpoint(path, base)
         model_type = checkpoint.config.of_text().values.get("model_type")
         architecture = architecture_class(checkpoint.architecture, model_type)(
-            checkpoint, Options()
+            checkpoint, LayoutOptions()
         )
         self._used: set[str] = set()
         mapped = [made for tensor in architecture.stored() for made in self._converted(tensor)]
@@ -70,7 +70,7 @@ class AdapterSource(RowsSource):
             "general.quantization_version": u32(QUANTIZATION_VERSION),
         }
 
-    def _converted(self, mapped: Mapped) -> list[Mapped]:
+    def _converted(self, mapped: ConvertedTensor) -> list[ConvertedTensor]:
         """The pair for an output tensor of the base model, or the tensor itself if it is a norm
         that was trained along.
         """
@@ -125,7 +125,7 @@ class AdapterSource(RowsSource):
             self._half(mapped, "b", (*stack, n_rows, rank), pairs[0].b, high),
         ]
 
-    def _embedding(self, mapped: Mapped, pairs: list[Pair]) -> list[Mapped]:
+    def _embedding(self, mapped: ConvertedTensor, pairs: list[Pair]) -> list[ConvertedTensor]:
         if not pairs[0].embedding or mapped.info.name != TOKEN_EMBEDDING:
             raise CheckpointError(
                 "an adapter with lora_embedding_A and _B belongs to the embedding, and only to it",
@@ -144,7 +144,7 @@ class AdapterSource(RowsSource):
             self._half(mapped, "b", (n_embd, pair.rank), pair.b, self._stored(pair.b)),
         ]
 
-    def _whole(self, mapped: Mapped) -> Mapped:
+    def _whole(self, mapped: ConvertedTensor) -> ConvertedTensor:
         if not mapped.info.name.endswith("_norm.weight"):
             raise CheckpointError(
                 "is a whole weight; an adapter in GGUF has pairs and norms",
@@ -173,8 +173,13 @@ class AdapterSource(RowsSource):
             )
 
     def _half(
-        self, mapped: Mapped, half: str, shape: tuple[int, ...], stored: StoredTensor, rows: Rows
-    ) -> Mapped:
+        self,
+        mapped: ConvertedTensor,
+        half: str,
+        shape: tuple[int, ...],
+        stored: StoredTensor,
+        rows: TensorRows,
+    ) -> ConvertedTensor:
         info = TensorInfo(f"{mapped.info.name}.lora_{half}", shape, self.checkpoint.type_of(stored))
         if (rows.n_rows, rows.row_bytes) != (info.n_rows, info.row_bytes):
             raise CheckpointError(
@@ -183,9 +188,9 @@ class AdapterSource(RowsSource):
                 file=stored.file,
                 tensor=stored.name,
             )
-        return Mapped(info, rows)
+        return ConvertedTensor(info, rows)
 
-    def _columns(self, tensor: StoredTensor, order: np.ndarray | None) -> Rows:
+    def _columns(self, tensor: StoredTensor, order: np.ndarray | None) -> TensorRows:
         stored = self._stored(tensor)
         return (
             stored

@@ -11,7 +11,7 @@ MLA_LAYOUTS = ("mainline", "ik")
 
 
 @dataclass(frozen=True)
-class Options:
+class LayoutOptions:
     """merge_gate_up: gate and up of each expert in one tensor, `ffn_gate_up_exps`.
 
     mtp: what happens to the blocks that predict further tokens: "keep" as the last blocks, "drop",

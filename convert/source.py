@@ -8,12 +8,12 @@ from typing import Any
 
 from ..errors import UsageError
 from ..formats.gguf.values import Value, u32
-from .architectures import architecture_class
+from .architectures.registry import architecture_class
 from .checkpoint.folder import Checkpoint
 from .metadata.general import general_metadata
-from .options import Options
+from .options import LayoutOptions
+from .rows_source import RowsSource
 from .tensors.outtype import plan_outtype
-from .tensors.rows_source import RowsSource
 
 QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
 
@@ -23,7 +23,7 @@ class CheckpointSource(RowsSource):
     stored in.
 
     `pre` names the pre-tokenizer instead of deriving it; `name` overrides `general.name`; `layout`
-    are `Options`. `metadata["general.file_type"]` says what `auto` would make. Everything that can
+    are `LayoutOptions`. `metadata["general.file_type"]` says what `auto` would make. Everything that can
     be wrong with config, vocabulary, names and shapes is raised on construction.
     """
 
@@ -35,7 +35,7 @@ class CheckpointSource(RowsSource):
         name: str | None = None,
         **layout: Any,
     ):
-        options = Options(**layout)
+        options = LayoutOptions(**layout)
         model_type = checkpoint.config.of_text().values.get("model_type")
         architecture = architecture_class(checkpoint.architecture, model_type)(checkpoint, options)
         if options.merge_gate_up and not architecture.has_experts:

@@ -13,10 +13,10 @@ from pathlib import Path
 import iqforge
 import numpy as np
 import pytest
-from iqforge.convert.architectures import architecture_class, register, supported
+from iqforge.convert.architectures.registry import architecture_class, register, supported
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.metadata.general import size_label, title
-from iqforge.convert.metadata.naming import default_file_name, output_path
+from iqforge.convert.naming import default_file_name, output_path
 from iqforge.convert.source import CheckpointSource
 from iqforge.convert.tensors.outtype import plan_outtype
 from iqforge.errors import (

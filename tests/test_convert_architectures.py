@@ -11,8 +11,8 @@ from pathlib import Path
 import iqforge
 import numpy as np
 import pytest
-from iqforge.convert import architectures
-from iqforge.convert.architectures import architecture_class, register
+from iqforge.convert.architectures import registry
+from iqforge.convert.architectures.registry import architecture_class, register
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ArchitectureError
@@ -114,7 +114,7 @@ def test_packed_experts_stay_packed_beside_other_types(tmp_path: Path):
 
 
 def test_classes_are_chosen_by_text_model(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(architectures, "_REGISTRY", dict(architectures._REGISTRY))
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     register("SomethingForConditionalGeneration", model_type="this")(object)
     assert architecture_class("SomethingForConditionalGeneration", "this") is object
     with pytest.raises(ArchitectureError, match="text model 'that'.*; this is"):

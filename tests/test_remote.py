@@ -13,8 +13,9 @@ import iqforge
 import numpy as np
 import pytest
 from iqforge.api import open_source
-from iqforge.convert.hub import http_ranges, remote
-from iqforge.convert.hub.remote import open_remote
+from iqforge.convert.hub import checkpoint as remote
+from iqforge.convert.hub import http_ranges
+from iqforge.convert.hub.checkpoint import open_remote
 from iqforge.convert.hub.repository import Address, access_token
 from iqforge.errors import (
     CheckpointError,

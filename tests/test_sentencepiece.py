@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.vocabulary.sentencepiece import BPE, UNIGRAM, read_sentencepiece
-from iqforge.convert.vocabulary.tokenizer_keys import vocabulary_metadata
+from iqforge.convert.vocabulary.metadata import vocabulary_metadata
 from iqforge.errors import (
     IqforgeError,
     MalformedFileError,

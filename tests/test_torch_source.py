@@ -21,7 +21,7 @@ import torch
 from iqforge.api import open_source
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.tensors.rows import StoredRows
-from iqforge.convert.torch.file import read_torch_header
+from iqforge.convert.torch.header import read_torch_header
 from iqforge.errors import (
     CheckpointError,
     ConfigError,

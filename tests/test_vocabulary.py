@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.vocabulary.bpe import split_regexes
-from iqforge.convert.vocabulary.tokenizer_keys import vocabulary_metadata
+from iqforge.convert.vocabulary.metadata import vocabulary_metadata
 from iqforge.convert.vocabulary.tokens import looks_special
 from iqforge.errors import IqforgeError, TokenizerError
 from iqforge.formats.gguf.reader import open_gguf

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.vocabulary.tiktoken import byte_letters
-from iqforge.convert.vocabulary.tokenizer_keys import vocabulary_metadata
+from iqforge.convert.vocabulary.metadata import vocabulary_metadata
 from iqforge.errors import TokenizerError
 
 from .tiny_checkpoint import BOS, EOS, tokenizer_json

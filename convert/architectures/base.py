@@ -8,19 +8,20 @@ import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...errors import CheckpointError, ConfigError
 from ...formats.gguf.values import Value, f32, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.safetensors import StoredTensor
-from ..metadata.rope import Rope
-from ..options import Options
+from ..metadata.rope import RopeConfig
+from ..options import LayoutOptions
 from ..packed import unpacked
 from ..tensors.decoded import factor_tensors
-from ..tensors.rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, Rows, StoredRows
-from ..vocabulary.tokenizer_keys import vocabulary_metadata
+from ..tensors.rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, StoredRows
+from ..tensors.stored import StoredTensor, TensorRows
+from ..vocabulary.metadata import vocabulary_metadata
 
 # Buffers that old checkpoints carry along; runtimes compute them.
 DROPPED_SUFFIXES = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
@@ -72,13 +73,13 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Mapped:
+class ConvertedTensor:
     """An output tensor with the function that reads its rows, and the stored tensors that it is
     made of, if their matrices are its own.
     """
 
     info: TensorInfo
-    rows: Rows
+    rows: TensorRows
     made_of: tuple[StoredTensor, ...] = ()
 
 
@@ -96,13 +97,12 @@ class Architecture(ABC):
     has_mtp = False  # the file can have blocks that predict further tokens
     mla_layouts: tuple[str, ...] = ("mainline",)
     ff_is_optional = False  # a class without dense layers may lack intermediate_size
-    class_defaults: dict[
-        str, object
-    ] = {}  # what the model class takes for keys that its published config.json files leave out
+    # what the model class takes for keys that its published config.json files leave out
+    class_defaults: ClassVar[dict[str, object]] = {}
     # the reference leaves key_length out where neither the class nor config.json has head_dim
     always_names_head_size = True
 
-    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         self.checkpoint, self.options = checkpoint, options
         self.config = checkpoint.config.of_text().with_defaults(self.class_defaults)
         self.merge_gate_up = options.merge_gate_up
@@ -130,8 +130,8 @@ class Architecture(ABC):
                 file=config.file,
             )
 
-    def make_rope(self) -> Rope:
-        return Rope(self.config, self.head_size)
+    def make_rope(self) -> RopeConfig:
+        return RopeConfig(self.config, self.head_size)
 
     def _derived_head_size(self) -> int:
         if self.n_embd % self.n_heads:
@@ -143,7 +143,6 @@ class Architecture(ABC):
         return self.n_embd // self.n_heads
 
     # --- metadata
-    # ---------------------------------------------------------------------------------------------------------------
 
     def metadata(self) -> dict[str, Value]:
         """The keys `<architecture>.*` in the order of the reference, with a place for
@@ -194,19 +193,18 @@ class Architecture(ABC):
         return {}
 
     # --- tensors
-    # ----------------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def weights(self) -> list[Weight]:
         """The table of this family, sizes filled in."""
 
-    def tensors(self) -> list[Mapped]:
+    def tensors(self) -> list[ConvertedTensor]:
         """All output tensors: generated ones first, then in the order of the files.
 
         CheckpointError for a stored tensor that no line of the table names, for one of another
         shape, and for one that is missing.
         """
-        mapped: dict[str, Mapped] = {}
+        mapped: dict[str, ConvertedTensor] = {}
         for tensor in [*self.generated(), *self.stored()]:
             if tensor.info.name in mapped:
                 raise CheckpointError(
@@ -214,17 +212,17 @@ class Architecture(ABC):
                 )
             mapped[tensor.info.name] = tensor
             for info, row in factor_tensors(tensor.info, tensor.made_of):
-                mapped[info.name] = Mapped(info, row)
+                mapped[info.name] = ConvertedTensor(info, row)
         self._check_complete(mapped)
         return list(mapped.values())
 
-    def generated(self) -> Iterator[Mapped]:
+    def generated(self) -> Iterator[ConvertedTensor]:
         if (factors := self.rope.factors()) is not None:
-            yield Mapped(
+            yield ConvertedTensor(
                 TensorInfo("rope_freqs.weight", factors.shape, TYPES["F32"]), GeneratedRow(factors)
             )
 
-    def stored(self) -> Iterator[Mapped]:
+    def stored(self) -> Iterator[ConvertedTensor]:
         table: dict[str, Weight] = {}
         for weight in self.weights():
             if (
@@ -255,7 +253,7 @@ class Architecture(ABC):
 
     def convert(
         self, name: str, tensor: StoredTensor, table: dict[str, Weight]
-    ) -> Iterator[Mapped]:
+    ) -> Iterator[ConvertedTensor]:
         """Output tensors that are complete once `tensor` has been seen, which the text model calls
         `name`.
         """
@@ -277,7 +275,7 @@ class Architecture(ABC):
 
     def mapped(
         self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None
-    ) -> Mapped:
+    ) -> ConvertedTensor:
         """`suffix`: weight, bias, or empty for an exact name."""
         shape = weight.shape_of(layer)
         if shape is None:
@@ -290,7 +288,7 @@ class Architecture(ABC):
         check_shape(tensor, shape)
         type = self.checkpoint.type_of(tensor)
         if weight.rotary_heads and len(shape) == 1:
-            rows: Rows = OneRow(
+            rows: TensorRows = OneRow(
                 PairedRotaryRows(StoredRows(self.checkpoint, tensor, shape[0]), weight.rotary_heads)
             )
         elif weight.rotary_heads:
@@ -300,7 +298,7 @@ class Architecture(ABC):
         if weight.plus_one:
             rows, type = PlusOneRows(rows, type, shape[-1]), TYPES["F32"]
         name = weight.gguf.format(layer)
-        return Mapped(
+        return ConvertedTensor(
             TensorInfo(f"{name}.{suffix}" if suffix else name, shape, type), rows, (tensor,)
         )
 
@@ -337,7 +335,7 @@ class Architecture(ABC):
             for suffix in (("weight", "bias") if weight.bias else ("weight",))
         ]
 
-    def _check_complete(self, mapped: dict[str, Mapped]) -> None:
+    def _check_complete(self, mapped: dict[str, ConvertedTensor]) -> None:
         wanted = [(weight, *names) for weight in self.weights() for names in self.required(weight)]
         for layer in range(
             self.first_layer, self.n_layers

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from ...formats.gguf.values import Value
 from ..checkpoint.folder import Checkpoint
-from ..options import MLA_LAYOUTS, Options
-from . import register
+from ..options import MLA_LAYOUTS, LayoutOptions
 from .base import split_numbers
 from .latent import LatentAttention
+from .registry import register
 
 _YARN_IN_IK = (
     "type",
@@ -27,7 +27,7 @@ class DeepseekModel(LatentAttention):
     gguf_name = "deepseek2"
     mla_layouts = MLA_LAYOUTS
 
-    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         self._n_mtp = self.config.integer("num_nextn_predict_layers", minimum=0, default=0)
 

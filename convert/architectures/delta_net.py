@@ -16,10 +16,10 @@ from ...formats.gguf.values import Value, ValueType, array, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.safetensors import StoredTensor
-from ..options import Options
+from ..options import LayoutOptions
 from ..tensors.reorder import ComputedRows, SelectedColumns
-from .base import Mapped, Shape, Weight
+from ..tensors.stored import StoredTensor
+from .base import ConvertedTensor, Shape, Weight
 from .blocks import LAYER
 from .mtp import MtpBlocks
 
@@ -42,7 +42,7 @@ class DeltaNet(MtpBlocks):
 
     default_head_size = 256
 
-    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         config = self.config
         config.integer("num_hidden_layers", maximum=_MAX_LAYERS)
@@ -90,7 +90,6 @@ class DeltaNet(MtpBlocks):
         return 2 * self.n_k * self.k_size + self.n_v * self.v_size
 
     # --- metadata
-    # ---------------------------------------------------------------------------------------------------------------
 
     def family_keys(self) -> dict[str, Value]:
         kinds = self.config.strings("layer_types", default=[])
@@ -118,7 +117,6 @@ class DeltaNet(MtpBlocks):
         }
 
     # --- tensors
-    # ----------------------------------------------------------------------------------------------------------------
 
     def further_name(self, name: str) -> str:
         if name.startswith("mtp.layers."):
@@ -183,11 +181,13 @@ class DeltaNet(MtpBlocks):
 
     def mapped(
         self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None
-    ) -> Mapped:
+    ) -> ConvertedTensor:
         made = super().mapped(tensor, weight, suffix, layer)
         info, rows = made.info, made.rows
         if weight.stored == f"{DELTA}.conv1d":
-            return Mapped(TensorInfo(info.name, (self.n_channels, self.n_conv), info.type), rows)
+            return ConvertedTensor(
+                TensorInfo(info.name, (self.n_channels, self.n_conv), info.type), rows
+            )
         if weight.stored in (f"{DELTA}.A_log", f"{DELTA}.dt_bias"):
             rows = SelectedColumns(rows, self.value_heads, info.type)
         if (
@@ -196,5 +196,5 @@ class DeltaNet(MtpBlocks):
             negative = ComputedRows(
                 rows, info.type, self.n_v, lambda x: -np.exp(x.astype(np.float64))
             )
-            return Mapped(info.with_type(TYPES["F32"]), negative)
+            return ConvertedTensor(info.with_type(TYPES["F32"]), negative)
         return replace(made, rows=rows)

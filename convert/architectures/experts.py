@@ -5,15 +5,16 @@ merged, `ffn_gate_up_exps`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from ...errors import CheckpointError
 from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.safetensors import StoredTensor
-from ..options import Options
-from ..tensors.rows import ConcatenatedRows, RowRange, Rows, StoredRows
-from .base import Architecture, Mapped, Weight, check_shape, split_numbers
+from ..options import LayoutOptions
+from ..tensors.rows import ConcatenatedRows, RowRange, StoredRows
+from ..tensors.stored import StoredTensor, TensorRows
+from .base import Architecture, ConvertedTensor, Weight, check_shape, split_numbers
 
 GATE, UP, DOWN = "gate", "up", "down"
 
@@ -42,7 +43,7 @@ class ExpertStack:
     def shape(self, part: str) -> tuple[int, int]:
         return (self.n_embd, self.n_ff) if part == DOWN else (self.n_ff, self.n_embd)
 
-    def add(self, part: str, expert: int, tensor: StoredTensor) -> Iterator[Mapped]:
+    def add(self, part: str, expert: int, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
         """Take one expert's tensor; yields the stacked tensors when it was the last one."""
         if expert >= self.n_experts:
             raise CheckpointError(
@@ -65,7 +66,7 @@ class ExpertStack:
                 )
         return None
 
-    def _stacked(self) -> Iterator[Mapped]:
+    def _stacked(self) -> Iterator[ConvertedTensor]:
         rows = {
             part: [StoredRows(self._checkpoint, seen[number]) for number in range(self.n_experts)]
             for part, seen in self._parts.items()
@@ -83,7 +84,7 @@ class ExpertStack:
         for part in (GATE, UP):
             yield self._mapped(part, part, ConcatenatedRows(rows[part]), self._parts[part].values())
 
-    def stacked_gate_up(self, tensor: StoredTensor) -> Iterator[Mapped]:
+    def stacked_gate_up(self, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
         """From one stored tensor [n_experts, 2 n_ff, n_embd], gate rows first."""
         check_shape(tensor, (self.n_experts, 2 * self.n_ff, self.n_embd))
         whole = StoredRows(self._checkpoint, tensor)
@@ -97,12 +98,12 @@ class ExpertStack:
             ]
             yield self._mapped(part, part, ConcatenatedRows(ranges), [tensor])
 
-    def stacked_down(self, tensor: StoredTensor) -> Iterator[Mapped]:
+    def stacked_down(self, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
         """From one stored tensor [n_experts, n_embd, n_ff]."""
         check_shape(tensor, (self.n_experts, self.n_embd, self.n_ff))
         yield self._mapped("down", DOWN, StoredRows(self._checkpoint, tensor), [tensor])
 
-    def _mapped(self, name: str, part: str, rows: Rows, stored) -> Mapped:
+    def _mapped(self, name: str, part: str, rows: TensorRows, stored) -> ConvertedTensor:
         first, *others = stored
         type = self._checkpoint.type_of(first)
         for other in others:
@@ -115,7 +116,7 @@ class ExpertStack:
                 )
         n_rows, n_cols = self.shape(part)
         shape = (self.n_experts, 2 * n_rows if name == "gate_up" else n_rows, n_cols)
-        return Mapped(
+        return ConvertedTensor(
             TensorInfo(f"blk.{self._layer}.ffn_{name}_exps.weight", shape, type),
             rows,
             (first, *others),
@@ -131,14 +132,11 @@ class RoutedExperts(Architecture):
 
     has_experts = True
     expert_stem = "model.layers.{}.mlp.experts"
-    expert_parts = {
-        "gate_proj": GATE,
-        "up_proj": UP,
-        "down_proj": DOWN,
-    }  # name of a projection inside an expert -> part
+    # name of a projection inside an expert -> part
+    expert_parts: ClassVar[dict[str, str]] = {"gate_proj": GATE, "up_proj": UP, "down_proj": DOWN}
     always_merged = False  # GGUF has gate and up of this architecture in one tensor only
 
-    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         self.merge_gate_up = options.merge_gate_up or self.always_merged
         self._stacks: dict[int, ExpertStack] = {}
@@ -158,7 +156,7 @@ class RoutedExperts(Architecture):
     def expert_keys(self) -> dict[str, Value]:
         return {"expert_count": u32(self.n_experts), "expert_used_count": u32(self.n_experts_used)}
 
-    def tensors(self) -> list[Mapped]:
+    def tensors(self) -> list[ConvertedTensor]:
         self._stacks = {}
         mapped = super().tensors()
         names = {tensor.info.name for tensor in mapped}
@@ -173,7 +171,7 @@ class RoutedExperts(Architecture):
 
     def convert(
         self, name: str, tensor: StoredTensor, table: dict[str, Weight]
-    ) -> Iterator[Mapped]:
+    ) -> Iterator[ConvertedTensor]:
         pattern, numbers = split_numbers(name)
         head, _, tail = pattern.partition(f"{self.expert_stem}.")
         if head or not tail:

@@ -5,11 +5,12 @@ logits.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from ...formats.gguf.values import Value, f32, u32
-from . import register
 from .base import Architecture, Weight
 from .blocks import LAYER, attention, embedding_and_head, gated_feed_forward
+from .registry import register
 
 
 def sandwich_norms(model: Architecture) -> list[Weight]:
@@ -37,7 +38,7 @@ def norms_plus_one(weights: list[Weight]) -> list[Weight]:
 class Gemma2(Architecture):
     gguf_name = "gemma2"
     tied_by_default = True
-    class_defaults = {"head_dim": 256, "rms_norm_eps": 1e-6}
+    class_defaults: ClassVar[dict[str, object]] = {"head_dim": 256, "rms_norm_eps": 1e-6}
 
     def family_keys(self) -> dict[str, Value]:
         config = self.config

@@ -4,19 +4,21 @@ attention is local.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ...formats.gguf.values import Value, f32, u32
-from ..metadata.rope import Rope
-from . import register
+from ..metadata.rope import RopeConfig
 from .base import Architecture, Weight
 from .blocks import attention, embedding_and_head, gated_feed_forward
 from .gemma2 import norms_plus_one, sandwich_norms
+from .registry import register
 
 
 @register("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 class Gemma3(Architecture):
     gguf_name = "gemma3"
     tied_by_default = True
-    class_defaults = {
+    class_defaults: ClassVar[dict[str, object]] = {
         "vocab_size": 262208,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
@@ -26,13 +28,13 @@ class Gemma3(Architecture):
         "rope_theta": 1e6,
     }
 
-    def make_rope(self) -> Rope:
-        return Rope(self.config, self.head_size, "full_attention")
+    def make_rope(self) -> RopeConfig:
+        return RopeConfig(self.config, self.head_size, "full_attention")
 
     def family_keys(self) -> dict[str, Value]:
         by_layers = self.config.section("rope_parameters")
         if by_layers is not None and "sliding_attention" in by_layers:
-            local = Rope(self.config, self.head_size, "sliding_attention").base()
+            local = RopeConfig(self.config, self.head_size, "sliding_attention").base()
         else:
             local = self.config.number("rope_local_base_freq", default=10000.0)
         keys = {

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, ValueType, array, f32, u32
-from ..checkpoint.safetensors import StoredTensor
-from ..metadata.rope import ProportionalRope, Rope
+from ..metadata.rope import ProportionalRopeConfig, RopeConfig
+from ..tensors.stored import StoredTensor
 from ..vocabulary.gemma4 import gemma4_vocabulary
-from ..vocabulary.tokenizer_keys import vocabulary_metadata
-from . import register
-from .base import Mapped, Shape, Weight, split_numbers
+from ..vocabulary.metadata import vocabulary_metadata
+from .base import ConvertedTensor, Shape, Weight, split_numbers
 from .blocks import LAYER, embedding_and_head
 from .experts import RoutedExperts
 from .gemma2 import sandwich_norms
+from .registry import register
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _KEYS_AND_VALUES = {f"{LAYER}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")}
@@ -38,7 +38,7 @@ class Gemma4(RoutedExperts):
             )
             self.n_ff_expert = self.expert_width()
 
-    def make_rope(self) -> Rope:
+    def make_rope(self) -> RopeConfig:
         """Everything about layers that others are made from is read here, before any key or shape
         is asked for.
         """
@@ -59,7 +59,7 @@ class Gemma4(RoutedExperts):
         )
         self.n_per_layer = config.integer("hidden_size_per_layer_input", default=0, minimum=0)
         self.wide_shared = config.boolean("use_double_wide_mlp", default=False)
-        return ProportionalRope(config, self.global_head_size, _GLOBAL)
+        return ProportionalRopeConfig(config, self.global_head_size, _GLOBAL)
 
     def _global(self, key: str, released_key: str, default: int) -> int:
         """A size of the global layers: from `per_layer_config`, as newer files have it for each
@@ -85,7 +85,6 @@ class Gemma4(RoutedExperts):
         return found.pop() if found else default
 
     # --- metadata
-    # ---------------------------------------------------------------------------------------------------------------
 
     def metadata(self) -> dict[str, Value]:
         keys = super().metadata()
@@ -110,7 +109,9 @@ class Gemma4(RoutedExperts):
 
     def family_keys(self) -> dict[str, Value]:
         config = self.config
-        keys = {"rope.freq_base_swa": f32(ProportionalRope(config, self.head_size, _LOCAL).base())}
+        keys = {
+            "rope.freq_base_swa": f32(ProportionalRopeConfig(config, self.head_size, _LOCAL).base())
+        }
         if "final_logit_softcapping" in config:
             keys["final_logit_softcapping"] = f32(config.number("final_logit_softcapping"))
         keys |= {
@@ -134,7 +135,6 @@ class Gemma4(RoutedExperts):
         return vocabulary_metadata(self.checkpoint, self.n_vocab, pre, gemma4_vocabulary)
 
     # --- tensors
-    # ----------------------------------------------------------------------------------------------------------------
 
     def has_own_keys(self, layer: int) -> bool:
         return layer < self.n_layers - self.n_shared
@@ -153,7 +153,7 @@ class Gemma4(RoutedExperts):
 
     def convert(
         self, name: str, tensor: StoredTensor, table: dict[str, Weight]
-    ) -> Iterator[Mapped]:
+    ) -> Iterator[ConvertedTensor]:
         pattern, numbers = split_numbers(name)
         if pattern in _KEYS_AND_VALUES and not self.has_own_keys(self.layer_of(tensor, numbers)):
             return  # some checkpoints carry what layers that share keys and values never use

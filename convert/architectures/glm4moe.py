@@ -6,20 +6,20 @@ from __future__ import annotations
 
 from ...formats.gguf.values import Value, boolean, f32, u32
 from ..checkpoint.folder import Checkpoint
-from ..options import Options
-from . import register
+from ..options import LayoutOptions
 from .base import Weight
 from .blocks import LAYER, attention, embedding_and_head, in_layers
 from .experts import RoutedExperts
 from .glm_tokens import GlmTokens
 from .mtp import MtpBlocks
+from .registry import register
 
 
 @register("Glm4MoeForCausalLM")
 class Glm4Moe(GlmTokens, MtpBlocks, RoutedExperts):
     gguf_name = "glm4moe"
 
-    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         self.n_dense = self.config.integer("first_k_dense_replace", minimum=0, maximum=self.n_main)
         self.n_shared = self.config.integer("n_shared_experts")

@@ -7,13 +7,13 @@ from __future__ import annotations
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, ValueType, array, u32
 from ..checkpoint.folder import Checkpoint
-from ..options import Options
-from . import register
+from ..options import LayoutOptions
 from .base import Shape, Weight
 from .blocks import LAYER
 from .glm_tokens import GlmTokens
 from .latent import LatentAttention
 from .mtp import MtpBlocks
+from .registry import register
 
 _INDEXER = f"{LAYER}.self_attn.indexer"
 
@@ -24,7 +24,7 @@ class GlmMoeDsa(GlmTokens, MtpBlocks, LatentAttention):
     default_scoring = "sigmoid"
     has_selection_bias = True
 
-    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         config = self.config
         self.n_index_heads, self.index_size = (

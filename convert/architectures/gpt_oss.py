@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,14 +13,14 @@ from ...errors import CheckpointError
 from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES, GGMLType
-from ..checkpoint.safetensors import StoredTensor
 from ..tensors.mxfp4 import BLOCK_CODES, MXFP4Rows
 from ..tensors.reorder import EveryOtherRow, SelectedColumns, TransposedMatrices
-from ..tensors.rows import ConcatenatedRows, RowRange, Rows, StoredRows
-from . import register
-from .base import Mapped, Weight, check_shape, split_numbers
+from ..tensors.rows import ConcatenatedRows, RowRange, StoredRows
+from ..tensors.stored import StoredTensor, TensorRows
+from .base import ConvertedTensor, Weight, check_shape, split_numbers
 from .blocks import LAYER, attention, embedding_and_head
 from .experts import RoutedExperts
+from .registry import register
 
 _PARTS = ("down_proj", "gate_up_proj")
 
@@ -27,7 +28,7 @@ _PARTS = ("down_proj", "gate_up_proj")
 @register("GptOssForCausalLM")
 class GptOss(RoutedExperts):
     gguf_name = "gpt-oss"
-    class_defaults = {"head_dim": 64}
+    class_defaults: ClassVar[dict[str, object]] = {"head_dim": 64}
 
     def expert_width(self) -> int:
         return self.n_ff
@@ -52,7 +53,7 @@ class GptOss(RoutedExperts):
             Weight(f"{LAYER}.mlp.router", "blk.{}.ffn_gate_inp", (self.n_experts, d), bias=True),
         ]
 
-    def tensors(self) -> list[Mapped]:
+    def tensors(self) -> list[ConvertedTensor]:
         self._halves: dict[str, StoredTensor] = {}
         mapped = super().tensors()
         names = {tensor.info.name for tensor in mapped}
@@ -67,7 +68,7 @@ class GptOss(RoutedExperts):
 
     def convert(
         self, name: str, tensor: StoredTensor, table: dict[str, Weight]
-    ) -> Iterator[Mapped]:
+    ) -> Iterator[ConvertedTensor]:
         pattern, numbers = split_numbers(name)
         part, _, kind = pattern.removeprefix(f"{self.expert_stem}.").partition("_proj")
         known = f"{part}_proj" in _PARTS and kind in ("", "_bias", "_blocks", "_scales")
@@ -115,11 +116,11 @@ class GptOss(RoutedExperts):
                 interleaved = (EveryOtherRow(rows, 0), EveryOtherRow(rows, 1))
                 yield from self._weights(layer, part, TYPES["MXFP4"], rows, interleaved)
 
-    def _floats(self, layer: int, part: str, tensor: StoredTensor) -> Iterator[Mapped]:
+    def _floats(self, layer: int, part: str, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
         """Stored the other way round: [n_experts, n_cols, n_rows]."""
         type, stored = self.checkpoint.type_of(tensor), StoredRows(self.checkpoint, tensor)
 
-        def rows(columns: slice) -> Rows:
+        def rows(columns: slice) -> TensorRows:
             return TransposedMatrices(stored, self.n_experts, type, columns)
 
         yield from self._weights(
@@ -127,29 +128,34 @@ class GptOss(RoutedExperts):
         )
 
     def _weights(
-        self, layer: int, part: str, type: GGMLType, whole: Rows, interleaved: tuple[Rows, Rows]
-    ) -> Iterator[Mapped]:
+        self,
+        layer: int,
+        part: str,
+        type: GGMLType,
+        whole: TensorRows,
+        interleaved: tuple[TensorRows, TensorRows],
+    ) -> Iterator[ConvertedTensor]:
         """`whole` are the rows of all experts; those of gate and up alternate, `interleaved` are
         every other one of them.
         """
         n, ff, d = self.n_experts, self.n_ff, self.n_embd
         name = f"blk.{layer}.ffn_{{}}_exps.weight"
         if part == "down":
-            yield Mapped(TensorInfo(name.format(part), (n, d, ff), type), whole)
+            yield ConvertedTensor(TensorInfo(name.format(part), (n, d, ff), type), whole)
         elif self.merge_gate_up:
             pairs = [RowRange(half, expert * ff, ff) for expert in range(n) for half in interleaved]
-            yield Mapped(
+            yield ConvertedTensor(
                 TensorInfo(name.format("gate_up"), (n, 2 * ff, d), type), ConcatenatedRows(pairs)
             )
         else:
             for half, rows in zip(("gate", "up"), interleaved):
-                yield Mapped(TensorInfo(name.format(half), (n, ff, d), type), rows)
+                yield ConvertedTensor(TensorInfo(name.format(half), (n, ff, d), type), rows)
 
-    def _biases(self, layer: int, part: str, tensor: StoredTensor) -> Iterator[Mapped]:
+    def _biases(self, layer: int, part: str, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
         type, stored = self.checkpoint.type_of(tensor), StoredRows(self.checkpoint, tensor)
         name = f"blk.{layer}.ffn_{{}}_exps.bias"
         if part == "down":
-            yield Mapped(TensorInfo(name.format(part), tensor.shape, type), stored)
+            yield ConvertedTensor(TensorInfo(name.format(part), tensor.shape, type), stored)
             return
         gate, up = np.arange(0, 2 * self.n_ff, 2), np.arange(1, 2 * self.n_ff, 2)
         order = (
@@ -158,7 +164,7 @@ class GptOss(RoutedExperts):
             else {"gate": gate, "up": up}
         )
         for half, columns in order.items():
-            yield Mapped(
+            yield ConvertedTensor(
                 TensorInfo(name.format(half), (self.n_experts, len(columns)), type),
                 SelectedColumns(stored, columns, type),
             )

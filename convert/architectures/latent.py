@@ -16,11 +16,11 @@ from ...errors import ConfigError
 from ...formats.gguf.values import Value, boolean, f32, u32
 from ...formats.source import TensorInfo
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.safetensors import StoredTensor
-from ..options import Options
+from ..options import LayoutOptions
 from ..tensors.reorder import SelectedRows, TransposedHeads
 from ..tensors.rows import StoredRows
-from .base import Mapped, Weight, check_shape, split_numbers
+from ..tensors.stored import StoredTensor
+from .base import ConvertedTensor, Weight, check_shape, split_numbers
 from .blocks import LAYER, embedding_and_head, in_layers, norms
 from .experts import RoutedExperts
 
@@ -39,7 +39,7 @@ class LatentAttention(RoutedExperts):
     )
     has_selection_bias = False
 
-    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         config = self.config
         self.q_rank = config.integer("q_lora_rank", default=None)
@@ -75,7 +75,6 @@ class LatentAttention(RoutedExperts):
         return range(max(self.n_dense, self.first_layer), self.n_layers)
 
     # --- metadata
-    # ---------------------------------------------------------------------------------------------------------------
 
     def head_size_keys(self) -> dict[str, Value]:
         if self._joined:
@@ -135,7 +134,6 @@ class LatentAttention(RoutedExperts):
         }
 
     # --- tensors
-    # ----------------------------------------------------------------------------------------------------------------
 
     def weights(self) -> list[Weight]:
         d, heads, attn = self.n_embd, self.n_heads, f"{LAYER}.self_attn"
@@ -207,7 +205,7 @@ class LatentAttention(RoutedExperts):
 
     def convert(
         self, name: str, tensor: StoredTensor, table: dict[str, Weight]
-    ) -> Iterator[Mapped]:
+    ) -> Iterator[ConvertedTensor]:
         pattern, numbers = split_numbers(name)
         if pattern == f"{_KV_B}.weight":
             layer = self.layer_of(tensor, numbers)
@@ -218,7 +216,7 @@ class LatentAttention(RoutedExperts):
         else:
             yield from super().convert(name, tensor, table)
 
-    def _split_kv_b(self, tensor: StoredTensor, layer: int) -> Iterator[Mapped]:
+    def _split_kv_b(self, tensor: StoredTensor, layer: int) -> Iterator[ConvertedTensor]:
         heads, rank, stride = self.n_heads, self.kv_rank, self.n_nope + self.n_value
         stored, type = StoredRows(self.checkpoint, tensor), self.checkpoint.type_of(tensor)
         of_values = (
@@ -227,11 +225,11 @@ class LatentAttention(RoutedExperts):
         k_shape, v_shape = (heads, rank, self.n_nope), (heads, self.n_value, rank)
         if self._joined:  # the same bytes with the heads in one matrix
             k_shape, v_shape = (heads * rank, self.n_nope), (heads * self.n_value, rank)
-        yield Mapped(
+        yield ConvertedTensor(
             TensorInfo(f"blk.{layer}.attn_k_b.weight", k_shape, type),
             TransposedHeads(stored, heads, stride, self.n_nope, type),
         )
-        yield Mapped(
+        yield ConvertedTensor(
             TensorInfo(f"blk.{layer}.attn_v_b.weight", v_shape, type),
             SelectedRows(stored, of_values),
         )

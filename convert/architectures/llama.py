@@ -5,9 +5,9 @@ feed-forward, rotary pairs side by side.
 from __future__ import annotations
 
 from ...formats.gguf.values import Value, boolean, u32
-from . import register
 from .base import Architecture, Weight
 from .blocks import attention, embedding_and_head, gated_feed_forward, norms
+from .registry import register
 
 # Code Llama's tokens for filling in the middle, which no file of its tokenizer gives a role; the
 # size of the vocabulary tells.

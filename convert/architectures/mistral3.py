@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, f32
-from . import register
 from .llama import Llama
+from .registry import register
 
 
 @register("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration")

@@ -6,8 +6,8 @@ as the reference writes them.
 
 from __future__ import annotations
 
-from . import register
 from .latent import LatentAttention
+from .registry import register
 
 
 @register("Mistral4ForCausalLM")

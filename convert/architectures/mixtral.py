@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from . import register
+from typing import ClassVar
+
 from .base import Weight
 from .blocks import LAYER, attention, embedding_and_head, norms
 from .experts import DOWN, GATE, UP, RoutedExperts
 from .llama import Llama
+from .registry import register
 
 
 @register("MixtralForCausalLM")
 class Mixtral(RoutedExperts, Llama):
     always_names_head_size = False
     expert_stem = f"{LAYER}.block_sparse_moe.experts"
-    expert_parts = {"w1": GATE, "w2": DOWN, "w3": UP}
+    expert_parts: ClassVar[dict[str, str]] = {"w1": GATE, "w2": DOWN, "w3": UP}
 
     def expert_width(self) -> int:
         return self.n_ff

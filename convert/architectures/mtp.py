@@ -9,7 +9,7 @@ import logging
 from ...errors import CheckpointError, UsageError
 from ...formats.gguf.values import Value, u32
 from ..checkpoint.folder import Checkpoint
-from ..options import Options
+from ..options import LayoutOptions
 from .base import Architecture, Weight, split_numbers
 from .blocks import LAYER, in_layers
 
@@ -26,7 +26,7 @@ class MtpBlocks(Architecture):
     has_mtp = True
     mtp_key = "num_nextn_predict_layers"  # of config.json
 
-    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         self.n_main = self.n_layers
         self.n_mtp = 0 if options.mtp == "drop" else self._count()

@@ -10,11 +10,11 @@ from ...errors import ConfigError
 from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
-from ..metadata.rope import LongRope
+from ..metadata.rope import LongRopeConfig
 from ..tensors.rows import GeneratedRow
-from . import register
-from .base import Architecture, Mapped, Weight
+from .base import Architecture, ConvertedTensor, Weight
 from .blocks import LAYER, embedding_and_head, norms
+from .registry import register
 
 
 @register("Phi3ForCausalLM")
@@ -22,7 +22,7 @@ class Phi3(Architecture):
     gguf_name = "phi3"
     always_names_head_size = False
 
-    def make_rope(self) -> LongRope:
+    def make_rope(self) -> LongRopeConfig:
         section = self.config.section("rope_parameters")
         holder = (
             section if section is not None and "partial_rotary_factor" in section else self.config
@@ -35,7 +35,7 @@ class Phi3(Architecture):
                 f" {self.head_size}",
                 file=self.config.file,
             )
-        return LongRope(self.config, self.n_rotated)
+        return LongRopeConfig(self.config, self.n_rotated)
 
     def family_keys(self) -> dict[str, Value]:
         window = self.config.integer("sliding_window", default=None)
@@ -44,9 +44,9 @@ class Phi3(Architecture):
             "attention.sliding_window": u32(window or 0),
         }
 
-    def generated(self) -> Iterator[Mapped]:
+    def generated(self) -> Iterator[ConvertedTensor]:
         for which, factors in self.rope.both_factors().items():
-            yield Mapped(
+            yield ConvertedTensor(
                 TensorInfo(f"rope_factors_{which}.weight", factors.shape, TYPES["F32"]),
                 GeneratedRow(factors),
             )

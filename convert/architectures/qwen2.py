@@ -4,9 +4,9 @@ own order.
 
 from __future__ import annotations
 
-from . import register
 from .base import Architecture, Weight
 from .blocks import attention, embedding_and_head, gated_feed_forward, norms
+from .registry import register
 
 
 @register("Qwen2ForCausalLM")

@@ -4,9 +4,9 @@ of its own.
 
 from __future__ import annotations
 
-from . import register
 from .base import Weight
 from .blocks import attention, embedding_and_head, norms
+from .registry import register
 from .shared_expert import GatedSharedExpert
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from . import register
+from typing import ClassVar
+
 from .base import Architecture, Weight
 from .blocks import attention, embedding_and_head, gated_feed_forward, norms
+from .registry import register
 
 
 @register("Qwen3ForCausalLM")
 class Qwen3(Architecture):
     gguf_name = "qwen3"
-    class_defaults = {"head_dim": 128}
+    class_defaults: ClassVar[dict[str, object]] = {"head_dim": 128}
 
     def weights(self) -> list[Weight]:
         biased = self.config.boolean("attention_bias", default=False)

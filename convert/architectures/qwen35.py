@@ -12,13 +12,13 @@ import numpy as np
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, ValueType, array
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.safetensors import StoredTensor
-from ..options import Options
+from ..options import LayoutOptions
 from ..tensors.reorder import SelectedColumns, SelectedRows
-from . import register
-from .base import Mapped, Weight
+from ..tensors.stored import StoredTensor
+from .base import ConvertedTensor, Weight
 from .blocks import gated_feed_forward
 from .delta_net import DELTA, DeltaNet
+from .registry import register
 from .shared_expert import GatedSharedExpert
 
 _SECTIONS = [11, 11, 10]  # the classes' default: pairs rotated by time, height, width
@@ -27,7 +27,7 @@ _SECTIONS = [11, 11, 10]  # the classes' default: pairs rotated by time, height,
 class _Qwen35(DeltaNet):
     mtp_key = "mtp_num_hidden_layers"
 
-    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         self.value_heads = np.arange(self.n_v).reshape(self.n_k, -1).T.ravel()
 
@@ -58,7 +58,7 @@ class _Qwen35(DeltaNet):
 
     def mapped(
         self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None
-    ) -> Mapped:
+    ) -> ConvertedTensor:
         made = super().mapped(tensor, weight, suffix, layer)
         part = weight.stored.removeprefix(f"{DELTA}.")
         if self.n_v == self.n_k or part not in (

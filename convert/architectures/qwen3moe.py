@@ -5,18 +5,18 @@ from __future__ import annotations
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, u32
 from ..checkpoint.folder import Checkpoint
-from ..options import Options
-from . import register
+from ..options import LayoutOptions
 from .base import Weight
 from .blocks import LAYER, attention, embedding_and_head, norms
 from .experts import RoutedExperts
+from .registry import register
 
 
 @register("Qwen3MoeForCausalLM")
 class Qwen3Moe(RoutedExperts):
     gguf_name = "qwen3moe"
 
-    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         config = self.config
         if (

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...formats.source import TensorInfo
-from ..checkpoint.safetensors import StoredTensor
 from ..tensors.reorder import SelectedRows
 from ..tensors.rows import StoredRows
-from . import register
-from .base import Mapped, Weight, check_shape, split_numbers
+from ..tensors.stored import StoredTensor
+from .base import ConvertedTensor, Weight, check_shape, split_numbers
 from .delta_net import DELTA, DeltaNet
+from .registry import register
 from .shared_expert import GatedSharedExpert
 
 _QKVZ = f"{DELTA}.in_proj_qkvz"
@@ -38,7 +38,7 @@ class Qwen3Next(DeltaNet, GatedSharedExpert):
 
     def convert(
         self, name: str, tensor: StoredTensor, table: dict[str, Weight]
-    ) -> Iterator[Mapped]:
+    ) -> Iterator[ConvertedTensor]:
         pattern, numbers = split_numbers(name)
         layer = self.layer_of(tensor, numbers) if pattern == f"{_QKVZ}.weight" else None
         if layer is None or not self.is_recurrent(layer):
@@ -48,7 +48,7 @@ class Qwen3Next(DeltaNet, GatedSharedExpert):
         stored, type = StoredRows(self.checkpoint, tensor), self.checkpoint.type_of(tensor)
         for part, order in zip(("qkv", "gate"), self._orders()):
             info = TensorInfo(f"blk.{layer}.attn_{part}.weight", (len(order), self.n_embd), type)
-            yield Mapped(info, SelectedRows(stored, order), (tensor,))
+            yield ConvertedTensor(info, SelectedRows(stored, order), (tensor,))
 
     def _orders(self) -> tuple[np.ndarray, np.ndarray]:
         """Stored are, per key head, its rows of q, k, v and z; wanted all q, then all k, then all

@@ -7,7 +7,7 @@ from __future__ import annotations
 from ...errors import ConfigError
 from ...formats.gguf.values import Value, u32
 from ..checkpoint.folder import Checkpoint
-from ..options import Options
+from ..options import LayoutOptions
 from .base import Weight
 from .blocks import LAYER
 from .experts import RoutedExperts
@@ -16,7 +16,7 @@ from .experts import RoutedExperts
 class GatedSharedExpert(RoutedExperts):
     ff_is_optional = True
 
-    def __init__(self, checkpoint: Checkpoint, options: Options = Options()):
+    def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         self.n_ff_shared = self.config.integer("shared_expert_intermediate_size")
         if (

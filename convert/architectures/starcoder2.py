@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ...formats.gguf.values import Value, f32
-from . import register
 from .base import Architecture, Weight
 from .blocks import LAYER, attention
+from .registry import register
 
 
 @register("Starcoder2ForCausalLM")
@@ -13,7 +15,7 @@ class StarCoder2(Architecture):
     gguf_name = "starcoder2"
     tied_by_default = True
     always_names_head_size = False
-    class_defaults = {"num_key_value_heads": 2, "norm_epsilon": 1e-5}
+    class_defaults: ClassVar[dict[str, object]] = {"num_key_value_heads": 2, "norm_epsilon": 1e-5}
 
     def norm_keys(self) -> dict[str, Value]:
         return {"attention.layer_norm_epsilon": f32(self.config.number("norm_epsilon"))}

@@ -12,10 +12,11 @@ from functools import cached_property
 from pathlib import Path
 
 from ...errors import CheckpointError, ConfigError, NotFoundError, printable
-from ..torch.file import read_torch_header
+from ..tensors.stored import StoredTensor
+from ..torch.header import read_torch_header
 from .config import Config
 from .folder import Checkpoint
-from .safetensors import StoredTensor, read_header
+from .safetensors import read_header
 from .storage import MappedFiles
 
 _FILES = {"adapter_model.safetensors": read_header, "adapter_model.bin": read_torch_header}
@@ -60,7 +61,7 @@ class AdapterCheckpoint(Checkpoint):
     adapter changes or brings along.
 
     `tensors` have the names and shapes of the base model. Those in `pairs` have no data of their
-    own: what a conversion makes of their rows is asked of its `Rows` (`rebased`). `settings` is
+    own: what a conversion makes of their rows is asked of its `TensorRows` (`rebased`). `settings` is
     adapter_config.json, `config` the base model's config.json.
     """
 

@@ -15,19 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CheckpointError, NotFoundError, UnsupportedTypeError, printable
-from ...formats.types import TYPES, GGMLType
-from ..tensors.decoded import DecodedTensor
+from ...errors import CheckpointError, NotFoundError, printable
+from ...formats.types import GGMLType
+from ..tensors.decoded import ggml_type_of
+from ..tensors.stored import StoredTensor
 from .config import Config, read_json
-from .safetensors import StoredTensor
-from .shards import collect_tensors, find_layout
-from .storage import MappedFiles, Storage
-
-# Stored dtypes that are ggml types as they are.
-FLOAT_DTYPES = {"F32": TYPES["F32"], "F16": TYPES["F16"], "BF16": TYPES["BF16"]}
-# Stored dtypes that become F32 when rows are read, with numpy's names. Integers of 8 bits are
-# weights that someone packed.
-WIDENED_DTYPES = {"F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
+from .shards import collect_tensors, find_weight_files
+from .storage import MappedFiles, TensorStorage
 
 
 def open_checkpoint(folder: str | os.PathLike) -> Checkpoint:
@@ -50,7 +44,7 @@ class Checkpoint:
                 file=path,
             )
         self.path = path
-        self._storage: Storage = MappedFiles()
+        self._storage: TensorStorage = MappedFiles()
         self.config = Config.read(path / "config.json")
 
     @property
@@ -69,7 +63,7 @@ class Checkpoint:
         for files that contradict themselves or each other.
         """
         names = {entry.name for entry in os.scandir(self.path) if entry.is_file()}
-        layout = find_layout(names, self.path)
+        layout = find_weight_files(names, self.path)
         return collect_tensors(
             self.path,
             names,
@@ -101,20 +95,8 @@ class Checkpoint:
             ) from None
 
     def type_of(self, tensor: StoredTensor) -> GGMLType:
-        """The ggml type of a stored or decoded tensor. UnsupportedTypeError for dtypes that rows
-        are not read as: F32 stands for wider floats and integers too.
-        """
-        if isinstance(tensor, DecodedTensor):
-            return tensor.type
-        if found := FLOAT_DTYPES.get(tensor.dtype):
-            return found
-        if tensor.dtype in WIDENED_DTYPES:
-            return TYPES["F32"]
-        raise UnsupportedTypeError(
-            f"dtype {tensor.dtype} is not supported yet; F32, F16, BF16, F64 and wide integers are",
-            file=tensor.file,
-            tensor=tensor.name,
-        )
+        """Return `ggml_type_of(tensor)`."""
+        return ggml_type_of(tensor)
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
         """uint8[stop - start]: bytes start to stop of the tensor's elements in row order, as

@@ -1,6 +1,6 @@
 """Headers of safetensors files, checked before a single byte of tensor data is believed.
 
-Layout: uint64 little-endian N, then N bytes of JSON `{name: {"dtype", "shape", "data_offsets":
+WeightFiles: uint64 little-endian N, then N bytes of JSON `{name: {"dtype", "shape", "data_offsets":
 [begin, end]}, "__metadata__": {str: str}}` (starts with `{`, may end in spaces), then the data, to
 which offsets are relative. The data is covered exactly once: no holes, no overlaps, nothing after
 the last tensor.
@@ -12,66 +12,13 @@ import json
 import math
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from ...errors import MalformedFileError, NotFoundError, TruncatedFileError, printable
+from ..tensors.stored import DTYPE_BITS, MAX_DIMENSIONS, StoredTensor
 
 MAX_HEADER_BYTES = 100_000_000  # limit of the format's own implementation
-MAX_DIMENSIONS = 32
-
-# Bits of one element. Sub-byte types are packed: their tensors must fill whole bytes.
-DTYPE_BITS = {
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
-}
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor of a file: its elements lie between the absolute byte positions `begin` and `end`.
-
-    One after the other in row order, unless there are `strides` (in elements, as PyTorch files may
-    have them).
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
-    begin: int
-    end: int
-    strides: tuple[int, ...] | None = None
-
-    @property
-    def n_elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of its elements."""
-        return self.n_elements * DTYPE_BITS[self.dtype] // 8
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from ...errors import CheckpointError, NotFoundError, printable
-from ..torch.file import read_torch_header
+from ..tensors.stored import StoredTensor
+from ..torch.header import read_torch_header
 from .config import read_json
-from .safetensors import StoredTensor, read_header
+from .safetensors import read_header
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightFiles:
     """How the weights of a checkpoint are named: `<stem><suffix>`, or
     `<stem>-00001-of-00002<suffix>` with an index.
     """
@@ -39,12 +40,12 @@ class Layout:
         return {name: match[1] for name in names if (match := pattern.fullmatch(name))}
 
 
-SAFETENSORS = Layout("model", ".safetensors", read_header)
-TORCH = Layout("pytorch_model", ".bin", read_torch_header)
+SAFETENSORS = WeightFiles("model", ".safetensors", read_header)
+TORCH = WeightFiles("pytorch_model", ".bin", read_torch_header)
 LAYOUTS = (SAFETENSORS, TORCH)  # the first that a checkpoint has is read
 
 
-def find_layout(names: Collection[str], folder: Path) -> Layout:
+def find_weight_files(names: Collection[str], folder: Path) -> WeightFiles:
     """The layout of a checkpoint with the files `names`. NotFoundError naming what is there instead
     of weights.
     """
@@ -68,7 +69,7 @@ def find_layout(names: Collection[str], folder: Path) -> Layout:
 def collect_tensors(
     folder: Path,
     names: Collection[str],
-    layout: Layout,
+    layout: WeightFiles,
     headers: Callable[[list[str]], Iterable[dict[str, StoredTensor]]],
 ) -> dict[str, StoredTensor]:
     """Tensors of all shards by name: files in order of their names, tensors in the order of each
@@ -150,7 +151,7 @@ def _check_index(file: Path, owners: dict[str, str], tensors: dict[str, StoredTe
         )
 
 
-def _files_without_index(folder: Path, names: Collection[str], layout: Layout) -> list[str]:
+def _files_without_index(folder: Path, names: Collection[str], layout: WeightFiles) -> list[str]:
     if layout.single in names:
         return [layout.single]
     counts = sorted(set(layout.shards(names).values()))

@@ -9,12 +9,12 @@ from typing import Protocol
 import numpy as np
 
 from ...errors import MalformedFileError, NotFoundError
-from .safetensors import DTYPE_BITS, StoredTensor
+from ..tensors.stored import DTYPE_BITS, StoredTensor
 
 _READ_AT_ONCE = 32 << 20  # a larger range is a whole tensor of which rows will be taken
 
 
-class Storage(Protocol):
+class TensorStorage(Protocol):
     """Where the bytes of a checkpoint's tensors come from."""
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:

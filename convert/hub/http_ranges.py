@@ -50,7 +50,7 @@ class _Passing(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class FileRange:
     """Bytes of a file, the size of the whole file, and what marks its version (ETag, or "")."""
 
     data: bytes
@@ -98,7 +98,9 @@ class RangeClient:
 
         return self._retried(url, attempt)
 
-    def get_range(self, url: str, start: int, stop: int, known: Part | None = None) -> Part:
+    def get_range(
+        self, url: str, start: int, stop: int, known: FileRange | None = None
+    ) -> FileRange:
         """Bytes start to stop, or fewer where the file ends before. What breaks off is continued,
         not begun again.
 
@@ -109,7 +111,7 @@ class RangeClient:
         pieces: list[bytes] = []
         seen = known
 
-        def attempt() -> Part:
+        def attempt() -> FileRange:
             nonlocal seen
             done = sum(map(len, pieces))
             with _Answer(self, url, {"Range": f"bytes={start + done}-{stop - 1}"}) as answer:
@@ -121,7 +123,7 @@ class RangeClient:
                     )
                 answer.expect(206, 416)
                 first, last, size = answer.content_range()
-                now = Part(b"", size, (answer.headers.get("ETag") or "").removeprefix("W/"))
+                now = FileRange(b"", size, (answer.headers.get("ETag") or "").removeprefix("W/"))
                 _check_same(url, seen, now)
                 seen = now
                 if answer.status == 416:
@@ -131,7 +133,7 @@ class RangeClient:
                             f" {size} bytes",
                             file=url,
                         )
-                    return Part(b"".join(pieces), size, now.etag)
+                    return FileRange(b"".join(pieces), size, now.etag)
                 wanted = min(stop, size) - start - done
                 if first != start + done or last - first + 1 > wanted:
                     raise RemoteError(
@@ -145,7 +147,7 @@ class RangeClient:
                     raise _Passing(
                         f"the connection ended after {done + len(data)} of {done + wanted} bytes"
                     )
-                return Part(b"".join(pieces), size, now.etag)
+                return FileRange(b"".join(pieces), size, now.etag)
 
         return self._retried(url, attempt)
 
@@ -171,7 +173,6 @@ class RangeClient:
                     ) from None
 
     # --- connections
-    # --------------------------------------------------------------------------------------------------------------
 
     def open(self, url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
         """The answer after redirections. HTTPStatus if there are too many of them or one leads from
@@ -319,7 +320,7 @@ def _server(url: str) -> tuple[str, str, int]:
     )
 
 
-def _check_same(url: str, seen: Part | None, now: Part) -> None:
+def _check_same(url: str, seen: FileRange | None, now: FileRange) -> None:
     if seen is not None and seen.size != now.size:
         raise RemoteError(
             f"has changed while it was read: it had {seen.size} bytes, now it has {now.size}",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import NotFoundError, RemoteError, UsageError, printable
-from .http_ranges import HTTPStatus, Part, RangeClient
+from .http_ranges import FileRange, HTTPStatus, RangeClient
 
 SCHEME = "hf://"
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -85,7 +85,7 @@ class Repository:
             )
         self.name = address.name
         self.client = RangeClient(access_token())
-        self._known: dict[str, Part] = {}
+        self._known: dict[str, FileRange] = {}
         self.commit = address.revision
         self.commit, self.files = self._listing(address)
 
@@ -101,14 +101,14 @@ class Repository:
         """A whole file of at most `limit` bytes. NotFoundError, RemoteError."""
         return self._asked(file, lambda: self.client.get(self.url(file), limit))
 
-    def get_range(self, file: str, start: int, stop: int) -> Part:
+    def get_range(self, file: str, start: int, stop: int) -> FileRange:
         """Bytes start to stop, or fewer where the file ends. NotFoundError, RemoteError; the latter
         also if the file has changed since it was first read.
         """
         part = self._asked(
             file, lambda: self.client.get_range(self.url(file), start, stop, self._known.get(file))
         )
-        self._known.setdefault(file, Part(b"", part.size, part.etag))
+        self._known.setdefault(file, FileRange(b"", part.size, part.etag))
         return part
 
     def _listing(self, address: Address) -> tuple[str, frozenset[str]]:

@@ -21,7 +21,7 @@ _YARN_KEYS = (
 )
 
 
-class Rope:
+class RopeConfig:
     """`rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before). `kind` is
     one of `kinds`.
 
@@ -126,7 +126,7 @@ class Rope:
         return one / ((one - smooth) / np.float32(factor) + smooth)
 
 
-class LongRope(Rope):
+class LongRopeConfig(RopeConfig):
     """Phi-3's: two sets of frequency factors, for texts within the original context and beyond it
     (`longrope`, once called `su`).
     """
@@ -167,7 +167,7 @@ class LongRope(Rope):
         }
 
 
-class ProportionalRope(Rope):
+class ProportionalRopeConfig(RopeConfig):
     """Gemma 4's: frequencies as for whole heads, but only `partial_rotary_factor` of the pairs, the
     fastest ones, are rotated.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...errors import CheckpointError, printable
 from ..checkpoint.config import Config
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.safetensors import StoredTensor
+from ..tensors.stored import StoredTensor
 from . import compressed, fp8, gptq, modelopt
 
 _SEPARATE = "hf_quant_config.json"  # where modelopt wrote its settings before config.json had them

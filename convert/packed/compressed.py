@@ -18,8 +18,8 @@ from ...errors import CheckpointError, ConfigError
 from ...formats.types import TYPES
 from ..checkpoint.config import Config
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.safetensors import StoredTensor
 from ..tensors.decoded import DecodedTensor, decoded
+from ..tensors.stored import StoredTensor
 from .nvfp4 import factor_of, nvfp4
 from .scaled import CodeRows, ScaledRows, float_values, integers, scaled, unfit
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from ...errors import ConfigError
 from ..checkpoint.config import Config
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.safetensors import StoredTensor
+from ..tensors.stored import StoredTensor
 from .scaled import scaled
 
 _SCALE = "_scale_inv"

@@ -15,8 +15,8 @@ from ...errors import CheckpointError, ConfigError
 from ...formats.types import TYPES
 from ..checkpoint.config import Config
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.safetensors import StoredTensor
 from ..tensors.decoded import decoded
+from ..tensors.stored import StoredTensor
 from .scaled import float_values, integers
 
 _BESIDE = ("qzeros", "scales", "g_idx")

@@ -9,7 +9,7 @@ import math
 from ...errors import CheckpointError
 from ..checkpoint.config import Config
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.safetensors import StoredTensor
+from ..tensors.stored import StoredTensor
 from .nvfp4 import factor_of, nvfp4
 from .scaled import scaled
 

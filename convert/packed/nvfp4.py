@@ -16,8 +16,8 @@ from ...errors import CheckpointError
 from ...formats.tables import FP4_VALUES
 from ...formats.types import TYPES
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.safetensors import StoredTensor
 from ..tensors.decoded import DecodedTensor, Factor, decoded
+from ..tensors.stored import StoredTensor
 from .scaled import CodeRows, ScaledRows, float_values, unfit
 
 _GROUP, _BLOCK = 16, TYPES["NVFP4"].block_size

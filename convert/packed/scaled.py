@@ -14,10 +14,9 @@ import numpy as np
 from ...errors import CheckpointError
 from ...formats.codec import decode
 from ...formats.types import TYPES
-from ..checkpoint.folder import FLOAT_DTYPES, Checkpoint
-from ..checkpoint.safetensors import StoredTensor
+from ..checkpoint.folder import Checkpoint
 from ..tensors.decoded import DecodedTensor, decoded
-from ..tensors.rows import Rows
+from ..tensors.stored import FLOAT_DTYPES, StoredTensor, TensorRows
 
 
 def fp8_values(exponent_bits: int, bias: int, nan_codes: Sequence[int]) -> np.ndarray:
@@ -126,7 +125,7 @@ class ScaledRows:
 
     def __init__(
         self,
-        codes: Rows,
+        codes: TensorRows,
         n_cols: int,
         unpack: Callable[[np.ndarray], np.ndarray],
         scales: Callable[[], np.ndarray],

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, UnsupportedTypeError
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES, GGMLType
-from ..checkpoint.safetensors import StoredTensor
-
-if TYPE_CHECKING:
-    from .rows import Rows
+from .stored import FLOAT_DTYPES, WIDENED_DTYPES, StoredTensor, TensorRows
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class DecodedTensor(StoredTensor):
     """
 
     type: GGMLType
-    rows: Rows
+    rows: TensorRows
     factors: Mapping[str, Factor] = field(default_factory=dict)
 
     @property
@@ -45,12 +41,30 @@ class DecodedTensor(StoredTensor):
         return self.type.tensor_bytes(self.shape)
 
 
+def ggml_type_of(tensor: StoredTensor) -> GGMLType:
+    """Return the ggml type that rows of a stored or decoded tensor are read as; F32 for wider
+    floats and integers. Raise UnsupportedTypeError for other dtypes.
+    """
+    if isinstance(tensor, DecodedTensor):
+        return tensor.type
+    if found := FLOAT_DTYPES.get(tensor.dtype):
+        return found
+    if tensor.dtype in WIDENED_DTYPES:
+        return TYPES["F32"]
+    raise UnsupportedTypeError(
+        f"dtype {tensor.dtype} is not supported; F32, F16, BF16, F64 and integers of 16 bits or"
+        " more are",
+        file=tensor.file,
+        tensor=tensor.name,
+    )
+
+
 def decoded(
     packed: StoredTensor,
     name: str,
     shape: tuple[int, ...],
     type: GGMLType,
-    rows: Rows,
+    rows: TensorRows,
     factors: Mapping[str, Factor] | None = None,
 ) -> DecodedTensor:
     return DecodedTensor(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...formats.types import TYPES
-from .rows import Rows
+from .stored import TensorRows
 
 BLOCK_CODES = TYPES["MXFP4"].block_size
 BLOCK_BYTES = TYPES["MXFP4"].block_bytes
@@ -23,7 +23,7 @@ class MXFP4Rows:
     per block).
     """
 
-    def __init__(self, codes: Rows, exponents: Rows):
+    def __init__(self, codes: TensorRows, exponents: TensorRows):
         self.n_rows, self.row_bytes = codes.n_rows, exponents.row_bytes * BLOCK_BYTES
         self._codes, self._exponents = codes, exponents
 

@@ -13,7 +13,8 @@ import numpy as np
 from ...errors import UnsupportedTypeError
 from ...formats.codec import decode
 from ...formats.types import GGMLType
-from .rows import Leaf, Rows, rebased
+from .rows import Leaf, rebased
+from .stored import TensorRows
 
 _TILE_ROWS = 16
 
@@ -21,7 +22,7 @@ _TILE_ROWS = 16
 class SelectedRows:
     """Rows `order[0]`, `order[1]`, ... of another. Runs of consecutive rows are read at once."""
 
-    def __init__(self, base: Rows, order: np.ndarray):
+    def __init__(self, base: TensorRows, order: np.ndarray):
         self.n_rows, self.row_bytes = len(order), base.row_bytes
         self._base, self._order = base, order
 
@@ -36,7 +37,7 @@ class SelectedRows:
         ]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def rebased(self, leaf: Leaf) -> Rows:
+    def rebased(self, leaf: Leaf) -> TensorRows:
         return SelectedRows(rebased(self._base, leaf), self._order)
 
     def release(self) -> None:
@@ -46,7 +47,7 @@ class SelectedRows:
 class EveryOtherRow:
     """Rows `first`, `first` + 2, ... of another that has an even number of them."""
 
-    def __init__(self, base: Rows, first: int):
+    def __init__(self, base: TensorRows, first: int):
         self.n_rows, self.row_bytes = base.n_rows // 2, base.row_bytes
         self._base, self._first = base, first
 
@@ -55,7 +56,7 @@ class EveryOtherRow:
             return np.empty((0, self.row_bytes), np.uint8)
         return self._base.read(self._first + 2 * start, self._first + 2 * stop - 1)[::2]
 
-    def rebased(self, leaf: Leaf) -> Rows:
+    def rebased(self, leaf: Leaf) -> TensorRows:
         return EveryOtherRow(rebased(self._base, leaf), self._first)
 
     def release(self) -> None:
@@ -69,7 +70,9 @@ class TransposedMatrices:
     Of each matrix only the columns asked for are gathered.
     """
 
-    def __init__(self, base: Rows, n_matrices: int, type: GGMLType, columns: slice = slice(None)):
+    def __init__(
+        self, base: TensorRows, n_matrices: int, type: GGMLType, columns: slice = slice(None)
+    ):
         if type.block_size != 1:
             raise UnsupportedTypeError(
                 f"{type.name} rows cannot be transposed without changing values"
@@ -111,7 +114,7 @@ class TransposedMatrices:
 class SelectedColumns:
     """Elements `order[0]`, `order[1]`, ... of each row; `type` has one element per block."""
 
-    def __init__(self, base: Rows, order: np.ndarray, type: GGMLType):
+    def __init__(self, base: TensorRows, order: np.ndarray, type: GGMLType):
         if type.block_size != 1:
             raise UnsupportedTypeError(
                 f"columns of {type.name} rows cannot be rearranged without changing values"
@@ -136,7 +139,7 @@ class TransposedHeads:
     `base` has `stride` rows per head, of which the first `n` are taken.
     """
 
-    def __init__(self, base: Rows, n_heads: int, stride: int, n: int, type: GGMLType):
+    def __init__(self, base: TensorRows, n_heads: int, stride: int, n: int, type: GGMLType):
         if type.block_size != 1:
             raise UnsupportedTypeError(
                 f"{type.name} rows cannot be transposed without changing values"
@@ -167,7 +170,11 @@ class ComputedRows:
     """
 
     def __init__(
-        self, base: Rows, type: GGMLType, n_cols: int, function: Callable[[np.ndarray], np.ndarray]
+        self,
+        base: TensorRows,
+        type: GGMLType,
+        n_cols: int,
+        function: Callable[[np.ndarray], np.ndarray],
     ):
         self.n_rows, self.row_bytes = base.n_rows, 4 * n_cols
         self._base, self._type, self._n_cols, self._function = base, type, n_cols, function

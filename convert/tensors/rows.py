@@ -1,7 +1,7 @@
 """Rows of output tensors as functions of rows of stored tensors: every layout change of a
 conversion, computed on demand.
 
-A `Rows` has `n_rows` rows of `row_bytes` bytes and reads any range of them while touching only the
+A `TensorRows` has `n_rows` rows of `row_bytes` bytes and reads any range of them while touching only the
 stored rows it needs, so that stacking 256 experts or permuting a matrix takes no memory beyond the
 rows asked for. Values change only where the name says it.
 
@@ -15,33 +15,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 
 from ...errors import UnsupportedTypeError
 from ...formats.codec import decode
 from ...formats.types import GGMLType
-from ..checkpoint.folder import WIDENED_DTYPES, Checkpoint
-from ..checkpoint.safetensors import StoredTensor
 from .decoded import DecodedTensor
+from .stored import WIDENED_DTYPES, StoredTensor, TensorReader, TensorRows
+
+Leaf = Callable[[StoredTensor], TensorRows]
 
 
-class Rows(Protocol):
-    n_rows: int
-    row_bytes: int
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start, row_bytes], possibly a read-only view of a mapped file."""
-
-    def release(self) -> None:
-        """Give back what reading has mapped."""
-
-
-Leaf = Callable[[StoredTensor], Rows]
-
-
-def rebased(rows: Rows, leaf: Leaf) -> Rows:
+def rebased(rows: TensorRows, leaf: Leaf) -> TensorRows:
     """`rows.rebased(leaf)`. UnsupportedTypeError for rows whose values are changed or come from
     several rows.
     """
@@ -57,7 +43,7 @@ class StoredRows:
     Wide floats and integers are read as F32.
     """
 
-    def __init__(self, checkpoint: Checkpoint, tensor: StoredTensor, n_rows: int | None = None):
+    def __init__(self, reader: TensorReader, tensor: StoredTensor, n_rows: int | None = None):
         if n_rows is None:
             n_rows = tensor.n_elements // tensor.shape[-1] if tensor.n_elements else 0
         self.n_rows, self._stored_bytes = n_rows, tensor.n_bytes // max(n_rows, 1)
@@ -67,13 +53,13 @@ class StoredRows:
             if self._wide is None
             else self._stored_bytes // np.dtype(self._wide).itemsize * 4
         )
-        self._checkpoint, self._tensor = checkpoint, tensor
+        self._reader, self._tensor = reader, tensor
 
     def read(self, start: int, stop: int) -> np.ndarray:
         start, stop, _ = slice(start, stop).indices(self.n_rows)
         if isinstance(self._tensor, DecodedTensor):
             return self._decoded(self._tensor.rows, start, stop)
-        data = self._checkpoint.read(
+        data = self._reader.read(
             self._tensor, start * self._stored_bytes, stop * self._stored_bytes
         )
         if self._wide is not None:
@@ -83,10 +69,10 @@ class StoredRows:
                 data = data.view(self._wide).astype("<f4").view(np.uint8)
         return data.reshape(max(stop - start, 0), self.row_bytes)
 
-    def rebased(self, leaf: Leaf) -> Rows:
+    def rebased(self, leaf: Leaf) -> TensorRows:
         return leaf(self._tensor)
 
-    def _decoded(self, rows: Rows, start: int, stop: int) -> np.ndarray:
+    def _decoded(self, rows: TensorRows, start: int, stop: int) -> np.ndarray:
         if (rows.n_rows, rows.row_bytes) == (self.n_rows, self.row_bytes):
             return rows.read(start, stop)
         return rows.read(0, rows.n_rows).reshape(self.n_rows, self.row_bytes)[
@@ -97,20 +83,20 @@ class StoredRows:
         if isinstance(self._tensor, DecodedTensor):
             self._tensor.rows.release()
         else:
-            self._checkpoint.release(self._tensor)
+            self._reader.release(self._tensor)
 
 
 class RowRange:
     """Rows [first, first + n_rows) of another."""
 
-    def __init__(self, base: Rows, first: int, n_rows: int):
+    def __init__(self, base: TensorRows, first: int, n_rows: int):
         self.n_rows, self.row_bytes = n_rows, base.row_bytes
         self._base, self._first = base, first
 
     def read(self, start: int, stop: int) -> np.ndarray:
         return self._base.read(self._first + start, self._first + stop)
 
-    def rebased(self, leaf: Leaf) -> Rows:
+    def rebased(self, leaf: Leaf) -> TensorRows:
         return RowRange(rebased(self._base, leaf), self._first, self.n_rows)
 
     def release(self) -> None:
@@ -120,7 +106,7 @@ class RowRange:
 class ConcatenatedRows:
     """The rows of several parts one after the other: stacked experts, gate above up."""
 
-    def __init__(self, parts: Sequence[Rows]):
+    def __init__(self, parts: Sequence[TensorRows]):
         self._parts = parts
         self._ends = list(accumulate(part.n_rows for part in parts))
         self.n_rows, self.row_bytes = self._ends[-1], parts[0].row_bytes
@@ -137,7 +123,7 @@ class ConcatenatedRows:
             return pieces[0]
         return np.concatenate(pieces) if pieces else np.empty((0, self.row_bytes), np.uint8)
 
-    def rebased(self, leaf: Leaf) -> Rows:
+    def rebased(self, leaf: Leaf) -> TensorRows:
         return ConcatenatedRows([rebased(part, leaf) for part in self._parts])
 
     def release(self) -> None:
@@ -152,7 +138,7 @@ class PairedRotaryRows:
     has the two as rows 2j and 2j + 1. So row 2j + s of a head is row s * d/2 + j of the stored one.
     """
 
-    def __init__(self, base: Rows, n_heads: int):
+    def __init__(self, base: TensorRows, n_heads: int):
         self.n_rows, self.row_bytes = base.n_rows, base.row_bytes
         self._base, self._head = base, base.n_rows // n_heads
 
@@ -164,7 +150,7 @@ class PairedRotaryRows:
         last = min(self.n_rows, stop + -stop % self._head)
         return self._base.read(first, last)[stored - first]
 
-    def rebased(self, leaf: Leaf) -> Rows:
+    def rebased(self, leaf: Leaf) -> TensorRows:
         return PairedRotaryRows(rebased(self._base, leaf), self.n_rows // self._head)
 
     def release(self) -> None:
@@ -176,7 +162,7 @@ class OneRow:
     rows.
     """
 
-    def __init__(self, base: Rows):
+    def __init__(self, base: TensorRows):
         self.n_rows, self.row_bytes = 1, base.n_rows * base.row_bytes
         self._base = base
 
@@ -192,7 +178,7 @@ class PlusOneRows:
     distance of a weight from 1.
     """
 
-    def __init__(self, base: Rows, type: GGMLType, n_cols: int):
+    def __init__(self, base: TensorRows, type: GGMLType, n_cols: int):
         self.n_rows, self.row_bytes = base.n_rows, 4 * n_cols
         self._base, self._type, self._n_cols = base, type, n_cols
 

@@ -57,7 +57,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Storage:
+class TorchStorage:
     """Bytes of the archive: entry `data/<key>` with `numel` elements of `dtype`."""
 
     dtype: str
@@ -66,10 +66,10 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class View:
+class TorchView:
     """A tensor: a strided view into a storage; offset and strides count elements of `dtype`."""
 
-    storage: Storage
+    storage: TorchStorage
     dtype: str
     offset: int
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class View:
 
 
 def load_state_dict(text: bytes, file) -> dict[Any, Any]:
-    """The dictionary that the pickle `text` builds, tensors as `View`s.
+    """The dictionary that the pickle `text` builds, tensors as `TorchView`s.
 
     MalformedFileError for a pickle that is cut off, uses opcodes or names a state dict has no use
     for, or is no dictionary; UnsupportedTypeError for kinds of tensors that cannot be converted.
@@ -110,7 +110,7 @@ def load_state_dict(text: bytes, file) -> dict[Any, Any]:
 def _kind(value: Any) -> str:
     return (
         f"a tensor of shape {list(value.shape)}"
-        if isinstance(value, View)
+        if isinstance(value, TorchView)
         else f"a {type(value).__name__}"
     )
 
@@ -162,7 +162,6 @@ class _Machine:
         return value
 
     # --- opcodes
-    # ------------------------------------------------------------------------------------------------------------------
 
     def _proto(self, version: int) -> None:
         if not 2 <= version <= 5:
@@ -265,7 +264,7 @@ class _Machine:
         )
         if kind != "storage" or dtype is None or type(numel) is not int or numel < 0:
             raise self._error("its pickle refers to something that is not a storage")
-        self._push(Storage(dtype, _of(str, key), numel))
+        self._push(TorchStorage(dtype, _of(str, key), numel))
 
     def _reduce(self, _) -> None:
         arguments, function = _of(tuple, self._pop()), self._pop()
@@ -278,7 +277,7 @@ class _Machine:
             (sizes,) = arguments
             self._push(tuple(sizes))
         elif full == "torch._utils._rebuild_parameter":
-            self._push(_of(View, arguments[0]))
+            self._push(_of(TorchView, arguments[0]))
         elif full == "torch._utils._rebuild_tensor_v3":
             self._push(self._view(arguments[:4], self._dtype(arguments[6])))
         elif full in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"):
@@ -295,7 +294,7 @@ class _Machine:
             )
         return found
 
-    def _view(self, arguments: tuple, dtype: str | None) -> View:
+    def _view(self, arguments: tuple, dtype: str | None) -> TorchView:
         storage, offset, shape, strides = arguments
         numbers = [offset, *_of(tuple, shape), *_of(tuple, strides)]
         if not all(type(number) is int and 0 <= number < 2**62 for number in numbers) or len(
@@ -305,7 +304,7 @@ class _Machine:
                 f"offset, shape and strides of a tensor are not sizes: {len(shape)} and"
                 f" {len(strides)} dimensions"
             )
-        return View(_of(Storage, storage), dtype or storage.dtype, offset, shape, strides)
+        return TorchView(_of(TorchStorage, storage), dtype or storage.dtype, offset, shape, strides)
 
 
 def _of(kind: type, value: Any) -> Any:

@@ -28,8 +28,8 @@ from ...errors import (
     UnsupportedTypeError,
     printable,
 )
-from ..checkpoint.safetensors import DTYPE_BITS, MAX_DIMENSIONS, StoredTensor
-from .pickle import View, load_state_dict
+from ..tensors.stored import DTYPE_BITS, MAX_DIMENSIONS, StoredTensor
+from .pickle import TorchView, load_state_dict
 
 MAX_PICKLE_BYTES = 256 << 20
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, lengths of name and extra field
@@ -142,7 +142,7 @@ def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: in
     return archive.read(info)
 
 
-def _tensors(path: Path, state: dict[Any, Any], folder: str) -> dict[str, View]:
+def _tensors(path: Path, state: dict[Any, Any], folder: str) -> dict[str, TorchView]:
     for name, value in state.items():
         if not isinstance(name, str):
             raise MalformedFileError(
@@ -154,7 +154,7 @@ def _tensors(path: Path, state: dict[Any, Any], folder: str) -> dict[str, View]:
                 " level",
                 file=path,
             )
-        if not isinstance(value, View):
+        if not isinstance(value, TorchView):
             raise MalformedFileError(
                 f"holds a {type(value).__name__}, not a tensor", file=path, tensor=name
             )
@@ -168,7 +168,7 @@ class _Storages:
         self.path, self._file, self._size, self._entries = path, file, size, entries
         self._begins: dict[str, int] = {}
 
-    def begin(self, name: str, view: View) -> int:
+    def begin(self, name: str, view: TorchView) -> int:
         """First byte of the view's storage, whose entry must be there, uncompressed, and as long as
         the pickle says.
         """
@@ -223,7 +223,7 @@ class _Storages:
         return info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
 
 
-def _tensor(storages: _Storages, name: str, view: View) -> StoredTensor:
+def _tensor(storages: _Storages, name: str, view: TorchView) -> StoredTensor:
     if len(view.shape) > MAX_DIMENSIONS:
         raise MalformedFileError(
             f"has {len(view.shape)} dimensions, at most {MAX_DIMENSIONS} are read",
@@ -253,7 +253,7 @@ def _tensor(storages: _Storages, name: str, view: View) -> StoredTensor:
     )
 
 
-def _strides(view: View) -> tuple[int, ...] | None:
+def _strides(view: TorchView) -> tuple[int, ...] | None:
     """None where rows follow each other without gaps; strides of dimensions of size 1 say nothing."""
     dense = 1
     for n, stride in zip(reversed(view.shape), reversed(view.strides)):

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...errors import IqforgeError, ShapeError
-from ...formats.source import Source, TensorInfo
-from ..architectures.base import Mapped
-from ..checkpoint.folder import Checkpoint
-from .rows import Rows
+from ..errors import IqforgeError, ShapeError
+from ..formats.source import Source, TensorInfo
+from .architectures.base import ConvertedTensor
+from .checkpoint.folder import Checkpoint
+from .tensors.stored import TensorRows
 
 
 class RowsSource(Source):
@@ -18,12 +18,12 @@ class RowsSource(Source):
     tensors with the rows they are made of.
     """
 
-    def __init__(self, checkpoint: Checkpoint, mapped: list[Mapped]):
+    def __init__(self, checkpoint: Checkpoint, mapped: list[ConvertedTensor]):
         self.checkpoint = checkpoint
         self.path = str(checkpoint.path)
         self.parallel_reads = checkpoint.parallel_reads
         self.tensors: tuple[TensorInfo, ...] = tuple(tensor.info for tensor in mapped)
-        self._rows: dict[str, Rows] = {tensor.info.name: tensor.rows for tensor in mapped}
+        self._rows: dict[str, TensorRows] = {tensor.info.name: tensor.rows for tensor in mapped}
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
         """uint8[stop - start, row_bytes] of the stored type; touches only the stored rows that
@@ -41,7 +41,7 @@ class RowsSource(Source):
     def release(self, tensor: TensorInfo) -> None:
         self._of(tensor).release()
 
-    def _of(self, tensor: TensorInfo) -> Rows:
+    def _of(self, tensor: TensorInfo) -> TensorRows:
         if tensor.name not in self._rows:
             raise IqforgeError("no such tensor", file=self.path, tensor=tensor.name)
         return self._rows[tensor.name]

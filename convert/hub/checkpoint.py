@@ -20,8 +20,9 @@ import numpy as np
 
 from ...errors import RemoteError, TruncatedFileError, UnsupportedTypeError
 from ..checkpoint.folder import Checkpoint
-from ..checkpoint.safetensors import StoredTensor, parse_header
-from ..checkpoint.shards import SAFETENSORS, collect_tensors, find_layout
+from ..checkpoint.safetensors import parse_header
+from ..checkpoint.shards import SAFETENSORS, collect_tensors, find_weight_files
+from ..tensors.stored import StoredTensor
 from .repository import Address, Repository
 
 BLOCK_BYTES = 4 << 20
@@ -87,7 +88,7 @@ class RemoteCheckpoint(Checkpoint):
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
         names = {name for name in self.repository.files if "/" not in name}
-        layout = find_layout(names, Path(self.repository.label()))
+        layout = find_weight_files(names, Path(self.repository.label()))
         if layout is not SAFETENSORS:
             raise UnsupportedTypeError(
                 "has no safetensors files; PyTorch files cannot be read in ranges, download them"

@@ -6,10 +6,10 @@ import os
 import re
 from pathlib import Path
 
-from ...errors import OutputError, UsageError
-from ...formats.output import refuse_same_file
-from ..source import CheckpointSource
-from ..tensors.outtype import type_word
+from ..errors import OutputError, UsageError
+from ..formats.output import refuse_same_file
+from .source import CheckpointSource
+from .tensors.outtype import type_word
 
 _SIZE_WORD = re.compile(r"(?:^|[-_ ])(?:\d+x)?\d+(?:\.\d+)?[KMBT](?:$|[-_ ])", re.IGNORECASE)
 

@@ -1,0 +1,74 @@
+"""Which class converts which Hugging Face model class. Importing the files of this folder registers
+their classes:
+
+@register("LlamaForCausalLM")
+class Llama(Architecture): ...
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+from ...errors import ArchitectureError, printable
+from .base import Architecture
+
+# (class, model_type of its text model); None stands for every other text model.
+_REGISTRY: dict[tuple[str, str | None], type[Architecture]] = {}
+_loaded = False
+
+
+def register(
+    *hf_classes: str, model_type: str | None = None
+) -> Callable[[type[Architecture]], type[Architecture]]:
+    """Class decorator: this class converts checkpoints whose `architectures[0]` is one of
+    `hf_classes`.
+
+    Multimodal classes wrap several text models: `model_type` takes only those with this
+    `model_type` in config.json (in its `text_config`, where it has one), before one that is
+    registered without.
+    """
+
+    def add(converter: type[Architecture]) -> type[Architecture]:
+        for name in hf_classes:
+            if (name, model_type) in _REGISTRY:
+                raise RuntimeError(
+                    f"{name} is registered by {_REGISTRY[name, model_type].__name__} and by"
+                    f" {converter.__name__}"
+                )
+            _REGISTRY[name, model_type] = converter
+        return converter
+
+    return add
+
+
+def supported() -> list[str]:
+    """All Hugging Face class names that can be converted."""
+    global _loaded
+    if not _loaded:
+        package = importlib.import_module(__name__.rpartition(".")[0])
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+        _loaded = True
+    return sorted({name for name, _ in _REGISTRY})
+
+
+def architecture_class(hf_class: str, model_type: object = None) -> type[Architecture]:
+    """The converter of a Hugging Face class and text model. ArchitectureError naming the nearest
+    known classes if there is none.
+    """
+    names = supported()
+    for key in ((hf_class, model_type), (hf_class, None)):
+        if isinstance(key[1], str | None) and key in _REGISTRY:
+            return _REGISTRY[key]
+    if hf_class in names:
+        kinds = ", ".join(kind for name, kind in _REGISTRY if name == hf_class and kind)
+        raise ArchitectureError(
+            f"the text model '{printable(model_type)}' of '{hf_class}' is not supported yet;"
+            f" {kinds} is"
+        )
+    close = difflib.get_close_matches(hf_class, names, n=3, cutoff=0.6)
+    hint = f"nearest known: {', '.join(close)}" if close else f"known: {', '.join(names)}"
+    raise ArchitectureError(f"model class '{printable(hf_class)}' is not supported yet ({hint})")
