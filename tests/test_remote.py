@@ -5,16 +5,20 @@ also misbehaves.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import iqforge
 import numpy as np
 import pytest
+from huggingface_hub import close_session, constants
 from iqforge.api import open_source
 from iqforge.convert.hub import checkpoint as remote
-from iqforge.convert.hub import http_ranges
+from iqforge.convert.hub import http_ranges, repository
 from iqforge.convert.hub.checkpoint import open_remote
 from iqforge.convert.hub.repository import Address, access_token
 from iqforge.errors import (
@@ -46,7 +50,12 @@ def surroundings(monkeypatch, tmp_path: Path):
         "HF_ENDPOINT",
     ]:
         monkeypatch.delenv(name, raising=False)
+    # What huggingface_hub read from the environment when it was imported.
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "stored_tokens"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-home"))
+    close_session()  # huggingface_hub keeps its connections, and with them the proxies
     monkeypatch.setattr(http_ranges, "FIRST_PAUSE", 0.002)
     monkeypatch.setattr(http_ranges, "GROWTH", 1.5)
 
@@ -153,7 +162,6 @@ def test_quantizing_straight_from_a_server(tmp_path: Path, monkeypatch):
 
 
 # --- access
-# --------------------------------------------------------------------------------------------------
 
 
 def test_token_goes_to_the_hub_and_not_to_where_it_redirects(tmp_path: Path, monkeypatch):
@@ -166,15 +174,11 @@ def test_token_goes_to_the_hub_and_not_to_where_it_redirects(tmp_path: Path, mon
 
 def test_where_a_token_comes_from(tmp_path: Path, monkeypatch):
     assert access_token() is None
-    (tmp_path / "hf-home").mkdir()
-    (tmp_path / "hf-home" / "token").write_text("from_login\n")
+    Path(constants.HF_TOKEN_PATH).write_text("from_login\n")
     assert access_token() == "from_login"
-    (tmp_path / "elsewhere").write_text("from_path")
-    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "elsewhere"))
-    assert access_token() == "from_path"
     monkeypatch.setenv("HF_TOKEN", "from_environment")
     assert access_token() == "from_environment"
-    monkeypatch.setenv("HF_TOKEN", "two\r\nlines")
+    monkeypatch.setenv("HF_TOKEN", "two words")
     with pytest.raises(UsageError, match="HF_TOKEN"):
         access_token()
 
@@ -208,12 +212,65 @@ def test_offline_and_endpoints_that_are_none(monkeypatch):
     with pytest.raises(UsageError, match="HF_ENDPOINT"):
         open_remote("org/model")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(RemoteError, match="org/model@main.*7 attempts"):
+    with pytest.raises(RemoteError, match="org/model@main.*3 attempts.*refused.*check the network"):
         open_remote("org/model")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(RemoteError, match="HF_HUB_OFFLINE"):
         open_remote("org/model")
     assert str(Address.parse("hf://org/model@refs/pr/1")) == "org/model@refs/pr/1"
+
+
+@pytest.mark.parametrize("kind", ["closed", "silent", "accepts"])
+def test_without_a_network_it_says_so_within_ten_seconds(monkeypatch, kind):
+    """A port that refuses, one whose connections nobody accepts, and one that never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if kind != "closed":
+            server.listen(16)
+        if kind == "accepts":
+            threading.Thread(target=accept_and_wait, args=(server,), daemon=True).start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        assert repository.FIRST_CONTACT_SECONDS + 1 < 10
+        monkeypatch.setattr(repository, "FIRST_CONTACT_SECONDS", 1)
+        started = time.monotonic()
+        with pytest.raises(RemoteError) as raised:
+            open_source("hf://org/model")
+        seconds = time.monotonic() - started
+    why = "Connection refused" if kind == "closed" else "the server does not answer"
+    for words in ("org/model@main", address, why, "check the network"):
+        assert words in str(raised.value)
+    assert seconds < 5
+
+
+def test_without_a_network_the_command_is_one_line_of_error(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    done = subprocess.run(
+        [sys.executable, "-m", "iqforge", "convert", "--remote", "org/model"],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "http://127.0.0.1:9" in done.stderr and "check the network" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def accept_and_wait(server: socket.socket) -> None:
+    kept = []
+    while True:
+        try:
+            kept.append(server.accept())
+        except OSError:
+            return
+
+
+def test_a_name_that_is_never_resolved_is_given_up_in_time(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
+    monkeypatch.setattr(repository, "FIRST_CONTACT_SECONDS", 0.5)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: time.sleep(3))
+    with pytest.raises(RemoteError, match="hub.invalid does not answer within.*check the network"):
+        open_remote("org/model")
 
 
 def test_a_proxy_is_asked_with_the_whole_address(tmp_path: Path, monkeypatch):
@@ -226,7 +283,6 @@ def test_a_proxy_is_asked_with_the_whole_address(tmp_path: Path, monkeypatch):
 
 
 # --- servers that misbehave
-# --------------------------------------------------------------------------------------------------
 
 
 def weight_ranges(answer):
@@ -369,7 +425,7 @@ def never_sends_all(hub, handler, name, start, stop, number):
         (changes, RemoteError, "has changed while it was read: its ETag was"),
         (grows, RemoteError, "has changed while it was read: it had"),
         (ignores_ranges, RemoteError, "ignores ranges"),
-        (wrong_place, RemoteError, "was asked for bytes"),
+        (wrong_place, RemoteError, "asked for bytes"),
         (no_content_range, RemoteError, "Content-Range ''"),
         (is_gone, NotFoundError, "no such file"),
         (always_busy, RemoteError, "7 attempts: HTTP 503"),
@@ -392,19 +448,18 @@ def test_lasting_trouble_is_named_and_leaves_no_file(
 
 
 # --- repositories that lie
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "siblings, kind, words",
     [
-        ([{"rfilename": "../x.json"}], RemoteError, "cannot be the name"),
-        ([{"rfilename": "/etc/x.json"}], RemoteError, "cannot be the name"),
-        ([{"rfilename": "a\\..\\b.json"}], RemoteError, "cannot be the name"),
-        ([{"rfilename": "a\nb.json"}], RemoteError, "cannot be the name"),
-        ([{"rfilename": 3}], RemoteError, "cannot be the name"),
-        ([{"name": "x"}], RemoteError, "no description"),
-        (3, RemoteError, "no description"),
+        ([{"rfilename": "../x.json"}], RemoteError, "not a valid file name"),
+        ([{"rfilename": "/etc/x.json"}], RemoteError, "not a valid file name"),
+        ([{"rfilename": "a\\..\\b.json"}], RemoteError, "not a valid file name"),
+        ([{"rfilename": "a\nb.json"}], RemoteError, "not a valid file name"),
+        ([{"rfilename": 3}], RemoteError, "not a valid file name"),
+        ([{"name": "x"}], RemoteError, "does not describe"),
+        (3, RemoteError, "does not describe"),
         ([], NotFoundError, "config.json"),
         ([{"rfilename": "absent.json"}], NotFoundError, "absent.json.*no such file"),
     ],

@@ -13,7 +13,7 @@ import math
 import os
 import struct
 from pathlib import Path
-from typing import BinaryIO
+from typing import Protocol
 
 from ...errors import MalformedFileError, NotFoundError, TruncatedFileError, printable
 from ..tensors.stored import DTYPE_BITS, MAX_DIMENSIONS, StoredTensor
@@ -35,7 +35,13 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise NotFoundError(f"cannot be read: {error.strerror or error}", file=path) from None
 
 
-def parse_header(file: BinaryIO, path: Path, size: int) -> dict[str, StoredTensor]:
+class ReadableFile(Protocol):
+    """What a header is read from: a file, or the beginning of one on a server."""
+
+    def read(self, n_bytes: int, /) -> bytes: ...
+
+
+def parse_header(file: ReadableFile, path: Path, size: int) -> dict[str, StoredTensor]:
     """`read_header` of an open file of `size` bytes, which errors call `path`."""
     length = _header_length(path, file.read(8), size)
     text = file.read(1)
