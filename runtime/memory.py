@@ -33,7 +33,7 @@ class DeviceMemory:
         return self.weights + self.cache + self.compute
 
 
-def reckon(
+def estimate(
     network: Network,
     weights: Weights,
     *,
@@ -159,15 +159,22 @@ def named_errors(device: torch.device, file: str | os.PathLike) -> Iterator[None
         ) from None
 
 
-def check(memories: Sequence[DeviceMemory]) -> None:
-    """DeviceError with the numbers for a GPU on which the model does not fit."""
+def check(memories: Sequence[DeviceMemory], *, cpu: bool = False) -> None:
+    """DeviceError with the numbers for a device on which the model does not fit: a GPU, with `cpu`
+    also the CPU.
+    """
     for m in memories:
-        if m.device.type != "cpu" and m.free is not None and m.total > m.free:
+        if m.free is not None and m.total > m.free and (cpu or m.device.type != "cpu"):
+            advice = (
+                "choose fewer tokens (-c, -p, -n, -b, -ub) or a smaller model"
+                if m.device.type == "cpu"
+                else "keep layers on the CPU with -ngl, experts with --n-cpu-moe, or let --fit"
+                " choose"
+            )
             raise DeviceError(
                 f"{m.device} has {m.free / 2**20:.0f} MiB free, the model takes"
                 f" {m.total / 2**20:.0f} MiB there (weights {m.weights / 2**20:.0f}, cache"
-                f" {m.cache / 2**20:.0f}, compute {m.compute / 2**20:.0f}): keep layers on the CPU"
-                " with -ngl, experts with --n-cpu-moe, or let --fit choose"
+                f" {m.cache / 2**20:.0f}, compute {m.compute / 2**20:.0f}): {advice}"
             )
 
 

@@ -14,7 +14,7 @@ import torch
 from ..errors import ShapeError, UsageError, printable
 from ..formats.gguf.reader import open_gguf
 from ..formats.source import Source
-from . import arguments, memory
+from . import arguments, describe, memory
 from .architectures import build_network
 from .cache import CacheSettings, State, padded
 from .devices import usable_device
@@ -129,25 +129,37 @@ class Model:
         self.weights, self.network = build(place)
         self.n_vocab = self.network.n_vocab
 
+    def __repr__(self) -> str:
+        """Architecture, size, type, device and context, in a line."""
+        source, trained = self.source, self.hyperparameters.integer("context_length", None)
+        return (
+            f"<Model {self.architecture}, {describe.short_count(describe.n_parameters(source))}"
+            f" parameters, {describe.file_type_name(source)}"
+            f" ({describe.bits_per_weight(source):.2f} bits per weight), {self.precision} on"
+            f" {self.device}{'' if trained is None else f', context {trained}'}:"
+            f" {printable(source.path, 400)}>"
+        )
+
     def load(self, progress: LoadProgress | None = None) -> None:
         """Bring weights to GPUs now instead of at their first use. `progress(bytes done, bytes in
         all)` is called now and then.
         """
         self.weights.load(progress)
 
-    def memory(self, rows: int = 0, window: int = 0) -> list[memory.DeviceMemory]:
-        """What the model takes on each device for `context` tokens and `rows` of them at a time (0:
-        `ubatch`); see `memory.reckon`.
+    def memory(self, rows: int = 0, window: int = 0, context: int = 0) -> list[memory.DeviceMemory]:
+        """Return what the model takes on each device for a sequence of `context` tokens (0: the
+        model's `context`) of which `rows` are evaluated at a time (0: `ubatch`); see
+        `memory.estimate`.
         """
-        return self._reckon(self.weights, self.network, rows, window)
+        return self._memory(self.weights, self.network, rows, window, context)
 
-    def _reckon(
-        self, weights: Weights, network: Network, rows: int = 0, window: int = 0
+    def _memory(
+        self, weights: Weights, network: Network, rows: int = 0, window: int = 0, context: int = 0
     ) -> list[memory.DeviceMemory]:
-        return memory.reckon(
+        return memory.estimate(
             network,
             weights,
-            capacity=padded(self.context) if self.context else 0,
+            capacity=padded(context or self.context),
             settings=self.cache or CacheSettings(),
             rows=rows or self.ubatch,
             window=window,
@@ -155,7 +167,7 @@ class Model:
         )
 
     def _needed(self, weights: Weights, network: Network) -> int:
-        return sum(m.total for m in self._reckon(weights, network) if m.device == self.device)
+        return sum(m.total for m in self._memory(weights, network) if m.device == self.device)
 
     @property
     def architecture(self) -> str:

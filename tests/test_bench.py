@@ -514,7 +514,7 @@ def test_sweep():
     )  # with the warm-up
 
 
-def test_the_context_of_a_sweep_is_reckoned_whole():
+def test_the_context_of_a_sweep_is_counted_whole():
     recorder = Recorder()
     recorder.model.ubatch = 16
     list(sweep(recorder.model, 40, warmup=False))

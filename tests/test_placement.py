@@ -197,7 +197,7 @@ def test_numbers_of_a_table():
         )  # positions, layers, k and v, heads, head size, bytes
         assert m.cache == model.new_state(300).nbytes
         assert 64 * 512 * 4 < m.compute < 32 << 20 and m.total == m.weights + m.cache + m.compute
-        quantized = memory.reckon(
+        quantized = memory.estimate(
             model.network, model.weights, capacity=512, settings=CacheSettings("q8_0", "q4_0")
         )[0].cache
         assert (

@@ -186,6 +186,14 @@ def test_token_ids_that_are_none(models, tokens):
         forward(models["llama"], tokens)
 
 
+def test_a_model_says_what_it_is(models):
+    with load_model(models["llama"]) as model:
+        assert repr(model) == (
+            "<Model llama, 1.15 M parameters, BF16 (32.00 bits per weight), f32 on cpu,"
+            f" context 2048: {models['llama']}>"
+        )
+
+
 def test_devices_and_files_that_are_not_there(models, tmp_path):
     for device in ("cuda:99", "no-such-device"):
         with pytest.raises(UsageError, match="device"):

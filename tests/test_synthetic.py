@@ -9,9 +9,12 @@ import pytest
 import torch
 from iqforge.cuda_kernels.ops import pack_matrix
 from iqforge.cuda_kernels.repeat import repeat_rows
-from iqforge.errors import IqforgeError
+from iqforge.errors import DeviceError, IqforgeError
 from iqforge.formats import codec
 from iqforge.formats.types import TYPES
+from iqforge.runtime import memory
+from iqforge.runtime.bench.bench import Test, run_test
+from iqforge.runtime.bench.memory_check import synthetic_memory
 from iqforge.runtime.bench.random_blocks import random_rows, supported
 from iqforge.runtime.bench.repeated_rows import RepeatedRows, rows_per_page_run
 from iqforge.runtime.bench.synthetic import SyntheticSource, llama3_factors
@@ -166,3 +169,23 @@ def test_frequency_factors():
 def test_specs_that_are_wrong(spec, words):
     with pytest.raises(IqforgeError, match=words):
         SyntheticSource(spec)
+
+
+def test_the_memory_of_the_cpu_is_checked_before_a_test(monkeypatch):
+    """70 billion random weights take little more than what is kept of them; a long context does."""
+    with Model(SyntheticSource("llama-70b:IQ4_K"), cache_bytes=64 << 20) as model:
+        [cpu] = synthetic_memory(model, context=8, rows=8)
+        assert cpu.device.type == "cpu" and cpu.weights < 256 << 20 < model.memory()[0].weights
+        [longer] = synthetic_memory(model, context=1 << 20, rows=8)
+        assert longer.cache == 80 * 2 * 2 * 8 * 128 * (1 << 20)
+        monkeypatch.setattr(memory, "free_bytes", lambda device: 128 << 20)
+        with pytest.raises(DeviceError, match=r"cpu has 128 MiB free, .* takes \d+ MiB.*weights"):
+            run_test(model, Test(n_prompt=8, n_gen=1))
+
+
+def test_memory_that_is_held_is_not_counted_again():
+    with Model(SyntheticSource("llama-tiny:Q4_0")) as model:
+        [before] = synthetic_memory(model, context=8)
+        model.forward([1, 2, 3])
+        [after] = synthetic_memory(model, context=8)
+        assert before.weights - after.weights == model.weights.cache.used > 0

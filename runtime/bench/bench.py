@@ -28,6 +28,7 @@ from .. import arguments
 from ..cache import CacheSettings, KVCache, State
 from ..sampling import Sampling
 from .cost import Cost
+from .memory_check import check_cpu_memory
 
 _WARM_STEPS = 4  # a captured graph is replayed from the second one on
 _WARM_PROMPTS = 3  # with graphs; see `Runner.warm_up`
@@ -132,12 +133,13 @@ def run_test(
     progress: Callable[[str], None] | None = None,
 ) -> Result:
     """Measure one test on a `Model`. The context holds exactly the tokens of the test. UsageError
-    where the cache types do not fit, EvaluationError for logits that are not finite where tokens
-    are generated.
+    where the cache types do not fit, DeviceError where the memory does not suffice, EvaluationError
+    for logits that are not finite where tokens are generated.
     """
     if arguments.whole_number("repetitions", repetitions, 1) and not test.n_tokens:
         raise UsageError("there is nothing to measure: a test of 0 tokens")
     arguments.whole_number("n_batch", n_batch, 1), arguments.callback("progress", progress)
+    check_cpu_memory(model, context=test.n_ctx, rows=min(n_batch, model.ubatch))
     state = model.new_state(test.n_ctx, settings)
     result = Result(test, [], Cost.of(model, state), n_batch)
     runner = Runner(model, state, n_batch, torch.Generator().manual_seed(seed))

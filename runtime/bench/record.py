@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from typing import Any
 
-from ...formats.ftypes import FILE_TYPES
 from ...formats.source import Source
 from ..cuda.device_facts import DeviceFacts
+from ..describe import model_type
 from .bench import Result, deviation, mean
 
 # Ours: n_depth as in llama.cpp; what was read per second by tests that generate, and what was
@@ -113,30 +112,6 @@ def record(
             computed, limits.bf16_rate if limits and setting["precision"] != "f32" else None
         ),
     }
-
-
-def model_type(source: Source) -> str:
-    """As in `llama 8B IQ4_K`: architecture, size, and what the file says it was quantized to (else
-    its most frequent type by bytes).
-    """
-    metadata = source.metadata
-    architecture = metadata["general.architecture"].data
-    n = sum(t.n_elements for t in source.tensors)
-    size = (
-        metadata["general.size_label"].data
-        if "general.size_label" in metadata
-        else f"{n / 1e9:.0f}B"
-        if n >= 1e9
-        else f"{n / 1e6:.0f}M"
-    )
-    number = metadata["general.file_type"].data if "general.file_type" in metadata else None
-    name = next((f.name for f in FILE_TYPES.values() if f.number == number), None)
-    if name is None:
-        by_type: Counter[str] = Counter()
-        for tensor in source.tensors:
-            by_type[tensor.type.name] += tensor.n_bytes
-        name = by_type.most_common(1)[0][0]
-    return f"{architecture} {size} {name}"
 
 
 def cpu_name() -> str:

@@ -130,6 +130,12 @@ class SyntheticSource(Source):
         """Row r of the tensor is row r + period. Who loads it need not read the rest."""
         return tensor.n_rows if tensor.name == "rope_freqs.weight" else self._pool(tensor)[0]
 
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of memory that the pools take once every tensor has been read."""
+        shapes = {_pool_key(tensor): tensor for tensor in self.tensors}
+        return sum(_distinct_rows(t) * t.row_bytes for t in shapes.values())
+
     def close(self) -> None:
         """Pools go when the last view of them does."""
         self._pools.clear()
@@ -137,9 +143,7 @@ class SyntheticSource(Source):
     def _pool(self, tensor: TensorInfo) -> tuple[int, RepeatedRows]:
         key = _pool_key(tensor)
         if key not in self._pools:
-            group, row_bytes = tensor.type.group_rows, tensor.row_bytes
-            unit = rows_per_page_run(row_bytes, group)
-            distinct = unit * max(1, _POOL_BYTES // (unit * row_bytes))
+            distinct = _distinct_rows(tensor)
             rng = np.random.default_rng([self.seed, zlib.crc32(repr(key).encode())])
             rows = random_rows(
                 tensor.type,
@@ -221,6 +225,12 @@ def _tensors(s: Shape):
 
 def _pool_key(tensor: TensorInfo) -> tuple:
     return tensor.type.name, tensor.n_cols, len(tensor.shape) == 1
+
+
+def _distinct_rows(tensor: TensorInfo) -> int:
+    """Rows of the pool that serves the tensor."""
+    unit = rows_per_page_run(tensor.row_bytes, tensor.type.group_rows)
+    return unit * max(1, _POOL_BYTES // (unit * tensor.row_bytes))
 
 
 def _rms(tensor: TensorInfo) -> float:
