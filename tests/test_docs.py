@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from iqforge.cli import COMMANDS
-from iqforge.convert import architectures as converters
+from iqforge.convert.architectures.registry import architecture_class, supported
 from iqforge.runtime.support import Support, supported_architectures
 
 from .shared import ROOT
@@ -143,8 +143,7 @@ def test_flags_in_text_exist(page):
 
 def gguf_architectures() -> set[str]:
     """Return the GGUF names of all architectures that can be converted."""
-    assert converters.supported()  # loads every file of the folder
-    return {converter.gguf_name for converter in converters._REGISTRY.values()}
+    return {architecture_class(hf_class).gguf_name for hf_class in supported()}
 
 
 def test_support_table_is_true():
