@@ -5,15 +5,13 @@ from __future__ import annotations
 COLOURS = """
 :root {
   --page: #fbfaf8; --card: #ffffff; --ink: #1d2125; --soft: #59626b; --line: #dfe1e4;
-  --strong: #b9bec4;
+  --strong: #b9bec4; --first: #0b6a93; --second: #b8450f;
 }
-        --first: #0b6a93; --second: #b8450f; }
 @media (prefers-color-scheme: dark) {
   :root {
-  --page: #14171a; --card: #1c2024; --ink: #e7e9eb; --soft: #a3acb5; --line: #30363c;
-  --strong: #525a62;
-}
-          --first: #62c3ea; --second: #ff9c66; }
+    --page: #14171a; --card: #1c2024; --ink: #e7e9eb; --soft: #a3acb5; --line: #30363c;
+    --strong: #525a62; --first: #62c3ea; --second: #ff9c66;
+  }
 }
 """
 

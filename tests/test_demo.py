@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 import iqforge.api as api
 import pytest
 from iqforge.cli import COMMANDS, main
+from iqforge.demo import style
 from iqforge.demo.chain import MODEL, TYPES, Chain, compare
 from iqforge.demo.chart import Point, scatter
 from iqforge.demo.text import choose_texts, is_held_out
@@ -126,6 +127,14 @@ def test_report_stands_alone(demo):
         assert not {"src", "href", "xlink:href", "action", "data", "background"} & attributes.keys()
     assert not re.search(r"https?:|url\(|@import|<script", demo[2])
     assert "prefers-color-scheme: dark" in demo[2]
+
+
+def test_style_sheets_define_every_colour():
+    css = style.COLOURS + style.PAGE + style.CHART
+    assert css.count("{") == css.count("}")
+    light, dark = re.findall(r":root \{([^}]*)\}", css)
+    used = set(re.findall(r"var\((--\w+)\)", css))
+    assert used == set(re.findall(r"--\w+(?=:)", light)) == set(re.findall(r"--\w+(?=:)", dark))
 
 
 def chart_labels(path: Path) -> list[str]:
