@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from ..formats.gguf.values import Value
     from ..formats.source import Source, TensorInfo
     from ..imatrix.data import Imatrix
-    from ..quantize.plan.budget import Fitted, Target
+    from ..quantize.plan.budget import Fitted, SizeTarget
     from ..quantize.plan.changes import Changes
-    from ..quantize.plan.damage import Probe, Sensitivities
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
+    from ..quantize.plan.sensitivity import Probe, Sensitivities
     from ..quantize.plan.type_errors import TensorStats
     from ..quantize.report.stats import StatsProgress
     from ..runtime.model import Model
@@ -66,11 +66,11 @@ def recipe_for_target(
     target that cannot be reached, naming the smallest that can.
     """
     from ..formats.gguf.writer import FileLayout
-    from ..quantize.plan.budget import DRAFT, Target, fit_types, fitted_targets, parse_size
+    from ..quantize.plan.budget import DRAFT, SizeTarget, fit_types, fitted_targets, parse_size
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.recipe import Recipe
 
-    target = Target(bpw, None if size is None else parse_size(size), tuple(types), damage)
+    target = SizeTarget(bpw, None if size is None else parse_size(size), tuple(types), damage)
     loaded, changes = loaded_imatrix(imatrix), changes or Changes()
     if changes.prune_layers and damage is not None:
         raise UsageError(
@@ -113,10 +113,12 @@ def recipe_for_target(
             beside += over
 
 
-def _sensitivities(source: Source, draft: Sequence[PlannedTensor], target: Target) -> Sensitivities:
+def _sensitivities(
+    source: Source, draft: Sequence[PlannedTensor], target: SizeTarget
+) -> Sensitivities:
     from ..quantize.plan.budget import is_free
-    from ..quantize.plan.damage import Sensitivities
     from ..quantize.plan.roles import ModelFacts
+    from ..quantize.plan.sensitivity import Sensitivities
 
     free, facts = (
         [plan.source for plan in draft if is_free(plan)],
@@ -132,7 +134,7 @@ def _sensitivities(source: Source, draft: Sequence[PlannedTensor], target: Targe
 def _errors(
     source: Source,
     draft: Sequence[PlannedTensor],
-    target: Target,
+    target: SizeTarget,
     imatrix: Imatrix | None,
     threads: int,
     progress: StatsProgress | None,
@@ -215,9 +217,9 @@ def measure_sensitivity(
 
     types: to store them in, the first that fits; default `probe.PROBE_TYPES`. layers: the same
     tensor of so many layers together, which is quicker and tells less. Written to `out` as JSON,
-    for the `damage` of a `Target`. progress: called with (probes done, of how many, the last one).
+    for the `damage` of a `SizeTarget`. progress: called with (probes done, of how many, the last one).
     """
-    from ..quantize.plan.damage import save_probes
+    from ..quantize.plan.sensitivity import save_probes
     from ..quantize.report.probe import PROBE_TYPES, probe_groups
     from ..runtime.evaluate.perplexity import measure_perplexity
 
@@ -262,7 +264,7 @@ def _probe(
     threads: int,
 ) -> Probe:
     """Blocks lie in a file, so that a large tensor takes no memory that others need."""
-    from ..quantize.plan.damage import Probe
+    from ..quantize.plan.sensitivity import Probe
     from ..quantize.report.probe import encode_tensor, probe_type
     from ..runtime.evaluate.divergence import measure_divergence
 

@@ -33,7 +33,7 @@ from iqforge.quantize.plan.budget import (
     fit_types,
     is_free,
 )
-from iqforge.quantize.plan.damage import Sensitivities
+from iqforge.quantize.plan.sensitivity import Sensitivities
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.quantize.plan.roles import ModelFacts
 from iqforge.quantize.report.probe import encode_tensor

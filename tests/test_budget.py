@@ -21,8 +21,8 @@ from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize.encode import encodable_types
 from iqforge.quantize.plan.budget import DEFAULT_TYPES, SHORT_ROW_TYPES, allowed_types, parse_size
-from iqforge.quantize.plan.damage import Probe, load_probes, save_probes
-from iqforge.quantize.plan.knapsack import Choice, allocate
+from iqforge.quantize.plan.knapsack import Candidate, allocate
+from iqforge.quantize.plan.sensitivity import Probe, load_probes, save_probes
 from iqforge.runtime.model import load_model
 
 from .tiny_checkpoint import PROSE, make_tiny_llama, make_tiny_qwen3moe
@@ -31,7 +31,7 @@ from .tiny_model import write_gguf
 TYPES = ["q2_K", "iq4_k", "q8_0"]
 
 
-def problem(rng: random.Random) -> list[list[Choice]]:
+def problem(rng: random.Random) -> list[list[Candidate]]:
     """Tensors of several sizes with types whose damage falls with the bits, some of them worse than
     others of the same size.
     """
@@ -41,14 +41,14 @@ def problem(rng: random.Random) -> list[list[Choice]]:
         bits = [rng.randint(12, 90) for _ in range(rng.randint(1, 6))]
         tensors.append(
             [
-                Choice(rows * b, sensitivity * rows * 4 ** (-b / 10) * rng.uniform(0.7, 1.3))
+                Candidate(rows * b, sensitivity * rows * 4 ** (-b / 10) * rng.uniform(0.7, 1.3))
                 for b in bits
             ]
         )
     return tensors
 
 
-def total(tensors: list[list[Choice]], chosen: list[int]) -> tuple[int, float]:
+def total(tensors: list[list[Candidate]], chosen: list[int]) -> tuple[int, float]:
     picked = [choices[index] for choices, index in zip(tensors, chosen)]
     return sum(c.n_bytes for c in picked), sum(c.damage for c in picked)
 
@@ -90,8 +90,8 @@ def test_allocation_is_no_worse_than_any_price_of_a_byte():
 
 def test_allocation_uses_the_room_and_says_what_is_too_little():
     tensors = [
-        [Choice(10, 5.0), Choice(20, 1.0)],
-        [Choice(10, 5.0), Choice(20, 2.0), Choice(21, 1.0)],
+        [Candidate(10, 5.0), Candidate(20, 1.0)],
+        [Candidate(10, 5.0), Candidate(20, 2.0), Candidate(21, 1.0)],
     ]
     assert allocate(tensors, 20) == [0, 0]
     assert allocate(tensors, 30) == [1, 0]
@@ -100,13 +100,13 @@ def test_allocation_uses_the_room_and_says_what_is_too_little():
     with pytest.raises(UsageError, match="20 bytes.*19"):
         allocate(tensors, 19)
     with pytest.raises(ValueError, match="damages are finite"):
-        allocate([[Choice(1, float("nan"))]], 5)
+        allocate([[Candidate(1, float("nan"))]], 5)
 
 
 def test_allocation_is_quick_for_a_large_model_and_the_same_every_time():
     rng = random.Random(3)
     tensors = [
-        [Choice(1000 * b, 4 ** (-b / 10) * rng.lognormvariate(0, 1)) for b in range(12, 90, 2)]
+        [Candidate(1000 * b, 4 ** (-b / 10) * rng.lognormvariate(0, 1)) for b in range(12, 90, 2)]
         for _ in range(800)
     ]
     budget = 800 * 1000 * 40 + 777
@@ -253,11 +253,11 @@ def test_types_of_the_user_are_kept_and_count(models):
 def test_what_cannot_be_is_said_with_the_smallest_that_can(models, caplog):
     with pytest.raises(
         UsageError,
-        match=r"smallest possible result has \d+ bytes of tensors, 2\.\d+ bits per weight",
+        match=r"smallest possible result has \d+ bytes of tensors \(2\.\d+ bits per weight",
     ):
         iqforge.recipe_for_target(models["llama"], bpw=2, types=TYPES)
     iqforge.recipe_for_target(models["llama"], bpw=9, types=TYPES)
-    assert "give nothing nearer" in caplog.text
+    assert "come no closer" in caplog.text
     for wrong in (
         {"bpw": 0},
         {"bpw": -1},
@@ -448,5 +448,5 @@ def test_files_of_sensitivities_that_are_none(models, tmp_path):
         with pytest.raises(MalformedFileError):
             load_probes(tmp_path / "d.json")
     save_probes(tmp_path / "d.json", [Probe(("output.weight",), 0.1, 0.1)])
-    with pytest.raises(UsageError, match="no sensitivity of it"):
+    with pytest.raises(UsageError, match="no sensitivity of this tensor"):
         iqforge.recipe_for_target(models["llama"], bpw=4, types=TYPES, damage=tmp_path / "d.json")

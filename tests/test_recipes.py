@@ -113,7 +113,7 @@ def test_text_that_is_none(tmp_path, text, error, said):
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(MalformedFileError, match="UTF-8"):
         read_recipe(tmp_path / "b.txt")
-    with pytest.raises(NotFoundError, match="no such recipe"):
+    with pytest.raises(NotFoundError, match="recipe file not found"):
         read_recipe(tmp_path / "none.txt")
 
 
@@ -179,13 +179,13 @@ def test_yaml(tmp_path):
         (
             "preset: Q4_0\npreset: Q5_0",
             UsageError,
-            "r.yaml:2: 'preset' is there twice, before at r.yaml:1",
+            "r.yaml:2: duplicate key 'preset', first at r.yaml:1",
         ),
-        ("custom_q:\n  a: q8_0\n  a: q6_K", UsageError, "r.yaml:3: 'a' is there twice"),
+        ("custom_q:\n  a: q8_0\n  a: q6_K", UsageError, "r.yaml:3: duplicate key 'a'"),
         (
             "output_tensor_type: a\noutput-tensor-type: b",
             UsageError,
-            "r.yaml:2: 'output-tensor-type' is there twice",
+            "r.yaml:2: duplicate key 'output-tensor-type'",
         ),
         (
             "preset: Q4_0\ncustom-p: x",
@@ -197,15 +197,15 @@ def test_yaml(tmp_path):
             UsageError,
             "r.yaml:2: unknown role 'attn_vv'; did you mean 'attn_v'",
         ),
-        ("- a\n- b", UsageError, "r.yaml:1: a recipe is a mapping"),
-        ("pure: yes", UsageError, "r.yaml:1: pure is true or false, not 'yes'"),
-        ("preset: [a]", UsageError, "r.yaml:1: preset is one word"),
+        ("- a\n- b", UsageError, "r.yaml:1: a recipe must be a mapping"),
+        ("pure: yes", UsageError, "r.yaml:1: pure must be true or false, not 'yes'"),
+        ("preset: [a]", UsageError, "r.yaml:1: preset must be a single word"),
         ("preset: Q4_0\n  x: [", MalformedFileError, "line 2: "),
         ("custom_q: {a: q99}", UnknownTypeError, "r.yaml:1: in 'a=q99'"),
         ("custom_q: [[a=q8_0, b]]", UsageError, "'b' is not REGEX=TYPE"),
-        ("preset: !!python/object/apply:os.system [x]", UsageError, "preset is one word"),
+        ("preset: !!python/object/apply:os.system [x]", UsageError, "preset must be a single word"),
         ("a: *b", MalformedFileError, "undefined alias"),
-        ("preset: \x01", MalformedFileError, "not YAML"),
+        ("preset: \x01", MalformedFileError, "not valid YAML"),
         ("custom_q: &a [*a]", MalformedFileError, "nested"),
         ("custom_q: " + "[" * 3000 + "]" * 3000, MalformedFileError, "nested too deeply"),
     ],
@@ -225,21 +225,22 @@ def test_rules_that_compete_or_count_for_nothing(caplog):
     with caplog.at_level(logging.WARNING):
         Recipe("Q4_0", custom_q=rules).plan(tensors, metadata)
     q = "--custom-q "
+    first = "blk.0.attn_v.weight"
     assert [record.getMessage() for record in caplog.records] == [
-        f"{q}blk.0.attn_v=q8_0 and {q}attn_v=q6_K both want blk.0.attn_v.weight: the first counts",
-        f"{q}blk.0.attn_v=q8_0 and {q}attn=q5_0 both want blk.0.attn_v.weight: the first counts",
+        f"{q}blk.0.attn_v=q8_0 and {q}attn_v=q6_K both want {first}: the first one counts",
+        f"{q}blk.0.attn_v=q8_0 and {q}attn=q5_0 both want {first}: the first one counts",
         (
             f"{q}attn_v=q6_K and {q}attn=q5_0 both want blk.1.attn_v.weight and 2 more tensor(s):"
-            " the first counts"
+            " the first one counts"
         ),
         (
-            f"{q}attn_v=q4_1 counts for no tensor: earlier rules take all it matches, as"
-            f" {q}blk.0.attn_v=q8_0 does"
+            f"{q}attn_v=q4_1 applies to no tensor: earlier rules such as"
+            f" {q}blk.0.attn_v=q8_0 take all that it matches"
         ),
-        f"{q}nothing=q8_0 counts for no tensor: no name matches",
+        f"{q}nothing=q8_0 applies to no tensor: no name matches",
     ]
     with pytest.raises(
-        UsageError, match="attn_v=q4_1 counts for no tensor.*; --custom-q nothing=q8_0 counts"
+        UsageError, match="attn_v=q4_1 applies to no tensor.*; --custom-q nothing=q8_0 applies"
     ):
         Recipe("Q4_0", custom_q=rules, strict=True).plan(tensors, metadata)
     caplog.clear()
@@ -260,8 +261,8 @@ def test_rules_for_what_is_kept():
     with pytest.raises(
         UsageError,
         match=(
-            "output_norm=q8_0 counts for no tensor: those it matches, as output_norm.weight, are"
-            " kept"
+            "output_norm=q8_0 applies to no tensor: those it matches, such as"
+            " output_norm.weight, are kept"
         ),
     ):
         Recipe("Q4_0", custom_q="output_norm=q8_0", strict=True).plan(tensors, metadata)
@@ -306,8 +307,8 @@ def test_recipe_on_the_command_line(bf16, tmp_path, capsys):
         not in captured.err
     )
     assert (
-        "r.yaml:2 attn_k=q5_0 counts for no tensor: earlier rules take all it matches, as"
-        " --custom-q attn_k=q4_1 does" in captured.err
+        "r.yaml:2 attn_k=q5_0 applies to no tensor: earlier rules such as"
+        " --custom-q attn_k=q4_1 take all that it matches" in captured.err
     )
     with open_gguf(out) as model:
         said = json.loads(model.metadata["quantize.recipe"].data)
@@ -334,7 +335,7 @@ def test_recipe_on_the_command_line(bf16, tmp_path, capsys):
         )
         == 1
     )
-    assert "r.txt:1 nothing=q8_0 counts for no tensor" in capsys.readouterr().err
+    assert "r.txt:1 nothing=q8_0 applies to no tensor" in capsys.readouterr().err
     assert (
         main(["quantize", "--dry-run", str(bf16)]) == 1 and "expected IN" in capsys.readouterr().err
     )
@@ -437,7 +438,7 @@ def test_a_plan_is_for_one_model(bf16, tmp_path, capsys):
     refused("--plan says what every tensor becomes: no custom_q beside it", "--custom-q", "a=q8_0")
     document = json.loads(good)
     document["tensors"][3]["dims"][0] += 256
-    refused(f"the plan is for another model: {document['tensors'][3]['name']} is ")
+    refused(f"the plan is for another model: {document['tensors'][3]['name']} has shape ")
     document = json.loads(good)
     document["tensors"][3]["source"] = "F32"
     refused("in the plan F32")
@@ -447,7 +448,7 @@ def test_a_plan_is_for_one_model(bf16, tmp_path, capsys):
     document["tensors"] += [gone, gone | {"name": "more.weight"}]
     refused("it has no more.weight")
     document["tensors"][-1] = gone
-    refused("is there twice")
+    refused("duplicate tensor")
     document = json.loads(good)
     document["tensors"][3]["type"] = "q99"
     refused("unknown ggml type 'q99'")
@@ -467,7 +468,7 @@ def test_a_plan_is_for_one_model(bf16, tmp_path, capsys):
         == 1
     )
     assert "the plan is one for Q4_0" in capsys.readouterr().err
-    with pytest.raises(IqforgeError, match="no such plan"):
+    with pytest.raises(IqforgeError, match="plan file not found"):
         load_plan(tmp_path / "none.json")
 
 
@@ -484,7 +485,7 @@ def test_types_beside_copy(bf16, tmp_path, capsys):
     ]
     assert main(["quantize", *given, str(bf16), "COPY"]) == 0
     said = (
-        "COPY keeps all types: --custom-q, --output-tensor-type, --attn-v-type count for no tensor"
+        "COPY keeps all types: --custom-q, --output-tensor-type, --attn-v-type apply to no tensor"
     )
     assert said in capsys.readouterr().err
     assert (

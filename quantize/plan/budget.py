@@ -1,9 +1,9 @@
-"""Types for a given size: of all that a tensor may have, those that together fit and are predicted
-to do least damage.
+"""Types for a given size: for every tensor one of its candidates, so that together they fit and are
+predicted to do the least damage.
 
-What the user gave types to, and what is never quantized, counts with the size it has. Everything
-else is free: a tensor's candidates are the allowed types that its rows can have, and that need no
-importances which are not there.
+Tensors whose type the user gives, and those that are never quantized, count with the size they
+have. Candidates of all other tensors are the allowed types that their rows can have and that do not
+need importances which are missing.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from ...errors import UnsupportedTypeError, UsageError
 from ...formats.ftypes import FILE_TYPES
 from ...formats.source import TensorInfo
 from ...formats.types import GGMLType, ggml_type
-from .damage import Sensitivities
-from .knapsack import Choice, allocate
+from .knapsack import Candidate, allocate
 from .plan import PlannedTensor
 from .recipe import Recipe
+from .sensitivity import Sensitivities
 from .type_errors import TensorStats, fits
 
 log = logging.getLogger(__name__)
 
-DRAFT = (  # a preset that tells apart what is free: its mix, as rules of the user's go before it
-    "Q8_0"
-)
-# of each tensor, from which errors are estimated: a tenth of the work of quantizing a model of 8B
+# The preset of the plan in which tensors that its mix decides are free: rules of the user come
+# first.
+DRAFT = "Q8_0"
+# Rows of each tensor from which errors are estimated: a tenth of the work of quantizing an 8B
+# model.
 SAMPLED_ROWS = 32
-NEAR = 0.995  # of the budget; less is worth a warning
+NEAR = 0.995  # a result below this fraction of the budget is worth a warning
 
-# Types of 256 elements that are on or near the front of size and error somewhere, and those of 32
-# for other rows. Left out by default: ternary and one-bit types for models that are trained so,
-# MXFP4 and NVFP4, whose errors are larger than others' of their size.
+# Types with blocks of 256 elements that are on or near the Pareto front of size and error, and
+# types of 32 for other rows. Excluded by default: ternary and one-bit types of models that are
+# trained with them; MXFP4 and NVFP4, whose errors are larger than those of other types of their
+# size.
 DEFAULT_TYPES = [
     "IQ1_S",
     "IQ1_M",
@@ -67,11 +69,12 @@ SHORT_ROW_TYPES = ["Q4_0", "Q4_1", "IQ4_NL", "Q5_0", "Q5_1", "Q6_0", "Q8_0"]
 
 
 @dataclass(frozen=True)
-class Target:
-    """How large the result may be: bits per weight of all tensor data, or bytes of the file.
-    `types`: names, default as said above.
+class SizeTarget:
+    """How large the result may be: bits per weight of all tensor data (`bpw`), or bytes of the file
+    (`size`).
 
-    damage: file of measured sensitivities (`damage.save_probes`), else roles count.
+    types: names of the allowed types, by default those above. damage: a file of measured
+    sensitivities (`sensitivity.save_probes`); without it sensitivities are estimated from roles.
     """
 
     bpw: float | None = None
@@ -81,18 +84,18 @@ class Target:
 
     def __post_init__(self) -> None:
         if (self.bpw is None) == (self.size is None):
-            raise UsageError("a target is either bits per weight or a size")
-        if not (asked := self.size if self.bpw is None else self.bpw) > 0 or asked == math.inf:
-            raise UsageError(f"a target of {asked} was asked for, expected more than 0")
+            raise UsageError("give either bits per weight or a size as target")
+        asked = self.bpw if self.bpw is not None else self.size
+        if asked is None or not asked > 0 or asked == math.inf:
+            raise UsageError(f"the target must be positive, not {asked}")
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A recipe that names the type of every tensor, bytes of tensor data it makes, and the mean KL
-    divergence predicted for it.
+    """A recipe that names the type of every tensor, the bytes of tensor data that it makes, and the
+    predicted mean KL divergence.
 
-    `damage`: predicted divergence by tensor; those of fixed types, which it has no say in, are left
-    out.
+    damage: predicted divergence of every tensor whose type was chosen.
     """
 
     recipe: Recipe
@@ -107,13 +110,13 @@ class Fitted:
 
     @property
     def predicted_kld(self) -> float:
-        """In nats per token: the sum over the tensors whose types were chosen."""
+        """Nats per token: the sum over the tensors whose types were chosen."""
         return sum(self.damage.values())
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes in `12G` (10^9 each), `11.5GiB` (2^30), `700M`, `700MiB` or a plain number. UsageError
-    for anything else.
+    """Return the bytes of `12G` (10^9 each), `11.5GiB` (2^30), `700M`, `700MiB` or a plain number.
+    UsageError for anything else.
     """
     if isinstance(text, int):
         return text
@@ -131,31 +134,30 @@ def parse_size(text: str | int) -> int:
     match = re.fullmatch(r"(\d{1,15})(?:\.(\d{1,9}))?([KMGT]?I?)B?", text.strip().upper())
     if match is None or match[3] not in units:
         raise UsageError(
-            f"size '{text}': expected a number and a unit, as in 12G (10^9 bytes), 11.5GiB (2^30),"
-            " 700M, 700MiB"
+            f"invalid size '{text}': expected a number with a unit, such as 12G (10^9 bytes),"
+            " 11.5GiB (2^30), 700M or 700MiB"
         )
     whole, fraction, unit = int(match[1]), match[2] or "", units[match[3]]
     return whole * unit + int(fraction or 0) * unit // 10 ** len(fraction)
 
 
 def is_free(plan: PlannedTensor) -> bool:
-    """Whether the type of a tensor in a plan of `DRAFT` is for the budget to choose: the mix
-    decided it, and its rows can have one.
+    """Return whether the budget chooses the type of a tensor in a plan of `DRAFT`: the mix decided
+    it, and its rows can have one.
     """
     return plan.why == f"mix of {DRAFT}" and not plan.fallback
 
 
 def allowed_types(names: Sequence[str], encodable: Sequence[str]) -> list[GGMLType]:
-    """Types by name, each once; by default `DEFAULT_TYPES` and `SHORT_ROW_TYPES`.
-    UnsupportedTypeError for one without a search, UsageError for one that is not a plain quantized
-    type.
+    """Return the types of these names, each once; by default `DEFAULT_TYPES` and `SHORT_ROW_TYPES`.
+
+    UnsupportedTypeError for a type without a search, UsageError for one that is not a plain
+    quantized type.
     """
     chosen = dict.fromkeys(ggml_type(name) for name in names or (*DEFAULT_TYPES, *SHORT_ROW_TYPES))
     for type in chosen:
         if not type.is_quantized or type.is_interleaved:
-            raise UsageError(
-                f"{type} is not a plain quantized type; repacking is a step of its own"
-            )
+            raise UsageError(f"{type} is not a plain quantized type; repack the result instead")
         if type.name not in encodable:
             raise UnsupportedTypeError(f"there is no quantizer for {type.name}")
     return list(chosen)
@@ -164,10 +166,10 @@ def allowed_types(names: Sequence[str], encodable: Sequence[str]) -> list[GGMLTy
 def candidates(
     tensor: TensorInfo, weighted: bool, types: Sequence[GGMLType], chosen_by_user: bool
 ) -> list[GGMLType]:
-    """The types that are tried for a tensor. weighted: there are importances for it. UsageError
-    where none is left.
+    """Return the types that are tried for a tensor. By default types of 32 elements are tried only
+    where those of 256 do not fit.
 
-    By default types of 32 elements are only tried where those of 256 do not fit.
+    weighted: there are importances for it. UsageError if no type is left.
     """
     fitting = [
         type for type in types if fits(type, tensor) and (weighted or not type.needs_importance)
@@ -183,7 +185,7 @@ def candidates(
 
 
 def fitted_targets(fitted: Fitted, draft: Sequence[PlannedTensor]) -> list[TensorInfo]:
-    """The tensors of the result, from the draft that it was made of."""
+    """Return the tensors of the result, given the draft that it was made from."""
     types = fitted.recipe.tensor_types
     return [
         plan.target.with_type(ggml_type(types.get(plan.target.name, plan.target.type.name)))
@@ -198,19 +200,19 @@ def fit_types(
     sensitivities: Sensitivities,
     budget: int,
 ) -> Fitted:
-    """The recipe that chooses for the free tensors of `draft`, a plan of `recipe` with the preset
-    `DRAFT`, what does least damage.
+    """Choose the types of the free tensors of `draft`, a plan of `recipe` with the preset `DRAFT`,
+    that do the least damage.
 
-    stats: of each free tensor, in their order, the errors of its candidates. budget: bytes of the
-    data of all tensors. UsageError if it cannot be reached, saying what can. The recipe's preset,
-    which `general.file_type` is after, is the one that starts from the type of most bytes; it
-    decides nothing else.
+    stats: the errors of the candidates of each free tensor, in order. budget: bytes of the data of
+    all tensors. UsageError if it cannot be reached, naming the smallest result. The preset of the
+    new recipe, which sets `general.file_type` and nothing else, is that of the type with most
+    bytes.
     """
     fixed = sum(plan.target.n_bytes for plan in draft if not is_free(plan))
     elements = sum(plan.target.n_elements for plan in draft)
     choices = [
         [
-            Choice(
+            Candidate(
                 found.tensor.with_type(sums.type).n_bytes,
                 sensitivities.damage(found.tensor.name, sums.weighted_rmse**2),
             )
@@ -221,9 +223,9 @@ def fit_types(
     least = fixed + sum(min(choice.n_bytes for choice in own) for own in choices)
     if least > budget:
         raise UsageError(
-            f"the smallest possible result has {least} bytes of tensors, {8 * least / elements:.4f}"
-            f" bits per weight; {budget} bytes, {8 * budget / elements:.4f} bits per weight, were"
-            " asked for"
+            f"the smallest possible result has {least} bytes of tensors"
+            f" ({8 * least / elements:.4f} bits per weight), but the target is {budget} bytes"
+            f" ({8 * budget / elements:.4f} bits per weight)"
         )
     picked = allocate(choices, budget - fixed)
     types = {
@@ -233,8 +235,7 @@ def fit_types(
     total = fixed + sum(own[index].n_bytes for own, index in zip(choices, picked))
     if total < NEAR * budget:
         log.warning(
-            "the result has %.4f bits per weight, %.4f were asked for: the allowed types give"
-            " nothing nearer",
+            "the result has %.4f bits per weight instead of %.4f: the allowed types come no closer",
             8 * total / elements,
             8 * budget / elements,
         )
@@ -263,8 +264,8 @@ def fit_types(
 
 
 def _preset_of(bytes_by_type: Counter[str]) -> str:
-    """The preset after which a file is called whose bytes are mostly of one type: of this name, or
-    else the first that starts from it.
+    """Return the preset for a file whose bytes are mostly of one type: the preset of this name, or
+    else the first with this base type.
     """
     most = max(bytes_by_type, key=lambda name: (bytes_by_type[name], name), default=DRAFT)
     if most in FILE_TYPES and FILE_TYPES[most].base.name == most:

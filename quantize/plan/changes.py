@@ -1,5 +1,5 @@
-"""What a run may change of a model beside the types of its tensors: blocks left out, a second
-output matrix, keys.
+"""Changes that a run makes to a model besides the types of its tensors: layers removed, a second
+output matrix, metadata keys.
 """
 
 from __future__ import annotations
@@ -15,17 +15,25 @@ from .plan import PlannedTensor
 from .recipe import Recipe
 
 EXTRA_OUTPUT = "output_extra.weight"
-_LONGEST = 127  # bytes of a key or text, as llama-quantize has it
+_LONGEST = 127  # bytes of a key or text, as in llama-quantize
+_EXPECTED = {
+    "int": "a 32-bit integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "valid text",
+}
 
 
 @dataclass(frozen=True)
 class Changes:
-    """prune_layers: blocks that are left out; the others are numbered anew. extra_output: a second
-    copy of the output matrix (or of the embedding that serves as one), named output_extra.weight,
-    in this type. override_kv: `KEY=TYPE:VALUE`, seen by the mixes too. include_weights,
-    exclude_weights: parts of names of the importance matrix's entries that are used, or not used
-    (not both). hide_imatrix: the file says that there was one, and not which. force_imatrix: use
-    the entries that fit even if the importance matrix seems to belong to another model.
+    """Changes to a model besides types.
+
+    prune_layers: layers to remove; the others are renumbered. extra_output: the type of a second
+    copy of the output matrix (or of the embedding that serves as one), named output_extra.weight.
+    override_kv: `KEY=TYPE:VALUE`; mixes see these keys too. include_weights, exclude_weights: parts
+    of the names of importance matrix entries that are used, or not used (not both). hide_imatrix:
+    the file records that there was an importance matrix, but not which. force_imatrix: use the
+    entries that fit even if the importance matrix seems to belong to another model.
     """
 
     prune_layers: Sequence[int] = ()
@@ -38,16 +46,16 @@ class Changes:
 
     def __post_init__(self) -> None:
         if self.include_weights and self.exclude_weights:
-            raise UsageError("--include-weights and --exclude-weights are not for one run")
+            raise UsageError("--include-weights and --exclude-weights cannot be used together")
 
     def uses_entry(self, name: str) -> bool:
-        """Whether the entry of an importance matrix is used."""
+        """Return whether an entry of an importance matrix is used."""
         if self.include_weights:
             return any(part in name for part in self.include_weights)
         return not any(part in name for part in self.exclude_weights)
 
     def name_after(self, name: str) -> str | None:
-        """What a tensor is called when blocks have been left out; None for one of those."""
+        """Return the name of a tensor after layers were removed; None if it was in one of them."""
         parsed = TensorName.parse(name)
         if parsed.layer is None:
             return name
@@ -57,8 +65,10 @@ class Changes:
         return parsed.in_layer(parsed.layer - left_out)
 
     def apply(self, source: Source, rules: str = "ik") -> Source:
-        """The source as it is with these changes. UsageError for layers, keys and values that are
-        none. rules: whose integers are written, see `override`.
+        """Return the source with these changes.
+
+        rules: decides how integers are written, see `override`. UsageError for wrong layers, keys
+        and values.
         """
         overrides = self.overrides(rules)
         if not (self.prune_layers or self.extra_output or overrides):
@@ -70,11 +80,11 @@ class Changes:
         if self.extra_output:
             names = [tensor.name for tensor, _ in tensors]
             if EXTRA_OUTPUT in names:
-                raise UsageError("is there already", tensor=EXTRA_OUTPUT, file=source.path)
+                raise UsageError("already exists", tensor=EXTRA_OUTPUT, file=source.path)
             original = next((name for name in (OUTPUT, TOKEN_EMBEDDING) if name in names), None)
             if original is None:
                 raise UsageError(
-                    "there is no output matrix of which it could be another",
+                    "the model has neither an output matrix nor a token embedding to copy",
                     tensor=EXTRA_OUTPUT,
                     file=source.path,
                 )
@@ -90,18 +100,18 @@ class Changes:
         return ChangedSource(source, tensors, metadata | overrides)
 
     def overrides(self, rules: str = "ik") -> dict[str, Value]:
-        """Keys that are set."""
+        """Return the keys of `override_kv`."""
         return dict(override(text, rules) for text in self.override_kv)
 
     def metadata(self, before: Source, after: Source) -> dict[str, Value]:
-        """Keys of the changed source without those that only `override_kv` brings, which a file has
-        at another place.
+        """Return the keys of the changed source without those that `override_kv` adds, which come
+        at another place of the file.
         """
         new = {text.partition("=")[0] for text in self.override_kv} - before.metadata.keys()
         return {key: value for key, value in after.metadata.items() if key not in new}
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """The recipe with the type of a second output matrix in it."""
+        """Return the recipe with the type of the second output matrix."""
         if not self.extra_output:
             return recipe
         return replace(
@@ -109,19 +119,19 @@ class Changes:
         )
 
     def check(self, planned: Sequence[PlannedTensor]) -> None:
-        """UsageError for a second output matrix that is not smaller than the first."""
+        """Raise UsageError for a second output matrix that is not smaller than the first."""
         targets = {plan.target.name: plan.target for plan in planned}
         if self.extra_output and (extra := targets.get(EXTRA_OUTPUT)):
             first = targets.get(OUTPUT) or targets[TOKEN_EMBEDDING]
             if extra.n_bytes >= first.n_bytes:
                 raise UsageError(
-                    f"in {extra.type} it is not smaller than {first.name} in {first.type}",
+                    f"is not smaller in {extra.type} than {first.name} in {first.type}",
                     tensor=EXTRA_OUTPUT,
                 )
 
 
 class ChangedSource(WrappedSource):
-    """A source whose tensors are some of another's, under other names."""
+    """A source with some tensors of another one, under other names."""
 
     def __init__(
         self,
@@ -140,10 +150,10 @@ class ChangedSource(WrappedSource):
 
 
 def pruned_metadata(metadata: dict[str, Value], layers: Sequence[int]) -> dict[str, Value]:
-    """Keys of a model that has lost these blocks: their number, lists with an item for each, and
-    how many lead or end them.
+    """Return the metadata of a model without these layers: the number of layers, lists with an item
+    per layer, and the numbers of leading and trailing layers of a kind.
 
-    UsageError for blocks that are not there, or if none is left.
+    UsageError for layers that do not exist, or if none is left.
     """
     architecture = (
         metadata["general.architecture"].data if "general.architecture" in metadata else ""
@@ -151,7 +161,7 @@ def pruned_metadata(metadata: dict[str, Value], layers: Sequence[int]) -> dict[s
     stated = metadata.get(f"{architecture}.block_count")
     if stated is None:
         raise UsageError(
-            "layers cannot be left out: the model does not say how many it has"
+            "cannot remove layers: the metadata lacks the number of layers"
             f" ({architecture}.block_count)"
         )
     n, gone = stated.data, set(layers)
@@ -180,18 +190,17 @@ def pruned_metadata(metadata: dict[str, Value], layers: Sequence[int]) -> dict[s
 
 
 def override(text: str, rules: str = "ik") -> tuple[str, Value]:
-    """Key and value of `KEY=TYPE:VALUE` with TYPE int, float, bool or str. UsageError for what is
-    none.
+    """Parse `KEY=TYPE:VALUE` with TYPE int, float, bool or str. UsageError for anything else.
 
-    Integers are written as llama-quantize of ik_llama.cpp does it, with sign (INT32), or for
-    `mainline` as llama.cpp's does it: UINT32, without it.
+    Integers are written as llama-quantize of ik_llama.cpp does, signed (INT32), or for `mainline`
+    as llama.cpp does: unsigned (UINT32).
     """
     key, equals, typed = text.partition("=")
     kind, colon, value = typed.partition(":")
     if not (key and equals and colon and kind in ("int", "float", "bool", "str")):
-        raise UsageError(f"'{text}' is not KEY=TYPE:VALUE with TYPE int, float, bool or str")
+        raise UsageError(f"'{text}': expected KEY=TYPE:VALUE with TYPE int, float, bool or str")
     if len(key.encode()) > _LONGEST or (kind == "str" and len(value.encode()) > _LONGEST):
-        raise UsageError(f"'{text}': key and text are {_LONGEST} bytes at most")
+        raise UsageError(f"'{text}': key and text may have at most {_LONGEST} bytes")
     try:
         match kind:
             case "int":
@@ -208,7 +217,7 @@ def override(text: str, rules: str = "ik") -> tuple[str, Value]:
             case _:
                 return key, string(value)
     except (ValueError, KeyError, OverflowError):
-        raise UsageError(f"'{text}': '{value}' is no {kind}") from None
+        raise UsageError(f"'{text}': '{value}' is not {_EXPECTED[kind]}") from None
 
 
 def _within(number: int, limit: int) -> int:

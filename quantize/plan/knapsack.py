@@ -1,11 +1,11 @@
-"""One choice for every tensor, so that together they fit a number of bytes and do the least damage:
-a multiple-choice knapsack.
+"""A multiple-choice knapsack: one candidate for every tensor, so that together they fit into a
+number of bytes and do the least damage.
 
-Only choices on the lower convex hull of (bytes, damage) can be optimal for some price of a byte
-(Everett, "Generalized Lagrange Multiplier Method", 1963). Buying the steps between them in order of
-damage saved per byte gives, at every size it passes, the optimum for that size; what room is left
-then is filled by single choices and by exchanges between two tensors, which may leave the hull.
-Damages become integers before anything is compared, so that the result depends on no order of
+Only candidates on the lower convex hull of (bytes, damage) can be optimal for some price of a byte
+(Everett, "Generalized Lagrange Multiplier Method", 1963). Taking the steps between them in order of
+damage saved per byte gives the optimum at every size that it passes. The bytes left are then used
+for single candidates and for exchanges between two tensors, which may leave the hull. Damages
+become integers before anything is compared, so that the result does not depend on the order of
 floating point operations.
 """
 
@@ -18,26 +18,23 @@ from dataclasses import dataclass
 
 from ...errors import UsageError
 
-_UNITS = 1 << 60  # damage is counted in such parts of the largest sum of damages
+_UNITS = 1 << 60  # the largest sum of damages in units of damage
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a choice takes, in bytes, and how much worse it makes the result, in any unit that may
-    be added up.
-    """
+class Candidate:
+    """The bytes that a candidate takes, and the damage that it does, in any unit that adds up."""
 
     n_bytes: int
     damage: float
 
 
-def allocate(tensors: Sequence[Sequence[Choice]], budget: int) -> list[int]:
-    """The index of a choice for every tensor: together at most `budget` bytes, with (nearly) the
-    smallest sum of damages.
+def allocate(tensors: Sequence[Sequence[Candidate]], budget: int) -> list[int]:
+    """Return the index of a candidate for every tensor: together at most `budget` bytes, with
+    (nearly) the smallest sum of damages.
 
-    Never worse than the best point that a price per byte could give, and usually optimal.
-    UsageError where even the smallest choices take more, saying how much; damages that are negative
-    or not finite are a ValueError of the caller's.
+    Never worse than the best result of a price per byte, and usually optimal. UsageError if even
+    the smallest candidates take more, ValueError for damages that are negative or not finite.
     """
     if any(
         not math.isfinite(choice.damage) or choice.damage < 0
@@ -47,7 +44,7 @@ def allocate(tensors: Sequence[Sequence[Choice]], budget: int) -> list[int]:
         raise ValueError("damages are finite and not negative")
     least = sum(min(choice.n_bytes for choice in choices) for choices in tensors)
     if least > budget:
-        raise UsageError(f"the smallest types take {least} bytes, and there is room for {budget}")
+        raise UsageError(f"the smallest types take {least} bytes, more than the {budget} available")
     worst = sum(max(choice.damage for choice in choices) for choices in tensors) or 1.0
     counted = [
         [(choice.n_bytes, round(choice.damage / worst * _UNITS)) for choice in choices]
@@ -60,10 +57,10 @@ def allocate(tensors: Sequence[Sequence[Choice]], budget: int) -> list[int]:
 
 
 def _along_the_hulls(tensors: list[list[tuple[int, int]]], budget: int) -> list[int]:
-    """From the smallest choices upward, by damage saved per byte, until nothing more fits."""
+    """Go up from the smallest candidates by damage saved per byte, until nothing more fits."""
     hulls = [_hull(choices) for choices in tensors]
     chosen = [hull[0] for hull in hulls]
-    room = budget - sum(choices[index][0] for choices, index in zip(tensors, chosen))
+    left = budget - sum(choices[index][0] for choices, index in zip(tensors, chosen))
     steps = []
     for number, (choices, hull) in enumerate(zip(tensors, hulls)):
         for position, (before, after) in enumerate(zip(hull, hull[1:])):
@@ -71,24 +68,23 @@ def _along_the_hulls(tensors: list[list[tuple[int, int]]], budget: int) -> list[
                 choices[after][0] - choices[before][0],
                 choices[before][1] - choices[after][1],
             )
-            steps.append(
-                (-(saved * _UNITS // cost), number, position, after, cost)
-            )  # an integer: ties are told by tensor
+            # An integer: ties are broken by tensor.
+            steps.append((-(saved * _UNITS // cost), number, position, after, cost))
     stopped = set()
     for _, number, _, after, cost in sorted(steps):
         if number in stopped:
             continue
-        if cost > room:
-            stopped.add(number)  # its later steps count from this one
+        if cost > left:
+            stopped.add(number)  # its later steps build on this one
             continue
         chosen[number] = after
-        room -= cost
+        left -= cost
     return chosen
 
 
 def _hull(choices: list[tuple[int, int]]) -> list[int]:
-    """Indices of the choices on the lower convex hull, from the smallest, each with less damage
-    than the one before.
+    """Return the indices of the candidates on the lower convex hull, from the smallest, each with
+    less damage than the one before.
     """
     order = sorted(range(len(choices)), key=lambda index: (*choices[index], index))
     hull: list[int] = []
@@ -106,10 +102,10 @@ def _hull(choices: list[tuple[int, int]]) -> list[int]:
 
 
 def _exchange(tensors: list[list[tuple[int, int]]], chosen: list[int], budget: int) -> bool:
-    """Make the best change of one tensor or of two that lowers the damage and still fits, in place;
+    """Make the best change of one tensor or two that lowers the damage and fits, in place. Return
     whether there was one.
     """
-    room = budget - sum(choices[index][0] for choices, index in zip(tensors, chosen))
+    left = budget - sum(choices[index][0] for choices, index in zip(tensors, chosen))
     moves = []  # (more bytes, less damage, tensor, choice)
     for number, (choices, now) in enumerate(zip(tensors, chosen)):
         size, damage = choices[now]
@@ -123,9 +119,9 @@ def _exchange(tensors: list[list[tuple[int, int]]], chosen: list[int], budget: i
     best_two = _best_of_two_tensors(moves)
     best, gain = None, 0
     for move in moves:
-        if move[0] <= room and move[1] > gain:
+        if move[0] <= left and move[1] > gain:
             best, gain = (move,), move[1]
-        upto = bisect_right(sizes, room - move[0])
+        upto = bisect_right(sizes, left - move[0])
         if not upto:
             continue
         other = next((other for other in best_two[upto - 1] if other[2] != move[2]), None)
@@ -139,8 +135,8 @@ def _exchange(tensors: list[list[tuple[int, int]]], chosen: list[int], budget: i
 def _best_of_two_tensors(
     moves: list[tuple[int, int, int, int]],
 ) -> list[tuple[tuple[int, int, int, int], ...]]:
-    """For each place in `moves`, the one that saves most damage up to there, and the one that does
-    so for another tensor.
+    """Return for each place in `moves` the move up to there that saves most damage, and the best
+    one of another tensor.
     """
     found, result = (), []
     for move in moves:

@@ -1,5 +1,5 @@
 """The mixes of all presets of llama.cpp's llama-quantize (2026-10), as data in the language of
-`rows.py`.
+`mix_rules`.
 
 It takes a name for the first of these parts that it contains: attn_qkv.weight, attn_kv_b.weight,
 attn_v.weight, attn_k.weight, ..; the first three are value projections to it, and eight experts are
@@ -8,13 +8,16 @@ a case of their own.
 
 from __future__ import annotations
 
+from .mix_rules import VALUES, MixRule, RuleSet, by_preset, mix_rule
 from .presets import IK
-from .rules import VALUES, Row, RuleSet, by_preset, row
 
-_PRESETS = """F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q2_K_S Q3_K Q3_K_S Q3_K_M Q3_K_L Q4_K Q4_K_S Q4_K_M Q5_K Q5_K_S Q5_K_M Q6_K
-    IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ3_XXS IQ3_XS IQ3_S IQ3_M IQ4_NL IQ4_XS TQ1_0 TQ2_0 Q1_0 Q2_0 NVFP4 MXFP4_MOE"""
+_PRESETS = """
+    F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q2_K_S Q3_K Q3_K_S Q3_K_M Q3_K_L Q4_K Q4_K_S
+    Q4_K_M Q5_K Q5_K_S Q5_K_M Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ3_XXS IQ3_XS IQ3_S
+    IQ3_M IQ4_NL IQ4_XS TQ1_0 TQ2_0 Q1_0 Q2_0 NVFP4 MXFP4_MOE
+"""
 
-_OUTPUT = row(
+_OUTPUT = mix_rule(
     "output",
     """
     MXFP4_MOE: Q8_0
@@ -40,14 +43,17 @@ _VALUE_PARTS = {
     "attn_kv_b.weight": "attn_k",
     "attn_v.weight": "attn_v",
 }
-_FLAGS_ONLY = (row("attn_q", flag="attn_q"), row("attn_k", flag="attn_k"))
+_FLAGS_ONLY = (mix_rule("attn_q", flag="attn_q"), mix_rule("attn_k", flag="attn_k"))
 _NEVER_BELOW_8 = tuple(
-    row(part, "*: Q8_0", when="glm5-next") for part in ("attn_q_a", "attn_q_b", "nextn.eh_proj")
+    mix_rule(part, "*: Q8_0", when="glm5-next")
+    for part in ("attn_q_a", "attn_q_b", "nextn.eh_proj")
 )
 
 
-def _values(text: str) -> tuple[Row, ...]:
-    return tuple(row(part, text, flag=flag, count=VALUES) for part, flag in _VALUE_PARTS.items())
+def _values(text: str) -> tuple[MixRule, ...]:
+    return tuple(
+        mix_rule(part, text, flag=flag, count=VALUES) for part, flag in _VALUE_PARTS.items()
+    )
 
 
 _LOW = (
@@ -57,8 +63,8 @@ _LOW = (
         IQ2_S IQ2_M: IQ3_S
         *: Q2_K
     """),
-    row("attn_k.weight", "*: E=8 Q4_K", flag="attn_k"),
-    row(
+    mix_rule("attn_k.weight", "*: E=8 Q4_K", flag="attn_k"),
+    mix_rule(
         "attn_output.weight",
         """
         *: E=8 Q5_K
@@ -67,9 +73,9 @@ _LOW = (
     """,
         flag="attn_output",
     ),
-    row("ffn_up", flag="ffn_up"),
-    row("ffn_gate", flag="ffn_gate"),
-    row(
+    mix_rule("ffn_up", flag="ffn_up"),
+    mix_rule("ffn_gate", flag="ffn_gate"),
+    mix_rule(
         "ffn_down",
         """
         IQ2_S IQ2_M: first/8 IQ3_S
@@ -98,7 +104,7 @@ _GENERAL = (
         Q4_K_M Q5_K_M: more_v Q6_K
         Q4_K_S: v<4 Q5_K
     """),
-    row(
+    mix_rule(
         "attn_k.weight",
         """
         *: E=8 Q8_0
@@ -107,7 +113,7 @@ _GENERAL = (
     """,
         flag="attn_k",
     ),
-    row(
+    mix_rule(
         "attn_q.weight",
         """
         IQ3_XS: IQ3_XXS
@@ -115,7 +121,7 @@ _GENERAL = (
     """,
         flag="attn_q",
     ),
-    row(
+    mix_rule(
         "attn_output.weight",
         """
         Q3_K_L: falcon Q4_K
@@ -129,9 +135,9 @@ _GENERAL = (
     """,
         flag="attn_output",
     ),
-    row("ffn_up", "IQ3_XS: middle IQ3_XXS", flag="ffn_up", count="up"),
-    row("ffn_gate", "IQ3_XS: middle IQ3_XXS", flag="ffn_gate", count="gate"),
-    row(
+    mix_rule("ffn_up", "IQ3_XS: middle IQ3_XXS", flag="ffn_up", count="up"),
+    mix_rule("ffn_gate", "IQ3_XS: middle IQ3_XXS", flag="ffn_gate", count="gate"),
+    mix_rule(
         "ffn_down",
         """
         Q2_K: Q3_K
@@ -212,7 +218,7 @@ MAINLINE = RuleSet(
     output=_OUTPUT,
     general=_GENERAL,
     embeddings={
-        f"{name}.weight": row(name, _EMBEDDING_LINES, flag=flag)
+        f"{name}.weight": mix_rule(name, _EMBEDDING_LINES, flag=flag)
         for name, flag in (
             ("token_embd", "token_embedding"),
             ("per_layer_token_embd", "per_layer_token_embedding"),
@@ -223,7 +229,7 @@ MAINLINE = RuleSet(
     chains=by_preset(
         {
             "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M": _LOW,
-            "MXFP4_MOE": (row("", "*: experts MXFP4, Q8_0"),),
+            "MXFP4_MOE": (mix_rule("", "*: experts MXFP4, Q8_0"),),
         }
     ),
     value_parts=tuple(_VALUE_PARTS),

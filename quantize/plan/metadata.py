@@ -1,4 +1,4 @@
-"""Metadata of a quantized file: the source's keys, with what the run adds or removes."""
+"""Metadata of a quantized file: the keys of the source, and those that the run adds or removes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 @dataclass(frozen=True)
 class ImatrixNote:
-    """What is recorded of the importance matrix that was used. sha256: of its file, None where that
-    is not recorded. hidden: only that there was one.
+    """What a file records of the importance matrix that was used.
+
+    sha256: of the matrix's file, None if not recorded. hidden: record only that there was a matrix.
     """
 
     file: str
@@ -25,7 +26,7 @@ class ImatrixNote:
     hidden: bool = False
 
     def shown(self) -> ImatrixNote:
-        """As llama-quantize --hide-imatrix of ik_llama.cpp has it, if it is hidden."""
+        """Return the note as it is recorded: hidden as llama-quantize --hide-imatrix does it."""
         return ImatrixNote(_SECRET, self.dataset and _SECRET, 0, 0) if self.hidden else self
 
 
@@ -35,8 +36,10 @@ def quantized_metadata(
     imatrix: ImatrixNote | None = None,
     overrides: dict[str, Value] | None = None,
 ) -> dict[str, Value]:
-    """Keys keep their places; new ones come last, as ik_llama.cpp writes them. Split keys go: the
-    output is one file. overrides: keys that a user sets, whatever they are otherwise.
+    """Return the keys of a quantized file. Keys keep their places, and new ones come last, as
+    ik_llama.cpp writes them. Split keys are removed.
+
+    overrides: keys that a user sets, which replace others.
     """
     keys = {key: value for key, value in metadata.items() if key not in _SPLIT_KEYS}
     keys["general.quantization_version"] = u32(QUANTIZATION_VERSION)
@@ -55,5 +58,5 @@ def quantized_metadata(
 
 
 def _short(text: str) -> Value:
-    """At most 127 bytes of it, as the reference keeps; bytes that are not UTF-8 are left out."""
+    """Return at most 127 bytes, as the original does. Bytes that are not UTF-8 are dropped."""
     return string(text.encode(errors="surrogateescape")[:127].decode(errors="ignore"))

@@ -1,4 +1,4 @@
-"""Applies a set of rules to the tensors of a model, one after another."""
+"""Applying the mix rules of a preset to the tensors of a model, one after another."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import Mapping
 from ...formats.ftypes import FileType
 from ...formats.source import TensorInfo
 from ...formats.types import GGMLType, ggml_type
+from .mix_rules import COMPARISON, STEPS, VALUES, MixRule, RuleSet, preset_name, step_up
 from .roles import OUTPUT, ModelFacts, layer_of
-from .rules import COMPARISON, STEPS, VALUES, Row, RuleSet, preset_name, step_up
 
 _COMPARE = {">=": operator.ge, "<": operator.lt, "=": operator.eq}
 
 
 def more_bits(i: int, n: int) -> bool:
-    """Whether layer `i` of `n` is one of those that some presets spend more on: the first and last
-    eighth, every third between.
+    """Return whether layer `i` of `n` is one that some presets spend more bits on: the first and
+    last eighth, and every third layer between.
     """
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
 class Mix:
-    """The types a preset mixes. `type_of` is asked once for every tensor that is quantized, in
-    `rules.in_order`, as some rules count.
+    """The mix of a preset. Call `type_of` once for every tensor that is quantized, in the order of
+    `RuleSet.in_order`, as some rules count tensors.
 
-    imatrix: there is an importance matrix with entries. flags: types the user gives to roles, by
-    the names that rows have for them; `used` collects the flags that counted.
+    imatrix: there is an importance matrix with entries. flags: types that the user gives to roles,
+    by the flag names of the rules. `used` collects the flags that had an effect.
     """
 
     def __init__(
@@ -47,53 +47,53 @@ class Mix:
         )
         self.flags, self.used = flags or {}, set()
         self._chain = rules.chain_of(self.preset)
-        self._seen: Counter[str] = Counter()  # tensors so far, by what rows count
+        self._seen: Counter[str] = Counter()  # tensors so far, by what rules count
 
     def type_of(self, tensor: TensorInfo) -> tuple[GGMLType, str]:
-        """The type for `tensor`, not yet asked whether its rows can have it, and the flag that gave
-        it, if one did.
+        """Return the type for `tensor`, and the flag that gave it, or "". Whether the rows of the
+        tensor can have the type is not checked here.
 
-        UsageError if a rule needs a layer that its name lacks.
+        UsageError if a rule needs a layer and the name has none.
         """
-        row = self._row(tensor)
-        if row is None:
+        rule = self._rule(tensor)
+        if rule is None:
             return self.base, ""
-        chosen = self._choose(row, tensor)
-        if row.count:
-            self._seen[row.count] += 1
-        return chosen, row.flag if row.flag in self.flags else ""
+        chosen = self._choose(rule, tensor)
+        if rule.count:
+            self._seen[rule.count] += 1
+        return chosen, rule.flag if rule.flag in self.flags else ""
 
-    def _row(self, tensor: TensorInfo) -> Row | None:
+    def _rule(self, tensor: TensorInfo) -> MixRule | None:
         if tensor.name == OUTPUT or (self.facts.tied and tensor.name in self.rules.tied):
             return self.rules.output
         if tensor.name in self.rules.embeddings:
             return self.rules.embeddings[tensor.name]
         return next(
             (
-                row
-                for row in self._chain
-                if row.part in tensor.name and self._all(row.when, row, tensor)
+                rule
+                for rule in self._chain
+                if rule.part in tensor.name and self._all(rule.when, rule, tensor)
             ),
             None,
         )
 
-    def _choose(self, row: Row, tensor: TensorInfo) -> GGMLType:
-        if row.flag in self.flags:
-            self.used.add(row.flag)
-            return self.flags[row.flag]
-        for choice in row.choices(self.preset):
-            if self._all(choice.conditions, row, tensor):
+    def _choose(self, rule: MixRule, tensor: TensorInfo) -> GGMLType:
+        if rule.flag in self.flags:
+            self.used.add(rule.flag)
+            return self.flags[rule.flag]
+        for choice in rule.choices(self.preset):
+            if self._all(choice.conditions, rule, tensor):
                 if choice.result in STEPS:
                     return step_up(self.base, choice.result)
                 return self.base if choice.result == "base" else ggml_type(choice.result)
         return self.base
 
-    def _all(self, conditions: tuple[str, ...], row: Row, tensor: TensorInfo) -> bool:
-        return all(self._holds(word, row, tensor) for word in conditions)
+    def _all(self, conditions: tuple[str, ...], rule: MixRule, tensor: TensorInfo) -> bool:
+        return all(self._holds(word, rule, tensor) for word in conditions)
 
-    def _holds(self, word: str, row: Row, tensor: TensorInfo) -> bool:
+    def _holds(self, word: str, rule: MixRule, tensor: TensorInfo) -> bool:
         if word.startswith("!"):
-            return not self._holds(word[1:], row, tensor)
+            return not self._holds(word[1:], rule, tensor)
         if compared := COMPARISON.fullmatch(word):
             value = {
                 "E": self.facts.n_experts,
@@ -104,13 +104,13 @@ class Mix:
         facts, n = self.facts, self.facts.n_layers
         match word:
             case "first/8":
-                return self._layer(row, tensor) < n // 8
+                return self._layer(rule, tensor) < n // 8
             case "first/16":
-                return self._layer(row, tensor) < n // 16
+                return self._layer(rule, tensor) < n // 16
             case "middle":
-                return n // 8 <= self._layer(row, tensor) < 7 * n // 8
+                return n // 8 <= self._layer(rule, tensor) < 7 * n // 8
             case "more":
-                return more_bits(self._layer(row, tensor), n)
+                return more_bits(self._layer(rule, tensor), n)
             case "more_v":
                 return more_bits(self._seen[VALUES], facts.n_values)
             case "imatrix":
@@ -132,7 +132,7 @@ class Mix:
             case _:
                 return facts.architecture == word
 
-    def _layer(self, row: Row, tensor: TensorInfo) -> int:
-        if self.facts.n_experts > 1 and not row.by_count:
+    def _layer(self, rule: MixRule, tensor: TensorInfo) -> int:
+        if self.facts.n_experts > 1 and not rule.by_count:
             return layer_of(tensor.name, self.facts.n_layers)
-        return self._seen[row.count]
+        return self._seen[rule.count]

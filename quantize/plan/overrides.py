@@ -1,6 +1,4 @@
-"""Types a user gives to tensors, by role, by regular expression or by name, beside what the preset
-would choose.
-"""
+"""Types that a user gives to tensors by role, by regular expression or by name."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ from ...formats.types import GGMLType, ggml_type
 
 log = logging.getLogger(__name__)
 
-Chosen = tuple[GGMLType, str]  # a type, and what decided it
+Chosen = tuple[GGMLType, str]  # a type and what decided it
 
-# Flags of llama-quantize of ik_llama.cpp, `--attn-q-type` for attn_q: what they count for.
+# Flags of llama-quantize of ik_llama.cpp, `--attn-q-type` for attn_q: the tensors they apply to.
 ROLE_FLAGS = {
     "attn_q": "tensors with attn_q in their names, attn_qkv among them",
     "attn_k": "tensors with attn_k in their names",
@@ -36,12 +34,12 @@ _ITEM = re.compile(r"(\S+?)\s*=\s*([A-Za-z0-9_]+)(?=[\s,]|$)\s*,?")
 
 
 def flag_name(role: str) -> str:
-    """How a role is called on the command line."""
+    """Return the command-line flag of a role."""
     return f"--{role.replace('_', '-')}-type"
 
 
 def regular_expressions(patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    """Compiled `patterns` for names of tensors. UsageError naming one that is not a regular
+    """Compile `patterns` for names of tensors. UsageError naming one that is not a regular
     expression.
     """
     compiled = []
@@ -55,8 +53,8 @@ def regular_expressions(patterns: Iterable[str]) -> list[re.Pattern[str]]:
 
 @dataclass(frozen=True)
 class Rule:
-    """Tensors with `pattern` somewhere in their names get `type`. origin: the flag, or the line of
-    a file, that it comes from.
+    """Tensors whose name contains a match of `pattern` get `type`. origin: the flag or the line of
+    a file that the rule comes from.
     """
 
     pattern: re.Pattern[str]
@@ -65,7 +63,7 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """REGEX=TYPE."""
+        """The rule as REGEX=TYPE."""
         return f"{self.pattern.pattern}={self.type.type_name}"
 
     def __str__(self) -> str:
@@ -73,8 +71,8 @@ class Rule:
 
 
 def parse_rules(text: str, origin: str = "--custom-q") -> list[Rule]:
-    """The rules of `REGEX=TYPE,REGEX=TYPE`. UsageError, or UnknownTypeError for a type, naming the
-    part that is none.
+    """Parse `REGEX=TYPE,REGEX=TYPE`. UsageError, or UnknownTypeError for a type, naming the rule
+    that is wrong.
     """
     rules, rest = [], text.strip().lstrip(",").strip()
     while rest:
@@ -92,13 +90,13 @@ def parse_rules(text: str, origin: str = "--custom-q") -> list[Rule]:
 
 @dataclass
 class Overrides:
-    """`types` by role (those of ROLE_FLAGS, token_embedding and output_tensor); rules, of which the
-    first that matches counts.
+    """Types by role and rules; of several rules that match, the first counts.
 
-    patterns: rules that come before everything a preset does, `--pure` or not, and hide their
-    tensors from rules of its mix that count. custom: rules that come after the mix, and not with
-    `--pure`. exact: types of single tensors by their full names, above everything. strict: rules
-    that count for nothing are an error. `used` collects roles that counted for a tensor.
+    types: by role: those of ROLE_FLAGS, token_embedding and output_tensor. patterns: rules that
+    come before the preset, also with `--pure`, and hide their tensors from mix rules that count.
+    custom: rules that come after the mix, and have no effect with `--pure`. exact: types of single
+    tensors by their full names, above everything. strict: rules without effect are an error. `used`
+    collects the roles that had an effect.
     """
 
     types: dict[str, GGMLType] = field(default_factory=dict)
@@ -119,21 +117,22 @@ class Overrides:
         patterns: str | Iterable[str | Rule] = (),
         strict: bool = False,
     ) -> Overrides:
-        """custom, patterns: `REGEX=TYPE,REGEX=TYPE`, any number of such texts, or rules. roles:
-        type names by the keys of ROLE_FLAGS. exact: type names by names of tensors.
+        """Make overrides of texts.
 
-        UsageError for what is none of these, UnknownTypeError for names that are no types.
+        custom, patterns: one text `REGEX=TYPE,REGEX=TYPE`, several, or rules. roles: type names by
+        the keys of ROLE_FLAGS. exact: type names by names of tensors. UsageError for an unknown
+        role or a malformed rule, UnknownTypeError for an unknown type.
         """
-        roles = dict(roles or {})
+        roles = roles or {}
         if unknown := roles.keys() - ROLE_FLAGS.keys():
             raise UsageError(
                 f"unknown roles {', '.join(sorted(unknown))}; known are {', '.join(ROLE_FLAGS)}"
             )
-        roles |= {"token_embedding": token_embedding, "output_tensor": output_tensor}
+        given = {**roles, "token_embedding": token_embedding, "output_tensor": output_tensor}
         return cls(
             {
                 role: _named(name, flag_name(role))
-                for role, name in roles.items()
+                for role, name in given.items()
                 if name is not None
             },
             _rules(custom, "--custom-q"),
@@ -143,22 +142,22 @@ class Overrides:
         )
 
     def pattern_type(self, name: str) -> Chosen | None:
-        """The type of the first of `patterns` found anywhere in the name of a tensor."""
+        """Return the type of the first of `patterns` that the name of a tensor contains."""
         return _first(self.patterns, name)
 
     def custom_type(self, name: str) -> Chosen | None:
-        """The type of the first of `custom` found anywhere in the name of a tensor."""
+        """Return the type of the first of `custom` that the name of a tensor contains."""
         return _first(self.custom, name)
 
     def role_type(self, role: str) -> Chosen | None:
-        """The type given to a role."""
+        """Return the type given to a role."""
         if role not in self.types:
             return None
         self.used.add(role)
         return self.types[role], flag_name(role)
 
     def exact_type(self, tensor: TensorInfo) -> Chosen | None:
-        """The type given to this very tensor. ShapeError if the tensor cannot have it."""
+        """Return the type given to this tensor by name. ShapeError if the tensor cannot have it."""
         if (given := self.exact.get(tensor.name)) is None:
             return None
         try:
@@ -168,20 +167,20 @@ class Overrides:
         return given, "given by name"
 
     def check_names(self, tensors: Sequence[TensorInfo]) -> None:
-        """UsageError for a type given to a tensor that is not there."""
+        """Raise UsageError for a type that is given to a tensor that does not exist."""
         names = [tensor.name for tensor in tensors]
         if missing := sorted(self.exact.keys() - set(names)):
             close = difflib.get_close_matches(missing[0], names, n=1)
             raise UsageError(
-                "a type is given to it, but there is no such tensor"
+                "a type is given to this tensor, but the model does not have it"
                 + (f"; did you mean {close[0]}?" if close else ""),
                 tensor=missing[0],
             )
 
     def warn_of_unused_roles(self) -> None:
-        """Log what counted for no tensor, which is most likely not what its author wanted."""
+        """Log the roles that had no effect, which is hardly what their author wanted."""
         for role in sorted(self.types.keys() - self.used):
-            log.warning("%s counts for no tensor", flag_name(role))
+            log.warning("%s applies to no tensor", flag_name(role))
 
 
 def _named(name: str, flag: str) -> GGMLType:
@@ -201,7 +200,7 @@ def _rules(texts: str | Iterable[str | Rule], origin: str) -> list[Rule]:
 
 
 def _lower(rule: Rule) -> Rule:
-    """As llama.cpp takes it: its expression in lower case."""
+    """Return the rule with its expression in lower case, as llama.cpp does."""
     return Rule(regular_expressions([rule.pattern.pattern.lower()])[0], rule.type, rule.origin)
 
 

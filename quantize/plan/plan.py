@@ -1,7 +1,7 @@
-"""Which type every tensor gets: decided for all tensors before anything is read or written.
+"""The type of every tensor, decided for all tensors before anything is read or written.
 
-Follows llama-quantize of ik_llama.cpp or of llama.cpp: the mixes of presets, what `--pure` and the
-types given by users do, what happens to rows that a type cannot hold, what is refused without an
+Follows llama-quantize of ik_llama.cpp or of llama.cpp: the mixes of presets, `--pure` and the types
+given by users, fallbacks for rows that a type cannot hold, and what is refused without an
 importance matrix.
 """
 
@@ -17,6 +17,7 @@ from ...formats.source import TensorInfo
 from ...formats.types import GGMLType, ggml_type
 from .mainline import MAINLINE, ONLY_MAINLINE, RULE_SETS
 from .mix import Mix
+from .mix_rules import RuleSet
 from .overrides import Chosen, Overrides, flag_name
 from .presets import IK
 from .review import review_rules
@@ -29,10 +30,9 @@ from .roles import (
     ModelFacts,
     is_candidate,
 )
-from .rules import RuleSet
 
-# Replacement of a type where a row is not a multiple of its block, for 256-block types whose
-# replacement is not IQ4_NL, and some others.
+# Fallback of a type whose block does not divide the row length, for types of 256 elements whose
+# fallback is not IQ4_NL, and some others.
 _SHORT_ROW_TYPES = {
     "Q5_0": ("IQ4_K", "IQ4_K_R4", "Q4_K", "Q4_K_R4", "IQ5_KS", "IQ5_KS_R4"),
     "Q6_0": ("IQ5_K", "IQ5_K_R4", "Q5_K", "Q5_K_R4"),
@@ -40,24 +40,21 @@ _SHORT_ROW_TYPES = {
     "Q4_0": ("TQ1_0", "TQ2_0", "Q2_0"),
 }
 _SHORT_ROWS = {wide: narrow for narrow, wides in _SHORT_ROW_TYPES.items() for wide in wides}
-_NO_SHORT_ROWS = (
-    "IQ1_BN",
-    "IQ2_BN",
-    "IQ2_BN_R4",
-)  # of ternary models, whose other types are no replacement
+# Types of ternary models, for which no other type is a fallback.
+_NO_SHORT_ROWS = ("IQ1_BN", "IQ2_BN", "IQ2_BN_R4")
 BY_ROW = "looked up by row"
-# Plain type of an interleaved one that no plain type repacks into.
+# Plain types of interleaved ones that no plain type repacks into.
 _PLAIN_STAND_IN = {"IQ1_S_R4": "IQ1_S", "IQ1_M_R4": "IQ1_M", "Q8_K_R8": "Q8_0", "Q8_K_R16": "Q8_0"}
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor as it is and as it will be; `note` says why it is not what was asked for, `fallback`
-    that it could not be.
+    """A tensor as it is in the source and as it will be in the output.
 
-    why: what decided the type, a preset's mix, a rule or a flag. nan_to_zero: NaN and infinities in
-    the source become 0, if the tensor changes its type; otherwise they are an error. symmetric:
-    Q4_0 with codes from -7 to 7, without importances.
+    note: why it does not get the requested type. fallback: the tensor cannot have the requested
+    type. why: what decided the type: a preset's mix, a rule or a flag. nan_to_zero: if the tensor
+    changes its type, NaN and infinities in the source become 0 instead of an error. symmetric: Q4_0
+    with codes from -7 to 7, without importances.
     """
 
     source: TensorInfo
@@ -74,10 +71,10 @@ class PlannedTensor:
 
 
 def rules_of(preset: FileType, name: str = "ik") -> RuleSet:
-    """The rules by which a preset is mixed: those of the name, `ik` or `mainline`, or for presets
-    that only llama.cpp has, llama.cpp's.
+    """Return the rule set `name`, `ik` or `mainline`. Presets that only llama.cpp has always get
+    `mainline`.
 
-    UsageError for a name that is none, and for a preset that llama.cpp does not have.
+    UsageError for an unknown name, and for a preset that llama.cpp does not have.
     """
     if name not in RULE_SETS:
         raise UsageError(f"unknown rules '{name}', expected {' or '.join(RULE_SETS)}")
@@ -99,17 +96,18 @@ def plan_preset(
     allow_requantize: bool = False,
     rules: RuleSet | None = None,
 ) -> list[PlannedTensor]:
-    """What llama-quantize makes of tensors in this order, for a model with this metadata (GGUF
+    """Plan tensors in this order as llama-quantize does, for a model with this metadata (GGUF
     keys).
 
-    rules: `rules_of(preset)` if not given. Every candidate gets the type of the first pattern that
-    matches, or of the first custom rule, or of the preset's mix; `pure` leaves out the last two,
-    float types all of them. Rows that the type cannot hold get its replacement. Types given to
-    embeddings, output and routers come last, and above all of this are types given to single
-    tensors by name (`overrides.exact`), which nothing replaces. imatrix: there is an importance
-    matrix with entries, whatever it has them for. UsageError where a quantized source would have to
-    change without `allow_requantize`, ShapeError for rows there is no replacement for. Overrides
-    without effect are logged, and rules that compete.
+    Every candidate gets the type of the first pattern that matches, else of the first custom rule,
+    else of the preset's mix. `pure` skips the last two, float presets all three. Rows that the type
+    cannot hold get its fallback. Types given to embeddings, output and routers are applied after
+    that, and types given to single tensors by name (`overrides.exact`) override everything.
+
+    rules: `rules_of(preset)` by default. imatrix: there is an importance matrix with entries, for
+    whichever tensors. UsageError if a quantized tensor would change without `allow_requantize`,
+    ShapeError for rows without a fallback. Overrides without effect and rules that compete are
+    logged.
     """
     overrides = overrides or Overrides()
     overrides.check_names(tensors)
@@ -131,8 +129,7 @@ def plan_preset(
             flag_name(flag) if flag else f"mix of {preset.name}",
         )
 
-    # The reference takes BF16_R16 literally for the embeddings by layer; quantized types it does
-    # not.
+    # The original takes BF16_R16 literally for the embeddings by layer, but not quantized types.
     by_row = (TOKEN_EMBEDDING,) if preset.base.name == "BF16_R16" else NEVER_INTERLEAVED
     planned = _plan(
         tensors,
@@ -166,7 +163,7 @@ def plan_uniform(
     leave_output_tensor: bool = False,
     allow_requantize: bool = False,
 ) -> list[PlannedTensor]:
-    """One type for every candidate, whatever model it is of, with the two explicit overrides; see
+    """Plan one type for every candidate of any model, with two explicit overrides; see
     `plan_preset`.
     """
     overrides = Overrides.of(token_embedding=token_embedding_type, output_tensor=output_tensor_type)
@@ -221,7 +218,7 @@ def _plan(
 
 
 def _explicit(name: str, overrides: Overrides, rules: RuleSet) -> Chosen | None:
-    """The type that a flag gives to this very tensor, whatever mixes and rules say."""
+    """Return the type that a flag gives to this tensor, whatever mixes and rules say."""
     if name.endswith(ROUTER):
         return overrides.role_type("ffn_gate_inp")
     if name == PER_LAYER_EMBEDDING and rules is MAINLINE and not overrides.pattern_type(name):
@@ -242,17 +239,17 @@ def check_importance(
     has_entry: Callable[[TensorInfo], bool] | None,
     rules: RuleSet | None = None,
 ) -> None:
-    """Refuse what llama-quantize does: presets and types of so few bits that they are useless
+    """Refuse what llama-quantize refuses: presets and types of so few bits that they are useless
     without importances.
 
-    has_entry: whether the importance matrix knows a tensor, or None if there is no matrix.
-    UsageError for the preset without a matrix, ImatrixError for a tensor without an entry; token
-    embedding and output need none.
+    has_entry: returns whether the importance matrix has an entry for a tensor; None if there is no
+    matrix. UsageError for a preset without a matrix, ImatrixError for a tensor without an entry.
+    Token embedding and output need none.
     """
     rules = rules or rules_of(preset)
     if has_entry is None and preset.name in rules.need_preset:
         raise UsageError(
-            f"{preset.name} is of no use without an importance matrix: give one (--imatrix), or use"
+            f"{preset.name} is useless without an importance matrix: pass --imatrix, or use"
             " iqforge quantize --ignore-imatrix-rules"
         )
     for plan in planned:
@@ -271,7 +268,7 @@ def check_importance(
             continue
         raise ImatrixError(
             f"{target} needs importances, and there are none for this tensor; iqforge quantize"
-            " --ignore-imatrix-rules does without",
+            " --ignore-imatrix-rules quantizes without them",
             tensor=plan.source.name,
         )
 
@@ -279,13 +276,13 @@ def check_importance(
 def _that_fits(
     tensor: TensorInfo, wanted: GGMLType, by_row: tuple[str, ...], rules: RuleSet
 ) -> tuple[GGMLType, str]:
-    """`wanted` or the type that stands in for it on rows and row counts it cannot have, and why."""
+    """Return `wanted`, or its fallback where rows or row counts do not allow it, and the reason."""
     chosen, note = wanted, ""
     if tensor.n_cols % chosen.block_size:
         if wanted.name in _NO_SHORT_ROWS:
             raise ShapeError(
-                f"row length {tensor.n_cols} is not a multiple of {wanted.block_size}, and nothing"
-                f" stands in for {wanted}",
+                f"row length {tensor.n_cols} is not a multiple of {wanted.block_size}, and {wanted}"
+                " has no fallback",
                 tensor=tensor.name,
             )
         instead = rules.short_rows.get(wanted.name) or _SHORT_ROWS.get(
@@ -309,7 +306,7 @@ def _that_fits(
 
 
 def plain_of(type: GGMLType) -> GGMLType:
-    """The type whose rows an interleaved type groups; the type itself if it is plain."""
+    """Return the type whose rows an interleaved type groups, or the type itself if it is plain."""
     name = type.base or _PLAIN_STAND_IN.get(type.name)
     return ggml_type(name) if name else type
 
@@ -317,9 +314,7 @@ def plain_of(type: GGMLType) -> GGMLType:
 def check_supported(
     planned: Sequence[PlannedTensor], decodable: Sequence[str], encodable: Sequence[str]
 ) -> None:
-    """UnsupportedTypeError, naming the tensor, before any work is done for types without decoder or
-    search.
-    """
+    """Raise UnsupportedTypeError naming the first tensor whose types have no decoder or search."""
     for tensor in planned:
         if tensor.kept:
             continue

@@ -1,16 +1,17 @@
 """The mixes of all presets of ik_llama.cpp's llama-quantize (2026-08), as data in the language of
-`rows.py`.
+`mix_rules`.
 """
 
 from __future__ import annotations
 
-from .rules import VALUES, Row, RuleSet, by_preset, row
+from .mix_rules import VALUES, MixRule, RuleSet, by_preset, mix_rule
 
-OUTPUT_ROW = row(
+OUTPUT_ROW = mix_rule(
     "output",
     """
     *: falcon Q8_0, ragged Q8_0
-    IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ2_KS IQ2_K IQ2_KL IQ3_XXS IQ3_K IQ3_KS IQ2_K_R4 IQ3_K_R4 IQ3_XXS_R4 IQ2_M_R4: tied IQ4_K, Q5_K
+    IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ2_KS IQ2_K IQ2_KL IQ3_XXS IQ3_K IQ3_KS \
+    IQ2_K_R4 IQ3_K_R4 IQ3_XXS_R4 IQ2_M_R4: tied IQ4_K, Q5_K
     IQ1_S_R4 IQ1_M_R4 IQ1_KT IQ2_KT IQ3_KT: tied IQ4_K, Q5_K
     IQ2_XXS_R4 IQ2_XS_R4: tied IQ4_K_R4, Q5_K_R4
     IQ3_S IQ3_M IQ3_KL IQ4_XS IQ3_S_R4 IQ4_KS IQ4_KSS IQ4_KS_R4: tied IQ5_K, Q6_K
@@ -27,8 +28,8 @@ EMBEDDING_LINES = """
     IQ1_BN IQ2_BN IQ2_BN_R4: IQ4_NL
 """
 EMBEDDING_ROWS = {
-    "token_embd.weight": row("token_embd", EMBEDDING_LINES, flag="token_embedding"),
-    "per_layer_token_embd.weight": row(
+    "token_embd.weight": mix_rule("token_embd", EMBEDDING_LINES, flag="token_embedding"),
+    "per_layer_token_embd.weight": mix_rule(
         "per_layer_token_embd", EMBEDDING_LINES, flag="per_layer_token_embedding"
     ),
 }
@@ -44,21 +45,24 @@ def _lowest(
     down: str,
     output: str,
     output1: str,
-) -> tuple[Row, ...]:
+) -> tuple[MixRule, ...]:
     """The chain of one-bit interleaved presets, and with other types of 2-bit trellises. Arguments
     in the order of the rows.
     """
     return (
-        row(
+        mix_rule(
             "attn_v.weight", f"*: E>=4 {value}, G>=4 {value}, G>=2 {value2}, {value1}", count=VALUES
         ),
-        row("attn_k", f"*: {key}", when="E>=8"),
-        *(row(f"blk.0.ffn_{part}", f"*: {first}", when="E>=8") for part in ("down", "gate", "up")),
-        row("attn_q", f"*: {key}", when="E>=8"),
-        row("attn_qkv.weight", f"*: {qkv}"),
-        row("_shexp.weight", f"*: {value}"),
-        row("ffn_down", f"*: first/8 {down}", flag="ffn_down", count="down"),
-        row("attn_output.weight", f"*: E>=4 {output}, {output1}"),
+        mix_rule("attn_k", f"*: {key}", when="E>=8"),
+        *(
+            mix_rule(f"blk.0.ffn_{part}", f"*: {first}", when="E>=8")
+            for part in ("down", "gate", "up")
+        ),
+        mix_rule("attn_q", f"*: {key}", when="E>=8"),
+        mix_rule("attn_qkv.weight", f"*: {qkv}"),
+        mix_rule("_shexp.weight", f"*: {value}"),
+        mix_rule("ffn_down", f"*: first/8 {down}", flag="ffn_down", count="down"),
+        mix_rule("attn_output.weight", f"*: E>=4 {output}, {output1}"),
     )
 
 
@@ -75,7 +79,7 @@ _LOWEST_R4 = _lowest(
 )
 _TRELLIS_2 = _lowest("IQ4_K", "IQ3_K", "Q2_K", "Q4_K", "IQ3_K", "IQ3_K", "IQ3_K", "Q5_K", "IQ3_K")
 _LOW = (
-    row(
+    mix_rule(
         "attn_v.weight",
         """
         *: G>=4 IQ4_K, E>=4 IQ4_K, G>=2 IQ3_K, E>=2 IQ3_K
@@ -84,16 +88,16 @@ _LOW = (
     """,
         count=VALUES,
     ),
-    row("attn_k", "*: Q4_K", when="E>=8"),
-    row("attn_q", "*: Q4_K", when="E>=8"),
-    row(
+    mix_rule("attn_k", "*: Q4_K", when="E>=8"),
+    mix_rule("attn_q", "*: Q4_K", when="E>=8"),
+    mix_rule(
         "attn_qkv.weight",
         """
         IQ2_S IQ2_M IQ2_M_R4: IQ3_XXS
         *: IQ2_K
     """,
     ),
-    row(
+    mix_rule(
         "ffn_down",
         """
         IQ2_S IQ2_M IQ2_M_R4: first/8 IQ3_S
@@ -102,7 +106,7 @@ _LOW = (
         count="down",
         by_count=True,
     ),
-    row(
+    mix_rule(
         "attn_output.weight",
         """
         *: E>=4 Q5_K
@@ -117,7 +121,7 @@ _EDGE_LINES = """
     IQ3_KL: more IQ4_KS
 """
 _GENERAL = (
-    row(
+    mix_rule(
         "attn_v.weight",
         """
         *: E>=4 Q8_0, 70B step70
@@ -148,7 +152,7 @@ _GENERAL = (
         flag="attn_v",
         count=VALUES,
     ),
-    row(
+    mix_rule(
         "attn_k",
         """
         *: E>=4 Q8_0
@@ -157,7 +161,7 @@ _GENERAL = (
     """,
         flag="attn_k",
     ),
-    row(
+    mix_rule(
         "attn_q",
         """
         IQ3_XS: IQ3_XXS
@@ -168,7 +172,7 @@ _GENERAL = (
     """,
         flag="attn_q",
     ),
-    row(
+    mix_rule(
         "ffn_down",
         """
         Q2_K: Q3_K
@@ -193,13 +197,15 @@ _GENERAL = (
         flag="ffn_down",
         count="down",
     ),
-    row(
+    mix_rule(
         "attn_output.weight",
         """
         Q3_K_L: falcon Q4_K
         *: falcon base
-        Q2_K Q3_K_S Q3_K_M Q4_K_S Q4_K_M IQ3_XS IQ3_XXS IQ3_S IQ3_M IQ4_NL IQ4_XS IQ4_K IQ4_KSS IQ4_KS IQ4_KS_R4 IQ5_KS IQ5_KS_R4: E>=4 Q5_K
-        IQ2_K IQ3_K IQ3_KL IQ3_KT IQ3_KS Q2_K_R4 Q3_K_R4 Q4_K_R4 IQ4_NL_R4 IQ4_XS_R8 IQ4_K_R4 IQ3_K_R4 IQ2_K_R4: E>=4 Q5_K
+        Q2_K Q3_K_S Q3_K_M Q4_K_S Q4_K_M IQ3_XS IQ3_XXS IQ3_S IQ3_M IQ4_NL IQ4_XS \
+        IQ4_K IQ4_KSS IQ4_KS IQ4_KS_R4 IQ5_KS IQ5_KS_R4: E>=4 Q5_K
+        IQ2_K IQ3_K IQ3_KL IQ3_KT IQ3_KS Q2_K_R4 Q3_K_R4 Q4_K_R4 IQ4_NL_R4 IQ4_XS_R8 \
+        IQ4_K_R4 IQ3_K_R4 IQ2_K_R4: E>=4 Q5_K
         IQ3_XXS_R4 IQ3_S_R4: E>=4 Q5_K
         IQ2_KL: E>=4 IQ4_KS
         *: E>=4 base
@@ -216,8 +222,8 @@ _GENERAL = (
     """,
         flag="attn_output",
     ),
-    row("ffn_gate", _EDGE_LINES, flag="ffn_gate", count="gate"),
-    row("ffn_up", _EDGE_LINES, flag="ffn_up", count="up"),
+    mix_rule("ffn_gate", _EDGE_LINES, flag="ffn_gate", count="gate"),
+    mix_rule("ffn_up", _EDGE_LINES, flag="ffn_up", count="up"),
 )
 
 IK = RuleSet(

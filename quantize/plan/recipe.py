@@ -1,4 +1,4 @@
-"""What decides the type of every tensor: a preset and all that a user says beside it."""
+"""Recipes: a preset and the overrides of a user decide the type of every tensor."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from ...errors import UsageError
 from ...formats.ftypes import FILE_TYPES, FileType, file_type
 from ...formats.gguf.values import Value
 from ...formats.source import TensorInfo
+from .mix_rules import RuleSet
 from .overrides import Overrides, Rule, flag_name
 from .plan import PlannedTensor, check_importance, plan_preset, rules_of
 from .roles import is_candidate
-from .rules import RuleSet
 
 log = logging.getLogger(__name__)
 
-COPY = "COPY"  # stands for a preset: all tensors stay as they are
-AUTO = (  # stands for a preset on command lines: types are chosen for a given size, see `budget`
-    "AUTO"
-)
+COPY = "COPY"  # in the place of a preset: all tensors stay as they are
+AUTO = "AUTO"  # in the place of a preset on command lines: see `budget`
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """type: preset name or number (IQ4_K, Q4_K_M, 15), whose mix gives every tensor its type, or
-    COPY.
+    """Which type every tensor gets.
 
-    rules: whose mixes, `ik` for ik_llama.cpp's llama-quantize or `mainline` for llama.cpp's;
-    presets that only llama.cpp has always follow its rules. In order of precedence, the highest
-    first: tensor_types: types of single tensors by their full names, taken as they are; a name that
-    no tensor has is a UsageError, a type that its shape cannot have a ShapeError.
-    token_embedding_type, output_tensor_type. tensor_patterns: `REGEX=TYPE,REGEX=TYPE` (texts, or
-    rules) as --tensor-type has them, also with `pure`. custom_q: the same as --custom-q has them,
-    without effect with `pure`. role_types: types by the keys of `overrides.ROLE_FLAGS`, where the
-    mix lets them count. pure: the preset's base type for all the rest instead of its mix.
+    type: preset name or number (IQ4_K, Q4_K_M, 15), whose mix gives every tensor its type, or COPY.
+    rules: whose mixes: `ik` for ik_llama.cpp's llama-quantize, `mainline` for llama.cpp's. Presets
+    that only llama.cpp has always follow its rules.
 
-    leave_output_tensor: `output.weight` is kept. allow_requantize: quantized tensors may change
-    their type. ignore_imatrix_rules: do without an importance matrix where a type or preset demands
-    one. strict: rules that count for no tensor are an error. symmetric_q40: Q4_0 with codes from -7
-    to 7 and without importances, which gives back models that were trained to such codes.
+    Overrides, the highest precedence first:
+    - tensor_types: types of single tensors by their full names. An unknown name is a UsageError, a
+      type that the tensor's shape cannot have a ShapeError.
+    - token_embedding_type, output_tensor_type.
+    - tensor_patterns: `REGEX=TYPE,REGEX=TYPE` (texts or rules), as --tensor-type, also with `pure`.
+    - custom_q: the same as --custom-q, without effect with `pure`.
+    - role_types: types by the keys of `overrides.ROLE_FLAGS`, where the mix considers them.
+    - pure: all other tensors get the preset's base type instead of its mix.
+
+    leave_output_tensor: keep `output.weight`. allow_requantize: quantized tensors may change their
+    type. ignore_imatrix_rules: quantize without an importance matrix even if a type or preset
+    demands one. strict: rules that apply to no tensor are an error. symmetric_q40: Q4_0 with codes
+    from -7 to 7 and without importances, which restores models that were trained with such codes.
     """
 
     type: str
@@ -61,19 +62,17 @@ class Recipe:
 
     @property
     def copies(self) -> bool:
-        """Whether all tensors stay as they are."""
+        """Whether all tensors are copied as they are."""
         return self.type.upper() == COPY
 
     @property
     def preset(self) -> FileType:
-        """UnknownTypeError for a name or number that is none, as COPY is."""
+        """The preset. UnknownTypeError for COPY and for an unknown name or number."""
         return file_type(self.type)
 
     @property
     def rule_set(self) -> RuleSet:
-        """The rules that count. UsageError for a name that is none, or a preset that they do not
-        have.
-        """
+        """The rules of the preset. UsageError for an unknown name, or a preset that they lack."""
         return rules_of(self.preset, self.rules)
 
     def plan(
@@ -84,19 +83,19 @@ class Recipe:
         imatrix: bool = False,
         allow_requantize: bool = False,
     ) -> list[PlannedTensor]:
-        """What these tensors, in this order, become; see `plan.plan_preset`. What counts for no
-        tensor is logged as a warning.
+        """Plan these tensors in this order; see `plan.plan_preset`. Overrides without effect are
+        logged as warnings.
 
-        imatrix: there is an importance matrix with entries. allow_requantize: whatever the recipe
-        says.
+        imatrix: there is an importance matrix with entries. allow_requantize: allow it even if the
+        recipe does not.
         """
         if self.copies:
             if useless := self._beside_copy():
                 if self.strict:
                     raise UsageError(
-                        f"{COPY} keeps all types: {', '.join(useless)} count for no tensor"
+                        f"{COPY} keeps all types: {', '.join(useless)} apply to no tensor"
                     )
-                log.warning("%s keeps all types: %s count for no tensor", COPY, ", ".join(useless))
+                log.warning("%s keeps all types: %s apply to no tensor", COPY, ", ".join(useless))
             return [PlannedTensor(tensor, tensor, why=COPY) for tensor in tensors]
         overrides = Overrides.of(
             self.custom_q,
@@ -125,11 +124,11 @@ class Recipe:
             for plan in planned
         ]
         if not any(plan.symmetric and not plan.kept for plan in planned):
-            log.warning("--symmetric-q40 counts for no tensor")
+            log.warning("--symmetric-q40 applies to no tensor")
         return planned
 
     def _beside_copy(self) -> list[str]:
-        """Flags for what is said of types, though none changes."""
+        """Return the flags about types, none of which has an effect."""
         flags = {
             "pure": "--pure",
             "custom_q": "--custom-q",
@@ -143,24 +142,20 @@ class Recipe:
         ]
 
     def check_source(self, tensors: Sequence[TensorInfo]) -> None:
-        """Refuse a model with these tensors, as stored, if the recipe is not for it; most are for
-        all.
-        """
+        """Refuse a model with these stored tensors if the recipe was made for another one."""
 
     def check_importance(
         self, planned: Sequence[PlannedTensor], has_entry: Callable[[TensorInfo], bool] | None
     ) -> None:
-        """Refuse a plan that needs an importance matrix that is not there; see
-        `plan.check_importance`.
-        """
+        """Refuse a plan that lacks importances; see `plan.check_importance`."""
         if not self.copies and not self.ignore_imatrix_rules:
             check_importance(planned, self.preset, has_entry, self.rule_set)
 
     def file_type(
         self, planned: Sequence[PlannedTensor], metadata: Mapping[str, Value]
     ) -> int | None:
-        """The number for `general.file_type`: the preset's; of a copy the source's, or one after
-        the type of most of its matrices.
+        """Return the number for `general.file_type`: that of the preset, or of a copy that of the
+        source, or else of the type that most of its matrices have.
         """
         if not self.copies:
             return self.preset.number

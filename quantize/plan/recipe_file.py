@@ -1,12 +1,12 @@
-"""Recipe files: what a `Recipe` says, as YAML, or rules alone as the plain text that people share.
+"""Recipe files: the fields of a `Recipe` as YAML, or rules alone as the plain text that people
+share.
 
-Plain text: rules `REGEX=TYPE`, one or several to a line, with or without commas between and after
-them; `#` begins a comment, a backslash at the end of a line continues it. Where the text is that of
-a shell script, `NAME="` and `"` around the rules are left out, and so is all that stands outside of
-them.
+Plain text: rules `REGEX=TYPE`, one or several per line, with optional commas between and after
+them. `#` starts a comment, a backslash at the end of a line continues it. If the text is that of a
+shell script, only the rules inside `NAME="` and `"` are read.
 
 YAML (files named .yaml or .yml): the keys of `KEYS`. Only plain mappings, lists and scalars are
-read, nothing is constructed.
+read; nothing is constructed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OPENING = re.compile(r"""\s*(?:export\s+|local\s+)?\w+=(["'])\\?\s*(.*)$""")
-_LARGEST = 16 << 20  # bytes; real recipes have some thousand
+_LARGEST = 16 << 20  # bytes; real recipes have a few thousand
 
 
 def read_recipe(path: str | os.PathLike) -> dict[str, Any]:
-    """The fields of `Recipe` that a file sets. Rules remember their lines.
+    """Return the fields of `Recipe` that a file sets. Rules remember their lines.
 
-    NotFoundError, MalformedFileError for text that is neither, UsageError with the line for keys,
-    rules and types that are none.
+    NotFoundError; MalformedFileError for a file that is neither; UsageError with the line for
+    unknown keys, malformed rules and unknown types.
     """
     text = _text_of(path)
     name = os.path.basename(os.fspath(path))
@@ -47,15 +47,15 @@ def read_recipe(path: str | os.PathLike) -> dict[str, Any]:
         raise MalformedFileError(f"{line}{error.problem or error.context}", file=path) from None
     except RecursionError:
         raise MalformedFileError(
-            "lists and mappings are nested too deeply, or in themselves", file=path
+            "lists and mappings are nested too deeply, or contain themselves", file=path
         ) from None
     except yaml.YAMLError as error:
-        raise MalformedFileError(f"is not YAML: {error}", file=path) from None
+        raise MalformedFileError(f"is not valid YAML: {error}", file=path) from None
 
 
 def combine(from_file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Fields of `Recipe` of a file and of flags: what flags say wins, and their rules come before
-    those of the file.
+    """Combine the fields of `Recipe` from a file and from flags. Flags win, and their rules come
+    before those of the file.
     """
     fields = dict(from_file)
     for name, value in given.items():
@@ -70,8 +70,8 @@ def combine(from_file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_rules(text: str, name: str, first_line: int = 1) -> list[Rule]:
-    """Rules of plain text, whose lines are called after a file. UsageError with the line for what
-    is no rule.
+    """Parse rules of plain text. name: the file, for places in messages. UsageError with the line
+    of a malformed rule.
     """
     lines = list(enumerate(text.splitlines(), first_line))
     rules, begun, start = [], "", 0
@@ -94,12 +94,15 @@ def _whole(text: str) -> bool:
 
 
 def _quoted(lines: list[tuple[int, str]], name: str) -> list[tuple[int, str]]:
-    """The lines between `NAME="` and the quote that ends it; all of them, if no line begins so."""
-    for place, (number, line) in enumerate(lines):
-        if not line.lstrip().startswith("#") and (opening := _OPENING.match(line)):
-            break
-    else:
+    """Return the lines between `NAME="` and the closing quote, or all lines without a quote."""
+    openings = (
+        (place, opening)
+        for place, (_, line) in enumerate(lines)
+        if not line.lstrip().startswith("#") and (opening := _OPENING.match(line))
+    )
+    if (found := next(openings, None)) is None:
         return lines
+    (place, opening), number = found, lines[found[0]][0]
     quote, inside = opening[1], []
     for number_inside, line in [(number, opening[2]), *lines[place + 1 :]]:
         comment = line.lstrip().startswith("#")
@@ -113,7 +116,7 @@ def _quoted(lines: list[tuple[int, str]], name: str) -> list[tuple[int, str]]:
             )
             return inside
         inside.append((number_inside, line))
-    raise UsageError(f"{_place(name, number)}: the quote that begins here has no end")
+    raise UsageError(f"{_place(name, number)}: the quote that starts here is not closed")
 
 
 def _place(name: str, line: int) -> str:
@@ -125,17 +128,17 @@ def _text_of(path: str | os.PathLike) -> str:
         with open(path, "rb") as file:
             data = file.read(_LARGEST + 1)
     except FileNotFoundError:
-        raise NotFoundError("no such recipe", file=path) from None
+        raise NotFoundError("recipe file not found", file=path) from None
     except OSError as error:
         raise IqforgeError(f"cannot be read: {error.strerror}", file=path) from None
     if len(data) > _LARGEST:
         raise MalformedFileError(
-            f"is larger than {_LARGEST >> 20} MiB: this is no recipe", file=path
+            f"is larger than {_LARGEST >> 20} MiB, too large for a recipe", file=path
         )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise MalformedFileError("is not text in UTF-8", file=path, offset=error.start) from None
+        raise MalformedFileError("is not UTF-8 text", file=path, offset=error.start) from None
 
 
 # ---- YAML
@@ -152,7 +155,7 @@ def _from_yaml(text: str, name: str) -> dict[str, Any]:
             raise UsageError(f"{place}: unknown key '{key}'{_nearest(known, KEYS)}")
         field, read = KEYS[known]
         if field in fields:
-            raise UsageError(f"{place}: '{key}' is there twice")
+            raise UsageError(f"{place}: duplicate key '{key}'")
         fields[field] = read(node, name, key)
     return fields
 
@@ -167,30 +170,28 @@ def _at(node: yaml.Node, name: str) -> str:
 
 
 def _mapping(node: yaml.Node, name: str, what: str) -> dict[str, tuple[yaml.Node, str]]:
-    """Values and places by key; a key that is there twice is an error."""
+    """Return values and places by key. Duplicate keys are an error."""
     if not isinstance(node, yaml.MappingNode):
-        raise UsageError(f"{_at(node, name)}: {what} is a mapping of keys to values")
+        raise UsageError(f"{_at(node, name)}: {what} must be a mapping of keys to values")
     found: dict[str, tuple[yaml.Node, str]] = {}
     for key, value in node.value:
         text = _scalar(key, name, "a key")
         if text in found:
-            raise UsageError(
-                f"{_at(key, name)}: '{text}' is there twice, before at {found[text][1]}"
-            )
+            raise UsageError(f"{_at(key, name)}: duplicate key '{text}', first at {found[text][1]}")
         found[text] = value, _at(key, name)
     return found
 
 
 def _scalar(node: yaml.Node, name: str, key: str) -> str:
     if not isinstance(node, yaml.ScalarNode):
-        raise UsageError(f"{_at(node, name)}: {key} is one word, not a list or mapping")
+        raise UsageError(f"{_at(node, name)}: {key} must be a single word, not a list or mapping")
     return node.value.strip()
 
 
 def _flag(node: yaml.Node, name: str, key: str) -> bool:
     value = _scalar(node, name, key).lower()
     if value not in ("true", "false"):
-        raise UsageError(f"{_at(node, name)}: {key} is true or false, not '{value}'")
+        raise UsageError(f"{_at(node, name)}: {key} must be true or false, not '{value}'")
     return value == "true"
 
 
@@ -212,7 +213,7 @@ def _roles(node: yaml.Node, name: str, key: str) -> dict[str, str]:
 
 
 def _rule_list(node: yaml.Node, name: str, key: str) -> list[Rule]:
-    """Of `REGEX: TYPE`, of a list of `REGEX=TYPE` or `REGEX: TYPE`, or of plain text."""
+    """Read rules from `REGEX: TYPE`, a list of `REGEX=TYPE` or `REGEX: TYPE`, or plain text."""
     if isinstance(node, yaml.ScalarNode):
         block = node.style in ("|", ">")
         return text_rules(node.value, name, node.start_mark.line + (2 if block else 1))
@@ -233,7 +234,7 @@ def _rule_list(node: yaml.Node, name: str, key: str) -> list[Rule]:
     ]
 
 
-# Keys of a YAML recipe: the field of Recipe that each sets, and what reads its value.
+# Keys of a YAML recipe: the field of Recipe that each sets, and the function that reads its value.
 KEYS: dict[str, tuple[str, Callable[[yaml.Node, str, str], Any]]] = {
     "preset": ("type", _scalar),
     "rules": ("rules", _scalar),

@@ -1,6 +1,4 @@
-"""What a user should know of rules: those that count for nothing, and those of which two want the
-same tensor.
-"""
+"""Warnings about rules that have no effect, and about pairs of rules that want the same tensor."""
 
 from __future__ import annotations
 
@@ -20,12 +18,12 @@ def review_rules(
     decided: Mapping[str, Rule],
     strict: bool = False,
 ) -> None:
-    """Log every rule that counts for no tensor, and every pair of rules that want different types
-    for one tensor, where the first counts.
+    """Log every rule that applies to no tensor, and every pair of rules that want different types
+    for one tensor, of which the first counts.
 
-    rules: in order of precedence. results: all tensors with the types they get. decided: by tensor,
-    the rule that gave it its type; for tensors that are not in it no rule counts. A rule that asks
-    for the types that its tensors have anyway is no mistake. strict: rules that count for no tensor
+    rules: in order of precedence. results: all tensors with the types they get. decided: the rule
+    that gave each tensor its type; other tensors got theirs from elsewhere. A rule that asks for
+    the types that its tensors have anyway is not a mistake. strict: rules that apply to no tensor
     are a UsageError that names them all; pairs are logged.
     """
     results = list(results)
@@ -42,7 +40,7 @@ def review_rules(
             if both and earlier.type is not rule.type:
                 more = f" and {len(both) - 1} more tensor(s)" if len(both) > 1 else ""
                 log.warning(
-                    "%s and %s both want %s%s: the first counts", earlier, rule, both[0], more
+                    "%s and %s both want %s%s: the first one counts", earlier, rule, both[0], more
                 )
     if strict and useless:
         raise UsageError("; ".join(useless))
@@ -52,11 +50,11 @@ def review_rules(
 
 def _why_useless(rule: Rule, matched: Sequence[TensorInfo], decided: Mapping[str, Rule]) -> str:
     if not matched:
-        return "counts for no tensor: no name matches"
+        return "applies to no tensor: no name matches"
     winner = next((decided[tensor.name] for tensor in matched if tensor.name in decided), None)
     if winner is None:
         return (
-            f"counts for no tensor: those it matches, as {matched[0].name}, are kept or have a type"
-            " from elsewhere"
+            f"applies to no tensor: those it matches, such as {matched[0].name}, are kept or get"
+            " their type from elsewhere"
         )
-    return f"counts for no tensor: earlier rules take all it matches, as {winner} does"
+    return f"applies to no tensor: earlier rules such as {winner} take all that it matches"

@@ -1,7 +1,8 @@
-"""What the names of tensors and the metadata of a model say that a choice of types depends on.
+"""What a choice of types depends on: facts of the model from its metadata, and which tensors may be
+quantized.
 
 Names are tested for parts: `attn_k` is also in `attn_kv_b`, `ffn_down` also in `ffn_down_exps`.
-Which parts are tested in which order belongs to the rules.
+The rules decide which parts are tested in which order.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from ...errors import UsageError
 from ...formats.gguf.values import Value
 from ...formats.source import TensorInfo
 from ...formats.tensor_names import OUTPUT, PER_LAYER_EMBEDDING, ROUTER, TOKEN_EMBEDDING, TensorName
+from .mix_rules import RuleSet
 from .presets import IK
-from .rules import RuleSet
 
 # Looked up row by row, so never interleaved.
 NEVER_INTERLEAVED = (TOKEN_EMBEDDING, PER_LAYER_EMBEDDING)
@@ -36,7 +37,7 @@ _PROTECTED_IN = {
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What rules ask of a model. Numbers that its metadata does not have are 0.
+    """What rules need to know of a model. Numbers that its metadata lacks are 0.
 
     heads_per_kv: query heads for each key and value head, in layer 0. tied: there is no output
     matrix, the embedding serves as one.
@@ -58,7 +59,7 @@ class ModelFacts:
         tensors: Sequence[TensorInfo],
         value_parts: Sequence[str] = (),
     ) -> ModelFacts:
-        """The facts of a model with this metadata, under the keys of GGUF, and these tensors, of
+        """Collect the facts of a model with this metadata (GGUF keys) and these tensors, of
         which those with one of value_parts in their names hold value projections.
         """
         architecture = (
@@ -103,7 +104,7 @@ class ModelFacts:
 
 
 def _size_class(architecture: str, layers: int, vocabulary: int, grouped: bool, width: int) -> str:
-    """ "8B", "70B" or "": the classes that ik_llama.cpp's rules know, recognised as it does."""
+    """Return "8B", "70B" or "": the size classes of ik_llama.cpp's rules, detected as it does."""
     if layers == 80 and (
         architecture in ("qwen2", "deci", "olmo") or (architecture == "llama" and grouped)
     ):
@@ -121,7 +122,7 @@ def _size_class(architecture: str, layers: int, vocabulary: int, grouped: bool, 
 def is_candidate(
     tensor: TensorInfo, architecture: str = "", routers: bool = False, rules: RuleSet = IK
 ) -> bool:
-    """Whether a quantization run may change the type of this tensor at all. routers: expert routers
+    """Return whether a quantization run may change the type of this tensor. routers: expert routers
     too.
 
     Protected tensors are tiny, and everything after them depends on their exact values.
@@ -143,11 +144,11 @@ def is_candidate(
 
 
 def layer_of(name: str, n_layers: int) -> int:
-    """The layer in a tensor's name. UsageError if there is none, or not one of the model's."""
+    """Return the layer in a tensor's name. UsageError if there is none, or the model lacks it."""
     layer = TensorName.parse(name).layer
     if layer is None:
         raise UsageError(
-            "the preset's rules need the number of its layer, and the name has none", tensor=name
+            "the preset's rules need a layer number, and the name has none", tensor=name
         )
     if layer >= n_layers:
         raise UsageError(

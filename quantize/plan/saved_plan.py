@@ -1,5 +1,5 @@
-"""Plans as files: what every tensor becomes and why, as JSON with a tensor to a line, to be looked
-at, edited and carried out again.
+"""Plans as JSON files with one line per tensor: what it becomes and why. They can be read, edited
+and carried out again.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _SWITCHES = ("allow_requantize", "ignore_imatrix_rules", "symmetric_q40")
 
 @dataclass(frozen=True)
 class SavedPlan(Recipe):
-    """A recipe that says of every tensor what it becomes. stored: the tensors of the model it was
-    made for; another one is refused.
+    """A recipe that names the type of every tensor.
 
-    reasons: why, by tensor. path: the file it was read from.
+    stored: the tensors of the model that it was made for; other models are refused. reasons: the
+    planned type of each tensor and what decided it. path: the file that it was read from.
     """
 
     stored: tuple[TensorInfo, ...] = ()
-    reasons: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # type and what decided it
+    reasons: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     path: str = ""
 
     def check_source(self, tensors: Sequence[TensorInfo]) -> None:
-        """UsageError naming the first tensor that is not what the plan was made for."""
+        """Raise UsageError naming the first tensor that differs from the model of the plan."""
         if (difference := first_difference(self.stored, tensors)) is not None:
             raise UsageError(f"the plan is for another model: {difference}", file=self.path)
 
@@ -55,7 +55,7 @@ class SavedPlan(Recipe):
             (plan for plan in planned if plan.target.type is not wanted[plan.source.name]), None
         ):
             raise UsageError(
-                f"{self.type} keeps it, but the plan says {wanted[changed.source.name]}",
+                f"{self.type} keeps this tensor, but the plan says {wanted[changed.source.name]}",
                 file=self.path,
                 tensor=changed.source.name,
             )
@@ -67,17 +67,17 @@ class SavedPlan(Recipe):
 
 
 def first_difference(wanted: Sequence[TensorInfo], found: Sequence[TensorInfo]) -> str | None:
-    """What first tells two lists of tensors apart, in words; None if nothing does. Their order is
-    no difference.
+    """Describe the first difference between two lists of tensors, None if there is none. The order
+    does not matter.
     """
     there = {tensor.name: tensor for tensor in found}
     for tensor in wanted:
         if (other := there.get(tensor.name)) is None:
             return f"it has no {tensor.name}"
         if other.shape != tensor.shape:
-            return f"{tensor.name} is {_dims(other)} there, in the plan {_dims(tensor)}"
+            return f"{tensor.name} has shape {_dims(other)}, in the plan {_dims(tensor)}"
         if other.type is not tensor.type:
-            return f"{tensor.name} is {other.type} there, in the plan {tensor.type}"
+            return f"{tensor.name} has type {other.type}, in the plan {tensor.type}"
     known = {tensor.name for tensor in wanted}
     more = next((tensor.name for tensor in found if tensor.name not in known), None)
     return None if more is None else f"it has {more}, which is not in the plan"
@@ -88,11 +88,11 @@ def _dims(tensor: TensorInfo) -> str:
 
 
 def plan_text(recipe: Recipe, planned: Sequence[PlannedTensor], version: str) -> str:
-    """The JSON of a plan. Of a tensor: its name, sizes with the row length first, the type it has
-    and the one it gets, and why.
+    """Return the JSON of a plan. Each tensor has its name, its dimensions with the row length
+    first, its type before and after, and the reason.
 
-    `planned` is the type that the recipe chose: a plan can be edited in `type`, and the difference
-    stays visible.
+    `planned` is the type that the recipe chose: users edit `type`, and the difference stays
+    visible.
     """
     said = {
         "format": FORMAT,
@@ -126,20 +126,20 @@ def _reason(plan: PlannedTensor) -> str:
 def save_plan(
     path: str | os.PathLike, recipe: Recipe, planned: Sequence[PlannedTensor], version: str
 ) -> None:
-    """Write a plan as `load_plan` reads it. A file of that name is replaced."""
+    """Write a plan for `load_plan`. An existing file is replaced."""
     with PartFile(path) as out:
         out.write(plan_text(recipe, planned, version).encode())
 
 
 def load_plan(path: str | os.PathLike) -> SavedPlan:
-    """A plan that was saved. NotFoundError, MalformedFileError for what is no plan,
-    UnknownTypeError for a type that is none.
+    """Read a saved plan. NotFoundError; MalformedFileError if the file is not a plan;
+    UnknownTypeError.
     """
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
     except FileNotFoundError:
-        raise NotFoundError("no such plan", file=path) from None
+        raise NotFoundError("plan file not found", file=path) from None
     except OSError as error:
         raise IqforgeError(f"cannot be read: {error.strerror}", file=path) from None
     except (
@@ -148,30 +148,30 @@ def load_plan(path: str | os.PathLike) -> SavedPlan:
     ) as error:  # not UTF-8, not JSON, a number of thousands of digits
         raise MalformedFileError(f"is not JSON: {error}", file=path) from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise MalformedFileError(f"is no plan: its format is not '{FORMAT}'", file=path)
+        raise MalformedFileError(f"is not a plan: its format is not '{FORMAT}'", file=path)
     fields: dict[str, Any] = {
-        "rules": _part(document, "rules", str, path),
-        "type": _part(document, "preset", str, path),
+        "rules": _field(document, "rules", str, path),
+        "type": _field(document, "preset", str, path),
     }
     for name in _SWITCHES:
-        fields[name] = _part(document, name, bool, path)
+        fields[name] = _field(document, name, bool, path)
     stored, types, reasons = [], {}, {}
-    for number, entry in enumerate(_part(document, "tensors", list, path)):
+    for number, entry in enumerate(_field(document, "tensors", list, path)):
         if not isinstance(entry, dict):
-            raise MalformedFileError(f"entry {number} of 'tensors' is no mapping", file=path)
+            raise MalformedFileError(f"entry {number} of 'tensors' is not a mapping", file=path)
         name, dims = (
-            _part(entry, "name", str, path, number),
-            _part(entry, "dims", list, path, number),
+            _field(entry, "name", str, path, number),
+            _field(entry, "dims", list, path, number),
         )
         if not dims or not all(type(size) is int and size > 0 for size in dims):
             raise MalformedFileError(
                 f"sizes {dims} are not positive numbers", file=path, tensor=name
             )
         if name in types:
-            raise MalformedFileError("is there twice", file=path, tensor=name)
+            raise MalformedFileError("duplicate tensor", file=path, tensor=name)
         try:
             source, target = (
-                ggml_type(_part(entry, key, str, path, number)) for key in ("source", "type")
+                ggml_type(_field(entry, key, str, path, number)) for key in ("source", "type")
             )
         except UnknownTypeError as error:
             raise UnknownTypeError(error.message, file=path, tensor=name) from None
@@ -183,11 +183,13 @@ def load_plan(path: str | os.PathLike) -> SavedPlan:
     )
 
 
-def _part(
+def _field(
     entry: dict, key: str, kind: type, path: str | os.PathLike, number: int | None = None
 ) -> Any:
     value = entry.get(key)
     if not isinstance(value, kind):
         where = "" if number is None else f"entry {number} of 'tensors': "
-        raise MalformedFileError(f"{where}'{key}' is missing or no {kind.__name__}", file=path)
+        raise MalformedFileError(
+            f"{where}'{key}' is missing or not of type {kind.__name__}", file=path
+        )
     return value

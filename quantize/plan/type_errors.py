@@ -11,8 +11,8 @@ from ...formats.types import GGMLType
 
 @dataclass(frozen=True)
 class ErrorSums:
-    """Of one type on some rows: e is the error, x the source, w the importance of the column (1
-    where none is known).
+    """Sums over some rows of one type: e is the error, x the source, w the importance of the column
+    (1 without importances).
     """
 
     type: GGMLType
@@ -38,7 +38,7 @@ class ErrorSums:
 
     @property
     def bits_per_weight(self) -> float:
-        """Row headers included."""
+        """Bits per weight, including row headers."""
         return 8 * self.n_bytes / max(1, self.n_elements)
 
     @property
@@ -48,12 +48,12 @@ class ErrorSums:
 
     @property
     def relative_rmse(self) -> float:
-        """Divided by the root mean square of the source."""
+        """Root mean square error divided by the root mean square of the source."""
         return math.sqrt(self.e2 / self.x2) if self.x2 > 0 else 0.0
 
     @property
     def weighted_rmse(self) -> float:
-        """sqrt(sum w e^2 / sum w x^2): relative, and counting each column by its importance."""
+        """sqrt(sum w e^2 / sum w x^2): relative, with each column weighted by its importance."""
         return math.sqrt(self.we2 / self.wx2) if self.wx2 > 0 else 0.0
 
     def figures(self, weighted: bool) -> dict[str, object]:
@@ -69,7 +69,7 @@ class ErrorSums:
 
 @dataclass
 class TensorStats:
-    """One tensor: `errors` by type name, without types that its rows cannot have; `rows` of its
+    """Errors of one tensor by type name, without types that its rows cannot have. `rows` of its
     `tensor.n_rows` rows were measured.
     """
 
@@ -80,7 +80,7 @@ class TensorStats:
 
 
 def fits(type: GGMLType, tensor: TensorInfo) -> bool:
-    """Whether rows and row counts of the tensor are such that it can have the type."""
+    """Return whether the tensor's row length and row count allow the type."""
     return (
         tensor.n_cols % type.row_multiple == 0
         and (tensor.shape[-2] if len(tensor.shape) > 1 else 1) % type.group_rows == 0

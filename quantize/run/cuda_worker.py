@@ -53,8 +53,8 @@ class DeviceWorkers:
         self.slots = [_Slot(device) for _ in range(per_device) for device in devices]
 
     def work(self, source: Source, piece: Piece) -> list[PieceResult]:
-        """Return bytes and sums of every task of a numbered piece, as the CPU's worker does. The bytes
-        are in memory of the piece's slot.
+        """Return bytes and sums of every task of a numbered piece, as the CPU's worker does. The
+        bytes are in memory of the piece's slot.
         """
         assert piece.number is not None
         return self.slots[piece.number % len(self.slots)].quantize(source, piece)
@@ -109,8 +109,8 @@ class _Slot:
                 raise
 
     def _quantize(self, source: Source, piece: Piece) -> list[PieceResult]:
-        """Read, copy and widen the rows once, then run the searches of all tasks one after another on
-        the stream.
+        """Read, copy and widen the rows once, then run the searches of all tasks one after another
+        on the stream.
         """
         device, n_elements = self.device, piece.n_elements
         self._taken = 0
@@ -145,8 +145,8 @@ class _Slot:
     def _start(
         self, source: Source, piece: Piece, number: int, x: object
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Queue the search for task `number` of the piece, and its measurement, on the stream. Return
-        the arrays that will hold its bytes and sums.
+        """Queue the search for task `number` of the piece, and its measurement, on the stream.
+        Return the arrays that will hold its bytes and sums.
         """
         device, task = self.device, piece.tasks[number]
         rows, n_cols = piece.stop - piece.start, piece.source.n_cols
@@ -218,8 +218,8 @@ class _Slot:
     def _weights(
         self, source: Source, task: PieceTask, matrices: int, kept_as: str
     ) -> tuple[Any, Any]:
-        """Return the weights of the search and of the sums on the device, float32[matrices, n_cols];
-        None for a search without weights.
+        """Return the weights of the search and of the sums on the device, float32[matrices,
+        n_cols]; None for a search without weights.
         """
         info, n_cols = task.planned.source, task.planned.source.n_cols
         here = self._host(kept_as, (2, matrices, n_cols), np.float32)
@@ -235,8 +235,8 @@ class _Slot:
         return None if task.weights is None else there[0], there[1]
 
     def _refuse(self, source: Source, piece: Piece, raw: np.ndarray, index: int) -> NoReturn:
-        """Raise NonFiniteError naming the number at `index` of the piece, with its row counted in its
-        matrix, as on the CPU.
+        """Raise NonFiniteError naming the number at `index` of the piece, with its row counted in
+        its matrix, as on the CPU.
         """
         info = piece.source
         row, column = divmod(index, info.n_cols)
@@ -254,7 +254,9 @@ class _Slot:
         )
 
     def _rows(self, results: list[Any], rows: int, row_bytes: int) -> Any:
-        """Return uint8[rows, row_bytes] of an encoder's results: blocks alone, or headers and blocks."""
+        """Return uint8[rows, row_bytes] of an encoder's results: blocks alone, or headers and
+        blocks.
+        """
         if len(results) == 1:
             return results[0].reshape(rows, row_bytes)
         out = self._new((rows, row_bytes), np.uint8)
@@ -275,8 +277,8 @@ class _Slot:
         return self._pinned[what][:n_bytes].view(dtype).reshape(shape)
 
     def _new(self, shape: tuple[int, ...], dtype: type | np.dtype) -> Any:
-        """Return the next array of this piece on the device. The n-th array of a piece uses the memory
-        of the n-th array of the piece before.
+        """Return the next array of this piece on the device. The n-th array of a piece uses the
+        memory of the n-th array of the piece before.
         """
         n_bytes, at = math.prod(shape) * np.dtype(dtype).itemsize, self._taken
         self._taken += 1

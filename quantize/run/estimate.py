@@ -1,11 +1,12 @@
-"""Estimating the time and memory of a run by trying its own pipeline briefly on rows of its tensors.
+"""Estimating the time and memory of a run by trying its own pipeline briefly on rows of its
+tensors.
 
 Tensors are sorted into workloads, whose pieces cost the same per element: the same types before and
 after in every output, with or without importances, the same row length and about the same size of a
-piece. Some pieces of every workload go through `run.stream`, with the threads or devices of the run,
-from the source into a scratch file on the disk of the outputs. The measured cost per element is
-multiplied by the elements of the workload. The first piece of a workload, which compiles its search
-or loads compiled code, is timed separately.
+piece. Some pieces of every workload go through `run.stream`, with the threads or devices of the
+run, from the source into a scratch file on the disk of the outputs. The measured cost per element
+is multiplied by the elements of the workload. The first piece of a workload, which compiles its
+search or loads compiled code, is timed separately.
 """
 
 from __future__ import annotations
@@ -177,8 +178,8 @@ class _Trial:
         self._pace[id(workload)] = again / rows[0].n_elements
 
     def timed(self, workload: Workload, seconds: float, offset: float) -> None:
-        """Try about `seconds` of the workload. A trial that turns out much shorter, as the pace was not
-        known well, is repeated.
+        """Try about `seconds` of the workload. A trial that turns out much shorter, as the pace was
+        not known well, is repeated.
         """
         spent, tried = 0.0, 0
         for _ in range(_SIZINGS):

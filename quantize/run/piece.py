@@ -21,8 +21,8 @@ from ..plan.plan import PlannedTensor
 # importance(name, shape) -> float32[n_matrices, n_cols], or None for a tensor without importances
 ImportanceLookup = Callable[[str, tuple[int, ...]], np.ndarray | None]
 
-# (bytes, sums) of a task. sums: float64[6] = sum e^2, sum x^2, sum w e^2, sum w x^2, max |e|, number
-# of values set to zero; None if nothing was measured.
+# (bytes, sums) of a task. sums: float64[6] = sum e^2, sum x^2, sum w e^2, sum w x^2, max |e|,
+# number of values set to zero; None if nothing was measured.
 PieceResult = tuple[np.ndarray, np.ndarray | None]
 
 PIECE_ELEMENTS = 1 << 20
@@ -34,7 +34,8 @@ class OutputTensor:
     """A planned tensor of one output: `output` and `index` are the numbers of the output and of the
     tensor in its plan.
 
-    importance: where the weights are looked up. done: the output has the tensor from an earlier run.
+    importance: where the weights are looked up. done: the output has the tensor from an earlier
+    run.
     """
 
     output: int
@@ -58,8 +59,8 @@ class OutputTensor:
 class PieceTask:
     """What one output needs of a piece: its rows encoded, or their bytes as they are.
 
-    weights: float32[n_cols], or [matrices, n_cols] of a piece for a GPU. encode: None for bytes that
-    are kept, and for a piece that a GPU encodes.
+    weights: float32[n_cols], or [matrices, n_cols] of a piece for a GPU. encode: None for bytes
+    that are kept, and for a piece that a GPU encodes.
     """
 
     target: OutputTensor
@@ -114,8 +115,8 @@ def cut(
     """Yield the pieces of all targets in the source's order of tensors, which is that of every
     output.
 
-    The boundaries of pieces depend on the targets alone, including those that are done, which get no
-    task. A tensor that one output wants twice is read twice, as outputs are written in order.
+    The boundaries of pieces depend on the targets alone, including those that are done, which get
+    no task. A tensor that one output wants twice is read twice, as outputs are written in order.
     """
     wanted: dict[str, list[OutputTensor]] = {}
     for target in targets:
@@ -132,8 +133,8 @@ def cut(
 
 
 def _passes(targets: Sequence[OutputTensor], with_devices: bool) -> Iterator[list[OutputTensor]]:
-    """Yield targets of one tensor that share the same pieces: no two of one output, and none for the
-    CPU together with one for a GPU.
+    """Yield targets of one tensor that share the same pieces: no two of one output, and none for
+    the CPU together with one for a GPU.
     """
     passes: dict[tuple[int, bool], list[OutputTensor]] = {}
     seen: dict[int, int] = {}

@@ -184,8 +184,8 @@ def _share(plan: PlannedTensor, n_bytes: int) -> int:
 def _pieces(
     source: GGUFFile, plan: PlannedTensor
 ) -> Iterator[tuple[None, Callable[[], np.ndarray]]]:
-    """Functions that make the next bytes of the result, one after another, as `results_in_order` takes
-    them.
+    """Functions that make the next bytes of the result, one after another, as `results_in_order`
+    takes them.
     """
     info, target = plan.source, plan.target.type
     if plan.kept:

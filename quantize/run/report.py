@@ -16,8 +16,8 @@ from .workload import RunEstimate
 
 @dataclass
 class TensorReport:
-    """The result for one tensor. Errors are relative to the root mean square of the source, and None
-    if bytes were kept or nothing was measured.
+    """The result for one tensor. Errors are relative to the root mean square of the source, and
+    None if bytes were kept or nothing was measured.
     """
 
     planned: PlannedTensor
@@ -32,7 +32,8 @@ class TensorReport:
 class Checked:
     """A tensor that was read back.
 
-    report: its errors against the source, None if nothing was compared. fault: what is wrong, or "".
+    report: its errors against the source, None if nothing was compared. fault: what is wrong, or
+    "".
     """
 
     tensor: TensorInfo
@@ -42,8 +43,8 @@ class Checked:
 
 @dataclass(repr=False)
 class RunReport:
-    """The tensors of one output of a run. Sizes are bytes of tensor data. estimate: the estimate of a
-    dry run.
+    """The tensors of one output of a run. Sizes are bytes of tensor data. estimate: the estimate of
+    a dry run.
     """
 
     tensors: list[TensorReport] = field(default_factory=list)

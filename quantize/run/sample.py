@@ -87,8 +87,8 @@ def spread(
     offset: float = 0.5,
     whole: bool = False,
 ) -> list[RowSample]:
-    """Return `count` samples of about `n_elements` each, evenly spaced over all rows of `tensors`, in
-    whole groups of `group` rows.
+    """Return `count` samples of about `n_elements` each, evenly spaced over all rows of `tensors`,
+    in whole groups of `group` rows.
 
     offset: 0 to 1, the position of each sample in its share of the rows. whole: a sample may span
     matrices.

@@ -59,8 +59,8 @@ class ScratchFile:
             self._begun = self._position
 
     def seconds_for(self, n_bytes: int) -> tuple[float, float]:
-        """Return (seconds the disk takes for `n_bytes`, seconds that it takes after the last write),
-        measured by writing a few of them; zeros without a file.
+        """Return (seconds the disk takes for `n_bytes`, seconds that it takes after the last
+        write), measured by writing a few of them; zeros without a file.
         """
         if self._file is None:
             return 0.0, 0.0

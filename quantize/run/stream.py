@@ -43,8 +43,8 @@ RELEASE_BYTES_DEVICE = 1 << 30
 
 @dataclass
 class RunOutput:
-    """A plan and its sink, which lists the plan's targets in order. The caller finishes or aborts the
-    sink.
+    """A plan and its sink, which lists the plan's targets in order. The caller finishes or aborts
+    the sink.
 
     A plan may leave out tensors of the source and may name one several times, in the order of the
     source. finished: reports of the first tensors of the plan, which the sink already has.

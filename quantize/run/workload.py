@@ -16,9 +16,9 @@ from ..plan.plan import PlannedTensor
 class Workload:
     """Tensors of a source whose pieces cost the same per element.
 
-    planned: the number of each output and the plan that it has for the first tensor. piece: elements
-    of the largest piece. first: extra seconds that the first piece took. spent, tried: seconds of
-    the trials and their elements, over all threads or devices together.
+    planned: the number of each output and the plan that it has for the first tensor. piece:
+    elements of the largest piece. first: extra seconds that the first piece took. spent, tried:
+    seconds of the trials and their elements, over all threads or devices together.
     """
 
     source: TensorInfo
@@ -57,11 +57,11 @@ class Workload:
 class RunEstimate:
     """Time, memory and disk space of a run that has not started.
 
-    seconds: the whole run: `setup` before the first piece, `loading` compiled code once per process,
-    `working`, and `finishing` until the disk has everything. peak_bytes: resident memory, at least
-    what the process has used already. compiling: seconds spent now on searches that this machine had
-    not compiled yet. disk_bound: the disk is slower than the work. disks: the space that the outputs
-    take.
+    seconds: the whole run: `setup` before the first piece, `loading` compiled code once per
+    process, `working`, and `finishing` until the disk has everything. peak_bytes: resident memory,
+    at least what the process has used already. compiling: seconds spent now on searches that this
+    machine had not compiled yet. disk_bound: the disk is slower than the work. disks: the space
+    that the outputs take.
     """
 
     seconds: float

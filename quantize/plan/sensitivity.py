@@ -1,5 +1,5 @@
-"""How much worse a model gets when a tensor is stored with some error: what types are chosen by for
-a given size.
+"""How much worse a model gets when a tensor is stored with some error. Types for a given size are
+chosen by this.
 
 Damage is the mean KL divergence, in nats per token, of the model's predictions. To first order it
 is a sum over tensors of
@@ -7,10 +7,10 @@ is a sum over tensors of
     sensitivity * error,   error = sum w e^2 / sum w x^2
 
 with the importances w, errors e and values x of the tensor's weights: the energy that the error
-adds to the tensor's products, as part of their energy. The same tensor's divergence divided by its
-error is the same within some percent for every type from 2 to 5 bits, so one measurement per tensor
-does for all types (docs/benchmarks/budget.md). Sensitivities are measured (`Sensitivities.load`),
-or taken from the role that a tensor has (`Sensitivities.of_roles`).
+adds to the tensor's products, relative to their energy. The divergence of a tensor divided by its
+error is the same within a few percent for every type from 2 to 5 bits, so one measurement per
+tensor is enough for all types (docs/benchmarks/budget.md). Sensitivities are measured
+(`Sensitivities.load`), or estimated from the role of a tensor (`Sensitivities.of_roles`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from .roles import OUTPUT, TOKEN_EMBEDDING, ModelFacts
 
 FORMAT = "iqforge sensitivities 1"
 
-# Sensitivity of all tensors of a role together, shared out evenly among the layers: every layer
-# adds its part to one sum (the residual stream), so that the same relative error in one layer of
-# many does so much less. The first part found in a name counts; the last is for the rest. Geometric
-# means of what `iqforge sensitivity` measured on a dense model of 5 layers and one with experts of
-# 3, of which the second's were scaled to the same sum, as only ratios count:
-# docs/benchmarks/budget.md.
+# Sensitivity of all tensors of a role together, divided evenly among the layers: every layer adds
+# its share to one sum (the residual stream), so that the same relative error matters less in one
+# layer of many. The first part found in a name counts; the last is for all other tensors. Geometric
+# means of the measurements of `iqforge sensitivity` on a dense model of 5 layers and a model with
+# experts of 3, the latter scaled to the same sum, as only ratios count: docs/benchmarks/budget.md.
 _BY_PART = (
     ("attn_qkv", 0.8),
     ("attn_q", 0.16),
@@ -46,14 +45,14 @@ _BY_PART = (
     ("", 0.5),
 )
 _OUTPUT, _EMBEDDING = 0.95, 0.25
-# a measured sensitivity counts as at least this part of what the role suggests: the text hardly met
-# the tensor
+# A measured sensitivity counts as at least this fraction of the role's: below it the text has
+# hardly used the tensor.
 _LEAST_OF_ROLE = 0.1
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What storing `tensors` with relative squared errors that add up to `error` did to a model: a
+    """A measurement: storing `tensors` with relative squared errors that add up to `error` gave a
     mean KL divergence of `kld`.
     """
 
@@ -64,16 +63,14 @@ class Probe:
 
 @dataclass(frozen=True)
 class Sensitivities:
-    """Divergence per unit of relative squared error, by the name of a tensor. `note` says where
-    they are from.
-    """
+    """Divergence per unit of relative squared error, by tensor name. note: where they come from."""
 
     values: Mapping[str, float]
     note: str
 
     @classmethod
     def of_roles(cls, tensors: Sequence[TensorInfo], facts: ModelFacts) -> Sensitivities:
-        """By what the names of tensors say, without having seen the model run."""
+        """Estimate sensitivities from the names of tensors, without running the model."""
         return cls(
             {tensor.name: role_sensitivity(tensor.name, facts) for tensor in tensors}, "roles"
         )
@@ -82,11 +79,11 @@ class Sensitivities:
     def load(
         cls, path: str | os.PathLike, tensors: Sequence[TensorInfo], facts: ModelFacts
     ) -> Sensitivities:
-        """Those of a file that `save_probes` wrote, each halfway (geometrically) to what its role
-        suggests: a measurement is of one text and one type, and taken alone does worse where
+        """Read a file of `save_probes`. Each sensitivity is the geometric mean of the measured one
+        and that of the role: a measurement is of one text and one type, and alone does worse where
         divergences do not add up, as with experts (docs/benchmarks/budget.md).
 
-        NotFoundError, MalformedFileError; UsageError for a tensor that it does not have.
+        NotFoundError, MalformedFileError; UsageError for a tensor that the file lacks.
         """
         measured: dict[str, float] = {}
         for probe in load_probes(path):
@@ -96,8 +93,8 @@ class Sensitivities:
         for tensor in tensors:
             if tensor.name not in measured:
                 raise UsageError(
-                    f"{os.fspath(path)} has no sensitivity of it: was it measured on another"
-                    " model?",
+                    f"{os.fspath(path)} has no sensitivity of this tensor: was it measured on"
+                    " another model?",
                     tensor=tensor.name,
                 )
         roles = {tensor.name: role_sensitivity(tensor.name, facts) for tensor in tensors}
@@ -112,12 +109,16 @@ class Sensitivities:
         return cls(values, os.path.basename(path))
 
     def damage(self, name: str, error: float) -> float:
-        """Predicted mean divergence, in nats, of a tensor stored with this relative squared error."""
+        """Predict the mean divergence, in nats, of storing a tensor with this relative squared
+        error.
+        """
         return self.values[name] * error
 
 
 def role_sensitivity(name: str, facts: ModelFacts) -> float:
-    """What the role of a tensor suggests, in nats per unit of relative squared error."""
+    """Return the typical sensitivity of a tensor's role, in nats per unit of relative squared
+    error.
+    """
     if name == OUTPUT:
         return _OUTPUT
     if name == TOKEN_EMBEDDING:
@@ -126,20 +127,20 @@ def role_sensitivity(name: str, facts: ModelFacts) -> float:
 
 
 def save_probes(path: str | os.PathLike, probes: Sequence[Probe], **how: object) -> None:
-    """Write measurements, and `how` they were made, as JSON."""
+    """Write measurements and `how` they were made as JSON."""
     content = {"format": FORMAT, **how, "probes": [asdict(probe) for probe in probes]}
     with PartFile(path) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
 
 def load_probes(path: str | os.PathLike) -> list[Probe]:
-    """What `save_probes` wrote. NotFoundError or MalformedFileError naming the file."""
+    """Read a file of `save_probes`. NotFoundError or MalformedFileError naming the file."""
     try:
         with open(path, "rb") as file:
             content = json.loads(file.read())
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise MalformedFileError(
-                f"is no file of sensitivities: expected the format '{FORMAT}'", file=path
+                f"is not a sensitivity file: expected the format '{FORMAT}'", file=path
             )
         probes = [
             Probe(tuple(map(str, found["tensors"])), float(found["error"]), float(found["kld"]))
@@ -147,12 +148,12 @@ def load_probes(path: str | os.PathLike) -> list[Probe]:
         ]
     except FileNotFoundError:
         raise NotFoundError(
-            "no such file of sensitivities; iqforge sensitivity makes one", file=path
+            "sensitivity file not found; iqforge sensitivity makes one", file=path
         ) from None
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror}", file=path) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MalformedFileError(f"is no file of sensitivities: {error}", file=path) from None
+        raise MalformedFileError(f"is not a sensitivity file: {error}", file=path) from None
     for number, probe in enumerate(probes):
         if not (
             math.isfinite(probe.kld)
