@@ -118,7 +118,7 @@ def commands_in(text: str) -> list[list[str]]:
 def test_commands_and_flags_exist(page):
     text = page.read_text(encoding="utf-8")
     for words in commands_in(text):
-        if words[0] in ("COMMAND", "--help", "--version") or words[0].isupper():
+        if words[0] in ("help", "version", "completion", "COMMAND", "--help", "--version"):
             continue
         assert words[0] in COMMANDS, f"{name(page)} names iqforge {words[0]}"
         flags = parser_of(words[0])._option_string_actions
@@ -126,6 +126,18 @@ def test_commands_and_flags_exist(page):
             flag = word.strip("[]()").partition("=")[0]
             if re.match(r"--?[a-z]", flag, re.IGNORECASE) and not re.match(r"-\d", flag):
                 assert flag in flags, f"{name(page)}: iqforge {words[0]} has no {flag}"
+
+
+def test_every_command_has_an_example_in_its_group():
+    page = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (\w+)$(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    shown = {}
+    for title, section in sections:
+        for words in commands_in(section):
+            shown.setdefault(words[0], title.lower())
+    assert {command: shown.get(command) for command in COMMANDS} == {
+        command: entry.group for command, entry in COMMANDS.items()
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
