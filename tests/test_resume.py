@@ -286,7 +286,7 @@ def test_two_runs_at_once(model, tmp_path):
 KILLS = 20
 SERVER = """
 import os, sys, traceback, iqforge
-from iqforge.quantize import resume
+from iqforge.quantize.run import resume
 resume.CHECKPOINT_SECONDS = 0.0
 iqforge.quantize_model({model!r}, {warm!r}, "Q4_K", pure=True, threads=2)
 while runs.recv():

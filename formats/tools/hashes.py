@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import xxhash
+
 from ...errors import MalformedFileError, NotFoundError, UsageError
 from ..gguf.reader import GGUFFile, open_gguf
-from ..xxh64 import XXH64
 
 UUID_NAMESPACE = uuid.UUID("ef001206-dadc-5f6d-a15f-3359e577d4e5")
 _PIECE = 16 << 20
@@ -52,7 +53,7 @@ class _Uuid:
 
 # In the order in which the lines of a tensor come. The uuid is of the whole only.
 ALGORITHMS: dict[str, Callable[[], _Hash]] = {
-    "xxh64": XXH64,
+    "xxh64": xxhash.xxh64,
     "sha1": lambda: hashlib.sha1(usedforsecurity=False),
     "sha256": hashlib.sha256,
     "uuid": _Uuid,

@@ -13,9 +13,10 @@ import os
 import re
 from typing import Any
 
+import xxhash
+
 from ...errors import OutputError
 from ...formats.output import open_locked, output_error, sync_folder
-from ...formats.xxh64 import XXH64
 
 Record = dict[str, Any]
 _BEGINNING = re.compile(rb"[0-9a-f]{0,16}|[0-9a-f]{16} ")  # of a journal, perhaps torn
@@ -119,6 +120,4 @@ def _parsed(line: bytes) -> Record | None:
 
 
 def _hash(text: bytes) -> bytes:
-    hasher = XXH64()
-    hasher.update(text)
-    return hasher.hexdigest().encode()
+    return xxhash.xxh64(text).hexdigest().encode()

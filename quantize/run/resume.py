@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import xxhash
 
 from ...errors import IqforgeError, ResumeError, printable
 from ...formats.gguf.writer import GGUFWriter, ShardedWriter
 from ...formats.output import real_output, sync_folder
 from ...formats.source import TensorInfo
-from ...formats.xxh64 import XXH64
 from ..plan.plan import PlannedTensor
 from .journal import Journal, Record
 from .report import TensorReport
@@ -62,7 +62,7 @@ class ResumableOutput:
         self.out, self.files, self.planned = real_output(out), files, planned
         self.finished: list[TensorReport] = []
         self._writer: GGUFWriter | ShardedWriter | None = None
-        self._hash, self._pending, self._entered = XXH64(), [], 0
+        self._hash, self._pending, self._entered = xxhash.xxh64(), [], 0
         self._pool, self._saving = ThreadPoolExecutor(1, thread_name_prefix="checkpoint"), None
         self._checkpointed, self._complete, self._done = time.monotonic(), False, False
         self._unsynced = False
@@ -179,7 +179,7 @@ class ResumableOutput:
             {_TENSOR: report.planned.target.name, "xxh64": self._hash.hexdigest()}
             | {name: getattr(report, name) for name in _REPORTED}
         )
-        self._hash = XXH64()
+        self._hash = xxhash.xxh64()
         if self._saving is not None and self._saving.done():
             self._saved()
         if self._saving is None and time.monotonic() - self._checkpointed >= CHECKPOINT_SECONDS:
@@ -290,7 +290,7 @@ def _mark(file: str) -> list[int]:
 def _is_sound(entry: Record | None, tensor: TensorInfo, pieces: Iterator[bytes]) -> bool:
     if entry is None or entry[_TENSOR] != tensor.name:
         return False
-    hasher = XXH64()
+    hasher = xxhash.xxh64()
     for piece in pieces:
         hasher.update(piece)
     return hasher.hexdigest() == entry["xxh64"]
