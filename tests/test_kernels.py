@@ -1,4 +1,4 @@
-"""Every kernel compiles for every architecture, and `iqforge kernels`."""
+"""Every kernel compiles, and `iqforge kernels`."""
 
 import importlib.util
 import os
@@ -8,7 +8,7 @@ from iqforge.api.kernels import kernel_specs
 from iqforge.cli import main
 from iqforge.cuda_kernels import step_attention
 from iqforge.cuda_kernels.compile import nvrtc as compiling
-from iqforge.cuda_kernels.compile.nvrtc import ARCHITECTURES, FOLDER, expand
+from iqforge.cuda_kernels.compile.nvrtc import ARCHITECTURES, FOLDER, KernelSpec, expand
 from iqforge.cuda_kernels.registry import MODULES, build, missing, unchecked
 from iqforge.errors import DeviceError
 
@@ -30,21 +30,46 @@ def test_every_module_with_specs_is_listed():
     assert {"search_iq1_kt", "search_iq4_kt"} <= {spec.name for spec in SPECS}
 
 
-@needs_cuda_core
-def test_every_kernel_compiles_for_every_architecture():
-    """Through the whole compiler, with little optimization but for one sample of each source, or
-    with IQFORGE_TEST_KERNELS=full with all of it. What has been compiled is remembered in the
-    user's cache, so that a second run has nothing to do.
+SOURCES = sorted({spec.sources[-1] for spec in SPECS})
+ONE = "sm_90"  # every kernel is for it
+
+
+def compile_kernels(specs: list[KernelSpec], archs: tuple[str, ...], full: bool = False) -> None:
+    """Compile kernels into the user's cache, or check with little optimization that they compile.
+    The cache remembers both, so that a second run has nothing to do.
     """
-    samples = {(spec.sources[-1], spec.archs): spec for spec in SPECS}  # the last one of each
-    fully = SPECS if os.environ.get("IQFORGE_TEST_KERNELS") == "full" else list(samples.values())
-    jobs = os.cpu_count() or 1
-    for _ in build(missing(fully, ARCHITECTURES), jobs):
+    wanted = missing(specs, archs) if full else unchecked(specs, archs)
+    for _ in build(wanted, 1, check=not full):
         pass
-    for _ in build(unchecked(SPECS, ARCHITECTURES), jobs, check=True):
-        pass
-    assert not missing(fully, ARCHITECTURES) and not unchecked(SPECS, ARCHITECTURES)
-    assert all(any(spec.target(arch) for arch in ARCHITECTURES) for spec in SPECS)
+    assert not (missing(specs, archs) if full else unchecked(specs, archs))
+
+
+@needs_cuda_core
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_kernel_compiles(source):
+    """All kernels of a source for one architecture, and one sample of them for all. The sample is
+    optimized as for use on the first, all others are compiled with little optimization.
+    """
+    specs = [spec for spec in SPECS if spec.sources[-1] == source]
+    assert all(spec.target(ONE) for spec in specs)
+    samples = list({spec.archs: spec for spec in specs}.values())
+    compile_kernels(samples, (ONE,), full=True)
+    compile_kernels(samples, ARCHITECTURES)
+    compile_kernels(specs, (ONE,))
+
+
+@needs_cuda_core
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_kernel_compiles_for_every_architecture(source, arch, request):
+    """With IQFORGE_TEST_KERNELS=full everything is optimized as for use."""
+    chosen = os.environ.get("IQFORGE_TEST_KERNELS")
+    if chosen not in ("all", "full") and request.config.option.markexpr != "slow":
+        pytest.skip("other architectures: -m slow, or IQFORGE_TEST_KERNELS=all or full")
+    specs = [spec for spec in SPECS if spec.sources[-1] == source]
+    compile_kernels(specs, (arch,), full=chosen == "full")
 
 
 def test_kernels_with_units_bring_their_tables():

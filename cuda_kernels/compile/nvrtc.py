@@ -280,7 +280,9 @@ def _compiled(spec: KernelSpec, target: str, quick: bool = False) -> bytes:
     from cuda.core import Program, ProgramOptions
 
     extra: dict[str, Any] = dict(spec.options)
-    if quick and hasattr(ProgramOptions, "ofast_compile"):  # of newer cuda-core
+    # NVRTC does not combine the quick mode with separate roundings. Older versions of cuda-core have
+    # no quick mode.
+    if quick and extra.get("fma", True) and hasattr(ProgramOptions, "ofast_compile"):
         # "max" leaves loops as long as they were unrolled: good for much code of few loops, not for
         # little code of many
         extra["ofast_compile"] = "max" if spec.sources[-1].startswith("prompt/") else "mid"
