@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -29,3 +30,50 @@ def gpu(request):
     }
     if len(asked) > 2:
         compile_side_by_side(sorted(asked))
+
+
+# Tests run in as many processes as there are cores (pytest-xdist, --dist loadscope). The tests of a
+# module stay in one process, as they share fixtures. The tests in the modules of SPREAD share none,
+# and most of their time is compilation: there, the tests of one type or kernel source stay
+# together, so that no two processes compile the same thing at once.
+SPREAD = {"test_encode.py", "test_kernels.py"}
+WHAT_IS_COMPILED = re.compile(r"[\[-]([A-Z]{1,5}\d\w*?|\w+/\w+\.cu)(?:_R\d+)?[\]-]")
+# What compiles comes first, as later tests need it, and then the longest modules, so that no
+# process waits for another one in the end.
+FIRST = (
+    "test_encode.py",
+    "test_kernels.py",
+    "test_demo.py",
+    "test_units.py",
+    "test_kernel_races.py",
+    "test_perplexity.py",
+    "test_imatrix.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """Tests on a GPU run one after another: they measure its memory and fill it."""
+    return 0 if config.option.markexpr == "gpu" else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module, _, rest = nodeid.partition("::")
+            if module.rpartition("/")[2] not in SPREAD or "[" not in rest:
+                return module
+            compiled = WHAT_IS_COMPILED.search(rest)
+            return f"{module}[{compiled[1]}]" if compiled else module
+
+    return Scheduler(config, log)
+
+
+def pytest_collection_modifyitems(items):
+    place = {name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(FIRST)))

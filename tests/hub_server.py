@@ -100,7 +100,11 @@ class Hub:
             siblings = (
                 [{"rfilename": name} for name in names] if self.siblings is None else self.siblings
             )
-            reply(handler, 200, json.dumps({"id": self.name, "sha": COMMIT, "siblings": siblings}).encode())
+            reply(
+                handler,
+                200,
+                json.dumps({"id": self.name, "sha": COMMIT, "siblings": siblings}).encode(),
+            )
         elif path.startswith(f"/api/models/{self.name}/"):
             reply(handler, 404, b"", {"X-Error-Code": "RevisionNotFound"})
         elif path.startswith(prefix := f"/{self.name}/resolve/{COMMIT}/"):

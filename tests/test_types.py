@@ -17,7 +17,9 @@ from .shared import ROOT, shared
 
 def test_page_is_current():
     page = markdown_page(support_table(api.decodable_types(), api.encodable_types()))
-    assert (ROOT / "docs/reference/types.md").read_text() == page, "run: iqforge types --md > docs/reference/types.md"
+    assert (ROOT / "docs/reference/types.md").read_text() == page, (
+        "run: iqforge types --md > docs/reference/types.md"
+    )
 
 
 def test_forms_of_the_table(capsys):
