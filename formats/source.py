@@ -85,8 +85,7 @@ class Source(ABC):
 
     @abstractmethod
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """Return uint8[stop - start, row_bytes]: rows in storage order, possibly a read-only view
-        of a mapped file.
+        """Return uint8[stop - start, row_bytes]: rows in storage order, possibly read-only.
 
         Callers may ask for rows in any order, must not keep views after `release`, and ask for
         whole row groups of interleaved types.

@@ -47,7 +47,7 @@ def estimate(
     entry per device, GPUs first.
 
     `window`: evaluated are independent sequences of so many tokens instead. Weights on the CPU stay
-    in the mapped file and may be dropped from memory; they are counted all the same.
+    in the file, which the system caches in memory that is free; they are counted all the same.
     """
     sizes: dict[torch.device, list[int]] = {}
 

@@ -43,7 +43,7 @@ def load_model(
 ) -> Model:
     """Open a GGUF file, or a split model through its first shard. `options`: those of `Model`.
 
-    On the CPU weights stay encoded in the mapped file; at most `cache_bytes` of decoded float32
+    On the CPU weights stay encoded in the file; at most `cache_bytes` of decoded float32
     matrices are kept. On a GPU they are in its memory, encoded, from the first use on or from
     `Model.load`. Raises MalformedFileError, ConfigError or ArchitectureError (which say what is
     wrong with the file), UsageError for a device that is not there.
@@ -68,7 +68,7 @@ def _named_errors(method: Callable) -> Callable:
 
 
 class Model:
-    """A network with its tokenizer. Close it, or use it as a context manager, to unmap the file.
+    """A network with its tokenizer. Close it, or use it as a context manager, to close the file.
 
     precision: f32, the truth path (the default, and all there is, on the CPU), or bf16 (default on
     a GPU) or f16: fused kernels with activations of that type. placement: what of the model lies on
@@ -354,7 +354,7 @@ class Model:
             self.weights.observers.remove(callback)
 
     def close(self) -> None:
-        """Unmap the file and give back what is in the memory of GPUs: weights, and graphs of
+        """Close the file and give back what is in the memory of GPUs: weights, and graphs of
         sequences, also if these live on.
         """
         self.__dict__.pop("engine", None)

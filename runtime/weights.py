@@ -1,4 +1,4 @@
-"""Where layers get their parameters from: tensors stay encoded in the mapped file and are decoded
+"""Where layers get their parameters from: tensors stay encoded in the file and are decoded
 when they are used.
 
 `Weights` hands out parameters by name and keeps a record of them, so that what a layer declares
@@ -69,7 +69,7 @@ class DecodeCache:
 
 
 class Matrix:
-    """A 2-D matrix of `rows` x `cols` within a stored tensor, on the CPU: mapped from the file and
+    """A 2-D matrix of `rows` x `cols` within a stored tensor, on the CPU: read from the file and
     decoded to float32 on demand.
     """
 
@@ -103,12 +103,14 @@ class Matrix:
         """float32[len(rows), cols] on the CPU: the rows with these indices, without touching
         others.
         """
-        tensor, stored = self._weights.stored(self.tensor, self._first, self._first + self.rows)
-        rows, group = rows.cpu().numpy(), tensor.type.group_rows
-        groups, inverse = np.unique(rows // group, return_inverse=True)
-        stored = stored.reshape(self.rows // group, -1)[groups].reshape(len(groups) * group, -1)
-        return self._weights.decode(tensor, stored)[
-            torch.from_numpy(inverse * group + rows % group)
+        numbers, group = rows.cpu().numpy(), self.tensor.type.group_rows
+        groups, inverse = np.unique(numbers // group, return_inverse=True)
+        tensor, pieces = self.tensor, []
+        for first in (self._first + groups * group).tolist():
+            tensor, stored = self._weights.stored(self.tensor, first, first + group)
+            pieces.append(stored)
+        return self._weights.decode(tensor, np.concatenate(pieces))[
+            torch.from_numpy(inverse * group + numbers % group)
         ]
 
 

@@ -1,4 +1,4 @@
-"""Reading GGUF files: values and rows as stored, valid oddities, release of pages, split models,
+"""Reading GGUF files: values and rows as stored, valid oddities, files that are cut, split models,
 the reference's files.
 """
 
@@ -7,12 +7,16 @@ from __future__ import annotations
 import gc
 import hashlib
 import math
+import os
 import struct
 import time
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
-from iqforge.errors import IqforgeError, ShapeError
+from iqforge.errors import IqforgeError, ShapeError, TruncatedFileError
+from iqforge.formats.gguf import reader
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.values import Value, ValueType
 from iqforge.formats.types import ggml_type
@@ -179,7 +183,7 @@ def test_missing_padding_at_the_end(opened):
     assert opened(gguf([pair("k", U8, 1)], pad=False), "unpadded.gguf").tensors == ()
 
 
-def test_views_outlive_the_file(opened):
+def test_rows_outlive_the_file(opened):
     file = opened(small())
     rows = file.read_rows(file.tensor("t1"), 0, 2)
     file.release(file.tensor("t1"))
@@ -191,21 +195,54 @@ def test_views_outlive_the_file(opened):
         file.read_rows(file.tensor("t1"), 0, 2)
 
 
-def test_release_gives_pages_back(tmp_path):
+def test_reading_maps_and_keeps_nothing(tmp_path):
+    """Memory holds the rows that the caller keeps, and the file is in no mapping of the process."""
     path, n_bytes = tmp_path / "big.gguf", 24 << 20
     path.write_bytes(gguf([], [entry("w", [n_bytes], 24, 0)], bytes(n_bytes)))
 
-    def resident() -> int:
-        with open("/proc/self/smaps") as maps:
-            text = maps.read().split(str(path), 1)[1]
-        return int(text.split("Rss:", 1)[1].split()[0]) << 10
-
     with open_gguf(path) as file:
         tensor = file.tensor("w")
-        assert int(file.read_bytes(tensor, 0, n_bytes).max()) == 0
-        assert resident() >= n_bytes
-        file.release(tensor)
-        assert resident() < 1 << 20
+        tracemalloc.start()
+        for start in range(0, n_bytes, 1 << 20):
+            assert int(file.read_bytes(tensor, start, start + (1 << 20)).max()) == 0
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+        tracemalloc.stop()
+        assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("read", ["rows", "bytes"])
+def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path, read):
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(
+        gguf([], [entry("a", [4096], 24, 0), entry("b", [4096], 24, 4096)], bytes(8192))
+    )
+    with open_gguf(path) as file:
+        tensor, offset = file.tensor("b"), file.location("b")[1]
+        os.truncate(path, offset + 100)
+        with pytest.raises(TruncatedFileError) as raised:
+            if read == "rows":
+                file.read_rows(tensor, 0, 1)
+            else:
+                file.read_bytes(tensor, 64, 4000)
+    error = raised.value
+    assert (error.file, error.tensor, error.offset) == (str(path), "b", offset + 100)
+    assert "ends here" in error.message
+
+
+def test_headers_longer_than_what_is_read_at_once(opened, monkeypatch):
+    """Every part of a header may be the first that is not in memory yet."""
+    pairs = [
+        pair("general.architecture", STRING, "llama"),
+        array_pair("tokenizer.ggml.tokens", STRING, [f"tok{i}" for i in range(300)]),
+        array_pair("flags", BOOL, [True, False] * 50),
+        array_pair("types", I32, list(range(200))),
+    ]
+    content = gguf(pairs, [entry(f"t{i}", [8], 24, 32 * i) for i in range(30)], bytes(32 * 30))
+    whole = opened(content, "whole.gguf")
+    for guess in (4, 9, 24, 100, 1000):
+        monkeypatch.setattr(reader, "_HEADER_GUESS", guess)
+        file = opened(content, f"guess{guess}.gguf")
+        assert (file.metadata, file.tensors) == (whole.metadata, whole.tensors)
 
 
 def test_large_vocabulary_is_quick(opened, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from iqforge.cli import main
 from iqforge.errors import UnsupportedTypeError, UsageError
 from iqforge.formats.codec import encode_float
-from iqforge.formats.gguf.reader import MappedFile, open_gguf
+from iqforge.formats.gguf.reader import SingleFile, open_gguf
 from iqforge.formats.gguf.values import string, u32
 from iqforge.formats.gguf.writer import GGUFWriter, ShardedWriter
 from iqforge.formats.source import TensorInfo
@@ -80,7 +80,7 @@ def test_keep_split(split, whole, tmp_path, capsys):
         == 0
     )
     for number, (path, count) in enumerate(zip(shards(tmp_path), GROUPS)):
-        file = MappedFile(str(path))
+        file = SingleFile(str(path))
         keys = {key: value.data for key, value in file.header.metadata.items()}
         assert len(file.header.tensors) == count
         assert list(keys)[-3:] == ["split.no", "split.count", "split.tensors.count"]
@@ -222,7 +222,7 @@ def test_limits(split, tmp_path, capsys):
         )
         == 0
     )
-    assert [len(MappedFile(str(path)).header.tensors) for path in shards(tmp_path, 2)] == [5, 3]
+    assert [len(SingleFile(str(path)).header.tensors) for path in shards(tmp_path, 2)] == [5, 3]
     assert (
         main(
             [

@@ -9,6 +9,8 @@ import io
 import json
 import os
 import pickle
+import subprocess
+import sys
 import time
 import tracemalloc
 import zipfile
@@ -19,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from iqforge.api import open_source
+from iqforge.convert.checkpoint import storage
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.tensors.rows import StoredRows
 from iqforge.convert.torch.header import read_torch_header
@@ -134,6 +137,94 @@ def test_views_of_all_kinds(tmp_path: Path):
             and checkpoint.tensors["one row"].strides is None
         )
         assert checkpoint.tensors["transposed"].strides == (1, 5)
+
+
+def test_strides_are_read_in_spans_and_in_parts(tmp_path: Path, monkeypatch):
+    """Every range of elements of a view, whatever its strides, from spans of a few elements."""
+    base = torch.arange(4 * 6 * 5, dtype=torch.int16).reshape(4, 6, 5)
+    kept = {
+        "transposed": base[1].t(),
+        "swapped": base.permute(2, 0, 1),
+        "expanded": base[0, 0].expand(3, 5),
+        "both": base[::2, 1::2].transpose(0, 1),
+    }
+    monkeypatch.setattr(storage, "_SPAN_BYTES", 16)
+    with stored(tmp_path, kept) as checkpoint:
+        for name, values in kept.items():
+            tensor, expected = checkpoint.tensors[name], values.contiguous().numpy().tobytes()
+            for start in range(0, len(expected) + 1, 2):
+                for stop in range(start, len(expected) + 1, 2):
+                    assert checkpoint.read(tensor, start, stop).tobytes() == expected[start:stop]
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch", "torch with strides"])
+def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path, form: str):
+    folder = make_tiny_llama(tmp_path / "model", n_layers=1)
+    if form != "safetensors":
+        as_torch(folder, 1)
+    if form == "torch with strides":
+        tensors = torch.load(folder / "pytorch_model.bin", weights_only=True)
+        name = "model.layers.0.mlp.up_proj.weight"
+        tensors[name] = tensors[name].t().contiguous().t()
+        torch.save(tensors, folder / "pytorch_model.bin")
+    with open_source(folder) as source:
+        checkpoint = source.checkpoint
+        tensor = checkpoint.tensors["model.layers.0.mlp.up_proj.weight"]
+        info = next(info for info in source.tensors if info.name == "blk.0.ffn_up.weight")
+        source.read_rows(info, 0, 8)
+        end = tensor.begin + (tensor.end - tensor.begin) // 2
+        os.truncate(tensor.file, end)
+        with pytest.raises(TruncatedFileError) as raised:
+            source.read_rows(info, 0, info.n_rows)
+    error = raised.value
+    assert (Path(error.file), error.tensor) == (tensor.file, tensor.name)
+    assert "ends here" in error.message and tensor.begin < error.offset <= end
+
+
+CUT = """
+import os, sys, threading, time
+import iqforge
+from iqforge.formats import random_access
+weights, out = sys.argv[1:]
+read, begun = random_access.RandomAccessFile.read, threading.Event()
+
+def slow(self, *arguments):
+    begun.set()
+    time.sleep(0.002)
+    return read(self, *arguments)
+
+def cut():
+    begun.wait()
+    time.sleep(0.01)
+    os.truncate(weights, os.path.getsize(weights) // 3)
+
+random_access.RandomAccessFile.read = slow
+threading.Thread(target=cut).start()
+iqforge.convert_model(os.path.dirname(weights), out)
+"""
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch"])
+def test_a_conversion_whose_source_is_cut_ends_in_an_error(tmp_path: Path, form: str):
+    """A thread cuts the file while others read it: a named error, no signal and no output; the
+    restored file is converted.
+    """
+    folder = make_tiny_llama(tmp_path / "model", n_layers=8)
+    if form == "torch":
+        as_torch(folder, 1)
+    weights = next(file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin"))
+    content, out = weights.read_bytes(), tmp_path / "out" / "made.gguf"
+    out.parent.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", CUT, str(weights), str(out)], text=True, capture_output=True
+    )
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert "TruncatedFileError" in done.stderr and weights.name in done.stderr
+    assert "tensor 'model." in done.stderr and "ends here" in done.stderr
+    assert not out.exists()
+    weights.write_bytes(content)
+    iqforge.convert_model(folder, out)
+    assert out.exists()
 
 
 def test_float8_and_small_integers_are_named(tmp_path: Path):

@@ -17,7 +17,7 @@ from ..torch.header import read_torch_header
 from .config import Config
 from .folder import Checkpoint
 from .safetensors import read_header
-from .storage import MappedFiles
+from .storage import LocalFiles
 
 _FILES = {"adapter_model.safetensors": read_header, "adapter_model.bin": read_torch_header}
 _PREFIX = "base_model.model."
@@ -73,7 +73,7 @@ class AdapterCheckpoint(Checkpoint):
                 " adapter_model.safetensors",
                 file=path,
             )
-        self._storage = MappedFiles()
+        self._storage = LocalFiles()
         self.settings = Config.read(self.path / "adapter_config.json")
         _check_settings(self.settings)
         config = Config.read(self._base_folder(base) / "config.json")

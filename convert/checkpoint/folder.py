@@ -1,9 +1,7 @@
-"""A Hugging Face checkpoint folder: config.json, safetensors or PyTorch shards mapped on first use,
-tokenizer files.
+"""A Hugging Face checkpoint folder: config.json, safetensors or PyTorch shards, tokenizer files.
 
-Nothing but headers is read before tensors are. Rows of tensors are views into the mapped files, and
-`release` hands their pages back, so that a checkpoint of any size can be walked through in little
-memory.
+Opening it reads config.json, and asking for `tensors` the headers of the shards. Data is read in
+the ranges that are asked for, so that a checkpoint of any size is converted in little memory.
 """
 
 from __future__ import annotations
@@ -21,21 +19,21 @@ from ..tensors.decoded import ggml_type_of
 from ..tensors.stored import StoredTensor
 from .config import Config, read_json
 from .shards import collect_tensors, find_weight_files
-from .storage import MappedFiles, TensorStorage
+from .storage import LocalFiles, TensorStorage
 
 
 def open_checkpoint(folder: str | os.PathLike) -> Checkpoint:
-    """Open the checkpoint in `folder`; reads config.json alone. NotFoundError for a missing folder
-    or config, ConfigError.
+    """Open the checkpoint in `folder`, reading only config.json. Raise NotFoundError for a missing
+    folder or config.json, ConfigError for a malformed one.
     """
     return Checkpoint(Path(folder))
 
 
 class Checkpoint:
-    """A context manager; closing it unmaps the files."""
+    """A context manager that closes its files."""
 
-    # how many readers it takes to read it fast, 0 where reading is no more than touching memory
     parallel_reads = 0
+    """Number of concurrent readers that reading it fast takes; 0 for local files."""
 
     def __init__(self, path: Path):
         if not path.is_dir():
@@ -44,7 +42,7 @@ class Checkpoint:
                 file=path,
             )
         self.path = path
-        self._storage: TensorStorage = MappedFiles()
+        self._storage: TensorStorage = LocalFiles()
         self.config = Config.read(path / "config.json")
 
     @property
@@ -99,23 +97,21 @@ class Checkpoint:
         return ggml_type_of(tensor)
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start]: bytes start to stop of the tensor's elements in row order, as
-        stored; a read-only view where that can be.
+        """Return bytes `start` to `stop` of the tensor's elements in row order, as stored:
+        uint8[stop - start]. Raise TruncatedFileError if the file has become too short.
         """
         return self._storage.read(tensor, start, stop)
 
     def data(self, tensor: StoredTensor) -> np.ndarray:
-        """uint8[n_bytes], all of `read`. For local files without strides a view that touches no
-        page by itself.
-        """
+        """Return all bytes of the tensor, uint8[n_bytes]."""
         return self.read(tensor, 0, tensor.n_bytes)
 
     def release(self, tensor: StoredTensor) -> None:
-        """Hand the mapped pages of this tensor back to the system; a later read maps them again."""
+        """Give back what is held for this tensor; a later read gets it again."""
         self._storage.release(tensor)
 
     def close(self) -> None:
-        """Unmap all files. Views that are still held keep their file mapped until they are gone."""
+        """Close all files. Arrays that were read stay valid."""
         self._storage.close()
 
     def __enter__(self) -> Checkpoint:

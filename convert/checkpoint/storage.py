@@ -1,97 +1,116 @@
-"""Bytes of stored tensors: ranges of local files, mapped on first use."""
+"""Bytes of stored tensors: ranges of local files, read when they are asked for."""
 
 from __future__ import annotations
 
-import mmap
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from ...errors import MalformedFileError, NotFoundError
-from ..tensors.stored import DTYPE_BITS, StoredTensor
+from ...formats.random_access import RandomAccessFile
+from ..tensors.stored import DTYPE_BITS, StoredTensor, TensorReader
 
-_READ_AT_ONCE = 32 << 20  # a larger range is a whole tensor of which rows will be taken
+_SPAN_BYTES = 16 << 20  # read at once to pick elements from
 
 
-class TensorStorage(Protocol):
+class TensorStorage(TensorReader, Protocol):
     """Where the bytes of a checkpoint's tensors come from."""
 
-    def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start]: bytes start to stop of the tensor in row order, possibly a read-only
-        view. Whole elements are asked for.
-        """
-
-    def release(self, tensor: StoredTensor) -> None:
-        """Pages held for this tensor may be given back."""
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End all reading and give back what is held."""
+        ...
 
 
-class MappedFiles:
-    """Local files. `read` touches no page by itself, unless a tensor has strides: then it gathers
-    the elements.
-    """
+class LocalFiles:
+    """Files on disk. Each is opened when it is first read."""
 
     def __init__(self) -> None:
-        self._maps: dict[Path, mmap.mmap] = {}
+        self._files: dict[Path, RandomAccessFile] = {}
+        self._lock = threading.Lock()
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
+        """Return bytes `start` to `stop` of the tensor in row order, uint8[stop - start].
+
+        Raise TruncatedFileError if the file has become shorter than its header says.
+        """
         if start >= stop:
             return np.empty(0, np.uint8)
-        mapped = self._map(tensor.file, tensor.end)
+        file = self._open(tensor.file)
         if tensor.strides is None:
-            if (
-                hasattr(mmap, "MADV_WILLNEED") and stop - start <= _READ_AT_ONCE
-            ):  # not page by page as it is touched
-                first = (tensor.begin + start) // mmap.PAGESIZE * mmap.PAGESIZE
-                mapped.madvise(mmap.MADV_WILLNEED, first, tensor.begin + stop - first)
-            return np.frombuffer(mapped, np.uint8, stop - start, tensor.begin + start)
-        return gather(
-            np.frombuffer(mapped, np.uint8, tensor.end - tensor.begin, tensor.begin),
-            tensor,
-            start,
-            stop,
-        )
+            return file.read(tensor.begin + start, stop - start, tensor.name)
+        row_bytes = tensor.shape[-1] * DTYPE_BITS[tensor.dtype] // 8 if tensor.shape else 0
+        if (
+            len(tensor.shape) == 2
+            and tensor.strides[0] == 1
+            and not (start % row_bytes or stop % row_bytes)
+        ):
+            return _transposed(
+                file, tensor, tensor.strides[1], start // row_bytes, stop // row_bytes
+            )
+        return _gather(file, tensor, tensor.strides, start, stop)
 
     def release(self, tensor: StoredTensor) -> None:
-        if (mapped := self._maps.get(tensor.file)) is None or tensor.begin == tensor.end:
-            return
-        begin = tensor.begin - tensor.begin % mmap.PAGESIZE
-        if hasattr(mmap, "MADV_DONTNEED"):
-            mapped.madvise(mmap.MADV_DONTNEED, begin, tensor.end - begin)
+        """Nothing: what was read belongs to the caller."""
 
-    def _map(self, path: Path, needed: int) -> mmap.mmap:
-        if path not in self._maps:
-            try:
-                with open(path, "rb") as file:
-                    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as error:
-                raise NotFoundError(f"cannot be mapped: {error}", file=path) from None
-            self._maps[path] = mapped
-        if needed > len(self._maps[path]):
-            raise MalformedFileError("has become shorter since it was opened", file=path)
-        return self._maps[path]
+    def _open(self, path: Path) -> RandomAccessFile:
+        with self._lock:
+            if (file := self._files.get(path)) is None:
+                file = self._files[path] = RandomAccessFile(path)
+            return file
 
     def close(self) -> None:
-        """Unmap all files. Views that are still held keep their file mapped until they are gone."""
-        for mapped in self._maps.values():
-            try:
-                mapped.close()
-            except BufferError:  # a view into it is alive
-                pass
-        self._maps.clear()
+        """Close all files. Arrays that were read stay valid."""
+        with self._lock:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
 
 
-def gather(region: np.ndarray, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
-    """uint8[stop - start]: bytes start to stop, in row order, of a tensor with strides whose first
-    element begins `region`.
+def _transposed(
+    file: RandomAccessFile, tensor: StoredTensor, stride: int, start: int, stop: int
+) -> np.ndarray:
+    """Return the bytes of rows `start` to `stop` of a matrix whose columns are stored one after
+    the other, `stride` elements apart.
+    """
+    size = DTYPE_BITS[tensor.dtype] // 8
+    columns = np.empty((tensor.shape[1], (stop - start) * size), np.uint8)
+    for number, column in enumerate(columns):
+        begin = tensor.begin + (number * stride + start) * size
+        column[:] = file.read(begin, columns.shape[1], tensor.name)
+    return np.ascontiguousarray(columns.view(f"u{size}").T).view(np.uint8).reshape(-1)
+
+
+def _gather(
+    file: RandomAccessFile, tensor: StoredTensor, strides: tuple[int, ...], start: int, stop: int
+) -> np.ndarray:
+    """Return bytes `start` to `stop`, in row order, of a tensor with strides.
+
+    The file is read in spans of at most `_SPAN_BYTES`, from which the elements are picked.
     """
     size = DTYPE_BITS[tensor.dtype] // 8
     wanted = np.arange(start // size, stop // size)
     places = np.zeros(len(wanted), np.int64)
-    for n, stride in zip(reversed(tensor.shape), reversed(tensor.strides)):
+    for n, stride in zip(reversed(tensor.shape), reversed(strides)):
         wanted, at = np.divmod(wanted, n)
         places += at * stride
-    elements = region[: len(region) // size * size].reshape(-1, size)
-    return elements[places].reshape(-1)
+    elements = np.empty((len(places), size), np.uint8)
+    order = np.arange(len(places))
+    if (places[1:] < places[:-1]).any():
+        order = np.argsort(places, kind="stable")
+    sorted_places = places[order]
+    for first, last in _spans(sorted_places, _SPAN_BYTES // size):
+        begin, end = int(sorted_places[first]), int(sorted_places[last - 1]) + 1
+        span = file.read(tensor.begin + begin * size, (end - begin) * size, tensor.name)
+        elements[order[first:last]] = span.reshape(-1, size)[sorted_places[first:last] - begin]
+    return elements.reshape(-1)
+
+
+def _spans(places: np.ndarray, length: int) -> Iterator[tuple[int, int]]:
+    """Index ranges of sorted `places` that each lie within `length` elements of the file."""
+    first = 0
+    while first < len(places):
+        last = int(np.searchsorted(places, places[first] + length))
+        yield first, last
+        first = last

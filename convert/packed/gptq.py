@@ -99,11 +99,7 @@ class GPTQRows:
         )
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        words = (
-            self._checkpoint.data(self._weight)
-            .view("<u4")
-            .reshape(self._weight.shape)[:, start:stop]
-        )
+        words = self._words(start, stop)
         values, mask = (
             np.empty((self.n_cols, stop - start), np.float32),
             np.uint32((1 << self._bits) - 1),
@@ -117,6 +113,18 @@ class GPTQRows:
         values -= zeros[:, start:stop][groups]
         values *= scales[:, start:stop][groups]
         return np.ascontiguousarray(values.T).view(np.uint8)
+
+    def _words(self, start: int, stop: int) -> np.ndarray:
+        """Return columns `start` to `stop` of the stored matrix, uint32[lines, stop - start]."""
+        n_lines, n_columns = self._weight.shape
+        if (start, stop) == (0, n_columns):
+            return self._checkpoint.data(self._weight).view("<u4").reshape(n_lines, n_columns)
+        words = np.empty((n_lines, stop - start), np.uint32)
+        for line in range(n_lines):
+            first = 4 * line * n_columns
+            read = self._checkpoint.read(self._weight, first + 4 * start, first + 4 * stop)
+            words[line] = read.view("<u4")
+        return words
 
     def _beside(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Zeros and scales [groups, outputs], and the group of each input; kept until `release`."""

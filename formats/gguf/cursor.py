@@ -4,8 +4,8 @@ into what is left.
 
 from __future__ import annotations
 
-import mmap
 import struct
+from collections.abc import Callable
 
 from ...errors import TruncatedFileError
 
@@ -14,14 +14,30 @@ _U64 = struct.Struct("<Q")
 
 
 class Cursor:
-    """Reads little-endian values from `buffer` in order. Every read names what it reads, for the
-    error message.
+    """Reads little-endian values in order. Every read names what it reads, for the error message.
+
+    `buffer` is the start of a file of `size` bytes, by default all of it; `prefix(n)` returns the
+    first `n` bytes of the file, for reads beyond the buffer.
     """
 
-    __slots__ = ("buffer", "file", "position", "size")
+    __slots__ = ("_prefix", "buffer", "file", "position", "size")
 
-    def __init__(self, buffer: bytes | mmap.mmap, file: str):
-        self.buffer, self.file, self.position, self.size = buffer, file, 0, len(buffer)
+    def __init__(
+        self,
+        buffer: bytes,
+        file: str,
+        size: int | None = None,
+        prefix: Callable[[int], bytes] | None = None,
+    ):
+        self.buffer, self.file, self.position = buffer, file, 0
+        self.size = len(buffer) if size is None or prefix is None else size
+        self._prefix = prefix
+
+    def load(self, end: int) -> bytes:
+        """Return a buffer with at least the first `end` bytes, which the file must have."""
+        if end > len(self.buffer) and self._prefix is not None:
+            self.buffer = self._prefix(min(self.size, max(end, 2 * len(self.buffer))))
+        return self.buffer
 
     @property
     def left(self) -> int:
@@ -37,13 +53,17 @@ class Cursor:
                 offset=start,
             )
         self.position = start + n_bytes
+        if self.position > len(self.buffer):
+            self.load(self.position)
         return start
 
     def u32(self, what: str) -> int:
-        return _U32.unpack_from(self.buffer, self.take(4, what))[0]
+        start = self.take(4, what)
+        return _U32.unpack_from(self.buffer, start)[0]
 
     def u64(self, what: str) -> int:
-        return _U64.unpack_from(self.buffer, self.take(8, what))[0]
+        start = self.take(8, what)
+        return _U64.unpack_from(self.buffer, start)[0]
 
     def bytes(self, n_bytes: int, what: str) -> bytes:
         start = self.take(n_bytes, what)
@@ -51,4 +71,5 @@ class Cursor:
 
     def unpack(self, layout: str, what: str) -> tuple:
         """All values of a struct `layout` (with its byte order mark)."""
-        return struct.unpack_from(layout, self.buffer, self.take(struct.calcsize(layout), what))
+        start = self.take(struct.calcsize(layout), what)
+        return struct.unpack_from(layout, self.buffer, start)

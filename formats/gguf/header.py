@@ -16,10 +16,9 @@ at.
 
 from __future__ import annotations
 
-import mmap
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...errors import (
@@ -60,15 +59,22 @@ def pad_to(position: int, alignment: int) -> int:
     return -(-position // alignment) * alignment
 
 
-def parse_header(buffer: bytes | mmap.mmap, file: str, file_size: int | None = None) -> Header:
-    """Parse the header at the start of `buffer`; `file_size` is the size of the whole file if
-    `buffer` is only its start.
+def parse_header(
+    buffer: bytes,
+    file: str,
+    file_size: int | None = None,
+    prefix: Callable[[int], bytes] | None = None,
+) -> Header:
+    """Parse the header at the start of `buffer`.
+
+    `file_size` is the size of the whole file if `buffer` is only its start. `prefix(n)` returns the
+    first `n` bytes of the file; without it `buffer` must hold the whole header.
 
     Raises MalformedFileError, TruncatedFileError, UnknownTypeError or ShapeError with file, tensor
     and byte offset.
     """
     file_size = len(buffer) if file_size is None else file_size
-    cursor = Cursor(buffer, file)
+    cursor = Cursor(buffer, file, file_size, prefix)
     version, n_tensors, n_pairs = _parse_start(cursor)
     metadata = MetadataParser(cursor).pairs(n_pairs)
     alignment = stated_alignment(metadata, file)

@@ -133,12 +133,16 @@ class MetadataParser:
     def _strings(self, count: int, what: str) -> list[str]:
         # A vocabulary has hundreds of thousands of strings: no calls but the needed ones inside
         # this loop.
-        buffer, size, position = self.cursor.buffer, self.cursor.size, self.cursor.position
+        cursor = self.cursor
+        buffer, size, position = cursor.buffer, cursor.size, cursor.position
+        loaded = len(buffer)
         unpack, strings = _LENGTH.unpack_from, []
         for index in range(count):
             start = position + 8
             if start > size:
                 raise self._truncated_string(what, index, "its length takes 8 bytes", position)
+            if start > loaded:
+                loaded = len(buffer := cursor.load(start))
             n_bytes = unpack(buffer, position)[0]
             position = start + n_bytes
             if position > size:
@@ -148,8 +152,10 @@ class MetadataParser:
                     f"{what}: string {index + 1} has {n_bytes} bytes, more than {MAX_STRING_BYTES}",
                     start - 8,
                 )
+            if position > loaded:
+                loaded = len(buffer := cursor.load(position))
             strings.append(buffer[start:position].decode("utf-8", "surrogateescape"))
-        self.cursor.position = position
+        cursor.position = position
         return strings
 
     def _malformed(self, message: str, offset: int) -> MalformedFileError:

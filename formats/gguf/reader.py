@@ -1,13 +1,10 @@
-"""Opening GGUF files: memory-mapped, checked from the first to the last header byte before any
-tensor is handed out.
+"""Opening GGUF files: the header is checked from the first to the last byte before any tensor is
+read.
 """
 
 from __future__ import annotations
 
-import math
-import mmap
 import os
-import stat
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -15,19 +12,18 @@ import numpy as np
 
 from ...errors import (
     IqforgeError,
-    MalformedFileError,
-    NotFoundError,
     ShapeError,
     SplitError,
     TruncatedFileError,
     printable,
 )
+from ..random_access import RandomAccessFile
 from ..source import Source, TensorInfo
 from . import shards
 from .header import Header, parse_header
 from .values import Value
 
-_PAGE = mmap.PAGESIZE
+_HEADER_GUESS = 1 << 20  # read at once; more only for headers that are longer
 
 
 def open_gguf(path: str | os.PathLike) -> GGUFFile:
@@ -39,13 +35,13 @@ def open_gguf(path: str | os.PathLike) -> GGUFFile:
     """
     path = os.fspath(path)
     with ExitStack() as opened:
-        first = MappedFile(path)
+        first = SingleFile(path)
         opened.callback(first.close)
         parts = [first]
         if shards.is_split(first.header.metadata, path):
             for index, sibling in enumerate(shards.sibling_paths(path, first.header.metadata)):
                 if index > 0:
-                    part = MappedFile(os.fspath(sibling))
+                    part = SingleFile(os.fspath(sibling))
                     opened.callback(part.close)
                     shards.check_shard(
                         first.header.metadata, part.header.metadata, index, part.path
@@ -56,68 +52,45 @@ def open_gguf(path: str | os.PathLike) -> GGUFFile:
         return file
 
 
-class MappedFile:
-    """One GGUF file of its own, also a single shard: its header and its mapped bytes."""
+class SingleFile:
+    """One GGUF file, whether a whole model or a shard: its header, and ranges of its bytes."""
 
     def __init__(self, path: str):
         self.path = path
-        self._map: mmap.mmap | None = _map(path)
+        self._file: RandomAccessFile | None = None
+        file = RandomAccessFile(path, "a GGUF file")
         try:
-            self.header: Header = parse_header(self._map, path)
-        except BaseException:
-            self.close()
-            raise
-
-    def view(self, start: int, shape: tuple[int, ...]) -> np.ndarray:
-        """Read-only uint8 array of `shape` on the mapped bytes from `start`."""
-        if self._map is None:
-            raise IqforgeError("the file was closed", file=self.path)
-        # frombuffer, and not ndarray(buffer=...), holds the buffer: close() then cannot unmap it
-        # under a living view.
-        return np.frombuffer(self._map, np.uint8)[start : start + math.prod(shape)].reshape(shape)
-
-    def release(self, start: int, stop: int) -> None:
-        """Give the pages of a byte range back to the kernel; views stay valid and read them again
-        when touched.
-        """
-        if self._map is not None and stop > start:
-            first = start // _PAGE * _PAGE
-            self._map.madvise(mmap.MADV_DONTNEED, first, stop - first)
-
-    def close(self) -> None:
-        """Unmap the file; while views are alive the map lives on and goes with the last of them."""
-        mapped, self._map = self._map, None
-        if mapped is not None:
-            try:
-                mapped.close()
-            except BufferError:
-                pass
-
-
-def _map(path: str) -> mmap.mmap:
-    try:
-        # Not opened before its kind is known: opening a pipe waits for a writer.
-        kind = os.stat(path).st_mode
-        if not stat.S_ISREG(kind):
-            what = "a folder" if stat.S_ISDIR(kind) else "not a regular file"
-            raise MalformedFileError(f"expected a GGUF file, this is {what}", file=path)
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
+            if not file.size:
                 raise TruncatedFileError(
                     "the file is empty; a GGUF file has at least 24 bytes", file=path
                 )
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise NotFoundError("no such file", file=path) from None
-    except (OSError, ValueError) as error:
-        raise IqforgeError(
-            f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path
-        ) from None
+
+            def prefix(n_bytes: int) -> bytes:
+                return file.read(0, n_bytes).tobytes()
+
+            start = prefix(min(file.size, _HEADER_GUESS))
+            self.header: Header = parse_header(start, path, file.size, prefix)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+
+    def read(self, start: int, n_bytes: int, tensor: str) -> np.ndarray:
+        """Return bytes of `tensor` from position `start` of the file, uint8[n_bytes]."""
+        if self._file is None:
+            raise IqforgeError("the file was closed", file=self.path)
+        return self._file.read(start, n_bytes, tensor)
+
+    def close(self) -> None:
+        """Close the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 @dataclass(frozen=True)
 class _Place:
-    part: MappedFile
+    part: SingleFile
     info: TensorInfo
     offset: int
 
@@ -129,7 +102,7 @@ class GGUFFile(Source):
     numpy order. Tensors are found by name: rows, types and shapes are always those of the file.
     """
 
-    def __init__(self, path: str, parts: list[MappedFile], whole: bool = True):
+    def __init__(self, path: str, parts: list[SingleFile], whole: bool = True):
         """whole: the parts are all shards of a model, which is checked."""
         self.path = path
         self._parts = parts
@@ -186,7 +159,7 @@ class GGUFFile(Source):
         return place.part.path, place.offset
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """Read-only uint8[stop - start, row_bytes] on the mapped file. ShapeError unless 0 <= start
+        """Return uint8[stop - start, row_bytes]. Raise ShapeError unless 0 <= start
         <= stop <= n_rows and, for interleaved types, whole row groups are asked for.
         """
         place = self._place(tensor.name)
@@ -203,10 +176,13 @@ class GGUFFile(Source):
                 tensor=info.name,
             )
         row_bytes = info.row_bytes
-        return place.part.view(place.offset + start * row_bytes, (stop - start, row_bytes))
+        data = place.part.read(
+            place.offset + start * row_bytes, (stop - start) * row_bytes, info.name
+        )
+        return data.reshape(stop - start, row_bytes)
 
     def read_bytes(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """Read-only uint8[stop - start]: any bytes of the tensor, also those after its last row."""
+        """Return uint8[stop - start]: any bytes of the tensor, also those after its last row."""
         place = self._place(tensor.name)
         if not 0 <= start <= stop <= place.info.n_bytes:
             raise ShapeError(
@@ -214,17 +190,10 @@ class GGUFFile(Source):
                 file=place.part.path,
                 tensor=tensor.name,
             )
-        return place.part.view(place.offset + start, (stop - start,))
-
-    def release(self, tensor: TensorInfo) -> None:
-        """Give the pages of the tensor back, so that resident memory does not grow with what was
-        read.
-        """
-        place = self._place(tensor.name)
-        place.part.release(place.offset, place.offset + place.info.n_bytes)
+        return place.part.read(place.offset + start, stop - start, tensor.name)
 
     def close(self) -> None:
-        """Unmap all files. Views that are still alive stay readable."""
+        """Close all files."""
         for part in self._parts:
             part.close()
 

@@ -17,7 +17,7 @@ from ..source import TensorInfo
 from . import shards as shard_rules
 from .header import pad_to
 from .layout import FileLayout
-from .reader import MappedFile
+from .reader import SingleFile
 from .values import Value
 
 _PIECE = 64 << 20  # bytes handed to one write call, so that Ctrl-C is answered
@@ -162,7 +162,7 @@ class GGUFWriter(_Finishing):
                 tensor=expected.name,
             )
         self._part.sync()
-        written = MappedFile(self._part.part_path)
+        written = SingleFile(self._part.part_path)
         try:
             self._plan.check(written.header)
         finally:

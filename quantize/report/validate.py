@@ -17,7 +17,7 @@ import numpy as np
 
 from ...errors import ShapeError, ValidationError
 from ...formats.codec import decodable_types, decode
-from ...formats.gguf.reader import GGUFFile, MappedFile
+from ...formats.gguf.reader import GGUFFile, SingleFile
 from ...formats.source import Source, TensorInfo
 from ..encode import zero_non_finite
 from ..plan.plan import PlannedTensor
@@ -185,7 +185,7 @@ def require_sound(
     with ExitStack() as opened:
         files = []
         for part in parts:
-            files.append(MappedFile(part))
+            files.append(SingleFile(part))
             opened.callback(files[-1].close)
         faults = []
         for index, checked in enumerate(
