@@ -1,4 +1,4 @@
-"""The roof: types for a given size, and how sensitive a model is to errors in its tensors."""
+"""Types for a given size, and how sensitive a model is to errors in its tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..formats.output import refuse_same_file
 from ..quantize.encode import encodable_types
 from ..version import __version__
-from .models import opened_model, text_of
+from .models import opened_model, split_options, text_of
 from .quantize import plan_quantization
 from .source import (
     PathLike,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..formats.gguf.values import Value
     from ..formats.source import Source, TensorInfo
     from ..imatrix.data import Imatrix
+    from ..imatrix.options import SensitivityOptions
     from ..quantize.plan.budget import Fitted, SizeTarget
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ..quantize.plan.type_errors import TensorStats
     from ..quantize.report.stats import StatsProgress
     from ..runtime.model import Model
+    from ..runtime.options import LoadOptions
 
 
 def recipe_for_target(
@@ -177,7 +179,7 @@ def _metadata(
     changes: Changes,
     provenance: bool,
 ) -> dict[str, Value]:
-    """The keys that `quantize_model` will write; the fingerprint of the source is as long as any."""
+    """Return the keys that `quantize_model` will write; any fingerprint has the same length."""
     from ..quantize.plan.metadata import quantized_metadata
     from ..quantize.run.provenance import provenance_keys, with_provenance
 
@@ -204,38 +206,55 @@ def measure_sensitivity(
     out: PathLike | None = None,
     imatrix: PathLike | Imatrix | None = None,
     *,
-    types: Sequence[str] = (),
-    layers: int = 1,
-    n_ctx: int = 512,
-    chunks: int = 16,
+    options: SensitivityOptions | None = None,
+    load: LoadOptions | None = None,
     threads: int = 0,
     progress: Callable[[int, int, Probe], None] | None = None,
+    **keywords: Any,
 ) -> list[Probe]:
-    """What an error in each tensor does to a model on the CPU: one after another is stored in
-    another type, in memory, and the mean KL divergence from the unchanged model is measured on at
-    most `chunks` windows of a text (a file, or the text itself).
+    """Measure what an error in each tensor does to a model: one after another is stored in another
+    type, in memory, and the mean KL divergence from the unchanged model is measured.
 
-    types: to store them in, the first that fits; default `probe.PROBE_TYPES`. layers: the same
-    tensor of so many layers together, which is quicker and tells less. Written to `out` as JSON,
-    for the `damage` of a `SizeTarget`. progress: called with (probes done, of how many, the last one).
+    model: a path, opened with `load`, or an open model on the CPU, where tensors can be replaced.
+    text: a file, or the text itself. keywords: fields of `imatrix.options.SensitivityOptions` and,
+    for a path, of `runtime.options.LoadOptions`; they win over `options` and `load`.
+
+    - types: to store tensors in, the first that fits; default `probe.PROBE_TYPES`.
+    - layers (1): replace the same tensor of so many layers together: faster, and tells less.
+    - n_ctx (512), chunks (16), batch_tokens (2048): windows of the text, see `measure_perplexity`.
+
+    The result is written to `out` as JSON, for the `damage` of `recipe_for_target`. threads: for
+    encoding. progress: is called with (probes done, of how many, the last one).
     """
+    from ..imatrix.options import SensitivityOptions
     from ..quantize.plan.sensitivity import save_probes
     from ..quantize.report.probe import PROBE_TYPES, probe_groups
     from ..runtime.evaluate.perplexity import measure_perplexity
 
-    loaded, types, probes = loaded_imatrix(imatrix), tuple(types) or PROBE_TYPES, []
-    if layers < 1:
-        raise UsageError(f"{layers} layers together were asked for, expected 1 or more")
+    o, load = split_options(
+        "measure_sensitivity", model, keywords, SensitivityOptions, options, load
+    )
+    if load.device not in ("cpu", "auto"):
+        raise UsageError(f"device '{load.device}': tensors can be replaced on the CPU only")
+    load = replace(load, device="cpu", threads=load.threads or threads)
+    loaded, types, probes = loaded_imatrix(imatrix), tuple(o.types) or PROBE_TYPES, []
     content, path = text_of(text)
     with (
-        opened_model(model) as opened,
+        opened_model(model, load) as opened,
         tempfile.TemporaryDirectory(prefix="iqforge-sensitivity-") as folder,
     ):
         if out is not None:
             refuse_same_file(out, [*opened.source.files, *([path] if path else [])])
         base = os.path.join(folder, "base.kld")
-        measure_perplexity(opened, content, n_ctx=n_ctx, chunks=chunks, save_logits=base)
-        groups = probe_groups(opened.source.tensors, opened.architecture, layers)
+        measure_perplexity(
+            opened,
+            content,
+            n_ctx=o.n_ctx,
+            chunks=o.chunks,
+            batch_tokens=o.batch_tokens,
+            save_logits=base,
+        )
+        groups = probe_groups(opened.source.tensors, opened.architecture, o.layers)
         for group in groups:
             probes.append(_probe(opened, group, types, loaded, base, folder, threads))
             if progress is not None:
@@ -246,8 +265,8 @@ def measure_sensitivity(
             probes,
             types=list(types),
             text=os.path.basename(path),
-            n_ctx=n_ctx,
-            chunks=chunks,
+            n_ctx=o.n_ctx,
+            chunks=o.chunks,
             imatrix=None if loaded is None else os.path.basename(loaded.path or ""),
             version=__version__,
         )

@@ -1,5 +1,5 @@
-"""The roof: importance matrices, collected from a text with a model, merged, converted and
-compared.
+"""Importance matrices: collecting them from a text with a model, merging, converting and comparing
+them.
 """
 
 from __future__ import annotations
@@ -7,21 +7,26 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, printable
-from .models import opened_model, text_of
+from ..formats.options import checks_keywords, from_keywords
+from .models import opened_model, split_options, text_of
 from .source import PathLike, loaded_imatrix
 
 if TYPE_CHECKING:
     from ..imatrix.compare import Comparison
     from ..imatrix.coverage import Coverage
     from ..imatrix.data import Imatrix
+    from ..imatrix.options import CollectOptions, MergeOptions
     from ..imatrix.similarity import LayerSimilarity
     from ..imatrix.statistics import TensorStatistics
     from ..imatrix.texts import Text
     from ..runtime.evaluate.perplexity import Perplexity
+    from ..runtime.evaluate.windows import ProgressCallback
     from ..runtime.model import Model
+    from ..runtime.options import LoadOptions
 
 
 def collect_imatrix(
@@ -29,157 +34,143 @@ def collect_imatrix(
     text: PathLike | Sequence[PathLike],
     out: PathLike | None = None,
     *,
-    n_ctx: int = 512,
-    chunks: int = -1,
-    from_chunk: int = 0,
-    text_weights: Sequence[float] | None = None,
-    output_format: str | None = None,
-    process_output: bool = False,
-    output_name: str = "output.weight",
-    parse_special: bool = False,
-    compute_perplexity: bool = True,
-    batch_tokens: int = 2048,
-    cold_experts: str = "prior",
-    min_tokens: int = 128,
-    prior_tokens: float = 32.0,
+    options: CollectOptions | None = None,
+    load: LoadOptions | None = None,
     dataset: str | None = None,
-    in_files: Sequence[PathLike | Imatrix] = (),
-    in_weights: Sequence[float] | None = None,
-    weighting: str = "tokens",
-    output_frequency: int | None = None,
-    save_frequency: int = 0,
-    resume: bool = False,
-    progress: Any = None,
+    progress: ProgressCallback | None = None,
     similarity: LayerSimilarity | None = None,
     on_perplexity: Callable[[Perplexity], None] | None = None,
     on_coverage: Callable[[Coverage], None] | None = None,
-    force: bool = False,
+    **keywords: Any,
 ) -> Imatrix:
-    """Run `text` through `model` in windows of n_ctx tokens and collect sums of squares per input
-    channel.
+    """Run `text` through `model` in windows and collect sums of squares per input channel.
 
-    text: a file, or the text itself (a string with a line break in it, or any with a `dataset` to
-    name it by); or several of them, each in windows of its own. Written to `out` (unless None) as
-    legacy `.dat` or GGUF, by its suffix or `output_format` ("dat", "gguf"). text_weights: how many
-    times the tokens of each text count (1). chunks, from_chunk: at most so many windows of each
-    text, behind so many. process_output: also the matrix `output_name`. parse_special: the text of
-    a control token is that token. batch_tokens: tokens that go through the model at a time, in
-    whole windows. cold_experts: what is written of experts that saw fewer than `min_tokens` tokens
-    (see `imatrix.cold_experts`): "prior" and "neighbours" mix in what others saw, as if it was
-    `prior_tokens` tokens; "all-experts" shows every token to every expert while collecting; "none"
-    leaves what was seen. on_coverage gets what experts saw, before anything is mixed in. in_files:
-    importance matrices to add to, `in_weights` times (see `merge_imatrices`). output_frequency:
-    write what there is after so many windows (None: 10, but at most once a minute; 0: only at the
-    end), and with it `<out>.resume`, from which a run with `resume` and all else equal goes on; it
-    ends with the same bytes. save_frequency: also keep `<out>.at_<windows>` every so many.
-    progress: callable as in `runtime.evaluate.windows.ProgressCallback`. `similarity` takes in how
-    much layers change their input (see `imatrix.similarity`), on_perplexity gets that of all
-    windows at the end. force: add `in_files` that seem to belong to another model.
+    model: a path, opened with `load`, or an open model. text: a file, or the text itself (a string
+    with a line break in it, or any with a `dataset` to name it by); or several of them, each cut
+    into windows separately. The result is written to `out`, unless that is None, as legacy `.dat`
+    or GGUF. keywords: fields of `imatrix.options.CollectOptions` and, for a path, of
+    `runtime.options.LoadOptions`; they win over `options` and `load`.
+
+    - n_ctx (512), chunks, from_chunk: tokens per window; at most so many windows of each text,
+      after the first so many. batch_tokens (2048): tokens per pass, in whole windows.
+    - text_weights: how many times the tokens of each text count (1).
+    - output_format: "dat" or "gguf", else by the suffix of `out`.
+    - process_output, output_name: include the output matrix of this name. parse_special: read the
+      text of a control token as that token.
+    - cold_experts: what is written of experts that saw fewer than `min_tokens` tokens (see
+      `imatrix.cold_experts`): "prior" (default) and "neighbours" mix in what others saw, as if that
+      was `prior_tokens` tokens; "all-experts" shows every token to every expert while collecting;
+      "none" writes what was seen.
+    - in_files, in_weights, weighting: importance matrices to add to, see `merge_imatrices`.
+    - output_frequency: write the sums so far after so many windows (None: 10, but at most once a
+      minute; 0: only at the end) and `<out>.resume` with them. A run with `resume`, and all else
+      equal, continues there and ends with the same bytes. save_frequency: also keep
+      `<out>.at_<windows>` every so many windows.
+    - device, precision, threads, ...: see `load_model`. Products are observed in float32.
+
+    progress: is called after every window, see `runtime.evaluate.windows`. similarity: takes in how
+    much layers change their input, see `imatrix.similarity`. on_perplexity: is called with the
+    perplexity of all windows; on_coverage: with what experts saw, before anything is mixed in.
     """
     from ..formats.output import refuse_same_file
-    from ..imatrix import collector
     from ..imatrix.all_experts import router_rows
     from ..imatrix.belongs import check_belongs
     from ..imatrix.cold_experts import fill_cold_experts
+    from ..imatrix.collector import collect
     from ..imatrix.coverage import measure_coverage
     from ..imatrix.data import Imatrix
     from ..imatrix.files.saving import Saver
     from ..imatrix.merge import check_arguments
     from ..imatrix.merge import merge_imatrices as merge
-    from ..imatrix.texts import Text
+    from ..imatrix.options import CollectOptions
     from ..runtime.arguments import instance
 
+    options, load = split_options("collect_imatrix", model, keywords, CollectOptions, options, load)
     given = [text] if isinstance(text, (str, os.PathLike)) else list(text)
     instance("dataset", dataset, (str, type(None)), "a name")
-    if not given or (text_weights is not None and len(text_weights) != len(given)):
-        raise UsageError(f"{len(text_weights or ())} weights are given for {len(given)} texts")
-    texts = [
-        Text(*(text_of(one) if dataset is None else (one, dataset)), weight)
-        for one, weight in zip(given, text_weights or [1.0] * len(given), strict=True)
-    ]
-    loaded_files = [loaded_imatrix(file) for file in in_files]
+    texts = _texts(given, options.text_weights, dataset)
+    loaded_files = [loaded_imatrix(file) for file in options.in_files]
+    in_weights = options.in_weights
 
     def combined(imatrix: Imatrix) -> Imatrix:
         return fill_cold_experts(
             merged(imatrix),
-            cold_experts,
-            least=min_tokens,
-            prior_tokens=prior_tokens,
+            options.cold_experts,
+            least=options.min_tokens,
+            prior_tokens=options.prior_tokens,
             routers=routers,
         )
 
     def merged(imatrix: Imatrix) -> Imatrix:
+        if not loaded_files:
+            return imatrix
         weights = None if in_weights is None else [*in_weights, 1.0]
-        return (
-            merge([*loaded_files, imatrix], weights, chunk_size=n_ctx, weighting=weighting)
-            if loaded_files
-            else imatrix
-        )
+        parts = [*loaded_files, imatrix]
+        return merge(parts, weights, chunk_size=options.n_ctx, weighting=options.weighting)
 
     if loaded_files or in_weights:  # errors before any work
-        check_arguments(
-            loaded_files,
-            [1.0] * len(loaded_files) if in_weights is None else in_weights,
-            None,
-            weighting,
-        )
-    with opened_model(model) as loaded:
+        weights = [1.0] * len(loaded_files) if in_weights is None else in_weights
+        check_arguments(loaded_files, weights, None, options.weighting)
+    with opened_model(model, replace(load, precision="f32")) as loaded:
         loaded_files = [
-            check_belongs(file, loaded.source.tensors, force=force) for file in loaded_files
+            check_belongs(file, loaded.source.tensors, force=options.force) for file in loaded_files
         ]
-        routers = router_rows(loaded) if cold_experts == "neighbours" else None
-        fill_cold_experts(Imatrix(), cold_experts, least=min_tokens, prior_tokens=prior_tokens)
-        settings = {
-            "n_ctx": n_ctx,
-            "from_chunk": from_chunk,
-            "process_output": process_output,
-            "output_name": output_name,
-            "parse_special": parse_special,
-            "compute_perplexity": compute_perplexity,
-            "batch_tokens": batch_tokens,
-            "all_experts": cold_experts == "all-experts",
-        }
-        saver = None
+        routers = router_rows(loaded) if options.cold_experts == "neighbours" else None
+        fill_cold_experts(
+            Imatrix(),
+            options.cold_experts,
+            least=options.min_tokens,
+            prior_tokens=options.prior_tokens,
+        )
+        saver = start = None
         if out is not None:
-            refuse_same_file(
-                out,
-                [
-                    *loaded.source.files,
-                    *(one.name for one in texts if one.name),
-                    *(i.path for i in loaded_files if i.path),
-                ],
-            )
-            run = _run(loaded, texts, chunks, settings | {"similarity": similarity is not None})
+            read = [one.name for one in texts if one.name] + [
+                i.path for i in loaded_files if i.path
+            ]
+            refuse_same_file(out, [*loaded.source.files, *read])
             saver = Saver(
                 out,
-                output_format,
-                run,
-                every=output_frequency,
-                keep_every=save_frequency,
+                options.output_format,
+                _run(loaded, texts, options, similarity is not None),
+                every=options.output_frequency,
+                keep_every=options.save_frequency,
                 combined=combined,
             )
-        elif resume or save_frequency:
+            start = saver.start(options.resume)
+        elif options.resume or options.save_frequency:
             raise UsageError("resume and save_frequency need an output file")
-        collected = collector.collect_imatrix(
+        collected = collect(
             loaded,
             texts,
-            chunks=chunks,
+            options,
             progress=progress,
             checkpoint=saver,
             similarity=similarity,
             on_perplexity=on_perplexity,
-            start=saver.start(resume) if saver is not None else None,
-            **settings,
+            start=start,
         )
     if on_coverage is not None:
-        on_coverage(measure_coverage(merged(collected), min_tokens))
+        on_coverage(measure_coverage(merged(collected), options.min_tokens))
     return saver.finish(collected) if saver is not None else combined(collected)
 
 
+def _texts(
+    given: Sequence[PathLike], weights: Sequence[float] | None, dataset: str | None
+) -> list[Text]:
+    from ..imatrix.texts import Text
+
+    if not given or (weights is not None and len(weights) != len(given)):
+        raise UsageError(f"{len(weights or ())} weights are given for {len(given)} texts")
+    return [
+        Text(*(text_of(one) if dataset is None else (os.fspath(one), dataset)), weight)
+        for one, weight in zip(given, weights or [1.0] * len(given), strict=True)
+    ]
+
+
 def _run(
-    model: Model, texts: Sequence[Text], chunks: int, settings: dict[str, Any]
+    model: Model, texts: Sequence[Text], options: CollectOptions, similarity: bool
 ) -> dict[str, str]:
-    """All that sums depend on, in words, the model's and the texts' as SHA-256."""
+    """Return all that sums depend on, in words; the model's and the texts' as SHA-256."""
     import torch
 
     from ..imatrix.files.snapshot import model_fingerprint
@@ -199,32 +190,35 @@ def _run(
         "cache": str(model.cache),
         "iqforge": __version__,
         "torch": torch.__version__,
-        **{name: str(value) for name, value in settings.items()},
-        **({"chunks": str(chunks)} if len(texts) > 1 else {}),
-    }  # of one text, the first windows are the same, however many there are
+        "n_ctx": str(options.n_ctx),
+        "from_chunk": str(options.from_chunk),
+        "process_output": str(options.process_output),
+        "output_name": str(options.output_name),
+        "parse_special": str(options.parse_special),
+        "compute_perplexity": str(options.compute_perplexity),
+        "batch_tokens": str(options.batch_tokens),
+        "all_experts": str(options.cold_experts == "all-experts"),
+        "similarity": str(similarity),
+        # of one text, the first windows are the same, however many there are
+        **({"chunks": str(options.chunks)} if len(texts) > 1 else {}),
+    }
 
 
 def merge_imatrices(
     files: Sequence[PathLike | Imatrix],
     out: PathLike | None = None,
     *,
-    weights: Sequence[float] | None = None,
-    chunk_size: int | None = None,
-    weighting: str = "tokens",
-    output_format: str | None = None,
-    cold_experts: str = "none",
-    min_tokens: int = 128,
-    prior_tokens: float = 32.0,
-    force: bool = False,
+    options: MergeOptions | None = None,
+    **keywords: Any,
 ) -> Imatrix:
-    """The sum of importance matrices of one model, of either layout, written to `out` unless that
-    is None.
+    """Add up importance matrices of one model, of either layout, and write the sum to `out` unless
+    that is None.
 
-    weights: how many times each counts (1). chunk_size: tokens of a chunk, which is what a `.dat`
-    file counts; by default that of the first `.gguf` file, else 512. weighting: "tokens", or
-    "calls" as ik_llama.cpp adds them, see `imatrix.merge`. cold_experts: "prior" mixes into experts
-    that saw fewer than `min_tokens` tokens what the others saw, see `collect_imatrix`.
-    force: add up files that seem to belong to different models.
+    keywords: fields of `imatrix.options.MergeOptions`. weights: how many times each counts (1).
+    chunk_size: tokens of a chunk, which is what a `.dat` file counts; by default that of the first
+    `.gguf` file, else 512. weighting: "tokens", or "calls" as ik_llama.cpp adds them, see
+    `imatrix.merge`. cold_experts: "prior" mixes into experts that saw fewer than `min_tokens`
+    tokens what the others saw, see `collect_imatrix`; "none" (default) does not.
     """
     from ..formats.output import refuse_same_file
     from ..imatrix.belongs import check_same_model
@@ -232,25 +226,30 @@ def merge_imatrices(
     from ..imatrix.files.load import output_format_of, save_imatrix
     from ..imatrix.merge import DEFAULT_CHUNK, as_tokens
     from ..imatrix.merge import merge_imatrices as merge
+    from ..imatrix.options import MergeOptions
 
+    [o] = from_keywords("merge_imatrices", keywords, (MergeOptions, options))
     parts = [loaded_imatrix(file) for file in files]
-    check_same_model(parts, force=force)
-    merged = merge(parts, weights, chunk_size=chunk_size, weighting=weighting)
+    check_same_model(parts, force=o.force)
+    merged = merge(parts, o.weights, chunk_size=o.chunk_size, weighting=o.weighting)
     if out is not None:
         refuse_same_file(out, [part.path for part in parts if part.path])
-        if output_format_of(out, output_format) == "gguf":
-            merged = as_tokens(merged, chunk_size or DEFAULT_CHUNK)
-    merged = fill_cold_experts(merged, cold_experts, least=min_tokens, prior_tokens=prior_tokens)
+        if output_format_of(out, o.output_format) == "gguf":
+            merged = as_tokens(merged, o.chunk_size or DEFAULT_CHUNK)
+    merged = fill_cold_experts(
+        merged, o.cold_experts, least=o.min_tokens, prior_tokens=o.prior_tokens
+    )
     if out is not None:
-        save_imatrix(merged, out, output_format)
+        save_imatrix(merged, out, o.output_format)
     return merged
 
 
+@checks_keywords
 def convert_imatrix(
     src: PathLike, out: PathLike, output_format: str | None = None, *, chunk_size: int | None = None
 ) -> Imatrix:
     """Write the importance matrix `src` in the layout of `output_format` ("dat", "gguf"), or that
-    of the name `out`; returns it.
+    of the name `out`, and return it.
 
     chunk_size: tokens of a call, which is all that a `.dat` file counts (512). UsageError for one
     that contradicts a `.gguf` file.
@@ -276,17 +275,27 @@ def convert_imatrix(
     return imatrix
 
 
+@checks_keywords
+def load_imatrix(path: PathLike) -> Imatrix:
+    """Return the importance matrix in a file, of either layout."""
+    from ..imatrix.files.load import load_imatrix as load
+
+    return load(path)
+
+
+@checks_keywords
 def compare_imatrices(a: PathLike | Imatrix, b: PathLike | Imatrix) -> Comparison:
-    """Cosine and relative difference of every entry of two importance matrices of one model, the
-    worst first; see `imatrix.compare`.
+    """Return cosine and relative difference of every entry of two importance matrices of one model,
+    the worst first; see `imatrix.compare`.
     """
     from ..imatrix.compare import compare
 
     return compare(loaded_imatrix(a), loaded_imatrix(b))
 
 
+@checks_keywords
 def imatrix_coverage(imatrix: PathLike | Imatrix, min_tokens: int = 128) -> Coverage:
-    """How many tokens each expert saw, those with fewer than `min_tokens` called cold; see
+    """Count the tokens that each expert saw; those with fewer than `min_tokens` are cold. See
     `imatrix.coverage`.
     """
     from ..imatrix.coverage import measure_coverage
@@ -294,8 +303,9 @@ def imatrix_coverage(imatrix: PathLike | Imatrix, min_tokens: int = 128) -> Cove
     return measure_coverage(loaded_imatrix(imatrix), min_tokens)
 
 
+@checks_keywords
 def imatrix_statistics(imatrix: PathLike | Imatrix) -> list[TensorStatistics]:
-    """Figures of every entry, by kind of tensor; see `imatrix.statistics`, also for those of
+    """Return figures of every entry, by kind of tensor; see `imatrix.statistics`, also for those of
     layers.
     """
     from ..imatrix.statistics import tensor_statistics

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .source import PathLike
+from ..errors import UsageError
+from ..formats.options import Options, from_keywords
+from .source import PathLike, open_source
 
 if TYPE_CHECKING:
+    from ..formats.source import Source
     from ..runtime.model import Model
+    from ..runtime.options import LoadOptions
+
+Chosen = TypeVar("Chosen", bound=Options)
 
 
 def text_of(text: PathLike) -> tuple[str, str]:
@@ -17,18 +24,88 @@ def text_of(text: PathLike) -> tuple[str, str]:
     from ..runtime.arguments import path
     from ..runtime.evaluate.windows import read_text
 
-    if isinstance(path("text", text), str) and "\n" in text:
+    path("text", text)
+    if isinstance(text, str) and "\n" in text:
         return text, ""
     return read_text(text), os.fspath(text)
 
 
-def opened_model(model: PathLike | Model) -> AbstractContextManager[Model]:
-    """Return `model` as a context manager: a path is opened and closed, a caller's model is left
-    open.
+_MODEL_KEYWORDS = ("cache_bytes", "placement", "switches", "cache", "context", "verbose")
+
+
+def split_options(
+    what: str,
+    model: PathLike | Model,
+    keywords: Mapping[str, Any],
+    cls: type[Chosen],
+    options: Chosen | None,
+    load: LoadOptions | None,
+) -> tuple[Chosen, LoadOptions]:
+    """Return the options of a call `what` and those that its model is loaded with.
+
+    UsageError for an unknown keyword, and for one about loading with a model that is loaded.
+    """
+    from ..runtime.options import LoadOptions
+
+    chosen, loading = from_keywords(what, keywords, (cls, options), (LoadOptions, load))
+    if not isinstance(model, (str, os.PathLike)):
+        about_loading = [name for name in keywords if name not in cls.names()]
+        if load is not None or about_loading:
+            given = f"option '{about_loading[0]}'" if about_loading else "load options"
+            raise UsageError(f"{what} takes {given} with a path: this model is loaded already")
+    return chosen, loading
+
+
+def opened_model(
+    model: PathLike | Model, load: LoadOptions | None = None
+) -> AbstractContextManager[Model]:
+    """Return `model` as a context manager: a path is opened with `load` and closed, a caller's
+    model is left open.
     """
     from ..runtime.arguments import instance
-    from ..runtime.model import Model, load_model
+    from ..runtime.model import Model
 
     if isinstance(model, (str, os.PathLike)):
-        return load_model(model)
+        return _opened(model, load)
     return nullcontext(instance("model", model, Model, "a path or a Model"))
+
+
+@contextmanager
+def _opened(path: PathLike, load: LoadOptions | None) -> Iterator[Model]:
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        with open_model(path, load) as model:
+            yield model
+    finally:
+        torch.set_num_threads(threads)
+
+
+def open_model(
+    path: PathLike,
+    options: LoadOptions | None = None,
+    *,
+    source: Source | None = None,
+    **keywords: Any,
+) -> Model:
+    """Return the model at `path`, or of a source that is open already. keywords: of `LoadOptions`,
+    or those of `runtime.model.Model` that no flag has.
+    """
+    from ..runtime import arguments
+    from ..runtime.devices import usable_device
+    from ..runtime.model import Model
+    from ..runtime.options import LoadOptions
+
+    own = {name: keywords.pop(name) for name in _MODEL_KEYWORDS if name in keywords}
+    load: LoadOptions = from_keywords("a model", keywords, (LoadOptions, options))[0]
+    arguments.check_options(**own)
+    device = usable_device(load.device)  # before a large file is read
+    settings = load.settings(device) | own
+    load.set_threads()
+    opened = source or open_source(arguments.path("path", path))
+    try:
+        return Model(opened, device, **settings)
+    except BaseException:
+        opened.close()
+        raise

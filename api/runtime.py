@@ -1,62 +1,90 @@
-"""The roof: what models do, perplexity, text and speed."""
+"""What models do: perplexity, text and speed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .models import opened_model, text_of
+from ..formats.options import checks_keywords
+from .models import open_model, opened_model, split_options, text_of
 from .source import PathLike
 
 if TYPE_CHECKING:
     import torch
 
-    from ..runtime.bench.bench import Result
-    from ..runtime.evaluate.divergence import Divergence
+    from ..formats.source import Source
+    from ..runtime.bench.bench import Result, Test
+    from ..runtime.bench.options import BenchOptions, SweepOptions
+    from ..runtime.bench.sweep import SweepRow
+    from ..runtime.cache import CacheSettings
+    from ..runtime.evaluate.divergence import Divergence, Statistics
     from ..runtime.evaluate.perplexity import Perplexity
+    from ..runtime.evaluate.windows import ProgressCallback
+    from ..runtime.generate import Generation
     from ..runtime.model import Model
+    from ..runtime.options import GenerateOptions, LoadOptions, PerplexityOptions
+    from ..runtime.profile.trace import Pass
 
 
 def measure_perplexity(
     model: PathLike | Model,
     text: PathLike | None,
     *,
-    n_ctx: int = 512,
-    chunks: int = -1,
-    kl_divergence_base: PathLike | None = None,
-    kl_divergence: bool = False,
-    progress: Any = None,
+    options: PerplexityOptions | None = None,
+    load: LoadOptions | None = None,
+    progress: ProgressCallback | None = None,
+    on_window: Callable[[int, Statistics], None] | None = None,
+    **keywords: Any,
 ) -> Perplexity | Divergence:
-    """Perplexity of `model` on `text` over windows of n_ctx tokens, at most `chunks` of them if
-    that is positive.
+    """Measure the perplexity of `model` on `text` over windows of n_ctx tokens.
 
-    text: a file, or the text itself (a string with a line break in it). kl_divergence_base alone:
-    the predictions are also saved there. With kl_divergence: the model is compared with the
-    predictions saved in kl_divergence_base, on the text in that file (`text` may be None). The
-    results have `.perplexity` and `.uncertainty`, a divergence also `.mean_kld` and `.statistics`.
+    model: a path, opened with `load`, or an open model. text: a file, or the text itself (a string
+    with a line break in it). keywords: fields of `runtime.options.PerplexityOptions` and, for a
+    path, of `runtime.options.LoadOptions`; they win over `options` and `load`.
+
+    - n_ctx (512): tokens per window. chunks: at most so many windows, if that is positive.
+      batch_tokens (2048): tokens per pass, in whole windows.
+    - kl_divergence_base: a file that the predictions are saved to. With kl_divergence the model is
+      compared with the predictions in that file, on its text (`text` may be None); on_window is
+      called with (window, statistics so far).
+    - device, precision, threads, ...: see `load_model`.
+
+    Results have `.perplexity` and `.uncertainty`, a divergence also `.mean_kld` and `.statistics`.
     """
     from ..formats.output import refuse_same_file
     from ..runtime.evaluate import divergence, perplexity
+    from ..runtime.options import PerplexityOptions
 
-    with opened_model(model) as loaded:
-        if kl_divergence:
-            if kl_divergence_base is None:
-                raise UsageError("kl_divergence needs kl_divergence_base")
+    options, load = split_options(
+        "measure_perplexity", model, keywords, PerplexityOptions, options, load
+    )
+    base, batch = options.kl_divergence_base, options.tokens_per_pass(load.ubatch)
+    if options.kl_divergence:
+        if base is None:
+            raise UsageError("kl_divergence needs kl_divergence_base")
+        with opened_model(model, load) as loaded:
             return divergence.measure_divergence(
-                loaded, kl_divergence_base, chunks=chunks, progress=progress
+                loaded,
+                base,
+                chunks=options.chunks,
+                batch_tokens=batch,
+                progress=progress,
+                on_window=on_window,
             )
-        if text is None:
-            raise UsageError("a text is needed")
-        content, path = text_of(text)
-        if kl_divergence_base is not None and path:
-            refuse_same_file(kl_divergence_base, [path])
+    if text is None:
+        raise UsageError("a text is needed")
+    content, path = text_of(text)
+    if base is not None and path:
+        refuse_same_file(base, [path])
+    with opened_model(model, load) as loaded:
         return perplexity.measure_perplexity(
             loaded,
             content,
-            n_ctx=n_ctx,
-            chunks=chunks,
-            save_logits=kl_divergence_base,
+            n_ctx=options.n_ctx,
+            chunks=options.chunks,
+            batch_tokens=batch,
+            save_logits=base,
             progress=progress,
         )
 
@@ -66,43 +94,79 @@ def generate(
     prompt: str | Sequence[int],
     n: int | None = None,
     *,
-    temperature: float = 0.8,
-    top_k: int = 40,
-    top_p: float = 0.95,
-    min_p: float = 0.05,
-    seed: int = 0,
-    context: int = 0,
-    ignore_eos: bool = False,
+    options: GenerateOptions | None = None,
+    load: LoadOptions | None = None,
+    echo: bool = False,
+    record: Generation | None = None,
+    **keywords: Any,
 ) -> Iterator[str]:
-    """Text that follows `prompt` (or its tokens), in pieces as it comes: at most `n` tokens (128,
-    if they fit), or until the context is full if n < 0.
+    """Yield the text that follows `prompt` (or its tokens), in pieces as it comes.
 
-    The pieces together are the whole text. temperature 0 takes the most probable token each time;
-    the same seed gives the same text. context: most tokens in all, prompt included; 0: as many as
-    needed. `runtime.generate.generate_tokens` gives tokens instead.
+    model: a path, opened with `load`, or an open model. keywords: fields of
+    `runtime.options.GenerateOptions` and, for a path, of `runtime.options.LoadOptions`; they win
+    over `options` and `load`.
+
+    - n (128, if they fit): most tokens; less than 0: until the context is full. context: most
+      tokens in all, prompt included; 0: as many as needed.
+    - temperature (0.8), top_k (40), top_p (0.95), min_p (0.05), seed (0): see `runtime.sampling`.
+      Temperature 0 takes the most probable token each time; the same seed gives the same text.
+    - ignore_eos: continue after tokens that end a text. special: also yield control tokens.
+    - device, precision, threads, ...: see `load_model`.
+
+    echo: yield the prompt first. record: is filled with tokens and times. The pieces together are
+    the whole text; `runtime.generate.generate_tokens` yields tokens instead.
     """
     from ..runtime.arguments import whole_numbers
     from ..runtime.generate import TextStream, end_tokens, generate_tokens, prompt_tokens
-    from ..runtime.sampling import Sampling
+    from ..runtime.options import GenerateOptions
 
-    sampling = Sampling(temperature, top_k, top_p, min_p, seed)
-    with opened_model(model) as loaded:
+    keywords = keywords if n is None else keywords | {"n": n}
+    options, load = split_options("generate", model, keywords, GenerateOptions, options, load)
+    sampling = options.sampling()
+    with opened_model(model, load) as loaded:
         tokens = (
             prompt_tokens(loaded.tokenizer, prompt)
             if isinstance(prompt, str)
             else whole_numbers("prompt", prompt)
         )
-        stream, end = (
-            TextStream(loaded.tokenizer),
-            (frozenset() if ignore_eos else end_tokens(loaded)),
+        stream = TextStream(loaded.tokenizer, options.special)
+        end = frozenset() if options.ignore_eos else end_tokens(loaded)
+        following = generate_tokens(
+            loaded, tokens, options.n, sampling, context=options.context, end=end, record=record
         )
-        for token in generate_tokens(loaded, tokens, n, sampling, context=context, end=end):
+        if echo:  # also where the first token completes a character of the prompt
+            for token in tokens:
+                if piece := stream.feed(token):
+                    yield piece
+        for token in following:
             if piece := stream.feed(token):
                 yield piece
         if piece := stream.end():
             yield piece
 
 
+@checks_keywords
+def plan_generation(
+    source: Source, prompt: str, n: int | None = None, context: int = 0
+) -> tuple[int, int]:
+    """Return the context and the number of tokens that `generate` would use with these arguments,
+    for a model that is not loaded yet.
+
+    EvaluationError for a prompt, or `n` tokens after it, that do not fit `context`.
+    """
+    from ..runtime.architectures import declaration
+    from ..runtime.generate import plan_length, prompt_tokens
+    from ..runtime.hyperparameters import Hyperparameters
+    from ..runtime.tokenizer import Tokenizer
+
+    file = str(source.path)
+    hyperparameters = Hyperparameters(source.metadata, file)
+    declaration(hyperparameters.architecture, file)  # before the tokenizer, which it may lack
+    tokens = prompt_tokens(Tokenizer.from_metadata(source.metadata, file=file), prompt)
+    return plan_length(tokens, n, context, hyperparameters)
+
+
+@checks_keywords
 def decode_torch(
     type: str,
     data: torch.Tensor,
@@ -111,8 +175,8 @@ def decode_torch(
     as_weights: bool = False,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """`decode` on the device of `data`, uint8[rows, row_bytes]: float32[rows, n_cols] with the same
-    bits, or rounded to `dtype`.
+    """Decode on the device of `data`, uint8[rows, row_bytes]: float32[rows, n_cols] with the bits
+    of `decode`, or rounded to `dtype`.
 
     For whole tensors, and I2_S, see `formats.torch_decode.decode_tensor_torch`.
     """
@@ -123,58 +187,146 @@ def decode_torch(
     return decode(type, data, n_cols, as_weights=as_weights, dtype=dtype or torch.float32)
 
 
-def load_model(path: PathLike, device: str = "cpu", **options: Any) -> Model:
-    """Open a GGUF model (plain, split, quantized) for evaluation: `.forward(token_ids)` gives
-    logits float32[n, vocab].
+def load_model(
+    path: PathLike,
+    device: str | torch.device | None = None,
+    *,
+    options: LoadOptions | None = None,
+    source: Source | None = None,
+    **keywords: Any,
+) -> Model:
+    """Open a model for evaluation: a GGUF file (plain, split, quantized) or a checkpoint folder.
 
-    `.tokenizer` has `encode(text)` and `decode(ids)`. See `runtime.model.load_model`.
+    `.forward(token_ids)` returns logits float32[n, vocab]; `.tokenizer` has `encode(text)` and
+    `decode(ids)`. source: what `open_source` returned for `path`; it is closed with the model.
+    keywords: fields of `runtime.options.LoadOptions`, which win over `options`:
+
+    - device: "cpu" (default), "cuda", "cuda:N" or "auto" (the first GPU, or the CPU).
+    - precision: "f32", the reference path, or "bf16" (default on a GPU) or "f16".
+    - threads: CPU threads of this process, 0: as they are. cache_size: MiB of decoded weights.
+    - gpu_layers, override_tensor, n_cpu_moe, cpu_moe, fit: what is on the GPU.
+    - ubatch: most tokens that go through the model at a time.
+    - cache_type_k, cache_type_v, k_cache_hadamard, v_cache_hadamard, flash_attn,
+      attention_max_batch, expert_reduction, merge_gate_up: as the flags of `iqforge generate`.
+
+    Also those of `runtime.model.Model`: placement, switches, cache, cache_bytes, context, verbose.
     """
-    from ..runtime.model import load_model as load
+    keywords = keywords if device is None else keywords | {"device": device}
+    return open_model(path, options, source=source, **keywords)
 
-    return load(path, device, **options)
 
+def random_model(
+    spec: str,
+    device: str | torch.device | None = None,
+    *,
+    options: LoadOptions | None = None,
+    **keywords: Any,
+) -> Model:
+    """Return a model of random weights, as in `llama-8b:IQ4_K`, that needs no file: for measuring
+    speed. Takes the options of `load_model`.
 
-def random_model(spec: str, device: str = "cpu", **options: Any) -> Model:
-    """A model of random weights, as in `llama-8b:IQ4_K`, that needs no file: for measuring speed.
-    `options` as of `runtime.model.Model`.
-
-    It has no tokenizer. See `runtime.synthetic` for shapes and for other types of single tensors.
+    It has no tokenizer. See `runtime.bench.synthetic` for shapes, and for other types of single
+    tensors.
     """
-    from ..runtime.arguments import check_options, instance
+    from ..runtime.arguments import instance
     from ..runtime.bench.synthetic import SyntheticSource
-    from ..runtime.model import Model
 
-    check_options(**options)
-    return Model(SyntheticSource(instance("spec", spec, str, "SHAPE:TYPE")), device, **options)
+    source = SyntheticSource(instance("spec", spec, str, "SHAPE:TYPE"))
+    keywords = keywords if device is None else keywords | {"device": device}
+    return open_model(spec, options, source=source, **keywords)
 
 
 def benchmark_model(
     model: PathLike | Model,
     *,
-    prompts: Sequence[int] = (512,),
-    generations: Sequence[int] = (128,),
-    depths: Sequence[int] = (0,),
-    repetitions: int = 5,
-    progress: Any = None,
+    options: BenchOptions | None = None,
+    load: LoadOptions | None = None,
+    cache: CacheSettings | None = None,
+    progress: Callable[[str], None] | None = None,
+    on_result: Callable[[Result], None] | None = None,
+    **keywords: Any,
 ) -> list[Result]:
-    """How fast a model evaluates prompts of `prompts` tokens, and generates `generations` tokens,
-    behind `depths` others.
+    """Measure how fast a model evaluates prompts and generates tokens.
+
+    model: a path, opened with `load`, or an open model. keywords: fields of
+    `runtime.bench.options.BenchOptions` and, for a path, of `runtime.options.LoadOptions`; they win
+    over `options` and `load`.
+
+    - prompts ([512]), generations ([128]): tokens of each test. prompt_generations,
+      generations_after: pairs (P, G), timed together, or only the G tokens.
+    - depths ([0]): tokens in the context before each test.
+    - repetitions (5), warmup, n_batch (2048): see `runtime.bench.bench.run_test`.
+    - device, precision, threads, ...: see `load_model`.
 
     Results have `.test.label`, `.samples_ts` and `.avg_ts` in tokens/s, `.bytes_per_second` or
-    `.flop_per_second`. progress: called with a line of text now and then. See `runtime.bench`.
+    `.flop_per_second`. cache: of keys and values, else the model's. progress: is called with a line
+    of text now and then; on_result: with every result as it is measured.
     """
-    from ..runtime.arguments import whole_numbers
-    from ..runtime.bench.bench import Test, run_test
+    from ..runtime.bench.bench import run_test
+    from ..runtime.bench.options import BenchOptions
 
-    prompts, generations = (
-        whole_numbers("prompts", prompts, 1),
-        whole_numbers("generations", generations, 1),
-    )
-    depths = whole_numbers("depths", depths)
-    tests = [Test(n_prompt=n, depth=d) for n in prompts for d in depths] + [
-        Test(n_gen=n, depth=d) for n in generations for d in depths
-    ]
-    with opened_model(model) as loaded:
-        return [
-            run_test(loaded, test, repetitions=repetitions, progress=progress) for test in tests
-        ]
+    options, load = split_options("benchmark_model", model, keywords, BenchOptions, options, load)
+    tests: list[Test] = options.tests()
+    results = []
+    with opened_model(model, load) as loaded:
+        for test in tests:
+            results.append(
+                run_test(
+                    loaded,
+                    test,
+                    cache,
+                    n_batch=options.n_batch,
+                    repetitions=options.repetitions,
+                    warmup=options.warmup,
+                    progress=progress,
+                )
+            )
+            if on_result is not None:
+                on_result(results[-1])
+    return results
+
+
+def sweep_model(
+    model: PathLike | Model,
+    n_ctx: int = 4096,
+    *,
+    options: SweepOptions | None = None,
+    load: LoadOptions | None = None,
+    **keywords: Any,
+) -> Iterator[SweepRow]:
+    """Yield the speed of prompts and of generation as the context fills, up to `n_ctx` tokens.
+
+    keywords: fields of `runtime.bench.options.SweepOptions` (tg, stride, first_repetitions,
+    warmup) and, for a path, of `runtime.options.LoadOptions`. See `runtime.bench.sweep`.
+    """
+    from ..runtime.bench.options import SweepOptions
+    from ..runtime.bench.sweep import sweep
+
+    options, load = split_options("sweep_model", model, keywords, SweepOptions, options, load)
+    with opened_model(model, load) as loaded:
+        yield from sweep(loaded, n_ctx, options)
+
+
+def profile_model(
+    model: PathLike | Model,
+    n_prompt: int = 512,
+    n_gen: int = 16,
+    *,
+    n_depth: int = 0,
+    cache: CacheSettings | None = None,
+    load: LoadOptions | None = None,
+    **keywords: Any,
+) -> dict[str, list[Pass]]:
+    """Profile prompts of `n_prompt` tokens, and `n_gen` generated tokens after `n_depth` others.
+
+    keywords: fields of `runtime.options.LoadOptions`, for a path. Returns the passes of each kind
+    by label, with their kernels (on the CPU: modules) and layers; see `runtime.profile`.
+    """
+    from ..formats.options import Options
+    from ..runtime.cache import CacheSettings
+    from ..runtime.profile.profile import profile_model as profile
+
+    _, load = split_options("profile_model", model, keywords, Options, None, load)
+    with opened_model(model, load) as loaded:
+        settings = cache or loaded.cache or CacheSettings()
+        return profile(loaded, n_prompt, n_gen, n_depth=n_depth, settings=settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ..errors import NotFoundError, UsageError
 from ..formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
@@ -65,6 +65,12 @@ def with_gate_up(source: Source, gate_up: str | None) -> Source:
     return GateUpSource(source, undo=gate_up == "part")
 
 
+@overload
+def loaded_imatrix(imatrix: PathLike | Imatrix) -> Imatrix: ...
+@overload
+def loaded_imatrix(imatrix: None) -> None: ...
+@overload
+def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None: ...
 def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None:
     """The importance matrix of a file, or the one that is given."""
     from ..imatrix.data import Imatrix

@@ -25,6 +25,7 @@ PUBLIC = {
     "Changes": "quantize.plan.changes",
     "Shards": "api.outputs",
     "collect_imatrix": "api.imatrix",
+    "load_imatrix": "api.imatrix",
     "merge_imatrices": "api.imatrix",
     "convert_imatrix": "api.imatrix",
     "merge_gate_up": "formats.tools.gate_up",
@@ -42,7 +43,10 @@ PUBLIC = {
     "load_model": "api.runtime",
     "random_model": "api.runtime",
     "generate": "api.runtime",
+    "plan_generation": "api.runtime",
     "benchmark_model": "api.runtime",
+    "sweep_model": "api.runtime",
+    "profile_model": "api.runtime",
     # Inspect
     "open_source": "api.source",
     "inspect_model": "formats.tools.summary",
@@ -67,5 +71,5 @@ def resolve(name: str, package: str) -> Any:
     """Return the public object `name`. AttributeError, in the words of `package`, for another."""
     if name not in PUBLIC:
         raise AttributeError(f"module '{package}' has no attribute '{name}'")
-    root = __package__.rpartition(".")[0]
+    root = __name__.removesuffix(".api.table")
     return getattr(importlib.import_module(f"{root}.{PUBLIC[name]}"), name)

@@ -133,9 +133,10 @@ def code() -> str:
 
 def measure(row: Row, args: argparse.Namespace, device: torch.device, figures: Figures) -> None:
     """The figures of a row that are not there yet."""
+    import iqforge.api
     from iqforge.runtime.bench.bench import Test, run_test
-    from iqforge.runtime.bench.options import OPTIONS
     from iqforge.runtime.commands.bench import open_model
+    from iqforge.runtime.commands.bench_flags import OPTIONS
     from iqforge.runtime.cuda.device_facts import device_facts
 
     tests = {"pp": Test(n_prompt=args.n_prompt), "tg": Test(n_gen=args.n_gen)}
@@ -148,7 +149,13 @@ def measure(row: Row, args: argparse.Namespace, device: torch.device, figures: F
     }
     facts, begin = device_facts(device) if device.type == "cuda" else None, time.time()
     with open_model(
-        row.name, True, device, setting, context=max(args.n_prompt, args.n_gen), verbose=True
+        iqforge.api,
+        row.name,
+        True,
+        device,
+        setting,
+        context=max(args.n_prompt, args.n_gen),
+        verbose=True,
     ) as model:
         say(f"{row.name} loaded in {time.time() - begin:.1f} s")
         for name in missing:

@@ -21,7 +21,7 @@ import time
 import numpy as np
 from iqforge.imatrix.all_experts import router_rows
 from iqforge.imatrix.cold_experts import fill_cold_experts
-from iqforge.imatrix.collector import collect_imatrix
+from iqforge.imatrix.collector import collect
 from iqforge.runtime.evaluate.perplexity import measure_perplexity
 from iqforge.runtime.evaluate.windows import read_text
 from iqforge.runtime.model import load_model
@@ -37,10 +37,10 @@ def speed(args: argparse.Namespace) -> None:
         measure_perplexity(model, tokens[:2048])  # decodes the weights
         runs = {
             "perplexity": lambda: measure_perplexity(model, tokens),
-            "imatrix": lambda: collect_imatrix(model, tokens),
-            "imatrix --no-ppl": lambda: collect_imatrix(model, tokens, compute_perplexity=False),
-            "imatrix --cold-experts all-experts": lambda: collect_imatrix(
-                model, tokens, all_experts=True
+            "imatrix": lambda: collect(model, tokens),
+            "imatrix --no-ppl": lambda: collect(model, tokens, compute_perplexity=False),
+            "imatrix --cold-experts all-experts": lambda: collect(
+                model, tokens, cold_experts="all-experts"
             ),
         }
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
@@ -66,18 +66,18 @@ def cold(args: argparse.Namespace) -> None:
     with load_model(args.model) as model:
         tokens, routers = model.tokenizer.encode(text), router_rows(model)
         half = len(tokens) // 2
-        truth = collect_imatrix(
+        truth = collect(
             model, tokens[half : half + 512 * args.chunks], compute_perplexity=False
         )
         found: dict[tuple, list[float]] = {}
         for _ in range(args.trials):
             start = int(rng.integers(0, half - PIECE))
             options = {"n_ctx": N_CTX, "compute_perplexity": False}
-            seen = collect_imatrix(model, tokens[start : start + PIECE], **options)
+            seen = collect(model, tokens[start : start + PIECE], **options)
             results = {
                 "none": seen,
-                "all-experts": collect_imatrix(
-                    model, tokens[start : start + PIECE], all_experts=True, **options
+                "all-experts": collect(
+                    model, tokens[start : start + PIECE], cold_experts="all-experts", **options
                 ),
             }
             for method in ("prior", "neighbours"):

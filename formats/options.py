@@ -35,7 +35,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 class Flag:
     """How the command line offers a field. kind: int, float, str or bool; off: the flag sets False.
 
-    many: the value is a tuple, and the flag may be repeated. optional: what the flag means without
+    many: the value is a tuple, and the flag may be repeated. text: the command itself reads the
+    words of the flag, which are lists. optional: what the flag means without
     a value. least: the smallest number that is accepted.
     """
 
@@ -46,6 +47,7 @@ class Flag:
     choices: tuple[Any, ...] | None = None
     least: float | None = None
     many: bool = False
+    text: bool = False
     off: bool = False
     optional: Any = None
     hidden: bool = False
@@ -83,12 +85,13 @@ class Options:
     ) -> None:
         """Add the flags of all fields, or of those in `only`, to a parser or a group of one.
 
-        defaults: where a command differs from the dataclass.
+        defaults: where a command differs from the dataclass; None lets the command see whether the
+        flag was given.
         """
         for one in _fields(cls):
             flag: Flag = one.metadata["flag"]
             if flag.names and one.name not in without and (only is None or one.name in only):
-                _add(parser, one.name, flag, defaults.get(one.name, one.default))
+                _add(parser, one.name, flag, one.default, defaults)
 
     @classmethod
     def from_flags(cls, args: argparse.Namespace, **others: Any) -> Self:
@@ -98,7 +101,8 @@ class Options:
             if one.name not in others and one.name in args:
                 value = getattr(args, one.name)
                 flag: Flag = one.metadata["flag"]
-                value = tuple(value or ()) if flag.many else value
+                if flag.many:
+                    value = tuple(value) if value else one.default
                 if flag.names:
                     _check(flag.names[0], flag, value, one.default)
                 values[one.name] = value
@@ -163,22 +167,28 @@ def real(text: str) -> float:
 
 
 def _add(
-    parser: argparse._ActionsContainer, name: str, flag: Flag, default: Any
+    parser: argparse._ActionsContainer,
+    name: str,
+    flag: Flag,
+    default: Any,
+    others: Mapping[str, Any],
 ) -> argparse.Action:
     words: dict[str, Any] = {"dest": name, "help": argparse.SUPPRESS}
     if not flag.hidden:
-        words["help"] = (flag.help + _shown_default(flag, default)).replace("%", "%%")
+        shown = default if others.get(name) is None else others[name]
+        words["help"] = (flag.help + _shown_default(flag, shown)).replace("%", "%%")
+    default = others.get(name, default)
     if flag.kind is bool and flag.optional is None:
         words |= {"action": "store_false" if flag.off else "store_true", "default": default}
         return parser.add_argument(*flag.names, **words)
     words |= {
-        "type": {int: integer, float: real}.get(flag.kind, str),
+        "type": str if flag.text else {int: integer, float: real}.get(flag.kind, str),
         "metavar": flag.metavar,
         "choices": flag.choices,
         "default": default,
     }
     if flag.many:
-        words |= {"action": "append", "default": list(default) or None}
+        words |= {"action": "append", "default": None if flag.text else list(default or ()) or None}
     if flag.optional is not None:
         words |= {"nargs": "?", "const": flag.optional}
     return parser.add_argument(*flag.names, **words)
@@ -199,8 +209,8 @@ def _check(name: str, flag: Flag, value: Any, default: Any) -> None:
         return
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise _wrong(name, value, "a list")
-    for one in value:
-        _check_one(name, flag, one)
+    for index, one in enumerate(value):
+        _check_one(name if name.startswith("-") else f"{name}[{index}]", flag, one)
 
 
 def _check_one(name: str, flag: Flag, value: Any) -> None:

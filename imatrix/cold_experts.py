@@ -28,13 +28,11 @@ import numpy as np
 from ..errors import UsageError
 from ..formats.tensor_names import ROUTER, TensorName
 from ..runtime.arguments import number, whole_number
-from .coverage import DEFAULT_LEAST
 from .data import Entry, Imatrix
 from .experts import with_experts
 from .files.stored import ComputedEntries
+from .options import DEFAULT_LEAST, DEFAULT_PRIOR_TOKENS, METHODS
 
-METHODS = ("prior", "neighbours", "all-experts", "none")
-DEFAULT_PRIOR_TOKENS = 32.0
 NEIGHBOURS = 4
 
 

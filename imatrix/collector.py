@@ -7,21 +7,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import ImatrixError, printable
+from ..formats.options import from_keywords
 from ..formats.tensor_names import OUTPUT, TensorName
-from ..runtime.arguments import whole_number
 from ..runtime.evaluate.perplexity import Perplexity, check_finite
 from ..runtime.evaluate.scores import Moments, exp_or_inf, negative_log_likelihood
-from ..runtime.evaluate.windows import DEFAULT_BATCH, DEFAULT_CONTEXT, Clock, ProgressCallback
+from ..runtime.evaluate.windows import Clock, ProgressCallback
 from ..runtime.linear import ExpertLinear
 from ..runtime.model import Model
 from .all_experts import AllExperts
 from .belongs import check_belongs
 from .data import Entry, Imatrix, Snapshot
+from .options import CollectOptions
 from .similarity import LayerSimilarity
 from .texts import Text, text_at, windows_of
 
@@ -115,44 +117,37 @@ def _squares(
     return sums, counts
 
 
-def collect_imatrix(
+def collect(
     model: Model,
     texts: str | Sequence[int] | Sequence[Text],
+    options: CollectOptions | None = None,
     *,
-    n_ctx: int = DEFAULT_CONTEXT,
-    chunks: int = -1,
-    from_chunk: int = 0,
-    process_output: bool = False,
-    output_name: str = OUTPUT,
-    parse_special: bool = False,
-    compute_perplexity: bool = True,
     dataset: str = "",
-    batch_tokens: int = DEFAULT_BATCH,
     progress: ProgressCallback | None = None,
     checkpoint: Checkpoint | None = None,
     start: Snapshot | None = None,
-    all_experts: bool = False,
     similarity: LayerSimilarity | None = None,
     on_perplexity: Callable[[Perplexity], None] | None = None,
+    **keywords: Any,
 ) -> Imatrix:
-    """The importance matrix of `model` on `texts` (or the one text, or its tokens, called
-    `dataset`), over windows of `n_ctx` tokens, at most `chunks` of each text if that is positive,
-    behind its first `from_chunk`.
+    """Return the importance matrix of `model` on `texts` (or the one text, or its tokens, called
+    `dataset`), in windows as `options` say; see `api.collect_imatrix`.
 
-    `process_output` includes the output matrix, `output_name`. With `parse_special` the text of a
-    control token is that token. As many windows as `batch_tokens` allow go through the model at a
-    time. The running perplexity goes to `progress`, that of all windows to `on_perplexity` at the
-    end; without `compute_perplexity` the output is not evaluated unless it is collected.
-    `all_experts` lets every expert see every token (`all_experts.AllExperts`), `similarity` takes
-    in what layers change. `checkpoint(windows done, take)` is called after every pass through the
-    model but the last; what `take()` gives is `start` to a run with all else equal, which goes on
-    there and ends with the same bits. EvaluationError for a text that is too short, ImatrixError
-    naming the tensor for activations that are not finite.
+    Files are neither read nor written, and cold experts keep what they saw: of the options those
+    count that say what is evaluated. The running perplexity goes to `progress`, that of all windows
+    to `on_perplexity` at the end; without `compute_perplexity` the output is not evaluated unless
+    it is collected. `similarity` takes in what layers change. `checkpoint(windows done, take)` is
+    called after every pass through the model but the last; what `take()` returns is `start` to a
+    run with all else equal, which continues there and ends with the same bits. EvaluationError for
+    a text that is too short, ImatrixError naming the tensor for activations that are not finite.
     """
-    whole_number("batch_tokens", batch_tokens, 1)
-    whole_number("from_chunk", from_chunk, 0)
+    [options] = from_keywords("collecting", keywords, (CollectOptions, options))
+    n_ctx, process_output = options.n_ctx, options.process_output
+    output_name, compute_perplexity = options.output_name, options.compute_perplexity
     texts = texts if isinstance(texts[0], Text) else [Text(texts, dataset)]
-    windows = windows_of(model, texts, n_ctx, chunks, from_chunk, parse_special)
+    windows = windows_of(
+        model, texts, n_ctx, options.chunks, options.from_chunk, options.parse_special
+    )
     done, before, scores = 0, None, Moments()
     if start is not None:
         check_belongs(start.imatrix, model.source.tensors)
@@ -182,11 +177,13 @@ def collect_imatrix(
 
     with ExitStack() as observed:
         observed.enter_context(
-            model.observe(AllExperts(model, collector) if all_experts else collector)
+            model.observe(
+                AllExperts(model, collector) if options.cold_experts == "all-experts" else collector
+            )
         )
         if similarity is not None:
             observed.enter_context(model.observe(similarity))
-        for first, done in windows.passes(batch_tokens, done):
+        for first, done in windows.passes(options.batch_tokens, done):
             collector.weight = texts[text_at(windows, first)].weight
             passed = model.hidden(windows.inputs(first, done))
             if similarity is not None:

@@ -12,8 +12,8 @@ import numpy as np
 from ..formats.tensor_names import TensorName
 from .data import Imatrix
 from .experts import with_experts
+from .options import DEFAULT_LEAST
 
-DEFAULT_LEAST = 128  # tokens below which an expert counts as cold
 _MOST_NAMED = 12  # experts, in a summary
 
 

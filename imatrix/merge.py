@@ -24,10 +24,10 @@ from ..runtime.arguments import number
 from .data import Entry, Imatrix
 from .experts import split_experts, with_experts, with_same_names
 from .files.stored import ComputedEntries
+from .options import WEIGHTINGS
 
 MOST_WEIGHT = 1e6  # counts stay far below what 64 bits hold
 DEFAULT_CHUNK = 512  # tokens of a call, where nothing says it
-WEIGHTINGS = ("tokens", "calls")
 
 
 def merge_imatrices(

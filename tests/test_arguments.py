@@ -36,7 +36,7 @@ def test_loading(path):
         ({"cache_bytes": "1"}, "cache_bytes"),
         ({"cache_bytes": -1}, "cache_bytes"),
         ({"colour": 1}, "no option 'colour'"),
-        ({"precision": 3}, "precision '3'"),
+        ({"precision": 3}, "precision is 3"),
         ({"placement": "x"}, "placement"),
         ({"switches": {}}, "switches"),
         ({"cache": "q8_0"}, "cache"),

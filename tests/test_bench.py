@@ -18,7 +18,8 @@ from iqforge.runtime.bench.bench import Runner, deviation, run_test
 from iqforge.runtime.bench.bench import Test as BenchTest
 from iqforge.runtime.bench.cost import Cost
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.commands.sweep_bench import positions, sweep
+from iqforge.runtime.bench.options import SweepOptions
+from iqforge.runtime.bench.sweep import positions, sweep
 from iqforge.runtime.cuda.device_facts import facts_of
 from iqforge.runtime.model import Model
 from iqforge.runtime.sampling import Sampling
@@ -486,7 +487,7 @@ def test_limits_of_devices():
 def test_sweep():
     recorder = Recorder()
     recorder.model.ubatch = 8
-    rows = list(sweep(recorder.model, 24, tg=2, warmup=False))
+    rows = list(sweep(recorder.model, 24, SweepOptions(tg=2, warmup=False)))
     assert recorder.calls == [
         (0, 1),
         (1, 1),
@@ -503,7 +504,7 @@ def test_sweep():
         0
     ].speed_tg == pytest.approx(2 / rows[0].t_tg)
     recorder.calls.clear()
-    assert [row.n_kv for row in sweep(recorder.model, 24, stride=2, first_repetitions=2)] == [
+    assert [row.n_kv for row in sweep(recorder.model, 24, SweepOptions(stride=2, first_repetitions=2))] == [
         0,
         0,
         16,
@@ -517,7 +518,7 @@ def test_sweep():
 def test_the_context_of_a_sweep_is_counted_whole():
     recorder = Recorder()
     recorder.model.ubatch = 16
-    list(sweep(recorder.model, 40, warmup=False))
+    list(sweep(recorder.model, 40, SweepOptions(warmup=False)))
     assert recorder.capacities == [positions(40, 16)] == [48 + 4] and positions(40, 16, 9) == 57
 
 

@@ -12,7 +12,8 @@ import torch
 from iqforge.runtime.bench.bench import Test as BenchTest
 from iqforge.runtime.bench.bench import run_test
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.commands import sweep_bench as bench_sweep
+from iqforge.runtime.bench import sweep as bench_sweep
+from iqforge.runtime.bench.options import SweepOptions
 from iqforge.runtime.cuda import prompt_graphs
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.engine import Engine
@@ -92,7 +93,7 @@ def test_rows_of_a_sweep_capture_nothing(monkeypatch, captured, tg):
     at = []  # at the beginning and at the end of every span of time
     clock = SimpleNamespace(perf_counter=lambda: (at.append(len(captures)), time.perf_counter())[1])
     monkeypatch.setattr(bench_sweep, "time", clock)
-    assert len(list(bench_sweep.sweep(model, 64, tg=tg))) == 4
+    assert len(list(bench_sweep.sweep(model, 64, SweepOptions(tg=tg)))) == 4
     assert (
         len(at) == 16 and at == [len(captures)] * 16 and {*captures} == {"PassGraphs", "StepPath"}
     )

@@ -12,9 +12,9 @@ from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import UsageError
-from iqforge.runtime.bench import options as bench_options
+from iqforge.runtime.commands import bench_flags as bench_options
 from iqforge.runtime.commands import ignored_flags
-from iqforge.runtime.commands.flags import add_runtime_flags
+from iqforge.runtime.commands.flags import add_load_flags
 from iqforge.runtime.commands.ignored_flags import BY_FLAG, IGNORED
 from iqforge.runtime.devices import usable_device
 from iqforge.runtime.model import load_model
@@ -50,7 +50,7 @@ def model(tmp_path_factory):
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_runtime_flags(parser, model_required=False)
+    add_load_flags(parser)
     return parser.parse_args(words)
 
 

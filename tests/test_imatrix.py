@@ -27,7 +27,7 @@ from iqforge.formats.gguf.values import ValueType, array, string, u32
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES
-from iqforge.imatrix.collector import Collector, collect_imatrix
+from iqforge.imatrix.collector import Collector, collect
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files.load import load_imatrix, save_imatrix
 from iqforge.runtime.model import load_model
@@ -78,7 +78,7 @@ def test_sums_are_the_squares_of_every_input(moe):
         )
 
     with load_model(moe / "moe.gguf") as model, model.observe(note):
-        result = collect_imatrix(
+        result = collect(
             model,
             PROSE,
             n_ctx=N_CTX,
@@ -108,10 +108,10 @@ def test_sums_are_the_squares_of_every_input(moe):
 
 def test_what_is_collected(moe):
     with load_model(moe / "moe.gguf") as model:
-        plain = collect_imatrix(model, PROSE, n_ctx=N_CTX, chunks=2, compute_perplexity=False)
-        again = collect_imatrix(model, PROSE, n_ctx=N_CTX, chunks=2)
+        plain = collect(model, PROSE, n_ctx=N_CTX, chunks=2, compute_perplexity=False)
+        again = collect(model, PROSE, n_ctx=N_CTX, chunks=2)
         seen = []
-        collect_imatrix(
+        collect(
             model,
             PROSE,
             n_ctx=N_CTX,
@@ -129,7 +129,7 @@ def test_what_is_collected(moe):
     )
     assert len(seen) == 4 and all(value > 1 for value in seen)
     with load_model(moe / "merged.gguf") as model:
-        merged = collect_imatrix(model, PROSE, n_ctx=N_CTX, chunks=2)
+        merged = collect(model, PROSE, n_ctx=N_CTX, chunks=2)
     np.testing.assert_allclose(
         merged.importance(EXPERTS, (16, 256, 256)),
         plain.importance(EXPERTS, (16, 256, 256)),
@@ -141,7 +141,7 @@ def test_a_run_goes_on_from_a_snapshot(moe):
     snapshots, whole, rest = {}, [], []
 
     def collect(model, into, **options) -> Imatrix:
-        return collect_imatrix(
+        return collect(
             model,
             PROSE * 2,
             n_ctx=N_CTX,
@@ -161,7 +161,7 @@ def test_a_run_goes_on_from_a_snapshot(moe):
         )
         assert list(snapshots) == [2, 4, 6] and snapshots[4].imatrix.chunk_count == 4
         found = collect(model, rest, start=snapshots[4])
-        skipped = collect_imatrix(model, PROSE * 2, n_ctx=N_CTX, chunks=7, batch_tokens=2 * N_CTX)
+        skipped = collect(model, PROSE * 2, n_ctx=N_CTX, chunks=7, batch_tokens=2 * N_CTX)
     assert found.chunk_count == 7 and list(found.entries) == list(expected.entries)
     for name, entry in expected.entries.items():
         assert np.array_equal(entry.sums, found.entries[name].sums) and np.array_equal(
@@ -180,7 +180,7 @@ def test_a_run_goes_on_from_a_snapshot(moe):
         load_model(moe / "moe.gguf") as model,
         pytest.raises(EvaluationError, match="behind 100 windows"),
     ):
-        collect_imatrix(model, PROSE, n_ctx=N_CTX, from_chunk=100)
+        collect(model, PROSE, n_ctx=N_CTX, from_chunk=100)
 
 
 def test_the_file_of_the_reference(tmp_path):

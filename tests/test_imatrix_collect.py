@@ -14,7 +14,7 @@ from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import EvaluationError, UsageError
-from iqforge.imatrix.collector import collect_imatrix
+from iqforge.imatrix.collector import collect
 from iqforge.imatrix.files.load import load_imatrix
 from iqforge.imatrix.similarity import LayerSimilarity
 from iqforge.imatrix.texts import Text
@@ -82,7 +82,7 @@ def test_numbers_per_expert_are_those_of_the_reference(monkeypatch):
     text = shared("golden/tools/eval/text.txt").read_text()
     text = text.removesuffix("\n")
     with load_model(shared("golden/tools/gguf/tiny-moe-f16.gguf")) as model:
-        ours = collect_imatrix(model, [Text(tokens_by_score(model, text))], n_ctx=256, chunks=3)
+        ours = collect(model, [Text(tokens_by_score(model, text))], n_ctx=256, chunks=3)
     assert set(ours.entries) == set(theirs.entries) and ours.chunk_count == theirs.chunk_count == 3
     for name, entry in ours.entries.items():
         shape = (4, 64, 64) if "_exps" in name else (64, 64)
@@ -108,13 +108,13 @@ def test_a_vocabulary_with_scores_is_cut_as_the_reference_cuts_it():
 
 def test_several_texts_each_in_its_own_windows(moe):
     with load_model(moe / "moe.gguf") as model:
-        a, b = (collect_imatrix(model, text, n_ctx=N_CTX, chunks=3) for text in (PROSE, OTHER))
-        both = collect_imatrix(model, [Text(PROSE, "a"), Text(OTHER, "b")], n_ctx=N_CTX, chunks=3)
-        doubled = collect_imatrix(
+        a, b = (collect(model, text, n_ctx=N_CTX, chunks=3) for text in (PROSE, OTHER))
+        both = collect(model, [Text(PROSE, "a"), Text(OTHER, "b")], n_ctx=N_CTX, chunks=3)
+        doubled = collect(
             model, [Text(PROSE, "a", 2), Text(OTHER, "b", 0.25)], n_ctx=N_CTX, chunks=3
         )
         with pytest.raises(EvaluationError):
-            collect_imatrix(model, [Text(PROSE), Text("short")], n_ctx=N_CTX)
+            collect(model, [Text(PROSE), Text("short")], n_ctx=N_CTX)
     assert (both.chunk_count, both.datasets) == (6, ("a", "b"))
     for name, entry in both.entries.items():
         x, y, weighted = a.entries[name], b.entries[name], doubled.entries[name]
@@ -150,7 +150,7 @@ def test_going_on_where_a_run_stopped(moe):
         "on_perplexity": lambda p: seen.append(p.perplexity),
     }
     with load_model(moe / "moe.gguf") as model:
-        whole = collect_imatrix(
+        whole = collect(
             model, texts, **options, checkpoint=lambda done, take: kept.append(take())
         )
         assert [snapshot.imatrix.chunk_count for snapshot in kept] == [
@@ -161,7 +161,7 @@ def test_going_on_where_a_run_stopped(moe):
             9,
         ]  # no pass has windows of both texts
         for start in kept:
-            rest = collect_imatrix(model, texts, **options, start=start)
+            rest = collect(model, texts, **options, start=start)
             assert rest.chunk_count == 10
             for name, entry in whole.entries.items():
                 assert np.array_equal(rest.entries[name].sums, entry.sums), name
@@ -207,7 +207,7 @@ def test_layer_similarity_is_the_reference_s(moe):
     with load_model(shared("golden/tools/gguf/tiny-llama-untied-f16.gguf")) as model:
         similarity = LayerSimilarity(2)
         tokens = tokens_by_score(model, shared("golden/tools/eval/text.txt").read_text())
-        collect_imatrix(model, tokens, n_ctx=256, chunks=3, similarity=similarity)
+        collect(model, tokens, n_ctx=256, chunks=3, similarity=similarity)
     assert similarity.rows.tolist() == [768, 768]
     for kind, values in (
         ("layer", (0.820307, 0.827809)),
@@ -228,7 +228,7 @@ def test_layer_similarity_is_the_mean_cosine(moe):
         similarity, resumed = LayerSimilarity(1), LayerSimilarity(1)
         options = {"n_ctx": N_CTX, "chunks": 4, "batch_tokens": 2 * N_CTX}
         with model.observe(note):
-            collect_imatrix(
+            collect(
                 model,
                 PROSE,
                 **options,
@@ -236,7 +236,7 @@ def test_layer_similarity_is_the_mean_cosine(moe):
                 process_output=True,
                 checkpoint=lambda done, take: kept.append(take()),
             )
-        collect_imatrix(
+        collect(
             model, PROSE, **options, similarity=resumed, process_output=True, start=kept[0]
         )
     before, between, after = (
@@ -274,10 +274,10 @@ def test_every_token_with_every_expert(moe, merged):
 
     with load_model(moe / ("merged.gguf" if merged else "moe.gguf")) as model:
         options, kept = {"n_ctx": N_CTX, "chunks": 4, "batch_tokens": 2 * N_CTX}, []
-        plain = collect_imatrix(model, PROSE, **options, on_perplexity=kept.append)
+        plain = collect(model, PROSE, **options, on_perplexity=kept.append)
         with model.observe(note):
-            wide = collect_imatrix(
-                model, PROSE, **options, all_experts=True, on_perplexity=kept.append
+            wide = collect(
+                model, PROSE, **options, cold_experts="all-experts", on_perplexity=kept.append
             )
         experts = model.network.blocks[0].ffn.experts
         matrices = [experts.gate_up] if merged else [experts.gate, experts.up]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import ImatrixError, OutputError, UsageError
-from iqforge.imatrix.collector import collect_imatrix
+from iqforge.imatrix.collector import collect
 from iqforge.imatrix.data import Entry
 from iqforge.imatrix.experts import with_experts
 from iqforge.imatrix.files.load import load_imatrix, save_imatrix
@@ -94,7 +94,7 @@ def test_merged_as_the_reference_merges(tmp_path):
     )
     files = [folder / "imatrix/mergeA.dat", folder / "imatrix/mergeB.dat"]
     with load_model(folder / "gguf/tiny-llama-untied-f16.gguf") as loaded:
-        fresh = collect_imatrix(loaded, tokens, n_ctx=256, chunks=1)
+        fresh = collect(loaded, tokens, n_ctx=256, chunks=1)
     expected = load_imatrix(folder / "imatrix/mergeAB_plus1chunk.dat")
     merged = iqforge.merge_imatrices([*files, fresh], tmp_path / "calls.dat", weighting="calls")
     read = load_imatrix(tmp_path / "calls.dat")

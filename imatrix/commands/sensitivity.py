@@ -5,58 +5,67 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from ...errors import UsageError, printable
-from ...runtime.commands.flags import add_model_flags, open_model
+from ...formats.commands.progress import duration
+from ...runtime.commands.flags import add_load_flags, add_model_flag, add_window_flags, open_model
+from ...runtime.commands.watch import watched
+from ...runtime.options import LoadOptions
+from ..options import SensitivityOptions
+
+if TYPE_CHECKING:
+    from ...quantize.plan.damage import Probe
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Store one tensor after another in another type, in memory, and measure the mean KL"
-        " divergence of the model's predictions from those of the unchanged model. iqforge quantize"
-        " --target-bpw takes the result by --damage."
+        " divergence of the model's predictions from those of the unchanged model. Pass the result"
+        " to `iqforge quantize --target-bpw` by --damage."
     )
-    add_model_flags(parser)
-    parser.set_defaults(chunks=16)
+    add_model_flag(parser)
+    add_window_flags(parser, chunks=SensitivityOptions().chunks)
     parser.add_argument(
         "--imatrix",
         metavar="F",
-        help="importance matrix, legacy .dat or GGUF: guides the searches and weighs the errors",
+        help="importance matrix, .dat or .gguf: guides the searches and weighs the errors",
     )
     parser.add_argument(
         "-o",
         "--output",
         default="sensitivity.json",
         metavar="OUT",
-        help="file to write (sensitivity.json)",
+        help="file to write (default: sensitivity.json)",
     )
     parser.add_argument(
         "--type",
+        dest="types",
         metavar="T",
         nargs="+",
         default=[],
-        help="types to store tensors in, the first that fits (IQ3_K IQ4_NL)",
+        help="types to store tensors in, the first that fits (default: IQ3_K IQ4_NL)",
     )
-    parser.add_argument(
-        "--layers",
-        type=int,
-        default=1,
-        metavar="N",
-        help="the same tensor of N layers at a time: quicker, and tells less (1)",
-    )
+    SensitivityOptions.add_flags(parser, only=("layers",))
+    add_load_flags(parser)
 
 
 def run(args: argparse.Namespace, api) -> int:
+    from ...runtime.evaluate.windows import read_text
+
     if not args.file:
         raise UsageError("-f TEXT is needed")
-    if args.device != "cpu":
+    if args.device not in ("auto", "cpu"):
         raise UsageError(f"--device {args.device}: tensors can be replaced on the CPU only")
+    args.device = "cpu"
+    options = SensitivityOptions.from_flags(args)
+    load = LoadOptions.from_flags(args)
+    read_text(args.file)  # an error before the model is loaded
     started = time.monotonic()
 
-    def show(done: int, count: int, probe) -> None:
-        name = probe.tensors[0] + (
-            f" and {len(probe.tensors) - 1} more" if len(probe.tensors) > 1 else ""
-        )
+    def show(done: int, count: int, probe: Probe) -> None:
+        more = f" and {len(probe.tensors) - 1} more" if len(probe.tensors) > 1 else ""
+        name = probe.tensors[0] + more
         print(
             f"[{done:4d}/{count:4d}] {printable(name):>36s}, error = {probe.error:.6f}, KLD ="
             f" {probe.kld:.6f}, sensitivity ="
@@ -64,23 +73,21 @@ def run(args: argparse.Namespace, api) -> int:
             flush=True,
         )
         if done == 1:
-            print(
-                f"ETA {(time.monotonic() - started) * (count - 1) / 60:.2f} minutes",
-                file=sys.stderr,
-            )
+            spent = time.monotonic() - started
+            print(f"ETA {duration(spent * (count - 1))}", file=sys.stderr)
 
-    with open_model(args) as model:
-        probes = api.measure_sensitivity(
-            model,
-            args.file,
-            args.output,
-            args.imatrix,
-            types=args.type,
-            layers=args.layers,
-            n_ctx=args.ctx_size,
-            chunks=args.chunks,
-            threads=args.threads,
-            progress=show,
-        )
+    with open_model(args, api) as model:
+        n_passes = max(1, -(-options.chunks * options.n_ctx // options.batch_tokens))
+        plan = [min(options.chunks * options.n_ctx, options.batch_tokens)] * n_passes
+        with watched(model, "measuring the unchanged model", plan, every=float("inf")):
+            probes = api.measure_sensitivity(
+                model,
+                args.file,
+                args.output,
+                args.imatrix,
+                options=options,
+                threads=load.threads,
+                progress=show,
+            )
     print(f"{len(probes)} sensitivities written to {printable(args.output)}")
     return 0

@@ -1,251 +1,124 @@
-"""The settings that `iqforge bench` takes lists of, and the matrix of runs that they multiply into.
-Imports nothing heavy.
-"""
+"""Options of benchmarks. Imports nothing heavy."""
+
+
 
 from __future__ import annotations
 
-import argparse
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ...errors import UsageError
-from ..commands.ignored_flags import BY_FLAG, add_ignored_flags
-from ..commands.ignored_flags import given as given_flags
+from ...formats.options import Options, option
 
-_ON = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}
+if TYPE_CHECKING:
+    from .bench import Test
 
 
 @dataclass(frozen=True)
-class Option:
-    """One setting. `field`: its name in outputs; `column`: in the md table; `reload`: the model is
-    loaded anew where it changes.
-    """
+class BenchOptions(Options):
+    """The tests of a benchmark. On the command line numbers come in lists with commas."""
 
-    field: str
-    flags: tuple[str, ...]
-    kind: type
-    default: Any
-    column: str
-    help: str
-    reload: bool = False
-    between: str = ","
-
-    def parse(self, word: str) -> Any:
-        """UsageError for a word that is no value of this setting."""
-        if self.kind is bool:
-            if word.lower() not in _ON:
-                raise UsageError(f"{self.flags[0]} takes 0 or 1, got '{word}'")
-            return _ON[word.lower()]
-        if (ignored := BY_FLAG.get(self.flags[0])) is not None:
-            ignored.check(word)
-        try:
-            return self.kind(word)
-        except ValueError:
-            raise UsageError(f"{self.flags[0]} takes numbers, got '{word}'") from None
-
-
-# In the order of loops, outermost first; columns of the md table come in this order, too.
-OPTIONS = (
-    Option(
-        "precision",
-        ("--precision",),
-        str,
-        "",
-        "precision",
-        "f32 (the truth path), bf16 or f16 (default: bf16 on a GPU)",
-        True,
-    ),
-    Option("n_gpu_layers", ("-ngl", "--n-gpu-layers"), int, 99, "ngl", "layers on the GPU", True),
-    Option(
-        "n_cpu_moe",
-        ("-ncmoe", "--n-cpu-moe"),
-        int,
-        0,
-        "ncmoe",
-        "layers whose experts stay on the CPU",
-        True,
-    ),
-    Option(
-        "override_tensor",
-        ("-ot", "--override-tensor"),
-        str,
-        "",
-        "ot",
-        "REGEX=CPU or CUDAn, also several; lists with ;",
-        True,
-        ";",
-    ),
-    Option(
-        "muge",
-        ("-muge", "--merge-up-gate-experts"),
-        bool,
-        False,
-        "muge",
-        "gate and up experts as one matrix",
-        True,
-    ),
-    Option(
-        "flash_attn",
-        ("-fa", "--flash-attn"),
-        bool,
-        True,
-        "fa",
-        "attention without a matrix of scores",
-        True,
-    ),
-    Option(
-        "attn_max_batch",
-        ("-amb", "--attention-max-batch"),
-        int,
-        0,
-        "amb",
-        "most MiB for scores with -fa 0, 0: no bound",
-        True,
-    ),
-    Option(
-        "ser",
-        ("-ser", "--smart-expert-reduction"),
-        str,
-        "",
-        "ser",
-        "K,T: K experts, more where p > T * best; lists with ;",
-        True,
-        ";",
-    ),
-    Option("n_ubatch", ("-ub", "--ubatch-size"), int, 512, "n_ubatch", "tokens in one pass", True),
-    Option("n_batch", ("-b", "--batch-size"), int, 2048, "n_batch", "tokens in one call"),
-    Option("type_k", ("-ctk", "--cache-type-k"), str, "f16", "type_k", "type of cached keys"),
-    Option("type_v", ("-ctv", "--cache-type-v"), str, "f16", "type_v", "type of cached values"),
-    Option(
-        "k_cache_hadamard",
-        ("-khad", "--k-cache-hadamard"),
-        bool,
-        False,
-        "khad",
-        "Hadamard transform of quantized keys",
-    ),
-    Option(
-        "v_cache_hadamard",
-        ("-vhad", "--v-cache-hadamard"),
-        bool,
-        False,
-        "vhad",
-        "Hadamard transform of quantized values",
-    ),
-    Option("main_gpu", ("-mg", "--main-gpu"), int, 0, "mg", ""),
-    Option("split_mode", ("-sm", "--split-mode"), str, "layer", "sm", ""),
-    Option("tensor_split", ("-ts", "--tensor-split"), str, "", "ts", ""),
-    Option("no_kv_offload", ("-nkvo", "--no-kv-offload"), bool, False, "nkvo", ""),
-    Option("mla_attn", ("-mla", "--mla-use"), int, 3, "mla", ""),
-    Option("repack", ("-rtr", "--run-time-repack"), bool, False, "rtr", ""),
-    Option("mqkv", ("-mqkv", "--merge-qkv"), bool, False, "mqkv", ""),
-    Option("reuse", ("-gr", "--graph-reuse"), bool, True, "gr", ""),
-    Option("use_mmap", ("-mmp", "--mmap"), bool, True, "mmap", ""),
-    Option("embeddings", ("-embd", "--embeddings"), bool, False, "embd", ""),
-    Option("fused_moe", ("-fmoe", "--fused-moe"), bool, True, "fmoe", ""),
-    Option("grouped_er", ("-ger", "--grouped-expert-routing"), bool, False, "ger", ""),
-    Option("use_thp", ("-thp", "--transparent-huge-pages"), bool, False, "thp", ""),
-    Option(
-        "n_threads", ("-t", "--threads"), int, 0, "threads", "CPU threads (default: one per core)"
-    ),
-)
-# Accepted because scripts for the reference's tool pass them. `ignored_flags.py` has the others.
-_WITHOUT_EFFECT = {
-    "-mmp": "weights on the CPU are read through the page cache",
-    "-embd": "logits are always computed",
-    "-thp": "that is up to the system",
-}
-_ALL_ON_CPU = "everything is on the CPU"
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """A flag for every option; values are lists of words, from commas and from repeating the flag."""
-    for option in OPTIONS:
-        shown = option.help and f"{option.help}" + (
-            f" (default: {int(option.default) if option.kind is bool else option.default})"
-            if "default" not in option.help and option.default != ""
-            else ""
-        )
-        parser.add_argument(
-            *option.flags,
-            dest=option.field,
-            action="append",
-            metavar="LIST",
-            help=shown or argparse.SUPPRESS,
-        )
-    add_ignored_flags(parser, {flag for option in OPTIONS for flag in option.flags})
-
-
-def values_of(args: argparse.Namespace, option: Option) -> list:
-    """What the user asked for, or the default."""
-    words = [
-        word for given in getattr(args, option.field) or () for word in given.split(option.between)
-    ]
-    return [option.parse(word) for word in words] or [option.default]
-
-
-def settings_matrix(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All combinations, the last options changing fastest."""
-    for values in itertools.product(*(values_of(args, option) for option in OPTIONS)):
-        yield dict(zip((option.field for option in OPTIONS), values, strict=True))
-
-
-def varied(args: argparse.Namespace) -> list[Option]:
-    """Options that have several values or one that is not the default: the md table has a column
-    for each.
-    """
-    return [option for option in OPTIONS if values_of(args, option) != [option.default]]
-
-
-def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
-    """One line for each option that was given and changes nothing, on this kind of device or beside
-    the others.
-    """
-    from ..cache_types import CACHE_TYPES
-
-    reasons = {flag: ignored.why for flag, ignored in BY_FLAG.items()} | _WITHOUT_EFFECT
-    given = {option.field: values_of(args, option) for option in OPTIONS}
-    if on_cpu:
-        reasons |= dict.fromkeys(("-ngl", "-ncmoe", "-ot"), _ALL_ON_CPU)
-    if all(given["flash_attn"]):
-        reasons |= {"-amb": "flash attention has no matrix of scores"}
-    for flag, field in (("-khad", "type_k"), ("-vhad", "type_v")):
-        if not any(CACHE_TYPES[name.lower()].is_quantized for name in given[field]):
-            reasons |= {flag: "the cache is not quantized"}
-    lines = [
-        f"note: {option.flags[0]} changes nothing here: {reasons[option.flags[0]]}"
-        for option in OPTIONS
-        if option.flags[0] in reasons and getattr(args, option.field)
-    ]
-    lines += [
-        f"note: {ignored.flag} changes nothing here: {ignored.why}" for ignored in given_flags(args)
-    ]
-    return lines + (
-        [f"note: --fit changes nothing here: {_ALL_ON_CPU}"]
-        if on_cpu and args.fit is not None
-        else []
+    prompts: tuple[int, ...] = option(
+        (512,),
+        "-p",
+        "--n-prompt",
+        kind=int,
+        many=True,
+        text=True,
+        metavar="LIST",
+        least=1,
+        help="tokens of a prompt, 0: no such test (default: 512)",
     )
+    generations: tuple[int, ...] = option(
+        (128,),
+        "-n",
+        "--n-gen",
+        kind=int,
+        many=True,
+        text=True,
+        least=1,
+        metavar="LIST",
+        help="tokens to generate, 0: no such test (default: 128)",
+    )
+    prompt_generations: tuple[tuple[int, int], ...] = option(
+        (),
+        "-pg",
+        kind=tuple,
+        many=True,
+        text=True,
+        metavar="P,G",
+        help="a prompt and then generation, timed together",
+    )
+    generations_after: tuple[tuple[int, int], ...] = option(
+        (),
+        "-gp",
+        kind=tuple,
+        many=True,
+        text=True,
+        metavar="P,G",
+        help="generation after a prompt whose time does not count",
+    )
+    depths: tuple[int, ...] = option(
+        (0,),
+        "-d",
+        "--n-depth",
+        kind=int,
+        many=True,
+        text=True,
+        least=0,
+        metavar="LIST",
+        help="tokens in the context before every test (default: 0)",
+    )
+    repetitions: int = option(
+        5, "-r", "--repetitions", least=1, metavar="N", help="times that each test is measured"
+    )
+    n_batch: int = option(2048, least=1)
+    warmup: bool = option(True, "--no-warmup", off=True, help="no warm-up before a test")
+
+    def only(self, test: Test) -> BenchOptions:
+        """Return the same options for one test."""
+        pair, none = (test.n_prompt, test.n_gen), ()
+        after = ((test.before, test.n_gen),) if test.before else none
+        return replace(
+            self,
+            prompts=(test.n_prompt,) if not test.n_gen else none,
+            generations=(test.n_gen,) if not test.n_prompt and not after else none,
+            prompt_generations=(pair,) if all(pair) else none,
+            generations_after=after,
+            depths=(test.depth,),
+        )
+
+    def tests(self) -> list[Test]:
+        """Return the tests: pp, tg, pg, gp, each at every depth."""
+        from .bench import Test
+
+        tests = [Test(n_prompt=n, depth=d) for n in self.prompts for d in self.depths]
+        tests += [Test(n_gen=n, depth=d) for n in self.generations for d in self.depths]
+        tests += [
+            Test(n_prompt=p, n_gen=g, depth=d)
+            for p, g in self.prompt_generations
+            for d in self.depths
+        ]
+        return tests + [
+            Test(n_gen=g, before=p, depth=d) for p, g in self.generations_after for d in self.depths
+        ]
 
 
-def integers(given: list[str] | None, default: list[int], flag: str) -> list[int]:
-    """Numbers of a flag that may have been given several times."""
-    return [_size(word, flag) for words in given for word in words.split(",")] if given else default
+@dataclass(frozen=True)
+class SweepOptions(Options):
+    """How a sweep over the context is measured."""
 
-
-def pairs(given: list[str] | None, flag: str) -> list[tuple[int, int]]:
-    """`P,G` of every time the flag was given."""
-    found = []
-    for text in given or ():
-        words = text.split(",")
-        if len(words) != 2:
-            raise UsageError(f"{flag} takes two numbers P,G, got '{text}'")
-        found.append((_size(words[0], flag, 1), _size(words[1], flag, 1)))
-    return found
-
-
-def _size(word: str, flag: str, least: int = 0) -> int:
-    if not word.strip().isdecimal() or int(word) < least:
-        raise UsageError(f"{flag} takes numbers of tokens, got '{word}'")
-    return int(word)
+    tg: int = option(
+        0,
+        "-n",
+        "--n-predict",
+        least=0,
+        metavar="N",
+        help="tokens to generate per line (default: -ub/4)",
+    )
+    first_repetitions: int = option(
+        1, "-nrep", "--n-repetitions", least=1, metavar="N", help="times to measure the first line"
+    )
+    stride: int = option(
+        1, "--sweep-stride", least=1, metavar="N", help="measure every N-th line only"
+    )
+    warmup: bool = option(True, "--no-warmup", off=True, help="no warm-up before the first line")

@@ -7,21 +7,35 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ..bench import options as bench_options
-from ..bench.options import OPTIONS
-from .flags import MOST_TOKENS, add_device_flag, check_layers, chosen_device
+from ..bench.options import BenchOptions
+from ..options import MOST_TOKENS, LoadOptions, check_layers
+from . import bench_flags
+from .bench_flags import OPTIONS
+from .flags import MODEL_HELP, chosen_device
+from .watch import passes, watched
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...formats.source import Source
+    from ..bench.bench import Result, Test
+    from ..cache import CacheSettings
+    from ..cuda.device_facts import DeviceFacts
+    from ..model import Model
 
 _LONGEST_DELAY = 86400
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Speed of prompts (pp) and of generation (tg). Lists (with commas, or a flag given again)"
-        " multiply into a matrix of tests. GB/s are the weights and the cache that a token needs,"
-        " times tokens per second."
+        "Measure the speed of prompts (pp) and of generation (tg). Lists (with commas, or by"
+        " repeating a flag) multiply into a matrix of tests. GB/s are the weights and the cache"
+        " that a token needs, times tokens per second."
     )
     parser.add_argument(
         "-m",
@@ -29,54 +43,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODEL",
-        help="GGUF file; may be given again",
+        help=MODEL_HELP + " (repeatable)",
     )
     parser.add_argument(
         "--synthetic",
         action="append",
         default=[],
         metavar="SHAPE:TYPE",
-        help=(
-            "random weights: llama-8b:IQ4_K, llama-70b:Q4_K, qwen3-30b-a3b:IQ2_K,attn_v=Q6_K, ...;"
-            " may be given again"
-        ),
+        help="random weights (repeatable): llama-8b:IQ4_K, llama-70b:Q4_K,"
+        " qwen3-30b-a3b:IQ2_K,attn_v=Q6_K, ...",
     )
-    parser.add_argument(
-        "-p",
-        "--n-prompt",
-        action="append",
-        metavar="LIST",
-        help="tokens of a prompt, 0: no such test (default: 512)",
-    )
-    parser.add_argument(
-        "-n",
-        "--n-gen",
-        action="append",
-        metavar="LIST",
-        help="tokens to generate, 0: no such test (default: 128)",
-    )
-    parser.add_argument(
-        "-pg",
-        action="append",
-        metavar="P,G",
-        help="a prompt and then generation, in one span of time",
-    )
-    parser.add_argument(
-        "-gp",
-        action="append",
-        metavar="P,G",
-        help="generation behind a prompt whose time does not count",
-    )
-    parser.add_argument(
-        "-d",
-        "--n-depth",
-        action="append",
-        metavar="LIST",
-        help="tokens in the context before every test (default: 0)",
-    )
-    parser.add_argument(
-        "-r", "--repetitions", type=int, default=5, metavar="N", help="(default: 5)"
-    )
+    BenchOptions.add_flags(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -92,71 +69,57 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the same on stderr (default: none)",
     )
     parser.add_argument(
-        "-w", "--warmup", type=int, choices=(0, 1), default=1, help="0: no warm-up before a test"
+        "-w", dest="warm", type=int, choices=(0, 1), default=1, help=argparse.SUPPRESS
     )
-    parser.add_argument("--no-warmup", action="store_true", help="the same as -w 0")
     parser.add_argument(
         "--delay", type=float, default=0, metavar="SECONDS", help="pause before each test"
     )
     parser.add_argument("--progress", action="store_true", help="say on stderr what runs")
-    parser.add_argument("-v", "--verbose", action="store_true", help="say what takes a slower path")
-    add_device_flag(parser, "auto")
-    parser.add_argument(
-        "--fit",
-        nargs="?",
-        type=int,
-        const=1024,
-        metavar="MIB",
-        help=(
-            "choose by the GPU's free memory what stays on the "
-            "CPU, leaving so much free (default: 1024 MiB)"
-        ),
+    add_setting_flags(parser)
+
+
+def add_setting_flags(parser: argparse.ArgumentParser) -> None:
+    """Where and how the model runs: the last group of help."""
+    group = parser.add_argument_group("where and how the model runs")
+    LoadOptions.add_flags(group, only=("device", "fit"), device="auto")
+    group.add_argument(
+        "-v", "--verbose", action="store_true", help="say what runs on a slower path"
     )
-    bench_options.add_options(parser)
+    bench_flags.add_options(group)
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from ..bench.output import FORMATS, printer
+    from .bench_output import FORMATS, printer
 
     for flag, form in (("-o", args.output), ("-oe", args.output_err)):
         if form not in FORMATS:
             raise UsageError(f"{flag} is '{form}', expected one of {', '.join(FORMATS)}")
-    if args.repetitions < 1:
-        raise UsageError(f"-r is {args.repetitions}, expected 1 or more")
     if not 0 <= args.delay <= _LONGEST_DELAY:
         raise UsageError(f"--delay is {args.delay} seconds, expected 0 to {_LONGEST_DELAY}")
     if not args.model and not args.synthetic:
         raise UsageError("-m MODEL or --synthetic SHAPE:TYPE is needed")
+    options = planned_tests(args)
     device = chosen_device(args.device)
-    tests, settings, facts = planned_tests(args), planned_settings(args, device), _facts(device)
-    if not tests:
+    settings, facts = planned_settings(args, device), _facts(device)
+    if not options.tests():
         raise UsageError("there is nothing to measure: -p and -n are 0")
-    for note in bench_options.notes(args, device.type == "cpu"):
+    for note in bench_flags.notes(args, device.type == "cpu"):
         print(note, file=sys.stderr)
     models = [(path, False) for path in args.model] + [(spec, True) for spec in args.synthetic]
-    for (
-        which,
-        synthetic,
-    ) in models:  # a name that is wrong is found before anything is measured or printed
-        _source(which, synthetic).close()
-    varied, limits = bench_options.varied(args), facts.describe() if facts else ""
+    for which, synthetic in models:  # a wrong name is found before anything is measured or printed
+        open_source(api, which, synthetic).close()
+    varied, limits = bench_flags.varied(args), facts.describe() if facts else ""
     outputs = [
-        printer(
-            args.output, lambda line: print(line, flush=True), varied, facts is not None, limits
-        ),
-        printer(
-            args.output_err,
-            lambda line: print(line, file=sys.stderr, flush=True),
-            varied,
-            facts is not None,
-            limits,
-        ),
+        printer(form, partial(print, file=stream, flush=True), varied, facts is not None, limits)
+        for form, stream in ((args.output, sys.stdout), (args.output_err, sys.stderr))
     ]
     for output in outputs:
         output.begin()
     try:
         for which, synthetic in models:
-            for line, result in measure(args, which, synthetic, device, settings, tests, facts):
+            for line, result in measure(
+                api, args, which, synthetic, device, settings, options, facts
+            ):
                 for output in outputs:
                     output.add(line, result.samples_ns, result.samples_ts)
     finally:  # what was measured before an error stays readable
@@ -166,32 +129,35 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def measure(
+    api,
     args: argparse.Namespace,
     which: str,
     synthetic: bool,
-    device,
+    device: torch.device,
     settings: list[dict[str, Any]],
-    tests: list,
-    facts,
-) -> Iterator:
-    """(record, Result) of every test under every setting for one model, which is loaded anew only
-    where a setting asks for it.
+    options: BenchOptions,
+    facts: DeviceFacts | None,
+) -> Iterator[tuple[dict[str, Any], Result]]:
+    """Yield (record, Result) of every test under every setting for one model, which is loaded again
+    only where a setting asks for it.
     """
     import torch
 
-    from ..bench.bench import run_test
+    from ...version import __version__
     from ..bench.record import record
 
     cores, opened, loaded_as, limits, said = torch.get_num_threads(), None, None, None, set()
+    tests = options.tests()
     try:
         for setting in settings:
             torch.set_num_threads(setting["n_threads"])
             load_as = tuple(setting[option.field] for option in OPTIONS if option.reload)
-            if load_as != loaded_as:
+            if opened is None or load_as != loaded_as:
                 if opened is not None:
                     opened.close()
                 opened = None  # the old one goes first: both need not fit
                 opened = open_model(
+                    api,
                     which,
                     synthetic,
                     device,
@@ -204,24 +170,18 @@ def measure(
                 loaded_as, limits = load_as, _whole_on(opened, device) and facts
             for test in tests:
                 time.sleep(args.delay)
-                say = (
-                    (
-                        lambda line, label=test.label: print(
-                            f"{which}: {label}: {line}", file=sys.stderr
-                        )
-                    )
-                    if args.progress
-                    else None
-                )
-                result = run_test(
-                    opened,
-                    test,
-                    cache_settings(setting),
+                what, say = f"{which}: {test.label}", None
+                if args.progress:
+                    say = partial(_say, what)
+                one = replace(
+                    options.only(test),
                     n_batch=setting["n_batch"],
-                    repetitions=args.repetitions,
-                    warmup=bool(args.warmup) and not args.no_warmup,
-                    progress=say,
+                    warmup=bool(args.warm) and options.warmup,
                 )
+                with watched(opened, what, planned_passes(one, test, opened.ubatch)):
+                    [result] = api.benchmark_model(
+                        opened, options=one, cache=cache_settings(setting), progress=say
+                    )
                 yield (
                     record(
                         opened.source,
@@ -230,7 +190,7 @@ def measure(
                         device=str(device),
                         facts=facts,
                         limits=limits or None,
-                        version=_version(),
+                        version=__version__,
                     ),
                     result,
                 )
@@ -240,45 +200,41 @@ def measure(
             opened.close()
 
 
-def planned_tests(args: argparse.Namespace) -> list:
-    """The tests of one setting: pp, tg, pg, gp, each at every depth."""
-    from ..bench.bench import Test
-
-    depths = bench_options.integers(args.n_depth, [0], "-d")
-    tests = [
-        Test(n_prompt=n, depth=d)
-        for n in bench_options.integers(args.n_prompt, [512], "-p")
-        if n
-        for d in depths
-    ]
-    tests += [
-        Test(n_gen=n, depth=d)
-        for n in bench_options.integers(args.n_gen, [128], "-n")
-        if n
-        for d in depths
-    ]
-    tests += [
-        Test(n_prompt=p, n_gen=g, depth=d)
-        for p, g in bench_options.pairs(args.pg, "-pg")
-        for d in depths
-    ]
-    return tests + [
-        Test(n_gen=g, before=p, depth=d)
-        for p, g in bench_options.pairs(args.gp, "-gp")
-        for d in depths
-    ]
+def _say(what: str, line: str) -> None:
+    print(f"{what}: {line}", file=sys.stderr)
 
 
-def planned_settings(args: argparse.Namespace, device) -> list[dict[str, Any]]:
-    """The matrix of settings with defaults filled in. UsageError for one that cannot be, before
-    anything is measured.
+def planned_tests(args: argparse.Namespace) -> BenchOptions:
+    """Return the tests of one setting."""
+    return BenchOptions.from_flags(
+        args,
+        n_batch=BenchOptions().n_batch,  # one of the settings
+        prompts=tuple(n for n in bench_flags.integers(args.prompts, [512], "-p") if n),
+        generations=tuple(n for n in bench_flags.integers(args.generations, [128], "-n") if n),
+        prompt_generations=tuple(bench_flags.pairs(args.prompt_generations, "-pg")),
+        generations_after=tuple(bench_flags.pairs(args.generations_after, "-gp")),
+        depths=tuple(bench_flags.integers(args.depths, [0], "-d")),
+    )
+
+
+def planned_passes(options: BenchOptions, test: Test, ubatch: int) -> list[int]:
+    """Return the tokens of every pass of a test on the CPU, in order."""
+    prompt, before = passes(test.n_prompt, ubatch), passes(test.depth + test.before, ubatch)
+    warm = [*prompt, *[1] * min(test.n_gen, 4)] if options.warmup else []
+    measured = [*prompt, *[1] * test.n_gen]
+    return warm + before + measured * options.repetitions
+
+
+def planned_settings(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
+    """Return the matrix of settings with defaults filled in. UsageError for one that cannot be,
+    before anything is measured.
     """
     import torch
 
-    settings = list(bench_options.settings_matrix(args))
+    settings = list(bench_flags.settings_matrix(args))
     for setting in settings:
         setting["precision"] = setting["precision"] or ("bf16" if device.type == "cuda" else "f32")
-        _placement(setting, args.fit).check(device), _switches(setting)
+        check_layers(setting["n_gpu_layers"], "-ncmoe", setting["n_cpu_moe"])
         if cache_settings(setting).v.is_quantized and not setting["flash_attn"]:
             raise UsageError(
                 f"values of a cache cannot be quantized ({setting['type_v']}) without flash"
@@ -295,16 +251,41 @@ def planned_settings(args: argparse.Namespace, device) -> list[dict[str, Any]]:
             raise UsageError(
                 f"-t is {setting['n_threads']}, expected 1 or more, or 0: one thread per core"
             )
+        load_options(setting, device, args.fit).settings(device)
         setting["n_threads"] = min(
             setting["n_threads"] or torch.get_num_threads(), os.cpu_count() or 1
         )
     return settings
 
 
-def only_setting(args: argparse.Namespace, what: str) -> tuple[Any, dict[str, Any]]:
-    """(device, setting) of a command that takes one model and no lists; says on stderr which flags
-    change nothing, and sets the number of threads. `what` names the command's measurement in the
-    UsageError for several settings.
+def load_options(
+    setting: dict[str, Any], device: torch.device, fit_margin: int | None = None
+) -> LoadOptions:
+    """Return how a model is loaded for one setting."""
+    layers = setting["n_gpu_layers"]
+    return LoadOptions(
+        device=str(device),
+        precision=setting["precision"],
+        gpu_layers=None if layers in (-1, 99) else layers,
+        override_tensor=(setting["override_tensor"],) if setting["override_tensor"] else (),
+        n_cpu_moe=setting["n_cpu_moe"],
+        fit=fit_margin,
+        ubatch=setting["n_ubatch"],
+        cache_type_k=setting["type_k"],
+        cache_type_v=setting["type_v"],
+        k_cache_hadamard=setting["k_cache_hadamard"],
+        v_cache_hadamard=setting["v_cache_hadamard"],
+        flash_attn="on" if setting["flash_attn"] else "off",
+        attention_max_batch=setting["attn_max_batch"],
+        expert_reduction=setting["ser"] or None,
+        merge_gate_up=setting["muge"],
+    )
+
+
+def only_setting(args: argparse.Namespace, what: str) -> tuple[torch.device, dict[str, Any]]:
+    """Return (device, setting) of a command that takes one model and no lists; says on stderr which
+    flags change nothing, and sets the number of threads. `what` names the command's measurement in
+    the UsageError for several settings.
     """
     import torch
 
@@ -314,14 +295,14 @@ def only_setting(args: argparse.Namespace, what: str) -> tuple[Any, dict[str, An
     settings = planned_settings(args, device)
     if len(settings) > 1:
         raise UsageError(f"{what} is of one setting, lists are for `iqforge bench`")
-    for note in bench_options.notes(args, device.type == "cpu"):
+    for note in bench_flags.notes(args, device.type == "cpu"):
         print(note, file=sys.stderr)
     torch.set_num_threads(settings[0]["n_threads"])
     return device, settings[0]
 
 
-def cache_settings(setting: dict[str, Any]):
-    """The `CacheSettings` of a setting."""
+def cache_settings(setting: dict[str, Any]) -> CacheSettings:
+    """Return the `CacheSettings` of a setting."""
     from ..cache import CacheSettings
 
     return CacheSettings(
@@ -333,40 +314,31 @@ def cache_settings(setting: dict[str, Any]):
 
 
 def open_model(
+    api,
     which: str,
     synthetic: bool,
-    device,
+    device: torch.device,
     setting: dict[str, Any],
     *,
     context: int = 0,
     fit_margin: int | None = None,
     verbose: bool = False,
     said: set[tuple[str, str]] | None = None,
-):
-    """The model of one setting, loaded, closed by the caller. `context`: tokens for which memory is
-    reckoned. stderr gets a line for switches that change nothing with this model, unless that was
-    `said` (which is added to), and the table of memory of a model that goes to a GPU. DeviceError
-    if that is more than there is.
+) -> Model:
+    """Return the model of one setting, loaded; the caller closes it. `context`: tokens for which
+    memory is planned. stderr gets a line for switches that change nothing with this model, unless
+    that was `said` (which is added to), and the table of memory of a model that goes to a GPU.
+    DeviceError if that is more than there is.
     """
-    from ..model import Model
     from .flags import load_on_gpu, model_notes, note
 
-    options = {
-        "precision": setting["precision"],
-        "placement": _placement(setting, fit_margin),
-        "switches": _switches(setting),
-        "cache": cache_settings(setting),
-    }
-    source = _source(which, synthetic)
+    model = (api.random_model if synthetic else api.load_model)(
+        which,
+        options=load_options(setting, device, fit_margin),
+        context=context,
+        verbose=(lambda line: print(line, file=sys.stderr)) if verbose else None,
+    )
     try:
-        model = Model(
-            source,
-            device,
-            ubatch=setting["n_ubatch"],
-            context=context,
-            **options,
-            verbose=(lambda line: print(line, file=sys.stderr)) if verbose else None,
-        )
         said = set() if said is None else said
         for flag, why in model_notes(model):
             if (flag, why) not in said:
@@ -374,51 +346,27 @@ def open_model(
                 said.add((flag, why))
         if model.device.type != "cpu":
             load_on_gpu(model)
-        return model
     except BaseException:
-        source.close()
+        model.close()
         raise
+    return model
 
 
-def _source(which: str, synthetic: bool):
-    from ...formats.gguf.reader import open_gguf
+def open_source(api, which: str, synthetic: bool) -> Source:
+    """Return the source of a model that is named."""
     from ..bench.synthetic import SyntheticSource
 
-    return SyntheticSource(which) if synthetic else open_gguf(which)
+    return SyntheticSource(which) if synthetic else api.open_source(which)
 
 
-def _placement(setting: dict[str, Any], fit_margin: int | None = None):
-    from ..placement import ALL, Request, parse_overrides
-
-    check_layers(setting["n_gpu_layers"], "-ncmoe", setting["n_cpu_moe"])
-    layers = setting["n_gpu_layers"]
-    overrides = parse_overrides(setting["override_tensor"]) if setting["override_tensor"] else ()
-    return Request(
-        ALL if layers in (-1, 99) else layers, overrides, setting["n_cpu_moe"], fit_margin
-    )
-
-
-def _switches(setting: dict[str, Any]):
-    from ..switches import Switches, parse_ser
-
-    ser = parse_ser(setting["ser"]) if setting["ser"] else None
-    return Switches(setting["flash_attn"], setting["attn_max_batch"], ser, setting["muge"])
-
-
-def _whole_on(model, device) -> bool:
-    """Whether all matrices are on the device: else its limits say nothing."""
+def _whole_on(model: Model, device: torch.device) -> bool:
+    """Return whether all matrices are on the device: else its limits say nothing."""
     return set(model.weights.bytes_by_device()) == {device}
 
 
-def _facts(device):
+def _facts(device: torch.device) -> DeviceFacts | None:
     if device.type != "cuda":
         return None
     from ..cuda.device_facts import device_facts
 
     return device_facts(device)
-
-
-def _version() -> str:
-    from ...version import __version__
-
-    return __version__

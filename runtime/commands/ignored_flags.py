@@ -150,7 +150,7 @@ IGNORED = (
 BY_FLAG = {ignored.flag: ignored for ignored in IGNORED}
 
 
-def add_ignored_flags(parser: argparse.ArgumentParser, known: Collection[str] = ()) -> None:
+def add_ignored_flags(parser: argparse._ActionsContainer, known: Collection[str] = ()) -> None:
     """Every flag of the table, but those that are `known` to the command."""
     for ignored in IGNORED:
         if ignored.flag in known:

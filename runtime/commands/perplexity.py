@@ -3,86 +3,76 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from ...errors import UsageError
-from .flags import RunningOutput, add_model_flags, batch_tokens, open_model
+from ..options import LoadOptions, PerplexityOptions
+from .flags import (
+    RunningOutput,
+    add_load_flags,
+    add_model_flag,
+    add_window_flags,
+    open_model,
+    windows_per_pass,
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Perplexity over windows of a text. With --kl-divergence-base F alone the predictions are"
-        " also saved to F; with --kl-divergence they are compared with those saved in F, whose text"
-        " is used."
+        "Measure perplexity over windows of a text. With --kl-divergence-base F alone the"
+        " predictions are also saved to F. With --kl-divergence they are compared with those saved"
+        " in F, on the text that F holds."
     )
-    add_model_flags(parser)
+    add_model_flag(parser)
+    add_window_flags(parser)
+    PerplexityOptions.add_flags(parser, only=("kl_divergence_base", "kl_divergence"))
     parser.add_argument(
-        "--kl-divergence-base",
-        "--save-all-logits",
-        metavar="F",
-        help="file with the base model's predictions",
+        "--ppl-output-type",
+        type=int,
+        choices=(0, 1),
+        default=0,
+        help="1: one line per window (default: 0)",
     )
-    parser.add_argument(
-        "--kl-divergence",
-        action="store_true",
-        help="compare with the base file instead of writing it",
-    )
-    parser.add_argument(
-        "--ppl-output-type", type=int, choices=(0, 1), default=0, help="1: one line per window"
-    )
+    add_load_flags(parser)
 
 
 def run(args: argparse.Namespace, api) -> int:
-    return _divergence(args) if args.kl_divergence else _perplexity(args)
-
-
-def _perplexity(args: argparse.Namespace) -> int:
     from ...formats.output import refuse_same_file
-    from ..evaluate.perplexity import measure_perplexity
-    from ..evaluate.report import final_estimate, running_line
-    from ..evaluate.windows import read_text
-
-    if not args.file:
-        raise UsageError("-f TEXT is needed")
-    if args.kl_divergence_base:
-        refuse_same_file(args.kl_divergence_base, (args.model, args.file))
-    text = read_text(args.file)
-    with open_model(args, rows=batch_tokens(args), window=args.ctx_size) as model:
-        result = measure_perplexity(
-            model,
-            text,
-            n_ctx=args.ctx_size,
-            chunks=args.chunks,
-            batch_tokens=batch_tokens(args),
-            save_logits=args.kl_divergence_base,
-            progress=RunningOutput(args, values=args.ppl_output_type == 0),
-        )
-    if args.ppl_output_type == 1:
-        print("\n".join(map(running_line, result.running)))
-    print(final_estimate(result))
-    return 0
-
-
-def _divergence(args: argparse.Namespace) -> int:
     from ..evaluate import report
     from ..evaluate.base_file import BaseFile
-    from ..evaluate.divergence import measure_divergence
+    from ..evaluate.windows import read_text
 
-    if not args.kl_divergence_base:
-        raise UsageError("--kl-divergence needs --kl-divergence-base F")
-    base = BaseFile(args.kl_divergence_base)
-    args.ctx_size = base.n_ctx
-    with open_model(args, rows=batch_tokens(args), window=args.ctx_size) as model:
-        print(f"\n{report.TABLE_HEADER}")
-        result = measure_divergence(
+    options = PerplexityOptions.from_flags(args)
+    base = options.kl_divergence_base
+    if options.kl_divergence:
+        if not base:
+            raise UsageError("--kl-divergence needs --kl-divergence-base F")
+        options = replace(options, n_ctx=BaseFile(base).n_ctx)
+    elif not args.file:
+        raise UsageError("-f TEXT is needed")
+    else:
+        read_text(args.file)  # an error before the model is loaded
+        if base:
+            refuse_same_file(base, (args.model, args.file))
+    load = LoadOptions.from_flags(args)
+    rows = options.tokens_per_pass(load.ubatch)
+    options = replace(options, batch_tokens=rows)
+    values = not options.kl_divergence and args.ppl_output_type == 0
+    with open_model(args, api, rows=rows, window=options.n_ctx) as model:
+        if options.kl_divergence:
+            print(f"\n{report.TABLE_HEADER}")
+        result = api.measure_perplexity(
             model,
-            base,
-            chunks=args.chunks,
-            batch_tokens=batch_tokens(args),
-            progress=RunningOutput(args, values=False),
-            on_window=lambda window, statistics: print(
-                report.table_row(window, statistics), flush=True
-            ),
+            args.file,
+            options=options,
+            progress=RunningOutput(windows_per_pass(options, load), values),
+            on_window=lambda window, found: print(report.table_row(window, found), flush=True),
         )
-    if result.statistics.n >= report.LEAST_FOR_SUMMARY:
-        print("\n" + "\n".join(report.summary(result.statistics)))
+    if options.kl_divergence:
+        if result.statistics.n >= report.LEAST_FOR_SUMMARY:
+            print("\n" + "\n".join(report.summary(result.statistics)))
+        return 0
+    if args.ppl_output_type == 1:
+        print("\n".join(map(report.running_line, result.running)))
+    print(report.final_estimate(result))
     return 0

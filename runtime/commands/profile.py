@@ -6,20 +6,18 @@ import argparse
 import os
 
 from ...errors import OutputError, UsageError, printable
-from ..bench import options as bench_options
-from .flags import add_device_flag
+from .bench import add_setting_flags, cache_settings, only_setting, open_model
+from .flags import MODEL_HELP
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Runs prompts and single tokens and prints time per kernel (on the CPU: per module) and per"
-        " layer, by torch.profiler. Kernels of a token's replayed CUDA graph are seen, too; prompts"
-        " are profiled without their graphs, kernel by kernel: the host's share is not that of"
-        " generate or bench. -o draws a typical pass as SVG: a row per layer, a box per kernel."
+        "Run prompts and single tokens under torch.profiler and print time per kernel (on the CPU:"
+        " per module) and per layer. Prompts run kernel by kernel, without CUDA graphs, so the"
+        " host's share is not that of generate or bench; tokens replay their graph. -o draws a"
+        " typical pass as SVG: a row per layer, a box per kernel."
     )
-    parser.add_argument(
-        "-m", "--model", metavar="MODEL", help="GGUF file, or the first shard of a split model"
-    )
+    parser.add_argument("-m", "--model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument(
         "--synthetic",
         metavar="SHAPE:TYPE",
@@ -52,25 +50,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FILE.svg", help="draw a typical prompt and a typical token"
     )
-    add_device_flag(parser, "auto")
-    parser.add_argument(
-        "--fit",
-        nargs="?",
-        type=int,
-        const=1024,
-        metavar="MIB",
-        help="choose by free memory what stays on the CPU",
-    )
-    parser.add_argument("-v", "--verbose", action="store_true", help="say what takes a slower path")
-    bench_options.add_options(parser)
+    add_setting_flags(parser)
 
 
 def run(args: argparse.Namespace, api) -> int:
     from ...formats.output import PartFile, refuse_same_file
-    from ..profile.profile import profile_model
     from ..profile.report import tables, typical
     from ..profile.svg import timeline
-    from .bench import cache_settings, only_setting, open_model
 
     if min(args.n_prompt, args.n_gen, args.n_depth) < 0 or not args.n_prompt + args.n_gen:
         raise UsageError("-p, -n and -d cannot be negative, and -p and -n not both 0")
@@ -90,6 +76,7 @@ def run(args: argparse.Namespace, api) -> int:
     device, setting = only_setting(args, "a profile")
     context = max(args.n_prompt, args.n_depth + args.n_gen)
     with open_model(
+        api,
         args.model or args.synthetic,
         args.model is None,
         device,
@@ -100,8 +87,8 @@ def run(args: argparse.Namespace, api) -> int:
     ) as model:
         if args.output:
             refuse_same_file(args.output, model.source.files)
-        profiles = profile_model(
-            model, args.n_prompt, args.n_gen, n_depth=args.n_depth, settings=cache_settings(setting)
+        profiles = api.profile_model(
+            model, args.n_prompt, args.n_gen, n_depth=args.n_depth, cache=cache_settings(setting)
         )
     what = "kernel" if device.type == "cuda" else "module"
     name = args.model or args.synthetic

@@ -236,8 +236,10 @@ def read_text(path: str | os.PathLike) -> str:
     try:
         with open(path, "rb") as file:
             data = file.read()
-    except (FileNotFoundError, IsADirectoryError):
+    except FileNotFoundError:
         raise NotFoundError("no such text file", file=path) from None
+    except IsADirectoryError:
+        raise EvaluationError("is a folder, expected a UTF-8 text file", file=path) from None
     except OSError as error:
         raise EvaluationError(f"cannot be read: {error.strerror}", file=path) from None
     try:

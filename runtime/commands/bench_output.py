@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .options import OPTIONS, Option
+from .bench_flags import OPTIONS, Option
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql", "none")
 

@@ -1,0 +1,141 @@
+"""Options of importance matrices: how they are collected and added up, and what is written of
+experts that saw few tokens. Imports nothing heavy.
+"""
+
+
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..formats.options import Options, option
+from ..runtime.options import WindowOptions
+
+METHODS = ("prior", "neighbours", "all-experts", "none")  # for cold experts
+WEIGHTINGS = ("tokens", "calls")
+DEFAULT_LEAST = 128  # tokens below which an expert counts as cold
+DEFAULT_PRIOR_TOKENS = 32.0
+_LAYOUTS = ("dat", "gguf")
+
+
+@dataclass(frozen=True)
+class ColdOptions(Options):
+    """What is written of experts that saw few tokens, and the layout of the file."""
+
+    output_format: str | None = option(
+        None,
+        "--output-format",
+        choices=_LAYOUTS,
+        help="layout of OUT (default: gguf if it ends in .gguf, else dat)",
+    )
+    weighting: str = option(
+        "tokens",
+        "--in-weighting",
+        choices=WEIGHTINGS,
+        help="count a call of a .dat file as the -c tokens that it is (tokens), or as one token, as"
+        " ik_llama.cpp does (calls)",
+    )
+    cold_experts: str = option(
+        "none",
+        "--cold-experts",
+        choices=METHODS,
+        help="what is written of cold experts: what they saw with the mean of their layer mixed in"
+        " (prior, the default with a text), or the mean of the experts with the nearest router rows"
+        " (neighbours); all-experts shows every token to every expert while collecting; none writes"
+        " what they saw, and ones for those that saw nothing",
+    )
+    min_tokens: int = option(
+        DEFAULT_LEAST,
+        "--coverage",
+        least=0,
+        metavar="N",
+        help="experts that saw fewer than N tokens are cold; they are named at the end",
+    )
+    force: bool = option(False, "--force", help="add files that seem to belong to another model")
+    prior_tokens: float = option(
+        DEFAULT_PRIOR_TOKENS,
+        "--prior-tokens",
+        metavar="K",
+        help="how many tokens the mean of cold experts counts as",
+    )
+
+
+@dataclass(frozen=True)
+class MergeOptions(ColdOptions):
+    """How importance matrices are added up."""
+
+    weights: tuple[float, ...] | None = option(
+        None,
+        "--in-weight",
+        kind=float,
+        many=True,
+        metavar="W",
+        help="count the --in-file at the same place W times (repeatable)",
+    )
+    chunk_size: int | None = option(None, kind=int)
+
+
+@dataclass(frozen=True)
+class CollectOptions(WindowOptions, ColdOptions):
+    """How an importance matrix is collected."""
+
+    cold_experts: str = option("prior", choices=METHODS)
+    from_chunk: int = option(
+        0,
+        "--chunk",
+        "--from-chunk",
+        least=0,
+        metavar="N",
+        help="leave out the first N windows",
+    )
+    text_weights: tuple[float, ...] | None = option(None, kind=float, many=True)
+    parse_special: bool = option(
+        False, "--parse-special", help="read the text of a control token as that token"
+    )
+    process_output: bool = option(False, "--process-output", help="include the output matrix")
+    output_name: str = option(
+        "output.weight", "--output-tensor-name", metavar="NAME", help="name of the output matrix"
+    )
+    compute_perplexity: bool = option(
+        True, "--no-ppl", off=True, help="do not compute the running perplexity"
+    )
+    in_files: tuple[Any, ...] = option(
+        (),
+        "--in-file",
+        kind=object,
+        many=True,
+        metavar="F",
+        help="add to this importance matrix, .dat or .gguf (repeatable)",
+    )
+    in_weights: tuple[float, ...] | None = option(None, kind=float, many=True)
+    output_frequency: int | None = option(
+        None,
+        "-ofreq",
+        "--output-frequency",
+        kind=int,
+        metavar="N",
+        help="write OUT, and OUT.resume to resume from, after every N windows; 0: only at the end"
+        " (default: 10, at most once a minute)",
+    )
+    save_frequency: int = option(
+        0, "--save-frequency", metavar="N", help="keep a copy OUT.at_WINDOWS every N windows"
+    )
+    resume: bool = option(
+        False, "--resume", help="resume an interrupted run of the same command, if there is one"
+    )
+
+
+@dataclass(frozen=True)
+class SensitivityOptions(WindowOptions):
+    """How the sensitivity of a model to errors in its tensors is measured."""
+
+    chunks: int = option(16)
+    layers: int = option(
+        1,
+        "--layers",
+        least=1,
+        metavar="N",
+        help="replace a tensor of N layers at a time: faster, and tells less",
+    )
+    types: tuple[str, ...] = option((), kind=str, many=True)

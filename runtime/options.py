@@ -1,0 +1,334 @@
+"""Options of loading, evaluating and continuing with a model. Imports nothing heavy."""
+
+# ruff: noqa: RUF009  `option` makes dataclass fields
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from ..formats.options import Options, option
+
+if TYPE_CHECKING:
+    import torch
+
+    from .cache import CacheSettings
+    from .placement import Request
+    from .sampling import Sampling
+    from .switches import Switches
+
+DEFAULT_MARGIN = 1024  # MiB that --fit leaves free
+MOST_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class LoadOptions(Options):
+    """Where and how a model is loaded."""
+
+    device: str = option(
+        "cpu",
+        "--device",
+        metavar="D",
+        help="cpu, cuda, cuda:N, or auto: the first GPU, or the CPU where there is none",
+    )
+    precision: str | None = option(
+        None,
+        "--precision",
+        choices=("f32", "bf16", "f16"),
+        help="f32: the reference path, which the CPU uses; bf16: the default on a GPU",
+    )
+    threads: int = option(
+        0, "-t", "--threads", least=0, metavar="N", help="CPU threads (default: all)"
+    )
+    gpu_layers: int | None = option(
+        None,
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        kind=int,
+        metavar="N",
+        help="put the last N layers on the GPU; with more than the model has, also embedding and"
+        " output (default: all)",
+    )
+    override_tensor: tuple[str, ...] = option(
+        (),
+        "-ot",
+        "--override-tensor",
+        kind=str,
+        many=True,
+        metavar="REGEX=D,..",
+        help="put tensors whose names match on CPU or CUDAn",
+    )
+    n_cpu_moe: int | None = option(
+        None,
+        "-ncmoe",
+        "--n-cpu-moe",
+        kind=int,
+        metavar="N",
+        help="keep the experts of the first N layers on the CPU",
+    )
+    cpu_moe: bool = option(False, "-cmoe", "--cpu-moe", help="keep all experts on the CPU")
+    fit: int | None = option(
+        None,
+        "--fit",
+        kind=int,
+        optional=DEFAULT_MARGIN,
+        metavar="MIB",
+        help="choose what stays on the CPU by the GPU's free memory, and leave MIB of it free"
+        f" (default: {DEFAULT_MARGIN})",
+    )
+    ubatch: int | None = option(
+        None,
+        "-ub",
+        "--ubatch-size",
+        kind=int,
+        least=1,
+        metavar="N",
+        help="most tokens that go through the model at a time (default: 512)",
+    )
+    cache_size: int = option(
+        512,
+        "--cache-size",
+        least=0,
+        metavar="MIB",
+        help="memory for decoded weights on the CPU",
+    )
+    cache_type_k: str | None = option(
+        None,
+        "-ctk",
+        "--cache-type-k",
+        metavar="TYPE",
+        help="type of cached keys: f32, f16, bf16, q8_0, q6_0, q5_1, q5_0, q4_1, q4_0, iq4_nl,"
+        " q8_kv (CPU); default: f16, for windows of a text none",
+    )
+    cache_type_v: str | None = option(
+        None, "-ctv", "--cache-type-v", metavar="TYPE", help="type of cached values, likewise"
+    )
+    k_cache_hadamard: bool = option(
+        False,
+        "-khad",
+        "--k-cache-hadamard",
+        help="apply a Hadamard transform to quantized keys",
+    )
+    v_cache_hadamard: bool = option(
+        False, "-vhad", "--v-cache-hadamard", help="apply a Hadamard transform to quantized values"
+    )
+    flash_attn: bool | str = option(
+        True,
+        "-fa",
+        "--flash-attn",
+        kind=str,
+        optional=True,
+        metavar="on|off",
+        help="flash attention (default: on)",
+    )
+    attention_max_batch: int = option(
+        0,
+        "-amb",
+        "--attention-max-batch",
+        metavar="MIB",
+        help="most memory for scores with -fa off (default: no bound)",
+    )
+    expert_reduction: str | None = option(
+        None,
+        "-ser",
+        "--smart-expert-reduction",
+        metavar="K,t",
+        help="use the K best experts, and others only if they are more than t times as probable as"
+        " the best (changes the model)",
+    )
+    merge_gate_up: bool = option(
+        False,
+        "-muge",
+        "--merge-up-gate-experts",
+        help="multiply by gate and up of experts as one matrix",
+    )
+
+    def check_sizes(self) -> None:
+        """UsageError for numbers that no model can have."""
+        if self.ubatch is not None and self.ubatch > MOST_TOKENS:
+            raise UsageError(f"-ub is {self.ubatch}, expected at most {MOST_TOKENS}")
+        check_layers(self.gpu_layers or 0, "--n-cpu-moe", self.n_cpu_moe or 0)
+
+    def settings(self, device: torch.device) -> dict[str, Any]:
+        """Return the keywords of `runtime.model.Model`. UsageError for what contradicts itself."""
+        self.check_sizes()
+        chosen = {
+            "precision": self.precision,
+            "placement": self._placement(device),
+            "switches": self._switches(),
+            "cache": self._cache(),
+            "cache_bytes": self.cache_size * 2**20,
+        }
+        return chosen if self.ubatch is None else chosen | {"ubatch": self.ubatch}
+
+    def set_threads(self) -> None:
+        """Let torch use `threads` CPU threads, or leave its number as it is for 0."""
+        if self.threads:
+            import torch
+
+            torch.set_num_threads(min(self.threads, os.cpu_count() or 1))  # more get in the way
+
+    def notes(self, device: torch.device) -> list[tuple[str, str]]:
+        """Return (flags, why) of what was given and changes nothing."""
+        notes = []
+        given = [
+            flag
+            for flag, value in (
+                ("-ngl", self.gpu_layers),
+                ("--n-cpu-moe", self.n_cpu_moe),
+                ("--cpu-moe", self.cpu_moe or None),
+                ("--fit", self.fit),
+                ("-ot", self.override_tensor or None),
+            )
+            if value is not None
+        ]
+        if given and device.type == "cpu":
+            why = f"everything is on the CPU with --device {self.device}"
+            notes.append((", ".join(given), why))
+        if self.attention_max_batch and self._switches().flash_attention:
+            notes.append(("-amb", "flash attention has no matrix of scores"))
+        settings = self._cache()
+        if settings is None:
+            if self.k_cache_hadamard or self.v_cache_hadamard:
+                notes.append(("-khad, -vhad", "the cache is not quantized"))
+            return notes
+        return notes + [
+            (flag, f"the cache stores {type.name.lower()}")
+            for flag, turned, type in (
+                ("-khad", settings.hadamard_k, settings.k),
+                ("-vhad", settings.hadamard_v, settings.v),
+            )
+            if turned and not type.is_quantized
+        ]
+
+    def _placement(self, device: torch.device) -> Request:
+        from .placement import ALL, Request, parse_overrides
+
+        layers = ALL if self.gpu_layers is None or self.gpu_layers < 0 else self.gpu_layers
+        overrides = tuple(one for text in self.override_tensor for one in parse_overrides(text))
+        request = Request(layers, overrides, ALL if self.cpu_moe else self.n_cpu_moe or 0, self.fit)
+        request.check(device)
+        return request
+
+    def _switches(self) -> Switches:
+        from .switches import Switches, parse_on_off, parse_ser
+
+        ser = parse_ser(self.expert_reduction) if self.expert_reduction else None
+        flash = parse_on_off("-fa", self.flash_attn)
+        return Switches(flash, self.attention_max_batch, ser, self.merge_gate_up)
+
+    def _cache(self) -> CacheSettings | None:
+        """Return None where no option is about the cache."""
+        from .cache import CacheSettings
+        from .switches import parse_on_off
+
+        if self.cache_type_k is None and self.cache_type_v is None:
+            return None
+        settings = CacheSettings(
+            self.cache_type_k or "f16",
+            self.cache_type_v or "f16",
+            self.k_cache_hadamard,
+            self.v_cache_hadamard,
+        )
+        if settings.v.is_quantized and not parse_on_off("-fa", self.flash_attn):
+            raise UsageError(
+                f"values of a cache cannot be quantized ({self.cache_type_v}) without flash"
+                " attention (-fa off)"
+            )
+        return settings
+
+
+@dataclass(frozen=True)
+class WindowOptions(Options):
+    """How a text is cut into windows and evaluated."""
+
+    n_ctx: int = option(512, "-c", "--ctx-size", metavar="N", help="tokens per window")
+    chunks: int = option(
+        -1, "--chunks", metavar="N", help="evaluate at most N windows (default: all)"
+    )
+    batch_tokens: int = option(
+        2048, "-b", "--batch-size", least=1, metavar="N", help="tokens per pass, in whole windows"
+    )
+
+    def tokens_per_pass(self, ubatch: int | None = None) -> int:
+        """Return `batch_tokens`, or `ubatch` if that is less; never less than a window."""
+        return max(self.n_ctx, min(self.batch_tokens, ubatch or self.batch_tokens))
+
+
+@dataclass(frozen=True)
+class PerplexityOptions(WindowOptions):
+    """What is measured besides perplexity."""
+
+    kl_divergence_base: str | os.PathLike | None = option(
+        None,
+        "--kl-divergence-base",
+        "--save-all-logits",
+        metavar="F",
+        help="file with the base model's predictions",
+    )
+    kl_divergence: bool = option(
+        False, "--kl-divergence", help="compare with the base file instead of writing it"
+    )
+
+
+@dataclass(frozen=True)
+class GenerateOptions(Options):
+    """How text is generated."""
+
+    n: int | None = option(
+        None,
+        "-n",
+        "--predict",
+        "--n-predict",
+        kind=int,
+        metavar="N",
+        help="generate at most N tokens; -1: until the context is full (default: 128, if they fit)",
+    )
+    context: int = option(
+        0,
+        "-c",
+        "--ctx-size",
+        least=0,
+        metavar="N",
+        help="most tokens in all, prompt included (default: as many as needed)",
+    )
+    temperature: float = option(
+        0.8,
+        "--temp",
+        "--temperature",
+        metavar="T",
+        help="0: always the most probable token",
+    )
+    top_k: int = option(40, "--top-k", metavar="K", help="the K best tokens, 0: all")
+    top_p: float = option(
+        0.95, "--top-p", metavar="P", help="the fewest tokens with probability P in all, 1: all"
+    )
+    min_p: float = option(
+        0.05,
+        "--min-p",
+        metavar="P",
+        help="tokens at least P times as probable as the best, 0: all",
+    )
+    seed: int = option(
+        0, "-s", "--seed", metavar="N", help="the same seed gives the same text, -1: any"
+    )
+    ignore_eos: bool = option(False, "--ignore-eos", help="continue after tokens that end a text")
+    special: bool = option(False, "--special", help="print control tokens too")
+
+    def sampling(self) -> Sampling:
+        from .sampling import Sampling
+
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
+
+
+def check_layers(gpu_layers: int, cpu_flag: str, cpu_experts: int) -> None:
+    """UsageError for numbers of layers that cannot be: on the GPU (-ngl), or with experts on the
+    CPU (`cpu_flag`).
+    """
+    if gpu_layers < -1:
+        raise UsageError(f"-ngl is {gpu_layers}, expected -1 (all) or more")
+    if cpu_experts < 0:
+        raise UsageError(f"{cpu_flag} is {cpu_experts}, expected 0 or more")
