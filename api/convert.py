@@ -141,8 +141,8 @@ def plan_conversion(
     keep_name: `general.name` of the JSON file `metadata` does not count. force: do not check that
     the importance matrix belongs to the model.
     """
-    from ..convert.naming import output_path
     from ..convert.metadata.overrides import read_overrides, with_overrides
+    from ..convert.naming import output_path
     from ..convert.tensors.outtype import OUTTYPES, plan_outtype, resolve_outtype
     from ..formats.ftypes import file_type
     from ..formats.gguf.values import u32

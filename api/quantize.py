@@ -119,7 +119,7 @@ def quantize_model(
     run that ends early leaves `OUT.part` and `OUT.journal` once a tensor is finished; called again
     it goes on there and gives the same file, or a ResumeError if anything has changed that the
     bytes depend on. restart: begin anew. shards: into how many files the output goes. gate_up:
-    "merge" makes ffn_gate_up_exps of the two halves, as `merge_gate_up`, "part" the halves of it,
+    "merge" makes ffn_gate_up_exps of the two halves, as `merge_gate_up`, "split" the halves of it,
     both before anything is quantized. validate: before the file gets its name it is read back and
     decoded; a ValidationError names the first tensor with a value that is no number, with other
     errors than the run reported, or with other bytes than the source's where they were kept.

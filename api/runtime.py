@@ -131,6 +131,8 @@ def generate(
         )
         stream = TextStream(loaded.tokenizer, options.special)
         end = frozenset() if options.ignore_eos else end_tokens(loaded)
+        if record is not None:
+            record.prompt_tokens = len(tokens)
         following = generate_tokens(
             loaded, tokens, options.n, sampling, context=options.context, end=end, record=record
         )

@@ -53,16 +53,16 @@ def _checkpoint_source(checkpoint: Checkpoint, options: dict[str, Any]) -> Sourc
 
 
 def with_gate_up(source: Source, gate_up: str | None) -> Source:
-    """The source with gate and up of experts merged ("merge") or parted ("part"), or as it is
-    (None). UsageError for another word.
+    """Return the source with gate and up of experts merged ("merge") or split ("split"; "part" is
+    the old name), or as it is (None). UsageError for another word.
     """
     from ..formats.tools.gate_up_source import GateUpSource
 
     if gate_up is None:
         return source
-    if gate_up not in ("merge", "part"):
-        raise UsageError(f"gate_up is '{gate_up}', expected merge or part")
-    return GateUpSource(source, undo=gate_up == "part")
+    if gate_up not in ("merge", "split", "part"):
+        raise UsageError(f"gate_up is '{gate_up}', expected merge or split")
+    return GateUpSource(source, undo=gate_up != "merge")
 
 
 @overload

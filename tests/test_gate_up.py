@@ -221,5 +221,5 @@ def test_command(tmp_path, capsys):
     assert (
         main(["merge-gate-up", "--undo", str(tmp_path / "m.gguf"), str(tmp_path / "u.gguf")]) == 0
     )
-    assert "4 of 6 tensors parted" in capsys.readouterr().out
+    assert "4 of 6 tensors split" in capsys.readouterr().out
     assert (tmp_path / "u.gguf").read_bytes() == (tmp_path / "in.gguf").read_bytes()

@@ -177,7 +177,7 @@ def test_command_with_several_texts(moe, tmp_path, capsys):
     assert re.search(
         r"\[4\]\d+\.\d{4},\nFinal estimate: PPL = \d+\.\d{4} \+/- \d+\.\d{5}\n", printed
     )
-    assert f"collecting on {usable_device('auto')}\n" in told and re.search(
+    assert f"device: {usable_device('auto')}" in told and re.search(
         r"\d+ tokens/s\n\d+\.\d\d MiB, \d+\.\d s in all\n", told
     )
     written = load_imatrix(out)

@@ -1,5 +1,5 @@
 """Quantizing shards into shards, only those that are missing, going on with them; and experts
-merged or parted on the way.
+merged or split on the way.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def test_merged_while_quantizing(experts, tmp_path, type):
     assert (tmp_path / "merged.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
     iqforge.merge_gate_up(experts, tmp_path / "source.gguf")
     iqforge.quantize_model(
-        tmp_path / "source.gguf", tmp_path / "parted.gguf", type, gate_up="part", **options
+        tmp_path / "source.gguf", tmp_path / "parted.gguf", type, gate_up="split", **options
     )
     assert contents(tmp_path / "parted.gguf") == contents(tmp_path / "apart.gguf")
     with pytest.raises(UsageError, match="no merged gate and up"):
@@ -348,14 +348,14 @@ def test_biases_and_what_cannot_be_merged(tmp_path):
     )
     assert contents(tmp_path / "y.gguf") == contents(tmp_path / "expected.gguf")
     iqforge.quantize_model(
-        tmp_path / "expected.gguf", tmp_path / "z.gguf", "F32", pure=True, gate_up="part"
+        tmp_path / "expected.gguf", tmp_path / "z.gguf", "F32", pure=True, gate_up="split"
     )
     assert contents(tmp_path / "z.gguf") == contents(tmp_path / "x.gguf")
     with pytest.raises(UnsupportedTypeError, match="only halves of one type"):
         iqforge.quantize_model(
             model(("F32", "F16")), tmp_path / "y.gguf", "Q8_0", pure=True, gate_up="merge"
         )
-    with pytest.raises(UsageError, match="expected merge or part"):
+    with pytest.raises(UsageError, match="expected merge or split"):
         iqforge.quantize_model(model(), tmp_path / "y.gguf", "Q8_0", pure=True, gate_up="both")
 
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 
+import iqforge.api
 import pytest
 from iqforge.errors import IqforgeError, OutputError, SplitError, UsageError
 from iqforge.formats.commands import gguf_split as split_command
@@ -32,7 +33,7 @@ def model(tmp_path):
 def command(*words) -> int:
     parser = argparse.ArgumentParser()
     split_command.configure(parser)
-    return split_command.run(parser.parse_args(list(map(str, words))), None)
+    return split_command.run(parser.parse_args(list(map(str, words))), iqforge.api)
 
 
 def sizes(paths) -> list[int]:

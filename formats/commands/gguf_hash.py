@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from ...errors import printable
+from .progress import ByteProgress
 
 _FLAGS = {
     "xxh64": "fast, against damage (the default)",
@@ -47,36 +48,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from tqdm import tqdm
-
-    from ..gguf.reader import open_gguf
     from ..tools.hashes import OK
 
-    with open_gguf(args.model) as file:
-        total = sum(tensor.n_bytes for tensor in file.tensors)
     bad = 0
     # Where lines go to the terminal themselves, they show the progress.
-    with tqdm(
-        total=total,
-        unit="B",
-        unit_scale=True,
-        leave=False,
-        disable=True if sys.stdout.isatty() else None,
-    ) as bar:
+    with ByteProgress("hashing", hidden=sys.stdout.isatty()) as progress:
+        progress.begin(api.inspect_model(args.model).total.n_bytes)
+        layers = not args.no_layer
         if args.check is None:
-            lines = api.hash_model(
-                args.model,
-                args.algorithms or ["xxh64"],
-                layers=not args.no_layer,
-                progress=bar.update,
-            )
+            algorithms = args.algorithms or ["xxh64"]
+            lines = api.hash_model(args.model, algorithms, layers=layers, progress=progress)
         else:
+            algorithms = args.algorithms or ()
             lines = api.check_hashes(
-                args.model,
-                args.check,
-                args.algorithms or (),
-                layers=not args.no_layer,
-                progress=bar.update,
+                args.model, args.check, algorithms, layers=layers, progress=progress
             )
         for line in lines:
             print(printable(line, 2000))

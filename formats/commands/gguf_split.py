@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import UsageError
+from .progress import ByteProgress
+
+if TYPE_CHECKING:
+    from ..gguf.reader import GGUFFile
+    from ..tools.split import Shard
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -75,62 +78,63 @@ def _add(group, flag: str, help: str, **options) -> None:
 def run(args: argparse.Namespace, api) -> int:
     if args.delete_splits and not args.merge:
         raise UsageError("--delete-splits goes with --merge: splitting has no shards to remove")
-    return _merge(args) if args.merge else _split(args)
+    return _merge(args, api) if args.merge else _split(args, api)
 
 
-def _split(args: argparse.Namespace) -> int:
-    from ..gguf.reader import open_gguf
-    from ..tools.split import plan_split, write_split
+def _split(args: argparse.Namespace, api) -> int:
+    n_tensors = 0
 
-    with open_gguf(args.input) as source:
-        plan = plan_split(
-            source,
-            args.output,
-            max_tensors=args.split_max_tensors,
-            max_size=args.split_max_size,
-            first_shard_metadata_only=args.no_tensor_first_split,
-        )
+    def show(source: GGUFFile, plan: list[Shard]) -> None:
+        nonlocal n_tensors
+        n_tensors = len(source.tensors)
         print(f"n_split: {len(plan)}")
         for index, shard in enumerate(plan):
-            total = shard.tensor_bytes + shard.header_bytes(
-                source.metadata, index, len(plan), len(source.tensors)
-            )
+            header = shard.header_bytes(source.metadata, index, len(plan), n_tensors)
+            total = shard.tensor_bytes + header
             print(
                 f"split {index + 1:05d}: n_tensors = {len(shard.tensors)}, total_size ="
                 f" {total // 10**6}M"
             )
-        if args.dry_run:
-            return 0
-        with _progress(sum(shard.tensor_bytes for shard in plan)) as progress:
-            paths = write_split(source, plan, progress)
+        progress.begin(sum(shard.tensor_bytes for shard in plan))
+
+    with ByteProgress("splitting") as progress:
+        paths = api.split_model(
+            args.input,
+            args.output,
+            max_tensors=args.split_max_tensors,
+            max_size=args.split_max_size,
+            first_shard_metadata_only=args.no_tensor_first_split,
+            dry_run=args.dry_run,
+            progress=progress,
+            on_plan=show,
+        )
+    if not args.dry_run:
         for path in paths:
             print(f"Writing file {path} ... done")
-        print(f"{len(paths)} shards written with a total of {len(source.tensors)} tensors")
+        print(f"{len(paths)} shards written with a total of {n_tensors} tensors")
     return 0
 
 
-def _merge(args: argparse.Namespace) -> int:
-    from ..tools.split import check_merge_output, merge_model, open_shards
+def _merge(args: argparse.Namespace, api) -> int:
+    n_shards = n_tensors = 0
 
-    check_merge_output(Path(args.output))
-    with open_shards(args.input) as source:
+    def show(source: GGUFFile) -> None:
+        nonlocal n_shards, n_tensors
         n_shards, n_tensors = len(source.shards), len(source.tensors)
         total = sum(tensor.n_bytes for tensor in source.tensors)
         print(f"n_split: {n_shards}, n_tensors = {n_tensors}, total_size = {total // 10**6}M")
+        progress.begin(total)
+
+    with ByteProgress("merging") as progress:
+        path = api.merge_model(
+            args.input,
+            args.output,
+            delete_shards=args.delete_splits,
+            dry_run=args.dry_run,
+            progress=progress,
+            on_plan=show,
+        )
     if not args.dry_run:
-        with _progress(total) as progress:
-            path = merge_model(
-                args.input, args.output, delete_shards=args.delete_splits, progress=progress
-            )
         print(f"Writing file {path} ... done")
         print(f"{n_shards} shards merged with a total of {n_tensors} tensors")
     return 0
-
-
-@contextmanager
-def _progress(n_bytes: int) -> Iterator:
-    """A progress bar on stderr where that is a terminal."""
-    from tqdm import tqdm
-
-    with tqdm(total=n_bytes, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        yield bar.update

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 
 from ...errors import UsageError, printable
+from .progress import ByteProgress
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -16,8 +17,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " interleaved ones too, if both halves have the same."
     )
     parser.add_argument(
-        "--undo", action="store_true", help="part merged tensors again: the inverse, byte for byte"
+        "--split-gate-up",
+        "--undo",
+        dest="undo",
+        action="store_true",
+        help="split merged tensors again: the inverse, byte for byte",
     )
+    parser.add_argument("--part-gate-up", dest="undo", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -28,8 +34,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from tqdm import tqdm
-
     from ..tools.gate_up import changed_tensors
 
     if args.output is None and not args.dry_run:
@@ -43,12 +47,13 @@ def run(args: argparse.Namespace, api) -> int:
             f" {planned.target.n_bytes / 1e6:.2f} MB"
         )
     done = (
-        f"{len(changed_tensors(plan))} of {len(plan)} tensors {'parted' if args.undo else 'merged'}"
+        f"{len(changed_tensors(plan))} of {len(plan)} tensors {'split' if args.undo else 'merged'}"
     )
     if args.dry_run:
         print(f"{done}, {total / 1e6:.2f} MB would be written")
         return 0
-    with tqdm(total=total, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        api.merge_gate_up(args.input, args.output, undo=args.undo, progress=bar.update)
+    with ByteProgress("splitting" if args.undo else "merging") as progress:
+        progress.begin(total)
+        api.merge_gate_up(args.input, args.output, undo=args.undo, progress=progress)
     print(f"{printable(args.output)}: {done}, {total / 1e6:.2f} MB written")
     return 0

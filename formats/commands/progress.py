@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 AFTER_SECONDS, EVERY_SECONDS = 5.0, 60.0
 
@@ -49,30 +52,35 @@ class Estimate:
         print(f"{self.what}: {share} in {duration(spent)}{left}", file=sys.stderr)
 
 
-@contextmanager
-def byte_progress(
-    what: str, total: int, *, hidden: bool = False
-) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with bytes as they are done: a bar on stderr where that is a
-    terminal, else lines of `Estimate`. hidden: stdout goes to the same terminal and shows enough.
+class ByteProgress:
+    """Called with bytes as they are done: a bar on stderr where that is a terminal, else lines of
+    `Estimate`. A context manager; `begin` says how many bytes there will be.
+
+    hidden: stdout goes to the same terminal and shows enough.
     """
-    from tqdm import tqdm
 
-    estimate, done, terminal = Estimate(what), 0, sys.stderr.isatty()
-    with tqdm(
-        total=total,
-        unit="B",
-        unit_scale=True,
-        leave=False,
-        desc=what,
-        disable=hidden or not terminal,
-    ) as bar:
+    def __init__(self, what: str, *, hidden: bool = False):
+        self.what, self.hidden = what, hidden
+        self._bar: tqdm | None = None
+        self._done = self._total = 0
 
-        def advance(n_bytes: int) -> None:
-            nonlocal done
-            done += n_bytes
-            bar.update(n_bytes)
-            if not terminal:
-                estimate.say(done / max(total, 1))
+    def begin(self, total: int) -> None:
+        from tqdm import tqdm
 
-        yield advance
+        self._total, self._estimate = total, Estimate(self.what)
+        if sys.stderr.isatty() and not self.hidden:
+            self._bar = tqdm(total=total, unit="B", unit_scale=True, leave=False, desc=self.what)
+
+    def __call__(self, n_bytes: int) -> None:
+        self._done += n_bytes
+        if self._bar is not None:
+            self._bar.update(n_bytes)
+        elif not sys.stderr.isatty():
+            self._estimate.say(self._done / max(self._total, 1))
+
+    def __enter__(self) -> ByteProgress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -152,9 +152,10 @@ def split_model(
     first_shard_metadata_only: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
+    on_plan: Callable[[GGUFFile, list[Shard]], None] | None = None,
 ) -> list[Path]:
     """Split the GGUF model `src` as `plan_split` says; returns the paths of the shards (not written
-    with `dry_run`).
+    with `dry_run`). on_plan: is called with the open model and its shards before they are written.
     """
     with open_gguf(src) as source:
         plan = plan_split(
@@ -164,6 +165,8 @@ def split_model(
             max_size=max_size,
             first_shard_metadata_only=first_shard_metadata_only,
         )
+        if on_plan is not None:
+            on_plan(source, plan)
         return [shard.path for shard in plan] if dry_run else write_split(source, plan, progress)
 
 
@@ -195,7 +198,9 @@ def merge_model(
     out: str | os.PathLike,
     *,
     delete_shards: bool = False,
+    dry_run: bool = False,
     progress: Progress | None = None,
+    on_plan: Callable[[GGUFFile], None] | None = None,
 ) -> Path:
     """Merge the shards found through the first one into `out`, which must not exist; returns its
     path.
@@ -203,11 +208,16 @@ def merge_model(
     Tensors come in shard order. Metadata is the first shard's with `split.count` set to 0, which is
     how the reference marks a merged file; `split.no` and `split.tensors.count` stay. delete_shards:
     remove the shards once `out` is complete and on the disk, so the disk has to hold both for a
-    moment.
+    moment. dry_run: check what is given, write nothing. on_plan: is called with the open model
+    before it is written.
     """
     out = Path(out)
     check_merge_output(out)
     with open_shards(first) as source:
+        if on_plan is not None:
+            on_plan(source)
+        if dry_run:
+            return out
         metadata = source.metadata | {shard_rules.KEY_COUNT: u16(0)}
         with GGUFWriter(out, metadata, source.tensors) as sink:
             copy_tensors(source, sink, progress)

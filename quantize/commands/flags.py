@@ -279,11 +279,18 @@ def _configure_rest(parser: argparse.ArgumentParser) -> None:
         help="write gate and up of experts as one tensor, ffn_gate_up_exps",
     )
     parser.add_argument(
+        "--split-gate-up",
+        dest="gate_up",
+        action="store_const",
+        const="split",
+        help="write ffn_gate_up_exps as gate and up",
+    )
+    parser.add_argument(
         "--part-gate-up",
         dest="gate_up",
         action="store_const",
-        const="part",
-        help="write ffn_gate_up_exps as gate and up",
+        const="split",
+        help=argparse.SUPPRESS,
     )
     parser.add_argument(
         "--restart",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from .bench_flags import OPTIONS, Option
 
@@ -31,7 +31,7 @@ class Markdown(Printer):
     near that is to the device's limit.
     """
 
-    _WIDTHS = {
+    _WIDTHS: ClassVar = {
         "model": -30,
         "size": 10,
         "params": 10,
