@@ -128,6 +128,15 @@ def test_commands_and_flags_exist(page):
                 assert flag in flags, f"{name(page)}: iqforge {words[0]} has no {flag}"
 
 
+@pytest.mark.parametrize("page", NOW, ids=name)
+def test_flags_of_benchmarks_exist(page):
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for script, rest in re.findall(r"python (benchmarks/\w+\.py)([^`\n]*)", text):
+        known = (ROOT / script).read_text(encoding="utf-8")
+        for flag in re.findall(r"(?<= )--[a-z][\w-]*", rest.partition('"')[0].partition("#")[0]):
+            assert f'"{flag}"' in known, f"{name(page)}: {script} has no {flag}"
+
+
 def test_every_command_has_an_example_in_its_group():
     page = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (\w+)$(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
