@@ -13,9 +13,11 @@ from pathlib import Path
 import iqforge
 import numpy as np
 import pytest
+from iqforge.api import open_source
 from iqforge.convert.architectures.registry import architecture_class, register, supported
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.metadata.general import size_label, title
+from iqforge.convert.metadata.model_card import model_card_metadata, read_model_card
 from iqforge.convert.naming import default_file_name, output_path
 from iqforge.convert.source import CheckpointSource
 from iqforge.convert.tensors.outtype import plan_outtype
@@ -607,6 +609,52 @@ def test_model_card_and_sampling(tmp_path: Path):
         and data["general.sampling.top_k"] == 20
         and "general.sampling.min_p" not in data
     )
+
+
+@pytest.mark.parametrize(
+    "front, expected",
+    [
+        ("language: no\nlicense: 1.0", {"languages": ["no"], "license": "1.0"}),
+        ("license: 'mit' # chosen", {"license": "mit"}),
+        ("tags:\n  - a\n  - {b: c}\n  - [d]\n  -", {"tags": ["a"]}),
+        ("license: >-\n  of two\n  lines", {"license": "of two lines"}),
+        ("license: {name: mit}\ntags: 3", {"tags": ["3"]}),
+        ("license: !!python/object/apply:os.system [exit]", {"license": "exit"}),
+        ("license: [unclosed", {}),
+        ("- a list", {}),
+        ("a: &a [x, x]\nb: &b [*a, *a]\ntags: [*b, *b]", {}),
+        ("[" * 5000, {}),
+        ("\x00", {}),
+    ],
+)
+def test_front_matter_of_all_kinds(tmp_path: Path, front: str, expected: dict):
+    """Scalars are texts, as written; a card that is not YAML counts as absent."""
+    (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# text")
+    (tmp_path / "config.json").write_text("{}")
+    keys = model_card_metadata(read_model_card(open_checkpoint(tmp_path)))
+    assert {key: value.data for key, value in keys.items()} == {
+        f"general.{key}": value for key, value in expected.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "files, words",
+    [
+        ([], "a checkpoint is a folder with config.json and safetensors files"),
+        (["b.gguf", "a.gguf"], "it has a.gguf: name that file"),
+        (["adapter_config.json", "adapter_model.safetensors"], "iqforge convert-lora"),
+        (["inner/config.json"], "inner inside it has one"),
+        (["refs/main", "snapshots/0f/config.json"], "snapshots/0f inside it has one"),
+        (["model.safetensors"], "how to read its weights"),
+    ],
+)
+def test_a_folder_without_config_says_what_it_is(tmp_path: Path, files: list[str], words: str):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(NotFoundError, match="has no config.json") as raised:
+        open_source(tmp_path)
+    assert str(tmp_path) in str(raised.value) and words in raised.value.message
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture):

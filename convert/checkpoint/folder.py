@@ -22,6 +22,9 @@ from .shards import collect_tensors, find_weight_files
 from .storage import LocalFiles, TensorStorage
 
 
+_CONFIG = "config.json"
+
+
 def open_checkpoint(folder: str | os.PathLike) -> Checkpoint:
     """Open the checkpoint in `folder`, reading only config.json. Raise NotFoundError for a missing
     folder or config.json, ConfigError for a malformed one.
@@ -41,9 +44,11 @@ class Checkpoint:
                 "is not a folder; a checkpoint is a folder with config.json and safetensors files",
                 file=path,
             )
+        if not (path / _CONFIG).exists():
+            raise NotFoundError(f"has no {_CONFIG}{_instead(path)}", file=path)
         self.path = path
         self._storage: TensorStorage = LocalFiles()
-        self.config = Config.read(path / "config.json")
+        self.config = Config.read(path / _CONFIG)
 
     @property
     def default_output(self) -> Path | None:
@@ -119,3 +124,23 @@ class Checkpoint:
 
     def __exit__(self, *exception) -> None:
         self.close()
+
+
+def _instead(path: Path) -> str:
+    """What the folder is, or where the checkpoint may be, for the error about its config.json."""
+    names = sorted(entry.name for entry in os.scandir(path))
+    ggufs = [name for name in names if name.endswith(".gguf")]
+    if "adapter_config.json" in names:
+        return "; it is a LoRA adapter, which iqforge convert-lora converts"
+    if ggufs:
+        return f"; it has {printable(ggufs[0])}: name that file instead of the folder"
+    inner = [
+        found.parent.relative_to(path)
+        for pattern in (f"*/{_CONFIG}", f"snapshots/*/{_CONFIG}")
+        for found in sorted(path.glob(pattern))
+    ]
+    if inner:
+        return f"; {printable(inner[0])} inside it has one"
+    if any(name.endswith((".safetensors", ".bin", ".pth", ".pt")) for name in names):
+        return ", which says how to read its weights; download it from where the weights are from"
+    return "; a checkpoint is a folder with config.json and safetensors files"

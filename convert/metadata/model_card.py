@@ -2,58 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import yaml
+
 from ...formats.gguf.values import Value, ValueType, array, string, u32
 from ..checkpoint.folder import Checkpoint
 
-_MAX_LINES = 2000
-Card = dict[str, str | list[str]]
+_MAX_CHARACTERS = 1 << 20
+_MARK = "---"
+Card = dict[str, Any]
 
 
 def read_model_card(checkpoint: Checkpoint) -> Card:
-    """Top-level `key: text` and `key:` + `- item` entries between the first two `---` lines;
-    anything deeper is skipped.
+    """Return the YAML between the first two `---` lines, with all scalars as strings.
 
-    A small part of YAML suffices: what the keys below hold is never more than a text or a list of
-    texts. A card that cannot be read is no reason to stop a conversion, so it counts as absent.
+    A card that cannot be read is no reason to stop a conversion, so it counts as empty.
     """
-    path = checkpoint.path / "README.md"
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.rstrip("\r\n") for line, _ in zip(file, range(_MAX_LINES))]
-    except (OSError, UnicodeDecodeError):
+        with open(checkpoint.path / "README.md", encoding="utf-8") as file:
+            lines = file.read(_MAX_CHARACTERS).split("\n")
+        if not lines or lines[0].strip() != _MARK or _MARK not in lines[1:]:
+            return {}
+        # BaseLoader builds strings, lists and dictionaries only; `no` stays the language.
+        card = yaml.load("\n".join(lines[1 : lines.index(_MARK, 1)]), yaml.BaseLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
         return {}
-    if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
-        return {}
-    card: Card = {}
-    key = None
-    for line in lines[1 : lines.index("---", 1)]:
-        text = line.strip()
-        if text.startswith("- ") and key and isinstance(card[key], list):
-            if ":" not in text or text.startswith(("- '", '- "')):
-                card[key].append(_plain(text[2:]))
-        elif text and not line[0].isspace() and not text.startswith("#") and ":" in text:
-            key, _, rest = text.partition(":")
-            rest = rest.strip()
-            if rest.startswith("[") and rest.endswith("]"):
-                card[key] = [_plain(item) for item in rest[1:-1].split(",") if item.strip()]
-            else:
-                card[key] = _plain(rest) if rest else []
-    return card
-
-
-def _plain(text: str) -> str:
-    text = text.strip()
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+    return card if isinstance(card, dict) else {}
 
 
 def _texts(card: Card, key: str) -> list[str]:
-    value = card.get(key, [])
-    return [item for item in ([value] if isinstance(value, str) else value) if item]
+    value = card.get(key)
+    items = value if isinstance(value, list) else [value]
+    return [item for item in items if isinstance(item, str) and item]
 
 
 def model_card_metadata(card: Card) -> dict[str, Value]:
-    """`general.license*`, `general.base_model.*`, `general.tags` and `general.languages`, as far as
-    the card has them.
+    """Return `general.license*`, `general.base_model.*`, `general.tags` and `general.languages`, as
+    far as the card has them.
     """
     keys: dict[str, Value] = {}
     for stored, key in (

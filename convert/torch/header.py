@@ -1,14 +1,19 @@
-"""PyTorch checkpoints (`pytorch_model.bin`): places of tensors inside the file, found without
+"""PyTorch checkpoints (`pytorch_model.bin`): positions of tensors in the file, found without
 executing anything of it.
 
 `torch.save` writes a zip archive without compression:
 
-    <name>/data.pkl     a pickle of the dictionary of tensors, see torch_pickle.py
+    <name>/data.pkl     a pickle of the dictionary of tensors, see pickle.py
     <name>/byteorder    "little" or "big"; older versions leave it out
     <name>/data/<key>   the bytes of one storage; tensors are strided views into it
 
-So a tensor is a range of the file, like one of a safetensors file, and is mapped, not loaded. Files
-of torch before 1.6 (a bare pickle, or a tar) hold storages in another form and are refused by name.
+So a tensor is a range of the file, like one of a safetensors file. Files of torch before 1.6 (a
+bare pickle, or a tar) hold storages in another form and are refused by name.
+
+`torch.load(weights_only=True, mmap=True)` does not do here. It maps the file, so that one that is
+cut while it is read kills the process with SIGBUS; the pages of all tensors that were read stay
+resident until the last tensor is gone (500 MB after reading 600 MB); and a pickle whose key is a
+tuple of doubled tuples keeps it busy for ever.
 """
 
 from __future__ import annotations
