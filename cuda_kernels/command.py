@@ -102,7 +102,7 @@ def architectures(asked: str | None, *, needed: bool) -> list[str]:
     all. UsageError for others.
     """
     if asked:
-        names = list(ARCHITECTURES) if asked == "all" else asked.split(",")
+        names: list[str] = list(ARCHITECTURES) if asked == "all" else asked.split(",")
         if wrong := [name for name in names if not re.fullmatch(r"sm_\d{2,3}", name)]:
             raise UsageError(f"'{wrong[0]}' is not an architecture; they are spelled as sm_90")
         return names

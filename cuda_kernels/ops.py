@@ -159,12 +159,12 @@ def _staged(parts: Iterator[np.ndarray], device: torch.device) -> Iterator[torch
     if device.type != "cuda":
         yield from (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
         return
-    buffers: list[torch.Tensor | None] = [None, None]
+    buffers = [torch.empty(0, dtype=torch.uint8)] * 2
     copied = [torch.cuda.Event(), torch.cuda.Event()]
     for n, part in enumerate(parts):
         with torch.cuda.device(device):
-            if buffers[n % 2] is None or buffers[n % 2].numel() < part.size:
-                buffers[n % 2] = torch.empty(max(part.size, 1), dtype=torch.uint8, pin_memory=True)
+            if buffers[n % 2].numel() < part.size:
+                buffers[n % 2] = torch.empty(part.size, dtype=torch.uint8, pin_memory=True)
             copied[n % 2].synchronize()  # what was in the buffer has left it
             pinned = buffers[n % 2][: part.size]
             into = pinned.numpy().reshape(part.shape)

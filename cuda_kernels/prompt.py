@@ -84,7 +84,10 @@ def add_norm(
     `prompt_grouped.permutation` says (width is a multiple of 128 then).
     """
     tokens, width = h.shape
-    half = (out if out is not None else delta).dtype
+    given = out if out is not None else delta
+    if given is None:
+        raise ValueError("add_norm needs an output or a delta")
+    half = given.dtype
     units = next(n for n in _NORM_UNITS if n * _NORM_THREADS * _UNIT >= width)
     slots = 0 if delta is None else 1 if weights is None else weights.shape[1]
     launch(

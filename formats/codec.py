@@ -174,7 +174,7 @@ def _row_decoder(
         one = (
             _block_decoder(type, n_cols, as_weights)
             if own
-            else _row_decoder(ggml_type(type.base), n_cols, as_weights)
+            else _row_decoder(type.plain, n_cols, as_weights)
         )
         return lambda data, out: one(unpack_rows(type, data, n_cols), out)
     return _block_decoder(type, n_cols, as_weights)

@@ -17,6 +17,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .private_folder import private_folder
 
@@ -41,8 +42,11 @@ def sources_digest() -> str:
 _fallback_lock = threading.Lock()  # numba's setting is one for the process
 
 
-def _compiled(function: Callable, **options: bool) -> Callable:
+def _compiled(function: Callable, **options: Any) -> Callable:
     import numba
+    from numba.core import config
+
+    settings: Any = config  # its attributes are made when it is imported
 
     function.__qualname__ = f"{function.__name__}-{sources_digest()}"
     compile_ = numba.njit(nogil=True, cache=True, error_model="numpy", **options)
@@ -50,12 +54,12 @@ def _compiled(function: Callable, **options: bool) -> Callable:
         return compile_(function)
     except RuntimeError:  # neither the folder of the module nor the user's cache can be written
         with _fallback_lock:
-            chosen = numba.config.CACHE_DIR
-            numba.config.CACHE_DIR = str(private_folder() / "numba")
+            chosen = settings.CACHE_DIR
+            settings.CACHE_DIR = str(private_folder() / "numba")
             try:
                 return compile_(function)
             finally:
-                numba.config.CACHE_DIR = chosen
+                settings.CACHE_DIR = chosen
 
 
 def inlined_function(function: Callable) -> Callable:
@@ -91,7 +95,7 @@ def from_source(
     file: the path of the module it belongs to, where numba's cache looks for a source file and
     keeps the code.
     """
-    namespace: dict[str, object] = {"__name__": __name__, "__file__": file} | names
+    namespace: dict[str, Any] = {"__name__": __name__, "__file__": file} | names
     exec(compile(source, file, "exec"), namespace)
     return _compiled(namespace[name], **(options or {}))
 

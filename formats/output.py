@@ -104,15 +104,18 @@ def size_on_disk(path: str | os.PathLike) -> int:
         return 0
 
 
+def reason(error: OSError | ValueError) -> str:
+    """Return what the operating system says about `error`. Python raises ValueError for paths with
+    a NUL.
+    """
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def output_error(
     error: OSError | ValueError, file: str | os.PathLike, detail: str = ""
 ) -> OutputError:
-    """`error` as an OutputError that names the file. ValueError is what Python makes of a path with
-    a NUL.
-    """
-    return OutputError(
-        f"cannot be written: {getattr(error, 'strerror', None) or error}{detail}", file=file
-    )
+    """Return `error` as an OutputError that names the file."""
+    return OutputError(f"cannot be written: {reason(error)}{detail}", file=file)
 
 
 def real_output(path: str | os.PathLike) -> str:
@@ -214,6 +217,12 @@ class PartFile:
             raise output_error(error, self.path) from None
         return open_locked(self.part_path, self.path)
 
+    @property
+    def _handle(self) -> int:
+        if self._fd is None:
+            raise OutputError("was written and closed already", file=self.path)
+        return self._fd
+
     def write(self, data) -> None:
         """Append all of `data`, anything that has a contiguous buffer. The disk begins to write at
         once, not when memory is full.
@@ -221,11 +230,11 @@ class PartFile:
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         try:
             while view:
-                n_written = os.write(self._fd, view)
+                n_written = os.write(self._handle, view)
                 self.position += n_written
                 view = view[n_written:]
             if self.position - self._begun >= WRITE_BEHIND:
-                begin_writing(self._fd, self._begun, self.position)
+                begin_writing(self._handle, self._begun, self.position)
                 self._begun = self.position
         except OSError as error:
             raise output_error(error, self.path, self._state()) from None
@@ -233,15 +242,15 @@ class PartFile:
     def read_kept(self, start: int, size: int) -> bytes:
         """Bytes of what an earlier run left, fewer than `size` where it ends."""
         try:
-            return os.pread(self._fd, size, start)
+            return os.pread(self._handle, size, start)
         except OSError as error:
             raise output_error(error, self.part_path) from None
 
     def go_on_at(self, position: int) -> None:
         """Cut the file there (or fill it up with zeros), and write what follows."""
         try:
-            os.ftruncate(self._fd, position)
-            os.lseek(self._fd, position, os.SEEK_SET)
+            os.ftruncate(self._handle, position)
+            os.lseek(self._handle, position, os.SEEK_SET)
         except OSError as error:
             raise output_error(error, self.path, self._state()) from None
         self.position = self._begun = position
@@ -256,7 +265,7 @@ class PartFile:
 
     def sync(self) -> None:
         try:
-            os.fsync(self._fd)
+            os.fsync(self._handle)
         except OSError as error:
             raise output_error(error, self.path, self._state()) from None
 

@@ -113,7 +113,7 @@ def _row_decoder(
     if type.is_interleaved:
         own = codec.has_block_decoder(type)  # as in codec.decode
         one = (_block_decoder if own else _row_decoder)(
-            type if own else ggml_type(type.base), n_cols, as_weights, device
+            type if own else type.plain, n_cols, as_weights, device
         )
         return lambda data: one(_unpack_rows(type, data, n_cols))
     return _block_decoder(type, n_cols, as_weights, device)

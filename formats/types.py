@@ -75,17 +75,23 @@ class GGMLType:
             )
         return self.header_bytes + n_cols // self.block_size * self.block_bytes
 
+    @property
+    def plain(self) -> GGMLType:
+        """The type with the same blocks in plain rows: the type itself unless it is interleaved."""
+        return self if self.base is None else TYPES[self.base]
+
     def tensor_bytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of a tensor with the numpy-order `shape` (row length last). ShapeError if the type
         cannot hold it.
         """
-        rows_per_matrix = shape[-2] if len(shape) > 1 else 1
+        rows = shape[:-1]
+        rows_per_matrix = rows[-1] if rows else 1
         if rows_per_matrix % self.group_rows:
             raise ShapeError(
                 f"{rows_per_matrix} rows are not a multiple of {self.group_rows}, the row group of"
                 f" {self.name}"
             )
-        return math.prod(shape[:-1]) * self.row_bytes(shape[-1]) + self.tail_bytes
+        return math.prod(rows) * self.row_bytes(shape[-1]) + self.tail_bytes
 
     def __str__(self) -> str:
         return self.name

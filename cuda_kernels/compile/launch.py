@@ -13,13 +13,15 @@ everywhere, to compare.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
+from typing import Any
 
 import numpy as np
 import torch
 
 from ...errors import DeviceError
-from .nvrtc import KernelSpec, compile_spec, need_cuda_core
+from .nvrtc import KernelSpec, compile_spec, cuda_core, cuda_error
 
 _SHARED_BY_DEFAULT = 48 * 1024  # bytes of shared memory that a kernel may use without asking
 
@@ -47,17 +49,16 @@ def function(spec: KernelSpec, name: str, device: torch.device | int | str) -> o
 
 
 @functools.cache
-def _module(spec: KernelSpec, device: int) -> object:
+def _module(spec: KernelSpec, device: int) -> Any:
     return compile_spec(spec, architecture(device))
 
 
 @functools.cache
 def _function(spec: KernelSpec, name: str, device: int) -> object:
-    from cuda.core import Device
-
+    core = cuda_core()
     with torch.cuda.device(device):
         torch.cuda.current_stream()  # torch makes the context
-        Device(device).set_current()
+        core.Device(device).set_current()
         kernel = _module(spec, device).get_kernel(name)
         # All kernels ask for the same division of a multiprocessor's memory into L1 and shared
         # memory. Where two that follow one another want different ones, the second waits until
@@ -73,10 +74,7 @@ def load(spec: KernelSpec, device: int) -> list[object]:
     For libraries other than torch. Neither torch nor its streams are used, and the kernels keep the
     driver's division of L1 cache and shared memory.
     """
-    need_cuda_core()
-    from cuda.core import Device
-
-    here = Device(device)
+    here = cuda_core().Device(device)
     here.set_current()
     code = compile_spec(spec, f"sm_{here.arch}")
     return [code.get_kernel(name) for name in spec.functions]
@@ -86,10 +84,8 @@ def launch_on(stream: int, kernel: object, grid: int, block: int, *args: object)
     """Launch on the stream with this handle; 0 is the default stream. args: numpy scalars, pointers
     as numpy.uintp.
     """
-    from cuda.core import launch as start
-
     config = _config((grid,), (block,), 0, False, None, False)
-    start(_stream(stream), config, kernel, *args)
+    cuda_core().launch(_stream(stream), config, kernel, *args)
 
 
 def launch(
@@ -109,8 +105,7 @@ def launch(
     shared: bytes of dynamic shared memory. cluster: blocks per cluster; `grid` counts blocks
     nevertheless. DeviceError if the launch is refused.
     """
-    from cuda.core import launch as start
-
+    core = cuda_core()
     stream = torch.cuda.current_stream()
     if shared > _SHARED_BY_DEFAULT:
         _allow_shared(kernel, shared)
@@ -124,10 +119,8 @@ def launch(
         cooperative,
     )
     try:
-        start(_stream(stream.cuda_stream), config, kernel, *map(_argument, args))
-    except Exception as error:
-        if type(error).__name__ != "CUDAError":  # cuda.core does not export it
-            raise
+        core.launch(_stream(stream.cuda_stream), config, kernel, *map(_argument, args))
+    except cuda_error() as error:
         raise DeviceError(
             f"cuda:{stream.device_index}: a kernel could not be launched: {error}"
         ) from error
@@ -155,8 +148,6 @@ def _triple(size: int | tuple[int, ...]) -> tuple[int, ...]:
 def _config(
     grid: tuple, block: tuple, shared: int, pdl: bool, cluster: tuple | None, cooperative: bool
 ) -> object:
-    from cuda.core import LaunchConfig
-
     options = {}
     if cluster:
         cluster = cluster + (1,) * (len(grid) - len(cluster))
@@ -164,7 +155,7 @@ def _config(
             n // c for n, c in zip(grid, cluster, strict=True)
         )  # cuda.core counts clusters
         options["cluster"] = cluster
-    return LaunchConfig(
+    return cuda_core().LaunchConfig(
         grid=grid,
         block=block,
         shmem_size=shared,
@@ -183,23 +174,23 @@ def _overlaps(device: int) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _stream(handle: int) -> object:
-    from cuda.core import LEGACY_DEFAULT_STREAM, Stream
-
-    return Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM
+    core = cuda_core()
+    return core.Stream.from_handle(handle) if handle else core.LEGACY_DEFAULT_STREAM
 
 
 _shared_allowed: dict[tuple[int, int], int] = {}
 
 
-def _allow_shared(kernel: object, shared: int) -> None:
+def _allow_shared(kernel: Any, shared: int) -> None:
     handle, device = int(kernel.handle), torch.cuda.current_device()
     if _shared_allowed.get((handle, device), 0) < shared:
         _set_attribute(kernel, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared, device)
         _shared_allowed[handle, device] = shared
 
 
-def _set_attribute(kernel: object, name: str, value: int, device: int) -> None:
-    from cuda.bindings import driver  # cuda.core can set attributes only in its newest versions
+def _set_attribute(kernel: Any, name: str, value: int, device: int) -> None:
+    # cuda.core can set attributes only in its newest versions.
+    driver = importlib.import_module("cuda.bindings.driver")
 
     (error,) = driver.cuKernelSetAttribute(
         getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}"),

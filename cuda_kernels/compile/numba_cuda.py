@@ -25,16 +25,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import re
 import threading
 import types
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from ...errors import DeviceError, UsageError
 from ...formats.kernel import sources_digest
+from .nvrtc import cuda_error
 
 # PTX that rounds once where the source rounds twice, approximates, flushes subnormals, or lets the
 # assembler choose.
@@ -64,12 +67,11 @@ def cuda_module() -> types.ModuleType:
 @contextlib.contextmanager
 def named_errors(device: str) -> Iterator[None]:
     """What CUDA and numba-cuda raise, as a DeviceError that names the device."""
-    from cuda.core._utils.cuda_utils import CUDAError
     from numba.cuda.cudadrv.error import CudaDriverError
 
     try:
         yield
-    except (CudaDriverError, CUDAError, MemoryError) as error:
+    except (CudaDriverError, cuda_error(), MemoryError) as error:
         raise DeviceError(
             f"{device}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from error
@@ -102,13 +104,16 @@ def _prepare() -> dict[str, Callable]:
     from llvmlite import ir
     from numba.core import cgutils
     from numba.core import types as numba_types
-    from numba.cuda import target
-    from numba.cuda.core import config
-    from numba.cuda.cudadrv import nvvm
-    from numba.cuda.extending import lower_builtin
+
+    # Type checkers look these up in numba, whose place numba-cuda takes.
+    modules: list[Any] = [
+        importlib.import_module(f"numba.cuda.{name}")
+        for name in ("target", "core.config", "cudadrv.nvvm", "extending")
+    ]
+    target, config, nvvm, extending = modules
 
     def lower(function: Callable, intrinsic: str) -> None:
-        @lower_builtin(function, numba_types.float32)
+        @extending.lower_builtin(function, numba_types.float32)
         def implementation(context, builder, sig, args):
             kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
             return builder.call(
@@ -184,7 +189,7 @@ def compile_kernel(
     source: str,
     name: str,
     file: str,
-    signature: object,
+    signature: Any,
     max_registers: int | None = None,
     **names: object,
 ) -> Callable:
@@ -197,7 +202,7 @@ def compile_kernel(
     """
     from numba import cuda
 
-    namespace: dict[str, object] = {
+    namespace: dict[str, Any] = {
         "__name__": __name__,
         "cuda": cuda,
         "float32": np.float32,
@@ -207,7 +212,7 @@ def compile_kernel(
     function.__qualname__ = f"{name}-{sources_digest()}"
     # Link-time optimization would join operations after the check below. numba-cuda 0.30 heeds
     # `lto` only in this spelling, not as cuda.jit(lto=False)(function).
-    kernel = cuda.jit(function, cache=True, lto=False, max_registers=max_registers)
+    kernel: Any = cuda.jit(function, cache=True, lto=False, max_registers=max_registers)
     if kernel.targetoptions.get("lto"):
         raise DeviceError(
             "this version of numba-cuda links with optimizations that round otherwise than the CPU"

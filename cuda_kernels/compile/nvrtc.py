@@ -24,6 +24,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import importlib
 import importlib.util
 import os
 import re
@@ -168,10 +169,22 @@ def need_cuda_core() -> None:
 
 
 @functools.cache
+def cuda_core() -> Any:
+    """Return the module `cuda.core`. UsageError that says what to install without it."""
+    need_cuda_core()
+    return importlib.import_module("cuda.core")
+
+
+@functools.cache
+def cuda_error() -> type[Exception]:
+    """Return the class of errors of the CUDA driver, which cuda.core keeps in a private module."""
+    return importlib.import_module("cuda.core._utils.cuda_utils").CUDAError
+
+
+@functools.cache
 def _nvrtc_version() -> tuple[int, int]:
     need_cuda_core()
-    from cuda.bindings import nvrtc
-
+    nvrtc = importlib.import_module("cuda.bindings.nvrtc")
     try:
         status, major, minor = nvrtc.nvrtcVersion()
     except RuntimeError as error:
@@ -219,7 +232,7 @@ def _stem(spec: KernelSpec, arch: str) -> str:
     return f"{spec.name}-{_target(spec, arch)}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
-def compile_spec(spec: KernelSpec, arch: str) -> object:
+def compile_spec(spec: KernelSpec, arch: str) -> Any:
     """The code of `spec` for an architecture such as "sm_90", a cuda.core.ObjectCode: from the
     cache, or compiled now.
 
@@ -235,9 +248,7 @@ def compile_spec(spec: KernelSpec, arch: str) -> object:
             if code is None:
                 code = _compiled(spec, _target(spec, arch))
                 _store(path, code)
-    from cuda.core import ObjectCode
-
-    return ObjectCode.from_cubin(code, name=spec.name)
+    return cuda_core().ObjectCode.from_cubin(code, name=spec.name)
 
 
 def is_checked(spec: KernelSpec, arch: str) -> bool:
@@ -277,20 +288,20 @@ def _load(path: Path) -> bytes | None:
 
 
 def _compiled(spec: KernelSpec, target: str, quick: bool = False) -> bytes:
-    from cuda.core import Program, ProgramOptions
-
+    core = cuda_core()
     extra: dict[str, Any] = dict(spec.options)
     # NVRTC does not combine the quick mode with separate roundings. Older versions of cuda-core have
     # no quick mode.
-    if quick and extra.get("fma", True) and hasattr(ProgramOptions, "ofast_compile"):
+    known = core.ProgramOptions.__dataclass_fields__
+    if quick and extra.get("fma", True) and "ofast_compile" in known:
         # "max" leaves loops as long as they were unrolled: good for much code of few loops, not for
         # little code of many
         extra["ofast_compile"] = "max" if spec.sources[-1].startswith("prompt/") else "mid"
-    options = ProgramOptions(
+    options = core.ProgramOptions(
         name=spec.sources[0], arch=target, define_macro=list(spec.defines) or None, **extra
     )
     try:
-        code = bytes(Program(expand(spec.sources), "c++", options).compile("cubin").code)
+        code = bytes(core.Program(expand(spec.sources), "c++", options).compile("cubin").code)
     except Exception as error:  # cuda.core's own classes are not public
         log = str(error).replace("\0", "").rstrip()  # NVRTC's log ends in a NUL
         raise DeviceError(f"the kernels {spec.name} do not compile for {target}: {log}") from error

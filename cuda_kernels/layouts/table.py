@@ -107,9 +107,9 @@ def packed_layout(type: GGMLType) -> PackedLayout:
     planes = tuple((name, n, False) for name, n in declared.planes) + (
         ((HEADER, head, True),) if head else ()
     )
-    return PackedLayout(
-        type, planes, Moves.of_bits(*pairs_of_bits, n_bytes, np.concatenate(flipped))
-    )
+    stored, packed = pairs_of_bits
+    moves = Moves.of_bits(stored, packed, n_bytes, np.concatenate(flipped))
+    return PackedLayout(type, planes, moves)
 
 
 def plain_type(type: str | GGMLType) -> GGMLType:

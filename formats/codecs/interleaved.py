@@ -14,7 +14,7 @@ import functools
 import numpy as np
 
 from ...errors import ShapeError
-from ..types import GGMLType, ggml_type
+from ..types import GGMLType
 from . import interleaved_grid, interleaved_iq_k, interleaved_k, interleaved_legacy
 from .bit_moves import Interleaving
 
@@ -81,7 +81,7 @@ def row_head(type: GGMLType) -> int:
     """Bytes of the header that a row has once it is undone: that of the plain type where there is
     one.
     """
-    return ggml_type(type.base).header_bytes if type.base else type.header_bytes
+    return type.plain.header_bytes
 
 
 def _tables(type: GGMLType, n_cols: int) -> Interleaving:

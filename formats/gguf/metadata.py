@@ -182,7 +182,9 @@ def encode_pair(key: str, value: Value) -> bytes:
 
 def _kind_name(value: Value) -> str:
     return (
-        value.type.name if value.element is None else f"{value.type.name} of {value.element.name}"
+        value.type.name
+        if value.item_type is None
+        else f"{value.type.name} of {value.item_type.name}"
     )
 
 
@@ -191,12 +193,12 @@ def _encode(value: Value) -> bytes:
         return _encode_string(value.data)
     if value.type is not ValueType.ARRAY:
         return struct.pack("<" + STRUCT_CODES[value.type], value.data)
-    head = struct.pack("<IQ", value.element, len(value.data))
-    if value.element is ValueType.ARRAY:
+    head = struct.pack("<IQ", value.item_type, len(value.data))
+    if value.item_type is ValueType.ARRAY:
         return head + b"".join(map(_encode, value.data))
-    if value.element is ValueType.STRING:
+    if value.item_type is ValueType.STRING:
         return head + b"".join(map(_encode_string, value.data))
-    return head + struct.pack(f"<{len(value.data)}{STRUCT_CODES[value.element]}", *value.data)
+    return head + struct.pack(f"<{len(value.data)}{STRUCT_CODES[value.item_type]}", *value.data)
 
 
 def _encode_string(text: str) -> bytes:

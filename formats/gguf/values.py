@@ -55,6 +55,13 @@ class Value:
     data: Any
     element: ValueType | None = None
 
+    @property
+    def item_type(self) -> ValueType:
+        """The type of an array's items."""
+        if self.element is None:
+            raise TypeError(f"a value of type {self.type.name} has no items")
+        return self.element
+
 
 def u16(x: int) -> Value:
     return Value(ValueType.UINT16, int(x))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -20,14 +21,19 @@ from .layout import FileLayout
 from .reader import SingleFile
 from .values import Value
 
-_PIECE = 64 << 20  # bytes handed to one write call, so that Ctrl-C is answered
-# trusted(tensor, its bytes in pieces): whether what an earlier run left of the tensor is what it
-# should be
+_PIECE = 64 << 20  # bytes per write call, so that Ctrl-C is answered
+# trusted(tensor, its bytes in pieces): whether an earlier run left the right bytes of the tensor
 Trusted = Callable[[TensorInfo, Iterator[bytes]], bool]
 
 
-class _Finishing:
-    """As a context manager a Sink finishes at the end and aborts on any exception."""
+class _Finishing(ABC):
+    """A sink that finishes at the end of a `with` block and aborts on any exception."""
+
+    @abstractmethod
+    def finish(self) -> None: ...
+
+    @abstractmethod
+    def abort(self) -> None: ...
 
     def __enter__(self):
         return self
@@ -51,6 +57,8 @@ class GGUFWriter(_Finishing):
     on any exception.
     """
 
+    _part: PartFile | None = None
+
     def __init__(
         self,
         path: str | os.PathLike,
@@ -61,16 +69,21 @@ class GGUFWriter(_Finishing):
     ):
         """keep: begin with a call of `resume`."""
         self.path = Path(path)
-        self._part: PartFile | None = None
         self._plan = FileLayout(path, metadata, tensors, alignment)
         self._part = PartFile(path, self._plan.n_bytes, keep)
         self._index, self._written = 0, 0
         if not keep:
             self._begin()
 
+    @property
+    def _file(self) -> PartFile:
+        if self._part is None:
+            raise IqforgeError("the writer was finished or aborted", file=self.path)
+        return self._part
+
     def _begin(self) -> None:
         try:
-            self._part.write(self._plan.header)
+            self._file.write(self._plan.header)
         except BaseException:
             self.abort()
             raise
@@ -79,7 +92,7 @@ class GGUFWriter(_Finishing):
         """Take over the tensors that an earlier run left, up to the first that is incomplete or
         that `trusted` refuses; what lies behind them is cut off. Returns their number.
         """
-        part, plan, count = self._part, self._plan, 0
+        part, plan, count = self._file, self._plan, 0
         if part.read_kept(0, len(plan.header)) == plan.header:
             while count < len(plan.tensors) and trusted(plan.tensors[count], self._kept(count)):
                 count += 1
@@ -95,7 +108,7 @@ class GGUFWriter(_Finishing):
         start = self._plan.offsets[index]
         stop = start + self._plan.tensors[index].n_bytes
         for at in range(start, stop, _PIECE):
-            yield self._part.read_kept(at, min(_PIECE, stop - at))
+            yield self._file.read_kept(at, min(_PIECE, stop - at))
 
     def cut(self) -> None:
         """Drop the bytes of a tensor that is not complete."""
@@ -105,7 +118,7 @@ class GGUFWriter(_Finishing):
                 self._plan.offsets[self._index - 1] + self._plan.tensors[self._index - 1].n_bytes,
                 self._plan.alignment,
             )
-        self._part.go_on_at(end)
+        self._file.go_on_at(end)
         self._written = 0
 
     @property
@@ -147,7 +160,7 @@ class GGUFWriter(_Finishing):
             return
         try:
             self.complete()
-            self._part.commit()
+            self._file.commit()
         finally:
             self.abort()
 
@@ -161,8 +174,8 @@ class GGUFWriter(_Finishing):
                 file=self.path,
                 tensor=expected.name,
             )
-        self._part.sync()
-        written = SingleFile(self._part.part_path)
+        self._file.sync()
+        written = SingleFile(self._file.part_path)
         try:
             self._plan.check(written.header)
         finally:
@@ -170,13 +183,13 @@ class GGUFWriter(_Finishing):
 
     def park(self) -> None:
         """Give the file handle back after `complete`."""
-        self._part.park()
+        self._file.park()
 
     def sync(self) -> None:
         """What is written so far survives a power cut, when this returns. May be called from
         another thread.
         """
-        self._part.sync()
+        self._file.sync()
 
     def leave(self) -> None:
         """Let what is written lie for a later run, which opens it with `keep`; nothing more can be
@@ -188,11 +201,11 @@ class GGUFWriter(_Finishing):
 
     def remove_older(self) -> None:
         """Delete what has the final name so far."""
-        self._part.remove_older()
+        self._file.remove_older()
 
     def commit(self) -> None:
         """The rename of `finish`, after `complete`."""
-        self._part.commit()
+        self._file.commit()
         self._part = None
 
     def abort(self) -> None:
@@ -202,7 +215,7 @@ class GGUFWriter(_Finishing):
             part.abort()
 
     def __del__(self) -> None:
-        if getattr(self, "_part", None) is not None:
+        if self._part is not None:
             self.abort()
 
     def _expected(self, tensor: TensorInfo) -> TensorInfo:
@@ -223,9 +236,8 @@ class GGUFWriter(_Finishing):
         return expected
 
     def _pad(self) -> None:
-        self._part.write(
-            bytes(pad_to(self._part.position, self._plan.alignment) - self._part.position)
-        )
+        position = self._file.position
+        self._file.write(bytes(pad_to(position, self._plan.alignment) - position))
 
 
 class ShardedWriter(_Finishing):

@@ -14,6 +14,7 @@ first shard's name stands for all.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import uuid
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import xxhash
 
 from ...errors import MalformedFileError, NotFoundError, UsageError
@@ -35,7 +37,7 @@ OK, MISMATCH, MISSING, NOT_IN_FILE = "Ok", "Mismatch", "Not in manifest", "Not i
 
 
 class _Hash(Protocol):
-    def update(self, data) -> None: ...
+    def update(self, data, /) -> None: ...
 
     def hexdigest(self) -> str: ...
 
@@ -53,9 +55,9 @@ class _Uuid:
 
 # In the order in which the lines of a tensor come. The uuid is of the whole only.
 ALGORITHMS: dict[str, Callable[[], _Hash]] = {
-    "xxh64": xxhash.xxh64,
+    "xxh64": lambda: xxhash.xxh64(),
     "sha1": lambda: hashlib.sha1(usedforsecurity=False),
-    "sha256": hashlib.sha256,
+    "sha256": lambda: hashlib.sha256(),
     "uuid": _Uuid,
 }
 _STRENGTH = ("sha256", "sha1", "xxh64", "uuid")
@@ -135,7 +137,7 @@ def _tensor_lines(
         own = {name: ALGORITHMS[name]() for name in names if layers and name != "uuid"}
         for start in range(0, tensor.n_bytes, _PIECE):
             piece = file.read_bytes(tensor, start, min(start + _PIECE, tensor.n_bytes))
-            list(pool.map(lambda hashed: hashed.update(piece), (*own.values(), *whole.values())))  # noqa: B023  done before the next
+            list(pool.map(_update, (*own.values(), *whole.values()), itertools.repeat(piece)))
             size = piece.nbytes
             del piece
             file.release(tensor)
@@ -144,6 +146,10 @@ def _tensor_lines(
         yield from (
             HashLine(name, hashed.hexdigest(), label, tensor.name) for name, hashed in own.items()
         )
+
+
+def _update(hashed: _Hash, piece: np.ndarray) -> None:
+    hashed.update(piece)
 
 
 def read_manifest(path: str | os.PathLike) -> dict[tuple[str, str], str]:

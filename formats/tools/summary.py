@@ -145,7 +145,7 @@ def value_as_json(value: Value, full: bool = False) -> dict[str, Any]:
     kind: dict[str, Any] = {"type": value.type.name}
     data = value.data
     if value.type is ValueType.ARRAY:
-        kind["element"] = value.element.name
+        kind["element"] = value.item_type.name
         if not full and len(data) > LIST_ITEMS:
             kind["length"], data = len(data), data[:LIST_ITEMS]
         data = [
