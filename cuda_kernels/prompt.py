@@ -65,7 +65,7 @@ def norm_fits(width: int) -> bool:
 
 def add_norm(
     h: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     eps: float,
     out: torch.Tensor | None,
     *,

@@ -1,5 +1,5 @@
-"""Every token with every expert: what a collector sees of experts is then not limited to the tokens
-that are routed to them.
+"""Every token with every expert: a collector then sees experts with more than the tokens that are
+routed to them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Observer = Callable[[str, torch.Tensor, torch.Tensor | None], None]
 
 
 class AllExperts:
-    """An observer in front of `collector`. Once a router has seen the rows of a pass, it shows the
-    collector all of them with each expert of that layer in turn; the rows that are really routed
-    are left out afterwards, as they have been counted.
+    """An observer in front of `collector`. When a router has seen the rows of a pass, it shows the
+    collector all rows with each expert of the layer in turn, and afterwards leaves out the rows
+    that are routed, as they are counted already.
 
-    What the model computes stays as it is, to the bit. A pass takes about experts / experts used
+    The results of the model do not change by a bit. A pass takes about (experts / experts used)
     times as long in these layers.
     """
 
@@ -47,7 +47,7 @@ class AllExperts:
         for expert in range(moe.n_experts):
             counts = torch.zeros(moe.n_experts, dtype=torch.int64)
             counts[expert] = len(x)
-            # the rows are those of the expert before, but for another expert
+            # the same rows as for the expert before
             self._collector.forget_inputs()
             inner = moe.experts.inner(x, counts)  # gate and up are observed as they are used
             for name in moe.experts.down.observed:

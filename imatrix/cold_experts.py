@@ -1,21 +1,21 @@
 """What an importance matrix says about experts that saw few tokens, or none.
 
-The mean squares of an expert that saw n tokens are mixed with a prior m that is worth K tokens (the
-mean of the posterior, as with a conjugate prior of K pseudo-observations):
+The mean squares of an expert that saw n tokens are mixed with a prior m worth K tokens (the
+posterior mean for a conjugate prior of K pseudo-observations):
 
     mean' = (S + K m) / (n + K)
 
-for every expert with n < `least`; the others keep exactly what they saw. The prior is
+for every expert with n < `least`; the others keep their values. The prior is
 
-- of gate and up, which see hidden states of the layer: the mean over all tokens of all experts
-  (`prior`), or of the NEIGHBOURS experts whose router rows are nearest by cosine to that of the
-  cold one, the common part of all rows taken off (`neighbours`): the router sends to those what it
-  nearly would have sent to this one;
-- of down, whose columns are the expert's own neurons and have nothing to do with the neurons of the
-  same number in other experts: the same value for every column, the mean over all columns and
-  tokens (of all experts, or of the neighbours).
+- for gate and up, which see hidden states of the layer: the mean over all tokens of all experts
+  (`prior`), or of the NEIGHBOURS experts whose router rows, less their common mean, are nearest by
+  cosine to that of the cold expert (`neighbours`): the router sends to them what it nearly would
+  have sent to this one;
+- for down, whose columns are neurons of the expert and unrelated to those of other experts: the
+  same value for every column, the mean over all columns and tokens (of all experts, or of the
+  neighbours).
 
-The counts stay what they were, at least 1: files then add up with the weight of what was seen.
+Counts do not change, except that they are at least 1: merged files are weighted by what was seen.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def fill_cold_experts(
     prior_tokens: float = DEFAULT_PRIOR_TOKENS,
     routers: Mapping[str, np.ndarray] | None = None,
 ) -> Imatrix:
-    """`imatrix` with `prior` or `neighbours` applied to experts that saw fewer than `least` tokens;
-    `imatrix` itself for other METHODS.
+    """Return `imatrix` with `prior` or `neighbours` applied to experts that saw fewer than `least`
+    tokens; `imatrix` itself for other METHODS.
 
-    Where counts are calls (of `.dat` files) all that is known is which experts saw nothing; those
-    are cold then. routers: for `neighbours`, float[n_experts, width] of each layer, by the name of
-    the router's tensor. A tensor of which no expert saw anything is left as it is. UsageError for a
-    method there is not, a prior that is not worth a positive number of tokens, `neighbours` without
-    the router of a layer.
+    If counts are calls (`.dat` files), only experts that saw nothing are known, and count as cold.
+    routers: for `neighbours`, float[n_experts, width] of each layer, by the name of the router's
+    tensor. A tensor of which no expert saw anything is left as it is. UsageError for an unknown
+    method, a prior that is not worth a positive number of tokens, or `neighbours` without the
+    router of a layer.
     """
     if method not in METHODS:
         raise UsageError(
@@ -100,8 +100,8 @@ def fill_cold_experts(
 
 
 def cosines(router: np.ndarray) -> np.ndarray:
-    """float64[n_experts, n_experts]: between rows of a router without their mean, which moves all
-    logits alike and chooses nobody.
+    """Return float64[n_experts, n_experts]: cosines between rows of a router less their mean, which
+    shifts all logits alike.
     """
     rows = router.astype(np.float64) - router.mean(axis=0, dtype=np.float64)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
@@ -113,7 +113,7 @@ def _filled(
 ) -> Entry:
     seen, counts = entry.sums, np.maximum(entry.counts, 1)
     sums, of_all = seen.copy(), seen.sum(axis=0) / entry.counts.sum()
-    for expert in np.flatnonzero(entry.counts < least):
+    for expert in np.flatnonzero(entry.counts < least).tolist():
         prior = of_all
         if near is not None:
             others = _neighbours(entry.counts, near[expert], expert)
@@ -129,7 +129,7 @@ def _filled(
 
 
 def _neighbours(counts: np.ndarray, near: np.ndarray, expert: int) -> np.ndarray:
-    """The nearest of the experts that saw anything."""
+    """Return the nearest experts that saw anything."""
     order = [
         other for other in np.argsort(-near, kind="stable") if other != expert and counts[other] > 0
     ]

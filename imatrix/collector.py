@@ -1,4 +1,4 @@
-"""Collecting an importance matrix: run texts through the model and add up squared inputs of every
+"""Collect an importance matrix: run texts through the model and add up squared inputs of every
 weight.
 """
 
@@ -29,14 +29,15 @@ from .texts import Text, text_at, windows_of
 
 log = logging.getLogger(__name__)
 
-Checkpoint = Callable[[int, Callable[[], Snapshot]], None]
+# Called after every pass with the windows done and what takes a snapshot.
+PassCallback = Callable[[int, Callable[[], Snapshot]], None]
 
 
 class Collector:
     """An observer of a model's products. Collects tensors named `blk.*`, and `output_name` if
     `process_output`.
 
-    Rows count `weight` times. It goes on from the sums of `before`, if there is such.
+    Rows count `weight` times. Sums start from those of `before`, if that is given.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Collector:
     def __call__(self, name: str, x: torch.Tensor, experts: torch.Tensor | None) -> None:
         if TensorName.parse(name).layer is None and name != self._output:
             return
-        # Query, key and value, or gate and up, see the same input one after another.
+        # Query, key and value, or gate and up, see the same input one after the other.
         if self._last is None or self._last[0] is not x:
             self._last = (x, *_squares(x, experts, self._n_matrices.get(name, 1)))
         _, sums, counts = self._last
@@ -76,7 +77,7 @@ class Collector:
             )
         for totals, new in ((self._sums, sums), (self._counts, counts)):
             weighted = new.double() * self.weight
-            # Those of an interrupted run come from a file, not from the device.
+            # Sums of a resumed run come from a file, not from the device.
             totals[name] = (
                 totals[name].to(new.device).add_(weighted) if name in totals else weighted
             )
@@ -87,11 +88,13 @@ class Collector:
         return self._sums.keys()
 
     def forget_inputs(self) -> None:
-        """Let go of the last input, which would be kept alive otherwise."""
+        """Drop the last input, which would be kept alive otherwise."""
         self._last = None
 
     def entries(self) -> dict[str, Entry]:
-        """By name, in order; with counts float64, which weights may have made fractions."""
+        """Return the entries in order of names. Counts are float64, as weights may make them
+        fractions.
+        """
         return {
             name: Entry(sums.numpy(force=True).copy(), self._counts[name].numpy(force=True).copy())
             for name, sums in sorted(self._sums.items())
@@ -104,8 +107,8 @@ def _squares(
     """float32[n_matrices, n_cols] column sums of x^2, int64[n_matrices] rows, for one pass. Rows
     come grouped by expert.
 
-    The rows of an expert lie together and are summed on their own: nothing depends on the order in
-    which threads finish.
+    The rows of an expert are adjacent and summed separately: nothing depends on the order in which
+    threads finish.
     """
     if experts is None:
         return x.square().sum(dim=0, keepdim=True), torch.tensor([len(x)], device=x.device)
@@ -124,7 +127,7 @@ def collect(
     *,
     dataset: str = "",
     progress: ProgressCallback | None = None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: PassCallback | None = None,
     start: Snapshot | None = None,
     similarity: LayerSimilarity | None = None,
     on_perplexity: Callable[[Perplexity], None] | None = None,

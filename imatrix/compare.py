@@ -1,4 +1,4 @@
-"""How far two importance matrices of the same model are apart."""
+"""The difference between two importance matrices of the same model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from .statistics import aligned, cosine
 
 @dataclass(frozen=True)
 class TensorComparison:
-    """Of the mean squared inputs of one tensor, over the matrices that both have seen.
+    """The comparison of the mean squared inputs of one tensor, over the matrices that both have
+    seen.
 
-    lowest, cosine: the least and the mean cosine of a matrix (one, unless it is that of experts); 1
-    where both are all zeros. difference: norm of the difference, as a part of that of the first, or
-    of the second if the first is all zeros. matrices: how many were compared, of how many.
+    lowest, cosine: the least and the mean cosine over the matrices; 1 if both are all zeros.
+    difference: norm of the difference relative to that of the first, or of the second if the first
+    is all zeros. compared, matrices: how many matrices were compared, of how many.
     """
 
     name: str
@@ -31,7 +32,7 @@ class TensorComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`tensors`: the worst first. Then the names of entries that only one has."""
+    """`tensors`: the worst first. only_in_a, only_in_b: the names of entries that only one has."""
 
     a: str
     b: str
@@ -45,8 +46,8 @@ class Comparison:
 
 
 def compare(a: Imatrix, b: Imatrix) -> Comparison:
-    """Entry by entry, gate and up of experts also where they are one tensor in one of the files.
-    ImatrixError naming both files for an entry of another size: these are two models.
+    """Compare all entries, also those of gate and up of experts that are merged in one of the
+    files. ImatrixError naming both files for an entry of another size.
     """
     first, second = with_same_names([with_experts(a), with_experts(b)])
     found = []
@@ -77,7 +78,9 @@ def compare(a: Imatrix, b: Imatrix) -> Comparison:
 
 
 def comparison_lines(comparison: Comparison, limit: int = 0) -> list[str]:
-    """A table, at most `limit` lines of it if that is positive, and what is missing."""
+    """Return a table, of at most `limit` lines if that is positive, and the names that only one
+    file has.
+    """
     shown = comparison.tensors[:limit] if limit > 0 else comparison.tensors
     rows = [
         (

@@ -1,5 +1,5 @@
-"""How many tokens each expert saw: what an importance matrix says about an expert is worth as much
-as that.
+"""Coverage: how many tokens each expert saw, on which depends what an importance matrix is worth
+for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LayerCoverage:
 
 @dataclass(frozen=True)
 class Coverage:
-    """All layers with experts. `counts_calls`: an old `.dat` file, which only tells which experts
+    """All layers with experts. `counts_calls`: from a `.dat` file, which only tells which experts
     saw nothing.
 
     least: tokens below which an expert is cold.
@@ -44,8 +44,8 @@ class Coverage:
         return sum(len(layer.tokens) for layer in self.layers)
 
     def cold(self, layer: LayerCoverage) -> np.ndarray:
-        """Indices of the experts that saw fewer tokens than `least`, the coldest first; of a file
-        that counts calls, those without any.
+        """Return the indices of experts that saw fewer tokens than `least`, the coldest first; for
+        a file that counts calls, of those that saw nothing.
         """
         cold = np.flatnonzero(layer.tokens < (1 if self.counts_calls else self.least))
         return cold[np.argsort(layer.tokens[cold], kind="stable")]
@@ -56,7 +56,7 @@ class Coverage:
                 yield f"{layer.layer} expert {expert} ({layer.tokens[expert]})"
 
     def summary(self) -> list[str]:
-        """A line or two; none if there are no experts."""
+        """Return one or two lines; none without experts."""
         if not self.layers:
             return []
         cold, unseen = (
@@ -82,8 +82,8 @@ class Coverage:
         ]
 
     def table(self) -> list[str]:
-        """A line per layer: how many experts, of which saw nothing and are cold; least, median and
-        most tokens; which are the cold ones.
+        """Return a line per layer: the number of experts, of unseen and of cold ones; least, median
+        and most tokens; the cold experts.
         """
         unit = "calls" if self.counts_calls else "tokens"
         lines = [
@@ -120,7 +120,7 @@ class Coverage:
 
 
 def measure_coverage(imatrix: Imatrix, least: int = DEFAULT_LEAST) -> Coverage:
-    """The coverage of all entries of experts. Tensors of a layer that saw the same rows are
+    """Return the coverage of all entries of experts. Tensors of a layer that saw the same rows are
     reported together.
     """
     groups: dict[tuple, list[str]] = {}

@@ -17,10 +17,9 @@ from ..formats.tensor_names import TOKEN_EMBEDDING, TensorName
 
 log = logging.getLogger(__name__)
 
-# Where the statistic of a missing tensor may be taken from: these weights see the same input (gate
-# and up of a layer), or in the case of multi-head latent attention one that is related: attn_kv_b
-# sees the latent vectors, attn_v_b of each head a mean of them, weighted by its attention. In order
-# of preference, as ik_llama.cpp has it.
+# What replaces a missing entry: these weights see the same input (gate and up of a layer) or, in
+# multi-head latent attention, a related one: attn_kv_b sees the latent vectors, attn_v_b of each
+# head a mean of them, weighted by its attention. In order of preference, as in ik_llama.cpp.
 _ALTERNATIVES = {
     "ffn_gate_exps": ("ffn_gate_up_exps.weight", "ffn_up_exps.weight"),
     "ffn_up_exps": ("ffn_gate_up_exps.weight", "ffn_gate_exps.weight"),
@@ -34,12 +33,12 @@ LATENT = ("attn_v_b.weight", "attn_kv_b.weight")
 
 @dataclass
 class Entry:
-    """Of one tensor: `sums` float64[n_matrices, n_cols] of squared inputs, `counts`
-    int64[n_matrices] of input rows seen.
+    """The statistics of one tensor: `sums` float64[n_matrices, n_cols] of squared inputs, `counts`
+    int64[n_matrices] of input rows.
 
-    Of an entry in a file the sums are read whenever they are asked for (`stored.StoredEntry`);
-    everything else is at hand. `calls`: evaluations that the sums come from, for the `.dat` layout,
-    where the counts do not say it (see `merge.merge_imatrices`).
+    An entry of a file reads its sums at every access (`stored.StoredEntry`). `calls`: evaluations
+    that the sums come from, for the `.dat` layout, if the counts do not say it (see
+    `merge.merge_imatrices`).
     """
 
     sums: np.ndarray
@@ -56,7 +55,7 @@ class Entry:
         return self.shape[0] * self.shape[1]
 
     def matrices(self, n: int) -> Entry:
-        """As `n` matrices of equal size; a single count is that of every one."""
+        """Return `n` matrices of equal size; a single count is that of every matrix."""
         return Entry(self.sums.reshape(n, -1), np.broadcast_to(self.counts, n), self.calls)
 
     @property
@@ -66,8 +65,8 @@ class Entry:
         return np.where(seen, self.sums / np.maximum(self.counts[:, None], 1), 1.0)
 
     def whole(self) -> Entry:
-        """The same means with whole counts, of which none becomes 0, where weights have made
-        fractions of them.
+        """Return the same means with whole counts, if weights have made them fractions. None
+        becomes 0.
         """
         counts = np.where(self.counts > 0, np.maximum(1, np.rint(self.counts)), 0)
         scale = counts / np.where(self.counts > 0, self.counts, 1)
@@ -84,9 +83,9 @@ class Imatrix:
     """Entries by tensor name, and how they were collected: `chunk_count` windows of `chunk_size`
     tokens of `datasets`.
 
-    Counts are rows (tokens) where the file says so. The legacy format only has evaluation calls:
-    then `chunk_size` is 1 and counts are calls, and an entry is one matrix even if it is that of
-    experts (see `experts.with_experts`).
+    Counts are rows (tokens) if the file has them. The legacy layout only has evaluation calls: then
+    `chunk_size` is 1, counts are calls, and the entry of a tensor of experts is one matrix (see
+    `experts.with_experts`).
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -97,7 +96,7 @@ class Imatrix:
 
     @property
     def counts_calls(self) -> bool:
-        """Whether counts are evaluation calls, of a size that nobody knows."""
+        """Whether counts are evaluation calls, of unknown size."""
         return self.chunk_size <= 1
 
     def whole(self) -> Imatrix:
@@ -108,7 +107,7 @@ class Imatrix:
         """float32[n_matrices, n_cols], the mean squared input of every column of tensor `name` with
         numpy-order `shape`.
 
-        None where `entry` is; raises as it. A matrix that saw nothing gets ones.
+        None if `entry` is; the same errors. A matrix that saw nothing gets ones.
         """
         found = self.entry(name, shape)
         return None if found is None else found.means.astype(np.float32)
@@ -118,15 +117,15 @@ class Imatrix:
         total = hashlib.sha256()
         for name, entry in sorted(self.entries.items()):
             total.update(f"{name} {entry.sums.shape}".encode())
-            total.update(np.ascontiguousarray(entry.sums))
-            total.update(np.ascontiguousarray(entry.counts))
+            total.update(np.ascontiguousarray(entry.sums).data)
+            total.update(np.ascontiguousarray(entry.counts).data)
         return total.hexdigest()
 
     def entry(self, name: str, shape: tuple[int, ...]) -> Entry | None:
         """The entry for tensor `name`, as [n_matrices, n_cols] of `shape`; computes nothing.
 
         None if neither the tensor nor one with the same input has an entry. ImatrixError if the
-        entry has another size; for the token embedding, which is looked up and not multiplied, that
+        entry has another size; for the token embedding, which is looked up and not multiplied, this
         is only logged.
         """
         found = self.find(name)
@@ -148,8 +147,8 @@ class Imatrix:
         return entry.matrices(n_matrices)
 
     def find(self, name: str) -> str | None:
-        """The entry that tells about tensor `name`: its own, or that of one with the same input;
-        None if there is neither.
+        """Return the name of the entry for tensor `name`: its own, or that of a tensor with the
+        same input; None if there is neither.
         """
         if name in self.entries:
             return name
@@ -157,15 +156,16 @@ class Imatrix:
 
 
 def alternatives(name: str) -> list[str]:
-    """Tensors whose inputs tell about that of tensor `name`, the best first."""
+    """Return the tensors whose entries can replace that of tensor `name`, the best first."""
     parsed = TensorName.parse(name)
     others = _ALTERNATIVES.get(parsed.role, ()) if parsed.suffix == "weight" else ()
     return [parsed.sibling(other) for other in others]
 
 
 def _of_heads(entry: Entry, n: int) -> Entry:
-    """What all matrices of `entry` saw together, as what each of `n` saw: attn_kv_b has one matrix
-    for all heads, attn_v_b one for each (in ik_llama.cpp's files with its rows in one matrix).
+    """Return the sum over all matrices of `entry` as that of each of `n` matrices: attn_kv_b has
+    one matrix for all heads, attn_v_b one for each (in files of ik_llama.cpp with its rows in one
+    matrix).
     """
     sums, count = entry.sums.sum(axis=0), int(entry.counts.sum())
     return Entry(np.broadcast_to(sums, (n, len(sums))), np.full(n, count), entry.calls)
@@ -173,8 +173,8 @@ def _of_heads(entry: Entry, n: int) -> Entry:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What an unfinished run has after `imatrix.chunk_count` windows: all it needs to go on. Counts
-    may be fractions (`Entry.whole`).
+    """The state of an unfinished run after `imatrix.chunk_count` windows, to resume it. Counts may
+    be fractions (`Entry.whole`).
 
     sums: float64 arrays beside the entries.
     """
@@ -183,7 +183,7 @@ class Snapshot:
     sums: dict[str, np.ndarray]
 
     def of(self, name: str, n: int) -> np.ndarray:
-        """The `n` sums called `name`. ImatrixError if there are none, or not so many."""
+        """Return the `n` sums called `name`. ImatrixError if there are none, or another number."""
         found = self.sums.get(name, np.zeros(0))
         if len(found) != n:
             raise ImatrixError(
@@ -210,7 +210,7 @@ def check_values(values: np.ndarray, name: str, path: str | None) -> None:
 
 
 def as_float32(values: np.ndarray, name: str, path: str | os.PathLike) -> np.ndarray:
-    """`values` as files store them. ImatrixError if one is too large for that."""
+    """Return `values` as files store them. ImatrixError if one is too large."""
     with np.errstate(over="ignore"):
         found = values.astype("<f4")
     if not np.isfinite(found).all():
@@ -221,7 +221,7 @@ def as_float32(values: np.ndarray, name: str, path: str | os.PathLike) -> np.nda
 
 
 def check_count(count: int, most: int, what: str, path: str | os.PathLike) -> int:
-    """ImatrixError for one that a field of the file does not hold."""
+    """Return `count`. ImatrixError if it does not fit its field in the file."""
     if not 0 <= count <= most:
         raise ImatrixError(f"the {what} would be {count}, expected at most {most}", file=path)
     return count

@@ -1,5 +1,5 @@
-"""Which matrix a value of the `.dat` layout belongs to: it does not say, but the sizes of a layer's
-entries do.
+"""Which matrix a value of the `.dat` layout belongs to: the layout does not say it, but the sizes
+of the entries of a layer do.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _SEE_THE_ROUTERS_INPUT = ("ffn_up_exps.weight", "ffn_gate_exps.weight", _GATE_UP
 
 
 def with_experts(imatrix: Imatrix) -> Imatrix:
-    """`imatrix` with experts' entries as [n_experts, n_cols], where counts are calls and the sizes
-    of their layer tell how many there are.
+    """Return `imatrix` with entries of experts as [n_experts, n_cols], if counts are calls and the
+    sizes of the layer's entries give the number of experts.
 
-    The router (`ffn_gate_inp`) and the experts' up and gate matrices see rows of the same length,
-    which gives the number of experts. An expert whose means are all exactly 1 is one that saw
-    nothing: the layout has ones for these. Its count becomes 0.
+    The router (`ffn_gate_inp`) and the up and gate matrices of experts see rows of the same length,
+    which gives the number of experts. An expert whose means are all exactly 1 saw nothing, as the
+    layout has ones for these. Its count becomes 0.
     """
     if not imatrix.counts_calls:
         return imatrix
@@ -35,8 +35,8 @@ def with_experts(imatrix: Imatrix) -> Imatrix:
 
 
 def split_experts(entry: Entry, n_experts: int) -> Entry:
-    """A flat entry with one count as that of `n_experts` matrices, if it can be. Matrices whose
-    means are all exactly 1 saw nothing.
+    """Return a flat entry with one count as that of `n_experts` matrices, if the size allows it.
+    Matrices whose means are all exactly 1 saw nothing.
     """
     if len(entry.counts) > 1 or n_experts <= 1 or entry.size % n_experts:
         return entry
@@ -46,12 +46,11 @@ def split_experts(entry: Entry, n_experts: int) -> Entry:
 
 
 def with_same_names(parts: Sequence[Imatrix]) -> list[Imatrix]:
-    """`parts` of one model with the same names for tensors that see the same input, which not all
-    files have an entry for.
+    """Return `parts` of one model with the same names for tensors that see the same input.
 
-    Gate and up of experts are one tensor (`ffn_gate_up_exps`) in some files of a model and two in
-    others: then all get the two. Where a fused gate was not observed (ik_llama.cpp), the entry of
-    up stands for it, in layers where another part has both.
+    Gate and up of experts can be merged (`ffn_gate_up_exps`) in some files of a model and split in
+    others: then all parts get two entries. If a fused gate was not observed (ik_llama.cpp), it gets
+    the entry of up, in layers where another part has both.
     """
     names = {name for part in parts for name in part.entries}
     names -= {
@@ -61,7 +60,8 @@ def with_same_names(parts: Sequence[Imatrix]) -> list[Imatrix]:
     }
 
     def renamed(part: Imatrix) -> Imatrix:
-        found = {name: name if name.endswith(LATENT) else part.find(name) for name in names}
+        owners = {name: name if name.endswith(LATENT) else part.find(name) for name in names}
+        found = {name: own for name, own in owners.items() if own is not None}
         found = {name: own for name, own in found.items() if own in part.entries}
         order = [name for name in part.entries if name in found] + sorted(
             found.keys() - part.entries.keys()
@@ -72,7 +72,7 @@ def with_same_names(parts: Sequence[Imatrix]) -> list[Imatrix]:
 
 
 def _n_experts(entries: Mapping[str, Entry], name: str) -> int:
-    """1 for tensors that are not experts', and where the layer does not tell."""
+    """Return 1 for tensors that are not of experts, and if the layer does not tell the number."""
     parsed = TensorName.parse(name)
     router = entries.get(parsed.sibling(ROUTER))
     if not parsed.is_stacked or parsed.suffix != "weight" or router is None:

@@ -3,11 +3,10 @@
 Where counts are tokens, sums and counts add up. Those of `.dat` files are calls, and there are two
 ways to add them to counts of tokens:
 
-- `tokens`: a call stands for `chunk_size` tokens, as in llama.cpp. Every token counts the same,
-  whatever file it comes from. An expert sees only some of them, which `.dat` files do not say: it
-  is taken to be the mean share of an expert of this tensor in the parts that count tokens.
-  (llama.cpp takes it to be all, so that a `.dat` file outweighs others.) Of ones, which stand for
-  an expert that saw nothing, nothing is added.
+- `tokens`: a call is `chunk_size` tokens, as in llama.cpp. Every token counts the same in all
+  files. An expert sees only some of them, and `.dat` files do not say how many: it is assumed to be
+  the mean share of an expert of this tensor in the parts that count tokens. (llama.cpp assumes all,
+  so that a `.dat` file outweighs others.) Ones, which mean that an expert saw nothing, add nothing.
 - `calls`: a call counts as much as one token, as in ik_llama.cpp's `--in-file`: fresh tokens drown
   what comes from files.
 """
@@ -26,7 +25,7 @@ from .experts import split_experts, with_experts, with_same_names
 from .files.stored import ComputedEntries
 from .options import WEIGHTINGS
 
-MOST_WEIGHT = 1e6  # counts stay far below what 64 bits hold
+MOST_WEIGHT = 1e6  # so that counts stay far below 2^63
 DEFAULT_CHUNK = 512  # tokens of a call, where nothing says it
 
 
@@ -80,8 +79,8 @@ def merge_imatrices(
 
 
 def as_tokens(imatrix: Imatrix, chunk_size: int) -> Imatrix:
-    """`imatrix` with counts of tokens, if it has calls: each is taken to be `chunk_size` tokens.
-    Its experts are told apart.
+    """Return `imatrix` with counts of tokens: if it counts calls, each is assumed to be
+    `chunk_size` tokens. Its experts are split.
     """
     if not imatrix.counts_calls:
         return imatrix
@@ -97,7 +96,7 @@ def as_tokens(imatrix: Imatrix, chunk_size: int) -> Imatrix:
 def check_arguments(
     parts: Sequence[Imatrix], weights: Sequence[float], chunk_size: int | None, weighting: str
 ) -> None:
-    """UsageError for what `merge_imatrices` would not take."""
+    """UsageError for arguments that `merge_imatrices` refuses."""
     if weighting not in WEIGHTINGS:
         raise UsageError(f"the weighting is '{weighting}', expected {' or '.join(WEIGHTINGS)}")
     if not parts:
@@ -130,8 +129,9 @@ def _added_up(
     weighting: str,
     seen: Sequence[int | None],
 ) -> Entry:
-    """`seen`: tokens of each part, None of those that count calls."""
-    total, first = None, None
+    """Add up one entry. `seen`: tokens of each part, None for those that count calls."""
+    total: Entry | None = None
+    first = parts[0]  # of those that have the entry
     share = _share(
         [
             (part.entries[name].counts, tokens)
@@ -151,6 +151,8 @@ def _added_up(
                 total, first = entry, part
             else:
                 total = _sum(*_alike(total, entry, name, first, part, weighting == "tokens"))
+    if total is None:
+        raise KeyError(name)
     return total
 
 
@@ -167,7 +169,7 @@ def _share(counts: Sequence[tuple[np.ndarray, int]]) -> float:
 
 
 def _calls(part: Imatrix, entry: Entry, weight: float) -> int:
-    """What ik_llama.cpp would have counted: every tensor sees every call."""
+    """Return what ik_llama.cpp would have counted: every tensor sees every call."""
     if entry.calls is not None:
         return entry.calls * int(weight)
     return int(entry.counts.max()) if part.counts_calls else part.chunk_count * int(weight)
@@ -176,7 +178,7 @@ def _calls(part: Imatrix, entry: Entry, weight: float) -> int:
 def _alike(
     a: Entry, b: Entry, name: str, first: Imatrix, second: Imatrix, find_missing: bool
 ) -> tuple[Entry, Entry]:
-    """Both as so many matrices as the one that has more; a single count stands for that of every
+    """Return both with as many matrices as the one that has more; a single count is that of every
     matrix.
     """
     n_matrices = max(len(a.counts), len(b.counts))

@@ -2,8 +2,6 @@
 experts that saw few tokens. Imports nothing heavy.
 """
 
-
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
-"""How much each layer changes the hidden states: cosines between what goes into it and what comes
-out, as ik_llama.cpp's imatrix has them.
+"""How much each layer changes the hidden states: cosines between its input and output, as in
+ik_llama.cpp's imatrix.
 
-What counts is the input of the first product of a layer, of its feed-forward part, and of the next
-layer (of the output matrix behind the last one), all of them normed. A layer that turns its input
-little matters little.
+They compare the normed inputs of the first product of a layer, of its feed-forward part, and of the
+next layer (after the last one, of the output matrix). A layer that changes the direction of its
+input little matters little.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch.nn import functional as F
 
 from ..formats.tensor_names import TensorName
 
-# Rows of `sums`, with the words of the reference: from a layer's input to the next layer's, to its
-# own feed-forward part's, and from there.
+# Rows of `sums`, named as in the reference: from the input of a layer to that of the next layer, to
+# that of its feed-forward part, and from there to the next layer.
 KINDS = ("layer", "attention", "ffn")
 _LAYER, _ATTENTION, _FFN = range(3)
 
 
 class LayerSimilarity:
-    """An observer of a model's products; `end_of_pass` has to be told the final hidden states. Each
+    """An observer of the products of a model; `end_of_pass` must get the final hidden states. Every
     row counts the same.
 
     sums: float64[3, n_layers] of cosines, rows as KINDS; rows: float64[n_layers], how many.
@@ -29,8 +29,9 @@ class LayerSimilarity:
 
     def __init__(self, n_layers: int):
         self.sums, self.rows = np.zeros((3, n_layers)), np.zeros(n_layers)
-        self._layer = -1  # where the pass is
-        self._input = self._ffn_input = None
+        self._layer = -1  # of the pass
+        self._input: torch.Tensor | None = None
+        self._ffn_input: torch.Tensor | None = None
 
     def __call__(self, name: str, x: torch.Tensor, experts: torch.Tensor | None) -> None:
         parsed = TensorName.parse(name)
@@ -39,12 +40,12 @@ class LayerSimilarity:
         if parsed.layer != self._layer:
             self._leave(x)
             self._layer, self._input, self._ffn_input = parsed.layer, x.clone(), None
-        elif self._ffn_input is None and parsed.role.startswith("ffn"):
+        elif self._input is not None and self._ffn_input is None and parsed.role.startswith("ffn"):
             self._ffn_input = x.clone()
             self._add(_ATTENTION, self._input, x)
 
     def end_of_pass(self, states: torch.Tensor) -> None:
-        """states float32[..., width]: the normed final hidden states of all rows, in their order."""
+        """Take in the final hidden states of all rows, float32[..., width], normed, in order."""
         self._leave(states.reshape(-1, states.shape[-1]))
         self._layer = -1
         self._input = self._ffn_input = None
@@ -54,16 +55,16 @@ class LayerSimilarity:
         return self.sums[KINDS.index(kind)] / np.maximum(self.rows, 1)
 
     def state(self) -> np.ndarray:
-        """float64[4 * n_layers]: all there is, for `restore`."""
+        """Return float64[4 * n_layers], for `restore`."""
         return np.concatenate([*self.sums, self.rows])
 
     def restore(self, state: np.ndarray) -> None:
-        """Go on from what `state` gave."""
+        """Continue from what `state` returned."""
         *sums, self.rows = state.reshape(4, -1).copy()
         self.sums = np.stack(sums)
 
     def lines(self) -> list[str]:
-        """Three lists, the layers that matter most first, in the reference's words."""
+        """Return three lists in the words of the reference; layers that matter most come first."""
         lines = []
         for kind in KINDS:
             means = self.means(kind)
@@ -75,8 +76,8 @@ class LayerSimilarity:
         return lines
 
     def _leave(self, x: torch.Tensor) -> None:
-        """The layer is left with `x` as the next one's input."""
-        if self._layer < 0:
+        """Leave the layer; `x` is the input of the next one."""
+        if self._input is None:
             return
         self._add(_LAYER, self._input, x)
         if self._ffn_input is not None:

@@ -1,5 +1,5 @@
-"""What the numbers of an importance matrix look like, per tensor and per layer: the figures of
-llama.cpp's `--show-statistics`.
+"""Statistics of an importance matrix, per tensor and per layer: the figures of llama.cpp's
+`--show-statistics`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _ACTIVE = 1e-5  # mean squares above count as active
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """Of a = mean squared input over all columns, and matrices that saw anything, of one tensor.
+    """Statistics of a, the mean squared inputs of one tensor: all columns of all matrices that saw
+    anything.
 
     layer is None outside of layers. total, minimum, maximum, mean, deviation: of a; active:
     percentage of a above 1e-5; n: how many; entropy: that of a / sum(a) in bits, and normed to
@@ -55,7 +56,7 @@ class LayerStatistics:
 
 
 def tensor_statistics(imatrix: Imatrix) -> list[TensorStatistics]:
-    """By kind of tensor, and within it by falling total. Entries that saw nothing at all have none."""
+    """Return statistics by kind of tensor, then by falling total; none of unseen entries."""
     entries = with_experts(imatrix).entries
     found = [
         _statistics(name, entry, entries) for name, entry in entries.items() if entry.counts.any()
@@ -82,13 +83,13 @@ def layer_statistics(tensors: Sequence[TensorStatistics]) -> list[LayerStatistic
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """0 where one of them is all zeros."""
+    """Return the cosine of two vectors; 0 if one of them is all zeros."""
     norm = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(np.vdot(a, b)) / norm if norm else 0.0
 
 
 def statistics_lines(imatrix: Imatrix) -> list[str]:
-    """Both tables, columns in the order of llama.cpp's."""
+    """Return both tables, with columns in the order of llama.cpp."""
     tensors = tensor_statistics(imatrix)
     titles = (
         "Layer",
@@ -163,7 +164,7 @@ def _statistics(name: str, entry: Entry, entries: Mapping[str, Entry]) -> Tensor
     deviation = max(0.0, float((a * a).mean()) - mean**2) ** 0.5
     p = a[a > 0] / total if total > 0 else a[:0]
     entropy = float(-(p * np.log2(p)).sum()) + 0.0  # never -0
-    same = before is not None and before.size == entry.size
+    same = before if before is not None and before.size == entry.size else None
     return TensorStatistics(
         name,
         layer,
@@ -178,7 +179,7 @@ def _statistics(name: str, entry: Entry, entries: Mapping[str, Entry]) -> Tensor
         entropy,
         100 * entropy / math.log2(a.size) if a.size > 1 else 0.0,
         100 * float((a - mean > deviation).mean()) if deviation else 0.0,
-        cosine(entry.sums.ravel(), before.sums.ravel()) if same else 0.0,
+        0.0 if same is None else cosine(entry.sums.ravel(), same.sums.ravel()),
     )
 
 

@@ -15,8 +15,8 @@ from .merge import MOST_WEIGHT
 
 @dataclass(frozen=True)
 class Text:
-    """A text (or its tokens), the name under which a file records it, and its weight: every token
-    of it counts so many times.
+    """A text (or its tokens), the name under which files record it, and its weight: how many times
+    each of its tokens counts.
 
     UsageError for a weight that is not a positive number of at most MOST_WEIGHT.
     """
@@ -41,8 +41,8 @@ def windows_of(
     from_chunk: int = 0,
     parse_special: bool = False,
 ) -> Windows:
-    """The windows of all texts, at most `chunks` of each if that is positive, behind its first
-    `from_chunk`. None has tokens of two texts.
+    """Return the windows of all texts, at most `chunks` of each if that is positive, after its
+    first `from_chunk`. No window has tokens of two texts.
 
     EvaluationError naming a text that is too short.
     """
@@ -63,5 +63,5 @@ def _windows(
 
 
 def text_at(windows: Windows, window: int) -> int:
-    """The index of the text that `window` is of."""
+    """Return the index of the text that `window` belongs to."""
     return bisect_right(windows.ends, window)

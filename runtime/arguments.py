@@ -8,7 +8,7 @@ import operator
 import os
 from collections.abc import Iterable
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 from ..errors import UsageError, printable
 
@@ -18,7 +18,7 @@ def wrong(name: str, value: object, expected: str) -> UsageError:
     return UsageError(f"{name} is {printable(repr(value), 60)}, expected {expected}")
 
 
-def whole_number(name: str, value: object, least: int | None = None) -> int:
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
     """`value` as an int; also numpy's integers."""
     expected = "a whole number" + ("" if least is None else f" from {least} on")
     try:
@@ -30,10 +30,11 @@ def whole_number(name: str, value: object, least: int | None = None) -> int:
     return number
 
 
-def number(name: str, value: object) -> float | int:
+def number(name: str, value: Any) -> float | int:
+    """Return `value`, which is a number, also one of numpy's."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise wrong(name, value, "a number")
-    return value
+    return cast(float, value)
 
 
 def whole_numbers(name: str, values: object, least: int = 0) -> list[int]:
@@ -43,10 +44,14 @@ def whole_numbers(name: str, values: object, least: int = 0) -> list[int]:
     return [whole_number(f"{name}[{i}]", value, least) for i, value in enumerate(values)]
 
 
-def instance(name: str, value: Any, cls: type, expected: str = "") -> Any:
+def instance(name: str, value: Any, cls: type | tuple[type, ...], expected: str = "") -> Any:
     """`value`, which is a `cls`."""
     if not isinstance(value, cls):
-        raise wrong(name, value, expected or f"a {cls.__name__}")
+        if not expected:
+            expected = " or ".join(
+                f"a {one.__name__}" for one in (cls if isinstance(cls, tuple) else (cls,))
+            )
+        raise wrong(name, value, expected)
     return value
 
 

@@ -5,7 +5,7 @@ other mixers keep.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import torch
 
@@ -47,6 +47,19 @@ class CacheSettings:
     @property
     def v(self) -> CacheType:
         return CACHE_TYPES[self.type_v.lower()]
+
+
+class LayerState(Protocol):
+    """What one layer keeps of a sequence."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything: the next token is the first one."""
+        ...
 
 
 class KVCache:
@@ -113,16 +126,16 @@ class KVCache:
         if self.hadamard_v:
             v = hadamard(v, self.hadamard_v)
         for type, storage, x in ((self.type_k, self.k, k), (self.type_v, self.v, v)):
-            storage[start:stop] = type.encode(x) if type.is_quantized else x
+            storage[start:stop] = x if type.encode is None else type.encode(x)
 
     def read(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the first n positions, float32[n, n_kv_heads, head size], as stored:
         see `query` and `result`.
         """
-        return tuple(
-            type.decode(storage[:n]) if type.is_quantized else storage[:n].float()
-            for type, storage in ((self.type_k, self.k), (self.type_v, self.v))
-        )
+        return _decoded(self.type_k, self.k[:n]), _decoded(self.type_v, self.v[:n])
+
+    def clear(self) -> None:
+        """Nothing to do: new tokens overwrite the rows."""
 
     def query(self, q: torch.Tensor) -> torch.Tensor:
         """Queries [..., key_length] turned as the stored keys are, so that products stay what they
@@ -142,22 +155,24 @@ class State:
     """
 
     capacity: int
-    layers: list[Any]
+    layers: list[LayerState | None]
     settings: CacheSettings = field(default_factory=CacheSettings)
     n_past: int = 0
 
     @property
     def nbytes(self) -> int:
-        return sum(getattr(layer, "nbytes", 0) for layer in self.layers)
+        return sum(layer.nbytes for layer in self.layers if layer is not None)
 
     def clear(self) -> None:
-        """Start over with an empty sequence. Mixers whose state is not overwritten by positions
-        have a `clear` of their own.
-        """
+        """Start over with an empty sequence."""
         self.n_past = 0
         for layer in self.layers:
-            if hasattr(layer, "clear"):
+            if layer is not None:
                 layer.clear()
+
+
+def _decoded(type: CacheType, stored: torch.Tensor) -> torch.Tensor:
+    return stored.float() if type.decode is None else type.decode(stored)
 
 
 def padded(n_tokens: int) -> int:

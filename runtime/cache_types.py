@@ -6,10 +6,11 @@ The layouts are those of weights (formats/codecs/legacy.py and q8.py), so that
 make the same bytes while it runs: the scale comes from the largest magnitude of a block and is
 rounded to half precision first, then codes are the nearest ones (ties to even).
 
-    symmetric (Q8_0, Q6_0, Q5_0, Q4_0)   d = extreme / lowest code; Q8_0: |extreme| / 127     q = rint(x / d) - lowest
-    with a minimum (Q5_1, Q4_1)          d = (max - min) / highest code, m = min               q = rint((x - m) / d)
-    IQ4_NL                               d = extreme / -127                                    q = nearest of the table to x / d
-    Q8_KV (whole row)                    d = |extreme| / 127, float32                          q = rint(x / d)
+    Q8_0                  d = |extreme| / 127                      q = rint(x / d)
+    Q6_0, Q5_0, Q4_0      d = extreme / lowest code                q = rint(x / d) - lowest code
+    Q5_1, Q4_1            d = (max - min) / highest code, m = min  q = rint((x - m) / d)
+    IQ4_NL                d = extreme / -127                       q = nearest of the table to x / d
+    Q8_KV (whole row)     d = |extreme| / 127, float32             q = rint(x / d)
 
 `extreme` is the maximum of the block if it is above -minimum, else the minimum. x / d is x * (1 /
 d) with both roundings to float32.
@@ -55,7 +56,7 @@ def _extreme(x: torch.Tensor) -> torch.Tensor:
 
 
 def _half(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A scale as stored, float16[..., 1], and what to multiply with instead of dividing by it (0
+    """The scale as stored, float16[..., 1], and the factor that replaces a division by it (0
     for a scale of 0).
     """
     stored = x.clamp(-_LARGEST_HALF, _LARGEST_HALF).half()
@@ -76,7 +77,7 @@ def _blocks(x: torch.Tensor) -> torch.Tensor:
 
 
 def _joined(*fields: torch.Tensor) -> torch.Tensor:
-    """Fields of each block, uint8[..., blocks, bytes], one behind the other."""
+    """Join the fields of each block, uint8[..., blocks, bytes], one after the other."""
     return torch.cat(fields, dim=-1).flatten(-2)
 
 

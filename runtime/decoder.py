@@ -1,7 +1,7 @@
-"""The frame that decoder-only transformers share: the keys every architecture reads, embedding,
-attention, expert tensors.
+"""What decoder-only transformers share: the keys that every architecture reads, embedding,
+attention and expert tensors.
 
-Architecture files say what is special about them and take the rest from here.
+Architecture files describe only what differs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .layers.rope import Rope, Scaling
 from .network import Network
 from .weights import Weights
 
-_LARGEST_HEAD = 65536  # far beyond any model; keeps a hostile file from having tables made for it
+_LARGEST_HEAD = 65536  # far beyond any model, so that a hostile file cannot ask for huge tables
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Decoder:
         )
 
     def network(self, blocks: list) -> Network:
-        """`blocks` between the embedding and the output, which is the embedding again where the
-        file has no output tensor.
+        """Return a network of these blocks. Its output matrix is the embedding if the file has no
+        output tensor.
         """
         n_vocab = self.p.integer("vocab_size", self.w.n_rows_of("token_embd.weight"))
         output = "output" if self.w.has("output.weight") else "token_embd"
@@ -83,12 +83,14 @@ class Decoder:
             n_vocab,
         )
 
-    def norm(self, name: str, n: int | None = None, *, optional: bool = False) -> RMSNorm | None:
-        weight = self.w.vector(f"{name}.weight", n or self.width, optional=optional)
-        return None if weight is None else RMSNorm(weight, self.eps)
+    def norm(self, name: str, n: int | None = None) -> RMSNorm:
+        """Return the norm `<name>.weight` over `n` elements (default: the width)."""
+        return RMSNorm(self.w.vector(f"{name}.weight", n or self.width), self.eps)
 
     def rope(self, style: str) -> Rope:
-        """With the frequency factors of `rope_freqs.weight` where the file has them."""
+        """Read the rotation, with the frequency factors of `rope_freqs.weight` if the file has
+        them.
+        """
         n_rot = self.p.integer("rope.dimension_count", self.key_length, most=self.key_length)
         if n_rot % 2:
             raise ConfigError(
@@ -96,7 +98,7 @@ class Decoder:
                 " even number",
                 file=self.p.file,
             )
-        factors = self.w.vector("rope_freqs.weight", n_rot // 2, optional=True)
+        factors = self.w.optional_vector("rope_freqs.weight", n_rot // 2)
         return Rope(
             style,
             n_rot,
@@ -154,7 +156,7 @@ class Decoder:
         )
 
     def moe(self, layer: int, hidden: int) -> MoE:
-        """`ffn_gate_inp` and the expert tensors of a block, gate and up apart or merged."""
+        """`ffn_gate_inp` and the expert tensors of a block, with gate and up split or merged."""
         at, w, n = f"blk.{layer}", self.w, self.p.integer("expert_count")
         n_used = self.p.integer("expert_used_count", most=n)
         router = w.linear(
@@ -195,8 +197,8 @@ class Decoder:
         return MoE(router, experts, n, n_used, w.switches.ser)
 
     def refuse_unknown_routing(self) -> None:
-        """ConfigError for routing other than softmax over all experts, best ones renormalised, no
-        groups, no shared expert.
+        """ConfigError for any routing but softmax over all experts with renormalized weights,
+        without groups and shared experts.
         """
         self.p.refuse("expert_gating_func", harmless=(0, 1))
         self.p.refuse("expert_weights_scale", harmless=(0.0, 1.0))

@@ -15,7 +15,7 @@ def usable_device(device: str | torch.device) -> torch.device:
     """The device, with its number. "auto" is the first GPU where there is one, else the CPU; "cuda"
     the current GPU.
 
-    UsageError for another spelling, and for a device that is not there; it says which are.
+    UsageError for another spelling, and for a device that does not exist; it lists those that do.
     """
     text = str(device)
     if text == "auto":
@@ -41,7 +41,7 @@ def usable_device(device: str | torch.device) -> torch.device:
 
 
 def present() -> str:
-    """What there is, in words."""
+    """List the devices of this machine."""
     if not torch.cuda.is_available():
         why = "" if torch.backends.cuda.is_built() else ", as this torch is built without CUDA"
         return f"here is only cpu{why}"

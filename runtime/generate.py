@@ -94,9 +94,9 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
     UsageError for an empty prompt to a model that has no BOS either.
     """
     special = tokenizer.special
-    tokens = ([special.bos] if special.add_bos else []) + tokenizer.encode(
-        prompt, add_special=False, parse_special=True
-    )
+    tokens = tokenizer.encode(prompt, add_special=False, parse_special=True)
+    if special.add_bos and special.bos is not None:
+        tokens = [special.bos, *tokens]
     if not tokens:
         raise UsageError("the prompt is empty, and this model has no token that begins a text")
     return tokens
@@ -114,7 +114,7 @@ def end_tokens(model: Model) -> frozenset[int]:
         for i, text in enumerate(tokenizer.tokens)
         if text in _TURN_ENDS and tokenizer.types[i] == TokenType.CONTROL
     }
-    return frozenset(found - {None})
+    return frozenset(token for token in found if token is not None)
 
 
 def plan_length(

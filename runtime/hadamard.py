@@ -1,4 +1,4 @@
-"""The normalised Walsh-Hadamard transform, which spreads outliers of a vector over all its
+"""The normalized Walsh-Hadamard transform, which spreads outliers of a vector over all its
 elements. It is its own inverse.
 """
 

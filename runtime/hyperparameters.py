@@ -4,10 +4,12 @@ file and key.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import ConfigError, printable
 from ..formats.gguf.values import Value, get
 
-_REQUIRED = object()
+_REQUIRED: Any = object()
 
 
 class Hyperparameters:
@@ -17,7 +19,9 @@ class Hyperparameters:
         self.metadata, self.file = metadata, file
         self.architecture: str = get(metadata, "general.architecture", str, file=file)
 
-    def integer(self, key: str, default=_REQUIRED, *, least: int = 1, most: int = 2**31 - 1) -> int:
+    def integer(
+        self, key: str, default: Any = _REQUIRED, *, least: int = 1, most: int = 2**31 - 1
+    ) -> int:
         """An integer between `least` and `most`; ConfigError for anything else, or for a missing
         key without default.
         """
@@ -27,7 +31,7 @@ class Hyperparameters:
             key, get(self.metadata, self._full(key), int, file=self.file), least, most
         )
 
-    def number(self, key: str, default=_REQUIRED, *, above: float | None = None) -> float:
+    def number(self, key: str, default: Any = _REQUIRED, *, above: float | None = None) -> float:
         """A float, greater than `above` where that is given."""
         if default is not _REQUIRED and not self.has(key):
             return default
@@ -40,15 +44,21 @@ class Hyperparameters:
             )
         return value
 
-    def text(self, key: str, default=_REQUIRED) -> str:
+    def text(self, key: str, default: Any = _REQUIRED) -> str:
         if default is not _REQUIRED and not self.has(key):
             return default
         return get(self.metadata, self._full(key), str, file=self.file)
 
     def per_layer(
-        self, key: str, n_layers: int, default=_REQUIRED, *, least: int = 1, most: int = 2**31 - 1
+        self,
+        key: str,
+        n_layers: int,
+        default: Any = _REQUIRED,
+        *,
+        least: int = 1,
+        most: int = 2**31 - 1,
     ) -> tuple[int, ...]:
-        """One integer per layer, from a key that holds either a single integer or an array of them."""
+        """Return one integer per layer, from a key that holds one integer or an array of them."""
         if default is not _REQUIRED and not self.has(key):
             return default
         data = get(self.metadata, self._full(key), (int, list), file=self.file)

@@ -2,18 +2,21 @@
 
 Every parameter declares
 - `role`: what it is to a quantization recipe (`attn_v`, `ffn_down_exps`, `output`, ...),
-- `split`: how it is shared out among tensor-parallel ranks: `column` (each rank owns output rows),
-  `row` (each rank owns input columns, partial results are summed), `gate_up` (output rows of two
-  stacked halves, each half shared out on its own) or `replicated`.
+- `split`: how it is split among tensor-parallel ranks: `column` (each rank has output rows), `row`
+  (each rank has input columns; partial results are summed), `gate_up` (output rows of two stacked
+  halves, each split separately) or `replicated`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from ..cuda_kernels.ops import PackedMatrix
 
 SPLITS = ("column", "row", "gate_up", "replicated")
 
@@ -22,19 +25,37 @@ Observer = Callable[[str, torch.Tensor, torch.Tensor | None], None]
 
 
 class MatrixLike(Protocol):
-    """What a product needs of a weight matrix; see `weights.Matrix` and `resident.ResidentMatrix`."""
+    """What a product needs of a weight matrix: `weights.Matrix` or `resident.ResidentMatrix`."""
 
-    rows: int
-    cols: int
-    device: torch.device  # where products with it are formed
+    @property
+    def rows(self) -> int: ...
 
-    def parts(self): ...
+    @property
+    def cols(self) -> int: ...
 
-    def gather(self, rows: torch.Tensor) -> torch.Tensor: ...
+    @property
+    def device(self) -> torch.device:
+        """Where products with it are computed."""
+        ...
+
+    @property
+    def packed(self) -> PackedMatrix | None:
+        """The matrix in the memory of a GPU, with all others of its tensor; None on the CPU, and if
+        no kernel reads it.
+        """
+        ...
+
+    def parts(self) -> Iterable[tuple[int, torch.Tensor]]:
+        """Pieces that cover the matrix: the first row and float32[rows, cols] of each."""
+        ...
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """float32[len(rows), cols]: the rows with these indices."""
+        ...
 
 
 class OneMatrix:
-    """What has one `matrix`: where it lies and how large it is."""
+    """A parameter with one `matrix`: its device and size."""
 
     matrix: MatrixLike
 
@@ -78,14 +99,16 @@ class Linear(OneMatrix):
 class ExpertLinear:
     """One matrix per expert, applied to rows that are grouped by expert.
 
-    `observed`: the names under which products are told, if they are not that of the matrix: of
-    tensors that were merged.
+    `observed`: the names under which observers see the products, if the matrix was merged from
+    several tensors.
     """
+
+    bias = None
 
     def __init__(
         self,
         name: str,
-        matrices: list[MatrixLike],
+        matrices: Sequence[MatrixLike],
         observers: list[Observer],
         *,
         role: str,
@@ -102,7 +125,7 @@ class ExpertLinear:
 
     @property
     def rows(self) -> int:
-        """Of one expert."""
+        """Rows of one expert."""
         return self.matrices[0].rows
 
     @property
@@ -110,11 +133,9 @@ class ExpertLinear:
         return self.matrices[0].cols
 
     @property
-    def packed(self):
-        """The packed matrix of all experts, `cuda_kernels.ops.PackedMatrix`; None if there is none,
-        as on the CPU.
-        """
-        whole = getattr(self.matrices[0], "packed", None)
+    def packed(self) -> PackedMatrix | None:
+        """The packed matrix of all experts; None if there is none, as on the CPU."""
+        whole = self.matrices[0].packed
         return whole if whole is not None and whole.n_matrices == len(self.matrices) else None
 
     def __call__(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -138,9 +159,9 @@ class ExpertLinear:
 
 
 class Embedding(OneMatrix):
-    """Rows of a table; only the rows asked for are decoded."""
+    """Rows of a table; only requested rows are decoded."""
 
-    role, split = "token_embd", "replicated"
+    role, split, bias = "token_embd", "replicated", None
 
     def __init__(self, name: str, matrix: MatrixLike):
         self.name, self.matrix = name, matrix
@@ -152,13 +173,16 @@ class Embedding(OneMatrix):
 
 
 def _product(matrix: MatrixLike, x: torch.Tensor) -> torch.Tensor:
-    """x float32[rows, cols] times the transposed matrix, where x is; formed where the matrix is."""
+    """x float32[rows, cols] times the transposed matrix, on the device of x; computed on the device
+    of the matrix.
+    """
     if x.device != matrix.device:
         return _product(matrix, x.to(matrix.device)).to(x.device)
-    y = None
+    y: torch.Tensor | None = None
     for start, part in matrix.parts():
         if len(part) == matrix.rows:
             return F.linear(x, part)
-        y = x.new_empty(len(x), matrix.rows) if y is None else y
+        if y is None:
+            y = x.new_empty(len(x), matrix.rows)
         y[:, start : start + len(part)] = F.linear(x, part)
-    return y
+    return x.new_empty(len(x), 0) if y is None else y

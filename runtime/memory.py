@@ -1,4 +1,4 @@
-"""What a model takes on each device, before it is loaded."""
+"""The memory that a model takes on each device, before it is loaded."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import torch
 
 from ..errors import DeviceError
 from .cache import CacheSettings
+from .layers.attention import Attention
+from .layers.moe import MoE
+from .linear import ExpertLinear
 from .network import Network
 from .resident import PART_BYTES
 from .weights import Weights
@@ -20,7 +23,7 @@ _LIBRARIES = 64 << 20  # workspaces of matrix products and small buffers
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on one device. `free` is what it has left now; None where that is not known."""
+    """Bytes on one device. `free`: what is free there now, None if that is not known."""
 
     device: torch.device
     weights: int
@@ -43,11 +46,11 @@ def estimate(
     window: int = 0,
     precision: str = "f32",
 ) -> list[DeviceMemory]:
-    """Memory for a sequence of `capacity` tokens, of which `rows` are evaluated at a time: one
-    entry per device, GPUs first.
+    """Estimate the memory for a sequence of `capacity` tokens, of which `rows` are evaluated at a
+    time: one entry per device, GPUs first.
 
-    `window`: evaluated are independent sequences of so many tokens instead. Weights on the CPU stay
-    in the file, which the system caches in memory that is free; they are counted all the same.
+    window: the tokens of each independent sequence that is evaluated instead. Weights on the CPU
+    are counted, although they stay in the file, which the system caches in free memory.
     """
     sizes: dict[torch.device, list[int]] = {}
 
@@ -57,29 +60,33 @@ def estimate(
     for device, n_bytes in weights.bytes_by_device().items():
         entry(device)[0] += n_bytes
     for block in network.blocks:
-        if capacity and hasattr(block.mixer, "state_bytes"):
+        if capacity:
             entry(block.device)[1] += block.mixer.state_bytes(capacity, settings)
     for device in list(sizes):
         entry(device)[2] = _compute_bytes(
             network, weights, device, rows, window or max(capacity, rows), precision
         )
     entry(network.output_device)[2] += (window or 1) * network.n_vocab * 4
-    found = [DeviceMemory(device, *parts, free_bytes(device)) for device, parts in sizes.items()]
+    found = [
+        DeviceMemory(device, weights_, cache, compute, free_bytes(device))
+        for device, (weights_, cache, compute) in sizes.items()
+    ]
     return sorted(found, key=lambda memory: (memory.device.type == "cpu", memory.device.index or 0))
 
 
 def _compute_bytes(
     network: Network, weights: Weights, device: torch.device, rows: int, keys: int, precision: str
 ) -> int:
-    """Activations of the widest product with its neighbours, scores of the truth path's attention,
-    the largest decoded weights at a time, and what libraries keep. An estimate, rather from above.
+    """Activations of the widest product and its neighbours, scores of the attention on the
+    reference path, the most weights that are decoded at a time, and what libraries keep. An upper
+    estimate.
     """
     here = [p for p in weights.parameters if p.device == device]
     if not here:
         return 0
     size = 4 if precision == "f32" else 2
     used = max(
-        (getattr(getattr(block, "ffn", None), "n_used", 1) for block in network.blocks), default=1
+        (block.ffn.n_used for block in network.blocks if isinstance(block.ffn, MoE)), default=1
     )
     width = network.output_norm.weight.numel()
     inner = [p for p in here if p.role not in ("token_embd", "output")]
@@ -91,7 +98,7 @@ def _compute_bytes(
     attention = [
         block.mixer
         for block in network.blocks
-        if block.device == device and hasattr(block.mixer, "n_kv_heads")
+        if block.device == device and isinstance(block.mixer, Attention)
     ]
     if precision == "f32":  # keys and values are read from the cache, and repeated for all heads
         scores = max(
@@ -104,11 +111,11 @@ def _compute_bytes(
         )
         decoded = max(min(4 * p.rows * p.cols, PART_BYTES) for p in here)
         return activations + scores + decoded + _LIBRARIES * (device.type != "cpu")
-    # Query, key and value, or gate and up, are decoded together; experts all at once where no
-    # kernel reads them as they are.
+    # Query, key and value, or gate and up, are decoded together; all experts at once if no kernel
+    # reads them packed.
     decoded = max(
         (
-            size * p.rows * p.cols * (len(p.matrices) if p.role.endswith("_exps") else 2)
+            size * p.rows * p.cols * (len(p.matrices) if isinstance(p, ExpertLinear) else 2)
             for p in inner
         ),
         default=0,
@@ -121,7 +128,7 @@ def _compute_bytes(
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that is free on the device now."""
+    """Return the bytes that are free on the device now, or None if that is not known."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -134,7 +141,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def table(memories: Sequence[DeviceMemory]) -> list[str]:
-    """Lines with MiB per device."""
+    """Return a table with the MiB of each device."""
     lines = [
         f"{'device':10} {'weights':>11} {'cache':>11} {'compute':>11} {'sum':>11} {'free':>11}  MiB"
     ]
@@ -147,7 +154,7 @@ def table(memories: Sequence[DeviceMemory]) -> list[str]:
 
 @contextmanager
 def named_errors(device: torch.device, file: str | os.PathLike) -> Iterator[None]:
-    """Within this, memory that runs out on the GPU is a DeviceError."""
+    """While the context is open, a GPU that runs out of memory raises a DeviceError."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -179,13 +186,13 @@ def check(memories: Sequence[DeviceMemory], *, cpu: bool = False) -> None:
 
 
 def check_cache(network: Network, capacity: int, settings: CacheSettings) -> None:
-    """DeviceError with the numbers if states on the CPU for `capacity` tokens are more than its
-    free memory. GPUs say so themselves.
+    """DeviceError with the numbers if states for `capacity` tokens do not fit the free memory of
+    the CPU. GPUs report that when they allocate.
     """
     needed = sum(
         block.mixer.state_bytes(capacity, settings)
         for block in network.blocks
-        if block.device.type == "cpu" and hasattr(block.mixer, "state_bytes")
+        if block.device.type == "cpu"
     )
     free = free_bytes(torch.device("cpu"))
     if free is not None and needed > free:

@@ -43,12 +43,12 @@ def load_model(
 ) -> Model:
     """Open a GGUF file, or a split model through its first shard. `options`: those of `Model`.
 
-    On the CPU weights stay encoded in the file; at most `cache_bytes` of decoded float32
-    matrices are kept. On a GPU they are in its memory, encoded, from the first use on or from
-    `Model.load`. Raises MalformedFileError, ConfigError or ArchitectureError (which say what is
-    wrong with the file), UsageError for a device that is not there.
+    On the CPU, weights stay encoded in the file, and at most `cache_bytes` of decoded
+    float32 matrices are kept. On a GPU they are encoded in its memory, from the first use on or
+    from `Model.load`. MalformedFileError, ConfigError or ArchitectureError say what is wrong with
+    the file; UsageError for a device that does not exist.
     """
-    usable_device(device)  # before a large file is looked through
+    usable_device(device)  # before a large file is read
     arguments.check_options(cache_bytes=cache_bytes, **options)
     source = open_gguf(arguments.path("path", path))
     try:
@@ -70,12 +70,12 @@ def _named_errors(method: Callable) -> Callable:
 class Model:
     """A network with its tokenizer. Close it, or use it as a context manager, to close the file.
 
-    precision: f32, the truth path (the default, and all there is, on the CPU), or bf16 (default on
-    a GPU) or f16: fused kernels with activations of that type. placement: what of the model lies on
-    the GPU. switches: how layers are evaluated. cache: storage of keys and values also where there
-    is no cache (`forward`, `hidden`; None: as they are), and of `new_state`. ubatch: most tokens of
-    a sequence that go through the model at a time. context: tokens of a sequence for which memory
-    is reckoned. verbose: is told in a line what runs on a slower path.
+    precision: f32, the reference path (the only one on the CPU), or bf16 (the default on a GPU) or
+    f16, the fast path: fused kernels with activations of that type. placement: which tensors are on
+    the GPU. switches: how layers are evaluated. cache: types of keys and values, for `new_state`
+    and also for calls without a state (`forward`, `hidden`; None: float32). ubatch: the most tokens
+    of a sequence that go through the model at a time. context: tokens of a sequence for which
+    memory is estimated. verbose: is called with a line about everything that runs on a slower path.
 
     Hidden states and logits are on `network.output_device`, at every precision: on the GPU, unless
     `placement` leaves the output on the CPU (`gpu_layers` no more than there are layers).
@@ -121,7 +121,7 @@ class Model:
                 n_layers,
                 placement.fit_margin,
                 lambda p: self._needed(*build(p)),
-                memory.free_bytes(self.device),
+                memory.free_bytes(self.device) or 0,
                 [tensor.name for tensor in source.tensors],
             )
         else:
@@ -141,8 +141,8 @@ class Model:
         )
 
     def load(self, progress: LoadProgress | None = None) -> None:
-        """Bring weights to GPUs now instead of at their first use. `progress(bytes done, bytes in
-        all)` is called now and then.
+        """Copy weights to GPUs now instead of at their first use. `progress(bytes done, bytes in
+        total)` is called from time to time.
         """
         self.weights.load(progress)
 
@@ -175,21 +175,19 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Built from the file's own vocabulary when first asked for. TokenizerError if that is not
-        possible.
-        """
+        """The tokenizer of the file, made at the first use. TokenizerError if it has none."""
         return Tokenizer.from_metadata(self.source.metadata, file=os.fspath(self.source.path))
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:
-        """BOS and EOS of the vocabulary, also where there is no tokenizer for it."""
+        """BOS and EOS of the vocabulary, also if there is no tokenizer for it."""
         return SpecialTokens.read(self.source.metadata, file=os.fspath(self.source.path))
 
     def forward(self, token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
         """Logits float32[n, vocab] of one sequence of n token ids, each row predicting the token
         after it.
 
-        Evaluating twice gives the same bits. ShapeError if `token_ids` is not a non-empty row of
+        The same call gives the same bits. ShapeError if `token_ids` is not a non-empty row of
         ids below the vocabulary size.
         """
         return self.logits(self.hidden(_as_tensor(token_ids)[None])[0])
@@ -217,7 +215,7 @@ class Model:
 
     @property
     def _fast(self) -> Engine | None:
-        """The engine, unless products are observed: these are float32 ones."""
+        """The engine, unless products are observed: observers see those of the reference path."""
         return None if self.weights.observers else self.engine
 
     @_named_errors
@@ -246,11 +244,10 @@ class Model:
         capacity = arguments.whole_number("capacity", capacity)
         if capacity < 1:
             raise UsageError(f"a sequence of {capacity} tokens was asked for, expected at least 1")
-        settings = arguments.instance(
-            "settings", settings or self.cache or CacheSettings(), CacheSettings
-        )
-        memory.check_cache(self.network, padded(capacity), settings)
-        return self.network.new_state(padded(capacity), settings)
+        chosen = settings or self.cache or CacheSettings()
+        arguments.instance("settings", chosen, CacheSettings)
+        memory.check_cache(self.network, padded(capacity), chosen)
+        return self.network.new_state(padded(capacity), chosen)
 
     @_named_errors
     @torch.no_grad()
@@ -292,10 +289,8 @@ class Model:
         yielded so far. ShapeError for more tokens than the state holds, EvaluationError for logits
         that are not finite.
         """
-        (
-            arguments.instance("state", state, State),
-            arguments.instance("sampling", sampling, Sampling),
-        )
+        arguments.instance("state", state, State)
+        arguments.instance("sampling", sampling, Sampling)
         n = arguments.whole_number("n", n)
         if state.n_past + n > state.capacity:
             raise ShapeError(
@@ -304,7 +299,7 @@ class Model:
             )
         self._checked(
             torch.tensor([[arguments.whole_number("token", token)]])
-        )  # a step looks it up unasked
+        )  # a step on a device does not check it
         if (fast := self._fast) is not None and fast.steps is not None:
             yield from fast.steps.follow(token, state, n, sampling)
             return
@@ -340,12 +335,12 @@ class Model:
     def observe(
         self, callback: Callable[[str, torch.Tensor, torch.Tensor | None], None]
     ) -> Iterator[None]:
-        """Within this context `callback(tensor name, x, experts)` is called for every product with
-        a weight matrix.
+        """While the context is open, call `callback(tensor name, x, experts)` for every product
+        with a weight matrix.
 
-        x is float32[rows, n_in], not to be kept or changed. For expert tensors there is one call
-        with all rows, grouped by expert, and experts int64[rows] says whose each is; it is None for
-        other tensors.
+        x is float32[rows, n_in] and must not be kept or changed. For expert tensors there is one
+        call with all rows, grouped by expert, and experts int64[rows] is the expert of each row; it
+        is None for other tensors.
         """
         self.weights.observers.append(callback)
         try:
@@ -354,16 +349,16 @@ class Model:
             self.weights.observers.remove(callback)
 
     def close(self) -> None:
-        """Close the file and give back what is in the memory of GPUs: weights, and graphs of
-        sequences, also if these live on.
+        """Close the file and free the memory of GPUs: weights, and the graphs of sequences, even of
+        those that still exist.
         """
         self.__dict__.pop("engine", None)
         self.weights.release()
         self.source.close()
         if self.device.type == "cuda":
-            # torch keeps what is freed, and memory that a graph had is of no use to anything else:
-            # given back, it is free to whoever asks the driver, as `memory.free_bytes` does before
-            # the next model is placed, and other processes.
+            # torch keeps freed memory, and cannot reuse that of graphs. Once it is returned to the
+            # driver, `memory.free_bytes` counts it as free before the next model is placed, and
+            # other processes can use it.
             torch.cuda.empty_cache()
 
     def __enter__(self) -> Model:
@@ -418,7 +413,7 @@ def _usable_precision(precision: str | None, device: torch.device) -> str:
     if device.type == "cuda":
         torch.set_float32_matmul_precision(
             "highest"
-        )  # no TF32, whatever the precision: observed products are float32 ones
+        )  # no TF32 at any precision: observers see float32 products
     if precision is None:
         return "f32" if device.type == "cpu" else "bf16"
     if precision not in PRECISIONS:

@@ -18,8 +18,7 @@ from .linear import Embedding, Linear
 class Network:
     """Embedding, blocks, final norm and output projection.
 
-    Blocks need not be alike. A block is called as block(h, batch), has the `device` it works on,
-    and `new_state(capacity, settings)`.
+    Blocks can be of different kinds.
     """
 
     embedding: Embedding
@@ -30,13 +29,13 @@ class Network:
 
     @property
     def output_device(self) -> torch.device:
-        """Where final hidden states and logits are: with the final norm, wherever the output matrix
-        lies.
+        """The device of final hidden states and logits: that of the final norm, whatever the device
+        of the output matrix.
         """
         return self.output_norm.weight.device
 
     def new_state(self, capacity: int, settings: CacheSettings) -> State:
-        """An empty sequence of at most `capacity` tokens."""
+        """Return an empty sequence of at most `capacity` tokens."""
         return State(
             capacity, [block.new_state(capacity, settings) for block in self.blocks], settings
         )
@@ -44,8 +43,8 @@ class Network:
     def hidden(
         self, tokens: torch.Tensor, batch: Batch, state: State | None = None
     ) -> torch.Tensor:
-        """Final hidden states float32[rows, width], normed, of the rows of `batch`: tokens
-        int64[rows]. `state` takes them in.
+        """Return final hidden states float32[rows, width], normed, for tokens int64[rows] as
+        `batch` says, and append them to `state`.
         """
         h = self.embedding(tokens)
         for i, block in enumerate(self.blocks):

@@ -1,8 +1,8 @@
-"""Where tensors lie: whole layers by -ngl, single tensors by -ot, experts by --n-cpu-moe, or
-whatever fits the memory by --fit.
+"""The device of every tensor: whole layers by -ngl, single tensors by -ot, experts by --n-cpu-moe,
+or as many as fit the memory by --fit.
 
-A layer's norms and state are on the layer's own device, and it computes there. A matrix may lie
-elsewhere: then its product is formed there, and the vectors go to it and back.
+A layer has its norms and state on its device, and computes there. A matrix can be on another
+device: then its product is computed there, and activations are copied there and back.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .devices import present, usable_device
 ALL = 10**6
 CPU = torch.device("cpu")
 _TARGET = re.compile(r"=\s*(?:(cpu)|(?:cuda|gpu):?(\d*))\s*(?:,|$)", re.IGNORECASE)
-_MOST_DEVICES = 128  # numbers that torch can tell apart
+_MOST_DEVICES = 128  # torch has no larger numbers
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for.
+    """A requested placement.
 
-    gpu_layers: so many of the last layers are on the GPU; more than there are: the token embedding
-    and the output, too. overrides: (pattern, device) pairs, the first pattern found in a tensor's
-    name decides. cpu_experts: experts of the first so many layers stay on the CPU. fit_margin:
-    choose by memory and leave so many MiB free (None: do not choose).
+    gpu_layers: how many of the last layers are on the GPU; with more than all layers, the token
+    embedding and the output are, too. overrides: (pattern, device) pairs; the first pattern that is
+    found in a tensor's name decides. cpu_experts: the experts of so many first layers stay on the
+    CPU. fit_margin: choose by memory and leave so many MiB free (None: do not choose).
     """
 
     gpu_layers: int = ALL
@@ -48,8 +48,8 @@ class Request:
             raise UsageError(f"--fit is {self.fit_margin} MiB, expected 0 or more")
 
     def check(self, device: torch.device) -> None:
-        """UsageError for overrides that a model on `device` cannot follow: to a device that is not
-        there, or to any but the CPU.
+        """UsageError for overrides that are not possible for a model on `device`: to a device that
+        does not exist, or to a GPU if `device` is the CPU.
         """
         for _, target in self.overrides:
             if target.type != "cpu" and device.type == "cpu":
@@ -70,26 +70,26 @@ class Placement:
         )
 
     def unused(self, names: Iterable[str]) -> list[str]:
-        """The patterns that none of the names of all tensors has."""
+        """Return the patterns that are found in none of these names."""
         names = list(names)
         return [
             pattern.pattern for pattern, _ in self._patterns if not any(map(pattern.search, names))
         ]
 
     def layer(self, index: int) -> torch.device:
-        """Where layer `index` computes."""
+        """The device of layer `index`."""
         return self.device if index >= self.first_gpu_layer else CPU
 
     def home(self, name: str) -> torch.device:
-        """Where what the tensor `name` belongs to computes: its layer, or the frame (embedding,
-        output).
+        """The device on which the owner of tensor `name` computes: its layer, or embedding and
+        output.
         """
         if (layer := TensorName.parse(name).layer) is not None:
             return self.layer(layer)
         return self.device if self.request.gpu_layers > self.n_layers else CPU
 
     def of(self, name: str) -> torch.device:
-        """Where the matrix `name` lies."""
+        """The device of the matrix `name`."""
         for pattern, target in self._patterns:
             if pattern.search(name):
                 return target
@@ -101,16 +101,16 @@ class Placement:
 
 def parse_overrides(text: str) -> tuple[tuple[str, torch.device], ...]:
     r"""`REGEX=CPU|CUDAn[,REGEX=...]` of -ot, as in `\.ffn_.*_exps=CPU`; a comma ends an override
-    only behind its device.
+    only after its device.
 
-    UsageError for what is neither, and for a device that no machine has.
+    UsageError for anything else, and for a device number that cannot exist.
     """
     found, start = [], 0
     for target in _TARGET.finditer(text):
         pattern, start = text[start : target.start()].strip(), target.end()
         if (
             not pattern or pattern[0] == "," or re.search(r"(?<!\?)(?<!\?<)=", pattern)
-        ):  # names have no "=": what is no device ends there
+        ):  # names have no "=", so another device was meant
             raise UsageError(f"-ot '{printable(text, 80)}' is not REGEX=CPU or REGEX=CUDAn")
         try:
             re.compile(pattern)
@@ -141,8 +141,8 @@ def fit(
     """The placement that keeps most on the GPU: `needed(placement)` bytes there are at most `free`
     less `margin` MiB.
 
-    Experts of the first layers go to the CPU, of as few as suffice; if all of them are not enough,
-    whole layers, too. What is left at the end is a model on the CPU.
+    Experts of as few first layers as possible go to the CPU; if all experts are not enough, whole
+    layers follow, in the end all of them.
     """
     layers = (TensorName.parse(name).expert_layer for name in names)
     with_experts = max((layer + 1 for layer in layers if layer is not None), default=0)

@@ -1,5 +1,5 @@
-"""Weights in the memory of a GPU: packed for wide reads, decoded there piece by piece for the truth
-path.
+"""Weights in the memory of a GPU: packed for wide reads, and decoded there piece by piece for the
+reference path.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _READ_BYTES = 64 * 2**20  # of a tensor, read at a time
 class Resident:
     """One or more tensors of the same type and shape on a GPU as one packed matrix of `n` matrices.
 
-    Of tensors with two dimensions each is a matrix. Of stacks of n matrices, matrix i has the rows
-    of matrix i of the first tensor, below them those of the second, and so on.
+    Tensors with two dimensions are one matrix each. For stacks of n matrices, matrix i has the rows
+    of matrix i of the first tensor, then those of the second, and so on.
 
     A type or row length that cannot be packed is kept as it is in the file: then `packed` is None,
-    and only the truth path reads it.
+    and only the reference path reads it.
     """
 
     def __init__(self, source: Source, tensors: Sequence[TensorInfo], n: int, device: torch.device):
@@ -68,18 +68,18 @@ class Resident:
 
     @property
     def packed(self) -> PackedMatrix | None:
-        """Loaded now, if it was not."""
+        """The packed matrix; loads it first if necessary."""
         if not self.is_loaded:
             self.load()
         return self._packed
 
     def decode(self, start: int, stop: int) -> torch.Tensor:
-        """float32[stop - start, cols]: whole row groups of what cannot be packed."""
+        """float32[stop - start, cols]; whole row groups if the type cannot be packed."""
         from ..cuda_kernels.ops import decode_matrix
 
         if (packed := self.packed) is not None:
             return decode_matrix(packed, torch.float32, first_row=start, n_rows=stop - start)
-        return decode_torch(self.type, self._stored[start:stop], self.cols, as_weights=True)
+        return decode_torch(self.type, self._blocks()[start:stop], self.cols, as_weights=True)
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """float32[len(rows), cols] of rows int64 on the device."""
@@ -88,14 +88,15 @@ class Resident:
         if (packed := self.packed) is not None:
             return decode_rows(packed, rows.contiguous(), torch.float32)
         group = self.type.group_rows
-        groups = self._stored.view(-1, group, self._stored.shape[1])[rows // group]
+        stored = self._blocks()
+        groups = stored.view(-1, group, stored.shape[1])[rows // group]
         decoded = decode_torch(self.type, groups.flatten(0, 1), self.cols, as_weights=True).view(
             len(rows), group, self.cols
         )
         return decoded[torch.arange(len(rows), device=rows.device), rows % group]
 
     def load(self) -> None:
-        """Read, copy and rearrange. DeviceError naming the tensor if memory does not suffice."""
+        """Read, copy and pack. DeviceError naming the tensor if the memory does not suffice."""
         from ..cuda_kernels.ops import pack_matrix
         from ..cuda_kernels.repeat import repeat_rows
 
@@ -125,13 +126,18 @@ class Resident:
             free = torch.cuda.mem_get_info(self.device)[0]
             raise DeviceError(
                 f"{self.device} has {free / 2**20:.0f} MiB free, {self.nbytes / 2**20:.0f} MiB and"
-                " room to work are needed",
+                " working memory are needed",
                 file=self.source.path,
                 tensor=self.tensors[0].name,
             ) from None
 
+    def _blocks(self) -> torch.Tensor:
+        if self._stored is None:
+            raise RuntimeError("the tensor is not loaded")
+        return self._stored
+
     def release(self) -> None:
-        """Give the memory back; the next use reads the file again."""
+        """Free the memory; the next use reads the file again."""
         self._packed = self._stored = None
 
     def _pieces(self) -> Iterator[np.ndarray]:
@@ -154,7 +160,7 @@ class Resident:
 
 
 class ResidentMatrix:
-    """One matrix of a `Resident`. `packed` is the whole; `index` says which matrix of it this is."""
+    """Matrix `index` of a `Resident`."""
 
     def __init__(self, resident: Resident, index: int = 0):
         self.resident, self.index = resident, index

@@ -43,7 +43,7 @@ _BOS_BY_DEFAULT = {"llama-bpe", "llama3", "llama-v3", "tekken"}
 
 
 def _byte_symbols() -> list[str]:
-    """The character that stands for each byte in byte-level vocabularies (GPT-2): itself where
+    """The character that represents each byte in byte-level vocabularies (GPT-2): itself where
     Latin-1 prints it, else U+0100 on.
     """
     printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -166,9 +166,12 @@ class Tokenizer:
         """
         engine = self._with_special if parse_special else self._engine
         ids = engine.encode(text)
-        if add_special and self.special.add_bos:
-            ids = [self.special.bos, *ids]
-        return [*ids, self.special.eos] if add_special and self.special.add_eos else ids
+        special = self.special
+        if add_special and special.add_bos and special.bos is not None:
+            ids = [special.bos, *ids]
+        if add_special and special.add_eos and special.eos is not None:
+            ids = [*ids, special.eos]
+        return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves control
@@ -186,7 +189,7 @@ class Tokenizer:
         return pieces.decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for; the text itself for added tokens."""
+        """The bytes of one token; the UTF-8 text of added tokens."""
         text = self.tokens[token]
         if self.types[token] == TokenType.NORMAL:
             try:

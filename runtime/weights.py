@@ -1,15 +1,13 @@
-"""Where layers get their parameters from: tensors stay encoded in the file and are decoded
-when they are used.
+"""Parameters of layers: tensors stay encoded in the file and are decoded when they are used.
 
-`Weights` hands out parameters by name and keeps a record of them, so that what a layer declares
-(role for quantization, split among ranks) can be read from the loaded model, and a tensor that
-nobody asked for is noticed.
+`Weights` gives parameters by name and records them: what a layer declares (role for quantization,
+split among ranks) can be read from the loaded model, and unused tensors are found.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -31,29 +29,27 @@ from .resident import LoadProgress, Resident, ResidentMatrix
 from .switches import Switches
 
 DEFAULT_CACHE_BYTES = 512 * 2**20
-_NEEDLESS = (
-    "output_extra.weight",
-)  # a second output matrix in another type, which ik_llama.cpp may use instead
+_NEEDLESS = ("output_extra.weight",)  # a second output matrix in another type, for ik_llama.cpp
 SLICE_BYTES = 32 * 2**20  # of float32, for matrices that do not fit the cache
 
 
 class DecodeCache:
-    """Decoded matrices, least recently used out first, together never above `capacity` bytes."""
+    """Decoded matrices of at most `capacity` bytes in total; the least recently used are dropped
+    first.
+    """
 
     def __init__(self, capacity: int = DEFAULT_CACHE_BYTES):
         self.capacity, self.used = capacity, 0
         self._entries: OrderedDict[tuple, torch.Tensor] = OrderedDict()
 
     def get(self, key: tuple, n_bytes: int, decode: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The matrix under `key`, of `n_bytes` (at most `capacity`), decoded now if it is not
-        there.
-        """
+        """Return the matrix `key` of `n_bytes` (at most `capacity`), decoded if necessary."""
         if (found := self._entries.get(key)) is not None:
             self._entries.move_to_end(key)
             return found
         while (
             self.used + n_bytes > self.capacity
-        ):  # before decoding: old and new must not exist together
+        ):  # before decoding, so that old and new do not exist together
             _, dropped = self._entries.popitem(last=False)
             self.used -= dropped.nbytes
             del dropped
@@ -73,16 +69,16 @@ class Matrix:
     decoded to float32 on demand.
     """
 
-    device = CPU
+    device, packed = CPU, None
 
     def __init__(self, weights: Weights, tensor: TensorInfo, index: int = 0):
         self.tensor = tensor
         self.rows, self.cols = tensor.shape[-2], tensor.shape[-1]
         self._weights, self._first, self._key = weights, index * self.rows, (tensor.name, index)
 
-    def parts(self):
-        """(first row, float32[rows, cols]) pieces covering the matrix: itself from the cache, or
-        fresh slices if it is too large.
+    def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Pieces (first row, float32[rows, cols]) that cover the matrix: all of it from the cache,
+        or slices decoded now if it is too large.
         """
         n_bytes, cache = 4 * self.rows * self.cols, self._weights.cache
         if n_bytes <= cache.capacity:
@@ -115,9 +111,9 @@ class Matrix:
 
 
 class Stacked:
-    """Matrices on the CPU, the rows of one below those of another."""
+    """Matrices on the CPU as one, the rows of each after those of the one before."""
 
-    device = CPU
+    device, packed = CPU, None
 
     def __init__(self, *matrices: Matrix):
         self.matrices, self.rows, self.cols = (
@@ -126,7 +122,7 @@ class Stacked:
             matrices[0].cols,
         )
 
-    def parts(self):
+    def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
         """As `Matrix.parts`."""
         first = 0
         for matrix in self.matrices:
@@ -134,13 +130,23 @@ class Stacked:
                 yield first + start, part
             first += matrix.rows
 
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """As `Matrix.gather`."""
+        rows = rows.cpu()
+        out, first = torch.empty(len(rows), self.cols), 0
+        for matrix in self.matrices:
+            here = (rows >= first) & (rows < first + matrix.rows)
+            out[here] = matrix.gather(rows[here] - first)
+            first += matrix.rows
+        return out
+
 
 class Weights:
-    """The tensors of `source` as layers ask for them. `observers` are told every matrix product
-    (see `Model.observe`).
+    """The tensors of `source`, as parameters of layers. `observers` see every matrix product (see
+    `Model.observe`).
 
-    `placement` says what lies on which device; on GPUs matrices are `resident.Resident`, filled by
-    `load`.
+    `placement` chooses the device of every tensor; matrices on GPUs are `resident.Resident`, which
+    `load` fills.
     """
 
     def __init__(
@@ -164,10 +170,12 @@ class Weights:
     def has(self, name: str) -> bool:
         return name in self._tensors
 
-    def vector(self, name: str, n: int, *, optional: bool = False) -> torch.Tensor | None:
-        """float32[n] on the device of its layer, or None where an optional one is absent."""
-        if optional and not self.has(name):
-            return None
+    def optional_vector(self, name: str, n: int) -> torch.Tensor | None:
+        """As `vector`; None if there is no such tensor."""
+        return self.vector(name, n) if self.has(name) else None
+
+    def vector(self, name: str, n: int) -> torch.Tensor:
+        """Return float32[n] on the device of its layer."""
         tensor = self._tensor(name, (n,))
         return (
             self.decode(tensor, self.source.read_rows(tensor, 0, 1))
@@ -182,7 +190,7 @@ class Weights:
             Linear(
                 f"{name}.weight",
                 matrix,
-                self.vector(f"{name}.bias", n_out, optional=True),
+                self.optional_vector(f"{name}.bias", n_out),
                 self.observers,
                 role=role,
                 split=split,
@@ -210,12 +218,13 @@ class Weights:
         return self._record(ExpertLinear(stacked, matrices, self.observers, role=role, split=split))
 
     def can_merge(self, *names: str) -> bool:
-        """Whether the expert tensors `<name>_exps.weight` can be made one: stacked, of one type, on
+        """Whether the expert tensors `<name>_exps.weight` can be merged: stacked, of one type, on
         one device.
         """
-        tensors = [self._tensors.get(f"{name}_exps.weight") for name in names]
+        found = [self._tensors.get(f"{name}_exps.weight") for name in names]
+        tensors = [tensor for tensor in found if tensor is not None]
         return (
-            None not in tensors
+            len(tensors) == len(names)
             and len({(t.type, t.shape) for t in tensors}) == 1
             and len({self.placement.of(t.name) for t in tensors}) == 1
             and not any(self.has(f"{name}.bias") for name in names)
@@ -232,8 +241,8 @@ class Weights:
         role: str,
         split: str,
     ) -> ExpertLinear:
-        """The tensors `<part>_exps.weight`, each [n_experts, n_out, n_in], as one matrix per expert
-        with their rows below one another.
+        """The tensors `<part>_exps.weight`, each [n_experts, n_out, n_in], merged: one matrix per
+        expert, with the rows of the parts in order.
         """
         tensors = [self._tensor(f"{part}_exps.weight", (n_experts, n_out, n_in)) for part in parts]
         return self._record(
@@ -255,8 +264,8 @@ class Weights:
         """Products use `blocks`, uint8[n_rows, row_bytes] of `type`, for the matrices of tensor
         `name` until `restore`.
 
-        Vectors have been read already and stay. UsageError for a tensor on a GPU,
-        MalformedFileError for one that is not there, ShapeError for blocks of another size.
+        Vectors keep their values. UsageError for a tensor on a GPU, MalformedFileError for an
+        unknown one, ShapeError for blocks of another size.
         """
         tensor = self._named(name)
         if self.placement.of(name).type != "cpu":
@@ -274,14 +283,14 @@ class Weights:
         self.cache.drop(name)
 
     def stored(self, tensor: TensorInfo, start: int, stop: int) -> tuple[TensorInfo, np.ndarray]:
-        """Rows start..stop of a tensor, as they are stored, and it with the type they have."""
+        """Return rows start..stop as they are stored, and the tensor with their type."""
         if (replaced := self._replaced.get(tensor.name)) is None:
             return tensor, self.source.read_rows(tensor, start, stop)
         return tensor.with_type(replaced[0]), replaced[1][start:stop]
 
     def load(self, progress: LoadProgress | None = None) -> None:
-        """Bring the matrices of GPUs there. `progress` is called with (bytes done, bytes in all)
-        now and then.
+        """Copy matrices to their GPUs. `progress` is called with (bytes done, bytes in total) from
+        time to time.
         """
         waiting = [resident for resident in self._resident.values() if not resident.is_loaded]
         total, done = sum(resident.stored_bytes for resident in waiting), 0
@@ -292,12 +301,12 @@ class Weights:
                 progress(done, total)
 
     def release(self) -> None:
-        """Give back the memory of GPUs."""
+        """Free the memory of GPUs."""
         for resident in self._resident.values():
             resident.release()
 
     def bytes_by_device(self) -> dict[torch.device, int]:
-        """What matrices take: on the CPU in the file, on GPUs in memory."""
+        """Return the bytes of all matrices: in the file for the CPU, in memory for GPUs."""
         found: dict[torch.device, int] = {}
         for resident in self._resident.values():
             found[resident.device] = found.get(resident.device, 0) + resident.nbytes
@@ -307,7 +316,7 @@ class Weights:
         return found
 
     def n_rows_of(self, name: str) -> int:
-        """Rows of the tensor `name`, which must be there."""
+        """Return the number of rows of the tensor `name`. MalformedFileError if there is none."""
         return self._named(name).n_rows
 
     def decode(self, tensor: TensorInfo, stored: np.ndarray) -> torch.Tensor:
@@ -319,8 +328,8 @@ class Weights:
         )
 
     def check_all_used(self) -> None:
-        """ArchitectureError if the file has tensors that no layer asked for: evaluating without
-        them would be another model.
+        """ArchitectureError if the file has tensors that no layer uses: without them it would be
+        another model.
         """
         unused = [
             name for name in self._tensors if name not in self._asked and name not in _NEEDLESS
@@ -333,9 +342,9 @@ class Weights:
                 file=self.source.path,
             )
 
-    def _matrices(self, tensors: list[TensorInfo], n: int) -> list[MatrixLike]:
-        """n matrices: of stacks, each with the rows of all tensors' matrices of this index; of
-        tensors with two dimensions, one each.
+    def _matrices(self, tensors: list[TensorInfo], n: int) -> Sequence[MatrixLike]:
+        """Return n matrices. For stacks, matrix i has the rows of matrix i of every tensor; tensors
+        with two dimensions are one matrix each.
         """
         device = self.placement.of(tensors[0].name)
         if device.type == "cpu":
@@ -355,7 +364,7 @@ class Weights:
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         tensor = self._named(name)
-        # Writers drop or keep trailing dimensions of 1 as they please.
+        # Some writers drop trailing dimensions of 1.
         stored, wanted = _without_ones(tensor.shape), _without_ones(shape)
         if stored != wanted:
             raise MalformedFileError(

@@ -8,7 +8,7 @@ import torch
 from iqforge.cuda_kernels import prompt
 from iqforge.runtime.cuda import prompt_graphs
 from iqforge.runtime.cuda.prompt_stream import Stream
-from iqforge.runtime.cuda.prompt_weights import Output
+from iqforge.runtime.cuda.prompt_weights import PromptOutput
 from iqforge.runtime.layers.attention import attend
 from torch.nn import functional as F
 
@@ -136,6 +136,6 @@ def install(monkeypatch) -> None:
     step_on_cpu.install(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
-    monkeypatch.setattr(Output, "__call__", logits)
+    monkeypatch.setattr(PromptOutput, "__call__", logits)
     for kernel in (add_norm, silu_gate, converted, gather_rows, rotate_heads, route, group_rows):
         monkeypatch.setattr(prompt, kernel.__name__, kernel)

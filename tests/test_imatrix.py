@@ -178,7 +178,7 @@ def test_a_run_goes_on_from_a_snapshot(moe):
     )
     with (
         load_model(moe / "moe.gguf") as model,
-        pytest.raises(EvaluationError, match="behind 100 windows"),
+        pytest.raises(EvaluationError, match="after 100 windows"),
     ):
         collect(model, PROSE, n_ctx=N_CTX, from_chunk=100)
 

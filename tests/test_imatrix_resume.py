@@ -115,7 +115,7 @@ def test_another_run_does_not_go_on(model, tmp_path, caplog):
             progress=lambda p: seen.append(p.window),
         )
     assert (
-        seen == [5, 6] and "behind 4 windows" in caplog.text and load_imatrix(out).chunk_count == 6
+        seen == [5, 6] and "after 4 windows" in caplog.text and load_imatrix(out).chunk_count == 6
     )
     with pytest.raises(UsageError):
         iqforge.collect_imatrix(**options, resume=True)

@@ -1,17 +1,18 @@
 """The legacy `.dat` layout of importance matrices, little-endian:
 
     i32 n_entries
-    per entry: i32 length and bytes of the name, i32 ncall, i32 nval, f32[nval] = sum / count * ncall
+    per entry: i32 length and bytes of the name, i32 ncall, i32 nval,
+               f32[nval] = sum / count * ncall
     optional:  i32 chunk count, i32 length and bytes of the data set's name
 
-`ncall` counts evaluation calls: windows, or in ik_llama.cpp parts of them if these are larger than
-its batch. How the values are divided among experts is not said. Of several data sets only the last
-one's name has a place.
+`ncall` counts evaluation calls: windows, or in ik_llama.cpp pieces of windows that are larger than
+its batch. The layout does not say how the values are divided among experts. Of several data sets
+only the last one is named.
 
-An expert that saw nothing has no mean. ik_llama.cpp leaves a tensor with such experts out, unless
-they are fewer than round(0.05 * experts), which of fewer than 10 experts none ever is; llama.cpp
-keeps it and writes means of 1. This does the latter: a quantizer that finds no entry has nothing to
-go by for the other experts either, and the low-bit types refuse.
+An expert that saw nothing has no mean. ik_llama.cpp leaves out a tensor with such experts, unless
+they are fewer than round(0.05 * experts), which is impossible with fewer than 10 experts; llama.cpp
+keeps it and writes means of 1. This does the latter: without an entry a quantizer knows nothing of
+the other experts either, and the low-bit types refuse.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ def load_dat(path: str | os.PathLike) -> Imatrix:
 
 
 def save_dat(imatrix: Imatrix, path: str | os.PathLike) -> None:
-    """Entries in their order: what was read is written with the same bytes. Experts that saw
-    nothing are written as ones, and that is logged; entries that saw nothing at all are left out
-    aloud. ImatrixError if nothing is left.
+    """Write entries in their order: a file that was read is written with the same bytes. Experts
+    that saw nothing are written as ones, and entries that saw nothing at all are left out; both are
+    logged. ImatrixError if nothing is left.
     """
     kept = []
     for name, entry in imatrix.entries.items():
@@ -140,7 +141,7 @@ def _check_start(file: OpenFile) -> None:
 
 
 class _Reader:
-    """Fields of the file, each checked against what is left of it before anything is read."""
+    """Fields of the file, each checked against the bytes that are left before it is read."""
 
     def __init__(self, file: OpenFile):
         self.file, self.path, self.position = file, file.path, 0

@@ -2,8 +2,8 @@
 
 Keys `general.type` = `imatrix`, `imatrix.datasets`, `imatrix.chunk_count`, `imatrix.chunk_size`;
 per entry, in order of names, F32 tensors `<name>.in_sum2` [n_matrices, n_cols] with raw sums of
-squares and `<name>.counts` [n_matrices, 1] with token counts. Of tensors that are not experts' the
-matrices share one count, and their sums are one row.
+squares and `<name>.counts` [n_matrices, 1] with token counts. Matrices of tensors that are not of
+experts share one count, and their sums are one row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST, _MOST_TOKENS = 2**32 - 1, 2**53
 
 
 def load_gguf(path: str | os.PathLike) -> Imatrix:
-    """ImatrixError for missing keys and for sums and counts that do not fit together, beside the
+    """Load a file. ImatrixError for missing keys and for sums and counts that do not match, and the
     errors of any GGUF file.
     """
     path = os.fspath(path)
@@ -70,7 +70,7 @@ def load_gguf(path: str | os.PathLike) -> Imatrix:
 
 
 def save_gguf(imatrix: Imatrix, path: str | os.PathLike) -> None:
-    """Counts of experts that saw nothing are kept as 0; readers give such experts ones."""
+    """Write a file. Counts of experts that saw nothing stay 0; readers give such experts ones."""
     if not imatrix.entries:
         raise ImatrixError("there is nothing to write: no tensor saw any input", file=path)
     tensors, names = [], sorted(imatrix.entries)
@@ -103,8 +103,8 @@ def save_gguf(imatrix: Imatrix, path: str | os.PathLike) -> None:
 
 
 def _n_counts(name: str, entry: Entry) -> int:
-    """Matrices that all see every row, as those of heads in latent attention, have one count;
-    experts have theirs.
+    """Matrices that all see every row, such as those of heads in latent attention, have one count;
+    experts have one each.
     """
     if TensorName.parse(name).is_stacked or (entry.counts != entry.counts[0]).any():
         return len(entry.counts)

@@ -1,4 +1,4 @@
-"""Importance matrix files of either format."""
+"""Importance matrix files of either layout."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FORMATS = ("dat", "gguf")
 
 
 def load_imatrix(path: str | os.PathLike) -> Imatrix:
-    """Either format, told apart by the first bytes. NotFoundError, ImatrixError or the errors of
-    GGUF files.
+    """Load a file in either layout, recognized by its first bytes. NotFoundError, ImatrixError or
+    the errors of GGUF files.
     """
     try:
         with open(path, "rb") as file:
@@ -27,7 +27,7 @@ def load_imatrix(path: str | os.PathLike) -> Imatrix:
 
 
 def output_format_of(path: str | os.PathLike, wanted: str | None = None) -> str:
-    """`wanted`, or gguf for a name that ends in .gguf and dat for any other."""
+    """Return `wanted`, or by default gguf for a name that ends in .gguf and dat for any other."""
     if wanted is not None and wanted not in FORMATS:
         raise UsageError(f"the imatrix format is '{wanted}', expected {' or '.join(FORMATS)}")
     return wanted or ("gguf" if os.fspath(path).endswith(".gguf") else "dat")

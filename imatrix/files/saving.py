@@ -1,5 +1,5 @@
 """What a collection writes while it runs: the importance matrix so far, copies of it by number of
-windows, and what to go on from.
+windows, and a snapshot to resume from.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ _DEFAULT_EVERY = 10
 
 
 class Saver:
-    """Writes `out` every `every` windows (None: 10, at most once a minute; 0: only at the end) with
-    `<out>.resume` beside it, and `<out>.at_<windows>` whenever a multiple of `keep_every` has been
-    passed (0: never).
+    """Writes `out` and `<out>.resume` after every `every` windows (None: 10, at most once a minute;
+    0: only at the end), and `<out>.at_<windows>` after every `keep_every` windows (0: never).
 
-    `run` says what the sums depend on, `combined` makes of them what is written. As a `Checkpoint`
-    it is called after every pass.
+    `run` says what the sums depend on; `combined` turns them into what is written. The
+    collector calls it after every pass (`collector.PassCallback`).
     """
 
     def __init__(
@@ -57,8 +56,8 @@ class Saver:
         self._saved_at = time.monotonic()
 
     def start(self, resume: bool) -> Snapshot | None:
-        """What to go on from, if `resume` and there is something. ImatrixError if it is of another
-        run, OutputError if nothing can be written where the results go.
+        """Return the snapshot to resume from, if `resume` is set and there is one. ImatrixError if
+        it is of another run, OutputError if the results cannot be written.
         """
         for path in (self.out, self.resume_path):
             check_output(path)
@@ -66,13 +65,13 @@ class Saver:
             return None
         if not resume:
             log.info(
-                "%s of an interrupted run is not used: --resume would go on from it",
+                "%s of an interrupted run is not used: --resume would use it",
                 self.resume_path,
             )
             return None
         snapshot = load_snapshot(self.resume_path, self.run)
         self._saved = self._seen = snapshot.imatrix.chunk_count
-        log.info("going on behind %d windows", self._saved)
+        log.info("resuming after %d windows", self._saved)
         return snapshot
 
     def __call__(self, done: int, take: Callable[[], Snapshot]) -> None:
@@ -89,7 +88,7 @@ class Saver:
             save_imatrix(imatrix, f"{self.out}.at_{done}", self.format)
 
     def finish(self, imatrix: Imatrix) -> Imatrix:
-        """Write the result, and forget what to go on from. Returns what was written."""
+        """Write the result and remove the snapshot. Returns what was written."""
         done, imatrix = imatrix.chunk_count, self.combined(imatrix.whole())
         if self._passed(done):
             save_imatrix(imatrix, f"{self.out}.at_{done}", self.format)

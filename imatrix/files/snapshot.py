@@ -1,5 +1,4 @@
-"""What an interrupted collection goes on from: `<out>.resume`, a GGUF file of sums in full
-precision.
+"""Snapshots to resume a collection from: `<out>.resume`, a GGUF file of sums in full precision.
 
 Keys: `general.type` = `imatrix-snapshot`, `imatrix.datasets`, `imatrix.chunk_count` (windows done),
 `imatrix.chunk_size`, and one text `iqforge.run.<what>` for everything that the sums depend on.
@@ -50,13 +49,13 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike, run: Mapping[str,
 
 
 def load_snapshot(path: str | os.PathLike, run: Mapping[str, str]) -> Snapshot:
-    """ImatrixError if it is not of a run like `run`, naming all that differs, beside the errors of
-    any GGUF file.
+    """Load a snapshot. ImatrixError, naming all that differs, if it is not of a run like `run`, and
+    the errors of any GGUF file.
     """
     path = os.fspath(path)
     with open_gguf(path) as file:
         if get(file.metadata, "general.type", str, "", file=path) != _KIND:
-            raise ImatrixError("is not what an interrupted collection goes on from", file=path)
+            raise ImatrixError("is not a snapshot of an interrupted collection", file=path)
         stored = {
             key.removeprefix(_RUN): get(file.metadata, key, str, file=path)
             for key in file.metadata
@@ -68,7 +67,7 @@ def load_snapshot(path: str | os.PathLike, run: Mapping[str, str]) -> Snapshot:
                 for key in changed
             )
             raise ImatrixError(
-                f"is of another run, which cannot go on as this one. {told}", file=path
+                f"is a snapshot of another run and cannot be resumed by this one. {told}", file=path
             )
         entries, sums = {}, {}
         for tensor in file.tensors:
@@ -90,16 +89,14 @@ def load_snapshot(path: str | os.PathLike, run: Mapping[str, str]) -> Snapshot:
         datasets = tuple(
             str(name) for name in get(file.metadata, "imatrix.datasets", list, file=path)
         )
-        counts = [
-            get(file.metadata, f"imatrix.{key}", int, file=path)
-            for key in ("chunk_count", "chunk_size")
-        ]
-        return Snapshot(Imatrix(entries, *counts, datasets, path), sums)
+        chunk_count = get(file.metadata, "imatrix.chunk_count", int, file=path)
+        chunk_size = get(file.metadata, "imatrix.chunk_size", int, file=path)
+        return Snapshot(Imatrix(entries, chunk_count, chunk_size, datasets, path), sums)
 
 
 def model_fingerprint(source: Source) -> str:
-    """SHA-256 over the metadata, and the first, middle and last rows of every tensor: fast,
-    whatever the size of the model.
+    """Return a SHA-256 over the metadata and the first, middle and last rows of every tensor: fast
+    for a model of any size.
     """
     digest = hashlib.sha256()
     for key, value in sorted(source.metadata.items()):
@@ -111,7 +108,8 @@ def model_fingerprint(source: Source) -> str:
         group = tensor.type.group_rows
         last = tensor.n_rows - group
         for start in sorted({0, last // 2 // group * group, last}):
-            digest.update(np.ascontiguousarray(source.read_rows(tensor, start, start + group)))
+            rows = source.read_rows(tensor, start, start + group)
+            digest.update(np.ascontiguousarray(rows).data)
         source.release(tensor)
     return digest.hexdigest()
 

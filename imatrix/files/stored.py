@@ -1,4 +1,4 @@
-"""Entries whose values stay in their file until they are asked for: those of large models take more
+"""Entries whose values stay in their file until they are used: those of large models take more
 memory than a command may.
 """
 
@@ -14,8 +14,8 @@ from ..data import Entry
 
 
 class OpenFile:
-    """A file that is read at any place, by any thread, and stays the one that was opened if its
-    name is given to another.
+    """A file that any thread can read at any offset. It stays the file that was opened, even if
+    another one gets its name.
     """
 
     def __init__(self, path: str):
@@ -46,7 +46,7 @@ class OpenFile:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def __reduce__(self) -> tuple:
-        return OpenFile, (self.path,)  # a copy, also in another process, opens it anew
+        return OpenFile, (self.path,)  # a copy, also in another process, opens it again
 
     def __del__(self) -> None:
         if self._fd >= 0:
@@ -54,9 +54,7 @@ class OpenFile:
 
 
 class StoredEntry(Entry):
-    """An entry whose sums are float32 in `file` at `offset`; they are read anew whenever they are
-    asked for.
-    """
+    """An entry whose sums are float32 in `file` at `offset`; every access reads them again."""
 
     def __init__(
         self,
@@ -93,7 +91,7 @@ class StoredEntry(Entry):
 
 
 class ComputedEntries(Mapping):
-    """Entries by `names`, each made by `make(name)` whenever it is asked for."""
+    """Entries by `names`, each made by `make(name)` at every access."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Entry]):
         self._names, self._make = dict.fromkeys(names), make

@@ -1,7 +1,7 @@
 """llama: Llama 2, 3 and 3.1, Mistral, and with experts Mixtral.
 
-Pairs of the rotation are neighbours: converters reorder the rows of the query and key matrices for
-that. Llama 3.1's context scaling arrives as frequency factors in `rope_freqs`.
+The rotation takes adjacent pairs; converters reorder the rows of the query and key matrices for
+that. The context scaling of Llama 3.1 is stored as frequency factors in `rope_freqs`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def build(p: Hyperparameters, w: Weights) -> Network:
         "embedding_scale",
         "residual_scale",
         "attention.scale",
-    ):  # Granite's, written under this name long ago
+    ):  # of Granite models, which early converters wrote as llama
         p.refuse(key, harmless=(0.0, 1.0))
     n_rot = p.integer("rope.dimension_count", decoder.key_length)
     if n_rot != decoder.key_length:

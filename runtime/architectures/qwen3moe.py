@@ -1,7 +1,7 @@
 """qwen3moe: Qwen3 with experts in every layer.
 
-Query and key heads are normalised before the rotation, whose pairs lie half a head apart; the head
-size is a key of its own.
+Query and key heads are normalized before the rotation, whose pairs are half a head apart. The head
+size is a separate key.
 """
 
 from __future__ import annotations

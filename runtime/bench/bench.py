@@ -3,11 +3,11 @@
     pp N      a prompt of N random tokens, in batches
     tg N      N tokens generated from an empty context
     pg P,G    a prompt of P tokens and then G generated ones, in one span of time
-    gp P,G    G tokens generated behind a prompt of P tokens, whose time does not count
+    gp P,G    G tokens generated after a prompt of P tokens, whose time does not count
 
 With a depth D there are D tokens in the context before, whose time does not count; repetitions
-share what stands before their own tokens where a context can be cut back to it. The first token is
-BOS where the model wants it, the others of prompts are random. Tokens are generated as `iqforge
+share what precedes their own tokens if a context can be cut back to it. The first token is BOS
+where the model wants it, the others of prompts are random. Tokens are generated as `iqforge
 generate` does it, by `Model.follow` with its default `Sampling`: each is drawn from the logits of
 the one before and handed to the host, all of which is in the time. (llama-bench samples nothing: it
 appends random tokens and waits for the device after each.)
@@ -74,8 +74,8 @@ class Test:
 
 @dataclass
 class Result:
-    """Samples of one test. Rates are in tokens/s; shares lie between 0 and 1, and are None where no
-    limit is known.
+    """Samples of one test. Rates are in tokens/s; shares are between 0 and 1, and None if no limit
+    is known.
     """
 
     test: Test
@@ -138,7 +138,8 @@ def run_test(
     """
     if arguments.whole_number("repetitions", repetitions, 1) and not test.n_tokens:
         raise UsageError("there is nothing to measure: a test of 0 tokens")
-    arguments.whole_number("n_batch", n_batch, 1), arguments.callback("progress", progress)
+    arguments.whole_number("n_batch", n_batch, 1)
+    arguments.callback("progress", progress)
     check_cpu_memory(model, context=test.n_ctx, rows=min(n_batch, model.ubatch))
     state = model.new_state(test.n_ctx, settings)
     result = Result(test, [], Cost.of(model, state), n_batch)
@@ -173,13 +174,13 @@ class Runner:
         self._filled = 0  # tokens that the context was filled with
 
     def holds(self, n: int) -> bool:
-        """Whether the context was filled with n tokens, and what came behind them can be cut off."""
+        """Whether the context was filled with n tokens and what came after them can be cut off."""
         return n == self._filled and all(isinstance(layer, KVCache) for layer in self.state.layers)
 
     def fill(self, n: int) -> None:
-        """The context gets n random tokens, or is cut back to those that it has. (Passes of sizes
-        that only these tokens have would take the place of the measured ones' graphs, which then
-        would be captured while they are measured.)
+        """Fill the context with n random tokens, or cut it back to them. (Passes of other sizes
+        would replace the graphs of the measured ones, which would then be captured while they are
+        measured.)
         """
         if self.holds(n):
             self.state.n_past = n
@@ -194,16 +195,16 @@ class Runner:
         self.wait()
 
     def generate(self, n: int) -> None:
-        """n steps: appends a random token (or BOS) and n - 1 drawn ones, and draws the one behind
-        them. Returns when the host has it.
+        """n steps: append a random token (or BOS) and n - 1 drawn ones, and draw the next one.
+        Returns when the host has it.
         """
         if n:
             [token] = self._tokens(1).tolist()
             deque(self.model.follow(token, self.state, n, self.sampling), maxlen=0)
 
     def warm_up(self, n_prompt: int, n_gen: int, before: int = 0) -> None:
-        """What only the first uses of a model take, for a prompt of n_prompt tokens behind `before`
-        others and for n_gen generated ones. The caller sets the state back.
+        """Do what only the first uses of a model need, for a prompt of n_prompt tokens after
+        `before` others and for n_gen generated ones. The caller resets the state.
 
         A device with graphs captures a step when it comes for the second time; passes of a prompt
         in the first, second or third one of as many rows, and again where buffers have grown since,

@@ -1,5 +1,5 @@
-"""What evaluating a model must read and compute at least: the figures behind GB/s, and the shares
-of a device's limits.
+"""What evaluating a model must read and compute at least: the base of GB/s and of shares of a
+device's limits.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ...formats.source import TensorInfo
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
+from ..layers.attention import Attention
 
 _OF_LAST_ROWS = re.compile(r"attn_q|attn_output|ffn_\w+")  # roles after keys and values
 
@@ -21,8 +22,8 @@ class Cost:
     row). cache_bytes: state read per position before a token. token_flop: of all matrix products
     but the output's, per token; output_flop: of the output's, per row of logits; pair_flop: of
     attention, per pair of a token and a position it sees. last_flop, last_pair_flop: the part of
-    token_flop and pair_flop that falls on the last block behind its keys and values, which only
-    tokens with logits need.
+    token_flop and pair_flop in the last block after its keys and values, which only tokens with
+    logits need.
     """
 
     step_bytes: float
@@ -58,10 +59,10 @@ class Cost:
                     last_flop += 2 * share * tensor.n_elements
         pair_flop = last_pair_flop = 0.0
         for block in model.network.blocks:
-            mixer = getattr(block, "mixer", None)
+            mixer = block.mixer
             last_pair_flop = (
                 2.0 * mixer.n_heads * (mixer.key_length + mixer.value_length)
-                if hasattr(mixer, "n_heads")
+                if isinstance(mixer, Attention)
                 else 0.0
             )
             pair_flop += last_pair_flop
@@ -71,12 +72,12 @@ class Cost:
         )
 
     def generation_bytes(self, n_past: int, n: int) -> float:
-        """Bytes read by n tokens, one after the other, behind n_past others."""
+        """Return the bytes read by n tokens, one after the other, after n_past others."""
         return n * self.step_bytes + self.cache_bytes * _pairs(n_past, n)
 
     def prompt_flop(self, n_past: int, n: int, n_batch: int) -> float:
-        """Operations for n tokens behind n_past others, n_batch at a time with logits for the last
-        one of each batch.
+        """Return the operations for n tokens after n_past others, n_batch at a time with logits for
+        the last one of each batch.
         """
         ends = [
             n_past + min(first + n_batch, n) for first in range(0, n, n_batch)

@@ -1,7 +1,5 @@
 """Options of benchmarks. Imports nothing heavy."""
 
-
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

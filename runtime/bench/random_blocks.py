@@ -2,8 +2,8 @@
 square.
 
 Codes, indices and small scales are random bytes. The floating-point scales of a block (or of its
-row) stand at the places of `_SCALES`; they are chosen so that the values come out as wanted:
-decoding is linear in them.
+row) are at the places in `_SCALES`; they are chosen for the wanted values, as decoding is linear in
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...formats.types import GGMLType, ggml_type
 
 # type: fields "place:format*factor" with the format h (f16) or f (f32); "h" before the place: in
 # the row header. The factor of a minimum is the mean of the codes that it is taken from (or added
-# to), so that values lie around zero.
+# to), so that values are around zero.
 _SCALES = {
     "Q4_0": "0:h",
     "Q4_1": "0:h 2:h*-7.5",

@@ -55,7 +55,7 @@ def record(
         "gpu_blas": cuda,
         "blas": True,
         "cpu_info": cpu_name(),
-        "gpu_info": facts.name if cuda else "",
+        "gpu_info": "" if facts is None else facts.name,
         "model_filename": source.path,
         "model_type": model_type(source),
         "model_size": sum(t.n_bytes for t in source.tensors),

@@ -1,4 +1,4 @@
-"""A few rows seen as many: the same memory mapped again and again behind itself.
+"""A few rows seen as many: the same memory mapped repeatedly, one mapping after the other.
 
 A view of a thousand times the rows costs address space and no memory, and slices of it are ordinary
 arrays.

@@ -1,13 +1,12 @@
 """Models of a real shape with random weights, without any file: for measuring speed and for tests.
 
 `SHAPE:TYPE[,NAME=TYPE...]`, as in `llama-8b:IQ4_K` or `qwen3-30b-a3b:IQ2_K,attn_v=Q6_K`: matrices
-are of TYPE, but for the token embedding and the output, which are Q6_K (Q8_0 if TYPE is Q8_0, a
-float type if TYPE is one), norms and routers, which are F32, and what the overrides name: a part of
-tensor names.
+are of TYPE, except for the token embedding and the output, which are Q6_K (Q8_0 if TYPE is Q8_0, a
+float type if TYPE is one), norms and routers, which are F32, and tensors with NAME in their names.
 
 One pool of random rows per type and row length serves all tensors, each of which begins at another
-row of it: a 40 GB model takes seconds and some megabytes. On a CPU the pool may stay in its caches,
-so that speeds limited by memory come out too good there.
+row: a 40 GB model takes seconds and some megabytes. On a CPU the pool may stay in the caches, so
+that speeds limited by memory are too good there.
 """
 
 from __future__ import annotations
@@ -234,8 +233,8 @@ def _distinct_rows(tensor: TensorInfo) -> int:
 
 
 def _rms(tensor: TensorInfo) -> float:
-    """1/sqrt(row length) for matrices: products of rows of size 1 are of size 1. Norm weights lie
-    near 1.
+    """1/sqrt(row length) for matrices, so that products with rows of size 1 are of size 1. Norm
+    weights are near 1.
     """
     return 0.1 if len(tensor.shape) == 1 else 1 / math.sqrt(tensor.n_cols)
 

@@ -1,5 +1,5 @@
-"""What the fast path knows about the device it runs on: number formats, buffers that layers share,
-and who runs slowly.
+"""What the fast path knows about its device: number formats, buffers that layers share, and what
+runs slowly.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..cache import CacheSettings
 from ..layers.rope import Rope
 
 # cuBLAS repeats its bits only with a workspace of fixed size per stream; it reads this when its
@@ -22,16 +23,15 @@ class Context:
     """One device. `dtype` (bfloat16 or float16) is that of activations and decoded weights, the
     residual stream is float32.
 
-    `settings` are the `CacheSettings` that calls without a state of their own evaluate with (None:
-    keys and values as they are); `ubatch` the most tokens in one pass of the prompt path; `ser`
-    None or (K, t): the K best experts, further ones only where their probability exceeds t times
-    the largest. `verbose` gets one line for every kind of layer that runs on a slower path, and
-    why.
+    `settings`: the `CacheSettings` of calls without a state (None: keys and values as they are).
+    `ubatch`: the most tokens in one pass of the prompt path. `ser`: None or (K, t), the K best
+    experts and further ones only if their probability exceeds t times the largest. `verbose` gets a
+    line, with the reason, for every kind of layer that runs on a slower path.
     """
 
     device: torch.device
     dtype: torch.dtype = torch.bfloat16
-    settings: object = None
+    settings: CacheSettings | None = None
     ubatch: int = 512
     ser: tuple[int, float] | None = None
     verbose: Callable[[str], None] | None = None
@@ -43,11 +43,11 @@ class Context:
     _angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised memory, the same for every call with this name: a layer that wants to keep
-        its content must copy it.
+        """Return uninitialized memory, the same for every call with this name: a layer that wants
+        to keep the content must copy it.
 
-        It grows to the largest shape asked for. Layers follow one another on one stream, so they
-        can share it.
+        It grows to the largest requested shape. Layers can share it because they run one after the
+        other on one stream.
         """
         n_bytes = dtype.itemsize
         for size in shape:
@@ -55,9 +55,9 @@ class Context:
         held = self._buffers.get(name)
         if held is None or held.numel() < n_bytes:
             self.growths += held is not None
-            # The old one first: both need not fit. (But what a graph left to be added keeps its
-            # buffer until the graph is captured anew or dropped: the result of one branch, not the
-            # largest buffers.)
+            # Free the old one first, as both may not fit. (What is pending after a graph keeps its
+            # buffer until the graph is captured again or dropped: the result of one branch, not one
+            # of the largest buffers.)
             self._buffers.pop(name, None)
             del held
             held = self._buffers[name] = torch.empty(
@@ -66,8 +66,8 @@ class Context:
         return held[:n_bytes].view(dtype).view(shape)
 
     def angles(self, rope: Rope, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`rope.angles(positions)`, computed once for all layers of a pass; `forget_angles` begins
-        the next one.
+        """Return `rope.angles(positions)`, computed once for all layers of a pass; `forget_angles`
+        begins the next pass.
         """
         if id(rope) not in self._angles:
             self._angles[id(rope)] = rope.angles(positions)
@@ -77,13 +77,13 @@ class Context:
         self._angles.clear()
 
     def report(self, kind: str, reason: str, layer: int) -> None:
-        """A layer runs as the truth path has it. Told to `verbose` once for all layers of a kind
-        and reason, by `report_all`.
+        """Note that a layer runs on the reference path. `report_all` tells `verbose`, once for all
+        layers of a kind and reason.
         """
         self.slow.setdefault((kind, reason), []).append(layer)
 
     def report_all(self) -> None:
-        """Tells `verbose` what `report` has gathered since the last call."""
+        """Tell `verbose` what `report` has gathered since the last call."""
         for (kind, reason), layers in self.slow.items():
             if self.verbose is not None:
                 shown = (

@@ -1,10 +1,10 @@
-"""What a CUDA device could do at best: the limits that speeds are compared with.
+"""What a CUDA device can do at best: the limits that speeds are compared with.
 
-Memory bandwidth and dense bf16/f16 tensor rate with float32 accumulation. For data-centre cards
-they are the datasheet's; for others they follow from the clocks and widths the driver states and
-the operations per clock of the architecture (tuning guides and whitepapers of NVIDIA). Nothing
-reaches them: a large copy gets about 90 % of the one, a large matrix product about 80 % of the
-other.
+Memory bandwidth and dense bf16/f16 tensor rate with float32 accumulation. For data-center cards
+they are those of the datasheet; for others they follow from the clocks and widths that the driver
+reports and the operations per clock of the architecture (tuning guides and whitepapers of NVIDIA).
+Nothing reaches them: a large copy gets about 90 % of the bandwidth, a large matrix product about 80
+% of the rate.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A network on one CUDA device in bfloat16 or float16: many rows through tensor cores, few through
 matrix-vector kernels.
 
-Products are observed (`Model.observe`) on the truth path only: what an observer is shown must be
-the float32 inputs that the float32 path has. `Model` therefore does not come here while anybody
-observes.
+Products are observed (`Model.observe`) on the reference path only, as observers must see its
+float32 inputs. `Model` does not use the engine while there are observers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .step_path import STEP_ROWS, StepPath
 
 
 class Engine:
-    """Runs `network`, whose weights lie (mostly) on `context.device`."""
+    """Runs `network`, whose weights are (mostly) on `context.device`."""
 
     def __init__(self, network: Network, context: Context):
         self.network, self.context = network, context
@@ -55,8 +54,8 @@ class Engine:
         n = len(tokens)
         if n == 0 or state.n_past + n > state.capacity:
             raise UsageError(
-                f"{n} tokens cannot be appended to a sequence of {state.n_past} with room for"
-                f" {state.capacity}"
+                f"{n} tokens cannot be appended to a sequence of {state.n_past} tokens with a"
+                f" capacity of {state.capacity}"
             )
         if n <= STEP_ROWS and self.steps is not None:
             return self.steps.extend(tokens, state, all_logits)

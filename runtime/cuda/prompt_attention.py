@@ -13,12 +13,12 @@ from ..cache import KVCache
 from ..layers.attention import Attention
 from ..layers.batch import Batch
 from .context import Context
-from .prompt_graphs import InParts, Part
+from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm, last_rows
 from .prompt_weights import Product
 from .registry import PROMPT, Branch, Slow, executor
 
-CUDNN_ROWS = 2048  # tokens of a pass from which on its attention is worth planning for
+CUDNN_ROWS = 2048  # tokens of a pass from which on planning its attention pays
 _FLOATS = (torch.float16, torch.bfloat16)
 
 
@@ -32,12 +32,12 @@ class _Products(NamedTuple):
 
 
 @executor(PROMPT, Attention)
-class PromptAttention(InParts):
+class PromptAttention(Staged):
     """h += attention(norm(h)). Keys and values in float16, or in the cache's dtype where that is
     bfloat16.
 
-    Where only last rows are needed behind it, these alone have queries: the others' keys and values
-    are all that they need.
+    If only last rows are needed after it, only these have queries; the other rows only have keys
+    and values.
     """
 
     def __init__(self, branch: Branch, context: Context):
@@ -48,7 +48,7 @@ class PromptAttention(InParts):
         if not m.switches.flash_attention:
             raise Slow("-fa off keeps the matrix of scores")
         if (m.q_norm is None) != (m.k_norm is None) or (
-            m.q_norm is not None and m.q_norm.eps != m.k_norm.eps
+            m.q_norm is not None and m.k_norm is not None and m.q_norm.eps != m.k_norm.eps
         ):
             raise Slow("norms of queries and keys differ")
         self.norm, self.m, self.context = branch.norm, m, context
@@ -60,7 +60,7 @@ class PromptAttention(InParts):
         self.output = Product("delta", [m.output], context)
 
     @property
-    def parts(self) -> list[tuple[bool, Part]]:
+    def stages(self) -> list[tuple[bool, Stage]]:
         return [(True, self._project), (False, self._mix), (True, self._join)]
 
     def _project(self, stream: Stream, batch: Batch) -> None:
@@ -73,7 +73,7 @@ class PromptAttention(InParts):
             self.qkv(x)
 
     def _mix(self, stream: Stream, batch: Batch) -> None:
-        """Reads the products where they were put: they may have been formed by a graph."""
+        """Read the products from their buffers: a graph may have computed them."""
         rows = batch.n_sequences * batch.n_tokens
         products = (
             _Products(self.kv.out(rows), self.q.out(len(stream.h)))
@@ -85,7 +85,7 @@ class PromptAttention(InParts):
         )
         prompt.converted(
             mixed, self._mixed(stream)
-        )  # to the activations' dtype, and to a place that stays
+        )  # to the dtype of activations, in a buffer that stays
 
     def _join(self, stream: Stream, batch: Batch) -> None:
         stream.add(self.output(self._mixed(stream)))
@@ -94,19 +94,17 @@ class PromptAttention(InParts):
         return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
 
     def _fresh(self, qkv: _Products, batch: Batch) -> torch.Tensor:
-        """Sequences that begin here; what they attend to is kept by nobody, but as a cache with the
-        batch's settings would give it back.
+        """Sequences that begin here and are not kept. Keys and values are what a cache with the
+        settings of the batch would return.
         """
         m, total = self.m, len(qkv.joined)
-        dtype = (
-            torch.float16
-            if batch.settings is None
-            else _stored(batch.settings.k.dtype, batch.settings.v.dtype)
-        )
+        settings = batch.settings
+        dtype = torch.float16 if settings is None else _stored(settings.k.dtype, settings.v.dtype)
         if dtype is None:
-            return self._converted(
-                qkv, m.new_state(total, batch.settings, qkv.joined.device), 0, total, batch
-            )
+            if settings is None:
+                raise TypeError("keys and values without settings are float16")
+            cache = m.new_state(total, settings, qkv.joined.device)
+            return self._converted(qkv, cache, 0, total, batch)
         k, v = (
             self.context.buffer(name, (total, m.n_kv_heads, m.key_length), dtype)
             for name in ("keys", "values")
@@ -114,7 +112,9 @@ class PromptAttention(InParts):
         return self._attend(self._heads(qkv, k, v, 0, batch), k, v, batch)
 
     def _cached(self, qkv: _Products, batch: Batch) -> torch.Tensor:
-        """Tokens behind those of one sequence, whose keys and values are taken in first."""
+        """Tokens of one sequence after those in its cache, which first stores their keys and
+        values.
+        """
         cache, n = batch.state, batch.start + batch.n_tokens
         if _stored(cache.k.dtype, cache.v.dtype) is None:
             return self._converted(qkv, cache, batch.start, n, batch)
@@ -125,8 +125,8 @@ class PromptAttention(InParts):
     def _converted(
         self, qkv: _Products, cache: KVCache, first: int, n: int, batch: Batch
     ) -> torch.Tensor:
-        """Other caches are written and read as the truth path does; attention reads what they
-        decode to in float16.
+        """Other caches are written and read as on the reference path; attention reads their values
+        in float16.
         """
         m = self.m
         k, v = (
@@ -148,7 +148,9 @@ class PromptAttention(InParts):
         q = self.context.buffer("queries", (len(rows), m.n_heads, m.key_length), k.dtype)
         cos, sin = self.context.angles(m.rope, batch.positions)
         q_norm, k_norm, eps = (
-            (m.q_norm.weight, m.k_norm.weight, m.q_norm.eps) if m.q_norm else (None, None, 0.0)
+            (m.q_norm.weight, m.k_norm.weight, m.q_norm.eps)
+            if m.q_norm and m.k_norm
+            else (None, None, 0.0)
         )
         options = {"neox": m.rope.style == "neox", "q_norm": q_norm, "k_norm": k_norm, "eps": eps}
         if qkv.queries is None:
@@ -164,8 +166,8 @@ class PromptAttention(InParts):
     def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: Batch
     ) -> torch.Tensor:
-        """[S, n, heads, length] in the dtype of q: the last n of N positions see what lies before
-        them, and themselves.
+        """[S, n, heads, length] in the dtype of q: each of the last n of N positions sees itself
+        and all before it.
 
         FlashAttention-2 as torch has it (Dao, 2023): causal masks end in the lower right corner,
         grouped heads are read as they are. cuDNN's kernel is twice as fast on Hopper, but takes up

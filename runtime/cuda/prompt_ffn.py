@@ -6,14 +6,14 @@ from ...cuda_kernels import prompt
 from ..layers.batch import Batch
 from ..layers.ffn import GatedFFN
 from .context import Context
-from .prompt_graphs import InParts, Part
+from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm
 from .prompt_weights import Product
 from .registry import PROMPT, Branch, executor
 
 
 @executor(PROMPT, GatedFFN)
-class PromptFFN(InParts):
+class PromptFFN(Staged):
     """h += down(silu(gate(x)) * up(x)), x = norm(h); gate and up in one product."""
 
     def __init__(self, branch: Branch, context: Context):
@@ -23,7 +23,7 @@ class PromptFFN(InParts):
         self.down = Product("delta", [branch.module.down], context)
 
     @property
-    def parts(self) -> list[tuple[bool, Part]]:
+    def stages(self) -> list[tuple[bool, Stage]]:
         return [(True, self._run)]
 
     def _run(self, stream: Stream, batch: Batch) -> None:

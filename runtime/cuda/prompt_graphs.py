@@ -1,9 +1,9 @@
-"""What of a pass depends neither on where its rows stand nor on what came before them, as CUDA
-graphs for all passes of as many rows.
+"""CUDA graphs for what is the same in all passes of as many rows, whatever their positions and the
+tokens before them.
 
-From one layer's attention to the next one's there are a dozen kernels and products. Their launches
-are the same in every pass of a number of rows, as all that they touch lies in the context's
-buffers, and the host takes longer to ask for them one by one than a fast device to run them.
+Between the attention of one layer and the next there are a dozen kernels and products. Their
+launches are the same in every pass of as many rows, as they only use buffers of the context, and
+the host takes longer to launch them one by one than a fast device takes to run them.
 """
 
 from __future__ import annotations
@@ -20,38 +20,34 @@ from ..layers.batch import Batch
 from .context import Context
 from .prompt_stream import Stream
 
-Part = Callable[[Stream, Batch], None]
-MOST_ROW_COUNTS = 2  # of which graphs are kept: those of a prompt's full passes, and of one more
-RECENT = (
-    8  # row counts without graphs that are remembered: one that comes again later is as good as new
-)
-_FREED_TOGETHER = (
-    4  # row counts' graphs: the memory of those that are gone stays reserved until then
-)
+Stage = Callable[[Stream, Batch], None]
+MOST_ROW_COUNTS = 2  # with graphs: that of the full passes of a prompt, and one more
+RECENT = 8  # row counts without graphs that are remembered
+_FREED_TOGETHER = 4  # row counts: torch keeps the memory of dropped graphs until then
 
 
-class InParts(ABC):
-    """An executor that names its `parts` in order: what to call, and whether that is the same for
-    all passes of as many rows.
+class Staged(ABC):
+    """An executor made of `stages`, each of which is the same for all passes of as many rows or
+    not.
 
-    They are asked for anew every time: an executor that kept its own methods would hold itself, and
-    a closed model's weights with it.
+    The property is read every time: an executor that kept its bound methods would keep itself
+    alive, and the weights of a closed model.
     """
 
     @property
     @abstractmethod
-    def parts(self) -> Sequence[tuple[bool, Part]]:
+    def stages(self) -> Sequence[tuple[bool, Stage]]:
         """(whether it is the same in every pass of as many rows, what to call), in order."""
 
     def __call__(self, stream: Stream, batch: Batch) -> None:
-        for _, part in self.parts:
+        for _, part in self.stages:
             part(stream, batch)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A graph, what is handed in to the stream behind it, and the context's `growths` by which to
-    know that its buffers are gone.
+    """A graph, what is pending in the stream after it, and the context's `growths` when it was
+    captured: with other growths its buffers have changed.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -60,8 +56,8 @@ class Segment:
 
 
 class PromptGraphs:
-    """Full passes, of which a long prompt has many, are captured in the first one; those of other
-    sizes when they come again.
+    """Graphs by number of rows. The size of full passes, of which a long prompt has many, is
+    captured in the first pass, other sizes when they come again.
     """
 
     def __init__(self, context: Context):
@@ -74,7 +70,9 @@ class PromptGraphs:
         )
 
     def of(self, rows: int) -> PassGraphs | None:
-        """For a pass of so many rows that begins now; None where nothing is captured."""
+        """Return the graphs for a pass of so many rows that begins now; None if nothing is
+        captured.
+        """
         if not can_capture(self.context.device):
             return None
         found = self._kept.pop(rows, None)
@@ -83,20 +81,20 @@ class PromptGraphs:
                 self._recent.remove(rows)
             elif (
                 rows != self.context.ubatch
-            ):  # most sizes never come again: they take nobody's place
+            ):  # most sizes never come again: they must not replace others
                 self._recent.append(rows)
                 return None
-            self._make_room()
+            self._free_before_capture()
             self._stream = self._stream or torch.cuda.Stream(self.context.device)
             found = PassGraphs(self.context, self._stream)
         self._kept[rows] = found
         found.begin()
         return found
 
-    def _make_room(self) -> None:
-        """Before captures: what they allocate lies in memory of their graphs' own, which torch
-        gives back only when told. It then gives back all that it keeps, and waits for the device:
-        not for every new size.
+    def _free_before_capture(self) -> None:
+        """Free memory before captures. What a capture allocates is in the private memory of its
+        graph, which torch frees only on request; it then frees all that it keeps, and waits for the
+        device, so this is not done for every new size.
         """
         if len(self._kept) == MOST_ROW_COUNTS:
             self._dropped += self._kept.pop(next(iter(self._kept))).has_graphs
@@ -106,9 +104,7 @@ class PromptGraphs:
 
 
 class PassGraphs:
-    """The graphs of one number of rows, one behind the other: a pass consists of the same segments
-    every time.
-    """
+    """The graphs of one number of rows, in order: every pass has the same segments."""
 
     def __init__(self, context: Context, stream: torch.cuda.Stream):
         self.context, self._stream = context, stream
@@ -124,9 +120,9 @@ class PassGraphs:
         """A pass begins with the first segment."""
         self._next = 0
 
-    def run(self, parts: Sequence[Part], stream: Stream, batch: Batch) -> None:
-        """The next segment, these parts. What has no graph runs as it comes, and then is captured:
-        buffers have their sizes by then, and kernels are loaded.
+    def run(self, parts: Sequence[Stage], stream: Stream, batch: Batch) -> None:
+        """Run the next segment, which consists of these parts. Without a graph they are launched
+        first and then captured: by then buffers have their sizes and kernels are loaded.
         """
         number, before = self._next, stream.pending()
         self._next += 1
@@ -142,23 +138,25 @@ class PassGraphs:
             self._capture(parts, stream, batch), stream.pending(), self.context.growths
         )
 
-    def _capture(self, parts: Sequence[Part], stream: Stream, batch: Batch) -> torch.cuda.CUDAGraph:
-        """Nothing runs yet. torch.cuda.graph would wait for the device and collect garbage, once
-        per layer.
+    def _capture(
+        self, parts: Sequence[Stage], stream: Stream, batch: Batch
+    ) -> torch.cuda.CUDAGraph:
+        """Capture without running. torch.cuda.graph would wait for the device and collect garbage,
+        once per layer.
         """
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
             graph.capture_begin(
                 pool=self._pool, capture_error_mode="thread_local"
-            )  # other threads may go on meanwhile
+            )  # other threads may continue
             try:
                 for part in parts:
                     part(stream, batch)
             except BaseException:
                 with suppress(
                     RuntimeError
-                ):  # that the capture is void: what it failed of is to be seen
+                ):  # the capture is void; the first error is the one to show
                     graph.capture_end()
                 raise
             graph.capture_end()

@@ -1,7 +1,7 @@
-"""Experts over many rows: routed on the device, grouped by a stable order; the host never waits.
+"""Experts over many rows: routed and grouped in a stable order on the device; the host never waits.
 
-On Hopper grouped products read packed weights. Elsewhere all experts are decoded first, whether a
-row goes to them or not: with hundreds of rows few are left out.
+On Hopper, grouped products read packed weights. Elsewhere all experts are decoded first, used or
+not: with hundreds of rows few are unused.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from ...cuda_kernels import ops, prompt, prompt_grouped
 from ..layers.batch import Batch
 from ..layers.moe import MoE
 from .context import Context
-from .prompt_graphs import InParts, Part
+from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm
 from .prompt_weights import packed, stacked
 from .registry import PROMPT, Branch, Slow, executor
 
 
 @executor(PROMPT, MoE)
-class PromptMoE(InParts):
+class PromptMoE(Staged):
     """h += sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), slots in ascending
     order. The router works in float32.
     """
@@ -32,10 +32,9 @@ class PromptMoE(InParts):
         self.norm, self.m, self.context = branch.norm, m, context
         if m.router.device != context.device:
             raise Slow(f"the weights of {m.router.role} are not on {context.device}")
-        inputs = (
-            [m.experts.gate_up] if m.experts.gate_up is not None else [m.experts.gate, m.experts.up]
-        )
-        self.inputs = [packed(linear, context) for linear in inputs]
+        e = m.experts
+        inputs = [e.gate_up] if e.gate_up is not None else [e.gate, e.up]
+        self.inputs = [packed(linear, context) for linear in inputs if linear is not None]
         self.down = packed(m.experts.down, context)
         self.fused = prompt_grouped.gate_up_fits(
             self.inputs, context.device
@@ -50,7 +49,7 @@ class PromptMoE(InParts):
             )
 
     @property
-    def parts(self) -> list[tuple[bool, Part]]:
+    def stages(self) -> list[tuple[bool, Stage]]:
         return [(self.fused, self._run)]
 
     def _run(self, stream: Stream, batch: Batch) -> None:
@@ -94,11 +93,11 @@ class PromptMoE(InParts):
     def _product(
         self, x: torch.Tensor, matrix: ops.PackedMatrix, ends: torch.Tensor
     ) -> torch.Tensor:
-        """half[rows, n_out] of rows grouped by expert; those behind the last expert's are
+        """half[rows, n_out] of rows grouped by expert; rows after those of the last expert are
         undefined.
         """
         weights = stacked([matrix], self.context).view(matrix.n_matrices, matrix.rows, matrix.cols)
-        return self.grouped(x, weights, ends)
+        return self.grouped(x, weights, ends)  # pyright: ignore[reportOptionalCall]  not fused
 
 
 def grouped_product(context: Context, layer: int):
@@ -109,7 +108,9 @@ def grouped_product(context: Context, layer: int):
         (9, 0),
         (10, 0),
     ):
-        return lambda x, w, ends: torch._grouped_mm(x, w.transpose(-2, -1), offs=ends)
+        return lambda x, w, ends: torch._grouped_mm(  # pyright: ignore[reportPrivateImportUsage]
+            x, w.transpose(-2, -1), offs=ends
+        )  # torch has no public name for it
     name = str(context.dtype).removeprefix("torch.")
     context.report(
         "MoE", f"no grouped product in {name} on this device: experts one after the other", layer

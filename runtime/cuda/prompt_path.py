@@ -1,11 +1,12 @@
-"""Many rows at once: the residual stream in float32, everything between in the context's dtype,
-weights decoded as they are needed.
+"""Many rows at once: the residual stream in float32, all else in the dtype of the context, weights
+decoded when they are needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
+from typing import TypeVar
 
 import torch
 
@@ -13,13 +14,16 @@ from ...cuda_kernels import matvec, ops
 from ...cuda_kernels.matvec_plan import NORM_MATVEC
 from ..cache import State
 from ..layers.batch import Batch
+from ..layers.block import Block
 from ..network import Network
 from . import prompt_attention, prompt_ffn, prompt_moe  # noqa: F401, they declare executors
 from .context import Context
-from .prompt_graphs import InParts, Part, PromptGraphs
+from .prompt_graphs import PromptGraphs, Stage, Staged
 from .prompt_stream import Stream
-from .prompt_weights import Output, packed
+from .prompt_weights import PromptOutput, packed
 from .registry import PROMPT, Branch, Slow, branches, choose
+
+_Made = TypeVar("_Made")
 
 
 class PromptPath:
@@ -30,19 +34,20 @@ class PromptPath:
         found = branches(network.blocks)
         if found is None:
             context.report("Block", "not a mixer and a feed-forward layer one after the other", 0)
-            self._steps = [(layer, _Block(block)) for layer, block in enumerate(network.blocks)]
+            steps = [(layer, _Block(block)) for layer, block in enumerate(network.blocks)]
         else:
-            self._steps = [(b.layer, choose(PROMPT, b, context) or _Branch(b)) for b in found]
-        # The last step in which rows meet: behind it each goes its way alone.
+            steps = [(b.layer, choose(PROMPT, b, context) or _Branch(b)) for b in found]
+        self._steps: list[tuple[int, Stage]] = steps
+        # The last step in which rows depend on one another.
         self._narrows = max(
             (number for number, branch in enumerate(found or ()) if branch.is_mixer),
             default=len(self._steps) - 1,
         )
         self._graphs = PromptGraphs(context)
         self._table = self._part("Embedding", lambda: packed(network.embedding, context))
-        self._output = self._part("Output", lambda: Output(network.output, context))
+        self._output = self._part("Output", lambda: PromptOutput(network.output, context))
 
-    def _part(self, kind: str, make):
+    def _part(self, kind: str, make: Callable[[], _Made]) -> _Made | None:
         try:
             return make()
         except Slow as reason:
@@ -64,7 +69,8 @@ class PromptPath:
     def _run(
         self, tokens: torch.Tensor, start: int, state: State | None, last: bool
     ) -> torch.Tensor:
-        batch = Batch.of(*tokens.shape, start, self.context.device, self.context.settings)
+        n_sequences, n_tokens = tokens.shape
+        batch = Batch.of(n_sequences, n_tokens, start, self.context.device, self.context.settings)
         self.context.forget_angles()
         h = self.context.buffer(
             "stream", (tokens.numel(), self.network.output_norm.weight.numel()), torch.float32
@@ -91,19 +97,19 @@ class PromptPath:
                 stream.keep_last(batch.n_sequences)
         return stream.settled()
 
-    def _parts(self) -> Iterator[tuple[bool, int, Part]]:
-        """Up to the last mixer: whether it is the same in every pass of as many rows, the layer,
-        what to call.
+    def _parts(self) -> Iterator[tuple[bool, int, Stage]]:
+        """Yield what runs before the last mixer: whether it is the same in every pass of as many
+        rows, the layer, what to call.
         """
         for layer, step in self._steps[: self._narrows]:
-            if isinstance(step, InParts):
-                yield from ((again, layer, part) for again, part in step.parts)
+            if isinstance(step, Staged):
+                yield from ((again, layer, part) for again, part in step.stages)
             else:
                 yield False, layer, step
 
     def next_logits(self, h: torch.Tensor) -> torch.Tensor:
-        """float32[vocab] after the residual stream's last row: one row is for the matrix-vector
-        kernels.
+        """Return float32[vocab] for the last row of the residual stream, by a matrix-vector kernel
+        if possible.
         """
         norm, home, h = self.network.output_norm, self.network.output_device, h[-1:]
         matrix = None if self._output is None or home != h.device else self._output.matrix
@@ -118,7 +124,7 @@ class PromptPath:
         return out[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32[rows, width], normed, to float32[rows, vocab] on the network's `output_device`."""
+        """float32[rows, width], normed, to float32[rows, vocab] on `network.output_device`."""
         if self._output is None:
             return self.network.output(hidden)
         return self._output(hidden.to(self.context.device, self.context.dtype)).to(
@@ -133,9 +139,9 @@ class PromptPath:
 
 
 class _Block:
-    """A block of unknown making, as the truth path has it."""
+    """A block of another kind, on the reference path."""
 
-    def __init__(self, block):
+    def __init__(self, block: Block):
         self.block = block
 
     def __call__(self, stream: Stream, batch: Batch) -> None:
@@ -144,7 +150,7 @@ class _Block:
 
 
 class _Branch:
-    """h += module(norm(h)) as the truth path has it, on the device of its norm."""
+    """h += module(norm(h)) on the reference path, on the device of its norm."""
 
     def __init__(self, branch: Branch):
         self.branch = branch

@@ -1,10 +1,12 @@
-"""The residual stream of a pass, with what the last branch computed and nobody has added yet.
+"""The residual stream of a pass, and the result of the last branch as long as it is not added.
 
-A branch ends by handing in its result; the next norm adds it on the way, so that the stream is read
-and written once per branch.
+A branch ends with `add`; the next norm adds its result on the way, so that the stream is read and
+written once per branch.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -23,19 +25,19 @@ def check_norm(norm: RMSNorm, context: Context) -> None:
 
 
 class Stream:
-    """h float32[T, width]. `narrows`: behind the branch at hand only the last row of each sequence
+    """h float32[T, width]. `narrows`: after the current branch only the last row of each sequence
     is needed.
     """
 
     def __init__(self, h: torch.Tensor, context: Context):
         self.h, self.context, self.narrows = h, context, False
-        self._added: dict[str, torch.Tensor] = {}
+        self._added: dict[str, Any] = {}
 
     def normed(
         self, norm: RMSNorm, exact: torch.Tensor | None = None, permuted: bool = False
     ) -> torch.Tensor:
-        """norm(h) in half (its columns `permuted` for grouped products), in float32 too where
-        `exact` is given; valid until the next.
+        """Return norm(h) in half (its columns `permuted` for grouped products), and write it in
+        float32 to `exact` if that is given. Valid until the next call.
         """
         out = self.context.buffer("normed", tuple(self.h.shape), self.context.dtype)
         prompt.add_norm(
@@ -50,8 +52,8 @@ class Stream:
         rows: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
     ) -> None:
-        """h += delta, or the weighted rows of it as `prompt.add_norm` says; done by the next norm,
-        until when these must stay.
+        """h += delta, or its weighted rows (see `prompt.add_norm`). The next norm does it; the
+        tensors must not change before.
         """
         assert not self._added  # two branches without a norm between them
         self._added = (
@@ -60,27 +62,23 @@ class Stream:
             else {"delta": delta, "rows": rows, "weights": weights}
         )
 
-    def pending(self) -> dict[str, torch.Tensor]:
-        """What was handed in and not added yet, for `left`."""
+    def pending(self) -> dict[str, Any]:
+        """What is not added yet, for `left`."""
         return dict(self._added)
 
-    def left(self, pending: dict[str, torch.Tensor]) -> None:
-        """As it was when `pending` was taken: the same kernels have run again, without anybody
-        asking for them here.
-        """
+    def left(self, pending: dict[str, Any]) -> None:
+        """Restore the state when `pending` was called: a graph has run the same kernels again."""
         self._added = dict(pending)
 
     def settled(self) -> torch.Tensor:
-        """h with everything added."""
+        """Return h with everything added."""
         if self._added:
             prompt.add_norm(self.h, None, 0.0, None, **self._added)
             self._added = {}
         return self.h
 
     def keep_last(self, n_sequences: int) -> None:
-        """Leaves the last row of each of so many sequences; nothing to do where that is all there
-        is.
-        """
+        """Keep only the last row of each of so many sequences."""
         if len(self.h) > n_sequences:
             self.h = last_rows(self.settled(), n_sequences).contiguous()
 

@@ -1,7 +1,7 @@
 """Weights of the prompt path: stored blocks are decoded to the activations' dtype right before the
 product that reads them.
 
-Matrices that see the same rows are decoded below one another and multiplied at once.
+Matrices with the same input are decoded one after the other into one matrix, for one product.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SLICE_BYTES = 256 * 2**20  # of decoded rows of an output matrix at a time
 
 
 def packed(linear: Linear | ExpertLinear | Embedding, context: Context) -> ops.PackedMatrix:
-    """The matrix as it lies on the device. `Slow` if it lies elsewhere, or its product adds a bias."""
-    held = getattr(linear if isinstance(linear, ExpertLinear) else linear.matrix, "packed", None)
+    """Return the packed matrix. `Slow` if it is on another device, or its product adds a bias."""
+    held = linear.packed if isinstance(linear, ExpertLinear) else linear.matrix.packed
     if held is None or held.data.device != context.device:
         raise Slow(f"the weights of {linear.role} are not on {context.device}")
-    if getattr(linear, "bias", None) is not None:
+    if linear.bias is not None:
         raise Slow(f"{linear.role} has a bias")
     if held.cols % 8 or held.rows % 8:
         raise Slow(f"{linear.role} is {held.rows} x {held.cols}, not multiples of 8")
@@ -29,9 +29,7 @@ def packed(linear: Linear | ExpertLinear | Embedding, context: Context) -> ops.P
 
 
 class Product:
-    """x W^T for matrices that lie below one another: half[T, cols] to half[T, all rows], in buffer
-    `name`.
-    """
+    """x W^T for matrices stacked by rows: half[T, cols] to half[T, all rows], in buffer `name`."""
 
     def __init__(self, name: str, linears: list[Linear], context: Context):
         self.name, self.context = name, context
@@ -39,11 +37,11 @@ class Product:
         self.cols, self.rows = self.matrices[0].cols, sum(m.rows for m in self.matrices)
 
     def weights(self) -> torch.Tensor:
-        """half[rows, cols], decoded now."""
+        """Decode to half[rows, cols]."""
         return stacked(self.matrices, self.context)
 
     def out(self, rows: int) -> torch.Tensor:
-        """Where the product of so many rows of x is put."""
+        """The buffer for the product of so many rows of x."""
         return self.context.buffer(self.name, (rows, self.rows), self.context.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,9 +51,7 @@ class Product:
 def stacked(
     matrices: list[ops.PackedMatrix], context: Context, name: str = "weights"
 ) -> torch.Tensor:
-    """Decoded to half[all rows, cols] in a buffer. A stack of experts counts with the rows of all
-    of them.
-    """
+    """Decode to half[all rows, cols] in a buffer; a stack of experts has the rows of all."""
     cols, rows = matrices[0].cols, [m.rows * m.n_matrices for m in matrices]
     out = context.buffer(name, (sum(rows), cols), context.dtype)
     for matrix, part in zip(matrices, out.split(rows), strict=True):
@@ -63,7 +59,7 @@ def stacked(
     return out
 
 
-class Output:
+class PromptOutput:
     """Logits float32 of half[T, width]: the output matrix, decoded a slice of rows at a time."""
 
     def __init__(self, linear: Linear, context: Context):

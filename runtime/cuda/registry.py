@@ -1,23 +1,26 @@
-"""Which executor stands for which module on the fast path.
+"""Which executor runs which module on the fast path.
 
-`PROMPT[class]` and `STEP[class]` are factories: `(branch, context) -> executor`. One that cannot
-take this very module (a bias, a weight on another device, a shape the kernels do not have) raises
-`Slow` with the reason, and the module runs as it is.
+`PROMPT[class]` and `STEP[class]` are factories: `(branch, context) -> executor`. A factory that
+cannot run this module (a bias, a weight on another device, a shape without kernels) raises `Slow`
+with the reason, and the module runs on the reference path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ..layers.block import Block
 from ..layers.norm import RMSNorm
+from .context import Context
 
 PROMPT: dict[type, Callable] = {}
 STEP: dict[type, Callable] = {}
 
 
 class Slow(Exception):
-    """This module has no fast path; the message says why. Never reaches a user."""
+    """This module has no fast path; the message says why. It never reaches a user."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Branch:
 
     layer: int
     norm: RMSNorm
-    module: object
+    module: Any
     is_mixer: bool
 
     @property
@@ -37,7 +40,7 @@ class Branch:
 
 
 def executor(table: dict[type, Callable], module: type) -> Callable[[Callable], Callable]:
-    """Declares the decorated class or function as the executor of modules of this class."""
+    """Declare the decorated class or function as the executor of modules of this class."""
 
     def declare(factory: Callable) -> Callable:
         if module in table:
@@ -48,10 +51,10 @@ def executor(table: dict[type, Callable], module: type) -> Callable[[Callable], 
     return declare
 
 
-def branches(blocks) -> list[Branch] | None:
-    """The branches of all blocks in order, or None if some block is not made of two branches."""
-    from ..layers.block import Block
-
+def branches(blocks: Sequence[Block]) -> list[Branch] | None:
+    """Return the branches of all blocks in order, or None if some block is not made of two
+    branches.
+    """
     found = []
     for layer, block in enumerate(blocks):
         if type(block) is not Block:
@@ -63,9 +66,9 @@ def branches(blocks) -> list[Branch] | None:
     return found
 
 
-def choose(table: dict[type, Callable], branch: Branch, context) -> object | None:
-    """The executor of a branch, or None (reported to `context`) if its module has to run as the
-    truth path has it.
+def choose(table: dict[type, Callable], branch: Branch, context: Context) -> Any | None:
+    """Return the executor of a branch, or None (reported to `context`) if its module has to run on
+    the reference path.
     """
     factory = table.get(type(branch.module))
     try:

@@ -1,8 +1,9 @@
-"""Memory of a decoding step: what layers share, and what belongs to one sequence."""
+"""Memory of a step: what layers share, and what belongs to one sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -19,14 +20,14 @@ from .context import Context
 STEP_ROWS = 8  # new rows of a sequence at a time, at most
 
 
-class Sequence:
+class StepSequence:
     """Inputs of the steps of one sequence, in fixed places: token ids int64[rows] and positions
     int32[rows] on the device; `history`, in host memory that the device writes to, has the token
     drawn for each position (-1: the logits were not finite); `seed` int64[1].
 
-    `instead`: what runs in place of executors, by their number, that cannot take the sequence's
-    caches; `captures`: whether its steps can be captured. Graphs, and what is sized by the capacity
-    (`kept`), go with the sequence.
+    `instead`: what replaces executors, by their number, that cannot use the caches of the sequence;
+    `captures`: whether its steps can be captured. Graphs, and what is sized by the capacity
+    (`kept`), live as long as the sequence.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Sequence:
         capacity: int,
         rows: int,
         device: torch.device,
-        instead: dict[int, object],
+        instead: Mapping[int, Any],
         captures: bool,
     ):
         self.instead, self.captures = instead, captures
@@ -49,9 +50,9 @@ class Sequence:
         self.seen: set[tuple] = set()
         self.kept: dict[tuple, object] = {}
 
-    def begin(self, tokens: Items[int] | torch.Tensor, start: int, seed: int = 0) -> None:
-        """The next step takes these tokens at positions from `start`; later ones what the step
-        before draws.
+    def begin(self, tokens: Sequence[int] | torch.Tensor, start: int, seed: int = 0) -> None:
+        """The next step takes these tokens at positions from `start`; later steps take what the
+        step before drew.
         """
         n = len(tokens)
         self._tokens[:n] = tokens.cpu().numpy() if isinstance(tokens, torch.Tensor) else tokens
@@ -76,44 +77,48 @@ def _fields(data: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 class Frame:
-    """Buffers of up to `rows` rows that layers share: they follow one another on one stream. All
-    stay where they are, as captured launches know them by address.
+    """Buffers of up to `rows` rows that layers share, as they run one after the other on one
+    stream. Their addresses never change, as captured launches contain them.
     """
 
     def __init__(self, network: Network, context: Context, rows: int):
         self.context, self.device, self.rows = context, context.device, rows
         self._buffers: dict[tuple, torch.Tensor] = {}
-        self._kernels: dict[tuple, object] = {}
-        self._sized: WeakValueDictionary[tuple, object] = WeakValueDictionary()
+        self._kernels: dict[tuple, Any] = {}
+        self._sized: WeakValueDictionary[tuple, StepAttention] = WeakValueDictionary()
         self._turned: set[int] = set()
-        self.n, self.batch, self.sequence = 0, None, None
+        self.n = 0
+        # Both are set from `begin` to `end`.
+        self.batch: Batch = None  # pyright: ignore[reportAttributeAccessIssue]
+        self.sequence: StepSequence = None  # pyright: ignore[reportAttributeAccessIssue]
         self.logits = torch.empty(rows, network.n_vocab, device=self.device)
 
-    def begin(self, sequence: Sequence, n: int, batch: Batch | None) -> None:
-        """A step of n rows is being launched. `batch` is for modules that run as the truth path has
-        them.
+    def begin(self, sequence: StepSequence, n: int, batch: Batch | None) -> None:
+        """A step of n rows is being launched. `batch` is for modules that run on the reference
+        path.
         """
-        self.sequence, self.n, self.batch = sequence, n, batch
+        self.sequence, self.n = sequence, n
+        self.batch = batch  # pyright: ignore[reportAttributeAccessIssue]  see there
         self._turned.clear()
 
     def end(self) -> None:
-        """All of the step is launched: what goes with its sequence is not held here."""
-        self.batch = self.sequence = None
+        """The whole step is launched: what belongs to its sequence is not kept here."""
+        self.batch = self.sequence = None  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def positions(self) -> torch.Tensor:
         return self.sequence.positions[: self.n]
 
     def buffer(self, name: str, n_cols: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """[n, n_cols], the same memory for every layer that asks by this name and size."""
+        """Return [n, n_cols], the same memory for every call with this name and size."""
         key = (name, n_cols, dtype)
         if key not in self._buffers:
             self._buffers[key] = torch.empty(self.rows, n_cols, dtype=dtype, device=self.device)
         return self._buffers[key][: self.n]
 
     def angles(self, rope: Rope) -> torch.Tensor:
-        """float32[n, n_rot/2, 2] of the new positions. The first layer of a step that asks launches
-        the kernel.
+        """Return float32[n, n_rot/2, 2] of the new positions. The first call in a step launches the
+        kernel.
         """
         out = self.buffer(f"angles {id(rope)}", rope.n_rot).view(self.n, -1, 2)
         if id(rope) not in self._turned:
@@ -123,8 +128,8 @@ class Frame:
         return out
 
     def attention(self, shape: AttentionShape, capacity: int) -> StepAttention:
-        """Shared by sequences of this capacity, for as long as there is one: its scratch grows with
-        the capacity.
+        """Return the kernel that sequences of this capacity share, which lives as long as one of
+        them: its scratch memory grows with the capacity.
         """
         found = self._sized.get(key := (shape, capacity))
         if found is None:
@@ -140,8 +145,8 @@ class Frame:
             lambda: StepRouter(self.n, width, n_experts, n_used, self.device, reduction),
         )
 
-    def once(self, key: tuple, make):
-        """What `make` returned when `key` was first asked for."""
+    def once(self, key: tuple, make: Callable[[], Any]) -> Any:
+        """Return what `make` returned for the first call with `key`."""
         if key not in self._kernels:
             self._kernels[key] = make()
         return self._kernels[key]

@@ -4,6 +4,8 @@ float32[n, width].
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from ...cuda_kernels import matvec
@@ -18,7 +20,7 @@ from ...cuda_kernels.ops import PackedMatrix, decode_matrix, decode_rows
 from ...cuda_kernels.step_attention import AttentionShape, shared_limit
 from ...cuda_kernels.step_attention import fits as attention_fits
 from ...cuda_kernels.step_router import fits as router_fits
-from ..cache import CacheSettings, KVCache
+from ..cache import CacheSettings, KVCache, State
 from ..layers.attention import Attention
 from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
@@ -36,12 +38,12 @@ def on_device(
     slots: int = 1,
 ) -> PackedMatrix:
     """The packed matrix of a product of this kind, of `slots` experts; without a kind it is only
-    decoded. Slow if it has a bias, lies elsewhere, or has no kernel.
+    decoded. Slow if it has a bias, is on another device, or has no kernel.
     """
-    if getattr(linear, "bias", None) is not None:
+    if linear.bias is not None:
         raise Slow(f"{linear.role} has a bias")
     matrices = linear.matrices if isinstance(linear, ExpertLinear) else [linear.matrix]
-    matrix = getattr(matrices[0], "packed", None)
+    matrix = matrices[0].packed
     if matrix is None or matrix.device != context.device:
         raise Slow(f"{linear.role} is not on {context.device}")
     if matrix.n_matrices != len(matrices):
@@ -58,7 +60,32 @@ def on_device(
     return matrix
 
 
-BETWEEN = torch.bfloat16  # what down reads, in every block all of it, and rounds to 8 bits
+# of what down reads, all of it in every thread block, and rounds to 8 bits
+BETWEEN = torch.bfloat16
+
+
+class StepExecutor(Protocol):
+    """What launches h += f(norm(h)) for one branch. captured: its launches can be captured.
+    repeatable: running a step twice at the same position leaves what running it once does.
+    """
+
+    branch: Branch
+    captured: bool
+    repeatable: bool
+
+    def check(self, state: State) -> None:
+        """Slow if this branch cannot run on what a sequence keeps for it."""
+        ...
+
+    def __call__(self, frame: Frame, h: torch.Tensor, state: State) -> None: ...
+
+
+class StepEnd(Protocol):
+    """What launches the embedding at the beginning of a step, or the output at its end."""
+
+    captured: bool
+
+    def __call__(self, frame: Frame, h: torch.Tensor) -> None: ...
 
 
 class _Executor:
@@ -89,10 +116,14 @@ class StepAttentionLayer(_Executor):
         if not a.switches.flash_attention:
             raise Slow("scores in memory (-fa 0)")
         if (a.q_norm is None) != (a.k_norm is None) or (
-            a.q_norm is not None and a.q_norm.eps != a.k_norm.eps
+            a.q_norm is not None and a.k_norm is not None and a.q_norm.eps != a.k_norm.eps
         ):
             raise Slow("head norms of two kinds")
-        self.a, self.norms = a, [None if x is None else x.weight for x in (a.q_norm, a.k_norm)]
+        self.a = a
+        self.norms = (
+            None if a.q_norm is None else a.q_norm.weight,
+            None if a.k_norm is None else a.k_norm.weight,
+        )
         self._limit = shared_limit(context.device)
         self._check(a.new_state(0, context.settings or CacheSettings(), torch.device("cpu")))
 
@@ -195,14 +226,13 @@ class StepMoE(_Executor):
         )
         self.router = float_matrix(moe.router, context)
         self.down = on_device(e.down, context, EXPERT_DOWN, moe.n_used)
-        self.gate, self.up = (
-            (on_device(e.gate_up, context, EXPERT_GATE_UP), None)
-            if e.gate_up is not None
-            else (
-                on_device(e.gate, context, EXPERT_GATE_UP),
-                on_device(e.up, context, EXPERT_GATE_UP),
-            )
-        )
+        if e.gate_up is not None:
+            self.gate, self.up = on_device(e.gate_up, context, EXPERT_GATE_UP), None
+        elif e.gate is not None and e.up is not None:
+            self.gate = on_device(e.gate, context, EXPERT_GATE_UP)
+            self.up = on_device(e.up, context, EXPERT_GATE_UP)
+        else:
+            raise TypeError("experts need gate and up, or both merged")
         if self.up is not None and self.up.type != self.gate.type:
             raise Slow(
                 f"gate and up of experts are {self.gate.type} and {self.up.type}: one kernel reads"
@@ -230,9 +260,9 @@ def float_matrix(linear: Linear, context: Context) -> torch.Tensor:
 
 
 class DeviceEmbedding:
-    """Rows of the embedding for token ids in device memory. The first launch of a step, and for
-    that no dependent one: the draw at the end of the step before writes the token and the position,
-    which later launches of this step read before they wait.
+    """Rows of the embedding for token ids in device memory. It is the first launch of a step and
+    must not be a dependent launch: the draw at the end of the step before writes the token and the
+    position, which later launches of this step read before they wait.
     """
 
     captured = True
@@ -244,7 +274,7 @@ class DeviceEmbedding:
         decode_rows(self.matrix, frame.sequence.tokens[: frame.n], torch.float32, out=h)
 
 
-class Output:
+class StepOutput:
     """The final norm and the output matrix."""
 
     captured = True
@@ -274,7 +304,7 @@ class SlowEmbedding:
 
 
 class SlowBranch:
-    """h += module(norm(h)) where the module lies, as the truth path has it."""
+    """h += module(norm(h)) on the reference path, on the device of the module."""
 
     captured = repeatable = False
 

@@ -1,13 +1,13 @@
 """One to eight new rows of a sequence as one CUDA graph, from token ids to logits, or to the next
 token.
 
-Executors (registry `STEP`) launch kernels on the current stream; nothing in a step asks the host
-for anything, so that the same launches can be captured once and replayed: token ids and positions
-lie in device memory. A graph belongs to a sequence (its caches' addresses are in it), a number of
-rows and what is wanted at the end. The first use runs the launches as they are, which also compiles
-kernels that are not there yet; the second captures them.
+Executors (registry `STEP`) launch kernels on the current stream. Nothing in a step needs the host:
+token ids and positions are in device memory, so that the launches can be captured once and
+replayed. A graph belongs to a sequence (it contains the addresses of its caches), a number of rows
+and a kind of result. The first use launches the kernels directly, and compiles missing ones; the
+second captures them.
 
-A branch without an executor runs its module as the truth path has it, on whatever device it lies.
+A branch without an executor runs its module on the reference path, on the device of the module.
 Such a step is not captured.
 """
 
@@ -15,23 +15,33 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from ...errors import EvaluationError
+from ..cache import State
 from ..layers.batch import Batch
 from ..network import Network
 from ..sampling import Sampling
 from .context import Context
 from .registry import STEP, Slow, branches, choose
-from .step_frame import STEP_ROWS, Frame, Sequence
-from .step_layers import DeviceEmbedding, Output, SlowBranch, SlowEmbedding, SlowOutput
+from .step_frame import STEP_ROWS, Frame, StepSequence
+from .step_layers import (
+    DeviceEmbedding,
+    SlowBranch,
+    SlowEmbedding,
+    SlowOutput,
+    StepEnd,
+    StepExecutor,
+    StepOutput,
+)
 from .step_sampling import sampler
 
-AHEAD = 4  # steps that are under way before the host asks for the first one's token
-MOST_GRAPHS = 16  # of a sequence: a new one takes the place of the oldest
-_FREED_TOGETHER = 16  # graphs: the memory of those that are gone stays reserved until then
+AHEAD = 4  # steps that run before the host waits for the token of the first one
+MOST_GRAPHS = 16  # per sequence: a new one replaces the oldest
+_FREED_TOGETHER = 16  # graphs: torch keeps the memory of dropped ones until then
 
 
 class StepPath:
@@ -44,10 +54,14 @@ class StepPath:
             raise Slow("blocks that are not a mixer and a feed-forward layer one after the other")
         self.network, self.context = network, context
         self.frame = Frame(network, context, STEP_ROWS)
-        self._embedding = _or_slow(context, DeviceEmbedding, SlowEmbedding, network.embedding)
-        self._branches = [choose(STEP, branch, context) or SlowBranch(branch) for branch in found]
-        self._output = _or_slow(context, Output, SlowOutput, network)
-        self._sequences: dict[int, tuple[weakref.ref, Sequence]] = {}
+        self._embedding = _or_slow(
+            context, "DeviceEmbedding", DeviceEmbedding, SlowEmbedding, network.embedding
+        )
+        self._branches: list[StepExecutor] = [
+            choose(STEP, branch, context) or SlowBranch(branch) for branch in found
+        ]
+        self._output = _or_slow(context, "Output", StepOutput, SlowOutput, network)
+        self._sequences: dict[int, tuple[weakref.ref, StepSequence]] = {}
         self.captures = all(
             part.captured for part in (self._embedding, *self._branches, self._output)
         )  # if a sequence's caches suit
@@ -55,12 +69,11 @@ class StepPath:
         self._stream = torch.cuda.Stream(context.device)
 
     @torch.no_grad()
-    def extend(self, tokens: torch.Tensor, state, all_logits: bool = False) -> torch.Tensor:
+    def extend(self, tokens: torch.Tensor, state: State, all_logits: bool = False) -> torch.Tensor:
         """Appends 1 to STEP_ROWS tokens: logits float32[vocab] after the last one, or float32[n,
         vocab].
 
-        8, 4, 2 or 1 at a time: kernels are compiled for numbers of rows, and every number would
-        want its own.
+        They are evaluated 8, 4, 2 or 1 at a time, as every number of rows needs its own kernels.
         """
         sequence, rows = self._sequence(state), []
         while len(tokens):
@@ -78,12 +91,12 @@ class StepPath:
         return torch.cat(rows) if all_logits else rows[0][0]
 
     @torch.no_grad()
-    def follow(self, token: int, state, n: int, sampling: Sampling) -> Iterator[int]:
-        """Appends `token`, then each token that is drawn, and yields the up to `n` drawn ones: the
-        last of them is not appended.
+    def follow(self, token: int, state: State, n: int, sampling: Sampling) -> Iterator[int]:
+        """Append `token`, then each drawn token, and yield the drawn tokens, at most `n`; the last
+        one is not appended.
 
-        `state.n_past` counts the tokens appended for what has been yielded. The host may stop
-        asking at any time: steps that ran ahead leave cache rows that the next call overwrites.
+        `state.n_past` counts the tokens appended for what has been yielded. The caller may stop at
+        any time: steps that ran ahead leave cache rows that the next call overwrites.
         EvaluationError if logits are not finite.
         """
         n = min(n, state.capacity - state.n_past)
@@ -112,12 +125,10 @@ class StepPath:
                     )
                 yield drawn
         finally:
-            for event in (
-                under_way
-            ):  # they write to host memory, which must not become somebody else's meanwhile
+            for event in under_way:  # they write to host memory, which must not be reused before
                 event.synchronize()
 
-    def _sequence(self, state) -> Sequence:
+    def _sequence(self, state: State) -> StepSequence:
         held = self._sequences.get(id(state))
         if held is None or held[0]() is not state:
             key, mine = id(state), weakref.ref(self)
@@ -128,7 +139,7 @@ class StepPath:
                     path._dropped += len(old[1].graphs)
 
             instead = self._instead(state)
-            sequence = Sequence(
+            sequence = StepSequence(
                 state.capacity,
                 STEP_ROWS,
                 self.context.device,
@@ -138,11 +149,11 @@ class StepPath:
             held = self._sequences[key] = (weakref.ref(state, gone), sequence)
         return held[1]
 
-    def _instead(self, state) -> dict[int, SlowBranch]:
-        """What stands for executors that cannot take what this sequence keeps, by number: caches of
-        other types than the model's.
+    def _instead(self, state: State) -> dict[int, StepExecutor]:
+        """Return, by number, replacements for executors that cannot use what this sequence keeps:
+        caches of other types than the model's.
         """
-        found = {}
+        found: dict[int, StepExecutor] = {}
         for number, executor in enumerate(self._branches):
             try:
                 executor.check(state)
@@ -154,12 +165,12 @@ class StepPath:
         self.context.report_all()
         return found
 
-    def _run(self, sequence: Sequence, state, n: int, wanted: str | Sampling) -> None:
+    def _run(self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling) -> None:
         key = (n, wanted if isinstance(wanted, str) else _without_seed(wanted))
         graph = sequence.graphs.get(key)
         with torch.cuda.device(self.context.device):
             if graph is None and sequence.captures and key in sequence.seen:
-                self._make_room(sequence)
+                self._free_before_capture(sequence)
                 graph = sequence.graphs[key] = self._capture(sequence, state, n, wanted)
             if graph is not None:
                 graph.replay()
@@ -167,9 +178,9 @@ class StepPath:
                 self._launch(sequence, state, n, wanted)
                 sequence.seen.add(key)
 
-    def _make_room(self, sequence: Sequence) -> None:
-        """Before a capture: what a captured launch allocates lies in memory of its graph's own,
-        which torch gives back only when told.
+    def _free_before_capture(self, sequence: StepSequence) -> None:
+        """Free memory before a capture. What a captured launch allocates is in the private memory
+        of its graph, which torch frees only on request.
         """
         if len(sequence.graphs) >= MOST_GRAPHS:
             oldest = next(iter(sequence.graphs))
@@ -181,18 +192,18 @@ class StepPath:
             torch.cuda.empty_cache()
 
     def _capture(
-        self, sequence: Sequence, state, n: int, wanted: str | Sampling
+        self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling
     ) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream(self.context.device)
         self._stream.wait_stream(here)
-        # thread_local: other threads may go on with their own streams meanwhile
+        # thread_local: other threads may continue on their own streams
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._launch(sequence, state, n, wanted)
         here.wait_stream(self._stream)
         return graph
 
-    def _launch(self, sequence: Sequence, state, n: int, wanted: str | Sampling) -> None:
+    def _launch(self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling) -> None:
         frame = self.frame
         frame.begin(
             sequence,
@@ -213,9 +224,15 @@ def _without_seed(sampling: Sampling) -> tuple:
     return (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
 
 
-def _or_slow(context: Context, fast: type, slow: type, part: object) -> object:
+def _or_slow(
+    context: Context,
+    kind: str,
+    fast: Callable[[Any, Context], StepEnd],
+    slow: Callable[[Any, Context], StepEnd],
+    module: Any,
+) -> StepEnd:
     try:
-        return fast(part, context)
+        return fast(module, context)
     except Slow as reason:
-        context.report(fast.__name__, str(reason), 0)
-        return slow(part, context)
+        context.report(kind, str(reason), 0)
+        return slow(module, context)

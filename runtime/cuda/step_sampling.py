@@ -6,12 +6,12 @@ import torch
 
 from ...cuda_kernels.step_sample import DrawSampler, GreedySampler
 from ..sampling import Sampling
-from .step_frame import Frame, Sequence
+from .step_frame import Frame, StepSequence
 
 
 def sampler(frame: Frame, sampling: Sampling):
-    """A callable (logits float32[vocab], sequence) that launches the draw of the next token and its
-    hand-over to the next step.
+    """Return a callable (logits float32[vocab], sequence) that launches the draw of the next token
+    and passes it to the next step.
     """
     n = frame.logits.shape[1]
     if sampling.is_greedy:
@@ -19,7 +19,7 @@ def sampler(frame: Frame, sampling: Sampling):
         return lambda logits, s: greedy(logits, s.tokens, s.positions, s.history)
     draw = frame.once(("draw",), lambda: DrawSampler(n, frame.device))
 
-    def run(logits: torch.Tensor, s: Sequence) -> None:
+    def run(logits: torch.Tensor, s: StepSequence) -> None:
         draw(
             logits,
             sampling.temperature,

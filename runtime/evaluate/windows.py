@@ -27,15 +27,15 @@ DEFAULT_BATCH = 2048  # tokens per pass through the model
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a run over windows is. Handed to progress callbacks after every window."""
+class WindowProgress:
+    """How far a run over windows is. Callbacks get it after every window."""
 
     window: int  # windows done
     n_windows: int
     n_ctx: int
     seconds: float
     perplexity: float | None = None  # so far
-    before: int = 0  # windows of an interrupted run that goes on; they took none of `seconds`
+    before: int = 0  # windows of a run that was resumed; they are not in `seconds`
 
     @property
     def tokens_per_second(self) -> float:
@@ -46,7 +46,7 @@ class Progress:
         return self.seconds / max(self.window - self.before, 1) * (self.n_windows - self.window)
 
 
-ProgressCallback = Callable[[Progress], None]
+ProgressCallback = Callable[[WindowProgress], None]
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Windows:
     """`tokens` int64[n_windows, n_ctx], as the text has them; `bos` replaces the first of each in
     `inputs`, if not None.
 
-    Of several texts, `ends` has the number of windows behind each of them but the last: no pass
-    through the model spans two.
+    With several texts, `ends` has the number of windows up to the end of each text but the last: no
+    pass through the model spans two texts.
     """
 
     tokens: np.ndarray
@@ -66,18 +66,18 @@ class Windows:
     def cut(
         cls, tokens: Sequence[int], n_ctx: int, limit: int, bos: int | None, skip: int = 0
     ) -> Windows:
-        """At most `limit` windows (all if it is not positive) behind the first `skip`.
-        EvaluationError for fewer than skip + 2 windows.
+        """Cut tokens into at most `limit` windows (all if it is not positive) after the first
+        `skip`. EvaluationError for fewer than skip + 2 windows.
         """
         if n_ctx < 4:
             raise EvaluationError(f"the context size is {n_ctx}, expected at least 4 tokens")
         if skip < 0:
             raise EvaluationError(f"{skip} windows are to be left out, expected 0 or more")
         if len(tokens) < (skip + 2) * n_ctx:
-            behind = f" behind {skip} windows" if skip else ""
+            skipped = f" after {skip} windows" if skip else ""
             raise EvaluationError(
                 f"the text has {len(tokens)} tokens, a context size of {n_ctx} needs at least "
-                f"{(skip + 2) * n_ctx}{behind}"
+                f"{(skip + 2) * n_ctx}{skipped}"
             )
         tokens = tokens[skip * n_ctx :]
         n_windows = len(tokens) // n_ctx
@@ -101,7 +101,8 @@ class Windows:
 
         With `parse_special` the text of a control token is that token.
         """
-        whole_number("n_ctx", n_ctx), whole_number("chunks", limit)
+        whole_number("n_ctx", n_ctx)
+        whole_number("chunks", limit)
         bos, trained = bos_token(model), model.hyperparameters.integer("context_length", None)
         if trained is not None and n_ctx > trained:
             log.warning(
@@ -205,7 +206,7 @@ class Clock:
         """Window `window` is done."""
         if self.callback is not None:
             self.callback(
-                Progress(
+                WindowProgress(
                     window + 1,
                     len(self.windows),
                     self.windows.n_ctx,

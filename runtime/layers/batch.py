@@ -16,10 +16,10 @@ class Batch:
     state is token t of sequence s.
 
     `positions` int64[n_tokens] are ascending and the same for every sequence, from `start` on.
-    `state` is what the layer at hand carries from call to call (its mixer's `new_state`: keys and
-    values, a recurrent state), and then holds the `start` tokens before these and takes these in;
-    there is one sequence then. Without it sequences begin here, and a mixer uses what it made as a
-    cache with `settings` would give it back (None: as it is).
+    `state` is what the layer keeps from call to call (its mixer's `new_state`: keys and values, a
+    recurrent state). It holds the `start` tokens before these, and the mixer adds these to it;
+    there is one sequence then. Without a state, sequences begin here, and a mixer uses keys and
+    values as a cache with `settings` would return them (None: as they are).
     """
 
     n_sequences: int

@@ -24,28 +24,30 @@ class Experts:
 
     def __call__(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """x float32[rows, width] grouped by expert, counts[e] rows each."""
-        if x.device != self.down.device:  # once there and back, not for every product
+        if x.device != self.down.device:  # copy once to the device and back, not for every product
             return self(x.to(self.down.device), counts).to(x.device)
         return self.down(self.inner(x, counts), counts)
 
     def inner(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """What `down` is applied to, float32[rows, hidden], of x where the experts are."""
+        """Return the input of `down`, float32[rows, hidden], for x on the device of the experts."""
         if self.gate_up is not None:
             gate, up = self.gate_up(x, counts).chunk(2, dim=-1)
-        else:
+        elif self.gate is not None and self.up is not None:
             gate, up = self.gate(x, counts), self.up(x, counts)
+        else:
+            raise TypeError("experts need gate and up, or both merged")
         return silu_gate(gate, up)
 
 
 class MoE:
-    """Softmax router over all experts, the `n_used` most probable ones, their probabilities brought
+    """Softmax router over all experts; the `n_used` most probable ones, with probabilities scaled
     to a sum of 1.
 
-    Equal probabilities go to the lower expert. `reduction` (K, t) leaves out some of them: the K
-    best stay, of the others those with more than t times the largest probability (smart expert
-    reduction); the others add nothing and do not count in the sum. Rows are grouped by a stable
-    sort and slots are summed in ascending order, with no scattered addition, so that a run repeats
-    bit for bit.
+    Among equal probabilities the lower expert wins. `reduction` (K, t) is smart expert reduction:
+    it keeps the K best experts, and of the others those with more than t times the largest
+    probability; the rest add nothing and do not count in the sum. Rows are grouped by a stable sort
+    and slots are summed in ascending order, without scattered additions, so that runs repeat bit
+    for bit.
     """
 
     def __init__(
@@ -83,13 +85,13 @@ class MoE:
         chosen, weights = self.route(x)
         flat = chosen.reshape(-1)
         if self.reduction is not None:
-            flat = torch.where(weights.reshape(-1) > 0, flat, self.n_experts)  # behind all experts
+            flat = torch.where(weights.reshape(-1) > 0, flat, self.n_experts)  # after all experts
         order = flat.argsort(stable=True)
         counts = torch.bincount(flat, minlength=self.n_experts)[: self.n_experts]
         order = order[: int(counts.sum())]
         grouped = self.experts(x[order // self.n_used], counts)
         slots = grouped.new_zeros(len(flat), grouped.shape[1])
-        slots[order] = grouped  # every (token, slot) is written once at most
+        slots[order] = grouped  # every (token, slot) is written at most once
         slots = slots.view(len(x), self.n_used, -1)
         y = weights[:, 0, None] * slots[:, 0]
         for slot in range(1, self.n_used):

@@ -1,4 +1,4 @@
-"""RMS normalisation."""
+"""RMS normalization."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rotary position embedding (Su et al., 2021) with the scalings that GGUF metadata can ask for.
 
-Pair j of a head, at position p, is turned by p * base^(-2j/n_rot), divided by `factors[j]` where
-the file has frequency factors (Llama 3.1 bakes its scaling into them). Which elements make a pair
+Pair j of a head, at position p, is rotated by p * base^(-2j/n_rot), divided by `factors[j]` if the
+file has frequency factors (those of Llama 3.1 contain its scaling). Which elements make a pair
 depends on the style: `norm` takes (2j, 2j+1), `neox` takes (j, j + n_rot/2). Elements beyond n_rot
 are left alone.
 """
@@ -85,10 +85,10 @@ class Rope:
         self._rates_on = {self.rates.device: self.rates}
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, float32[n, n_rot/2], for positions int64[n]. Angles are formed in float64:
-        positions get large.
+        """Return cos and sin, float32[n, n_rot/2], for positions int64[n]. Angles are computed in
+        float64, as positions get large.
         """
-        if positions.device not in self._rates_on:  # layers may lie on several devices
+        if positions.device not in self._rates_on:  # layers can be on several devices
             self._rates_on[positions.device] = self.rates.to(positions.device)
         theta = positions.double()[:, None] * self._rates_on[positions.device]
         return (theta.cos() * self.magnitude).float(), (theta.sin() * self.magnitude).float()
@@ -119,8 +119,8 @@ class Rope:
 
 
 def _yarn_keep(pairs: torch.Tensor, n_rot: int, base: float, s: Scaling) -> torch.Tensor:
-    """1 for pairs that turn fast enough to keep their rate, 0 for those that are interpolated, a
-    ramp between.
+    """1 for pairs that rotate fast enough to keep their rate, 0 for those that are interpolated,
+    with a ramp between.
     """
 
     def turns(beta: float) -> float:

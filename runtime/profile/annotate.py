@@ -1,5 +1,5 @@
 """Names for what runs: while a model is profiled, its modules and the operations of the fast path
-stand within named ranges.
+run within named ranges.
 
 A range is a torch.profiler record_function whose name is `iqforge|layer|kind|bytes`: the layer as
 in tensor names (`blk.3`), what it is, and the bytes of weights that it reads, 0 where that is not
@@ -26,7 +26,7 @@ def range_name(layer: str, kind: str, n_bytes: float = 0) -> str:
 
 
 class Named:
-    """A callable within a range. Everything else about it is as it was."""
+    """A callable that runs within a range. All else is as before."""
 
     def __init__(self, inner, layer: str, kind: str, n_bytes: float = 0):
         self._inner, self._name = inner, range_name(layer, kind, n_bytes)
@@ -41,10 +41,9 @@ class Named:
 
 @contextmanager
 def annotated(model) -> Iterator[None]:
-    """Within this context everything that `model` runs has names.
+    """While the context is open, everything that `model` runs has a name.
 
-    Prompts are neither captured nor replayed meanwhile: a graph would run its kernels without their
-    names.
+    Prompts are neither captured nor replayed: a graph would run its kernels without names.
     """
     engine = getattr(model, "engine", None)  # made before, as it looks at the classes of modules
     with ExitStack() as undo:
@@ -58,13 +57,12 @@ def annotated(model) -> Iterator[None]:
 
 
 def _name_parts(owner, layer: str, sizes: dict, undo: ExitStack) -> None:
-    """Gives names to the modules that `owner` has as attributes, and to theirs."""
+    """Name the modules that are attributes of `owner`, and their modules."""
     for attribute, part in list(vars(owner).items()):
         if isinstance(part, (Linear, ExpertLinear, Embedding)):
             name = TensorName.parse(part.name)
             where, kind = (part.role, part.role) if name.layer is None else (name.prefix, name.stem)
-            # An embedding reads the rows asked for, experts those that were chosen: not known
-            # before.
+            # What an embedding or experts read depends on the tokens.
             n_bytes = (
                 sizes[part.name].n_bytes if isinstance(part, Linear) and part.name in sizes else 0
             )
@@ -123,8 +121,8 @@ def _named_operation(function, name: str):
 
 
 def _bytes_read(args: list) -> float:
-    """Of the packed matrices among the arguments; of experts as many as ids are given, no two of
-    them the same if possible.
+    """Bytes of the packed matrices among the arguments; of experts, as many as there are ids, if
+    these all differ.
     """
     matrices = []
     for arg in args:

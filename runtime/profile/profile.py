@@ -26,7 +26,7 @@ def profile_model(
     seed: int = 0,
 ) -> dict[str, list[Pass]]:
     """Passes by label: `pp<n_prompt>` (several prompts from an empty context) and `tg` (n_gen
-    tokens behind n_depth others, one by one).
+    tokens after n_depth others, one by one).
 
     The first passes of a kind may compile kernels or capture a graph; see
     `profile_report.measured`.
@@ -68,7 +68,9 @@ def profile_model(
             annotated(model),
             torch.profiler.profile(activities=activities, acc_events=True) as recorded,
         ):
-            for _ in range((1 if warm else _PROMPTS) if n_prompt else 0):
+            for _ in range(1 if warm else _PROMPTS):
+                if prompt_state is None:
+                    break
                 prompt_state.clear()
                 extend(tokens(n_prompt, True), prompt_state, labels[0])
             for i in range(min(n_gen, 3) if warm else n_gen):

@@ -10,7 +10,7 @@ from .trace import Pass, Span
 
 
 @dataclass
-class Row:
+class TimeRow:
     """Sums over the passes of one kind. Times in microseconds per pass; `n_bytes` per pass, of the
     spans of which it is known.
     """
@@ -33,12 +33,12 @@ class Row:
         return self.n_bytes / self.timed_bytes / 1e3 if self.timed_bytes else None
 
 
-def rows_by(passes: Sequence[Pass], key) -> list[Row]:
+def rows_by(passes: Sequence[Pass], key) -> list[TimeRow]:
     """Rows in order of first appearance; `key(span)` is what spans are summed by."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, TimeRow] = {}
     for p in passes:
         for span in p.spans:
-            rows.setdefault(key(span), Row(key(span))).add(span, len(passes))
+            rows.setdefault(key(span), TimeRow(key(span))).add(span, len(passes))
     return list(rows.values())
 
 
@@ -79,7 +79,7 @@ def tables(label: str, passes: Sequence[Pass], what: str) -> str:
     return "\n".join(lines)
 
 
-def _table(what: str, rows: list[Row], duration: float) -> list[str]:
+def _table(what: str, rows: list[TimeRow], duration: float) -> list[str]:
     width = max([len(what), *(len(row.name) for row in rows)])
     lines = [
         f"| {what:{width}} |  count | total µs |  mean µs | share % |   GB/s |",

@@ -130,9 +130,9 @@ def _box(span: Span, x: float, y: float, width: float, colour: str) -> list[str]
         f' fill="{colour}" stroke="#ffffff"'
         f' stroke-width="0.3"><title>{escape(about)}</title></rect>'
     ]
-    room = int((width - 6) / _LETTER)
-    if room >= 3 and span.own > 0.9 * span.duration:  # else other boxes lie on the text
-        text = span.name if len(span.name) <= room else span.name[: room - 1] + "…"
+    letters = int((width - 6) / _LETTER)
+    if letters >= 3 and span.own > 0.9 * span.duration:  # else other boxes cover the text
+        text = span.name if len(span.name) <= letters else span.name[: letters - 1] + "…"
         out.append(
             f'<text x="{x + 3:.1f}" y="{y + ROW - 5}" fill="#000000"'
             f' pointer-events="none">{escape(text)}</text>'
