@@ -111,7 +111,7 @@ def _collect(args: argparse.Namespace, api) -> int:
     with open_model(args, api, rows=rows, window=options.n_ctx) as model:
         if args.layer_similarity:
             similarity = LayerSimilarity(len(model.network.blocks))
-        with watched(model, "first pass", [rows], every=float("inf")):
+        with watched(model, "first pass", [(rows, 1)], every=float("inf")):
             imatrix = api.collect_imatrix(
                 model,
                 args.file or args.prompt,

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace, api) -> int:
 
     with open_model(args, api) as model:
         n_passes = max(1, -(-options.chunks * options.n_ctx // options.batch_tokens))
-        plan = [min(options.chunks * options.n_ctx, options.batch_tokens)] * n_passes
+        plan = [(min(options.chunks * options.n_ctx, options.batch_tokens), n_passes)]
         with watched(model, "measuring the unchanged model", plan, every=float("inf")):
             probes = api.measure_sensitivity(
                 model,

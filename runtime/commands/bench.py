@@ -17,7 +17,7 @@ from ..options import MOST_TOKENS, LoadOptions, check_layers
 from . import bench_flags
 from .bench_flags import OPTIONS
 from .flags import MODEL_HELP, chosen_device
-from .watch import passes, watched
+from .watch import Runs, passes, watched
 
 if TYPE_CHECKING:
     import torch
@@ -217,12 +217,12 @@ def planned_tests(args: argparse.Namespace) -> BenchOptions:
     )
 
 
-def planned_passes(options: BenchOptions, test: Test, ubatch: int) -> list[int]:
-    """Return the tokens of every pass of a test on the CPU, in order."""
-    prompt, before = passes(test.n_prompt, ubatch), passes(test.depth + test.before, ubatch)
-    warm = [*prompt, *[1] * min(test.n_gen, 4)] if options.warmup else []
-    measured = [*prompt, *[1] * test.n_gen]
-    return warm + before + measured * options.repetitions
+def planned_passes(options: BenchOptions, test: Test, ubatch: int) -> Runs:
+    """Return the passes of a test on the CPU, in order."""
+    prompt = passes(test.n_prompt, ubatch)
+    warm = [*prompt, (1, min(test.n_gen, 4))] if options.warmup else []
+    before = passes(test.depth + test.before, ubatch)
+    return [*warm, *before, *[*prompt, (1, test.n_gen)] * min(options.repetitions, 1000)]
 
 
 def planned_settings(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:

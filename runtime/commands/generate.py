@@ -11,6 +11,7 @@ from dataclasses import replace
 from ...errors import UsageError, printable
 from ..options import GenerateOptions
 from .flags import add_load_flags, add_model_flag, open_model
+from .watch import passes, watched
 
 _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
 
@@ -66,10 +67,12 @@ def run(args: argparse.Namespace, api) -> int:
     record = Generation(0)
     with open_model(args, api, source=source, context=context) as model:
         options = replace(options, context=context, n=n)
-        for piece in api.generate(
-            model, text, options=options, echo=not args.no_display_prompt, record=record
-        ):
-            print(piece, end="", flush=True)
+        plan = [*passes(context - n, model.ubatch), (1, max(n, 0))]
+        with watched(model, "generating", plan):
+            for piece in api.generate(
+                model, text, options=options, echo=not args.no_display_prompt, record=record
+            ):
+                print(piece, end="", flush=True)
         print(flush=True)
     n = len(record.tokens)  # the first one is the prompt's result
     speed = (

@@ -15,6 +15,7 @@ from .flags import (
     open_model,
     windows_per_pass,
 )
+from .watch import watched
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,13 +62,14 @@ def run(args: argparse.Namespace, api) -> int:
     with open_model(args, api, rows=rows, window=options.n_ctx) as model:
         if options.kl_divergence:
             print(f"\n{report.TABLE_HEADER}")
-        result = api.measure_perplexity(
-            model,
-            args.file,
-            options=options,
-            progress=RunningOutput(windows_per_pass(options, load), values),
-            on_window=lambda window, found: print(report.table_row(window, found), flush=True),
-        )
+        with watched(model, "first pass", [(rows, 1)], every=float("inf")):
+            result = api.measure_perplexity(
+                model,
+                args.file,
+                options=options,
+                progress=RunningOutput(windows_per_pass(options, load), values),
+                on_window=lambda window, found: print(report.table_row(window, found), flush=True),
+            )
     if options.kl_divergence:
         if result.statistics.n >= report.LEAST_FOR_SUMMARY:
             print("\n" + "\n".join(report.summary(result.statistics)))

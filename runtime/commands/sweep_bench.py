@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ..bench.options import SweepOptions
 from .bench import add_setting_flags, only_setting, open_model
 from .flags import MODEL_HELP
-from .watch import passes, watched
+from .watch import Runs, watched
 
 if TYPE_CHECKING:
     import torch
@@ -117,12 +117,12 @@ def run(args: argparse.Namespace, api) -> int:
     return 0
 
 
-def _passes(options: SweepOptions, n_ctx: int, ubatch: int) -> list[int]:
-    """Return the tokens of every pass, in order."""
+def _passes(options: SweepOptions, n_ctx: int, ubatch: int) -> Runs:
+    """Return the passes of a sweep, in order."""
     tg = options.tg or max(1, ubatch // 4)
-    warm = [*passes(ubatch, ubatch), *[1] * min(tg, 4)] if options.warmup else []
+    warm = [(ubatch, 1), (1, min(tg, 4))] if options.warmup else []
     rows = -(-n_ctx // ubatch) + options.first_repetitions - 1
-    return warm + [*[1] * tg, ubatch] * rows
+    return warm + [(1, tg), (ubatch, 1)] * min(rows, 10000)
 
 
 def _line(row: SweepRow, memory: tuple[float, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from ..model import Model
 
+Runs = list[tuple[int, int]]  # (tokens of a pass, how many such passes), in order
 _TOKENS = 64.0  # a pass over so many tokens takes twice as long as a pass over none
 
 
@@ -21,17 +22,16 @@ def weight_of_pass(n_tokens: int) -> float:
     return 1 + n_tokens / _TOKENS
 
 
-def passes(n_tokens: int, ubatch: int) -> list[int]:
-    """Return the tokens of each pass of a prompt of n_tokens."""
-    return [min(ubatch, n_tokens - start) for start in range(0, n_tokens, ubatch)]
+def passes(n_tokens: int, ubatch: int) -> Runs:
+    """Return the passes of a prompt of n_tokens."""
+    whole, rest = divmod(n_tokens, ubatch)
+    return [(ubatch, whole)] * (whole > 0) + [(rest, 1)] * (rest > 0)
 
 
 @contextmanager
-def watched(
-    model: Model, what: str, plan: Sequence[int], *, every: float = EVERY_SECONDS
-) -> Iterator[None]:
+def watched(model: Model, what: str, plan: Runs, *, every: float = EVERY_SECONDS) -> Iterator[None]:
     """Within this context, say on stderr how far a model on the CPU is after 5 seconds, then every
-    minute. plan: tokens of each pass, in order.
+    minute, as far as its passes are those of `plan`.
 
     A GPU's passes are not watched: they are short, and watching would keep them off the fast path.
     """
@@ -43,10 +43,10 @@ def watched(
 
 
 class _Watch:
-    def __init__(self, model: Model, what: str, plan: Sequence[int], every: float):
+    def __init__(self, model: Model, what: str, plan: Runs, every: float):
         self.estimate = Estimate(what, every=every)
-        self.weights = [weight_of_pass(n) for n in plan]
-        self.total = max(sum(self.weights), 1e-9)
+        self.runs = [(weight_of_pass(n_tokens), count) for n_tokens, count in plan]
+        self.total = max(sum(weight * count for weight, count in self.runs), 1e-9)
         self.n_layers = max(model.hyperparameters.integer("block_count", 1), 1)
         self.first: str | None = None
         self.begun = 0  # passes
@@ -59,10 +59,13 @@ class _Watch:
             self.estimate.say(self._done(name))
 
     def _done(self, name: str) -> float:
+        """Return the part of the plan that is done, with the product of the matrix `name`."""
         from ...formats.tensor_names import TensorName
 
         layer = TensorName.parse(name).layer
-        within = 1.0 if layer is None else layer / self.n_layers
-        now = self.begun - 1
-        current = self.weights[now] if now < len(self.weights) else 0.0
-        return min((sum(self.weights[:now]) + within * current) / self.total, 0.99)
+        passed = self.begun - 1 + (1.0 if layer is None else layer / self.n_layers)
+        done = 0.0
+        for weight, count in self.runs:
+            done += weight * min(passed, count)
+            passed -= min(passed, count)
+        return min(done / self.total, 0.99)
