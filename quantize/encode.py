@@ -1,9 +1,8 @@
-"""Rows of floats to rows of blocks: `encode`, the one entry to every search.
+"""Encoding rows of floats as rows of blocks: `encode`, the one entry to every search.
 
-A search is a plain Python function over one block (or one row, where the row has a scale of its
-own), registered by type name in a family file of `search/`, and compiled by `formats.kernel`. Rows
-do not influence each other, so rows may be cut into any number of pieces and worked on by any
-number of threads with the same bytes as result.
+A search is a plain Python function over one block, or over one row where the row has a scale. A
+family file of `search/` registers it by type name, and `formats.kernel` compiles it. Rows are
+independent, so any cut into pieces and any number of threads gives the same bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,19 +28,21 @@ from .search.legacy import q4_0_symmetric
 from .search.steps import COLUMNS
 from .search.trellis_tree import CODEBOOKS as TRELLIS_TYPES
 
-# Weights below this part of the row's mean are raised to it: a block whose importances are all zero
-# is then quantized as if they were equal, and single zeros still count for next to nothing.
+if TYPE_CHECKING:
+    from .cuda.encoder import CudaEncoder
+
+# Weights below this fraction of the row's mean are raised to it: a block whose importances are all
+# zero is then quantized as if they were equal, and single zeros still hardly count.
 _SMALLEST_WEIGHT = 1e-6
-# What a thread works on at a time: what is read twice or written twice should not leave the core's
-# cache in between.
+# Elements that a thread works on at a time: few enough to stay in the core's cache between passes.
 _STEP_ELEMENTS = 1 << 17
 
 
 @functools.cache
 def _searches() -> dict[str, dict[str, Callable]]:
-    """Searches by kind and type name: of a "block", of a "single" group, of a "row" that has a
-    header, and in "steps" of blocks or rows; and for some types the format's definition, which is
-    used without importances ("plain", "plain row").
+    """Return searches by kind and type name: of a "block", of a "single" group, of a "row" that has
+    a header, and in "steps" of blocks or rows; and for some types the encoder that the format
+    defines, which is used without importances ("plain", "plain row").
     """
     tables = {
         "block": "BLOCK_SEARCHES",
@@ -54,7 +57,7 @@ def _searches() -> dict[str, dict[str, Callable]]:
 
 @functools.cache
 def _families() -> list[ModuleType]:
-    """The modules of `search/`: a type is added by adding a file there."""
+    """Import the modules of `search/`. A new file there adds a type."""
     return [
         importlib.import_module(f".search.{module.name}", __package__)
         for module in pkgutil.iter_modules(search.__path__)
@@ -72,15 +75,15 @@ def _union(table: str) -> dict[str, Callable]:
 
 @functools.cache
 def search_tables(name: str) -> tuple[np.ndarray, ...]:
-    """The read-only arrays that the search for the type takes after its scratch; SEARCH_TABLES of
-    its family makes them.
+    """Return the read-only arrays that the search for the type takes after its scratch.
+    SEARCH_TABLES of its family makes them.
     """
     make = _union("SEARCH_TABLES").get(name)
     return tuple(make()) if make else ()
 
 
 def encodable_types() -> list[str]:
-    """Names of the types that `encode` supports."""
+    """Return the names of the types that `encode` supports."""
     known = {"F32", "F16", "BF16"} | {name for table in _searches().values() for name in table}
     return [
         t.name
@@ -104,14 +107,14 @@ def encode(
 ) -> np.ndarray:
     """Quantize rows: float32[rows, n_cols] to uint8[rows, row_bytes].
 
-    importance: float32[n_cols], not negative, the mean square of the activations that meet each
-    column; None weighs all columns alike. Interleaved types take whole row groups and give their
-    bytes as that many rows. device: "cpu", or "cuda" or "cuda:N" for the same bytes from a GPU;
-    `threads` counts on the CPU only. ShapeError for shapes the type cannot have, NonFiniteError
-    naming row and column for NaN or infinity in x or importance, UnsupportedTypeError for a type
-    without a search, UsageError for a device that is unknown or not there, DeviceError for one that
-    fails. Values near float32's largest may decode to infinity in trellis types, as values beyond
-    65504 do in F16.
+    Interleaved types take whole row groups and return their bytes as that many rows.
+
+    importance: float32[n_cols], not negative, the mean square of the activations of each column;
+    None weights all columns equally. device: "cpu", or "cuda" or "cuda:N" for the same bytes from a
+    GPU. threads: on the CPU. ShapeError for shapes that the type cannot have, NonFiniteError naming
+    row and column of NaN or infinity in x or importance, UnsupportedTypeError for a type without a
+    search, UsageError for an unknown or missing device, DeviceError for one that fails. Values near
+    the largest float32 may decode to infinity in trellis types, as values beyond 65504 do in F16.
     """
     if device != "cpu":
         from ..cuda_kernels.compile.numba_cuda import device_number, named_errors
@@ -135,7 +138,11 @@ def _encode(
     plain = ggml_type(type.base) if type.base else type
     if plain.is_float:
         return arrange_rows(type, encode_float(plain, x), n_cols)
-    run = row_encoder(type, n_cols, importance, device)
+    run = (
+        row_encoder(type, n_cols, importance)
+        if device == "cpu"
+        else device_encoder(type, n_cols, importance, device)
+    )
     out = np.empty((len(x), type.row_bytes(n_cols)), dtype=np.uint8)
     step = (
         type.group_rows * max(1, _STEP_ELEMENTS // (type.group_rows * n_cols))
@@ -162,9 +169,7 @@ def _encode(
 
 
 def arrange_rows(type: GGMLType, rows: np.ndarray, n_cols: int) -> np.ndarray:
-    """What `row_encoder` of the plain type (or, where there is none, of the type) wrote, as rows of
-    `type`, which may be interleaved.
-    """
+    """Turn what `row_encoder` wrote into rows of `type`, which may be interleaved."""
     if type.base:
         return interleave(type, rows, n_cols)
     if type.is_interleaved:
@@ -177,7 +182,7 @@ def arrange_rows(type: GGMLType, rows: np.ndarray, n_cols: int) -> np.ndarray:
 def refuse_non_finite(
     x: np.ndarray, tensor: str | None = None, file: str | None = None, first_row: int = 0
 ) -> None:
-    """NonFiniteError naming the first row and column of x that hold NaN or infinity."""
+    """Raise NonFiniteError naming the first row and column of x that hold NaN or infinity."""
     finite = np.isfinite(x)
     if not finite.all():
         row, column = (int(v[0]) for v in np.nonzero(~finite))
@@ -187,17 +192,17 @@ def refuse_non_finite(
 
 
 def zero_non_finite(x: np.ndarray) -> int:
-    """Set NaN and infinities in float32 `x` to 0, in place; returns how many there were."""
+    """Set NaN and infinities in float32 `x` to 0, in place. Return their number."""
     finite = np.isfinite(x)
-    count = finite.size - np.count_nonzero(finite)
+    count = int(finite.size - np.count_nonzero(finite))
     if count:
         x[~finite] = 0
     return count
 
 
 def prepare_weights(importance: np.ndarray, n_cols: int) -> np.ndarray:
-    """Search weights float32[n_cols] from importances: divided by their mean (scale plays no role)
-    and kept above zero.
+    """Return search weights float32[n_cols]: importances divided by their mean, as their scale does
+    not matter, and kept above zero.
     """
     importance = np.asarray(importance, dtype=np.float64)
     if importance.shape != (n_cols,):
@@ -215,100 +220,111 @@ def prepare_weights(importance: np.ndarray, n_cols: int) -> np.ndarray:
 
 
 def symmetric_encoder(n_cols: int) -> Callable[[np.ndarray, np.ndarray], None]:
-    """As `row_encoder` for Q4_0, with the codes -7 to 7 alone."""
+    """Return what `row_encoder` does, for Q4_0 with only the codes -7 to 7."""
     loop = over_blocks(q4_0_symmetric)
     return lambda x, out: loop(
         x.reshape(len(x), n_cols // 32, 32), out.reshape(len(x), n_cols // 32, -1)
     )
 
 
-def row_encoder(
+@dataclass(frozen=True)
+class _Search:
+    """The functions that encode a plain type, by kind, and the weights that they take; None for a
+    function without weights.
+    """
+
+    type: GGMLType
+    functions: dict[str, Any]
+    weights: np.ndarray | None
+
+
+def _search_of(type: GGMLType, n_cols: int, importance: np.ndarray | None) -> _Search:
+    functions = {
+        kind: table[type.name] for kind, table in _searches().items() if type.name in table
+    }
+    plain = ggml_type(type.base) if type.base else type
+    if not functions and type.base:
+        return _search_of(plain, n_cols, importance)
+    if not functions:
+        raise UnsupportedTypeError(f"there is no quantizer for {type.name}")
+    if importance is None and "plain row" in functions:
+        functions = {"row": functions["plain row"]}
+    if importance is not None:
+        return _Search(plain, functions, prepare_weights(importance, n_cols))
+    if "plain" in functions:
+        return _Search(plain, {"plain": functions["plain"]}, None)
+    return _Search(plain, functions, np.ones(n_cols, dtype=np.float32))
+
+
+def device_encoder(
     type: GGMLType,
     n_cols: int,
     importance: np.ndarray | None = None,
-    device: str = "cpu",
-    stream: object = 0,
-) -> Callable[[np.ndarray, np.ndarray], None]:
-    """A function run(x float32[rows, n_cols], out uint8[rows, row_bytes]) that writes rows of a
-    plain quantized type, or for an interleaved type what `arrange_rows` takes; safe to call from
-    threads. On a CUDA device it is a `CudaEncoder`; `stream`: where its importances are copied.
-    """
-    own = {kind: table[type.name] for kind, table in _searches().items() if type.name in table}
-    if not own and type.base:
-        return row_encoder(ggml_type(type.base), n_cols, importance, device, stream)
-    kinds, type = own, ggml_type(type.base) if type.base else type
-    if not kinds:
-        raise UnsupportedTypeError(f"there is no quantizer for {type.name}")
-    blocks, size, head = n_cols // type.block_size, type.block_size, type.header_bytes
-    if importance is None and "plain row" in kinds:
-        kinds = {"row": kinds["plain row"]}
-    plain = importance is None and "plain" in kinds
-    weights = (
-        None
-        if plain
-        else (
-            np.ones(n_cols, dtype=np.float32)
-            if importance is None
-            else prepare_weights(importance, n_cols)
-        )
-    )
-    if device != "cpu" and type.name in TRELLIS_TYPES:
+    device: str = "cuda",
+    stream: Any = 0,
+) -> CudaEncoder:
+    """Return what `row_encoder` does, for a CUDA device. stream: where the importances are copied."""
+    search = _search_of(type, n_cols, importance)
+    if search.type.name in TRELLIS_TYPES and search.weights is not None:
         from .cuda.trellis import TrellisEncoder
 
-        return TrellisEncoder(type, n_cols, weights, device, stream)
-    if device != "cpu":
-        from .cuda.encoder import CudaEncoder
+        return TrellisEncoder(search.type, n_cols, search.weights, device, stream)
+    from .cuda.encoder import CudaEncoder
 
-        kind = (
-            "plain"
-            if plain
-            else next(kind for kind in kinds if kind in ("block", "single", "row", "steps"))
-        )
-        return CudaEncoder(
-            type,
-            kind,
-            kinds[kind],
-            n_cols,
-            weights,
-            () if plain else search_tables(type.name),
-            device,
-            stream,
-        )
-    if plain:
-        loop = over_blocks(kinds["plain"])
+    kinds = ("plain",) if search.weights is None else ("block", "single", "row", "steps")
+    kind = next(kind for kind in search.functions if kind in kinds)
+    tables = () if search.weights is None else search_tables(search.type.name)
+    return CudaEncoder(
+        search.type,
+        kind,
+        search.functions[kind],
+        n_cols,
+        search.weights,
+        tables,
+        device,
+        stream,
+    )
+
+
+def row_encoder(
+    type: GGMLType, n_cols: int, importance: np.ndarray | None = None
+) -> Callable[[np.ndarray, np.ndarray], None]:
+    """Return a function run(x float32[rows, n_cols], out uint8[rows, row_bytes]) that writes rows
+    of a plain quantized type, or for an interleaved type what `arrange_rows` takes. Threads may
+    share it.
+    """
+    search = _search_of(type, n_cols, importance)
+    type, functions, weights = search.type, search.functions, search.weights
+    blocks, size, head = n_cols // type.block_size, type.block_size, type.header_bytes
+    if weights is None:
+        loop = over_blocks(functions["plain"])
         return lambda x, out: loop(x.reshape(len(x), blocks, size), out.reshape(len(x), blocks, -1))
-    if "steps" in kinds:
-        kinds["row" if type.header_bytes else "block"] = kinds["steps"].in_sequence()
-    if "row" in kinds:
-        loop = over_blocks(kinds["row"], per_column=("w",), shared=_parameters(kinds["row"])[4:])
+    if "steps" in functions:
+        functions["row" if type.header_bytes else "block"] = functions["steps"].in_sequence()
+    if "row" in functions:
+        function = functions["row"]
+        loop = over_blocks(function, per_column=("w",), shared=_parameters(function)[4:])
+        row_weights = weights[None]
 
         def run_rows(x: np.ndarray, out: np.ndarray) -> None:
-            heads, bodies = (
-                out[:, None, :head],
-                out[:, head:].reshape(len(x), 1, blocks, type.block_bytes),
-            )
-            staged = np.empty(
-                bodies.shape, dtype=np.uint8
-            )  # rows with a header are not contiguous blocks
-            loop(
-                x[:, None],
-                weights[None],
-                heads,
-                staged,
-                *_scratch(n_cols),
-                *search_tables(type.name),
-            )
+            heads = out[:, None, :head]
+            shape = len(x), 1, blocks, type.block_bytes
+            # Rows with a header are not contiguous blocks.
+            staged = np.empty(shape, dtype=np.uint8)
+            scratch = _scratch(n_cols)
+            loop(x[:, None], row_weights, heads, staged, *scratch, *search_tables(type.name))
             out[:, head:] = staged.reshape(len(x), -1)
 
         return run_rows
-    kind = "block" if "block" in kinds else "single"
-    loop = over_blocks(kinds[kind], per_column=("w",), shared=_parameters(kinds[kind])[3:])
+    kind = "block" if "block" in functions else "single"
+    loop = over_blocks(functions[kind], per_column=("w",), shared=_parameters(functions[kind])[3:])
+    block_weights = weights.reshape(blocks, size)
 
     def run_blocks(x: np.ndarray, out: np.ndarray) -> None:
         scratch = _scratch(size)
         loop(
             x.reshape(len(x), blocks, size),
-            weights.reshape(blocks, size),
+            block_weights,
             out.reshape(len(x), blocks, -1),
             *(scratch if kind == "block" else scratch[2:]),
             *search_tables(type.name),
@@ -322,8 +338,8 @@ def _parameters(function: Callable) -> tuple[str, ...]:
 
 
 def _scratch(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scratch of a search over n elements: (own, groups, lanes), see `search/steps.py`. Groups hold
-    16 elements or more.
+    """Return the scratch of a search over n elements: (own, groups, lanes), see `search/steps.py`.
+    Groups hold 16 elements or more.
     """
     return (
         np.empty(n, dtype=np.float32),

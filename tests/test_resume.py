@@ -1,5 +1,5 @@
-"""A quantization that was broken off goes on where it was, to the same bytes and the same report,
-or says what has changed.
+"""A quantization that was interrupted resumes, with the same bytes and the same report, or says
+what has changed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,32 @@ from iqforge.quantize.run.report import RunProgress
 from .broken_runs import LEFT, N_TENSORS, BreakAfter, break_off, imatrix, names, write_model
 
 
+def test_another_type_names_both(model, tmp_path, capsys):
+    """The command says which type the unfinished file has, and what to do."""
+    out = tmp_path / "q.gguf"
+    break_off(model, out, 5, type="IQ4_NL")
+    assert main(["quantize", "--pure", str(model), str(out), "Q8_0"]) == 1
+    said = capsys.readouterr().err
+    assert "cannot resume the unfinished run with 5 of 12 tensors done" in said
+    assert "the type was IQ4_NL, now Q8_0" in said
+    assert "Run the same command as before to resume, or pass --restart" in said
+    assert main(["quantize", "--pure", "--restart", str(model), str(out), "Q8_0"]) == 0
+    assert names(tmp_path) == ["model.gguf", "q.gguf"]
+
+
+def test_a_report_is_one_line(model, tmp_path):
+    report = iqforge.quantize_model(model, tmp_path / "q.gguf", "Q8_0", pure=True)
+    assert repr(report) == "RunReport(12 tensors, 768.00 KiB -> 204.00 KiB, 8.50 bits per weight)"
+    plan = iqforge.quantize_model(model, None, "Q8_0", pure=True, dry_run=True, estimate=True)
+    assert "dry run, estimated " in repr(plan) and "\n" not in repr(plan)
+
+
 @pytest.fixture
 def model(tmp_path) -> Path:
     return write_model(tmp_path / "model.gguf")
 
 
-def test_goes_on_to_the_same_file_and_report(model, tmp_path, caplog):
+def test_resumes_to_the_same_file_and_report(model, tmp_path, caplog):
     expected = iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True)
     out = tmp_path / "q.gguf"
     with caplog.at_level("INFO"):
@@ -68,7 +88,7 @@ def test_restart(model, tmp_path):
     )
     assert (heard.resumed, heard.done) == (0, N_TENSORS)
     break_off(model, tmp_path / "q.gguf", 5)
-    (tmp_path / "q.gguf.part").unlink()  # by a user who wants to begin anew
+    (tmp_path / "q.gguf.part").unlink()  # by a user who wants to start from scratch
     assert main(["quantize", "--pure", str(model), str(tmp_path / "q.gguf"), "Q8_0"]) == 0
     assert names(tmp_path) == ["model.gguf", "q.gguf"]
 
@@ -84,11 +104,15 @@ def test_says_what_has_changed(model, tmp_path, monkeypatch):
             iqforge.quantize_model(source, out, type, **options)
         assert {name: (tmp_path / name).read_bytes() for name in LEFT} == before
 
-    refused("importance matrix", imatrix=imatrix(2))
-    refused("importance matrix", imatrix=None)
-    refused("types of 12 tensors, first 'blk.0.ffn_up.weight': was Q4_0, is Q8_0", type="Q8_0")
+    refused("the importance matrix has changed", imatrix=imatrix(2))
+    refused("there was an importance matrix, now there is none", imatrix=None)
     refused(
-        "types of 1 tensors, first 'blk.7.ffn_up.weight': was Q4_0, is F16",
+        r"the type was Q4_0, now Q8_0 \(12 tensors have another type, first 'blk.0.ffn_up.weight'"
+        r" from Q4_0 to Q8_0\)\. Run the same command as before to resume",
+        type="Q8_0",
+    )
+    refused(
+        "done: 1 tensor has another type, first 'blk.7.ffn_up.weight' from Q4_0 to F16",
         custom_q="blk.7=f16",
         pure=False,
     )
@@ -100,10 +124,10 @@ def test_says_what_has_changed(model, tmp_path, monkeypatch):
         patched.setattr("iqforge.api.outputs.__version__", "99")
         refused("version of iqforge")
         patched.setattr("iqforge.quantize.run.run_key.sources_digest", lambda: "abc")
-        refused("own sources")
+        refused("digest of iqforge's sources")
     state, content = model.stat(), model.read_bytes()
     os.utime(model, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
-    refused("model.gguf was written to")
+    refused("model.gguf was modified")
     write_model(model, seed=2)
     os.utime(model, ns=(state.st_atime_ns, state.st_mtime_ns))
     refused("values of the source")
@@ -304,7 +328,7 @@ while runs.recv():
 
 
 def test_killed_at_random_moments(tmp_path):
-    """Twenty kills; each run goes on after what the one before left, or begins anew after a run
+    """Twenty kills; each run resumes what the one before left, or starts from scratch after a run
     that was not killed in time.
 
     The runs are forks of a process that has loaded what is compiled, so that they are killed at

@@ -1,4 +1,4 @@
-"""What `--device` means: cpu, auto, or one or several CUDA devices."""
+"""The devices that `--device` names: cpu, auto, or one or several CUDA devices."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ _SPELLING = re.compile(r"cuda(?::(\d{1,4}(?:,\d{1,4})*))?")
 
 
 def find_devices(device: str) -> tuple[int, ...]:
-    """Numbers of the CUDA devices that `device` names; none for the CPU.
+    """Return the numbers of the CUDA devices that `device` names; none for the CPU.
 
     "cpu"; "cuda" for all devices; "cuda:1" or "cuda:0,2" for some; "auto" for all devices if
-    numba-cuda is installed and finds one, else the CPU (which of them it was is logged). UsageError
-    for another spelling, a device that is not there or named twice, and where CUDA cannot be used;
-    it says what to install.
+    numba-cuda is installed and finds one, else the CPU (the choice is logged). UsageError for
+    another spelling, a missing device, a device named twice, and if CUDA cannot be used.
     """
     if device == "cpu":
         return ()

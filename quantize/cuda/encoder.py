@@ -1,9 +1,9 @@
 """The searches of `search/` on CUDA devices: the same functions as on the CPU, the same bytes.
 
 A search in steps (`search/steps.py`) shares a block or row among a team of threads; any other has
-one thread for each block, or for each row of a type with a scale per row. Importances and rows are
-copied to the device in pieces of bounded size. A compiled kernel is kept on disk beside this file
-(or in numba's user cache).
+one thread per block, or per row of a type with a scale per row. Importances and rows are copied to
+the device in pieces of bounded size. Compiled kernels are cached on disk beside this file (or in
+numba's user cache).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +23,15 @@ from ..search.lanes import LANES
 from ..search.steps import COLUMNS, BlockSearch, RowSearch
 
 THREADS = {"plain": 128, "single": 128, "block": 64, "row": 32}  # per CUDA block
-# below, "row" takes 8 threads per CUDA block: there are too few warps to hide how long each waits
+# With fewer rows, "row" takes 8 threads per CUDA block: there are too few warps to hide latencies.
 FEW_ROWS = 8192
-# In steps: threads per CUDA block, and how many of them share a unit; measured in
+# In steps: threads per CUDA block, and how many of them share a block or row; measured in
 # docs/benchmarks/quantizers.md.
 BLOCK_THREADS, ROW_THREADS, ROW_TEAM = 256, 128, 64
 PIECE_ELEMENTS = 1 << 26  # on the device at a time
 _locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by device
 
-# Arrays have the number of the block (or row) in front; scratch is private to a thread.
+# The first axis of arrays is the block (or row); scratch is private to a thread.
 _HEAD = """\
 def {name}({parameters}):
     index = cuda.grid(1)
@@ -63,8 +65,8 @@ _BODIES = {
 }
 
 # In steps: teams of TEAM threads, TEAMS of them in a CUDA block. A block's scratch fits into shared
-# memory, a row's does not. The teams behind the last unit only take part in synchronizing: to begin
-# at IDLE is to make no calls.
+# memory, a row's does not. Teams after the last unit only take part in synchronizing: they start at
+# IDLE and so make no calls.
 _STEPPED = {
     "block": (
         "x, w, out",
@@ -95,8 +97,8 @@ def {name}(x, w, heads, bodies, own, groups):
 
 
 def _teams(type: GGMLType, search: BlockSearch | RowSearch) -> tuple[int, int]:
-    """Threads that share a block (one per group) or row, and how many such teams a CUDA block
-    holds.
+    """Return the threads that share a block (one per group) or row, and the number of such teams in
+    a CUDA block.
     """
     if type.header_bytes:
         return ROW_TEAM, ROW_THREADS // ROW_TEAM
@@ -105,11 +107,11 @@ def _teams(type: GGMLType, search: BlockSearch | RowSearch) -> tuple[int, int]:
 
 
 def _shared_steps(search: BlockSearch | RowSearch, team: int) -> Callable:
-    """The device function of a search in which a team of threads shares the calls of every step.
+    """Make the device function of a search in which a team of threads shares the calls of every
+    step.
 
-    All threads of the CUDA block wait for each other, not only those of a team: warps that run at
-    the same place share what the instruction cache holds, and the unrolled code is larger than
-    that.
+    All threads of the CUDA block wait for each other, not only those of a team: warps at the same
+    place share the instruction cache, and the unrolled code is larger than the cache.
     """
     from numba import cuda
 
@@ -122,9 +124,8 @@ def _shared_steps(search: BlockSearch | RowSearch, team: int) -> Callable:
             "    " + each.format(i="b", calls="len(blocks)") + "        ",
         )
     )
-    namespace: dict[str, object] = (
-        {"__name__": __name__, "cuda": cuda} | search.steps.names | search.writers
-    )
+    namespace: dict[str, Any] = {"__name__": __name__, "cuda": cuda}
+    namespace |= search.steps.names | search.writers
     exec(compile(source, search.file, "exec"), namespace)
     return namespace[search.name]
 
@@ -133,11 +134,14 @@ def _shared_steps(search: BlockSearch | RowSearch, team: int) -> Callable:
 def _kernel(
     type: GGMLType,
     kind: str,
-    search: Callable | BlockSearch | RowSearch,
+    search: FunctionType | BlockSearch | RowSearch,
     device: int,
     tables: tuple[tuple[str, int], ...],
-) -> Callable:
-    """tables: dtype and number of axes of each array that the search takes after its scratch."""
+) -> Any:
+    """Compile the kernel of a search.
+
+    tables: dtype and number of axes of each array that the search takes after its scratch.
+    """
     from numba.core.types import Array, float32, uint8, void
     from numba.np.numpy_support import from_dtype
 
@@ -156,10 +160,14 @@ def _kernel(
         "GROUPS": type.block_size // 16 + 1,
         "COLUMNS": COLUMNS,
     }
-    if kind == "steps":
+    registers = None
+    if isinstance(search, BlockSearch | RowSearch):
         shape = "row" if type.header_bytes else "block"
         team, teams = _teams(type, search)
         name = f"{search.name}_{team}x{teams}_cuda"
+        function = _shared_steps(search, team)
+        # Half of the threads that a multiprocessor can hold, with no fewer registers.
+        registers = 65536 // 512
         parameters, source = _STEPPED[shape]
         sizes |= {
             "IDLE": 1 << 30,
@@ -168,7 +176,7 @@ def _kernel(
             "GROUPS": type.block_size // search.steps.group + 1,
         }
     else:
-        name = f"{search.__name__}_{kind}_cuda"
+        name, function = f"{search.__name__}_{kind}_cuda", search
         parameters, body = _BODIES[kind]
         source = _HEAD.format(
             name="{name}", parameters=parameters + more, first=parameters.split(",")[0]
@@ -177,10 +185,6 @@ def _kernel(
         *signatures[shape],
         *(Array(from_dtype(np.dtype(dtype)), axes, "C") for dtype, axes in tables),
     )
-    function = _shared_steps(search, team) if kind == "steps" else search
-    registers = (
-        65536 // 512 if kind == "steps" else None
-    )  # half of the threads a multiprocessor can hold, at no fewer registers
     return compile_kernel(
         source.format(name=name),
         name,
@@ -201,21 +205,24 @@ class CudaEncoder:
         self,
         type: GGMLType,
         kind: str,
-        search: Callable,
+        search: FunctionType | BlockSearch | RowSearch,
         n_cols: int,
         weights: np.ndarray | None,
         tables: tuple[np.ndarray, ...] = (),
         device: str = "cuda",
-        stream: object = 0,
+        stream: Any = 0,
     ):
-        """kind: "plain", "single", "block", "row" or "steps", as in `encode`; weights:
-        float32[n_cols], None for "plain"; tables: what the search takes after its scratch; stream:
-        on which both are copied, so as not to wait for other streams' work.
+        """kind: "plain", "single", "block", "row" or "steps", as in `encode`. weights:
+        float32[n_cols], None for "plain". tables: what the search takes after its scratch. stream:
+        the stream on which both are copied, so as not to wait for other streams.
         """
         self._by_row = type.header_bytes > 0
+        # _units: blocks or rows in a CUDA block
         team, self._units = (
-            _teams(type, search) if kind == "steps" else (1, THREADS[kind])
-        )  # _units: blocks or rows in a CUDA block
+            _teams(type, search)
+            if isinstance(search, BlockSearch | RowSearch)
+            else (1, THREADS[kind])
+        )
         self._threads = team * self._units
         self.type, self.kind, self.n_cols, self.number = type, kind, n_cols, device_number(device)
         self._cuda = cuda_module()
@@ -235,7 +242,7 @@ class CudaEncoder:
                 stream.synchronize()
 
     def __call__(self, x: np.ndarray, out: np.ndarray) -> None:
-        """x float32[rows, n_cols] to out uint8[rows, row_bytes], both in host memory."""
+        """Encode x float32[rows, n_cols] to out uint8[rows, row_bytes], both in host memory."""
         step = max(1, PIECE_ELEMENTS // self.n_cols)
         with _locks[self.number], self._cuda.gpus[self.number]:
             for start in range(0, len(x), step):
@@ -251,17 +258,16 @@ class CudaEncoder:
                 else:
                     target[...] = arrays[1].copy_to_host().reshape(target.shape)
 
-    def arrays(self, rows: int, new: Callable | None = None) -> list:
-        """Uninitialized arrays on the current device for that many rows: x first, then the results
-        (of a type with row headers the headers, then the blocks), then scratch. `new(shape, dtype)`
-        makes them. The first axis of each is a multiple of `rows`, so that equal parts of all
-        arrays belong to the same rows.
+    def arrays(self, rows: int, new: Callable[..., Any] | None = None) -> list[Any]:
+        """Return uninitialized arrays on the current device for that many rows: x first, then the
+        results (headers and blocks for a type with row headers), then scratch.
+
+        new(shape, dtype) makes them. The first axis of each is a multiple of `rows`, so that equal
+        sections of all arrays belong to the same rows.
         """
-        blocks, size, new = (
-            self.n_cols // self.type.block_size,
-            self.type.block_size,
-            new or self._cuda.device_array,
-        )
+        blocks, size = self.n_cols // self.type.block_size, self.type.block_size
+        if new is None:
+            new = self._allocate
         if self._by_row:
             return [
                 new((rows, self.n_cols), np.float32),
@@ -275,11 +281,13 @@ class CudaEncoder:
             new((rows * blocks, self.type.block_bytes), np.uint8),
         ]
 
-    def launch(self, arrays: list, stream: object = 0, weights: object = None) -> None:
-        """Start the search on what `arrays` returned, with x filled in; does not wait.
+    def _allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self._cuda.device_array(shape, dtype)
 
-        weights: float32[n_cols] on the device, used instead of those that the encoder was made
-        with.
+    def launch(self, arrays: list[Any], stream: Any = 0, weights: Any = None) -> None:
+        """Start the search on the arrays of `arrays`, with x filled in. Does not wait.
+
+        weights: float32[n_cols] on the device, used instead of those of the encoder.
         """
         used = (
             []
@@ -293,8 +301,8 @@ class CudaEncoder:
         self._kernel[grid](arrays[0], *used, *arrays[1:], *self._tables)
 
     def time_resident(self, x: np.ndarray, repeat: int) -> list[float]:
-        """Seconds of `repeat` searches over x float32[rows, n_cols], which is on the device before
-        the clock starts.
+        """Return the seconds of `repeat` searches over x float32[rows, n_cols], which is copied to
+        the device before the clock starts.
         """
         with _locks[self.number], self._cuda.gpus[self.number]:
             arrays = self.arrays(len(x))

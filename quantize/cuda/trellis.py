@@ -42,11 +42,12 @@ FORMATS = {"IQ1_KT": 1, "IQ2_KT": 2, "IQ3_KT": 3, "IQ4_KT": 4}
 
 
 def tables(name: str) -> list[np.ndarray]:
-    """What the kernel reads: constants float32, words as bfloat16 bits uint16[books, size, dim],
-    their indices uint16[books, size], leaves' boxes, nodes' boxes float32. Nodes are made up to a
-    multiple of 32 with boxes that nothing is near to.
+    """Return the tables of the kernel: constants float32, words as bfloat16 bits uint16[books,
+    size, dim], their indices uint16[books, size], boxes of leaves and of nodes float32. Nodes are
+    padded to a multiple of 32 with boxes that are far from everything.
     """
-    book, names = CODEBOOKS[name], SETTINGS[name].names(name)
+    book = CODEBOOKS[name]
+    names: dict[str, Any] = SETTINGS[name].names(name)
     words, indices, leaf_boxes, node_boxes = search_tree(name, LEAF)
     side_by_side = (
         words.reshape(len(words), -1, book.dim, LEAF).transpose(0, 1, 3, 2).astype(np.float32)
@@ -68,8 +69,8 @@ def node_count(name: str) -> int:
 
 
 def defines(type: GGMLType) -> list[tuple[str, str]]:
-    """The constants that the sources ask for."""
-    names = SETTINGS[type.name].names(type.name)
+    """Return the macros that the sources need."""
+    names: dict[str, Any] = SETTINGS[type.name].names(type.name)
     names |= {key: len(names[key]) for key in ("TARGETS", "POSITIVE", "NEGATIVE")}
     names |= {
         "SIDES": 2 if names["NEGATIVE"] else 1,
@@ -98,7 +99,7 @@ def defines(type: GGMLType) -> list[tuple[str, str]]:
 
 
 def spec(type: GGMLType) -> KernelSpec:
-    """The three kernels of a trellis type."""
+    """Return the spec of the three kernels of a trellis type."""
     return KernelSpec(
         f"search_{type.name.lower()}",
         ("search/trellis_rows.cu", "search/trellis_words.cu"),
@@ -109,7 +110,7 @@ def spec(type: GGMLType) -> KernelSpec:
 
 
 def specs() -> list[KernelSpec]:
-    """The kernels of all trellis types."""
+    """Return the kernels of all trellis types."""
     return [spec(ggml_type(name)) for name in FORMATS]
 
 
@@ -119,8 +120,8 @@ def _kernels(type: GGMLType, device: int) -> tuple:
 
 
 class TrellisEncoder(CudaEncoder):
-    """Quantizes rows of `n_cols` elements to a trellis type on one device; used as `CudaEncoder`
-    is.
+    """Quantizes rows of `n_cols` elements to a trellis type on one device, as `CudaEncoder` does
+    for other types.
     """
 
     def __init__(
@@ -129,9 +130,9 @@ class TrellisEncoder(CudaEncoder):
         n_cols: int,
         weights: np.ndarray,
         device: str = "cuda",
-        stream: object = 0,
+        stream: Any = 0,
     ):
-        """weights: float32[n_cols]; stream: on which they are copied."""
+        """weights: float32[n_cols]. stream: the stream on which they are copied."""
         self.type, self.kind, self.n_cols, self.number = type, "row", n_cols, device_number(device)
         self._by_row = True
         self._cuda = cuda_module()
@@ -147,9 +148,11 @@ class TrellisEncoder(CudaEncoder):
             if stream:
                 stream.synchronize()
 
-    def arrays(self, rows: int, new: Callable | None = None) -> list:
-        """As `CudaEncoder.arrays`: x, headers, blocks, scratch."""
-        blocks, new = self.n_cols // 32, new or self._cuda.device_array
+    def arrays(self, rows: int, new: Callable[..., Any] | None = None) -> list[Any]:
+        """Return x, headers, blocks and scratch; see `CudaEncoder.arrays`."""
+        blocks = self.n_cols // 32
+        if new is None:
+            new = self._allocate
         return [
             new((rows, self.n_cols), np.float32),
             new((rows, self.type.header_bytes), np.uint8),
@@ -159,8 +162,8 @@ class TrellisEncoder(CudaEncoder):
             new((rows, blocks, self._groups + 2), np.int32),
         ]
 
-    def launch(self, arrays: list, stream: object = 0, weights: object = None) -> None:
-        """As `CudaEncoder.launch`."""
+    def launch(self, arrays: list[Any], stream: Any = 0, weights: Any = None) -> None:
+        """Start the search; see `CudaEncoder.launch`."""
         if not len(arrays[0]):
             return
         x, heads, bodies, rows, guesses, chosen = (_address(a) for a in arrays)

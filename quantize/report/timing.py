@@ -12,7 +12,7 @@ import numpy as np
 
 from ...formats.codec import decode
 from ...formats.types import GGMLType, ggml_type
-from ..encode import encode, row_encoder
+from ..encode import device_encoder, encode
 from ..run.parallel import default_threads
 from ..search.trellis_tree import CODEBOOKS as TRELLIS_TYPES
 from .reference_library import ReferenceLibrary
@@ -73,7 +73,7 @@ def measure(
     type = ggml_type(type)
     if device == "cpu":
         return measure_on_cpu(type, x, importance, threads=threads, repeat=repeat)
-    encoder = row_encoder(type, x.shape[1], importance, device)
+    encoder = device_encoder(type, x.shape[1], importance, device)
     seconds = encoder.time_resident(x, repeat)
     ends = np.concatenate([x[:check_rows], x[-check_rows:]])
     start = time.perf_counter()

@@ -1,1 +1,1 @@
-"""The run: stream tensors from a Source through a plan into Sinks, with a journal to resume from."""
+"""Runs: streaming tensors from a source through a plan into sinks, and resuming."""

@@ -1,6 +1,6 @@
-"""One GPU as a streaming run needs it: memory, copies, and the steps around a search.
+"""One GPU for a streaming run: memory, copies, and the steps before and after a search.
 
-Before a search the source's numbers become float32 and are checked; after it the result is decoded,
+Before a search the source's numbers become float32 and are checked. After it the result is decoded,
 by the functions that the CPU decodes with, and compared with the source. All sums are taken in a
 fixed order: in a thread over a block, over the threads of a CUDA block pairwise, over CUDA blocks
 by the host in their order.
@@ -12,7 +12,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,16 +21,19 @@ from ...errors import DeviceError
 from ...formats.codec import block_decoder
 from ...formats.codecs.scalars import half_to_float
 from ...formats.types import GGMLType
-from ..encode import row_encoder
+from ..encode import device_encoder
 
+# Source types that the device converts to float32, and the dtypes in which they are read.
 WIDENED = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.uint16),
     "BF16": np.dtype(np.uint16),
-}  # as they are read
+}
 NONE_FOUND = 1 << 62
 SUMS = 6  # sum e^2, sum x^2, sum w e^2, sum w x^2, max |e|, max |x|
 MEASURED_PER_PARTIAL = 128  # quantized blocks whose sums one CUDA block adds up
+DeviceArray = Any  # numba-cuda has no types for its arrays and streams
+Stream = Any
 _LARGEST = np.float32(np.finfo(np.float32).max)
 
 _WIDEN = """\
@@ -91,7 +94,7 @@ def read_f16(bits):
 
 
 def measure_block(x, w, values, factor, sums):
-    """The sums of one block into float64[SUMS]; in double precision, in which no square of a
+    """Write the sums of one block to float64[SUMS], in double precision, in which no square of a
     float32 overflows.
     """
     e2 = np.float64(0)
@@ -120,7 +123,7 @@ def measure_block(x, w, values, factor, sums):
 
 
 @functools.cache
-def _widen_kernel(name: str, device: int) -> Callable:
+def _widen_kernel(name: str, device: int) -> Any:
     from numba.core.types import float32, int64, uint16, void
 
     read = {"F32": read_f32, "F16": read_f16, "BF16": read_bf16}[name]
@@ -133,7 +136,7 @@ def _widen_kernel(name: str, device: int) -> Callable:
 
 
 @functools.cache
-def _measure_kernel(type: GGMLType, device: int) -> Callable:
+def _measure_kernel(type: GGMLType, device: int) -> Any:
     from numba.core.types import float32, float64, int64, uint8, void
 
     decoder, factor = block_decoder(type, as_weights=True)
@@ -164,7 +167,7 @@ def _measure_kernel(type: GGMLType, device: int) -> Callable:
 
 
 @functools.cache
-def _join_kernel(device: int) -> Callable:
+def _join_kernel(device: int) -> Any:
     from numba.core.types import uint8, void
 
     return compile_kernel(
@@ -173,16 +176,17 @@ def _join_kernel(device: int) -> Callable:
 
 
 class DeviceEncoder(Protocol):
-    """A search on a device, as a run starts it. `cuda.CudaEncoder` is one."""
+    """A search on a device. `CudaEncoder` is one."""
 
-    def arrays(self, rows: int, new: Callable) -> list:
-        """Arrays made by `new(shape, dtype)`: x float32 of `rows` rows; the results, uint8, in
-        which a type with row headers has these first; scratch. The first axis of each is a multiple
-        of `rows`: equal parts of all arrays belong to the same rows.
+    def arrays(self, rows: int, new: Callable) -> list[DeviceArray]:
+        """Return arrays made by `new(shape, dtype)`: x float32 of `rows` rows; the results, uint8,
+        in which a type with row headers has these first; scratch. The first axis of each is a
+        multiple of `rows`: equal sections of all arrays belong to the same rows.
         """
+        ...
 
-    def launch(self, arrays: list, stream: object, weights: object) -> None:
-        """Start the search on `arrays`, or on equal parts of them, without waiting. weights:
+    def launch(self, arrays: list[DeviceArray], stream: Stream, weights: DeviceArray) -> None:
+        """Start the search on `arrays`, or on equal sections of them, without waiting. weights:
         float32[n_cols] on the device from `encode.prepare_weights`, or None for rows without
         importances.
         """
@@ -204,18 +208,18 @@ class CudaDevice:
         with named_errors(self.name), self._cuda.gpus[self.number]:
             yield
 
-    def stream(self) -> object:
+    def stream(self) -> Stream:
         return self._cuda.stream()
 
-    def wait(self, stream: object) -> None:
+    def wait(self, stream: Stream) -> None:
         stream.synchronize()
 
     def pinned(self, n_bytes: int) -> np.ndarray:
-        """uint8[n_bytes] in host memory that the device copies from and to by itself."""
+        """Return uint8[n_bytes] in pinned host memory, which the device copies without the CPU."""
         return self._allocated(self._cuda.pinned_array, n_bytes, "pinned memory for")
 
-    def memory(self, n_bytes: int) -> object:
-        """uint8[n_bytes] on the device."""
+    def memory(self, n_bytes: int) -> DeviceArray:
+        """Return uint8[n_bytes] on the device."""
         return self._allocated(self._cuda.device_array, n_bytes, "memory of")
 
     def _allocated(self, new: Callable, n_bytes: int, what: str) -> np.ndarray:
@@ -225,31 +229,31 @@ class CudaDevice:
             return new(n_bytes, np.uint8)
         except (MemoryError, CudaDriverError) as error:
             raise DeviceError(
-                f"{n_bytes} bytes of {what} {self.name} could not be had ({error}); fewer threads"
-                " (NTHREADS) need less"
+                f"{n_bytes} bytes of {what} {self.name} could not be allocated ({error});"
+                " use fewer threads (NTHREADS)"
             ) from None
 
-    def upload(self, host: np.ndarray, target: object, stream: object) -> None:
+    def upload(self, host: np.ndarray, target: DeviceArray, stream: Stream) -> None:
         target.copy_to_device(host, stream=stream)
 
-    def download(self, source: object, host: np.ndarray, stream: object) -> None:
+    def download(self, source: DeviceArray, host: np.ndarray, stream: Stream) -> None:
         source.copy_to_host(host, stream=stream)
 
     def encoder(self, type: GGMLType, n_cols: int, weighted: bool) -> DeviceEncoder:
-        """What searches rows of `n_cols` for the type (an interleaved one: see `row_encoder`); its
-        weights are given with each launch if it is `weighted`.
+        """Return the encoder of rows of `n_cols` for the type (see `row_encoder` for an interleaved
+        one). If it is `weighted`, each launch passes its weights.
         """
         key = type, n_cols, weighted
         with self._lock:
             if key not in self._encoders:
                 importance = np.ones(n_cols, np.float32) if weighted else None
-                self._encoders[key] = row_encoder(
+                self._encoders[key] = device_encoder(
                     type, n_cols, importance, self.name, self.stream()
                 )
             return self._encoders[key]
 
-    def widen(self, name: str, raw: object, x: object, found: object, stream: object) -> None:
-        """Numbers of the float type `name` as float32. NaN and infinity become 0; `found`,
+    def widen(self, name: str, raw: Any, x: Any, found: Any, stream: Stream) -> None:
+        """Convert numbers of the float type `name` to float32. NaN and infinity become 0; `found`,
         int64[2], gets the smallest index and the number of them.
         """
         with self._lock:
@@ -259,15 +263,15 @@ class CudaDevice:
     def measure(
         self,
         type: GGMLType,
-        x: object,
-        results: list,
-        w: object,
+        x: DeviceArray,
+        results: list[DeviceArray],
+        w: DeviceArray,
         rows_per_matrix: int,
-        partials: object,
-        stream: object,
+        partials: DeviceArray,
+        stream: Stream,
     ) -> None:
-        """Sums (see SUMS) over groups of MEASURED_PER_PARTIAL blocks into partials float64[groups,
-        SUMS].
+        """Write sums (see SUMS) over groups of MEASURED_PER_PARTIAL blocks to partials
+        float64[groups, SUMS].
 
         x float32[blocks, block_size]; results: headers, if the type has them, and blocks, as an
         encoder leaves them; w float32[matrices, blocks per row, block_size].
@@ -279,8 +283,8 @@ class CudaDevice:
             x, *results[:-1], bodies, w, rows_per_matrix, partials
         )
 
-    def join(self, heads: object, bodies: object, out: object, stream: object) -> None:
-        """Rows uint8[rows, row_bytes] of headers and blocks."""
+    def join(self, heads: Any, bodies: Any, out: Any, stream: Stream) -> None:
+        """Join headers and blocks into rows uint8[rows, row_bytes]."""
         with self._lock:
             kernel = _join_kernel(self.number)
         kernel[2048, 256, stream](heads, bodies.reshape(len(out), -1), out)

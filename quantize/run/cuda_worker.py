@@ -73,7 +73,7 @@ class DeviceWorkers:
         )
 
 
-def _section(arrays: list, index: int, count: int) -> list:
+def _section(arrays: list[Any], index: int, count: int) -> list[Any]:
     """Return section `index` of `count` equal ones of every array."""
     return (
         arrays
@@ -143,7 +143,7 @@ class _Slot:
         return results
 
     def _start(
-        self, source: Source, piece: Piece, number: int, x: object
+        self, source: Source, piece: Piece, number: int, x: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         """Queue the search for task `number` of the piece, and its measurement, on the stream.
         Return the arrays that will hold its bytes and sums.
@@ -260,7 +260,8 @@ class _Slot:
         if len(results) == 1:
             return results[0].reshape(rows, row_bytes)
         out = self._new((rows, row_bytes), np.uint8)
-        self.device.join(*results, out, self.stream)
+        heads, bodies = results
+        self.device.join(heads, bodies, out, self.stream)
         return out
 
     def _to_device(self, host: np.ndarray) -> Any:

@@ -119,8 +119,8 @@ def workloads_of(
             )
             weighted = tuple(
                 not plan.kept
-                and lookups[output] is not None
-                and lookups[output](info.name, info.shape) is not None
+                and (lookup := lookups[output]) is not None
+                and lookup(info.name, info.shape) is not None
                 for output, plan in own
             )
             matrices = 1 if kept or on_device else info.n_matrices

@@ -1,13 +1,15 @@
-"""The journal beside an unfinished output: what was started, and which tensors are finished.
+"""The journal beside an unfinished output: the run that was started, and the tensors that are
+finished.
 
-A line is a record as JSON behind the XXH64 of that text: `0123456789abcdef {"tensor": ..}`. Lines
-are appended and synced, each after the data it speaks of, so that whatever is in the journal is
-also on the disk. A line that was torn by a power cut, or damaged, ends the journal: it does not
-have its hash, and what follows is not looked at.
+A line is the XXH64 of a record and the record as JSON: `0123456789abcdef {"tensor": ..}`. Lines are
+appended and synced, each after the data that it describes, so that everything in the journal is
+also on the disk. A line that was torn by a power cut, or damaged, does not match its hash: it ends
+the journal, and the lines after it are ignored.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,18 +25,18 @@ _BEGINNING = re.compile(rb"[0-9a-f]{0,16}|[0-9a-f]{16} ")  # of a journal, perha
 
 
 class Journal:
-    """The file at `path`, made if need be, and locked for this process until `close` or `remove`.
-    `records`: what it says.
+    """The file at `path`, created if missing, and locked for this process until `close` or
+    `remove`. `records`: its content.
 
     OutputError naming the output `named` if it cannot be opened or written, or if another process
-    holds it, and naming the file if it is no journal: it stays as it is then.
+    holds it; naming the file, which is left alone, if it is not a journal.
     """
 
     def __init__(self, path: str, named: str):
         self.path, self.named = path, named
-        self._fd: int | None = open_locked(path, named)
+        self._fd = open_locked(path, named)
         self.records: list[Record] = []
-        self._ends = [0]  # bytes up to the end of each record, with one for none in front
+        self._ends = [0]  # the end of each record in bytes, after a 0 for no record
         try:
             self._read()
         except BaseException:
@@ -45,11 +47,10 @@ class Journal:
         try:
             with open(self._fd, "rb", closefd=False) as file:
                 data = file.read()
-                if data.strip(b"\0") and not _BEGINNING.fullmatch(
-                    data[:17]
-                ):  # zeros are what a power cut may leave
+                # A power cut may leave zeros.
+                if data.strip(b"\0") and not _BEGINNING.fullmatch(data[:17]):
                     raise OutputError(
-                        "is in the way of the journal of this run, and is none of an earlier one",
+                        "is in the way of the journal of this run, and is not a journal itself",
                         file=self.path,
                     )
                 for line in data.splitlines(keepends=True):
@@ -62,7 +63,7 @@ class Journal:
             raise output_error(error, self.path) from None
 
     def keep(self, n_records: int) -> None:
-        """Cut off everything behind the first records."""
+        """Cut off everything after the first `n_records` records."""
         try:
             os.ftruncate(self._fd, self._ends[n_records])
             os.fsync(self._fd)
@@ -71,9 +72,7 @@ class Journal:
         del self.records[n_records:], self._ends[n_records + 1 :]
 
     def append(self, *records: Record) -> None:
-        """Add records behind those that are kept; they survive a power cut when this returns. May
-        be called from another thread.
-        """
+        """Append records. They survive a power cut once this returns. Any thread may call it."""
         lines = [_line(record) for record in records]
         try:
             data, at = memoryview(b"".join(lines)), self._ends[-1]
@@ -90,17 +89,15 @@ class Journal:
             sync_folder(os.path.dirname(self.path))
 
     def close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
             os.close(fd)
 
     def remove(self) -> None:
         """Delete the file. Does nothing after `close`."""
-        if self._fd is not None:
-            try:
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
                 os.unlink(self.path)
-            except OSError:
-                pass
             sync_folder(os.path.dirname(self.path))
         self.close()
 
@@ -111,7 +108,7 @@ def _line(record: Record) -> bytes:
 
 
 def _parsed(line: bytes) -> Record | None:
-    """The record of a whole and undamaged line, None for any other."""
+    """Return the record of a complete and undamaged line, None for any other."""
     digest, _, text = line.rstrip(b"\n").partition(b" ")
     if not line.endswith(b"\n") or _hash(text) != digest:
         return None

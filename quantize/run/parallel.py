@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ def thread_count(asked: int) -> int:
 
 def results_in_order(
     pool: Executor, ahead: int, works: Iterator[tuple[Label, Callable[[], Result]]]
-) -> Iterator[tuple[Label, Result]]:
+) -> Generator[tuple[Label, Result], None, None]:
     """Yield (label, result) of every (label, function), in their order. At most `ahead` of them are
     under way or waiting to be taken.
 

@@ -1,8 +1,8 @@
-"""Where a quantized file comes from, as keys in it: what the weights were, what was asked for, and
-what did it.
+"""Metadata keys that record the origin of a quantized file: its weights, its recipe and the version
+that made it.
 
-The same weights, importance matrix, recipe and version give the same keys wherever the files lie:
-no dates, no paths.
+The same weights, importance matrix, recipe and version give the same keys wherever the files are
+stored: there are no dates and no paths.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ VERSION_KEY, RECIPE_KEY, SOURCE_KEY = (
 )
 IMATRIX_KEY = "quantize.imatrix.sha256"
 _MANY = 64
-SAMPLES = 16  # groups of rows of a tensor that its fingerprint looks at
+SAMPLES = 16  # groups of rows of a tensor that its fingerprint reads
 
 
 def provenance_keys(
     recipe: Recipe, fingerprint: str, version: str, changes: Changes = Changes()
 ) -> dict[str, Value]:
-    """The keys that say which version made which recipe of which weights, and what it changed
-    beside types; fingerprint: `source_fingerprint` of them.
+    """Return the keys that record the version, the recipe with other changes, and the weights.
+
+    fingerprint: `source_fingerprint` of the weights.
     """
     return {
         VERSION_KEY: string(version),
@@ -53,9 +54,10 @@ def provenance_keys(
 def with_provenance(
     metadata: dict[str, Value], keys: dict[str, Value], *, imatrix: bool, imatrix_sha256: str | None
 ) -> dict[str, Value]:
-    """`metadata` with `keys` at its end, without those of an earlier run; what it says of an
-    earlier run's importance matrix goes only where there is a new one (`imatrix`), whose file may
-    be unknown (`imatrix_sha256` None).
+    """Return `metadata` with `keys` at its end, without those of an earlier run.
+
+    imatrix: there is a new importance matrix, which replaces the record of an earlier one.
+    imatrix_sha256: of its file, None if unknown.
     """
     stale = {VERSION_KEY, RECIPE_KEY, SOURCE_KEY} | ({IMATRIX_KEY} if imatrix else set())
     kept = {key: value for key, value in metadata.items() if key not in stale}
@@ -63,20 +65,19 @@ def with_provenance(
 
 
 def recipe_text(recipe: Recipe, changes: Changes = Changes()) -> str:
-    """JSON of what recipe and changes say beyond their defaults, keys sorted: {"custom_q":
-    "attn=q6_K", "type": "IQ4_K"}.
+    """Return JSON of the fields of recipe and changes that differ from their defaults, with sorted
+    keys: {"custom_q": "attn=q6_K", "type": "IQ4_K"}.
 
-    Of rules from files their text; of many types by tensor, as a plan has them, their number and
-    the SHA-256 of their JSON.
+    Rules from files are recorded as text. Many types by tensor, as in a plan, are recorded as their
+    number and the SHA-256 of their JSON.
     """
     hidden = {"strict", "hide_imatrix"} | (
         {"include_weights", "exclude_weights"} if changes.hide_imatrix else set()
     )
     said = {}
     for part, kind in ((recipe, Recipe), (changes, Changes)):
-        for field in dataclasses.fields(
-            kind
-        ):  # a saved plan has more, of which nothing changes a file
+        # A saved plan has more fields, none of which changes a file.
+        for field in dataclasses.fields(kind):
             default = (
                 field.default
                 if field.default_factory is dataclasses.MISSING
@@ -97,12 +98,12 @@ def recipe_text(recipe: Recipe, changes: Changes = Changes()) -> str:
 
 
 def source_fingerprint(source: Source, threads: int = 1) -> str:
-    """64 hexadecimal digits: SHA-256 over name, shape and values (float32, little-endian) of every
-    tensor in order of their names.
+    """Return 64 hexadecimal digits: SHA-256 over name, shape and values (float32, little-endian) of
+    every tensor in the order of their names.
 
-    Of a tensor with more than SAMPLES row groups only so many, evenly spaced, are read: it tells
-    models apart and is no proof of every byte. Values and not bytes, so that a checkpoint, the file
-    converted from it without loss, and its shards have the same one.
+    Only SAMPLES row groups of each tensor, evenly spaced, are read: the fingerprint distinguishes
+    models and does not prove every byte. It hashes values instead of bytes, so that a checkpoint, a
+    lossless conversion of it, and its shards have the same fingerprint.
     """
     total, known = hashlib.sha256(), frozenset(decodable_types())
     readers = source.parallel_reads or max(1, threads)
@@ -121,7 +122,7 @@ def source_fingerprint(source: Source, threads: int = 1) -> str:
 
 
 def _digest(source: Source, tensor: TensorInfo, decodable: bool) -> bytes:
-    """Of a type without rows of numbers the bytes count."""
+    """Return the digest of a tensor: of its bytes if its type cannot be decoded row by row."""
     digest = hashlib.sha256(json.dumps([tensor.name, tensor.shape]).encode())
     for start, stop in _sampled_rows(tensor):
         rows = source.read_rows(tensor, start, stop)
@@ -130,7 +131,7 @@ def _digest(source: Source, tensor: TensorInfo, decodable: bool) -> bytes:
             if decodable
             else np.ascontiguousarray(rows)
         )
-        digest.update(values)
+        digest.update(values.data)
     return digest.digest()
 
 
@@ -147,7 +148,7 @@ def _sampled_rows(tensor: TensorInfo) -> Iterator[tuple[int, int]]:
 
 
 def file_sha256(path: str | os.PathLike) -> str:
-    """SHA-256 of a whole file, in hexadecimal."""
+    """Return the SHA-256 of a whole file in hexadecimal."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

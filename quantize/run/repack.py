@@ -1,9 +1,9 @@
-"""Repacking: the tensors of a whole model into the row-interleaved form of their type, or back. No
+"""Repacking the tensors of a whole model into the row-interleaved form of their type, or back. No
 value changes.
 
-Repacked are tensors whose type has an interleaved form, whose rows (of each matrix) are a multiple
-of its row group, and which are not looked up by row. Rows stream through in pieces of bounded size,
-on several threads, and are written in order.
+Tensors are repacked if their type has an interleaved form, if the rows of each matrix are a
+multiple of its row group, and if they are not looked up by row. Rows stream through in pieces of
+bounded size, on several threads, and are written in order.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .parallel import results_in_order, thread_count
 from .report import RunProgress, RunReport, TensorReport
 
 PIECE_BYTES = 8 << 20
-_RELEASE_BYTES = 64 << 20  # pages handed back after this much reading
-_OLD_FORMS = ("Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8")  # undone, but not made any more
+_RELEASE_BYTES = 64 << 20  # the source's pages are released after reading so many bytes
+_OLD_FORMS = ("Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8")  # can be undone, but are no longer made
 
-# The preset of a repacked file, and those of plain files that become it, as `llama-quantize
-# --repack` of ik_llama.cpp has it. Undoing gives the first of them. All other numbers stay: MXFP4,
-# for example, whose tensors are repacked all the same.
+# The preset of a repacked file, and the presets of plain files that become it, as in
+# `llama-quantize --repack` of ik_llama.cpp. Undoing gives the first of them. All other numbers
+# stay, also that of MXFP4, whose tensors are repacked.
 _PRESETS = {
     "Q4_0_R8": ["Q4_0"],
     "Q8_0_R8": ["Q8_0"],
@@ -65,7 +65,7 @@ _ONLY_UNDONE = {"MXFP4_R8": "MXFP4"} | dict.fromkeys(_OLD_FORMS, "Q4_0")
 
 
 def interleaved_form(type: GGMLType) -> GGMLType | None:
-    """The interleaved type that rows of `type` repack into, None if there is none."""
+    """Return the interleaved type that rows of `type` repack into, None if there is none."""
     return next(
         (form for form in TYPES.values() if form.base == type.name and form.name not in _OLD_FORMS),
         None,
@@ -75,10 +75,10 @@ def interleaved_form(type: GGMLType) -> GGMLType | None:
 def plan_repack(
     tensors: Sequence[TensorInfo], patterns: Iterable[str] = (), undo: bool = False
 ) -> list[PlannedTensor]:
-    """What becomes of every tensor; `note` says why a tensor stays that one might expect to change.
+    """Plan every tensor. `note` says why a tensor stays that one might expect to change.
 
-    patterns: only tensors whose name matches one of these regular expressions somewhere; none means
-    all tensors. UsageError for a pattern that is not a regular expression.
+    patterns: only tensors whose name contains a match of one of these regular expressions; without
+    patterns all tensors. UsageError for a pattern that is not a regular expression.
     """
     matchers, planned = regular_expressions(patterns), []
     for tensor in tensors:
@@ -88,7 +88,7 @@ def plan_repack(
             and matchers
             and not any(matcher.search(tensor.name) for matcher in matchers)
         ):
-            target, note = tensor.type, "not asked for"
+            target, note = tensor.type, "not selected"
         planned.append(PlannedTensor(tensor, tensor.with_type(target), note))
     return planned
 
@@ -120,15 +120,15 @@ def _undone(kind: GGMLType) -> tuple[GGMLType, str]:
 def repacked_file_type(
     number: object, planned: Sequence[PlannedTensor], undo: bool = False
 ) -> int | None:
-    """What the number in `general.file_type` becomes, None if it stays: so it does when tensors of
-    the preset's interleaved type are left after undoing.
+    """Return the new number for `general.file_type`, None if it stays. It stays when undoing leaves
+    tensors of the preset's interleaved type.
     """
     if not undo:
         return next(
             (
                 FILE_TYPES[form].number
                 for form, plain in _PRESETS.items()
-                if number in (FILE_TYPES[p].number for p in plain)
+                if number in [FILE_TYPES[p].number for p in plain]
             ),
             None,
         )
@@ -147,11 +147,10 @@ def stream_repacked(
     threads: int = 0,
     progress: RunProgress | None = None,
 ) -> RunReport:
-    """Carry out a plan of `plan_repack`. The sink must list the plan's target tensors in order;
-    finishing it is the caller's.
+    """Carry out a plan of `plan_repack`. The sink must list the plan's target tensors in order. The
+    caller finishes it.
 
-    threads: 0 for all cores that this process may use. The bytes are the same for any number of
-    them.
+    threads: see `thread_count`. Their number changes no byte.
     """
     progress = progress or RunProgress()
     threads = thread_count(threads)
@@ -177,7 +176,7 @@ def stream_repacked(
 
 
 def _share(plan: PlannedTensor, n_bytes: int) -> int:
-    """Elements in the first bytes of the result, rounded."""
+    """Return the number of elements in the first bytes of the result, rounded down."""
     return plan.source.n_elements * n_bytes // plan.target.n_bytes
 
 

@@ -1,11 +1,11 @@
-"""Outputs that a later run can go on with: what is written lies in `.part` files, and a journal
-beside them says how far it is sound.
+"""Outputs that a later run can resume: data is written to `.part` files, and a journal beside them
+records how far it is valid.
 
-When tensors are finished, their data is synced to the disk, in the background and not more often
-than every CHECKPOINT_SECONDS; then they are entered into the journal, with a hash of their bytes
-and what is to be reported of them. A run that ends early, for whatever reason, after a finished
-tensor leaves both behind; the same command finds them, checks the hashes, cuts off what follows the
-last sound tensor and goes on there. With anything changed that the bytes depend on it refuses to.
+When tensors are finished, their data is synced to the disk, in the background and at most every
+CHECKPOINT_SECONDS. Then they are entered into the journal, with a hash of their bytes and their
+report. A run that ends early, for whatever reason, leaves both files once a tensor is finished. The
+same command finds them, checks the hashes, cuts off what follows the last valid tensor and resumes
+there. It refuses to resume if anything has changed that the bytes depend on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import xxhash
@@ -37,11 +37,11 @@ _REPORTED = ("rmse", "weighted_rmse", "weighted", "largest_error", "zeroed")
 
 
 class ResumableOutput:
-    """A Sink with a memory. `finished`: reports of the tensors that an earlier run has left, which
-    must not be written again.
+    """A sink that a later run can resume. `finished`: reports of the tensors that an earlier run
+    has written, which must not be written again.
 
-    As a context manager: on leaving without `finish_all` what is finished stays for a later run,
-    nothing if there is none.
+    As a context manager it keeps finished tensors for a later run if it is left without
+    `finish_all`, and removes its files if there are none.
     """
 
     def __init__(
@@ -53,17 +53,19 @@ class ResumableOutput:
         key: RunKey,
         restart: bool = False,
     ):
-        """out: what the user calls the output; files: paths of the file or its shards.
-        open_writer(keep) makes the writer of them; key: what the bytes depend on. restart: whatever
-        an earlier run left is dropped.
+        """out: the user's name of the output. files: paths of the file or its shards.
+        open_writer(keep) opens their writer. key: what the bytes depend on. restart: drop what an
+        earlier run left.
 
-        ResumeError if an earlier run left something that has another key.
+        ResumeError if an earlier run with another key left finished tensors.
         """
         self.out, self.files, self.planned = real_output(out), files, planned
         self.finished: list[TensorReport] = []
-        self._writer: GGUFWriter | ShardedWriter | None = None
-        self._hash, self._pending, self._entered = xxhash.xxh64(), [], 0
-        self._pool, self._saving = ThreadPoolExecutor(1, thread_name_prefix="checkpoint"), None
+        self._opened: GGUFWriter | ShardedWriter | None = None
+        self._hash, self._entered = xxhash.xxh64(), 0
+        self._pending: list[Record] = []
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saving: Future[int] | None = None
         self._checkpointed, self._complete, self._done = time.monotonic(), False, False
         self._unsynced = False
         self._journal = Journal(self.out + ".journal", self.out)
@@ -83,9 +85,9 @@ class ResumableOutput:
         if entries and not restart and self._anything_left(runs[-1][_RUN]):
             if found := changes(runs[-1][_RUN], key):
                 raise ResumeError(
-                    f"an earlier run left {len(entries)} of {len(runs[-1][_RUN]['tensors'])}"
-                    f" tensors finished, but since then this has changed: {'; '.join(found)}."
-                    " --restart begins anew",
+                    f"cannot resume the unfinished run with {len(entries)} of"
+                    f" {len(runs[-1][_RUN]['tensors'])} tensors done: {'; '.join(found)}. Run the"
+                    " same command as before to resume, or pass --restart to start from scratch",
                     file=self.out,
                 )
             self._take_back()
@@ -97,11 +99,17 @@ class ResumableOutput:
                 with contextlib.suppress(OSError):
                     os.unlink(part)
         journal.keep(0)
-        self._writer = open_writer(False)
+        self._opened = open_writer(False)
         journal.append({_RUN: key})
 
+    @property
+    def _writer(self) -> GGUFWriter | ShardedWriter:
+        if self._opened is None:
+            raise RuntimeError("the output is not open")
+        return self._opened
+
     def _parts(self, run: RunKey) -> list[str]:
-        """The `.part` files of an earlier run."""
+        """Return the `.part` files of an earlier run."""
         return [
             os.path.join(os.path.dirname(self.out), os.path.basename(name)) + ".part"
             for name in run["files"]
@@ -111,9 +119,8 @@ class ResumableOutput:
         return any(os.path.exists(part) for part in self._parts(run)) or bool(self._named())
 
     def _named(self) -> list[str]:
-        """Files that got their names just before the end of an earlier run, as far as they are
-        still those that it wrote: what has been there before must not go while there is nothing in
-        its place.
+        """Return the files that were renamed just before an earlier run ended, if they are still
+        those that it wrote: an older file must stay while nothing replaces it.
         """
         marks = next(
             (record[_FINISHING] for record in self._journal.records if _FINISHING in record), {}
@@ -125,9 +132,7 @@ class ResumableOutput:
         return [file for file, mark in files if os.path.exists(file) and _mark(file) == mark]
 
     def _take_back(self) -> None:
-        """Files that got their names just before the end of the run are unfinished again, until
-        they are checked.
-        """
+        """Rename files of `_named` back to `.part` until they are checked."""
         for file in self._named():
             if not os.path.exists(file + ".part"):
                 os.replace(file, file + ".part")
@@ -136,7 +141,7 @@ class ResumableOutput:
     def _resume(
         self, writer: GGUFWriter | ShardedWriter, entries: list[Record], before: RunKey, key: RunKey
     ) -> None:
-        self._writer = writer
+        self._opened = writer
         checked = iter(entries)
         log.info(
             "%s: checking %d finished tensors of an earlier run",
@@ -152,7 +157,7 @@ class ResumableOutput:
         )
         if count < len(entries):
             log.warning(
-                "%s: the data of %d more tensors is not what the journal says",
+                "%s: the data of %d more tensors does not match the journal",
                 printable(self.out, 400),
                 len(entries) - count,
             )
@@ -167,14 +172,14 @@ class ResumableOutput:
         ]
 
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
-        """As a Sink's."""
+        """Append bytes of a tensor; see `Sink.write`."""
         data = np.ascontiguousarray(data)
         self._writer.write(tensor, data)
         if data.size:
             self._hash.update(data)
 
     def tensor_done(self, report: TensorReport) -> None:
-        """The last byte of the next tensor was written."""
+        """Record that the last byte of the next tensor was written."""
         self._pending.append(
             {_TENSOR: report.planned.target.name, "xxh64": self._hash.hexdigest()}
             | {name: getattr(report, name) for name in _REPORTED}
@@ -195,7 +200,7 @@ class ResumableOutput:
         return len(entries)
 
     def _saved(self) -> None:
-        """Wait for the checkpoint that is under way; raises what it raised."""
+        """Wait for the checkpoint under way, and raise its error."""
         saving, self._saving = self._saving, None
         if saving is not None:
             count = saving.result()
@@ -210,7 +215,7 @@ class ResumableOutput:
             self._pending = []
 
     def _finish(self) -> None:
-        """Everything but the names."""
+        """Write everything, and keep the `.part` names."""
         self._checkpoint()
         self._writer.complete()
         self._journal.append(
@@ -227,27 +232,24 @@ class ResumableOutput:
         self._done = True
 
     def leave(self) -> None:
-        """Keep what is finished for a later run, and drop the rest; does nothing after
-        `finish_all`.
-        """
+        """Keep finished tensors for a later run and drop the rest. Does nothing after `finish_all`."""
         if self._done:
             return
         self._done = True
         try:
             self._pool.shutdown()
-            with contextlib.suppress(
-                IqforgeError
-            ):  # a disk that is full has room for the journal when an unfinished tensor is gone
+            # A full disk has space for the journal once the unfinished tensor is removed.
+            with contextlib.suppress(IqforgeError):
                 self._saved()
             if not self._complete:
                 self._writer.cut()
-            # a second sync would succeed, though the system may have dropped what the first could
-            # not write
+            # A second sync would succeed, though the system may have dropped what the first failed
+            # to write.
             if not self._unsynced:
                 self._checkpoint()
         except IqforgeError as error:
             log.warning("%s", error)
-        finally:  # also after another Ctrl-C, while the disk is waited for
+        finally:  # also after another Ctrl-C while waiting for the disk
             self._give_up()
 
     def _give_up(self) -> None:
@@ -259,15 +261,15 @@ class ResumableOutput:
 
     def _close_files(self) -> None:
         if self._entered == 0:
-            if self._writer is not None:
-                self._writer.abort()
+            if self._opened is not None:
+                self._opened.abort()
             self._journal.remove()
             return
-        if self._writer is not None:
-            self._writer.leave()
+        if self._opened is not None:
+            self._opened.leave()
             log.warning(
-                "%s: %d of %d tensors are kept; the same command goes on after them, with --restart"
-                " it begins anew",
+                "%s: %d of %d tensors are kept; run the same command to resume, or pass --restart"
+                " to start from scratch",
                 printable(self.out + ".part", 400),
                 self._entered,
                 len(self.planned),
@@ -277,12 +279,12 @@ class ResumableOutput:
     def __enter__(self) -> ResumableOutput:
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.leave()
 
 
 def _mark(file: str) -> list[int]:
-    """What a file keeps when it is renamed, and another one does not have."""
+    """Return what identifies a file even after it is renamed."""
     state = os.stat(file)
     return [state.st_ino, state.st_size, state.st_mtime_ns]
 
@@ -297,8 +299,8 @@ def _is_sound(entry: Record | None, tensor: TensorInfo, pieces: Iterator[bytes])
 
 
 def unfinished_files(out: str | os.PathLike) -> set[str]:
-    """Names of the files that a run at the output `out` was giving their names when it was killed:
-    some may have them already.
+    """Return the names of the files that a run was renaming when it was killed. Some may have been
+    renamed already.
     """
     path = real_output(out) + ".journal"
     if not os.path.exists(path):
@@ -313,11 +315,11 @@ def unfinished_files(out: str | os.PathLike) -> set[str]:
 def finish_all(
     outputs: Sequence[ResumableOutput], checks: Sequence[Callable[[list[str]], None]] = ()
 ) -> None:
-    """Give all outputs of a run their names, once all are whole. What is killed here is finished by
-    the next run.
+    """Rename all outputs of a run once all are complete. If the process is killed here, the next
+    run finishes it.
 
-    checks: one for each output or none, called with its files as they lie on the disk, `.part`;
-    what raises leaves all without names.
+    checks: one for each output or none, called with its `.part` files. If one raises, no output is
+    renamed.
     """
     for output in outputs:
         output._finish()

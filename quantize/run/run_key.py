@@ -1,14 +1,15 @@
-"""What a run is made of: everything that its output depends on, to tell whether a later run may go
-on with what it left.
+"""The key of a run: everything that its output depends on, so that a later run knows whether it may
+resume it.
 
-Of the source, which may be hundreds of gigabytes, nothing is read but what its fingerprint takes
-(some rows of every tensor, see `provenance.source_fingerprint`); besides, every file of weights
-must have the size and the time of change that it had. Names, shapes and types of all tensors are in
-the key, its metadata is in the header of the output.
+Only the fingerprint reads data of the source, some rows of every tensor (see
+`provenance.source_fingerprint`). In addition, every weight file must have the same size and
+modification time. Names, shapes and types of all tensors are in the key; the metadata is in the
+header of the output.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +24,7 @@ _WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth")
 
 
 def source_key(source: Source, fingerprint: str) -> RunKey:
-    """The part of a key that is the same for all outputs of a run."""
+    """Return the part of a key that is the same for all outputs of a run."""
     files = {}
     for file in source.files:
         if file.endswith(_WEIGHTS) and os.path.exists(file):
@@ -44,8 +45,10 @@ def run_key(
     version: str,
     devices: bool = False,
 ) -> RunKey:
-    """headers: a hash of those of the output or its shards, files: their paths. imatrix: a hash.
-    devices: whether GPUs quantize, which counts where their bytes are others than the CPU's.
+    """Return the key of one output.
+
+    headers: a hash of the headers of the output or its shards; files: their paths. imatrix: a hash.
+    devices: GPUs quantize, which matters only for types whose bytes differ from the CPU's.
     """
     trellis = any(not plan.kept and plan.target.type.name in TRELLIS_TYPES for plan in planned)
     tensors = [
@@ -73,63 +76,84 @@ def run_key(
 
 
 def changes(before: RunKey, now: RunKey) -> list[str]:
-    """What differs, in words; empty if a run may go on. What was made without `nan_to_zero` had
-    nothing to set to 0, so that one may be added.
+    """Describe what differs; empty if a run may resume. `nan_to_zero` may be added, as a run that
+    got so far without it had nothing to set to 0.
     """
     found = []
     names = {
         "iqforge": "the version of iqforge",
-        "searches": "iqforge's own sources",
+        "searches": "the digest of iqforge's sources",
         "source": "the path of the source",
-        "device": "what the trellis types are searched on",
+        "device": "the device of trellis types",
     }
     for key, name in names.items():
         if before.get(key) != now[key]:
-            found.append(f"{name} was {before.get(key)}, is {now[key]}")
+            found.append(f"{name} was {before.get(key)}, now {now[key]}")
     found += _changed_files(before.get("source files", {}), now["source files"])
     if before.get("source values") != now["source values"]:
-        found.append("the values of the source")
+        found.append("the values of the source have changed")
     if before.get("imatrix") != now["imatrix"]:
-        found.append("the importance matrix")
+        found.append(_changed_imatrix(before.get("imatrix"), now["imatrix"]))
     if before.get("nan_to_zero") and not now["nan_to_zero"]:
-        found.append("--nan-to-zero was given, is not")
+        found.append("--nan-to-zero was given, now it is not")
+    recipes = before.get("recipe", ""), now["recipe"]
     tensors = _changed_tensors(before.get("tensors", []), now["tensors"])
+    presets = tuple(_preset(recipe) for recipe in recipes)
+    if tensors and presets[0] != presets[1]:
+        tensors = [f"the type was {presets[0]}, now {presets[1]} ({tensors[0]})"]
     found += tensors
-    if not tensors and before.get("recipe") != now["recipe"]:
-        found.append(f"the recipe was {before.get('recipe')}, is {now['recipe']}")
+    if not tensors and recipes[0] != recipes[1]:
+        found.append(f"the recipe was {recipes[0]}, now {recipes[1]}")
     if before.get("files") != now["files"]:
-        found.append("the names of the files to write")
+        found.append("the names of the output files have changed")
     if not found and before.get("header") != now["header"]:
-        found.append("the metadata of the output")
+        found.append("the metadata of the output has changed")
     return found
+
+
+def _preset(recipe: str) -> str:
+    """Return the preset in the text of a recipe, see `provenance.recipe_text`."""
+    try:
+        return str(json.loads(recipe)["type"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _changed_imatrix(before: str | None, now: str | None) -> str:
+    if before is None:
+        return "there was no importance matrix, now there is one"
+    if now is None:
+        return "there was an importance matrix, now there is none"
+    return "the importance matrix has changed"
 
 
 def _changed_files(before: dict[str, list[int]], now: dict[str, list[int]]) -> list[str]:
     found = []
     for name in sorted(before.keys() | now.keys()):
-        if before.get(name) != now.get(name):
-            what = (
-                "is new"
-                if name not in before
-                else (
-                    "is gone"
-                    if name not in now
-                    else (
-                        f"had {before[name][0]} bytes, has {now[name][0]}"
-                        if before[name][0] != now[name][0]
-                        else "was written to"
-                    )
-                )
-            )
-            found.append(f"the source file {name} {what}")
+        if (was := before.get(name)) == (is_now := now.get(name)):
+            continue
+        if was is None:
+            what = "is new"
+        elif is_now is None:
+            what = "no longer exists"
+        elif was[0] != is_now[0]:
+            what = f"had {was[0]} bytes, now {is_now[0]}"
+        else:
+            what = "was modified"
+        found.append(f"the source file {name} {what}")
     return found
 
 
 def _changed_tensors(before: list[list], now: list[list]) -> list[str]:
     if [tensor[:4] for tensor in before] != [tensor[:4] for tensor in now]:
-        return ["the tensors of the source or of the output"]
+        return ["the tensors of the source or of the output have changed"]
     types = [(one[0], one[4], other[4]) for one, other in zip(before, now) if one != other]
     if not types:
         return []
-    name, was, now_is = types[0]
-    return [f"the types of {len(types)} tensors, first '{name}': was {was}, is {now_is}"]
+    name, was, is_now = types[0]
+    count = (
+        "1 tensor has another type"
+        if len(types) == 1
+        else f"{len(types)} tensors have another type"
+    )
+    return [f"{count}, first '{name}' from {was} to {is_now}"]

@@ -20,10 +20,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from ...errors import IqforgeError
-from ...formats.source import Sink, Source
+from ...formats.source import Source, TensorInfo
 from ..plan.plan import PlannedTensor
 from .background import BackgroundWriter
 from .cpu_worker import work
@@ -41,6 +43,13 @@ RELEASE_BYTES = 64 << 20  # the source's pages are released after reading so man
 RELEASE_BYTES_DEVICE = 1 << 30
 
 
+class TensorWriter(Protocol):
+    """What a run needs of a sink."""
+
+    def write(self, tensor: TensorInfo, data: np.ndarray) -> object:
+        """Append the next bytes of `tensor`; see `Sink.write`."""
+
+
 @dataclass
 class RunOutput:
     """A plan and its sink, which lists the plan's targets in order. The caller finishes or aborts
@@ -52,7 +61,7 @@ class RunOutput:
     """
 
     planned: Sequence[PlannedTensor]
-    sink: Sink
+    sink: TensorWriter
     importance: ImportanceLookup | None = None
     progress: RunProgress = field(default_factory=RunProgress)
     finished: Sequence[TensorReport] = ()
