@@ -263,7 +263,7 @@ def device_encoder(
     device: str = "cuda",
     stream: Any = 0,
 ) -> CudaEncoder:
-    """Return what `row_encoder` does, for a CUDA device. stream: where the importances are copied."""
+    """Return `row_encoder` for a CUDA device. stream: on which importances are copied."""
     search = _search_of(type, n_cols, importance)
     if search.type.name in TRELLIS_TYPES and search.weights is not None:
         from .cuda.trellis import TrellisEncoder

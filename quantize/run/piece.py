@@ -146,7 +146,7 @@ def _passes(targets: Sequence[OutputTensor], with_devices: bool) -> Iterator[lis
 
 
 def row_group(targets: Sequence[OutputTensor]) -> int:
-    """Return the number of rows that pieces of these targets of one tensor must be a multiple of."""
+    """Return the number of rows that pieces of these targets of a tensor are a multiple of."""
     return (
         math.lcm(*(target.planned.target.type.group_rows for target in targets))
         * targets[0].planned.source.type.group_rows

@@ -176,7 +176,7 @@ class ResumableOutput:
         data = np.ascontiguousarray(data)
         self._writer.write(tensor, data)
         if data.size:
-            self._hash.update(data)
+            self._hash.update(data.data)
 
     def tensor_done(self, report: TensorReport) -> None:
         """Record that the last byte of the next tensor was written."""
@@ -232,7 +232,7 @@ class ResumableOutput:
         self._done = True
 
     def leave(self) -> None:
-        """Keep finished tensors for a later run and drop the rest. Does nothing after `finish_all`."""
+        """Keep finished tensors for a later run, drop the rest. Does nothing after `finish_all`."""
         if self._done:
             return
         self._done = True
