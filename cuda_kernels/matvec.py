@@ -201,7 +201,7 @@ def _product(
                     here.shared_of(kind, cut),
                 )
                 # On every multiprocessor, also where there are few rows: see `Limits.shared_of`.
-                # Fewer x at the end may leave room for more warps.
+                # Fewer x at the end may allow more warps.
                 blocks, warps = here.processors, cut.warps
             launch(
                 function(spec, NAMES[kind], index),

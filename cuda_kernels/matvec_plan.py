@@ -14,7 +14,7 @@ from .compile.grids import shared_bytes
 from .compile.nvrtc import KernelSpec
 from .layouts.table import packed_layout, packed_types, plain_type, unit_header
 
-NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec.cu and matvec_float.cu
+NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec/matvec.cu and matvec/float.cu
 EXPERT_GATE_UP, EXPERT_DOWN = 4, 5
 _AFTER_FEW_BLOCKS = (MATVEC_ADD, EXPERT_GATE_UP)
 NAMES = ("norm_matvec", "matvec_add", "gate_up", "gate_by", "expert_gate_up", "expert_down")
@@ -243,7 +243,7 @@ def limits(device: int) -> Limits:
 
 def sample_specs() -> list[KernelSpec]:
     """One row length for each kind of kernel and type, as any other is compiled when it is met: for
-    types with a format of their own as the layers of a model ask for them, and for eight rows once.
+    types with their own format as the layers of a model ask for them, and for eight rows once.
     """
     found, limit = [], 99 << 10
     for name in packed_types():

@@ -260,7 +260,7 @@ def group_rows(
     (token, slot) order.
 
     ends int32[n_experts]: rows of experts 0..e; sources int32[T * k]: which flat (token, slot) a
-    grouped row is, -1 behind the last; rows int32[T, k]: the grouped row of each, -1 where the id
+    grouped row is, -1 after the last; rows int32[T, k]: the grouped row of each, -1 where the id
     is below 0.
     """
     launch(

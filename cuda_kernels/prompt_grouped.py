@@ -1,5 +1,5 @@
 """Grouped products with packed weights on Hopper's tensor cores, at torch level: see
-`prompt_grouped.cu`.
+`prompt/grouped.cu`.
 
 x comes with the columns of each 128 permuted (`permutation`), as `prompt.add_norm(...,
 permuted=True)` and `grouped_gate_up` write it.
@@ -92,7 +92,7 @@ def grouped_product(
     """out half[rows, m.rows]: row r is x[r] (or x[sources[r] // n_slots]) times the matrix of its
     expert; see `prompt.group_rows`.
 
-    x: half[tokens, m.cols], permuted. Rows behind the last expert's stay as they are.
+    x: half[tokens, m.cols], permuted. Rows after the last expert's stay as they are.
     """
     launch(
         function(spec(m.type, x.dtype), "grouped_product", x.device),

@@ -46,9 +46,7 @@ class AttentionShape:
     hadamard_k: int = 0  # block of the transform, 0 without
     hadamard_v: int = 0
     shortest: int = 128  # positions that a block takes at least
-    tile_size: int = (
-        128  # positions in shared memory at a time on tensor cores, where there is room for them
-    )
+    tile_size: int = 128  # positions in shared memory at a time on tensor cores, where they fit
     stages: int = 1  # such tiles in flight
 
     @property
@@ -103,7 +101,7 @@ class AttentionShape:
         return max(stages * tile * sum(self.strides()), 4 * parts * r * dv)
 
     def most_splits(self, tile: int, stages: int) -> int:
-        """How many the block that joins them has room for, behind the tiles."""
+        """How many fit after the tiles in the block that joins them."""
         r = self.rows * self.group
         return (self.shared_bytes(tile, stages) - self._tile_bytes(tile, stages) - 12 * r) // (
             4 * r
@@ -214,7 +212,7 @@ class StepAttention:
         (int32 on the device) are normed, rotated and appended to the caches, and `out`
         float32[rows, heads * value_length] gets the mix of all values so far.
 
-        angles: float32[rows, n_rot/2, 2], cosine and sine. The caches must have room.
+        angles: float32[rows, n_rot/2, 2], cosine and sine. The caches must have the capacity.
         """
         for first, part, kernel, shared, splits in self._pieces:
             rows = slice(first, first + part.rows)

@@ -1,4 +1,4 @@
-"""Whole tensors packed from their bytes: also I2_S, whose one scale stands behind all rows.
+"""Whole tensors packed from their bytes: also I2_S, whose one scale follows all rows.
 
 On a device I2_S is IQ2_BN, the same two bits an element with a scale per row: each row gets the
 tensor's.

@@ -106,7 +106,7 @@ def decode_tensor(
 ) -> np.ndarray:
     """Decode the bytes of a whole tensor, uint8[bytes], to float32 of the numpy-order `shape`.
 
-    The only way to read I2_S, whose one scale stands behind the data of all rows. Otherwise as
+    The only way to read I2_S, whose one scale follows the data of all rows. Otherwise as
     `decode`.
     """
     from .codecs.ternary import TENSOR_DECODERS, check_i2_s
@@ -253,7 +253,7 @@ def deinterleave(
     type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int = 1
 ) -> np.ndarray:
     """Inverse of `interleave`: rows of the interleaved `type` to rows of its plain type. Sums of
-    Q8_KV rows are made anew.
+    Q8_KV rows are encoded again.
     """
     from .codecs.interleaved import unpack_rows
 

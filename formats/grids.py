@@ -2,7 +2,7 @@
 and fixed since.
 
 A vector is a number written with one digit per element, the first element last, and a digit counts
-the values it may have; the vectors of a grid stand in the order of these numbers. So a grid is a
+the values it may have; the vectors of a grid are in the order of these numbers. So a grid is a
 set of numbers, stored as a bitmap. Source: the public `ggml-common.h`.
 """
 

@@ -38,7 +38,7 @@ def refuse_same_file(output: str | os.PathLike, inputs: Iterable[str | os.PathLi
 
 def check_output(path: str | os.PathLike) -> None:
     """OutputError if no file can be written at `path`: for work that takes long before anything is
-    written. Leaves nothing behind.
+    written. Leaves no file.
     """
     PartFile(path).abort()
 
@@ -183,7 +183,7 @@ class PartFile:
     nothing by `abort`.
 
     A symbolic link at `path` is followed: the file it points to is the one that is replaced. A
-    `.part` left behind by a killed run is overwritten, unless it is asked for by `keep`; one that
+    `.part` that a killed run left is overwritten, unless it is asked for by `keep`; one that
     another process is writing is an OutputError. As a context manager it commits at the end and
     aborts on any exception, KeyboardInterrupt included.
     """

@@ -4,7 +4,7 @@ regexes that split a text.
 A text is cut by the first regex into its matches and the stretches between them, every piece by the
 second, and so on; the pieces are then mapped to bytes and merged. This is what a Hugging Face
 `Sequence` of `Split` (behaviour `Isolated`) steps followed by `ByteLevel` does. The steps `Digits`
-and `ByteLevel` with its own regex are written here as the regexes they stand for. Regexes are those
+and `ByteLevel` with its own regex are written here as the equivalent regexes. Regexes are those
 of the published tokenizer.json files; several names may share one set of them.
 
 `ignore_merges` says that a piece which is itself a token is taken whole, without looking at merges.

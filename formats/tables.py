@@ -126,7 +126,7 @@ IQ6NL_VALUES = _halves(
     1,
 )
 
-# A code of IQ2_KL stands for two neighbours: (even element, odd element).
+# A code of IQ2_KL encodes two neighbours: (even element, odd element).
 IQ2KL_VALUES = np.array(
     [
         (-63, -23),

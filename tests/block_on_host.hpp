@@ -113,7 +113,7 @@ template <class T> inline T exchange(T mine, int from) {
 template <class T> inline T __shfl_sync(uint32_t, T v, int from) { return exchange(v, from); }
 template <class T> inline T __shfl_xor_sync(uint32_t, T v, int by) { return exchange(v, (current & 31) ^ by); }
 
-// What matvec_instructions.cuh has.
+// What matvec/instructions.cuh has.
 inline void wait_for_predecessor() {}
 inline void allow_successor() {}
 inline float4 load_now(const float4* at) { return *at; }

@@ -155,8 +155,8 @@ def test_wrong_usage(capsys):
     for arguments, message in (
         (["nothing"], "no kernel is named 'nothing'"),
         (["--arch", "90"], "spelled as sm_90"),
-        (["--clear", "--build"], "stand alone"),
-        (["--check", "--build"], "stand alone"),
+        (["--clear", "--build"], "exclude one another"),
+        (["--check", "--build"], "exclude one another"),
         (["-j", "0"], "above 0"),
     ):
         assert main(["kernels", *arguments]) == 1

@@ -14,8 +14,8 @@ Rules for sources:
 - every module that has kernels declares them all in a function `specs()`, so that `iqforge kernels`
   and the test that compiles them for every architecture find them (see `registry.py`).
 
-The key of the cache is the whole program after inclusion, the options, NVRTC's version and the architecture. Files lie in
-$IQFORGE_CACHE_DIR, or iqforge/ in $XDG_CACHE_HOME or ~/.cache. Looking what is there needs no compiler.
+The key of the cache is the whole program after inclusion, the options, NVRTC's version and the architecture. Files are in
+$IQFORGE_CACHE_DIR, or iqforge/ in $XDG_CACHE_HOME or ~/.cache. Listing the cache needs no compiler.
 """
 
 from __future__ import annotations

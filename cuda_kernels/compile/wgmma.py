@@ -1,4 +1,4 @@
-"""Writes the header `prompt_wgmma.cuh`: Hopper's products of a warpgroup (PTX wgmma.mma_async), one
+"""Writes the header `prompt/wgmma.cuh`: Hopper's products of a warpgroup (PTX wgmma.mma_async), one
 form per number of columns.
 """
 

@@ -1,1 +1,1 @@
-"""How quantized weights lie in device memory, one module per type family."""
+"""Layouts of quantized weights in device memory, one module per type family."""

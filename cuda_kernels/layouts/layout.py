@@ -1,10 +1,10 @@
-"""How weights lie in device memory: the bits of the file, moved so that a warp reads them wide and
+"""The layout of weights in device memory: the bits of the file, moved so that a warp reads them wide and
 side by side, some of them inverted.
 
 A packed matrix has its blocks' fields in planes: all codes together, all scales together, ... Plane
 p of a matrix of `rows` x `blocks` blocks begins where the one before it ends, rounded up to 256
 bytes, and holds, row by row and block by block, `bytes` bytes per block; a plane of row headers
-holds them per row. Within a plane the bits of a block stand as its unpacking function likes them
+holds them per row. Within a plane the bits of a block are in the order that suits its unpacking function
 best, but always so that each run of 32 elements (a *unit*) has its codes together, aligned to their
 size.
 
@@ -12,7 +12,7 @@ How a type is added (one line of data here, one struct there):
 
 1. In a file of this folder: `"IQ4_K": Layout((("codes", 128), ("scales", 16)), fields)`, where
    `fields(i)` lists, for the elements i of a block (int[n, 1] or so; numbers broadcast), (bits in
-   the stored block, plane, bits in that plane's bytes of the block); with FLIPPED behind them the
+   the stored block, plane, bits in that plane's bytes of the block); with FLIPPED after them the
    last bit is inverted, which makes codes around the middle of their range two's complement.
    Helpers for bits are those of `formats/codecs/bit_moves.py` and `nibbles` ... `singles_by_byte`
    below. The map must name every stored bit once: this is checked when it is built; places that no

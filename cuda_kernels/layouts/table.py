@@ -35,7 +35,7 @@ class PackedLayout:
         return sum(n for _, n, per_row in self.planes if not per_row)
 
     def offsets(self, rows: int, cols: int) -> list[int]:
-        """Where each plane of a matrix begins, and behind them the size of the whole."""
+        """Return where each plane of a matrix begins, followed by the size of the whole."""
         blocks, at = cols // self.type.block_size, [0]
         for _, n, per_row in self.planes:
             at.append(at[-1] + -(-(rows * n * (1 if per_row else blocks)) // ALIGNMENT) * ALIGNMENT)
@@ -62,7 +62,7 @@ def unit_header(type: GGMLType) -> str:
 
 
 def packed_types() -> list[str]:
-    """Names of the types that have a layout of their own."""
+    """Names of the types that have their own layout."""
     return list(_layouts())
 
 

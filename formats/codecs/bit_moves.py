@@ -1,4 +1,4 @@
-"""Interleaving as what it is: a map that moves every bit of K row blocks to a place of its own in
+"""Interleaving as what it is: a map that moves every bit of K row blocks to its place in
 one merged block.
 
 A layout (`interleaved_*.py`) lists pairs of bit positions, (in the row block, in the merged block),
@@ -159,8 +159,8 @@ class Interleaving:
         )
 
     def pack(self, rows: np.ndarray, row_head: int, merged: np.ndarray, merged_head: int) -> None:
-        """Fill `merged` uint8[groups, bytes] behind its first `merged_head` bytes from `rows`
-        uint8[groups, K, bytes], each behind its first `row_head` bytes. Both arrays are contiguous.
+        """Fill `merged` uint8[groups, bytes] after its first `merged_head` bytes from `rows`
+        uint8[groups, K, bytes], each after its first `row_head` bytes. Both arrays are contiguous.
         """
         blocks = (merged.shape[1] - merged_head) // self.merged_bytes
         at = self._row_offsets(self.pack_moves.source, rows, row_head)

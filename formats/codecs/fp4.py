@@ -6,7 +6,7 @@ MXFP4  17 bytes  e (E8M0 exponent) | 16 bytes of nibbles as in Q4_0       32 ele
 NVFP4  36 bytes  4 scales, one per 16 elements | 32 bytes of nibbles      64 elements   y = scale/2 * FP4_VALUES[q]
                  the 8 nibble bytes of 16 elements hold r (low) and r+8 (high)
                  scale: UE4M3, 4 exponent bits (bias 7), 3 mantissa bits; 0 and 127 give 0, bit 7 is ignored.
-                 The scale that a model has per tensor is a tensor of its own, not part of a block.
+                 The scale that a model has per tensor is a separate tensor, not part of a block.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def trellis_step(x):
 
 @device_function
 def trellis_value(x):
-    """The integer in -126..126 that the word x stands for; one multiplication sums the four bytes."""
+    """The integer in -126..126 that the word x encodes; one multiplication sums the four bytes."""
     return ((x & 0x3F3F3F3F) * 0x01010101 >> 24 & 255) - 126
 
 

@@ -8,7 +8,7 @@ Offsets count from the start of the data, which is the first multiple of the ali
 table. The alignment is 32 unless `general.alignment` says otherwise. Versions 2 and 3 have the same
 layout. Source: GGUF specification, v3.
 
-Tensor data lies in the order of the table, each tensor at the padded end of the one before, as
+Tensor data is stored in the order of the table, each tensor at the padded end of the one before, as
 every known writer has it and as ggml demands; nothing follows the last one, whose padding may be
 missing. What deviates is refused: a gap or a tail is either damage or content that no tool looks
 at.

@@ -3,7 +3,7 @@ together.
 
 `split.no` (u16, from 0), `split.count` (u16) and `split.tensors.count` (i32, over all shards) are
 in every shard; all other metadata is in the first one. A file with `split.count` 0 or 1 is whole: 0
-is what merging leaves behind.
+is what merging produces.
 """
 
 from __future__ import annotations

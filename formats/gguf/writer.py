@@ -90,7 +90,7 @@ class GGUFWriter(_Finishing):
 
     def resume(self, trusted: Trusted) -> int:
         """Take over the tensors that an earlier run left, up to the first that is incomplete or
-        that `trusted` refuses; what lies behind them is cut off. Returns their number.
+        that `trusted` refuses; what follows them is cut off. Returns their number.
         """
         part, plan, count = self._file, self._plan, 0
         if part.read_kept(0, len(plan.header)) == plan.header:
@@ -306,8 +306,8 @@ class ShardedWriter(_Finishing):
             self._writers.append(GGUFWriter(*self._shards[index], keep=keep))
 
     def resume(self, trusted: Trusted) -> int:
-        """As `GGUFWriter.resume`, shard by shard; the shards behind the first incomplete one are
-        written anew.
+        """As `GGUFWriter.resume`, shard by shard; the shards after the first incomplete one are
+        written again.
         """
         count = 0
         while len(self._writers) < len(self._shards):

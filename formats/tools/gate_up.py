@@ -61,7 +61,7 @@ def merge_gate_up(
     progress: Progress | None = None,
 ) -> list[PlannedMerge]:
     """Write the GGUF model `src` (also the first shard of a split one) to `out` with gate and up of
-    all experts merged, or with `undo` apart; returns the plan. dry_run: plan only, `out` may be
+    all experts merged, or with `undo` split again; returns the plan. dry_run: plan only, `out` may be
     None.
 
     Keys are kept, but for those of a split model, as the output is one file. A merged tensor takes
@@ -179,19 +179,19 @@ def _halves(
 
 
 def _check_layout(source: Source, tensor: TensorInfo) -> None:
-    """Gate and up lie behind one another along axis 1: rows of weights [experts, rows, columns],
+    """Gate and up follow one another along axis 1: rows of weights [experts, rows, columns],
     elements of biases [experts, n].
     """
     part = TensorName.parse(tensor.name).suffix
     if part not in _MERGED_PARTS:
         raise UnsupportedTypeError(
-            f"'{part}' of experts cannot be merged or parted; {' and '.join(_MERGED_PARTS)} can",
+            f"'{part}' of experts cannot be merged or split; {' and '.join(_MERGED_PARTS)} can",
             file=source.path,
             tensor=tensor.name,
         )
     if tensor.type.tail_bytes:
         raise UnsupportedTypeError(
-            f"{tensor.type} has one scale behind all rows of a tensor",
+            f"{tensor.type} has one scale after all rows of a tensor",
             file=source.path,
             tensor=tensor.name,
         )

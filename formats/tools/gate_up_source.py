@@ -1,6 +1,4 @@
-"""Gate and up of stacked experts merged, or parted, while they are read: a Source on top of
-another, see `gate_up.py`.
-"""
+"""Merges or splits gate and up of stacked experts while they are read; see `gate_up.py`."""
 
 from __future__ import annotations
 

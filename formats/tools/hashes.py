@@ -8,7 +8,7 @@ of llama.cpp's `gguf-hash`:
     sha256    91d0...  model.gguf
 
 The uuid is of version 5: SHA-1 over a fixed namespace and all tensor bytes. Of a split model, the
-first shard's name stands for all.
+first shard's name is used for all.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def read_manifest(path: str | os.PathLike) -> dict[tuple[str, str], str]:
         match = _LINE.fullmatch(line)
         if match is None or match[1] not in ALGORITHMS:
             raise MalformedFileError(
-                f"line {number} is no line of a manifest: '{line[:100]}'", file=path
+                f"line {number} is not a manifest line: '{line[:100]}'", file=path
             )
         entries[match[1], match[3]] = match[2].lower()
     if not entries:

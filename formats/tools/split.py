@@ -75,7 +75,7 @@ def plan_split(
     `prefix` is dropped.
 
     With `max_size` (bytes, `300M`, `2G`) a shard ends before the tensor that would bring its padded
-    data above that; a tensor that is larger gets a shard of its own. Else it ends after
+    data above that; a tensor that is larger gets its own shard. Else it ends after
     `max_tensors` tensors (default 128). `first_shard_metadata_only` puts a shard without tensors in
     front. UsageError for impossible limits, OutputError if a shard would have no tensors.
     """

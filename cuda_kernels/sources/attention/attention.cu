@@ -3,7 +3,7 @@
 //
 // grid (splits, kv heads), THREADS threads. A block takes one range of positions of one kv head, for all GROUP query heads that share it
 // and all ROWS new positions: R = ROWS * GROUP rows over one pass of K and V. Ranges follow from the number of positions alone; blocks
-// without one leave. Blocks of a kv head that share the work leave (unnormalised mix, maximum, sum) of their range behind, and
+// without one leave. Blocks of a kv head that share the work leave (unnormalised mix, maximum, sum) of their range in memory, and
 // the last of them to finish joins them in the order of positions.
 //
 // Compiled per shape: HEADS_KV, GROUP, ROWS, DK, DV, TYPE_K, TYPE_V, N_ROT, NEOX_PAIRS, HEAD_NORMS, HAD_K, HAD_V (block of the transform,
@@ -32,7 +32,7 @@ constexpr int TILES = STAGES * STAGE > Mixer::JOIN_BYTES ? STAGES * STAGE : Mixe
 constexpr int SCORES = R * TILE > WARPS * WIDER ? R * TILE : WARPS * WIDER;
 constexpr int AT_Q = TILES, AT_K = AT_Q + Mixer::Q_BYTES, AT_V = AT_K + ROWS * STRIDE_K, AT_S = AT_V + ROWS * STRIDE_V,
               AT_P = AT_S + SCORES * 4, AT_M = AT_P + Mixer::P_BYTES, SHARED = AT_M + 3 * R * 4;
-constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves behind: mixes, maxima, sums
+constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves in memory: mixes, maxima, sums
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(DV <= 4 * THREADS && DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");
 
@@ -74,7 +74,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         load_tile<TYPE_V, DV, STRIDE_V, ROW_V>(to + TILE * STRIDE_K, cache_v, at, old, head);
         end_of_copies();
     };
-    // A probability of 0 times whatever was left behind the last row could be NaN.
+    // A probability of 0 times whatever is stored after the last row could be NaN.
     auto clear = [&](int tile) {
         const int n = last - (first + tile * TILE);
         char* from = shared + tile % STAGES * STAGE + TILE * STRIDE_K + n * STRIDE_V;
@@ -97,7 +97,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     if (HEAD_NORMS) norm_q.fetch(q_norm, lane), norm_k.fetch(k_norm, lane);
 
     wait_for_inputs();
-    // Not earlier: while the launch in front still fills the multiprocessors, blocks of the next one find no room beside this one's,
+    // Not earlier: while the launch in front still fills the multiprocessors, blocks of the next one do not fit beside this one's,
     // go to those that are free first, two to one, and none is left for others; that keeps up for as long as launches overlap.
     start_dependents();
     constexpr int JOBS = R + 2 * ROWS, AT_ONCE = JOBS > WARPS ? 2 : 1;
@@ -210,7 +210,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         if (!last_to_arrive(tickets + head, active)) return;
         // Every part's share of each row first, then sums whose loads wait for nothing.
         const float* parts = partial + (long long)head * gridDim.x * PART;
-        float* share = (float*)queries;  // there is room for R shares of each block: the launching side sees to that
+        float* share = (float*)queries;  // R shares of each block fit: the launching side sees to that
         for (int r = warp; r < R; r += WARPS) {
             float most = -INFINITY, sum = 0.f;
             for (int s = lane; s < active; s += 32) {

@@ -3,11 +3,11 @@
 // Macros: COLS (row length of the weights), X_ROWS (rows of activations, 1..8), WARPS (of a thread block), STEPS (of a row, see below),
 // BF16_X (activations are bf16, not float32).
 //
-// A format (matvec_formats.cuh) cuts a row of weights into granules of F::G elements, one for each lane in a step of the warp:
-// step t of a row is granules 32 t .. 32 t + 31, so neighbouring lanes load neighbouring bytes. Activations lie in shared memory in
+// A format (matvec/formats.cuh) cuts a row of weights into granules of F::G elements, one for each lane in a step of the warp:
+// step t of a row is granules 32 t .. 32 t + 31, so neighbouring lanes load neighbouring bytes. Activations are in shared memory in
 // the same cut, as int8 with a scale per 32 elements (scale = max / 127, Q8_0's formula with a float32 scale) and sums per 16:
 //     words of elements 16 v .. 16 v + 15 of granule g: int4 at v * GRANULES + g
-//     behind them a record per granule, see `record`
+//     followed by a record per granule, see `record`
 #include "units/common.cuh"
 #define DEV static __device__ __forceinline__
 #define CONST static __host__ __device__ constexpr
@@ -87,7 +87,7 @@ DEV float square_of(const float4& f) { return f.x * f.x + f.y * f.y + f.z * f.z 
 
 // Rows of float32 activations into shared memory in 8 bits; with NORM each is multiplied by `weight`, and its squares are summed up for
 // `norm_factor`: what divides by the root mean square is a factor of every result, and need not be known before the products. Every
-// block of a launch does it for itself: that costs less than a kernel in front. Nothing else of the block goes on meanwhile, so it is
+// block of a launch does it for itself: that costs less than a kernel in front. Nothing else of the block runs meanwhile, so it is
 // short: 84 instructions for 8 elements, 104 with a norm. Waits for the kernel in front, once the norm's weights are on their way:
 // they come from device memory. All threads; no
 // barrier at the end.

@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
         #pragma unroll
         for (int k = 0; k < 2; k++) {
           float v = F::dot(F::prepare(F::load(stage[k], p, lane), constants, lane), in);
-          if (COLS % (32 * F::G * STEPS)) v = (chunk * P + p) * 32 + lane < COLS / F::G ? v : 0;   // behind a row's end lies anything
+          if (COLS % (32 * F::G * STEPS)) v = (chunk * P + p) * 32 + lane < COLS / F::G ? v : 0;   // past a row's end there is arbitrary data
           sum[k] += v;
         }
       }
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
           const int at = chunk * P;
           float v = F::dot(F::prepare(F::load(stage, p, lane), constants, lane),
                            F::input(words + k * A::BYTES + at * 512, records + k * A::BYTES + at * (32 * A::RECORD), p));
-          if (COLS % (32 * F::G * STEPS)) v = (at + p) * 32 + lane < COLS / F::G ? v : 0;   // behind a row's end lies anything
+          if (COLS % (32 * F::G * STEPS)) v = (at + p) * 32 + lane < COLS / F::G ? v : 0;   // past a row's end there is arbitrary data
           part += v;
         }
         if (by != 0) sum += by * part;   // keeps out, too, what is not a number in an expert that nobody chose

@@ -62,7 +62,7 @@ template <class F, class Rows> struct Feed {
     }
   }
 
-  // Waits for the next stage: then it lies in `slot`.
+  // Waits for the next stage: then it is in `slot`.
   __device__ __forceinline__ void wait() {
     wait_for_copies<SLOTS - 1>();
     __syncwarp();

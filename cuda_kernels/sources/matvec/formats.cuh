@@ -1,13 +1,13 @@
 // Formats: how a lane multiplies its granule of a row of weights, in shared memory as it lay in its planes, with activations in 8 bits.
 //
 //   G                    elements of a granule: 16, 32 or 64
-//   FLOAT_SUMS, SUM0, SUM1, SUM   which sums of activations stand in their records (matvec_common.cuh)
+//   FLOAT_SUMS, SUM0, SUM1, SUM   which sums of activations are in their records (matvec/common.cuh)
 //   struct Lane          what is the same in all steps of a lane
-//   struct Raw, load     bytes of a granule, from a stage (matvec_ring.cuh)
+//   struct Raw, load     bytes of a granule, from a stage (matvec/ring.cuh)
 //   struct Weights, prepare   signed bytes for dp4a and scales: once for all rows of activations
 //   struct Input, input  a granule of activations
 //   dot                  their product, float32
-//   ROW_FACTOR, row_factor    whether a row has a factor of its own, which is read once, and not part of a stage: planes from STAGED on
+//   ROW_FACTOR, row_factor    whether a row has its own factor, which is read once, and not part of a stage: planes from STAGED on
 //
 // Sums of products of bytes are exact in int32, and so are they times a group's scale as far as that is an integer of 8 bits.
 // `Generic` does it for every type by its unit (units/). Types that matter most have their own, with less arithmetic per weight: at

@@ -14,7 +14,7 @@ DEV void allow_successor() {        // the next kernel may start; it waits for t
 #endif
 }
 
-// Of memory that no kernel writes, in front of the wait above: loads that are not strong move behind it when they are compiled.
+// Of memory that no kernel writes, in front of the wait above: loads that are not strong move past it when they are compiled.
 DEV float4 load_now(const float4* at) {
   float4 v;
   asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(at));

@@ -5,7 +5,7 @@
 template <> struct Format<IQ4_K> : Planes<IQ4_K> {
   static constexpr int G = 32, SUM0 = 4, SUM1 = 2, SUM = 1;   // bit 1 of the halves is worth 2 already
   static constexpr bool FLOAT_SUMS = false;
-  // Selectors of the unit's own byte, with its sign behind it, and of the three bytes with its second scale; where that one is in them.
+  // Selectors of the unit's own byte, followed by its sign, and of the three bytes with its second scale; where that one is in them.
   struct Lane {
     SignedTable table;
     uint32_t own, four, second;

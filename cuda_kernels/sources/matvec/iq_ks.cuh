@@ -27,7 +27,7 @@ template <> struct Format<IQ4_KS> : Planes<IQ4_KS> {
   typedef Input32 Input;
   DEV Input input(uint32_t words, uint32_t records, int step) { return input32(words, records, step); }
   DEV float dot(const Weights& w, const Input& x) {
-    int first = w.w.dot(0, x.a, w.e * x.record.w), second = w.w.dot(1, x.b, 0);   // not one behind the other
+    int first = w.w.dot(0, x.a, w.e * x.record.w), second = w.w.dot(1, x.b, 0);   // independent of one another
     return __int_as_float(x.record.x) * (float)(w.s * (first + second));
   }
 };

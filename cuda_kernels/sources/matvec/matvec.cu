@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
           #pragma unroll
           for (int k = 0; k < R; k++) {
             float v = F::dot(w[k], in);
-            if (COLS % (32 * F::G * STEPS)) v = (chunk * P + p) * 32 + lane < COLS / F::G ? v : 0;   // behind a row's end lies anything
+            if (COLS % (32 * F::G * STEPS)) v = (chunk * P + p) * 32 + lane < COLS / F::G ? v : 0;   // past a row's end there is arbitrary data
             sum[k][n] += v;
           }
         }

@@ -1,7 +1,7 @@
-// Where weights on their way from device memory to a warp lie in shared memory: a ring of SLOTS stages of its own.
+// Weights on their way from device memory to a warp: its own ring of SLOTS stages in shared memory.
 //
 // Macros: SLOTS, STAGE_STEPS, STAGE_ROWS. A stage is P steps (P * 32 granules) of a row of each of R rows of weights.
-// A piece of a plane begins at a multiple of 16 bytes, or, where rows are no multiple of 16 bytes, behind the few bytes that precede
+// A piece of a plane begins at a multiple of 16 bytes, or, where rows are no multiple of 16 bytes, after the few bytes that precede
 // it in its 16 (planes begin at multiples of 256 bytes and are made up to them, so nothing beyond a matrix is read).
 #include "matvec/formats.cuh"
 
@@ -17,8 +17,8 @@ template <class F> struct Ring {
   CONST bool aligned(int p) { return F::row_bytes(p) % 16 == 0 && (F::plane_per_row(p) || piece(p) % 16 == 0); }
   // Whether L2 takes in whole lines of 128 bytes: shorter rows gain nothing by it.
   CONST bool in_lines(int p) { return F::row_bytes(p) >= 256; }
-  CONST int room(int p) { return aligned(p) ? piece(p) : in_line(p) ? 16 : (piece(p) + 15) / 16 * 16 + 16; }
-  CONST int begin(int p) { return p == 0 ? 0 : begin(p - 1) + room(p - 1); }
+  CONST int space(int p) { return aligned(p) ? piece(p) : in_line(p) ? 16 : (piece(p) + 15) / 16 * 16 + 16; }
+  CONST int begin(int p) { return p == 0 ? 0 : begin(p - 1) + space(p - 1); }
   static constexpr int ROW = begin(F::STAGED), SLOT = R * ROW, BYTES = SLOTS * SLOT;   // shared memory of a row, a stage, a warp
 
   // From the piece of a stage to that of its row's next one, and from a row's last one to the first one of the item `stride` further on.
@@ -41,8 +41,8 @@ template <class F> struct Ring {
     const uint8_t* from = at + 16 * lane;
     uint32_t to = slot + begin(p) + 16 * lane;
     #pragma unroll
-    for (int i = 0; i < room(p); i += 512) {
-      bool whole = i + 512 <= room(p) && aligned(p) && F::row_bytes(p) % piece(p) == 0;
+    for (int i = 0; i < space(p); i += 512) {
+      bool whole = i + 512 <= space(p) && aligned(p) && F::row_bytes(p) % piece(p) == 0;
       copy16(to + i, from + i, whole || i + 16 * lane < bytes, in_lines(p));
     }
   }

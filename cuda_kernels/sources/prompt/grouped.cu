@@ -1,5 +1,5 @@
 // Products of rows grouped by expert with packed weights, on Hopper's tensor cores: the weights go from their blocks to registers and
-// from there into wgmma, and never lie in memory decoded.
+// from there into wgmma, and are never in memory decoded.
 //
 // out[row, n] = sum over k of W[expert of row][n][k] * x[row][k]. wgmma takes its first operand from registers, so the weights are the
 // "rows" of an instruction (64 of them per warpgroup) and up to LARGEST tokens of one expert its "columns"; x comes from shared memory.
@@ -7,10 +7,10 @@
 // The order of k within a product is free as long as both sides agree. A thread holds, of an instruction's 16 k, the slots 2q, 2q+1,
 // 2q+8 and 2q+9, where q is its number in its group of four. It decodes whole units of 32 elements, so within 128 k (four units)
 // instruction j takes elements 4j .. 4j+3 of unit q for those slots. x is therefore stored with its k permuted within each 128: element
-// 32q + 4j + r stands at 16j + 2q + (r & 1) + 8 (r >> 1); whoever writes x (a norm, an activation) does that.
+// 32q + 4j + r is at 16j + 2q + (r & 1) + 8 (r >> 1); whoever writes x (a norm, an activation) does that.
 //
 // A CUDA block is a producer warpgroup, which copies rows of x into a ring of stages of 128 k, and two consumer warpgroups of 64 weight
-// rows each. It stays on its multiprocessor and takes every gridDim.x-th tile. TYPE: a unit struct, whose header stands in front; HALF:
+// rows each. It stays on its multiprocessor and takes every gridDim.x-th tile. TYPE: a unit struct, whose header comes first; HALF:
 // 1 is float16, 0 bfloat16.
 #include "units/common.cuh"
 
@@ -70,7 +70,7 @@ __device__ __forceinline__ int count_tiles(const int* ends, int n_experts, int* 
 __device__ __forceinline__ Tile find_tile(int t, int row_tiles, const int* ends, int n_experts, const int* before) {
   const int token_tile = t / row_tiles;
   int low = 0, high = n_experts - 1;
-  while (low < high) {  // the last expert whose first tile is not behind this one and that has any
+  while (low < high) {  // the last expert whose first tile is not after this one and that has any
     const int middle = (low + high + 1) / 2;
     if (before[middle] <= token_tile) low = middle; else high = middle - 1;
   }
@@ -109,7 +109,7 @@ __device__ __forceinline__ void produce(const Tile& tile, const uint4* x, const 
   barrier_arrive(full + 8 * ((turn - 1) % STAGES));
 }
 
-// Where the element at place p of a permuted row stands in the row itself.
+// Where the element at place p of a permuted row is in the row itself.
 __device__ __forceinline__ int unpermuted(int p) {
   const int s = p % 16;
   return p / 128 * 128 + s % 8 / 2 * 32 + p % 128 / 16 * 4 + s % 2 + s / 8 * 2;

@@ -8,7 +8,7 @@
 constexpr int NORM_THREADS = 256;
 
 // h += delta; x = h / sqrt(mean(h^2) + eps) * weight in HALF (Zhang and Sennrich, 2019), and in float32 where `exact` is given.
-// `permuted`: x with the columns of each 128 in the order that prompt_grouped.cu wants. One CUDA block per token. UNITS units per
+// `permuted`: x with the columns of each 128 in the order that prompt/grouped.cu wants. One CUDA block per token. UNITS units per
 // thread, so width <= UNITS * 8 * NORM_THREADS. n_slots = 0: nothing to add;
 // weights = null: one row per token, row t.
 template <int UNITS>

@@ -1,7 +1,7 @@
 // The search of quantize/search/trellis_rows.py for CUDA devices. Names and steps are the same; see there for what they mean.
 //
 // trellis_prepare: a CUDA block per row finds the row's largest magnitude, its blocks' guesses and d.
-// trellis_search:  a warp per block of 32 finds the best multiple and code words; see trellis_words.cu, which is compiled behind this file.
+// trellis_search:  a warp per block of 32 finds the best multiple and code words; see trellis_words.cu, which is compiled after this file.
 // trellis_finish:  a CUDA block per row fits d and packs bytes.
 //
 // The first and last add in the order of the CPU's search and get its numbers. Compile with -fmad=false: where a multiplication
@@ -95,7 +95,7 @@ trellis_prepare(const float* x, const float* w, const float* constants, float* r
     }
 }
 
-// The generator's next state and the value it stands for.
+// The generator's next state and its value.
 __device__ float next_value(unsigned& state) {
     state *= 3417055213u;
     float v = (float)((int)__dp4a(state & 0x3f3f3f3fu, 0x01010101u, 0u) - 126);

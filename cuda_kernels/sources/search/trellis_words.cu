@@ -1,4 +1,4 @@
-// What a warp does: the best multiple and code words for a block of 32. Compiled behind trellis_rows.cu.
+// What a warp does: the best multiple and code words for a block of 32. Compiled after trellis_rows.cu.
 
 // Values of a stored word: pairs of bfloat16, which hold integers up to 256.
 #if DIM == 8
@@ -68,7 +68,7 @@ struct Search {
 
     __device__ float score(float2 sums, int j) const { return BATCH == 1 ? sums.y : __fmaf_rn(-ratio[j], sums.x, sums.y); }
 
-    // Two leaves at a time: what a lane does for one goes on while the other is being loaded.
+    // Two leaves at a time: a lane works on one while the other is being loaded.
     __device__ void judge(const Word* words, const unsigned short* indices, int first, int second) {
         float v[DIM];
         const Word one = words[first], two = words[second];

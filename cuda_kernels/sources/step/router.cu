@@ -1,7 +1,7 @@
 // The choice of experts for 1 to 8 rows in one launch: norm, float32 router, the N_USED most probable, weights of sum 1.
 //
 // One block for each expert, whose router row it holds in registers (read before the launch in front has ended, as weights do not depend
-// on it) and multiplies with every row of h. The last block to finish chooses. Blocks are small, so that they find room beside those of
+// on it) and multiplies with every row of h. The last block to finish chooses. Blocks are small, so that they fit beside those of
 // the launch in front.
 //
 // The softmax over all experts is not needed as such: probabilities order as logits do, and where the chosen ones are brought to a sum

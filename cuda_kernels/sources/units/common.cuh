@@ -211,7 +211,7 @@ struct UnitShared<T, decltype(void(sizeof(typename T::Shared)))> {
 };
 
 // Brings the table of a type, if it has one, to shared memory, where `unpack` reads it. All threads of the block call it, once, before
-// the first `unpack` of the type; no weight or activation is read, so it may stand in front of griddepcontrol.wait.
+// the first `unpack` of the type; no weight or activation is read, so it may come before griddepcontrol.wait.
 template <class T>
 __device__ __forceinline__ void prepare_unit() {
   UnitShared<T>::prepare(threadIdx.x, blockDim.x);

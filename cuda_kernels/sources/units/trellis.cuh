@@ -72,7 +72,7 @@ struct IQ2_KT : layout::IQ2_KT {
   }
 };
 
-// Magnitudes from the generator, signs of their own; a negated 0 is -0, which a product of integers does not give.
+// Magnitudes from the generator, separate signs; a negated 0 is -0, which a product of integers does not give.
 struct IQ3_KT : layout::IQ3_KT {
   static constexpr int SCALES = 1;
   static constexpr bool MINS = false;

@@ -1,4 +1,4 @@
-// Packed weights to rows of floats: TYPE (a unit struct, whose header stands in front) to float32 (exact), bfloat16 and half (rounded).
+// Packed weights to rows of floats: TYPE (a unit struct, whose header comes first) to float32 (exact), bfloat16 and half (rounded).
 //
 // A thread decodes one unit. What the 32 threads of a warp have is next to each other in the result (64 bytes of each, for float32 two
 // times 64), and goes through shared memory so that every store instruction of the warp covers whole lines.
