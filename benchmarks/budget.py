@@ -21,10 +21,10 @@ import os
 
 import iqforge
 import numpy as np
-from iqforge.api.source import loaded_imatrix
 from iqforge.errors import IqforgeError
 from iqforge.formats.ftypes import FILE_TYPES
 from iqforge.formats.types import ggml_type
+from iqforge.imatrix.files.load import load_imatrix
 from iqforge.quantize.plan.budget import (
     DEFAULT_TYPES,
     DRAFT,
@@ -33,9 +33,9 @@ from iqforge.quantize.plan.budget import (
     fit_types,
     is_free,
 )
-from iqforge.quantize.plan.sensitivity import Sensitivities
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.quantize.plan.roles import ModelFacts
+from iqforge.quantize.plan.sensitivity import Sensitivities
 from iqforge.quantize.report.probe import encode_tensor
 from iqforge.runtime.evaluate.divergence import measure_divergence
 from iqforge.runtime.evaluate.perplexity import measure_perplexity
@@ -58,7 +58,7 @@ class Laboratory:
     """One model, in which plans are tried, and what is known of them so far."""
 
     def __init__(self, model, imatrix: str, text: str, chunks: int, work: str):
-        self.model, self.imatrix, self.work = model, loaded_imatrix(imatrix), work
+        self.model, self.imatrix, self.work = model, load_imatrix(imatrix), work
         self.tensors = {tensor.name: tensor for tensor in model.source.tensors}
         self.base, self.results = (
             os.path.join(work, f"base-{chunks}.kld"),
@@ -78,7 +78,7 @@ class Laboratory:
     def size(self, plan: Plan) -> int:
         """Bytes of all tensors."""
         return sum(
-            t.with_type(ggml_type(plan.get(t.name, t.type.name))).n_bytes
+            t.with_type(ggml_type(plan.get(t.name) or t.type.name)).n_bytes
             for t in self.tensors.values()
         )
 

@@ -170,7 +170,7 @@ def measure(row: Row, args: argparse.Namespace, device: torch.device, figures: F
                 row.name,
                 name,
                 samples_ts=result.samples_ts,
-                share=reached / limit if limit else None,
+                share=reached / limit if reached and limit else None,
             )
             speeds = ", ".join(f"{x:.1f}" for x in result.samples_ts)
             say(f"{row.name} {tests[name].label}: {speeds} t/s, {time.time() - begin:.1f} s in all")

@@ -34,11 +34,20 @@ _MEMORY = re.compile(r"^peak memory =\s+([\d.]+) MiB", re.M)
 def once(command: list[str]) -> tuple[str, float]:
     """(what the command printed, its peak resident memory in MiB)."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     said = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(command)} ended with status {status}\n{said}")
     return said, usage.ru_maxrss / 1024
+
+
+def figure(pattern: re.Pattern[str], text: str) -> float:
+    """The number that a line of a run's summary names."""
+    found = pattern.search(text)
+    if found is None:
+        raise SystemExit(f"no line {pattern.pattern} in:\n{text}")
+    return float(found[1])
 
 
 def compare(model: str, type: str, flags: list[str], repeat: int, folder: str) -> list[float]:
@@ -53,9 +62,9 @@ def compare(model: str, type: str, flags: list[str], repeat: int, folder: str) -
         run, peak = once(command)
         rows.append(
             [
-                float(_TIME.search(said)[1]),
-                float(_TIME.search(run)[1]),
-                float(_MEMORY.search(said)[1]),
+                figure(_TIME, said),
+                figure(_TIME, run),
+                figure(_MEMORY, said),
                 peak,
             ]
         )

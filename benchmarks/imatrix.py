@@ -66,9 +66,7 @@ def cold(args: argparse.Namespace) -> None:
     with load_model(args.model) as model:
         tokens, routers = model.tokenizer.encode(text), router_rows(model)
         half = len(tokens) // 2
-        truth = collect(
-            model, tokens[half : half + 512 * args.chunks], compute_perplexity=False
-        )
+        truth = collect(model, tokens[half : half + 512 * args.chunks], compute_perplexity=False)
         found: dict[tuple, list[float]] = {}
         for _ in range(args.trials):
             start = int(rng.integers(0, half - PIECE))

@@ -151,7 +151,8 @@ def main() -> None:
                 }
                 if unknown := changes.keys() - as_is.keys():
                     parser.error(f"matvec_plan has no {', '.join(unknown)}")
-                vars(matvec_plan).update(as_is | changes)
+                for name, value in (as_is | changes).items():
+                    setattr(matvec_plan, name, value)
                 matvec_plan.plan.cache_clear()
                 matvec_plan.quantized_spec.cache_clear()
                 parts = {

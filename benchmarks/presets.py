@@ -57,7 +57,7 @@ def compared(tool: str, model: str, preset: str, imatrix: str | None, out: str) 
     plan = planned_by(tool, model, preset, imatrix)
     with open_gguf(model) as source, open_gguf(out) as result:
         wanted = {
-            t.name: t.with_type(ggml_type(plan[t.name]) if plan[t.name] else t.type)
+            t.name: t.with_type(ggml_type(kind) if (kind := plan[t.name]) else t.type)
             for t in source.tensors
         }
         apart = [t.name for t in result.tensors if wanted[t.name] != t]
@@ -82,7 +82,11 @@ def main() -> None:
     args = parser.parse_args()
     imatrix = load_imatrix(args.imatrix) if args.imatrix else None
     every = [(name, "mainline" if name in ONLY_MAINLINE else "ik") for name in FILE_TYPES]
-    every += [(name, "mainline") for name in FILE_TYPES if name in MAINLINE.presets - ONLY_MAINLINE]
+    every += [
+        (name, "mainline")
+        for name in FILE_TYPES
+        if name in (MAINLINE.presets or set()) - ONLY_MAINLINE
+    ]
     first: dict[tuple, tuple[str, str]] = {}
     with open_gguf(args.model) as source:
         plans = {

@@ -9,13 +9,16 @@ the pieces and the size of the ring. Prints microseconds and TB/s of one launch 
 several, over more bytes than the caches hold.
 """
 
+# cuda.core is compiled and has no stubs.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import argparse
 
 import numpy as np
 import torch
-from cuda.core import Device, Program, ProgramOptions
+from cuda import core
 from iqforge.cuda_kernels.compile.launch import architecture, launch
 from matvec import microseconds
 
@@ -82,7 +85,7 @@ class Reads:
         self.device = torch.cuda.current_device()
         self.blocks = torch.cuda.get_device_properties(self.device).multi_processor_count
         self.kernels = []  # which stay, as `launch` knows them by their handles
-        Device(self.device).set_current()
+        core.Device(self.device).set_current()
 
     def __call__(self, megabytes: int, **macros: int) -> tuple[float, float]:
         """Microseconds of a launch that reads so many megabytes of codes, and TB/s, scales
@@ -94,13 +97,13 @@ class Reads:
             "ROW": ROW,
             "SLOTS": max(2, macros.pop("RING") // (WARPS * slot)),
         }
-        options = ProgramOptions(
+        options = core.ProgramOptions(
             std="c++17",
             arch=architecture(self.device),
             define_macro=[f"{k}={v}" for k, v in macros.items()],
         )
         kernel, shared = (
-            Program(KERNEL, "c++", options).compile("cubin").get_kernel("reads"),
+            core.Program(KERNEL, "c++", options).compile("cubin").get_kernel("reads"),
             WARPS * macros["SLOTS"] * slot,
         )
         self.kernels.append(kernel)

@@ -74,6 +74,17 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduler(config, log)
 
 
+# Beside the tests that are marked as slow: what needs one of these fixtures, and the searches for
+# all types but these.
+SLOW_FIXTURES = {"demo", "host_units"}
+QUICK_TYPES = {"Q4_0", "Q8_0", "Q4_K", "IQ4_NL"}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     place = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path.name, len(FIRST)))
+    for item in items:
+        compiled = item.path.name == "test_encode.py" and WHAT_IS_COMPILED.search(item.name)
+        if SLOW_FIXTURES & set(item.fixturenames) or (compiled and compiled[1] not in QUICK_TYPES):
+            item.add_marker(pytest.mark.slow)

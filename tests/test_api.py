@@ -59,7 +59,7 @@ def test_no_name_is_also_a_module():
 @pytest.mark.parametrize("package", [iqforge, api])
 def test_unknown_names(package):
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'x'"):
-        package.x  # noqa: B018
+        package.x
 
 
 def test_importing_and_help_load_nothing_heavy():

@@ -17,9 +17,9 @@ from iqforge.errors import EvaluationError
 from iqforge.runtime.bench.bench import Runner, deviation, run_test
 from iqforge.runtime.bench.bench import Test as BenchTest
 from iqforge.runtime.bench.cost import Cost
-from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.bench.options import SweepOptions
 from iqforge.runtime.bench.sweep import positions, sweep
+from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.device_facts import facts_of
 from iqforge.runtime.model import Model
 from iqforge.runtime.sampling import Sampling
@@ -102,6 +102,7 @@ def test_a_context_that_cannot_be_cut_back_is_filled_every_time():
     assert recorder.calls == [(0, 8), (8, 4)] * 2 and cleared == [0, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:Q8_0"])
 def test_tokens_are_those_that_generate_draws(spec):
     """Not one over and over, which would ask for the same experts each time. The host does not wait
@@ -133,6 +134,7 @@ def test_deviation_is_that_of_a_sample():
     )
 
 
+@pytest.mark.slow
 def test_matrix_and_order(capsys):
     words = "-p 8,4 -n 2 -n 0 -pg 4,1 -gp 4,1 -d 0,8 -ctk f16,q8_0 -r 1 -o jsonl"
     out = bench(capsys, *words.split()).out
@@ -504,7 +506,9 @@ def test_sweep():
         0
     ].speed_tg == pytest.approx(2 / rows[0].t_tg)
     recorder.calls.clear()
-    assert [row.n_kv for row in sweep(recorder.model, 24, SweepOptions(stride=2, first_repetitions=2))] == [
+    assert [
+        row.n_kv for row in sweep(recorder.model, 24, SweepOptions(stride=2, first_repetitions=2))
+    ] == [
         0,
         0,
         16,

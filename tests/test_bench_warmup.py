@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from iqforge.runtime.bench import sweep as bench_sweep
 from iqforge.runtime.bench.bench import Test as BenchTest
 from iqforge.runtime.bench.bench import run_test
-from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.bench import sweep as bench_sweep
 from iqforge.runtime.bench.options import SweepOptions
+from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda import prompt_graphs
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.engine import Engine

@@ -141,6 +141,7 @@ def importances(path) -> Imatrix:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bpw", [3.2, 4.7, 6.0])
 @pytest.mark.parametrize("name", ["llama", "moe"])
 def test_result_has_the_size_asked_for(models, tmp_path, name, bpw):
@@ -271,6 +272,7 @@ def test_what_cannot_be_is_said_with_the_smallest_that_can(models, caplog):
             iqforge.recipe_for_target(models["llama"], **wrong)
 
 
+@pytest.mark.slow
 def test_types_that_need_importances_need_them(models):
     types = ["iq2_xxs", *TYPES]
     without = iqforge.recipe_for_target(models["llama"], bpw=3, types=types)

@@ -55,6 +55,7 @@ def bytes_of(path) -> dict[str, bytes]:
         return {t.name: bytes(model.read_bytes(t, 0, t.n_bytes)) for t in model.tensors}
 
 
+@pytest.mark.slow
 def test_layers_are_left_out(bf16, tmp_path, capsys):
     out, whole = tmp_path / "q.gguf", tmp_path / "all.gguf"
     save_imatrix(imatrix_of(bf16), tmp_path / "m.dat")

@@ -112,6 +112,7 @@ def test_limits_that_are_none():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", ["q4_k_m", "IQ4_K", "q4_k_r4"])
 def test_quantized_as_it_is_read(checkpoint, tmp_path, type):
     """The bytes are those of converting to bf16 first; shards and the importance matrix too."""

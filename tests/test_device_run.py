@@ -46,6 +46,7 @@ def quantize(model: Path, out: Path, type: str, devices=(), **options):
     return report, hashlib.sha256(out.read_bytes()).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", ["IQ4_K", "IQ2_KS", "IQ4_K_R4", "Q4_0", "Q8_KV"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_bytes_are_the_cpu_s_for_any_number_of_devices(

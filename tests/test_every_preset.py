@@ -47,6 +47,7 @@ def outputs_of(folder, src, recipes: list[Recipe], imatrix: Imatrix) -> list:
     return paths
 
 
+@pytest.mark.slow
 def test_files_are_the_reference_s_plans(tmp_path):
     golden = json.loads(shared("golden/tools/plan/rows.json").read_text())
     tensors, metadata = model_of(golden["meta"])
@@ -74,6 +75,7 @@ def test_files_are_the_reference_s_plans(tmp_path):
             assert result.metadata["general.file_type"].data == file_type(name).number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", ["ik", "mainline"])
 def test_files_of_every_preset_hold_numbers(tmp_path, rules):
     tensors, metadata = model(1, kv_heads=2)

@@ -183,6 +183,7 @@ def test_a_run_goes_on_from_a_snapshot(moe):
         collect(model, PROSE, n_ctx=N_CTX, from_chunk=100)
 
 
+@pytest.mark.slow
 def test_the_file_of_the_reference(tmp_path):
     """mini-llama over 100 windows of 512 tokens of the validation text."""
     theirs = load_imatrix(shared("golden/tools/imatrix/mini-llama-wiki.valid-100x512.dat"))

@@ -60,7 +60,9 @@ def tokens_by_score(model, text: str) -> list[int]:
         ]:
             at = -max(pairs)[1]
             pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
-        result += [known.get(piece, known.get(f"<0x{ord(piece[0]):02X}>")) for piece in pieces]
+        result += [
+            known[piece if piece in known else f"<0x{ord(piece[0]):02X}>"] for piece in pieces
+        ]
     return result
 
 
@@ -150,9 +152,7 @@ def test_going_on_where_a_run_stopped(moe):
         "on_perplexity": lambda p: seen.append(p.perplexity),
     }
     with load_model(moe / "moe.gguf") as model:
-        whole = collect(
-            model, texts, **options, checkpoint=lambda done, take: kept.append(take())
-        )
+        whole = collect(model, texts, **options, checkpoint=lambda done, take: kept.append(take()))
         assert [snapshot.imatrix.chunk_count for snapshot in kept] == [
             2,
             4,
@@ -236,9 +236,7 @@ def test_layer_similarity_is_the_mean_cosine(moe):
                 process_output=True,
                 checkpoint=lambda done, take: kept.append(take()),
             )
-        collect(
-            model, PROSE, **options, similarity=resumed, process_output=True, start=kept[0]
-        )
+        collect(model, PROSE, **options, similarity=resumed, process_output=True, start=kept[0])
     before, between, after = (
         torch.cat(seen[name]) for name in (DENSE, "blk.0.ffn_gate_inp.weight", "output.weight")
     )

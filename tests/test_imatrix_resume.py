@@ -52,6 +52,7 @@ COLLECT_SLOWLY = (
 )
 
 
+@pytest.mark.slow
 def test_killed_and_gone_on(model, tmp_path):
     expected = tmp_path / "expected" / "x.gguf"
     expected.parent.mkdir()

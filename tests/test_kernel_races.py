@@ -29,7 +29,10 @@ from .kernels_on_host import (
     RUN_SAMPLE,
 )
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed"),
+]
 
 NUMBERS = """
 static std::vector<float> numbers(size_t n) {

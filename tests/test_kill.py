@@ -43,6 +43,7 @@ def converted(context, *arguments, **options) -> multiprocessing.Process:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{}, {"split_max_tensors": 20}], ids=["one file", "shards"])
 def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
     folder = make_tiny_llama(tmp_path / "model", n_layers=8, dtype="f32", n_embd=512)

@@ -227,6 +227,7 @@ def test_a_divergence_table_of_the_reference(tmp_path):
     ] == pytest.approx(0.002722, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, expected", [("mini-llama", 21.5628), ("mini-qwen3moe", 22.1714)])
 def test_trained_models(name, expected, tmp_path):
     path = iqforge.convert_model(shared(f"models/{name}"), tmp_path / "model.gguf", "bf16")

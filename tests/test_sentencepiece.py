@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from iqforge.convert.checkpoint.folder import open_checkpoint
-from iqforge.convert.vocabulary.sentencepiece import BPE, UNIGRAM, read_sentencepiece
 from iqforge.convert.vocabulary.metadata import vocabulary_metadata
+from iqforge.convert.vocabulary.sentencepiece import BPE, UNIGRAM, read_sentencepiece
 from iqforge.errors import (
     IqforgeError,
     MalformedFileError,

@@ -33,11 +33,11 @@ ON_GPU = [
 
 def same(ours: torch.Tensor, expected: np.ndarray) -> bool:
     """All bits the same, but for the payload and sign of NaN, which depend on the processor."""
-    ours = ours.cpu().numpy()
-    nan, bits = np.isnan(expected), [y.view(np.uint32) for y in (ours, expected)]
+    found = ours.cpu().numpy()
+    nan, bits = np.isnan(expected), [y.view(np.uint32) for y in (found, expected)]
     return (
-        ours.dtype == np.float32
-        and np.array_equal(nan, np.isnan(ours))
+        found.dtype == np.float32
+        and np.array_equal(nan, np.isnan(found))
         and np.array_equal(bits[0][~nan], bits[1][~nan])
     )
 

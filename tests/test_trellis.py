@@ -63,6 +63,7 @@ def test_tree_holds_every_word_once_and_in_its_boxes(name, leaf):
         assert (points >= low).all() and (points <= high).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["IQ2_KT", "IQ4_KT"])
 def test_nearest_word_is_the_best_of_all(name):
     book, tree, search = CODEBOOKS[name], search_tree(name), word_search(name, 1.0)
@@ -142,6 +143,7 @@ def test_constants_of_the_kernels():
         assert np.array_equal(values, np.stack([w[i] for w, i in zip(code_words(book), indices)]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.core")),
     reason="cuda-core is not installed",

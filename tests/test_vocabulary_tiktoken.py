@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from iqforge.convert.checkpoint.folder import open_checkpoint
-from iqforge.convert.vocabulary.tiktoken import byte_letters
 from iqforge.convert.vocabulary.metadata import vocabulary_metadata
+from iqforge.convert.vocabulary.tiktoken import byte_letters
 from iqforge.errors import TokenizerError
 
 from .tiny_checkpoint import BOS, EOS, tokenizer_json
