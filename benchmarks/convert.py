@@ -4,7 +4,7 @@ files on the same disk.
     python benchmarks/convert.py --gigabytes 8 --largest 2 --dir /data --outtype bf16
 
 Writes a Llama checkpoint of safetensors shards (random values, an embedding of --largest GB) with a
-small vocabulary, then runs `cp` and `iqforge convert` on it, each in a process of its own and
+small vocabulary, then runs `cp` and `iqforge convert` on it, each in a separate process and
 followed by a sync, alternately --rounds times. --reference COMMAND runs another converter in the
 same rounds; {model}, {out} and {outtype} are filled in.
 """

@@ -3,7 +3,7 @@
     python benchmarks/estimate.py --model mini-llama-bf16.gguf --type IQ4_K Q4_K_M IQ3_KT Q8_0 \\
         --gigabytes 2 --repeat 3 --dir /tmp
 
-For every model and type a dry run and a run take turns, each in a process of its own; medians are
+For every model and type a dry run and a run take turns, each in a separate process; medians are
 printed with their ratio. With --gigabytes a synthetic bf16 file (random values, as
 benchmarks/memory.py writes) is measured too. A dry run before the first one compiles what is not
 compiled yet and does not count. --cpu takes the seconds of the process on all cores for the

@@ -4,7 +4,7 @@ command, and what limits it.
     python benchmarks/gpu_quantize.py --dir /dev/shm --type IQ4_K IQ2_KS --device cuda:0 cuda
 
 Writes a bf16 GGUF file of random values (16 GB; fewer with --layers) and an importance matrix into
---dir, then runs the command on it in processes of their own: for each type first with an empty
+--dir, then runs the command on it in separate processes: for each type first with an empty
 cache of compiled code (cold, on the first of --device), then --repeat times on each of --device
 (warm). Prints the times, where the seconds went, the digest of the outputs, which must agree for a
 type, and beside them what reading the input and writing an output of 4.5 bits per weight alone

@@ -46,7 +46,7 @@ class Products:
         q_rows, kv_rows = s.n_heads * s.head, s.n_kv_heads * s.head
         n = self.n_layers = (
             s.n_layers if not s.n_experts else 8
-        )  # layers with weights of their own: more than L2 holds
+        )  # layers with separate weights: more than L2 holds
         self.h, self.norm = (
             torch.randn(1, s.width, device="cuda"),
             torch.rand(s.width, device="cuda") + 0.5,

@@ -4,7 +4,7 @@ share of memory.
     python benchmarks/memory.py --gigabytes 4 --largest 1 --type IQ4_K --dir /tmp
 
 Writes the file (random values, tensors of at most --largest GB), runs `iqforge quantize` on it in a
-process of its own and prints what the kernel says of that process.
+separate process and prints what the kernel says of that process.
 """
 
 from __future__ import annotations

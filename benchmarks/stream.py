@@ -5,7 +5,7 @@ busy the cores are.
         --reference llama-quantize
 
 Writes a bf16 GGUF file (random values, one tensor of --largest GB, the others an eighth of it),
-runs `iqforge quantize` on it in a process of its own and, if one is named, the reference's program
+runs `iqforge quantize` on it in a separate process and, if one is named, the reference's program
 with as many threads; then --kills times the same run, killed at random moments and resumed, whose
 file must be the same. Prints lines for docs/benchmarks/memory.md.
 
@@ -64,8 +64,8 @@ def idle_seconds() -> float:
 
 
 def kill_and_resume(command: list[str], out: str, times: int, seconds: float) -> int:
-    """Start the command and kill it after random times until it was killed `times` times; returns
-    how many runs found something to go on with. The last one is left to end.
+    """Start the command and kill it after random times until it was killed `times` times. Return
+    how many runs resumed an earlier one. The last one runs to its end.
     """
     chance, went_on = random.Random(1), 0
     for _ in range(times):
