@@ -216,7 +216,9 @@ def _block_decoder(
         body = data[:, head:].reshape(len(data), blocks, type.block_bytes)
         values = out.reshape(len(data), blocks, type.block_size)
         if head:
-            over_blocks(function, per_row=("head",))(body, data[:, :head], values)
+            # contiguous, as a slice of a single row is: other arrays compile the loop again
+            heads = np.ascontiguousarray(data[:, :head])
+            over_blocks(function, per_row=("head",))(body, heads, values)
         else:
             over_blocks(function)(body, values)
         if factor != 1:

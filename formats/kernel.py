@@ -1,23 +1,29 @@
-"""Compiles plain Python functions over one block into native loops over many blocks.
+"""Compile plain Python functions over one block into native loops over many blocks.
 
-A codec or a search is written once, as a function over the small arrays of one block; what runs
-over rows is a driver made here from a template. Fast math stays off and numba does not contract
-`a*b + c` on the CPU, so every function rounds exactly where its source says, and the same source
-can be compiled for another machine with another driver.
+A codec or a search is written once, as a function over the small arrays of one block. The loop over
+rows is made here from a template. Fast math is off and numba does not contract `a*b + c` on the
+CPU, so every function rounds exactly where its source says, and the same source can be compiled for
+a GPU with another loop.
 
-Functions release the GIL: callers get parallelism from threads over row ranges, which cannot change
-any result. Compiled code is cached on disk beside the module that holds the function, else in
-numba's user cache, else in a private folder under the temporary directory.
+Compiled functions release the GIL: callers get parallelism from threads over row ranges, which
+cannot change any result. Code is cached on disk beside the module that holds the function, else in
+numba's user cache, else in a private folder under the temporary directory. `rehearse` says which
+code a call needs and whether it is cached.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import threading
+import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .private_folder import private_folder
 
@@ -42,11 +48,8 @@ def sources_digest() -> str:
 _fallback_lock = threading.Lock()  # numba's setting is one for the process
 
 
-def _compiled(function: Callable, **options: Any) -> Callable:
+def _compiled(function: Callable, **options: bool) -> Any:
     import numba
-    from numba.core import config
-
-    settings: Any = config  # its attributes are made when it is imported
 
     function.__qualname__ = f"{function.__name__}-{sources_digest()}"
     compile_ = numba.njit(nogil=True, cache=True, error_model="numpy", **options)
@@ -54,30 +57,114 @@ def _compiled(function: Callable, **options: Any) -> Callable:
         return compile_(function)
     except RuntimeError:  # neither the folder of the module nor the user's cache can be written
         with _fallback_lock:
-            chosen = settings.CACHE_DIR
-            settings.CACHE_DIR = str(private_folder() / "numba")
+            chosen = numba.config.CACHE_DIR
+            numba.config.CACHE_DIR = str(private_folder() / "numba")
             try:
                 return compile_(function)
             finally:
-                settings.CACHE_DIR = chosen
+                numba.config.CACHE_DIR = chosen
+
+
+def _internal(function: Callable, **options: bool) -> Callable:
+    """`function` compiled for callers that are compiled themselves.
+
+    It gets no entry points for Python and C, which numba would compile in addition and optimize
+    again in every caller. A call from Python is a TypeError.
+    """
+    dispatcher = _compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+
+    def add_overload(result: Any) -> None:
+        dispatcher.overloads[tuple(result.signature.args)] = result  # not where Python looks
+
+    def refuse(*arguments: object, **keywords: object) -> None:
+        raise TypeError(f"{function.__name__} can only be called by compiled functions")
+
+    dispatcher.add_overload = add_overload
+    dispatcher._compile_for_args = refuse
+    return dispatcher
 
 
 def inlined_function(function: Callable) -> Callable:
-    """`function` compiled into each caller, however long: a loop with a call in it is not made of
-    vector instructions.
+    """`function` compiled into each caller, whatever its length: a loop that contains a call is not
+    turned into vector instructions.
     """
-    return _compiled(function, forceinline=True)
+    return _internal(function, forceinline=True)
 
 
 def device_function(function: Callable) -> Callable:
-    """`function` compiled lazily, callable from other compiled functions. One that is compiled
-    already stays as it is.
+    """`function` compiled when first used, callable from other compiled functions only. One that is
+    already compiled is returned as it is.
     """
-    return function if hasattr(function, "py_func") else _compiled(function)
+    return function if hasattr(function, "py_func") else _internal(function)
 
 
-# The driver's arguments are arrays whose first two axes are (row, block); a per-row argument has
-# one axis less.
+class CompiledLoop:
+    """A function that Python calls, compiled when it is first called with some types."""
+
+    def __init__(self, function: Callable):
+        self._dispatcher = _compiled(function)
+
+    def __call__(self, *arguments: Any) -> None:
+        if _rehearsal.codes is not None:
+            _rehearsal.codes.append(Code(self, self.types_of(arguments)))
+        else:
+            self._dispatcher(*arguments)
+
+    def types_of(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The numba types that code is compiled for."""
+        return tuple(map(self._dispatcher.typeof_pyval, arguments))
+
+    def is_compiled(self, types: tuple[Any, ...]) -> bool:
+        """Whether code for these types is loaded, or is in the cache on disk."""
+        if types in self._dispatcher.overloads:
+            return True
+        cache = self._dispatcher._cache
+        key = cache._index_key(types, self._dispatcher.targetctx.codegen())
+        files = cache._cache_file
+        name = files._load_index().get(key)  # empty for other sources or another numba
+        return name is not None and Path(files._data_path(name)).exists()
+
+    def compile(self, types: tuple[Any, ...]) -> None:
+        """Load the code for these types, or compile it and put it into the cache."""
+        self._dispatcher.compile(types)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Machine code that a call needs: a loop for arguments of some types."""
+
+    loop: CompiledLoop
+    types: tuple[Any, ...]
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.loop.is_compiled(self.types)
+
+    def compile(self) -> None:
+        self.loop.compile(self.types)
+
+
+class _Rehearsal(threading.local):
+    codes: list[Code] | None = None
+
+
+_rehearsal = _Rehearsal()
+
+
+def rehearse(work: Callable[[], object]) -> list[Code]:
+    """Call `work` with every compiled loop left out, on this thread. Return the code that it would
+    have run; nothing is compiled. Its results are undefined.
+    """
+    before, _rehearsal.codes = _rehearsal.codes, []
+    try:
+        work()
+        return list(dict.fromkeys(_rehearsal.codes))
+    finally:
+        _rehearsal.codes = before
+
+
+# The arguments are arrays whose first two axes are (row, block); a per-row argument has one axis
+# less.
 _ROWS_TEMPLATE = """\
 def {name}({parameters}):
     for row in range({first}.shape[0]):
@@ -86,18 +173,21 @@ def {name}({parameters}):
 """
 
 
-def from_source(
-    source: str, name: str, file: str, options: dict[str, bool] | None = None, **names: object
-) -> Callable:
-    """The compiled function `name` that `source` defines, with the global `names`; options:
-    numba's, such as forceinline.
+def from_source(source: str, name: str, file: str, *, inline: bool = False, **names: object) -> Any:
+    """The function `name` that `source` defines, compiled for compiled callers, with the global
+    `names`.
 
-    file: the path of the module it belongs to, where numba's cache looks for a source file and
-    keeps the code.
+    file: the path of the module it belongs to, where numba looks for a source file and keeps the
+    code. inline: compile it into each caller, as `inlined_function` does.
     """
+    function = _defined(source, name, file, names)
+    return inlined_function(function) if inline else device_function(function)
+
+
+def _defined(source: str, name: str, file: str, names: dict[str, object]) -> Callable:
     namespace: dict[str, Any] = {"__name__": __name__, "__file__": file} | names
     exec(compile(source, file, "exec"), namespace)
-    return _compiled(namespace[name], **(options or {}))
+    return namespace[name]
 
 
 @functools.cache
@@ -106,7 +196,7 @@ def over_blocks(
     per_row: tuple[str, ...] = (),
     per_column: tuple[str, ...] = (),
     shared: tuple[str, ...] = (),
-) -> Callable:
+) -> CompiledLoop:
     """A compiled loop that calls `function` for every block of every row.
 
     Each parameter of `function` becomes an array parameter with axes (row, block) in front; those
@@ -114,8 +204,6 @@ def over_blocks(
     passed through (scratch space). The first parameter sets the number of rows and blocks and must
     be per block.
     """
-    import inspect
-
     plain = getattr(function, "py_func", function)
     names = list(inspect.signature(plain).parameters)
     place = (
@@ -128,22 +216,48 @@ def over_blocks(
     source = _ROWS_TEMPLATE.format(
         name=name, parameters=", ".join(names), first=names[0], arguments=arguments
     )
-    return from_source(source, name, inspect.getfile(plain), one_block=device_function(function))
+    return CompiledLoop(
+        _defined(source, name, inspect.getfile(plain), {"one_block": device_function(function)})
+    )
 
 
-def specialize(template: Callable, name: str, **names: object) -> Callable:
+def specialize(template: Callable, **names: object) -> Callable:
     """A compiled copy of `template` in which the global `names` (functions, arrays, numbers) have
     these values.
 
     One search serves a family of types this way; numba treats globals as compile-time constants, so
-    the copies cost nothing at run time. `name` must differ between the copies of a template: it
-    keys their cached code.
+    the copies cost nothing at run time. Types for which all names that `template` uses are equal
+    share one copy, which is compiled once.
     """
-    import types
+    code = template.__code__
+    scope = template.__globals__ | names
+    used = [f"{name} {_constant(scope[name])}" for name in sorted(code.co_names) if name in scope]
+    digest = hashlib.sha256("\n".join(used).encode()).hexdigest()[:12]
+    if (template, digest) not in _copies:
+        name = f"{template.__name__.lstrip('_')}_{digest}"  # it keys the code in numba's cache
+        copy = types.FunctionType(
+            code.replace(co_name=name, co_qualname=name),
+            scope,
+            name,
+            template.__defaults__,
+            template.__closure__,
+        )
+        copy.__module__ = template.__module__
+        _copies[template, digest] = _internal(copy)
+    return _copies[template, digest]
 
-    code = template.__code__.replace(co_name=name, co_qualname=name)
-    copy = types.FunctionType(
-        code, template.__globals__ | names, name, template.__defaults__, template.__closure__
-    )
-    copy.__module__ = template.__module__
-    return _compiled(copy)
+
+_copies: dict[tuple[Callable, str], Callable] = {}
+
+
+def _constant(value: Any) -> str:
+    """What tells a constant of compiled code from another one."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.str}{value.shape} {value.tobytes().hex()}"
+    if hasattr(value, "py_func"):
+        return f"{value.__module__}.{value.__qualname__}"
+    if value is None or isinstance(value, (bool, int, float, np.generic)):
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    raise TypeError(f"a {type(value).__name__} cannot be bound to a name of compiled code")

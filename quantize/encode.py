@@ -304,16 +304,16 @@ def row_encoder(
     if "row" in functions:
         function = functions["row"]
         loop = over_blocks(function, per_column=("w",), shared=_parameters(function)[4:])
-        row_weights = weights[None]
+        row_weights, tables = weights[None], search_tables(type.name)
 
         def run_rows(x: np.ndarray, out: np.ndarray) -> None:
-            heads = out[:, None, :head]
-            shape = len(x), 1, blocks, type.block_bytes
-            # Rows with a header are not contiguous blocks.
-            staged = np.empty(shape, dtype=np.uint8)
-            scratch = _scratch(n_cols)
-            loop(x[:, None], row_weights, heads, staged, *scratch, *search_tables(type.name))
-            out[:, head:] = staged.reshape(len(x), -1)
+            # The loop takes contiguous arrays: blocks follow a header in a row, and slices of one
+            # row would count as contiguous and compile the loop a second time.
+            heads = np.empty((len(x), 1, head), dtype=np.uint8)
+            bodies = np.empty((len(x), 1, blocks, type.block_bytes), dtype=np.uint8)
+            loop(x[:, None], row_weights, heads, bodies, *_scratch(n_cols), *tables)
+            out[:, :head] = heads.reshape(len(x), -1)
+            out[:, head:] = bodies.reshape(len(x), -1)
 
         return run_rows
     kind = "block" if "block" in functions else "single"

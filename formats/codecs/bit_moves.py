@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..kernel import device_function
+from ..kernel import CompiledLoop
 
 SIGN_CODE, FLIPPED = "sign code", "flipped"
 
@@ -258,7 +258,7 @@ def _copy(
             return
 
 
-@device_function
+@CompiledLoop
 def copy_words(source, target, source_at, target_at, source_step, target_step, blocks):
     for group in range(source.shape[0]):
         for block in range(blocks):
@@ -269,7 +269,7 @@ def copy_words(source, target, source_at, target_at, source_step, target_step, b
                 ]
 
 
-@device_function
+@CompiledLoop
 def run_moves(source, target, source_at, target_at, shift, mask, source_step, target_step, blocks):
     """Run a table of moves over all blocks of all groups; `source` and `target` are uint8[groups,
     bytes].

@@ -230,7 +230,7 @@ def _code_of(x, scale, minimum):
 
 
 def affine_search(
-    name: str, *, group: int, levels: int, top: int, reach: tuple[float, float] = (0.7, 1.1)
+    *, group: int, levels: int, top: int, reach: tuple[float, float] = (0.7, 1.1)
 ) -> tuple[Callable, Callable]:
     """Compile the search for one type: (search(x, w, groups, lanes) -> (d, dmin), code_of(x, scale,
     minimum) -> int).
@@ -241,25 +241,23 @@ def affine_search(
     names = _names(group, levels, reach, TOP=top)
     for template in (_line_lanes, _fit_lines, _fit_group, _grid_error, _add_fit):
         step = template.__name__.lstrip("_")
-        names[step] = specialize(template, f"{step}_{name}", **names)
-    return specialize(_search_affine, f"search_{name}", **names), specialize(
-        _code_of, f"code_{name}", **names
-    )
+        names[step] = specialize(template, **names)
+    return specialize(_search_affine, **names), specialize(_code_of, **names)
 
 
 def group_fit(
-    name: str, *, group: int, levels: int, signed: bool, reach: tuple[float, float]
+    *, group: int, levels: int, signed: bool, reach: tuple[float, float]
 ) -> tuple[Callable, Callable, Callable]:
     """The parts of a search that work on one group: compiled `_fit_group`, `_line_lanes` and
     `_code_of`.
     """
     names = _names(group, levels, reach, SIGNED=signed)
-    names["line_lanes"] = specialize(_line_lanes, f"line_lanes_{name}", **names)
-    names["fit_lines"] = specialize(_fit_lines, f"fit_lines_{name}", **names)
+    names["line_lanes"] = specialize(_line_lanes, **names)
+    names["fit_lines"] = specialize(_fit_lines, **names)
     return (
-        specialize(_fit_group, f"fit_group_{name}", **names),
+        specialize(_fit_group, **names),
         names["line_lanes"],
-        specialize(_code_of, f"code_{name}", **names),
+        specialize(_code_of, **names),
     )
 
 

@@ -18,8 +18,8 @@ from .lanes import LANES
 from .values import value_set
 
 _SORTED = np.unique(FP4_VALUES)
-_names = value_set("fp4", _SORTED)
-error_lanes = specialize(lane_functions.error_lanes, "error_lanes_fp4", **_names)
+_names = value_set(_SORTED)
+error_lanes = specialize(lane_functions.error_lanes, **_names)
 
 
 @device_function

@@ -13,7 +13,6 @@ from .grid_vectors import NEAR
 
 _SCALES = range(1, 32, 2)
 _iq2_xxs, _settle_iq2_xxs = grid_search(
-    "iq2_xxs",
     IQ2_XXS_GRID,
     1 / 8,
     group=32,
@@ -25,7 +24,6 @@ _iq2_xxs, _settle_iq2_xxs = grid_search(
     gain=0.5,
 )
 _iq2_xs, _settle_iq2_xs = grid_search(
-    "iq2_xs",
     IQ2_XS_GRID,
     1 / 8,
     group=16,
@@ -37,7 +35,6 @@ _iq2_xs, _settle_iq2_xs = grid_search(
     gain=0.5,
 )
 _iq2_s, _settle_iq2_s = grid_search(
-    "iq2_s",
     IQ2_S_GRID,
     1 / 8,
     group=16,
@@ -48,7 +45,6 @@ _iq2_s, _settle_iq2_s = grid_search(
     gain=0.5,
 )
 _iq3_xxs, _settle_iq3_xxs = grid_search(
-    "iq3_xxs",
     IQ3_XXS_GRID,
     1 / 4,
     group=32,
@@ -60,7 +56,6 @@ _iq3_xxs, _settle_iq3_xxs = grid_search(
     gain=0.5,
 )
 _iq3_s, _settle_iq3_s = grid_search(
-    "iq3_s",
     IQ3_S_GRID,
     group=32,
     integers=_SCALES,

@@ -325,7 +325,6 @@ _STEPS = (
 
 
 def grid_search(
-    name: str,
     grid: np.ndarray,
     unit: float = 1,
     *,
@@ -384,7 +383,5 @@ def grid_search(
     }
     for template in _STEPS:
         step_name = template.__name__.lstrip("_")
-        names[step_name] = specialize(template, f"{step_name}_{name}", **names)
-    return specialize(_search_grid, f"search_{name}", **names), specialize(
-        _settle_group, f"settle_{name}", **names
-    )
+        names[step_name] = specialize(template, **names)
+    return specialize(_search_grid, **names), specialize(_settle_group, **names)

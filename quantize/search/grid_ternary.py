@@ -17,7 +17,6 @@ from .grid_vectors import NEAR
 
 _SHIFTS = (0.125, -0.125)
 _iq1_s, _settle_iq1_s = grid_search(
-    "iq1_s",
     IQ1_S_GRID,
     group=32,
     integers=range(1, 16, 2),
@@ -28,7 +27,6 @@ _iq1_s, _settle_iq1_s = grid_search(
     gain=0.85,
 )
 _iq1_s_r4, _settle_iq1_s_r4 = grid_search(
-    "iq1_s_r4",
     IQ1_S_GRID,
     group=32,
     integers=range(1, 16, 2),
@@ -39,7 +37,6 @@ _iq1_s_r4, _settle_iq1_s_r4 = grid_search(
     gain=0.6,
 )
 _iq1_m, _settle_iq1_m = grid_search(
-    "iq1_m",
     IQ1_S_GRID,
     group=16,
     integers=range(1, 16, 2),
@@ -51,7 +48,6 @@ _iq1_m, _settle_iq1_m = grid_search(
     gain=0.7,
 )
 _iq1_m_r4, _settle_iq1_m_r4 = grid_search(
-    "iq1_m_r4",
     IQ1_S_GRID,
     group=16,
     integers=range(16),

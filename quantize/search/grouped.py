@@ -351,7 +351,7 @@ def grouped_steps(
     """
     low, high = integers[0], integers[-1]
     part, ladder = np.linspace(*fill, LANES // 2), np.geomspace(*reach, rungs)
-    names = value_set(name, values)
+    names = value_set(values)
     names |= {
         "GROUP": group,
         "LOW": low,
@@ -370,10 +370,10 @@ def grouped_steps(
         "fit_sums": _fit_sums,
     }
     for part, template in (judges | (parts or {})).items():
-        names[part] = specialize(template, f"{part}_{name}", **names)
+        names[part] = specialize(template, **names)
     for template in (_nearest_integer, _rounded_scales, _neighbours, _settle_with):
         step = template.__name__.lstrip("_")
-        names[step] = specialize(template, f"{step}_{name}", **names)
+        names[step] = specialize(template, **names)
     order = [
         ("group", _scan),
         ("row", _largest),
@@ -388,10 +388,7 @@ def grouped_steps(
     again = [("group", _fit), ("row", _refit), ("group", _retry), ("row", _judge)]
     numbers = range(len(order), len(order) + len(again))
     order += [*again, ("row", _stretch), ("group", _encode)]
-    compiled = {
-        template: specialize(template, f"{template.__name__.lstrip('_')}_{name}", **names)
-        for _, template in order
-    }
+    compiled = {template: specialize(template, **names) for _, template in order}
     return Steps(
         name, group, tuple((over, compiled[template]) for over, template in order), numbers, rounds
     )

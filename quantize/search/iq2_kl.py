@@ -70,7 +70,7 @@ def _judge(name: str, keep: str) -> Callable:
         lines += ["least = min(least, error)"]
     lines += ["return least" if keep == "error" else "return least_a, least_b, least_code"]
     return from_source(
-        "\n    ".join(lines), name, __file__, {"forceinline": True}, off=_off, float32=np.float32
+        "\n    ".join(lines), name, __file__, inline=True, off=_off, float32=np.float32
     )
 
 

@@ -11,7 +11,7 @@ from .grouped import CHOSEN, STRETCHED, grouped_steps
 from .lanes import PAIRS
 from .steps import BlockSearch
 
-_q2_k, _q2_k_code = affine_search("q2_k", group=16, levels=3, top=15)
+_q2_k, _q2_k_code = affine_search(group=16, levels=3, top=15)
 _q3_k = grouped_steps(
     "q3_k",
     np.arange(-4, 4),
@@ -23,8 +23,8 @@ _q3_k = grouped_steps(
     half=True,
     parts=PAIRS,
 )
-_q4_k, _q4_k_code = affine_search("q4_k", group=32, levels=15, top=63)
-_q5_k, _q5_k_code = affine_search("q5_k", group=32, levels=31, top=63)
+_q4_k, _q4_k_code = affine_search(group=32, levels=15, top=63)
+_q5_k, _q5_k_code = affine_search(group=32, levels=31, top=63)
 _q6_k = grouped_steps(
     "q6_k",
     np.arange(-32, 32),

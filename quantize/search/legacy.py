@@ -63,7 +63,6 @@ def _stored(sxv, svv, scale):
 
 
 def single_search(
-    name: str,
     values: np.ndarray,
     *,
     reach: tuple[float, float],
@@ -78,7 +77,7 @@ def single_search(
     rungs: per side, all together a multiple of LANES; sides: 1 if the value set is (nearly)
     symmetric, else 2; half: d is stored in half precision (else float32).
     """
-    names = value_set(name, values)
+    names = value_set(values)
     ladder = np.abs(values).max() * np.geomspace(*reach, rungs)
     names |= {
         "LADDER": np.concatenate([ladder, -ladder][:sides]).astype(np.float32),
@@ -86,20 +85,16 @@ def single_search(
         "FINE": np.linspace(1 - fine, 1 + fine, LANES).astype(np.float32),
     }
     for part, template in (PAIRS if "FIRST" in names else CHAINS).items():
-        names[part] = specialize(template, f"{part}_{name}", **names)
-    names["stored"] = specialize(_stored, f"stored_{name}", **names)
-    return specialize(_search_single, f"search_{name}", **names), names["code_of"]
+        names[part] = specialize(template, **names)
+    names["stored"] = specialize(_stored, **names)
+    return specialize(_search_single, **names), names["code_of"]
 
 
-_q4_0, _q4_0_code = single_search("q4_0", np.arange(-8, 8), reach=(0.7, 1.7), rungs=16, fine=0.04)
-_iq4_nl, _iq4_nl_code = single_search("iq4_nl", IQ4NL_VALUES, reach=(0.7, 1.7), rungs=16, fine=0.04)
-_q5_0, _q5_0_code = single_search(
-    "q5_0", np.arange(-16, 16), reach=(0.85, 1.3), rungs=16, fine=0.03
-)
-_q4_0_in_one_pass = half_search("q4_0_in_one_pass", -8, 7, step=32, below=9)
-_q6_0, _q6_0_code = single_search(
-    "q6_0", np.arange(-32, 32), reach=(0.92, 1.15), rungs=16, fine=0.01
-)
+_q4_0, _q4_0_code = single_search(np.arange(-8, 8), reach=(0.7, 1.7), rungs=16, fine=0.04)
+_iq4_nl, _iq4_nl_code = single_search(IQ4NL_VALUES, reach=(0.7, 1.7), rungs=16, fine=0.04)
+_q5_0, _q5_0_code = single_search(np.arange(-16, 16), reach=(0.85, 1.3), rungs=16, fine=0.03)
+_q4_0_in_one_pass = half_search(-8, 7, step=32, below=9)
+_q6_0, _q6_0_code = single_search(np.arange(-32, 32), reach=(0.92, 1.15), rungs=16, fine=0.01)
 
 
 @device_function

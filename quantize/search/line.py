@@ -57,21 +57,19 @@ def _search_line(x, w, lanes):
     return lanes[5, winner], -lanes[1, winner]
 
 
-def line_search(name: str, levels: int) -> tuple[Callable, Callable]:
+def line_search(levels: int) -> tuple[Callable, Callable]:
     """Compile (search(x, w, lanes) -> (d, m), code_of(x, scale, minimum) -> int) for blocks of 32
     with codes 0..levels.
     """
-    fit, line, code = affine.group_fit(
-        name, group=32, levels=levels, signed=True, reach=(0.8, 1.08)
-    )
+    fit, line, code = affine.group_fit(group=32, levels=levels, signed=True, reach=(0.8, 1.08))
     return (
-        specialize(_search_line, f"search_{name}", LEVELS=levels, fit_group=fit, line_lanes=line),
+        specialize(_search_line, LEVELS=levels, fit_group=fit, line_lanes=line),
         code,
     )
 
 
-_q4_1, _q4_1_code = line_search("q4_1", 15)
-_q5_1, _q5_1_code = line_search("q5_1", 31)
+_q4_1, _q4_1_code = line_search(15)
+_q5_1, _q5_1_code = line_search(31)
 
 
 def q4_1(x, w, block, lanes):

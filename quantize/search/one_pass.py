@@ -82,19 +82,15 @@ def _half_scale(x, w, lanes):
     return sign * least(lanes[0], lanes[2])
 
 
-def errors_of_codes(name: str, first: int, last: int, clipped: bool = True) -> Callable:
+def errors_of_codes(first: int, last: int, clipped: bool = True) -> Callable:
     """Compile errors(x, w, inverse, error), see `_errors`, for codes first..last; not clipped: no x
     * inverse lies beyond these.
     """
-    nearest = (
-        specialize(_from_code, f"from_code_{name}", FIRST=first, LAST=last)
-        if clipped
-        else _from_integer
-    )
-    return specialize(_errors, f"errors_{name}", rest=nearest)
+    nearest = specialize(_from_code, FIRST=first, LAST=last) if clipped else _from_integer
+    return specialize(_errors, rest=nearest)
 
 
-def half_search(name: str, first: int, last: int, *, step: int, below: int) -> Callable:
+def half_search(first: int, last: int, *, step: int, below: int) -> Callable:
     """Compile search(x, w, lanes) -> d for codes first..last, where -first >= last; lanes:
     float32[6, LANES] scratch.
 
@@ -105,10 +101,9 @@ def half_search(name: str, first: int, last: int, *, step: int, below: int) -> C
     """
     return specialize(
         _half_scale,
-        f"scale_{name}",
         TOP=-first,
         STEP=step,
         BELOW=below,
         SIGNED=-first > last,
-        errors=errors_of_codes(name, first, last, below > 0),
+        errors=errors_of_codes(first, last, below > 0),
     )

@@ -19,9 +19,9 @@ _TO_EVEN = np.float32(
     1.5 * 2**23
 )  # a float32 of this size has no bits below 1: adding it rounds, halves to even
 _ROW_LADDER = np.linspace(0.985, 1.005, LANES).astype(np.float32)
-_scale_of_32 = half_search("q8_32", -127, 127, step=3, below=0)
-_scale_of_256 = half_search("q8_256", -127, 127, step=2, below=5)
-_errors_of_row = errors_of_codes("q8_row", -127, 127)
+_scale_of_32 = half_search(-127, 127, step=3, below=0)
+_scale_of_256 = half_search(-127, 127, step=2, below=5)
+_errors_of_row = errors_of_codes(-127, 127)
 
 
 @device_function

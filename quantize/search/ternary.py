@@ -18,11 +18,11 @@ from .lanes import LANES, largest_magnitude
 from .legacy import single_search
 
 _ternary, _ternary_code = single_search(
-    "ternary", np.arange(-1, 2), reach=(1, 24), rungs=32, fine=0.15, sides=1
+    np.arange(-1, 2), reach=(1, 24), rungs=32, fine=0.15, sides=1
 )
 _ROW_THRESHOLDS = (0.5 / np.geomspace(1, 24, LANES)).astype(np.float32)  # in units of max|x|
 _FINE = np.geomspace(0.85, 1.15, LANES).astype(np.float32)
-_q2_0, _q2_0_code = single_search("q2_0", np.arange(-1, 3), reach=(0.5, 4), rungs=32, fine=0.1)
+_q2_0, _q2_0_code = single_search(np.arange(-1, 3), reach=(0.5, 4), rungs=32, fine=0.1)
 
 
 @device_function

@@ -316,7 +316,6 @@ WORD_SIZE = np.sqrt(
 def word_search(name: str, reach: float) -> Callable:
     """`nearest_word` of trellis_nearest.py, compiled for one type."""
     book = CODEBOOKS[name]
-    short = f"{name.lower()}_{reach:g}"
     names: dict[str, object] = {
         "DIM": book.dim,
         "LEAF": LEAF,
@@ -327,15 +326,14 @@ def word_search(name: str, reach: float) -> Callable:
         "trellis_step": trellis_step,
         "trellis_value": trellis_value,
     }
-    names["score_word"] = specialize(trellis_nearest._score_word, f"score_word_{short}", **names)
-    return specialize(trellis_nearest._nearest_word, f"nearest_word_{short}", **names)
+    names["score_word"] = specialize(trellis_nearest._score_word, **names)
+    return specialize(trellis_nearest._nearest_word, **names)
 
 
 def trellis_search(name: str, settings: Settings) -> Callable:
     """Compile the search for one type: search(x, w, words, indices, leaf boxes, node boxes, own,
     groups, chosen) -> d.
     """
-    short = name.lower()
     integers = settings.spread > 0
     names = settings.names(name) | {
         "LEAF": LEAF,
@@ -345,16 +343,14 @@ def trellis_search(name: str, settings: Settings) -> Callable:
         "nearest_word": word_search(name, settings.reach),
         "closeness": specialize(
             _closeness_of_integers if integers else _closeness_in_table,
-            f"closeness_{short}",
             **settings.names(name),
         ),
         "choose_trials": specialize(
             _spread_multiples if integers else _nearest_multiples,
-            f"choose_trials_{short}",
             **settings.names(name),
         ),
     }
     for template in (_guess_scale, _choose_d, _search_block):
         step = template.__name__.lstrip("_")
-        names[step] = specialize(template, f"{step}_{short}", **names)
-    return specialize(_search_row, f"search_{short}", **names)
+        names[step] = specialize(template, **names)
+    return specialize(_search_row, **names)

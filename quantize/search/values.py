@@ -139,7 +139,7 @@ def cells(values: np.ndarray) -> dict[str, object]:
     }
 
 
-def value_set(name: str, values: np.ndarray) -> dict[str, object]:
+def value_set(values: np.ndarray) -> dict[str, object]:
     """The names that describe a set of ascending values: VALUES, MIDDLES, `nearest`(t),
     `code_of`(x, scale, shift) and `codes_of`(x, at, n, scale, shift, codes).
     """
@@ -172,11 +172,11 @@ def value_set(name: str, values: np.ndarray) -> dict[str, object]:
         names |= cells(values)
         forms = by_cell
     for form, template in forms.items():
-        names[form] = specialize(template, f"{form}_{name}", **names)
+        names[form] = specialize(template, **names)
     if forms is by_chain and len(values) > _LONGEST_DEVICE_CHAIN:
         in_cells = names | cells(values)
         for form, template in by_cell.items():
-            in_cells[form] = specialize(template, f"{form}_in_cells_{name}", **in_cells)
+            in_cells[form] = specialize(template, **in_cells)
             if form in names:
                 names[form].device_form = in_cells[form]
     return names
