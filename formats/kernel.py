@@ -48,8 +48,11 @@ def sources_digest() -> str:
 _fallback_lock = threading.Lock()  # numba's setting is one for the process
 
 
-def _compiled(function: Callable, **options: bool) -> Any:
+def _compiled(function: Callable, **options: Any) -> Any:
     import numba
+    import numba.core.config
+
+    settings: Any = numba.core.config
 
     function.__qualname__ = f"{function.__name__}-{sources_digest()}"
     compile_ = numba.njit(nogil=True, cache=True, error_model="numpy", **options)
@@ -57,15 +60,15 @@ def _compiled(function: Callable, **options: bool) -> Any:
         return compile_(function)
     except RuntimeError:  # neither the folder of the module nor the user's cache can be written
         with _fallback_lock:
-            chosen = numba.config.CACHE_DIR
-            numba.config.CACHE_DIR = str(private_folder() / "numba")
+            chosen = settings.CACHE_DIR
+            settings.CACHE_DIR = str(private_folder() / "numba")
             try:
                 return compile_(function)
             finally:
-                numba.config.CACHE_DIR = chosen
+                settings.CACHE_DIR = chosen
 
 
-def _internal(function: Callable, **options: bool) -> Callable:
+def _internal(function: Callable, **options: bool) -> Any:
     """`function` compiled for callers that are compiled themselves.
 
     It gets no entry points for Python and C, which numba would compile in addition and optimize
@@ -84,14 +87,14 @@ def _internal(function: Callable, **options: bool) -> Callable:
     return dispatcher
 
 
-def inlined_function(function: Callable) -> Callable:
+def inlined_function(function: Callable) -> Any:
     """`function` compiled into each caller, whatever its length: a loop that contains a call is not
     turned into vector instructions.
     """
     return _internal(function, forceinline=True)
 
 
-def device_function(function: Callable) -> Callable:
+def device_function(function: Callable) -> Any:
     """`function` compiled when first used, callable from other compiled functions only. One that is
     already compiled is returned as it is.
     """
@@ -173,7 +176,13 @@ def {name}({parameters}):
 """
 
 
-def from_source(source: str, name: str, file: str, *, inline: bool = False, **names: object) -> Any:
+# What templates call a name that `specialize` binds.
+unbound: Any = None
+
+
+def from_source(
+    source: str, name: str, file: str, names: dict[str, Any], *, inline: bool = False
+) -> Any:
     """The function `name` that `source` defines, compiled for compiled callers, with the global
     `names`.
 
@@ -184,7 +193,7 @@ def from_source(source: str, name: str, file: str, *, inline: bool = False, **na
     return inlined_function(function) if inline else device_function(function)
 
 
-def _defined(source: str, name: str, file: str, names: dict[str, object]) -> Callable:
+def _defined(source: str, name: str, file: str, names: dict[str, Any]) -> Callable:
     namespace: dict[str, Any] = {"__name__": __name__, "__file__": file} | names
     exec(compile(source, file, "exec"), namespace)
     return namespace[name]
@@ -221,7 +230,7 @@ def over_blocks(
     )
 
 
-def specialize(template: Callable, **names: object) -> Callable:
+def specialize(template: Any, **names: Any) -> Any:
     """A compiled copy of `template` in which the global `names` (functions, arrays, numbers) have
     these values.
 
@@ -247,7 +256,7 @@ def specialize(template: Callable, **names: object) -> Callable:
     return _copies[template, digest]
 
 
-_copies: dict[tuple[Callable, str], Callable] = {}
+_copies: dict[tuple[Any, str], Any] = {}
 
 
 def _constant(value: Any) -> str:

@@ -1,11 +1,11 @@
 """Search for types with a scale and a minimum per group: y_i = (d * k_g) * q_i - (dmin * m_g), q_i
 in 0..LEVELS.
 
-Q4_K and its relatives. Per group, a number of starting intervals is laid over the values; each is
-improved by alternating between nearest codes and the weighted least-squares line (scale and minimum
-together, the minimum kept from going positive). Then d and dmin are taken from the largest scale
-and minimum, the integers around each group's optimum are tried exactly, and the least-squares (d,
-dmin) for the chosen integers is kept if it lowers the error.
+Q4_K and its relatives. Each group starts from several intervals; each is improved by alternating
+between nearest codes and the weighted least-squares line (scale and minimum together; the line must
+not start above zero). Then d and dmin follow from the largest scale and minimum, the integers
+around each group's optimum are tried exactly, and the least-squares (d, dmin) for the chosen
+integers is kept if it lowers the error.
 
 Arrays: x, w float32[n]; groups float32[n / GROUP, 6]: free scale and minimum, integers k and m, a
 trial of these; lanes float32[6, LANES] is scratch.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...formats.kernel import specialize
+from ...formats.kernel import specialize, unbound
 from .grouped import as_half
 from .lanes import LANES, lane_of_largest, lane_of_least
 
@@ -25,11 +25,9 @@ from .lanes import LANES, lane_of_largest, lane_of_least
 GROUP, LEVELS, TOP = 32, 15, 63
 SIGNED = False
 LOWER = UPPER = np.zeros(LANES, dtype=np.float32)
-ROUNDS, FITS = (
-    3,
-    1,
-)  # of lines and codes in a group; of (d, dmin) and integers, where more lower the error by less than 0.1 %
-line_lanes = fit_lines = fit_group = grid_error = add_fit = None
+ROUNDS = 3  # of lines and codes in a group
+FITS = 1  # of (d, dmin) and integers; more lower the error by less than 0.1 %
+line_lanes = fit_lines = fit_group = grid_error = add_fit = unbound
 
 
 def _line_lanes(x, w, at, scale, minimum, sl, sll, sxl):
@@ -40,7 +38,7 @@ def _line_lanes(x, w, at, scale, minimum, sl, sll, sxl):
         sl[c] = np.float32(0)
         sll[c] = np.float32(0)
         sxl[c] = np.float32(0)
-    for i in range(at, at + GROUP, 2):  # two at a time, so that sums stay in registers for longer
+    for i in range(at, at + GROUP, 2):  # two at a time: sums stay in registers for longer
         x0, x1, w0, w1 = x[i], x[i + 1], w[i], w[i + 1]
         for c in range(len(sl)):
             k = np.floor((x0 + minimum[c]) * scale[c] + np.float32(0.5))
@@ -53,9 +51,9 @@ def _line_lanes(x, w, at, scale, minimum, sl, sll, sxl):
 
 
 def _fit_group(x, w, at, groups, g, lanes):
-    """groups[g, 0:2]: free scale and minimum of x[at:at+GROUP]; 0, 0 if nothing is gained by any.
-    The scale is >= 0, and so is the minimum unless SIGNED; a minimum of either sign gives lines
-    that need not pass zero.
+    """groups[g, 0:2] = free scale and minimum of x[at:at+GROUP]; 0, 0 if none lowers the error.
+    The scale is >= 0, and so is the minimum unless SIGNED; a minimum of either sign allows lines
+    that do not pass zero.
     """
     low = x[at] if SIGNED else np.float32(0)
     high = low
@@ -86,20 +84,20 @@ def _fit_group(x, w, at, groups, g, lanes):
 
 
 def _fit_lines(inverse, minimum, sl, sll, sxl, sw, sx):
-    """The least-squares line for the codes of every lane, given their sums. Afterwards inverse = 1
-    / scale (0: no line), minimum, and sl = fall of the squared error against y = 0. Returns the
+    """Fit the least-squares line for the codes of every lane, given their sums. Afterwards inverse
+    = 1 / scale (0: no line), minimum, and sl = fall of the squared error against y = 0. Return the
     lane where that is largest, or -1.
 
-    Without branches, and in loops over few arrays, which compilers make vector instructions of.
+    There are no branches, and each loop uses few arrays: compilers turn that into vector
+    instructions.
     """
     for c in range(len(sl)):
         determinant = sw * sll[c] - sl[c] * sl[c]
         divisor = determinant if determinant > 0 else np.float32(1)
         scale = (sw * sxl[c] - sx * sl[c]) / divisor
         m = (sl[c] * sxl[c] - sll[c] * sx) / divisor
-        line = (determinant > 0) & (
-            (m >= 0) | SIGNED
-        )  # else all codes are alike, or the line would start above zero
+        # else all codes are equal, or the line would start above zero
+        line = (determinant > 0) & ((m >= 0) | SIGNED)
         through_zero = sxl[c] / (sll[c] if sll[c] > 0 else np.float32(1))
         scale = scale if line else through_zero
         inverse[c] = scale if (sll[c] > 0) & (scale > 0) else np.float32(0)
@@ -116,8 +114,8 @@ def _fit_lines(inverse, minimum, sl, sll, sxl, sw, sx):
 
 
 def _grid_error(x, w, at, d, dmin, groups, g, column, lanes):
-    """Best integers around the free scale and minimum for given d, dmin: groups[g,
-    column:column+2]; returns the error.
+    """groups[g, column:column+2] = the best integers around the free scale and minimum for given d
+    and dmin. Return the error.
     """
     k0 = np.floor(groups[g, 0] / d) if d > 0 else np.float32(0)
     m0 = np.floor(groups[g, 1] / dmin) if dmin > 0 else np.float32(0)
@@ -161,7 +159,7 @@ def _add_fit(x, w, at, d, dmin, k, m, saa, sab, sbb, sxa, sxb):
 
 
 def _search_affine(x, w, groups, lanes):
-    """Returns (d, dmin) as stored; groups[:, 2:4] holds the integers k and m."""
+    """Return (d, dmin) as stored; groups[:, 2:4] = the integers k and m."""
     n = len(x) // GROUP
     top_scale = np.float32(0)
     top_minimum = np.float32(0)
@@ -224,9 +222,8 @@ def _search_affine(x, w, groups, lanes):
 def _code_of(x, scale, minimum):
     inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
     l = np.floor((x + minimum) * inverse + np.float32(0.5))
-    return int(
-        min(max(np.float32(0), l), np.float32(LEVELS))
-    )  # in this order max drops a NaN, which int would not stand
+    # In this order max drops a NaN, which cannot become an integer.
+    return int(min(max(np.float32(0), l), np.float32(LEVELS)))
 
 
 def affine_search(
@@ -235,8 +232,8 @@ def affine_search(
     """Compile the search for one type: (search(x, w, groups, lanes) -> (d, dmin), code_of(x, scale,
     minimum) -> int).
 
-    levels: largest code; top: largest integer scale and minimum; reach: parts of the way from 0 to
-    the smallest and to the largest value at which the starting intervals end (4 by 4 combinations).
+    levels: largest code; top: largest integer scale and minimum; reach: where the starting
+    intervals end, as parts of the smallest and of the largest value (4 by 4 combinations).
     """
     names = _names(group, levels, reach, TOP=top)
     for template in (_line_lanes, _fit_lines, _fit_group, _grid_error, _add_fit):
@@ -248,7 +245,7 @@ def affine_search(
 def group_fit(
     *, group: int, levels: int, signed: bool, reach: tuple[float, float]
 ) -> tuple[Callable, Callable, Callable]:
-    """The parts of a search that work on one group: compiled `_fit_group`, `_line_lanes` and
+    """Compile the functions of a search that work on one group: `_fit_group`, `_line_lanes` and
     `_code_of`.
     """
     names = _names(group, levels, reach, SIGNED=signed)

@@ -1,9 +1,9 @@
-"""MXFP4 and NVFP4: four-bit floats with a scale that is a float of one byte itself. Byte maps:
+"""MXFP4 and NVFP4: four-bit floats with a scale that is a one-byte float. Byte maps:
 `formats/codecs/fp4.py`.
 
-MXFP4's scale is a power of two. Without importances it is the definition's, 2^(floor(log2 max|x|) -
-2); with them its neighbours are tried too. NVFP4 tries sixteen scales around the one that meets the
-largest value.
+MXFP4's scale is a power of two. Without importances it follows the definition, 2^(floor(log2
+max|x|) - 2); with them its neighbours are tried too. NVFP4 tries sixteen scales around the one that
+meets the largest value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ error_lanes = specialize(lane_functions.error_lanes, **_names)
 
 @device_function
 def _code(t):
-    """The code of the doubled value nearest to t, of two equally near ones the smaller in
+    """Return the code of the doubled value nearest to t; of two equally near values, the smaller in
     magnitude.
     """
     a = abs(t)
@@ -42,7 +42,7 @@ def _code(t):
 
 @device_function
 def _size(t):
-    """The doubled value nearest to t, without its sign."""
+    """Return the magnitude of the doubled value nearest to t."""
     a = abs(t)
     v = np.float32(1) if a > np.float32(0.5) else np.float32(0)
     v = np.float32(2) if a > np.float32(1.5) else v
@@ -55,7 +55,7 @@ def _size(t):
 
 @device_function
 def _exponent(x):
-    """The scale byte by the definition."""
+    """Return the scale byte of the definition."""
     top = np.float32(0)
     for j in range(32):
         top = max(top, abs(x[j]))
@@ -75,7 +75,7 @@ def mxfp4_plain(x, block):
 
 
 def mxfp4(x, w, block, lanes):
-    """Errors are added up in sixteen sums side by side, which are then added in order."""
+    """Errors are added up in sixteen parallel sums, which are then added in order."""
     first = max(_exponent(x) - 1, 0)
     best = first
     least = np.float32(np.inf)
@@ -96,7 +96,7 @@ def mxfp4(x, w, block, lanes):
 
 @device_function
 def _nearest_ue4m3(v):
-    """The byte of the scale nearest to v >= 0, at most 126."""
+    """Return the byte of the scale nearest to v >= 0, at most 126."""
     if v < np.float32(2.0**-6):
         return int(np.floor(v * np.float32(512) + np.float32(0.5)))
     bits = np.int64(np.float32(v).view(np.uint32))

@@ -1,4 +1,6 @@
-"""IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S: search and packing. Byte maps: `formats/codecs/grid.py`."""
+"""IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S: search and packing. Byte maps:
+`formats/codecs/grid.py`.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ _iq3_s, _settle_iq3_s = grid_search(
 
 @device_function
 def _signs(x, m):
-    """A bit for each of eight elements: 1 for negative."""
+    """Return a bit for each of eight elements: 1 for negative."""
     bits = 0
     for i in range(8):
         bits |= (1 if x[8 * m + i] < 0 else 0) << i
@@ -77,13 +79,13 @@ def _signs(x, m):
 
 @device_function
 def _seven_signs(x, m, lanes):
-    """The same without the eighth, after the search made the parity even."""
+    """Return the signs without the eighth, which follows from them as the parity is even."""
     return (_signs(x, m) ^ 1 << int(lanes[4 + m // 16, m % 16])) & 127
 
 
 @device_function
 def _write_signs_and_scale(block, at, x, b, k, lanes):
-    """32 bits: the sign codes of the b-th 32 elements, and their scale."""
+    """Write 32 bits: the sign codes of the b-th 32 elements, and their scale."""
     word = k // 2 << 28
     for l in range(4):
         word |= _seven_signs(x, 4 * b + l, lanes) << (7 * l)

@@ -9,21 +9,21 @@ is an entry of a grid.
 4. With all integers and entries fixed the least-squares d is known in closed form; step 3 is
    repeated with it as long as that lowers the error.
 
-To judge a vector at a scale, its elements are divided by the scale and rounded, each for itself, to
-the values that occur in the grid. The result is a point of a small cube; a table (`grid_tables.py`)
-lists the NEAR entries closest to each point, and these are compared exactly, with the weights.
-Where signs are stored apart from the grid, magnitudes are searched. Where only 7 of 8 signs are
-stored, the cheapest element of a vector with the wrong parity is given the wrong sign beforehand.
+To judge a vector at a scale, each element is divided by the scale and rounded to a value that
+occurs in the grid. The result is a point of a small cube; a table (`grid_tables.py`) lists the NEAR
+entries closest to each point, and these are compared exactly, with the weights. If signs are stored
+separately, magnitudes are searched. If only 7 of 8 signs are stored, the cheapest element of a
+vector with the wrong parity gets the wrong sign before the search.
 
 Two corrections lower the measured KL divergence (`docs/benchmarks/quality.md`), as in `grouped.py`:
-`emphasis` raises the weights of large elements. And as a least-squares fit comes out shorter than
-the values it fits, by the part e of their energy that is lost, d is stretched by 1 + `gain` * e
-after all entries are chosen; what is represented exactly is left alone.
+`emphasis` raises the weights of large elements. A least-squares fit is shorter than the values it
+fits, by the part e of their energy that is lost, so d is stretched by 1 + `gain` * e after all
+entries are chosen; values that are represented exactly do not change.
 
 Arrays: x, w, own float32[n], own holding the weights in use; groups float32[n / 16, >= 6]: scale,
 curvature, integer, number of the shift, and a trial of these two; lanes float32[6, 16] is scratch:
-entries and shifts of the current group (row 0), what its entries are compared with (1, 2), flipped
-element per eight of a block (4, 5).
+entries and shifts of the current group (row 0), the values that its entries are compared with (1,
+2), flipped element per eight of a block (4, 5).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...formats.kernel import specialize
+from ...formats.kernel import specialize, unbound
 from .grid_vectors import NEAR, closest_entry, error_of, of_eight, of_three, point_of
 from .grouped import as_half
 
@@ -47,8 +47,8 @@ TARGETS = np.ones(16, dtype=np.float32)
 EMPHASIS, GAIN, ROUNDS = 0, np.float32(0), 2
 LARGEST = np.float32(3e7)  # beyond what any of these types can hold; keeps sums of squares finite
 VALUES = np.zeros(3, dtype=np.float32)  # the first, the second, and the last value in the grid
-element = weigh = choose_flips = load_group = judge_group = fit_group = None
-nearest_integer = scan_group = choose_d = finish_group = None
+element = weigh = choose_flips = load_group = judge_group = fit_group = unbound
+nearest_integer = scan_group = choose_d = finish_group = unbound
 
 
 def _weigh(x, importance, own):
@@ -69,9 +69,7 @@ def _weigh(x, importance, own):
 
 
 def _choose_flips(x, w, lanes):
-    """lanes[4:6]: for each eight elements of a block the element whose sign is stored wrong, 8 if
-    none.
-    """
+    """lanes[4:6] = for every eight elements the one that gets the wrong sign, 8 if none."""
     for m in range(len(x) // 8):
         cheapest = 8
         odd = 0
@@ -88,8 +86,8 @@ def _choose_flips(x, w, lanes):
 
 
 def _load_group(x, at, lanes):
-    """lanes[1:3] = what x[at:at+GROUP] is matched with: x itself, or its magnitudes, negative where
-    the sign is stored wrong. Returns the largest magnitude.
+    """lanes[1:3] = the values that entries are compared with: x[at:at+GROUP] itself, or its
+    magnitudes, negative where the sign is stored wrong. Return the largest magnitude.
     """
     top = np.float32(0)
     for e in range(GROUP // 8):
@@ -108,8 +106,8 @@ def _load_group(x, at, lanes):
 
 
 def _judge_group(lanes, w, at, scale, first_shift, last_shift, near):
-    """The error of a group at a scale, each vector with the best entry and the best of the given
-    shifts, which are left in lanes[0]: entries from 0 on, numbers of shifts from 8 on.
+    """Return the error of a group at a scale, each vector with its best entry and the best of the
+    given shifts. lanes[0] = entries from 0 on, numbers of shifts from 8 on.
     """
     inverse = SLOPE / scale if scale > 0 else np.float32(0)
     error = np.float32(0)
@@ -140,8 +138,8 @@ def _judge_group(lanes, w, at, scale, first_shift, last_shift, near):
 
 
 def _fit_group(lanes, w, at):
-    """(sum w x v, sum w v^2) of a group with the entries and shifts that `judge_group` left in
-    lanes[0].
+    """Return (sum w x v, sum w v^2) of a group with the entries and shifts that `judge_group` left
+    in lanes[0].
     """
     sxv = np.float32(0)
     svv = np.float32(0)
@@ -157,8 +155,8 @@ def _fit_group(lanes, w, at):
 
 
 def _scan_group(x, w, at, groups, g, lanes, near):
-    """groups[g, 0:2]: the free scale for x[at:at+GROUP], 0 if the group is all zero, and how fast
-    the error grows around it; column 3: the number of the shift, where the group has one.
+    """groups[g, 0:2] = the free scale for x[at:at+GROUP], 0 if the group is all zero, and the
+    curvature of the error around it; column 3 = the number of the shift, if the group has one.
     """
     groups[g, 0] = np.float32(0)
     groups[g, 1] = np.float32(0)
@@ -181,7 +179,7 @@ def _scan_group(x, w, at, groups, g, lanes, near):
 
 
 def _nearest_integer(t):
-    """The allowed group scale nearest to t."""
+    """Return the allowed group scale nearest to t."""
     k = np.floor((t - np.float32(FIRST_STEP)) / np.float32(STEP) + np.float32(0.5))
     return np.float32(FIRST_STEP) + np.float32(STEP) * min(
         max(np.float32(0), k), np.float32((LAST_STEP - FIRST_STEP) // STEP)
@@ -189,7 +187,9 @@ def _nearest_integer(t):
 
 
 def _choose_d(n, groups):
-    """The d that loses least by rounding the scales of n groups, fitted to them afterwards."""
+    """Return the d that loses least when the scales of n groups are rounded, fitted to them
+    afterwards.
+    """
     largest = np.float32(0)
     for g in range(n):
         largest = max(largest, groups[g, 0])
@@ -200,7 +200,7 @@ def _choose_d(n, groups):
     for c in range(len(TARGETS)):
         d = largest / TARGETS[c]
         inverse = np.float32(1) / d
-        for fitted in range(2):
+        for _ in range(2):
             cost = np.float32(0)
             sks = np.float32(0)
             skk = np.float32(0)
@@ -221,7 +221,7 @@ def _choose_d(n, groups):
 
 
 def _finish_group(x, w, at, d, groups, g, column, lanes, near):
-    """With d fixed: groups[g, column:column+2] = integer scale and number of the shift; returns the
+    """With d fixed, groups[g, column:column+2] = integer scale and number of the shift. Return the
     weighted squared error and the sums for the least-squares d.
     """
     load_group(x, at, lanes)
@@ -254,9 +254,9 @@ def _finish_group(x, w, at, d, groups, g, column, lanes, near):
 
 
 def _search_grid(x, importance, own, groups, lanes, near):
-    """All four steps for one block (or row). Returns d and d as it is to be stored, which is
-    stretched by the gain; groups[:, 2:4] holds integers and shift numbers, own the weights,
-    lanes[4:6] the flipped elements.
+    """Search one block (or row) in all four steps. Return d, and d stretched by the gain, which is
+    stored. groups[:, 2:4] = integers and shift numbers, own = the weights, lanes[4:6] = the flipped
+    elements.
     """
     n = len(x) // GROUP
     weigh(x, importance, own)
@@ -299,8 +299,8 @@ def _search_grid(x, importance, own, groups, lanes, near):
 
 
 def _settle_group(x, w, d, groups, g, lanes, near):
-    """Leaves the entries and shifts of group g in lanes[0] (see `judge_group`), for the d and the
-    integers that were found.
+    """lanes[0] = the entries and shifts of group g (see `judge_group`) for the d and the integers
+    that were found.
     """
     load_group(x, g * GROUP, lanes)
     h = int(groups[g, 3])
@@ -340,7 +340,7 @@ def grid_search(
     gain: float = 0.0,
 ) -> tuple[Callable, Callable]:
     """Compile for one type: search(x, w, own, groups, lanes, near) -> (d, d to store), and
-    settle(x, own, d, groups, g, lanes, near), to be called for each group afterwards, which leaves
+    settle(x, own, d, groups, g, lanes, near), which is called for each group afterwards and leaves
     its entries in `lanes`.
 
     grid: int8[entries, 8 or 4] of three or eight values, times `unit`; negative values mean that

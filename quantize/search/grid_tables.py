@@ -1,5 +1,5 @@
-"""Tables of the codebook searches: the grid entries closest to every point of the cube that a grid
-lies in.
+"""Tables of the codebook searches: the grid entries closest to every point of the cube that
+contains a grid.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ import numpy as np
 
 
 def packed_digits(digits: np.ndarray, bits: int) -> np.ndarray:
-    """uint16[...] of digits[..., dims], the first in the lowest bits."""
+    """Pack digits[..., dims] into uint16[...], the first in the lowest bits."""
     return (digits.astype(np.int64) << bits * np.arange(digits.shape[-1])).sum(-1).astype(np.uint16)
 
 
 def closest_entries(grid: np.ndarray, near: int) -> tuple[np.ndarray, np.ndarray]:
-    """For a grid int8[entries, dims] with values that are `base` different numbers:
+    """Return two tables for a grid int8[entries, dims] with `base` different values:
 
     uint16[base^dims, near]: the closest entries to every point (element 0 most significant),
-    nearest first, as packed digits; uint16[2^(bits*dims)]: the number of an entry, by its packed
+    nearest first, as packed digits; uint16[2^(bits*dims)]: the number of an entry by its packed
     digits.
     """
     values, dims = np.unique(grid), grid.shape[1]

@@ -62,8 +62,8 @@ _iq1_m_r4, _settle_iq1_m_r4 = grid_search(
 
 @device_function
 def _write_indices(low, first, lanes, number, k, shift):
-    """Low bytes of four indices into low[first:]; returns the u16 of their high bits, the scale and
-    the shift.
+    """Write the low bytes of four indices to low[first:]. Return the u16 of their high bits, the
+    scale and the shift.
     """
     word = k // 2 << 12 | shift << 15
     for l in range(4):
@@ -75,7 +75,9 @@ def _write_indices(low, first, lanes, number, k, shift):
 
 @device_function
 def _write_pair(low, first, lanes, number):
-    """Low bytes of two indices into low[first:]; returns their nibbles of high bits and shifts."""
+    """Write the low bytes of two indices to low[first:]. Return their nibbles of high bits and
+    shifts.
+    """
     nibbles = 0
     for l in range(2):
         index = int(number[int(lanes[0, l])])

@@ -1,52 +1,53 @@
-"""The closest entry of a grid for one vector: see `grid_search.py`.
+"""The closest entry of a grid to one vector: see `grid_search.py`.
 
-An entry is packed, 2 bits (three values) or 3 bits (eight) per element, the number of its value,
-the first element lowest.
+An entry is packed: the number of each element's value, in 2 bits (grids of three values) or 3 bits
+(of eight), the first element lowest.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...formats.kernel import device_function
+from ...formats.kernel import device_function, unbound
 
 NEAR = 8  # entries compared, a power of two
 # Free names of the templates below, bound per type by `grid_search`.
 DIMS, BASE = 8, 3
 POWERS = 3 ** np.arange(7, -1, -1, dtype=np.int32)
-element = None
+element = unbound
 
 
 @device_function
 def ordered(error, j):
-    """An integer that orders like `error` (not negative), with the number j < NEAR in its lowest
-    bits. A minimum of integers may be taken in any order, so compilers use vector instructions.
+    """Return an integer that has the order of `error` (not negative), with the number j < NEAR in
+    its lowest bits. A minimum of integers may be taken in any order, so compilers use vector
+    instructions.
     """
     return np.int32(np.int32(np.float32(error).view(np.int32) & -NEAR) | np.int32(j))
 
 
 @device_function
 def error_of(key):
-    """The error in a key of `ordered`, but for the lowest bits."""
+    """Return the error in a key of `ordered`, without its lowest bits."""
     return np.int32(key & -NEAR).view(np.float32)
 
 
 @device_function
 def of_three(entry, i, one, two, last):
-    """The value of element i of a packed entry, for grids of three values."""
+    """Return the value of element i of a packed entry, for grids of three values."""
     return last if entry & 2 << 2 * i else two if entry & 1 << 2 * i else one
 
 
 @device_function
 def of_eight(entry, i, one, two, last):
-    """The same for grids of eight values: odd multiples of the first, but for the last."""
+    """Return the same for grids of eight values: odd multiples of the first, except the last."""
     digit = entry >> 3 * i & 7
     return last if digit == 7 else one * np.float32(np.int32(2 * digit + 1))
 
 
 def point_of(lanes, row, column, inverse, offset):
-    """The point of the cube next to lanes[row, column:column+DIMS]: x * inverse + offset rounds
-    down to the number of a value.
+    """Return the point of the cube nearest to lanes[row, column:column+DIMS]: x * inverse + offset
+    rounds down to the number of a value.
     """
     point = np.int32(0)
     for i in range(DIMS):
@@ -57,9 +58,9 @@ def point_of(lanes, row, column, inverse, offset):
 
 
 def closest_entry(lanes, row, column, w, at, near, point, one, two, last):
-    """Which of the entries near[point] is closest to lanes[row, column:column+DIMS], with weights
-    w[at:at+DIMS], as a key of `ordered`. The last three arguments describe the scaled and shifted
-    values of the grid.
+    """Return which of the entries near[point] is closest to lanes[row, column:column+DIMS], with
+    weights w[at:at+DIMS], as a key of `ordered`. The last three arguments describe the scaled and
+    shifted values of the grid.
     """
     least = np.int32(0x7FFFFFFF)
     for j in range(NEAR):

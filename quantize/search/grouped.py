@@ -7,18 +7,18 @@ share this search:
 
 1. `_scan`: per group and shift, the best free scale s from a geometric ladder on both signs; each
    rung is judged with its own least-squares scale.
-2. `_try_scales`, `_pick_scale`: several d are tried, such that the largest s meets the ends of the
-   integer range; the one with the smallest total error after every s/d is rounded wins.
+2. `_try_scales`, `_pick_scale`: several d are tried, chosen so that the largest s meets the ends of
+   the integer range; the d with the smallest total error after rounding every s/d wins.
 3. `_settle`: with d fixed, the integers around s/d are tried exactly, for each shift.
-4. `_fit`, `_refit`: with all integers and values fixed the least-squares d is known in closed form;
-   it is rounded as it will be stored, and step 3 is repeated (`_retry`, `_judge`) as long as that
-   lowers the error.
+4. `_fit`, `_refit`: with all integers and values fixed the least-squares d has a closed form. It is
+   rounded as it will be stored, and step 3 is repeated (`_retry`, `_judge`) as long as that lowers
+   the error.
 
-Weights are the importances themselves: what is minimised is sum_i w_i (x_i - y_i)^2, the importance
-matrix's estimate of the damage to the layer's output. Below four bits two corrections lower the
+Weights are the importances themselves: the search minimises sum_i w_i (x_i - y_i)^2, the importance
+matrix's estimate of the error in the layer's output. Below four bits two corrections lower the
 measured KL divergence (`docs/benchmarks/quality.md`): `emphasis` multiplies the weights by (mean
-x^2 + x_i^2)^(1/4), and `gain` stretches d slightly, because a least-squares fit always comes out
-shorter than the values it fits, and the lost length adds up over layers.
+x^2 + x_i^2)^(1/4), and `gain` stretches d slightly, because a least-squares fit is always shorter
+than the values it fits, and the lost length adds up over layers.
 
 The steps follow the contract of `steps.py`.
 """
@@ -30,7 +30,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...formats.codecs.scalars import nearest_half
-from ...formats.kernel import device_function, specialize
+from ...formats.kernel import device_function, specialize, unbound
 from . import lanes as lane_functions
 from .lanes import LANES, largest_of
 from .steps import SUPER, Steps
@@ -44,28 +44,28 @@ LADDER = np.ones(LANES, dtype=np.float32)
 TARGETS = np.ones(LANES, dtype=np.float32)
 score_lanes = error_lanes = nearest = nearest_integer = rounded_scales = neighbours = (
     settle_with
-) = fit_sums = codes_of = round_d = None
+) = fit_sums = codes_of = round_d = unbound
 
-# Columns of `groups`: the best scale per shift (2); integer scale and number of the shift (2), a
-# trial of these (2); error of the last of them; shares of the least-squares sums; in the first
-# group of a block its mean square; errors by candidate d.
+# Columns of `groups`: the best scale per shift (2); integer scale and number of the shift (2) and a
+# trial of these (2); error of the last of them; shares of the least-squares sums; mean square of a
+# block, in its first group; errors by candidate d.
 FREE, CHOSEN, TRIAL, ERROR, SXV, SVV, MEAN, ERRORS = 0, 2, 4, 6, 7, 8, 9, 10
 # Columns of the last row, which also uses ERROR and ERRORS for the totals. SCALE, NEXT, STRETCHED:
-# values of d.
-SCALE, NEXT, STRETCHED, LARGEST, GOES_ON, ACCEPTED = 0, 1, 2, 3, 4, 5
+# values of d. IMPROVING: whether step 4 is repeated. ACCEPTED: whether the last trial was better.
+SCALE, NEXT, STRETCHED, LARGEST, IMPROVING, ACCEPTED = 0, 1, 2, 3, 4, 5
 
 
 @device_function
 def as_half(d):
-    """d as a half holds it. Beyond the largest half that one, not infinity, which no decoder would
-    survive.
+    """Return d in half precision. Larger numbers become the largest half, not infinity, which would
+    decode to NaN.
     """
     return nearest_half(d)
 
 
 @device_function
 def as_row_float(d):
-    """d in single precision, small enough for the largest product of two signed bytes with it to be
+    """Return d in single precision, limited so that its product with any two signed bytes is
     finite.
     """
     return min(max(np.float32(-2e34), d), np.float32(2e34))
@@ -77,7 +77,7 @@ def as_float(d):
 
 
 def _nearest_integer(t):
-    """The allowed group scale nearest to t."""
+    """Return the allowed group scale nearest to t."""
     k = np.floor((t - np.float32(LOW)) / np.float32(STEP) + np.float32(0.5))
     return np.float32(LOW) + np.float32(STEP) * min(
         max(k, np.float32(0)), np.float32((HIGH - LOW) // STEP)
@@ -120,7 +120,7 @@ def _scan(x, w, own, groups, lanes, g):
 
 
 def _largest(x, w, own, groups, lanes, row):
-    """The free scale of the largest magnitude."""
+    """common[LARGEST] = the free scale of largest magnitude."""
     n = len(x) // GROUP
     largest = np.float32(0)
     for g in range(n):
@@ -131,8 +131,8 @@ def _largest(x, w, own, groups, lanes, row):
 
 
 def _rounded_scales(free, largest, scale, inverse):
-    """For each lane: the multiple of d = largest / TARGETS[c] nearest to the free scale, and its
-    inverse.
+    """For each lane c: scale[c] = the multiple of d = largest / TARGETS[c] nearest to the free
+    scale, and its inverse.
     """
     for c in range(len(scale)):
         d = largest / TARGETS[c]
@@ -169,7 +169,7 @@ def _sum_errors(x, w, own, groups, lanes, c):
 
 
 def _pick_scale(x, w, own, groups, lanes, row):
-    """The d with the smallest total error over all groups, rounded as it will be stored."""
+    """common[SCALE] = the d with the smallest total error, rounded as it will be stored."""
     common = groups[len(x) // GROUP]
     winner = 0
     for c in range(1, LANES):
@@ -179,8 +179,8 @@ def _pick_scale(x, w, own, groups, lanes, row):
 
 
 def _neighbours(first, last, d, k, scale, inverse):
-    """Integers around `first` and, with a second shift, around `last`, in the second half of the
-    lanes; d k, and its inverse.
+    """k = integers around `first`, and with a second shift around `last` in the second half of the
+    lanes; scale = d k, and its inverse.
     """
     per_shift = LANES // len(SHIFTS)
     for c in range(len(k)):
@@ -193,7 +193,7 @@ def _neighbours(first, last, d, k, scale, inverse):
 
 
 def _settle_with(x, own, d, groups, g, column, lanes):
-    """With d fixed: groups[g, column:column+2] = integer scale and number of the shift; returns the
+    """With d fixed, groups[g, column:column+2] = integer scale and number of the shift. Return the
     weighted squared error.
     """
     per_shift = LANES // len(SHIFTS)
@@ -222,7 +222,7 @@ def _total(x, w, own, groups, lanes, row):
     groups[n, ERROR] = np.float32(0)
     for g in range(n):
         groups[n, ERROR] += groups[g, ERROR]
-    groups[n, GOES_ON] = np.float32(1)
+    groups[n, IMPROVING] = np.float32(1)
     groups[n, ACCEPTED] = np.float32(0)
 
 
@@ -241,14 +241,14 @@ def _fit_sums(x, w, at, d, k, shift, sxv, svv):
 
 
 def _fit(x, w, own, groups, lanes, g):
-    """Take over what the last trial found, if it was better; then the group's share of the
-    least-squares problem for d: groups[g, SXV] = sum w x (k v), groups[g, SVV] = sum w (k v)^2.
+    """Accept the last trial if it was better; then groups[g, SXV] = sum w x (k v) and groups[g,
+    SVV] = sum w (k v)^2, the group's share of the least-squares problem for d.
     """
     common = groups[len(x) // GROUP]
     if common[ACCEPTED] != 0:
         groups[g, CHOSEN] = groups[g, TRIAL]
         groups[g, CHOSEN + 1] = groups[g, TRIAL + 1]
-    if common[GOES_ON] == 0:
+    if common[IMPROVING] == 0:
         return
     k, shift = groups[g, CHOSEN], SHIFTS[int(groups[g, CHOSEN + 1])]
     for c in range(LANES):
@@ -264,10 +264,12 @@ def _fit(x, w, own, groups, lanes, g):
 
 
 def _refit(x, w, own, groups, lanes, row):
-    """The least-squares d for the integers and values chosen; nothing goes on if it is the same."""
+    """common[NEXT] = the least-squares d for the integers and values chosen; stop if it is the
+    same as before.
+    """
     common = groups[len(x) // GROUP]
     common[ACCEPTED] = np.float32(0)
-    if common[GOES_ON] == 0:
+    if common[IMPROVING] == 0:
         return
     sxv = svv = np.float32(0)
     for g in range(len(x) // GROUP):
@@ -276,18 +278,18 @@ def _refit(x, w, own, groups, lanes, row):
     d = round_d(sxv / svv) if svv != 0 else common[SCALE]
     common[NEXT] = d
     if d == common[SCALE]:
-        common[GOES_ON] = np.float32(0)
+        common[IMPROVING] = np.float32(0)
 
 
 def _retry(x, w, own, groups, lanes, g):
     common = groups[len(x) // GROUP]
-    if common[GOES_ON] != 0:
+    if common[IMPROVING] != 0:
         groups[g, ERROR] = settle_with(x, own, common[NEXT], groups, g, TRIAL, lanes)
 
 
 def _judge(x, w, own, groups, lanes, row):
     common = groups[len(x) // GROUP]
-    if common[GOES_ON] == 0:
+    if common[IMPROVING] == 0:
         return
     error = np.float32(0)
     for g in range(len(x) // GROUP):
@@ -295,7 +297,7 @@ def _judge(x, w, own, groups, lanes, row):
     if error < common[ERROR]:
         common[SCALE], common[ERROR], common[ACCEPTED] = common[NEXT], error, np.float32(1)
     else:
-        common[GOES_ON] = np.float32(0)
+        common[IMPROVING] = np.float32(0)
 
 
 def _stretch(x, w, own, groups, lanes, row):
@@ -304,9 +306,9 @@ def _stretch(x, w, own, groups, lanes, row):
 
 
 def _encode(x, w, own, groups, lanes, g):
-    """groups[g, CHOSEN:CHOSEN+2] final; own = the codes, as float32: those of the d that was not
-    stretched, which are nearer to the optimum than rounding anew (measured: 1.5 % less divergence
-    of IQ2_K).
+    """Accept the last trial if it was better; own = the codes, as float32. They are those of d
+    before it is stretched, which are closer to the optimum than the nearest codes afterwards
+    (measured: IQ2_K has 1.5 % less divergence).
     """
     common = groups[len(x) // GROUP]
     if common[ACCEPTED] != 0:

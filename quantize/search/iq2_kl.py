@@ -1,9 +1,9 @@
 """IQ2_KL: one code of five bits for two neighbouring elements, y = (d * k) * pair. Byte map:
 `formats/codecs/iq_ks.py`.
 
-The 32 pairs are made of eight values, but not of any two of them: the best pair for given elements
-and weights is found by adding the error of each first value to the smallest error among the second
-values that go with it.
+The 32 pairs consist of eight values, but not every two values are a pair: the best pair for given
+elements and weights is found by adding the error of each first value to the smallest error among
+its second values.
 
 The search is that of `grouped.py` with this choice in place of the nearest value.
 """
@@ -32,8 +32,8 @@ def _off(x, w, sv):
 
 
 def _judge(name: str, keep: str) -> Callable:
-    """Compile name(x0, x1, w0, w1, s), written out from the table: the smallest w0 (x0 - s a)^2 +
-    w1 (x1 - s b)^2 over all pairs (a, b). keep: "error" for that error alone, "pair" for (a, b,
+    """Compile name(x0, x1, w0, w1, s), generated from the table: the smallest w0 (x0 - s a)^2 + w1
+    (x1 - s b)^2 over all pairs (a, b). keep: "error" to return that error, "pair" to return (a, b,
     code) of that pair.
     """
     lines = [f"def {name}(x0, x1, w0, w1, s):"]
@@ -70,7 +70,7 @@ def _judge(name: str, keep: str) -> Callable:
         lines += ["least = min(least, error)"]
     lines += ["return least" if keep == "error" else "return least_a, least_b, least_code"]
     return from_source(
-        "\n    ".join(lines), name, __file__, inline=True, off=_off, float32=np.float32
+        "\n    ".join(lines), name, __file__, {"off": _off, "float32": np.float32}, inline=True
     )
 
 
@@ -95,9 +95,8 @@ def _error_lanes(x, w, at, n, shift, scale, inverse, error):
         error[c] = np.float32(0)
     for i in range(at, at + n, 2):
         x0, x1, w0, w1 = x[i], x[i + 1], w[i], w[i + 1]
-        for c in range(
-            len(error)
-        ):  # not LANES, which would be unrolled before it could become vector instructions
+        # Not LANES: a loop of known length is unrolled before it can become vector instructions.
+        for c in range(len(error)):
             error[c] += _pair_error(x0, x1, w0, w1, scale[c])
 
 
@@ -111,7 +110,7 @@ def _fit_sums(x, w, at, d, k, shift, sxv, svv):
 
 
 def _codes_of(x, at, n, scale, shift, codes):
-    """codes holds the weights before; the code of a pair is written twice."""
+    """codes holds the weights on entry; the code of a pair is written twice."""
     for c in range(LANES):
         i = at + 2 * c
         _, _, code = _best_pair(x[i], x[i + 1], codes[i], codes[i + 1], scale)

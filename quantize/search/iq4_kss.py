@@ -1,11 +1,11 @@
-"""IQ4_KSS: IQ4_KS in exactly four bits, for which four codes share a constraint. Byte map:
+"""IQ4_KSS: IQ4_KS in exactly four bits, with a constraint on every four codes. Byte map:
 `formats/codecs/iq_ks.py`.
 
 The 16 bits of four codes (of elements 2n, 2n+1, 2n+16, 2n+17 of a group) have an even number of
-ones; that bit saved per word holds the scales. With the scale fixed each element has a best value
-among the codes of even parity and one among those of odd parity. Taking the better of the two
-everywhere and, if the parities do not come out even, changing the one element where that costs
-least, gives the best of all allowed choices: no approximation is made.
+ones; the bit that this saves per word stores the scales. With the scale fixed, each element has a
+best value among the codes of even parity and one among those of odd parity. The better of the two
+for every element, with a change of the one element where it costs least if the parity is odd, is
+the best of all allowed choices: this is no approximation.
 
 The search is that of `grouped.py` with this choice in place of the nearest value.
 """
@@ -23,7 +23,9 @@ from .lanes import LANES
 from .steps import RowSearch
 
 _PARITY = np.array([code.bit_count() & 1 for code in range(16)])
-_EVEN_CODES, _ODD_CODES = (np.nonzero(parity == _PARITY)[0].astype(np.float32) for parity in (0, 1))
+_EVEN_CODES, _ODD_CODES = (
+    np.flatnonzero(parity == _PARITY).astype(np.float32) for parity in (0, 1)
+)
 _EVEN, _ODD = IQ4NL_VALUES[_PARITY == 0], IQ4NL_VALUES[_PARITY == 1]
 _EVEN_MIDDLES, _ODD_MIDDLES = ((values[1:] + values[:-1]) / 2 for values in (_EVEN, _ODD))
 
@@ -62,7 +64,7 @@ def _odd_code(t):
 
 @inlined_function
 def _add_score(x, w, inverse, shift, parity, least, sxv, svv, dxv, dvv):
-    """One element more of four. parity: -1 while an odd number of codes is odd; least: the smallest
+    """Add one of four elements. parity: -1 while an odd number of codes is odd; least: the smallest
     cost of a change so far, which would add dxv and dvv to the sums sxv and svv.
     """
     t = x * inverse - shift
@@ -84,7 +86,7 @@ def _add_score(x, w, inverse, shift, parity, least, sxv, svv, dxv, dvv):
 
 @inlined_function
 def _four_scores(x0, x1, x2, x3, w0, w1, w2, w3, inverse, shift):
-    """(sum w x v, sum w v^2) of four elements."""
+    """Return (sum w x v, sum w v^2) of four elements."""
     zero = np.float32(0)
     parity, least, sxv, svv, dxv, dvv = np.float32(1), np.float32(np.inf), zero, zero, zero, zero
     parity, least, sxv, svv, dxv, dvv = _add_score(
@@ -177,7 +179,7 @@ def _fit_sums(x, w, at, d, k, shift, sxv, svv):
 
 @inlined_function
 def _costs(x, w, inverse, shift):
-    """(code, what choosing the other parity costs, code of that, 1 if the first is odd)."""
+    """Return (code, cost of the other parity, its code, 1 if the first code is odd)."""
     t = x * inverse - shift
     even = t - _nearest_even(t)
     odd = t - _nearest_odd(t)
@@ -188,7 +190,7 @@ def _costs(x, w, inverse, shift):
 
 
 def _codes_of(x, at, n, scale, shift, codes):
-    """codes holds the weights before."""
+    """codes holds the weights on entry."""
     inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
     for i in range(at, at + 16, 2):
         odd = 0
@@ -215,12 +217,9 @@ def iq4_kss(block, codes, groups):
                 | int(codes[i + 1]) << 8
                 | int(codes[i + 17]) << 12
             )
-            for shift in (
-                1,
-                2,
-                4,
-                8,
-            ):  # bit by bit the sum modulo 2 of all from the top down: the inverse of v ^ v>>1
+            # Each bit becomes the sum modulo 2 of itself and all higher bits: the inverse of
+            # v ^ v >> 1.
+            for shift in (1, 2, 4, 8):
                 word ^= word >> shift
             write_u16(block, 16 * b + 2 * n, (word & 0xFFFE) | (scale >> n & 1))
 

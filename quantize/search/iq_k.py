@@ -1,8 +1,8 @@
 """IQ2_K to IQ6_K and IQ4_XS: search and packing. Byte maps: `formats/codecs/iq_k.py`,
 `formats/codecs/grid.py`.
 
-The writers follow `BlockSearch` in `steps.py`: a block, its 256 codes, its groups and behind them
-what they have in common.
+The writers follow `BlockSearch` in `steps.py`: a block, its 256 codes, its groups and a last row
+for all groups together.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def iq3_k(block, codes, groups):
 
 @device_function
 def _write_six_bit_scales(block, groups):
-    """The scale, the shift bits and sixteen scales in -32..31, into the cleared first 16 bytes of
-    IQ4_K and IQ5_K.
+    """Write the scale, the shift bits and sixteen scales in -32..31 to the cleared first 16 bytes
+    of IQ4_K and IQ5_K.
     """
     write_half(block, 0, groups[16, STRETCHED])
     extra = 0
@@ -151,7 +151,7 @@ def iq5_k(block, codes, groups):
 
 
 def iq6_k(block, codes, groups):
-    """The values are those of the integer table, which products use, not ggml's row decoder's."""
+    """The values are those of the integer table, which products use, not of ggml's row decoder."""
     block[:] = 0
     write_half(block, 0, groups[16, STRETCHED])
     extra = 0

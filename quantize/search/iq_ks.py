@@ -1,8 +1,7 @@
-"""IQ2_KS, IQ3_KS, IQ4_KS, IQ5_KS, whose scale belongs to the row: search and packing. Byte maps:
+"""IQ2_KS, IQ3_KS, IQ4_KS, IQ5_KS, which have one scale per row: search and packing. Byte maps:
 `formats/codecs/iq_ks.py`.
 
-The writers follow `RowSearch` in `steps.py`: head, the bytes in front of the row's blocks; a block,
-its 256 codes and 8 groups.
+The writers follow `RowSearch` in `steps.py`: the row header; a block, its 256 codes and 8 groups.
 """
 
 from __future__ import annotations

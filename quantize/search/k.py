@@ -67,8 +67,8 @@ def q3_k(block, codes, groups):
 
 @device_function
 def _write_scales(block, d, dmin, groups):
-    """d, dmin and the six-bit scales and minimums of eight groups, into the cleared first 16 bytes
-    of Q4_K and Q5_K.
+    """Write d, dmin and the six-bit scales and minimums of eight groups to the cleared first 16
+    bytes of Q4_K and Q5_K.
     """
     write_half(block, 0, d)
     write_half(block, 2, dmin)

@@ -3,8 +3,8 @@
 A group of values x with weights w is to be written as x_i ~ s * v_i with v_i from a small set of
 values. For a given s the best v_i is the one nearest to x_i / s. The functions here try LANES
 scales at once. Every lane adds up over the elements in index order, so a compiler may use vector
-instructions across lanes without reordering a single addition: the result is the same on any
-machine and for any number of threads.
+instructions across lanes without reordering any addition: the result is the same on any machine and
+for any number of threads.
 
 `nearest` is a free name, bound to the value set of a type by `specialize` (see `grouped.py`).
 """
@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...formats.kernel import device_function
+from ...formats.kernel import device_function, unbound
 
 LANES = 16
-nearest = None  # bound by specialize
+nearest = unbound  # bound by specialize
 
 
 @device_function
 def largest_magnitude(x):
-    """max |x|, 0 for no elements. Magnitudes are ordered as their bits are, and the largest whole
-    number is found by vector instructions, which compilers must not use where the order of
-    comparing floats could matter.
+    """Return max |x|, 0 for no elements. Magnitudes have the order of their bits. Compilers find
+    the largest integer with vector instructions, which they must not use for floats, where the
+    order of comparisons could matter.
     """
     top = np.uint32(0)
     for i in range(len(x)):
@@ -34,12 +34,12 @@ def largest_magnitude(x):
 
 @device_function
 def lane_of_least(values):
-    """The lane of the smallest of LANES numbers, none negative; of those that agree to 2^-19 the
-    first.
+    """Return the lane of the smallest of LANES numbers, none negative; the first of those that
+    agree to 2^-19.
 
-    Such numbers are ordered as their bits are; the last four bits make room for the lane. Whole
-    numbers can be compared in any order: compilers make vector instructions of this loop, which
-    they must not of one that compares floats.
+    Such numbers have the order of their bits; the last four bits hold the lane. Integers can be
+    compared in any order, so compilers turn this loop into vector instructions, which they must not
+    do with a loop that compares floats.
     """
     least = np.uint32(0xFFFFFFFF)
     for c in range(len(values)):
@@ -52,7 +52,7 @@ def lane_of_least(values):
 
 @device_function
 def lane_of_largest(values):
-    """The lane of the largest of LANES numbers, likewise; what is negative or NaN counts as 0."""
+    """Return the lane of the largest of LANES numbers; negative numbers and NaN count as 0."""
     largest = np.uint32(0)
     for c in range(len(values)):
         value = max(np.float32(0), values[c])
@@ -65,7 +65,7 @@ def lane_of_largest(values):
 
 @device_function
 def largest_of(x):
-    """The x of largest magnitude, of two the positive one."""
+    """Return the x of largest magnitude; of two, the positive one."""
     top = np.uint32(0)
     for i in range(len(x)):
         bits = np.float32(x[i]).view(np.uint32)
@@ -77,7 +77,7 @@ def largest_of(x):
 
 @device_function
 def gains(sxv, svv, gain):
-    """How much the squared error falls with the least-squares scale sxv / svv."""
+    """gain[c] = fall of the squared error with the least-squares scale sxv / svv."""
     for c in range(len(gain)):
         gain[c] = sxv[c] * sxv[c] / svv[c] if svv[c] > 0 else np.float32(0)
 
@@ -118,9 +118,9 @@ def error_lanes(x, w, at, n, shift, scale, inverse, error):
 
 
 def score_pairs(x, w, at, n, shift, inverse, sxv, svv):
-    """`score_lanes` for value sets whose nearest value takes few instructions: two elements at a
-    time, so that sums stay in registers for longer. With long chains of comparisons nothing is
-    gained.
+    """`score_lanes` for value sets whose nearest value takes few instructions. It takes two
+    elements at a time, so that sums stay in registers for longer; long chains of comparisons gain
+    nothing from that.
     """
     for c in range(LANES):
         sxv[c] = np.float32(0)
@@ -135,7 +135,7 @@ def score_pairs(x, w, at, n, shift, inverse, sxv, svv):
 
 
 def error_pairs(x, w, at, n, shift, scale, inverse, error):
-    """`error_lanes` likewise."""
+    """`error_lanes` for such value sets."""
     for c in range(LANES):
         error[c] = np.float32(0)
     for i in range(at, at + n, 2):
@@ -146,6 +146,6 @@ def error_pairs(x, w, at, n, shift, scale, inverse, error):
             error[c] += (w0 * rest0) * rest0 + (w1 * rest1) * rest1
 
 
-# The same two functions for either kind of value set.
+# The two functions for either kind of value set.
 CHAINS = {"score_lanes": score_lanes, "error_lanes": error_lanes}
 PAIRS = {"score_lanes": score_pairs, "error_lanes": error_pairs}

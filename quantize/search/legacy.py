@@ -1,8 +1,9 @@
 """Q4_0, Q5_0, Q6_0, IQ4_NL: blocks of 32 with one half-precision scale. Byte maps:
 `formats/codecs/legacy.py`.
 
-The block is a single group: a ladder of scales on both signs, then a finer ladder around the best,
-each rung rounded to the half precision in which it will be stored before its error is taken.
+The block is a single group. The search tries a ladder of scales with both signs, then a finer
+ladder around the best one; each rung of that is rounded to half precision, as it will be stored,
+before its error is measured.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...formats.codecs.scalars import write_half
-from ...formats.kernel import device_function, specialize
+from ...formats.kernel import device_function, specialize, unbound
 from ...formats.tables import IQ4NL_VALUES
 from .grouped import as_float, as_half
 from .lanes import CHAINS, LANES, PAIRS, gains, lane_of_largest, lane_of_least, largest_of
@@ -21,11 +22,11 @@ from .values import value_set
 
 # Free names of the template, bound per type by `single_search`.
 LADDER = FINE = np.ones(LANES, dtype=np.float32)
-score_lanes = error_lanes = stored = round_d = None
+score_lanes = error_lanes = stored = round_d = unbound
 
 
 def _search_single(x, w, lanes):
-    """The scale, as stored, with the smallest weighted squared error for the block. lanes:
+    """Return the scale, as stored, with the smallest weighted squared error for the block. lanes:
     float32[6, LANES] scratch.
     """
     extreme = largest_of(x)
@@ -53,7 +54,7 @@ def _search_single(x, w, lanes):
 
 
 def _stored(sxv, svv, scale):
-    """scale = sxv / svv as it will be stored; then sxv = 1 / scale and svv = 0, the shifts."""
+    """scale = sxv / svv as it will be stored; then sxv = 1 / scale, and svv = 0 as the shifts."""
     for c in range(len(scale)):
         rounded = round_d(sxv[c] / (svv[c] if svv[c] > 0 else np.float32(1)))
         rounded = rounded if svv[c] > 0 else np.float32(0)
@@ -111,8 +112,8 @@ def q4_0(x, w, block, lanes):
 
 
 def q4_0_symmetric(x, block):
-    """Codes -7 to 7 and the largest magnitude at the end of them, whatever importances say: what
-    was made so comes back exactly.
+    """Use codes -7 to 7, with the largest magnitude at the end of the range, whatever the
+    importances are: weights that were trained so are stored exactly.
     """
     largest = np.float32(0)
     for j in range(32):
@@ -128,8 +129,8 @@ def q4_0_symmetric(x, block):
 
 
 def q4_0_fast(x, w, block, lanes):
-    """For layouts of Q4_0 that are meant to be made while a model is loaded: one pass instead of
-    six.
+    """Search in one pass instead of six, for layouts of Q4_0 that are meant to be made while a
+    model is loaded.
     """
     d = write_half(block, 0, _q4_0_in_one_pass(x, w, lanes))
     inverse = np.float32(1) / d if d != 0 else np.float32(0)
@@ -155,8 +156,8 @@ def iq4_nl(x, w, block, lanes):
 
 @device_function
 def write_five_bits(block, high, low, i, q):
-    """Code of element i into fifth bits at byte `high` and nibbles at byte `low`, both cleared
-    before.
+    """Write the code of element i to fifth bits at byte `high` and nibbles at byte `low`, both
+    cleared before.
     """
     block[low + (i & 15)] |= (q & 15) << (4 * (i >> 4))
     block[high + (i >> 3)] |= (q >> 4) << (i & 7)

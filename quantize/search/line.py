@@ -1,9 +1,9 @@
 """Q4_1, Q5_1: blocks of 32 with a scale and an offset in half precision, y = d*q + m. Byte maps:
 `formats/codecs/legacy.py`.
 
-The block is a single group of the search in `affine.py`, with a minimum (-m) of either sign. What
-it finds is rounded: the scale to a few neighbouring halves, for each the offset that fits best with
-the codes of that scale, and the pair with the smallest error is taken.
+The block is a single group of the search in `affine.py`, with a minimum (-m) of either sign. Its
+result is rounded: the scale to a few neighbouring halves, with the offset that fits best to the
+codes of each. The pair with the smallest error wins.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...formats.codecs.scalars import write_half
-from ...formats.kernel import specialize
+from ...formats.kernel import specialize, unbound
 from . import affine
 from .grouped import as_half
 from .lanes import LANES
@@ -21,12 +21,12 @@ from .legacy import write_five_bits
 
 # Free names of the template, bound per type by `line_search`.
 LEVELS = 15
-fit_group = line_lanes = None
+fit_group = line_lanes = unbound
 STEPS = (np.arange(LANES, dtype=np.float32) - np.float32(LANES // 2)) * np.float32(2.0**-11)
 
 
 def _search_line(x, w, lanes):
-    """(d, m) as stored, for one block. lanes: float32[6, LANES] scratch."""
+    """Return (d, m) as stored, for one block. lanes: float32[6, LANES] scratch."""
     fit_group(x, w, 0, lanes[5:6], 0, lanes)
     scale = lanes[5, 0]
     minimum = lanes[5, 1]

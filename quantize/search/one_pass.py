@@ -1,9 +1,9 @@
-"""One pass over the values: the best of sixteen scales, for types that are otherwise as fast to
-write as memory is to read.
+"""Search in one pass over the values: the best of sixteen scales, for types that are otherwise
+written as fast as memory is read.
 
-At eight bits the error depends on the scale as if by chance, so that the best of a row of
-candidates is all a search can find. The candidates are halves, a fixed number of halves apart: what
-is judged is what will be stored, and no rounding is needed.
+At eight bits the error depends on the scale almost at random, so the best of a row of candidates is
+all that a search can find. The candidates are half-precision numbers at equal distances. They are
+judged as they will be stored, without rounding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...formats.codecs.scalars import float_to_half
-from ...formats.kernel import device_function, inlined_function, specialize
+from ...formats.kernel import device_function, inlined_function, specialize, unbound
 from .lanes import LANES, lane_of_least, largest_of
 
 _LARGEST_HALF = 0x7BFF
@@ -21,23 +21,23 @@ _LARGEST_HALF = 0x7BFF
 # Free names of the templates below.
 FIRST, LAST = -127, 127
 TOP, STEP, BELOW, SIGNED = 127, 3, 0, False
-rest = errors = None
+rest = errors = unbound
 
 
 @inlined_function
 def _from_integer(t):
-    """How far t is from the nearest integer."""
+    """Return t minus the nearest integer."""
     return t - np.floor(t + np.float32(0.5))
 
 
 def _from_code(t):
-    """How far t is from the nearest code."""
+    """Return t minus the nearest code."""
     return t - min(max(np.floor(t + np.float32(0.5)), np.float32(FIRST)), np.float32(LAST))
 
 
 def _errors(x, w, inverse, error):
-    """For each lane c: error[c] = sum w (x * inverse[c] - nearest code)^2. Four elements at a time,
-    to keep sums in registers.
+    """For each lane c: error[c] = sum w (x * inverse[c] - nearest code)^2. It takes four elements
+    at a time, to keep sums in registers.
     """
     for c in range(LANES):
         error[c] = np.float32(0)
@@ -56,7 +56,7 @@ def _errors(x, w, inverse, error):
 
 @device_function
 def least(scale, error):
-    """The scale with the smallest error; `error` is in units of the scale."""
+    """Return the scale with the smallest error; `error` is in units of the scale."""
     inverse = np.float32(1) / scale[LANES - 1]
     for c in range(len(error)):
         relative = scale[c] * inverse
@@ -70,21 +70,19 @@ def _half_scale(x, w, lanes):
     if bits == 0:
         return np.float32(0)
     sign = np.float32(-1) if SIGNED and extreme > 0 else np.float32(1)
-    for c in range(
-        lanes.shape[1]
-    ):  # a loop of known length would be unrolled before it could become vector instructions
+    # Not LANES: a loop of known length is unrolled before it can become vector instructions.
+    for c in range(lanes.shape[1]):
         candidate = np.uint32(min(max(bits + STEP * (c - BELOW), 1), _LARGEST_HALF))
-        lanes[0, c] = np.uint32(candidate << np.uint32(13)).view(np.float32) * np.float32(
-            2.0**112
-        )  # the value of that half
+        # the value of that half
+        lanes[0, c] = np.uint32(candidate << np.uint32(13)).view(np.float32) * np.float32(2.0**112)
         lanes[1, c] = sign / lanes[0, c]
     errors(x, w, lanes[1], lanes[2])
     return sign * least(lanes[0], lanes[2])
 
 
 def errors_of_codes(first: int, last: int, clipped: bool = True) -> Callable:
-    """Compile errors(x, w, inverse, error), see `_errors`, for codes first..last; not clipped: no x
-    * inverse lies beyond these.
+    """Compile errors(x, w, inverse, error), see `_errors`, for codes first..last. clipped: x *
+    inverse may be beyond these.
     """
     nearest = specialize(_from_code, FIRST=first, LAST=last) if clipped else _from_integer
     return specialize(_errors, rest=nearest)
@@ -94,10 +92,10 @@ def half_search(first: int, last: int, *, step: int, below: int) -> Callable:
     """Compile search(x, w, lanes) -> d for codes first..last, where -first >= last; lanes:
     float32[6, LANES] scratch.
 
-    Of LANES halves around max|x| / -first, `step` halves apart, `below` of them smaller, the one
-    with the smallest error, rounded as it is stored; 0 where that underflows. If there is a code
-    more below zero, d has the sign that gives it to the largest x. A step is one unit of the last
-    bit of a half, 1/2048 to 1/1024 of the scale.
+    The search tries LANES halves around max|x| / -first, `step` units of the last bit of a half
+    apart (1/2048 to 1/1024 of the scale each), `below` of them smaller, and returns the one with
+    the smallest error, as it is stored; 0 if that underflows. If there is one more code below zero
+    than above, d has the sign that gives this code to the largest x.
     """
     return specialize(
         _half_scale,

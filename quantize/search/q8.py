@@ -1,9 +1,8 @@
 """Q8_0, Q8_KV, Q8_K_R8, Q8_K_R16: eight bits with one scale per 32 or 256 elements or per row. Byte
 maps: `formats/codecs/legacy.py`, `formats/codecs/q8.py`.
 
-Without importances they are written by their definition: the scale is max|x| / 127, kept in float32
-while codes are rounded. With importances the best of sixteen scales near that is taken
-(`one_pass.py`).
+Without importances they follow their definition: the scale is max|x| / 127, kept in float32 while
+codes are rounded. With importances the best of sixteen scales near that is used (`one_pass.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from ...formats.kernel import device_function
 from .lanes import LANES, largest_magnitude
 from .one_pass import errors_of_codes, half_search, least
 
-_TO_EVEN = np.float32(
-    1.5 * 2**23
-)  # a float32 of this size has no bits below 1: adding it rounds, halves to even
+# A float32 of this size has no bits below 1: adding it rounds, halves to even.
+_TO_EVEN = np.float32(1.5 * 2**23)
 _ROW_LADDER = np.linspace(0.985, 1.005, LANES).astype(np.float32)
 _scale_of_32 = half_search(-127, 127, step=3, below=0)
 _scale_of_256 = half_search(-127, 127, step=2, below=5)
@@ -26,9 +24,8 @@ _errors_of_row = errors_of_codes(-127, 127)
 
 @device_function
 def _inverse(d):
-    return (
-        np.float32(1) / d if abs(d) > np.float32(3e-39) else np.float32(0)
-    )  # below, 1/d overflows
+    # 1/d of a smaller d overflows.
+    return np.float32(1) / d if abs(d) > np.float32(3e-39) else np.float32(0)
 
 
 @device_function
@@ -92,7 +89,7 @@ def q8_0_plain(x, block):
     """Codes from the unrounded scale, halves away from zero."""
     top = largest_magnitude(x)
     d = top / np.float32(127)
-    inverse = _inverse(d)  # d is stored as 0 long before
+    inverse = _inverse(d)  # a much larger d is already stored as 0
     write_half(block, 0, d)
     for j in range(32):
         t = x[j] * inverse

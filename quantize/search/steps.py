@@ -2,14 +2,14 @@
 to the row.
 
 A step is a function step(x, w, own, groups, lanes, index) that is called once per group, per 256
-elements, per lane or per row. The calls of one step do not depend on each other, and see all that
-the steps before wrote. A CPU thread makes the calls one after another; a GPU gives a row to a block
-of threads, which share the calls and wait for each other between steps. A call only stores what
-belongs to its group; sums over a row are made by later steps, in one order: the bytes are the same.
+elements, per lane or per row. The calls of one step do not depend on each other and see the results
+of all earlier steps. A CPU thread makes the calls one after another. A GPU gives a row to a block
+of threads, which share the calls and wait for each other between steps. A call only stores results
+of its own group; later steps add up over a row, in one order, so the bytes are the same.
 
 Arrays: x, w float32[n]; own float32[n], the weights in use and at the end the codes; groups
-float32[n / group + 1, COLUMNS], a row per group and behind them one for what all have in common;
-lanes float32[6, LANES], private to a call.
+float32[n / group + 1, COLUMNS], a row per group and a last row for all groups together; lanes
+float32[6, LANES], scratch of one call.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from textwrap import indent
+from typing import Any
 
 from ...formats.kernel import device_function, from_source
 from .lanes import LANES
 
-# odd, so that threads that look at one column of their groups meet different banks of a GPU's
-# shared memory
+# Odd, so that threads that read one column of their groups use different banks of a GPU's shared
+# memory.
 COLUMNS = 27
 SUPER = 256  # elements of a block
 
@@ -37,8 +38,8 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of a search over groups of `group` elements: pairs of what a step is called for (a
-    key of _CALLS) and the step; those with numbers in `again` are gone through `rounds` times.
+    """The steps of a search over groups of `group` elements: pairs of a key of _CALLS, which says
+    how often the step is called, and the step. The steps numbered in `again` run `rounds` times.
     """
 
     name: str
@@ -48,8 +49,8 @@ class Steps:
     rounds: int = 1
 
     def loops(self, loop: str, after: str = "") -> str:
-        """Source that makes all calls: `loop` with {calls} filled in, then a call with index i;
-        `after` each step.
+        """Return source that makes all calls: `loop` with {calls} filled in, then a call with index
+        i; `after` follows each step.
         """
         source = ""
         for n, (over, _) in enumerate(self.steps):
@@ -66,25 +67,25 @@ class Steps:
         return source
 
     @property
-    def names(self) -> dict[str, Callable]:
-        """What the source of `loops` calls."""
+    def names(self) -> dict[str, Any]:
+        """Functions that the source of `loops` calls."""
         return {f"step{n}": step for n, (_, step) in enumerate(self.steps)}
 
     def in_sequence(self, file: str) -> Callable:
-        """Compiled search(x, w, own, groups, lanes), one call after another. file: the caller's
-        __file__, for the cache.
+        """Return the compiled search(x, w, own, groups, lanes), which makes one call after another.
+        file: the caller's __file__, for the cache.
         """
         name = f"search_{self.name}"
         source = f"def {name}(x, w, own, groups, lanes):\n" + self.loops(
             "for i in range({calls}):\n"
         )
-        return from_source(source, name, file, **self.names)
+        return from_source(source, name, file, self.names)
 
 
 @dataclass(frozen=True)
 class BlockSearch:
-    """The search of a type with one scale per block, and how the block is written when its steps
-    are done: write(block, codes, groups), given the block's 256 codes and all rows of `groups`.
+    """The search of a type with one scale per block, and the function that writes the block after
+    its steps: write(block, codes, groups) with the block's 256 codes and all rows of `groups`.
     """
 
     steps: Steps
@@ -95,28 +96,27 @@ class BlockSearch:
     parameters = "x, w, block, own, groups, lanes"
 
     @property
-    def writers(self) -> dict[str, Callable]:
+    def writers(self) -> dict[str, Any]:
         return {"write": device_function(self.write)}
 
     def end(self, once: str, each: str) -> str:
-        """Source that writes the results: `once` before what is done once, `each` before what is
-        done for every block b.
+        """Return source that writes the results: `once` precedes code that runs once, `each`
+        precedes code that runs for every block b.
         """
         return once + "write(block, own, groups)\n"
 
     def in_sequence(self) -> Callable:
-        """Compiled search(x, w, block, own, groups, lanes) for one block."""
+        """Return the compiled search(x, w, block, own, groups, lanes) for one block."""
         return _in_sequence(self)
 
 
 @dataclass(frozen=True)
 class RowSearch:
-    """The search of a type with one scale per row, and how the row is written when its steps are
-    done.
+    """The search of a type with one scale per row, and the functions that write the row after its
+    steps.
 
-    write_head(head, common): the bytes in front of the row's blocks, given the last row of
-    `groups`; write_block(block, codes, groups): a block, given its 256 codes and its rows of
-    `groups`.
+    write_head(head, common) writes the row header from the last row of `groups`.
+    write_block(block, codes, groups) writes a block from its 256 codes and its rows of `groups`.
     """
 
     steps: Steps
@@ -128,7 +128,7 @@ class RowSearch:
     parameters = "x, w, head, blocks, own, groups, lanes"
 
     @property
-    def writers(self) -> dict[str, Callable]:
+    def writers(self) -> dict[str, Any]:
         return {
             "write_head": device_function(self.write_head),
             "write_block": device_function(self.write_block),
@@ -144,11 +144,11 @@ class RowSearch:
         )
 
     def in_sequence(self) -> Callable:
-        """Compiled search(x, w, head, blocks, own, groups, lanes) for one row."""
+        """Return the compiled search(x, w, head, blocks, own, groups, lanes) for one row."""
         return _in_sequence(self)
 
 
-@functools.cache  # a new function would be loaded or compiled anew
+@functools.cache  # a new function would be loaded or compiled again
 def _in_sequence(search: BlockSearch | RowSearch) -> Callable:
     source = (
         f"def {search.name}({search.parameters}):\n    search(x, w, own, groups, lanes)\n"
@@ -158,6 +158,5 @@ def _in_sequence(search: BlockSearch | RowSearch) -> Callable:
         source,
         search.name,
         search.file,
-        search=search.steps.in_sequence(search.file),
-        **search.writers,
+        {"search": search.steps.in_sequence(search.file)} | search.writers,
     )

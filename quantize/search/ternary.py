@@ -1,10 +1,10 @@
 """TQ1_0, TQ2_0, Q2_0, Q1_0_G128, IQ1_BN, IQ2_BN: one scale times codes of one or two bits. Byte
 maps: `formats/codecs/ternary.py`.
 
-These types are made for models whose weights have two or three values by training; a search gives
-these back unchanged, and any others with the smallest error. IQ1_BN and IQ2_BN have one scale for
-the whole row. Without importances they are written by their definition: the scale is max|x|, and
-what is below half of it becomes 0.
+These types are made for models that were trained with two or three values per weight. A search
+stores such weights exactly, and any others with the smallest error. IQ1_BN and IQ2_BN have one
+scale for the whole row. Without importances they follow their definition: the scale is max|x|, and
+magnitudes below half of it become 0.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _q2_0, _q2_0_code = single_search(np.arange(-1, 3), reach=(0.5, 4), rungs=32, fi
 
 @device_function
 def _five_digits(digits):
-    """The byte of five ternary digits, the most significant first: digits / 243 as a fraction of
-    256, rounded up.
+    """Return the byte of five ternary digits, the most significant first: digits / 243 as a
+    fraction of 256, rounded up.
     """
     return (digits * 256 + 242) // 243
 
@@ -62,7 +62,7 @@ def q2_0(x, w, block, lanes):
 
 
 def q1_0_g128(x, w, block, lanes):
-    """No search: with the signs of x the least-squares scale is the weighted mean of |x|."""
+    """Needs no search: with the signs of x the least-squares scale is the weighted mean of |x|."""
     sw = np.float32(0)
     swx = np.float32(0)
     for i in range(128):
@@ -78,8 +78,8 @@ def q1_0_g128(x, w, block, lanes):
 
 @device_function
 def _ternary_digit(x, threshold):
-    """0 for x <= -threshold, 2 for x >= threshold, else 1; without branches, which would be taken
-    at random.
+    """Return 0 for x <= -threshold, 2 for x >= threshold, else 1; without branches, which no
+    processor could predict.
     """
     beyond = abs(x) >= threshold
     return 1 + (beyond & (x >= 0)) - (beyond & (x < 0))
@@ -130,9 +130,8 @@ def _row_scale(x, w, lanes):
     for part in range(2):
         _sums_beyond(x, w, inverse, lanes[0], lanes[1], lanes[2])
         if part == 0:
-            gain = (np.float32(2) * lanes[1, 0] - lanes[2, 0]) * np.float32(
-                1.0001
-            )  # of max|x| itself; sums are not exact
+            # of max|x| itself; sums are not exact
+            gain = (np.float32(2) * lanes[1, 0] - lanes[2, 0]) * np.float32(1.0001)
         for c in range(LANES):
             if lanes[1, c] * lanes[1, c] > gain * lanes[2, c]:
                 mean = lanes[1, c] / lanes[2, c]

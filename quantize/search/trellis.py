@@ -14,8 +14,8 @@ from ...formats.tables import IQ4NL_VALUES
 from .trellis_rows import Settings, trellis_search
 from .trellis_tree import search_tree
 
-# sizes, trials, spreads: chosen on Gaussian, student-t and weight-like rows; gains: on the KL
-# divergence of a small model; reaches: by the speed they bring.
+# Sizes, trials and spreads were chosen on Gaussian, Student's t and weight-like rows, gains by the
+# KL divergence of a small model, reaches by speed.
 _TABLE = (
     tuple(IQ4NL_VALUES[IQ4NL_VALUES > 0].tolist()),
     tuple((-IQ4NL_VALUES[IQ4NL_VALUES < 0][::-1]).tolist()),
@@ -37,7 +37,7 @@ _iq1_kt, _iq2_kt, _iq3_kt, _iq4_kt = (
 
 @device_function
 def _table_code(multiple):
-    """Position of a multiple in IQ4NL_VALUES."""
+    """Return the position of a multiple in IQ4NL_VALUES."""
     code = 0
     for k in range(16):
         code = k if IQ4NL_VALUES[k] == np.float32(multiple) else code

@@ -2,12 +2,12 @@
 
 For a scale s, a group x with weights w and a code word v: sum w (x - s v)^2 = s^2 (sum w t^2 + sum
 w v (v - 2 t)), t = x / s. The second sum is the score of v. Boxes (`trellis_tree.py`) whose
-distance from t is not below that of the best word found are left out, with a margin far above the
-rounding errors. So the result does not depend on the order of the visits: it is the true optimum,
-the word with the least score as computed here, and of equals the one with the lowest index.
+distance from t is not below that of the best word so far are skipped, with a margin far above the
+rounding errors. So the result does not depend on the order of visits: it is the true optimum, the
+word with the least score as computed here, and of equals the one with the lowest index.
 
-REACH below 1 gives that up for speed: boxes are left out that are farther than this part of the
-best distance (squared).
+REACH below 1 trades that for speed: boxes farther than this part of the best (squared) distance are
+skipped.
 
 Free names, bound per type: DIM, LEAF, NODES, REACH, and the functions themselves.
 """
@@ -16,21 +16,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...formats.kernel import unbound
+
 DIM, LEAF, NODES, FAN = 8, 64, 64, 16
 REACH = 1.0
 MAGNITUDES = False
 MARGIN = 1e-5
-score_word = trellis_step = trellis_value = None
-# Places in the scratch arrays `given` (what the loops read) and `work` (what they write). Few
-# arrays, and all of it in one function: LLVM then has little to check for overlaps before it uses
-# vector instructions, and nothing to pass on through memory.
+score_word = trellis_step = trellis_value = unbound
+# Places in the scratch arrays `given`, which the loops read, and `work`, which they write. Few
+# arrays in a single function leave LLVM little to check for overlaps before it uses vector
+# instructions, and nothing to pass through memory.
 T, TWICE, W = 0, 8, 16
 SCORES, LEAVES, NODE = 0, 64, 80
 GIVEN, WORK = 24, 144
 
 
 def _score_word(index, start, given):
-    """The score of the word that the decoder makes of an index."""
+    """Return the score of the word that the decoder makes from an index."""
     state = index + start
     score = np.float32(0)
     for i in range(DIM):
@@ -59,9 +61,8 @@ def _nearest_word(
     hits_by_eight,
     index,
 ):
-    """The least sum w (x - scale v)^2 over x[at : at+DIM], if it is below `budget`; index[0] is the
-    word's index, and on entry that of a word to begin with, or -1. Otherwise something not below
-    `budget`.
+    """Return the least sum w (x - scale v)^2 over x[at : at+DIM] if it is below `budget`, otherwise
+    a number that is not. index[0] = the word's index; on entry it is that of a first word, or -1.
 
     words, indices, leaf_boxes, node_boxes: see `search_tree`; start: the generator's state before
     index 0 of the book. Scratch: given float32[GIVEN], work float32[WORK], hits uint8[LEAF] and the
@@ -95,7 +96,7 @@ def _nearest_word(
     if index[0] >= 0:
         best = score_word(index[0], start, given)
         limit = min(allowed, np.float32(REACH) * (energy + best) + margin)
-    else:  # nothing to begin with: the nearest leaf of the nearest node is judged first
+    else:  # no first word: judge the nearest leaf of the nearest node first
         first = -1
     nearest = -1
     for visit in range(first, NODES):

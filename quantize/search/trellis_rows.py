@@ -1,28 +1,27 @@
 """Search for the types whose values come from a generator, IQ1_KT to IQ4_KT, over one row.
 
-Values stand in blocks of 32 with a scale d * k, k one of few integers, and in groups of 8 (IQ4_KT:
-4) that share an index.
+A block of 32 values has a scale d * k, with k one of few integers; groups of 8 values (IQ4_KT: 4)
+share an index.
 
 1. A block's scale is first guessed from a norm of its values: SIZE * (sum sqrt(w) x^4 / sum
-   sqrt(w))^(1/4). Between the root mean square and the maximum, it comes within a tenth of the best
-   scale of a block.
-2. The row's d is the one of several whose multiples meet these guesses best.
-3. Per block several k around the guess are tried, of both signs where there are two, and both books
-   where there are two: each is another code book, and among so few groups the best of several
-   differs a lot. For every trial the best code word of every group is found among all of them
-   (`trellis_nearest.py`).
-4. With everything else fixed, the least-squares d is taken.
+   sqrt(w))^(1/4). This norm is between the root mean square and the maximum, and within a tenth of
+   the best scale of a block.
+2. The row's d is the one of several whose multiples are closest to these guesses.
+3. For each block several k around the guess are tried, with both signs and both books if the type
+   has two: each is another codebook, and with so few groups the best of several is much better. For
+   every trial the best code word of every group is found among all of them (`trellis_nearest.py`).
+4. With everything else fixed, d is the least-squares d.
 
-Weights are the importances. A least-squares fit comes out shorter than what it fits, and the lost
-length adds up over layers: up to three bits d is stretched a little in the end, which lowers the
+Weights are the importances. A least-squares fit is shorter than the values it fits, and the lost
+length adds up over layers: up to three bits, d is stretched slightly at the end, which lowers the
 measured KL divergence (`docs/benchmarks/quality.md`). More weight for larger values, as in
 `grouped.py`, did not lower it here.
 
 Matrix products multiply IQ2_KT and IQ3_KT by a further 1.05 and 1.01, which ggml's row decoder
 leaves out: the values fitted here are those of the products (`decode(..., as_weights=True)`).
 
-Inside, a row is divided by its largest magnitude, so that rows of any size do not leave the range
-of float32.
+The search divides a row by its largest magnitude, so that rows of any size stay in the range of
+float32.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...formats.codecs.trellis import PRODUCT_FACTORS, trellis_step, trellis_value
-from ...formats.kernel import device_function, specialize
+from ...formats.kernel import device_function, specialize, unbound
 from . import trellis_nearest
 from .lanes import largest_magnitude
 from .trellis_tree import CODEBOOKS, FAN, LEAF
@@ -48,19 +47,19 @@ INTEGERS = False  # the multiples are a range of integers and not a table
 POSITIVE = NEGATIVE = np.ones(1, dtype=np.float32)
 TARGETS = np.ones(1, dtype=np.float32)
 STARTS = np.zeros(1, dtype=np.int64)
-nearest_word = guess_scale = closeness = choose_d = choose_trials = search_block = None
+nearest_word = guess_scale = closeness = choose_d = choose_trials = search_block = unbound
 SMALLEST = 1e-6  # of a guess, relative to the largest magnitude of the row
 
 
 @device_function
 def misfit(ratio):
-    """About the square of the logarithm of ratio; twice that below 1, where values are cut off."""
+    """Return about the squared logarithm of ratio; twice that below 1, where values are clipped."""
     square = ratio + np.float32(1) / ratio - np.float32(2)
     return square + square if ratio < np.float32(1) else square
 
 
 def _guess_scale(x, w):
-    """The scale for a block of 32."""
+    """Return the guessed scale of a block of 32."""
     total = np.float32(0)
     weight = np.float32(0)
     for i in range(32):
@@ -72,7 +71,7 @@ def _guess_scale(x, w):
 
 
 def _choose_d(groups):
-    """d from the blocks' guesses groups[b, 0] and energies groups[b, 1]."""
+    """Return d for the blocks' guesses groups[b, 0] and energies groups[b, 1]."""
     largest = np.float32(0)
     for b in range(len(groups)):
         if groups[b, 1] > 0:
@@ -91,7 +90,7 @@ def _choose_d(groups):
 
 
 def _closeness_in_table(guess):
-    """The least misfit of a multiple with the guess."""
+    """Return the least misfit of a multiple with the guess."""
     lowest = np.float32(np.inf)
     for k in range(len(POSITIVE)):
         lowest = min(lowest, misfit(POSITIVE[k] / guess))
@@ -101,7 +100,7 @@ def _closeness_in_table(guess):
 
 
 def _closeness_of_integers(guess):
-    """The same for integers."""
+    """Return the same for integers."""
     k = max(min(np.floor(guess + np.float32(0.5)), POSITIVE[len(POSITIVE) - 1]), np.float32(1))
     return misfit(k / guess)
 
@@ -189,7 +188,7 @@ def _search_block(
                         index,
                     )
                     trial[g] = index[0]
-                    if not total < least:  # cannot win any more
+                    if not total < least:  # cannot win
                         break
                 if total < least:
                     least = total
@@ -201,8 +200,8 @@ def _search_block(
 
 
 def _search_row(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chosen):
-    """All four steps for a row; chosen int32[n / 32, GROUPS + 2] gets what `_search_block` finds;
-    returns d as stored.
+    """Search a row in all four steps. chosen int32[n / 32, GROUPS + 2] = the results of
+    `_search_block`. Return d as stored.
     """
     blocks = len(x) // 32
     top = largest_magnitude(x)
@@ -272,12 +271,12 @@ def _search_row(x, w, words, indices, leaf_boxes, node_boxes, own, groups, chose
 
 @dataclass(frozen=True)
 class Settings:
-    """What differs between the types.
+    """Settings of a type's search.
 
     positive, negative: the magnitudes, ascending, that a multiple can have with either sign; size:
     of the guess, in units of the code words' root mean square; trials: multiples tried per sign and
-    book; spread: their distance as a part of the guess, 0 for neighbours in a table that is no
-    range of integers; gain: d is stretched by it at last; reach: see `trellis_nearest.py`.
+    book; spread: their distance as a part of the guess, 0 for neighbours in a table that is not a
+    range of integers; gain: d is multiplied by it at the end; reach: see `trellis_nearest.py`.
     """
 
     positive: tuple[float, ...]
@@ -289,7 +288,7 @@ class Settings:
     reach: float = 1.0
 
     def names(self, name: str) -> dict[str, object]:
-        """Constants of the search for the type `name`."""
+        """Return the constants of the search for the type `name`."""
         book = CODEBOOKS[name]
         largest = max(self.positive + self.negative)
         return {
@@ -308,13 +307,12 @@ class Settings:
         }
 
 
-WORD_SIZE = np.sqrt(
-    4 * (64**2 - 1) / 12
-)  # root mean square of a value: the sum of four even distributions over 0..63, less 126
+# Root mean square of a value: the sum of four uniform distributions over 0..63, less 126.
+WORD_SIZE = np.sqrt(4 * (64**2 - 1) / 12)
 
 
 def word_search(name: str, reach: float) -> Callable:
-    """`nearest_word` of trellis_nearest.py, compiled for one type."""
+    """Compile `nearest_word` of trellis_nearest.py for one type."""
     book = CODEBOOKS[name]
     names: dict[str, object] = {
         "DIM": book.dim,

@@ -1,12 +1,12 @@
-"""The code words of the trellis types, arranged so that a search can leave most of them out.
+"""The code words of the trellis types, arranged so that a search can skip most of them.
 
 A group of 8 values (IQ4_KT: 4) is one of 2^13, 2^15 or 2^16 code words, vectors of integers that
-look random. They are cut into halves along the coordinate in which they vary most, again and again,
-until some tens remain: that is a leaf. Sixteen leaves are a node. Leaves and nodes have bounding
+look random. They are halved along the coordinate in which they vary most, repeatedly, until some
+tens remain: a leaf. Sixteen leaves are a node. Leaves and nodes have bounding
 boxes, and the distance from a vector to a box is a lower bound for the distance to every code word
 in it (J. H. Friedman, J. L. Bentley, R. A. Finkel, An Algorithm for Finding Best Matches in
-Logarithmic Expected Time, 1977). Coordinates are cut one by one, so boxes stay useful whatever
-weights the coordinates have.
+Logarithmic Expected Time, 1977). Each cut is along one coordinate, so boxes are useful for any
+weights of the coordinates.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Codebook:
     dim: int
     size: int
     starts: tuple[int, ...] = (OFFSET,)
-    magnitudes: bool = False  # signs are stored apart
+    magnitudes: bool = False  # signs are stored separately
 
     def nodes(self, leaf: int) -> int:
-        """Nodes per book, for that many words per leaf."""
+        """Return the number of nodes per book, for so many words per leaf."""
         return self.size // (leaf * FAN)
 
 
@@ -47,8 +47,8 @@ CODEBOOKS = {
 
 
 def code_words(book: Codebook) -> np.ndarray:
-    """int8[len(starts), size, dim]: word i of a book is what the decoder makes of index i. Formula:
-    `formats/codecs/trellis.py`.
+    """Return int8[len(starts), size, dim]: word i of a book is what the decoder makes from index i.
+    Formula: `formats/codecs/trellis.py`.
     """
     x = np.arange(book.size, dtype=np.uint64) + np.array(book.starts, dtype=np.uint64)[:, None]
     words = np.empty((*x.shape, book.dim), dtype=np.int8)
@@ -67,8 +67,8 @@ def code_words(book: Codebook) -> np.ndarray:
 
 
 def _cut(words: np.ndarray, leaf: int) -> np.ndarray:
-    """Order of the words, [leaves, leaf]: halves of halves, each along the coordinate of the
-    largest variance. Ties keep the order.
+    """Return the order of the words, [leaves, leaf]: halves of halves, each cut along the
+    coordinate of the largest variance. Ties keep their order.
     """
     order = np.arange(len(words)).reshape(1, -1)
     while order.shape[1] > leaf:
@@ -83,9 +83,9 @@ def _cut(words: np.ndarray, leaf: int) -> np.ndarray:
 
 @functools.cache
 def search_tree(name: str, leaf: int = LEAF) -> tuple[np.ndarray, ...]:
-    """What the search of the type takes, side by side: words int8[books, leaves, dim * leaf], their
-    indices int32[books, leaves, leaf], leaves' boxes float32[books, nodes, 2 * dim * FAN], nodes'
-    boxes float32[books, 1, 2 * dim * nodes]; lowest corners first.
+    """Return the tables of a type's search: words int8[books, leaves, dim * leaf], their indices
+    int32[books, leaves, leaf], boxes of leaves float32[books, nodes, 2 * dim * FAN], boxes of nodes
+    float32[books, 1, 2 * dim * nodes]; lowest corners first.
     """
     book = CODEBOOKS[name]
     words = code_words(book)

@@ -1,19 +1,21 @@
 """Sets of values and the nearest of them: `nearest`(t), and the position of the nearest as a code.
 
-Three forms with the same results, chosen by what the set looks like. Integers in a row are rounded
-and clamped. Up to 16 values are compared with one midpoint after another, which compilers turn into
-selects without branches. Longer sets are cut into cells of equal width, narrow enough to hold one
-midpoint at most: a look into a table and one comparison.
+There are three forms with the same results. Consecutive integers are rounded and clamped. Sets of
+up to 16 values are compared with one midpoint after another, which compilers turn into selects
+without branches. Longer sets are cut into cells of equal width that hold one midpoint at most, so
+that a table lookup and one comparison suffice.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ...formats.kernel import specialize
+from ...formats.kernel import specialize, unbound
 
 _LONGEST_CHAIN = 16
-_LONGEST_DEVICE_CHAIN = 8  # a GPU looks into tables faster than a CPU does
+_LONGEST_DEVICE_CHAIN = 8  # table lookups are cheaper on a GPU than on a CPU
 
 # Free names of the templates, bound per set by `value_set`.
 VALUES = np.zeros(2, dtype=np.float32)
@@ -21,11 +23,11 @@ MIDDLES = np.zeros(1, dtype=np.float32)
 FIRST, LAST = 0, 0
 CELLS = np.zeros(1, dtype=np.uint32)
 ORIGIN, PER_UNIT, LAST_CELL, MASK = 0.0, 1.0, 0, np.int32(0)
-nearest = cell_of = None
+nearest = cell_of = unbound
 
 
 def _nearest_in_range(t):
-    """The integer in FIRST..LAST nearest to t."""
+    """Return the integer in FIRST..LAST nearest to t."""
     return min(max(np.floor(t + np.float32(0.5)), np.float32(FIRST)), np.float32(LAST))
 
 
@@ -37,10 +39,10 @@ def _nearest_by_chain(t):
 
 
 def _cell_of(t):
-    """The cell of t: its lowest value + 128 in bits 0-7, its highest in bits 8-15, the code of the
-    lowest in bits 16-23.
+    """Return the cell of t: its lowest value + 128 in bits 0-7, its highest in bits 8-15, the code
+    of the lowest in bits 16-23.
     """
-    # In this order max drops a NaN, which int32 would not stand; the mask tells the compiler that
+    # In this order max drops a NaN, which cannot become an int32; the mask tells the compiler that
     # the index is not negative.
     place = min(
         max(np.float32(0), (t - np.float32(ORIGIN)) * np.float32(PER_UNIT)), np.float32(LAST_CELL)
@@ -56,7 +58,7 @@ def _nearest_by_cell(t):
 
 
 def _code_in_range(x, scale, shift):
-    """Position of the value nearest to x / scale in the value set."""
+    """Return the position of the value nearest to x / scale in the value set."""
     inverse = np.float32(1) / scale if scale != 0 else np.float32(0)
     return int(min(max(np.float32(FIRST), nearest(x * inverse - shift)), np.float32(LAST))) - FIRST
 
@@ -110,20 +112,19 @@ def _codes_by_cell(x, at, n, scale, shift, codes):
         codes[i] = code + np.float32(1) if nearest(t) > low else code
 
 
-def cells(values: np.ndarray) -> dict[str, object]:
-    """The names that `_cell_of` needs for a set of ascending integers in -128..127, given as
+def cells(values: np.ndarray) -> dict[str, Any]:
+    """Return the names that `_cell_of` needs for a set of ascending integers in -128..127, given as
     float32.
 
-    Midpoints are multiples of 1/2 and cells begin at a quarter, so that no midpoint is where
-    rounding could blur the cell of t.
+    Midpoints are multiples of 1/2 and cells begin at a quarter, so that rounding never moves a
+    midpoint into another cell.
     """
     middles = (values[1:] + values[:-1]) / 2
     width = 2.0 ** np.floor(np.log2(np.diff(middles).min()))
     origin = np.floor(middles[0]) - 0.25
     count = int(np.ceil((middles[-1] - origin) / width)) + 1
-    low = np.searchsorted(
-        middles, origin + width * np.arange(count)
-    )  # midpoints below a cell = code of its lowest value
+    # The number of midpoints below a cell is the code of its lowest value.
+    low = np.searchsorted(middles, origin + width * np.arange(count))
     high = np.append(low[1:], len(middles))
     if (high - low).max() > 1 or middles[-1] >= origin + width * count:
         raise ValueError(f"cells of {width} do not separate the values {values}")
@@ -139,8 +140,8 @@ def cells(values: np.ndarray) -> dict[str, object]:
     }
 
 
-def value_set(values: np.ndarray) -> dict[str, object]:
-    """The names that describe a set of ascending values: VALUES, MIDDLES, `nearest`(t),
+def value_set(values: np.ndarray) -> dict[str, Any]:
+    """Return the names that describe a set of ascending values: VALUES, MIDDLES, `nearest`(t),
     `code_of`(x, scale, shift) and `codes_of`(x, at, n, scale, shift, codes).
     """
     values = np.asarray(values, dtype=np.float32)
@@ -155,7 +156,7 @@ def value_set(values: np.ndarray) -> dict[str, object]:
         "code_of": _code_by_cell,
         "codes_of": _codes_by_cell,
     }
-    names: dict[str, object] = {
+    names: dict[str, Any] = {
         "VALUES": values,
         "MIDDLES": ((values[1:] + values[:-1]) / 2).astype(np.float32),
     }
