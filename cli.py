@@ -165,6 +165,12 @@ COMMANDS = {
         "list the CUDA kernels, or compile them ahead of time",
         "iqforge kernels --build --arch sm_90",
     ),
+    "warmup": Command(
+        ".quantize.commands.warmup",
+        "advanced",
+        "compile the searches of types ahead of time",
+        "iqforge warmup IQ4_K Q6_K",
+    ),
     "quantize-bench": Command(
         ".quantize.commands.quantize_bench",
         "advanced",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..formats.codec import decodable_types
 from ..quantize.encode import encodable_types
-from ..quantize.run.report import RunProgress, RunReport
+from ..quantize.run.report import CompileProgress, RunProgress, RunReport
 from ..version import __version__
 from .outputs import Shards, open_outputs, plan_outputs
 from .source import (
@@ -30,6 +30,7 @@ from .source import (
 if TYPE_CHECKING:
     from ..formats.source import Source
     from ..imatrix.data import Imatrix
+    from ..quantize.compilation import CompileTask
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
@@ -174,6 +175,7 @@ def quantize_models(
     the same, byte for byte, as one that is made alone. Returns a report for each.
     """
     from ..formats.output import real_output, refuse_same_file
+    from ..quantize.compilation import compile_ahead, tasks_of_plans
     from ..quantize.cuda.devices import find_devices
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.recipe import Recipe
@@ -219,8 +221,11 @@ def quantize_models(
         files = plan_outputs(
             model, source, wanted, loaded, changes, shards, provenance=provenance, threads=threads
         )
+        tasks = tasks_of_plans(plans, lookups, bool(devices))
         if dry_run:
-            setup = time.perf_counter() - started
+            compiling = time.perf_counter()
+            compile_ahead(tasks, progress[0])
+            setup = compiling - started
             reports = [_report_plan(*of_output) for of_output in zip(plans, progress)]
             found = estimate_run(
                 source,
@@ -237,6 +242,8 @@ def quantize_models(
             for sink in open_outputs(files, devices=bool(devices), restart=restart)
         ]
         active = [number for number, file in enumerate(files) if file.sizes]
+        if active:
+            compile_ahead(tasks, progress[0])
         made = stream(
             source,
             [
@@ -359,6 +366,22 @@ def quantize_stats(
             threads=threads,
             progress=progress,
         )
+
+
+def warm_up(
+    types: Sequence[str] = (), *, processes: int = 0, progress: CompileProgress | None = None
+) -> list[CompileTask]:
+    """Compile the searches and decoders of `types`, by default all that can be quantized to, so
+    that later runs start at once. The code stays in a cache on disk.
+
+    processes: at most, 0 for one per core. Returns what had to be compiled. UnsupportedTypeError
+    for a type without a search.
+    """
+    from ..formats.types import ggml_type
+    from ..quantize.compilation import compile_ahead, tasks_of_types
+
+    names = [ggml_type(name).name for name in types] or encodable_types()
+    return compile_ahead(tasks_of_types(names, (True, False)), progress, processes)
 
 
 def _report_plan(planned: Sequence[PlannedTensor], progress: RunProgress | None) -> RunReport:

@@ -60,6 +60,7 @@ PUBLIC = {
     "decodable_types": "formats.codec",
     "encode": "quantize.encode",
     "encodable_types": "quantize.encode",
+    "warm_up": "api.quantize",
     "interleave": "formats.codec",
     "deinterleave": "formats.codec",
     # Errors

@@ -324,7 +324,10 @@ def test_command(models, tmp_path, capsys):
         str(models["llama"]),
         str(out),
     ]
-    assert main(["quantize", "--target-bpw", "4.5", "--dry-run", "--no-estimate", *words]) == 0
+    assert (
+        main(["quantize", "--target-bpw", "4.5", "--dry-run", "--no-estimate", "--verbose", *words])
+        == 0
+    )
     printed = capsys.readouterr().out
     assert (
         "predicted KL divergence" in printed

@@ -249,7 +249,7 @@ def test_checkpoint_and_shards_give_the_same_file(checkpoint, bf16, tmp_path):
 
 def test_dry_run_writes_nothing(bf16, tmp_path, capsys):
     out = tmp_path / "q.gguf"
-    assert main(["quantize", "--pure", "--dry-run", str(bf16), str(out), "IQ4_K"]) == 0
+    assert main(["quantize", "--pure", "--dry-run", "--verbose", str(bf16), str(out), "IQ4_K"]) == 0
     printed = capsys.readouterr().out
     assert not list(tmp_path.iterdir()) and "converting to iq4_k" in printed and "BPW" in printed
     size = float(printed.split("quant size  =")[1].split("MiB")[0])
@@ -263,6 +263,7 @@ def test_command_prints_a_line_per_tensor(bf16, tmp_path, capsys):
         main(
             [
                 "quantize",
+                "--verbose",
                 "--pure",
                 "--token-embedding-type",
                 "q8_0",
@@ -306,7 +307,7 @@ def failing(*argv: str, capsys) -> str:
 def test_wrong_words(bf16, tmp_path, capsys):
     out = str(tmp_path / "q.gguf")
     assert "did you mean" in failing("--pure", str(bf16), out, "IQ4K", capsys=capsys)
-    assert "nthread" in failing("--pure", str(bf16), out, "IQ4_K", "many", capsys=capsys)
+    assert "NTHREADS" in failing("--pure", str(bf16), out, "IQ4_K", "many", capsys=capsys)
     assert "expected IN" in failing("--pure", str(bf16), capsys=capsys)
     assert "no such file" in failing(
         "--pure", str(tmp_path / "none.gguf"), out, "IQ4_K", capsys=capsys
@@ -381,7 +382,7 @@ def test_nan_to_zero(tmp_path, capsys, kind, target):
             and "row 0, column 0" in capsys.readouterr().err
             and not (tmp_path / "q.gguf").exists()
         )
-    assert main([*command, "--nan-to-zero"]) == 0
+    assert main([*command, "--nan-to-zero", "--verbose"]) == 0
     out = capsys.readouterr().out
     assert (
         out.count("set to 0") == 2

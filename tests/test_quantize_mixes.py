@@ -17,7 +17,8 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES, ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files.load import save_imatrix
-from iqforge.quantize.commands.flags import configure, given_roles
+from iqforge.quantize.commands.arguments import given_roles
+from iqforge.quantize.commands.flags import configure
 from iqforge.quantize.plan.overrides import Overrides
 from iqforge.quantize.plan.plan import plan_preset, rules_of
 from iqforge.quantize.plan.recipe import Recipe
@@ -388,7 +389,7 @@ def test_the_file_is_what_the_dry_run_said(bf16, tmp_path, capsys):
         "attn_k=q4_0",
     ]
     command = ["quantize", *flags, str(bf16), str(out), "Q4_0"]
-    assert main([command[0], "--dry-run", *command[1:]]) == 0 and not out.exists()
+    assert main([command[0], "--dry-run", "--verbose", *command[1:]]) == 0 and not out.exists()
     said = capsys.readouterr().out
     assert main(command) == 0
     with open_gguf(out) as result:

@@ -15,7 +15,7 @@ from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.commands.flags import parse_words
+from iqforge.quantize.commands.arguments import parse_words
 from iqforge.quantize.plan.plan import PlannedTensor, plan_uniform
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.quantize.run.stream import RunOutput, stream
@@ -112,7 +112,10 @@ def test_plan_may_leave_tensors_out_and_name_one_twice(model, tmp_path):
 
 def test_command(model, tmp_path, capsys):
     a, b = tmp_path / "a.gguf", tmp_path / "b.gguf"
-    assert main(["quantize", "--pure", str(model), str(a), "q4_0", str(b), "q8_0", "2"]) == 0
+    assert (
+        main(["quantize", "--verbose", "--pure", str(model), str(a), "q4_0", str(b), "q8_0", "2"])
+        == 0
+    )
     printed = capsys.readouterr().out
     assert (
         printed.count("a.gguf: [   1/   6]") == printed.count("b.gguf: [   1/   6]") == 1
@@ -134,7 +137,7 @@ def test_words():
         (["in"], "expected IN"),
         (["in", "a", "Q4_0", "8", "9"], "unexpected argument '9'"),
         (["in", "Q4_0", "8", "9"], "unexpected argument '9'"),
-        (["in", "a", "Q4_0", "b"], "invalid nthread 'b'"),
+        (["in", "a", "Q4_0", "b"], "invalid NTHREADS: 'b'"),
         (["in", "a", "Q4_0", "b", "Q4"], "Q4"),
     ):
         with pytest.raises(iqforge.IqforgeError, match=message):

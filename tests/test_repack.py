@@ -205,7 +205,20 @@ def test_command(tmp_path, capsys):
         and "IQ4_KS" not in out
         and "2 rows are not a multiple of 4" in out
     )
-    assert main(["repack", str(plain), str(tmp_path / "r.gguf"), "--pattern", r"blk\.1", "2"]) == 0
+    assert (
+        main(
+            [
+                "repack",
+                "--verbose",
+                str(plain),
+                str(tmp_path / "r.gguf"),
+                "--pattern",
+                r"blk\.1",
+                "2",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert (
         "iq4_k, -> iq4_k_r4" in out
@@ -217,7 +230,7 @@ def test_command(tmp_path, capsys):
     assert "nothing to do" in capsys.readouterr().out and not (tmp_path / "none.gguf").exists()
     for words, why in (
         (["x.gguf"], "expected IN OUT"),
-        ([str(plain), "x.gguf", "many"], "nthread"),
+        ([str(plain), "x.gguf", "many"], "NTHREADS"),
         ([str(plain), str(plain)], "same file"),
         ([str(tmp_path), "x.gguf"], "folder"),
         ([str(plain), "x.gguf", "--pattern", "("], "regular expression"),

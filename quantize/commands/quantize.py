@@ -1,6 +1,4 @@
-"""`iqforge quantize`: flags and printed lines as llama-quantize has them, with the error of every
-tensor added.
-"""
+"""`iqforge quantize`: the flags and totals of llama-quantize, with the errors of every role."""
 
 from __future__ import annotations
 
@@ -11,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError, printable
 from ..plan.recipe import AUTO
-from ..report.printing import MIB, Printer, print_estimate, print_totals
-from .flags import (
+from ..report.bars import RunPrinter
+from ..report.printing import MIB, print_estimate, print_totals
+from ..report.summary import summary_lines
+from .arguments import (
     asks_for_size,
     changes_of,
-    configure,
     notes,
     parse_words,
     recipe_fields,
@@ -23,6 +22,7 @@ from .flags import (
     refuse_read_files,
     target_options,
 )
+from .flags import configure
 from .repack import repack
 
 if TYPE_CHECKING:
@@ -34,27 +34,31 @@ __all__ = ["configure", "run"]
 
 def run(args: argparse.Namespace, api) -> int:
     fields, plan = recipe_fields(args)
-    src, outputs, threads = parse_words(
-        args.words, AUTO if asks_for_size(args) else plan.type if plan else fields.get("type")
-    )
+    preset = AUTO if asks_for_size(args) else plan.type if plan else fields.get("type")
+    src, outputs, threads = parse_words(args.words, None if preset is None else str(preset))
+    if threads and args.threads:
+        raise UsageError("-t and NTHREADS both give a number of threads")
+    threads = threads or max(0, args.threads)
     refuse_read_files(args, [out for out, _ in outputs])
     for line in notes(args):
         print(line)
     if args.repack:
         return run_repack(args, api, src, outputs, threads)
-    changes, target, started = (
-        changes_of(args),
-        target_options(args, outputs, fields),
-        time.monotonic(),
-    )
-    fitted = None if target is None else fit(args, api, src, target, changes, threads)
-    choosing = time.monotonic() - started if fitted else 0.0
+    changes, target = changes_of(args), target_options(args, outputs, fields)
+    started, fitted, compiling = time.monotonic(), None, 0.0
+    if target is not None:
+        fitted, compiling = fit(args, api, src, target, changes, threads)
+    choosing = time.monotonic() - started - compiling if fitted else 0.0
     recipes = recipes_of(args, outputs, fields, plan, fitted.recipe if fitted else None)
     shards = api.Shards(
         args.keep_split, args.partial_requant, args.split_max_size, args.split_max_tensors
     )
     printers = [
-        Printer(dry_run=args.dry_run, label=os.path.basename(out) if len(outputs) > 1 else "")
+        RunPrinter(
+            dry_run=args.dry_run,
+            verbose=args.verbose,
+            label=os.path.basename(out) if len(outputs) > 1 else "",
+        )
         for out, _ in outputs
     ]
     try:
@@ -80,13 +84,17 @@ def run(args: argparse.Namespace, api) -> int:
         for printer in printers:
             printer.close()
     made = [(out, report) for (out, _), report in zip(outputs, reports) if report.tensors]
-    for out, report in made:
+    for number, (out, report) in enumerate(made):
+        print("\n" * bool(number or args.verbose) + "\n".join(summary_lines(report)))
         print_totals(out, report)
-    seconds = time.monotonic() - started
+    compiling += sum(printer.compile_seconds for printer in printers)
+    seconds = time.monotonic() - started - compiling
+    if compiling:
+        print(f"compile time = {compiling:.2f} s (once; the code is kept for later runs)")
     if args.dry_run:
         print_estimate(reports[0].estimate, choosing)
         if args.validate and reports[0].estimate is not None:
-            print("reading back, for --validate, is not in that time")
+            print("this does not include the time that --validate takes")
         print(
             "dry run: nothing was written"
             + (f" but the plan, {printable(args.save_plan)}" if args.save_plan else "")
@@ -107,8 +115,8 @@ def run(args: argparse.Namespace, api) -> int:
         )
     if args.validate and made and not args.dry_run:
         print(
-            f"validated: {sum(len(report.tensors) for report in reports)} tensor(s) were read back,"
-            " values and errors are as reported"
+            f"validated: {sum(len(report.tensors) for report in reports)} tensor(s) were read back;"
+            " their values and errors are as reported"
         )
     return 0
 
@@ -120,9 +128,11 @@ def fit(
     target: dict[str, object],
     changes: Changes,
     threads: int,
-) -> Fitted:
-    """The types for a given size, and a line that says what is expected of them."""
-    from .quantize_stats import Printer as StatsPrinter
+) -> tuple[Fitted, float]:
+    """Choose types for a given size and print what is predicted for them. Return them, and the
+    seconds that compiling took.
+    """
+    from .quantize_stats import StatsPrinter
 
     bar = StatsPrinter(quiet=True)
     try:
@@ -141,13 +151,13 @@ def fit(
         f"target      = {fitted.n_bytes / MIB:8.2f} MiB ({fitted.bits_per_weight:.4f} BPW),"
         f" predicted KL divergence {fitted.predicted_kld:.5f} by {printable(fitted.sensitivities)}"
     )
-    return fitted
+    return fitted, bar.compile_seconds
 
 
 def run_repack(
     args: argparse.Namespace, api, src: str, outputs: list[tuple[str, str]], threads: int
 ) -> int:
-    """As `iqforge repack`; that there is nothing to do is no failure here, as it is none of
+    """Repack, as `iqforge repack` does. Nothing to do is not a failure here, as with
     llama-quantize.
     """
     if len(outputs) > 1:
@@ -160,18 +170,25 @@ def run_repack(
         or args.gate_up
     ):
         raise UsageError(
-            "--repack makes one file of the tensors as they are: no shards, no experts merged or"
-            " parted"
+            "--repack makes one file of the tensors as they are: it does not split the file, and"
+            " does not merge or split gate and up"
         )
     if args.prune_layers or args.override_kv or args.extra_output_tensor or args.save_plan:
         raise UsageError(
-            "--repack changes nothing but the order of rows: no layers left out, no keys set, no"
-            " second output, no plan"
+            "--repack only changes the order of rows: it takes no --prune-layers, --override-kv,"
+            " --extra-output-tensor or --save-plan"
         )
     if args.validate:
-        raise UsageError("--repack does not read back; iqforge validate does")
+        raise UsageError("--repack does not read its output back; use iqforge validate")
     patterns = [pattern for text in args.repack_pattern for pattern in text.split(",") if pattern]
     repack(
-        api, src, outputs[0][0], pattern=patterns, undo=False, threads=threads, dry_run=args.dry_run
+        api,
+        src,
+        outputs[0][0],
+        pattern=patterns,
+        undo=False,
+        threads=threads,
+        dry_run=args.dry_run,
+        verbose=args.verbose,
     )
     return 0

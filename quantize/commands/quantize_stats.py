@@ -1,6 +1,4 @@
-"""`iqforge quantize-stats`: what each type would lose on each tensor, as a table, as JSON and as a
-heat map.
-"""
+"""`iqforge quantize-stats`: errors of each type on each tensor, as a table, JSON or a heat map."""
 
 from __future__ import annotations
 
@@ -10,9 +8,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from tqdm import tqdm
+
 from ...errors import OutputError, printable
 from ...formats.source import TensorInfo
 from ..plan.type_errors import ErrorSums, TensorStats
+from ..report.bars import CompileBar
 from ..report.stats import StatsProgress, StatsReport
 
 
@@ -20,8 +21,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "iqforge quantize-stats MODEL [flags]"
     parser.description = (
         "Quantize the tensors of MODEL (a GGUF file, the first shard of a split one, or a"
-        " checkpoint folder) to each type, decode them again and print what was lost. Nothing is"
-        " written but the heat map."
+        " checkpoint folder) to each type, decode them again and print the errors. Nothing is"
+        " written except the heat map."
     )
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument(
@@ -30,12 +31,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="types to try (default: all that are not the interleaved form of another)",
+        help="types to try (default: all plain types that can be quantized to)",
     )
     parser.add_argument(
         "--imatrix",
         metavar="F",
-        help="importance matrix, legacy .dat or GGUF: guides the searches and weighs the errors",
+        help="importance matrix, legacy .dat or GGUF: it guides the searches and weighs the errors",
     )
     parser.add_argument(
         "--include",
@@ -43,18 +44,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="only tensors in whose name this is found",
+        help="only tensors whose name matches",
     )
     parser.add_argument(
         "--rows",
         metavar="N",
         type=int,
         default=0,
-        help="a quick look: about N rows of each tensor, evenly spaced",
+        help="measure about N evenly spaced rows of each tensor, for a quick look",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument(
-        "--html", metavar="OUT", help="also write a heat map, one HTML file that needs nothing else"
+        "--html", metavar="OUT", help="also write a heat map, as a single HTML file"
     )
     parser.add_argument(
         "-t", "--threads", metavar="N", type=int, default=0, help="threads (default: all cores)"
@@ -66,13 +67,12 @@ def run(args: argparse.Namespace, api) -> int:
 
     if args.html:
         refuse_same_file(args.html, [args.model, *([args.imatrix] if args.imatrix else [])])
-        if not os.access(
-            folder := os.path.dirname(os.path.abspath(args.html)), os.W_OK
-        ):  # found before the work, not after it
+        folder = os.path.dirname(os.path.abspath(args.html))
+        if not os.access(folder, os.W_OK):  # fail before the work, not after it
             raise OutputError(
                 "cannot be written: there is no such folder, or it is not writable", file=folder
             )
-    printer = Printer(quiet=args.json)
+    printer = StatsPrinter(quiet=args.json)
     try:
         report = api.quantize_stats(
             args.model,
@@ -103,15 +103,15 @@ def run(args: argparse.Namespace, api) -> int:
     return 0
 
 
-class Printer(StatsProgress):
-    """A block of lines per tensor on stdout, a bar on stderr."""
+class StatsPrinter(CompileBar, StatsProgress):
+    """A block of lines per tensor on stdout, unless `quiet`, and a bar on stderr."""
 
     def __init__(self, quiet: bool):
-        self.quiet, self.bar = quiet, None
+        super().__init__()
+        self.quiet = quiet
+        self.bar: tqdm | None = None
 
     def begin(self, tensors: Sequence[TensorInfo], n_elements: int) -> None:
-        from tqdm import tqdm
-
         self.bar = tqdm(
             total=n_elements,
             unit="el",
@@ -123,7 +123,8 @@ class Printer(StatsProgress):
         self._write(HEADING)
 
     def advance(self, n_elements: int) -> None:
-        self.bar.update(n_elements)
+        if self.bar is not None:
+            self.bar.update(n_elements)
 
     def tensor_done(self, stats: TensorStats) -> None:
         self._write("\n".join(tensor_lines(stats)))
@@ -133,8 +134,6 @@ class Printer(StatsProgress):
             self.bar.close()
 
     def _write(self, text: str) -> None:
-        from tqdm import tqdm
-
         if not self.quiet:
             tqdm.write(text, file=sys.stdout)
 
@@ -145,7 +144,7 @@ HEADING = (
 
 
 def tensor_lines(stats: TensorStats) -> list[str]:
-    """The tensor's name, shape and type, then a line per type."""
+    """Return the tensor's name, shape and type, then a line per type."""
     tensor = stats.tensor
     rows = "" if stats.rows == tensor.n_rows else f", {stats.rows} of {tensor.n_rows} rows"
     first = (
@@ -153,12 +152,12 @@ def tensor_lines(stats: TensorStats) -> list[str]:
         f" {tensor.type.type_name}{rows}"
     )
     if not stats.errors:
-        return [first, "  none of the types fits its rows"]
+        return [first, "  its rows fit none of the types"]
     return [first, *(error_line(sums, stats.weighted) for sums in stats.errors.values())]
 
 
 def error_line(sums: ErrorSums, weighted: bool) -> str:
-    """The figures of one type; relative ones are parts of the source's root mean square."""
+    """Return the figures of one type; relative ones are parts of the source's root mean square."""
     share = f"{sums.weighted_rmse:9.5f}" if weighted else f"{'-':>9}"
     return (
         f"{sums.type.type_name:>12}  {sums.bits_per_weight:7.4f}  {sums.rmse:10.3e} "
@@ -167,7 +166,7 @@ def error_line(sums: ErrorSums, weighted: bool) -> str:
 
 
 def total_lines(report: StatsReport) -> list[str]:
-    """The same over all tensors that can have the type, and what was measured."""
+    """Return the same over all tensors that can have the type, and what was measured."""
     lines = [f"\nall {len(report.tensors)} tensors", HEADING]
     for type in report.types:
         count = sum(type.name in tensor.errors for tensor in report.tensors)

@@ -1,4 +1,4 @@
-"""`iqforge repack`: the tensors of a GGUF file into row-interleaved form, or back."""
+"""`iqforge repack`: interleave the rows of a GGUF file's tensors, or undo it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 import time
 
 from ...errors import UsageError, printable
-from ..report.printing import MIB, Printer, place_of
+from ..report.bars import RunPrinter
+from ..report.printing import MIB, place_of
+from ..report.summary import summary_lines
 from ..run.report import TensorReport
 
 
@@ -14,10 +16,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "iqforge repack [flags] IN OUT [NTHREADS]"
     parser.description = (
         "Write IN (a GGUF file, or the first shard of a split one) to OUT with every tensor in the"
-        " row-interleaved form of its type (IQ4_K becomes IQ4_K_R4), where it has one and the rows"
-        " are a multiple of its row group. No value changes. token_embd stays plain, as its rows"
-        " are looked up singly. BF16_R16 is for processors with AVX512-BF16: use --pattern to leave"
-        " BF16 tensors out. iqforge types lists the forms."
+        " row-interleaved form of its type (IQ4_K becomes IQ4_K_R4), if there is one and the number"
+        " of rows is a multiple of its row group. No value changes. token_embd stays plain, as its"
+        " rows are looked up one by one. BF16_R16 is for processors with AVX512-BF16: use --pattern"
+        " to exclude BF16 tensors. iqforge types lists the forms."
     )
     parser.add_argument("words", nargs="+", metavar="IN OUT [NTHREADS]", help="NTHREADS: as -t")
     parser.add_argument(
@@ -25,18 +27,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="REGEX",
         action="append",
         default=[],
-        help="only tensors in whose name this is found; may be repeated, one of them must match",
+        help="only tensors whose name matches; may be repeated",
     )
     parser.add_argument(
         "--undo",
         action="store_true",
-        help="interleaved tensors into plain form: the inverse, byte for byte",
+        help="interleaved tensors to plain form: the inverse, byte for byte",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
         help="print what would be done and the sizes, write nothing; OUT may be left out",
     )
+    parser.add_argument("--verbose", action="store_true", help="print a line for every tensor")
     parser.add_argument(
         "-t", "--threads", metavar="N", type=int, default=0, help="threads (default: all cores)"
     )
@@ -45,19 +48,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, api) -> int:
     src, out, threads = parse_words(args.words, args.threads, args.dry_run)
     changed = repack(
-        api, src, out, pattern=args.pattern, undo=args.undo, threads=threads, dry_run=args.dry_run
+        api,
+        src,
+        out,
+        pattern=args.pattern,
+        undo=args.undo,
+        threads=threads,
+        dry_run=args.dry_run,
+        verbose=args.verbose,
     )
     return 0 if changed else 1  # a script must not take an older OUT for the result
 
 
 def repack(
-    api, src: str, out: str | None, *, pattern: list[str], undo: bool, threads: int, dry_run: bool
+    api,
+    src: str,
+    out: str | None,
+    *,
+    pattern: list[str],
+    undo: bool,
+    threads: int,
+    dry_run: bool,
+    verbose: bool = False,
 ) -> bool:
-    """Repack, and print how it goes. Returns whether there was anything to do; if not, nothing is
-    written.
+    """Repack, and print progress and a summary. Return whether any tensor changes; if not, nothing
+    is written.
     """
     started = time.monotonic()
-    printer = Printer(dry_run=dry_run, line=tensor_line)
+    printer = RunPrinter(dry_run=dry_run, verbose=verbose, line=tensor_line)
     try:
         report = api.repack_model(
             src, out, pattern=pattern, undo=undo, threads=threads, dry_run=dry_run, progress=printer
@@ -67,6 +85,7 @@ def repack(
     seconds = time.monotonic() - started
     changed = [tensor.planned for tensor in report.tensors if not tensor.planned.kept]
     size = sum(plan.target.n_bytes for plan in changed)
+    print("\n" * verbose + "\n".join(summary_lines(report)))
     print(
         f"\n{len(changed)} of {len(report.tensors)} tensors {'undone' if undo else 'repacked'}, "
         f"{size / MIB:.2f} of {report.target_bytes / MIB:.2f} MiB"
@@ -85,20 +104,20 @@ def repack(
 
 
 def parse_words(words: list[str], threads: int, dry_run: bool) -> tuple[str, str | None, int]:
-    """(IN, OUT, threads) of the positional words; OUT is None where a dry run leaves it out."""
+    """Return (IN, OUT, threads) of the positional words; OUT is None if a dry run leaves it out."""
     if len(words) > 3 or len(words) < (1 if dry_run else 2):
         raise UsageError("expected IN OUT [NTHREADS]")
     if len(words) == 3:
         try:
             threads = int(words[2])
         except ValueError:
-            raise UsageError(f"invalid nthread '{words[2]}', expected a number") from None
+            raise UsageError(f"invalid NTHREADS: '{words[2]}' is not a number") from None
     return words[0], words[1] if len(words) > 1 else None, max(0, threads)
 
 
 def tensor_line(index: int, count: int, report: TensorReport) -> str:
-    """The line of tensor number `index` of `count`: shape (fastest first), types, size, and why it
-    stays as it is.
+    """Return the line of tensor number `index` of `count`: shape (fastest first), types, size, and
+    why it keeps its type.
     """
     plan = report.planned
     what = f"{'kept':>10s}" if plan.kept else f"-> {plan.target.type.type_name:>7s}"

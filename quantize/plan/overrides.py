@@ -16,18 +16,18 @@ log = logging.getLogger(__name__)
 
 Chosen = tuple[GGMLType, str]  # a type and what decided it
 
-# Flags of llama-quantize of ik_llama.cpp, `--attn-q-type` for attn_q: the tensors they apply to.
+# Flags of llama-quantize of ik_llama.cpp, `--attn-q-type` for attn_q, and their help texts.
 ROLE_FLAGS = {
-    "attn_q": "tensors with attn_q in their names, attn_qkv among them",
-    "attn_k": "tensors with attn_k in their names",
-    "attn_v": "attn_v.weight",
-    "attn_qkv": "accepted, but changes nothing: attn_qkv takes --attn-q-type",
-    "attn_output": "attn_output.weight",
-    "ffn_gate": "tensors with ffn_gate in their names",
-    "ffn_down": "with ffn_down in their names",
-    "ffn_up": "with ffn_up in their names",
-    "ffn_gate_inp": "expert routers, which are kept otherwise",
-    "per_layer_token_embedding": "per_layer_token_embd.weight",
+    "attn_q": "type of tensors with attn_q in their names, attn_qkv among them",
+    "attn_k": "type of tensors with attn_k in their names",
+    "attn_v": "type of attn_v.weight",
+    "attn_qkv": "accepted, but has no effect: --attn-q-type also sets attn_qkv",
+    "attn_output": "type of attn_output.weight",
+    "ffn_gate": "type of tensors with ffn_gate in their names",
+    "ffn_down": "type of tensors with ffn_down in their names",
+    "ffn_up": "type of tensors with ffn_up in their names",
+    "ffn_gate_inp": "type of expert routers, which are not quantized by default",
+    "per_layer_token_embedding": "type of per_layer_token_embd.weight",
 }
 # The type ends a rule, so that commas and equals signs may be part of its expression.
 _ITEM = re.compile(r"(\S+?)\s*=\s*([A-Za-z0-9_]+)(?=[\s,]|$)\s*,?")

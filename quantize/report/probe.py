@@ -1,4 +1,4 @@
-"""One tensor in another type, in memory: what measuring a model's sensitivity to its error needs."""
+"""One tensor in another type, in memory, to measure how sensitive a model is to its error."""
 
 from __future__ import annotations
 

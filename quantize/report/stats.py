@@ -1,5 +1,5 @@
-"""What each type would lose on each tensor: quantized, decoded and compared, in pieces of rows,
-nothing written.
+"""The error of each type on each tensor: rows are quantized, decoded and compared, in pieces, and
+nothing is written.
 
 Figures are of the weights that matrix products use. Pieces and the order in which their sums are
 added depend on the model and the options alone, so the figures are the same for any number of
@@ -19,21 +19,23 @@ from ...errors import IqforgeError, UnsupportedTypeError, UsageError
 from ...formats.codec import decode, encode_float
 from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType, ggml_type
+from ..compilation import CompileTask, compile_ahead
 from ..encode import arrange_rows, refuse_non_finite, row_encoder
 from ..plan.overrides import regular_expressions
 from ..plan.roles import is_candidate
 from ..plan.type_errors import ErrorSums, TensorStats, fits
 from ..run.parallel import results_in_order, thread_count
 from ..run.piece import ImportanceLookup
+from ..run.report import CompileProgress
 
 PIECE_ELEMENTS = 1 << 19
-_RELEASE_ELEMENTS = 1 << 25  # pages of the source are handed back after this much reading
-GROUP_ROWS = 16  # rows are sampled in groups of as many: every row group of a type divides it
+_RELEASE_ELEMENTS = 1 << 25  # pages of the source are released after so much reading
+GROUP_ROWS = 16  # rows are sampled in such groups: every row group of a type divides it
 
 
 @dataclass
 class StatsReport:
-    """Figures of all tensors. `sampled`: the rows per tensor that were asked for, 0 for all."""
+    """Figures of all tensors. `sampled`: the requested rows per tensor, 0 for all."""
 
     model: str
     types: list[GGMLType]
@@ -75,8 +77,8 @@ class StatsReport:
         }
 
 
-class StatsProgress:
-    """What a caller may want to hear; this one stays silent."""
+class StatsProgress(CompileProgress):
+    """Callbacks of `collect_stats`. This base class ignores them all."""
 
     def begin(self, tensors: Sequence[TensorInfo], n_elements: int) -> None: ...
 
@@ -102,6 +104,7 @@ def collect_stats(
     names the first NaN or infinity.
     """
     progress = progress or StatsProgress()
+    compile_ahead(_tasks(tensors, types, importance), progress)
     threads = thread_count(threads)
     spans = [list(row_spans(tensor, report.sampled)) for tensor in tensors]
     progress.begin(
@@ -136,6 +139,21 @@ def collect_stats(
             )
             progress.tensor_done(report.tensors[-1])
     return report
+
+
+def _tasks(
+    tensors: Sequence[TensorInfo], types: Sequence[GGMLType], importance: ImportanceLookup | None
+) -> list[CompileTask]:
+    weighted = {
+        importance is not None and importance(tensor.name, tensor.shape) is not None
+        for tensor in tensors
+    }
+    plain = [type.base or type.name for type in types if any(fits(type, t) for t in tensors)]
+    tasks = [CompileTask("decode", tensor.type.name) for tensor in tensors]
+    for name in plain:
+        tasks += [CompileTask("search", name, own) for own in weighted]
+        tasks.append(CompileTask("decode", name, as_weights=True))
+    return list(dict.fromkeys(tasks))
 
 
 def choose_types(asked: Sequence[GGMLType], encodable: Sequence[str]) -> list[GGMLType]:
@@ -225,7 +243,7 @@ def _works(
 def encoder_of(
     type: GGMLType, n_cols: int, importance: np.ndarray | None
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from rows to bytes of the type, or of its plain type, whose values are the same."""
+    """Return a function from rows to bytes of the type, or of its plain type with equal values."""
     plain = ggml_type(type.base) if type.base else type
     if plain.is_float:
         return lambda x: encode_float(plain, x)

@@ -92,8 +92,8 @@ def _works(
     plan: PlannedTensor | None,
     weights: np.ndarray | None,
 ) -> Iterator[Callable[[], tuple[str, np.ndarray | None]]]:
-    """Functions that check a piece each: (fault, float64[6] as `ErrorTotals.add` takes it, None where
-    nothing is measured).
+    """Functions that check a piece each: (fault, float64[6] as `ErrorTotals.add` takes it, None
+    where nothing is measured).
     """
     group = (
         tensor.type.group_rows

@@ -6,12 +6,16 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...formats.source import TensorInfo
 from ..plan.plan import PlannedTensor
 from .workload import RunEstimate
+
+if TYPE_CHECKING:
+    from ..compilation import CompileTask
 
 
 @dataclass
@@ -92,7 +96,21 @@ def _size(n_bytes: int) -> str:
     return f"{n_bytes} bytes"
 
 
-class RunProgress:
+class CompileProgress:
+    """Callbacks of `compilation.compile_ahead`. This base class ignores them all."""
+
+    def compiling(self, tasks: Sequence[CompileTask], seconds: float) -> None:
+        """Called before compiling, which takes about `seconds`; not if all is compiled."""
+
+    def compile_waiting(self) -> None:
+        """Called twice a second while code is compiled."""
+
+    def compiled(self, task: CompileTask) -> None: ...
+
+    def compile_end(self) -> None: ...
+
+
+class RunProgress(CompileProgress):
     """Callbacks for one output of a run. This base class ignores them all."""
 
     def begin(self, planned: Sequence[PlannedTensor]) -> None: ...

@@ -1,0 +1,266 @@
+"""What the words and flags of `iqforge quantize` say: outputs, recipes, changes, a size."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import IqforgeError, NotFoundError, UnknownTypeError, UsageError
+from ...formats.output import refuse_same_file
+from ..plan.changes import Changes
+from ..plan.overrides import ROLE_FLAGS, Rule, parse_rules
+from ..plan.recipe import AUTO, COPY, Recipe
+from ..plan.recipe_file import combine, read_recipe
+from ..plan.saved_plan import SavedPlan, load_plan
+from .flags import USAGE
+
+
+def notes(args: argparse.Namespace) -> list[str]:
+    """Return a line for every given flag that has no effect."""
+    said = []
+    if args.slow_iq2ks:
+        said.append("--slow-iq2ks has no effect: there is one search for IQ2_KS")
+    if args.max_buffer_size is not None:
+        said.append(
+            "--max-buffer-size has no effect: tensors are read in pieces, and memory stays below"
+            " 1 GB whatever their size"
+        )
+    return said
+
+
+def given_roles(args: argparse.Namespace) -> dict[str, str]:
+    """Return type names by the role whose flag was given."""
+    return {
+        role: given for role in ROLE_FLAGS if (given := getattr(args, f"{role}_type")) is not None
+    }
+
+
+def given_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of a `Recipe` that flags give."""
+    patterns = [
+        *args.tensor_type,
+        *(rule for path in args.tensor_type_file for rule in tensor_type_file(path)),
+    ]
+    fields = {
+        "pure": args.pure,
+        "rules": args.rules,
+        "custom_q": args.custom_q,
+        "tensor_patterns": patterns,
+        "role_types": given_roles(args),
+        "token_embedding_type": args.token_embedding_type,
+        "output_tensor_type": args.output_tensor_type,
+        "leave_output_tensor": args.leave_output_tensor,
+        "allow_requantize": args.allow_requantize,
+        "strict": args.strict,
+        "ignore_imatrix_rules": args.ignore_imatrix_rules,
+        "symmetric_q40": args.symmetric_q40,
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def recipe_fields(args: argparse.Namespace) -> tuple[dict[str, Any], SavedPlan | None]:
+    """Return the fields of `Recipe` that the flags and --recipe set, among them `type` if the file
+    names a preset; and the plan of --plan.
+
+    UsageError for flags that contradict --plan.
+    """
+    given = given_fields(args)
+    if args.plan is None:
+        return combine(read_recipe(args.recipe) if args.recipe else {}, given), None
+    leave = {
+        name: given.pop(name)
+        for name in ("allow_requantize", "ignore_imatrix_rules")
+        if name in given
+    }
+    if given or args.recipe:
+        others = ", ".join((["recipe"] if args.recipe else []) + sorted(given))
+        raise UsageError(f"--plan gives the type of every tensor, so it takes no {others}")
+    plan = load_plan(args.plan)
+    return leave, plan
+
+
+def refuse_read_files(args: argparse.Namespace, outputs: Sequence[str]) -> None:
+    """OutputError if an output, or the plan to save, would replace a file that the flags read."""
+    read = [
+        path
+        for path in (args.recipe, args.plan, args.damage, args.imatrix, *args.tensor_type_file)
+        if path is not None
+    ]
+    for output in [*outputs, *([args.save_plan] if args.save_plan is not None else [])]:
+        refuse_same_file(output, read)
+
+
+def tensor_type_file(path: str) -> list[Rule]:
+    """Read rules `NAME=TYPE`, separated by white space, from a file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        raise NotFoundError("no such file", file=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise IqforgeError(
+            f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path
+        ) from None
+    name = os.path.basename(path)
+    return [
+        rule
+        for number, line in enumerate(lines, 1)
+        for word in line.split()
+        for rule in parse_rules(word, f"{name}:{number}")
+    ]
+
+
+def changes_of(args: argparse.Namespace) -> Changes:
+    """Return the changes of the model that flags give."""
+    try:
+        layers = [int(word) for word in args.prune_layers.split(",")] if args.prune_layers else []
+    except ValueError:
+        raise UsageError(
+            f"--prune-layers {args.prune_layers}: expected numbers separated by commas"
+        ) from None
+    return Changes(
+        layers,
+        args.extra_output_tensor,
+        args.override_kv,
+        args.include_weights,
+        args.exclude_weights,
+        args.hide_imatrix,
+        args.force,
+    )
+
+
+def parse_words(
+    words: list[str], preset: str | None = None
+) -> tuple[str, list[tuple[str, str]], int]:
+    """Return (IN, [(OUT, TYPE), ..], NTHREADS) of the positional words. A single OUT that was left
+    out gets the default name of llama-quantize.
+
+    preset: TYPE if that was left out.
+    """
+    src, rest = words[0], words[1:]
+    preset = None if preset is None else type_name(preset)
+    first, second = (_known(word) for word in [*rest, "", ""][:2])
+    if first or (preset and not rest):
+        outputs, rest = [(_default_name(src, first or preset), first or preset)], rest[1:]
+    elif preset and not second:
+        outputs, rest = [(rest[0], preset)], rest[1:]
+    elif not rest:
+        raise UsageError(f"expected {USAGE}")
+    elif not second:
+        raise UnknownTypeError(_unknown(rest[1] if len(rest) > 1 else rest[0]))
+    else:
+        pairs, rest = rest, rest[len(rest) - len(rest) % 2 :]
+        outputs = [(out, type_name(type)) for out, type in zip(pairs[::2], pairs[1::2])]
+    # A number in place of OUT is NTHREADS in the wrong place.
+    if len(rest) > 1 or any(_is_number(out) for out, _ in outputs[1:]):
+        raise UsageError(f"unexpected argument '{(rest if len(rest) > 1 else words)[-1]}'")
+    try:
+        return src, outputs, max(0, int(rest[0])) if rest else 0
+    except ValueError:
+        raise UsageError(f"invalid NTHREADS: '{rest[0]}' is not a number") from None
+
+
+def type_name(word: str) -> str:
+    """Return the name of a preset, or COPY or AUTO. UnknownTypeError for other words."""
+    from ...formats.ftypes import file_type
+
+    return word.upper() if word.upper() in (COPY, AUTO) else file_type(word).name
+
+
+def _known(word: str) -> str | None:
+    try:
+        return type_name(word)
+    except UnknownTypeError:
+        return None
+
+
+def _unknown(word: str) -> str:
+    try:
+        return type_name(word)
+    except UnknownTypeError as error:
+        return error.message
+
+
+def _default_name(src: str, type: str) -> str:
+    return os.path.join(
+        src if os.path.isdir(src) else os.path.dirname(src), f"ggml-model-{type}.gguf"
+    )
+
+
+def _is_number(word: str) -> bool:
+    try:
+        int(word)
+    except ValueError:
+        return False
+    return True
+
+
+def recipes_of(
+    args: argparse.Namespace,
+    outputs: list[tuple[str, str]],
+    fields: dict[str, Any],
+    plan: SavedPlan | None,
+    fitted: Recipe | None = None,
+) -> list[Recipe]:
+    """Return a recipe for every output; `fitted` is that of AUTO."""
+    from dataclasses import replace
+
+    if plan is None:
+        return [
+            fitted if fitted is not None and type == AUTO else _recipe(fields, type)
+            for _, type in outputs
+        ]
+    if len(outputs) > 1 or type_name(plan.type) != outputs[0][1]:
+        raise UsageError(f"the plan is one for {plan.type}", file=args.plan)
+    return [replace(plan, **fields)]
+
+
+def _recipe(fields: dict[str, Any], type: str) -> Recipe:
+    return Recipe(**{**fields, "type": type})
+
+
+def asks_for_size(args: argparse.Namespace) -> bool:
+    """Return whether a size is given, for which types are chosen. UsageError for flags that exclude
+    or need it.
+    """
+    given = args.target_bpw is not None or args.target_size is not None
+    if not given and (args.target_types or args.damage):
+        raise UsageError("--target-types and --damage need --target-bpw or --target-size")
+    if given and (args.pure or args.plan or args.repack):
+        raise UsageError("--pure, --plan and --repack leave no types to choose for a size")
+    if given and args.gate_up:
+        raise UsageError(
+            "types are chosen for the tensors of IN: merge or split gate and up in an earlier run"
+            " (COPY)"
+        )
+    return given
+
+
+def target_options(
+    args: argparse.Namespace, outputs: list[tuple[str, str]], fields: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Return the options of `recipe_for_target`, or None if no output is AUTO. UsageError for AUTO
+    without a size, or a size without AUTO.
+    """
+    asked, auto = asks_for_size(args), any(type == AUTO for _, type in outputs)
+    if auto and not asked:
+        raise UsageError("AUTO needs --target-bpw or --target-size")
+    if asked and not auto:
+        raise UsageError(
+            "--target-bpw and --target-size choose the types: TYPE must be AUTO or left out, but it"
+            f" is {outputs[0][1]}"
+        )
+    types = [name for text in args.target_types for name in text.split(",") if name]
+    options = {
+        "bpw": args.target_bpw,
+        "size": args.target_size,
+        "types": types,
+        "damage": args.damage,
+    }
+    return (
+        options | {name: value for name, value in fields.items() if name != "type"}
+        if auto
+        else None
+    )

@@ -1,0 +1,51 @@
+"""`iqforge warmup`: compile searches ahead of time."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ...errors import UsageError
+from ..report.bars import CompileBar, duration
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "iqforge warmup [flags] [TYPE ..]"
+    parser.description = (
+        "Compile the searches and decoders of types on the CPU, in parallel processes. Otherwise"
+        " the first run that needs a type compiles its search, which takes a few seconds. The code"
+        " stays in a cache on disk. For GPUs use iqforge kernels --build."
+    )
+    parser.add_argument(
+        "types", nargs="*", metavar="TYPE", help="types to compile for (default: all)"
+    )
+    parser.add_argument(
+        "-j",
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes that compile (default: one per core, at most 8)",
+    )
+
+
+def run(args: argparse.Namespace, api) -> int:
+    if args.jobs < 0:
+        raise UsageError(f"--jobs is {args.jobs}: it must not be negative")
+    bar = CompileBar()
+    done = api.warm_up(args.types, processes=args.jobs, progress=bar)
+    count = len(set(args.types)) or len(api.encodable_types())
+    types = f"{count} type{'' if count == 1 else 's'}"
+    if done:
+        searches, decoders = (
+            len({task.type for task in done if task.kind == kind}) for kind in ("search", "decode")
+        )
+        print(
+            f"{types} ready: compiled {searches} searches and {decoders} decoders in"
+            f" {duration(bar.compile_seconds)}"
+        )
+    else:
+        print(f"{types} ready: nothing had to be compiled")
+    if Path("/dev/nvidiactl").exists():
+        print("this machine has a GPU: iqforge kernels --build compiles its kernels")
+    return 0

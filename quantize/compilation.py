@@ -1,0 +1,241 @@
+"""Compile searches and decoders before they are used, in several processes.
+
+The first use of a type on a machine compiles its search, which takes seconds; numba keeps the code
+on disk for later runs. `compile_ahead` asks that cache what is missing and compiles it before a run
+begins, so that compiling is announced and does not count as quantizing. numba holds one lock for
+all threads of a process, so compiling two searches at once takes two processes; they fill the
+cache, from which this process loads the code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import UnsupportedTypeError
+from ..formats.codec import decodable_types, decode
+from ..formats.kernel import Code, rehearse
+from ..formats.types import ggml_type
+from .encode import encodable_types, encode
+from .plan.plan import PlannedTensor
+from .run.parallel import default_threads
+from .run.piece import ImportanceLookup, runs_on_device
+from .run.report import CompileProgress
+
+log = logging.getLogger(__name__)
+
+_MOST_PROCESSES = 8  # each takes about 250 MB
+_WORTH_PROCESSES = 4.0  # seconds of compiling; starting a process takes about one
+_TICK = 0.5  # seconds
+# Rows of floats are converted by compiled code only where there are many.
+_FLOAT_ELEMENTS = 1 << 18
+
+# Seconds that compiling a search takes on one core of 2023, by the beginning of the type's name.
+_SECONDS = {
+    "IQ2_KL": 7, "IQ4_KSS": 6, "IQ1_KT": 4, "IQ2_KT": 4, "IQ3_KT": 4, "IQ4_KT": 4, "IQ2_XX": 4,
+    "IQ2_XS": 3, "IQ2_S": 3, "IQ3_XX": 3, "IQ3_S": 3, "IQ1_S": 3, "IQ1_M": 3, "IQ1_BN": 2,
+    "IQ2_BN": 1, "IQ4_NL": 2, "IQ": 5, "Q2_K": 4, "Q4_K": 4, "Q5_K": 4, "Q3_K": 5, "Q6_K": 5,
+}  # fmt: skip
+_OTHER_SECONDS = 2.0
+_DECODER_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class CompileTask:
+    """Work on rows of one type: "search" quantizes them, "decode" decodes them.
+
+    weighted: with importances. as_weights: see `formats.codec.decode`. Rows that are decoded as
+    weights were just made; other rows are read-only parts of a file.
+    """
+
+    kind: str
+    type: str
+    weighted: bool = False
+    as_weights: bool = False
+
+    def __str__(self) -> str:
+        return f"the {'search for' if self.kind == 'search' else 'decoder of'} {self.type}"
+
+    @property
+    def seconds(self) -> float:
+        """Return about how long compiling takes."""
+        if self.kind != "search":
+            return _DECODER_SECONDS
+        found = (s for name, s in _SECONDS.items() if self.type.startswith(name))
+        return float(next(found, _OTHER_SECONDS))
+
+    def work(self) -> None:
+        """Do it with zeros."""
+        type = ggml_type(self.type)
+        n_cols, rows = type.row_multiple, type.group_rows
+        if self.kind == "search":
+            if (ggml_type(type.base) if type.base else type).is_float:
+                rows *= -(-_FLOAT_ELEMENTS // (n_cols * rows))
+            x = np.zeros((rows, n_cols), dtype=np.float32)
+            encode(type, x, np.ones(n_cols, dtype=np.float32) if self.weighted else None)
+        else:
+            data = np.zeros((rows, type.row_bytes(n_cols)), dtype=np.uint8)
+            data.flags.writeable = self.as_weights
+            decode(type, data, n_cols, as_weights=self.as_weights)
+
+    def missing(self) -> list[Code]:
+        """Return the code that is not compiled yet."""
+        return [code for code in rehearse(self.work) if not code.is_compiled]
+
+
+def tasks_of_plans(
+    plans: Iterable[Sequence[PlannedTensor]],
+    lookups: Iterable[ImportanceLookup | None],
+    with_devices: bool = False,
+) -> list[CompileTask]:
+    """Return what a run with these plans does on the CPU."""
+    tasks: dict[CompileTask, None] = {}
+    for planned, lookup in zip(plans, lookups, strict=True):
+        for plan in planned:
+            if plan.kept or (with_devices and runs_on_device(plan)):
+                continue
+            source, target = plan.source, plan.target.type
+            weighted = lookup is not None and lookup(source.name, source.shape) is not None
+            tasks[CompileTask("decode", source.type.name)] = None
+            tasks[CompileTask("search", target.name, weighted)] = None
+            tasks[CompileTask("decode", target.name, as_weights=True)] = None
+    return list(tasks)
+
+
+def tasks_of_types(types: Sequence[str], weighted: Sequence[bool] = (True,)) -> list[CompileTask]:
+    """Return what quantizing to these types and measuring the errors does. UnsupportedTypeError for
+    a type without a search.
+    """
+    names = [ggml_type(name).name for name in types]
+    known, decodable = set(encodable_types()), set(decodable_types())
+    for name in names:
+        if name not in known:
+            raise UnsupportedTypeError(f"there is no quantizer for {name}")
+    tasks = [CompileTask("search", name, own) for name in names for own in weighted]
+    return tasks + [
+        CompileTask("decode", name, as_weights=own)
+        for name in names
+        if name in decodable
+        for own in (False, True)
+    ]
+
+
+def missing_tasks(tasks: Iterable[CompileTask]) -> list[CompileTask]:
+    """Return the tasks that need code that is not compiled yet, the longest first, without those
+    that need nothing but what the others need.
+    """
+    seen: set[Code] = set()
+    found = []
+    for task in tasks:
+        missing = [code for code in task.missing() if code not in seen]
+        if missing:
+            found.append(task)
+        seen.update(missing)
+    return sorted(found, key=lambda task: -task.seconds)
+
+
+def compile_ahead(
+    tasks: Iterable[CompileTask], progress: CompileProgress | None = None, processes: int = 0
+) -> list[CompileTask]:
+    """Compile the code that the tasks need and that is not compiled yet. Return the tasks that
+    needed it.
+
+    processes: the largest number of processes, 0 for one per core.
+    """
+    missing, progress = missing_tasks(tasks), progress or CompileProgress()
+    if not missing:
+        return []
+    total = sum(task.seconds for task in missing)
+    processes = min(processes or default_threads(), len(missing), _MOST_PROCESSES)
+    if total < _WORTH_PROCESSES:
+        processes = 1
+    progress.compiling(missing, max(total / processes, missing[0].seconds) + (processes > 1))
+    started = time.perf_counter()
+    try:
+        _compile(missing, processes, progress)
+    finally:
+        progress.compile_end()
+    log.debug("%d compiled in %.1f s", len(missing), time.perf_counter() - started)
+    return missing
+
+
+def _compile(tasks: Sequence[CompileTask], processes: int, progress: CompileProgress) -> None:
+    queue = deque(tasks)
+    workers = [_Worker() for _ in range(processes)] if processes > 1 else []
+    with ThreadPoolExecutor(max(1, len(workers)), thread_name_prefix="compile") as pool:
+        doing = {}
+        idle: list[_Worker | None] = [*workers] or [None]
+        try:
+            while queue or doing:
+                while queue and idle:
+                    worker, task = idle.pop(), queue.popleft()
+                    run = _compile_here if worker is None else worker.compile
+                    doing[pool.submit(run, task)] = worker, task
+                done, _ = wait(doing, timeout=_TICK, return_when=FIRST_COMPLETED)
+                if not done:
+                    progress.compile_waiting()
+                for future in done:
+                    worker, task = doing.pop(future)
+                    if future.result():
+                        idle.append(worker)
+                    else:  # its process has ended: this one compiles
+                        _compile_here(task)
+                        idle += [] if idle or doing else [None]
+                    progress.compiled(task)
+        finally:
+            for worker in workers:
+                worker.close()
+    for task in tasks:  # what processes could not store, as on a full disk
+        _compile_here(task)
+
+
+def _compile_here(task: CompileTask) -> bool:
+    for code in task.missing():
+        code.compile()
+    return True
+
+
+class _Worker:
+    """A process that compiles one task after another."""
+
+    def __init__(self) -> None:
+        package = Path(__file__).parent.parent
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=package.parent,  # where the import finds the package
+            text=True,
+        )
+
+    def compile(self, task: CompileTask) -> bool:
+        """Return False if the process has ended."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(asdict(task)) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            return False
+        return bool(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def serve() -> None:
+    """Compile tasks that arrive as lines of JSON on stdin; answer each with a line on stdout."""
+    for line in sys.stdin:
+        _compile_here(CompileTask(**json.loads(line)))
+        print("done", flush=True)

@@ -1,0 +1,168 @@
+"""Progress on the terminal: bars on stderr, lines on stdout."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from tqdm import tqdm
+
+from ...errors import printable
+from ...formats.tensor_names import TensorName
+from ..compilation import CompileTask
+from ..plan.plan import PlannedTensor
+from ..run.report import Checked, CompileProgress, RunProgress, TensorReport
+from .eta import TimeLeft
+from .printing import checked_line, tensor_line
+
+# tqdm's own estimate would take all types to be equally fast.
+_RUN_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
+_COMPILE_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+_QUIET_SECONDS = 30.0  # between two lines of progress where there is no terminal
+_MOST_NAMED = 8
+
+
+def duration(seconds: float) -> str:
+    """Return `42 s`, `4 min 20 s` or `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def compile_line(tasks: Sequence[CompileTask], seconds: float) -> str:
+    """Return what is compiled, and about how long that takes."""
+    searches = list(dict.fromkeys(task.type for task in tasks if task.kind == "search"))
+    decoders = list(dict.fromkeys(task.type for task in tasks if task.kind != "search"))
+    names = searches or decoders
+    kind = "search for" if searches else "decoder of"
+    if len(names) > 1:
+        kind = f"{len(names)} {kind.replace('search', 'searches').replace('decoder', 'decoders')}"
+    named = ", ".join(names[:_MOST_NAMED]) + (", .." if len(names) > _MOST_NAMED else "")
+    return f"compiling the {kind} {named} (once, about {duration(max(1, seconds))})"
+
+
+class CompileBar(CompileProgress):
+    """Says on stderr what is compiled, with a bar. `compile_seconds`: how long that took."""
+
+    def __init__(self) -> None:
+        self.compile_seconds = 0.0
+        self._compile_started = 0.0
+        self._compile_bar: tqdm | None = None
+
+    def compiling(self, tasks: Sequence[CompileTask], seconds: float) -> None:
+        self._compile_started = time.monotonic()
+        print(compile_line(tasks, seconds), file=sys.stderr, flush=True)
+        self._compile_bar = tqdm(
+            total=len(tasks),
+            leave=False,
+            disable=None,
+            dynamic_ncols=True,
+            desc="compiling",
+            bar_format=_COMPILE_BAR,
+        )
+
+    def compile_waiting(self) -> None:
+        if self._compile_bar is not None:
+            self._compile_bar.refresh()
+
+    def compiled(self, task: CompileTask) -> None:
+        if self._compile_bar is not None:
+            self._compile_bar.set_postfix_str(task.type, refresh=False)
+            self._compile_bar.update(1)
+
+    def compile_end(self) -> None:
+        self.compile_seconds += time.monotonic() - self._compile_started
+        if self._compile_bar is not None:
+            self._compile_bar.close()
+            self._compile_bar = None
+
+
+class RunPrinter(CompileBar, RunProgress):
+    """A bar with the time left on stderr, or a line now and then if that is not a terminal; with
+    `verbose` also a line per tensor on stdout.
+    """
+
+    def __init__(
+        self,
+        *,
+        dry_run: bool = False,
+        verbose: bool = False,
+        line: Callable[[int, int, TensorReport], str] = tensor_line,
+        label: str = "",
+    ):
+        """line: makes a tensor's line from its index, the number of tensors and its report; label:
+        precedes each line.
+        """
+        super().__init__()
+        self.dry_run, self.verbose, self.line = dry_run, verbose, line
+        self.bar: tqdm | None = None
+        self.planned: Sequence[PlannedTensor] = ()
+        self.time_left = TimeLeft([])
+        self.label = f"{printable(label)}: " if label else ""
+        self._done, self._said = 0, time.monotonic()
+
+    def begin(self, planned: Sequence[PlannedTensor]) -> None:
+        self.planned, self.time_left = planned, TimeLeft(planned)
+        self._said = time.monotonic()
+        if not self.dry_run:
+            self.bar = tqdm(
+                total=sum(p.source.n_elements for p in planned),
+                unit="el",
+                unit_scale=True,
+                leave=False,
+                disable=None,
+                dynamic_ncols=True,
+                desc=self.label.rstrip(": ") or None,
+                bar_format=_RUN_BAR,
+            )
+
+    def resume(self, finished: Sequence[TensorReport]) -> None:
+        self.time_left = TimeLeft(self.planned, len(finished))
+        self._done = sum(report.planned.source.n_elements for report in finished)
+        if self.bar is not None:
+            self.bar.initial = self.bar.n = self._done
+
+    def advance(self, n_elements: int) -> None:
+        self.time_left.advance(n_elements)
+        self._done += n_elements
+        if self.bar is None:
+            return
+        if self.bar.disable:
+            self._say_now_and_then()
+            return
+        left = self.time_left.seconds_left()
+        self.bar.set_postfix_str("" if left is None else f"{duration(left)} left", refresh=False)
+        self.bar.update(n_elements)
+
+    def _say_now_and_then(self) -> None:
+        now, left = time.monotonic(), self.time_left.seconds_left()
+        if now - self._said < _QUIET_SECONDS or left is None:
+            return
+        self._said = now
+        total = sum(p.source.n_elements for p in self.planned)
+        share = self._done / max(1, total)
+        print(f"{self.label}{share:.0%} done, {duration(left)} left", file=sys.stderr, flush=True)
+
+    def tensor_done(self, index: int, report: TensorReport) -> None:
+        if self.verbose:
+            line = self.line(index, len(self.planned), report)
+            tqdm.write(self.label + line, file=sys.stdout)
+        elif self.bar is not None and not self.bar.disable and index + 1 < len(self.planned):
+            # set here and not at the first piece of the next tensor, which may take long
+            following = TensorName.parse(self.planned[index + 1].source.name)
+            where = "" if following.layer is None else f"layer {following.layer} "
+            self.bar.set_description_str(
+                f"{self.label}{printable(where + following.role, 40)}", refresh=False
+            )
+
+    def validated(self, index: int, checked: Checked) -> None:
+        if checked.fault:
+            print(self.label + checked_line(index, len(self.planned), checked), flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
