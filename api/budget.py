@@ -23,6 +23,7 @@ from .source import (
     imatrix_note,
     loaded_imatrix,
     open_source,
+    preset_recipe,
     selected_imatrix,
 )
 
@@ -70,7 +71,6 @@ def recipe_for_target(
     from ..formats.gguf.writer import FileLayout
     from ..quantize.plan.budget import DRAFT, SizeTarget, fit_types, fitted_targets, parse_size
     from ..quantize.plan.changes import Changes
-    from ..quantize.plan.recipe import Recipe
 
     target = SizeTarget(bpw, None if size is None else parse_size(size), tuple(types), damage)
     loaded, changes = loaded_imatrix(imatrix), changes or Changes()
@@ -80,7 +80,7 @@ def recipe_for_target(
             file=damage,
         )
     with open_source(src) as model:
-        recipe = Recipe(DRAFT, **options)
+        recipe = preset_recipe(DRAFT, options, recipe_for_target)
         source = changes.apply(model, recipe.rules)
         used = changed_imatrix(loaded, changes, model, source)
         draft = plan_quantization(

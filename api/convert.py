@@ -1,4 +1,4 @@
-"""The roof: conversion of checkpoints and adapters, straight to quantized files too."""
+"""Conversion of checkpoints and adapters, straight to quantized files too."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..formats.options import checks_keywords
 from ..quantize.run.report import RunProgress
 from .quantize import plan_quantization
-from .source import PathLike, imatrix_note, importance_lookup, loaded_imatrix, open_source
+from .source import (
+    PathLike,
+    check_fields,
+    imatrix_note,
+    importance_lookup,
+    loaded_imatrix,
+    open_source,
+)
 
 if TYPE_CHECKING:
     from ..formats.source import Source
@@ -51,10 +59,12 @@ def convert_model(
     vocab_only). Raises CheckpointError and its kin; OutputError also for a disk that is too small,
     before it starts.
     """
+    from ..convert.options import LayoutOptions
     from ..convert.tensors.outtype import OUTTYPES, resolve_outtype
     from ..imatrix.belongs import check_belongs
     from ..quantize.run.stream import RunOutput, stream
 
+    check_fields(convert_model, layout, LayoutOptions)
     loaded = loaded_imatrix(imatrix)
     with open_source(src, pre=pre, name=name, **layout) as source:
         if loaded is not None and resolve_outtype(source.tensors, outtype) not in OUTTYPES:
@@ -86,6 +96,7 @@ def convert_model(
     return output.paths[0]
 
 
+@checks_keywords
 def convert_lora(
     src: PathLike,
     out: PathLike | None = None,
@@ -122,6 +133,7 @@ def convert_lora(
     return output.paths[0]
 
 
+@checks_keywords
 def plan_conversion(
     source: Source,
     out: PathLike | None,

@@ -1,6 +1,4 @@
-"""The roof: the files of a quantization, what they say of themselves, and how a later run can go on
-with them.
-"""
+"""The files of a quantization, what they say about themselves, and how a later run resumes them."""
 
 from __future__ import annotations
 

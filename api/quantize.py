@@ -1,4 +1,4 @@
-"""The roof: quantization, repacking, and what quantizing would lose."""
+"""Quantizing, repacking, and what quantizing would lose."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..formats.codec import decodable_types
+from ..formats.options import checks_keywords
 from ..quantize.encode import encodable_types
 from ..quantize.run.report import CompileProgress, RunProgress, RunReport
 from ..version import __version__
@@ -23,6 +24,7 @@ from .source import (
     importance_lookup,
     loaded_imatrix,
     open_source,
+    preset_recipe,
     selected_imatrix,
     with_gate_up,
 )
@@ -50,9 +52,8 @@ def plan_quantization(
     from ..convert.source import CheckpointSource
     from ..convert.tensors.outtype import plan_outtype
     from ..quantize.plan.plan import PlannedTensor, check_supported
-    from ..quantize.plan.recipe import Recipe
 
-    recipe = Recipe(recipe, **options) if isinstance(recipe, str) else recipe
+    recipe = preset_recipe(recipe, options, plan_quantization)
     checkpoint = isinstance(source.origin, CheckpointSource)
     if checkpoint and recipe.copies:
         raise UsageError(
@@ -178,7 +179,6 @@ def quantize_models(
     from ..quantize.compilation import compile_ahead, tasks_of_plans
     from ..quantize.cuda.devices import find_devices
     from ..quantize.plan.changes import Changes
-    from ..quantize.plan.recipe import Recipe
     from ..quantize.plan.saved_plan import save_plan as write_plan
     from ..quantize.report.validate import require_sound
     from ..quantize.run.estimate import estimate_run
@@ -187,7 +187,7 @@ def quantize_models(
     from ..quantize.run.stream import RunOutput, stream
 
     started = time.perf_counter()
-    recipes = [type if isinstance(type, Recipe) else Recipe(type, **options) for _, type in outputs]
+    recipes = [preset_recipe(type, options, quantize_model) for _, type in outputs]
     changes = changes or Changes()
     if save_plan is not None and len(outputs) > 1:
         raise UsageError("a plan is saved of one output")
@@ -282,6 +282,7 @@ def quantize_models(
         return [reports.get(number, RunReport()) for number in range(len(outputs))]
 
 
+@checks_keywords
 def repack_model(
     src: PathLike,
     out: PathLike | None,
@@ -323,6 +324,7 @@ def repack_model(
             return stream_repacked(source, planned, sink, threads=threads, progress=progress)
 
 
+@checks_keywords
 def quantize_stats(
     model: PathLike,
     types: Sequence[str] = (),

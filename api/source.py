@@ -1,13 +1,15 @@
-"""The roof: opening what commands read, models of every kind and importance matrices."""
+"""Opening what calls read, models of every kind and importance matrices, for the other modules."""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from ..errors import NotFoundError, UsageError
+from ..formats.options import unknown_option
 from ..formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.metadata import ImatrixNote
     from ..quantize.plan.plan import PlannedTensor
+    from ..quantize.plan.recipe import Recipe
     from ..quantize.run.piece import ImportanceLookup
 
 PathLike = str | os.PathLike
@@ -50,6 +53,27 @@ def _checkpoint_source(checkpoint: Checkpoint, options: dict[str, Any]) -> Sourc
     except BaseException:
         checkpoint.close()
         raise
+
+
+def preset_recipe(
+    type: Recipe | str, options: Mapping[str, Any], function: Callable[..., Any]
+) -> Recipe:
+    """Return the recipe, or that of a preset with the `options` that `function` was called with.
+    UsageError for an unknown one.
+    """
+    from ..quantize.plan.recipe import Recipe
+
+    check_fields(function, options, Recipe)
+    return type if isinstance(type, Recipe) else Recipe(type, **options)
+
+
+def check_fields(function: Callable[..., Any], options: Mapping[str, Any], cls: Any) -> None:
+    """UsageError for an option of `function` that is not a field of the dataclass `cls` either."""
+    known = [field.name for field in fields(cls)]
+    for name in options:
+        if name not in known:
+            own = inspect.signature(function).parameters
+            raise unknown_option(function.__name__, name, [*known, *own])
 
 
 def with_gate_up(source: Source, gate_up: str | None) -> Source:

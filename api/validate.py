@@ -1,4 +1,4 @@
-"""The roof: reading files back."""
+"""Reading files back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from ..formats.options import checks_keywords
 from .source import PathLike, loaded_imatrix, open_source
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from ..quantize.run.report import Checked
 
 
+@checks_keywords
 def validate_model(
     path: PathLike,
     against: PathLike | None = None,

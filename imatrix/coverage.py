@@ -4,13 +4,13 @@ for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..formats.tensor_names import TensorName
-from .data import Imatrix
+from .data import Entry, Imatrix
 from .experts import with_experts
 from .options import DEFAULT_LEAST
 
@@ -125,10 +125,15 @@ def measure_coverage(imatrix: Imatrix, least: int = DEFAULT_LEAST) -> Coverage:
     """
     groups: dict[tuple, list[str]] = {}
     numbers: dict[str, int] = {}  # of layers
-    for name, entry in with_experts(imatrix).entries.items():
+    entries = with_experts(imatrix).entries
+    filled = _filled_experts(entries)
+    for name, entry in entries.items():
         parsed = TensorName.parse(name)
         if len(entry.counts) > 1 and parsed.is_stacked:
-            key = parsed.prefix, tuple(entry.counts.tolist())
+            counts = entry.counts.copy()
+            if (unseen := filled.get(parsed.prefix)) is not None and len(unseen) == len(counts):
+                counts[unseen] = 0
+            key = parsed.prefix, tuple(counts.tolist())
             groups.setdefault(key, []).append(
                 parsed.role.removeprefix("ffn_").removesuffix("_exps")
             )
@@ -139,3 +144,20 @@ def measure_coverage(imatrix: Imatrix, least: int = DEFAULT_LEAST) -> Coverage:
         for layer, counts in ordered
     )
     return Coverage(layers, least, imatrix.counts_calls)
+
+
+def _filled_experts(entries: Mapping[str, Entry]) -> dict[str, np.ndarray]:
+    """Return, by the prefix of their layer, bool[n_experts]: experts that saw nothing, although
+    they have counts, as the collector filled them in (`cold_experts`).
+
+    What it fills in for an unseen expert's down projection has the same value in every column,
+    which inputs do not have.
+    """
+    found = {}
+    for name, entry in entries.items():
+        parsed = TensorName.parse(name)
+        if parsed.role == "ffn_down_exps" and len(entry.counts) > 1 and entry.sums.shape[1] > 1:
+            uniform = (entry.sums == entry.sums[:, :1]).all(axis=1)
+            if not uniform.all():
+                found[parsed.prefix] = uniform
+    return found

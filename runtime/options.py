@@ -186,8 +186,8 @@ class LoadOptions(Options):
             if value is not None
         ]
         if given and device.type == "cpu":
-            why = f"everything is on the CPU with --device {self.device}"
-            notes.append((", ".join(given), why))
+            named = f" with --device {self.device}" if self.device != "auto" else ""
+            notes.append((", ".join(given), f"everything is on the CPU{named}"))
         if self.attention_max_batch and self._switches().flash_attention:
             notes.append(("-amb", "flash attention has no matrix of scores"))
         settings = self._cache()

@@ -382,7 +382,7 @@ def test_sensitivities_are_measured(models, tmp_path, capsys):
         "-o",
         str(tmp_path / "d.json"),
     ]
-    assert main(["sensitivity", "-m", str(models["llama"]), *flags]) == 0
+    assert main(["sensitivity", "--device", "cpu", "-m", str(models["llama"]), *flags]) == 0
     probes = {probe.tensors[0]: probe for probe in load_probes(tmp_path / "d.json")}
     assert len(probes) == 4 * 7 + 2 and all(len(probe.tensors) == 1 for probe in probes.values())
     iqforge.measure_perplexity(

@@ -240,7 +240,7 @@ def test_from_python(demo, model):
 
 
 def run(demo, capsys, *words) -> tuple[int, str, str]:
-    status = main(["generate", "-m", str(demo), *words])
+    status = main(["generate", "--device", "cpu", "-m", str(demo), *words])
     return status, *capsys.readouterr()
 
 

@@ -27,6 +27,7 @@ from iqforge.formats.gguf.values import ValueType, array, string, u32
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES
+from iqforge.imatrix import collector
 from iqforge.imatrix.collector import Collector, collect
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files.load import load_imatrix, save_imatrix
@@ -140,8 +141,8 @@ def test_what_is_collected(moe):
 def test_a_run_goes_on_from_a_snapshot(moe):
     snapshots, whole, rest = {}, [], []
 
-    def collect(model, into, **options) -> Imatrix:
-        return collect(
+    def run(model, into, **options) -> Imatrix:
+        return collector.collect(
             model,
             PROSE * 2,
             n_ctx=N_CTX,
@@ -154,13 +155,13 @@ def test_a_run_goes_on_from_a_snapshot(moe):
         )
 
     with load_model(moe / "moe.gguf") as model:
-        expected = collect(
+        expected = run(
             model,
             whole,
             checkpoint=lambda done, take: snapshots.update({done: copy.deepcopy(take())}),
         )
         assert list(snapshots) == [2, 4, 6] and snapshots[4].imatrix.chunk_count == 4
-        found = collect(model, rest, start=snapshots[4])
+        found = run(model, rest, start=snapshots[4])
         skipped = collect(model, PROSE * 2, n_ctx=N_CTX, chunks=7, batch_tokens=2 * N_CTX)
     assert found.chunk_count == 7 and list(found.entries) == list(expected.entries)
     for name, entry in expected.entries.items():
@@ -180,7 +181,7 @@ def test_a_run_goes_on_from_a_snapshot(moe):
         load_model(moe / "moe.gguf") as model,
         pytest.raises(EvaluationError, match="after 100 windows"),
     ):
-        collect(model, PROSE, n_ctx=N_CTX, from_chunk=100)
+        run(model, PROSE, n_ctx=N_CTX, from_chunk=100)
 
 
 @pytest.mark.slow
@@ -421,6 +422,8 @@ def test_inputs_that_are_not_finite(moe):
 def test_command(moe, tmp_path, capsys):
     words = [
         "imatrix",
+        "--device",
+        "cpu",
         "-m",
         str(moe / "moe.gguf"),
         "-f",

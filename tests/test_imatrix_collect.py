@@ -170,7 +170,17 @@ def test_going_on_where_a_run_stopped(moe):
 
 
 def test_command_with_several_texts(moe, tmp_path, capsys):
-    words = ["imatrix", "-m", str(moe / "moe.gguf"), "-c", str(N_CTX), "--chunks", "2"]
+    words = [
+        "imatrix",
+        "--device",
+        "cpu",
+        "-m",
+        str(moe / "moe.gguf"),
+        "-c",
+        str(N_CTX),
+        "--chunks",
+        "2",
+    ]
     a, b, out = str(moe / "a.txt"), str(moe / "b.txt"), str(tmp_path / "x.gguf")
     assert main([*words, "-f", a, "-f", b, "--text-weight", "2", "-o", out]) == 0
     printed, told = capsys.readouterr()

@@ -259,6 +259,8 @@ def test_the_report_of_a_file(tmp_path, capsys):
 def test_the_command(model, tmp_path, capsys):
     words = [
         "imatrix",
+        "--device",
+        "cpu",
         "-m",
         str(model),
         "-f",

@@ -329,6 +329,8 @@ def test_commands(model, tmp_path, capsys):
     (tmp_path / "text.txt").write_text(PROSE * 3)
     words = [
         "imatrix",
+        "--device",
+        "cpu",
         "-m",
         str(model),
         "-f",
@@ -428,6 +430,8 @@ def test_commands(model, tmp_path, capsys):
 def test_text_of_the_command_line_and_special_tokens(model, tmp_path, capsys):
     words = [
         "imatrix",
+        "--device",
+        "cpu",
         "-m",
         str(model),
         "-c",

@@ -236,7 +236,7 @@ def test_trained_models(name, expected, tmp_path):
 
 
 def test_command_prints_what_scripts_read(tiny, tmp_path, capsys):
-    words = ["perplexity", "-m", str(tiny / "f32.gguf"), "-c", str(N_CTX)]
+    words = ["perplexity", "--device", "cpu", "-m", str(tiny / "f32.gguf"), "-c", str(N_CTX)]
     with_text = [*words, "-f", str(tiny / "text.txt"), "--chunks", "8"]
     assert (
         main([*with_text, "--kl-divergence-base", str(tmp_path / "b.kld"), "-ngl", "99", "-fa"])

@@ -403,7 +403,20 @@ def test_perplexity_with_caches_and_switches(moe, tmp_path, capsys):
     def ppl(*words) -> tuple[float, str]:
         assert (
             main(
-                ["perplexity", "-m", str(moe), "-f", str(text), "-c", "64", "--chunks", "4", *words]
+                [
+                    "perplexity",
+                    "--device",
+                    "cpu",
+                    "-m",
+                    str(moe),
+                    "-f",
+                    str(text),
+                    "-c",
+                    "64",
+                    "--chunks",
+                    "4",
+                    *words,
+                ]
             )
             == 0
         )

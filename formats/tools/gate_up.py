@@ -17,6 +17,7 @@ from ...errors import MalformedFileError, ShapeError, UnsupportedTypeError, Usag
 from ..gguf.reader import GGUFFile, open_gguf
 from ..gguf.shards import KEY_COUNT, KEY_NO, KEY_TENSORS
 from ..gguf.writer import GGUFWriter
+from ..options import checks_keywords
 from ..output import refuse_same_file
 from ..source import Sink, Source, TensorInfo
 from ..tensor_names import TensorName
@@ -52,6 +53,7 @@ class PlannedMerge:
     changed: bool = True
 
 
+@checks_keywords
 def merge_gate_up(
     src: str | os.PathLike,
     out: str | os.PathLike | None,

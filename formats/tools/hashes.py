@@ -29,6 +29,7 @@ import xxhash
 
 from ...errors import MalformedFileError, NotFoundError, UsageError
 from ..gguf.reader import GGUFFile, open_gguf
+from ..options import checks_keywords
 
 UUID_NAMESPACE = uuid.UUID("ef001206-dadc-5f6d-a15f-3359e577d4e5")
 _PIECE = 16 << 20
@@ -84,6 +85,7 @@ class HashLine:
         )
 
 
+@checks_keywords
 def hash_model(
     path: str | os.PathLike,
     algorithms: Sequence[str] = ("xxh64",),
@@ -181,6 +183,7 @@ def read_manifest(path: str | os.PathLike) -> dict[tuple[str, str], str]:
     return entries
 
 
+@checks_keywords
 def check_hashes(
     path: str | os.PathLike,
     manifest: str | os.PathLike,

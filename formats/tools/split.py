@@ -19,6 +19,7 @@ from ..gguf.header import DEFAULT_ALIGNMENT, encode_header, pad_to
 from ..gguf.reader import GGUFFile, open_gguf
 from ..gguf.values import Value, u16
 from ..gguf.writer import GGUFWriter, ShardedWriter
+from ..options import checks_keywords
 from ..output import refuse_same_file
 from ..source import Sink, TensorInfo
 
@@ -143,6 +144,7 @@ def write_split(
     return paths
 
 
+@checks_keywords
 def split_model(
     src: str | os.PathLike,
     prefix: str | os.PathLike,
@@ -193,6 +195,7 @@ def open_shards(first: str | os.PathLike) -> GGUFFile:
         raise
 
 
+@checks_keywords
 def merge_model(
     first: str | os.PathLike,
     out: str | os.PathLike,

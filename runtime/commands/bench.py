@@ -109,8 +109,16 @@ def run(args: argparse.Namespace, api) -> int:
     for which, synthetic in models:  # a wrong name is found before anything is measured or printed
         open_source(api, which, synthetic).close()
     varied, limits = bench_flags.varied(args), facts.describe() if facts else ""
+    labels = [test.label for test in options.tests()]
     outputs = [
-        printer(form, partial(print, file=stream, flush=True), varied, facts is not None, limits)
+        printer(
+            form,
+            partial(print, file=stream, flush=True),
+            varied,
+            facts is not None,
+            limits,
+            labels,
+        )
         for form, stream in ((args.output, sys.stdout), (args.output_err, sys.stderr))
     ]
     for output in outputs:

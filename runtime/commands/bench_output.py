@@ -44,9 +44,16 @@ class Markdown(Printer):
     }
 
     def __init__(
-        self, write: Callable[[str], None], varied: Sequence[Option], cuda: bool, limits: str = ""
+        self,
+        write: Callable[[str], None],
+        varied: Sequence[Option],
+        cuda: bool,
+        limits: str = "",
+        tests: Sequence[str] = (),
     ):
+        """tests: labels of what will be measured, which the column of tests has to hold."""
         super().__init__(write)
+        self._test_width = max([self._WIDTHS["test"], *map(len, tests)])
         shown = {option.field for option in varied}
         shown |= {"n_gpu_layers"} if cuda else {"n_threads"}
         self.options = [option for option in OPTIONS if option.field in shown]
@@ -113,6 +120,8 @@ class Markdown(Printer):
         self.write("| " + " | ".join(shown) + " |")
 
     def _width(self, column: str) -> int:
+        if column == "test":
+            return self._test_width
         if column in self._WIDTHS:
             return self._WIDTHS[column]
         option = next(o for o in self.options if o.column == column)
@@ -179,11 +188,16 @@ class Sql(Printer):
 
 
 def printer(
-    form: str, write: Callable[[str], None], varied: Sequence[Option], cuda: bool, limits: str = ""
+    form: str,
+    write: Callable[[str], None],
+    varied: Sequence[Option],
+    cuda: bool,
+    limits: str = "",
+    tests: Sequence[str] = (),
 ) -> Printer:
-    """The printer of a format; `none` prints nothing."""
+    """Return the printer of a format; `none` prints nothing."""
     if form == "md":
-        return Markdown(write, varied, cuda, limits)
+        return Markdown(write, varied, cuda, limits, tests)
     return {"csv": Csv, "json": Json, "jsonl": JsonLines, "sql": Sql, "none": Printer}[form](write)
 
 

@@ -46,6 +46,7 @@ class _Watch:
     def __init__(self, model: Model, what: str, plan: Runs, every: float):
         self.estimate = Estimate(what, every=every)
         self.runs = [(weight_of_pass(n_tokens), count) for n_tokens, count in plan]
+        self.planned = sum(count for _, count in self.runs)
         self.total = max(sum(weight * count for weight, count in self.runs), 1e-9)
         self.n_layers = max(model.hyperparameters.integer("block_count", 1), 1)
         self.first: str | None = None
@@ -55,7 +56,7 @@ class _Watch:
         if self.first is None:
             self.first = name
         self.begun += name == self.first
-        if self.estimate.due():
+        if self.begun <= self.planned and self.estimate.due():
             self.estimate.say(self._done(name))
 
     def _done(self, name: str) -> float:

@@ -11,6 +11,7 @@ import torch
 from ..bench.bench import first_token
 from ..cache import CacheSettings
 from .annotate import annotated, range_name
+from .quiet import without_log_lines
 from .trace import PASS, Pass, passes_of
 
 _PROMPTS = 3  # passes of a prompt
@@ -65,6 +66,7 @@ def profile_model(
             [torch.profiler.ProfilerActivity.CUDA] if device.type == "cuda" else []
         )
         with (
+            without_log_lines(),
             annotated(model),
             torch.profiler.profile(activities=activities, acc_events=True) as recorded,
         ):
