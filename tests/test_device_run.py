@@ -217,7 +217,7 @@ def test_sink_that_fails_ends_the_run(model, monkeypatch):
         def write(self, tensor, data):
             raise IqforgeError("no space")
 
-    from iqforge.quantize.plan.plan import plan_uniform
+    from .uniform_plan import plan_uniform
 
     devices = [FakeDevice()]
     monkeypatch.setattr(cuda_device, "CudaDevice", lambda number: devices[number])

@@ -20,7 +20,6 @@ from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.plan.plan import plan_uniform
 from iqforge.quantize.run import cuda_device, estimate
 from iqforge.quantize.run import piece as run_piece
 from iqforge.quantize.run.sample import SampledSource, spread
@@ -28,6 +27,7 @@ from iqforge.quantize.run.sample import SampledSource, spread
 from .fake_device import FakeDevice
 from .imatrices import imatrix_of
 from .tiny_checkpoint import make_tiny_llama
+from .uniform_plan import plan_uniform
 
 
 def info(name, shape, kind="BF16"):

@@ -32,11 +32,12 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry
 from iqforge.quantize.encode import encode
-from iqforge.quantize.plan.plan import is_candidate, plan_uniform
+from iqforge.quantize.plan.roles import is_candidate
 
 from .imatrices import imatrix_of
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
+from .uniform_plan import plan_uniform
 
 
 @pytest.fixture(scope="module")

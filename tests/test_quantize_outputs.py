@@ -16,9 +16,11 @@ from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.commands.arguments import parse_words
-from iqforge.quantize.plan.plan import PlannedTensor, plan_uniform
+from iqforge.quantize.plan.plan import PlannedTensor
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.quantize.run.stream import RunOutput, stream
+
+from .uniform_plan import plan_uniform
 
 
 def info(name, shape, kind="BF16"):

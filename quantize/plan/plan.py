@@ -131,7 +131,7 @@ def plan_preset(
 
     # The original takes BF16_R16 literally for the embeddings by layer, but not quantized types.
     by_row = (TOKEN_EMBEDDING,) if preset.base.name == "BF16_R16" else NEVER_INTERLEAVED
-    planned = _plan(
+    planned = plan_types(
         tensors,
         wanted,
         overrides,
@@ -154,30 +154,7 @@ def plan_preset(
     return planned
 
 
-def plan_uniform(
-    tensors: Sequence[TensorInfo],
-    base: GGMLType,
-    *,
-    token_embedding_type: str | None = None,
-    output_tensor_type: str | None = None,
-    leave_output_tensor: bool = False,
-    allow_requantize: bool = False,
-) -> list[PlannedTensor]:
-    """Plan one type for every candidate of any model, with two explicit overrides; see
-    `plan_preset`.
-    """
-    overrides = Overrides.of(token_embedding=token_embedding_type, output_tensor=output_tensor_type)
-    return _plan(
-        tensors,
-        lambda tensor: (base, "one type for all"),
-        overrides,
-        "",
-        leave_output_tensor,
-        allow_requantize,
-    )
-
-
-def _plan(
+def plan_types(
     tensors: Sequence[TensorInfo],
     wanted: Callable[[TensorInfo], Chosen],
     overrides: Overrides,
@@ -187,6 +164,10 @@ def _plan(
     by_row: tuple[str, ...] = NEVER_INTERLEAVED,
     rules: RuleSet = IK,
 ) -> list[PlannedTensor]:
+    """Plan tensors whose candidates get the type that `wanted` returns, and its fallbacks.
+
+    by_row: names of tensors that are looked up by row. For the other parameters see `plan_preset`.
+    """
     planned: dict[str, PlannedTensor] = {}
     for tensor in rules.in_order(tensors):
         candidate = is_candidate(tensor, architecture, "ffn_gate_inp" in overrides.types, rules)

@@ -1,5 +1,5 @@
-"""Writing behind the work: in order, within bounds, while the workers go on; and errors that are
-not lost.
+"""Writing in the background: in order, within bounds, while the workers continue; errors are not
+lost.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import pytest
 from iqforge.errors import OutputError
 from iqforge.formats.source import Source, TensorInfo
 from iqforge.formats.types import ggml_type
-from iqforge.quantize.plan.plan import plan_uniform
 from iqforge.quantize.run.background import BackgroundWriter
 from iqforge.quantize.run.stream import RunOutput, stream
+
+from .uniform_plan import plan_uniform
 
 
 class Model(Source):
