@@ -186,7 +186,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     from .commandline.colour import painted_error
     from .errors import IqforgeError, printable
+    from .runtime import let_threads_sleep
 
+    let_threads_sleep()  # before any command imports torch
     _prepare_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     called = f"iqforge {words[0]}" if words and words[0] in COMMANDS else "iqforge"

@@ -62,6 +62,9 @@ def opened_model(
     """Return `model` as a context manager: a path is opened with `load` and closed, a caller's
     model is left open.
     """
+    from ..runtime import let_threads_sleep
+
+    let_threads_sleep()  # before torch is imported
     from ..runtime.arguments import instance
     from ..runtime.model import Model
 
@@ -92,6 +95,9 @@ def open_model(
     """Return the model at `path`, or of a source that is open already. keywords: of `LoadOptions`,
     or those of `runtime.model.Model` that no flag has.
     """
+    from ..runtime import let_threads_sleep
+
+    let_threads_sleep()  # before torch is imported
     from ..runtime import arguments
     from ..runtime.devices import usable_device
     from ..runtime.model import Model

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..runtime.bench.bench import Result, Test
     from ..runtime.bench.options import BenchOptions, SweepOptions
     from ..runtime.bench.sweep import SweepRow
-    from ..runtime.cache import CacheSettings
     from ..runtime.evaluate.divergence import Divergence, Statistics
     from ..runtime.evaluate.perplexity import Perplexity
     from ..runtime.evaluate.windows import ProgressCallback
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from ..runtime.model import Model
     from ..runtime.options import GenerateOptions, LoadOptions, PerplexityOptions
     from ..runtime.profile.trace import Pass
+    from ..runtime.state.cache import CacheSettings
 
 
 def measure_perplexity(
@@ -325,8 +325,8 @@ def profile_model(
     by label, with their kernels (on the CPU: modules) and layers; see `runtime.profile`.
     """
     from ..formats.options import Options
-    from ..runtime.cache import CacheSettings
     from ..runtime.profile.profile import profile_model as profile
+    from ..runtime.state.cache import CacheSettings
 
     _, load = split_options("profile_model", model, keywords, Options, None, load)
     with opened_model(model, load) as loaded:

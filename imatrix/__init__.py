@@ -1,5 +1,1 @@
 """Importance matrices: collecting them, both file layouts, and looking values up."""
-
-from .. import (
-    runtime,
-)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -144,12 +144,16 @@ def collect(
     run with all else equal, which continues there and ends with the same bits. EvaluationError for
     a text that is too short, ImatrixError naming the tensor for activations that are not finite.
     """
-    [options] = from_keywords("collecting", keywords, (CollectOptions, options))
-    n_ctx, process_output = options.n_ctx, options.process_output
-    output_name, compute_perplexity = options.output_name, options.compute_perplexity
-    texts = texts if isinstance(texts[0], Text) else [Text(texts, dataset)]
+    [chosen] = from_keywords("collecting", keywords, (CollectOptions, options))
+    chosen = cast(CollectOptions, chosen)
+    n_ctx, process_output = chosen.n_ctx, chosen.process_output
+    output_name, compute_perplexity = chosen.output_name, chosen.compute_perplexity
+    if isinstance(texts[0], Text):
+        parts = cast("Sequence[Text]", texts)
+    else:
+        parts = [Text(cast("str | Sequence[int]", texts), dataset)]
     windows = windows_of(
-        model, texts, n_ctx, options.chunks, options.from_chunk, options.parse_special
+        model, parts, n_ctx, chosen.chunks, chosen.from_chunk, chosen.parse_special
     )
     done, before, scores = 0, None, Moments()
     if start is not None:
@@ -167,7 +171,7 @@ def collect(
         Collector(model, process_output, output_name, before),
         Clock(windows, progress, done),
     )
-    datasets = tuple(text.name for text in texts if text.name)
+    datasets = tuple(text.name for text in parts if text.name)
 
     def so_far() -> Imatrix:
         return Imatrix(collector.entries(), done, n_ctx, datasets)
@@ -181,13 +185,14 @@ def collect(
     with ExitStack() as observed:
         observed.enter_context(
             model.observe(
-                AllExperts(model, collector) if options.cold_experts == "all-experts" else collector
+                AllExperts(model, collector) if chosen.cold_experts == "all-experts" else collector
             )
         )
         if similarity is not None:
             observed.enter_context(model.observe(similarity))
-        for first, done in windows.passes(options.batch_tokens, done):
-            collector.weight = texts[text_at(windows, first)].weight
+        for first, end in windows.passes(chosen.batch_tokens, done):
+            done = end
+            collector.weight = parts[text_at(windows, first)].weight
             passed = model.hidden(windows.inputs(first, done))
             if similarity is not None:
                 similarity.end_of_pass(passed)

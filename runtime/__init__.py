@@ -2,7 +2,11 @@
 
 import os
 
-# Threads that wait for the next product should sleep: spinning takes the cores from whatever else
-# runs, our own decoding included. OpenMP reads this when torch is first imported, so it has to
-# stand here.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+def let_threads_sleep() -> None:
+    """Let threads sleep while they wait for the next product. Otherwise they spin, and take the
+    cores from all else that runs, such as the decoding of weights.
+
+    OpenMP reads the setting when torch is first imported: call this before.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

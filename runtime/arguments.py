@@ -68,8 +68,8 @@ def callback(name: str, value: Any) -> Any:
 
 def check_options(**options) -> None:
     """UsageError for an option of `Model` that does not exist or is not what it should be."""
-    from .cache import CacheSettings
     from .placement import Request
+    from .state.cache import CacheSettings
     from .switches import Switches
 
     for name, value in options.items():
@@ -82,7 +82,9 @@ def check_options(**options) -> None:
         elif name == "switches":
             instance(name, value, Switches, "a runtime.switches.Switches")
         elif name == "cache":
-            instance(name, value, (CacheSettings, type(None)), "a runtime.cache.CacheSettings")
+            instance(
+                name, value, (CacheSettings, type(None)), "a runtime.state.cache.CacheSettings"
+            )
         elif name == "verbose":
             callback(name, value)
         elif name != "precision":

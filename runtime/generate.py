@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from ..errors import EvaluationError, UsageError, printable
 from ..formats.gguf.values import get
 from .arguments import whole_number
-from .cache import CacheSettings
 from .hyperparameters import Hyperparameters
 from .model import Model
 from .sampling import GREEDY, Sampling, sample
+from .state.cache import CacheSettings
 from .tokenizer import Tokenizer, TokenType
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import DeviceError
-from .cache import CacheSettings
 from .layers.attention import Attention
 from .layers.moe import MoE
 from .linear import ExpertLinear
 from .network import Network
 from .resident import PART_BYTES
+from .state.cache import CacheSettings
 from .weights import Weights
 
 _LIBRARIES = 64 << 20  # workspaces of matrix products and small buffers

@@ -16,7 +16,6 @@ from ..formats.gguf.reader import open_gguf
 from ..formats.source import Source
 from . import arguments, describe, memory
 from .architectures import build_network
-from .cache import CacheSettings, State, padded
 from .devices import usable_device
 from .hyperparameters import Hyperparameters
 from .layers.batch import Batch
@@ -24,6 +23,7 @@ from .network import Network
 from .placement import Placement, Request, fit
 from .resident import LoadProgress
 from .sampling import Sampling, sample
+from .state.cache import CacheSettings, State, padded
 from .switches import Switches
 from .tokenizer import SpecialTokens, Tokenizer
 from .weights import DEFAULT_CACHE_BYTES, DecodeCache, Weights

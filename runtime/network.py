@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .cache import CacheSettings, State
 from .layers.batch import Batch
 from .layers.block import Block
 from .layers.norm import RMSNorm
 from .linear import Embedding, Linear
+from .state.cache import CacheSettings, State
 
 
 @dataclass(frozen=True)

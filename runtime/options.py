@@ -14,9 +14,9 @@ from ..formats.options import Options, option
 if TYPE_CHECKING:
     import torch
 
-    from .cache import CacheSettings
     from .placement import Request
     from .sampling import Sampling
+    from .state.cache import CacheSettings
     from .switches import Switches
 
 DEFAULT_MARGIN = 1024  # MiB that --fit leaves free
@@ -222,7 +222,7 @@ class LoadOptions(Options):
 
     def _cache(self) -> CacheSettings | None:
         """Return None where no option is about the cache."""
-        from .cache import CacheSettings
+        from .state.cache import CacheSettings
         from .switches import parse_on_off
 
         if self.cache_type_k is None and self.cache_type_v is None:

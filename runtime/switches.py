@@ -1,4 +1,6 @@
-"""The reference's runtime switches that change something here. `ignored_flags.py` has the others."""
+"""The switches of the reference's runtime that have an effect here. The others are in
+`commands/ignored_flags.py`.
+"""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import torch
 from iqforge.cuda_kernels.step_attention import AttentionShape
-from iqforge.runtime.cache import CacheSettings, KVCache
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope
+from iqforge.runtime.state.cache import CacheSettings, KVCache
 
 
 def attention_error(

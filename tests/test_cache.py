@@ -12,10 +12,10 @@ from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ShapeError, UsageError
 from iqforge.formats import codec
 from iqforge.formats.types import ggml_type
-from iqforge.runtime.cache import CacheSettings, KVCache
-from iqforge.runtime.cache_types import CACHE_TYPES
-from iqforge.runtime.hadamard import hadamard, hadamard_block
 from iqforge.runtime.model import load_model
+from iqforge.runtime.state.cache import CacheSettings, KVCache
+from iqforge.runtime.state.cache_types import CACHE_TYPES
+from iqforge.runtime.state.hadamard import hadamard, hadamard_block
 
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 from .tiny_model import write_gguf

@@ -15,7 +15,6 @@ import pytest
 import torch
 from iqforge.cli import main
 from iqforge.errors import EvaluationError, ShapeError, UsageError
-from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.commands.generate import unescape
 from iqforge.runtime.generate import (
     Generation,
@@ -25,6 +24,7 @@ from iqforge.runtime.generate import (
     prompt_tokens,
 )
 from iqforge.runtime.sampling import GREEDY, Sampling, candidates, philox, sample, uniform
+from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.tokenizer import TokenType
 
 DEMO = Path(iqforge.__file__).parent / "demo" / "model"

@@ -17,13 +17,13 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.tensor_names import TensorName
 from iqforge.runtime import memory
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.commands.flags import model_notes
 from iqforge.runtime.layers.attention import attend, attend_with_scores
 from iqforge.runtime.linear import ExpertLinear
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.placement import CPU, Placement, Request, fit, parse_overrides
 from iqforge.runtime.resident import Resident, ResidentMatrix
+from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.switches import Switches, parse_on_off, parse_ser
 
 from .tiny_checkpoint import make_tiny_qwen3moe

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from iqforge.runtime.bench.synthetic import SHAPES, SyntheticSource
-from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.cuda import prompt_graphs, prompt_weights
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.engine import Engine
@@ -22,6 +21,7 @@ from iqforge.runtime.cuda.prompt_path import PromptPath
 from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.model import Model
 from iqforge.runtime.profile.annotate import annotated
+from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.switches import Switches
 
 from . import prompt_on_cpu, step_on_cpu

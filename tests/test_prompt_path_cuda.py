@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.model import Model
+from iqforge.runtime.state.cache import CacheSettings
 
 pytestmark = [
     pytest.mark.gpu,

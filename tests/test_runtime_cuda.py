@@ -12,12 +12,12 @@ from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import IqforgeError, UsageError
 from iqforge.runtime.bench.synthetic import SyntheticSource
-from iqforge.runtime.cache import CacheSettings
-from iqforge.runtime.cache_types import CACHE_TYPES
 from iqforge.runtime.generate import generate_tokens
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.placement import ALL, Request, parse_overrides
 from iqforge.runtime.sampling import GREEDY, Sampling
+from iqforge.runtime.state.cache import CacheSettings
+from iqforge.runtime.state.cache_types import CACHE_TYPES
 from iqforge.runtime.switches import Switches
 
 from .shared import shared
@@ -142,7 +142,7 @@ def test_experts_on_the_cpu(cpu_experts):
 @pytest.mark.parametrize("hadamard", [False, True])
 @pytest.mark.parametrize("type", [name for name in CACHE_TYPES if name != "q8_kv"])
 def test_caches_hold_the_bytes_that_they_hold_on_the_cpu(type, hadamard):
-    from iqforge.runtime.cache import KVCache
+    from iqforge.runtime.state.cache import KVCache
 
     settings, x = (
         CacheSettings(type, type, hadamard, hadamard),

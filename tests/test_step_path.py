@@ -12,7 +12,6 @@ import torch
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.runtime import linear
-from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.cuda import step_path
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.prompt_path import PromptPath
@@ -21,6 +20,7 @@ from iqforge.runtime.cuda.step_path import StepPath
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.sampling import GREEDY, Sampling
+from iqforge.runtime.state.cache import CacheSettings
 
 from . import step_on_cpu
 from .step_on_cpu import CPU, Graph

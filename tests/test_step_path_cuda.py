@@ -12,11 +12,11 @@ import torch
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import EvaluationError
-from iqforge.runtime.cache import CacheSettings
 from iqforge.runtime.generate import generate_tokens
 from iqforge.runtime.model import load_model
 from iqforge.runtime.placement import Request, parse_overrides
 from iqforge.runtime.sampling import GREEDY, Sampling, sample
+from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.switches import Switches
 
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe

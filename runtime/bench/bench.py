@@ -25,8 +25,8 @@ import torch
 
 from ...errors import UsageError
 from .. import arguments
-from ..cache import CacheSettings, KVCache, State
 from ..sampling import Sampling
+from ..state.cache import CacheSettings, KVCache, State
 from .cost import Cost
 from .memory_check import check_cpu_memory
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...errors import UsageError
-from ..cache import KVCache
+from ..state.cache import KVCache
 from .bench import Runner
 from .options import SweepOptions
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from ...formats.source import Source
     from ..bench.bench import Result, Test
-    from ..cache import CacheSettings
     from ..cuda.device_facts import DeviceFacts
     from ..model import Model
+    from ..state.cache import CacheSettings
 
 _LONGEST_DELAY = 86400
 
@@ -311,7 +311,7 @@ def only_setting(args: argparse.Namespace, what: str) -> tuple[torch.device, dic
 
 def cache_settings(setting: dict[str, Any]) -> CacheSettings:
     """Return the `CacheSettings` of a setting."""
-    from ..cache import CacheSettings
+    from ..state.cache import CacheSettings
 
     return CacheSettings(
         setting["type_k"],

@@ -203,7 +203,7 @@ def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
     """One line for each option that was given and changes nothing, on this kind of device or beside
     the others.
     """
-    from ..cache_types import CACHE_TYPES
+    from ..state.cache_types import CACHE_TYPES
 
     reasons = {flag: ignored.why for flag, ignored in BY_FLAG.items()} | _WITHOUT_EFFECT
     given = {option.field: values_of(args, option) for option in OPTIONS}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...formats.source import Source
-    from ..evaluate.windows import Progress
+    from ..evaluate.windows import WindowProgress
     from ..model import Model
 
 MODEL_HELP = "GGUF file, first shard of a split model, or checkpoint folder"
@@ -186,7 +186,7 @@ class RunningOutput:
         self.per_pass = per_pass
         self.values, self.every, self.next = values, every_seconds, 0.0
 
-    def __call__(self, p: Progress) -> None:
+    def __call__(self, p: WindowProgress) -> None:
         if self.values and p.perplexity is not None:
             print(
                 f"[{p.window}]{p.perplexity:.4f},",

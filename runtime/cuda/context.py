@@ -10,12 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..cache import CacheSettings
 from ..layers.rope import Rope
-
-# cuBLAS repeats its bits only with a workspace of fixed size per stream; it reads this when its
-# first handle is made.
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+from ..state.cache import CacheSettings
 
 
 @dataclass
@@ -41,6 +37,11 @@ class Context:
     )  # (module class, reason): layers
     _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     _angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # cuBLAS repeats its bits only with a workspace of fixed size per stream. It reads this when
+        # its first handle is made.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return uninitialized memory, the same for every call with this name: a layer that wants

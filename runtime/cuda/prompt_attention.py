@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 
 from ...cuda_kernels import prompt
-from ..cache import KVCache
 from ..layers.attention import Attention
 from ..layers.batch import Batch
+from ..state.cache import KVCache
 from .context import Context
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm, last_rows

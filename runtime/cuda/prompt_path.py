@@ -12,10 +12,10 @@ import torch
 
 from ...cuda_kernels import matvec, ops
 from ...cuda_kernels.matvec_plan import NORM_MATVEC
-from ..cache import State
 from ..layers.batch import Batch
 from ..layers.block import Block
 from ..network import Network
+from ..state.cache import State
 from . import prompt_attention, prompt_ffn, prompt_moe  # noqa: F401, they declare executors
 from .context import Context
 from .prompt_graphs import PromptGraphs, Stage, Staged

@@ -20,12 +20,12 @@ from ...cuda_kernels.ops import PackedMatrix, decode_matrix, decode_rows
 from ...cuda_kernels.step_attention import AttentionShape, shared_limit
 from ...cuda_kernels.step_attention import fits as attention_fits
 from ...cuda_kernels.step_router import fits as router_fits
-from ..cache import CacheSettings, KVCache, State
 from ..layers.attention import Attention
 from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
 from ..linear import Embedding, ExpertLinear, Linear
 from ..network import Network
+from ..state.cache import CacheSettings, KVCache, State
 from .context import Context
 from .registry import STEP, Branch, Slow, executor
 from .step_frame import STEP_ROWS, Frame

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from ...errors import EvaluationError
-from ..cache import State
 from ..layers.batch import Batch
 from ..network import Network
 from ..sampling import Sampling
+from ..state.cache import State
 from .context import Context
 from .registry import STEP, Slow, branches, choose
 from .step_frame import STEP_ROWS, Frame, StepSequence

@@ -9,7 +9,8 @@ Layout, little-endian:
         then per chunk n_ctx - 1 - n_ctx/2 records of 2*ceil(n_vocab/2) + 4 u16 each:
         f32 scale, f32 min_log_prob, u16[n_vocab] codes, one unused u16 if n_vocab is odd
 
-    log-probability = scale * code + min_log_prob;  logits further than 24 below the largest have code 0.
+    log-probability = scale * code + min_log_prob
+    logits further than 24 below the largest have code 0
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from ..cache import CacheSettings, KVCache
 from ..linear import Linear
+from ..state.cache import CacheSettings, KVCache
 from ..switches import Switches
 from .batch import Batch
 from .norm import RMSNorm

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..cache import CacheSettings
+from ..state.cache import CacheSettings
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from ..cache import CacheSettings, LayerState
+from ..state.cache import CacheSettings, LayerState
 from .batch import Batch
 from .norm import RMSNorm
 

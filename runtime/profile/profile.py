@@ -9,7 +9,7 @@ import tempfile
 import torch
 
 from ..bench.bench import first_token
-from ..cache import CacheSettings
+from ..state.cache import CacheSettings
 from .annotate import annotated, range_name
 from .quiet import without_log_lines
 from .trace import PASS, Pass, passes_of

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from ..errors import ShapeError, UsageError, printable
+from ...errors import ShapeError, UsageError, printable
 from .cache_types import BLOCK, CACHE_TYPES, CacheType
 from .hadamard import hadamard, hadamard_block
 

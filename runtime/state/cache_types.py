@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..formats.tables import IQ4NL_VALUES
-from ..formats.types import ggml_type
+from ...formats.tables import IQ4NL_VALUES
+from ...formats.types import ggml_type
 
 BLOCK = 32
 _LARGEST_HALF = 65504.0

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import UsageError
+from ...errors import UsageError
 
 _BLOCKS = (512, 256, 128, 64)
 
