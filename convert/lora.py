@@ -1,10 +1,10 @@
 """LoRA adapters as a `Source`: each pair becomes `<tensor>.lora_a` and `<tensor>.lora_b` of the
 base model's GGUF tensor.
 
-A runtime adds alpha / r * lora_b lora_a, with lora_a [r, n_in] and lora_b [n_out, r]. What the base
-model's conversion does to the rows of a weight is done to the rows of B, an order of columns to A;
-stacked experts get stacked pairs. Of an embedding the runtime looks rows up in lora_a, which is
-stored transposed: [n_vocab, r].
+A runtime adds alpha / r * lora_b lora_a, with lora_a [r, n_in] and lora_b [n_out, r]. The rows of B
+are moved as the base model's conversion moves the rows of the weight, and the columns of A as it
+moves the columns. Stacked experts get stacked pairs. The runtime looks up rows of an embedding in
+lora_a, so that is stored transposed: [n_vocab, r].
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from .tensors.stored import StoredTensor, TensorRows
 
 
 class AdapterSource(RowsSource):
-    """Reads the adapter in folder `path` as a GGUF file; types are those it is stored in.
+    """Reads the adapter in folder `path` as a GGUF file. Types are those it is stored in.
 
-    `base`: the folder with the base model's config.json (by default what the adapter names, if that
-    is a folder); its weights are not needed. `name`: `general.name`.
+    `base`: the folder with the base model's config.json (default: the one that the adapter names,
+    if it is a folder); its weights are not needed. `name`: `general.name`.
 
-    CheckpointError for tensors that the base model does not have or in another shape, and for
-    tensors that are neither pairs nor norms; UnsupportedTypeError for weights whose conversion does
-    more than reorder rows or columns.
+    Raise CheckpointError for tensors that the base model does not have or has in another shape, and
+    for tensors that are neither pairs nor norms; UnsupportedTypeError for weights whose conversion
+    does more than reorder rows or columns.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class AdapterSource(RowsSource):
         }
 
     def _converted(self, mapped: ConvertedTensor) -> list[ConvertedTensor]:
-        """The pair for an output tensor of the base model, or the tensor itself if it is a norm
-        that was trained along.
+        """Return the pair for an output tensor of the base model, or the tensor itself if it is a
+        norm that was trained too.
         """
         leaves: list[StoredTensor] = []
         rows, columns = mapped.rows, None
@@ -83,7 +83,9 @@ class AdapterSource(RowsSource):
                 rows, lambda tensor: leaves.append(tensor) or StoredRows(self.checkpoint, tensor)
             )
         except UnsupportedTypeError as error:
-            if not mapped.info.name.endswith("_norm.weight"):  # a norm may have its values changed
+            if not mapped.info.name.endswith(
+                "_norm.weight"
+            ):  # conversions may change the values of norms
                 raise UnsupportedTypeError(
                     f"cannot have an adapter: {error.message}",
                     file=self.checkpoint.path,
@@ -101,7 +103,7 @@ class AdapterSource(RowsSource):
             return self._embedding(mapped, pairs)
         if len(pairs) != len(leaves) or len({pair.rank for pair in pairs}) > 1:
             raise CheckpointError(
-                "is stacked of weights whose adapters differ in rank or are missing",
+                "stacks weights whose adapters differ in rank or are missing",
                 file=self.checkpoint.path,
                 tensor=mapped.info.name,
             )
@@ -147,7 +149,7 @@ class AdapterSource(RowsSource):
     def _whole(self, mapped: ConvertedTensor) -> ConvertedTensor:
         if not mapped.info.name.endswith("_norm.weight"):
             raise CheckpointError(
-                "is a whole weight; an adapter in GGUF has pairs and norms",
+                "is a whole weight; an adapter in GGUF has only pairs and norms",
                 file=self.checkpoint.path,
                 tensor=mapped.info.name,
             )
@@ -164,10 +166,10 @@ class AdapterSource(RowsSource):
             )
         whole = [
             name for name in tensors if name not in pairs
-        ]  # each of which makes one tensor, if the model has it
+        ]  # each becomes one tensor if the model has it
         if len(whole) != sum(not name.endswith((".lora_a", ".lora_b")) for name in made):
             raise CheckpointError(
-                f"of {', '.join(map(printable, whole[:4]))} not all belong to tensors of the"
+                f"not all of {', '.join(map(printable, whole[:4]))} belong to tensors of the"
                 f" converted {gguf_name} model",
                 file=self.checkpoint.path,
             )
@@ -203,8 +205,8 @@ class AdapterSource(RowsSource):
 
 
 def plan_adapter(source: AdapterSource, outtype: str) -> tuple[list[TensorInfo], str]:
-    """The tensors with the types they get, and the name of the outtype: norms F32, rows that its
-    blocks do not divide F16.
+    """Return the tensors with their output types, and the name of the outtype. Norms become F32,
+    rows that are not whole blocks F16.
     """
     kind = resolve_outtype(source.tensors, outtype)
     if kind not in OUTTYPES:
@@ -220,8 +222,8 @@ def plan_adapter(source: AdapterSource, outtype: str) -> tuple[list[TensorInfo],
 
 
 def adapter_path(source: AdapterSource, out: str | os.PathLike | None, kind: str) -> Path:
-    """The file to write: `out`, or in a folder, by default the adapter's own,
-    `<name>-<TYPE>-LoRA.gguf`. `{outtype}` is filled in.
+    """Return the file to write: `out`, or `<name>-<TYPE>-LoRA.gguf` in that folder or, by default,
+    the adapter's. `{outtype}` is filled in.
     """
     spelled = source.path if out is None else os.fspath(out)
     for key in ("ftype", "outtype"):

@@ -1,4 +1,4 @@
-"""Where a converted model goes when the user gives a folder, a pattern or nothing."""
+"""The path of a converted model when the user gives a folder, a pattern or nothing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _SIZE_WORD = re.compile(r"(?:^|[-_ ])(?:\d+x)?\d+(?:\.\d+)?[KMBT](?:$|[-_ ])", r
 
 
 def output_path(source: CheckpointSource, out: str | os.PathLike | None, outtype: str) -> Path:
-    """The file to write: `out` with `{ftype}`, `{outtype}` (or upper case) filled in; in a folder,
-    by default the checkpoint's own, a name made from the model's.
+    """Return the file to write: `out` with `{ftype}` and `{outtype}` (or in upper case) filled in;
+    in a folder, by default the checkpoint's, a name made from the model's.
 
-    OutputError if the folder does not exist or the file is one of the checkpoint's, UsageError if
-    `source` is no checkpoint.
+    Raise OutputError if the folder does not exist or the file belongs to the checkpoint, UsageError
+    if `source` is not a checkpoint.
     """
     if not isinstance(source, CheckpointSource):
         raise UsageError(
-            "is not a folder with a Hugging Face checkpoint; only those are converted",
+            "is not a folder with a Hugging Face checkpoint, and only those can be converted",
             file=source.path,
         )
     vocab_only = not source.tensors
@@ -54,8 +54,8 @@ def output_path(source: CheckpointSource, out: str | os.PathLike | None, outtype
 
 
 def default_file_name(name: str, label: str | None, kind: str) -> str:
-    """`<name>-<size>-<TYPE>.gguf`, or `<name>-vocab.gguf`; the size is left out where the name has
-    one already.
+    """Return `<name>-<size>-<TYPE>.gguf`, or `<name>-vocab.gguf`. The size is omitted if the name
+    has one.
     """
     stem = re.sub(r"[\s/\\\0]+", "-", name).strip("-.") or "model"
     parts = [

@@ -1,4 +1,4 @@
-"""What a user may choose about the layout of a converted model."""
+"""Options for the layout of a converted model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MLA_LAYOUTS = ("mainline", "ik")
 
 @dataclass(frozen=True)
 class LayoutOptions:
-    """merge_gate_up: gate and up of each expert in one tensor, `ffn_gate_up_exps`.
+    """merge_gate_up: store gate and up of each expert as one tensor, `ffn_gate_up_exps`.
 
-    mtp: what happens to the blocks that predict further tokens: "keep" as the last blocks, "drop",
-    or "only" these with embeddings, final norm and head. mla_layout: how latent attention stores
-    its up-projection: "mainline" as `attn_k_b` and `attn_v_b` per head, "ik" as `attn_kv_b` with
-    both beside it, which older versions of ik_llama.cpp need. vocab_only: no tensors are converted,
-    so there may be none.
+    mtp: "keep" the blocks for multi-token prediction as the last blocks, "drop" them, or convert
+    "only" them, with embeddings, final norm and head. mla_layout: the up-projection of latent
+    attention is stored as `attn_k_b` and `attn_v_b` per head ("mainline"), or as `attn_kv_b` as
+    well ("ik"), which older versions of ik_llama.cpp need. vocab_only: convert no tensors, so that
+    none need to exist.
     """
 
     merge_gate_up: bool = False

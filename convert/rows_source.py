@@ -1,5 +1,5 @@
-"""What checkpoints and adapters share as `Source`: rows of their output tensors by name, and the
-files they are read from.
+"""What checkpoints and adapters share as a `Source`: rows of their output tensors by name, and
+their files.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .tensors.stored import TensorRows
 
 
 class RowsSource(Source):
-    """The half of a `Source` that reads; a subclass adds `metadata`. `mapped` are the output
-    tensors with the rows they are made of.
+    """The reading half of a `Source`; a subclass adds `metadata`. `mapped` are the output tensors
+    with their rows.
     """
 
     def __init__(self, checkpoint: Checkpoint, mapped: list[ConvertedTensor]):
@@ -26,8 +26,8 @@ class RowsSource(Source):
         self._rows: dict[str, TensorRows] = {tensor.info.name: tensor.rows for tensor in mapped}
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start, row_bytes] of the stored type; touches only the stored rows that
-        these are made of.
+        """Return uint8[stop - start, row_bytes] of the stored type. Only the stored rows that these
+        are made of are read.
         """
         rows = self._of(tensor)
         if not 0 <= start <= stop <= rows.n_rows:
@@ -48,7 +48,7 @@ class RowsSource(Source):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Everything in the checkpoint's folder but GGUF files, which are results."""
+        """Everything in the checkpoint's folder except GGUF files, which are results."""
         return tuple(
             str(file) for file in sorted(self.checkpoint.path.iterdir()) if file.suffix != ".gguf"
         )

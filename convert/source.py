@@ -1,5 +1,5 @@
-"""A checkpoint as a `Source`: GGUF names, shapes and metadata up front, rows of the stored weights
-on demand.
+"""A checkpoint as a `Source`: GGUF names, shapes and metadata first, rows of the stored weights on
+demand.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from .options import LayoutOptions
 from .rows_source import RowsSource
 from .tensors.outtype import plan_outtype
 
-QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts
+QUANTIZATION_VERSION = 2  # version of the block formats in ggml
 
 
 class CheckpointSource(RowsSource):
-    """Reads a Hugging Face checkpoint as if it were a GGUF file; types are those the weights are
-    stored in.
+    """Reads a Hugging Face checkpoint as a GGUF file. Types are those in which the weights are
+    stored.
 
-    `pre` names the pre-tokenizer instead of deriving it; `name` overrides `general.name`; `layout`
-    are `LayoutOptions`. `metadata["general.file_type"]` says what `auto` would make. Everything that can
-    be wrong with config, vocabulary, names and shapes is raised on construction.
+    `pre` names the pre-tokenizer, by default it is derived; `name` overrides `general.name`;
+    `layout` are the fields of `LayoutOptions`. `metadata["general.file_type"]` is the one for
+    `auto`. All errors in config, vocabulary, names and shapes are raised on construction.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class CheckpointSource(RowsSource):
             )
         if options.mtp == "only" and not architecture.has_mtp:
             raise UsageError(
-                f"{checkpoint.architecture} is converted without blocks that predict further tokens"
+                f"{checkpoint.architecture} is converted without MTP blocks; there are none to keep"
             )
         if options.mla_layout not in architecture.mla_layouts:
             raise UsageError(
                 f"{checkpoint.architecture} has one layout of attention; '{options.mla_layout}' is"
-                " for deepseek2"
+                " only for deepseek2"
             )
         mapped = [] if options.vocab_only else architecture.tensors()
         super().__init__(checkpoint, mapped)

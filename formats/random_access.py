@@ -46,11 +46,11 @@ class RandomAccessFile:
         ends; IqforgeError if it cannot be read.
         """
         data = np.empty(n_bytes, np.uint8)
-        done = 0
+        target, done = data.data, 0
         while done < n_bytes:
             try:
                 n_read = os.preadv(
-                    self._file.fileno(), [data[done : done + _MOST_AT_ONCE]], start + done
+                    self._file.fileno(), [target[done : done + _MOST_AT_ONCE]], start + done
                 )
             except (OSError, ValueError) as error:
                 raise self._unreadable(error, tensor, start + done) from None

@@ -421,7 +421,7 @@ def test_tensors_unknown_missing_or_twice(tmp_path: Path):
     )
     with pytest.raises(
         CheckpointError,
-        match=r"q_projj.*nearest known name is 'model.layers.\{\}.self_attn.q_proj'",
+        match=r"q_projj.*most similar known name is 'model.layers.\{\}.self_attn.q_proj'",
     ):
         opened(tmp_path / "a")
     make_tiny_llama(tmp_path / "b", n_layers=1)
@@ -502,7 +502,7 @@ def test_a_stored_name_has_one_line_of_the_table(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         llama, "weights", lambda self: [*lines(self), replace(lines(self)[1], plus_one=True)]
     )
-    with pytest.raises(RuntimeError, match="two lines for 'model.norm'"):
+    with pytest.raises(RuntimeError, match="two rows for 'model.norm'"):
         opened(make_tiny_llama(tmp_path))
 
 
@@ -575,7 +575,7 @@ def test_a_gguf_file_is_not_converted(tmp_path: Path):
     made = iqforge.convert_model(make_tiny_llama(tmp_path / "m", n_layers=1), tmp_path / "m.gguf")
     before = made.read_bytes()
     for out in (None, tmp_path / "n.gguf"):
-        with pytest.raises(UsageError, match="only those are converted"):
+        with pytest.raises(UsageError, match="only those can be converted"):
             iqforge.convert_model(made, out)
     assert made.read_bytes() == before and [path.name for path in tmp_path.glob("*.gguf")] == [
         "m.gguf"
@@ -732,7 +732,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"mtp": "only"}, "predict further tokens"),
+        ({"mtp": "only"}, "without MTP blocks"),
         ({"mla_layout": "ik"}, "deepseek2"),
         ({"mtp": "some"}, "keep, drop, only"),
     ],

@@ -237,7 +237,7 @@ def test_what_does_not_fit(tmp_path: Path, change: dict, kind: type, words: str)
 
 
 def test_further_blocks_are_not_kept(tmp_path: Path):
-    with pytest.raises(UsageError, match="without blocks"):
+    with pytest.raises(UsageError, match="without MTP blocks"):
         CheckpointSource(open_checkpoint(deepseek(tmp_path)), mtp="only")
 
 

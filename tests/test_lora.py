@@ -278,7 +278,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
                 }
             },
             CheckpointError,
-            "asks for",
+            "implies",
         ),
         (
             {

@@ -1,5 +1,5 @@
-"""What all model families share: mapping stored tensors to GGUF tensors through a table, and the
-common metadata keys.
+"""The base class of all model families: it maps stored tensors to GGUF tensors through a table, and
+writes the metadata keys that families share.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..tensors.rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, 
 from ..tensors.stored import StoredTensor, TensorRows
 from ..vocabulary.metadata import vocabulary_metadata
 
-# Buffers that old checkpoints carry along; runtimes compute them.
+# Buffers that old checkpoints store; runtimes compute them.
 DROPPED_SUFFIXES = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
 
-# Parts of multimodal checkpoints (those with a `text_config`) that are no text model, without a
-# leading `model.`.
+# Prefixes of tensors that do not belong to the text model of a multimodal checkpoint (one with a
+# `text_config`), without a leading `model.`.
 OTHER_MODALITIES = (
     "vision_tower.",
     "vision_model.",
@@ -47,35 +47,38 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Weight:
-    """A line of a family's table: where a tensor is stored, its GGUF name, its shape (numpy order,
-    row length last).
+    """One row of a family's table: where a tensor is stored, its GGUF name and its shape (numpy
+    order, row length last).
 
-    Names leave out the suffix (`.weight`, `.bias`) unless they are `exact`; `{}` stands for the
-    number of the layer. Where layers differ, `shape` is a function of the layer: None says that
-    this layer has no such tensor.
+    Names have no suffix (`.weight`, `.bias`) unless they are `exact`; `{}` is the number of the
+    layer. Where layers differ, `shape` is a function of the layer, and None means that the layer
+    has no such tensor.
     """
 
     stored: str
     gguf: str
     shape: Shape | Callable[[int], Shape | None]
-    bias: bool = False  # a vector `.bias` is stored beside it
+    bias: bool = False  # there is a vector `.bias` too
     rotary_heads: int = 0  # heads whose rows are reordered into rotary pairs
     optional: bool = False
     exact: bool = False  # both names are whole names
-    plus_one: bool = False  # the model multiplies by 1 + weight, GGUF's by the weight: 1 is added
+    plus_one: bool = False  # the model multiplies by 1 + weight, so 1 is added
 
     @property
     def per_layer(self) -> bool:
         return "{}" in self.stored
 
     def shape_of(self, layer: int | None) -> Shape | None:
-        return self.shape(layer) if callable(self.shape) else self.shape
+        if not callable(self.shape):
+            return self.shape
+        assert layer is not None, f"{self.stored} has a shape per layer but no layer in its name"
+        return self.shape(layer)
 
 
 @dataclass(frozen=True)
 class ConvertedTensor:
-    """An output tensor with the function that reads its rows, and the stored tensors that it is
-    made of, if their matrices are its own.
+    """An output tensor and the rows it is made of. `made_of` are the stored tensors whose matrices
+    become its matrices, where that is so.
     """
 
     info: TensorInfo
@@ -84,20 +87,20 @@ class ConvertedTensor:
 
 
 class Architecture(ABC):
-    """Converts the checkpoints of one model family. Subclasses give `gguf_name`, `weights()` and
-    further keys.
+    """Converts the checkpoints of one model family. Subclasses set `gguf_name`, implement
+    `weights()` and add keys.
 
-    Sizes are read from the config on construction, so that a config that lacks one fails before
+    Sizes are read from config.json on construction, so a config that lacks one fails before
     anything is written.
     """
 
     gguf_name: str
     tied_by_default = False
     has_experts = False
-    has_mtp = False  # the file can have blocks that predict further tokens
+    has_mtp = False  # the model can have MTP blocks
     mla_layouts: tuple[str, ...] = ("mainline",)
     ff_is_optional = False  # a class without dense layers may lack intermediate_size
-    # what the model class takes for keys that its published config.json files leave out
+    # defaults of the model class for keys that its published config.json files leave out
     class_defaults: ClassVar[dict[str, object]] = {}
     # the reference leaves key_length out where neither the class nor config.json has head_dim
     always_names_head_size = True
@@ -106,7 +109,7 @@ class Architecture(ABC):
         self.checkpoint, self.options = checkpoint, options
         self.config = checkpoint.config.of_text().with_defaults(self.class_defaults)
         self.merge_gate_up = options.merge_gate_up
-        self.first_layer = 0  # layers before it are left out
+        self.first_layer = 0  # earlier layers are not converted
         config = self.config
         self.n_layers = config.integer("num_hidden_layers")
         self.n_embd = config.integer("hidden_size")
@@ -119,7 +122,7 @@ class Architecture(ABC):
         self.n_heads = config.integer("num_attention_heads")
         self.n_kv_heads = config.integer(
             "num_key_value_heads", default=self.n_heads
-        )  # what the classes take for multi-head attention
+        )  # the default of the model classes: multi-head attention
         self.head_size = config.integer("head_dim", default=None) or self._derived_head_size()
         self.tied = config.boolean("tie_word_embeddings", default=self.tied_by_default)
         self.rope = self.make_rope()
@@ -145,8 +148,8 @@ class Architecture(ABC):
     # --- metadata
 
     def metadata(self) -> dict[str, Value]:
-        """The keys `<architecture>.*` in the order of the reference, with a place for
-        `general.file_type` that the caller fills.
+        """Return the keys `<architecture>.*` in the order of the reference, with a placeholder for
+        `general.file_type` that the caller fills in.
         """
         config = self.config
         keys = {
@@ -169,7 +172,9 @@ class Architecture(ABC):
         }
 
     def vocabulary(self, pre: str | None) -> dict[str, Value]:
-        """All `tokenizer.*` keys; `pre` names the pre-tokenizer instead of deriving it."""
+        """Return all `tokenizer.*` keys. `pre` names the pre-tokenizer; by default it is
+        derived.
+        """
         return vocabulary_metadata(self.checkpoint, self.n_vocab, pre)
 
     def rope_keys(self) -> dict[str, Value]:
@@ -196,12 +201,12 @@ class Architecture(ABC):
 
     @abstractmethod
     def weights(self) -> list[Weight]:
-        """The table of this family, sizes filled in."""
+        """Return the table of this family, with sizes filled in."""
 
     def tensors(self) -> list[ConvertedTensor]:
-        """All output tensors: generated ones first, then in the order of the files.
+        """Return all output tensors: generated ones first, then in the order of the files.
 
-        CheckpointError for a stored tensor that no line of the table names, for one of another
+        Raise CheckpointError for a stored tensor that is not in the table, for one of another
         shape, and for one that is missing.
         """
         mapped: dict[str, ConvertedTensor] = {}
@@ -227,9 +232,9 @@ class Architecture(ABC):
         for weight in self.weights():
             if (
                 table.setdefault(weight.stored, weight) is not weight
-            ):  # one of the two would do nothing
+            ):  # one of the two would have no effect
                 raise RuntimeError(
-                    f"the table of {self.gguf_name} has two lines for '{weight.stored}'"
+                    f"the table of {self.gguf_name} has two rows for '{weight.stored}'"
                 )
         for tensor in unpacked(self.checkpoint).values():
             name = self.text_name(tensor.name)
@@ -242,8 +247,8 @@ class Architecture(ABC):
             yield from self.convert(name, tensor, table)
 
     def text_name(self, name: str) -> str | None:
-        """The name without what marks the text model inside a multimodal one; None for tensors of
-        other modalities.
+        """Return the name without the prefix of the text model in a multimodal one; None for
+        tensors of other modalities.
         """
         if "text_config" not in self.checkpoint.config:
             return name
@@ -254,8 +259,8 @@ class Architecture(ABC):
     def convert(
         self, name: str, tensor: StoredTensor, table: dict[str, Weight]
     ) -> Iterator[ConvertedTensor]:
-        """Output tensors that are complete once `tensor` has been seen, which the text model calls
-        `name`.
+        """Yield the output tensors that are complete with `tensor`, which is `name` in the text
+        model.
         """
         pattern, numbers = split_numbers(name)
         if (weight := table.get(pattern)) is not None and weight.exact:
@@ -276,7 +281,9 @@ class Architecture(ABC):
     def mapped(
         self, tensor: StoredTensor, weight: Weight, suffix: str, layer: int | None
     ) -> ConvertedTensor:
-        """`suffix`: weight, bias, or empty for an exact name."""
+        """Return the output tensor of a row of the table. `suffix`: weight, bias, or empty for an
+        exact name.
+        """
         shape = weight.shape_of(layer)
         if shape is None:
             raise CheckpointError(
@@ -317,14 +324,14 @@ class Architecture(ABC):
     ) -> CheckpointError:
         stem, _, _ = pattern.rpartition(".")
         close = difflib.get_close_matches(stem, table, n=1, cutoff=0.6)
-        hint = f"; the nearest known name is '{close[0]}'" if close else ""
+        hint = f"; the most similar known name is '{close[0]}'" if close else ""
         return CheckpointError(
             f"{self.gguf_name} has no such tensor{hint}", file=tensor.file, tensor=tensor.name
         )
 
     def required(self, weight: Weight) -> list[tuple[str, str]]:
-        """GGUF and stored names of the tensors that this line of the table must have given, `{}`
-        standing for the layer.
+        """Return GGUF and stored names of the tensors that this row of the table must have yielded.
+        `{}` is the layer.
         """
         if weight.optional:
             return []
@@ -339,7 +346,7 @@ class Architecture(ABC):
         wanted = [(weight, *names) for weight in self.weights() for names in self.required(weight)]
         for layer in range(
             self.first_layer, self.n_layers
-        ):  # stops at the first gap, however many layers a config claims
+        ):  # stops at the first missing tensor, however many layers a config claims
             for weight, name, stored in wanted:
                 expected = (layer == self.first_layer or weight.per_layer) and weight.shape_of(
                     layer
@@ -352,18 +359,26 @@ class Architecture(ABC):
                     )
 
 
-def check_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
-    """CheckpointError unless `tensor` has the shape that the config's sizes ask for."""
+def check_shape(tensor: StoredTensor, shape: Shape | None) -> None:
+    """Raise CheckpointError unless `tensor` has the shape that config.json asks for. None: the
+    layer has no such tensor.
+    """
+    if shape is None:
+        raise CheckpointError(
+            "is in a layer that has no such tensor", file=tensor.file, tensor=tensor.name
+        )
     if tensor.shape != shape:
         raise CheckpointError(
-            f"has shape {list(tensor.shape)}, config.json asks for {list(shape)}",
+            f"has shape {list(tensor.shape)}, config.json implies {list(shape)}",
             file=tensor.file,
             tensor=tensor.name,
         )
 
 
 def split_numbers(name: str) -> tuple[str, list[int]]:
-    """`model.layers.3.mlp.experts.5.up_proj` -> (`model.layers.{}.mlp.experts.{}.up_proj`, [3, 5])."""
+    """Split `model.layers.3.mlp.experts.5.up_proj` into (`model.layers.{}.mlp.experts.{}.up_proj`,
+    [3, 5]).
+    """
     parts = name.split(".")
     numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 10]
     return (

@@ -1,4 +1,4 @@
-"""Lines of a family's table that most families share: embeddings and head, attention, the gated
+"""Rows of a family's table that most families share: embeddings and head, attention, gated
 feed-forward.
 """
 
@@ -12,7 +12,9 @@ LAYER = "model.layers.{}"
 
 
 def embedding_and_head(model: Architecture) -> list[Weight]:
-    """Token embedding, last norm, and the output matrix unless it is tied to the embedding."""
+    """Return token embedding, last norm, and the output matrix unless it is tied to the
+    embedding.
+    """
     return [
         Weight("model.embed_tokens", "token_embd", (model.n_vocab, model.n_embd)),
         Weight("model.norm", "output_norm", (model.n_embd,)),
@@ -28,8 +30,8 @@ def attention(
     rotary_pairs: bool = False,
     head_norms: bool = False,
 ) -> list[Weight]:
-    """Query, key, value and output matrices; `rotary_pairs` reorders heads for GGUF's `llama`,
-    `head_norms` are norms of query and key.
+    """Return query, key, value and output matrices. `rotary_pairs` reorders heads for GGUF's
+    `llama`; `head_norms` adds the norms of queries and keys.
     """
     d, q, kv = model.n_embd, model.n_heads * model.head_size, model.n_kv_heads * model.head_size
     q_heads, kv_heads = (model.n_heads, model.n_kv_heads) if rotary_pairs else (0, 0)
@@ -51,7 +53,7 @@ def attention(
 
 
 def norms(model: Architecture) -> list[Weight]:
-    """The norms before attention and before the feed-forward."""
+    """Return the norms before attention and before the feed-forward."""
     return [
         Weight(f"{LAYER}.input_layernorm", "blk.{}.attn_norm", (model.n_embd,)),
         Weight(f"{LAYER}.post_attention_layernorm", "blk.{}.ffn_norm", (model.n_embd,)),
@@ -68,5 +70,5 @@ def gated_feed_forward(model: Architecture, *, bias: bool = False) -> list[Weigh
 
 
 def in_layers(layers: range, shape: Shape) -> Callable[[int], Shape | None]:
-    """`shape` in these layers; others have no such tensor."""
+    """Return a shape for `Weight` that only these layers have."""
     return lambda layer: shape if layer in layers else None

@@ -1,5 +1,5 @@
-"""DeepSeek V2, V2-Lite, V3, R1 and Kimi K2. Blocks that predict further tokens are dropped: GGUF's
-deepseek2 has no place for them.
+"""DeepSeek V2, V2-Lite, V3, R1 and Kimi K2. MTP blocks are dropped: GGUF's deepseek2 has no tensors
+for them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _YARN_IN_IK = (
 
 
 class DeepseekModel(LatentAttention):
-    """What the versions share: latent attention in either layout, blocks beyond `num_hidden_layers`
-    left out.
+    """What the versions share: latent attention in either layout, without the blocks after
+    `num_hidden_layers`.
     """
 
     gguf_name = "deepseek2"
@@ -55,14 +55,16 @@ class DeepseekModel(LatentAttention):
 
 @register("DeepseekV2ForCausalLM")
 class DeepseekV2(DeepseekModel):
-    """V2 and V2-Lite: a softmax over the experts."""
+    """V2 and V2-Lite: the router takes a softmax over the experts."""
 
     default_scoring = "softmax"
 
 
 @register("DeepseekV3ForCausalLM")
 class DeepseekV3(DeepseekModel):
-    """V3, R1, Kimi K2: sigmoids, and a bias that counts for the choice only."""
+    """V3, R1, Kimi K2: the router takes sigmoids, and its bias only affects which experts are
+    chosen.
+    """
 
     default_scoring = "sigmoid"
     has_selection_bias = True

@@ -1,7 +1,7 @@
-"""What Qwen3-Next and Qwen3.5 share: gated delta net layers with gated attention in every n-th, and
-a further block in `mtp.*`.
+"""Gated delta net layers with gated attention in every n-th layer and an MTP block in `mtp.*`, as
+Qwen3-Next and Qwen3.5 have them.
 
-Norms, except those inside the delta net, are stored as their distance from 1.
+Norms, except those inside the delta net, are stored minus 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .blocks import LAYER
 from .mtp import MtpBlocks
 
 DELTA = f"{LAYER}.linear_attn"
-_MAX_LAYERS = 1 << 16  # as each gets an entry in the metadata
+_MAX_LAYERS = 1 << 16  # because each layer has an entry in the metadata
 _FURTHER = {
     "mtp.fc.": "eh_proj.",
     "mtp.pre_fc_norm_embedding.": "enorm.",
@@ -35,9 +35,9 @@ _FURTHER = {
 
 class DeltaNet(MtpBlocks):
     """Sizes: `n_k` key and `n_v` value heads of `k_size` and `v_size`; the convolution runs over
-    all q, k and v channels.
+    all channels of q, k and v.
 
-    `value_heads` is the order in which the file has the stored value heads.
+    `value_heads` is the order of the stored value heads in the GGUF file.
     """
 
     default_head_size = 256
@@ -72,7 +72,7 @@ class DeltaNet(MtpBlocks):
         self.value_heads = np.arange(self.n_v)
 
     def _interval_of_types(self) -> int:
-        """The layers' kinds say it where the interval itself is missing; 4 is the classes' default."""
+        """Return the interval that `layer_types` implies; by default 4, as the model classes do."""
         kinds = self.config.strings("layer_types", default=[])
         return kinds.index("full_attention") + 1 if "full_attention" in kinds else 4
 
@@ -176,7 +176,7 @@ class DeltaNet(MtpBlocks):
         ]
 
     def value_rows(self, size: int) -> np.ndarray:
-        """Rows of stored value heads, `size` each, in the order of the file."""
+        """Return the rows of the stored value heads, `size` each, in the order of the GGUF file."""
         return (self.value_heads[:, None] * size + np.arange(size)).ravel()
 
     def mapped(

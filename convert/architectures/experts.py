@@ -1,4 +1,4 @@
-"""Routed experts: one tensor per expert, or already stacked, become `ffn_{gate,up,down}_exps` or,
+"""Routed experts: one tensor per expert, or stacked ones, become `ffn_{gate,up,down}_exps` or,
 merged, `ffn_gate_up_exps`.
 """
 
@@ -44,7 +44,7 @@ class ExpertStack:
         return (self.n_embd, self.n_ff) if part == DOWN else (self.n_ff, self.n_embd)
 
     def add(self, part: str, expert: int, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
-        """Take one expert's tensor; yields the stacked tensors when it was the last one."""
+        """Add one expert's tensor; yield the stacked tensors after the last one."""
         if expert >= self.n_experts:
             raise CheckpointError(
                 f"belongs to expert {expert}, but config.json has {self.n_experts} experts",
@@ -57,7 +57,7 @@ class ExpertStack:
             yield from self._stacked()
 
     def missing(self) -> str | None:
-        """A description of a part that has not been seen, None if all have."""
+        """Describe a projection that has not been added; None if all have."""
         for part, seen in self._parts.items():
             if len(seen) < self.n_experts:
                 expert = next(number for number in range(self.n_experts) if number not in seen)
@@ -85,7 +85,7 @@ class ExpertStack:
             yield self._mapped(part, part, ConcatenatedRows(rows[part]), self._parts[part].values())
 
     def stacked_gate_up(self, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
-        """From one stored tensor [n_experts, 2 n_ff, n_embd], gate rows first."""
+        """Convert one stored tensor [n_experts, 2 n_ff, n_embd], gate rows first."""
         check_shape(tensor, (self.n_experts, 2 * self.n_ff, self.n_embd))
         whole = StoredRows(self._checkpoint, tensor)
         if self._merge:
@@ -99,7 +99,7 @@ class ExpertStack:
             yield self._mapped(part, part, ConcatenatedRows(ranges), [tensor])
 
     def stacked_down(self, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
-        """From one stored tensor [n_experts, n_embd, n_ff]."""
+        """Convert one stored tensor [n_experts, n_embd, n_ff]."""
         check_shape(tensor, (self.n_experts, self.n_embd, self.n_ff))
         yield self._mapped("down", DOWN, StoredRows(self._checkpoint, tensor), [tensor])
 
@@ -127,7 +127,7 @@ class RoutedExperts(Architecture):
     """An architecture with routed experts in the layers of `expert_layers()`, stored one by one or
     as `gate_up_proj` and `down_proj`.
 
-    Subclasses may set where experts are stored and override how many there are.
+    Subclasses may change where experts are stored and how their number is read.
     """
 
     has_experts = True

@@ -1,6 +1,4 @@
-"""Gemma 2: norms before and after each half of a layer, all stored as the distance from 1; capped
-logits.
-"""
+"""Gemma 2: norms before and after attention and feed-forward, all stored minus 1; capped logits."""
 
 from __future__ import annotations
 
@@ -14,7 +12,9 @@ from .registry import register
 
 
 def sandwich_norms(model: Architecture) -> list[Weight]:
-    """Norms before and after attention and feed-forward, as stored by all Gemmas since the second."""
+    """Return norms before and after attention and feed-forward, as all Gemmas since 2
+    store them.
+    """
     names = {
         "input_layernorm": "attn_norm",
         "post_attention_layernorm": "post_attention_norm",

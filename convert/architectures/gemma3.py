@@ -1,5 +1,5 @@
-"""Gemma 3: as Gemma 2, with norms of query and key heads, and other rotary frequencies where
-attention is local.
+"""Gemma 3: Gemma 2 with norms of query and key heads, and other rotary frequencies in layers with
+local attention.
 """
 
 from __future__ import annotations

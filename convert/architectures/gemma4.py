@@ -1,5 +1,5 @@
-"""Gemma 4: heads of other sizes in global layers, keys and values shared by the last layers, inputs
-per layer, experts beside the MLP.
+"""Gemma 4: heads of another size in global layers, keys and values that the last layers share,
+inputs per layer, experts beside the MLP.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Gemma4(RoutedExperts):
             self.n_ff_expert = self.expert_width()
 
     def make_rope(self) -> RopeConfig:
-        """Everything about layers that others are made from is read here, before any key or shape
-        is asked for.
+        """Read all settings that keys and shapes depend on, and return those of rotary
+        embedding.
         """
         config = self.config
         self.kinds = config.strings("layer_types")
@@ -62,20 +62,18 @@ class Gemma4(RoutedExperts):
         return ProportionalRopeConfig(config, self.global_head_size, _GLOBAL)
 
     def _global(self, key: str, released_key: str, default: int) -> int:
-        """A size of the global layers: from `per_layer_config`, as newer files have it for each
-        layer, or from a key of its own.
+        """Return a size of the global layers, from `per_layer_config`, as newer files have it for
+        each layer, or from `released_key`.
         """
         layers = self.config.section("per_layer_config")
         if layers is None:
             return self.config.integer(released_key, default=default) if released_key else default
+        sections = [
+            layers.section(str(layer)) for layer, kind in enumerate(self.kinds) if kind == _GLOBAL
+        ]
         found = {
-            (
-                layers.section(str(layer)).integer(key, default=default)
-                if str(layer) in layers
-                else default
-            )
-            for layer, kind in enumerate(self.kinds)
-            if kind == _GLOBAL
+            default if section is None else section.integer(key, default=default)
+            for section in sections
         }
         if len(found) > 1:
             raise ConfigError(
@@ -156,7 +154,7 @@ class Gemma4(RoutedExperts):
     ) -> Iterator[ConvertedTensor]:
         pattern, numbers = split_numbers(name)
         if pattern in _KEYS_AND_VALUES and not self.has_own_keys(self.layer_of(tensor, numbers)):
-            return  # some checkpoints carry what layers that share keys and values never use
+            return  # some checkpoints have keys and values for layers that share those of others
         yield from super().convert(name, tensor, table)
 
     def weights(self) -> list[Weight]:

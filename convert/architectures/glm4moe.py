@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7: attention with biases and half of each head rotated, dense layers first,
+"""GLM-4.5, 4.6 and 4.7: attention with biases and half of each head rotated; dense layers first,
 then experts with a shared one.
 """
 

@@ -1,5 +1,5 @@
-"""GLM-5: latent attention that looks at the positions an indexer selects, experts as in GLM-4.5,
-and further blocks kept.
+"""GLM-5: latent attention to positions that an indexer selects, experts as in GLM-4.5, and MTP
+blocks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GlmMoeDsa(GlmTokens, MtpBlocks, LatentAttention):
         def of(*shape: int):
             def shape_in(
                 layer: int,
-            ) -> Shape | None:  # a layer that shares the selection of one before it has no indexer
+            ) -> Shape | None:  # a layer that shares the selection of an earlier one has no indexer
                 return None if layer < len(self._selects) and not self._selects[layer] else shape
 
             return shape_in

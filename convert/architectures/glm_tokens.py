@@ -1,4 +1,4 @@
-"""Special tokens that GLM's tokenizer files list without saying what they are for."""
+"""Special tokens that GLM's tokenizer files list without a role."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _TOKENS = {
 
 
 class GlmTokens(Architecture):
-    """To be listed before the architecture that it extends: begin of text, ends of a turn and of a
-    message have their ids in the file.
+    """Adds the ids of beginning of text, end of turn and end of message. In a list of bases it
+    comes before the architecture.
     """
 
     def vocabulary(self, pre: str | None) -> dict[str, Value]:

@@ -1,4 +1,4 @@
-"""gpt-oss: attention with sinks, and experts with biases whose gate and up lie interleaved, as
+"""gpt-oss: attention with sinks, and experts with biases whose gate and up rows alternate, as
 16-bit floats or as MXFP4.
 """
 
@@ -117,7 +117,7 @@ class GptOss(RoutedExperts):
                 yield from self._weights(layer, part, TYPES["MXFP4"], rows, interleaved)
 
     def _floats(self, layer: int, part: str, tensor: StoredTensor) -> Iterator[ConvertedTensor]:
-        """Stored the other way round: [n_experts, n_cols, n_rows]."""
+        """Return rows of a tensor that is stored transposed: [n_experts, n_cols, n_rows]."""
         type, stored = self.checkpoint.type_of(tensor), StoredRows(self.checkpoint, tensor)
 
         def rows(columns: slice) -> TensorRows:
@@ -135,8 +135,8 @@ class GptOss(RoutedExperts):
         whole: TensorRows,
         interleaved: tuple[TensorRows, TensorRows],
     ) -> Iterator[ConvertedTensor]:
-        """`whole` are the rows of all experts; those of gate and up alternate, `interleaved` are
-        every other one of them.
+        """Yield the output tensors of a projection. `whole` are the rows of all experts;
+        `interleaved` are its even and odd rows, which are gate and up.
         """
         n, ff, d = self.n_experts, self.n_ff, self.n_embd
         name = f"blk.{layer}.ffn_{{}}_exps.weight"

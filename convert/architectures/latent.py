@@ -1,9 +1,9 @@
-"""Multi-head latent attention (MLA): keys and values are made from a small latent vector, and only
-that is cached.
+"""Multi-head latent attention (MLA): keys and values are computed from a small latent vector, and
+only that is cached.
 
-HF's `kv_b_proj` [heads * (nope + v), rank] makes per head the unrotated part of the key and the
-value. GGUF splits it per head into `attn_k_b` [heads, rank, nope], transposed so that it maps
-queries into the latent space, and `attn_v_b` [heads, v, rank].
+Per head, `kv_b_proj` [heads * (nope + v), rank] computes the unrotated part of the key and the
+value. GGUF splits it into `attn_k_b` [heads, rank, nope], transposed so that it maps queries into
+the latent space, and `attn_v_b` [heads, v, rank].
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _GATING = {"softmax": 1, "sigmoid": 2}  # GGUF's numbers
 
 
 class LatentAttention(RoutedExperts):
-    """MLA with dense layers first and routed experts after; in GGUF's eyes attention with one
-    key-value head of the latent's size.
+    """MLA with dense layers first and routed experts after them. In GGUF's keys this is attention
+    with one key-value head of the latent's size.
     """
 
     default_scoring: str | None = (
-        # what the model class computes when config.json has no scoring_func; None: not written
+        # scoring of the model class if config.json has no scoring_func; None: not written
         None
     )
     has_selection_bias = False
@@ -121,8 +121,8 @@ class LatentAttention(RoutedExperts):
         return keys | {"rope.dimension_count": u32(self.n_rot), **self._yarn_keys()}
 
     def _yarn_keys(self) -> dict[str, Value]:
-        """Runtimes take 0.1 times `mscale_all_dim` as the factor of ln(scale) in the magnitude of
-        attention.
+        """Runtimes multiply ln(scale) in the magnitude of attention by 0.1 times
+        `mscale_all_dim`.
         """
         section = self.config.section("rope_parameters", "rope_scaling")
         if self.rope.kind != "yarn" or section is None or "mscale_all_dim" not in section:

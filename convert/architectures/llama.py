@@ -1,4 +1,4 @@
-"""Llama and what shares its tensors: plain multi-head or grouped-query attention, gated
+"""Llama and families with the same tensors: multi-head or grouped-query attention, gated
 feed-forward, rotary pairs side by side.
 """
 
@@ -9,12 +9,12 @@ from .base import Architecture, Weight
 from .blocks import attention, embedding_and_head, gated_feed_forward, norms
 from .registry import register
 
-# Code Llama's tokens for filling in the middle, which no file of its tokenizer gives a role; the
-# size of the vocabulary tells.
+# Code Llama's tokens for filling in the middle. No file of its tokenizer gives them a role, so the
+# model is recognized by the size of its vocabulary.
 _CODE_LLAMA_VOCAB = 32016
 _CODE_LLAMA_TOKENS = {"prefix": 32007, "suffix": 32008, "middle": 32009, "eot": 32010}
 _NO_BOS_VOCAB = (
-    49152  # small models with StarCoder's vocabulary, whose texts do not begin with a token
+    49152  # small models with StarCoder's vocabulary, which has no token at the beginning of a text
 )
 
 

@@ -1,5 +1,5 @@
-"""Ministral 3, and text models of Mistral's multimodal checkpoints: Llama's tensors with YaRN and a
-temperature of positions.
+"""Ministral 3, and the text models of Mistral's multimodal checkpoints: Llama's tensors with YaRN
+and a temperature that depends on the position.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Mistral 4: latent attention with experts that are stored, and stay, merged.
+"""Mistral 4: latent attention with experts that are stored merged and stay merged.
 
-The scale of queries by position (llama_4_scaling_beta) has no key in this architecture: files are
-as the reference writes them.
+The position-dependent scale of queries (llama_4_scaling_beta) has no key in this architecture.
+Files are as the reference writes them.
 """
 
 from __future__ import annotations

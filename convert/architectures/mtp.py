@@ -1,5 +1,5 @@
-"""Blocks behind the last layer that predict further tokens (multi-token prediction): kept as the
-last blocks, dropped, or alone.
+"""Multi-token prediction: blocks after the last layer that predict further tokens. They are kept as
+the last blocks, dropped, or converted alone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ log = logging.getLogger(__name__)
 
 
 class MtpBlocks(Architecture):
-    """To be listed before the architecture that it extends. `n_main` layers make the model,
-    `n_layers` counts the further blocks too.
+    """Adds MTP blocks. In a list of bases it comes before the architecture. `n_main` is the number
+    of layers of the model, `n_layers` counts the MTP blocks too.
 
-    Stored either as further `model.layers.N` or, by `further_name`, renamed to these.
+    They are stored as further `model.layers.N`, or under names that `further_name` translates to
+    these.
     """
 
     has_mtp = True
@@ -37,8 +38,8 @@ class MtpBlocks(Architecture):
             self.first_layer = self.n_main
 
     def _count(self) -> int:
-        """Blocks in the checkpoint: some configs announce ones that were not saved, others have
-        them without saying so.
+        """Return the number of blocks in the checkpoint: some configs announce blocks that were not
+        saved, others have blocks without saying so.
         """
         announced = self.config.integer(self.mtp_key, minimum=0, default=None)
         if self.options.vocab_only:
@@ -68,7 +69,7 @@ class MtpBlocks(Architecture):
         return numbers[0] if pattern.startswith(f"{LAYER}.") else None
 
     def further_name(self, name: str) -> str:
-        """The name as `model.layers.<n_main + k>` of a tensor of the k-th further block."""
+        """Return the name of a tensor of the k-th MTP block as `model.layers.<n_main + k>`."""
         return name
 
     def text_name(self, name: str) -> str | None:
@@ -83,8 +84,8 @@ class MtpBlocks(Architecture):
         return {"nextn_predict_layers": u32(self.n_mtp)} if self.n_mtp else {}
 
     def mtp_weights(self, **line) -> list[Weight]:
-        """What such a block has beside a layer's own tensors; `line` is passed on to the norms'
-        lines.
+        """Return what an MTP block has besides a layer's tensors. `line` is passed on to
+        the norms.
         """
         d, further = self.n_embd, range(self.n_main, self.n_layers)
         vocabulary = in_layers(further, (self.n_vocab, d))

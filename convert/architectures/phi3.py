@@ -1,5 +1,5 @@
-"""Phi-3 and Phi-4: query, key and value in one matrix, gate and up in one, two sets of rotary
-factors for long texts.
+"""Phi-3 and Phi-4: query, key and value in one matrix, gate and up in one, and two sets of rotary
+factors for long contexts.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from .registry import register
 class Phi3(Architecture):
     gguf_name = "phi3"
     always_names_head_size = False
+
+    rope: LongRopeConfig
 
     def make_rope(self) -> LongRopeConfig:
         section = self.config.section("rope_parameters")

@@ -1,5 +1,5 @@
-"""Qwen2 and Qwen2.5: Llama's layers with biases on query, key and value, heads in Hugging Face's
-own order.
+"""Qwen2 and Qwen2.5: Llama's layers with biases on query, key and value, and heads in the stored
+order.
 """
 
 from __future__ import annotations

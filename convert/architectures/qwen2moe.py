@@ -1,6 +1,4 @@
-"""Qwen1.5 MoE and Qwen2 MoE: Qwen2's attention, routed experts, and a shared expert behind a gate
-of its own.
-"""
+"""Qwen1.5 MoE and Qwen2 MoE: Qwen2's attention, routed experts, and a gated shared expert."""
 
 from __future__ import annotations
 

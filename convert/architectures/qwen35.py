@@ -1,6 +1,7 @@
-"""Qwen3.5, dense and with experts. Its value heads are reordered: where several belong to one key
-head, those next to each other in the file belong to different ones, so that value head j reads key
-head j modulo their number.
+"""Qwen3.5, dense and with experts.
+
+Value heads are reordered. Stored heads that belong to the same key head are neighbours; in GGUF
+value head j reads key head j modulo the number of key heads.
 """
 
 from __future__ import annotations

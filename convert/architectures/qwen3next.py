@@ -1,4 +1,6 @@
-"""Qwen3-Next: gated delta nets and gated attention, experts in every layer with a gated shared one."""
+"""Qwen3-Next: gated delta nets and gated attention, with routed experts and a gated shared one in
+every layer.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,8 @@ class Qwen3Next(DeltaNet, GatedSharedExpert):
             yield ConvertedTensor(info, SelectedRows(stored, order), (tensor,))
 
     def _orders(self) -> tuple[np.ndarray, np.ndarray]:
-        """Stored are, per key head, its rows of q, k, v and z; wanted all q, then all k, then all
-        v, and z apart.
+        """Return the orders of the stored rows for q, k, v and for z. Stored are q, k, v and z of
+        each key head in turn; GGUF has all q, then all k, then all v, and z in another tensor.
         """
         values = self.n_v // self.n_k * self.v_size
         ends = np.cumsum([self.k_size, self.k_size, values, values])

@@ -1,5 +1,5 @@
-"""Which class converts which Hugging Face model class. Importing the files of this folder registers
-their classes:
+"""Which class converts which Hugging Face model class. Each file of this folder registers its
+classes:
 
 @register("LlamaForCausalLM")
 class Llama(Architecture): ...
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ...errors import ArchitectureError, printable
 from .base import Architecture
 
-# (class, model_type of its text model); None stands for every other text model.
+# (class, model_type of its text model); None is for all other text models.
 _REGISTRY: dict[tuple[str, str | None], type[Architecture]] = {}
 _loaded = False
 
@@ -23,12 +23,11 @@ _loaded = False
 def register(
     *hf_classes: str, model_type: str | None = None
 ) -> Callable[[type[Architecture]], type[Architecture]]:
-    """Class decorator: this class converts checkpoints whose `architectures[0]` is one of
-    `hf_classes`.
+    """Register the decorated class for checkpoints whose `architectures[0]` is one of `hf_classes`.
 
-    Multimodal classes wrap several text models: `model_type` takes only those with this
-    `model_type` in config.json (in its `text_config`, where it has one), before one that is
-    registered without.
+    Multimodal classes wrap several text models. With `model_type` only those with this `model_type`
+    in config.json (in its `text_config`, if there is one) are converted by the class. A class
+    registered without it converts the others.
     """
 
     def add(converter: type[Architecture]) -> type[Architecture]:
@@ -45,7 +44,7 @@ def register(
 
 
 def supported() -> list[str]:
-    """All Hugging Face class names that can be converted."""
+    """Return all Hugging Face class names that can be converted."""
     global _loaded
     if not _loaded:
         package = importlib.import_module(__name__.rpartition(".")[0])
@@ -56,13 +55,13 @@ def supported() -> list[str]:
 
 
 def architecture_class(hf_class: str, model_type: object = None) -> type[Architecture]:
-    """The converter of a Hugging Face class and text model. ArchitectureError naming the nearest
-    known classes if there is none.
+    """Return the converter of a Hugging Face class and text model. Raise ArchitectureError with the
+    most similar known classes if there is none.
     """
     names = supported()
-    for key in ((hf_class, model_type), (hf_class, None)):
-        if isinstance(key[1], str | None) and key in _REGISTRY:
-            return _REGISTRY[key]
+    for kind in (model_type, None):
+        if isinstance(kind, str | None) and (hf_class, kind) in _REGISTRY:
+            return _REGISTRY[hf_class, kind]
     if hf_class in names:
         kinds = ", ".join(kind for name, kind in _REGISTRY if name == hf_class and kind)
         raise ArchitectureError(
@@ -70,5 +69,5 @@ def architecture_class(hf_class: str, model_type: object = None) -> type[Archite
             f" {kinds} is"
         )
     close = difflib.get_close_matches(hf_class, names, n=3, cutoff=0.6)
-    hint = f"nearest known: {', '.join(close)}" if close else f"known: {', '.join(names)}"
+    hint = f"most similar: {', '.join(close)}" if close else f"known: {', '.join(names)}"
     raise ArchitectureError(f"model class '{printable(hf_class)}' is not supported yet ({hint})")

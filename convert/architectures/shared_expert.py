@@ -1,6 +1,4 @@
-"""Routed experts in every layer beside a shared one that a gate of its own scales, as Qwen's models
-have them.
-"""
+"""Routed experts in every layer and a shared expert with a gate, as in Qwen's models."""
 
 from __future__ import annotations
 

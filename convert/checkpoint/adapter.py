@@ -1,4 +1,4 @@
-"""A PEFT LoRA adapter on the disk: its settings, and its matrices paired by the weight that they
+"""A PEFT LoRA adapter on disk: its settings, and its matrices paired by the weight that they
 change.
 """
 
@@ -32,8 +32,8 @@ _HALVES = {
 
 @dataclass(frozen=True)
 class Pair:
-    """What is added to a weight W, alpha / r times: B A to a matrix [n_out, n_in], (B A)^T to an
-    embedding [n_vocab, n_embd].
+    """The two factors of a change to a weight W, scaled by alpha / r: B A is added to a matrix
+    [n_out, n_in], (B A)^T to an embedding [n_vocab, n_embd].
 
     Shapes: A [r, n_in] or [r, n_vocab], B [n_out, r] or [n_embd, r].
     """
@@ -57,12 +57,12 @@ class Pair:
 
 
 class AdapterCheckpoint(Checkpoint):
-    """An adapter posing as a checkpoint of its base model, which has only the weights that the
-    adapter changes or brings along.
+    """An adapter in the form of a checkpoint of its base model, with only the weights that the
+    adapter changes or contains.
 
-    `tensors` have the names and shapes of the base model. Those in `pairs` have no data of their
-    own: what a conversion makes of their rows is asked of its `TensorRows` (`rebased`). `settings` is
-    adapter_config.json, `config` the base model's config.json.
+    `tensors` have the names and shapes of the base model. Those in `pairs` have no data; `rebased`
+    rows tell what a conversion does to their rows. `settings` is adapter_config.json, `config` the
+    base model's config.json.
     """
 
     def __init__(self, path: str | os.PathLike, base: str | os.PathLike | None = None):
@@ -77,7 +77,7 @@ class AdapterCheckpoint(Checkpoint):
         self.settings = Config.read(self.path / "adapter_config.json")
         _check_settings(self.settings)
         config = Config.read(self._base_folder(base) / "config.json")
-        # How the base model's weights are packed is not how the adapter's are.
+        # The adapter's weights are not packed, even if the base model's are.
         plain = {
             key: value
             for key, value in config.values.items()
@@ -92,7 +92,7 @@ class AdapterCheckpoint(Checkpoint):
         if named and Path(named).is_dir():
             return Path(named)
         raise NotFoundError(
-            f"the base model '{printable(named)}' is no folder here; name the one with its"
+            f"the base model '{printable(named)}' is not a folder here; give the one with its"
             " config.json with --base",
             file=self.settings.file,
         )
@@ -106,7 +106,7 @@ class AdapterCheckpoint(Checkpoint):
 
     @property
     def pairs(self) -> dict[str, Pair]:
-        """Weights of the base model by their names there
+        """Pairs by the names of the weights in the base model
         (`model.layers.0.self_attn.q_proj.weight`).
         """
         return self._found[0]
@@ -114,17 +114,17 @@ class AdapterCheckpoint(Checkpoint):
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
         pairs, others = self._found
-        posing = {
+        stand_ins = {
             name: StoredTensor(
                 name, pair.b.dtype, pair.shape, pair.b.file, pair.b.begin, pair.b.end
             )
             for name, pair in pairs.items()
         }
-        return posing | others
+        return stand_ins | others
 
     def alpha(self) -> float:
-        """What GGUF runtimes divide by the rank to get the scale. Rank-stabilized adapters are
-        scaled by alpha / sqrt(r) instead.
+        """Return the number that GGUF runtimes divide by the rank to get the scale. Rank-stabilized
+        adapters are scaled by alpha / sqrt(r) instead.
         """
         alpha, rank = self.settings.number("lora_alpha"), self.settings.integer("r")
         if not self.settings.boolean("use_rslora", default=False):
@@ -140,7 +140,7 @@ class AdapterCheckpoint(Checkpoint):
 
 
 def _check_settings(settings: Config) -> None:
-    """ConfigError for what GGUF has no place for."""
+    """Raise ConfigError for settings that GGUF cannot express."""
     if (kind := settings.string("peft_type")) != "LORA":
         raise ConfigError(
             f"peft_type is '{printable(kind)}'; only LORA adapters exist in GGUF",
@@ -152,12 +152,11 @@ def _check_settings(settings: Config) -> None:
     ):
         if settings.boolean(key, default=False):
             raise ConfigError(
-                f"key '{key}' is set: {what} has no counterpart in GGUF", file=settings.file
+                f"key '{key}' is set: GGUF has no counterpart of {what}", file=settings.file
             )
     if settings.values.get("alpha_pattern"):
         raise ConfigError(
-            "key 'alpha_pattern' gives weights an alpha of their own; a GGUF adapter has one"
-            " for all",
+            "key 'alpha_pattern' gives weights different alphas; a GGUF adapter has one for all",
             file=settings.file,
         )
 

@@ -1,5 +1,5 @@
-"""`config.json` and its companions, read with types: a missing or impossible key is an error that
-names file and key.
+"""`config.json` and similar files, read with types: the error for a missing or impossible key names
+file and key.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _MISSING = object()
 def read_json(
     path: Path, *, limit: int = MAX_JSON_BYTES, unique_keys: bool = False
 ) -> dict[str, Any]:
-    """The JSON object in `path`.
+    """Read the JSON object in `path`.
 
-    NotFoundError if it cannot be read, ConfigError if it is not a JSON object or, with
+    Raise NotFoundError if it cannot be read, ConfigError if it is not a JSON object or, with
     `unique_keys`, has a key twice.
     """
 
@@ -53,8 +53,8 @@ class Config:
     """Typed access to a JSON object. Getters take several spellings of a key; null counts as
     absent.
 
-    Without `default` an absent key is a ConfigError. A default stands only where the model class
-    itself defines one.
+    Without `default` an absent key raises ConfigError. Defaults are given only where the model
+    class itself has one.
     """
 
     def __init__(self, values: dict[str, Any], file: Path, path: str = ""):
@@ -84,8 +84,8 @@ class Config:
     def integer(
         self, *keys: str, default: Any = _MISSING, minimum: int = 1, maximum: int = 2**31 - 1
     ) -> int:
-        """An integer between `minimum` and `maximum`; floats with an integral value pass, as some
-        configs have them.
+        """Return an integer from `minimum` to `maximum`. Floats with an integral value pass, as
+        some configs have them.
         """
         key, value = self._get(keys, default)
         if value is default:
@@ -97,13 +97,13 @@ class Config:
         return value
 
     def number(self, *keys: str, default: Any = _MISSING, positive: bool = True) -> float:
-        """A finite number, above zero unless `positive` is false."""
+        """Return a finite number, above zero unless `positive` is false."""
         key, value = self._get(keys, default)
         if value is default:
             return value
         finite = (
             type(value) in (int, float) and abs(value) <= sys.float_info.max
-        )  # false for NaN, infinity, endless integers
+        )  # false for NaN, infinity and integers beyond any float
         if not finite or (positive and value <= 0):
             raise self._wrong(key, value, "a positive number" if positive else "a finite number")
         return float(value)
@@ -137,7 +137,7 @@ class Config:
         return value
 
     def numbers(self, *keys: str, length: int) -> list[float]:
-        """A list of `length` positive numbers."""
+        """Return a list of `length` positive numbers."""
         key, value = self._get(keys, _MISSING)
         fits = isinstance(value, list) and len(value) == length
         if not fits or not all(
@@ -147,7 +147,7 @@ class Config:
         return [float(item) for item in value]
 
     def section(self, *keys: str) -> Config | None:
-        """A nested object, or None where it is absent."""
+        """Return a nested object; None if it is absent."""
         key, value = self._get(keys, None)
         if value is None:
             return None
@@ -156,13 +156,13 @@ class Config:
         return Config(value, self.file, f"{key}.")
 
     def of_text(self) -> Config:
-        """The settings of the text model: where a multimodal one has a `text_config`, its entries
-        before the outer ones.
+        """Return the settings of the text model. In a multimodal one, entries of `text_config`
+        override the outer ones.
         """
         inner = self.section("text_config")
         return self if inner is None else Config({**self.values, **inner.values}, self.file)
 
     def with_defaults(self, defaults: dict[str, Any]) -> Config:
-        """The same settings, with `defaults` for keys that are absent."""
+        """Return the same settings with `defaults` for absent keys."""
         present = {key: value for key, value in self.values.items() if value is not None}
         return Config({**defaults, **present}, self.file, self._path)

@@ -21,7 +21,6 @@ from .config import Config, read_json
 from .shards import collect_tensors, find_weight_files
 from .storage import LocalFiles, TensorStorage
 
-
 _CONFIG = "config.json"
 
 
@@ -52,18 +51,18 @@ class Checkpoint:
 
     @property
     def default_output(self) -> Path | None:
-        """File without type and ending to convert to where the user names none; None for a file in
-        `path` named after the model.
+        """The file to convert to, without type and suffix; None for a file in `path` that is named
+        after the model.
         """
         return None
 
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
-        """Tensors by name, files in order of their names, tensors in header order. Reads the shard
-        index and all headers once.
+        """Tensors by name: files in the order of their names, tensors in header order. The first
+        access reads the shard index and all headers.
 
-        NotFoundError for a missing shard, CheckpointError, MalformedFileError or TruncatedFileError
-        for files that contradict themselves or each other.
+        Raise NotFoundError for a missing shard, CheckpointError, MalformedFileError or
+        TruncatedFileError for files that contradict themselves or each other.
         """
         names = {entry.name for entry in os.scandir(self.path) if entry.is_file()}
         layout = find_weight_files(names, self.path)
@@ -83,12 +82,14 @@ class Checkpoint:
         return names[0]
 
     def json(self, name: str) -> dict[str, Any] | None:
-        """The JSON object in the file `name` of the folder, None if there is no such file."""
+        """Return the JSON object in the file `name` of the folder; None if there is no
+        such file.
+        """
         path = self.path / name
         return read_json(path) if path.exists() else None
 
     def text(self, name: str) -> str | None:
-        """The text of the file `name` of the folder, None if there is no such file."""
+        """Return the text of the file `name` of the folder; None if there is no such file."""
         path = self.path / name
         try:
             return path.read_text(encoding="utf-8") if path.exists() else None
@@ -127,7 +128,7 @@ class Checkpoint:
 
 
 def _instead(path: Path) -> str:
-    """What the folder is, or where the checkpoint may be, for the error about its config.json."""
+    """Say what the folder is, or where the checkpoint may be, for the error about config.json."""
     names = sorted(entry.name for entry in os.scandir(path))
     ggufs = [name for name in names if name.endswith(".gguf")]
     if "adapter_config.json" in names:

@@ -1,9 +1,8 @@
-"""Headers of safetensors files, checked before a single byte of tensor data is believed.
+"""Headers of safetensors files, checked completely before any tensor data is read.
 
-WeightFiles: uint64 little-endian N, then N bytes of JSON `{name: {"dtype", "shape", "data_offsets":
+Layout: uint64 little-endian N, then N bytes of JSON `{name: {"dtype", "shape", "data_offsets":
 [begin, end]}, "__metadata__": {str: str}}` (starts with `{`, may end in spaces), then the data, to
-which offsets are relative. The data is covered exactly once: no holes, no overlaps, nothing after
-the last tensor.
+which offsets are relative. Every byte of the data belongs to exactly one tensor.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ MAX_HEADER_BYTES = 100_000_000  # limit of the format's own implementation
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """All tensors of the file, in header order. Reads the header alone.
+    """Read all tensors of the file, in header order. Only the header is read.
 
-    NotFoundError if there is no such file, TruncatedFileError if it ends early, MalformedFileError
-    for everything else that contradicts the format; each names file, tensor and the number that was
-    wrong.
+    Raise NotFoundError if there is no such file, TruncatedFileError if it ends early,
+    MalformedFileError for everything else that contradicts the format. Each names the file, the
+    tensor and the wrong number.
     """
     try:
         with open(path, "rb") as file:
@@ -42,10 +41,10 @@ class ReadableFile(Protocol):
 
 
 def parse_header(file: ReadableFile, path: Path, size: int) -> dict[str, StoredTensor]:
-    """`read_header` of an open file of `size` bytes, which errors call `path`."""
+    """Parse the header of an open file of `size` bytes; errors name `path`. See `read_header`."""
     length = _header_length(path, file.read(8), size)
     text = file.read(1)
-    if text != b"{":  # looked at before the rest is read, so that a wrong file costs nothing
+    if text != b"{":  # checked before the rest is read, so that a wrong file costs nothing
         raise MalformedFileError(
             f"the header starts with {text!r}, not with '{{'", file=path, offset=8
         )
@@ -122,9 +121,7 @@ def _check_metadata(path: Path, entry: object) -> None:
 
 
 def _shown(value: object) -> str:
-    return printable(
-        str(value)[:300]
-    )  # cut before it is looked at: it may be as long as the header
+    return printable(str(value)[:300])  # cut first: it may be as long as the header
 
 
 def _is_size(value: object) -> bool:

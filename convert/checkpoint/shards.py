@@ -1,6 +1,4 @@
-"""Which files of a checkpoint hold its weights, and whether they agree with the index that names
-them.
-"""
+"""The files that hold the weights of a checkpoint, checked against the index that names them."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from .safetensors import read_header
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """How the weights of a checkpoint are named: `<stem><suffix>`, or
-    `<stem>-00001-of-00002<suffix>` with an index.
+    """How weight files are named: `<stem><suffix>`, or `<stem>-00001-of-00002<suffix>` with an
+    index.
     """
 
     stem: str
@@ -35,19 +33,19 @@ class WeightFiles:
         return f"{self.stem}{self.suffix}.index.json"
 
     def shards(self, names: Iterable[str]) -> dict[str, str]:
-        """Names that look like shards, with the number of shards that each claims."""
+        """Return the names that look like shards, with the number of shards that each claims."""
         pattern = re.compile(re.escape(self.stem) + r"-\d{5}-of-(\d{5})" + re.escape(self.suffix))
         return {name: match[1] for name in names if (match := pattern.fullmatch(name))}
 
 
 SAFETENSORS = WeightFiles("model", ".safetensors", read_header)
 TORCH = WeightFiles("pytorch_model", ".bin", read_torch_header)
-LAYOUTS = (SAFETENSORS, TORCH)  # the first that a checkpoint has is read
+LAYOUTS = (SAFETENSORS, TORCH)  # the first that a checkpoint has is used
 
 
 def find_weight_files(names: Collection[str], folder: Path) -> WeightFiles:
-    """The layout of a checkpoint with the files `names`. NotFoundError naming what is there instead
-    of weights.
+    """Return how the weight files of a checkpoint with the files `names` are named. Raise
+    NotFoundError with what the folder has instead.
     """
     for layout in LAYOUTS:
         if layout.index in names or layout.single in names or layout.shards(names):
@@ -72,11 +70,11 @@ def collect_tensors(
     layout: WeightFiles,
     headers: Callable[[list[str]], Iterable[dict[str, StoredTensor]]],
 ) -> dict[str, StoredTensor]:
-    """Tensors of all shards by name: files in order of their names, tensors in the order of each
-    header.
+    """Return the tensors of all shards by name: files in the order of their names, tensors in
+    header order.
 
-    `folder` has the index, where there is one; `headers` gives the tensors of each file it is asked
-    for, in turn. NotFoundError for a missing shard, CheckpointError for an index that names files
+    `folder` has the index, if there is one. `headers` returns the tensors of each file that it is
+    given. Raise NotFoundError for a missing shard, CheckpointError for an index that names files
     outside the folder or contradicts the shards, and for a tensor that is stored twice.
     """
     index_file = folder / layout.index
@@ -108,7 +106,7 @@ def collect_tensors(
 
 
 def _read_index(file: Path) -> dict[str, str]:
-    """`weight_map` of the shard index: tensor name -> shard, each the name of a file beside the
+    """Return `weight_map` of the shard index: tensor name -> shard, the name of a file next to the
     index.
     """
     index = read_json(file, unique_keys=True)
@@ -138,7 +136,7 @@ def _check_index(file: Path, owners: dict[str, str], tensors: dict[str, StoredTe
         if name not in tensors or tensors[name].file.name != shard:
             where = f"; it is in {tensors[name].file.name}" if name in tensors else ""
             raise CheckpointError(
-                f"the index places it in {shard}, which does not have it{where}",
+                f"the index says that it is in {shard}, which does not have it{where}",
                 file=file,
                 tensor=name,
             )
@@ -159,7 +157,7 @@ def _files_without_index(folder: Path, names: Collection[str], layout: WeightFil
         raise CheckpointError(
             f"has shards of several models, with counts {', '.join(counts)}", file=folder
         )
-    # A missing one is named by the caller when it looks for them in turn.
+    # The caller checks each in turn and names a missing one.
     return [
         f"{layout.stem}-{number:05d}-of-{counts[0]}{layout.suffix}"
         for number in range(1, int(counts[0]) + 1)

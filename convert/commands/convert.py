@@ -19,15 +19,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         help=(
-            "read the checkpoint from this repository of the Hugging Face Hub (HF_ENDPOINT,"
-            " HF_TOKEN), fetching only what is converted; without a value HF_DIR names it"
+            "read the checkpoint from this repository of the Hugging Face Hub and fetch only what"
+            " is converted; without a value HF_DIR is the repository (HF_ENDPOINT, HF_TOKEN)"
         ),
     )
     parser.add_argument(
         "--outfile",
         metavar="OUT",
         help=(
-            "file or folder to write to; {outtype} stands for the type "
+            "file or folder to write to; {outtype} is replaced by the type "
             "(default: the checkpoint's folder, named after model, size and type)"
         ),
     )
@@ -37,12 +37,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="auto",
         type=str.lower,
         help=(
-            "type of the matrices: f32, f16, bf16, q8_0, auto, which keeps bf16 or f16 (the"
-            " default), or any preset of iqforge quantize, such as iq4_k: quantized as it is read,"
-            " with no file in between"
+            "type of the matrices: f32, f16, bf16, q8_0, auto (keeps bf16 or f16; the default), or"
+            " a preset of iqforge quantize such as iq4_k, which quantizes without an intermediate"
+            " file"
         ),
     )
-    parser.add_argument("--imatrix", metavar="FILE", help="importance matrix for such a preset")
+    parser.add_argument("--imatrix", metavar="FILE", help="importance matrix for a preset")
     parser.add_argument(
         "--force",
         action="store_true",
@@ -55,12 +55,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     limit.add_argument(
         "--split-max-size",
         metavar="N(K|M|G)",
-        help="write shards of at most so many bytes of tensor data",
+        help="write shards with at most this much tensor data",
     )
     parser.add_argument(
         "--no-tensor-first-split",
         action="store_true",
-        help="put metadata alone into the first shard",
+        help="write a first shard with metadata only",
     )
     parser.add_argument(
         "--metadata",
@@ -72,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--fuse-gate-up-exps",
         action="store_true",
         dest="merge_gate_up",
-        help="store gate and up of each expert as one tensor, ffn_gate_up_exps",
+        help="merge gate and up of each expert into one tensor, ffn_gate_up_exps",
     )
     blocks = parser.add_mutually_exclusive_group()
     blocks.add_argument(
@@ -82,22 +82,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         const="drop",
         default="keep",
         dest="mtp",
-        help="leave out the blocks that predict further tokens",
+        help="leave out the blocks for multi-token prediction",
     )
     blocks.add_argument(
         "--mtp",
         action="store_const",
         const="only",
         dest="mtp",
-        help="write only these blocks, with embeddings, final norm and head",
+        help="convert only these blocks, with embeddings, final norm and head",
     )
     parser.add_argument(
         "--mla-layout",
         choices=("mainline", "ik"),
         default="mainline",
         help=(
-            "latent attention (deepseek2): as attn_k_b and attn_v_b per head, or with attn_kv_b as"
-            " ik_llama.cpp's own converter writes it (default: mainline)"
+            "latent attention (deepseek2): attn_k_b and attn_v_b per head (mainline, the default),"
+            " or attn_kv_b as well, like the converter of ik_llama.cpp (ik)"
         ),
     )
     parser.add_argument(
@@ -108,7 +108,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pre",
         metavar="NAME",
-        help="name of the pre-tokenizer (default: recognized by its regexes)",
+        help="name of the pre-tokenizer (default: derived from its regexes)",
     )
     parser.add_argument(
         "--vocab-only", action="store_true", help="write metadata and vocabulary, no tensors"
@@ -126,7 +126,7 @@ def _model(args: argparse.Namespace) -> str:
         return args.model
     if (name := args.remote or args.model) and not (args.remote and args.model):
         return f"hf://{name.removeprefix('hf://')}"
-    raise UsageError("name the checkpoint: either HF_DIR or --remote REPO")
+    raise UsageError("give the checkpoint: either HF_DIR or --remote REPO")
 
 
 def run(args: argparse.Namespace, api) -> int:
@@ -229,7 +229,8 @@ class _Bar:
         )
 
     def advance(self, n_elements: int) -> None:
-        self._bar.update(n_elements)
+        if self._bar is not None:
+            self._bar.update(n_elements)
 
     def tensor_done(self, index: int, report) -> None:
         pass

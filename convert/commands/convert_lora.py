@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--outfile",
         metavar="OUT",
         help=(
-            "file or folder to write to; {outtype} stands for the type "
+            "file or folder to write to; {outtype} is replaced by the type "
             "(default: the adapter's folder)"
         ),
     )

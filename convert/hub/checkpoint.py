@@ -1,9 +1,9 @@
-"""A checkpoint that stays on a server: small files are fetched once, of the weights only the
-headers and then the rows asked for.
+"""A checkpoint that stays on a server. Small files are fetched once; of the weights, first the
+headers and then only the requested rows.
 
-Ranges are fetched in blocks of a tensor by several connections at once, a few blocks ahead of what
-was asked for. A block is fetched once for all who wait for it and kept for a while in a cache of
-bounded size, since rows of one block may be asked for in turns.
+Ranges are fetched in blocks of a tensor over several connections, a few blocks ahead. Each block is
+fetched once for all threads that wait for it and stays in a cache of bounded size, because several
+rows of a block may be requested in turn.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _HEADER_GUESS = 256 << 10  # read at once; most headers fit
 
 
 def open_remote(address: str) -> RemoteCheckpoint:
-    """The checkpoint in the repository `organization/model[@revision]`. UsageError, NotFoundError,
-    RemoteError, ConfigError.
+    """Open the checkpoint in the repository `organization/model[@revision]`. Raise UsageError,
+    NotFoundError, RemoteError or ConfigError.
     """
     repository = Repository(Address.parse(address))
     kept = tempfile.TemporaryDirectory(prefix="iqforge-")
@@ -50,7 +50,7 @@ def open_remote(address: str) -> RemoteCheckpoint:
 
 
 class RemoteCheckpoint(Checkpoint):
-    """Looks like a folder: its path is a temporary one with all files but the weights."""
+    """A checkpoint whose `path` is a temporary folder with all files but the weights."""
 
     parallel_reads = CONNECTIONS
 
@@ -68,7 +68,7 @@ class RemoteCheckpoint(Checkpoint):
 
     @property
     def default_output(self) -> Path:
-        """Without its ending and type: `organization-model` in the working folder."""
+        """`organization-model` in the working folder, without type and suffix."""
         return Path(self.repository.name.replace("/", "-"))
 
     def _fetch_small_files(self) -> None:
@@ -104,7 +104,7 @@ class RemoteCheckpoint(Checkpoint):
         return parse_header(head, Path(self.repository.label(name)), head.size)
 
     def close(self) -> None:
-        """Ends all downloads and removes the temporary folder."""
+        """Stop all downloads and remove the temporary folder."""
         self.repository.client.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
         super().close()
@@ -112,8 +112,8 @@ class RemoteCheckpoint(Checkpoint):
 
 
 class _Head:
-    """The beginning of a remote file as a file to read from: what is needed beyond the first bytes
-    is fetched then.
+    """The beginning of a remote file as a file object. What is needed beyond the first bytes is
+    fetched on demand.
     """
 
     def __init__(self, repository: Repository, name: str):
@@ -131,14 +131,14 @@ class _Head:
 
 
 class RemoteFiles:
-    """A `Storage` of ranges that are fetched when they are asked for. `fetched`: bytes so far."""
+    """Ranges that are fetched on demand. `fetched`: bytes so far."""
 
     def __init__(self, repository: Repository, pool: ThreadPoolExecutor):
         self._repository, self._pool = repository, pool
         self._lock = threading.Lock()
         self._blocks: OrderedDict[tuple[Path, int], Future[np.ndarray]] = (
             OrderedDict()
-        )  # the longest unused first
+        )  # least recently used first
         self.fetched = 0
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
@@ -165,7 +165,9 @@ class RemoteFiles:
     def _in_turn(
         self, tensor: StoredTensor, first: int, last: int, count: int
     ) -> Iterator[tuple[int, Future[np.ndarray]]]:
-        """Blocks first to last; never more of them asked for at a time than there are connections."""
+        """Yield blocks `first` to `last`, with at most as many requested at a time as there are
+        connections.
+        """
         for number in range(first, last + 1):
             futures = self._ask(
                 tensor,
@@ -212,7 +214,7 @@ class RemoteFiles:
         return np.frombuffer(part.data, np.uint8)
 
     def release(self, tensor: StoredTensor) -> None:
-        """Nothing: readers may already be ahead in this tensor, and the cache is bounded anyway."""
+        """Do nothing: readers may be ahead in this tensor, and the cache is bounded."""
 
     def close(self) -> None:
         with self._lock:

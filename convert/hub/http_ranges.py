@@ -47,7 +47,9 @@ class HTTPStatus(Exception):
 
 
 class RetryableError(Exception):
-    """A failure after which another attempt makes sense. `pause`: seconds that the server asks for."""
+    """A failure after which another attempt makes sense. `pause`: seconds that the server asks for,
+    if it does.
+    """
 
     def __init__(self, message: str, pause: float | None = None):
         super().__init__(message)

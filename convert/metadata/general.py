@@ -26,8 +26,8 @@ _SAMPLING = (
 def general_metadata(
     checkpoint: Checkpoint, gguf_name: str, tensors: Sequence[TensorInfo], name: str | None
 ) -> dict[str, Value]:
-    """`general.*` keys in the order of the reference; `name` stands for what the model card or the
-    folder say.
+    """Return the `general.*` keys in the order of the reference. `name` overrides the model card's
+    and the folder's.
     """
     card = read_model_card(checkpoint)
     return {
@@ -47,11 +47,14 @@ def _sampling(config: dict[str, Any]) -> dict[str, Value]:
     for stored, key, value in _SAMPLING:
         number = config.get(stored)
         if (
-            type(number) in (int, float)
-            and (value is f32 or type(number) is int)
+            isinstance(number, int | float)
+            and not isinstance(number, bool)
+            and (value is f32 or isinstance(number, int))
             and abs(number) < 2**31
         ):
-            keys[f"general.sampling.{key}"] = value(number)
+            keys[f"general.sampling.{key}"] = (
+                i32(number) if value is i32 and isinstance(number, int) else f32(number)
+            )
     return keys
 
 
@@ -61,7 +64,7 @@ def _card_name(card: Card) -> str | None:
 
 
 def _folder_name(path: Path) -> str:
-    """The folder's own name; in a download cache (`models--<owner>--<name>/snapshots/<commit>`),
+    """Return the folder's name; in a download cache (`models--<owner>--<name>/snapshots/<commit>`)
     the model's.
     """
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
@@ -70,8 +73,8 @@ def _folder_name(path: Path) -> str:
 
 
 def title(identifier: str) -> str:
-    """`tiny-llama-3-8B-v1.5` -> `Tiny Llama 3 8B v1.5`: words apart, lower-case ones capitalized,
-    versions as they are.
+    """Return a title: `tiny-llama-3-8B-v1.5` -> `Tiny Llama 3 8B v1.5`. Words are separated,
+    lower-case ones capitalized, versions kept.
     """
     words = identifier.strip().replace("-", " ").split()
     return " ".join(
@@ -80,8 +83,8 @@ def title(identifier: str) -> str:
 
 
 def size_label(tensors: Sequence[TensorInfo]) -> str:
-    """`8.0B` for a dense model, `128x1.5B` for experts times the parameters of the shared part and
-    one expert.
+    """Return `8.0B` for a dense model, `128x1.5B` for experts: their number and the parameters of
+    the shared part with one expert.
     """
     experts = [
         tensor
@@ -98,7 +101,7 @@ def size_label(tensors: Sequence[TensorInfo]) -> str:
 
 
 def _rounded(count: int) -> str:
-    """At least two significant digits and a unit: 86336 -> `86K`, 1540000000 -> `1.5B`."""
+    """Return at least two significant digits and a unit: 86336 -> `86K`, 1540000000 -> `1.5B`."""
     scale, unit = next(
         ((10**power, unit) for power, unit in ((12, "T"), (9, "B"), (6, "M")) if count > 10**power),
         (1000, "K"),

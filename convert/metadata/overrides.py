@@ -1,5 +1,5 @@
-"""`--metadata FILE`: `general.*` keys that a user sets, in place of what the model card and the
-folder say.
+"""`--metadata FILE`: `general.*` keys that a user sets, which override the model card's and the
+folder's.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ _FIXED = (
     "general.quantization_version",
     "general.alignment",
 )
-# Lists of objects, and how their keys begin: base_models [{"name": ...}] ->
+# Lists of objects, and the prefixes of their keys: base_models [{"name": ...}] ->
 # general.base_model.count, general.base_model.0.name
 _LISTS = {"general.base_models": "general.base_model", "general.datasets": "general.dataset"}
 _MAX_BYTES = 16 << 20
 
 
 def read_overrides(path: str | os.PathLike) -> dict[str, Value | None]:
-    """`general.*` key -> value, or None for a key that is to be left out. Texts, booleans, numbers
-    and lists of texts are taken; `general.base_models` and `general.datasets` are lists of objects
-    with texts.
+    """Return `general.*` key -> value, or None for a key to leave out. Values are strings,
+    booleans, numbers and lists of strings; `general.base_models` and `general.datasets` are lists
+    of objects with strings.
 
-    NotFoundError, ConfigError naming the key that cannot be set.
+    Raise NotFoundError, or ConfigError with the key that cannot be set.
     """
     path = Path(path)
     keys: dict[str, Value | None] = {}
     for key, entry in read_json(path, limit=_MAX_BYTES, unique_keys=True).items():
         if not key.startswith(_PREFIX) or key == _PREFIX or not key.isprintable():
             raise ConfigError(
-                f"key '{printable(key)}' does not begin with '{_PREFIX}'; other keys follow from"
+                f"key '{printable(key)}' does not start with '{_PREFIX}'; other keys follow from"
                 " the checkpoint",
                 file=path,
             )
         if key in _FIXED:
             raise ConfigError(
-                f"key '{key}' cannot be set: it says how the file is built", file=path
+                f"key '{key}' cannot be set: it describes how the file is written", file=path
             )
         if key in _LISTS:
             keys |= _listed(path, key, entry)
@@ -61,8 +61,8 @@ def _value(path: Path, key: str, entry: Any) -> Value:
         return array(ValueType.STRING, entry)
     if type(entry) not in kinds or (type(entry) is int and not 0 <= entry < 2**32):
         raise ConfigError(
-            f"key '{printable(key)}' is {printable(entry, 60)}, expected a text, a boolean, a"
-            " number from 0 to 2^32 - 1 or a list of texts",
+            f"key '{printable(key)}' is {printable(entry, 60)}, expected a string, a boolean, a"
+            " number from 0 to 2^32 - 1 or a list of strings",
             file=path,
         )
     return kinds[type(entry)](entry)
@@ -74,7 +74,7 @@ def _listed(path: Path, key: str, entry: Any) -> dict[str, Value | None]:
         isinstance(item, dict) and all(isinstance(text, str) for text in item.values())
         for item in items
     ):
-        raise ConfigError(f"key '{key}' must be a list of objects with texts", file=path)
+        raise ConfigError(f"key '{key}' must be a list of objects with strings", file=path)
     prefix = _LISTS[key]
     keys: dict[str, Value | None] = {f"{prefix}.count": u32(len(entry))}
     for number, item in enumerate(entry):
@@ -85,10 +85,10 @@ def _listed(path: Path, key: str, entry: Any) -> dict[str, Value | None]:
 def with_overrides(
     metadata: dict[str, Value], overrides: dict[str, Value | None]
 ) -> dict[str, Value]:
-    """`metadata` with the keys set or left out: those it has stay in place, new ones follow its
-    first block of `general.*` keys.
+    """Return `metadata` with the keys set or left out. Existing keys keep their place; new ones
+    follow the first block of `general.*` keys.
 
-    A list that is set replaces the whole of the one that was there.
+    A list that is set replaces the existing list as a whole.
     """
     replaced = tuple(f"{prefix}." for prefix in _LISTS.values() if f"{prefix}.count" in overrides)
     dropped = {

@@ -1,4 +1,4 @@
-"""Rotary embedding settings of config.json, in the spellings of transformers before and since
+"""Rotary embedding settings of config.json, as transformers spells them before and since
 version 5.
 """
 
@@ -25,7 +25,7 @@ class RopeConfig:
     """`rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before). `kind` is
     one of `kinds`.
 
-    `layers`: where layers differ, which ones: a section of `rope_parameters`, such as
+    `layers` names the section of `rope_parameters` to read where layers differ, such as
     `full_attention`.
     """
 
@@ -44,7 +44,7 @@ class RopeConfig:
         )
         if self.kind not in self.kinds:
             raise ConfigError(
-                f"rope type '{printable(self.kind)}' is not known for this architecture;"
+                f"rope type '{printable(self.kind)}' is not supported for this architecture;"
                 f" {', '.join(self.kinds)} are",
                 file=config.file,
             )
@@ -58,11 +58,11 @@ class RopeConfig:
             return self._section.number("rope_theta")
         return self._config.number(
             "rope_theta", default=10000.0
-        )  # the classes' own default; configs before 2023 lack the key
+        )  # the default of the model classes; configs before 2023 lack the key
 
     def rotated(self) -> int:
-        """How many elements of a head are rotated: all, or the share `partial_rotary_factor` of
-        them.
+        """Return how many elements of a head are rotated: all, or the share
+        `partial_rotary_factor` of them.
         """
         sections = [
             section
@@ -77,9 +77,9 @@ class RopeConfig:
         )
 
     def scaling_keys(self) -> dict[str, Value]:
-        """`rope.scaling.*`. llama3 scaling has none: it is a tensor of frequency factors."""
+        """Return `rope.scaling.*`; none for llama3, whose scaling is a tensor of factors."""
         section = self._section
-        if self.kind in ("default", "llama3"):
+        if section is None or self.kind in ("default", "llama3"):
             return {}
         keys = {"type": string(self.kind), "factor": f32(section.number("factor"))}
         if self.kind == "yarn":
@@ -93,16 +93,16 @@ class RopeConfig:
         return {f"rope.scaling.{key}": value for key, value in keys.items()}
 
     def factors(self) -> np.ndarray | None:
-        """Divisors of the rotary frequencies for llama3 scaling, float32[head_size / 2]; None for
-        other kinds.
+        """Return the divisors of the rotary frequencies for llama3 scaling, float32[head_size / 2];
+        None for other kinds.
 
         With f_i = base^(-2i/d) and wavelength w = 2 pi / f_i: 1 where w < original / high, `factor`
         where w > original / low, and between them 1 / ((1 - s) / factor + s) with s = (original / w
         - low) / (high - low).
         """
-        if self.kind != "llama3":
-            return None
         section = self._section
+        if section is None or self.kind != "llama3":
+            return None
         factor, low, high = (
             section.number("factor"),
             section.number("low_freq_factor"),
@@ -127,8 +127,8 @@ class RopeConfig:
 
 
 class LongRopeConfig(RopeConfig):
-    """Phi-3's: two sets of frequency factors, for texts within the original context and beyond it
-    (`longrope`, once called `su`).
+    """Phi-3's `longrope` (formerly `su`): two sets of frequency factors, for texts within the
+    original context and longer ones.
     """
 
     kinds = ("default", "longrope", "su")
@@ -137,11 +137,11 @@ class LongRopeConfig(RopeConfig):
         for config in (self._section, self._config):
             if config is not None and "original_max_position_embeddings" in config:
                 return config.integer("original_max_position_embeddings")
-        return 4096  # the class's own default
+        return 4096  # the default of the model class
 
     def scaling_keys(self) -> dict[str, Value]:
-        """Attention is scaled by sqrt(1 + ln s / ln c), c the original context and s how much
-        longer the whole one is.
+        """Return the original context length c and the attention factor sqrt(1 + ln s / ln c), with
+        s the ratio of the whole context to the original one.
         """
         original = self.original_context()
         keys = {"rope.scaling.original_context_length": u32(original)}
@@ -156,20 +156,23 @@ class LongRopeConfig(RopeConfig):
         return keys
 
     def both_factors(self) -> dict[str, np.ndarray]:
-        """`long` and `short`, each float32[rotated dimensions / 2]; empty without scaling."""
-        if self.kind == "default":
+        """Return the factors `long` and `short`, each float32[rotated dimensions / 2]; none without
+        scaling.
+        """
+        section = self._section
+        if section is None or self.kind == "default":
             return {}
         return {
             which: np.array(
-                self._section.numbers(f"{which}_factor", length=self._head_size // 2), np.float32
+                section.numbers(f"{which}_factor", length=self._head_size // 2), np.float32
             )
             for which in ("long", "short")
         }
 
 
 class ProportionalRopeConfig(RopeConfig):
-    """Gemma 4's: frequencies as for whole heads, but only `partial_rotary_factor` of the pairs, the
-    fastest ones, are rotated.
+    """Gemma 4's: frequencies as for whole heads, but only `partial_rotary_factor` of the pairs,
+    those with the highest frequencies, are rotated.
     """
 
     kinds = ("default", "proportional")

@@ -1,7 +1,7 @@
-"""Checkpoints whose weights are stored quantized: their tensors as floats, decoded row by row, or
-repacked where a ggml type holds them.
+"""Checkpoints with quantized weights: their tensors are decoded to floats row by row, or repacked
+if a ggml type holds them.
 
-One file per kind of quantization; `quantization_config` of config.json says which it is.
+One file per quantization method; `quantization_config` of config.json names it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from ..checkpoint.folder import Checkpoint
 from ..tensors.stored import StoredTensor
 from . import compressed, fp8, gptq, modelopt
 
-_SEPARATE = "hf_quant_config.json"  # where modelopt wrote its settings before config.json had them
+_SEPARATE = "hf_quant_config.json"  # older versions of modelopt wrote their settings there
 _METHODS = {
     "fp8": fp8.unpack,
     "compressed-tensors": compressed.unpack,
     "gptq": gptq.unpack,
     "modelopt": modelopt.unpack,
 }
-_LEFT_TO_ARCHITECTURES = ("mxfp4",)  # stored in a way that only the model class defines
+_LEFT_TO_ARCHITECTURES = (
+    "mxfp4",
+)  # architectures read them: only the model class defines the layout
 
 
 def unpacked(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
-    """All tensors of the checkpoint by name, packed ones decoded and their scales gone.
+    """Return all tensors of the checkpoint by name, with packed ones decoded and without their
+    scales.
 
-    CheckpointError for an unknown method and for scales that do not fit their weights.
+    Raise CheckpointError for an unknown method and for scales that do not fit their weights.
     """
     section = quantization_config(checkpoint)
     if section is None or (method := section.string("quant_method")) in _LEFT_TO_ARCHITECTURES:
@@ -40,7 +43,7 @@ def unpacked(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
 
 
 def quantization_config(checkpoint: Checkpoint) -> Config | None:
-    """The section that says how weights are packed; None where they are plain."""
+    """Return the section that describes how weights are packed; None if they are not."""
     found = checkpoint.config.of_text().section("quantization_config", "compression_config")
     if found is None and (separate := checkpoint.json(_SEPARATE)) is not None:
         inner = Config(separate, checkpoint.path / _SEPARATE).section("quantization")

@@ -1,9 +1,9 @@
 """`quant_method: compressed-tensors`: floats or integers with a scale per tensor, row, group or
-block; or integers packed into int32.
+block, or integers packed into int32.
 
-Packed are 32/bits values per word along a row, lowest bits first, stored with an offset of
-2^(bits-1); zero points likewise, but packed along the rows of a column. What a weight is shows in
-the tensors beside it.
+A packed word holds 32/bits values of a row, lowest bits first, with an offset of 2^(bits-1). Zero
+points are packed likewise, but along the rows of a column. The tensors beside a weight tell which
+form it has.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -66,7 +67,7 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
 
 
 def _group_settings(section: Config) -> tuple[set[int], list[tuple[int, int]]]:
-    """Widths of packed integers and sizes of blocks that `config_groups` names."""
+    """Return the widths of packed integers and the block sizes that `config_groups` names."""
     bits, blocks = set(), []
     for group in _groups(section):
         if (weights := group.section("weights")) is None:
@@ -160,7 +161,7 @@ def _packed(
         raise unfit(scale, packed, f"[{n_rows}, groups] for {n_cols} columns")
     n_groups, order = scale.shape[1], beside.get("weight_g_idx")
 
-    def column_blocks() -> np.ndarray:
+    def column_blocks(order: StoredTensor) -> np.ndarray:
         listed = integers(checkpoint, order)
         if listed.shape == (n_cols,) and (listed == -1).all():  # not used
             return np.arange(n_cols) // (n_cols // n_groups)
@@ -186,7 +187,7 @@ def _packed(
         block_rows=1,
         block_cols=n_cols // n_groups,
         zeros=zeros,
-        column_blocks=None if order is None else column_blocks,
+        column_blocks=None if order is None else partial(column_blocks, order),
     )
     return decoded(packed, name, (n_rows, n_cols), TYPES["F32"], rows)
 
@@ -194,7 +195,7 @@ def _packed(
 def _nvfp4(
     checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dict[str, StoredTensor]
 ) -> DecodedTensor:
-    """Here values are divided by the factor of the matrix."""
+    """Here values are divided by the factor of the matrix, so its reciprocal is stored."""
     for part in ("weight_scale", "weight_global_scale"):
         if part not in beside:
             raise CheckpointError(
@@ -212,8 +213,8 @@ def _nvfp4(
 def _width(
     checkpoint: Checkpoint, packed: StoredTensor, beside: dict[str, StoredTensor], bits: set[int]
 ) -> int:
-    """4 or 8 bits: what all groups of the config have; where they differ, what the tensor's own
-    shape says.
+    """Return 4 or 8 bits: the width of all groups of the config or, where they differ, the one that
+    the tensor's shape implies.
     """
     width = next(iter(bits)) if len(bits) == 1 else None
     if width is None and (shape := beside.get("weight_shape")) is not None:
@@ -232,7 +233,7 @@ def _width(
 
 
 def _unpack_words(codes: np.ndarray, width: int) -> np.ndarray:
-    """uint8[rows, 4 * words], little-endian words -> float32[rows, values]."""
+    """Unpack little-endian words: uint8[rows, 4 * words] to float32[rows, values]."""
     if width == 8:
         return codes.astype(np.float32)
     values = np.empty((len(codes), 2 * codes.shape[1]), np.float32)

@@ -1,5 +1,5 @@
-"""`quant_method: fp8`: 8-bit floats with `NAME_scale_inv`, in blocks of `weight_block_size`
-(DeepSeek V3) or one per tensor.
+"""`quant_method: fp8`: 8-bit floats with `NAME_scale_inv`, per block of `weight_block_size`
+(DeepSeek V3) or per tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
 
 
 def block_size(section: Config, key: str) -> tuple[int, int] | None:
-    """Rows and columns that share a scale; None where the key is absent."""
+    """Return the rows and columns that share a scale; None if the key is absent."""
     sizes = section.integers(key, default=None)
     if sizes is not None and (len(sizes) != 2 or min(sizes) < 1):
         raise ConfigError(f"key '{key}' is {sizes}, expected two sizes", file=section.file)

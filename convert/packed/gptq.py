@@ -1,10 +1,10 @@
-"""`quant_method: gptq`: integers of 2, 4 or 8 bits packed along the input, stored with inputs as
+"""`quant_method: gptq`: integers of 2, 4 or 8 bits packed along the input and stored with inputs as
 rows; scales and zeros per group.
 
 weight[o, i] = (q[i, o] - (zero[g(i), o] + 1)) * scale[g(i), o] with `qweight` int32[inputs * bits /
 32, outputs], `qzeros` int32[groups, outputs * bits / 32], lowest bits first in both, `scales`
-[groups, outputs]; g(i) is `g_idx` or i / group_size. Checkpoints of format `gptq_v2` store zeros
-without taking 1 off.
+[groups, outputs]; g(i) is `g_idx` or i / group_size. In the format `gptq_v2` the stored zeros do
+not have 1 subtracted.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
         if last != "qweight":
             found[name] = tensor
             continue
-        for part in ("qzeros", "scales"):
-            if f"{stem}.{part}" not in tensors:
-                raise CheckpointError(f"is packed without {part}", file=tensor.file, tensor=name)
         zeros, scales, order = (tensors.get(f"{stem}.{part}") for part in _BESIDE)
+        if zeros is None or scales is None:
+            absent = "qzeros" if zeros is None else "scales"
+            raise CheckpointError(f"is packed without {absent}", file=tensor.file, tensor=name)
         rows = GPTQRows(checkpoint, tensor, zeros, scales, order, bits, offset)
         found[f"{stem}.weight"] = decoded(
             tensor, f"{stem}.weight", (rows.n_rows, rows.n_cols), TYPES["F32"], rows
@@ -49,7 +49,7 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
 
 
 class GPTQRows:
-    """float32[outputs, inputs]. Of the stored matrix only the columns asked for are unpacked."""
+    """float32[outputs, inputs]. Only the stored columns of the rows asked for are unpacked."""
 
     def __init__(
         self,
@@ -127,7 +127,9 @@ class GPTQRows:
         return words
 
     def _beside(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Zeros and scales [groups, outputs], and the group of each input; kept until `release`."""
+        """Return zeros and scales [groups, outputs] and the group of each input. They are kept
+        until `release`.
+        """
         words = self._checkpoint.data(self._zeros).view("<u4").reshape(self._zeros.shape)
         output = np.arange(self.n_rows)
         shifts = (output % self._per_word * self._bits).astype(np.uint32)

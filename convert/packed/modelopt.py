@@ -1,5 +1,5 @@
-"""`quant_method: modelopt` (NVIDIA): FP8 with a scale per tensor, NVFP4; both may occur in one
-checkpoint.
+"""`quant_method: modelopt` (NVIDIA): FP8 with a scale per tensor, and NVFP4; a checkpoint may have
+both.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""NVFP4: four-bit floats, a UE4M3 scale for each 16 of a row and a float32 factor for the matrix.
+"""NVFP4: four-bit floats, a UE4M3 scale per 16 elements of a row, and a float32 factor per matrix.
 
 Stored are uint8[..., rows, cols / 2], element 2k in the low nibble of byte k, and F8_E4M3[...,
-rows, cols / 16]. Rows that blocks of 64 divide keep codes and scales in its order
-(formats/codecs/fp4.py) and the factor becomes a tensor of its own, `.scale`. Others are decoded to
-F32, factor included.
+rows, cols / 16]. Rows of whole blocks of 64 keep codes and scales, in the order of
+formats/codecs/fp4.py, and the factor becomes the tensor `.scale`. Other rows are decoded to F32,
+factor included.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _VALUES = (FP4_VALUES / 2).astype(np.float32)
 
 
 class NVFP4Rows:
-    """Stored codes and scales as rows of NVFP4 blocks: four scales, then for each 16 elements 8
-    bytes with element r low, r + 8 high.
+    """Stored codes and scales as rows of NVFP4 blocks: four scales, then 8 bytes per 16 elements,
+    element r in the low nibble and r + 8 in the high one.
     """
 
     def __init__(self, codes: CodeRows, scales: CodeRows):
@@ -37,7 +37,7 @@ class NVFP4Rows:
         rows = stop - start
         codes = self._codes.read(start, stop).reshape(rows, -1, _BLOCK // _GROUP, _GROUP // 2)
         # bytes 0..3 of a group hold its elements 0..7, bytes 4..7 its elements 8..15; even elements
-        # lie low
+        # are the low nibbles
         first, second = codes[..., :4], codes[..., 4:]
         blocks = np.empty((rows, codes.shape[1], TYPES["NVFP4"].block_bytes), np.uint8)
         blocks[..., :4] = self._scales.read(start, stop).reshape(rows, -1, 4) & 0x7F
@@ -59,10 +59,10 @@ def nvfp4(
     scale: StoredTensor,
     factors: dict[str, Factor],
 ) -> DecodedTensor:
-    """The tensor `name` from its packed codes and scales; `factors["scale"]` is that of the whole
+    """Return the tensor `name` for packed codes and scales. `factors["scale"]` is the factor of the
     matrix, one per stacked matrix.
 
-    CheckpointError for dtypes and shapes that do not fit.
+    Raise CheckpointError for dtypes and shapes that do not fit.
     """
     if packed.dtype != "U8" or len(packed.shape) < 2 or packed.n_elements == 0:
         raise CheckpointError(
@@ -117,7 +117,9 @@ def factor_of(
     n_matrices: int,
     change: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Factor:
-    """A stored factor, one for all matrices or one each. CheckpointError for another shape."""
+    """Return a stored factor, one for all matrices or one each. Raise CheckpointError for another
+    shape.
+    """
     if tensor.n_elements not in (1, n_matrices):
         raise CheckpointError(
             f"has shape {list(tensor.shape)}, expected one factor or {n_matrices}",

@@ -1,8 +1,8 @@
 """Codes times scales: the common form of quantized checkpoints, decoded to float32 rows on demand.
 
 value[r, c] = (code[r, c] - zero[r', c']) * scale[r', c'] in float32, where r' and c' number the
-blocks of rows and columns that share a scale. Blocks at the lower and right edge are cut short. Of
-stacked matrices each has blocks of its own.
+blocks of rows and columns that share a scale. Blocks at the lower and right edge are cut short.
+Stacked matrices do not share blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..tensors.stored import FLOAT_DTYPES, StoredTensor, TensorRows
 
 
 def fp8_values(exponent_bits: int, bias: int, nan_codes: Sequence[int]) -> np.ndarray:
-    """float32[256] of an 8-bit float with sign; subnormals included."""
+    """Return float32[256]: the values of an 8-bit float with sign, subnormals included."""
     mantissa_bits = 7 - exponent_bits
     codes = np.arange(256)
     exponent, mantissa = (
@@ -39,13 +39,13 @@ def fp8_values(exponent_bits: int, bias: int, nan_codes: Sequence[int]) -> np.nd
 F8_E4M3 = fp8_values(4, 7, (0x7F, 0xFF))
 F8_E5M2 = (
     (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32)
-)  # the upper half of a float16, infinities included
+)  # the upper byte of a float16, infinities included
 F8_E8M0 = np.array([2.0 ** (code - 127) for code in range(255)] + [np.nan], np.float32)
 
 
 def _lookup(table: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """uint8[rows, n_cols] -> float32[rows, n_cols] by a table of 256; two codes at a time where
-    rows are even, which is twice as fast.
+    """Return a function uint8[rows, n_cols] -> float32[rows, n_cols] that looks codes up in a table
+    of 256; two at a time in rows of even length, which is twice as fast.
     """
     pairs = (
         np.stack([np.tile(table, 256), np.repeat(table, 256)], axis=1).view(np.uint64).ravel()
@@ -68,7 +68,9 @@ CODES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def float_values(checkpoint: Checkpoint, tensor: StoredTensor) -> np.ndarray:
-    """A small tensor of floats (scales) as float32 of its shape. CheckpointError for another dtype."""
+    """Return a small tensor of floats (scales) as float32 of its shape. Raise CheckpointError for
+    another dtype.
+    """
     raw = checkpoint.data(tensor)
     if tensor.dtype == "F8_E8M0":
         return F8_E8M0[raw].reshape(tensor.shape)
@@ -86,7 +88,9 @@ def float_values(checkpoint: Checkpoint, tensor: StoredTensor) -> np.ndarray:
 
 
 def integers(checkpoint: Checkpoint, tensor: StoredTensor) -> np.ndarray:
-    """A small tensor of integers (shapes, groups of columns). CheckpointError for another dtype."""
+    """Return a small tensor of integers (shapes, groups of columns). Raise CheckpointError for
+    another dtype.
+    """
     if tensor.dtype not in ("I32", "I64"):
         raise CheckpointError(
             f"has dtype {tensor.dtype}, expected integers", file=tensor.file, tensor=tensor.name
@@ -117,10 +121,10 @@ class CodeRows:
 class ScaledRows:
     """Rows of codes times their scales, as float32[n_rows, n_cols].
 
-    `unpack` makes float32[rows, n_cols] of code rows; `scales()` gives float32[matrices *
-    row_blocks, column_blocks], `zeros()` likewise, `column_blocks()` the block of each column where
-    blocks are not just `block_cols` columns each. What they give is kept until `release` only: for
-    a whole model it would take much memory.
+    `unpack` converts code rows to float32[rows, n_cols]. `scales()` returns float32[matrices *
+    row_blocks, column_blocks], `zeros()` likewise, and `column_blocks()` the block of each column
+    where blocks are not `block_cols` columns each. Results are kept until `release`: those of a
+    whole model would take much memory.
     """
 
     def __init__(
@@ -181,10 +185,10 @@ class ScaledRows:
 def scaled(
     checkpoint: Checkpoint, weight: StoredTensor, scale: StoredTensor, block: tuple[int, int] | None
 ) -> DecodedTensor:
-    """`weight` (dtypes of `CODES`, [..., rows, cols]) times `scale` as F32.
+    """Return `weight` (dtypes of `CODES`, [..., rows, cols]) times `scale` as F32.
 
-    With a block size, scale is [..., row blocks, column blocks]; without, it is broadcast: one per
-    tensor, per matrix or per row. CheckpointError for dtypes and shapes that do not fit.
+    With a block size, the scale is [..., row blocks, column blocks]. Without, it is broadcast: one
+    per tensor, per matrix or per row. Raise CheckpointError for dtypes and shapes that do not fit.
     """
     if weight.dtype not in CODES or len(weight.shape) < 2 or weight.n_elements == 0:
         raise CheckpointError(
@@ -224,8 +228,8 @@ def scaled(
 
 
 def broadcast_grid(weight: StoredTensor, scale: StoredTensor) -> tuple[int, ...]:
-    """The shape [..., row blocks, 1] that a scale without block size stands for; dimensions that it
-    lacks are appended on the right.
+    """Return the shape [..., row blocks, 1] of a scale without block size. Missing dimensions are
+    appended on the right.
     """
     *matrices, n_rows, _ = weight.shape
     per_matrix, per_row = (*matrices, 1, 1), (*matrices, n_rows, 1)

@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint stores in a packed form, seen as what they stand for."""
+"""Tensors that a checkpoint stores packed, as the tensors that they decode to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .stored import FLOAT_DTYPES, WIDENED_DTYPES, StoredTensor, TensorRows
 
 @dataclass(frozen=True)
 class Factor:
-    """A number per matrix that a block type has no place for; `values()` reads float32[count],
-    where 1 stands for all matrices.
+    """One number per matrix that a block type cannot hold. `values()` reads float32[count]; a count
+    of 1 applies to all matrices.
     """
 
     count: int
@@ -25,11 +25,11 @@ class Factor:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodedTensor(StoredTensor):
-    """`rows` yields the tensor as `type`; `shape` is the logical one, file and positions are those
-    of the packed codes.
+    """`rows` returns the tensor as `type`. `shape` is the logical shape; file and positions are
+    those of the packed codes.
 
-    `factors` become tensors beside it: `scale`, by which its values are still to be multiplied, and
-    `input_scale`.
+    `factors` become tensors of the output: `scale`, by which the values are still to be multiplied,
+    and `input_scale`.
     """
 
     type: GGMLType
@@ -81,8 +81,8 @@ def decoded(
 
 
 class FactorRow:
-    """The factors of the tensors that one output tensor is made of, as a single float32 row; read
-    when it is asked for.
+    """The factors of the tensors that one output tensor is made of, as a single float32 row that is
+    read on demand.
     """
 
     def __init__(self, factors: Sequence[Factor], count: int):
@@ -106,11 +106,11 @@ class FactorRow:
 def factor_tensors(
     info: TensorInfo, made_of: Sequence[StoredTensor]
 ) -> list[tuple[TensorInfo, FactorRow]]:
-    """The tensors that go beside `info`, which is made of these stored ones, matrix by matrix:
-    `NAME.scale` with a number per matrix.
+    """Return the tensors that accompany `info`, which is made of these stored tensors matrix by
+    matrix: `NAME.scale` with one number per matrix.
 
-    CheckpointError where an output tensor mixes tensors that have factors with others that have
-    not, or has no place for them.
+    Raise CheckpointError if only some of the stored tensors have factors, or the output tensor has
+    no place for them.
     """
     found = [tensor.factors if isinstance(tensor, DecodedTensor) else {} for tensor in made_of]
     names = found[0] if found else {}
@@ -118,7 +118,7 @@ def factor_tensors(
         not found or any("scale" not in factors for factors in found)
     ):
         raise CheckpointError(
-            f"{info.type.name} codes with factors of their own cannot be rearranged into"
+            f"{info.type.name} codes with one factor per matrix cannot be rearranged into"
             f" '{info.name}'"
         )
     beside = []

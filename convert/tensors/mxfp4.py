@@ -1,5 +1,5 @@
-"""MXFP4 as gpt-oss stores it -> GGUF's blocks: the same 4-bit codes and exponents in another order,
-nothing rounded.
+"""MXFP4 as gpt-oss stores it, converted to GGUF's blocks: the same 4-bit codes and exponents in
+another order, without rounding.
 
 Stored: `*_blocks` uint8[..., n_cols / 32, 16], byte k of a block has code 2k in its low half and
 code 2k + 1 in its high half, and `*_scales` uint8[..., n_cols / 32], an exponent per block. GGUF's

@@ -1,4 +1,4 @@
-"""Which type each tensor is stored in when a checkpoint is converted without a quantization mix."""
+"""The type of each tensor when a checkpoint is converted without a quantization mix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AUTO = "auto"
 # Block types that checkpoints store -> (what file names call them, general.file_type)
 PACKED = {"MXFP4": ("mxfp4_moe", 38), "NVFP4": ("nvfp4", 39)}
 
-# Small matrices that decide much: routers, position and type embeddings, short convolutions.
+# Small matrices that matter much: routers, position and type embeddings, short convolutions.
 _ALWAYS_F32 = (
     "ffn_gate_inp.weight",
     "ffn_gate_inp_shexp.weight",
@@ -35,17 +35,17 @@ _ALWAYS_F32 = (
 
 
 def plan_outtype(source: Source, outtype: str) -> tuple[list[TensorInfo], int]:
-    """The tensors of `source` with the types they get, and the value of `general.file_type`.
+    """Return the tensors of `source` with their output types, and the value of `general.file_type`.
 
-    Vectors, norms, routers and everything that is not a `.weight` become F32; rows that the blocks
-    of `outtype` do not divide become F16. Matrices that the checkpoint stores in blocks of a ggml
-    type keep it, and where the rest are floats, name the file type. UsageError for an unknown
+    Vectors, norms, routers and everything that is not a `.weight` become F32; rows that are not
+    whole blocks of `outtype` become F16. Matrices that the checkpoint stores in blocks of a ggml
+    type keep it, and name the file type where the rest are floats. Raise UsageError for an unknown
     outtype. Follows the converter of llama.cpp.
     """
     name = resolve_outtype(source.tensors, outtype)
     if name not in OUTTYPES:
         raise UsageError(
-            f"{name} takes a quantizer; without one there are {', '.join(OUTTYPES)} and {AUTO}"
+            f"{name} takes a quantizer; the types without one are {', '.join(OUTTYPES)} and {AUTO}"
         )
     wanted, file_type = OUTTYPES[name]
     if (packed := packed_type(source.tensors)) is not None and not wanted.is_quantized:
@@ -54,12 +54,14 @@ def plan_outtype(source: Source, outtype: str) -> tuple[list[TensorInfo], int]:
 
 
 def packed_type(tensors: Sequence[TensorInfo]) -> GGMLType | None:
-    """The block type that a checkpoint stores matrices in, None if it stores floats alone."""
+    """Return the block type in which a checkpoint stores matrices; None if it stores only
+    floats.
+    """
     return next((tensor.type for tensor in tensors if tensor.type.name in PACKED), None)
 
 
 def type_word(tensors: Sequence[TensorInfo], outtype: str) -> str:
-    """What a file name calls the types that `outtype` leads to, in lower case."""
+    """Return the name of the resulting types in file names, in lower case."""
     kind = resolve_outtype(tensors, outtype)
     packed = packed_type(tensors)
     floats = kind in OUTTYPES and not OUTTYPES[kind][0].is_quantized
@@ -67,11 +69,11 @@ def type_word(tensors: Sequence[TensorInfo], outtype: str) -> str:
 
 
 def resolve_outtype(tensors: Sequence[TensorInfo], outtype: str) -> str:
-    """`outtype` in lower case; `auto` becomes the type of the first matrix that is stored in 16
-    bits, f16 if none is.
+    """Return `outtype` in lower case. `auto` becomes the type of the first matrix that is stored in
+    16 bits, or f16.
 
-    Names of quantization presets pass too (`iq4_k`): those are not the converter's, but the
-    quantizer's. UsageError for any other.
+    Names of quantization presets (`iq4_k`) are returned too; the quantizer handles those. Raise
+    UsageError for any other name.
     """
     outtype = outtype.lower()
     if outtype == AUTO:
@@ -79,7 +81,7 @@ def resolve_outtype(tensors: Sequence[TensorInfo], outtype: str) -> str:
         return next((name for name in stored if name in ("bf16", "f16")), "f16")
     if outtype not in OUTTYPES and outtype.upper() not in FILE_TYPES:
         close = difflib.get_close_matches(outtype.upper(), FILE_TYPES, n=3, cutoff=0.5)
-        near = f"; near it are {', '.join(name.lower() for name in close)}" if close else ""
+        near = f"; similar are {', '.join(name.lower() for name in close)}" if close else ""
         raise UsageError(
             f"unknown outtype '{printable(outtype)}'; known are {', '.join(OUTTYPES)}, {AUTO} and"
             f" the presets of iqforge quantize{near}"

@@ -1,7 +1,7 @@
 """Rows whose order or elements a conversion rearranges: heads transposed, rows and columns
 permuted, values recomputed.
 
-Like everything in `rows.py` they read only what the rows asked for are made of.
+Like everything in `rows.py` they read only what the requested rows are made of.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from ...errors import UnsupportedTypeError
 from ...formats.codec import decode
 from ...formats.types import GGMLType
-from .rows import Leaf, rebased
+from .rows import Leaf, MovedRows, rebased
 from .stored import TensorRows
 
 _TILE_ROWS = 16
 
 
-class SelectedRows:
+class SelectedRows(MovedRows):
     """Rows `order[0]`, `order[1]`, ... of another. Runs of consecutive rows are read at once."""
 
     def __init__(self, base: TensorRows, order: np.ndarray):
@@ -44,7 +44,7 @@ class SelectedRows:
         self._base.release()
 
 
-class EveryOtherRow:
+class EveryOtherRow(MovedRows):
     """Rows `first`, `first` + 2, ... of another that has an even number of them."""
 
     def __init__(self, base: TensorRows, first: int):
@@ -64,10 +64,10 @@ class EveryOtherRow:
 
 
 class TransposedMatrices:
-    """Matrices stored one below the other as [n_rows, n_cols] -> rows of [n_cols, n_rows] each;
+    """Matrices stored one after the other as [n_rows, n_cols], as rows of [n_cols, n_rows] each;
     with `columns`, only these columns.
 
-    Of each matrix only the columns asked for are gathered.
+    Only the requested columns of each matrix are gathered.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TransposedMatrices:
             piece = np.empty((len(wanted), self._n), stored.dtype)
             for row in range(
                 0, self._n, _TILE_ROWS
-            ):  # few rows at a time: what they touch then stays in the cache
+            ):  # few rows at a time, so that the cache holds them
                 piece[:, row : row + _TILE_ROWS] = stored[
                     row : row + _TILE_ROWS, wanted.start : wanted.stop : wanted.step
                 ].T
@@ -112,7 +112,7 @@ class TransposedMatrices:
 
 
 class SelectedColumns:
-    """Elements `order[0]`, `order[1]`, ... of each row; `type` has one element per block."""
+    """Elements `order[0]`, `order[1]`, ... of each row. `type` has one element per block."""
 
     def __init__(self, base: TensorRows, order: np.ndarray, type: GGMLType):
         if type.block_size != 1:
@@ -133,10 +133,10 @@ class SelectedColumns:
 
 
 class TransposedHeads:
-    """Each head's rows [n, n_cols], transposed: rows [n_cols, n] per head. `type` has one element
-    per block.
+    """The rows [n, n_cols] of each head, transposed to [n_cols, n]. `type` has one element per
+    block.
 
-    `base` has `stride` rows per head, of which the first `n` are taken.
+    `base` has `stride` rows per head, of which the first `n` are used.
     """
 
     def __init__(self, base: TensorRows, n_heads: int, stride: int, n: int, type: GGMLType):
@@ -165,8 +165,8 @@ class TransposedHeads:
 
 
 class ComputedRows:
-    """`function` of the values of float rows, as float32; it maps float32[rows, n_cols] to the same
-    shape.
+    """`function` applied to the values of float rows, as float32. It maps float32[rows, n_cols] to
+    the same shape.
     """
 
     def __init__(

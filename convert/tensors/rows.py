@@ -1,17 +1,17 @@
-"""Rows of output tensors as functions of rows of stored tensors: every layout change of a
+"""Rows of output tensors as functions of rows of stored tensors: every change of layout in a
 conversion, computed on demand.
 
-A `TensorRows` has `n_rows` rows of `row_bytes` bytes and reads any range of them while touching only the
-stored rows it needs, so that stacking 256 experts or permuting a matrix takes no memory beyond the
-rows asked for. Values change only where the name says it.
+A `TensorRows` reads any range of its rows from only the stored rows that it needs, so stacking 256
+experts or permuting a matrix takes no memory beyond the requested rows. Values change only where
+the name says so.
 
-Classes that move whole rows and nothing else have `rebased(leaf)`: the same arrangement of the rows
-that `leaf` gives for each stored tensor. An adapter B A to a matrix is arranged by rearranging the
-rows of B so.
+Classes that only move whole rows derive from `MovedRows`. An adapter B A to a matrix is converted
+by moving the rows of B as the conversion moves those of the matrix.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -27,18 +27,26 @@ from .stored import WIDENED_DTYPES, StoredTensor, TensorReader, TensorRows
 Leaf = Callable[[StoredTensor], TensorRows]
 
 
+class MovedRows(ABC):
+    """Rows that are whole rows of stored tensors, in another order or place."""
+
+    @abstractmethod
+    def rebased(self, leaf: Leaf) -> TensorRows:
+        """Return the same arrangement of the rows that `leaf` gives for each stored tensor."""
+
+
 def rebased(rows: TensorRows, leaf: Leaf) -> TensorRows:
-    """`rows.rebased(leaf)`. UnsupportedTypeError for rows whose values are changed or come from
-    several rows.
+    """Return `rows.rebased(leaf)`. Raise UnsupportedTypeError for rows whose values are changed or
+    come from several rows.
     """
-    if not hasattr(rows, "rebased"):
+    if not isinstance(rows, MovedRows):
         raise UnsupportedTypeError(
             f"the conversion changes more than the order of its rows ({type(rows).__name__})"
         )
     return rows.rebased(leaf)
 
 
-class StoredRows:
+class StoredRows(MovedRows):
     """A stored or decoded tensor as `n_rows` equal rows, by default rows of its last dimension.
     Wide floats and integers are read as F32.
     """
@@ -63,9 +71,7 @@ class StoredRows:
             self._tensor, start * self._stored_bytes, stop * self._stored_bytes
         )
         if self._wide is not None:
-            with np.errstate(
-                over="ignore"
-            ):  # beyond the range of F32 lies infinity, as when PyTorch converts
+            with np.errstate(over="ignore"):  # values beyond F32 become infinite, as in PyTorch
                 data = data.view(self._wide).astype("<f4").view(np.uint8)
         return data.reshape(max(stop - start, 0), self.row_bytes)
 
@@ -86,7 +92,7 @@ class StoredRows:
             self._reader.release(self._tensor)
 
 
-class RowRange:
+class RowRange(MovedRows):
     """Rows [first, first + n_rows) of another."""
 
     def __init__(self, base: TensorRows, first: int, n_rows: int):
@@ -103,8 +109,8 @@ class RowRange:
         self._base.release()
 
 
-class ConcatenatedRows:
-    """The rows of several parts one after the other: stacked experts, gate above up."""
+class ConcatenatedRows(MovedRows):
+    """The rows of several `TensorRows` in turn: stacked experts, or gate followed by up."""
 
     def __init__(self, parts: Sequence[TensorRows]):
         self._parts = parts
@@ -131,8 +137,8 @@ class ConcatenatedRows:
             part.release()
 
 
-class PairedRotaryRows:
-    """Query or key rows in the order of GGUF's `llama`: rotary partners side by side.
+class PairedRotaryRows(MovedRows):
+    """Query or key rows in the order of GGUF's `llama`, with rotary partners side by side.
 
     Hugging Face rotates row s * d/2 + j of a head (s = 0, 1) with its partner d/2 rows away; GGUF
     has the two as rows 2j and 2j + 1. So row 2j + s of a head is row s * d/2 + j of the stored one.
@@ -158,9 +164,7 @@ class PairedRotaryRows:
 
 
 class OneRow:
-    """All rows of another as a single one: how a vector is stored whose elements were treated as
-    rows.
-    """
+    """All rows of another as a single row, for a vector whose elements were treated as rows."""
 
     def __init__(self, base: TensorRows):
         self.n_rows, self.row_bytes = 1, base.n_rows * base.row_bytes
@@ -174,8 +178,8 @@ class OneRow:
 
 
 class PlusOneRows:
-    """1 + rows of floats of `type`, as float32[n_rows, n_cols]: norms of models that store the
-    distance of a weight from 1.
+    """1 + rows of floats of `type`, as float32[n_rows, n_cols]: norms of models that store weights
+    minus 1.
     """
 
     def __init__(self, base: TensorRows, type: GGMLType, n_cols: int):

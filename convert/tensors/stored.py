@@ -1,5 +1,5 @@
-"""Tensors as a file stores them: dtype, shape and position. Every reader and every row function
-builds on these.
+"""Tensors as a file stores them: dtype, shape and position. All readers and row functions build on
+these.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class StoredTensor:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of its elements."""
+        """Size of its elements."""
         return self.n_elements * DTYPE_BITS[self.dtype] // 8
 
 
 class TensorReader(Protocol):
-    """Reads the bytes of stored tensors: a checkpoint, or the files behind it."""
+    """Reads the bytes of stored tensors."""
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
         """Return bytes `start` to `stop` of the tensor in row order, uint8[stop - start]. Callers

@@ -1,1 +1,1 @@
-"""PyTorch checkpoints (`.bin`): where each tensor lies in the file."""
+"""PyTorch checkpoints (`.bin`): the position of each tensor in the file."""

@@ -10,10 +10,10 @@ executing anything of it.
 So a tensor is a range of the file, like one of a safetensors file. Files of torch before 1.6 (a
 bare pickle, or a tar) hold storages in another form and are refused by name.
 
-`torch.load(weights_only=True, mmap=True)` does not do here. It maps the file, so that one that is
+`torch.load(weights_only=True, mmap=True)` is no alternative. It maps the file, so one that is
 cut while it is read kills the process with SIGBUS; the pages of all tensors that were read stay
 resident until the last tensor is gone (500 MB after reading 600 MB); and a pickle whose key is a
-tuple of doubled tuples keeps it busy for ever.
+tuple of doubled tuples keeps it busy forever.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, lengths of name and extr
 
 
 def read_torch_header(path: Path) -> dict[str, StoredTensor]:
-    """All tensors of the file, in the order of its dictionary. Reads the archive's directory and
-    the pickle alone.
+    """Read all tensors of the file, in the order of its dictionary. Only the directory of the
+    archive and the pickle are read.
 
-    NotFoundError, TruncatedFileError or MalformedFileError for files that are missing or contradict
-    themselves or name anything but tensors, UnsupportedTypeError for old formats, compression and
-    big-endian files; each names file and tensor.
+    Raise NotFoundError, TruncatedFileError or MalformedFileError for files that are missing,
+    contradict themselves or contain anything but tensors; UnsupportedTypeError for old formats,
+    compression and big-endian files. Each names file and tensor.
     """
     try:
         with open(path, "rb") as file:
@@ -88,7 +88,7 @@ def _check_kind(path: Path, first: bytes, size: int) -> None:
         raise TruncatedFileError("the file is empty", file=path, offset=0)
     if first[0] == 0x80:
         raise UnsupportedTypeError(
-            "is a pickle as torch wrote them before version 1.6; load it there in a safe place and"
+            "is a pickle as torch wrote them before version 1.6; load it in a safe environment and"
             " save it again",
             file=path,
         )
@@ -105,7 +105,7 @@ def _check_kind(path: Path, first: bytes, size: int) -> None:
 
 
 def _entries(path: Path, archive: zipfile.ZipFile) -> tuple[dict[str, zipfile.ZipInfo], str]:
-    """Entries by their names inside the archive's folder, and that folder."""
+    """Return the entries by their names in the archive's folder, and that folder."""
     pickles = [
         info.filename
         for info in archive.infolist()
@@ -137,7 +137,7 @@ def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: in
         problem = (
             f"is {info.file_size} bytes long, {limit} are read"
             if info.file_size > limit
-            else "is compressed, torch does not do that"
+            else "is compressed, which torch does not do"
         )
         raise MalformedFileError(
             f"archive entry '{printable(info.filename)}' {problem}",
@@ -167,15 +167,15 @@ def _tensors(path: Path, state: dict[Any, Any], folder: str) -> dict[str, TorchV
 
 
 class _Storages:
-    """Where the bytes of each storage lie in the file."""
+    """The positions of storages in the file."""
 
     def __init__(self, path: Path, file, size: int, entries: dict[str, zipfile.ZipInfo]):
         self.path, self._file, self._size, self._entries = path, file, size, entries
         self._begins: dict[str, int] = {}
 
     def begin(self, name: str, view: TorchView) -> int:
-        """First byte of the view's storage, whose entry must be there, uncompressed, and as long as
-        the pickle says.
+        """Return the first byte of the view's storage. Its entry must exist, be uncompressed and
+        have the size that the pickle says.
         """
         storage = view.storage
         info = self._entries.get(f"data/{storage.key}")
@@ -212,8 +212,8 @@ class _Storages:
         return begin
 
     def _data_begin(self, name: str, info: zipfile.ZipInfo) -> int:
-        """The local header repeats the name and pads with an extra field of its own, so only it
-        tells where the data begins.
+        """Return where the data of an entry begins. Only the local header tells: it repeats the
+        name and has extra padding.
         """
         self._file.seek(info.header_offset)
         header = self._file.read(_LOCAL_HEADER.size)
@@ -237,7 +237,7 @@ def _tensor(storages: _Storages, name: str, view: TorchView) -> StoredTensor:
         )
     start = storages.begin(name, view)
     size = DTYPE_BITS[view.dtype] // 8
-    # Elements from the first to behind the last that the view touches.
+    # Elements from the first to the last that the view touches.
     reach = (
         1 + sum((n - 1) * stride for n, stride in zip(view.shape, view.strides))
         if math.prod(view.shape)
@@ -259,7 +259,9 @@ def _tensor(storages: _Storages, name: str, view: TorchView) -> StoredTensor:
 
 
 def _strides(view: TorchView) -> tuple[int, ...] | None:
-    """None where rows follow each other without gaps; strides of dimensions of size 1 say nothing."""
+    """Return None if rows follow each other without gaps. Strides of dimensions of size 1 have no
+    meaning.
+    """
     dense = 1
     for n, stride in zip(reversed(view.shape), reversed(view.strides)):
         if n != 1 and stride != dense:

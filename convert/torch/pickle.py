@@ -1,10 +1,9 @@
-"""The pickle inside a PyTorch checkpoint, interpreted without the pickle module: nothing is
-imported and nothing is called.
+"""The pickle in a PyTorch checkpoint, interpreted without the pickle module: nothing is imported
+and nothing is called.
 
-A state dict is written with some forty opcodes and a handful of names
-(`torch._utils._rebuild_tensor_v2`, storages, OrderedDict). This machine knows those; a name or an
-opcode beyond them is an error that says so, whatever it would have done. Opcodes are those that
-Python documents in `pickletools`.
+A state dict takes some forty opcodes and a few names (`torch._utils._rebuild_tensor_v2`, storages,
+OrderedDict). Any other name or opcode is an error, whatever it would have done. The opcodes are
+those that Python documents in `pickletools`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ STORAGE_DTYPES = {
     "ByteStorage": "U8",
     "BoolStorage": "BOOL",
 }
-# torch dtypes whose tensors lie in untyped storages
+# torch dtypes whose tensors are in untyped storages
 DTYPES = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
@@ -47,7 +46,7 @@ _MARK = object()
 
 @dataclass(frozen=True)
 class Name:
-    """A class or function that the file names. It stands for itself and is never looked up."""
+    """A class or function that the file names. It is never looked up."""
 
     module: str
     name: str
@@ -58,7 +57,7 @@ class Name:
 
 @dataclass(frozen=True)
 class TorchStorage:
-    """Bytes of the archive: entry `data/<key>` with `numel` elements of `dtype`."""
+    """Bytes in the archive: entry `data/<key>` with `numel` elements of `dtype`."""
 
     dtype: str
     key: str
@@ -77,16 +76,16 @@ class TorchView:
 
 
 def load_state_dict(text: bytes, file) -> dict[Any, Any]:
-    """The dictionary that the pickle `text` builds, tensors as `TorchView`s.
+    """Return the dictionary that the pickle `text` builds, with tensors as `TorchView`s.
 
-    MalformedFileError for a pickle that is cut off, uses opcodes or names a state dict has no use
-    for, or is no dictionary; UnsupportedTypeError for kinds of tensors that cannot be converted.
-    `file` is what errors name.
+    Raise MalformedFileError for a pickle that is cut off, is not a dictionary, or uses opcodes or
+    names that no state dict needs; UnsupportedTypeError for kinds of tensors that cannot be
+    converted. Errors name `file`.
     """
     machine = _Machine(file)
     try:
         for opcode, argument, position in pickletools.genops(text):
-            machine.position = position
+            machine.position = position or 0
             machine.step(opcode.name, argument)
     except (
         ValueError,
@@ -221,15 +220,15 @@ class _Machine:
     def _store(self, flat: list[Any]) -> None:
         target = _of(dict, self._stack[-1])
         for key, value in zip(flat[::2], flat[1::2], strict=True):
-            if not isinstance(key, (str, int)):  # others may take for ever to be hashed or shown
+            if not isinstance(key, (str, int)):  # hashing or printing others may take forever
                 raise self._error(f"a dictionary has a {type(key).__name__} as a key")
             if key in target:
                 raise self._error(f"key '{printable(key)}' occurs twice")
             target[key] = value
 
     def _build(self, _) -> None:
-        """Attributes of the object below: a state dict carries `_metadata`, which says nothing
-        about tensors.
+        """Ignore attributes of the object below: those of a state dict (`_metadata`) do not concern
+        tensors.
         """
         self._pop()
         if not isinstance(self._stack[-1], dict):

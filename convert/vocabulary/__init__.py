@@ -1,1 +1,1 @@
-"""Tokenizer files to the `tokenizer.*` keys of a GGUF file."""
+"""Vocabularies: from tokenizer files to the `tokenizer.*` keys of a GGUF file."""

@@ -1,5 +1,5 @@
-"""Byte-level BPE (GGUF's `gpt2`): tokens and merges of tokenizer.json, the pre-tokenizer's name
-from its regexes.
+"""Byte-level BPE (GGUF's `gpt2`): tokens and merges of tokenizer.json; the pre-tokenizer's name is
+derived from its regexes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def byte_level_bpe(
     n_vocab: int,
     pre: str | None,
 ) -> dict[str, Value]:
-    """Keys below `tokenizer.ggml.` from tokenizer.json and tokenizer_config.json; `pre` names the
-    pre-tokenizer instead of deriving it.
+    """Return the keys under `tokenizer.ggml.` from tokenizer.json and tokenizer_config.json. `pre`
+    names the pre-tokenizer; by default it is derived.
     """
     model = tokenizer["model"]
     _check_normalizer(tokenizer, pre is not None)
@@ -62,7 +62,7 @@ def byte_level_bpe(
 
 
 def has_byte_level(tokenizer: dict[str, Any]) -> bool:
-    """Whether tokenizer.json maps bytes to letters, which marks byte-level BPE."""
+    """Return whether tokenizer.json maps bytes to letters, which marks byte-level BPE."""
     steps = steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers") + steps_of(
         tokenizer.get("decoder"), "decoders"
     )
@@ -70,11 +70,11 @@ def has_byte_level(tokenizer: dict[str, Any]) -> bool:
 
 
 def _check_normalizer(tokenizer: dict[str, Any], pre_given: bool) -> None:
-    """Runtimes take a text as it is: TokenizerError for a normalizer that changes texts, unless the
-    user has named what stands for it.
+    """Raise TokenizerError for a normalizer that changes texts, because runtimes apply none, unless
+    the user has named the pre-tokenizer.
 
-    NFC leaves nearly every text as it is, and the names of those who have it (Qwen's) stand for
-    their regexes alone in every runtime.
+    NFC is accepted: it leaves nearly every text as it is, and the pre-tokenizer names of the models
+    that have it (Qwen's) mean only their regexes in every runtime.
     """
     kinds = [step.get("type") for step in steps_of(tokenizer.get("normalizer"), "normalizers")]
     other = next((kind for kind in kinds if kind != "NFC"), None)
@@ -97,8 +97,8 @@ def _pretokenizer_name(tokenizer: dict[str, Any], given: str | None) -> str:
 
 
 def split_regexes(pre_tokenizer: Any) -> tuple[str, ...]:
-    """The regexes by which a `pre_tokenizer` entry of tokenizer.json splits. TokenizerError for a
-    step that cannot be written as one.
+    """Return the regexes by which a `pre_tokenizer` entry of tokenizer.json splits. Raise
+    TokenizerError for a step that has no regex.
     """
     regexes = []
     for step in steps_of(pre_tokenizer, "pretokenizers"):
@@ -114,8 +114,8 @@ def split_regexes(pre_tokenizer: Any) -> tuple[str, ...]:
                 regexes.append(BYTE_LEVEL_REGEX)
             if step.get("add_prefix_space"):
                 log.warning(
-                    "this tokenizer puts a space before a text; GGUF runtimes do not for this kind"
-                    " of vocabulary"
+                    "this tokenizer puts a space in front of a text; GGUF runtimes do not with this"
+                    " kind of vocabulary"
                 )
         else:
             raise TokenizerError(

@@ -1,4 +1,4 @@
-"""Chat templates of a checkpoint -> `tokenizer.chat_template` and, where it has several,
+"""Chat templates of a checkpoint: `tokenizer.chat_template` and, for several,
 `tokenizer.chat_templates`.
 """
 
@@ -15,8 +15,8 @@ from ..checkpoint.folder import Checkpoint
 def chat_template_metadata(
     checkpoint: Checkpoint, tokenizer_config: dict[str, Any]
 ) -> dict[str, Value]:
-    """The template in tokenizer_config.json, else in chat_template.jinja or chat_template.json;
-    several by their names, `default` last.
+    """Return the template of tokenizer_config.json, else of chat_template.jinja or
+    chat_template.json. Several are stored by name, `default` last.
     """
     template = tokenizer_config.get("chat_template")
     if template is None:

@@ -1,5 +1,5 @@
-"""Gemma 4's vocabulary (GGUF's `gemma4`): BPE over characters with its merges, spaces as U+2581,
-bytes to fall back to.
+"""Gemma 4's vocabulary (GGUF's `gemma4`): BPE over characters with merges, spaces as U+2581, byte
+fallback.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from .special import special_tokens
 from .spm import SPACE, like_table
 from .tokens import ADDED_SCORE, NORMAL, USER_DEFINED, added_tokens, merges_of, named_special_tokens
 
-# Marks around channels and tools: models write them into their answers, so they must show in a text
-# although they look special.
+# Marks around channels and tools. They look special, but models write them into their answers, so
+# they must be visible in texts.
 _VISIBLE = (
     "<|channel>",
     "<channel|>",
@@ -28,12 +28,11 @@ _VISIBLE = (
 def gemma4_vocabulary(
     checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[str, Any], n_vocab: int
 ) -> dict[str, Value]:
-    """Keys below `tokenizer.ggml.`. Merges decide, so every score is the same; a text begins with
-    `<bos>` and without a space.
+    """Return the keys under `tokenizer.ggml.`. Merges decide, so every score is the same. A text
+    starts with `<bos>` and without a space.
 
-    As in files of the reference, of the tokens that the model's own vocabulary has, those with a
-    role in tokenizer_config.json alone are control tokens (published ones name the marks of turns
-    there).
+    As in the reference's files, a token of the model's own vocabulary is a control token only if it
+    has a role in tokenizer_config.json.
     """
     table = like_table(checkpoint, tokenizer, config, n_vocab, {}, ADDED_SCORE)
     ids, named = table.ids(), named_special_tokens(config)
@@ -54,5 +53,5 @@ def gemma4_vocabulary(
     if "add_eos_token" not in config:
         keys.pop(
             "add_eos_token", None
-        )  # left out by the reference; it is what runtimes take anyway
+        )  # the reference leaves it out; it is the default of runtimes
     return keys

@@ -1,8 +1,8 @@
-"""Tokenizer files of a checkpoint -> the `tokenizer.*` keys of a GGUF file. One file per kind of
-vocabulary: `vocabulary_<kind>.py`.
+"""The `tokenizer.*` keys of a GGUF file from the tokenizer files of a checkpoint.
 
-What decides the kind: byte-level BPE in tokenizer.json; else tokenizer.model (SentencePiece); else
-a tokenizer.json made from one, or WordPiece; else tiktoken.model.
+The kind of vocabulary is, in this order: byte-level BPE in tokenizer.json; tokenizer.model
+(SentencePiece); a tokenizer.json made from one, or WordPiece; tiktoken.model. Each has its own file
+in this folder.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ Reader = Callable[[Checkpoint, dict[str, Any], dict[str, Any], int], dict[str, V
 def vocabulary_metadata(
     checkpoint: Checkpoint, n_vocab: int, pre: str | None = None, reader: Reader | None = None
 ) -> dict[str, Value]:
-    """All `tokenizer.*` keys of the checkpoint. `n_vocab` rows of the embedding need a token each.
+    """Return all `tokenizer.*` keys of the checkpoint. Each of the `n_vocab` rows of the embedding
+    gets a token.
 
-    `pre` names the pre-tokenizer instead of deriving it; `reader` reads a kind that only one family
-    has, from tokenizer.json. TokenizerError for a vocabulary of another kind, for ids beyond
+    `pre` names the pre-tokenizer; by default it is derived. `reader` reads a tokenizer.json that
+    only one family has. Raise TokenizerError for another kind of vocabulary, for ids above
     `n_vocab` or used twice, for malformed merges, and for an unknown pre-tokenizer.
     """
     file = checkpoint.path / "tokenizer.json"

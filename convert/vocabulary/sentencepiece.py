@@ -1,4 +1,4 @@
-"""`tokenizer.model`: a SentencePiece model, read from its bytes (protocol buffer message
+"""`tokenizer.model`: a SentencePiece model, parsed from its bytes (protocol buffer message
 `ModelProto` of sentencepiece_model.proto).
 
 Fields used: ModelProto 1 pieces, 2 trainer_spec, 3 normalizer_spec; SentencePiece 1 piece, 2 score,
@@ -38,8 +38,8 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """The model in `path`. NotFoundError, TruncatedFileError, MalformedFileError with the position;
-    UnsupportedTypeError for word and character models, which GGUF does not know.
+    """Read the model in `path`. Raise NotFoundError, TruncatedFileError or MalformedFileError with
+    the position, UnsupportedTypeError for word and character models, which GGUF does not have.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -55,13 +55,15 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
     normalizer: dict[int, object] = {}
     message = _Message(path, data, 0, len(data))
     for number, value in message.fields():
-        if number in (1, 2, 3) and not isinstance(value, _Message):
+        if number not in (1, 2, 3):
+            continue
+        if not isinstance(value, _Message):
             raise message.malformed(f"field {number} is not a message")
         if number == 1:
             if len(pieces) == MAX_TOKENS:
                 raise message.malformed(f"more than {MAX_TOKENS} pieces are not read")
             pieces.append(_piece(value))
-        elif number in (2, 3):
+        else:
             (trainer if number == 2 else normalizer).update(value.fields())
     if not pieces:
         raise message.malformed("has no pieces; it is no SentencePiece model")
@@ -101,8 +103,8 @@ def _piece(message: _Message) -> Piece:
 
 
 class _Message:
-    """Bytes [begin, end) of a file as a protocol buffer message, or as a string of bytes: the wire
-    format does not tell them apart.
+    """Bytes [begin, end) of a file as a protocol buffer message or as a byte string: the wire
+    format does not distinguish them.
     """
 
     def __init__(self, path: Path, data: bytes, begin: int, end: int):
@@ -115,8 +117,8 @@ class _Message:
         return MalformedFileError(problem, file=self._path, offset=self._begin)
 
     def fields(self) -> Iterator[tuple[int, object]]:
-        """Field numbers and values: int, float (of 4 bytes), `_Message`. Fields of 8 bytes are
-        passed over.
+        """Yield field numbers and values: int, float (4 bytes) or `_Message`. Fields of 8 bytes are
+        skipped.
         """
         position = self._begin
         while position < self._end:

@@ -1,5 +1,5 @@
 """Ids of special tokens, and which of them are added to a text: from tokenizer_config.json, the
-post-processor, then config.json.
+post-processor and config.json, in this order.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ def special_tokens(
     ids_by_token: dict[str, int],
     n_vocab: int,
 ) -> dict[str, Value]:
-    """Keys below `tokenizer.ggml.`: `bos_token_id` and so on, `add_bos_token` and so on.
+    """Return the keys under `tokenizer.ggml.` for special tokens: `bos_token_id`, `add_bos_token`
+    and so on.
 
-    `tokenizer` is tokenizer.json, empty where there is none, `config` tokenizer_config.json; its
-    tokens are found in `ids_by_token`.
+    `tokenizer` is tokenizer.json, empty if there is none; `config` is tokenizer_config.json, whose
+    tokens are looked up in `ids_by_token`.
     """
     named = {
         kind: content_of(config.get(f"{kind}_token"))
@@ -74,7 +75,9 @@ def special_tokens(
 
 
 def _configured_id(checkpoint: Checkpoint, kind: str, n_vocab: int) -> int | None:
-    """`<kind>_token_id` of config.json; of a list, which names alternatives, the first."""
+    """Return `<kind>_token_id` of config.json. A list holds alternatives, of which the first is
+    taken.
+    """
     config = checkpoint.config.of_text()
     value = config.values.get(f"{kind}_token_id")
     if isinstance(value, list) and value:
@@ -123,7 +126,7 @@ class _Template:
             self._between = [name if kind == "SpecialToken" else None for kind, name in pair[1:-1]]
 
     def adds_separator(self, sep: str | None, eos: str | None) -> bool | None:
-        """Whether two texts are parted by a separator; None if nothing stands between them."""
+        """Whether a separator is put between two texts; None if nothing is put there."""
         if not self._between:
             return None
         ends = [token is not None and token in (sep, eos) for token in self._between]

@@ -1,5 +1,5 @@
 """SentencePiece vocabularies: `tokenizer.model` (GGUF's `llama` for BPE, `t5` for unigram), and
-tokenizer.json files that say the same.
+tokenizer.json files made from one.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ SPACE = "\u2581"  # how SentencePiece writes a space
 def sentencepiece_model(
     checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[str, Any], n_vocab: int
 ) -> dict[str, Value]:
-    """Keys below `tokenizer.ggml.` from tokenizer.model; `tokenizer` is tokenizer.json or empty.
+    """Return the keys under `tokenizer.ggml.` from tokenizer.model. `tokenizer` is tokenizer.json,
+    or empty.
 
-    Added tokens come from tokenizer_config.json, then added_tokens.json, then, for ids that are
-    still free, tokenizer.json. Without a tokenizer.json the ids of special tokens are those of
-    config.json.
+    Added tokens come from tokenizer_config.json, then from added_tokens.json, then, for ids that
+    are still free, from tokenizer.json. Without a tokenizer.json the ids of special tokens are
+    those of config.json.
     """
     model = read_sentencepiece(checkpoint.path / "tokenizer.model")
     table = TokenTable(n_vocab, checkpoint.config.file)
@@ -70,7 +71,7 @@ def sentencepiece_model(
 
 
 def is_sentencepiece_like(tokenizer: dict[str, Any]) -> bool:
-    """Whether tokenizer.json holds BPE over characters with bytes to fall back to, as those made
+    """Return whether tokenizer.json holds BPE over characters with byte fallback, as those made
     from SentencePiece models do.
     """
     model = tokenizer["model"]
@@ -80,11 +81,11 @@ def is_sentencepiece_like(tokenizer: dict[str, Any]) -> bool:
 def sentencepiece_like(
     checkpoint: Checkpoint, tokenizer: dict[str, Any], config: dict[str, Any], n_vocab: int
 ) -> dict[str, Value]:
-    """Keys below `tokenizer.ggml.` from a tokenizer.json alone.
+    """Return the keys under `tokenizer.ggml.` from tokenizer.json alone.
 
-    A merge is chosen by the score of what it makes, so a token that merge number n makes first gets
-    the score -n, as models that such files were made from have it; the characters come after all
-    merges.
+    Runtimes choose a merge by the score of the resulting token. So a token that merge number n
+    produces first gets the score -n, as in the models that such files were made from; single
+    characters come after all merges.
     """
     if kinds := [
         step.get("type")
@@ -114,7 +115,9 @@ def like_table(
     scores: dict[str, float],
     default_score: float,
 ) -> TokenTable:
-    """Tokens of such a tokenizer.json: bytes as `<0x41>`, added tokens with their types."""
+    """Return the tokens of such a tokenizer.json: bytes as `<0x41>`, added tokens with
+    their types.
+    """
     table = TokenTable(n_vocab, checkpoint.config.file)
     for token, number in tokenizer["model"]["vocab"].items():
         if re.fullmatch("<0x[0-9A-F]{2}>", token):
@@ -130,8 +133,8 @@ def like_table(
 
 
 def _writes_spaces(step: dict[str, Any]) -> bool:
-    """Whether a normalizer's step does no more than runtimes do too: spaces as U+2581, one of them
-    in front.
+    """Return whether a normalizer step does no more than runtimes do: write spaces as U+2581 and
+    put one in front.
     """
     return (step.get("type"), step.get("prepend")) == ("Prepend", SPACE) or (
         (step.get("type"), step.get("pattern"), step.get("content"))
@@ -140,8 +143,8 @@ def _writes_spaces(step: dict[str, Any]) -> bool:
 
 
 def _puts_space_first(tokenizer: dict[str, Any]) -> bool:
-    """Whether a space is put before a text: by a normalizer that prepends one, or by a `Metaspace`
-    step.
+    """Return whether a space is put in front of a text, by a normalizer that prepends one or by a
+    `Metaspace` step.
     """
     if any(
         step.get("type") == "Prepend" and step.get("prepend") == SPACE

@@ -1,9 +1,9 @@
-"""`tiktoken.model` (Kimi): byte strings with their ranks -> GGUF's byte-level BPE.
+"""`tiktoken.model` (Kimi): byte strings with their ranks, converted to GGUF's byte-level BPE.
 
-A line holds a token in base64 and its rank, which is its id. There are no merges: a token is made
-of the two parts that merging its bytes by rank ends with. Ids above the ranks are special tokens,
-named by tokenizer_config.json. What splits a text stands in program code beside the file; only for
-models whose code is known is the pre-tokenizer's name derived.
+A line holds a token in base64 and its rank, which is its id. There are no merges; a token's merge
+joins the two pieces that remain last when its bytes are merged by rank. Ids above the ranks are
+special tokens, named in tokenizer_config.json. The split regex is program code outside these files,
+so the pre-tokenizer's name is derived only for models whose code is known.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _PRE_OF_MODEL = {
     "kimi_k25": "kimi-k2",
     "kimi_vl": "kimi-k2",
 }  # model_type of config.json
-_RESERVED = 256  # ids that Kimi sets apart for special tokens behind the ranks
+_RESERVED = 256  # ids after the ranks that Kimi reserves for special tokens
 
 
 def tiktoken_bpe(
     checkpoint: Checkpoint, config: dict[str, Any], n_vocab: int, pre: str | None
 ) -> dict[str, Value]:
-    """Keys below `tokenizer.ggml.`. TokenizerError for a malformed file and where the pre-tokenizer
-    is unknown and not given.
+    """Return the keys under `tokenizer.ggml.`. Raise TokenizerError for a malformed file, and for
+    an unknown pre-tokenizer that is not given.
     """
     ranks = _read_ranks(checkpoint)
     name = check_name(pre) if pre is not None else _known_pre(checkpoint)
@@ -80,7 +80,7 @@ def _known_pre(checkpoint: Checkpoint) -> str:
 
 
 def _read_ranks(checkpoint: Checkpoint) -> dict[bytes, int]:
-    """Token -> rank; ranks are 0, 1, ... without gaps."""
+    """Return token -> rank. Ranks are 0, 1, ... without gaps."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate((checkpoint.text(FILE) or "").splitlines()):
         if not line.strip():
@@ -105,8 +105,8 @@ def _read_ranks(checkpoint: Checkpoint) -> dict[bytes, int]:
 
 
 def _parts(ranks: dict[bytes, int], token: bytes, limit: int) -> tuple[bytes, bytes] | None:
-    """The last two parts when the bytes of `token` are merged, lowest rank first, by ranks below
-    `limit`; None if it ends with others.
+    """Return the last two pieces when the bytes of `token` are merged by ranks below `limit`,
+    lowest rank first; None if more pieces remain.
     """
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
@@ -120,8 +120,8 @@ def _parts(ranks: dict[bytes, int], token: bytes, limit: int) -> tuple[bytes, by
 
 
 def byte_letters() -> list[str]:
-    """The letter that byte-level BPE writes for each byte: itself where it is printable Latin-1,
-    else the next from U+0100 on.
+    """Return the letter that byte-level BPE writes for each byte: the byte itself where it is
+    printable Latin-1, else the next from U+0100 on.
     """
     printable_bytes = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))

@@ -1,5 +1,5 @@
-"""What vocabularies of all kinds share: the list of tokens with types and scores, added tokens,
-tokens that have a role.
+"""What all kinds of vocabularies share: the table of tokens with types and scores, added tokens,
+tokens with a role.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ADDED_SCORE = -1000.0
 
 
 class TokenTable:
-    """A slot for each of the `n_vocab` rows of the embedding. TokenizerError for ids beyond it or
-    used twice.
+    """One slot for each of the `n_vocab` rows of the embedding. Ids above them, and ids that are
+    used twice, raise TokenizerError.
     """
 
     def __init__(self, n_vocab: int, config_file: Path):
@@ -51,8 +51,8 @@ class TokenTable:
         *,
         replace: bool = False,
     ) -> None:
-        """`replace`: another token may have been there, as added tokens may stand in for one of the
-        model's.
+        """Put a token into its slot. `replace`: it may replace another token, as added
+        tokens may.
         """
         n_vocab = len(self._slots)
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < n_vocab:
@@ -74,13 +74,13 @@ class TokenTable:
     def place_added(
         self, number: object, token: str, control: bool, *, replace: bool = False
     ) -> None:
-        """An added token: control, or defined by the user, whose spaces are then written as they
-        are.
+        """Put an added token into its slot: a control token, or a user-defined one, whose spaces
+        are stored as they are.
         """
         self.place(
             number, token, CONTROL if control else USER_DEFINED, ADDED_SCORE, replace=replace
         )
-        if not control:
+        if not control and isinstance(number, int):
             self._slots[number] = token.replace("\u2581", " ")
 
     def is_free(self, number: object) -> bool:
@@ -90,17 +90,17 @@ class TokenTable:
 
     @property
     def tokens(self) -> list[str]:
-        """All tokens, those of free slots named `[PAD<id>]`."""
+        """All tokens. Free slots are named `[PAD<id>]`."""
         return [
             f"[PAD{number}]" if token is None else token for number, token in enumerate(self._slots)
         ]
 
     def ids(self) -> dict[str, int]:
-        """Token -> its first id."""
+        """Return token -> its first id."""
         return {token: number for number, token in reversed(list(enumerate(self.tokens)))}
 
     def keys(self, *, scores: bool) -> dict[str, Value]:
-        """`tokens`, `scores` where the kind of vocabulary has them, `token_type`."""
+        """Return `tokens`, `scores` if the kind of vocabulary has them, and `token_type`."""
         found = {"tokens": array(ValueType.STRING, self.tokens)}
         if scores:
             found["scores"] = array(ValueType.FLOAT32, self.scores)
@@ -108,7 +108,9 @@ class TokenTable:
 
 
 def added_tokens(tokenizer: dict[str, Any], config: dict[str, Any]) -> dict[int, tuple[str, bool]]:
-    """id -> (content, special). Entries of tokenizer_config.json win: transformers loads them last."""
+    """Return id -> (content, special). Entries of tokenizer_config.json override others, because
+    transformers loads them last.
+    """
     entries = tokenizer.get("added_tokens") or []
     decoder = config.get("added_tokens_decoder") or {}
     if not isinstance(entries, list) or not isinstance(decoder, dict):
@@ -131,8 +133,8 @@ def added_tokens(tokenizer: dict[str, Any], config: dict[str, Any]) -> dict[int,
 
 
 def named_special_tokens(config: dict[str, Any]) -> set[str]:
-    """Tokens that tokenizer_config.json gives a role; transformers treats them as special whatever
-    their own entry says.
+    """Return the tokens with a role in tokenizer_config.json. transformers treats them as special
+    whatever their entries say.
     """
     roles = [
         value
@@ -151,8 +153,8 @@ def named_special_tokens(config: dict[str, Any]) -> set[str]:
 
 
 def merges_of(model: dict[str, Any], space: str) -> list[str]:
-    """`a b` per merge. Newer files hold pairs; a space inside a part is then written as this
-    alphabet writes it: `space`.
+    """Return the merges as `a b`. Newer files hold pairs, whose inner spaces are written as
+    `space`.
     """
     merges, stored = [], model.get("merges") or []
     for merge in stored if isinstance(stored, list) else [stored]:
@@ -168,15 +170,15 @@ def merges_of(model: dict[str, Any], space: str) -> list[str]:
 
 
 def content_of(entry: Any) -> str | None:
-    """The text of a token that is given as a string or as an object with `content`."""
+    """Return the text of a token that is given as a string or as an object with `content`."""
     if isinstance(entry, dict):
         entry = entry.get("content")
     return entry if isinstance(entry, str) and entry else None
 
 
 def looks_special(token: str) -> bool:
-    """Whether a token that is not marked special is one by its look, as `<|...|>` and `<unused7>`
-    are.
+    """Return whether a token that is not marked special looks like one, such as `<|...|>` and
+    `<unused7>`.
     """
     return token in ("<pad>", "<mask>", "<2mass>", "[@BOS@]") or bool(
         re.fullmatch(r"<\|.*\|>|<｜.*｜>|<unused.*", token, re.DOTALL)
@@ -184,7 +186,9 @@ def looks_special(token: str) -> bool:
 
 
 def steps_of(entry: Any, parts: str) -> list[dict[str, Any]]:
-    """The steps of a normalizer, pre-tokenizer or decoder of tokenizer.json, sequences opened."""
+    """Return the steps of a normalizer, pre-tokenizer or decoder of tokenizer.json, with sequences
+    flattened.
+    """
     if not isinstance(entry, dict):
         return []
     if entry.get("type") != "Sequence":
@@ -198,8 +202,8 @@ def steps_of(entry: Any, parts: str) -> list[dict[str, Any]]:
 
 
 def warn_of_normalizer(kinds: list[Any]) -> None:
-    """Say that steps of a normalizer are left out, as the kind of vocabulary has no place for them
-    in GGUF.
+    """Warn that steps of a normalizer are left out, because this kind of vocabulary has no key for
+    them in GGUF.
     """
     log.warning(
         "this tokenizer normalizes texts (%s); GGUF runtimes do not for this kind of vocabulary",

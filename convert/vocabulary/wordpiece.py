@@ -1,4 +1,6 @@
-"""WordPiece (GGUF's `bert`): words begin with U+2581, what continues a word has no mark."""
+"""WordPiece (GGUF's `bert`): the first token of a word starts with U+2581, the others
+have no mark.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ def wordpiece(
     n_vocab: int,
     pre: str | None,
 ) -> dict[str, Value]:
-    """Keys below `tokenizer.ggml.` from tokenizer.json: `##ing` becomes `ing`, `ing` becomes
-    `▁ing`, control tokens stay.
+    """Return the keys under `tokenizer.ggml.` from tokenizer.json: `##ing` becomes `ing`, `ing`
+    becomes `▁ing`, control tokens stay.
 
-    `token_type_count` is the number of segments that the model tells apart, `type_vocab_size` of
+    `token_type_count` is the number of segments that the model distinguishes, `type_vocab_size` of
     config.json.
     """
     model = tokenizer["model"]
