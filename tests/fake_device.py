@@ -1,4 +1,4 @@
-"""A device in numpy, behind the interfaces of `CudaDevice` and `CudaEncoder`."""
+"""A device in numpy, with the interfaces of `CudaDevice` and `CudaEncoder`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from iqforge.quantize.encode import row_encoder
 
 
 class FakeEncoder:
-    """The CPU's search behind the interface of `CudaEncoder`."""
+    """The CPU's search with the interface of `CudaEncoder`."""
 
     def __init__(self, type, n_cols, weighted):
         self.type, self.n_cols, self.weighted = type, n_cols, weighted
@@ -41,7 +41,7 @@ class FakeEncoder:
 
 class FakeDevice:
     """What `CudaDevice` does, in numpy, at once, and after a random delay. Memory is filled with
-    rubbish when it is handed out.
+    garbage when it is allocated.
     """
 
     def __init__(self, name="fake:0", fail_at=None):

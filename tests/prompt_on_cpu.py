@@ -89,7 +89,7 @@ def logits(self, x):
 
 
 class Graph:
-    """A segment of a pass. While it is captured the host goes on and memory stays as it is; a
+    """A segment of a pass. While it is captured the host continues and memory stays as it is; a
     replay works on that memory only.
     """
 

@@ -36,7 +36,7 @@ class Model(Source):
         return np.ones((stop - start, 256), np.float32).view(np.uint8)
 
 
-def test_workers_go_on_while_the_disk_pauses():
+def test_workers_continue_while_the_disk_pauses():
     model, written = Model(), []
 
     class Pausing:
@@ -81,18 +81,18 @@ def test_no_more_waits_than_may():
         open_gate.wait(20)
         taken.append(number)
 
-    with BackgroundWriter(100) as behind:
+    with BackgroundWriter(100) as writer:
         for number in range(2):
-            behind.put(40, lambda number=number: take(number))
+            writer.put(40, lambda number=number: take(number))
         more = threading.Thread(
-            target=lambda: [behind.put(40, lambda number=number: take(number)) for number in (2, 3)]
+            target=lambda: [writer.put(40, lambda number=number: take(number)) for number in (2, 3)]
         )
         more.start()
         time.sleep(0.05)
-        assert more.is_alive() and behind._waiting_bytes == 80
+        assert more.is_alive() and writer._waiting_bytes == 80
         open_gate.set()
         more.join(20)
-        behind.put(1000, lambda: take(4))  # more than there is room for, when nothing else waits
+        writer.put(1000, lambda: take(4))  # more than the bound, when nothing else waits
     assert taken == [0, 1, 2, 3, 4]
 
 
@@ -100,8 +100,8 @@ def test_last_error_is_raised_at_the_end():
     def fail():
         raise OutputError("late")
 
-    with pytest.raises(OutputError, match="late"), BackgroundWriter() as behind:
-        behind.put(1, fail)
-    with pytest.raises(KeyError), BackgroundWriter() as behind:
-        behind.put(1, fail)
+    with pytest.raises(OutputError, match="late"), BackgroundWriter() as writer:
+        writer.put(1, fail)
+    with pytest.raises(KeyError), BackgroundWriter() as writer:
+        writer.put(1, fail)
         raise KeyError("the first one")

@@ -76,7 +76,7 @@ def test_what_a_test_runs(test, label, calls):
     result = run_test(recorder.model, test, n_batch=8, repetitions=2, warmup=False)
     again = [
         (n_past, n) for n_past, n in calls if n_past >= test.depth + test.before
-    ]  # what stands before is shared
+    ]  # the prompt before it is shared
     assert test.label == label and recorder.calls == calls + again
     assert recorder.capacities == [sum(n for _, n in calls)]  # exactly what is needed
     assert len(result.samples_ns) == 2 and result.samples_ts[0] == pytest.approx(
@@ -418,7 +418,7 @@ def test_costs():
         assert cost.generation_bytes(10, 3) == 3 * cost.step_bytes + cost.cache_bytes * (
             11 + 12 + 13
         )
-        # Two batches: the last block is needed for one token of each, behind the keys and values of
+        # Two batches: the last block is needed for one token of each, after the keys and values of
         # all three.
         last, pairs = 2 * (2 * 256 * 512 + 8 * 256 + 2 * experts), 2 * 4 * 2 * 128
         assert (cost.last_flop, cost.last_pair_flop) == (last, pairs)

@@ -1,4 +1,4 @@
-"""The command line itself: streams that are closed or full, odd encodings, words behind flags,
+"""The command line itself: streams that are closed or full, odd encodings, words after flags,
 outputs that are inputs.
 """
 
@@ -211,7 +211,7 @@ def test_names_that_are_not_utf_8(shards, tmp_path):
     assert report.tensors
 
 
-def test_words_behind_flags(shards, tmp_path):
+def test_words_after_flags(shards, tmp_path):
     out = tmp_path / "q.gguf"
     assert (
         main(

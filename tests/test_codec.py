@@ -107,7 +107,7 @@ def test_golden_floats(name):
 def test_interleave_undoes_exactly(name):
     kind = ggml_type(name)
     plain = random_rows(kind.base, 6 * kind.group_rows, 512, seed=5)
-    if name == "Q8_KV_R8":  # the sum of the row's codes is left out, and made anew
+    if name == "Q8_KV_R8":  # the sum of the row's codes is left out, and computed again
         plain[:, 4:8] = plain[:, 8:].view(np.int8).sum(axis=1, dtype="<i4")[:, None].view(np.uint8)
     packed = codec.interleave(name, plain, 512)
     assert packed.shape == (len(plain), kind.row_bytes(512))

@@ -217,7 +217,7 @@ def test_llama_biases_are_paired_too(tmp_path: Path):
 def test_experts(tmp_path: Path, stacked: bool, merge: bool):
     make_tiny_qwen3moe(
         tmp_path / "plain", shards=3, seed=5, n_ff_expert=96
-    )  # experts of a layer lie in two shards
+    )  # the experts of a layer are in two shards
     folder = (
         make_tiny_qwen3moe(tmp_path / "stacked", stacked=True, seed=5, n_ff_expert=96)
         if stacked

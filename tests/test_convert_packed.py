@@ -320,7 +320,7 @@ def test_modelopt_fp8(tmp_path: Path):
     )
     folder = packed_llama(
         tmp_path / "b", change, None
-    )  # checkpoints of 2024 have a file of their own for it
+    )  # checkpoints of 2024 have a separate file for it
     (folder / "hf_quant_config.json").write_text(
         '{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}'
     )

@@ -264,7 +264,7 @@ def test_folder_that_cannot_be_used(tmp_path, capsys):
 
 
 def test_no_space(tmp_path, capsys):
-    """A limit on the size of files stands for a full disk: the first file above it is refused by
+    """A limit on the size of files replaces a full disk: the first file above it is refused by
     name, and nothing half-written stays.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -15,10 +15,10 @@ from iqforge.quantize.encode import encodable_types, encode, prepare_weights
 from .shared import shared
 
 INTERLEAVED = [name for name in encodable_types() if ggml_type(name).is_interleaved]
-# Layouts of Q4_0 with a faster search of their own.
+# Layouts of Q4_0 with a faster search.
 FAST = ["Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8"]
 # Other interleaved types are their plain types with the bytes in another order, if they have one:
-# one stands for all in the slow tests.
+# one represents all in the slow tests.
 DIRECT = [name for name in INTERLEAVED if ggml_type(name).base is None or name == FAST[0]]
 QUANTIZED = [
     name

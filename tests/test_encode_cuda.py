@@ -60,7 +60,7 @@ def test_same_bytes_on_golden_sources(gpu, name):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [t for t in TYPES if t in _searches()["steps"]])
 def test_launches_that_no_cuda_block_divides(gpu, name):
-    """Threads behind the last block or row must leave it alone."""
+    """Threads after the last block or row must not change it."""
     x = edge_rows()[33:40]
     for columns in (256, 768):
         expected = encode(name, np.ascontiguousarray(x[:, :columns]))

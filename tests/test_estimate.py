@@ -1,5 +1,5 @@
 """What a dry run says of time, memory and disk: that it tries the run's own pieces, adds up right,
-and leaves nothing behind.
+and leaves no files.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_samples_are_spread_in_whole_groups():
             )
             assert own.start // own.matrix_rows == (own.stop - 1) // own.matrix_rows
     small = spread([info("b", (6, 64, 256))], 3, 1 << 20, 4)
-    assert [own.stop - own.start for own in small] == [64] * 3, "a sample lies in one matrix"
+    assert [own.stop - own.start for own in small] == [64] * 3, "a sample is part of one matrix"
     stacks = spread([info("b", (6, 64, 256))], 2, 3 * 64 * 256 + 5, 4, whole=True)
     assert [own.shape for own in stacks] == [(3, 64, 256)] * 2 and all(
         own.start % 64 == 0 for own in stacks
@@ -119,7 +119,7 @@ def test_kinds_are_of_types_row_length_and_weights(model):
         (["ffn_up_exps"], True, False),
         (["ffn_down"], True, False),
     ]
-    assert kinds[3].piece == 32 * 256, "a piece lies in one matrix"
+    assert kinds[3].piece == 32 * 256, "a piece is part of one matrix"
 
 
 def test_times_of_kinds_add_up(model, monkeypatch):

@@ -310,9 +310,7 @@ def test_a_temperature_below_zero_is_refused(demo, capsys):
 def test_command_says_once_what_changes_nothing(demo, capsys):
     err = run(demo, capsys, "-p", "The", "-n", "1", "-amb", "3", "-ctv", "q8_0")[2]
     assert err.count("note: -amb changes nothing") == 1
-    assert (
-        "generated: 1 token\n" in err
-    )  # the first one is the prompt's result, and has no speed of its own
+    assert "generated: 1 token\n" in err  # the first one is the prompt's result, and has no speed
 
 
 def test_command_samples_by_its_seed(demo, capsys):

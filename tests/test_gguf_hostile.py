@@ -417,7 +417,7 @@ def test_gap_in_the_data(hostile):
 
 
 @pytest.mark.parametrize("n_bytes", [1, 7, 32, 10_000])
-def test_bytes_behind_the_data(hostile, n_bytes):
+def test_bytes_after_the_data(hostile, n_bytes):
     whole = small()
     hostile(
         whole + bytes(n_bytes),
@@ -469,7 +469,7 @@ def test_truncated_anywhere(tmp_path):
             open_gguf(path)
 
 
-def test_sparse_terabytes_behind_a_tiny_header(tmp_path):
+def test_sparse_terabytes_after_a_tiny_header(tmp_path):
     path, size = tmp_path / "sparse.gguf", 10 * 2**40
 
     def sparse(head: bytes) -> None:

@@ -145,7 +145,7 @@ def test_interleaved_rows_come_in_groups(opened):
         file.read_rows(file.tensor("w"), 0, 2)
 
 
-def test_bytes_behind_the_last_row(opened):
+def test_bytes_after_the_last_row(opened):
     kind = ggml_type("I2_S")
     file = opened(gguf([], [entry("w", [64, 2], kind.id, 0)], bytes(32) + b"s" * 32))
     tensor = file.tensor("w")

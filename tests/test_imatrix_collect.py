@@ -228,7 +228,7 @@ def test_layer_similarity_is_the_reference_s(moe):
 
 
 def test_layer_similarity_is_the_mean_cosine(moe):
-    """Passes of two windows, and a run that goes on in the middle."""
+    """Passes of two windows, and a run that resumes in the middle."""
     seen, kept = {}, []
 
     def note(name, x, experts):

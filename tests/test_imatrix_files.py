@@ -33,7 +33,7 @@ def model(tmp_path_factory) -> Path:
 
 
 def contents(path: Path) -> tuple[dict[str, bytes], bytes]:
-    """What a .dat file says, whatever the order of its entries: the bytes behind each name, and the
+    """What a .dat file says, whatever the order of its entries: the bytes after each name, and the
     tail.
     """
     data, at, entries = path.read_bytes(), 4, {}

@@ -199,7 +199,7 @@ def test_gate_and_up_in_one_tensor_or_two_add_up(first, weighting):
     assert comparison.only_in_a == comparison.only_in_b == () and comparison.tensors[
         0
     ].lowest == pytest.approx(1)
-    # The entry of latent attention's kv_b is no stand-in: it is another input.
+    # The entry of latent attention's kv_b is not a substitute: it is another input.
     a, b = imatrix("blk.0.attn_kv_b.weight", 4), imatrix("blk.0.attn_v_b.weight", 4)
     assert {
         name: entry.counts.tolist()

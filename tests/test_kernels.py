@@ -109,7 +109,7 @@ def test_command(tmp_path, monkeypatch, capsys):
     )
     assert main(["kernels", "--check", "--arch", "sm_90,sm_120", "rearrange"]) == 0
     assert "checked 0 modules" in capsys.readouterr().out
-    # what is there can be listed and removed where nothing can be compiled
+    # Cached kernels can be listed and removed where nothing can be compiled.
     monkeypatch.setattr(compiling, "_has_cuda_core", lambda: False)
     assert main(["kernels", "--arch", "sm_90", "rearrange"]) == 0
     assert "1 of 1 modules are compiled" in capsys.readouterr().out

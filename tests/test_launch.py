@@ -60,7 +60,7 @@ def test_arguments_keep_their_widths():
     assert function(SPEC, "add", x.device) is kernel
 
 
-def test_in_a_graph_one_behind_the_other():
+def test_in_a_graph_one_after_the_other():
     """Each launch reads what the one before it wrote, though it may be started early."""
     kernel, x = (
         function(SPEC, "add", "cuda"),

@@ -88,7 +88,7 @@ def floats(path) -> dict[str, np.ndarray]:
 
 
 def applied(base: dict[str, np.ndarray], adapter: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Tensors with the adapter added as a runtime does, each with the scale of its own rank."""
+    """Tensors with the adapter added as a runtime does, each with the scale of its rank."""
     result = dict(base)
     for name in {
         name.removesuffix(".lora_a").removesuffix(".lora_b") for name in adapter if ".lora_" in name

@@ -159,7 +159,7 @@ def test_values_keys_and_outputs(preset):
     assert eight["blk.3.attn_output"] == ("Q5_K" if preset in listed else base)
     sixteen = types_of(
         preset, model(experts=16)
-    )  # no case of its own, as ik_llama.cpp has from four experts on
+    )  # no separate case, which ik_llama.cpp has from four experts on
     assert all(
         sixteen[f"blk.3.{part}"] == found[f"blk.3.{part}"]
         for part in ("attn_v", "attn_k", "attn_output")
@@ -372,7 +372,7 @@ def test_importances_that_are_demanded():
 
 # What llama.cpp's own snapshot lists for Qwen3-0.6B (tests/snapshots/qwen3-0.6b.schema), without
 # importances: by preset the base type, and tensors of other types, those of layers as PART TYPE,
-# with the layers behind a colon if not all of them.
+# with the layers after a colon if not all of them.
 SNAPSHOT = """
 Q4_0 q4_0: output q6_K | Q4_1 q4_1: output q6_K | Q8_0 q8_0: | Q5_0 q5_0: output q6_K | Q5_1 q5_1: output q6_K | Q6_K q6_K:
 Q2_K q2_K: output q6_K, attn_output q3_K, attn_v q3_K, ffn_down q3_K | Q3_K_S q3_K: output q6_K

@@ -1,5 +1,5 @@
 """The measuring of the CUDA table on a tiny model on the CPU: figures are kept as they come, and a
-run goes on where one was cut off.
+run resumes where one was cut off.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run(script, monkeypatch, *words: str) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_one_was_cut_off(script, monkeypatch, tmp_path, capsys):
+def test_a_run_resumes_where_one_was_cut_off(script, monkeypatch, tmp_path, capsys):
     path, measured, run_test = tmp_path / "cuda.jsonl", [], bench.run_test
 
     def counted(model, test, **options):

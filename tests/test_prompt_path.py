@@ -183,7 +183,7 @@ def test_graphs_are_what_they_were_captured_from(monkeypatch, opened, spec):
         assert torch.equal(found, plain.run(TOKENS[:1, first:end], first, states[1], last=True))
         return prompt_on_cpu.Graph.replays - before
 
-    # Graphs of the first layer: before its attention and behind it. (Experts are none of them where
+    # Graphs of the first layer: before its attention and after it. (Experts are none of them where
     # all are decoded first.)
     assert [check(0, 5), check(5, 10), check(10, 15)] == [
         0,
@@ -238,7 +238,7 @@ def test_sizes_that_come_once_cost_nothing_and_memory_is_given_back_now_and_then
     for number, n in enumerate((3, 4, 5, 6, 7), 2):
         assert run(n, n) == 0 and run(n) == 2
         assert len(emptied) == number // prompt_graphs._FREED_TOGETHER
-    assert emptied == [1]  # when there is room for the new one
+    assert emptied == [1]  # when the new one fits
 
 
 def test_prompts_are_profiled_without_their_graphs(monkeypatch, opened):
@@ -282,9 +282,9 @@ def test_what_a_capture_fails_of_is_seen(monkeypatch):
     graphs, rows = prompt_graphs.PassGraphs(context, stream), Stream(torch.zeros(2, 8), context)
 
     def fails(stream, batch):
-        raise MemoryError("no room for the product")
+        raise MemoryError("no memory for the product")
 
-    with pytest.raises(MemoryError, match="no room"):
+    with pytest.raises(MemoryError, match="no memory"):
         graphs._capture([fails], rows, None)
     assert len(ended) == 1
     with pytest.raises(RuntimeError, match="void"):

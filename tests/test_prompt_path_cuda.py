@@ -1,5 +1,5 @@
-"""Many rows at once on the fast path: the truth path's logits within what 16-bit activations cost,
-the same bits every time.
+"""Many rows at once on the fast path: the logits of the reference path, within what 16-bit
+activations cost, and the same bits every time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def error(x: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K", "qwen3moe-tiny:Q8_0"])
-def test_agrees_with_the_truth_path(spec):
+def test_agrees_with_the_reference_path(spec):
     with model(spec, precision="f32") as m:
         truth = logits(m)
     for precision, limit in LIMITS.items():

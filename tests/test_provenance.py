@@ -187,7 +187,7 @@ def test_fingerprint_is_of_the_values(tmp_path, bf16):
     assert fingerprint(write(tmp_path / "c.gguf", "F32", x.reshape(2, -1, 64))) != first, (
         "another shape"
     )
-    x[5, 3] += 1  # in a row that is looked at
+    x[5, 3] += 1  # in a row that is checked
     assert fingerprint(write(tmp_path / "d.gguf", "F32", x)) != first
     assert fingerprint(bf16, 1) == fingerprint(bf16, 3)
 

@@ -413,7 +413,7 @@ def test_values_that_do_not_fit_are_named(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["big.gguf"]
 
 
-def test_bytes_behind_the_rows_are_kept(tmp_path):
+def test_bytes_after_the_rows_are_kept(tmp_path):
     tensors = [
         info("blk.0.ffn_up.weight", (256, 128), "I2_S"),
         info("blk.0.ffn_down.weight", (128, 256), "F32"),

@@ -1,4 +1,4 @@
-"""Several outputs from one pass over the source: each is the file that a run of its own makes."""
+"""Several outputs from one pass over the source: each is the file that a separate run makes."""
 
 from __future__ import annotations
 

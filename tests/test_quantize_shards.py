@@ -1,4 +1,4 @@
-"""Quantizing shards into shards, only those that are missing, going on with them; and experts
+"""Quantizing shards into shards, only those that are missing, and resuming; and experts
 merged or split on the way.
 """
 
@@ -132,11 +132,11 @@ def test_partial_requant(split, tmp_path, capsys):
             else said == "nothing to do: no file was written\n"
         )
     other = tmp_path / "single.gguf"
-    other.write_bytes(b"not looked at")
+    other.write_bytes(b"not checked")
     report = iqforge.quantize_model(
         split, other, "Q4_0", pure=True, shards=iqforge.Shards(partial=True)
     )
-    assert other.read_bytes() == b"not looked at" and not report.tensors
+    assert other.read_bytes() == b"not checked" and not report.tensors
 
 
 def test_only_missing_shards_are_written(split, tmp_path):
@@ -277,9 +277,9 @@ def test_merged_while_quantizing(experts, tmp_path, type):
     assert (tmp_path / "merged.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
     iqforge.merge_gate_up(experts, tmp_path / "source.gguf")
     iqforge.quantize_model(
-        tmp_path / "source.gguf", tmp_path / "parted.gguf", type, gate_up="split", **options
+        tmp_path / "source.gguf", tmp_path / "split.gguf", type, gate_up="split", **options
     )
-    assert contents(tmp_path / "parted.gguf") == contents(tmp_path / "apart.gguf")
+    assert contents(tmp_path / "split.gguf") == contents(tmp_path / "apart.gguf")
     with pytest.raises(UsageError, match="no merged gate and up"):
         iqforge.quantize_model(experts, tmp_path / "none.gguf", type, gate_up="part", **options)
 

@@ -243,7 +243,7 @@ def test_command(tmp_path, capsys):
     ]
 
 
-def test_split_models_and_bytes_behind_rows(tmp_path):
+def test_split_models_and_bytes_after_rows(tmp_path):
     whole = model(
         tmp_path / "whole.gguf",
         {

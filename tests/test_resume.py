@@ -169,7 +169,7 @@ def test_nan_to_zero_may_be_added(tmp_path):
         "cut part",
         "changed part",
         "changed header",
-        "rubbish behind",
+        "garbage after",
         "empty journal",
     ],
 )
@@ -186,7 +186,7 @@ def test_damage_costs_only_what_it_hit(model, tmp_path, damage):
         "cut part": 5,
         "changed part": 2,
         "changed header": 0,
-        "rubbish behind": 6,
+        "garbage after": 6,
         "empty journal": 0,
     }
     if damage == "torn line":
@@ -202,7 +202,7 @@ def test_damage_costs_only_what_it_hit(model, tmp_path, damage):
     elif damage == "changed header":
         data[30] ^= 1
         part.write_bytes(data)
-    elif damage == "rubbish behind":
+    elif damage == "garbage after":
         part.write_bytes(data + bytes(5000))
         journal.write_bytes(b"".join(lines) + b'0123456789abcdef {"tensor":')
     else:

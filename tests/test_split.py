@@ -88,7 +88,7 @@ def check_same_but_split_keys(original, merged) -> None:
 
 
 def test_tensor_larger_than_the_limit(tmp_path):
-    """It gets a shard of its own, except in front, where the reference refuses it."""
+    """It gets a separate shard, except in front, where the reference refuses it."""
     (tmp_path / "in.gguf").write_bytes(
         gguf(
             [],

@@ -76,7 +76,7 @@ def test_router(rows, width, n_experts, n_used):
         ids = torch.full((rows, n_used), -7, dtype=torch.int32, device=GPU)
         weights = torch.full((rows, n_used), float("nan"), device=GPU)
         router = StepRouter(rows, width, n_experts, n_used, GPU, reduction)
-        for _ in range(2):  # what it leaves behind does for the next launch
+        for _ in range(2):  # the state that it leaves serves the next launch
             router(h, norm.weight, norm.eps, matrix, ids, weights)
         if reduction:
             kept = expected > reduction[1] * expected[:, :1]

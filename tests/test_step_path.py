@@ -94,7 +94,7 @@ def check(
 
 
 @pytest.mark.parametrize("name", ["llama", "moe"])
-def test_steps_are_the_truth_path(monkeypatch, opened, name):
+def test_steps_are_the_reference_path(monkeypatch, opened, name):
     step_on_cpu.install(monkeypatch)
     model, steps, told = opened(name)
     assert steps.captures and not told
@@ -103,7 +103,7 @@ def test_steps_are_the_truth_path(monkeypatch, opened, name):
     check(model, steps, sizes=(7, 3, 1))
 
 
-def test_following_tokens_are_the_truth_paths(monkeypatch, opened):
+def test_following_tokens_are_the_reference_paths(monkeypatch, opened):
     step_on_cpu.install(monkeypatch)
     model, steps, _ = opened("llama")
     expected = list(model.follow(5, model.new_state(100), 20, GREEDY))

@@ -1,4 +1,4 @@
-"""Tokens one by one, or a few at a time, on the fast path: the truth path's logits within what
+"""Tokens one by one, or a few at a time, on the fast path: the reference path's logits within what
 activations in 8 bits cost.
 """
 
@@ -37,7 +37,7 @@ F16, QUANTIZED, MIXED = (
 # about 0.02
 NEAR = 0.04
 # Where values are stored in q5_1, a small difference can move one by a whole step of its grid: with
-# activations in 8 bits and all else as on the truth path 0.055 come out (`test_step_path.py`,
+# activations in 8 bits and all else as on the reference path 0.055 come out (`test_step_path.py`,
 # test_what_rounding_costs), as much as storing in q5_1 costs in the first place.
 NEAR_IN = {QUANTIZED: 0.08}
 
@@ -86,7 +86,7 @@ def error(x: torch.Tensor, truth: torch.Tensor) -> float:
         ("moe-Q4_K", F16),
     ],
 )
-def test_steps_agree_with_the_truth_path(models, name, settings):
+def test_steps_agree_with_the_reference_path(models, name, settings):
     with load_model(models[name], "cuda", precision="f32") as model:
         truth = stepped(model, [len(TOKENS)], settings)
     with load_model(models[name], "cuda") as model:
@@ -113,7 +113,7 @@ def test_tokens_drawn_on_the_device_are_those_of_the_host(models, name, sampling
             expected.append(sample(logits, sampling, state.n_past))
             logits = model.extend(expected[-1:], state)
         assert list(generate_tokens(model, TOKENS[:20], 40, sampling, context=100)) == expected
-        # stopping early leaves a sequence that goes on as if nothing had run ahead
+        # stopping early leaves a sequence that continues as if nothing had run ahead
         state = model.new_state(100)
         first = sample(model.extend(TOKENS[:20], state), sampling, 20)
         following = model.follow(first, state, 30, sampling)

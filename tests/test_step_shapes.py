@@ -72,4 +72,4 @@ def test_splits_follow_from_capacity_and_device(launches):
     wide = AttentionShape(8, 16, 1, 32, 32, "Q8_0", "Q8_0", 32, False)
     assert run(wide, 1 << 20).splits <= wide.most_splits(
         *wide.tile(101376 - 2048)
-    )  # the block that joins has room for all shares
+    )  # the block that joins holds all shares

@@ -257,7 +257,7 @@ class Attack:
 
 
 def repacked(path: Path, change=None, compression=zipfile.ZIP_STORED) -> None:
-    """Writes a zip archive anew, `change(name, data)` giving other data, or None to leave an entry
+    """Rewrite a zip archive, `change(name, data)` giving other data, or None to leave an entry
     out.
     """
     with zipfile.ZipFile(path) as archive:
