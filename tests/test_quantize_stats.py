@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from html import escape
 from pathlib import Path
 
 import iqforge
@@ -18,6 +20,7 @@ from iqforge.formats.types import ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize.report import stats
 from iqforge.quantize.report.stats import choose_types, row_spans
+from iqforge.quantize.report.stats_report import html_report
 
 UP, EXPERTS, ODD = "blk.0.ffn_up.weight", "blk.0.ffn_down_exps.weight", "blk.1.ffn_<up>.weight"
 
@@ -170,7 +173,7 @@ def test_command(model, tmp_path, capsys):
     assert (
         "http" not in html
         and "src=" not in html
-        and "<script" not in html
+        and html.count("<script>") == 1
         and "prefers-color-scheme: dark" in html
     )
     assert (
@@ -183,6 +186,39 @@ def test_command(model, tmp_path, capsys):
     assert (
         report["total"][0]["weighted_rmse"] is None and report["total"][0]["bits_per_weight"] == 8.5
     )
+
+
+def test_the_page_compares_tensors_with_the_mean_of_their_type(model):
+    report = iqforge.quantize_stats(model, ["IQ4_K", "Q8_0"], importances(), include=["ffn"])
+    html = html_report(report)
+    share = [t.tensor.n_bytes for t in report.tensors]
+    for tensor in report.tensors:
+        for name, sums in tensor.errors.items():
+            mean = report.total(sums.type).weighted_rmse
+            (said,) = (
+                line
+                for line in re.findall(r'title="([^"]*)"', html.partition('class="all"')[2])
+                if line.startswith(f"{escape(tensor.tensor.name)} as {name}:")
+            )
+            for figure in (
+                f"{sums.weighted_rmse / mean:.3g} × the mean of {name}",
+                f"rmse {sums.rmse:.3e}",
+                f"largest error {sums.largest_error:.3e}",
+                f"{sums.bits_per_weight:.4f} bits per weight",
+                f"{100 * tensor.tensor.n_bytes / sum(share):.2f} % of the file",
+            ):
+                assert figure in said, (figure, said)
+    assert html.count('class="panel"') == 2 and html.count("<ol class=") == 2
+    rows = html.partition('class="all"')[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    assert rows.count("<tr>") == len(report.tensors)
+    assert rows.count("data-sort=") == len(report.tensors) * 4, "each column can be sorted"
+    assert {"over", "under"} <= set(re.findall(r'<td class="(\w+)', rows))
+
+
+def test_many_types_are_chosen_from_a_list(model):
+    types = ["Q4_0", "Q4_1", "Q5_0", "Q8_0"]
+    html = html_report(iqforge.quantize_stats(model, types, rows=16))
+    assert html.count("<option") == 4 and html.count('class="panel"') == 4
 
 
 def test_what_goes_wrong(model, data, tmp_path, capsys):

@@ -1,38 +1,30 @@
-"""A heat map of quantization errors as one HTML page that needs nothing but itself: a row per
-tensor, a column per type.
+"""The errors of `collect_stats` as one HTML page that loads nothing: totals by type, the worst
+tensors, a map of layers by roles for each type, and all tensors in a table that can be sorted.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from ...errors import printable
+from ...formats.tensor_names import TensorName
 from ...formats.types import GGMLType
 from ..plan.type_errors import ErrorSums, TensorStats
 from .stats import StatsReport
+from .stats_page import SCRIPT, STYLE
 
-_DARK_FROM = 0.52  # part of the scale from which text is written in the other colour
+_WORST = 5
+_SMALLEST_REACH = 0.25  # of the colours, as a logarithm to base 2: smaller differences look small
+_MOST_PANELS = 3  # types whose maps are shown at once; more are chosen from a list
 
 
 def html_report(report: StatsReport) -> str:
-    """The page. Colour is the relative error on a logarithmic scale, weighted where importances
-    were given.
+    """Return the page. The error of a cell is weighted if importances were given. Its colour says
+    how far it is above or below the mean of its type.
     """
-    scale = _Scale(
-        [
-            _error(sums, report.weighted)
-            for tensor in report.tensors
-            for sums in tensor.errors.values()
-        ]
-    )
-    facts = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-        for name, value in _facts(report)
-    )
-    totals = _cells(report, [report.total(type) for type in report.types], scale, report.weighted)
+    page = _Page(report)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -40,20 +32,22 @@ def html_report(report: StatsReport) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>iqforge quantize-stats: errors by tensor and type</title>
-<style>{_STYLE}</style>
+<style>{STYLE}</style>
 </head>
 <body>
 <main>
-<h1>What each type loses on each tensor</h1>
+<h1>Errors by tensor and type</h1>
 <p class="lead">{_lead(report)}</p>
-{scale.legend()}
-<div class="wide" role="group" aria-label="Heat map" tabindex="0"><table>
-<thead><tr><th scope="col">Tensor</th>{"".join(_heading(type) for type in report.types)}</tr></thead>
-<tbody class="all"><tr><th scope="row">all tensors</th>{totals}</tr></tbody>
-{"".join(_section(report, role, tensors, scale) for role, tensors in _by_role(report.tensors).items())}
-</table></div>
-<dl>{facts}</dl>
+{page.totals()}
+{page.legend()}
+{page.panels()}
+<h2>All tensors</h2>
+<p class="note">Click a heading to sort.</p>
+{page.table()}
+<dl>{_definitions(_facts(report))}</dl>
 </main>
+<output id="detail" hidden></output>
+<script>{SCRIPT}</script>
 </body>
 </html>
 """
@@ -63,100 +57,202 @@ def _error(sums: ErrorSums, weighted: bool) -> float:
     return sums.weighted_rmse if weighted else sums.relative_rmse
 
 
-class _Scale:
-    """Errors to places 0..1 on a logarithmic scale."""
-
-    def __init__(self, errors: Sequence[float]):
-        positive = [error for error in errors if error > 0] or [1.0]
-        self.low, self.high = min(positive), max(positive)
-
-    def place(self, error: float) -> float:
-        if error <= self.low or self.high == self.low:
-            return 0.0
-        return math.log(error / self.low) / math.log(self.high / self.low)
-
-    def legend(self) -> str:
-        middle = math.sqrt(self.low * self.high)
-        ticks = "".join(
-            f"<span>{_percent(value)}&nbsp;%</span>" for value in (self.low, middle, self.high)
-        )
-        return (
-            '<div class="legend" aria-hidden="true"><div class="bar"></div><div'
-            f' class="ticks">{ticks}</div></div>'
-        )
-
-
 def _percent(error: float) -> str:
-    """Three digits, without an exponent."""
+    """Return three digits, without an exponent."""
     value = 100 * error
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
 
 
-def _by_role(tensors: Sequence[TensorStats]) -> dict[str, list[TensorStats]]:
-    """Tensors that do the same in different layers together, in the order in which the first of
-    them comes.
-    """
-    roles: dict[str, list[TensorStats]] = {}
-    for tensor in tensors:
-        roles.setdefault(_short(tensor.tensor.name)[1], []).append(tensor)
-    return roles
+def _role(name: str) -> str:
+    """Return the role of a tensor, with its suffix unless that is `weight`."""
+    parsed = TensorName.parse(name)
+    return parsed.stem if parsed.suffix in ("weight", "") else parsed.local
 
 
-def _short(name: str) -> tuple[str, str]:
-    """("blk.3", "ffn_up") of blk.3.ffn_up.weight; the layer is empty for other names."""
-    found = re.fullmatch(r"(?:(.*\.\d+)\.)?(.*?)(?:\.weight)?", name, re.DOTALL)
-    return found[1] or "", found[2]
-
-
-def _heading(type: GGMLType) -> str:
-    return f'<th scope="col">{escape(type.name)}<small>{type.bits_per_weight:.4g} bits</small></th>'
-
-
-def _section(report: StatsReport, role: str, tensors: Sequence[TensorStats], scale: _Scale) -> str:
-    rows = []
-    for stats in tensors:
-        layer = _short(stats.tensor.name)[0] or role
-        title = (
-            f"{printable(stats.tensor.name)}, {' x '.join(map(str, stats.tensor.shape))},"
-            f" {stats.tensor.type}"
+class _Page:
+    def __init__(self, report: StatsReport):
+        self.report = report
+        self.totals_of = {type.name: report.total(type) for type in report.types}
+        self.means = {name: _error(sums, report.weighted) for name, sums in self.totals_of.items()}
+        self.n_bytes = sum(stats.tensor.n_bytes for stats in report.tensors)
+        distances = sorted(
+            abs(place)
+            for stats in report.tensors
+            for sums in stats.errors.values()
+            if (place := self._distance(sums)) is not None
         )
-        sums = [stats.errors.get(type.name) for type in report.types]
-        cells = _cells(report, sums, scale, stats.weighted)
-        rows.append(
-            '<tr><th scope="row"'
-            f' title="{escape(title)}">{escape(printable(layer, 60))}</th>{cells}</tr>'
+        # the extremes of a few tensors should not take the colours from all others
+        self.reach = max(
+            _SMALLEST_REACH, distances[int(0.98 * (len(distances) - 1))] if distances else 0.0
         )
-    heading = ""
-    if _short(tensors[0].tensor.name)[0]:  # else the one row says it all
-        name = escape(printable(role, 60))
-        heading = (
-            f'<tr class="role"><th colspan="{1 + len(report.types)}"'
-            f' scope="rowgroup"><span>{name}</span></th></tr>'
+
+    def _distance(self, sums: ErrorSums) -> float | None:
+        """Return log2(error / mean of the type), None for an error or a mean of 0."""
+        error, mean = _error(sums, self.report.weighted), self.means[sums.type.name]
+        return math.log2(error / mean) if error > 0 and mean > 0 else None
+
+    def share(self, stats: TensorStats) -> float:
+        return stats.tensor.n_bytes / max(1, self.n_bytes)
+
+    def totals(self) -> str:
+        cards = []
+        for type in self.report.types:
+            sums = self.totals_of[type.name]
+            count = sum(type.name in stats.errors for stats in self.report.tensors)
+            if not count:
+                text = "<b>–</b><small>fits no tensor</small>"
+            else:
+                fits = "" if count == len(self.report.tensors) else f", {count} tensors"
+                text = (
+                    f"<b>{_percent(self.means[type.name])}&nbsp;%</b>"
+                    f"<small>{sums.bits_per_weight:.4g} bits per weight{fits}</small>"
+                )
+            cards.append(f'<div class="card"><span>{escape(type.name)}</span>{text}</div>')
+        return f'<div class="cards" role="group" aria-label="All tensors">{"".join(cards)}</div>'
+
+    def legend(self) -> str:
+        factor = 2**self.reach
+        ticks = (f"{1 / factor:.2f} ×", "the type's mean", f"{factor:.2f} ×")
+        return (
+            '<div class="legend" aria-hidden="true"><div class="bar"></div><div class="ticks">'
+            + "".join(f"<span>{tick}</span>" for tick in ticks)
+            + "</div></div>"
         )
-    return f"<tbody>{heading}{''.join(rows)}</tbody>\n"
+
+    def panels(self) -> str:
+        types = [type for type in self.report.types if self.totals_of[type.name].n_elements]
+        choice = ""
+        if len(types) > _MOST_PANELS:
+            options = "".join(
+                f'<option value="panel-{n}">{escape(type.name)}</option>'
+                for n, type in enumerate(types)
+            )
+            choice = (
+                f'<p class="choice"><label>Type <select id="type">{options}</select></label></p>'
+            )
+        panels = "".join(self._panel(n, type) for n, type in enumerate(types))
+        return f'{choice}<div class="panels">{panels}</div>'
+
+    def _panel(self, number: int, type: GGMLType) -> str:
+        found = [stats for stats in self.report.tensors if type.name in stats.errors]
+        return (
+            f'<section class="panel" id="panel-{number}"><h2>{escape(type.name)}</h2>'
+            f"{self._map(type, found)}{self._worst(type, found)}</section>"
+        )
+
+    def _map(self, type: GGMLType, found: Sequence[TensorStats]) -> str:
+        """A table of layers by roles."""
+        cells: dict[tuple[int, str], list[TensorStats]] = {}
+        for stats in found:
+            layer = TensorName.parse(stats.tensor.name).layer
+            if layer is not None:
+                cells.setdefault((layer, _role(stats.tensor.name)), []).append(stats)
+        if not cells:
+            return ""
+        layers = sorted({layer for layer, _ in cells})
+        roles = list(dict.fromkeys(role for _, role in cells))
+        heads = "".join(
+            f'<th scope="col"><span>{escape(printable(role, 40))}</span></th>' for role in roles
+        )
+        rows = []
+        for layer in layers:
+            row = "".join(
+                self._cell(type, cells.get((layer, role), ()), small=True) for role in roles
+            )
+            rows.append(f'<tr><th scope="row">{layer}</th>{row}</tr>')
+        return (
+            '<div class="wide" role="group" aria-label="Map of layers by roles" tabindex="0">'
+            f'<table class="map"><thead><tr><th scope="col">layer</th>{heads}</tr></thead>'
+            f"<tbody>{''.join(rows)}</tbody></table></div>"
+        )
+
+    def _worst(self, type: GGMLType, found: Sequence[TensorStats]) -> str:
+        def error(stats: TensorStats) -> float:
+            return _error(stats.errors[type.name], self.report.weighted)
+
+        lines = []
+        for stats in sorted(found, key=error, reverse=True)[:_WORST]:
+            mean = self.means[type.name]
+            times = f"{error(stats) / mean:.2f} × the mean, " if mean > 0 else ""
+            lines.append(
+                f"<li><b>{escape(printable(stats.tensor.name, 80))}</b> {_percent(error(stats))}"
+                f"&nbsp;% <small>{times}{100 * self.share(stats):.2g} % of the file</small></li>"
+            )
+        return f'<h3>Largest errors</h3><ol class="worst">{"".join(lines)}</ol>'
+
+    def table(self) -> str:
+        heads = "".join(
+            f'<th scope="col" aria-sort="none"><button>{escape(type.name)}'
+            f"<small>{type.bits_per_weight:.4g} bits</small></button></th>"
+            for type in self.report.types
+        )
+        rows = "".join(self._row(number, stats) for number, stats in enumerate(self.report.tensors))
+        return (
+            '<div class="wide" role="group" aria-label="All tensors" tabindex="0">'
+            '<table class="all"><thead><tr>'
+            '<th scope="col" aria-sort="none"><button>Tensor</button></th>'
+            '<th scope="col" aria-sort="none"><button>Share'
+            f"<small>of the file</small></button></th>{heads}</tr></thead>"
+            f"<tbody>{rows}</tbody></table></div>"
+        )
+
+    def _row(self, number: int, stats: TensorStats) -> str:
+        cells = "".join(
+            self._cell(type, (stats,) if type.name in stats.errors else ())
+            for type in self.report.types
+        )
+        share = self.share(stats)
+        shape = " × ".join(map(str, stats.tensor.shape))
+        return (
+            f'<tr><th scope="row" data-sort="{number}" title="{shape}, {stats.tensor.type}">'
+            f"{_breakable(printable(stats.tensor.name, 120))}</th>"
+            f'<td class="plain" data-sort="{share:.6g}">{100 * share:.2f}&nbsp;%</td>{cells}</tr>'
+        )
+
+    def _cell(self, type: GGMLType, tensors: Sequence[TensorStats], small: bool = False) -> str:
+        """A coloured cell; several tensors, such as the experts of a layer, count as one."""
+        if not tensors:
+            said = "" if small else ' title="the rows cannot have this type"'
+            return f'<td class="none" data-sort="-1"{said}>{"" if small else "–"}</td>'
+        sums = sum((stats.errors[type.name] for stats in tensors), ErrorSums(type))
+        error, distance = _error(sums, self.report.weighted), self._distance(sums)
+        place = 0.0 if distance is None else min(1.0, max(-1.0, distance / self.reach))
+        side = "over" if place > 0 else "under"
+        deep = " deep" if abs(place) > 0.6 else ""
+        return (
+            f'<td class="{side}{deep}" style="--p:{100 * abs(place):.0f}%" data-sort="{error:.6g}"'
+            f' title="{escape(self._details(sums, tensors))}">{_percent(error)}</td>'
+        )
+
+    def _details(self, sums: ErrorSums, tensors: Sequence[TensorStats]) -> str:
+        """All figures of a cell."""
+        first = tensors[0]
+        name = printable(first.tensor.name, 80)
+        if len(tensors) > 1:
+            name += f" and {len(tensors) - 1} more"
+        shape = " × ".join(map(str, first.tensor.shape))
+        share = 100 * sum(map(self.share, tensors))
+        said = [
+            f"{name} as {sums.type}: {_percent(sums.relative_rmse)} % relative error",
+            *([f"{_percent(sums.weighted_rmse)} % weighted"] if first.weighted else []),
+        ]
+        mean = self.means[sums.type.name]
+        if mean > 0:
+            times = _error(sums, self.report.weighted) / mean
+            said.append(f"{times:.3g} × the mean of {sums.type}")
+        said += [
+            f"rmse {sums.rmse:.3e}",
+            f"largest error {sums.largest_error:.3e}",
+            f"{sums.bits_per_weight:.4f} bits per weight",
+            f"{shape} {first.tensor.type}",
+            f"{share:.2f} % of the file",
+        ]
+        return ", ".join(said)
 
 
-def _cells(
-    report: StatsReport, row: Sequence[ErrorSums | None], scale: _Scale, weighted: bool
-) -> str:
-    return "".join(_cell(sums, scale, weighted, report.weighted) for sums in row)
-
-
-def _cell(sums: ErrorSums | None, scale: _Scale, weighted: bool, coloured_by_weighted: bool) -> str:
-    if sums is None or not sums.n_elements:
-        return '<td class="none" title="the rows cannot have this type">–</td>'
-    error = _error(sums, coloured_by_weighted)
-    place = scale.place(error)
-    title = f"{sums.type}: relative {_percent(sums.relative_rmse)} %"
-    title += f", weighted {_percent(sums.weighted_rmse)} %" if weighted else ""
-    title += (
-        f", rmse {sums.rmse:.3e}, largest error {sums.largest_error:.3e},"
-        f" {sums.bits_per_weight:.4f} bits per weight"
-    )
-    kind = ' class="deep"' if place >= _DARK_FROM else ""
-    return (
-        f'<td{kind} style="--p:{100 * place:.0f}%" title="{escape(title)}">{_percent(error)}</td>'
-    )
+def _breakable(name: str) -> str:
+    """Let a name of a tensor break at its dots."""
+    return escape(name).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
 def _lead(report: StatsReport) -> str:
@@ -170,10 +266,18 @@ def _lead(report: StatsReport) -> str:
         if report.sampled
         else ""
     )
+    tensors = f"{len(report.tensors)} tensor{'' if len(report.tensors) == 1 else 's'}"
+    types = f"{len(report.types)} type{'' if len(report.types) == 1 else 's'}"
     return (
-        f"{len(report.tensors)} tensors were quantized to {len(report.types)} types and decoded"
-        " again. A cell is the root mean square of the error in percent of that of the weights;"
-        f" {what}.{rows} Types come in the order of their bits per weight."
+        f"{tensors} quantized to {types} and decoded again. Numbers are the root mean square of the"
+        f" error in percent of that of the weights; {what}.{rows} Colours compare a tensor with the"
+        " mean of its type: below or above. Types are in the order of their bits per weight."
+    )
+
+
+def _definitions(facts: Iterable[tuple[str, str]]) -> str:
+    return "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts
     )
 
 
@@ -197,47 +301,3 @@ def _facts(report: StatsReport) -> list[tuple[str, str]]:
             )
         )
     return facts
-
-
-_STYLE = """
-:root { --page: #fbfaf8; --card: #ffffff; --ink: #1d2125; --soft: #59626b; --line: #dfe1e4; --strong: #b9bec4;
-        --low: #f3f7fa; --high: #0b4f71; --on-high: #ffffff; --focus: #0b6a93; }
-@media (prefers-color-scheme: dark) {
-  :root { --page: #14171a; --card: #1c2024; --ink: #e7e9eb; --soft: #a3acb5; --line: #30363c; --strong: #525a62;
-          --low: #1f262c; --high: #8fd8f7; --on-high: #0d1317; --focus: #62c3ea; }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif; }
-main { max-width: 100rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
-h1 { font-size: clamp(1.5rem, 5vw, 2rem); line-height: 1.2; margin: 0 0 .75rem; letter-spacing: -.015em; }
-.lead { margin: 0; max-width: 48rem; color: var(--soft); }
-.legend { max-width: 24rem; margin: 1.25rem 0; font-size: .85rem; color: var(--soft); }
-.bar { height: .8rem; border-radius: 4px; border: 1px solid var(--line);
-       background: linear-gradient(in oklab to right, var(--low), var(--high)); }
-.ticks { display: flex; justify-content: space-between; font-variant-numeric: tabular-nums; }
-.wide { overflow: auto; max-height: 85vh; background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
-.wide:focus-visible { outline: 2px solid var(--focus); outline-offset: 2px; }
-table { border-collapse: separate; border-spacing: 0; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .55rem; text-align: right; white-space: nowrap; }
-th { font-weight: 600; background: var(--card); }
-thead th { position: sticky; top: 0; z-index: 2; border-bottom: 1px solid var(--strong); vertical-align: bottom; }
-th:first-child { position: sticky; left: 0; z-index: 1; text-align: left; border-right: 1px solid var(--line); }
-thead th:first-child { z-index: 3; }
-tbody th { font-weight: 400; max-width: 11rem; overflow: hidden; text-overflow: ellipsis; }
-.all th, .role th { font-weight: 600; }
-.role th:first-child { position: static; padding-top: .9rem; border-right: 0; max-width: none; }
-.role span { position: sticky; left: .55rem; }
-small { display: block; font-weight: 400; color: var(--soft); }
-td { background: color-mix(in oklab, var(--high) var(--p, 0%), var(--low)); border: 1px solid var(--card); }
-td.deep { color: var(--on-high); }
-td.none { background: none; color: var(--soft); text-align: center; }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(14rem, 1fr)); gap: 1rem 1.5rem; margin: 2rem 0 0; }
-dt { color: var(--soft); font-size: .85rem; }
-dd { margin: 0; overflow-wrap: anywhere; }
-@media (max-width: 40rem) {
-  main { padding: 1.25rem .75rem 3rem; }
-  table { font-size: .78rem; }
-  th, td { padding: .25rem .4rem; }
-  tbody th { max-width: 6.5rem; }
-}
-"""
