@@ -10,11 +10,21 @@ from __future__ import annotations
 import os
 
 
-def printable(text: object, limit: int = 200) -> str:
-    """`text` with control characters escaped and its length bounded, so that names from a hostile
-    file can be shown.
+def utf_8(text: str) -> str:
+    """Return `text` as it reads where the locale's encoding, such as ASCII, has made escapes of
+    UTF-8 bytes; as it is where it has none, or is not UTF-8.
     """
-    text = str(text)
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        return text
+
+
+def printable(text: object, limit: int = 200) -> str:
+    """Return `text` with control characters escaped and its length bounded, so that names from a
+    hostile file can be shown.
+    """
+    text = utf_8(str(text))
     shown = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in text[:limit]
@@ -56,7 +66,7 @@ class NotFoundError(IqforgeError):
 
 
 class MalformedFileError(IqforgeError):
-    """A file whose content contradicts its format: wrong magic, impossible count, overlapping data."""
+    """A file that contradicts its format: wrong magic, impossible count, overlapping data."""
 
 
 class TruncatedFileError(MalformedFileError):
@@ -116,7 +126,7 @@ class EvaluationError(IqforgeError):
 
 
 class DeviceError(IqforgeError):
-    """A GPU, its driver or the packages that compile for it failed, or its memory does not suffice."""
+    """A GPU, its driver or the packages that compile for it failed, or memory does not suffice."""
 
 
 class ValidationError(IqforgeError):
@@ -128,4 +138,4 @@ class OutputError(IqforgeError):
 
 
 class ResumeError(OutputError):
-    """What an earlier run left unfinished cannot be gone on with, as something has changed since."""
+    """What an earlier run left unfinished cannot be resumed, as something has changed since."""

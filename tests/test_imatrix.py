@@ -181,7 +181,7 @@ def test_a_run_goes_on_from_a_snapshot(moe):
         load_model(moe / "moe.gguf") as model,
         pytest.raises(EvaluationError, match="after 100 windows"),
     ):
-        run(model, PROSE, n_ctx=N_CTX, from_chunk=100)
+        collect(model, PROSE, n_ctx=N_CTX, from_chunk=100)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...errors import UsageError, printable
+from ...errors import UsageError, printable, utf_8
 from ...runtime.commands.flags import (
     RunningOutput,
     add_load_flags,
@@ -43,7 +43,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="W",
         help="count every token of the -f TEXT before this flag W times (default: 1)",
     )
-    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the text itself, instead of -f")
+    parser.add_argument(
+        "-p", "--prompt", type=utf_8, metavar="TEXT", help="the text itself, instead of -f"
+    )
     parser.add_argument(
         "-o",
         "--output",

@@ -8,7 +8,7 @@ import secrets
 import sys
 from dataclasses import replace
 
-from ...errors import UsageError, printable
+from ...errors import UsageError, printable, utf_8
 from ..options import GenerateOptions
 from .flags import add_load_flags, add_model_flag, open_model
 from .watch import passes, watched
@@ -26,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-p",
         "--prompt",
+        type=utf_8,
         metavar="TEXT",
         help="the prompt; \\n, \\t, \\\\ and the like are replaced unless --no-escape",
     )

@@ -1,0 +1,214 @@
+"""Options that flags and keywords share, and calls by path that take how a model is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import iqforge
+import pytest
+from iqforge import cli
+from iqforge.cli import COMMANDS, main
+from iqforge.commandline.parser import Parser
+from iqforge.errors import UsageError
+from iqforge.formats.options import Options, from_keywords, option
+from iqforge.imatrix.options import CollectOptions, MergeOptions, SensitivityOptions
+from iqforge.runtime.bench.options import BenchOptions, SweepOptions
+from iqforge.runtime.options import GenerateOptions, LoadOptions, PerplexityOptions
+
+DEMO = Path(iqforge.__file__).parent / "demo" / "model"
+TEXT = "The quick brown fox jumps over the lazy dog.\n" * 60
+
+
+@dataclass(frozen=True)
+class Sizes(Options):
+    width: int = option(4, "-w", "--width", least=1, metavar="N", help="how wide")
+    rate: float = option(0.5, "--rate", help="how fast")
+    names: tuple[str, ...] = option((), "--name", kind=str, many=True)
+    quiet: bool = option(False, "--quiet")
+    bold: bool = option(True, "--no-bold", off=True)
+    mode: str | None = option(None, "--mode", choices=("a", "b"))
+
+
+def parsed(*words: str) -> Sizes:
+    parser = Parser("iqforge sizes")
+    Sizes.add_flags(parser)
+    return Sizes.from_flags(parser.parse_args(words))
+
+
+def test_flags_of_a_dataclass():
+    assert parsed() == Sizes()
+    words = ["-w", "7", "--rate", "2", "--name", "x", "--name", "y", "--quiet", "--no-bold"]
+    assert parsed(*words, "--mode", "b") == Sizes(7, 2.0, ("x", "y"), True, False, "b")
+    with pytest.raises(UsageError, match="^-w is 0, expected 1 or more$"):
+        parsed("-w", "0")
+    parser = argparse.ArgumentParser()
+    Sizes.add_flags(parser, only=("width",), width=9)
+    assert "how wide (default: 9)" in parser.format_help() and "--rate" not in parser.format_help()
+    assert Sizes.from_flags(parser.parse_args([])) == Sizes(9)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"width": 0}, "width is 0, expected 1 or more"),
+        ({"width": "x"}, "width is 'x', expected a whole number, 1 or more"),
+        ({"width": True}, "width is True"),
+        ({"rate": "fast"}, "rate is 'fast', expected a number"),
+        ({"names": "abc"}, "names is 'abc', expected a list"),
+        ({"quiet": 3}, "quiet is 3, expected true or false"),
+        ({"mode": "c"}, "mode is 'c', expected one of a, b"),
+        ({"widht": 3}, "a box has no option 'widht'; did you mean 'width'?"),
+        ({"frobnicate": 3}, "a box has no option 'frobnicate'"),
+    ],
+)
+def test_keywords_of_a_dataclass(wrong, message):
+    with pytest.raises(UsageError) as raised:
+        from_keywords("a box", wrong, (Sizes, None))
+    assert message in str(raised.value)
+
+
+def test_keywords_win_over_options():
+    [made] = from_keywords("a box", {"width": 9}, (Sizes, Sizes(3, 0.25)))
+    assert made == Sizes(9, 0.25)
+    with pytest.raises(UsageError, match="expected Sizes"):
+        from_keywords("a box", {}, (Sizes, LoadOptions()))
+
+
+@pytest.mark.parametrize(
+    "command, classes",
+    [
+        ("perplexity", [LoadOptions, PerplexityOptions]),
+        ("generate", [LoadOptions, GenerateOptions]),
+        ("imatrix", [LoadOptions, CollectOptions, MergeOptions]),
+        ("sensitivity", [LoadOptions, SensitivityOptions]),
+        ("bench", [BenchOptions]),
+        ("sweep-bench", [SweepOptions]),
+    ],
+)
+def test_every_flag_of_an_options_class_is_one_of_its_command(command, classes):
+    parser, _ = cli._parser(command)
+    flags = {name: a for a in parser._actions for name in a.option_strings}
+    for cls in classes:
+        for one in fields(cls):
+            for name in one.metadata["flag"].names:
+                assert flags[name].dest == one.name
+
+
+def test_devices_are_chosen_by_default():
+    for command in ("perplexity", "generate", "imatrix", "sensitivity", "bench", "profile"):
+        parser, _ = cli._parser(command)
+        [action] = [a for a in parser._actions if "--device" in a.option_strings]
+        assert action.default == "auto" and "(default: auto)" in str(action.help)
+
+
+@pytest.mark.parametrize("command", ["perplexity", "generate", "imatrix", "bench"])
+def test_placement_comes_last_in_help(command, capsys):
+    main(["help", command])
+    out = capsys.readouterr().out
+    headings = re.findall(r"^(\S.*):$", out, re.MULTILINE)
+    assert headings[-1] == "where and how the model runs"
+    assert out.index("  -m MODEL") < out.index(headings[-1]) < out.index("  --device D")
+
+
+# ---- calls of the Python interface
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: iqforge.collect_imatrix(DEMO, TEXT, chunk=3),
+            "collect_imatrix has no option 'chunk'; did you mean 'chunks'?",
+        ),
+        (
+            lambda: iqforge.measure_perplexity(DEMO, TEXT, nctx=64),
+            "measure_perplexity has no option 'nctx'; did you mean 'n_ctx'?",
+        ),
+        (
+            lambda: list(iqforge.generate(DEMO, "a", temprature=0)),
+            "generate has no option 'temprature'; did you mean 'temperature'?",
+        ),
+        (lambda: iqforge.benchmark_model(DEMO, prompt=[4]), "did you mean 'prompts'?"),
+        (lambda: iqforge.measure_sensitivity(DEMO, TEXT, layer=2), "did you mean 'layers'?"),
+        (lambda: iqforge.load_model(DEMO, gpu_layer=3), "did you mean 'gpu_layers'?"),
+        (lambda: iqforge.random_model("llama-tiny:Q8_0", precison="f32"), "'precision'?"),
+        (lambda: iqforge.merge_imatrices([], chunksize=3), "did you mean 'chunk_size'?"),
+        (lambda: iqforge.quantize_model(DEMO, None, "Q8_0", pur=True), "did you mean 'pure'?"),
+        (lambda: iqforge.quantize_model(DEMO, None, "Q8_0", thread=1), "did you mean 'threads'?"),
+        (lambda: iqforge.quantize_stats(DEMO, ["Q8_0"], row=5), "did you mean 'rows'?"),
+        (lambda: iqforge.convert_model(DEMO, "x.gguf", vocab=True), "'vocab_only'?"),
+        (lambda: iqforge.validate_model(DEMO, agianst=DEMO), "did you mean 'against'?"),
+        (lambda: iqforge.repack_model(DEMO, None, undoo=True), "did you mean 'undo'?"),
+        (lambda: iqforge.split_model(DEMO, "x", max_tensor=3), "did you mean 'max_tensors'?"),
+    ],
+)
+def test_a_misspelt_keyword_is_named(call, message):
+    with pytest.raises(UsageError) as raised:
+        call()
+    assert message in str(raised.value)
+
+
+def test_calls_by_path_take_how_the_model_is_loaded():
+    for call in (
+        lambda **load: iqforge.measure_perplexity(DEMO, TEXT, n_ctx=64, **load),
+        lambda **load: iqforge.collect_imatrix(DEMO, TEXT, n_ctx=64, **load),
+        lambda **load: iqforge.benchmark_model(DEMO, **load),
+        lambda **load: list(iqforge.generate(DEMO, "a", 2, **load)),
+        lambda **load: iqforge.profile_model(DEMO, **load),
+        lambda **load: list(iqforge.sweep_model(DEMO, **load)),
+    ):
+        for load in ({"device": "cuda:77"}, {"load": LoadOptions(device="cuda:77")}):
+            with pytest.raises(UsageError, match="no device 'cuda:77'"):
+                call(**load)
+    with pytest.raises(UsageError, match="tensors can be replaced on the CPU only"):
+        iqforge.measure_sensitivity(DEMO, TEXT, device="cuda")
+
+
+def test_options_of_loading_are_for_paths():
+    with iqforge.load_model(DEMO, cache_size=64, ubatch=32) as model:
+        assert model.ubatch == 32
+        one = iqforge.measure_perplexity(model, TEXT, n_ctx=64, chunks=2)
+        for load in ({"device": "cpu"}, {"load": LoadOptions()}):
+            with pytest.raises(UsageError, match="loaded already"):
+                iqforge.measure_perplexity(model, TEXT, n_ctx=64, **load)
+    for other in (
+        {"n_ctx": 64, "chunks": 2, "cache_type_k": None, "device": "auto", "precision": "f32"},
+        {"options": PerplexityOptions(n_ctx=64, chunks=2), "load": LoadOptions(ubatch=32)},
+    ):
+        found = iqforge.measure_perplexity(DEMO, TEXT, **other)
+        assert found.perplexity == one.perplexity
+
+
+# ---- commands
+
+
+def command_files() -> list[Path]:
+    root = Path(iqforge.__file__).parent
+    found = {
+        root.joinpath(*c.module.strip(".").split(".")).with_suffix(".py") for c in COMMANDS.values()
+    }
+    return sorted(found)
+
+
+@pytest.mark.parametrize("path", command_files(), ids=lambda path: path.stem)
+def test_every_command_goes_through_the_api(path):
+    """`api` is used, and no model or file is opened past it."""
+    source = path.read_text()
+    assert re.search(r"\bapi\.\w+\(|\(\s*api,|self\.api|Chain\(api|, api\)|, api,", source)
+    imported = {
+        alias.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    work = {
+        *("open_gguf", "open_checkpoint", "Model", "load_model", "load_imatrix", "run_test"),
+        *("measure_perplexity", "measure_divergence", "generate_tokens", "profile_model"),
+        *("plan_split", "write_split", "merge_model", "AdapterSource", "plan_adapter"),
+        *("measure", "measure_on_cpu"),
+    }
+    assert not imported & work
