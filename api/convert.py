@@ -19,7 +19,7 @@ from .source import (
 )
 
 if TYPE_CHECKING:
-    from ..formats.source import Source
+    from ..formats.source import Source, TensorInfo
     from ..formats.tools.sharding import OutputPlan
     from ..imatrix.data import Imatrix
     from ..quantize.plan.plan import PlannedTensor
@@ -131,6 +131,23 @@ def convert_lora(
                 threads=threads,
             )
     return output.paths[0]
+
+
+@checks_keywords
+def plan_lora(
+    src: PathLike,
+    out: PathLike | None = None,
+    outtype: str = "f32",
+    *,
+    base: PathLike | None = None,
+    name: str | None = None,
+) -> tuple[list[TensorInfo], Path]:
+    """Return the tensors and the path of the file that `convert_lora` would write."""
+    from ..convert.lora import AdapterSource, adapter_path, plan_adapter
+
+    with AdapterSource(src, base, name) as source:
+        targets, kind = plan_adapter(source, outtype)
+        return targets, adapter_path(source, out, kind)
 
 
 @checks_keywords

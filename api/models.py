@@ -49,7 +49,7 @@ def split_options(
 
     chosen, loading = from_keywords(what, keywords, (cls, options), (LoadOptions, load))
     if not isinstance(model, (str, os.PathLike)):
-        about_loading = [name for name in keywords if name not in cls.names()]
+        about_loading = [name for name in keywords if name not in cls.field_names()]
         if load is not None or about_loading:
             given = f"option '{about_loading[0]}'" if about_loading else "load options"
             raise UsageError(f"{what} takes {given} with a path: this model is loaded already")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..formats.codec import decodable_types
-from ..formats.options import checks_keywords
+from ..formats.options import checks_keywords, from_keywords
 from ..quantize.encode import encodable_types
 from ..quantize.run.report import CompileProgress, RunProgress, RunReport
 from ..version import __version__
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
     from ..quantize.report.stats import StatsProgress, StatsReport
+    from ..quantize.report.type_bench import TypeBenchOptions
 
 
 def plan_quantization(
@@ -399,3 +400,18 @@ def _report_plan(planned: Sequence[PlannedTensor], progress: RunProgress | None)
         progress.tensor_done(index, tensor)
     progress.end(report)
     return report
+
+
+def benchmark_types(
+    types: Sequence[str] = (), *, options: TypeBenchOptions | None = None, **keywords: Any
+) -> Iterator[dict[str, Any]]:
+    """Measure how fast rows are quantized to each type, and with what error; yields a row of
+    figures per type.
+
+    types: names; by default all that have a search, ("all",) for those too that interleave the rows
+    of another. keywords: fields of `quantize.report.type_bench.TypeBenchOptions`.
+    """
+    from ..quantize.report.type_bench import TypeBenchOptions, measured_rows
+
+    [options] = from_keywords("benchmark_types", keywords, (TypeBenchOptions, options))
+    return measured_rows(types, options)

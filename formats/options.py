@@ -71,7 +71,7 @@ class Options:
             _check(one.name, one.metadata["flag"], getattr(self, one.name), one.default)
 
     @classmethod
-    def names(cls) -> list[str]:
+    def field_names(cls) -> list[str]:
         return [one.name for one in _fields(cls)]
 
     @classmethod
@@ -117,7 +117,7 @@ def from_keywords(
     A keyword goes to every class that has a field of its name. UsageError for one that none has,
     in the words of `what` ("a model"), and for an object of another class.
     """
-    known = {name for cls, _ in given for name in cls.names()}
+    known = {name for cls, _ in given for name in cls.field_names()}
     for name in keywords:
         if name not in known:
             raise unknown_option(what, name, known)
@@ -125,7 +125,7 @@ def from_keywords(
     for cls, options in given:
         if not isinstance(options, (cls, type(None))):
             raise UsageError(f"options are {printable(repr(options), 60)}, expected {cls.__name__}")
-        own = {name: keywords[name] for name in cls.names() if name in keywords}
+        own = {name: keywords[name] for name in cls.field_names() if name in keywords}
         made.append(replace(options or cls(), **own))
     return made
 

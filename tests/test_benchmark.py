@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from iqforge.cli import main as cli
 from iqforge.errors import MalformedFileError, NotFoundError, UnsupportedTypeError, UsageError
-from iqforge.quantize.commands import quantize_bench as benchmark
 from iqforge.quantize.encode import encode
 from iqforge.quantize.report.reference_library import ReferenceLibrary
 from iqforge.quantize.report.timing import measure_on_cpu, sample_rows, weighted_error
+from iqforge.quantize.report.type_bench import read_speeds
 
 SMALL = ["--rows", "4", "--cols", "256", "--repeat", "1", "--seconds", "0.001"]
 
@@ -77,9 +77,9 @@ def test_tables_that_are_none(tmp_path, content):
     path = tmp_path / "speeds.json"
     path.write_text(content)
     with pytest.raises(MalformedFileError, match="speeds.json"):
-        benchmark.read_speeds(path)
+        read_speeds(path)
     with pytest.raises(NotFoundError):
-        benchmark.read_speeds(tmp_path / "none.json")
+        read_speeds(tmp_path / "none.json")
 
 
 def test_libraries_that_are_none(tmp_path, capsys):
@@ -90,6 +90,6 @@ def test_libraries_that_are_none(tmp_path, capsys):
         ReferenceLibrary(tmp_path / "libggml.so")
     assert cli(["quantize-bench", *SMALL, "--reference-library", "x", "--device", "cuda"]) == 1
     assert cli(["quantize-bench", *SMALL, "--rows", "0"]) == 1
-    assert "above 0" in capsys.readouterr().err
+    assert "--rows is 0, expected 1 or more" in capsys.readouterr().err
     with pytest.raises(UnsupportedTypeError):
         measure_on_cpu("I2_S", *sample_rows(4, 256))

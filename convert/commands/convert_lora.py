@@ -46,12 +46,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from ..lora import AdapterSource, adapter_path, plan_adapter
-
     if args.dry_run:
-        with AdapterSource(args.adapter, args.base, args.model_name) as source:
-            plan, kind = plan_adapter(source, args.outtype)
-            path = adapter_path(source, args.outfile, kind)
+        plan, path = api.plan_lora(
+            args.adapter, args.outfile, args.outtype, base=args.base, name=args.model_name
+        )
         for tensor in plan:
             print(
                 f"{printable(tensor.name)} "
