@@ -20,7 +20,7 @@ _ON = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": F
 @dataclass(frozen=True)
 class Option:
     """One setting. `field`: its name in outputs; `column`: in the md table; `reload`: the model is
-    loaded anew where it changes.
+    loaded again where it changes.
     """
 
     field: str
@@ -54,7 +54,7 @@ OPTIONS = (
         str,
         "",
         "precision",
-        "f32 (the truth path), bf16 or f16 (default: bf16 on a GPU)",
+        "f32 (the reference path), bf16 or f16 (default: bf16 on a GPU)",
         True,
     ),
     Option("n_gpu_layers", ("-ngl", "--n-gpu-layers"), int, 99, "ngl", "layers on the GPU", True),

@@ -45,7 +45,7 @@ def annotated(model) -> Iterator[None]:
 
     Prompts are neither captured nor replayed: a graph would run its kernels without names.
     """
-    engine = getattr(model, "engine", None)  # made before, as it looks at the classes of modules
+    engine = model.engine  # made before, as it looks at the classes of modules
     with ExitStack() as undo:
         sizes = {tensor.name: tensor for tensor in model.source.tensors}
         for layer, block in enumerate(model.network.blocks):
