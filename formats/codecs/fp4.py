@@ -1,11 +1,14 @@
 """Four-bit floats (E2M1) with a one-byte scale. `FP4_VALUES` are doubled, so the scales here are
 halved.
 
-MXFP4  17 bytes  e (E8M0 exponent) | 16 bytes of nibbles as in Q4_0       32 elements   y = 2^(e-128) * FP4_VALUES[q]
+MXFP4  17 bytes  e (E8M0 exponent) | 16 bytes of nibbles as in Q4_0 (32 elements)
+                 y = 2^(e-128) * FP4_VALUES[q]
                  e = 255 is 2^127 here, not NaN; e = 0 and 1 give subnormals
-NVFP4  36 bytes  4 scales, one per 16 elements | 32 bytes of nibbles      64 elements   y = scale/2 * FP4_VALUES[q]
+NVFP4  36 bytes  4 scales, one per 16 elements | 32 bytes of nibbles (64 elements)
+                 y = scale/2 * FP4_VALUES[q]
                  the 8 nibble bytes of 16 elements hold r (low) and r+8 (high)
-                 scale: UE4M3, 4 exponent bits (bias 7), 3 mantissa bits; 0 and 127 give 0, bit 7 is ignored.
+                 scale: UE4M3, 4 exponent bits (bias 7), 3 mantissa bits; 0 and 127 give 0, bit 7 is
+                 ignored.
                  The scale that a model has per tensor is a separate tensor, not part of a block.
 """
 

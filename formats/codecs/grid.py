@@ -6,22 +6,31 @@ even parity.
 
 IQ2_XXS  66 bytes  d f16 | per 32: four indices, then u32: 4 sign codes, scale (bits 28..31)
                    y = d*(scale + 0.5)*0.25 * IQ2_XXS_GRID[index, i%8] * sign
-IQ2_XS   74 bytes  d f16 | 32 u16: index (9 bits), sign code | 8 bytes: scales of the halves of 32         y as IQ2_XXS
-IQ2_S    82 bytes  d f16 | 32 index low bytes | 32 sign bytes | 8 bytes index high pairs | 8 bytes scales  y as IQ2_XXS
+IQ2_XS   74 bytes  d f16 | 32 u16: index (9 bits), sign code | 8 bytes: scales of the halves of 32
+                   y as IQ2_XXS
+IQ2_S    82 bytes  d f16 | 32 index low bytes | 32 sign bytes | 8 bytes index high pairs
+                   | 8 bytes scales
+                   y as IQ2_XXS
 IQ3_XXS  98 bytes  d f16 | 64 indices, one per 4 | 8 u32 as in IQ2_XXS
                    y = d*(scale + 0.5)*0.5 * IQ3_XXS_GRID[index, i%4] * sign
-IQ3_S   110 bytes  d f16 | 64 index low bytes | 8 bytes ninth index bits | 32 sign bytes | 4 bytes scales: nibble b%2 of b//2
+IQ3_S   110 bytes  d f16 | 64 index low bytes | 8 bytes ninth index bits | 32 sign bytes
+                   | 4 bytes scales: nibble b%2 of b//2
                    y = d*(2*scale + 1) * IQ3_S_GRID[index, i%4] * sign
-IQ1_S    50 bytes  d f16 | 32 index low bytes | 8 u16, one per 32: 4 x 3 high index bits, scale (3 bits), sign of the shift
+IQ1_S    50 bytes  d f16 | 32 index low bytes
+                   | 8 u16, one per 32: 4 x 3 high index bits, scale (3 bits), sign of the shift
                    y = d*(2*scale + 1) * (IQ1_S_GRID[index, i%8] +- 1/8)
-IQ1_M    56 bytes  32 index low bytes | 16 bytes of nibbles per 8: 3 high index bits, sign of the shift | 4 u16: 4 scales of
-                   16 elements (3 bits each), and a nibble of d (f16, first nibble lowest)                 y as IQ1_S
-IQ1_S_R4  6 bytes  of one row, once undone, per 32 (d f16 in the row header): 4 index low bytes |
-u16 as in IQ1_S IQ1_M_R4  7 bytes  of one row, once undone, per 32 (d f16 in the row header): 4
-index low bytes | 2 bytes of nibbles as in
-                   IQ1_M | scales of both halves (4 bits each)             y = d*scale * (IQ1_S_GRID[index, i%8] +- 1/8)
-IQ4_XS  136 bytes  d f16 | u16 high scale bits: pair b | 4 bytes of scales: nibble b%2 of b//2 |
-nibbles as in IQ4_NL
+IQ1_M    56 bytes  32 index low bytes
+                   | 16 bytes of nibbles per 8: 3 high index bits, sign of the shift
+                   | 4 u16: 4 scales of 16 elements (3 bits each), and a nibble of d (f16, first
+                   nibble lowest)
+                   y as IQ1_S
+IQ1_S_R4  6 bytes  of one row, in plain form, per 32 (d f16 in the row header): 4 index low bytes
+                   | u16 as in IQ1_S
+IQ1_M_R4  7 bytes  of one row, in plain form, per 32 (d f16 in the row header): 4 index low bytes
+                   | 2 bytes of nibbles as in IQ1_M | scales of both halves (4 bits each)
+                   y = d*scale * (IQ1_S_GRID[index, i%8] +- 1/8)
+IQ4_XS  136 bytes  d f16 | u16 high scale bits: pair b | 4 bytes of scales: nibble b%2 of b//2
+                   | nibbles as in IQ4_NL
                    y = d*(scale - 32) * IQ4NL_VALUES[q]
 """
 

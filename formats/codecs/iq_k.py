@@ -1,20 +1,21 @@
 """The IQ_K family: blocks of 256, groups of 16, non-linear tables with two halves chosen per group.
 
-IQ2_K   76 bytes  d f16 | extra u16 (bit g: table half of group g) | 8 bytes scale nibbles | 64 bytes of bit pairs
+IQ2_K   76 bytes  d f16 | extra u16 (bit g: table half of group g) | 8 bytes scale nibbles
+                  | 64 bytes of bit pairs
                   y = (d * (scale - 8)) * IQ2NL_VALUES[4*half + q]
-IQ3_K  110 bytes  d f16 | extra u16 | u16 scale signs | 8 bytes scale nibbles | 64 bytes bit pairs |
-32 bytes third bits
+IQ3_K  110 bytes  d f16 | extra u16 | u16 scale signs | 8 bytes scale nibbles | 64 bytes bit pairs
+                  | 32 bytes third bits
                   y = (d * (2*scale + 1) * sign) * IQ3NL_VALUES[8*half + q]
-IQ4_K  144 bytes  d f16 | extra u16 | 4 bytes scale high bits | 8 bytes scale nibbles | 128 bytes of
-nibbles
+IQ4_K  144 bytes  d f16 | extra u16 | 4 bytes scale high bits | 8 bytes scale nibbles
+                  | 128 bytes of nibbles
                   y = (d * (scale - 32)) * IQ4K_VALUES[16*half + q]
 IQ5_K  176 bytes  as IQ4_K up to the nibbles, 128 bytes, but byte 32*(i//64) + i%32, high where
-i//32 is odd
-                  | 32 bytes fifth bits: byte i%32, bit i//32
+                  i//32 is odd | 32 bytes fifth bits: byte i%32, bit i//32
                   y = (d * (scale - 32)) * IQ5NL_VALUES[32*half + q]
 IQ6_K  212 bytes  d f16 | extra u16 | 16 signed scales | 128 bytes of nibbles as in IQ5_K
                   | 64 bytes high pairs: byte 32*(i//128) + i%32, bits 2*((i//32)%4)
-                  y = (d * scale) * IQ6NL_CUBIC[64*half + q] in ggml's row decoder; products use IQ6NL_VALUES, its rounding
+                  y = (d * scale) * IQ6NL_CUBIC[64*half + q] in ggml's row decoder; products use
+                  IQ6NL_VALUES, its rounding
 
 Bit pairs: byte 32*(i//128) + i%32, bits 2*((i//32)%4). Nibbles: byte 16*(i//32) + i%16, low for the
 first 16 of 32.

@@ -1,24 +1,28 @@
 """IQ_K types with the scale d in the row header: blocks of 256, one quantized scale per 32 elements
 (group b).
 
-IQ2_KS   70 bytes  (d f16) extra u16: bit b table half, bit 8+b fifth scale bit | 4 bytes of scales, nibble b%2 of byte b//2
-                   | 64 bytes bit pairs                              y = (d * (scale - 16)) * IQ2NL_VALUES[4*half + q]
-IQ3_KS  102 bytes  (d f16) extra u16: bit b fifth scale bit, bit 8+b table half | 4 bytes of scales,
-nibble b//4 of byte b%4
-                   | 64 bytes bit pairs | 32 bytes third bits: byte i%32, bit b
+IQ2_KS   70 bytes  (d f16) extra u16: bit b table half, bit 8+b fifth scale bit
+                   | 4 bytes of scales, nibble b%2 of byte b//2 | 64 bytes bit pairs
+                   y = (d * (scale - 16)) * IQ2NL_VALUES[4*half + q]
+IQ3_KS  102 bytes  (d f16) extra u16: bit b fifth scale bit, bit 8+b table half
+                   | 4 bytes of scales, nibble b//4 of byte b%4 | 64 bytes bit pairs
+                   | 32 bytes third bits: byte i%32, bit b
                    y = (d * (scale - 16)) * IQ3NL_VALUES[8*half + q]
-IQ4_KS  136 bytes  (d f32) 8 scale bytes, lowest bit = table half | 128 bytes of nibbles: byte 16*b
-+ i%16, low for the first 16
+IQ4_KS  136 bytes  (d f32) 8 scale bytes, lowest bit = table half
+                   | 128 bytes of nibbles: byte 16*b + i%16, low for the first 16
                    y = (d * ((scale & 254) - 127)) * IQ4K_VALUES[16*half + q]
 IQ4_KSS 128 bytes  (d f32) 64 u16, eight per group. Their lowest bits, first word lowest, are the
-scale byte of IQ4_KS; what is
-                   left of word n, v, gives four codes in the nibbles of v ^ v>>1: elements 2n, 2n+16, 2n+1, 2n+17
-IQ5_KS  168 bytes  (d f32) 8 scale bytes as IQ4_KS | 128 bytes of nibbles: byte 32*(i//64) + i%32,
-high where b is odd
-                   | 32 bytes fifth bits: byte i%32, bit b           y = (d * ((scale & 254) - 127)) * IQ5NL_VALUES[32*half + q]
-IQ2_KL   86 bytes  (d f16) u16 high scale bits: pair b | 4 bytes of scales as in IQ3_KS | 64 bytes of nibbles: byte
-                   16*(i//64) + (i%32)//2, high where b is odd | 16 bytes fifth bits: byte (i%32)//2, bit b
-                   two neighbours share a code                       y = (d * (scale - 32)) * IQ2KL_VALUES[q, i%2]
+                   scale byte of IQ4_KS; what is left of word n, v, gives four codes in the nibbles
+                   of v ^ v>>1: elements 2n, 2n+16, 2n+1, 2n+17
+IQ5_KS  168 bytes  (d f32) 8 scale bytes as IQ4_KS
+                   | 128 bytes of nibbles: byte 32*(i//64) + i%32, high where b is odd
+                   | 32 bytes fifth bits: byte i%32, bit b
+                   y = (d * ((scale & 254) - 127)) * IQ5NL_VALUES[32*half + q]
+IQ2_KL   86 bytes  (d f16) u16 high scale bits: pair b | 4 bytes of scales as in IQ3_KS
+                   | 64 bytes of nibbles: byte 16*(i//64) + (i%32)//2, high where b is odd
+                   | 16 bytes fifth bits: byte (i%32)//2, bit b
+                   two neighbours share a code
+                   y = (d * (scale - 32)) * IQ2KL_VALUES[q, i%2]
 
 Bit pairs: byte 32*(i//128) + i%32, bits 2*(b%4).
 """

@@ -1,19 +1,24 @@
 """K-quants: blocks of 256 with quantized group scales.
 
-Q2_K   84 bytes  16 bytes, one per 16 elements: scale (low nibble), minimum (high) | 64 bytes bit pairs | d f16 | dmin f16
+Q2_K   84 bytes  16 bytes, one per 16 elements: scale (low nibble), minimum (high)
+                 | 64 bytes bit pairs | d f16 | dmin f16
                  y = (d*scale) * q - dmin*minimum
-Q3_K  110 bytes  32 bytes third bits: byte i%32, bit i//32 | 64 bytes bit pairs | 12 bytes: 16
-six-bit scales | d f16
-                 scale of group g (16 elements): nibble g//8 of byte g%8, high pair g//4 of byte 8 + g%4
+Q3_K  110 bytes  32 bytes third bits: byte i%32, bit i//32 | 64 bytes bit pairs
+                 | 12 bytes: 16 six-bit scales | d f16
+                 scale of group g (16 elements): nibble g//8 of byte g%8, high pair g//4 of byte 8 +
+                 g%4
                  y = (d*(scale - 32)) * (q - 4)
-Q4_K  144 bytes  d f16 | dmin f16 | 12 bytes: 8 six-bit scales and 8 six-bit minimums | 128 bytes of
-nibbles
-                 group s of 32 elements; bytes of run j (64 elements): low nibbles = group 2j, high nibbles = group 2j+1
+Q4_K  144 bytes  d f16 | dmin f16 | 12 bytes: 8 six-bit scales and 8 six-bit minimums
+                 | 128 bytes of nibbles
+                 group s of 32 elements; bytes of run j (64 elements): low nibbles = group 2j, high
+                 nibbles = group 2j+1
                  y = (d*scale) * q - dmin*minimum
-Q5_K  176 bytes  as Q4_K up to the scales | 32 bytes fifth bits: bit s of byte i%32 | 128 bytes of
-nibbles as in Q4_K Q6_K  210 bytes  128 bytes low nibbles | 64 bytes high bit pairs | 16 signed
-scales (one per 16 elements) | d f16
-                 each half of 128 elements: byte l of its 64 holds elements l and l+64 (nibbles), pairs of 32 in the high bits
+Q5_K  176 bytes  as Q4_K up to the scales | 32 bytes fifth bits: bit s of byte i%32
+                 | 128 bytes of nibbles as in Q4_K
+Q6_K  210 bytes  128 bytes low nibbles | 64 bytes high bit pairs
+                 | 16 signed scales (one per 16 elements) | d f16
+                 each half of 128 elements: byte l of its 64 holds elements l and l+64 (nibbles),
+                 pairs of 32 in the high bits
                  y = (d*scale) * (q - 32)
 
 Bit pairs: byte 32*(i//128) + i%32, bits 2*((i//32)%4).

@@ -1,13 +1,20 @@
 """Blocks of 32 with half-precision scales: Q4_0, Q4_1, Q5_0, Q5_1, Q6_0, Q8_0, IQ4_NL.
 
-Q4_0    18 bytes   d f16 | 16 bytes of nibbles: byte j holds element j (low) and j+16 (high)      y = d * (q - 8)
-Q4_1    20 bytes   d f16 | m f16 | nibbles                                                        y = d * q + m
-Q5_0    22 bytes   d f16 | 32 fifth bits, bit i of element i | nibbles                            y = d * (q - 16)
-Q5_1    24 bytes   d f16 | m f16 | 32 fifth bits | nibbles                                        y = d * q + m
-Q6_0    26 bytes   d f16 | 8 bytes of high bit pairs | nibbles                                    y = d * (q - 32)
+Q4_0    18 bytes   d f16 | 16 bytes of nibbles: byte j holds element j (low) and j+16 (high)
+                   y = d * (q - 8)
+Q4_1    20 bytes   d f16 | m f16 | nibbles
+                   y = d * q + m
+Q5_0    22 bytes   d f16 | 32 fifth bits, bit i of element i | nibbles
+                   y = d * (q - 16)
+Q5_1    24 bytes   d f16 | m f16 | 32 fifth bits | nibbles
+                   y = d * q + m
+Q6_0    26 bytes   d f16 | 8 bytes of high bit pairs | nibbles
+                   y = d * (q - 32)
                    pair of element i: byte i%8, bits 4*((i%16)//8) + 2*(i//16)
-IQ4_NL  18 bytes   laid out as Q4_0                                                               y = d * IQ4NL_VALUES[q]
-Q8_0    34 bytes   d f16 | 32 signed bytes                                                        y = d * q
+IQ4_NL  18 bytes   laid out as Q4_0
+                   y = d * IQ4NL_VALUES[q]
+Q8_0    34 bytes   d f16 | 32 signed bytes
+                   y = d * q
 
 The rows of Q5_0_R4 and Q6_0_R4 decode as d*q + (-16 or -32)*d, which differs in the sign of zero
 where d is negative.

@@ -1,9 +1,12 @@
 """Eight-bit types with one scale per row or per 256 elements. The rows of Q8_K_R8 and Q8_K_R16
 exist only interleaved.
 
-Q8_KV     32 bytes  (row header: d f32, sum of the row's codes i32) 32 signed bytes                          y = d * q
-Q8_K_R8  258 bytes  of one row, once undone: d f16 | 256 signed bytes                                        y = d * q
-Q8_K_R16 258 bytes  of one row, once undone: d f16 | 256 bytes, 128 added to the code                        y = d*q - 128*d
+Q8_KV     32 bytes  (row header: d f32, sum of the row's codes i32) 32 signed bytes
+                    y = d * q
+Q8_K_R8  258 bytes  of one row, in plain form: d f16 | 256 signed bytes
+                    y = d * q
+Q8_K_R16 258 bytes  of one row, in plain form: d f16 | 256 bytes, 128 added to the code
+                    y = d*q - 128*d
 """
 
 from __future__ import annotations

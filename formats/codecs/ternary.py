@@ -1,15 +1,26 @@
 """One- and two-bit types whose codes are multiplied by one scale and nothing else.
 
-Q1_0_G128  18 bytes  d f16 | 128 bits, bit i%8 of byte i//8                             128 elements   y = d * (2*q - 1)
-Q2_0       18 bytes  d f16 | 16 bytes: byte i//4, bits 2*(i%4)                           64 elements   y = d * (q - 1)
-TQ1_0      54 bytes  48 bytes of five ternary digits | 4 bytes of four | d f16          256 elements   y = d * (t - 1)
-                     elements 0..159: byte i%32, digit i//32; 160..239: byte 32 + i%16, digit (i-160)//16;
-                     240..255: byte 48 + i%4, digit (i-240)//4. Digit n of a byte v: ((v * 3^n) % 256 * 3) // 256
-TQ2_0      66 bytes  64 bytes: byte 32*(i//128) + i%32, bits 2*((i%128)//32) | d f16    256 elements   y = d * (q - 1)
-IQ1_BN     13 bytes  (d f16 in the row header) 12 bytes of five ternary digits | 1 byte  64 elements   y = d * (t - 1)
-                     run r of 16 elements: the first 15 in bytes 3r, 3r+1, 3r+2, the last one is digit r of byte 12
-IQ2_BN     16 bytes  (d f32 in the row header) byte i%16, bits 2*(i//16)                 64 elements   y = d * (q - 1)
-I2_S       no rows   a quarter byte per element, then 32 bytes that begin with d f32          whole tensor   y = d * (q - 1)
+Q1_0_G128  18 bytes  d f16 | 128 bits, bit i%8 of byte i//8 (128 elements)
+                     y = d * (2*q - 1)
+Q2_0       18 bytes  d f16 | 16 bytes: byte i//4, bits 2*(i%4) (64 elements)
+                     y = d * (q - 1)
+TQ1_0      54 bytes  48 bytes of five ternary digits | 4 bytes of four | d f16 (256 elements)
+                     y = d * (t - 1)
+                     elements 0..159: byte i%32, digit i//32; 160..239: byte 32 + i%16, digit
+                     (i-160)//16;
+                     240..255: byte 48 + i%4, digit (i-240)//4. Digit n of a byte v: ((v * 3^n) %
+                     256 * 3) // 256
+TQ2_0      66 bytes  64 bytes: byte 32*(i//128) + i%32, bits 2*((i%128)//32) | d f16 (256 elements)
+                     y = d * (q - 1)
+IQ1_BN     13 bytes  (d f16 in the row header) 12 bytes of five ternary digits
+                     | 1 byte (64 elements)
+                     y = d * (t - 1)
+                     run r of 16 elements: the first 15 in bytes 3r, 3r+1, 3r+2, the last one is
+                     digit r of byte 12
+IQ2_BN     16 bytes  (d f32 in the row header) byte i%16, bits 2*(i//16) (64 elements)
+                     y = d * (q - 1)
+I2_S       no rows   a quarter byte per element, then 32 bytes that begin with d f32 (whole tensor)
+                     y = d * (q - 1)
                      of 128 elements, element i is in byte i%32, bits 6 - 2*(i//32)
 """
 

@@ -1,18 +1,23 @@
 """Trellis types: blocks of 256 whose values come from a generator started by an index. The row
 header is d f32.
 
-IQ1_KT   56 bytes  8 bytes, one per 32 elements: scale code (low nibble), bit 4+l = bit 12 of the index of 8-group l
-                   | 32 index low bytes | 16 bytes with index bits 8..11: nibble m//16 of byte m%16 for 8-group m
-                   y = (d * IQ4NL_VALUES[code]) * value           13-bit index per 8 elements
+IQ1_KT   56 bytes  8 bytes, one per 32 elements: scale code (low nibble), bit 4+l = bit 12 of the
+                   index of 8-group l | 32 index low bytes
+                   | 16 bytes with index bits 8..11: nibble m//16 of byte m%16 for 8-group m
+                   y = (d * IQ4NL_VALUES[code]) * value
+                   13-bit index per 8 elements
 IQ2_KT   68 bytes  4 bytes of scale codes: nibble b//4 of byte b%4 for 32-group b | 32 u16 indices
-                   y = (d * IQ4NL_VALUES[code]) * value           16-bit index per 8 elements
-IQ3_KT  100 bytes  4 bytes of scales as in IQ2_KT | 32 u16 indices | 32 bytes of signs: bit b of
-byte i%32
-                   y = (d * scale) * |value| * sign               16-bit index per 8 elements
+                   y = (d * IQ4NL_VALUES[code]) * value
+                   16-bit index per 8 elements
+IQ3_KT  100 bytes  4 bytes of scales as in IQ2_KT | 32 u16 indices
+                   | 32 bytes of signs: bit b of byte i%32
+                   y = (d * scale) * |value| * sign
+                   16-bit index per 8 elements
 IQ4_KT  128 bytes  8 u32, one per 32 elements: bit 0 offset, bits 1..7 scale + 64, bits 8+3n..10+3n
-= index bits 12..14 of
-                   4-group n | 64 index low bytes | 32 bytes with index bits 8..11: nibble m//32 of byte m%32 for 4-group m
-                   y = (d * (scale - 64)) * value                 15-bit index per 4 elements
+                   = index bits 12..14 of 4-group n | 64 index low bytes
+                   | 32 bytes with index bits 8..11: nibble m//32 of byte m%32 for 4-group m
+                   y = (d * (scale - 64)) * value
+                   15-bit index per 4 elements
 
 The generator: x starts as index + 4096 (IQ4_KT: 36864 where the offset bit is set). Each element
 multiplies x by 3417055213 modulo 2^32; its value is the sum of the four bytes of x & 0x3f3f3f3f,
