@@ -62,8 +62,7 @@ def run(args: argparse.Namespace, api) -> int:
         raise UsageError("--jobs needs a number above 0")
     if args.clear + args.build + args.check > 1 or (args.clear and (args.names or args.arch)):
         raise UsageError(
-            "--clear, which removes everything, --build and --check exclude one another; --clear takes no"
-            " names and no --arch"
+            "--clear, --build and --check exclude one another; --clear takes no names and no --arch"
         )
     if args.build or args.check:
         need_cuda_core()

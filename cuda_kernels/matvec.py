@@ -1,10 +1,14 @@
 """Matrix-vector products on packed matrices, 1 to 8 rows of float32 activations: what generates
 tokens one after the other.
 
-    norm_matvec(h, norm_weight, eps, [q, k, v], [out_q, out_k, out_v])        # out = W rms_norm(h)
-    gate_up(h, norm_weight, eps, gate, up, out)                               # silu(G rms_norm(h)) * (U rms_norm(h))
-    matvec_add(x, down, h)                                                    # h += W x
-    expert_gate_up(h, norm_weight, eps, gate, up, ids, out)                   # the same with the experts that a router chose
+    # out = W rms_norm(h)
+    norm_matvec(h, norm_weight, eps, [q, k, v], [out_q, out_k, out_v])
+    # out = silu(G rms_norm(h)) * (U rms_norm(h))
+    gate_up(h, norm_weight, eps, gate, up, out)
+    # h += W x
+    matvec_add(x, down, h)
+    # the same with the experts that a router chose
+    expert_gate_up(h, norm_weight, eps, gate, up, ids, out)
     expert_down_add(x, down, ids, weights, h)
 
 With quantized matrices activations are rounded to 8 bits with a scale per 32 (as Q8_0, but the

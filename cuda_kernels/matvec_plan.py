@@ -34,9 +34,9 @@ _OWN = {
     "Q8_0": "legacy",
 }  # matvec/*.cuh; others are generic
 _ROW_FACTORS = ("IQ4_KS",)  # ROW_FACTOR of the formats: a row's own factor is not in its stages
-_RING = (
-    80 << 10
-)  # bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the gap between kernels
+# Bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the
+# gap between kernels.
+_RING = 80 << 10
 _LARGEST_RING = 110 << 10  # for long stages, and for experts; two blocks still fit on an H200
 _WARPS = 16
 _STAGE_STEPS = 2
@@ -161,7 +161,8 @@ def quantized_spec(
         "BF16_OUT": int(bf16 and kind == GATE_UP),
     }
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
-    name = f"{NAMES[kind]}_{type.name.lower()}_{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}{'_bf16' * bf16}"
+    shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}"
+    name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}"
     return KernelSpec(
         name,
         (unit_header(type), *own, "matvec/experts.cu" if experts else "matvec/matvec.cu"),

@@ -1,10 +1,11 @@
 """Packed matrices as torch sees them: made from the bytes of a file, decoded as a whole, by experts
 or by rows.
 
-    m = pack_matrix("IQ4_K", pieces, rows, cols, 1, "cuda")         # pieces: host arrays uint8[k, row_bytes], in order of rows
-    w = decode_matrix(m, torch.bfloat16)                            # [rows, cols]
-    e = decode_matrices(experts, torch.bfloat16, ids)               # [len(ids), rows, cols]
-    x = decode_rows(embedding, tokens, torch.float32)               # [len(tokens), cols]
+    # pieces: host arrays uint8[k, row_bytes], in order of rows
+    m = pack_matrix("IQ4_K", pieces, rows, cols, 1, "cuda")
+    w = decode_matrix(m, torch.bfloat16)               # [rows, cols]
+    e = decode_matrices(experts, torch.bfloat16, ids)  # [len(ids), rows, cols]
+    x = decode_rows(embedding, tokens, torch.float32)  # [len(tokens), cols]
 
 Everything also works on the CPU, by torch and the codecs of `formats/`, as a reference.
 """

@@ -1,4 +1,4 @@
-"""Attention of a decoding step: `attention.cu` for one shape, and how its work is cut into splits."""
+"""Attention of a decoding step: `attention/attention.cu` for one shape, and its splits."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ class AttentionShape:
                 f"attention of {self.rows} rows of {self.group} heads of {self.key_length} needs"
                 f" more than {limit} bytes of shared memory"
             )
-        name = f"attention_{self.type_k}_{self.type_v}_{self.key_length}x{self.group}x{self.rows}".lower()
+        shape = f"{self.key_length}x{self.group}x{self.rows}"
+        name = f"attention_{self.type_k}_{self.type_v}_{shape}".lower()
         return KernelSpec(
             name, ("attention/attention.cu",), self.defines(tile, stages), ("attention",)
         )

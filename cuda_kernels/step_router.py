@@ -41,7 +41,7 @@ def router_spec(
 
 
 class StepRouter:
-    """Launches the router of one shape. Instances keep scratch, so layers on one stream share them."""
+    """Launches the router of one shape. It has scratch: layers on one stream share it."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ Two readings of bytes: for three types ggml's row decoder (`to_float`) does not 
 that its matrix products use. `decode` gives the former by default and the latter with
 `as_weights=True`:
 
-    IQ6_K           row decoder: a cubic in the code; products: the integer table that is the cubic's rounding
+    IQ6_K           row decoder: a cubic in the code; products: a table with the cubic's rounding
     IQ2_KT, IQ3_KT  products multiply by a further 1.05 and 1.01
 """
 

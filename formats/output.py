@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -23,7 +24,7 @@ _NO_LOCKS = (
 
 
 def refuse_same_file(output: str | os.PathLike, inputs: Iterable[str | os.PathLike]) -> None:
-    """OutputError if `output` is one of the existing `inputs`, also through symbolic or hard links."""
+    """OutputError if `output` is one of the `inputs`, also through symbolic or hard links."""
     for path in inputs:
         try:
             same = os.path.samefile(output, path)
@@ -306,10 +307,8 @@ class PartFile:
         """Remove the `.part`. Does nothing after `commit`, `leave` or a second time."""
         if not self._done:
             self._done = True
-            try:
+            with contextlib.suppress(OSError):
                 os.unlink(self.part_path)
-            except OSError:
-                pass
         self._close()
 
     def _close(self) -> None:

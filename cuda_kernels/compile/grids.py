@@ -43,11 +43,13 @@ def shared_bytes(type: GGMLType) -> int:
 def grids_header() -> str:
     """The text of `units/grids.cuh`: for each codebook a struct NAME_GRID with
 
-    value(n)        word n of its values (of IQ1: more(n) and less(n), eight times the values, and one more or less)
-    prepare(t, n)   brings the entries to shared memory; all n threads of a block call it, each with its number t, and synchronize
+    value(n)        word n of its values (of IQ1: more(n) and less(n), eight times the values, and
+                    one more or less)
+    prepare(t, n)   brings the entries to shared memory; all n threads of a block call it, each with
+                    its number t, and synchronize
     entry(i)        entry i, from there
     """
-    return "// Written by cuda_kernels/grids.py from formats/grids.py.\n" + "".join(
+    return "// Written by cuda_kernels/compile/grids.py from formats/grids.py.\n" + "".join(
         _struct(name, *grid) for name, grid in _GRIDS.items()
     )
 
@@ -57,7 +59,8 @@ def trellis_header() -> str:
     constants = {"MULTIPLIER": trellis.MULTIPLIER % 2**32, "OFFSET": trellis.OFFSET}
     factors = {f"{name}_FACTOR": factor for name, factor in trellis.PRODUCT_FACTORS.items()}
     return (
-        "// Written by cuda_kernels/grids.py from formats/codecs/trellis.py.\nnamespace trellis {\n"
+        "// Written by cuda_kernels/compile/grids.py from formats/codecs/trellis.py.\n"
+        "namespace trellis {\n"
         + "".join(f"constexpr uint32_t {name} = {value}u;\n" for name, value in constants.items())
         + "".join(
             f"constexpr float {name} = {np.float32(value)!s}f;\n" for name, value in factors.items()
@@ -88,8 +91,11 @@ struct {name}_GRID {{
   static constexpr int BYTES = {4 * len(words)};
 {functions}  static __device__ __forceinline__ void prepare(int thread, int threads) {{
     const uint4* entries = reinterpret_cast<const uint4*>({name}_ENTRIES);
-    for (int n = thread; n < {len(words) // 4}; n += threads) reinterpret_cast<uint4*>({name}_SHARED)[n] = entries[n];
+    for (int n = thread; n < {len(words) // 4}; n += threads)
+      reinterpret_cast<uint4*>({name}_SHARED)[n] = entries[n];
   }}
-  static __device__ __forceinline__ uint32_t entry(uint32_t index) {{ return reinterpret_cast<const {kind}*>({name}_SHARED)[index]; }}
+  static __device__ __forceinline__ uint32_t entry(uint32_t index) {{
+    return reinterpret_cast<const {kind}*>({name}_SHARED)[index];
+  }}
 }};
 """

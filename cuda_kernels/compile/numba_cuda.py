@@ -50,7 +50,9 @@ _compiling = threading.local()
 
 @functools.cache
 def cuda_module() -> types.ModuleType:
-    """The module `numba.cuda` of numba-cuda. UsageError if it is not installed or finds no device."""
+    """Return the module `numba.cuda` of numba-cuda. UsageError if it is not installed or finds no
+    device.
+    """
     if importlib.util.find_spec("numba_cuda") is None:
         raise UsageError("CUDA devices need the package numba-cuda: pip install 'iqforge[cuda]'")
     from numba import cuda
@@ -78,7 +80,7 @@ def named_errors(device: str) -> Iterator[None]:
 
 
 def device_number(device: str) -> int:
-    """N of "cuda:N", 0 for "cuda". UsageError for another spelling or a device that is not there."""
+    """Return N of "cuda:N", 0 for "cuda". UsageError for another spelling or a missing device."""
     match = re.fullmatch(r"cuda(?::(\d{1,4}))?", device)
     if match is None:
         raise UsageError(f"unknown device '{device}'; use cpu, cuda or cuda:N")

@@ -1,21 +1,28 @@
-"""CUDA C++ to machine code by NVRTC, kept on disk: a kernel is a spec (name, sources, constants),
-and this is the one place that compiles it, caches it and locks other processes out meanwhile. No
-nvcc, no CUDA headers and no device are needed.
+"""Compiles CUDA C++ with NVRTC and keeps the code on disk.
 
-    SPEC = KernelSpec("dequantize_iq4_k", ("weights/dequantize.cu",), (("TYPE", "IQ4_K"),), ("dequantize_f32", "dequantize_bf16"))
-    code = compile_spec(SPEC, "sm_90")            # cuda.core.ObjectCode; `launch.function` loads it on a device
+A kernel is a spec: name, sources, constants. This is the one place that compiles it, caches it and
+locks other processes out meanwhile. No nvcc, no CUDA headers and no device are needed.
+
+    SPEC = KernelSpec(
+        "dequantize_iq4_k",
+        ("weights/dequantize.cu",),
+        (("TYPE", "IQ4_K"),),
+        ("dequantize_f32", "dequantize_bf16"),
+    )
+    code = compile_spec(SPEC, "sm_90")  # cuda.core.ObjectCode, which `launch.function` loads
 
 Rules for sources:
-- files of `cuda_kernels/sources/`, named relative to it. `#include "units/k.cuh"` takes in a file
-  of that folder once, wherever it is named from; `GENERATED` names are written by Python (tables
-  and geometry from `formats/`). Headers in <> are not there, so sources declare what they need in
-  inline PTX; `units/common.cuh` has the usual types and conversions.
-- kernels are `extern "C"`, and listed in `functions`.
-- every module that has kernels declares them all in a function `specs()`, so that `iqforge kernels`
-  and the test that compiles them for every architecture find them (see `registry.py`).
+- They are files of `cuda_kernels/sources/`, named relative to it. `#include "units/k.cuh"` includes
+  a file of that folder once; Python writes the GENERATED ones (tables and geometry from
+  `formats/`). There are no headers in <>: sources declare what they need in inline PTX, and
+  `units/common.cuh` has the usual types and conversions.
+- Kernels are `extern "C"` and listed in `functions`.
+- Every module with kernels declares them in a function `specs()` and is listed in `registry.py`, so
+  that `iqforge kernels` and the test that compiles them for every architecture find them.
 
-The key of the cache is the whole program after inclusion, the options, NVRTC's version and the architecture. Files are in
-$IQFORGE_CACHE_DIR, or iqforge/ in $XDG_CACHE_HOME or ~/.cache. Listing the cache needs no compiler.
+The key of the cache is the whole program after inclusion, the options, NVRTC's version and the
+architecture. Files are in $IQFORGE_CACHE_DIR, or iqforge/ in $XDG_CACHE_HOME or ~/.cache. Listing
+the cache needs no compiler.
 """
 
 from __future__ import annotations
@@ -290,8 +297,8 @@ def _load(path: Path) -> bytes | None:
 def _compiled(spec: KernelSpec, target: str, quick: bool = False) -> bytes:
     core = cuda_core()
     extra: dict[str, Any] = dict(spec.options)
-    # NVRTC does not combine the quick mode with separate roundings. Older versions of cuda-core have
-    # no quick mode.
+    # NVRTC does not combine the quick mode with separate roundings. Older versions of cuda-core
+    # have no quick mode.
     known = core.ProgramOptions.__dataclass_fields__
     if quick and extra.get("fma", True) and "ofast_compile" in known:
         # "max" leaves loops as long as they were unrolled: good for much code of few loops, not for
@@ -342,7 +349,7 @@ def _locked(path: Path) -> Iterator[None]:
     """
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "w")
+        file = open(path, "w")  # noqa: SIM115 (closed below)
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

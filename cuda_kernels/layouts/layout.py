@@ -1,12 +1,11 @@
-"""The layout of weights in device memory: the bits of the file, moved so that a warp reads them wide and
-side by side, some of them inverted.
+"""The layout of weights in device memory: the bits of the file, moved so that a warp reads them in
+wide, adjacent accesses, some of them inverted.
 
 A packed matrix has its blocks' fields in planes: all codes together, all scales together, ... Plane
 p of a matrix of `rows` x `blocks` blocks begins where the one before it ends, rounded up to 256
 bytes, and holds, row by row and block by block, `bytes` bytes per block; a plane of row headers
-holds them per row. Within a plane the bits of a block are in the order that suits its unpacking function
-best, but always so that each run of 32 elements (a *unit*) has its codes together, aligned to their
-size.
+holds them per row. Within a plane the bits of a block are in the order that suits its unpacking
+function best, but each run of 32 elements (a *unit*) has its codes together, aligned to their size.
 
 How a type is added (one line of data here, one struct there):
 
@@ -74,7 +73,7 @@ def singles(i) -> np.ndarray:
 
 
 def singles_by_byte(i) -> np.ndarray:
-    """1 bit per element, 4 bytes per unit: bit k of the word's bytes are the elements 4k to 4k + 3."""
+    """1 bit per element, 4 bytes per unit: bit k of the word's bytes are elements 4k to 4k + 3."""
     return bits(i // 32 * 4 + i % 4, i % 32 // 4, 1)
 
 

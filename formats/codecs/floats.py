@@ -79,7 +79,7 @@ def encode_f16(x: np.ndarray) -> np.ndarray:
 
 
 def encode_bf16(x: np.ndarray) -> np.ndarray:
-    """Round to nearest even on the bit pattern; a NaN keeps its upper bits and gets the quiet bit."""
+    """Round to nearest even on the bit pattern. A NaN keeps its upper bits and becomes quiet."""
     if x.size >= _COMPILED_FROM:
         return _compiled(bf16_of, x)
     bits = np.ascontiguousarray(x, dtype="<f4").view(np.uint32)

@@ -55,7 +55,7 @@ def even_signs(code):
 
 @device_function
 def put_signed(out, first, scale, grid, index, signs):
-    """Elements first.. of `out`: a grid row times `scale`, negated where a bit of `signs` is set."""
+    """Set elements first.. of `out`: a grid row times `scale`, negated where `signs` has a 1."""
     for j in range(grid.shape[1]):
         value = scale * np.float32(grid[index, j])
         out[first + j] = select(signs >> j & 1, -value, value)

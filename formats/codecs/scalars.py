@@ -18,7 +18,7 @@ def select(condition, yes, no):
 
 @device_function
 def half_to_float(bits):
-    """float32 value of an IEEE half given as an integer; exact for subnormals, infinities and NaN."""
+    """float32 value of an IEEE half given as an integer. Exact, also for subnormals and NaN."""
     exponent = (bits >> 10) & 31
     mantissa = bits & 1023
     biased = select(exponent == 31, 255, exponent + 112)

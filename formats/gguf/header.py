@@ -2,7 +2,8 @@
 written.
 
     "GGUF" | u32 version | u64 n_tensors | u64 n_pairs | pairs | table | padding | data
-    table entry: name (u64 length, bytes) | u32 n_dims | u64 dims[n_dims], row length first | u32 type | u64 offset
+    table entry: name (u64 length, bytes) | u32 n_dims | u64 dims[n_dims], row length first
+                 | u32 type | u64 offset
 
 Offsets count from the start of the data, which is the first multiple of the alignment after the
 table. The alignment is 32 unless `general.alignment` says otherwise. Versions 2 and 3 have the same

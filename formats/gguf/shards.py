@@ -27,7 +27,7 @@ def shard_path(prefix: str | os.PathLike, index: int, count: int) -> Path:
 
 
 def split_keys(index: int, count: int, n_tensors: int) -> dict[str, Value]:
-    """The three keys of shard `index`, in the order and with the types in which they are written."""
+    """Return the three keys of shard `index`, with their types, in the order of the file."""
     return {
         KEY_NO: u16(index),
         KEY_COUNT: u16(count),

@@ -1,4 +1,4 @@
-"""GGUF metadata values: a value with its stored type, so that a copied file keeps its keys exactly."""
+"""GGUF metadata values. Values have their stored type, so copied keys stay exactly the same."""
 
 from __future__ import annotations
 

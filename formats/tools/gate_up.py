@@ -62,13 +62,14 @@ def merge_gate_up(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> list[PlannedMerge]:
-    """Write the GGUF model `src` (also the first shard of a split one) to `out` with gate and up of
-    all experts merged, or with `undo` split again; returns the plan. dry_run: plan only, `out` may be
-    None.
+    """Write the GGUF model `src` to `out` with gate and up of all experts merged, or with `undo`
+    split again. Return the plan.
 
-    Keys are kept, but for those of a split model, as the output is one file. A merged tensor takes
-    the place of its second half, as converters write it; undone, gate and up take the place of the
-    merged one. UnsupportedTypeError if the halves have two types or one whose tensors are not made
+    src: a file, or the first shard of a split model. dry_run: only plan; `out` may be None.
+
+    Keys are kept except those of a split model, as the output is one file. A merged tensor takes
+    the place of its second half, as converters write it. Gate and up of a split one take its
+    place. UnsupportedTypeError if the halves have two types or one whose tensors are not made
     of rows alone, ShapeError, UsageError if the model has nothing to change.
     """
     with open_gguf(src) as source:

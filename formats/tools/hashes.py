@@ -4,8 +4,10 @@ manifest.
 Hashed are the bytes of the tensors without padding, in file order; metadata is not. Lines are those
 of llama.cpp's `gguf-hash`:
 
-    sha256    7c3b...  model.gguf:blk.0.attn_q.weight        (name of the hash padded to 8, two spaces, hex, two spaces, place)
+    sha256    7c3b...  model.gguf:blk.0.attn_q.weight
     sha256    91d0...  model.gguf
+
+A line has the name of the hash padded to 8, two spaces, hex digits, two spaces, the place.
 
 The uuid is of version 5: SHA-1 over a fixed namespace and all tensor bytes. Of a split model, the
 first shard's name is used for all.

@@ -41,7 +41,7 @@ class Shard:
     def header_bytes(
         self, metadata: dict[str, Value], index: int, n_shards: int, n_tensors: int
     ) -> int:
-        """Bytes in front of the tensor data, when this is shard `index` of a model with `metadata`."""
+        """Return the bytes before the tensor data of shard `index` of a model with `metadata`."""
         keys = (metadata if index == 0 else {}) | shard_rules.split_keys(index, n_shards, n_tensors)
         return len(encode_header(keys, self.tensors, DEFAULT_ALIGNMENT)[0])
 

@@ -112,7 +112,7 @@ class ModelSummary:
 
 
 def inspect_model(path: str | os.PathLike) -> ModelSummary:
-    """Summary of a GGUF file, or of a split model through its first shard. Raises as `open_gguf`."""
+    """Summarize a GGUF file, or a split model through its first shard. Raises as `open_gguf`."""
     with open_gguf(path) as file:
         tensors = tuple(PlacedTensor(info, *file.location(info.name)) for info in file.tensors)
         size = sum(Path(shard).stat().st_size for shard in file.shards)
