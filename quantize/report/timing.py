@@ -4,6 +4,7 @@ in the same process.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,18 +109,13 @@ def measure_on_cpu(
     """
     type = ggml_type(type)
     clock = time.thread_time if threads == 1 else time.perf_counter
-    beside = library is not None and library.has(type)
-    if beside and importance is None:
-        beside = not library.requires_importance(type)
+    few = x[: type.group_rows * max(1, min(16, len(x)) // type.group_rows)]
+    if library is not None and not _comparable(library, type, few, importance):
+        library = None
 
     def ours(rows: np.ndarray) -> np.ndarray:
         return encode(type, rows, importance, threads=threads)
 
-    def theirs(rows: np.ndarray) -> np.ndarray:
-        return library.quantize(type, rows, importance)
-
-    few = x[: type.group_rows * max(1, min(16, len(x)) // type.group_rows)]
-    beside = beside and library.survives(type, few, importance)
     ours(few)
     once = _seconds(ours, few, clock)
     part = x[
@@ -131,10 +127,11 @@ def measure_on_cpu(
     best, best_theirs = np.inf, np.inf
     for _ in range(repeat):
         best = min(best, _seconds(ours, part, clock))
-        if beside:
+        if library is not None:
+            theirs = functools.partial(library.quantize, type, importance=importance)
             best_theirs = min(best_theirs, _seconds(theirs, part, time.thread_time))
     speed, error = part.size / best, weighted_error(type, few, ours(few), importance)
-    if not beside:
+    if library is None:
         return Timing(type.name, speed, speed, error)
     return Timing(
         type.name,
@@ -143,8 +140,17 @@ def measure_on_cpu(
         error,
         None,
         part.size / best_theirs,
-        weighted_error(type, few, theirs(few), importance),
+        weighted_error(type, few, library.quantize(type, few, importance), importance),
     )
+
+
+def _comparable(
+    library: ReferenceLibrary, type: GGMLType, few: np.ndarray, importance: np.ndarray | None
+) -> bool:
+    """Return whether the library quantizes rows like `few` to the type."""
+    if not library.has(type) or (importance is None and library.requires_importance(type)):
+        return False
+    return library.survives(type, few, importance)
 
 
 def _seconds(

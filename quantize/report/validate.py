@@ -1,7 +1,7 @@
-"""Reading a quantized file back: whether every value is a number, and every error the one that the
-run reported.
+"""Reading a quantized file back: every value must be finite, and every error must be the one that
+the run reported.
 
-Tensors are decoded in pieces of rows on several threads, beside the source where there is one.
+Tensors are decoded in pieces of rows on several threads, together with the source if there is one.
 Bytes that were kept must be equal.
 """
 
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,6 +30,15 @@ from ..run.report import Checked, ErrorTotals, RunProgress, TensorReport
 TOLERANCE = 1e-5  # relative; sums are in another order on GPUs
 
 
+@dataclass(frozen=True)
+class _Comparison:
+    """What a written tensor is compared with: its plan, the source and the importances."""
+
+    plan: PlannedTensor
+    source: Source
+    weights: np.ndarray | None
+
+
 def validate_tensors(
     written: GGUFFile,
     source: Source | None = None,
@@ -38,34 +48,36 @@ def validate_tensors(
     importance: ImportanceLookup | None = None,
     threads: int = 1,
 ) -> Iterator[Checked]:
-    """Every tensor of `written`, in order, as soon as it is checked.
+    """Yield every tensor of `written`, in order, as soon as it is checked.
 
-    source: what the tensors were made of; they are compared then. planned: one for each tensor of
-    the file; by default tensors of the source are found by their names, and ShapeError says which
-    is not there or has another shape. reported: what the run says of them.
+    source: what the tensors were made of, to compare them with. planned: a plan for each tensor of
+    the file; by default tensors of the source are found by name, and ShapeError says which is
+    missing or has another shape. reported: what the run reported of them.
     """
     if source is not None and not planned:
         planned = _by_name(written, source)
-    plans = planned if source is not None else [None] * len(written.tensors)
     with ThreadPoolExecutor(threads, thread_name_prefix="validate") as pool:
-        for number, (tensor, plan) in enumerate(zip(written.tensors, plans)):
-            weights = (
-                None
-                if importance is None or plan is None or plan.kept
-                else importance(plan.source.name, plan.source.shape)
-            )
+        for number, tensor in enumerate(written.tensors):
+            compared = None
+            if source is not None:
+                plan = planned[number]
+                weights = None
+                if importance is not None and not plan.kept:
+                    weights = importance(plan.source.name, plan.source.shape)
+                compared = _Comparison(plan, source, weights)
             sums, fault = ErrorTotals(), ""
-            works = ((None, work) for work in _works(written, tensor, source, plan, weights))
+            works = ((None, work) for work in _works(written, tensor, compared))
             with closing(results_in_order(pool, 2 * threads, works)) as results:
                 for _, (found, measured) in results:
                     fault = fault or found
                     sums.add(measured)
             written.release(tensor)
-            if source is not None:
-                source.release(plan.source)
-            report = None if plan is None else sums.report(plan, weights is not None)
-            if not fault and report is not None and reported:
-                fault = _difference(reported[number], report)
+            report = None
+            if compared is not None:
+                compared.source.release(compared.plan.source)
+                report = sums.report(compared.plan, compared.weights is not None)
+                if not fault and reported:
+                    fault = _difference(reported[number], report)
             yield Checked(tensor, report, fault)
 
 
@@ -74,7 +86,7 @@ def _by_name(written: GGUFFile, source: Source) -> list[PlannedTensor]:
     for tensor in written.tensors:
         if (other := known.get(tensor.name)) is None:
             raise ShapeError(
-                "there is no such tensor to compare with", file=source.path, tensor=tensor.name
+                "the source does not have this tensor", file=source.path, tensor=tensor.name
             )
         if other.shape != tensor.shape:
             raise ShapeError(
@@ -86,61 +98,63 @@ def _by_name(written: GGUFFile, source: Source) -> list[PlannedTensor]:
 
 
 def _works(
-    written: GGUFFile,
-    tensor: TensorInfo,
-    source: Source | None,
-    plan: PlannedTensor | None,
-    weights: np.ndarray | None,
+    written: GGUFFile, tensor: TensorInfo, compared: _Comparison | None
 ) -> Iterator[Callable[[], tuple[str, np.ndarray | None]]]:
-    """Functions that check a piece each: (fault, float64[6] as `ErrorTotals.add` takes it, None
-    where nothing is measured).
+    """Yield functions that check a piece each. They return (fault, float64[6] for
+    `ErrorTotals.add`, None if nothing is measured).
     """
-    group = (
-        tensor.type.group_rows
-        if plan is None
-        else math.lcm(tensor.type.group_rows, plan.source.type.group_rows)
-    )
+    group = tensor.type.group_rows
+    if compared is not None:
+        group = math.lcm(group, compared.plan.source.type.group_rows)
     matrix_rows = tensor.n_rows // tensor.n_matrices
     step = max(1, PIECE_ELEMENTS // tensor.n_cols // group) * group
     for matrix in range(tensor.n_matrices):
-        own, last = None if weights is None else weights[matrix], (matrix + 1) * matrix_rows
+        last = (matrix + 1) * matrix_rows
         for start in range(matrix * matrix_rows, last, step):
-            yield functools.partial(
-                _check, written, tensor, source, plan, own, start, min(start + step, last)
-            )
+            stop = min(start + step, last)
+            if compared is None:
+                yield functools.partial(_check, written, tensor, start, stop)
+            else:
+                weights = None if compared.weights is None else compared.weights[matrix]
+                yield functools.partial(_compare, written, tensor, compared, weights, start, stop)
 
 
 def _check(
+    written: GGUFFile, tensor: TensorInfo, start: int, stop: int
+) -> tuple[str, np.ndarray | None]:
+    rows = written.read_rows(tensor, start, stop)
+    if tensor.type.name not in decodable_types():  # no rows of numbers
+        return "", None
+    values = decode(tensor.type, rows, tensor.n_cols, as_weights=True)
+    return _first_non_finite(values, start), None
+
+
+def _compare(
     written: GGUFFile,
     tensor: TensorInfo,
-    source: Source | None,
-    plan: PlannedTensor | None,
+    compared: _Comparison,
     weights: np.ndarray | None,
     start: int,
     stop: int,
 ) -> tuple[str, np.ndarray | None]:
+    plan, source = compared.plan, compared.source
     rows = written.read_rows(tensor, start, stop)
-    where = f"rows {start} to {stop - 1}"
-    if plan is not None and plan.kept:
+    if plan.kept:
         same = np.array_equal(rows, source.read_rows(plan.source, start, stop))
         if same and (tail := tensor.type.tail_bytes) and stop == tensor.n_rows:
-            ends = [
-                file.read_bytes(info, info.n_bytes - tail, info.n_bytes)
-                for file, info in ((written, tensor), (source, plan.source))
-            ]
-            same = np.array_equal(*ends)
-        return "" if same else f"the bytes of {where} are not those of the source", None
+            ours = written.read_bytes(tensor, tensor.n_bytes - tail, tensor.n_bytes)
+            theirs = source.read_bytes(plan.source, tensor.n_bytes - tail, tensor.n_bytes)
+            same = np.array_equal(ours, theirs)
+        fault = f"the bytes of rows {start} to {stop - 1} are not those of the source"
+        return "" if same else fault, None
     if tensor.type.name not in decodable_types():  # no rows of numbers
         return "", None
     values = decode(tensor.type, rows, tensor.n_cols, as_weights=True)
-    if plan is None:
-        return _first_non_finite(values, start), None
     x = decode(plan.source.type, source.read_rows(plan.source, start, stop), tensor.n_cols)
     zeroed = zero_non_finite(x) if plan.nan_to_zero else 0
-    # What is not finite in the source stays so in a tensor that becomes floats.
-    fault = _first_non_finite(
-        values if np.isfinite(x).all() else np.where(np.isfinite(x), values, 0), start
-    )
+    # Values that are not finite in the source stay so in a tensor that becomes floats.
+    finite = np.isfinite(x)
+    fault = _first_non_finite(values if finite.all() else np.where(finite, values, 0), start)
     return fault, np.array([*error_sums(x, values, weights), zeroed])
 
 
@@ -153,7 +167,7 @@ def _first_non_finite(values: np.ndarray, first_row: int) -> str:
 
 
 def _difference(reported: TensorReport, found: TensorReport) -> str:
-    """What of the errors is not as reported, to rounding."""
+    """Describe the first error that differs from the reported one by more than rounding."""
     if reported.rmse is None:
         return ""
     for what in ("rmse", "weighted_rmse", "largest_error"):
@@ -176,11 +190,11 @@ def require_sound(
     threads: int = 1,
     progress: RunProgress | None = None,
 ) -> None:
-    """ValidationError naming the first tensor of an output that does not read back as it was
+    """Raise ValidationError naming the first tensor of an output that does not read back as
     reported.
 
-    parts: the output's files (shards) as they lie on the disk now, `path` is what they will be
-    called. progress hears of every tensor.
+    parts: the current paths of the output's files (shards); path: their final name. progress is
+    called for every tensor.
     """
     with ExitStack() as opened:
         files = []
