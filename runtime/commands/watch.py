@@ -56,8 +56,8 @@ class _Watch:
         if self.first is None:
             self.first = name
         self.begun += name == self.first
-        if self.begun <= self.planned and self.estimate.due():
-            self.estimate.say(self._done(name))
+        if self.begun <= self.planned and self.estimate.due() and (done := self._done(name)) > 0:
+            self.estimate.say(done)
 
     def _done(self, name: str) -> float:
         """Return the part of the plan that is done, with the product of the matrix `name`."""

@@ -1,0 +1,183 @@
+"""What a new user meets: folders for files, slow models, odd locales, and what is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import iqforge
+import numpy as np
+import pytest
+from iqforge.cli import main
+from iqforge.formats.commands.progress import ByteProgress, Estimate, duration
+from iqforge.imatrix.cold_experts import fill_cold_experts
+from iqforge.imatrix.coverage import measure_coverage
+from iqforge.imatrix.data import Entry, Imatrix
+from iqforge.runtime.commands import watch
+
+DEMO = Path(iqforge.__file__).parent / "demo" / "model"
+TEXT = "The quick brown fox jumps over the lazy dog.\n" * 60
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory):
+    return iqforge.convert_model(DEMO, tmp_path_factory.mktemp("gguf") / "demo.gguf", "auto")
+
+
+# ---- a checkpoint folder as a model
+
+
+COMMANDS = {
+    "perplexity": "-f {text} -c 64 --chunks 2",
+    "generate": "-p Hello -n 4 --temp 0",
+    "imatrix": "-f {text} -c 64 --chunks 2 -o {folder}/i.dat",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_checkpoint_folder_is_a_model(command, text, gguf, tmp_path, capsys):
+    printed = []
+    for model in (DEMO, gguf):
+        words = COMMANDS[command].format(text=text, folder=tmp_path).split()
+        assert main([command, "--device", "cpu", "-m", str(model), *words]) == 0
+        files = [(tmp_path / "i.dat").read_bytes()] if command == "imatrix" else []
+        printed.append((capsys.readouterr().out, files))
+    assert printed[0] == printed[1]
+
+
+def test_a_checkpoint_folder_is_measured(tmp_path, capsys, text):
+    words = ["-m", str(DEMO), "--device", "cpu"]
+    assert main(["bench", *words, "-p", "4", "-n", "2", "-r", "1", "-o", "json"]) == 0
+    assert [test["n_gen"] for test in json.loads(capsys.readouterr().out)] == [0, 2]
+    assert main(["sweep-bench", *words, "-c", "16", "-ub", "16", "-n", "1"]) == 0
+    assert main(["profile", *words, "-p", "4", "-n", "1"]) == 0
+    sensitivity = ["-f", str(text), "-c", "64", "--chunks", "1", "--layers", "5", "--type", "Q8_0"]
+    assert main(["sensitivity", *words, *sensitivity, "-o", str(tmp_path / "s.json")]) == 0
+
+
+def test_the_profiler_s_log_is_not_shown(capfd):
+    words = ["--synthetic", "llama-tiny:Q8_0", "--device", "cpu", "-p", "2", "-n", "1"]
+    assert main(["profile", *words]) == 0
+    err = capfd.readouterr().err
+    assert ".cpp:" not in err and "profiler_start" not in err
+
+
+# ---- wrong inputs
+
+
+def test_a_folder_as_a_text(tmp_path, capsys):
+    for words in (["perplexity"], ["generate"], ["imatrix"], ["sensitivity"]):
+        assert main([*words, "-m", str(DEMO), "--device", "cpu", "-f", str(tmp_path)]) == 1
+        assert f"{tmp_path}: is a folder, expected a UTF-8 text file" in capsys.readouterr().err
+
+
+def run_in_c_locale(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "iqforge", *words],
+        capture_output=True,
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""},
+    )
+
+
+def test_texts_and_names_in_the_c_locale(tmp_path):
+    words = ["generate", "-m", str(DEMO), "--device", "cpu", "-n", "1", "--temp", "0", "-p"]
+    done = run_in_c_locale(*words, "café")
+    assert done.returncode == 0 and done.stdout.startswith(b"caf\\xe9"), done.stderr
+    (tmp_path / "café.txt").write_text("x")
+    done = run_in_c_locale("inspect", str(tmp_path / "café.txt"))
+    assert done.returncode == 1 and b"caf\\xe9.txt" in done.stderr
+
+
+# ---- what is printed
+
+
+def test_the_table_of_a_benchmark_holds_long_labels(capsys):
+    words = ["--synthetic", "llama-tiny:Q8_0", "--device", "cpu", "-p", "0", "-n", "0", "-r", "1"]
+    assert main(["bench", *words, "-pg", "64,16", "-d", "128"]) == 0
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert "pp64+tg16 @ d128" in table[2] and len({len(line) for line in table}) == 1
+
+
+@pytest.mark.parametrize("method", ["prior", "none"])
+def test_unseen_experts_are_unseen_in_the_file_too(tmp_path, method, capsys):
+    """Experts that are filled in have a count of 1, which is not what they saw."""
+    rng = np.random.default_rng(3)
+    counts = np.array([200, 0, 1, 5], dtype=np.int64)
+
+    def entry(n_cols: int) -> Entry:
+        return Entry(rng.random((4, n_cols)) * counts[:, None], counts)
+
+    entries = {
+        f"blk.0.ffn_{kind}_exps.weight": entry(8 if kind == "down" else 4)
+        for kind in ("gate", "up", "down")
+    }
+    collected = Imatrix(entries, 2, 512)
+    written = fill_cold_experts(collected, method)
+    for imatrix in (collected, written):
+        [layer] = measure_coverage(imatrix).layers
+        assert layer.tokens.tolist() == counts.tolist()
+        assert "1 of them none" in " ".join(measure_coverage(imatrix).summary())
+
+
+def test_durations():
+    assert [duration(x) for x in (0, 5, 59, 90, 7200)] == ["1 s", "5 s", "59 s", "1.5 min", "2.0 h"]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_estimate_comes_after_five_seconds_and_every_minute(capsys):
+    clock = Clock()
+    estimate = Estimate("hashing", clock=clock)
+    for clock.now, done in ((1, 0.01), (5, 0.05), (30, 0.3), (66, 0.6), (70, 0.7)):
+        estimate.say(done)
+    assert capsys.readouterr().err.splitlines() == [
+        "hashing: 5.0 % in 5 s, about 1.6 min left",
+        "hashing: 60 % in 1.1 min, about 44 s left",
+    ]
+
+
+def test_bytes_are_counted_where_there_is_no_terminal(monkeypatch, capsys):
+    with ByteProgress("splitting") as progress:
+        progress.begin(1000)
+        progress._estimate.next = 0.0
+        progress(250)
+    assert capsys.readouterr().err.startswith("splitting: 25 % in ")
+
+
+def test_a_slow_model_says_how_long_it_takes(monkeypatch, capsys):
+    """The clock runs a second per product: the first line comes within the first pass."""
+    clock = Clock()
+
+    def tick() -> float:
+        clock.now += 1
+        return clock.now
+
+    monkeypatch.setattr(
+        watch, "Estimate", lambda what, every: Estimate(what, every=every, clock=tick)
+    )
+    words = ["--synthetic", "llama-tiny:Q8_0", "--device", "cpu", "-p", "8", "-n", "1", "-r", "2"]
+    assert main(["bench", *words]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    first = next(line for line in lines if "left" in line)
+    assert first.startswith("llama-tiny:Q8_0: pp8: ") and " % in " in first
+
+
+def test_runs_of_passes():
+    assert watch.passes(0, 512) == []
+    assert watch.passes(512, 512) == [(512, 1)]
+    assert watch.passes(10**14 + 3, 512) == [(512, 195312500000), (3, 1)]
