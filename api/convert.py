@@ -54,8 +54,8 @@ def convert_model(
     with no file in between. pre: name of the pre-tokenizer, if it cannot be derived. name:
     `general.name`. metadata: JSON file with `general.*` keys to set, see `convert.overrides`.
     split_max_size (bytes, `300M`, `2G`), split_max_tensors, no_tensor_first_split: shards, see
-    `convert.output.Limits`. force: use an importance matrix that seems to belong to another model.
-    layout: see `convert.options.LayoutOptions` (merge_gate_up, mtp, mla_layout,
+    `formats.tools.sharding.ShardLimits`. force: use an importance matrix that seems to belong to
+    another model. layout: see `convert.options.LayoutOptions` (merge_gate_up, mtp, mla_layout,
     vocab_only). Raises CheckpointError and its kin; OutputError also for a disk that is too small,
     before it starts.
     """
@@ -175,13 +175,13 @@ def plan_conversion(
     from ..convert.tensors.outtype import OUTTYPES, plan_outtype, resolve_outtype
     from ..formats.ftypes import file_type
     from ..formats.gguf.values import u32
-    from ..formats.tools.sharding import Limits, plan_output
+    from ..formats.tools.sharding import ShardLimits, plan_output
     from ..imatrix.belongs import check_belongs
     from ..quantize.plan.metadata import quantized_metadata
     from ..quantize.plan.plan import PlannedTensor
 
     limits, imatrix = (
-        Limits(split_max_tensors, split_max_size, no_tensor_first_split),
+        ShardLimits(split_max_tensors, split_max_size, no_tensor_first_split),
         loaded_imatrix(imatrix),
     )
     if metadata is not None:

@@ -82,7 +82,7 @@ def plan_outputs(
     OutputError for a file that is an input or could not be valid, UsageError for shards that cannot
     be.
     """
-    from ..formats.tools.sharding import Limits, plan_output
+    from ..formats.tools.sharding import ShardLimits, plan_output
     from ..quantize.plan.metadata import quantized_metadata
     from ..quantize.run.parallel import thread_count
     from ..quantize.run.provenance import (
@@ -116,7 +116,7 @@ def plan_outputs(
             metadata, keys, imatrix=note is not None, imatrix_sha256=note.sha256 if note else None
         )
         groups = _groups(source, planned) if shards.keep_split else None
-        limits = Limits(shards.max_tensors, shards.max_size)
+        limits = ShardLimits(shards.max_tensors, shards.max_size)
         files = plan_output(
             Path(out or ""), metadata, [plan.target for plan in planned], limits, inputs, groups
         )

@@ -44,12 +44,12 @@ from .matvec_plan import (
     float_spec,
     limits,
     quantized_spec,
-    room_of,
     sample_specs,
+    shared_space_of,
 )
 from .ops import PackedMatrix
 
-Part = tuple[
+MatrixPart = tuple[
     PackedMatrix, torch.Tensor, int, int
 ]  # matrix, result, how many of its rows, from which on
 
@@ -72,9 +72,9 @@ def fits(m: PackedMatrix, kind: int, slots: int = 1) -> bool:
     device = limits(device_index(m.device))
     if m.type.is_float:
         return m.cols * 4 <= device.shared - RESERVED
-    return device.plan(m.type, m.cols, slots if kind == EXPERT_DOWN else 1, kind).shared <= room_of(
-        m.type, device.shared
-    )
+    return device.plan(
+        m.type, m.cols, slots if kind == EXPERT_DOWN else 1, kind
+    ).shared <= shared_space_of(m.type, device.shared)
 
 
 def norm_matvec(
@@ -90,7 +90,7 @@ def norm_matvec(
     Up to three matrices of one type make one launch. norm_weight: float32[cols], None for ones.
     ShapeError for tensors that do not fit.
     """
-    by_type: dict[str, list[Part]] = {}
+    by_type: dict[str, list[MatrixPart]] = {}
     for m, out in zip(matrices, outs, strict=True):
         by_type.setdefault(m.type.name, []).append((m, out, m.rows, 0))
     for group in by_type.values():
@@ -136,7 +136,7 @@ def _product(
     x: torch.Tensor,
     norm_weight: torch.Tensor | None,
     eps: float,
-    parts: list[Part],
+    parts: list[MatrixPart],
     pdl: bool,
 ) -> None:
     type, device, (n, cols) = parts[0][0].type, x.device, x.shape
@@ -175,7 +175,9 @@ def _product(
         blocks = min(-(-rows // per_block), here.processors * (2048 // (32 * warps)))
     else:
         at_once = n  # long rows of activations: some of them at a time
-        while at_once and here.plan(type, cols, at_once, kind).shared > room_of(type, here.shared):
+        while at_once and here.plan(type, cols, at_once, kind).shared > shared_space_of(
+            type, here.shared
+        ):
             at_once = -(-at_once // 2) if at_once > 1 else 0
     if at_once < 1:
         raise ShapeError(
@@ -204,8 +206,8 @@ def _product(
                     quantized_spec(type, cols, len(now), kind, cut, matrices, half),
                     here.shared_of(kind, cut),
                 )
-                # On every multiprocessor, also where there are few rows: see `Limits.shared_of`.
-                # Fewer x at the end may allow more warps.
+                # On every multiprocessor, also where there are few rows: see
+                # `DeviceLimits.shared_of`. Fewer x at the end may allow more warps.
                 blocks, warps = here.processors, cut.warps
             launch(
                 function(spec, NAMES[kind], index),
@@ -256,7 +258,7 @@ def expert_gate_up(
     index = device_index(device)
     here = limits(index)
     cut = here.plan(gate.type, cols, 1, EXPERT_GATE_UP)
-    if cut.shared > room_of(gate.type, here.shared):
+    if cut.shared > shared_space_of(gate.type, here.shared):
         raise ShapeError(
             f"activations of {cols} elements do not fit into the {here.shared} bytes of shared"
             f" memory of {device}"
@@ -315,7 +317,7 @@ def expert_down_add(
     index = device_index(device)
     here = limits(index)
     cut = here.plan(down.type, cols, k, EXPERT_DOWN)
-    if cut.shared > room_of(down.type, here.shared):
+    if cut.shared > shared_space_of(down.type, here.shared):
         raise ShapeError(
             f"{k} experts of {cols} elements do not fit into the {here.shared} bytes of shared"
             f" memory of {device}"

@@ -46,7 +46,7 @@ RESERVED = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class MatvecPlan:
     """`steps` of 32 granules make a row; a stage is `stage_steps` of them of `stage_rows` rows;
     each of `warps` warps has `slots` stages on their way. `shared`: bytes of shared memory of a
     block. `resident`: blocks whose registers fit on a multiprocessor at once.
@@ -84,7 +84,7 @@ def activation_bytes(type: GGMLType, steps: int) -> int:
     return 32 * steps * (granule(type) + (16 if granule(type) == 32 else 8))
 
 
-def room_of(type: GGMLType, limit: int) -> int:
+def shared_space_of(type: GGMLType, limit: int) -> int:
     """Bytes of shared memory that a plan for the type can have, of the `limit` of a block: some
     types have a table there.
     """
@@ -94,7 +94,7 @@ def room_of(type: GGMLType, limit: int) -> int:
 @functools.cache
 def plan(
     type: GGMLType, cols: int, n: int, kind: int, limit: int, wanted: int | None = None
-) -> Plan:
+) -> MatvecPlan:
     """For rows of `cols` weights and n rows of activations (of EXPERT_DOWN: n slots), on a device
     that has `limit` bytes of shared memory for a block; `wanted` are what the ring should make do
     with, where that is less. `shared` is larger than the limit where n is too much.
@@ -104,16 +104,16 @@ def plan(
     x, fewest = n * activation_bytes(type, steps), 1 if kind == EXPERT_DOWN else 2
     ring = min(
         _LARGEST_RING if kind >= EXPERT_GATE_UP else _RING,
-        room_of(type, min(limit, wanted or limit)) - x,
+        shared_space_of(type, min(limit, wanted or limit)) - x,
     )
 
     def slot(k: int) -> int:
         return stage_rows * stage_bytes(type, cols, k)
 
     warps = _WARPS
-    while warps > 4 and fewest * warps * slot(1) > room_of(type, limit) - x:
+    while warps > 4 and fewest * warps * slot(1) > shared_space_of(type, limit) - x:
         warps //= 2
-    most = min(_LARGEST_RING, room_of(type, min(limit, wanted or limit)) - x)
+    most = min(_LARGEST_RING, shared_space_of(type, min(limit, wanted or limit)) - x)
     longest = next(
         (k for k in range(min(_STAGE_STEPS, steps), 1, -1) if fewest * slot(k) <= most // warps), 1
     )
@@ -123,7 +123,7 @@ def plan(
     )  # equal stages, if they need not be much shorter
     slots = max(fewest, min(8, ring // (warps * slot(stage_steps))))
     resident = 2 if n == 1 or kind == EXPERT_DOWN else 1
-    return Plan(
+    return MatvecPlan(
         steps,
         stage_steps,
         stage_rows,
@@ -136,7 +136,13 @@ def plan(
 
 @functools.cache
 def quantized_spec(
-    type: GGMLType, cols: int, n: int, kind: int, plan: Plan, matrices: int = 1, bf16: bool = False
+    type: GGMLType,
+    cols: int,
+    n: int,
+    kind: int,
+    plan: MatvecPlan,
+    matrices: int = 1,
+    bf16: bool = False,
 ) -> KernelSpec:
     """The kernel of a product with a quantized type; `matrices` below each other for NORM_MATVEC.
     bf16: x of MATVEC_ADD, the result of GATE_UP are bf16.
@@ -195,7 +201,7 @@ def float_spec(type: GGMLType, cols: int, n: int, kind: int, split: int) -> Kern
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """Of a device: multiprocessors, and bytes of shared memory that a block can have at most. With
     `alone` of them a multiprocessor has one block at a time; `beside` is what another one can have
     there.
@@ -206,7 +212,7 @@ class Limits:
     alone: int
     beside: int
 
-    def shared_of(self, kind: int, cut: Plan) -> int:
+    def shared_of(self, kind: int, cut: MatvecPlan) -> int:
         """Bytes to launch with.
 
         Each block of a product is to be on a multiprocessor before the block in front of it has
@@ -217,7 +223,7 @@ class Limits:
         """
         return max(cut.shared, self.alone) if kind in _AFTER_FEW_BLOCKS else cut.shared
 
-    def plan(self, type: GGMLType, cols: int, n: int, kind: int) -> Plan:
+    def plan(self, type: GGMLType, cols: int, n: int, kind: int) -> MatvecPlan:
         return plan(
             type,
             cols,
@@ -229,7 +235,7 @@ class Limits:
 
 
 @functools.cache
-def limits(device: int) -> Limits:
+def limits(device: int) -> DeviceLimits:
     """Of a CUDA device, by number."""
     facts = torch.cuda.get_device_properties(device)
     alone = min(
@@ -239,7 +245,7 @@ def limits(device: int) -> Limits:
     beside = (
         facts.shared_memory_per_multiprocessor - alone - RESERVED if facts.major >= 9 else most
     )  # kernels overlap from sm_90 on
-    return Limits(facts.multi_processor_count, most, alone, beside)
+    return DeviceLimits(facts.multi_processor_count, most, alone, beside)
 
 
 def sample_specs() -> list[KernelSpec]:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 from iqforge.cuda_kernels import matvec, ops
-from iqforge.cuda_kernels.matvec_plan import Limits
+from iqforge.cuda_kernels.matvec_plan import DeviceLimits
 from iqforge.cuda_kernels.ops import decode_matrices, decode_matrix
 from iqforge.runtime.cuda import step_frame, step_layers, step_sampling
 from iqforge.runtime.layers.attention import attend
@@ -213,7 +213,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (torch.cuda, "get_device_properties", lambda device: facts),
         (torch, "zeros", lambda *size, pin_memory=False, **options: zeros(*size, **options)),
         (matvec, "device_index", lambda device: 0),
-        (matvec, "limits", lambda index: Limits(132, products, products // 2, products // 2)),
+        (matvec, "limits", lambda index: DeviceLimits(132, products, products // 2, products // 2)),
         (step_frame, "StepAttention", Attention),
         (step_frame, "StepRouter", Router),
         (step_frame, "step_angles", angles),

@@ -16,7 +16,7 @@ from iqforge.cli import main
 from iqforge.errors import ConfigError, NotFoundError, OutputError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.source import TensorInfo
-from iqforge.formats.tools.sharding import Limits
+from iqforge.formats.tools.sharding import ShardLimits
 from iqforge.formats.types import TYPES
 
 from .shared import shared
@@ -82,7 +82,7 @@ def test_cuts_are_those_of_the_reference(tmp_path, options):
     tensors = [
         TensorInfo(f"t{number}", (int(size),), TYPES["F32"]) for number, size in enumerate(sizes)
     ]
-    limits = Limits(
+    limits = ShardLimits(
         options.get("split_max_tensors"),
         options.get("split_max_size"),
         options.get("small_first_shard", False),
@@ -102,8 +102,8 @@ def test_limits_that_are_none():
         {"metadata_first": True},
     ):
         with pytest.raises(UsageError):
-            Limits(**options)
-    assert [Limits(max_size=text).bytes for text in ("77", 77, "2K", "3M", "1G")] == [
+            ShardLimits(**options)
+    assert [ShardLimits(max_size=text).bytes for text in ("77", 77, "2K", "3M", "1G")] == [
         77,
         77,
         2000,

@@ -253,7 +253,7 @@ def test_plans_cover_rows_and_fit(name, cols):
             assert (
                 cols <= cut.steps * elements < cols + elements and 1 <= cut.stage_steps <= cut.steps
             )
-            assert cut.slots >= 2 and cut.shared <= matvec_plan.room_of(type, limit)
+            assert cut.slots >= 2 and cut.shared <= matvec_plan.shared_space_of(type, limit)
 
 
 def test_floats_have_no_expert_kernels():
@@ -272,7 +272,7 @@ def stand_in(monkeypatch) -> list[tuple]:
     """
     launches = []
     monkeypatch.setattr(
-        matvec, "limits", lambda device: matvec_plan.Limits(84, SHARED, 50 << 10, 47 << 10)
+        matvec, "limits", lambda device: matvec_plan.DeviceLimits(84, SHARED, 50 << 10, 47 << 10)
     )
     monkeypatch.setattr(matvec, "device_index", lambda device: 0)
     monkeypatch.setattr(matvec, "_check", lambda *args: None)

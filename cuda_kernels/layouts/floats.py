@@ -1,11 +1,11 @@
 """Floats, as they are in the file: 32 of them make a unit."""
 
 from ...formats.codecs.bit_moves import bits
-from .layout import Layout
+from .layout import BlockLayout
 
 
-def _plain(n_bytes: int) -> Layout:
-    return Layout(
+def _plain(n_bytes: int) -> BlockLayout:
+    return BlockLayout(
         (("values", n_bytes),),
         lambda i: [(bits(0, 0, 8 * n_bytes), "values", bits(0, 0, 8 * n_bytes))],
     )

@@ -1,7 +1,7 @@
 """Layouts of four-bit floats: indices of a table, a byte of scale per unit or two."""
 
 from ...formats.codecs.bit_moves import nibble, u8
-from .layout import Layout, nibbles
+from .layout import BlockLayout, nibbles
 
 
 def mxfp4(i):
@@ -14,6 +14,6 @@ def nvfp4(i):
 
 
 LAYOUTS = {
-    "MXFP4": Layout((("codes", 16), ("scales", 1)), mxfp4),
-    "NVFP4": Layout((("codes", 32), ("scales", 4)), nvfp4),
+    "MXFP4": BlockLayout((("codes", 16), ("scales", 1)), mxfp4),
+    "NVFP4": BlockLayout((("codes", 32), ("scales", 4)), nvfp4),
 }

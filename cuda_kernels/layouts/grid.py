@@ -6,7 +6,7 @@ four other bits.
 """
 
 from ...formats.codecs.bit_moves import bits, nibble, u8, u16
-from .layout import Layout, nibbles
+from .layout import BlockLayout, nibbles
 
 
 def _sign(at, i):
@@ -124,14 +124,14 @@ def iq4_xs(i):
 
 
 LAYOUTS = {
-    "IQ2_XXS": Layout((("codes", 64), ("d", 2)), iq2_xxs),
-    "IQ2_XS": Layout((("codes", 64), ("scales", 8), ("d", 2)), iq2_xs),
-    "IQ2_S": Layout((("codes", 64), ("scales", 16), ("d", 2)), iq2_s),
-    "IQ3_XXS": Layout((("codes", 64), ("signs", 32), ("d", 2)), iq3_xxs),
-    "IQ3_S": Layout((("codes", 64), ("signs", 32), ("scales", 16)), iq3_s),
-    "IQ1_S": Layout((("codes", 32), ("heads", 16), ("d", 2)), iq1_s),
-    "IQ1_M": Layout((("codes", 32), ("heads", 16), ("scales", 8)), iq1_m),
-    "IQ1_S_R4": Layout((("codes", 4), ("heads", 2)), iq1_s_r4),
-    "IQ1_M_R4": Layout((("codes", 4), ("heads", 2), ("scales", 1)), iq1_m_r4),
-    "IQ4_XS": Layout((("codes", 128), ("scales", 8)), iq4_xs),
+    "IQ2_XXS": BlockLayout((("codes", 64), ("d", 2)), iq2_xxs),
+    "IQ2_XS": BlockLayout((("codes", 64), ("scales", 8), ("d", 2)), iq2_xs),
+    "IQ2_S": BlockLayout((("codes", 64), ("scales", 16), ("d", 2)), iq2_s),
+    "IQ3_XXS": BlockLayout((("codes", 64), ("signs", 32), ("d", 2)), iq3_xxs),
+    "IQ3_S": BlockLayout((("codes", 64), ("signs", 32), ("scales", 16)), iq3_s),
+    "IQ1_S": BlockLayout((("codes", 32), ("heads", 16), ("d", 2)), iq1_s),
+    "IQ1_M": BlockLayout((("codes", 32), ("heads", 16), ("scales", 8)), iq1_m),
+    "IQ1_S_R4": BlockLayout((("codes", 4), ("heads", 2)), iq1_s_r4),
+    "IQ1_M_R4": BlockLayout((("codes", 4), ("heads", 2), ("scales", 1)), iq1_m_r4),
+    "IQ4_XS": BlockLayout((("codes", 128), ("scales", 8)), iq4_xs),
 }

@@ -5,7 +5,7 @@ halves (two bits per unit).
 import numpy as np
 
 from ...formats.codecs.bit_moves import FLIPPED, bits, nibble, u8, u16
-from .layout import Layout, nibbles, pairs, singles
+from .layout import BlockLayout, nibbles, pairs, singles
 
 
 def _heads():
@@ -75,11 +75,11 @@ def iq6_k(i):
 
 
 LAYOUTS = {
-    "IQ2_K": Layout((("codes", 64), ("scales", 8), ("heads", 4)), iq2_k),
-    "IQ3_K": Layout(
+    "IQ2_K": BlockLayout((("codes", 64), ("scales", 8), ("heads", 4)), iq2_k),
+    "IQ3_K": BlockLayout(
         (("codes", 64), ("third", 32), ("scales", 8), ("heads", 4), ("signs", 2)), iq3_k
     ),
-    "IQ4_K": Layout((("codes", 128), ("scales", 16)), iq4_k),
-    "IQ5_K": Layout((("codes", 128), ("fifth", 32), ("scales", 16)), iq5_k),
-    "IQ6_K": Layout((("codes", 128), ("high", 64), ("scales", 16), ("heads", 4)), iq6_k),
+    "IQ4_K": BlockLayout((("codes", 128), ("scales", 16)), iq4_k),
+    "IQ5_K": BlockLayout((("codes", 128), ("fifth", 32), ("scales", 16)), iq5_k),
+    "IQ6_K": BlockLayout((("codes", 128), ("high", 64), ("scales", 16), ("heads", 4)), iq6_k),
 }

@@ -3,7 +3,7 @@ and what does not fit into it.
 """
 
 from ...formats.codecs.bit_moves import bits, nibble, u8, u16
-from .layout import Layout, nibbles, pairs, singles
+from .layout import BlockLayout, nibbles, pairs, singles
 
 
 def iq2_ks(i):
@@ -61,10 +61,10 @@ def iq2_kl(i):
 
 
 LAYOUTS = {
-    "IQ2_KS": Layout((("codes", 64), ("scales", 4), ("extra", 2)), iq2_ks),
-    "IQ3_KS": Layout((("codes", 64), ("third", 32), ("scales", 4), ("extra", 2)), iq3_ks),
-    "IQ4_KS": Layout((("codes", 128), ("scales", 8)), iq4_ks),
-    "IQ4_KSS": Layout((("codes", 128),), iq4_kss),
-    "IQ5_KS": Layout((("codes", 128), ("fifth", 32), ("scales", 8)), iq5_ks),
-    "IQ2_KL": Layout((("codes", 64), ("fifth", 16), ("scales", 4), ("extra", 2)), iq2_kl),
+    "IQ2_KS": BlockLayout((("codes", 64), ("scales", 4), ("extra", 2)), iq2_ks),
+    "IQ3_KS": BlockLayout((("codes", 64), ("third", 32), ("scales", 4), ("extra", 2)), iq3_ks),
+    "IQ4_KS": BlockLayout((("codes", 128), ("scales", 8)), iq4_ks),
+    "IQ4_KSS": BlockLayout((("codes", 128),), iq4_kss),
+    "IQ5_KS": BlockLayout((("codes", 128), ("fifth", 32), ("scales", 8)), iq5_ks),
+    "IQ2_KL": BlockLayout((("codes", 64), ("fifth", 16), ("scales", 4), ("extra", 2)), iq2_kl),
 }

@@ -1,7 +1,7 @@
 """Layouts of the K-quants. Codes are by byte: they are numbers, not indices of a table."""
 
 from ...formats.codecs.bit_moves import bits, nibble, u8, u16
-from .layout import Layout, nibbles_by_byte, pairs_by_byte, singles_by_byte
+from .layout import BlockLayout, nibbles_by_byte, pairs_by_byte, singles_by_byte
 
 
 def six_bit_scales(first):
@@ -84,9 +84,9 @@ def q6_k(i):
 
 
 LAYOUTS = {
-    "Q2_K": Layout((("codes", 64), ("scales", 16), ("heads", 4)), q2_k),
-    "Q3_K": Layout((("codes", 64), ("third", 32), ("scales", 8), ("high", 4), ("d", 2)), q3_k),
-    "Q4_K": Layout((("codes", 128), ("scales", 16)), q4_k),
-    "Q5_K": Layout((("codes", 128), ("fifth", 32), ("scales", 16)), q5_k),
-    "Q6_K": Layout((("low", 128), ("high", 64), ("scales", 16), ("d", 2)), q6_k),
+    "Q2_K": BlockLayout((("codes", 64), ("scales", 16), ("heads", 4)), q2_k),
+    "Q3_K": BlockLayout((("codes", 64), ("third", 32), ("scales", 8), ("high", 4), ("d", 2)), q3_k),
+    "Q4_K": BlockLayout((("codes", 128), ("scales", 16)), q4_k),
+    "Q5_K": BlockLayout((("codes", 128), ("fifth", 32), ("scales", 16)), q5_k),
+    "Q6_K": BlockLayout((("low", 128), ("high", 64), ("scales", 16), ("d", 2)), q6_k),
 }

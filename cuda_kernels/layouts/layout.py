@@ -9,7 +9,7 @@ function best, but each run of 32 elements (a *unit*) has its codes together, al
 
 How a type is added (one line of data here, one struct there):
 
-1. In a file of this folder: `"IQ4_K": Layout((("codes", 128), ("scales", 16)), fields)`, where
+1. In a file of this folder: `"IQ4_K": BlockLayout((("codes", 128), ("scales", 16)), fields)`, where
    `fields(i)` lists, for the elements i of a block (int[n, 1] or so; numbers broadcast), (bits in
    the stored block, plane, bits in that plane's bytes of the block); with FLIPPED after them the
    last bit is inverted, which makes codes around the middle of their range two's complement.
@@ -78,7 +78,7 @@ def singles_by_byte(i) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """planes: (name, bytes per block) in order; `fields` as above. header_bytes: how many of a
     row's header are kept (None: all).
     """

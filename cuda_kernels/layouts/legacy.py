@@ -1,7 +1,7 @@
 """Layouts of the blocks of 32 with one or two half-precision scales."""
 
 from ...formats.codecs.bit_moves import bits, nibble, u8, u16
-from .layout import Layout, nibbles, nibbles_by_byte, pairs_by_byte, singles_by_byte
+from .layout import BlockLayout, nibbles, nibbles_by_byte, pairs_by_byte, singles_by_byte
 
 
 def _nibbles(i, first):
@@ -52,17 +52,17 @@ def q8_0(i):
     return [(u8(2 + i), "codes", u8(i)), (u16(0), "d", u16(0))]
 
 
-_Q5_0 = Layout((("codes", 16), ("high", 4), ("d", 2)), q5_0)
-_Q6_0 = Layout((("codes", 16), ("high", 8), ("d", 2)), q6_0)
+_Q5_0 = BlockLayout((("codes", 16), ("high", 4), ("d", 2)), q5_0)
+_Q6_0 = BlockLayout((("codes", 16), ("high", 8), ("d", 2)), q6_0)
 
 LAYOUTS = {
-    "Q4_0": Layout((("codes", 16), ("d", 2)), q4_0),
-    "Q4_1": Layout((("codes", 16), ("scales", 4)), q4_1),
+    "Q4_0": BlockLayout((("codes", 16), ("d", 2)), q4_0),
+    "Q4_1": BlockLayout((("codes", 16), ("scales", 4)), q4_1),
     "Q5_0": _Q5_0,
     "Q5_0_R4": _Q5_0,  # its rows, once undone, are those of Q5_0, but its zeros have other signs
-    "Q5_1": Layout((("codes", 16), ("high", 4), ("scales", 4)), q5_1),
+    "Q5_1": BlockLayout((("codes", 16), ("high", 4), ("scales", 4)), q5_1),
     "Q6_0": _Q6_0,
     "Q6_0_R4": _Q6_0,
-    "Q8_0": Layout((("codes", 32), ("d", 2)), q8_0),
-    "IQ4_NL": Layout((("codes", 16), ("d", 2)), iq4_nl),
+    "Q8_0": BlockLayout((("codes", 32), ("d", 2)), q8_0),
+    "IQ4_NL": BlockLayout((("codes", 16), ("d", 2)), iq4_nl),
 }

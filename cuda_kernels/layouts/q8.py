@@ -3,7 +3,7 @@ row header, the sum of the codes, is left out: it follows from them.
 """
 
 from ...formats.codecs.bit_moves import u8, u16
-from .layout import Layout
+from .layout import BlockLayout
 
 
 def q8_kv(i):
@@ -15,7 +15,7 @@ def q8_k(i):
 
 
 LAYOUTS = {
-    "Q8_KV": Layout((("codes", 32),), q8_kv, header_bytes=4),
-    "Q8_K_R8": Layout((("codes", 256), ("d", 2)), q8_k),
-    "Q8_K_R16": Layout((("codes", 256), ("d", 2)), q8_k),
+    "Q8_KV": BlockLayout((("codes", 32),), q8_kv, header_bytes=4),
+    "Q8_K_R8": BlockLayout((("codes", 256), ("d", 2)), q8_k),
+    "Q8_K_R16": BlockLayout((("codes", 256), ("d", 2)), q8_k),
 }

@@ -12,7 +12,7 @@ import numpy as np
 from ...formats.codecs.bit_moves import FLIPPED, Moves
 from ...formats.types import GGMLType, ggml_type
 from . import floats, fp4, grid, iq_k, iq_ks, k, legacy, q8, ternary, trellis
-from .layout import UNIT, Layout
+from .layout import UNIT, BlockLayout
 
 FAMILIES = (floats, legacy, fp4, k, grid, ternary, iq_k, iq_ks, trellis, q8)
 ALIGNMENT = 256  # of planes, in bytes
@@ -43,8 +43,8 @@ class PackedLayout:
 
 
 @functools.cache
-def _layouts() -> dict[str, Layout]:
-    merged: dict[str, Layout] = {}
+def _layouts() -> dict[str, BlockLayout]:
+    merged: dict[str, BlockLayout] = {}
     for family in FAMILIES:
         if twice := merged.keys() & family.LAYOUTS.keys():
             raise RuntimeError(f"two layouts for {', '.join(sorted(twice))}")

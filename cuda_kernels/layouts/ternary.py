@@ -1,7 +1,7 @@
 """Layouts of one- and two-bit types. Bytes of several ternary digits stay whole."""
 
 from ...formats.codecs.bit_moves import bits, u8, u16
-from .layout import Layout, pairs_by_byte, singles_by_byte
+from .layout import BlockLayout, pairs_by_byte, singles_by_byte
 
 
 def q1_0_g128(i):
@@ -38,10 +38,10 @@ def iq2_bn(i):
 
 
 LAYOUTS = {
-    "Q1_0_G128": Layout((("codes", 16), ("d", 2)), q1_0_g128),
-    "Q2_0": Layout((("codes", 16), ("d", 2)), q2_0),
-    "TQ1_0": Layout((("codes", 32), ("later", 16), ("tail", 8)), tq1_0),
-    "TQ2_0": Layout((("codes", 64), ("d", 2)), tq2_0),
-    "IQ1_BN": Layout((("codes", 12), ("last", 1)), iq1_bn),
-    "IQ2_BN": Layout((("codes", 16),), iq2_bn),
+    "Q1_0_G128": BlockLayout((("codes", 16), ("d", 2)), q1_0_g128),
+    "Q2_0": BlockLayout((("codes", 16), ("d", 2)), q2_0),
+    "TQ1_0": BlockLayout((("codes", 32), ("later", 16), ("tail", 8)), tq1_0),
+    "TQ2_0": BlockLayout((("codes", 64), ("d", 2)), tq2_0),
+    "IQ1_BN": BlockLayout((("codes", 12), ("last", 1)), iq1_bn),
+    "IQ2_BN": BlockLayout((("codes", 16),), iq2_bn),
 }

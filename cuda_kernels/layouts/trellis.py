@@ -3,7 +3,7 @@
 import numpy as np
 
 from ...formats.codecs.bit_moves import bits, nibble, u8, u16
-from .layout import Layout, singles_by_byte
+from .layout import BlockLayout, singles_by_byte
 
 
 def iq1_kt(i):
@@ -45,8 +45,8 @@ def iq4_kt(i):
 
 
 LAYOUTS = {
-    "IQ1_KT": Layout((("codes", 32), ("high", 16), ("scales", 8)), iq1_kt),
-    "IQ2_KT": Layout((("codes", 64), ("scales", 4)), iq2_kt),
-    "IQ3_KT": Layout((("codes", 64), ("signs", 32), ("scales", 4)), iq3_kt),
-    "IQ4_KT": Layout((("codes", 128),), iq4_kt),
+    "IQ1_KT": BlockLayout((("codes", 32), ("high", 16), ("scales", 8)), iq1_kt),
+    "IQ2_KT": BlockLayout((("codes", 64), ("scales", 4)), iq2_kt),
+    "IQ3_KT": BlockLayout((("codes", 64), ("signs", 32), ("scales", 4)), iq3_kt),
+    "IQ4_KT": BlockLayout((("codes", 128),), iq4_kt),
 }

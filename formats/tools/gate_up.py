@@ -29,7 +29,7 @@ _MERGED_PARTS = (
     "bias",
 )  # a scale per expert, as NVFP4 has beside its weights, belongs to one half alone
 _PIECE = 16 << 20
-Progress = Callable[[int], None]  # called with the number of bytes copied since the last call
+OnBytesCopied = Callable[[int], None]  # called with the number of bytes copied since the last call
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def merge_gate_up(
     *,
     undo: bool = False,
     dry_run: bool = False,
-    progress: Progress | None = None,
+    progress: OnBytesCopied | None = None,
 ) -> list[PlannedMerge]:
     """Write the GGUF model `src` to `out` with gate and up of all experts merged, or with `undo`
     split again. Return the plan.
@@ -212,7 +212,9 @@ def _check_layout(source: Source, tensor: TensorInfo) -> None:
         )
 
 
-def _copy(source: GGUFFile, planned: PlannedMerge, sink: Sink, progress: Progress | None) -> None:
+def _copy(
+    source: GGUFFile, planned: PlannedMerge, sink: Sink, progress: OnBytesCopied | None
+) -> None:
     for unit in range(planned.n_units):
         for span in planned.spans:
             stride = span.tensor.n_bytes // planned.n_units

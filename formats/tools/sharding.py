@@ -22,7 +22,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 @dataclass(frozen=True)
-class Limits:
+class ShardLimits:
     """How a converted model is cut into shards; by default not at all. At most one of the first two
     is given.
 
@@ -147,7 +147,7 @@ def plan_output(
     path: Path,
     metadata: dict[str, Value],
     tensors: Sequence[TensorInfo],
-    limits: Limits = Limits(),
+    limits: ShardLimits = ShardLimits(),
     inputs: Sequence[str | os.PathLike] = (),
     groups: Sequence[Sequence[TensorInfo]] | None = None,
 ) -> OutputPlan:

@@ -25,7 +25,7 @@ from ..source import Sink, TensorInfo
 
 DEFAULT_MAX_TENSORS = 128
 _PIECE = 16 << 20  # bytes copied at once: the resident memory of a copy, whatever the model's size
-Progress = Callable[[int], None]  # called with the number of bytes copied since the last call
+OnBytesCopied = Callable[[int], None]  # called with the number of bytes copied since the last call
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _cut_by_size(source: GGUFFile, max_size: int) -> list[list[TensorInfo]]:
 
 
 def write_split(
-    source: GGUFFile, plan: Sequence[Shard], progress: Progress | None = None
+    source: GGUFFile, plan: Sequence[Shard], progress: OnBytesCopied | None = None
 ) -> list[Path]:
     """Write the shards of `plan`; returns their paths. None of them appears before all are
     complete.
@@ -153,7 +153,7 @@ def split_model(
     max_size: str | int | None = None,
     first_shard_metadata_only: bool = False,
     dry_run: bool = False,
-    progress: Progress | None = None,
+    progress: OnBytesCopied | None = None,
     on_plan: Callable[[GGUFFile, list[Shard]], None] | None = None,
 ) -> list[Path]:
     """Split the GGUF model `src` as `plan_split` says; returns the paths of the shards (not written
@@ -202,7 +202,7 @@ def merge_model(
     *,
     delete_shards: bool = False,
     dry_run: bool = False,
-    progress: Progress | None = None,
+    progress: OnBytesCopied | None = None,
     on_plan: Callable[[GGUFFile], None] | None = None,
 ) -> Path:
     """Merge the shards found through the first one into `out`, which must not exist; returns its
@@ -246,7 +246,7 @@ def check_merge_output(out: Path) -> None:
         raise OutputError("the output file already exists", file=out)
 
 
-def copy_tensors(source: GGUFFile, sink: Sink, progress: Progress | None = None) -> None:
+def copy_tensors(source: GGUFFile, sink: Sink, progress: OnBytesCopied | None = None) -> None:
     """Copy all tensors byte for byte in pieces of 16 MiB, giving the pages of each piece back."""
     for tensor in source.tensors:
         for start in range(0, tensor.n_bytes, _PIECE):
