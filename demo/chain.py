@@ -157,7 +157,7 @@ class Chain:
         """Quantize to every type. Return bits per weight and seconds by type."""
         done = {}
         with self.stage(
-            f"Quantize to {len(TYPES)} types (the first run compiles the searches)",
+            f"Quantize to {len(TYPES)} types",
             "quantize",
             "--pure",
             "--imatrix",
@@ -168,6 +168,10 @@ class Chain:
             self.file("TYPE"),
             "TYPE",
         ):
+            with Bar() as bar:
+                self.api.warm_up([*TYPES, EMBEDDING_TYPE], progress=bar)
+            if bar.compile_seconds:
+                _say(f"compiled the searches in {bar.compile_seconds:.1f} s, once")
             for type in TYPES:
                 started = time.monotonic()
                 with Bar(type) as bar:
@@ -181,7 +185,8 @@ class Chain:
                         restart=True,
                         progress=bar,
                     )
-                done[type] = report.bits_per_weight, time.monotonic() - started
+                seconds = time.monotonic() - started - bar.compile_seconds
+                done[type] = report.bits_per_weight, seconds
                 _say(
                     f"{type:<9} {report.bits_per_weight:5.2f} bpw"
                     f" {os.path.getsize(self.file(type)) / 1e6:7.2f} MB {done[type][1]:7.1f} s"

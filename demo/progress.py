@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..quantize.report.bars import CompileBar
+from ..quantize.run.report import RunProgress
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 
-class Bar:
+class Bar(CompileBar, RunProgress):
     """A progress bar on stderr, shown only on a terminal.
 
     Conversion and quantization report to its methods; evaluation calls `window`.
     """
 
     def __init__(self, label: str = ""):
+        super().__init__()
         self.label = label
         self._bar: tqdm | None = None
 
@@ -38,9 +42,6 @@ class Bar:
     def advance(self, n_elements: int) -> None:
         if self._bar is not None:
             self._bar.update(n_elements)
-
-    def tensor_done(self, index: int, report) -> None:
-        pass
 
     def end(self, report) -> None:
         self.close()

@@ -128,7 +128,7 @@ _COLUMNS = (
     ("Mean KLD", "mean KL divergence from BF16 with its standard error"),
     ("99 % KLD", "KL divergence that one token in a hundred exceeds"),
     ("Same top", "share of positions with the same most probable next token"),
-    ("Quantize", "time to quantize; the first run compiles the search"),
+    ("Quantize", "time to quantize"),
     ("Measure", "time to measure"),
 )
 
@@ -170,7 +170,10 @@ def _table(demo: Demo) -> str:
     ]
     body = "\n".join(
         f'<tr{" class=base" if not index else ""}><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{cell}</td>" for cell in row[1:])
+        + "".join(
+            f'<td data-label="{escape(name)}">{cell}</td>'
+            for (name, _), cell in zip(_COLUMNS[1:], row[1:], strict=True)
+        )
         + "</tr>"
         for index, row in enumerate(rows)
     )

@@ -90,4 +90,18 @@ dl {
 }
 dt { color: var(--soft); font-size: .85rem; }
 dd { margin: 0; overflow-wrap: anywhere; }
+@media (max-width: 40rem) {
+  main { padding: 1.25rem .75rem 3rem; }
+  .wide { padding: .6rem; }
+  svg { min-width: 0; font-size: 17px; }
+  .figures, .figures caption, .figures tbody, .figures th { display: block; }
+  .figures thead { display: none; }
+  .figures tr {
+    display: grid; grid-template-columns: 1fr 1fr; padding: .5rem 0;
+    border-bottom: 1px solid var(--strong);
+  }
+  .figures tbody th { grid-column: 1 / -1; }
+  .figures th, .figures td { border: 0; padding: .1rem .4rem; white-space: normal; }
+  .figures td::before { content: attr(data-label); float: left; color: var(--soft); }
+}
 """

@@ -332,3 +332,12 @@ def test_shown_commands_are_accepted(demo, capsys):
 
 def test_chain_names_its_files(tmp_path):
     assert Chain(None, tmp_path, 1).file("IQ4_K") == tmp_path / "demo-IQ4_K.gguf"
+
+
+def test_nothing_is_wider_than_a_telephone(demo):
+    """At 420 px the chart shrinks, and the rows of the table become lists with a label for each
+    figure.
+    """
+    narrow = style.PAGE.partition("@media (max-width: 40rem) {")[2]
+    assert "svg { min-width: 0;" in narrow and "content: attr(data-label)" in narrow
+    assert demo[2].count('<td data-label="') == 9 * (1 + len(TYPES))
