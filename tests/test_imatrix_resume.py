@@ -96,7 +96,7 @@ def test_another_run_does_not_go_on(model, tmp_path, caplog):
     assert Path(f"{out}.resume").exists() and load_imatrix(out).chunk_count == 4
     with pytest.raises(
         ImatrixError,
-        match="x.dat.resume: is of .* n_ctx: 32 then, 64 now; process_output: False then, True now",
+        match="x.dat.resume: is a snapshot of another run .* n_ctx: 32 then, 64 now; process_output: False then, True now",
     ):
         iqforge.collect_imatrix(
             **options | {"n_ctx": 64, "process_output": True}, out=out, resume=True
@@ -153,7 +153,7 @@ def test_snapshots_keep_every_bit(tmp_path):
     save_imatrix(
         Imatrix({UP: Entry(np.ones((1, 2)), np.array([1]))}, 1, N_CTX), tmp_path / "y.gguf"
     )
-    with pytest.raises(ImatrixError, match="not what an interrupted"):
+    with pytest.raises(ImatrixError, match="is not a snapshot of an interrupted"):
         load_snapshot(tmp_path / "y.gguf", {})
 
 

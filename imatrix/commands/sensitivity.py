@@ -15,7 +15,7 @@ from ...runtime.options import LoadOptions
 from ..options import SensitivityOptions
 
 if TYPE_CHECKING:
-    from ...quantize.plan.damage import Probe
+    from ...quantize.plan.sensitivity import Probe
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
