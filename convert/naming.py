@@ -8,13 +8,14 @@ from pathlib import Path
 
 from ..errors import OutputError, UsageError
 from ..formats.output import refuse_same_file
+from ..formats.source import Source
 from .source import CheckpointSource
 from .tensors.outtype import type_word
 
 _SIZE_WORD = re.compile(r"(?:^|[-_ ])(?:\d+x)?\d+(?:\.\d+)?[KMBT](?:$|[-_ ])", re.IGNORECASE)
 
 
-def output_path(source: CheckpointSource, out: str | os.PathLike | None, outtype: str) -> Path:
+def output_path(source: Source, out: str | os.PathLike | None, outtype: str) -> Path:
     """Return the file to write: `out` with `{ftype}` and `{outtype}` (or in upper case) filled in;
     in a folder, by default the checkpoint's, a name made from the model's.
 
