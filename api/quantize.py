@@ -14,7 +14,8 @@ from ..errors import UsageError
 from ..formats.codec import decodable_types
 from ..formats.options import checks_keywords, from_keywords
 from ..quantize.encode import encodable_types
-from ..quantize.run.report import CompileProgress, RunProgress, RunReport
+from ..quantize.run.compile_task import CompileProgress
+from ..quantize.run.report import RunProgress, RunReport
 from ..version import __version__
 from .outputs import Shards, open_outputs, plan_outputs
 from .source import (
@@ -32,12 +33,12 @@ from .source import (
 if TYPE_CHECKING:
     from ..formats.source import Source
     from ..imatrix.data import Imatrix
-    from ..quantize.compilation import CompileTask
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
     from ..quantize.report.stats import StatsProgress, StatsReport
     from ..quantize.report.type_bench import TypeBenchOptions
+    from ..quantize.run.compile_task import CompileTask
 
 
 def plan_quantization(

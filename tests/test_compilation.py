@@ -14,9 +14,9 @@ import pytest
 from iqforge.errors import UnsupportedTypeError
 from iqforge.formats.codecs.scalars import nearest_half
 from iqforge.formats.kernel import rehearse
-from iqforge.quantize.compilation import CompileTask, compile_ahead, missing_tasks
+from iqforge.quantize.compilation import compile_ahead, missing_tasks
 from iqforge.quantize.report.bars import compile_line, duration
-from iqforge.quantize.run.report import CompileProgress
+from iqforge.quantize.run.compile_task import CompileProgress, CompileTask
 
 PACKAGES = str(Path(iqforge.__file__).parent.parent)
 
@@ -34,19 +34,20 @@ def run_in_new_cache(code: str, cache: Path) -> dict:
 
 AHEAD = """
 import json
+from iqforge.formats.kernel import rehearse
 from iqforge.quantize import compilation
-from iqforge.quantize.run.report import CompileProgress
+from iqforge.quantize.run.compile_task import CompileProgress, CompileTask
 said = []
 class Listener(CompileProgress):
     def compiling(self, tasks, seconds): said.append([str(task) for task in tasks])
     def compiled(self, task): said.append(task.type)
     def compile_end(self): said.append("end")
 compilation._WORTH_PROCESSES = 0
-tasks = [compilation.CompileTask("search", "Q8_0"), compilation.CompileTask("decode", "MXFP4")]
+tasks = [CompileTask("search", "Q8_0"), CompileTask("decode", "MXFP4")]
 before = len(compilation.missing_tasks(tasks))
 done = compilation.compile_ahead(tasks, Listener(), JOBS)
 here = sum(len(c.loop._dispatcher.overloads) for t in tasks
-           for c in compilation.rehearse(t.work))
+           for c in rehearse(t.work))
 print(json.dumps([before, len(done), said, len(compilation.missing_tasks(tasks)), here]))
 """
 

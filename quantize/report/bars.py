@@ -10,9 +10,9 @@ from tqdm import tqdm
 
 from ...errors import printable
 from ...formats.tensor_names import TensorName
-from ..compilation import CompileTask
 from ..plan.plan import PlannedTensor
-from ..run.report import Checked, CompileProgress, RunProgress, TensorReport
+from ..run.compile_task import CompileProgress, CompileTask
+from ..run.report import Checked, RunProgress, TensorReport
 from .eta import TimeLeft
 from .printing import checked_line, tensor_line
 

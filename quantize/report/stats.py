@@ -19,14 +19,14 @@ from ...errors import IqforgeError, UnsupportedTypeError, UsageError
 from ...formats.codec import decode, encode_float
 from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType, ggml_type
-from ..compilation import CompileTask, compile_ahead
+from ..compilation import compile_ahead
 from ..encode import arrange_rows, refuse_non_finite, row_encoder
 from ..plan.overrides import regular_expressions
 from ..plan.roles import is_candidate
 from ..plan.type_errors import ErrorSums, TensorStats, fits
+from ..run.compile_task import CompileProgress, CompileTask
 from ..run.parallel import results_in_order, thread_count
 from ..run.piece import ImportanceLookup
-from ..run.report import CompileProgress
 
 PIECE_ELEMENTS = 1 << 19
 _RELEASE_ELEMENTS = 1 << 25  # pages of the source are released after so much reading

@@ -6,16 +6,13 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...formats.source import TensorInfo
 from ..plan.plan import PlannedTensor
+from .compile_task import CompileProgress
 from .workload import RunEstimate
-
-if TYPE_CHECKING:
-    from ..compilation import CompileTask
 
 
 @dataclass
@@ -94,20 +91,6 @@ def _size(n_bytes: int) -> str:
         if n_bytes >= factor:
             return f"{n_bytes / factor:.2f} {unit}"
     return f"{n_bytes} bytes"
-
-
-class CompileProgress:
-    """Callbacks of `compilation.compile_ahead`. This base class ignores them all."""
-
-    def compiling(self, tasks: Sequence[CompileTask], seconds: float) -> None:
-        """Called before compiling, which takes about `seconds`; not if all is compiled."""
-
-    def compile_waiting(self) -> None:
-        """Called twice a second while code is compiled."""
-
-    def compiled(self, task: CompileTask) -> None: ...
-
-    def compile_end(self) -> None: ...
 
 
 class RunProgress(CompileProgress):
