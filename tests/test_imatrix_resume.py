@@ -96,7 +96,8 @@ def test_another_run_does_not_go_on(model, tmp_path, caplog):
     assert Path(f"{out}.resume").exists() and load_imatrix(out).chunk_count == 4
     with pytest.raises(
         ImatrixError,
-        match="x.dat.resume: is a snapshot of another run .* n_ctx: 32 then, 64 now; process_output: False then, True now",
+        match="x.dat.resume: is a snapshot of another run .* n_ctx: 32 then, 64 now;"
+        " process_output: False then, True now",
     ):
         iqforge.collect_imatrix(
             **options | {"n_ctx": 64, "process_output": True}, out=out, resume=True
