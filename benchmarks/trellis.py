@@ -15,7 +15,7 @@ import numpy as np
 from iqforge.formats.codec import decode
 from iqforge.quantize.encode import encode
 from iqforge.quantize.report.timing import sample_rows
-from iqforge.quantize.search.trellis_tree import CODEBOOKS
+from iqforge.quantize.search.trellis.tree import CODEBOOKS
 from rmse import GOLDEN
 
 

@@ -39,7 +39,7 @@ def sources_digest() -> str:
     package = Path(__file__).resolve().parent.parent
     files = sorted(
         f
-        for folder in ("formats", "formats/codecs", "quantize/search")
+        for folder in ("formats", "formats/codecs", "quantize/search", "quantize/search/trellis")
         for f in (package / folder).glob("*.py")
     )
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:12]

@@ -26,7 +26,7 @@ from . import search
 from .search.lanes import LANES
 from .search.legacy import q4_0_symmetric
 from .search.steps import COLUMNS
-from .search.trellis_tree import CODEBOOKS as TRELLIS_TYPES
+from .search.trellis.tree import CODEBOOKS as TRELLIS_TYPES
 
 if TYPE_CHECKING:
     from .cuda.encoder import CudaEncoder

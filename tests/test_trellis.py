@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.encode import encode
-from iqforge.quantize.search import trellis_nearest
-from iqforge.quantize.search.trellis import SETTINGS
-from iqforge.quantize.search.trellis_rows import word_search
-from iqforge.quantize.search.trellis_tree import CODEBOOKS, FAN, LEAF, code_words, search_tree
+from iqforge.quantize.search.trellis import SETTINGS, nearest
+from iqforge.quantize.search.trellis.rows import word_search
+from iqforge.quantize.search.trellis.tree import CODEBOOKS, FAN, LEAF, code_words, search_tree
 
 from .encode_cases import edge_rows, importances
 from .shared import SHARED
@@ -69,8 +68,8 @@ def test_nearest_word_is_the_best_of_all(name):
     book, tree, search = CODEBOOKS[name], search_tree(name), word_search(name, 1.0)
     generator = np.random.default_rng(2)
     given, work = (
-        np.empty(trellis_nearest.GIVEN, np.float32),
-        np.empty(trellis_nearest.WORK, np.float32),
+        np.empty(nearest.GIVEN, np.float32),
+        np.empty(nearest.WORK, np.float32),
     )
     hits_by_eight = np.empty(LEAF // 8, np.int64)
     for trial in range(40):

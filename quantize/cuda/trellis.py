@@ -24,9 +24,9 @@ from ...cuda_kernels.compile.numba_cuda import cuda_module, device_number
 from ...cuda_kernels.compile.nvrtc import KernelSpec
 from ...formats.types import GGMLType, ggml_type
 from ..search.trellis import SETTINGS
-from ..search.trellis_nearest import MARGIN
-from ..search.trellis_rows import SMALLEST
-from ..search.trellis_tree import CODEBOOKS, search_tree
+from ..search.trellis.nearest import MARGIN
+from ..search.trellis.rows import SMALLEST
+from ..search.trellis.tree import CODEBOOKS, search_tree
 from .encoder import CudaEncoder, _locks
 
 LEAF = 32  # words per leaf: one for each lane of a warp

@@ -15,7 +15,7 @@ from ...formats.codec import decode
 from ...formats.types import GGMLType, ggml_type
 from ..encode import device_encoder, encode
 from ..run.parallel import default_threads
-from ..search.trellis_tree import CODEBOOKS as TRELLIS_TYPES
+from ..search.trellis.tree import CODEBOOKS as TRELLIS_TYPES
 from .reference_library import ReferenceLibrary
 
 

@@ -1,4 +1,4 @@
-// The search of quantize/search/trellis_rows.py for CUDA devices. Names and steps are the same; see there for what they mean.
+// The search of quantize/search/trellis/rows.py for CUDA devices. Names and steps are the same; see there for what they mean.
 //
 // trellis_prepare: a CUDA block per row finds the row's largest magnitude, its blocks' guesses and d.
 // trellis_search:  a warp per block of 32 finds the best multiple and code words; see trellis_words.cu, which is compiled after this file.

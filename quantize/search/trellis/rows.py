@@ -9,7 +9,7 @@ share an index.
 2. The row's d is the one of several whose multiples are closest to these guesses.
 3. For each block several k around the guess are tried, with both signs and both books if the type
    has two: each is another codebook, and with so few groups the best of several is much better. For
-   every trial the best code word of every group is found among all of them (`trellis_nearest.py`).
+   every trial the best code word of every group is found among all of them (`nearest.py`).
 4. With everything else fixed, d is the least-squares d.
 
 Weights are the importances. A least-squares fit is shorter than the values it fits, and the lost
@@ -31,11 +31,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...formats.codecs.trellis import PRODUCT_FACTORS, trellis_step, trellis_value
-from ...formats.kernel import device_function, specialize, unbound
-from . import trellis_nearest
-from .lanes import largest_magnitude
-from .trellis_tree import CODEBOOKS, FAN, LEAF
+from ....formats.codecs.trellis import PRODUCT_FACTORS, trellis_step, trellis_value
+from ....formats.kernel import device_function, specialize, unbound
+from ..lanes import largest_magnitude
+from . import nearest
+from .tree import CODEBOOKS, FAN, LEAF
 
 # Free names of the templates below, bound per type.
 DIM, GROUPS, BOOKS = 8, 4, 1
@@ -276,7 +276,7 @@ class Settings:
     positive, negative: the magnitudes, ascending, that a multiple can have with either sign; size:
     of the guess, in units of the code words' root mean square; trials: multiples tried per sign and
     book; spread: their distance as a part of the guess, 0 for neighbours in a table that is not a
-    range of integers; gain: d is multiplied by it at the end; reach: see `trellis_nearest.py`.
+    range of integers; gain: d is multiplied by it at the end; reach: see `nearest.py`.
     """
 
     positive: tuple[float, ...]
@@ -312,7 +312,7 @@ WORD_SIZE = np.sqrt(4 * (64**2 - 1) / 12)
 
 
 def word_search(name: str, reach: float) -> Callable:
-    """Compile `nearest_word` of trellis_nearest.py for one type."""
+    """Compile `nearest_word` of nearest.py for one type."""
     book = CODEBOOKS[name]
     names: dict[str, object] = {
         "DIM": book.dim,
@@ -324,8 +324,8 @@ def word_search(name: str, reach: float) -> Callable:
         "trellis_step": trellis_step,
         "trellis_value": trellis_value,
     }
-    names["score_word"] = specialize(trellis_nearest._score_word, **names)
-    return specialize(trellis_nearest._nearest_word, **names)
+    names["score_word"] = specialize(nearest._score_word, **names)
+    return specialize(nearest._nearest_word, **names)
 
 
 def trellis_search(name: str, settings: Settings) -> Callable:
@@ -336,8 +336,8 @@ def trellis_search(name: str, settings: Settings) -> Callable:
     names = settings.names(name) | {
         "LEAF": LEAF,
         "STARTS": np.array(CODEBOOKS[name].starts),
-        "GIVEN": trellis_nearest.GIVEN,
-        "WORK": trellis_nearest.WORK,
+        "GIVEN": nearest.GIVEN,
+        "WORK": nearest.WORK,
         "nearest_word": word_search(name, settings.reach),
         "closeness": specialize(
             _closeness_of_integers if integers else _closeness_in_table,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...formats.codecs.trellis import MULTIPLIER, OFFSET
+from ....formats.codecs.trellis import MULTIPLIER, OFFSET
 
 FAN = 16  # leaves per node
 LEAF = 64  # words per leaf, on the CPU

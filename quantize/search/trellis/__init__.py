@@ -1,4 +1,4 @@
-"""IQ1_KT to IQ4_KT: settings of the search (`trellis_rows.py`) and packing. Byte maps:
+"""IQ1_KT to IQ4_KT: settings of the search (`rows.py`) and packing. Byte maps:
 `formats/codecs/trellis.py`.
 """
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...formats.codecs.scalars import write_float, write_u16
-from ...formats.kernel import device_function
-from ...formats.tables import IQ4NL_VALUES
-from .trellis_rows import Settings, trellis_search
-from .trellis_tree import search_tree
+from ....formats.codecs.scalars import write_float, write_u16
+from ....formats.kernel import device_function
+from ....formats.tables import IQ4NL_VALUES
+from .rows import Settings, trellis_search
+from .tree import search_tree
 
 # Sizes, trials and spreads were chosen on Gaussian, Student's t and weight-like rows, gains by the
 # KL divergence of a small model, reaches by speed.

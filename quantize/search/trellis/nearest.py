@@ -1,7 +1,7 @@
 """The best code word of a trellis type for one group of values at one scale.
 
 For a scale s, a group x with weights w and a code word v: sum w (x - s v)^2 = s^2 (sum w t^2 + sum
-w v (v - 2 t)), t = x / s. The second sum is the score of v. Boxes (`trellis_tree.py`) whose
+w v (v - 2 t)), t = x / s. The second sum is the score of v. Boxes (`tree.py`) whose
 distance from t is not below that of the best word so far are skipped, with a margin far above the
 rounding errors. So the result does not depend on the order of visits: it is the true optimum, the
 word with the least score as computed here, and of equals the one with the lowest index.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...formats.kernel import unbound
+from ....formats.kernel import unbound
 
 DIM, LEAF, NODES, FAN = 8, 64, 64, 16
 REACH = 1.0
