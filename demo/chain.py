@@ -12,14 +12,12 @@ from pathlib import Path
 from ..errors import MalformedFileError, printable
 from .figures import Baseline, Demo, Measurement, Stage
 from .progress import Bar
-from .text import Texts, choose_texts
+from .text import N_CTX, Texts, choose_texts
 
 MODEL = Path(__file__).resolve().parent / "model"
 TYPES = ("Q8_0", "Q6_K", "IQ4_K", "IQ4_K_R4", "IQ4_KS", "Q4_K", "IQ4_NL", "IQ3_K", "IQ2_K")
 EMBEDDING_TYPE = "Q8_0"
 SPLIT_TYPE, SHARD_TENSORS = "IQ4_K", 16
-N_CTX = 512
-DEFAULT_CHUNKS = 60
 _INDENT = " " * 6
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import UsageError, printable
-from .chain import DEFAULT_CHUNKS, N_CTX
+from .text import DEFAULT_CHUNKS, N_CTX
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from tqdm import tqdm
 
 from ..quantize.report.bars import CompileBar
 from ..quantize.run.report import RunProgress
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 
 class Bar(CompileBar, RunProgress):
@@ -23,8 +20,6 @@ class Bar(CompileBar, RunProgress):
         self._bar: tqdm | None = None
 
     def _open(self, total: int, unit: str, scale: bool) -> tqdm:
-        from tqdm import tqdm
-
         self._bar = tqdm(
             total=total,
             unit=unit,

@@ -128,7 +128,7 @@ _COLUMNS = (
     ("Mean KLD", "mean KL divergence from BF16 with its standard error"),
     ("99 % KLD", "KL divergence that one token in a hundred exceeds"),
     ("Same top", "share of positions with the same most probable next token"),
-    ("Quantize", "time to quantize"),
+    ("Quantize", "time to quantize, without compiling the search"),
     ("Measure", "time to measure"),
 )
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from ..errors import NotFoundError
 
+N_CTX = 512  # tokens of a chunk
+DEFAULT_CHUNKS = 60
+
 
 @dataclass(frozen=True)
 class Texts:
