@@ -282,7 +282,7 @@ def _probe(
     folder: str,
     threads: int,
 ) -> Probe:
-    """Blocks lie in a file, so that a large tensor takes no memory that others need."""
+    """Blocks are stored in a file, so that a large tensor takes no memory that others need."""
     from ..quantize.plan.sensitivity import Probe
     from ..quantize.report.probe import encode_tensor, probe_type
     from ..runtime.evaluate.divergence import measure_divergence

@@ -31,7 +31,7 @@ class Shards:
     """Into how many files an output goes. keep_split: every tensor into the shard it has in the
     source; `-0000i-of-0000N.gguf` is added to the output's name without `.gguf`. max_size,
     max_tensors: shards of so many bytes (`300M`, `2G`) or tensors, as conversion makes them.
-    partial: files of the output that are there already stay as they are, and only the others are
+    partial: files of the output that already exist stay as they are, and only the others are
     made.
     """
 
@@ -157,7 +157,7 @@ def _there(out: PathLike, paths: Sequence[Path]) -> frozenset[int]:
         if path.exists() and Path(real_output(path)).name not in unfinished
     )
     for index in sorted(there):
-        log.info("%s is there already: it stays as it is", printable(paths[index], 400))
+        log.info("%s already exists and stays as it is", printable(paths[index], 400))
     return there
 
 
@@ -165,7 +165,7 @@ def open_outputs(
     outputs: Sequence[PlannedOutput], *, devices: bool = False, restart: bool = False
 ) -> Iterator[ResumableOutput]:
     """The sinks of planned outputs, opened one after the other, once the names of all and the space
-    for all have been looked at.
+    for all have been checked.
 
     UsageError for a file that is named twice or not at all, OutputError for one that cannot be
     written or a disk that is too small, ResumeError where an earlier run left something that has
@@ -179,7 +179,7 @@ def open_outputs(
             raise UsageError("an output file is needed")
         if real_output(output.out) in [real_output(other.out) for other in outputs[:number]]:
             raise UsageError("is named as output twice", file=output.out)
-    if len(outputs) > 1:  # each alone is looked at when it is opened
+    if len(outputs) > 1:  # a single one is checked when it is opened
         check_disks(
             [
                 (path, n_bytes - size_on_disk(f"{path}.part"))

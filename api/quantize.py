@@ -121,8 +121,8 @@ def quantize_model(
     them it is the reference's to the byte. changes: of the model, beside types. save_plan: a file
     that gets the plan, see `quantize.saved_plan`, whose `load_plan` gives it back as a recipe. A
     run that ends early leaves `OUT.part` and `OUT.journal` once a tensor is finished; called again
-    it goes on there and gives the same file, or a ResumeError if anything has changed that the
-    bytes depend on. restart: begin anew. shards: into how many files the output goes. gate_up:
+    it resumes there and gives the same file, or a ResumeError if anything has changed that the
+    bytes depend on. restart: start from scratch. shards: into how many files the output goes. gate_up:
     "merge" makes ffn_gate_up_exps of the two halves, as `merge_gate_up`, "split" the halves of it,
     both before anything is quantized. validate: before the file gets its name it is read back and
     decoded; a ValidationError names the first tensor with a value that is no number, with other

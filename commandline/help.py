@@ -29,7 +29,7 @@ _WIDTH = 18
 
 
 def print_overview(commands: Mapping[str, Listed], file: IO[str]) -> None:
-    """Print what iqforge is, its commands by group with an example each, and where to go on."""
+    """Print what iqforge is, its commands by group with an example each, and where to read more."""
     lines = [
         "usage: iqforge COMMAND [flags] ...",
         "",

@@ -208,7 +208,7 @@ class Tokenizer:
 
 
 class _Engine:
-    """The `tokenizers` object for one choice of recognised added tokens. It has ids of its own,
+    """The `tokenizers` object for one choice of recognised added tokens. Its ids are separate and
     without gaps.
     """
 

@@ -1,6 +1,6 @@
 // A thread block of CUDA on the CPU, for g++: each thread is a fiber that runs to its next barrier; what lanes exchange goes over them.
 //
-// Copies to shared memory that go on beside a thread (cp.async) arrive as late as they may, and the place they go to is destroyed when
+// Copies to shared memory that continue next to a thread (cp.async) arrive as late as they may, and the place they go to is destroyed when
 // they start: so a missing wait, or a slot that is filled while it is still read, gives wrong results. Every other block runs its warps and
 // lanes from the last to the first: a missing barrier is then seen, whoever should have waited for whom.
 #pragma once
@@ -39,7 +39,7 @@ inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 template <class T> inline T __ldcg(const T* at) { return *at; }
 
 constexpr int SHARED_MEMORY = 227 << 10;
-alignas(256) uint8_t shared_memory[SHARED_MEMORY + 4096];   // behind the end lies what must stay as it is
+alignas(256) uint8_t shared_memory[SHARED_MEMORY + 4096];   // after the end is what must stay as it is
 
 struct Copy { uint32_t to; const uint8_t* from; };
 struct Fiber {

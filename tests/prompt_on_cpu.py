@@ -1,4 +1,4 @@
-"""Stands in for what the prompt path needs of a GPU: its kernels and flash attention as plain torch
+"""Replaces what the prompt path needs of a GPU: its kernels and flash attention as plain torch
 on the CPU (beside `step_on_cpu`).
 """
 

@@ -1,4 +1,4 @@
-"""Stands in for what a decoding step needs of a GPU: its kernels as plain torch on the CPU, and
+"""Replaces what a decoding step needs of a GPU: its kernels as plain torch on the CPU, and
 graphs that record and repeat them.
 """
 

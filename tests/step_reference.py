@@ -16,8 +16,8 @@ from iqforge.runtime.state.cache import CacheSettings, KVCache
 def attention_error(
     case: tuple, n_past: int, capacity: int, device: torch.device, run: Callable, seed: int = 0
 ) -> tuple[float, float, float]:
-    """(relative error of the mix, share of V's new bytes and of K's new elements that are the truth
-    path's).
+    """(relative error of the mix, share of V's new bytes and of K's new elements that are the
+    reference path's).
 
     case: rows, group, kv heads, key length, value length, type of K, of V, rotated, style,
     Hadamard, head norms. run(shape, capacity, q, k, v, norms, eps, angles, cache, positions, scale,

@@ -1,5 +1,5 @@
 """`iqforge bench`: the matrix of tests, what a context holds, the formats of outputs, the figures
-behind GB/s.
+that GB/s are computed from.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def test_command_with_several_texts(moe, tmp_path, capsys):
             np.testing.assert_allclose(entry.sums, plain.entries[name].sums, rtol=1e-5)
     with pytest.raises(SystemExit):
         main([*words, "--text-weight", "2", "-f", a, "-o", out])
-    assert "behind the -f" in capsys.readouterr().err
+    assert "follows the -f" in capsys.readouterr().err
     with pytest.raises(UsageError, match="1 weights"):
         iqforge.collect_imatrix(moe / "moe.gguf", [a, b], text_weights=[1])
 

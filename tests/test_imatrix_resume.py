@@ -44,7 +44,7 @@ def settings(model: Path) -> dict:
     }
 
 
-# Text, because a process that is started anew cannot import this module from every place the tests
+# Text, because a new process cannot import this module from every place the tests
 # may be run from.
 COLLECT_SLOWLY = (
     "import iqforge, time; iqforge.collect_imatrix(**options, resume=True, progress=lambda p:"

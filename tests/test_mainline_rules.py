@@ -62,8 +62,8 @@ def test_output_and_embeddings(preset):
     ]
     assert per_layer == types_of(preset, model(1, tied=True))["token_embd"]
     assert types_of(preset, model(1, arch="falcon"))["output"] == "Q8_0"
-    # A row that the base type cannot hold: Q8_0. One that it can and Q6_K cannot: what stands in
-    # for that, Q8_0 too.
+    # A row that the base type cannot hold: Q8_0. One that it can and Q6_K cannot: its fallback is
+    # Q8_0 too.
     assert types_of(preset, model(1, n_cols=96))["output"] == "Q8_0"
     if preset != "MXFP4_MOE":
         forced = types_of(preset, model(1), token_embedding_type="q5_0", output_tensor_type="q5_1")

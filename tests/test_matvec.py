@@ -263,7 +263,7 @@ def test_floats_have_no_expert_kernels():
     assert not matvec.supported(ggml_type("I32"))
 
 
-SHARED = 99 << 10  # bytes that a block can have, of the device that stands in
+SHARED = 99 << 10  # bytes that a block can have, of the simulated device
 
 
 def stand_in(monkeypatch) -> list[tuple]:

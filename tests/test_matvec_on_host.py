@@ -73,7 +73,7 @@ extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
 
 def plan(type, cols, n, kind, **changes):
     """A real plan with two warps, few slots, so that they are filled again, and with `changes`; its
-    shared memory made up.
+    shared memory computed.
     """
     cut = mp.plan(type, cols, n, kind, LIMIT)
     cut = dataclasses.replace(

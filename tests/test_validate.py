@@ -203,14 +203,14 @@ def test_several_outputs_of_which_one_is_wrong_get_no_names(bf16, tmp_path, monk
     def one_is_wrong(written, *arguments, **options):
         for checked in honest(written, *arguments, **options):
             yield (
-                validate.Checked(checked.tensor, checked.report, "is made up")
+                validate.Checked(checked.tensor, checked.report, "is invented")
                 if written.path.endswith("b.gguf")
                 else checked
             )
 
     monkeypatch.setattr(validate, "validate_tensors", one_is_wrong)
     outputs = [(tmp_path / "a.gguf", "Q8_0"), (tmp_path / "b.gguf", "Q4_0")]
-    with pytest.raises(ValidationError, match="b.gguf.*token_embd.*is made up .12 tensors"):
+    with pytest.raises(ValidationError, match="b.gguf.*token_embd.*is invented .12 tensors"):
         iqforge.quantize_models(bf16, outputs, pure=True, validate=True)
     assert not list(tmp_path.glob("*.gguf"))
 

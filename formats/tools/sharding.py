@@ -1,4 +1,4 @@
-"""What a conversion writes: one file or shards, and whether the disk has room for them."""
+"""What a conversion writes: one file or shards, and whether they fit on the disk."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class OutputPlan:
         return f"{where}: {n_tensors} tensors, {self.n_bytes / 1e6:.2f} MB{free}"
 
     def check_space(self) -> None:
-        """OutputError with both numbers if the disk has less room than the files take."""
+        """OutputError with both numbers if the disk has less space than the files take."""
         check_space(self.paths[0].resolve().parent, self.n_bytes, self.paths[0])
 
     def open(self, keep: bool = False) -> GGUFWriter | ShardedWriter:

@@ -3,7 +3,7 @@
 
 It takes a name for the first of these parts that it contains: attn_qkv.weight, attn_kv_b.weight,
 attn_v.weight, attn_k.weight, ..; the first three are value projections to it, and eight experts are
-a case of their own.
+a separate case.
 """
 
 from __future__ import annotations

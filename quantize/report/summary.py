@@ -18,7 +18,7 @@ _LONGEST_ROLE = 28
 def summary_lines(report: RunReport) -> list[str]:
     """Return a table with a line per role and type, the worst tensors, and the notes of the plan.
 
-    The error of several tensors is the root mean square of theirs, weighted by their elements.
+    The error of several tensors is the root mean square of their errors, weighted by elements.
     """
     measured = [tensor for tensor in report.tensors if tensor.rmse is not None]
     weighted = any(tensor.weighted for tensor in measured)

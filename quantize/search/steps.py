@@ -5,7 +5,7 @@ A step is a function step(x, w, own, groups, lanes, index) that is called once p
 elements, per lane or per row. The calls of one step do not depend on each other and see the results
 of all earlier steps. A CPU thread makes the calls one after another. A GPU gives a row to a block
 of threads, which share the calls and wait for each other between steps. A call only stores results
-of its own group; later steps add up over a row, in one order, so the bytes are the same.
+of one group; later steps add up over a row, in one order, so the bytes are the same.
 
 Arrays: x, w float32[n]; own float32[n], the weights in use and at the end the codes; groups
 float32[n / group + 1, COLUMNS], a row per group and a last row for all groups together; lanes

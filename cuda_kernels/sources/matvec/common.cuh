@@ -34,7 +34,7 @@ DEV float silu(float v) { return v / (1.0f + __expf(-v)); }
 
 #ifdef STEPS
 template <class F> struct Activations {
-  static constexpr int GRANULES = 32 * STEPS;              // of a row, made up with zeros to whole steps
+  static constexpr int GRANULES = 32 * STEPS;              // of a row, padded with zeros to whole steps
   static constexpr int PARTS = F::G / 16;
   static constexpr int RECORD = F::G == 32 ? 16 : 8;       // bytes: {scale, sum}, or {scale, sum, sum, both}, or {scale, scale}
   static constexpr int BYTES = GRANULES * (16 * PARTS + RECORD);   // of one row of activations
@@ -105,7 +105,7 @@ template <class F, int ROWS, bool NORM> DEV void quantize(const float* x, const 
     if (EARLY) return {load_now(at), load_now(at + 1)};
     return {__ldg(at), __ldg(at + 1)};   // by several rows: once for all of them
   };
-  auto load = [&](uint32_t i) -> Eight {   // of all rows' vectors, made up to whole steps
+  auto load = [&](uint32_t i) -> Eight {   // of all rows' vectors, padded to whole steps
     const uint32_t n = ROWS == 1 ? 0 : i / PADDED, v = i - n * PADDED;
     if (i >= ALL || v >= VECTORS) return {zeros, zeros};
     if (!BF16_X) {

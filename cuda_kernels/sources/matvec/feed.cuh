@@ -16,7 +16,7 @@ template <int N_EACH, class At, class End> DEV Items<N_EACH, At, End> items_of(A
 
 template <class F, class Rows> struct Feed {
   typedef Ring<F> G;
-  static constexpr bool KEPT = R * F::STAGED <= 6;   // where pieces are few, pointers to them go on from stage to stage
+  static constexpr bool KEPT = R * F::STAGED <= 6;   // where pieces are few, pointers to them advance from stage to stage
   const Rows rows;
   const int items, stride, lane;
   const uint32_t ring;       // of the warp

@@ -54,9 +54,9 @@ DEV float reciprocal(float v) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"
 DEV int dp4a_us(uint32_t a, int b, int c) { int d; asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
 DEV int dp4a_ss(int a, int b, int c) { int d; asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
 
-// Copies from global to shared memory that go on while the thread does: started (by lanes with `wanted`, without a branch), put in groups,
+// Copies from global to shared memory that continue while the thread does: started (by lanes with `wanted`, without a branch), put in groups,
 // waited for but for the last PENDING groups. With `lines`, L2 takes in whole lines of 128 bytes: the
-// fastest on an H200, where asking for 256 loses a tenth of the bandwidth (tests/measure_reads.py).
+// fastest on an H200, where asking for 256 loses a tenth of the bandwidth (benchmarks/reads.py).
 DEV void copy16(uint32_t to, const uint8_t* from, bool wanted, bool lines) {
   if (lines)
     asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global.L2::128B [%0], [%1], 16;}"

@@ -2,7 +2,7 @@
 //
 // Macros: SLOTS, STAGE_STEPS, STAGE_ROWS. A stage is P steps (P * 32 granules) of a row of each of R rows of weights.
 // A piece of a plane begins at a multiple of 16 bytes, or, where rows are no multiple of 16 bytes, after the few bytes that precede
-// it in its 16 (planes begin at multiples of 256 bytes and are made up to them, so nothing beyond a matrix is read).
+// it in its 16 (planes begin at multiples of 256 bytes and are padded to them, so nothing beyond a matrix is read).
 #include "matvec/formats.cuh"
 
 constexpr int P = STAGE_STEPS, R = STAGE_ROWS, CHUNKS = (STEPS + P - 1) / P;   // stages of a row; the last one may have fewer steps
