@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import IqforgeError, NonFiniteError, UsageError
-from iqforge.formats.codec import block_decoder
+from iqforge.formats.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.run import cuda_device
@@ -83,11 +83,9 @@ def test_sums_of_a_block():
         generator.gamma(1, 1, 256).astype(np.float32),
     )
     data = iqforge.encode("IQ4_K", x[None], w)
-    function, factor = block_decoder(ggml_type("IQ4_K"), as_weights=True)
-    values, sums = np.empty(256, dtype=np.float32), np.empty(cuda_device.SUMS)
-    function(data[0], values)
+    values, sums = decode("IQ4_K", data, 256, as_weights=True)[0], np.empty(cuda_device.SUMS)
     e, y = values.astype(np.float64) - x, x.astype(np.float64)
-    cuda_device.measure_block(x, w, values, factor, sums)
+    cuda_device.measure_block(x, w, values, np.float32(1), sums)
     assert np.allclose(
         sums,
         [

@@ -130,10 +130,10 @@ def test_what_stays_is_named():
         "IQ1_S_R4 has no plain form",
     )
     assert planned(up, (8, 256), "IQ4_K", patterns=["ffn_down", r"\.ffn_u"]) == ("IQ4_K_R4", "")
-    assert planned(up, (8, 256), "IQ4_K", patterns=["ffn_down"]) == ("IQ4_K", "not asked for")
+    assert planned(up, (8, 256), "IQ4_K", patterns=["ffn_down"]) == ("IQ4_K", "not selected")
     assert planned(up, (8, 256), "IQ4_K_R4", patterns=["ffn_down"], undo=True) == (
         "IQ4_K_R4",
-        "not asked for",
+        "not selected",
     )
     with pytest.raises(UsageError, match="not a regular expression"):
         plan_repack([], ["("])
@@ -222,7 +222,7 @@ def test_command(tmp_path, capsys):
     out = capsys.readouterr().out
     assert (
         "iq4_k, -> iq4_k_r4" in out
-        and "not asked for" in out
+        and "not selected" in out
         and "1 of 4 tensors repacked" in out
         and "repack time" in out
     )
