@@ -10,7 +10,7 @@ from typing import Any
 
 from .table import PUBLIC, resolve
 
-__all__ = sorted(PUBLIC)
+__all__ = sorted(PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]  one table
 
 
 def __getattr__(name: str) -> Any:

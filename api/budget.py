@@ -57,8 +57,8 @@ def recipe_for_target(
     progress: StatsProgress | None = None,
     **options: Any,
 ) -> Fitted:
-    """The types that make a GGUF file, or a checkpoint folder, so large and are predicted to do
-    least damage to it.
+    """Choose types that bring a GGUF file, or a checkpoint folder, to a size with the least
+    predicted damage.
 
     bpw: bits per weight of all tensor data; or size: bytes of the whole file, or a text like `12G`.
     types: that may be used, by default `quantize.budget.DEFAULT_TYPES`. damage: a file that
@@ -72,7 +72,9 @@ def recipe_for_target(
     from ..quantize.plan.budget import DRAFT, SizeTarget, fit_types, fitted_targets, parse_size
     from ..quantize.plan.changes import Changes
 
-    target = SizeTarget(bpw, None if size is None else parse_size(size), tuple(types), damage)
+    n_bytes = None if size is None else parse_size(size)
+    measured = None if damage is None else os.fspath(damage)
+    target = SizeTarget(bpw, n_bytes, tuple(types), measured)
     loaded, changes = loaded_imatrix(imatrix), changes or Changes()
     if changes.prune_layers and damage is not None:
         raise UsageError(
@@ -90,16 +92,16 @@ def recipe_for_target(
             _errors(source, draft, target, used, threads, progress),
             _sensitivities(source, draft, target),
         )
-        if target.bpw is not None:
+        if n_bytes is None or target.bpw is not None:
             n_elements = sum(plan.target.n_elements for plan in draft)
             return fit_types(
-                recipe, draft, stats, sensitivities, math.floor(target.bpw * n_elements / 8)
+                recipe, draft, stats, sensitivities, math.floor((target.bpw or 0) * n_elements / 8)
             )
-        # tensor data: what is in a file beside it depends a little on the types, so that a second
-        # round may be needed
+        # The size of what a file holds besides tensor data depends a little on the types, so a
+        # second round may be needed.
         beside = 0
         while True:
-            fitted = fit_types(recipe, draft, stats, sensitivities, target.size - beside)
+            fitted = fit_types(recipe, draft, stats, sensitivities, n_bytes - beside)
             metadata = _metadata(
                 model,
                 source,
@@ -109,7 +111,7 @@ def recipe_for_target(
                 changes,
                 provenance,
             )
-            over = FileLayout("", metadata, fitted_targets(fitted, draft)).n_bytes - target.size
+            over = FileLayout("", metadata, fitted_targets(fitted, draft)).n_bytes - n_bytes
             if over <= 0:
                 return fitted
             beside += over

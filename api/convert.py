@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from ..formats.options import checks_keywords
 from ..quantize.run.report import RunProgress
 from .quantize import plan_quantization
@@ -172,6 +173,7 @@ def plan_conversion(
     """
     from ..convert.metadata.overrides import read_overrides, with_overrides
     from ..convert.naming import output_path
+    from ..convert.source import CheckpointSource
     from ..convert.tensors.outtype import OUTTYPES, plan_outtype, resolve_outtype
     from ..formats.ftypes import file_type
     from ..formats.gguf.values import u32
@@ -184,6 +186,8 @@ def plan_conversion(
         ShardLimits(split_max_tensors, split_max_size, no_tensor_first_split),
         loaded_imatrix(imatrix),
     )
+    if not isinstance(source, CheckpointSource):
+        raise UsageError("conversion takes a checkpoint", file=source.path)
     if metadata is not None:
         overrides = read_overrides(metadata)
         if keep_name:

@@ -177,7 +177,8 @@ def _run(
     from ..version import __version__
 
     hashes = [
-        hashlib.sha256(text.content.encode("utf-8", "surrogatepass")).hexdigest() for text in texts
+        hashlib.sha256(str(text.content).encode("utf-8", "surrogatepass")).hexdigest()
+        for text in texts
     ]
     return {
         "model": model_fingerprint(model.source),

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Shards:
-    """Into how many files an output goes. keep_split: every tensor into the shard it has in the
+    """How an output is divided into files. keep_split: every tensor into the shard it has in the
     source; `-0000i-of-0000N.gguf` is added to the output's name without `.gguf`. max_size,
     max_tensors: shards of so many bytes (`300M`, `2G`) or tensors, as conversion makes them.
     partial: files of the output that already exist stay as they are, and only the others are
@@ -76,7 +76,7 @@ def plan_outputs(
     provenance: bool = True,
     threads: int = 0,
 ) -> list[PlannedOutput]:
-    """What is written for every (file, recipe, plan); reads some rows of the model, writes nothing.
+    """Plan what is written for every (file, recipe, plan); reads some rows of the model.
     source: the model with `changes`.
 
     OutputError for a file that is an input or could not be valid, UsageError for shards that cannot
@@ -121,7 +121,7 @@ def plan_outputs(
             Path(out or ""), metadata, [plan.target for plan in planned], limits, inputs, groups
         )
         if shards.partial and out is not None:
-            files = replace(files, skip=_there(out, files.paths))
+            files = replace(files, skip=_finished(out, files.paths))
             left_out = {tensor.name for index in files.skip for tensor in files.groups[index]}
             planned = [plan for plan in planned if plan.target.name not in left_out]
         outputs.append(
@@ -131,7 +131,7 @@ def plan_outputs(
 
 
 def _groups(source: Source, planned: Sequence[PlannedTensor]) -> list[list[TensorInfo]]:
-    """Targets by the source's shards."""
+    """Return the targets by the source's shards."""
     groups: list[list[TensorInfo]] = []
     for plan in planned:
         origin, stored = source.origin, source.locate(plan.source)
@@ -144,28 +144,26 @@ def _groups(source: Source, planned: Sequence[PlannedTensor]) -> list[list[Tenso
     return groups
 
 
-def _there(out: PathLike, paths: Sequence[Path]) -> frozenset[int]:
-    """Numbers of the files that an earlier run has finished, as far as it has finished all that it
-    was to make.
-    """
+def _finished(out: PathLike, paths: Sequence[Path]) -> frozenset[int]:
+    """Return the numbers of the files that an earlier run has finished."""
     from ..quantize.run.resume import unfinished_files
 
     unfinished = unfinished_files(out)
-    there = frozenset(
+    existing = frozenset(
         index
         for index, path in enumerate(paths)
         if path.exists() and Path(real_output(path)).name not in unfinished
     )
-    for index in sorted(there):
+    for index in sorted(existing):
         log.info("%s already exists and stays as it is", printable(paths[index], 400))
-    return there
+    return existing
 
 
 def open_outputs(
     outputs: Sequence[PlannedOutput], *, devices: bool = False, restart: bool = False
 ) -> Iterator[ResumableOutput]:
-    """The sinks of planned outputs, opened one after the other, once the names of all and the space
-    for all have been checked.
+    """Yield the sinks of planned outputs, opened one after the other, once the names of all and the
+    space for all have been checked.
 
     UsageError for a file that is named twice or not at all, OutputError for one that cannot be
     written or a disk that is too small, ResumeError where an earlier run left something that has
@@ -174,11 +172,13 @@ def open_outputs(
     from ..quantize.run.resume import ResumableOutput
     from ..quantize.run.run_key import run_key
 
-    for number, output in enumerate(outputs):
+    outs: list[PathLike] = []
+    for output in outputs:
         if output.out is None:
             raise UsageError("an output file is needed")
-        if real_output(output.out) in [real_output(other.out) for other in outputs[:number]]:
+        if real_output(output.out) in map(real_output, outs):
             raise UsageError("is named as output twice", file=output.out)
+        outs.append(output.out)
     if len(outputs) > 1:  # a single one is checked when it is opened
         check_disks(
             [
@@ -187,9 +187,9 @@ def open_outputs(
                 for path, n_bytes in output.sizes
             ]
         )
-    for output in outputs:
+    for out, output in zip(outs, outputs):
         if not output.sizes:
             continue
         names = [real_output(layout.path) for layout in output.files.written]
         key = run_key(output.planned, output.files.headers, names, devices=devices, **output.key)
-        yield ResumableOutput(output.out, names, output.files.open, output.planned, key, restart)
+        yield ResumableOutput(out, names, output.files.open, output.planned, key, restart)

@@ -414,5 +414,5 @@ def benchmark_types(
     """
     from ..quantize.report.type_bench import TypeBenchOptions, measured_rows
 
-    [options] = from_keywords("benchmark_types", keywords, (TypeBenchOptions, options))
-    return measured_rows(types, options)
+    [chosen] = from_keywords("benchmark_types", keywords, (TypeBenchOptions, options))
+    return measured_rows(types, chosen)

@@ -64,8 +64,8 @@ def run(args: argparse.Namespace, api) -> int:
     started = time.monotonic()
 
     def show(done: int, count: int, probe: Probe) -> None:
-        more = f" and {len(probe.tensors) - 1} more" if len(probe.tensors) > 1 else ""
-        name = probe.tensors[0] + more
+        first, *others = probe.tensors
+        name = first + (f" and {len(others)} more" if others else "")
         print(
             f"[{done:4d}/{count:4d}] {printable(name):>36s}, error = {probe.error:.6f}, KLD ="
             f" {probe.kld:.6f}, sensitivity ="
