@@ -92,62 +92,18 @@ def quantize_model(
     type: str | Recipe,
     imatrix: PathLike | Imatrix | None = None,
     *,
-    nan_to_zero: bool = False,
-    threads: int = 0,
-    dry_run: bool = False,
-    estimate: bool = False,
-    device: str = "cpu",
-    provenance: bool = True,
-    changes: Changes | None = None,
-    save_plan: PathLike | None = None,
-    restart: bool = False,
-    shards: Shards = Shards(),
-    gate_up: str | None = None,
-    validate: bool = False,
     progress: RunProgress | None = None,
-    **options: Any,
+    **keywords: Any,
 ) -> RunReport:
     """Quantize a GGUF file (also the first shard of a split one) or a checkpoint folder to one GGUF
-    file.
+    file, and return types, sizes and errors of all tensors.
 
-    type, options: which types tensors get, see `quantize.recipe.Recipe`. imatrix: file in either
-    format, or a loaded one. nan_to_zero: NaN and infinities in tensors that change their type
-    become 0 and are counted (`zeroed` in the report of a tensor); without it they are a
-    NonFiniteError that names the first one. dry_run: plan only, `out` may be None. estimate: with
-    dry_run, also time, memory and space on the disk that the run would take, from trying some rows
-    for seconds, see `quantize.estimate`; in `estimate` of the report. device: "cpu", "cuda" (all
-    GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU where there is none). provenance:
-    whether the file gets keys that say what made it of what, see `quantize.provenance`; without
-    them it is the reference's to the byte. changes: of the model, beside types. save_plan: a file
-    that gets the plan, see `quantize.saved_plan`, whose `load_plan` gives it back as a recipe. A
-    run that ends early leaves `OUT.part` and `OUT.journal` once a tensor is finished; called again
-    it resumes there and gives the same file, or a ResumeError if anything has changed that the
-    bytes depend on. restart: start from scratch. shards: into how many files the output goes. gate_up:
-    "merge" makes ffn_gate_up_exps of the two halves, as `merge_gate_up`, "split" the halves of it,
-    both before anything is quantized. validate: before the file gets its name it is read back and
-    decoded; a ValidationError names the first tensor with a value that is no number, with other
-    errors than the run reported, or with other bytes than the source's where they were kept.
-    `OUT.part` stays then. Returns types, sizes and errors of all tensors.
+    type: a preset, such as "IQ4_K", or a recipe. imatrix: an importance matrix, or its file. out:
+    None with `dry_run`. keywords: those of `quantize_models` and, for a preset, the fields of
+    `quantize.plan.recipe.Recipe`, such as `pure`, `custom_q`, `token_embedding_type`.
     """
-    return quantize_models(
-        src,
-        [(out, type)],
-        imatrix,
-        nan_to_zero=nan_to_zero,
-        threads=threads,
-        dry_run=dry_run,
-        estimate=estimate,
-        device=device,
-        provenance=provenance,
-        changes=changes,
-        save_plan=save_plan,
-        restart=restart,
-        shards=shards,
-        gate_up=gate_up,
-        validate=validate,
-        progress=[progress or RunProgress()],
-        **options,
-    )[0]
+    every = [progress or RunProgress()]
+    return quantize_models(src, [(out, type)], imatrix, progress=every, **keywords)[0]
 
 
 def quantize_models(
@@ -170,12 +126,34 @@ def quantize_models(
     progress: Sequence[RunProgress] = (),
     **options: Any,
 ) -> list[RunReport]:
-    """As `quantize_model`, to several files in one pass: every piece of the source is read and
-    decoded once.
+    """Quantize to several files in one pass, in which every piece of the source is read and decoded
+    once. Every file is the same, byte for byte, as one that is made alone.
 
-    outputs: (file, preset or recipe); `options` of `Recipe` are those of every output that names a
-    preset. progress: one for each output, or none. save_plan: for a single output. Every file is
-    the same, byte for byte, as one that is made alone. Returns a report for each.
+    outputs: (file, preset or recipe); `options` of `quantize.plan.recipe.Recipe` are those of every
+    output that names a preset. Returns a report for each.
+
+    - imatrix: a file in either layout, or a loaded one.
+    - nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted
+      (`zeroed` in the report of a tensor). Without it they are a NonFiniteError that names the
+      first one.
+    - dry_run: plan only; files may be None. estimate: with dry_run, also the time, memory and disk
+      space that the run would take, from trying some rows for seconds; `estimate` of the report.
+    - device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto" (all GPUs, or the CPU).
+    - provenance: write keys that say what the file was made of, see `quantize.run.provenance`.
+      Without them it is the reference's to the byte.
+    - changes: of the model, besides types. gate_up: "merge" gate and up of experts into
+      ffn_gate_up_exps, as `merge_gate_up`, or "split" it, before anything is quantized.
+    - save_plan: a file that gets the plan of a single output, see `quantize.plan.saved_plan`, whose
+      `load_plan` returns it as a recipe.
+    - shards: how an output is divided into files.
+    - validate: read a file back before it gets its name. A ValidationError names the first tensor
+      with a value that is not a number, with other errors than the run reported, or with other
+      bytes than the source's where they were kept. `OUT.part` stays then.
+    - progress: one for each output, or none.
+
+    A run that ends early leaves `OUT.part` and `OUT.journal` once a tensor is finished. Called
+    again it resumes and gives the same file, or a ResumeError if anything has changed that the
+    bytes depend on. restart: start from scratch instead.
     """
     from ..formats.output import real_output, refuse_same_file
     from ..quantize.compilation import compile_ahead, tasks_of_plans
@@ -189,7 +167,7 @@ def quantize_models(
     from ..quantize.run.stream import RunOutput, stream
 
     started = time.perf_counter()
-    recipes = [preset_recipe(type, options, quantize_model) for _, type in outputs]
+    recipes = [preset_recipe(type, options, quantize_models) for _, type in outputs]
     changes = changes or Changes()
     if save_plan is not None and len(outputs) > 1:
         raise UsageError("a plan is saved of one output")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ...formats.commands.progress import Estimate
 from ..report.printing import checked_line
 from ..run.report import Checked
 
@@ -32,9 +33,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
+    estimate = Estimate("validating")
+
     def show(index: int, count: int, checked: Checked) -> None:
         if args.against is not None or checked.fault:
             print(checked_line(index, count, checked), flush=True)
+        estimate.say((index + 1) / count)
 
     checked = api.validate_model(
         args.model, args.against, args.imatrix, threads=args.threads, progress=show
