@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from ..quantize.report.stats import StatsProgress, StatsReport
     from ..quantize.report.type_bench import TypeBenchOptions
     from ..quantize.run.compile_task import CompileTask
+
+log = logging.getLogger(__name__)
 
 
 def plan_quantization(
@@ -165,6 +168,7 @@ def quantize_models(
     from ..quantize.run.parallel import thread_count
     from ..quantize.run.resume import finish_all
     from ..quantize.run.stream import RunOutput, stream
+    from ..quantize.search.trellis_tree import CODEBOOKS as TRELLIS_TYPES
 
     started = time.perf_counter()
     recipes = [preset_recipe(type, options, quantize_models) for _, type in outputs]
@@ -201,6 +205,15 @@ def quantize_models(
         files = plan_outputs(
             model, source, wanted, loaded, changes, shards, provenance=provenance, threads=threads
         )
+        trellis = sorted(
+            {plan.target.type.name for planned in plans for plan in planned if not plan.kept}
+            & TRELLIS_TYPES.keys()
+        )
+        if device == "auto" and devices and trellis:
+            log.info(
+                "the GPU search for %s gives other bytes than the CPU's; --device cpu gives those",
+                ", ".join(trellis),
+            )
         tasks = tasks_of_plans(plans, lookups, bool(devices))
         if dry_run:
             compiling = time.perf_counter()
@@ -382,10 +395,14 @@ def _report_plan(planned: Sequence[PlannedTensor], progress: RunProgress | None)
 
 
 def benchmark_types(
-    types: Sequence[str] = (), *, options: TypeBenchOptions | None = None, **keywords: Any
+    types: Sequence[str] = (),
+    *,
+    options: TypeBenchOptions | None = None,
+    progress: CompileProgress | None = None,
+    **keywords: Any,
 ) -> Iterator[dict[str, Any]]:
-    """Measure how fast rows are quantized to each type, and with what error; yields a row of
-    figures per type.
+    """Measure the speed and error of quantizing to each type; yields a row of figures per type.
+    Code is compiled before anything is timed.
 
     types: names; by default all that have a search, ("all",) for those too that interleave the rows
     of another. keywords: fields of `quantize.report.type_bench.TypeBenchOptions`.
@@ -393,4 +410,4 @@ def benchmark_types(
     from ..quantize.report.type_bench import TypeBenchOptions, measured_rows
 
     [chosen] = from_keywords("benchmark_types", keywords, (TypeBenchOptions, options))
-    return measured_rows(types, chosen)
+    return measured_rows(types, chosen, progress)

@@ -142,8 +142,9 @@ def parse_words(
     src, rest = words[0], words[1:]
     preset = None if preset is None else type_name(preset)
     first, second = (_known(word) for word in [*rest, "", ""][:2])
-    if first or (preset and not rest):
-        outputs, rest = [(_default_name(src, first or preset), first or preset)], rest[1:]
+    only = first or (preset if not rest else None)  # TYPE without OUT
+    if only:
+        outputs, rest = [(_default_name(src, only), only)], rest[1:]
     elif preset and not second:
         outputs, rest = [(rest[0], preset)], rest[1:]
     elif not rest:

@@ -26,7 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar=USAGE,
         help=(
             "TYPE: name or number of a preset (see below), in any case, or COPY; may be left out"
-            " if --recipe or --plan names one, and with --target-bpw or --target-size, where it is AUTO"
+            " if --recipe or --plan names one, and with --target-bpw or --target-size, where it is"
+            " AUTO"
         ),
     )
     _configure_presets(parser)

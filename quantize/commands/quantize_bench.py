@@ -1,4 +1,4 @@
-"""`iqforge quantize-bench`: how fast each type is quantized, and how well. See
+"""`iqforge quantize-bench`: the speed and error of quantizing to each type. See
 `quantize.report.type_bench`.
 """
 
@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from ..report.bars import CompileBar
 from ..report.type_bench import TypeBenchOptions
 
 # What a row of the output holds: (key in --json, heading, format)
@@ -27,8 +28,8 @@ _COLUMNS = [
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "How fast rows are quantized to each type, and with what error, on sample rows like a"
-        " model's weights."
+        "Measure the speed and error of quantizing to each type, on sample rows like a model's"
+        " weights."
     )
     parser.add_argument(
         "--type",
@@ -48,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, api) -> int:
     rows, columns = [], []
     options = TypeBenchOptions.from_flags(args)
-    for row in api.benchmark_types(args.type or (), options=options):
+    for row in api.benchmark_types(args.type or (), options=options, progress=CompileBar()):
         rows.append(row)
         if args.md:
             print("\n".join(markdown(rows).splitlines()[0 if len(rows) == 1 else -1 :]), flush=True)

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from ...errors import UsageError
-from ..report.bars import CompileBar, duration
+from ...formats.commands.progress import duration
+from ..report.bars import CompileBar
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from tqdm import tqdm
 
 from ...errors import printable
+from ...formats.commands.progress import duration
 from ...formats.tensor_names import TensorName
 from ..plan.plan import PlannedTensor
 from ..run.compile_task import CompileProgress, CompileTask
@@ -23,16 +24,6 @@ _QUIET_SECONDS = 30.0  # between two lines of progress where there is no termina
 _MOST_NAMED = 8
 
 
-def duration(seconds: float) -> str:
-    """Return `42 s`, `4 min 20 s` or `2 h 5 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 def compile_line(tasks: Sequence[CompileTask], seconds: float) -> str:
     """Return what is compiled, and about how long that takes."""
     searches = list(dict.fromkeys(task.type for task in tasks if task.kind == "search"))
@@ -42,7 +33,7 @@ def compile_line(tasks: Sequence[CompileTask], seconds: float) -> str:
     if len(names) > 1:
         kind = f"{len(names)} {kind.replace('search', 'searches').replace('decoder', 'decoders')}"
     named = ", ".join(names[:_MOST_NAMED]) + (", .." if len(names) > _MOST_NAMED else "")
-    return f"compiling the {kind} {named} (once, about {duration(max(1, seconds))})"
+    return f"compiling the {kind} {named} (once, about {duration(seconds)})"
 
 
 class CompileBar(CompileProgress):

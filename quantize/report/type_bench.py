@@ -1,4 +1,4 @@
-"""How fast rows are quantized to each type, and how well, on sample rows like a model's weights.
+"""The speed and error of quantizing to each type, on sample rows like a model's weights.
 
 On a GPU the weights are resident and only the search is timed, by the device's own clock; on the
 CPU the whole call is. The first run, which compiles, is not counted. The bytes of a GPU are
@@ -18,14 +18,22 @@ from typing import Any
 from ...errors import MalformedFileError, NotFoundError, UsageError
 from ...formats.options import Options, option
 from ...formats.types import TYPES, GGMLType, ggml_type
+from ..compilation import compile_ahead, tasks_of_types
+from ..cuda.devices import find_devices
 from ..encode import encodable_types
+from ..run.report import CompileProgress
 
 
 @dataclass(frozen=True)
 class TypeBenchOptions(Options):
     """What is timed, and what it is compared with."""
 
-    device: str = option("cpu", "--device", metavar="D", help="cpu, cuda or cuda:N")
+    device: str = option(
+        "auto",
+        "--device",
+        metavar="D",
+        help="auto (the first GPU, or the CPU if there is none), cpu, cuda or cuda:N",
+    )
     rows: int = option(4096, "--rows", least=1, metavar="N", help="rows; on the CPU at most")
     cols: int = option(14336, "--cols", least=1, metavar="N", help="columns")
     threads: int = option(1, "--threads", least=1, metavar="N", help="threads, on the CPU")
@@ -57,19 +65,27 @@ class TypeBenchOptions(Options):
         None,
         "--reference-library",
         metavar="PATH",
-        help="libggml*.so of ik_llama.cpp or llama.cpp, whose quantizers run on the same rows in"
-        " turn with ours (CPU)",
+        help="libggml*.so of ik_llama.cpp or llama.cpp, whose quantizers take turns with ours on"
+        " the same rows (CPU)",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.seconds > 0:
             raise UsageError(f"--seconds is {self.seconds}, expected a number above 0")
-        if self.reference_library and self.device != "cpu":
-            raise UsageError("--reference-library runs on the CPU, beside --device cpu")
+        if self.reference_library and self.device not in ("cpu", "auto"):
+            raise UsageError("--reference-library runs on the CPU and needs --device cpu")
+
+    def chosen_device(self) -> str:
+        """Return the device that `auto` means here."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if not self.reference_library and find_devices("auto") else "cpu"
 
 
-def measured_rows(types: Sequence[str] | None, o: TypeBenchOptions) -> Iterator[dict[str, Any]]:
+def measured_rows(
+    types: Sequence[str] | None, o: TypeBenchOptions, progress: CompileProgress | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield a row per type as it is measured, with those keys that the options ask for; speeds in
     million elements per second, None where there is nothing to compare with.
     """
@@ -80,8 +96,12 @@ def measured_rows(types: Sequence[str] | None, o: TypeBenchOptions) -> Iterator[
     library = ReferenceLibrary(o.reference_library) if o.reference_library else None
     x, importance = sample_rows(o.rows, o.cols)
     importance = None if o.no_importance else importance
-    for type in chosen_types(types):
-        if o.device == "cpu":
+    chosen, device = chosen_types(types), o.chosen_device()
+    if device == "cpu":
+        tasks = tasks_of_types([type.name for type in chosen], (importance is not None,))
+        compile_ahead(tasks, progress)
+    for type in chosen:
+        if device == "cpu":
             timing = measure_on_cpu(
                 type,
                 x,
@@ -93,7 +113,7 @@ def measured_rows(types: Sequence[str] | None, o: TypeBenchOptions) -> Iterator[
             )
             row: dict[str, Any] = {"type": timing.type, "speed": timing.search / 1e6}
         else:
-            timing = measure(type, x, importance, o.device, o.threads, o.repeat, o.check_rows)
+            timing = measure(type, x, importance, device, o.threads, o.repeat, o.check_rows)
             row = {
                 "type": timing.type,
                 "speed": timing.search / 1e6,
@@ -111,7 +131,7 @@ def measured_rows(types: Sequence[str] | None, o: TypeBenchOptions) -> Iterator[
             known = timing.reference_error
             row |= {
                 "reference_error": known,
-                "error_ratio": timing.error / known if known else None,
+                "error_ratio": timing.error / known if known and timing.error is not None else None,
             }
         yield row
 
