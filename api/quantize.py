@@ -168,7 +168,7 @@ def quantize_models(
     from ..quantize.run.parallel import thread_count
     from ..quantize.run.resume import finish_all
     from ..quantize.run.stream import RunOutput, stream
-    from ..quantize.search.trellis_tree import CODEBOOKS as TRELLIS_TYPES
+    from ..quantize.search.trellis.tree import CODEBOOKS as TRELLIS_TYPES
 
     started = time.perf_counter()
     recipes = [preset_recipe(type, options, quantize_models) for _, type in outputs]

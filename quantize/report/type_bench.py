@@ -21,7 +21,7 @@ from ...formats.types import TYPES, GGMLType, ggml_type
 from ..compilation import compile_ahead, tasks_of_types
 from ..cuda.devices import find_devices
 from ..encode import encodable_types
-from ..run.report import CompileProgress
+from ..run.compile_task import CompileProgress
 
 
 @dataclass(frozen=True)
