@@ -89,7 +89,8 @@ def test_what_a_test_runs(test, label, calls):
 
 def test_a_context_that_cannot_be_cut_back_is_filled_every_time():
     recorder, cleared = Recorder(), []
-    running = type("Running", (), {"clear": lambda self: cleared.append(len(recorder.calls))})()
+    clear = lambda self: cleared.append(len(recorder.calls))  # noqa: E731
+    running = type("Running", (), {"clear": clear, "nbytes": 0})()
     inner = recorder.model.new_state
 
     def new_state(capacity, settings=None):

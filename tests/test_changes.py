@@ -282,7 +282,7 @@ def test_codes_from_minus_seven_to_seven_come_back(tmp_path, capsys):
     ]
     assert main([*command, str(tmp_path / "m.gguf"), str(tmp_path / "q.gguf"), "Q4_0"]) == 0
     said = capsys.readouterr().out
-    assert "--slow-iq2ks changes nothing" in said and "--max-buffer-size changes nothing" in said
+    assert "--slow-iq2ks has no effect" in said and "--max-buffer-size has no effect" in said
     with open_gguf(tmp_path / "q.gguf") as model:
         for tensor in model.tensors:
             assert np.array_equal(decode(tensor.type, model.read_rows(tensor, 0, 64), 256), x), (
