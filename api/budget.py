@@ -25,6 +25,7 @@ from .source import (
     open_source,
     preset_recipe,
     selected_imatrix,
+    split_recipe,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ..formats.source import Source, TensorInfo
     from ..imatrix.data import Imatrix
     from ..imatrix.options import SensitivityOptions
+    from ..quantize.options import TargetOptions
     from ..quantize.plan.budget import Fitted, SizeTarget
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
@@ -47,55 +49,57 @@ def recipe_for_target(
     src: PathLike,
     imatrix: PathLike | Imatrix | None = None,
     *,
-    bpw: float | None = None,
-    size: str | int | None = None,
-    types: Sequence[str] = (),
-    damage: PathLike | None = None,
+    target: TargetOptions | None = None,
     changes: Changes | None = None,
     threads: int = 0,
     provenance: bool = True,
     progress: StatsProgress | None = None,
-    **options: Any,
+    **keywords: Any,
 ) -> Fitted:
     """Choose types that bring a GGUF file, or a checkpoint folder, to a size with the least
     predicted damage.
 
     bpw: bits per weight of all tensor data; or size: bytes of the whole file, or a text like `12G`.
     types: that may be used, by default `quantize.budget.DEFAULT_TYPES`. damage: a file that
-    `measure_sensitivity` wrote; without one, tensors count by their roles. options: those of
-    `quantize.recipe.Recipe` beside its type; what they give types to counts against the budget.
+    `measure_sensitivity` wrote; without one, tensors count by their roles. These are fields of
+    `quantize.options.TargetOptions`; keywords win over `target`. Other keywords are fields of
+    `quantize.plan.recipe.Recipe` besides its type; what they give types to counts against the
+    budget.
+
     Errors of all types are estimated on rows of every tensor; nothing is written. `quantize_model`
     takes the result's `recipe`, with the same imatrix, changes and provenance. UsageError for a
     target that cannot be reached, naming the smallest that can.
     """
     from ..formats.gguf.writer import FileLayout
+    from ..quantize.options import TargetOptions
     from ..quantize.plan.budget import DRAFT, SizeTarget, fit_types, fitted_targets, parse_size
     from ..quantize.plan.changes import Changes
 
-    n_bytes = None if size is None else parse_size(size)
-    measured = None if damage is None else os.fspath(damage)
-    target = SizeTarget(bpw, n_bytes, tuple(types), measured)
+    o, of_recipe = split_recipe(recipe_for_target, keywords, TargetOptions, target)
+    n_bytes = None if o.size is None else parse_size(o.size)
+    measured = None if o.damage is None else os.fspath(o.damage)
+    aim = SizeTarget(o.bpw, n_bytes, tuple(o.types), measured)
     loaded, changes = loaded_imatrix(imatrix), changes or Changes()
-    if changes.prune_layers and damage is not None:
+    if changes.prune_layers and o.damage is not None:
         raise UsageError(
             "sensitivities were measured with all layers: leave them out first, and measure then",
-            file=damage,
+            file=o.damage,
         )
     with open_source(src) as model:
-        recipe = preset_recipe(DRAFT, options, recipe_for_target)
+        recipe = preset_recipe(DRAFT, of_recipe, recipe_for_target)
         source = changes.apply(model, recipe.rules)
         used = changed_imatrix(loaded, changes, model, source)
         draft = plan_quantization(
             source, replace(changes.recipe(recipe), ignore_imatrix_rules=True), used
         )
         stats, sensitivities = (
-            _errors(source, draft, target, used, threads, progress),
-            _sensitivities(source, draft, target),
+            _errors(source, draft, aim, used, threads, progress),
+            _sensitivities(source, draft, aim),
         )
-        if n_bytes is None or target.bpw is not None:
+        if n_bytes is None or aim.bpw is not None:
             n_elements = sum(plan.target.n_elements for plan in draft)
             return fit_types(
-                recipe, draft, stats, sensitivities, math.floor((target.bpw or 0) * n_elements / 8)
+                recipe, draft, stats, sensitivities, math.floor((aim.bpw or 0) * n_elements / 8)
             )
         # The size of what a file holds besides tensor data depends a little on the types, so a
         # second round may be needed.

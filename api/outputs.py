@@ -18,34 +18,13 @@ if TYPE_CHECKING:
     from ..formats.source import Source, TensorInfo
     from ..formats.tools.sharding import OutputPlan
     from ..imatrix.data import Imatrix
+    from ..quantize.options import Shards
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
     from ..quantize.run.resume import ResumableOutput
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Shards:
-    """How an output is divided into files. keep_split: every tensor into the shard it has in the
-    source; `-0000i-of-0000N.gguf` is added to the output's name without `.gguf`. max_size,
-    max_tensors: shards of so many bytes (`300M`, `2G`) or tensors, as conversion makes them.
-    partial: files of the output that already exist stay as they are, and only the others are
-    made.
-    """
-
-    keep_split: bool = False
-    partial: bool = False
-    max_size: str | int | None = None
-    max_tensors: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.keep_split and (self.max_size is not None or self.max_tensors is not None):
-            raise UsageError(
-                "shards are either as the source has them (--keep-split) or of a size that is"
-                " given, not both"
-            )
 
 
 @dataclass(frozen=True)

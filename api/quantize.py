@@ -18,7 +18,7 @@ from ..quantize.encode import encodable_types
 from ..quantize.run.compile_task import CompileProgress
 from ..quantize.run.report import RunProgress, RunReport
 from ..version import __version__
-from .outputs import Shards, open_outputs, plan_outputs
+from .outputs import open_outputs, plan_outputs
 from .source import (
     PathLike,
     changed_imatrix,
@@ -28,12 +28,14 @@ from .source import (
     open_source,
     preset_recipe,
     selected_imatrix,
+    split_recipe,
     with_gate_up,
 )
 
 if TYPE_CHECKING:
     from ..formats.source import Source
     from ..imatrix.data import Imatrix
+    from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
@@ -114,26 +116,18 @@ def quantize_models(
     outputs: Sequence[tuple[PathLike | None, str | Recipe]],
     imatrix: PathLike | Imatrix | None = None,
     *,
-    nan_to_zero: bool = False,
-    threads: int = 0,
-    dry_run: bool = False,
-    estimate: bool = False,
-    device: str = "cpu",
-    provenance: bool = True,
+    options: QuantizeOptions | None = None,
     changes: Changes | None = None,
-    save_plan: PathLike | None = None,
-    restart: bool = False,
-    shards: Shards = Shards(),
-    gate_up: str | None = None,
-    validate: bool = False,
+    shards: Shards | None = None,
     progress: Sequence[RunProgress] = (),
-    **options: Any,
+    **keywords: Any,
 ) -> list[RunReport]:
     """Quantize to several files in one pass, in which every piece of the source is read and decoded
     once. Every file is the same, byte for byte, as one that is made alone.
 
-    outputs: (file, preset or recipe); `options` of `quantize.plan.recipe.Recipe` are those of every
-    output that names a preset. Returns a report for each.
+    outputs: (file, preset or recipe). keywords: fields of `quantize.options.QuantizeOptions`, which
+    win over `options`, and of `quantize.plan.recipe.Recipe` for every output that names a preset.
+    Returns a report for each.
 
     - imatrix: a file in either layout, or a loaded one.
     - nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted
@@ -161,8 +155,9 @@ def quantize_models(
     from ..formats.output import real_output, refuse_same_file
     from ..quantize.compilation import compile_ahead, tasks_of_plans
     from ..quantize.cuda.devices import find_devices
+    from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
-    from ..quantize.plan.saved_plan import save_plan as write_plan
+    from ..quantize.plan.saved_plan import save_plan
     from ..quantize.report.validate import require_sound
     from ..quantize.run.estimate import estimate_run
     from ..quantize.run.parallel import thread_count
@@ -171,51 +166,59 @@ def quantize_models(
     from ..quantize.search.trellis.tree import CODEBOOKS as TRELLIS_TYPES
 
     started = time.perf_counter()
-    recipes = [preset_recipe(type, options, quantize_models) for _, type in outputs]
-    changes = changes or Changes()
-    if save_plan is not None and len(outputs) > 1:
+    o, of_recipe = split_recipe(quantize_models, keywords, QuantizeOptions, options)
+    recipes = [preset_recipe(type, of_recipe, quantize_models) for _, type in outputs]
+    changes, shards = changes or Changes(), shards or Shards()
+    if o.save_plan is not None and len(outputs) > 1:
         raise UsageError("a plan is saved of one output")
-    devices, loaded = find_devices(device), selected_imatrix(loaded_imatrix(imatrix), changes)
+    devices, loaded = find_devices(o.device), selected_imatrix(loaded_imatrix(imatrix), changes)
     progress = progress or [RunProgress() for _ in outputs]
     with open_source(src) as model, ExitStack() as opened:
-        rearranged = with_gate_up(model, gate_up)
+        rearranged = with_gate_up(model, o.gate_up)
         source = changes.apply(rearranged, recipes[0].rules)
         used = changed_imatrix(loaded, changes, rearranged, source)
         recipes = [changes.recipe(recipe) for recipe in recipes]
         plans = [plan_quantization(source, recipe, used) for recipe in recipes]
         for planned in plans:
             changes.check(planned)
-        if save_plan is not None:
+        if o.save_plan is not None:
             refuse_same_file(
-                save_plan,
+                o.save_plan,
                 [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])],
             )
-            if outputs[0][0] is not None and real_output(save_plan) == real_output(outputs[0][0]):
-                raise UsageError("is named as output and for the plan", file=save_plan)
-            write_plan(save_plan, recipes[0], plans[0], __version__)
-        if nan_to_zero:
+            if outputs[0][0] is not None and real_output(o.save_plan) == real_output(outputs[0][0]):
+                raise UsageError("is named as output and for the plan", file=o.save_plan)
+            save_plan(o.save_plan, recipes[0], plans[0], __version__)
+        if o.nan_to_zero:
             plans = [[replace(plan, nan_to_zero=True) for plan in planned] for planned in plans]
         excluded = excluded_names(changes, rearranged)
         lookups = [importance_lookup(used, planned, excluded) for planned in plans]
-        if dry_run and not estimate:
+        if o.dry_run and not o.estimate:
             return [_report_plan(*of_output) for of_output in zip(plans, progress)]
         wanted = [
             (out, recipe, planned) for (out, _), recipe, planned in zip(outputs, recipes, plans)
         ]
         files = plan_outputs(
-            model, source, wanted, loaded, changes, shards, provenance=provenance, threads=threads
+            model,
+            source,
+            wanted,
+            loaded,
+            changes,
+            shards,
+            provenance=o.provenance,
+            threads=o.threads,
         )
         trellis = sorted(
             {plan.target.type.name for planned in plans for plan in planned if not plan.kept}
             & TRELLIS_TYPES.keys()
         )
-        if device == "auto" and devices and trellis:
+        if o.device == "auto" and devices and trellis:
             log.info(
                 "the GPU search for %s gives other bytes than the CPU's; --device cpu gives those",
                 ", ".join(trellis),
             )
         tasks = tasks_of_plans(plans, lookups, bool(devices))
-        if dry_run:
+        if o.dry_run:
             compiling = time.perf_counter()
             compile_ahead(tasks, progress[0])
             setup = compiling - started
@@ -224,7 +227,7 @@ def quantize_models(
                 source,
                 plans,
                 lookups,
-                threads=threads,
+                threads=o.threads,
                 devices=devices,
                 setup=setup,
                 files=[size for file in files for size in file.sizes],
@@ -232,7 +235,7 @@ def quantize_models(
             return [replace(report, estimate=found) for report in reports]
         sinks = [
             opened.enter_context(sink)
-            for sink in open_outputs(files, devices=bool(devices), restart=restart)
+            for sink in open_outputs(files, devices=bool(devices), restart=o.restart)
         ]
         active = [number for number, file in enumerate(files) if file.sizes]
         if active:
@@ -250,7 +253,7 @@ def quantize_models(
                 )
                 for number, sink in zip(active, sinks)
             ],
-            threads=threads,
+            threads=o.threads,
             devices=devices,
         )
         checks = (
@@ -263,11 +266,11 @@ def quantize_models(
                     reported=report.tensors,
                     importance=lookups[number],
                     progress=progress[number],
-                    threads=thread_count(threads),
+                    threads=thread_count(o.threads),
                 )
                 for number, sink, report in zip(active, sinks, made)
             ]
-            if validate
+            if o.validate
             else []
         )
         finish_all(sinks, checks)

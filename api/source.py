@@ -6,10 +6,10 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..errors import NotFoundError, UsageError
-from ..formats.options import unknown_option
+from ..formats.options import Options, from_keywords, unknown_option
 from ..formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..quantize.run.piece import ImportanceLookup
 
 PathLike = str | os.PathLike
+O = TypeVar("O", bound=Options)
 
 
 def open_source(path: PathLike, **checkpoint_options: Any) -> Source:
@@ -67,9 +68,23 @@ def preset_recipe(
     return type if isinstance(type, Recipe) else Recipe(type, **options)
 
 
-def check_fields(function: Callable[..., Any], options: Mapping[str, Any], cls: Any) -> None:
-    """UsageError for an option of `function` that is not a field of the dataclass `cls` either."""
-    known = [field.name for field in fields(cls)]
+def split_recipe(
+    function: Callable[..., Any], keywords: Mapping[str, Any], cls: type[O], options: O | None
+) -> tuple[O, dict[str, Any]]:
+    """Return `options` with the keywords that are its fields, and the others, which are those of a
+    recipe. UsageError for an unknown one.
+    """
+    from ..quantize.plan.recipe import Recipe
+
+    check_fields(function, keywords, cls, Recipe)
+    own = {name: value for name, value in keywords.items() if name in cls.field_names()}
+    [made] = from_keywords(function.__name__, own, (cls, options))
+    return made, {name: value for name, value in keywords.items() if name not in own}
+
+
+def check_fields(function: Callable[..., Any], options: Mapping[str, Any], *classes: Any) -> None:
+    """UsageError for an option of `function` that is not a field of the dataclasses either."""
+    known = [field.name for cls in classes for field in fields(cls)]
     for name in options:
         if name not in known:
             own = inspect.signature(function).parameters

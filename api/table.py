@@ -24,7 +24,7 @@ PUBLIC = {
     "load_plan": "quantize.plan.saved_plan",
     "Recipe": "quantize.plan.recipe",
     "Changes": "quantize.plan.changes",
-    "Shards": "api.outputs",
+    "Shards": "quantize.options",
     "collect_imatrix": "api.imatrix",
     "load_imatrix": "api.imatrix",
     "merge_imatrices": "api.imatrix",

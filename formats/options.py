@@ -14,7 +14,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -32,12 +32,24 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """A flag without a value that sets its field to `value`."""
+
+    names: tuple[str, ...]
+    value: Any
+    help: str
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
 class Flag:
     """How the command line offers a field. kind: int, float, str or bool; off: the flag sets False.
 
-    many: the value is a tuple, and the flag may be repeated. text: the command itself reads the
-    words of the flag, which are lists. optional: what the flag means without
-    a value. least: the smallest number that is accepted.
+    many: the value is a tuple, and the flag may be repeated. commas: with `many`, a word of the
+    flag holds several values. one_text: with `many`, a keyword may be a single text. text: the
+    command itself reads the words of the flag, which are lists. optional: what the flag means
+    without a value. least: the smallest number that is accepted. constants: flags that set the
+    field to one value each. keyed: the value is a dict, with a flag and its help for each key.
     """
 
     names: tuple[str, ...]
@@ -47,10 +59,20 @@ class Flag:
     choices: tuple[Any, ...] | None = None
     least: float | None = None
     many: bool = False
+    commas: bool = False
+    one_text: bool = False
     text: bool = False
     off: bool = False
     optional: Any = None
     hidden: bool = False
+    constants: tuple[Constant, ...] = ()
+    keyed: Mapping[str, tuple[str, str]] | None = None
+
+    @property
+    def spellings(self) -> list[str]:
+        """All flags that set the field."""
+        keyed = [name for name, _ in (self.keyed or {}).values()]
+        return [*self.names, *(name for one in self.constants for name in one.names), *keyed]
 
 
 def option(
@@ -59,7 +81,10 @@ def option(
     """Return a dataclass field with its flags. `details` are those of `Flag`."""
     if kind is None:
         kind = str if default is None else type(default)
-    return field(default=default, metadata={"flag": Flag(names, help, kind, **details)})
+    metadata = {"flag": Flag(names, help, kind, **details)}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -68,7 +93,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for one in _fields(self):
-            _check(one.name, one.metadata["flag"], getattr(self, one.name), one.default)
+            _check(one.name, one.metadata["flag"], getattr(self, one.name), _default(one))
 
     @classmethod
     def field_names(cls) -> list[str]:
@@ -83,15 +108,17 @@ class Options:
         without: Sequence[str] = (),
         **defaults: Any,
     ) -> None:
-        """Add the flags of all fields, or of those in `only`, to a parser or a group of one.
+        """Add the flags of all fields, or of those in `only`, to a parser or a group of one, in
+        that order.
 
         defaults: where a command differs from the dataclass; None lets the command see whether the
         flag was given.
         """
-        for one in _fields(cls):
-            flag: Flag = one.metadata["flag"]
-            if flag.names and one.name not in without and (only is None or one.name in only):
-                _add(parser, one.name, flag, one.default, defaults)
+        known = {one.name: one for one in _fields(cls)}
+        for name in known if only is None else only:
+            flag: Flag = known[name].metadata["flag"]
+            if flag.spellings and name not in without:
+                _add(parser, name, flag, _default(known[name]), defaults)
 
     @classmethod
     def from_flags(cls, args: argparse.Namespace, **others: Any) -> Self:
@@ -101,10 +128,12 @@ class Options:
             if one.name not in others and one.name in args:
                 value = getattr(args, one.name)
                 flag: Flag = one.metadata["flag"]
-                if flag.many:
-                    value = tuple(value) if value else one.default
-                if flag.names:
-                    _check(flag.names[0], flag, value, one.default)
+                if (flag.many or flag.keyed) and not value:
+                    value = _default(one)
+                elif flag.many:
+                    value = _separated(flag, value) if flag.commas else tuple(value)
+                if flag.spellings:
+                    _check(flag.spellings[0], flag, value, _default(one))
                 values[one.name] = value
         return cls(**values, **others)
 
@@ -172,17 +201,27 @@ def _add(
     flag: Flag,
     default: Any,
     others: Mapping[str, Any],
-) -> argparse.Action:
+) -> None:
     words: dict[str, Any] = {"dest": name, "help": argparse.SUPPRESS}
     if not flag.hidden:
         shown = default if others.get(name) is None else others[name]
         words["help"] = (flag.help + _shown_default(flag, shown)).replace("%", "%%")
     default = others.get(name, default)
+    for one in flag.constants:
+        words = {"dest": name, "action": "store_const", "const": one.value, "default": default}
+        shown = argparse.SUPPRESS if one.hidden else one.help.replace("%", "%%")
+        parser.add_argument(*one.names, **words, help=shown)
+    for key, (spelling, help) in (flag.keyed or {}).items():
+        words = {"dest": name, "action": _KeyAction, "key": key, "metavar": flag.metavar}
+        parser.add_argument(spelling, **words, help=help.replace("%", "%%"))
+    if not flag.names:
+        return
     if flag.kind is bool and flag.optional is None:
         words |= {"action": "store_false" if flag.off else "store_true", "default": default}
-        return parser.add_argument(*flag.names, **words)
+        parser.add_argument(*flag.names, **words)
+        return
     words |= {
-        "type": str if flag.text else {int: integer, float: real}.get(flag.kind, str),
+        "type": str if flag.text or flag.commas else _READERS.get(flag.kind, str),
         "metavar": flag.metavar,
         "choices": flag.choices,
         "default": default,
@@ -191,7 +230,41 @@ def _add(
         words |= {"action": "append", "default": None if flag.text else list(default or ()) or None}
     if flag.optional is not None:
         words |= {"nargs": "?", "const": flag.optional}
-    return parser.add_argument(*flag.names, **words)
+    parser.add_argument(*flag.names, **words)
+
+
+_READERS = {int: integer, float: real}
+
+
+class _KeyAction(argparse.Action):
+    """Sets one key of a dict."""
+
+    def __init__(self, *args: Any, key: str, **keywords: Any):
+        super().__init__(*args, **keywords)
+        self.key = key
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest) or {}
+        setattr(namespace, self.dest, {**before, self.key: values})
+
+
+def _separated(flag: Flag, words: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the values of words such as "1,2". UsageError for one that is not a number."""
+    found = []
+    for text in words:
+        try:
+            found += [flag.kind(word) for word in str(text).split(",") if word or flag.kind is int]
+        except ValueError:
+            raise UsageError(
+                f"{flag.names[0]} {printable(text, 60)}: expected numbers separated by commas"
+            ) from None
+    return tuple(found)
 
 
 def _shown_default(flag: Flag, default: Any) -> str:
@@ -206,6 +279,8 @@ def _check(name: str, flag: Flag, value: Any, default: Any) -> None:
         return
     if not flag.many:
         _check_one(name, flag, value)
+        return
+    if isinstance(value, str) and flag.one_text:
         return
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise _wrong(name, value, "a list")
@@ -249,6 +324,10 @@ def _is_integer(value: Any) -> bool:
 def _wrong(name: str, value: Any, expected: str) -> UsageError:
     shown = repr(value) if not name.startswith("-") else str(value)
     return UsageError(f"{name} is {printable(shown, 60)}, expected {expected}")
+
+
+def _default(one: Field) -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()
 
 
 def _fields(cls: Any) -> list[Field]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -14,13 +15,29 @@ from iqforge import cli
 from iqforge.cli import COMMANDS, main
 from iqforge.commandline.parser import Parser
 from iqforge.errors import UsageError
-from iqforge.formats.options import Options, from_keywords, option
+from iqforge.formats.options import Constant, Options, from_keywords, option
 from iqforge.imatrix.options import CollectOptions, MergeOptions, SensitivityOptions
+from iqforge.quantize.options import QuantizeOptions, Shards, TargetOptions
+from iqforge.quantize.plan.changes import Changes
+from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.bench.options import BenchOptions, SweepOptions
 from iqforge.runtime.options import GenerateOptions, LoadOptions, PerplexityOptions
 
 DEMO = Path(iqforge.__file__).parent / "demo" / "model"
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 60
+
+
+@dataclass(frozen=True)
+class Shapes(Options):
+    numbers: tuple[int, ...] = option((), "--numbers", kind=int, many=True, commas=True)
+    rules: str | tuple[str, ...] = option((), "--rule", kind=object, many=True, one_text=True)
+    side: str | None = option(
+        None,
+        constants=(Constant(("--left", "-l"), "left", ""), Constant(("--right",), "right", "")),
+    )
+    by_name: Mapping[str, str] = option(
+        {}, keyed={"a": ("--a-is", "what a is"), "b": ("--b-is", "")}
+    )
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,26 @@ def test_flags_of_a_dataclass():
     assert Sizes.from_flags(parser.parse_args([])) == Sizes(9)
 
 
+def test_flags_of_lists_constants_and_dicts():
+    parser = Parser("iqforge shapes")
+    Shapes.add_flags(parser)
+
+    def read(*words: str) -> Shapes:
+        return Shapes.from_flags(parser.parse_args(words))
+
+    assert read() == Shapes() and Shapes().by_name == {}
+    assert read("--numbers", "3,1", "--numbers", "2").numbers == (3, 1, 2)
+    for wrong in ("x", "1,,2", ","):
+        with pytest.raises(UsageError, match=f"--numbers {wrong}: expected numbers separated by"):
+            read("--numbers", wrong)
+    assert read("--rule", "a=1,2").rules == ("a=1,2",) and Shapes(rules="a=1").rules == "a=1"
+    with pytest.raises(UsageError, match="rules is 5, expected a list"):
+        from_keywords("shapes", {"rules": 5}, (Shapes, None))
+    assert [read(word).side for word in ("-l", "--right")] == ["left", "right"]
+    assert read("--b-is", "x", "--a-is", "y").by_name == {"a": "y", "b": "x"}
+    assert "what a is" in parser.format_help()
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [
@@ -71,6 +108,27 @@ def test_keywords_of_a_dataclass(wrong, message):
     assert message in str(raised.value)
 
 
+def test_quantizing_takes_options_and_keywords():
+    options = QuantizeOptions(dry_run=True, gate_up="merge")
+    plain = iqforge.quantize_model(DEMO, None, "Q8_0", dry_run=True)
+    given = iqforge.quantize_model(DEMO, None, "Q8_0", options=options, gate_up=None)
+    assert [t.planned for t in given.tensors] == [t.planned for t in plain.tensors]
+    with pytest.raises(UsageError, match="expected QuantizeOptions"):
+        iqforge.quantize_model(DEMO, None, "Q8_0", options=LoadOptions())
+    for wrong, message in (
+        ({"threads": "2"}, "threads is '2', expected a whole number"),
+        ({"rules": "main"}, "rules is 'main', expected one of ik, mainline"),
+        ({"bpw": "4"}, "bpw is '4', expected a number"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            if "bpw" in wrong:
+                iqforge.recipe_for_target(DEMO, **wrong)
+            else:
+                iqforge.quantize_model(DEMO, None, "Q8_0", dry_run=True, **wrong)
+    with pytest.raises(UsageError, match="include_weights is 'ffn', expected a list"):
+        Changes(include_weights="ffn")
+
+
 def test_keywords_win_over_options():
     [made] = from_keywords("a box", {"width": 9}, (Sizes, Sizes(3, 0.25)))
     assert made == Sizes(9, 0.25)
@@ -87,6 +145,7 @@ def test_keywords_win_over_options():
         ("sensitivity", [LoadOptions, SensitivityOptions]),
         ("bench", [BenchOptions]),
         ("sweep-bench", [SweepOptions]),
+        ("quantize", [Recipe, Changes, QuantizeOptions, Shards, TargetOptions]),
     ],
 )
 def test_every_flag_of_an_options_class_is_one_of_its_command(command, classes):
@@ -94,7 +153,7 @@ def test_every_flag_of_an_options_class_is_one_of_its_command(command, classes):
     flags = {name: a for a in parser._actions for name in a.option_strings}
     for cls in classes:
         for one in fields(cls):
-            for name in one.metadata["flag"].names:
+            for name in one.metadata["flag"].spellings if "flag" in one.metadata else ():
                 assert flags[name].dest == one.name
 
 

@@ -17,7 +17,6 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES, ggml_type
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files.load import save_imatrix
-from iqforge.quantize.commands.arguments import given_roles
 from iqforge.quantize.commands.flags import configure
 from iqforge.quantize.plan.overrides import Overrides
 from iqforge.quantize.plan.plan import plan_preset, rules_of
@@ -111,7 +110,10 @@ def parsed(words: list[str]):
 
 def overrides_of(args) -> Overrides:
     return Overrides.of(
-        args.custom_q, given_roles(args), args.token_embedding_type, args.output_tensor_type
+        args.custom_q or (),
+        args.role_types,
+        args.token_embedding_type,
+        args.output_tensor_type,
     )
 
 

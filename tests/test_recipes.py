@@ -435,7 +435,9 @@ def test_a_plan_is_for_one_model(bf16, tmp_path, capsys):
 
     assert main(["quantize", "--dry-run", "--save-plan", str(plan), str(bf16), "q4_0"]) == 0
     good = plan.read_text()
-    refused("--plan says what every tensor becomes: no custom_q beside it", "--custom-q", "a=q8_0")
+    refused(
+        "--plan gives the type of every tensor, so it takes no custom_q", "--custom-q", "a=q8_0"
+    )
     document = json.loads(good)
     document["tensors"][3]["dims"][0] += 256
     refused(f"the plan is for another model: {document['tensors'][3]['name']} has shape ")

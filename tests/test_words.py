@@ -40,7 +40,7 @@ PATTERN = re.compile(
 ALLOWED = {
     "CHANGELOG.md": ("`--part-gate-up` of `quantize` is now `--split-gate-up`",),
     "formats/commands/merge_gate_up.py": ('"--part-gate-up", dest="undo"',),
-    "quantize/commands/flags.py": ('"--part-gate-up"',),
+    "quantize/options.py": ('"--part-gate-up"',),
     "tests/test_imatrix.py": ("The room was quiet.",),
 }
 

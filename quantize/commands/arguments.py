@@ -9,8 +9,8 @@ from typing import Any
 
 from ...errors import IqforgeError, NotFoundError, UnknownTypeError, UsageError
 from ...formats.output import refuse_same_file
-from ..plan.changes import Changes
-from ..plan.overrides import ROLE_FLAGS, Rule, parse_rules
+from ..options import TargetOptions
+from ..plan.overrides import Rule, parse_rules
 from ..plan.recipe import AUTO, COPY, Recipe
 from ..plan.recipe_file import combine, read_recipe
 from ..plan.saved_plan import SavedPlan, load_plan
@@ -30,34 +30,12 @@ def notes(args: argparse.Namespace) -> list[str]:
     return said
 
 
-def given_roles(args: argparse.Namespace) -> dict[str, str]:
-    """Return type names by the role whose flag was given."""
-    return {
-        role: given for role in ROLE_FLAGS if (given := getattr(args, f"{role}_type")) is not None
-    }
-
-
 def given_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a `Recipe` that flags give."""
-    patterns = [
-        *args.tensor_type,
-        *(rule for path in args.tensor_type_file for rule in tensor_type_file(path)),
-    ]
-    fields = {
-        "pure": args.pure,
-        "rules": args.rules,
-        "custom_q": args.custom_q,
-        "tensor_patterns": patterns,
-        "role_types": given_roles(args),
-        "token_embedding_type": args.token_embedding_type,
-        "output_tensor_type": args.output_tensor_type,
-        "leave_output_tensor": args.leave_output_tensor,
-        "allow_requantize": args.allow_requantize,
-        "strict": args.strict,
-        "ignore_imatrix_rules": args.ignore_imatrix_rules,
-        "symmetric_q40": args.symmetric_q40,
-    }
-    return {name: value for name, value in fields.items() if value}
+    given = {name: getattr(args, name, None) for name in Recipe.field_names()}
+    from_files = [rule for path in args.tensor_type_file for rule in tensor_type_file(path)]
+    given["tensor_patterns"] = [*(args.tensor_patterns or ()), *from_files]
+    return {name: value for name, value in given.items() if value}
 
 
 def recipe_fields(args: argparse.Namespace) -> tuple[dict[str, Any], SavedPlan | None]:
@@ -110,25 +88,6 @@ def tensor_type_file(path: str) -> list[Rule]:
         for word in line.split()
         for rule in parse_rules(word, f"{name}:{number}")
     ]
-
-
-def changes_of(args: argparse.Namespace) -> Changes:
-    """Return the changes of the model that flags give."""
-    try:
-        layers = [int(word) for word in args.prune_layers.split(",")] if args.prune_layers else []
-    except ValueError:
-        raise UsageError(
-            f"--prune-layers {args.prune_layers}: expected numbers separated by commas"
-        ) from None
-    return Changes(
-        layers,
-        args.extra_output_tensor,
-        args.override_kv,
-        args.include_weights,
-        args.exclude_weights,
-        args.hide_imatrix,
-        args.force,
-    )
 
 
 def parse_words(
@@ -226,8 +185,8 @@ def asks_for_size(args: argparse.Namespace) -> bool:
     """Return whether a size is given, for which types are chosen. UsageError for flags that exclude
     or need it.
     """
-    given = args.target_bpw is not None or args.target_size is not None
-    if not given and (args.target_types or args.damage):
+    given = args.bpw is not None or args.size is not None
+    if not given and (args.types or args.damage):
         raise UsageError("--target-types and --damage need --target-bpw or --target-size")
     if given and (args.pure or args.plan or args.repack):
         raise UsageError("--pure, --plan and --repack leave no types to choose for a size")
@@ -240,9 +199,9 @@ def asks_for_size(args: argparse.Namespace) -> bool:
 
 
 def target_options(
-    args: argparse.Namespace, outputs: list[tuple[str, str]], fields: dict[str, Any]
-) -> dict[str, Any] | None:
-    """Return the options of `recipe_for_target`, or None if no output is AUTO. UsageError for AUTO
+    args: argparse.Namespace, outputs: list[tuple[str, str]]
+) -> TargetOptions | None:
+    """Return the size that types are chosen for, or None if no output is AUTO. UsageError for AUTO
     without a size, or a size without AUTO.
     """
     asked, auto = asks_for_size(args), any(type == AUTO for _, type in outputs)
@@ -253,15 +212,4 @@ def target_options(
             "--target-bpw and --target-size choose the types: TYPE must be AUTO or left out, but it"
             f" is {outputs[0][1]}"
         )
-    types = [name for text in args.target_types for name in text.split(",") if name]
-    options = {
-        "bpw": args.target_bpw,
-        "size": args.target_size,
-        "types": types,
-        "damage": args.damage,
-    }
-    return (
-        options | {name: value for name, value in fields.items() if name != "type"}
-        if auto
-        else None
-    )
+    return TargetOptions.from_flags(args) if auto else None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError, printable
+from ..options import QuantizeOptions, Shards, TargetOptions
+from ..plan.changes import Changes
 from ..plan.recipe import AUTO
 from ..report.bars import RunPrinter
 from ..report.printing import MIB, print_estimate, print_totals
 from ..report.summary import summary_lines
 from .arguments import (
     asks_for_size,
-    changes_of,
     notes,
     parse_words,
     recipe_fields,
@@ -27,7 +28,6 @@ from .repack import repack
 
 if TYPE_CHECKING:
     from ..plan.budget import Fitted
-    from ..plan.changes import Changes
 
 __all__ = ["configure", "run"]
 
@@ -44,15 +44,15 @@ def run(args: argparse.Namespace, api) -> int:
         print(line)
     if args.repack:
         return run_repack(args, api, src, outputs, threads)
-    changes, target = changes_of(args), target_options(args, outputs, fields)
+    options = QuantizeOptions.from_flags(args, threads=threads)
+    changes, target = Changes.from_flags(args), target_options(args, outputs)
     started, fitted, compiling = time.monotonic(), None, 0.0
     if target is not None:
-        fitted, compiling = fit(args, api, src, target, changes, threads)
+        of_recipe = {name: value for name, value in fields.items() if name != "type"}
+        fitted, compiling = fit(api, src, args.imatrix, target, changes, options, of_recipe)
     choosing = time.monotonic() - started - compiling if fitted else 0.0
     recipes = recipes_of(args, outputs, fields, plan, fitted.recipe if fitted else None)
-    shards = api.Shards(
-        args.keep_split, args.partial_requant, args.split_max_size, args.split_max_tensors
-    )
+    shards = Shards.from_flags(args)
     printers = [
         RunPrinter(
             dry_run=args.dry_run,
@@ -66,18 +66,9 @@ def run(args: argparse.Namespace, api) -> int:
             src,
             [(out, recipe) for (out, _), recipe in zip(outputs, recipes)],
             args.imatrix,
+            options=options,
             changes=changes,
-            nan_to_zero=args.nan_to_zero,
-            threads=threads,
-            dry_run=args.dry_run,
-            estimate=not args.no_estimate,
-            device=args.device,
-            provenance=not args.no_provenance,
-            save_plan=args.save_plan,
-            restart=args.restart,
             shards=shards,
-            gate_up=args.gate_up,
-            validate=args.validate,
             progress=printers,
         )
     finally:
@@ -122,12 +113,13 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def fit(
-    args: argparse.Namespace,
     api,
     src: str,
-    target: dict[str, object],
+    imatrix: str | None,
+    target: TargetOptions,
     changes: Changes,
-    threads: int,
+    options: QuantizeOptions,
+    of_recipe: dict[str, Any],
 ) -> tuple[Fitted, float]:
     """Choose types for a given size and print what is predicted for them. Return them, and the
     seconds that compiling took.
@@ -138,12 +130,13 @@ def fit(
     try:
         fitted = api.recipe_for_target(
             src,
-            args.imatrix,
+            imatrix,
+            target=target,
             changes=changes,
-            threads=threads,
-            provenance=not args.no_provenance,
+            threads=options.threads,
+            provenance=options.provenance,
             progress=bar,
-            **target,
+            **of_recipe,
         )
     finally:
         bar.close()
@@ -162,18 +155,12 @@ def run_repack(
     """
     if len(outputs) > 1:
         raise UsageError("--repack makes one output")
-    if (
-        args.keep_split
-        or args.partial_requant
-        or args.split_max_size
-        or args.split_max_tensors
-        or args.gate_up
-    ):
+    if args.keep_split or args.partial or args.max_size or args.max_tensors or args.gate_up:
         raise UsageError(
             "--repack makes one file of the tensors as they are: it does not split the file, and"
             " does not merge or split gate and up"
         )
-    if args.prune_layers or args.override_kv or args.extra_output_tensor or args.save_plan:
+    if args.prune_layers or args.override_kv or args.extra_output or args.save_plan:
         raise UsageError(
             "--repack only changes the order of rows: it takes no --prune-layers, --override-kv,"
             " --extra-output-tensor or --save-plan"

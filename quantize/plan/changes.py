@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import UsageError
 from ...formats.gguf.values import Value, ValueType, boolean, f32, i32, string, u32
+from ...formats.options import Options, option
 from ...formats.source import Source, TensorInfo, WrappedSource
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 from .plan import PlannedTensor
@@ -25,7 +26,7 @@ _EXPECTED = {
 
 
 @dataclass(frozen=True)
-class Changes:
+class Changes(Options):
     """Changes to a model besides types.
 
     prune_layers: layers to remove; the others are renumbered. extra_output: the type of a second
@@ -36,15 +37,57 @@ class Changes:
     entries that fit even if the importance matrix seems to belong to another model.
     """
 
-    prune_layers: Sequence[int] = ()
-    extra_output: str | None = None
-    override_kv: Sequence[str] = ()
-    include_weights: Sequence[str] = ()
-    exclude_weights: Sequence[str] = ()
-    hide_imatrix: bool = False
-    force_imatrix: bool = False
+    prune_layers: Sequence[int] = option(
+        (),
+        "--prune-layers",
+        kind=int,
+        many=True,
+        commas=True,
+        metavar="N,..",
+        help="leave these layers out and renumber the others",
+    )
+    extra_output: str | None = option(
+        None,
+        "--extra-output-tensor",
+        metavar="T",
+        help="also write the output matrix as output_extra.weight, in type T",
+    )
+    override_kv: Sequence[str] = option(
+        (),
+        "--override-kv",
+        kind=str,
+        many=True,
+        metavar="KEY=TYPE:VALUE",
+        help="set a metadata key, before the mixes read it; TYPE is int, float, bool or str; may be"
+        " repeated",
+    )
+    include_weights: Sequence[str] = option(
+        (),
+        "--include-weights",
+        kind=str,
+        many=True,
+        metavar="PART",
+        help="use only entries with PART in their names; may be repeated",
+    )
+    exclude_weights: Sequence[str] = option(
+        (),
+        "--exclude-weights",
+        kind=str,
+        many=True,
+        metavar="PART",
+        help="do not use entries with PART in their names; may be repeated",
+    )
+    hide_imatrix: bool = option(
+        False,
+        "--hide-imatrix",
+        help="do not store the name of the importance matrix in the file",
+    )
+    force_imatrix: bool = option(
+        False, "--force", help="use an importance matrix that seems to belong to another model"
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.include_weights and self.exclude_weights:
             raise UsageError("--include-weights and --exclude-weights cannot be used together")
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ...errors import UsageError
 from ...formats.ftypes import FILE_TYPES, FileType, file_type
 from ...formats.gguf.values import Value
+from ...formats.options import Options, option
 from ...formats.source import TensorInfo
 from .mix_rules import RuleSet
-from .overrides import Overrides, Rule, flag_name
+from .overrides import ROLE_FLAGS, Overrides, Rule, flag_name
 from .plan import PlannedTensor, check_importance, plan_preset, rules_of
 from .roles import is_candidate
 
@@ -23,7 +24,7 @@ AUTO = "AUTO"  # in the place of a preset on command lines: see `budget`
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Options):
     """Which type every tensor gets.
 
     type: preset name or number (IQ4_K, Q4_K_M, 15), whose mix gives every tensor its type, or COPY.
@@ -46,19 +47,70 @@ class Recipe:
     """
 
     type: str
-    pure: bool = False
-    custom_q: str | Sequence[str | Rule] = ()
-    role_types: Mapping[str, str] = field(default_factory=dict)
-    token_embedding_type: str | None = None
-    output_tensor_type: str | None = None
-    tensor_types: Mapping[str, str] = field(default_factory=dict)
-    leave_output_tensor: bool = False
-    allow_requantize: bool = False
-    ignore_imatrix_rules: bool = False
-    tensor_patterns: str | Sequence[str | Rule] = ()
-    rules: str = "ik"
-    strict: bool = False
-    symmetric_q40: bool = False
+    pure: bool = option(
+        False,
+        "--pure",
+        help="use one type for all tensors, without the preset's mix and --custom-q",
+    )
+    custom_q: str | Sequence[str | Rule] = option(
+        (),
+        "--custom-q",
+        kind=object,
+        many=True,
+        one_text=True,
+        metavar="REGEX=TYPE,..",
+        help="types for tensors whose names match REGEX, in place of the preset's; the first match"
+        " counts; may be repeated",
+    )
+    role_types: Mapping[str, str] = option(
+        {},
+        metavar="T",
+        keyed={role: (flag_name(role), what) for role, what in ROLE_FLAGS.items()},
+    )
+    token_embedding_type: str | None = option(
+        None, "--token-embedding-type", metavar="T", help="type of token_embd.weight"
+    )
+    output_tensor_type: str | None = option(
+        None, "--output-tensor-type", metavar="T", help="type of output.weight"
+    )
+    tensor_types: Mapping[str, str] = option({})
+    leave_output_tensor: bool = option(
+        False, "--leave-output-tensor", help="do not quantize output.weight"
+    )
+    allow_requantize: bool = option(
+        False, "--allow-requantize", help="accept tensors that are already quantized"
+    )
+    ignore_imatrix_rules: bool = option(
+        False,
+        "--ignore-imatrix-rules",
+        help="quantize without an importance matrix where a type requires one",
+    )
+    tensor_patterns: str | Sequence[str | Rule] = option(
+        (),
+        "--tensor-type",
+        kind=object,
+        many=True,
+        one_text=True,
+        metavar="REGEX=TYPE",
+        help="as --custom-q, but it takes precedence, is matched in lower case, and also works with"
+        " --pure; may be repeated",
+    )
+    rules: str = option(
+        "ik",
+        "--rules",
+        choices=("ik", "mainline"),
+        help="the mixes of presets: ik_llama.cpp's (default) or llama.cpp's; presets that only"
+        " llama.cpp has follow its own",
+    )
+    strict: bool = option(
+        False, "--strict", help="a rule that matches no tensor is an error, not a warning"
+    )
+    symmetric_q40: bool = option(
+        False,
+        "--symmetric-q40",
+        help="write Q4_0 with codes from -7 to 7 and without the importance matrix, which is exact"
+        " for models that were trained so",
+    )
 
     @property
     def copies(self) -> bool:

@@ -1,0 +1,160 @@
+"""Options of quantizing: how a run is carried out, how its outputs are divided into files, and the
+size that types are chosen for. Which type a tensor gets is in `plan.recipe`, what else changes in
+`plan.changes`. Imports nothing heavy.
+"""
+
+# ruff: noqa: RUF009  `option` makes dataclass fields
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from ..formats.options import Constant, Options, option
+
+
+@dataclass(frozen=True)
+class QuantizeOptions(Options):
+    """How models are quantized; see `iqforge.quantize_models`."""
+
+    nan_to_zero: bool = option(
+        False,
+        "--nan-to-zero",
+        help="replace NaN and infinities in the source by 0 instead of failing",
+    )
+    threads: int = option(
+        0, "-t", "--threads", metavar="N", help="threads, as NTHREADS (default: all cores)"
+    )
+    dry_run: bool = option(
+        False,
+        "--dry-run",
+        help="print the plan, the sizes, and an estimate of time, memory and space from a trial on"
+        " some rows; write nothing",
+    )
+    estimate: bool = option(
+        False,
+        "--no-estimate",
+        off=True,
+        help="with --dry-run: print only the plan and the sizes, without a trial",
+    )
+    device: str = option(
+        "cpu",
+        "--device",
+        metavar="D",
+        help="auto (default: all GPUs, or the CPU if there is none), cpu, cuda for all GPUs, cuda:N"
+        " or cuda:N,M for some; the bytes are the same, except for trellis types, IQ1_KT to"
+        " IQ4_KT",
+    )
+    provenance: bool = option(
+        True,
+        "--no-provenance",
+        off=True,
+        help="do not store the keys that say which version made the file from which weights, recipe"
+        " and importance matrix",
+    )
+    save_plan: str | os.PathLike | None = option(
+        None,
+        "--save-plan",
+        metavar="F",
+        help="write the type of every tensor, and the reason, as JSON",
+    )
+    restart: bool = option(
+        False, "--restart", help="start from scratch instead of resuming an interrupted run"
+    )
+    gate_up: str | None = option(
+        None,
+        constants=(
+            Constant(
+                ("--merge-gate-up",),
+                "merge",
+                "write gate and up of experts as one tensor, ffn_gate_up_exps",
+            ),
+            Constant(
+                ("--split-gate-up",),
+                "split",
+                "write ffn_gate_up_exps as two tensors, gate and up",
+            ),
+            Constant(("--part-gate-up",), "split", "", hidden=True),
+        ),
+    )
+    validate: bool = option(
+        False,
+        "--validate",
+        help="read every output back before it gets its name, and check its values and the errors"
+        " that the run reported",
+    )
+
+
+@dataclass(frozen=True)
+class Shards(Options):
+    """How an output is divided into files. keep_split: every tensor into the shard it has in the
+    source; `-0000i-of-0000N.gguf` is added to the output's name without `.gguf`. max_size,
+    max_tensors: shards of so many bytes (`300M`, `2G`) or tensors, as conversion makes them.
+    partial: files of the output that already exist stay as they are, and only the others are
+    made.
+    """
+
+    keep_split: bool = option(False, "--keep-split", help="write the same shards as IN has")
+    partial: bool = option(
+        False,
+        "--partial-requant",
+        help="keep shards of the output (with --keep-split), or outputs, that already exist",
+    )
+    max_size: str | int | None = option(
+        None,
+        "--split-max-size",
+        metavar="N",
+        help="split the output into shards of at most N bytes: 300M, 2G",
+    )
+    max_tensors: int | None = option(
+        None,
+        "--split-max-tensors",
+        kind=int,
+        metavar="N",
+        help="split the output into shards of at most N tensors",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep_split and (self.max_size is not None or self.max_tensors is not None):
+            raise UsageError(
+                "shards are either as the source has them (--keep-split) or of a size that is"
+                " given, not both"
+            )
+
+
+@dataclass(frozen=True)
+class TargetOptions(Options):
+    """The size that types are chosen for; see `iqforge.recipe_for_target`."""
+
+    bpw: float | None = option(
+        None,
+        "--target-bpw",
+        kind=float,
+        metavar="X",
+        help="choose the types that lose least at X bits per weight of all tensor data; tensors"
+        " that other flags give types to are included",
+    )
+    size: str | int | None = option(
+        None,
+        "--target-size",
+        metavar="SIZE",
+        help="choose types for a file of at most 12G (10^9 bytes), 11.5GiB, ..",
+    )
+    types: Sequence[str] = option(
+        (),
+        "--target-types",
+        kind=str,
+        many=True,
+        commas=True,
+        metavar="T,..",
+        help="types to choose from (default: most plain types)",
+    )
+    damage: str | os.PathLike | None = option(
+        None,
+        "--damage",
+        metavar="F",
+        help="how much each tensor matters, as measured by iqforge sensitivity (default: by role)",
+    )
