@@ -217,6 +217,8 @@ def quantize_models(
                 "the GPU search for %s gives other bytes than the CPU's; --device cpu gives those",
                 ", ".join(trellis),
             )
+        if o.device == "auto" and not devices:
+            log.info("quantizing on the CPU")
         tasks = tasks_of_plans(plans, lookups, bool(devices))
         if o.dry_run:
             compiling = time.perf_counter()

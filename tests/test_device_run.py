@@ -260,9 +260,22 @@ def test_missing_cuda(model, tmp_path, monkeypatch, capsys, caplog):
     )
     assert "pip install 'iqforge[cuda]'" in capsys.readouterr().err and not list(tmp_path.iterdir())
     assert find_devices("cpu") == ()
-    with caplog.at_level("INFO"):
-        assert find_devices("auto") == ()
-    assert "on the CPU" in caplog.text
+    for gpu in (False, True):  # the reason is worth a line only where there is a GPU to use
+        monkeypatch.setattr("iqforge.quantize.cuda.devices.has_nvidia_gpu", lambda gpu=gpu: gpu)
+        with caplog.at_level("INFO"):
+            assert find_devices("auto") == ()
+        assert ("the GPU is not used: CUDA devices need" in caplog.text) == gpu
+
+
+def test_auto_says_that_it_is_the_cpu(model, tmp_path, monkeypatch, capsys):
+    """Once the work starts: not before an error about the input."""
+    monkeypatch.setattr("iqforge.quantize.cuda.devices.find_devices", lambda device: ())
+    words = ["quantize", "--pure", "--device", "auto"]
+    assert main([*words, str(tmp_path / "no.gguf"), str(tmp_path / "q.gguf"), "Q8_0"]) == 1
+    said = capsys.readouterr().err
+    assert "no such file" in said and "CPU" not in said and "CUDA" not in said
+    assert main([*words, str(model), str(tmp_path / "q.gguf"), "Q8_0"]) == 0
+    assert capsys.readouterr().err.count("quantizing on the CPU\n") == 1
 
 
 def test_devices_that_are_named(monkeypatch):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ...errors import UsageError
 from ...formats.commands.progress import duration
+from ..cuda.devices import has_nvidia_gpu
 from ..report.bars import CompileBar
 
 
@@ -15,7 +15,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compile the searches and decoders of types on the CPU, in parallel processes. Otherwise"
         " the first run that needs a type compiles its search, which takes a few seconds. The code"
-        " stays in a cache on disk. For GPUs use iqforge kernels --build."
+        " stays in a cache on disk. Code for GPUs is not compiled here: the first run on a GPU"
+        " compiles the searches it needs, of which iqforge kernels --build compiles those of the"
+        " trellis types ahead of time, with the kernels that run models."
     )
     parser.add_argument(
         "types", nargs="*", metavar="TYPE", help="types to compile for (default: all)"
@@ -47,6 +49,10 @@ def run(args: argparse.Namespace, api) -> int:
         )
     else:
         print(f"{types} ready: nothing had to be compiled")
-    if Path("/dev/nvidiactl").exists():
-        print("this machine has a GPU: iqforge kernels --build compiles its kernels")
+    if has_nvidia_gpu():
+        print(
+            "nothing was compiled for the GPU: iqforge kernels --build compiles the kernels that run"
+            " models and the searches of trellis types; the first run that needs another search"
+            " compiles it"
+        )
     return 0

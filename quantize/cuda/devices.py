@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import shutil
 
 from ...errors import UsageError
 
@@ -11,12 +13,21 @@ log = logging.getLogger(__name__)
 _SPELLING = re.compile(r"cuda(?::(\d{1,4}(?:,\d{1,4})*))?")
 
 
+def has_nvidia_gpu() -> bool:
+    """Return whether this machine has an NVIDIA GPU, by its driver's device node or tool.
+
+    It loads no library and may be true where the GPU cannot be used.
+    """
+    return os.path.exists("/dev/nvidiactl") or shutil.which("nvidia-smi") is not None
+
+
 def find_devices(device: str) -> tuple[int, ...]:
     """Return the numbers of the CUDA devices that `device` names; none for the CPU.
 
     "cpu"; "cuda" for all devices; "cuda:1" or "cuda:0,2" for some; "auto" for all devices if
-    numba-cuda is installed and finds one, else the CPU (the choice is logged). UsageError for
-    another spelling, a missing device, a device named twice, and if CUDA cannot be used.
+    numba-cuda is installed and finds one, else the CPU. What "auto" means is logged where the
+    machine has an NVIDIA GPU. UsageError for another spelling, a missing device, a device named
+    twice, and if CUDA cannot be used.
     """
     if device == "cpu":
         return ()
@@ -30,7 +41,8 @@ def find_devices(device: str) -> tuple[int, ...]:
     except UsageError as error:
         if device != "auto":
             raise
-        log.info("quantizing on the CPU: %s", error.message)
+        if has_nvidia_gpu():
+            log.info("the GPU is not used: %s", error.message)
         return ()
     if match is None or match[1] is None:
         if device == "auto":
