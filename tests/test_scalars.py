@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
-from iqforge.formats.codecs.scalars import nearest_half
-from iqforge.quantize.search.lanes import (
-    lane_of_largest,
-    lane_of_least,
-    largest_magnitude,
-    largest_of,
+from iqforge.formats.codecs import scalars
+from iqforge.quantize.search import lanes
+
+from .from_python import from_python
+
+nearest_half = from_python(scalars.nearest_half)
+lane_of_largest, lane_of_least, largest_magnitude, largest_of = (
+    from_python(function)
+    for function in (
+        lanes.lane_of_largest,
+        lanes.lane_of_least,
+        lanes.largest_magnitude,
+        lanes.largest_of,
+    )
 )
 
 

@@ -12,6 +12,8 @@ from iqforge.formats.tables import IQ2KL_VALUES, IQ4NL_VALUES
 from iqforge.quantize.encode import encode
 from iqforge.quantize.search import iq2_kl, iq4_kss
 
+from .from_python import from_python
+
 
 def group(seed):
     generator = np.random.default_rng(seed)
@@ -23,7 +25,9 @@ def group(seed):
 def lanes(function, x, w, shift, scale):
     """The errors that `function`, an `error_lanes`, finds for sixteen scales."""
     error = np.empty(16, dtype=np.float32)
-    function(x, w, 0, 32, np.full(16, shift, dtype=np.float32), scale, 1 / scale, error)
+    from_python(function)(
+        x, w, 0, 32, np.full(16, shift, dtype=np.float32), scale, 1 / scale, error
+    )
     return error
 
 

@@ -17,6 +17,7 @@ from iqforge.quantize.search.trellis.rows import word_search
 from iqforge.quantize.search.trellis.tree import CODEBOOKS, FAN, LEAF, code_words, search_tree
 
 from .encode_cases import edge_rows, importances
+from .from_python import from_python
 from .shared import SHARED
 
 TYPES = list(SETTINGS)
@@ -65,7 +66,7 @@ def test_tree_holds_every_word_once_and_in_its_boxes(name, leaf):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["IQ2_KT", "IQ4_KT"])
 def test_nearest_word_is_the_best_of_all(name):
-    book, tree, search = CODEBOOKS[name], search_tree(name), word_search(name, 1.0)
+    book, tree, search = CODEBOOKS[name], search_tree(name), from_python(word_search(name, 1.0))
     generator = np.random.default_rng(2)
     given, work = (
         np.empty(nearest.GIVEN, np.float32),

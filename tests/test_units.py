@@ -125,7 +125,7 @@ def test_layouts_are_checked(monkeypatch):
         monkeypatch.setattr(
             layouts,
             "_layouts",
-            lambda fields=fields: {"Q8_0": layouts.Layout(whole.planes, fields)},
+            lambda fields=fields: {"Q8_0": layouts.BlockLayout(whole.planes, fields)},
         )
         with pytest.raises(RuntimeError, match=message):
             layouts.packed_layout(type)

@@ -182,9 +182,7 @@ def encode_pair(key: str, value: Value) -> bytes:
 
 def _kind_name(value: Value) -> str:
     return (
-        value.type.name
-        if value.item_type is None
-        else f"{value.type.name} of {value.item_type.name}"
+        value.type.name if value.element is None else f"{value.type.name} of {value.element.name}"
     )
 
 
