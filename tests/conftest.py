@@ -48,6 +48,9 @@ FIRST = (
     "test_kernel_races.py",
     "test_perplexity.py",
     "test_imatrix.py",
+    "test_step_kernels_on_host.py",
+    "test_bench.py",
+    "test_first_hour.py",
 )
 
 

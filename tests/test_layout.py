@@ -49,16 +49,14 @@ FOLDERS_LEFT: set[str] = set()
 ENVIRONMENT_LEFT: set[str] = set()
 
 
+@functools.cache
 def product_files() -> list[Path]:
     """Every Python file of the package, relative to the root."""
     found = []
-    for path in sorted(ROOT.rglob("*.py")):
-        relative = path.relative_to(ROOT)
-        if relative.parts[0] not in NOT_PRODUCT and not any(
-            part.startswith(".") or part == "__pycache__" for part in relative.parts
-        ):
-            found.append(relative)
-    return found
+    for folder in ROOT.iterdir():  # a virtual environment in the tree has many files
+        if folder.is_dir() and folder.name[0] not in "._" and folder.name not in NOT_PRODUCT:
+            found += [path.relative_to(ROOT) for path in folder.rglob("*.py")]
+    return sorted([*found, *(path.relative_to(ROOT) for path in ROOT.glob("*.py"))])
 
 
 def module_of(path: Path) -> str:
