@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..formats.options import checks_keywords
+from ..formats.options import checks_keywords, from_keywords
 from ..quantize.run.report import RunProgress
 from .quantize import plan_quantization
 from .source import (
@@ -20,6 +21,7 @@ from .source import (
 )
 
 if TYPE_CHECKING:
+    from ..convert.options import ConvertOptions, LayoutOptions
     from ..formats.source import Source, TensorInfo
     from ..formats.tools.sharding import OutputPlan
     from ..imatrix.data import Imatrix
@@ -33,17 +35,11 @@ def convert_model(
     out: PathLike | None = None,
     outtype: str = "auto",
     *,
-    pre: str | None = None,
-    name: str | None = None,
-    metadata: PathLike | None = None,
     imatrix: PathLike | Imatrix | None = None,
-    split_max_size: str | int | None = None,
-    split_max_tensors: int | None = None,
-    no_tensor_first_split: bool = False,
-    threads: int = 0,
-    force: bool = False,
+    options: ConvertOptions | None = None,
+    layout: LayoutOptions | None = None,
     progress: RunProgress | None = None,
-    **layout: Any,
+    **keywords: Any,
 ) -> Path:
     """Convert a Hugging Face checkpoint to a GGUF file, or to shards; returns the path of the
     (first) file.
@@ -52,46 +48,41 @@ def convert_model(
     from the model's inside `src`, in the working folder if that is remote; may contain `{ftype}`.
     outtype: f32, f16, bf16, q8_0, auto (what the checkpoint stores), or a preset of
     `quantize_model`, with its mix and `imatrix`. The checkpoint is quantized as it is read then,
-    with no file in between. pre: name of the pre-tokenizer, if it cannot be derived. name:
-    `general.name`. metadata: JSON file with `general.*` keys to set, see `convert.overrides`.
-    split_max_size (bytes, `300M`, `2G`), split_max_tensors, no_tensor_first_split: shards, see
-    `formats.tools.sharding.ShardLimits`. force: use an importance matrix that seems to belong to
-    another model. layout: see `convert.options.LayoutOptions` (merge_gate_up, mtp, mla_layout,
-    vocab_only). Raises CheckpointError and its kin; OutputError also for a disk that is too small,
-    before it starts.
+    with no file in between.
+
+    keywords: fields of `convert.options.ConvertOptions` and `LayoutOptions`; they win over
+    `options` and `layout`.
+
+    - pre: name of the pre-tokenizer, if it cannot be derived. name: `general.name`. metadata: JSON
+      file with `general.*` keys to set, see `convert.metadata.overrides`.
+    - split_max_size (bytes, `300M`, `2G`), split_max_tensors, no_tensor_first_split: shards, see
+      `formats.tools.sharding.ShardLimits`.
+    - force: use an importance matrix that seems to belong to another model.
+    - merge_gate_up, mtp, mla_layout, vocab_only: see `LayoutOptions`.
+
+    Raises CheckpointError and its kin; OutputError also for a disk that is too small, before it
+    starts.
     """
-    from ..convert.options import LayoutOptions
-    from ..convert.tensors.outtype import OUTTYPES, resolve_outtype
-    from ..imatrix.belongs import check_belongs
+    from ..convert.options import ConvertOptions, LayoutOptions
     from ..quantize.run.stream import RunOutput, stream
 
-    check_fields(convert_model, layout, LayoutOptions)
+    check_fields(convert_model, keywords, ConvertOptions, LayoutOptions)
+    o, chosen = from_keywords(
+        "convert_model", keywords, (ConvertOptions, options), (LayoutOptions, layout)
+    )
     loaded = loaded_imatrix(imatrix)
-    with open_source(src, pre=pre, name=name, **layout) as source:
-        if loaded is not None and resolve_outtype(source.tensors, outtype) not in OUTTYPES:
-            loaded = check_belongs(loaded, source.tensors, force=force)
-        planned, output = plan_conversion(
-            source,
-            out,
-            outtype,
-            metadata=metadata,
-            keep_name=name is not None,
-            imatrix=loaded,
-            split_max_size=split_max_size,
-            split_max_tensors=split_max_tensors,
-            no_tensor_first_split=no_tensor_first_split,
-            force=True,
-        )
+    with open_source(src, pre=o.pre, name=o.name, **asdict(chosen)) as source:
+        planned, output, used = _plan(source, out, outtype, o, loaded)
         log.info("%s", output)
         with output.open() as sink:
             stream(
                 source,
                 [
                     RunOutput(
-                        planned, sink, importance_lookup(loaded, planned), progress or RunProgress()
+                        planned, sink, importance_lookup(used, planned), progress or RunProgress()
                     )
                 ],
-                threads=threads,
+                threads=o.threads,
                 measure=False,
             )
     return output.paths[0]
@@ -151,25 +142,40 @@ def plan_lora(
         return targets, adapter_path(source, out, kind)
 
 
-@checks_keywords
 def plan_conversion(
     source: Source,
     out: PathLike | None,
     outtype: str,
     *,
-    metadata: PathLike | None = None,
-    keep_name: bool = False,
     imatrix: PathLike | Imatrix | None = None,
-    split_max_size: str | int | None = None,
-    split_max_tensors: int | None = None,
-    no_tensor_first_split: bool = False,
-    force: bool = False,
+    keep_name: bool = False,
+    options: ConvertOptions | None = None,
+    **keywords: Any,
 ) -> tuple[list[PlannedTensor], OutputPlan]:
     """What `convert_model` would do with an open checkpoint: every tensor's types, and the files.
     Nothing is read or written.
 
-    keep_name: `general.name` of the JSON file `metadata` does not count. force: do not check that
-    the importance matrix belongs to the model.
+    keep_name: `general.name` of the JSON file `metadata` does not count, as where `name` is given.
+    keywords: fields of `convert.options.ConvertOptions`; they win over `options`.
+    """
+    from ..convert.options import ConvertOptions
+
+    check_fields(plan_conversion, keywords, ConvertOptions)
+    [o] = from_keywords("plan_conversion", keywords, (ConvertOptions, options))
+    planned, output, _ = _plan(source, out, outtype, o, loaded_imatrix(imatrix), keep_name)
+    return planned, output
+
+
+def _plan(
+    source: Source,
+    out: PathLike | None,
+    outtype: str,
+    o: ConvertOptions,
+    imatrix: Imatrix | None,
+    keep_name: bool = False,
+) -> tuple[list[PlannedTensor], OutputPlan, Imatrix | None]:
+    """Return every tensor's types, the files, and the entries of the importance matrix that are
+    used.
     """
     from ..convert.metadata.overrides import read_overrides, with_overrides
     from ..convert.naming import output_path
@@ -182,15 +188,12 @@ def plan_conversion(
     from ..quantize.plan.metadata import quantized_metadata
     from ..quantize.plan.plan import PlannedTensor
 
-    limits, imatrix = (
-        ShardLimits(split_max_tensors, split_max_size, no_tensor_first_split),
-        loaded_imatrix(imatrix),
-    )
+    limits = ShardLimits(o.split_max_tensors, o.split_max_size, o.no_tensor_first_split)
     if not isinstance(source, CheckpointSource):
         raise UsageError("conversion takes a checkpoint", file=source.path)
-    if metadata is not None:
-        overrides = read_overrides(metadata)
-        if keep_name:
+    if o.metadata is not None:
+        overrides = read_overrides(o.metadata)
+        if keep_name or o.name is not None:
             overrides.pop("general.name", None)
         source.metadata = with_overrides(source.metadata, overrides)
     path, keys = output_path(source, out, outtype), source.metadata
@@ -201,8 +204,8 @@ def plan_conversion(
         if imatrix is not None:
             log.warning("--outtype %s does not use an importance matrix", kind)
     else:
-        if imatrix is not None and not force:
-            imatrix = check_belongs(imatrix, source.tensors)
+        if imatrix is not None:
+            imatrix = check_belongs(imatrix, source.tensors, force=o.force)
         planned = plan_quantization(source, kind, imatrix)
         keys = (
             quantized_metadata(keys, file_type(kind).number, imatrix_note(imatrix))
@@ -210,4 +213,5 @@ def plan_conversion(
             else keys
         )
     inputs = [*source.files, *([imatrix.path] if imatrix is not None and imatrix.path else [])]
-    return planned, plan_output(path, keys, [plan.target for plan in planned], limits, inputs)
+    output = plan_output(path, keys, [plan.target for plan in planned], limits, inputs)
+    return planned, output, imatrix

@@ -14,6 +14,7 @@ import pytest
 from iqforge import cli
 from iqforge.cli import COMMANDS, main
 from iqforge.commandline.parser import Parser
+from iqforge.convert.options import ConvertOptions, LayoutOptions
 from iqforge.errors import UsageError
 from iqforge.formats.options import Constant, Options, from_keywords, option
 from iqforge.imatrix.options import CollectOptions, MergeOptions, SensitivityOptions
@@ -129,6 +130,25 @@ def test_quantizing_takes_options_and_keywords():
         Changes(include_weights="ffn")
 
 
+def test_conversion_takes_options_and_keywords(tmp_path):
+    given = {"options": ConvertOptions(name="a", threads=1), "layout": LayoutOptions(mtp="drop")}
+    made = [
+        iqforge.convert_model(DEMO, tmp_path / "1.gguf", name="b", mtp="keep", vocab_only=True),
+        iqforge.convert_model(DEMO, tmp_path / "2.gguf", **given, name="b", vocab_only=True),
+    ]
+    assert made[0].read_bytes() == made[1].read_bytes()
+    for wrong, message in (
+        ({"mtp": "some"}, "mtp is 'some', expected one of keep, drop, only"),
+        ({"split_max_tensors": "3"}, "split_max_tensors is '3', expected a whole number"),
+        ({"layout": ConvertOptions()}, "expected LayoutOptions"),
+        ({"nam": "b"}, "convert_model has no option 'nam'; did you mean 'name'?"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            iqforge.convert_model(DEMO, tmp_path / "3.gguf", **wrong)
+    with iqforge.open_source(DEMO) as source, pytest.raises(UsageError, match="'metadata'"):
+        iqforge.plan_conversion(source, None, "f32", metdata="x.json")
+
+
 def test_keywords_win_over_options():
     [made] = from_keywords("a box", {"width": 9}, (Sizes, Sizes(3, 0.25)))
     assert made == Sizes(9, 0.25)
@@ -145,6 +165,7 @@ def test_keywords_win_over_options():
         ("sensitivity", [LoadOptions, SensitivityOptions]),
         ("bench", [BenchOptions]),
         ("sweep-bench", [SweepOptions]),
+        ("convert", [ConvertOptions, LayoutOptions]),
         ("quantize", [Recipe, Changes, QuantizeOptions, Shards, TargetOptions]),
     ],
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 
 from ...errors import UsageError, printable
+from ..options import ConvertOptions, LayoutOptions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -43,82 +45,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ),
     )
     parser.add_argument("--imatrix", metavar="FILE", help="importance matrix for a preset")
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="use an importance matrix that seems to belong to another model",
-    )
+    ConvertOptions.add_flags(parser, only=("force",))
     limit = parser.add_mutually_exclusive_group()
-    limit.add_argument(
-        "--split-max-tensors", metavar="N", type=int, help="write shards of at most N tensors"
-    )
-    limit.add_argument(
-        "--split-max-size",
-        metavar="N(K|M|G)",
-        help="write shards with at most this much tensor data",
-    )
-    parser.add_argument(
-        "--no-tensor-first-split",
-        action="store_true",
-        help="write a first shard with metadata only",
-    )
-    parser.add_argument(
-        "--metadata",
-        metavar="FILE",
-        help='JSON file with general.* keys to set, such as {"general.author": "N"}',
-    )
-    parser.add_argument(
-        "--merge-gate-up",
-        "--fuse-gate-up-exps",
-        action="store_true",
-        dest="merge_gate_up",
-        help="merge gate and up of each expert into one tensor, ffn_gate_up_exps",
-    )
-    blocks = parser.add_mutually_exclusive_group()
-    blocks.add_argument(
-        "--no-mtp",
-        "--no-nextn",
-        action="store_const",
-        const="drop",
-        default="keep",
-        dest="mtp",
-        help="leave out the blocks for multi-token prediction",
-    )
-    blocks.add_argument(
-        "--mtp",
-        action="store_const",
-        const="only",
-        dest="mtp",
-        help="convert only these blocks, with embeddings, final norm and head",
-    )
-    parser.add_argument(
-        "--mla-layout",
-        choices=("mainline", "ik"),
-        default="mainline",
-        help=(
-            "latent attention (deepseek2): attn_k_b and attn_v_b per head (mainline, the default),"
-            " or attn_kv_b as well, like the converter of ik_llama.cpp (ik)"
-        ),
-    )
-    parser.add_argument(
-        "--model-name",
-        metavar="N",
-        help="general.name (default: from the model card or the folder)",
-    )
-    parser.add_argument(
-        "--pre",
-        metavar="NAME",
-        help="name of the pre-tokenizer (default: derived from its regexes)",
-    )
-    parser.add_argument(
-        "--vocab-only", action="store_true", help="write metadata and vocabulary, no tensors"
-    )
+    ConvertOptions.add_flags(limit, only=("split_max_tensors", "split_max_size"))
+    ConvertOptions.add_flags(parser, only=("no_tensor_first_split", "metadata"))
+    LayoutOptions.add_flags(parser, only=("merge_gate_up",))
+    LayoutOptions.add_flags(parser.add_mutually_exclusive_group(), only=("mtp",))
+    LayoutOptions.add_flags(parser, only=("mla_layout",))
+    ConvertOptions.add_flags(parser, only=("name", "pre"))
+    LayoutOptions.add_flags(parser, only=("vocab_only",))
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be written, write nothing"
     )
-    parser.add_argument(
-        "-t", "--threads", metavar="N", type=int, default=0, help="threads (default: all)"
-    )
+    ConvertOptions.add_flags(parser, only=("threads",))
 
 
 def _model(args: argparse.Namespace) -> str:
@@ -130,22 +69,9 @@ def _model(args: argparse.Namespace) -> str:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    options = {
-        "merge_gate_up": args.merge_gate_up,
-        "pre": args.pre,
-        "name": args.model_name,
-        "vocab_only": args.vocab_only,
-        "mtp": args.mtp,
-        "mla_layout": args.mla_layout,
-    }
-    output = {
-        "metadata": args.metadata,
-        "split_max_size": args.split_max_size,
-        "split_max_tensors": args.split_max_tensors,
-        "no_tensor_first_split": args.no_tensor_first_split,
-    }
+    options, layout = ConvertOptions.from_flags(args), LayoutOptions.from_flags(args)
     if args.dry_run:
-        return _dry_run(args, api, options, output)
+        return _dry_run(args, api, options, layout)
     bar = _Bar()
     try:
         path = api.convert_model(
@@ -153,11 +79,9 @@ def run(args: argparse.Namespace, api) -> int:
             args.outfile,
             outtype=args.outtype,
             imatrix=args.imatrix,
-            threads=args.threads,
-            force=args.force,
+            options=options,
+            layout=layout,
             progress=bar,
-            **options,
-            **output,
         )
     finally:
         bar.close()
@@ -165,16 +89,11 @@ def run(args: argparse.Namespace, api) -> int:
     return 0
 
 
-def _dry_run(args: argparse.Namespace, api, options: dict, output: dict) -> int:
-    with api.open_source(_model(args), **options) as source:
+def _dry_run(args: argparse.Namespace, api, options: ConvertOptions, layout: LayoutOptions) -> int:
+    stored = asdict(layout)
+    with api.open_source(_model(args), pre=options.pre, name=options.name, **stored) as source:
         planned, plan = api.plan_conversion(
-            source,
-            args.outfile,
-            args.outtype,
-            keep_name=args.model_name is not None,
-            imatrix=args.imatrix,
-            force=args.force,
-            **output,
+            source, args.outfile, args.outtype, imatrix=args.imatrix, options=options
         )
     width = max((len(tensor.target.name) for tensor in planned), default=0)
     for tensor in planned:
