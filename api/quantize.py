@@ -331,6 +331,7 @@ def quantize_stats(
     include: Sequence[str] = (),
     rows: int = 0,
     threads: int = 0,
+    force: bool = False,
     progress: StatsProgress | None = None,
 ) -> StatsReport:
     """What quantizing the tensors of a GGUF model or a checkpoint folder to each of `types` would
@@ -338,23 +339,24 @@ def quantize_stats(
 
     types: names; by default all plain quantized types there is a search for. include: regular
     expressions, of which one must be found in the name of a tensor. rows: measure about so many
-    rows of each tensor, evenly spaced, instead of all. Returns sums of squared errors by tensor and
-    type, see `quantize.stats`. UsageError if no tensor is left.
+    rows of each tensor, evenly spaced, instead of all. force: use an importance matrix that seems
+    to belong to another model. Returns sums of squared errors by tensor and type, see
+    `quantize.report.stats`. UsageError if no tensor is left.
     """
     from ..formats.types import ggml_type
-    from ..imatrix.data import Imatrix
-    from ..imatrix.files.load import load_imatrix
+    from ..imatrix.belongs import check_belongs
     from ..quantize.report.stats import StatsReport, choose_tensors, choose_types, collect_stats
 
     chosen = choose_types([ggml_type(name) for name in types], encodable_types())
-    if imatrix is not None and not isinstance(imatrix, Imatrix):
-        imatrix = load_imatrix(imatrix)
+    loaded = loaded_imatrix(imatrix)
     with open_source(model) as source:
+        if loaded is not None:
+            loaded = check_belongs(loaded, source.tensors, force=force)
         report = StatsReport(
             os.fspath(model),
             chosen,
             max(0, rows),
-            None if imatrix is None else imatrix.path,
+            None if loaded is None else loaded.path,
             source.files,
         )
         return collect_stats(
@@ -362,7 +364,7 @@ def quantize_stats(
             choose_tensors(source, include, decodable_types()),
             chosen,
             report,
-            importance=None if imatrix is None else imatrix.importance,
+            importance=None if loaded is None else loaded.importance,
             threads=threads,
             progress=progress,
         )

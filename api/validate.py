@@ -21,18 +21,21 @@ def validate_model(
     imatrix: PathLike | Imatrix | None = None,
     *,
     threads: int = 0,
+    force: bool = False,
     progress: Callable[[int, int, Checked], None] | None = None,
 ) -> list[Checked]:
     """Decode every tensor of a GGUF file (also the first shard of a split one) and look for NaN and
     infinity.
 
     against: the file or checkpoint folder that it was made of: tensors of one type must have the
-    same bytes, the errors of others are measured, with `imatrix` weighted too. progress: called
-    with number, count and what was found of every tensor. A tensor that is not sound has a `fault`.
-    Raises what opening the files raises, ShapeError for a tensor that `against` has not or in
-    another shape.
+    same bytes, the errors of others are measured, with `imatrix` weighted too. force: use an
+    importance matrix that seems to belong to another model. progress: called with number, count and
+    what was found of every tensor. A tensor that is not sound has a `fault`. Raises what opening
+    the files raises, ImatrixError for an importance matrix of another model, ShapeError for a
+    tensor that `against` has not or in another shape.
     """
     from ..formats.gguf.reader import open_gguf
+    from ..imatrix.belongs import check_belongs
     from ..quantize.report.validate import validate_tensors
     from ..quantize.run.parallel import thread_count
 
@@ -40,6 +43,8 @@ def validate_model(
     with ExitStack() as opened:
         written = opened.enter_context(open_gguf(path))
         source = None if against is None else opened.enter_context(open_source(against))
+        if loaded is not None and source is not None:
+            loaded = check_belongs(loaded, written.tensors, force=force)
         for checked in validate_tensors(
             written,
             source,

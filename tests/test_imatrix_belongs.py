@@ -250,3 +250,20 @@ def test_convert_refuses(model, tmp_path, capsys):
         assert main([*words, *dry]) == 1
         assert "entries for 1 layer, the model has 2 layers" in capsys.readouterr().err
     assert main([*words, "--force"]) == 0
+    assert main([*words, "--force", "--dry-run"]) == 0
+    assert "entries for 1 layer, the model has 2 layers; the entries" in capsys.readouterr().err
+
+
+def test_measuring_refuses_unless_forced(model, tmp_path, capsys):
+    given = collected(model)
+    shorter = {name: e for name, e in given.entries.items() if name.startswith("blk.0")}
+    save_imatrix(replace(given, entries=shorter), path := str(tmp_path / "short.gguf"))
+    iqforge.quantize_model(model, quantized := tmp_path / "q.gguf", "Q4_0", threads=1)
+    for words in (
+        ["quantize-stats", str(model), "--type", "Q4_0", "--rows", "2"],
+        ["validate", str(quantized), "--against", str(model)],
+    ):
+        assert main([*words, "--imatrix", path]) == 1
+        assert "entries for 1 layer, the model has 2 layers" in capsys.readouterr().err
+        assert main([*words, "--imatrix", path, "--force"]) == 0
+        assert "the entries that fit are used anyway" in capsys.readouterr().err

@@ -64,7 +64,7 @@ def importances() -> Imatrix:
 
 @pytest.mark.parametrize("kind", ["IQ4_K", "Q8_0", "IQ4_KS", "Q8_K_R8", "IQ6_K"])
 def test_figures_are_their_definitions(model, data, kind):
-    report = iqforge.quantize_stats(model, [kind], importances(), include=["ffn"])
+    report = iqforge.quantize_stats(model, [kind], importances(), include=["ffn"], force=True)
     assert [t.tensor.name for t in report.tensors] == [UP, EXPERTS, ODD]
     imatrix, squares = importances(), 0.0
     for found in report.tensors[:2]:
@@ -97,11 +97,13 @@ def test_figures_are_their_definitions(model, data, kind):
 
 
 def test_threads_and_pieces(model, monkeypatch):
-    whole = iqforge.quantize_stats(model, ["IQ4_K"], importances()).as_dict()
+    whole = iqforge.quantize_stats(model, ["IQ4_K"], importances(), force=True).as_dict()
     monkeypatch.setattr(stats, "PIECE_ELEMENTS", 8192)
     digests = {
         json.dumps(
-            iqforge.quantize_stats(model, ["IQ4_K", "Q8_K_R16"], importances(), threads=n).as_dict()
+            iqforge.quantize_stats(
+                model, ["IQ4_K", "Q8_K_R16"], importances(), threads=n, force=True
+            ).as_dict()
         )
         for n in (1, 2, 3)
     }
@@ -189,7 +191,9 @@ def test_command(model, tmp_path, capsys):
 
 
 def test_the_page_compares_tensors_with_the_mean_of_their_type(model):
-    report = iqforge.quantize_stats(model, ["IQ4_K", "Q8_0"], importances(), include=["ffn"])
+    report = iqforge.quantize_stats(
+        model, ["IQ4_K", "Q8_0"], importances(), include=["ffn"], force=True
+    )
     html = html_report(report)
     share = [t.tensor.n_bytes for t in report.tensors]
     for tensor in report.tensors:

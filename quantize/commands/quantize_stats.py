@@ -39,6 +39,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="importance matrix, legacy .dat or GGUF: it guides the searches and weighs the errors",
     )
     parser.add_argument(
+        "--force",
+        action="store_true",
+        help="use an importance matrix that seems to belong to another model",
+    )
+    parser.add_argument(
         "--include",
         metavar="REGEX",
         nargs="+",
@@ -81,6 +86,7 @@ def run(args: argparse.Namespace, api) -> int:
             include=args.include,
             rows=args.rows,
             threads=args.threads,
+            force=args.force,
             progress=printer,
         )
     finally:

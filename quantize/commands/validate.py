@@ -28,6 +28,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--imatrix", metavar="F", help="with --against: importance matrix for the weighted errors"
     )
     parser.add_argument(
+        "--force",
+        action="store_true",
+        help="use an importance matrix that seems to belong to another model",
+    )
+    parser.add_argument(
         "--threads", "-t", type=int, default=0, metavar="N", help="(default: one per core)"
     )
 
@@ -41,7 +46,12 @@ def run(args: argparse.Namespace, api) -> int:
         estimate.say((index + 1) / count)
 
     checked = api.validate_model(
-        args.model, args.against, args.imatrix, threads=args.threads, progress=show
+        args.model,
+        args.against,
+        args.imatrix,
+        threads=args.threads,
+        force=args.force,
+        progress=show,
     )
     faults = sum(bool(one.fault) for one in checked)
     print(f"{len(checked)} tensors, {f'{faults} with a fault' if faults else 'all sound'}")
