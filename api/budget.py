@@ -237,9 +237,7 @@ def measure_sensitivity(
     from ..quantize.report.probe import PROBE_TYPES, probe_groups
     from ..runtime.evaluate.perplexity import measure_perplexity
 
-    o, load = split_options(
-        "measure_sensitivity", model, keywords, SensitivityOptions, options, load
-    )
+    o, load = split_options(measure_sensitivity, model, keywords, SensitivityOptions, options, load)
     if load.device not in ("cpu", "auto"):
         raise UsageError(f"device '{load.device}': tensors can be replaced on the CPU only")
     load = replace(load, device="cpu", threads=load.threads or threads)

@@ -85,7 +85,7 @@ def collect_imatrix(
     from ..imatrix.options import CollectOptions
     from ..runtime.arguments import instance
 
-    options, load = split_options("collect_imatrix", model, keywords, CollectOptions, options, load)
+    options, load = split_options(collect_imatrix, model, keywords, CollectOptions, options, load)
     given = [text] if isinstance(text, (str, os.PathLike)) else list(text)
     instance("dataset", dataset, (str, type(None)), "a name")
     texts = _texts(given, options.text_weights, dataset)
@@ -229,7 +229,7 @@ def merge_imatrices(
     from ..imatrix.merge import merge_imatrices as merge
     from ..imatrix.options import MergeOptions
 
-    [o] = from_keywords("merge_imatrices", keywords, (MergeOptions, options))
+    [o] = from_keywords(merge_imatrices, keywords, (MergeOptions, options))
     parts = [loaded_imatrix(file) for file in files]
     check_same_model(parts, force=o.force)
     merged = merge(parts, o.weights, chunk_size=o.chunk_size, weighting=o.weighting)

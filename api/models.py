@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import UsageError
-from ..formats.options import Options, from_keywords
+from ..formats.options import Options, from_keywords, unknown_option
 from .source import PathLike, open_source
 
 if TYPE_CHECKING:
@@ -34,25 +34,27 @@ _MODEL_KEYWORDS = ("cache_bytes", "placement", "switches", "cache", "context", "
 
 
 def split_options(
-    what: str,
+    function: Callable[..., Any],
     model: PathLike | Model,
     keywords: Mapping[str, Any],
     cls: type[Chosen],
     options: Chosen | None,
     load: LoadOptions | None,
 ) -> tuple[Chosen, LoadOptions]:
-    """Return the options of a call `what` and those that its model is loaded with.
+    """Return the options of a call of `function` and those that its model is loaded with.
 
     UsageError for an unknown keyword, and for one about loading with a model that is loaded.
     """
     from ..runtime.options import LoadOptions
 
-    chosen, loading = from_keywords(what, keywords, (cls, options), (LoadOptions, load))
+    chosen, loading = from_keywords(function, keywords, (cls, options), (LoadOptions, load))
     if not isinstance(model, (str, os.PathLike)):
         about_loading = [name for name in keywords if name not in cls.field_names()]
         if load is not None or about_loading:
             given = f"option '{about_loading[0]}'" if about_loading else "load options"
-            raise UsageError(f"{what} takes {given} with a path: this model is loaded already")
+            raise UsageError(
+                f"{function.__name__} takes {given} with a path: this model is loaded already"
+            )
     return chosen, loading
 
 
@@ -83,6 +85,19 @@ def _opened(path: PathLike, load: LoadOptions | None) -> Iterator[Model]:
             yield model
     finally:
         torch.set_num_threads(threads)
+
+
+def check_load_keywords(function: Callable[..., Any], keywords: Mapping[str, Any]) -> None:
+    """UsageError for a keyword of `function` that `open_model` does not take."""
+    from ..runtime import let_threads_sleep
+
+    let_threads_sleep()  # before torch is imported
+    from ..runtime.options import LoadOptions
+
+    known = [*LoadOptions.field_names(), *_MODEL_KEYWORDS]
+    for name in keywords:
+        if name not in known:
+            raise unknown_option(function, name, known)
 
 
 def open_model(

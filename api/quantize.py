@@ -22,6 +22,7 @@ from .outputs import open_outputs, plan_outputs
 from .source import (
     PathLike,
     changed_imatrix,
+    check_fields,
     excluded_names,
     importance_lookup,
     loaded_imatrix,
@@ -97,6 +98,9 @@ def quantize_model(
     type: str | Recipe,
     imatrix: PathLike | Imatrix | None = None,
     *,
+    options: QuantizeOptions | None = None,
+    changes: Changes | None = None,
+    shards: Shards | None = None,
     progress: RunProgress | None = None,
     **keywords: Any,
 ) -> RunReport:
@@ -104,11 +108,24 @@ def quantize_model(
     file, and return types, sizes and errors of all tensors.
 
     type: a preset, such as "IQ4_K", or a recipe. imatrix: an importance matrix, or its file. out:
-    None with `dry_run`. keywords: those of `quantize_models` and, for a preset, the fields of
-    `quantize.plan.recipe.Recipe`, such as `pure`, `custom_q`, `token_embedding_type`.
+    None with `dry_run`. options, changes, shards and keywords: those of `quantize_models`; for a
+    preset also the fields of `quantize.plan.recipe.Recipe`, such as `pure`, `custom_q`,
+    `token_embedding_type`.
     """
-    every = [progress or RunProgress()]
-    return quantize_models(src, [(out, type)], imatrix, progress=every, **keywords)[0]
+    from ..quantize.options import QuantizeOptions
+    from ..quantize.plan.recipe import Recipe
+
+    check_fields(quantize_model, keywords, QuantizeOptions, Recipe)
+    return quantize_models(
+        src,
+        [(out, type)],
+        imatrix,
+        options=options,
+        changes=changes,
+        shards=shards,
+        progress=[progress or RunProgress()],
+        **keywords,
+    )[0]
 
 
 def quantize_models(
@@ -370,6 +387,7 @@ def quantize_stats(
         )
 
 
+@checks_keywords
 def warm_up(
     types: Sequence[str] = (), *, processes: int = 0, progress: CompileProgress | None = None
 ) -> list[CompileTask]:
@@ -416,5 +434,5 @@ def benchmark_types(
     """
     from ..quantize.report.type_bench import TypeBenchOptions, measured_rows
 
-    [chosen] = from_keywords("benchmark_types", keywords, (TypeBenchOptions, options))
+    [chosen] = from_keywords(benchmark_types, keywords, (TypeBenchOptions, options))
     return measured_rows(types, chosen, progress)

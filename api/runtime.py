@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..formats.options import checks_keywords
-from .models import open_model, opened_model, split_options, text_of
+from .models import check_load_keywords, open_model, opened_model, split_options, text_of
 from .source import PathLike
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def measure_perplexity(
     from ..runtime.options import PerplexityOptions
 
     options, load = split_options(
-        "measure_perplexity", model, keywords, PerplexityOptions, options, load
+        measure_perplexity, model, keywords, PerplexityOptions, options, load
     )
     base, batch = options.kl_divergence_base, options.tokens_per_pass(load.ubatch)
     if options.kl_divergence:
@@ -100,7 +100,7 @@ def generate(
     record: Generation | None = None,
     **keywords: Any,
 ) -> Iterator[str]:
-    """Yield the text that follows `prompt` (or its tokens), in pieces as it comes.
+    """Return the text that follows `prompt` (or its tokens), in pieces as it comes.
 
     model: a path, opened with `load`, or an open model. keywords: fields of
     `runtime.options.GenerateOptions` and, for a path, of `runtime.options.LoadOptions`; they win
@@ -116,12 +116,24 @@ def generate(
     echo: yield the prompt first. record: is filled with tokens and times. The pieces together are
     the whole text; `runtime.generate.generate_tokens` yields tokens instead.
     """
-    from ..runtime.arguments import whole_numbers
-    from ..runtime.generate import TextStream, end_tokens, generate_tokens, prompt_tokens
     from ..runtime.options import GenerateOptions
 
     keywords = keywords if n is None else keywords | {"n": n}
-    options, load = split_options("generate", model, keywords, GenerateOptions, options, load)
+    options, load = split_options(generate, model, keywords, GenerateOptions, options, load)
+    return _generate(model, prompt, options, load, echo, record)
+
+
+def _generate(
+    model: PathLike | Model,
+    prompt: str | Sequence[int],
+    options: GenerateOptions,
+    load: LoadOptions,
+    echo: bool,
+    record: Generation | None,
+) -> Iterator[str]:
+    from ..runtime.arguments import whole_numbers
+    from ..runtime.generate import TextStream, end_tokens, generate_tokens, prompt_tokens
+
     sampling = options.sampling()
     with opened_model(model, load) as loaded:
         tokens = (
@@ -214,6 +226,7 @@ def load_model(
     Also those of `runtime.model.Model`: placement, switches, cache, cache_bytes, context, verbose.
     """
     keywords = keywords if device is None else keywords | {"device": device}
+    check_load_keywords(load_model, keywords)
     return open_model(path, options, source=source, **keywords)
 
 
@@ -233,6 +246,7 @@ def random_model(
     from ..runtime.arguments import instance
     from ..runtime.bench.synthetic import SyntheticSource
 
+    check_load_keywords(random_model, keywords)
     source = SyntheticSource(instance("spec", spec, str, "SHAPE:TYPE"))
     keywords = keywords if device is None else keywords | {"device": device}
     return open_model(spec, options, source=source, **keywords)
@@ -267,7 +281,7 @@ def benchmark_model(
     from ..runtime.bench.bench import run_test
     from ..runtime.bench.options import BenchOptions
 
-    options, load = split_options("benchmark_model", model, keywords, BenchOptions, options, load)
+    options, load = split_options(benchmark_model, model, keywords, BenchOptions, options, load)
     tests: list[Test] = options.tests()
     results = []
     with opened_model(model, load) as loaded:
@@ -296,7 +310,7 @@ def sweep_model(
     load: LoadOptions | None = None,
     **keywords: Any,
 ) -> Iterator[SweepRow]:
-    """Yield the speed of prompts and of generation as the context fills, up to `n_ctx` tokens.
+    """Return the speed of prompts and of generation as the context fills, up to `n_ctx` tokens.
 
     keywords: fields of `runtime.bench.options.SweepOptions` (tg, stride, first_repetitions,
     warmup) and, for a path, of `runtime.options.LoadOptions`. See `runtime.bench.sweep`.
@@ -304,9 +318,13 @@ def sweep_model(
     from ..runtime.bench.options import SweepOptions
     from ..runtime.bench.sweep import sweep
 
-    options, load = split_options("sweep_model", model, keywords, SweepOptions, options, load)
-    with opened_model(model, load) as loaded:
-        yield from sweep(loaded, n_ctx, options)
+    chosen, load = split_options(sweep_model, model, keywords, SweepOptions, options, load)
+
+    def rows() -> Iterator[SweepRow]:
+        with opened_model(model, load) as loaded:
+            yield from sweep(loaded, n_ctx, chosen)
+
+    return rows()
 
 
 def profile_model(
@@ -328,7 +346,7 @@ def profile_model(
     from ..runtime.profile.profile import profile_model as profile
     from ..runtime.state.cache import CacheSettings
 
-    _, load = split_options("profile_model", model, keywords, Options, None, load)
+    _, load = split_options(profile_model, model, keywords, Options, None, load)
     with opened_model(model, load) as loaded:
         settings = cache or loaded.cache or CacheSettings()
         return profile(loaded, n_prompt, n_gen, n_depth=n_depth, settings=settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
@@ -26,21 +25,31 @@ PathLike = str | os.PathLike
 O = TypeVar("O", bound=Options)
 
 
-def open_source(path: PathLike, **checkpoint_options: Any) -> Source:
+def open_source(
+    path: PathLike, *, pre: str | None = None, name: str | None = None, **layout: Any
+) -> Source:
     """A GGUF file (or the first shard of a split one), a folder with a Hugging Face checkpoint, or
     `hf://organization/model[@revision]`, a checkpoint on the Hub of which only the rows that are
     read are fetched, as a `Source`.
+
+    pre, name: the pre-tokenizer and `general.name` of a checkpoint. layout: fields of
+    `convert.options.LayoutOptions`, for a checkpoint.
     """
+    if layout:
+        from ..convert.options import LayoutOptions
+
+        check_fields(open_source, layout, LayoutOptions)
+    options = {"pre": pre, "name": name, **layout}
     if os.fspath(path).startswith("hf://"):
         from ..convert.hub.checkpoint import open_remote
 
-        return _checkpoint_source(open_remote(os.fspath(path)), checkpoint_options)
+        return _checkpoint_source(open_remote(os.fspath(path)), options)
     if not os.path.exists(path):
         raise NotFoundError("no such file or folder", file=path)
     if os.path.isdir(path):
         from ..convert.checkpoint.folder import open_checkpoint
 
-        return _checkpoint_source(open_checkpoint(path), checkpoint_options)
+        return _checkpoint_source(open_checkpoint(path), options)
     from ..formats.gguf.reader import open_gguf
 
     return open_gguf(path)
@@ -78,7 +87,7 @@ def split_recipe(
 
     check_fields(function, keywords, cls, Recipe)
     own = {name: value for name, value in keywords.items() if name in cls.field_names()}
-    [made] = from_keywords(function.__name__, own, (cls, options))
+    [made] = from_keywords(function, own, (cls, options))
     return made, {name: value for name, value in keywords.items() if name not in own}
 
 
@@ -87,8 +96,7 @@ def check_fields(function: Callable[..., Any], options: Mapping[str, Any], *clas
     known = [field.name for cls in classes for field in fields(cls)]
     for name in options:
         if name not in known:
-            own = inspect.signature(function).parameters
-            raise unknown_option(function.__name__, name, [*known, *own])
+            raise unknown_option(function, name, known)
 
 
 def with_gate_up(source: Source, gate_up: str | None) -> Source:

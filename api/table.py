@@ -73,6 +73,11 @@ PUBLIC = {
 def resolve(name: str, package: str) -> Any:
     """Return the public object `name`. AttributeError, in the words of `package`, for another."""
     if name not in PUBLIC:
-        raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        hint = ""
+        if not name.startswith("_"):
+            from ..formats.options import did_you_mean
+
+            hint = did_you_mean(name, PUBLIC)
+        raise AttributeError(f"module '{package}' has no attribute '{name}'{hint}")
     root = __name__.removesuffix(".api.table")
     return getattr(importlib.import_module(f"{root}.{PUBLIC[name]}"), name)

@@ -24,6 +24,7 @@ import numpy as np
 from ..errors import ShapeError, UnsupportedTypeError
 from .codecs import floats
 from .kernel import over_blocks
+from .options import checks_keywords
 from .types import TYPES, GGMLType, ggml_type
 
 _FLOAT_DECODERS = {"F32": floats.decode_f32, "F16": floats.decode_f16, "BF16": floats.decode_bf16}
@@ -58,12 +59,14 @@ def _interleaved_types() -> frozenset[str]:
     return frozenset(INTERLEAVERS)
 
 
+@checks_keywords
 def decodable_types() -> list[str]:
     """Names of the types that `decode` supports."""
     known = _FLOAT_DECODERS.keys() | _block_decoders().keys() | _interleaved_types()
     return [name for name in TYPES if name in known]
 
 
+@checks_keywords
 def decode(
     type: str | GGMLType,
     data: np.ndarray,
@@ -96,6 +99,7 @@ def decode(
     return out
 
 
+@checks_keywords
 def decode_tensor(
     type: str | GGMLType,
     data: np.ndarray,
@@ -227,6 +231,7 @@ def _block_decoder(
     return run
 
 
+@checks_keywords
 def interleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int = 1) -> np.ndarray:
     """Rows of the plain type, uint8[rows, row_bytes], to the same number of rows of the interleaved
     `type`.
@@ -251,6 +256,7 @@ def interleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int
     return out
 
 
+@checks_keywords
 def deinterleave(
     type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int = 1
 ) -> np.ndarray:

@@ -22,6 +22,7 @@ from ..errors import UsageError, printable
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -89,7 +90,14 @@ def option(
 
 @dataclass(frozen=True)
 class Options:
-    """Base of option groups. Values are checked when an object is made: UsageError."""
+    """Base of option groups. Names and values are checked when an object is made: UsageError."""
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Self:
+        known = [one.name for one in fields(cls)]
+        for name in keywords:
+            if name not in known:
+                raise unknown_option(cls.__name__, name, known)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for one in _fields(self):
@@ -139,12 +147,14 @@ class Options:
 
 
 def from_keywords(
-    what: str, keywords: Mapping[str, Any], *given: tuple[type[Options], Options | None]
+    what: str | Callable[..., Any],
+    keywords: Mapping[str, Any],
+    *given: tuple[type[Options], Options | None],
 ) -> list[Any]:
     """Return one object for each (class, object or None) of `given`, with `keywords` set.
 
     A keyword goes to every class that has a field of its name. UsageError for one that none has,
-    in the words of `what` ("a model"), and for an object of another class.
+    in the words of `what` ("a model", or a function), and for an object of another class.
     """
     known = {name for cls, _ in given for name in cls.field_names()}
     for name in keywords:
@@ -159,21 +169,26 @@ def from_keywords(
     return made
 
 
-def unknown_option(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a keyword that `what` does not take."""
+def unknown_option(what: str | Callable[..., Any], name: str, known: Iterable[str]) -> UsageError:
+    """Return the error for a keyword that `what` does not take. A function knows its parameters
+    besides the `known` names.
+    """
+    if not isinstance(what, str):
+        own = inspect.signature(what).parameters.values()
+        known = [*known, *(p.name for p in own if p.kind in (p.KEYWORD_ONLY, _EITHER))]
+        what = what.__name__
     return UsageError(f"{what} has no option '{printable(name, 40)}'{did_you_mean(name, known)}")
 
 
 def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Make a misspelt keyword of a public function a UsageError that says what was meant."""
     parameters = inspect.signature(function).parameters
-    known = [p.name for p in parameters.values() if p.kind is not p.POSITIONAL_ONLY]
 
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         for name in keywords:
             if name not in parameters:
-                raise unknown_option(function.__name__, name, known)
+                raise unknown_option(function, name, ())
         return function(*args, **keywords)
 
     return call

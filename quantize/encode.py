@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import NonFiniteError, ShapeError, UnsupportedTypeError
 from ..formats.codec import encode_float, in_pieces, interleave
 from ..formats.kernel import over_blocks
+from ..formats.options import checks_keywords
 from ..formats.types import TYPES, GGMLType, ggml_type
 from . import search
 from .search.lanes import LANES
@@ -82,6 +83,7 @@ def search_tables(name: str) -> tuple[np.ndarray, ...]:
     return tuple(make()) if make else ()
 
 
+@checks_keywords
 def encodable_types() -> list[str]:
     """Return the names of the types that `encode` supports."""
     known = {"F32", "F16", "BF16"} | {name for table in _searches().values() for name in table}
@@ -98,6 +100,7 @@ def _interleavable() -> set[str]:
     return set(INTERLEAVERS)
 
 
+@checks_keywords
 def encode(
     type: str | GGMLType,
     x: np.ndarray,

@@ -12,6 +12,7 @@ import iqforge
 import pytest
 from iqforge import api
 from iqforge.api.table import PUBLIC
+from iqforge.errors import UsageError
 
 # Modules of `iqforge.api` that serve the others; only names in the table are public there.
 SHARED = {"table", "source", "models", "outputs"}
@@ -60,6 +61,47 @@ def test_no_name_is_also_a_module():
 def test_unknown_names(package):
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'x'"):
         package.x
+
+
+@pytest.mark.parametrize("package", [iqforge, api])
+def test_similar_names(package):
+    with pytest.raises(AttributeError, match="did you mean 'quantize_model'"):
+        package.quantise_model
+    assert not hasattr(package, "__wrapped__")
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC.keys() - {"IqforgeError"}))
+def test_unknown_keywords_are_usage_errors(name):
+    """Of every public function and option class, before any work, in the caller's words."""
+    function = getattr(iqforge, name)
+    given = inspect.signature(function).parameters.values()
+    needed = [
+        "no/such/file" for p in given if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    with pytest.raises(UsageError, match=f"^{name} has no option 'frobnicate'"):
+        function(*needed, frobnicate=1)
+
+
+@pytest.mark.parametrize(
+    "call, meant",
+    [
+        (lambda: iqforge.open_source("x", prre="gpt-2"), "open_source .* mean 'pre'"),
+        (lambda: iqforge.open_source("x", vocab_onyl=1), "open_source .* mean 'vocab_only'"),
+        (lambda: iqforge.decode("Q8_0", None, 32, thread=2), "decode .* mean 'threads'"),
+        (lambda: iqforge.encode("Q8_0", None, devcie="cpu"), "encode .* mean 'device'"),
+        (lambda: iqforge.quantize_model("a", "b", "Q8_0", thread=2), "^quantize_model .*'threads'"),
+        (lambda: iqforge.quantize_model("a", "b", "Q8_0", shard=2), "^quantize_model .*'shards'"),
+        (lambda: iqforge.recipe_for_target("a", bw=3), "recipe_for_target .*'bw'.* mean 'bpw'"),
+        (lambda: iqforge.profile_model("a", n_pompt=1), "profile_model .* mean 'n_prompt'"),
+        (lambda: iqforge.sweep_model("a", n_ctxx=1), "sweep_model .* mean 'n_ctx'"),
+        (lambda: iqforge.measure_perplexity("a", "b", progres=1), "mean 'progress'"),
+        (lambda: iqforge.Recipe("Q8_0", pur=True), "Recipe .* mean 'pure'"),
+        (lambda: iqforge.Shards(max_tensor=3), "Shards .* mean 'max_tensors'"),
+    ],
+)
+def test_suggestions(call, meant):
+    with pytest.raises(UsageError, match=meant):
+        call()
 
 
 def test_importing_and_help_load_nothing_heavy():

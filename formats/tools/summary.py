@@ -12,6 +12,7 @@ from typing import Any
 
 from ..gguf.reader import open_gguf
 from ..gguf.values import Value, ValueType
+from ..options import checks_keywords
 from ..source import TensorInfo
 
 LIST_ITEMS, TEXT_LENGTH = 8, 400  # what is left of a long array or text when it is shortened
@@ -111,6 +112,7 @@ class ModelSummary:
         }
 
 
+@checks_keywords
 def inspect_model(path: str | os.PathLike) -> ModelSummary:
     """Summarize a GGUF file, or a split model through its first shard. Raises as `open_gguf`."""
     with open_gguf(path) as file:

@@ -51,8 +51,8 @@ def run(args: argparse.Namespace, api) -> int:
         print(f"{types} ready: nothing had to be compiled")
     if has_nvidia_gpu():
         print(
-            "nothing was compiled for the GPU: iqforge kernels --build compiles the kernels that run"
-            " models and the searches of trellis types; the first run that needs another search"
+            "nothing was compiled for the GPU: iqforge kernels --build compiles the kernels that"
+            " run models and the searches of trellis types; the first run that needs another search"
             " compiles it"
         )
     return 0

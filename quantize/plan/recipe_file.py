@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from ...errors import IqforgeError, MalformedFileError, NotFoundError, UsageError
+from ...formats.options import checks_keywords
 from .overrides import ROLE_FLAGS, Rule, parse_rules
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ _OPENING = re.compile(r"""\s*(?:export\s+|local\s+)?\w+=(["'])\\?\s*(.*)$""")
 _LARGEST = 16 << 20  # bytes; real recipes have a few thousand
 
 
+@checks_keywords
 def read_recipe(path: str | os.PathLike) -> dict[str, Any]:
     """Return the fields of `Recipe` that a file sets. Rules remember their lines.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import IqforgeError, MalformedFileError, NotFoundError, UnknownTypeError, UsageError
 from ...formats.gguf.values import Value
+from ...formats.options import checks_keywords
 from ...formats.output import PartFile
 from ...formats.source import TensorInfo
 from ...formats.types import ggml_type
@@ -131,6 +132,7 @@ def save_plan(
         out.write(plan_text(recipe, planned, version).encode())
 
 
+@checks_keywords
 def load_plan(path: str | os.PathLike) -> SavedPlan:
     """Read a saved plan. NotFoundError; MalformedFileError if the file is not a plan;
     UnknownTypeError.
