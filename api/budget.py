@@ -60,7 +60,7 @@ def recipe_for_target(
     predicted damage.
 
     bpw: bits per weight of all tensor data; or size: bytes of the whole file, or a text like `12G`.
-    types: that may be used, by default `quantize.budget.DEFAULT_TYPES`. damage: a file that
+    types: that may be used, by default `quantize.plan.budget.DEFAULT_TYPES`. damage: a file that
     `measure_sensitivity` wrote; without one, tensors count by their roles. These are fields of
     `quantize.options.TargetOptions`; keywords win over `target`. Other keywords are fields of
     `quantize.plan.recipe.Recipe` besides its type; what they give types to counts against the

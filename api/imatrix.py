@@ -144,7 +144,7 @@ def collect_imatrix(
             texts,
             options,
             progress=progress,
-            checkpoint=saver,
+            on_pass=saver,
             similarity=similarity,
             on_perplexity=on_perplexity,
             start=start,

@@ -156,7 +156,7 @@ def open_outputs(
         if output.out is None:
             raise UsageError("an output file is needed")
         if real_output(output.out) in map(real_output, outs):
-            raise UsageError("is named as output twice", file=output.out)
+            raise UsageError("is given as output twice", file=output.out)
         outs.append(output.out)
     if len(outputs) > 1:  # a single one is checked when it is opened
         check_disks(

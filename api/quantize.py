@@ -187,7 +187,7 @@ def quantize_models(
     recipes = [preset_recipe(type, of_recipe, quantize_models) for _, type in outputs]
     changes, shards = changes or Changes(), shards or Shards()
     if o.save_plan is not None and len(outputs) > 1:
-        raise UsageError("a plan is saved of one output")
+        raise UsageError("save_plan needs exactly one output")
     devices, loaded = find_devices(o.device), selected_imatrix(loaded_imatrix(imatrix), changes)
     progress = progress or [RunProgress() for _ in outputs]
     with open_source(src) as model, ExitStack() as opened:
@@ -204,7 +204,7 @@ def quantize_models(
                 [*source.files, *([loaded.path] if loaded is not None and loaded.path else [])],
             )
             if outputs[0][0] is not None and real_output(o.save_plan) == real_output(outputs[0][0]):
-                raise UsageError("is named as output and for the plan", file=o.save_plan)
+                raise UsageError("cannot be both the output and the plan", file=o.save_plan)
             save_plan(o.save_plan, recipes[0], plans[0], __version__)
         if o.nan_to_zero:
             plans = [[replace(plan, nan_to_zero=True) for plan in planned] for planned in plans]

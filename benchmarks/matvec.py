@@ -133,7 +133,7 @@ def main() -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE,...",
-        help="beside the plan as it is",
+        help="in addition to the plan as it is",
     )
     args = parser.parse_args()
     as_is = {

@@ -18,11 +18,11 @@ from .registry import build, cached_bytes, clear, missing, unchecked
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "The CUDA kernels. Each is compiled when it is first used, and kept; this lists them, and"
-        " compiles them ahead of time, which needs the package cuda-core (pip install"
-        " 'iqforge[cuda]'), but no CUDA toolkit and no device. Products and attention of a decoding"
-        " step depend on a model's sizes: here is one size for each type and kind, others are"
-        " compiled when a model asks for them."
+        "List and compile CUDA kernels. A kernel is compiled when it is first used and then kept in"
+        " a cache. This command also compiles kernels ahead of time, which needs the package"
+        " cuda-core (pip install 'iqforge[cuda]') but no CUDA toolkit and no device. The matrix"
+        " products and the attention of a decoding step depend on a model's sizes: one size of each"
+        " type and kind is listed here, and others are compiled when a model needs them."
     )
     parser.add_argument(
         "names",

@@ -95,9 +95,9 @@ def shared_space_of(type: GGMLType, limit: int) -> int:
 def plan(
     type: GGMLType, cols: int, n: int, kind: int, limit: int, wanted: int | None = None
 ) -> MatvecPlan:
-    """For rows of `cols` weights and n rows of activations (of EXPERT_DOWN: n slots), on a device
-    that has `limit` bytes of shared memory for a block; `wanted` are what the ring should make do
-    with, where that is less. `shared` is larger than the limit where n is too much.
+    """Return the plan for rows of `cols` weights and n rows of activations (of EXPERT_DOWN: n
+    slots), on a device that has `limit` bytes of shared memory for a block; the ring uses `wanted`
+    bytes where that is less. `shared` is larger than the limit where n is too much.
     """
     steps = -(-cols // (32 * granule(type)))
     stage_rows = {GATE_UP: 2, EXPERT_GATE_UP: 2, EXPERT_DOWN: n}.get(kind, 1)
@@ -202,9 +202,9 @@ def float_spec(type: GGMLType, cols: int, n: int, kind: int, split: int) -> Kern
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """Of a device: multiprocessors, and bytes of shared memory that a block can have at most. With
-    `alone` of them a multiprocessor has one block at a time; `beside` is what another one can have
-    there.
+    """Limits of a device: multiprocessors, and the bytes of shared memory that a block can have at
+    most. A multiprocessor has one block at a time if each has `alone` bytes; `beside` is what
+    another block can have next to such a block.
     """
 
     processors: int
@@ -236,7 +236,7 @@ class DeviceLimits:
 
 @functools.cache
 def limits(device: int) -> DeviceLimits:
-    """Of a CUDA device, by number."""
+    """Return the limits of a CUDA device, by number."""
     facts = torch.cuda.get_device_properties(device)
     alone = min(
         facts.shared_memory_per_multiprocessor // 2, facts.shared_memory_per_block_optin - RESERVED

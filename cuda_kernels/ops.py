@@ -30,7 +30,7 @@ from .compile.launch import function, launch
 from .compile.nvrtc import KernelSpec
 from .layouts.layout import UNIT
 from .layouts.table import PackedLayout, packed_layout, packed_types, plain_type, unit_header
-from .rearrange import Segment, rearrange
+from .rearrange import ByteRun, rearrange
 
 _FUNCTIONS = {
     torch.float32: "dequantize_f32",
@@ -55,7 +55,7 @@ def dequantize_spec(type: GGMLType) -> KernelSpec:
 @dataclass(frozen=True)
 class PackedMatrix:
     """`n_matrices` matrices [rows, cols] of one type below each other, in planes (see
-    `layouts.py`): `data` uint8[bytes].
+    `layouts/table.py`): `data` uint8[bytes].
 
     `type` is the one whose units the bytes are: the plain type of an interleaved one.
     """
@@ -214,11 +214,11 @@ def _placed(matrix: PackedMatrix) -> Iterator[tuple[tuple[str, int, bool], int]]
     )
 
 
-def _segments(matrix: PackedMatrix, first: int) -> list[Segment]:
+def _segments(matrix: PackedMatrix, first: int) -> list[ByteRun]:
     """Where the bytes of packed blocks go, those of row `first` first."""
     blocks = matrix.cols // matrix.type.block_size
     return [
-        Segment(n, offset + first * blocks * n, blocks * n, n)
+        ByteRun(n, offset + first * blocks * n, blocks * n, n)
         for (_, n, per_row), offset in _placed(matrix)
         if not per_row
     ]
@@ -240,7 +240,7 @@ def _undone(type: GGMLType, merged: torch.Tensor, cols: int) -> torch.Tensor:
     merged = merged.reshape(groups, -1)
     rows[:, :stored_head] = merged[:, : k * stored_head].reshape(len(rows), stored_head)
     segments = [
-        Segment(tables.row_bytes, row * n_bytes + head, k * n_bytes, tables.row_bytes)
+        ByteRun(tables.row_bytes, row * n_bytes + head, k * n_bytes, tables.row_bytes)
         for row in range(k)
     ]
     rearrange(

@@ -24,7 +24,7 @@ def specs() -> list[KernelSpec]:
 
 
 @dataclass(frozen=True)
-class Segment:
+class ByteRun:
     """A run of bytes of the result of a block, and where it lies: at `base`, plus steps for the
     group of rows and for the block.
     """
@@ -40,7 +40,7 @@ def rearrange(
     source: torch.Tensor,
     head: int,
     result: torch.Tensor,
-    segments: list[Segment],
+    segments: list[ByteRun],
     groups: int,
     blocks: int,
     source_step: int,
@@ -70,7 +70,7 @@ def _arguments(
     source: torch.Tensor,
     head: int,
     result: torch.Tensor,
-    segments: list[Segment],
+    segments: list[ByteRun],
     groups: int,
     blocks: int,
     source_step: int,
@@ -109,7 +109,7 @@ def _by_torch(
     source: torch.Tensor,
     head: int,
     result: torch.Tensor,
-    segments: list[Segment],
+    segments: list[ByteRun],
     groups: int,
     blocks: int,
     source_step: int,

@@ -299,7 +299,7 @@ class PartFile:
         self._close()
 
     def leave(self) -> None:
-        """Close the `.part` and let it lie for a later run, which opens it with `keep`."""
+        """Keep the unfinished `.part` so that a later run can resume it with `keep`; close it."""
         self._done = True
         self._close()
 

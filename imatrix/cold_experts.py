@@ -77,8 +77,8 @@ def fill_cold_experts(
         router = TensorName.parse(name).sibling(ROUTER)
         if routers is None or router not in routers:
             raise UsageError(
-                f"cold experts: their neighbours are found with the router {router}, which is not"
-                " there"
+                f"cold experts: their neighbours are found with the router {router}, which the"
+                " model lacks"
             )
         near[name] = cosines(routers[router])
 

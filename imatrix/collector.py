@@ -127,7 +127,7 @@ def collect(
     *,
     dataset: str = "",
     progress: ProgressCallback | None = None,
-    checkpoint: PassCallback | None = None,
+    on_pass: PassCallback | None = None,
     start: Snapshot | None = None,
     similarity: LayerSimilarity | None = None,
     on_perplexity: Callable[[Perplexity], None] | None = None,
@@ -139,7 +139,7 @@ def collect(
     Files are neither read nor written, and cold experts keep what they saw: of the options those
     count that say what is evaluated. The running perplexity goes to `progress`, that of all windows
     to `on_perplexity` at the end; without `compute_perplexity` the output is not evaluated unless
-    it is collected. `similarity` takes in what layers change. `checkpoint(windows done, take)` is
+    it is collected. `similarity` takes in what layers change. `on_pass(windows done, take)` is
     called after every pass through the model but the last; what `take()` returns is `start` to a
     run with all else equal, which continues there and ends with the same bits. EvaluationError for
     a text that is too short, ImatrixError naming the tensor for activations that are not finite.
@@ -210,8 +210,8 @@ def collect(
                     check_finite(nll, model, window)
                     scores.add(nll)
                 clock.report(window, exp_or_inf(scores.mean) if compute_perplexity else None)
-            if checkpoint is not None and done < len(windows):
-                checkpoint(done, snapshot)
+            if on_pass is not None and done < len(windows):
+                on_pass(done, snapshot)
     collector.forget_inputs()
     if process_output and output_name not in collector.names:
         log.warning(

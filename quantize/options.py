@@ -135,7 +135,7 @@ class TargetOptions(Options):
         kind=float,
         metavar="X",
         help="choose the types that lose least at X bits per weight of all tensor data; tensors"
-        " that other flags give types to are included",
+        " whose type is fixed by other flags count too",
     )
     size: str | int | None = option(
         None,

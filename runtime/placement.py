@@ -116,7 +116,7 @@ def parse_overrides(text: str) -> tuple[tuple[str, torch.device], ...]:
             re.compile(pattern)
         except re.error as error:
             raise UsageError(
-                f"-ot '{printable(pattern, 80)}' is no regular expression: {error}"
+                f"-ot '{printable(pattern, 80)}' is not a valid regular expression: {error}"
             ) from None
         if len(number := target[2] or "0") > 4 or int(number) >= _MOST_DEVICES:
             raise UsageError(

@@ -222,8 +222,8 @@ class _Engine:
             b for b in range(256) if b not in _NEVER_IN_UTF8 and _SYMBOL_OF[b] not in plain
         ]:
             log.warning(
-                "the vocabulary has no token for %d of 256 bytes (first: 0x%02X): text that has"
-                " them loses them",
+                "the vocabulary has no token for %d of 256 bytes (first: 0x%02X): they are"
+                " dropped from the text",
                 len(missing),
                 missing[0],
             )

@@ -158,7 +158,7 @@ def test_a_run_goes_on_from_a_snapshot(moe):
         expected = run(
             model,
             whole,
-            checkpoint=lambda done, take: snapshots.update({done: copy.deepcopy(take())}),
+            on_pass=lambda done, take: snapshots.update({done: copy.deepcopy(take())}),
         )
         assert list(snapshots) == [2, 4, 6] and snapshots[4].imatrix.chunk_count == 4
         found = run(model, rest, start=snapshots[4])

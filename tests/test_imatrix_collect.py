@@ -151,7 +151,7 @@ def test_going_on_where_a_run_stopped(moe):
         "on_perplexity": lambda p: seen.append(p.perplexity),
     }
     with load_model(moe / "moe.gguf") as model:
-        whole = collect(model, texts, **options, checkpoint=lambda done, take: kept.append(take()))
+        whole = collect(model, texts, **options, on_pass=lambda done, take: kept.append(take()))
         assert [snapshot.imatrix.chunk_count for snapshot in kept] == [
             2,
             4,
@@ -205,7 +205,7 @@ def test_command_with_several_texts(moe, tmp_path, capsys):
             np.testing.assert_allclose(entry.sums, plain.entries[name].sums, rtol=1e-5)
     with pytest.raises(SystemExit):
         main([*words, "--text-weight", "2", "-f", a, "-o", out])
-    assert "follows the -f" in capsys.readouterr().err
+    assert "must come after its -f TEXT" in capsys.readouterr().err
     with pytest.raises(UsageError, match="1 weights"):
         iqforge.collect_imatrix(moe / "moe.gguf", [a, b], text_weights=[1])
 
@@ -241,7 +241,7 @@ def test_layer_similarity_is_the_mean_cosine(moe):
                 **options,
                 similarity=similarity,
                 process_output=True,
-                checkpoint=lambda done, take: kept.append(take()),
+                on_pass=lambda done, take: kept.append(take()),
             )
         collect(model, PROSE, **options, similarity=resumed, process_output=True, start=kept[0])
     before, between, after = (

@@ -98,7 +98,7 @@ class GptOss(RoutedExperts):
             )
             if rest or tensor.dtype != "U8":
                 raise CheckpointError(
-                    f"dtype {tensor.dtype} with rows of {n_cols} is no MXFP4",
+                    f"dtype {tensor.dtype} with rows of {n_cols} is not MXFP4",
                     file=tensor.file,
                     tensor=tensor.name,
                 )

@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print what would be written, write nothing"
     )
     parser.add_argument(
-        "-t", "--threads", metavar="N", type=int, default=0, help="threads (default: all)"
+        "-t", "--threads", metavar="N", type=int, default=0, help="number of threads (default: all)"
     )
 
 

@@ -17,7 +17,7 @@ Card = dict[str, Any]
 def read_model_card(checkpoint: Checkpoint) -> Card:
     """Return the YAML between the first two `---` lines, with all scalars as strings.
 
-    A card that cannot be read is no reason to stop a conversion, so it counts as empty.
+    A card that cannot be read does not stop a conversion: it counts as empty.
     """
     try:
         with open(checkpoint.path / "README.md", encoding="utf-8") as file:

@@ -104,7 +104,7 @@ def _scaled(
     scale, zeros = beside["weight_scale"], beside.get("weight_zero_point")
     if zeros is not None:
         raise CheckpointError(
-            "zero points beside weights that are not packed are not supported",
+            "zero points with weights that are not packed are not supported",
             file=zeros.file,
             tensor=zeros.name,
         )

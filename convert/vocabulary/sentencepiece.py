@@ -22,7 +22,7 @@ _VARINT, _BYTES8, _BYTES, _BYTES4 = 0, 1, 2, 5
 
 
 @dataclass(frozen=True)
-class Piece:
+class SentencePieceToken:
     text: str
     score: float
     type: int  # 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
@@ -30,7 +30,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    pieces: list[Piece]
+    pieces: list[SentencePieceToken]
     kind: int  # UNIGRAM or BPE
     add_dummy_prefix: bool  # a space is put before a text
     remove_extra_whitespaces: bool
@@ -50,7 +50,7 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
         data = path.read_bytes()
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror or error}", file=path) from None
-    pieces: list[Piece] = []
+    pieces: list[SentencePieceToken] = []
     trainer: dict[int, object] = {}
     normalizer: dict[int, object] = {}
     message = _Message(path, data, 0, len(data))
@@ -66,7 +66,7 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
         else:
             (trainer if number == 2 else normalizer).update(value.fields())
     if not pieces:
-        raise message.malformed("has no pieces; it is no SentencePiece model")
+        raise message.malformed("has no pieces; it is not a SentencePiece model")
     kind = trainer.get(3, UNIGRAM)
     if kind not in (UNIGRAM, BPE):
         raise UnsupportedTypeError(
@@ -83,7 +83,7 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
     )
 
 
-def _piece(message: _Message) -> Piece:
+def _piece(message: _Message) -> SentencePieceToken:
     text, score, type = None, 0.0, NORMAL
     for number, value in message.fields():
         if number == 1 and isinstance(value, _Message):
@@ -99,7 +99,7 @@ def _piece(message: _Message) -> Piece:
             raise message.malformed(f"field {number} of a piece has an impossible value")
     if text is None:
         raise message.malformed("a piece has no text")
-    return Piece(text, score, type)
+    return SentencePieceToken(text, score, type)
 
 
 class _Message:
@@ -141,7 +141,7 @@ class _Message:
                 position += length
             else:
                 raise MalformedFileError(
-                    f"field {number} has wire type {wire}; it is no SentencePiece model",
+                    f"field {number} has wire type {wire}; it is not a SentencePiece model",
                     file=self._path,
                     offset=start,
                 )

@@ -23,7 +23,7 @@ def tables_header() -> str:
     """The text of `units/tables.cuh`: NAME_TABLE::word(n) is word n of a table, second(n) of its
     second half.
     """
-    return "// Written by cuda_kernels/tables.py from formats/tables.py.\n" + "".join(
+    return "// Written by cuda_kernels/compile/tables.py from formats/tables.py.\n" + "".join(
         f"struct {name}_TABLE {{\n  static constexpr int ENTRIES = {len(values)};\n"
         + words_function("word", values)
         + ("" if second is None else words_function("second", second))

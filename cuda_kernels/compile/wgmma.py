@@ -23,7 +23,7 @@ def wgmma_header() -> str:
     """
     parts = [
         (
-            "// Written by cuda_kernels/wgmma.py: wgmma.mma_async of 64 rows in registers, N"
+            "// Written by cuda_kernels/compile/wgmma.py: wgmma.mma_async of 64 rows in registers, N"
             " columns in shared memory, 16 deep."
         ),
         "constexpr bool HALF_IS_F16 = HALF;",

@@ -9,9 +9,9 @@ from ..kernel import device_function
 
 @device_function
 def select(condition, yes, no):
-    """`yes` where the condition is not zero, else `no`; both have been worked out. Decoders choose
-    by what a block holds with this alone, and branch on constants only: so `torch_decode.py` can
-    run them on all blocks at once.
+    """Return `yes` where the condition is not zero, else `no`. Both are evaluated. Decoders use
+    only this for data-dependent choices and branch on constants alone, so that `torch_decode.py`
+    can run them on all blocks at once.
     """
     return yes if condition else no
 

@@ -203,7 +203,7 @@ def _parse_name(cursor: Cursor, what: str) -> str:
     # Names become file and folder names in tools that write one output per tensor.
     if any(part in ("", ".", "..") for part in re.split(r"[/\\]", name)):
         raise MalformedFileError(
-            f"the name of {what} is a path that leads elsewhere: '{printable(name)}'",
+            f"the name of {what} is a path outside the folder: '{printable(name)}'",
             file=cursor.file,
             offset=start,
         )

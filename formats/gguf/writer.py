@@ -192,8 +192,8 @@ class GGUFWriter(_Finishing):
         self._file.sync()
 
     def leave(self) -> None:
-        """Let what is written lie for a later run, which opens it with `keep`; nothing more can be
-        written.
+        """Keep the unfinished file so that a later run can resume it with `keep`. Nothing more can
+        be written.
         """
         part, self._part = self._part, None
         if part is not None:

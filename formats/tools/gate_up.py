@@ -33,7 +33,7 @@ OnBytesCopied = Callable[[int], None]  # called with the number of bytes copied 
 
 
 @dataclass(frozen=True)
-class Span:
+class ByteSpan:
     """Bytes [start, start + size) of each expert of `tensor`."""
 
     tensor: TensorInfo
@@ -48,7 +48,7 @@ class PlannedMerge:
     """
 
     target: TensorInfo
-    spans: tuple[Span, ...]
+    spans: tuple[ByteSpan, ...]
     n_units: int
     changed: bool = True
 
@@ -99,7 +99,7 @@ def plan_gate_up(source: Source, undo: bool = False) -> list[PlannedMerge]:
         name = TensorName.parse(tensor.name)
         wanted = (_MERGED,) if undo else _HALVES
         if name.layer is None or not name.suffix or name.role not in wanted:
-            plan.append(PlannedMerge(tensor, (Span(tensor, 0, tensor.n_bytes),), 1, changed=False))
+            plan.append(PlannedMerge(tensor, (ByteSpan(tensor, 0, tensor.n_bytes),), 1, changed=False))
         elif undo:
             plan += _halves(source, tensor, name, tensors)
         else:
@@ -127,7 +127,7 @@ def _merged(
     source: Source, gate: TensorInfo, up: TensorInfo, name: str, tensors: dict[str, TensorInfo]
 ) -> PlannedMerge:
     if name in tensors:
-        raise MalformedFileError("is there beside its halves", file=source.path, tensor=name)
+        raise MalformedFileError("exists together with its unmerged halves", file=source.path, tensor=name)
     if gate.type is not up.type:
         raise UnsupportedTypeError(
             f"is {gate.type}, '{up.name}' is {up.type}; only halves of one type can be merged",
@@ -145,7 +145,7 @@ def _merged(
     size = gate.n_bytes // gate.shape[0]
     return PlannedMerge(
         replace(gate, name=name, shape=shape),
-        (Span(gate, 0, size), Span(up, 0, size)),
+        (ByteSpan(gate, 0, size), ByteSpan(up, 0, size)),
         gate.shape[0],
     )
 
@@ -169,12 +169,12 @@ def _halves(
         name = merged.sibling(f"{half}.{merged.suffix}")
         if name in names:
             raise MalformedFileError(
-                "is there beside the merged tensor", file=source.path, tensor=name
+                "already exists next to the merged tensor", file=source.path, tensor=name
             )
         planned.append(
             PlannedMerge(
                 replace(tensor, name=name, shape=shape),
-                (Span(tensor, index * size, size),),
+                (ByteSpan(tensor, index * size, size),),
                 tensor.shape[0],
             )
         )

@@ -198,6 +198,6 @@ class _TextWeight(argparse.Action):
 
     def __call__(self, parser, namespace, value, option_string=None):
         if not namespace.file:
-            parser.error("--text-weight W follows the -f TEXT that it is about")
+            parser.error("--text-weight W must come after its -f TEXT")
         weights = getattr(namespace, self.dest) or {}
         setattr(namespace, self.dest, weights | {len(namespace.file) - 1: value})

@@ -12,8 +12,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " squared inputs per tensor, for experts the lowest and the mean one, and the relative"
         " difference. The worst come first."
     )
-    parser.add_argument("a", metavar="A")
-    parser.add_argument("b", metavar="B")
+    parser.add_argument("a", metavar="A", help="an importance matrix, .dat or GGUF")
+    parser.add_argument("b", metavar="B", help="the importance matrix to compare it with")
     parser.add_argument(
         "--limit", type=int, default=0, metavar="N", help="only the N worst tensors"
     )

@@ -9,8 +9,8 @@ from ...errors import printable
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write an importance matrix, .dat or .gguf, in the other layout."
-    parser.add_argument("input", metavar="IN")
-    parser.add_argument("output", metavar="OUT")
+    parser.add_argument("input", metavar="IN", help="an importance matrix, .dat or GGUF")
+    parser.add_argument("output", metavar="OUT", help="the file to write")
     parser.add_argument(
         "--output-format",
         choices=("dat", "gguf"),

@@ -136,7 +136,7 @@ def _check_start(file: OpenFile) -> None:
                 else f"as a .dat file, its {what} would be {number}"
             )
             raise ImatrixError(
-                f"is not an importance matrix: it is no GGUF file, and {found}", file=file.path
+                f"is not an importance matrix: it is not a GGUF file, and {found}", file=file.path
             )
 
 

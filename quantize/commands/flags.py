@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"iqforge quantize [flags] {USAGE}"
     parser.description = (
         "Quantize IN (a GGUF file, the first shard of a split one, or a checkpoint folder) to TYPE."
-        " Without OUT the result is ggml-model-TYPE.gguf beside IN. Several OUT TYPE are made in"
+        " Without OUT the result is ggml-model-TYPE.gguf next to IN. Several OUT TYPE are made in"
         " one pass over IN."
     )
     parser.add_argument(

@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " checkpoint folder) to each type, decode them again and print the errors. Nothing is"
         " written except the heat map."
     )
-    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("model", metavar="MODEL", help="a GGUF file or a checkpoint folder")
     parser.add_argument(
         "--type",
         metavar="T",
@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--html", metavar="OUT", help="also write a heat map, as a single HTML file"
     )
     parser.add_argument(
-        "-t", "--threads", metavar="N", type=int, default=0, help="threads (default: all cores)"
+        "-t", "--threads", metavar="N", type=int, default=0, help="number of threads (default: all cores)"
     )
 
 

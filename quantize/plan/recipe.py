@@ -109,7 +109,7 @@ class Recipe(Options):
         False,
         "--symmetric-q40",
         help="write Q4_0 with codes from -7 to 7 and without the importance matrix, which is exact"
-        " for models that were trained so",
+        " for models trained for these codes",
     )
 
     @property

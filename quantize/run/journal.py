@@ -50,7 +50,7 @@ class Journal:
                 # A power cut may leave zeros.
                 if data.strip(b"\0") and not _BEGINNING.fullmatch(data[:17]):
                     raise OutputError(
-                        "is in the way of the journal of this run, and is not a journal itself",
+                        "exists and is not a journal; move or delete it",
                         file=self.path,
                     )
                 for line in data.splitlines(keepends=True):

@@ -302,7 +302,7 @@ def only_setting(args: argparse.Namespace, what: str) -> tuple[torch.device, dic
     device = chosen_device(args.device)
     settings = planned_settings(args, device)
     if len(settings) > 1:
-        raise UsageError(f"{what} is of one setting, lists are for `iqforge bench`")
+        raise UsageError(f"{what} takes one setting; only `iqforge bench` accepts lists")
     for note in bench_flags.notes(args, device.type == "cpu"):
         print(note, file=sys.stderr)
     torch.set_num_threads(settings[0]["n_threads"])

@@ -33,7 +33,7 @@ class Option:
     between: str = ","
 
     def parse(self, word: str) -> Any:
-        """UsageError for a word that is no value of this setting."""
+        """Return the value of a word. UsageError for an invalid value."""
         if self.kind is bool:
             if word.lower() not in _ON:
                 raise UsageError(f"{self.flags[0]} takes 0 or 1, got '{word}'")

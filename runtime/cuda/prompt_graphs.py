@@ -45,7 +45,7 @@ class Staged(ABC):
 
 
 @dataclass(frozen=True)
-class Segment:
+class CapturedGraph:
     """A graph, what is pending in the stream after it, and the context's `growths` when it was
     captured: with other growths its buffers have changed.
     """
@@ -109,7 +109,7 @@ class PassGraphs:
     def __init__(self, context: Context, stream: torch.cuda.Stream):
         self.context, self._stream = context, stream
         self._pool = torch.cuda.graph_pool_handle()
-        self._captured: dict[int, Segment] = {}
+        self._captured: dict[int, CapturedGraph] = {}
         self._next = 0
 
     @property
@@ -134,7 +134,7 @@ class PassGraphs:
         for part in parts:
             part(stream, batch)
         stream.left(before)
-        self._captured[number] = Segment(
+        self._captured[number] = CapturedGraph(
             self._capture(parts, stream, batch), stream.pending(), self.context.growths
         )
 

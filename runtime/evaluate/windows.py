@@ -72,7 +72,7 @@ class Windows:
         if n_ctx < 4:
             raise EvaluationError(f"the context size is {n_ctx}, expected at least 4 tokens")
         if skip < 0:
-            raise EvaluationError(f"{skip} windows are to be left out, expected 0 or more")
+            raise EvaluationError(f"cannot skip {skip} windows, expected 0 or more")
         if len(tokens) < (skip + 2) * n_ctx:
             skipped = f" after {skip} windows" if skip else ""
             raise EvaluationError(
@@ -224,7 +224,7 @@ def bos_token(model: Model) -> int | None:
     special = model.special_tokens
     if special.add_eos:
         raise EvaluationError(
-            "the model appends EOS to its input, windows of a text cannot be evaluated with it",
+            "the model appends EOS to its input, so it cannot be evaluated on windows",
             file=model.source.path,
         )
     return special.bos if special.add_bos else None

@@ -1,5 +1,5 @@
 // Rows of the key/value cache: one head of one position, as floats or in blocks of 32. Byte maps: formats/codecs/legacy.py and floats.py.
-// Encoders make the bytes of runtime/cache_types.py, which has the formulas.
+// Encoders make the bytes of runtime/state/cache_types.py, which has the formulas.
 #pragma once
 #include "step/common.cuh"
 

@@ -23,7 +23,7 @@ __device__ __forceinline__ void sixteen_of_32(uint32_t q0, uint32_t q1, uint32_t
   w[0] = a.x, w[1] = a.y, w[2] = b.x, w[3] = b.y;
 }
 
-// The scales of IQ4_K and IQ5_K (see `_record` of layout_families/iq_k.py). Returns the halves of the unit's table in bits 0 and 1.
+// The scales of IQ4_K and IQ5_K (see `_record` of layouts/iq_k.py). Returns the halves of the unit's table in bits 0 and 1.
 __device__ __forceinline__ uint32_t six_bit_signed_scales(const uint4& record, int u, float (&s)[2]) {
   const float d = half_to_float(record.x & 0xFFFFu);
   const uint32_t own = (u < 4 ? record.z : record.w) >> (8 * (u & 3));
