@@ -40,6 +40,7 @@ from iqforge.quantize.report.probe import encode_tensor
 from iqforge.runtime.evaluate.divergence import measure_divergence
 from iqforge.runtime.evaluate.perplexity import measure_perplexity
 
+# Types for models that are trained for them.
 TERNARY = (
     "TQ1_0",
     "TQ2_0",
@@ -49,7 +50,7 @@ TERNARY = (
     "Q2_0",
     "NVFP4",
     "MXFP4",
-)  # for models that are trained so
+)
 BUDGETS = (2.5, 3.0, 3.5, 4.0, 5.0)
 Plan = dict[str, str]  # types of the tensors that change
 

@@ -81,12 +81,8 @@ class Figures:
     """
 
     def __init__(self, path: str | None, about: dict):
-        self.path, self.about, self.known, self.cut_off = (
-            path,
-            about,
-            {},
-            False,
-        )  # cut off: the last line has no end
+        self.path, self.about, self.known = path, about, {}
+        self.cut_off = False  # the last line has no end
         if path and os.path.exists(path):
             with open(path) as file:
                 for line in file:
@@ -251,9 +247,8 @@ def main() -> int:
     failed = 0
     for row in rows:
         if args.apart and not args.table:
-            words = [
-                word for word in sys.argv[1:] if word != "--apart"
-            ]  # of a flag given twice both are meant, so the row's come alone
+            # Of a flag given twice both are meant, so the row's come alone.
+            words = [word for word in sys.argv[1:] if word != "--apart"]
             words = _without(_without(words, "--shape"), "--type") + [
                 "--shape",
                 row.shape,

@@ -44,9 +44,8 @@ class Products:
     def __init__(self, shape_name: str, type: str):
         s = self.shape = SHAPES[shape_name]
         q_rows, kv_rows = s.n_heads * s.head, s.n_kv_heads * s.head
-        n = self.n_layers = (
-            s.n_layers if not s.n_experts else 8
-        )  # layers with separate weights: more than L2 holds
+        # Layers with separate weights: more than L2 holds.
+        n = self.n_layers = s.n_layers if not s.n_experts else 8
         self.h, self.norm = (
             torch.randn(1, s.width, device="cuda"),
             torch.rand(s.width, device="cuda") + 0.5,

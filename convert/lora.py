@@ -83,9 +83,8 @@ class AdapterSource(RowsSource):
                 rows, lambda tensor: leaves.append(tensor) or StoredRows(self.checkpoint, tensor)
             )
         except UnsupportedTypeError as error:
-            if not mapped.info.name.endswith(
-                "_norm.weight"
-            ):  # conversions may change the values of norms
+            # Conversions may change the values of norms.
+            if not mapped.info.name.endswith("_norm.weight"):
                 raise UnsupportedTypeError(
                     f"cannot have an adapter: {error.message}",
                     file=self.checkpoint.path,
@@ -164,9 +163,8 @@ class AdapterSource(RowsSource):
                 file=self.checkpoint.path,
                 tensor=unused[0],
             )
-        whole = [
-            name for name in tensors if name not in pairs
-        ]  # each becomes one tensor if the model has it
+        # Each becomes one tensor if the model has it.
+        whole = [name for name in tensors if name not in pairs]
         if len(whole) != sum(not name.endswith((".lora_a", ".lora_b")) for name in made):
             raise CheckpointError(
                 f"not all of {', '.join(map(printable, whole[:4]))} belong to tensors of the"

@@ -49,9 +49,8 @@ from .matvec_plan import (
 )
 from .ops import PackedMatrix
 
-MatrixPart = tuple[
-    PackedMatrix, torch.Tensor, int, int
-]  # matrix, result, how many of its rows, from which on
+# A matrix, the result, the number of its rows, and the first row.
+MatrixPart = tuple[PackedMatrix, torch.Tensor, int, int]
 
 
 def specs() -> list[KernelSpec]:

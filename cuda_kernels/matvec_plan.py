@@ -21,10 +21,12 @@ NAMES = ("norm_matvec", "matvec_add", "gate_up", "gate_by", "expert_gate_up", "e
 MOST_ROWS = 8  # of activations
 MOST_SLOTS = 32  # experts of a token
 
+# Elements that a lane takes at once, G of the formats; 32 for all others.
 _GRANULE = {
     "Q8_0": 16,
     "IQ2_K": 64,
-}  # elements that a lane takes at once, G of the formats; 32 for all others
+}
+# Types with their own file in matvec/*.cuh; the others are generic.
 _OWN = {
     "IQ4_K": "iq_k",
     "IQ2_K": "iq_k",
@@ -32,7 +34,7 @@ _OWN = {
     "Q4_K": "k",
     "Q6_K": "k",
     "Q8_0": "legacy",
-}  # matvec/*.cuh; others are generic
+}
 _ROW_FACTORS = ("IQ4_KS",)  # ROW_FACTOR of the formats: a row's own factor is not in its stages
 # Bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the
 # gap between kernels.
@@ -118,9 +120,8 @@ def plan(
         (k for k in range(min(_STAGE_STEPS, steps), 1, -1) if fewest * slot(k) <= most // warps), 1
     )
     even = next(k for k in range(longest, 0, -1) if steps % k == 0)
-    stage_steps = (
-        even if 3 * even >= 2 * longest else -(-steps // -(-steps // longest))
-    )  # equal stages, if they need not be much shorter
+    # Equal stages, if they need not be much shorter.
+    stage_steps = even if 3 * even >= 2 * longest else -(-steps // -(-steps // longest))
     slots = max(fewest, min(8, ring // (warps * slot(stage_steps))))
     resident = 2 if n == 1 or kind == EXPERT_DOWN else 1
     return MatvecPlan(
@@ -242,9 +243,8 @@ def limits(device: int) -> DeviceLimits:
         facts.shared_memory_per_multiprocessor // 2, facts.shared_memory_per_block_optin - RESERVED
     )
     most = facts.shared_memory_per_block_optin
-    beside = (
-        facts.shared_memory_per_multiprocessor - alone - RESERVED if facts.major >= 9 else most
-    )  # kernels overlap from sm_90 on
+    # Kernels overlap from sm_90 on.
+    beside = facts.shared_memory_per_multiprocessor - alone - RESERVED if facts.major >= 9 else most
     return DeviceLimits(facts.multi_processor_count, most, alone, beside)
 
 

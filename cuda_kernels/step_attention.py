@@ -177,9 +177,8 @@ class StepAttention:
         """UnsupportedTypeError for heads that do not fit the device's shared memory."""
         facts, limit = torch.cuda.get_device_properties(device), shared_limit(device)
         self.shape, self._pieces, at_once = shape, [], shape.rows
-        while (
-            at_once > 1 and not replace(shape, rows=at_once).tile(limit)[0]
-        ):  # then a part of the rows at a time
+        # Then a part of the rows at a time.
+        while at_once > 1 and not replace(shape, rows=at_once).tile(limit)[0]:
             at_once = -(-at_once // 2)
         for first in range(0, shape.rows, at_once):
             part = replace(shape, rows=min(at_once, shape.rows - first))

@@ -48,9 +48,8 @@ def pack_tensor(
     if cols % plain.block_size:
         raise UnsupportedTypeError(f"rows of {cols} elements of {type.name} cannot be packed")
     body, scale = data[: -type.tail_bytes], data[-type.tail_bytes :][:4]
-    step = (
-        max(1, _PIECE_ELEMENTS // (2 * cols)) * 2 * cols // 4
-    )  # bytes of pairs of rows: two rows are whole groups of 128 elements
+    # Bytes of pairs of rows: two rows are whole groups of 128 elements.
+    step = max(1, _PIECE_ELEMENTS // (2 * cols)) * 2 * cols // 4
     pieces = (
         _rows_of_iq2_bn(body[at : at + step], cols, scale) for at in range(0, len(body), step)
     )

@@ -172,9 +172,8 @@ def _row_decoder(
     if type.name in _interleaved_types():
         from .codecs.interleaved import unpack_rows
 
-        own = has_block_decoder(
-            type
-        )  # a row of it decodes unlike a row of its plain type, or it has none
+        # A row of it decodes unlike a row of its plain type, or it has none.
+        own = has_block_decoder(type)
         one = (
             _block_decoder(type, n_cols, as_weights)
             if own

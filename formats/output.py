@@ -15,12 +15,13 @@ from ..errors import OutputError, printable
 
 WRITE_BEHIND = 32 << 20  # bytes
 _BLOCK = 512  # bytes, the unit of st_blocks
+# Errors of some network file systems, which have no locks.
 _NO_LOCKS = (
     errno.ENOSYS,
     errno.ENOTSUP,
     errno.EOPNOTSUPP,
     errno.ENOLCK,
-)  # some network file systems
+)
 
 
 def refuse_same_file(output: str | os.PathLike, inputs: Iterable[str | os.PathLike]) -> None:

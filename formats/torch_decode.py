@@ -175,9 +175,8 @@ def _select(
     condition: torch.Tensor, yes: torch.Tensor | float, no: torch.Tensor | float
 ) -> torch.Tensor:
     chosen = torch.where(condition != 0, yes, no)
-    return (
-        chosen.to(torch.float32) if chosen.is_floating_point() else chosen
-    )  # two numbers would get the default dtype
+    # Two numbers would get the default dtype.
+    return chosen.to(torch.float32) if chosen.is_floating_point() else chosen
 
 
 @functools.cache

@@ -297,9 +297,8 @@ class Model:
                 f"{state.n_past} tokens and {n} more do not fit a sequence of at most"
                 f" {state.capacity}"
             )
-        self._checked(
-            torch.tensor([[arguments.whole_number("token", token)]])
-        )  # a step on a device does not check it
+        # A step on a device does not check it.
+        self._checked(torch.tensor([[arguments.whole_number("token", token)]]))
         if (fast := self._fast) is not None and fast.steps is not None:
             yield from fast.steps.follow(token, state, n, sampling)
             return
@@ -411,9 +410,8 @@ def _as_tensor(token_ids: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Te
 
 def _usable_precision(precision: str | None, device: torch.device) -> str:
     if device.type == "cuda":
-        torch.set_float32_matmul_precision(
-            "highest"
-        )  # no TF32 at any precision: observers see float32 products
+        # No TF32 at any precision: observers see float32 products.
+        torch.set_float32_matmul_precision("highest")
     if precision is None:
         return "f32" if device.type == "cpu" else "bf16"
     if precision not in PRECISIONS:

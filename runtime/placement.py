@@ -108,9 +108,8 @@ def parse_overrides(text: str) -> tuple[tuple[str, torch.device], ...]:
     found, start = [], 0
     for target in _TARGET.finditer(text):
         pattern, start = text[start : target.start()].strip(), target.end()
-        if (
-            not pattern or pattern[0] == "," or re.search(r"(?<!\?)(?<!\?<)=", pattern)
-        ):  # names have no "=", so another device was meant
+        # Names have no "=", so another device was meant.
+        if not pattern or pattern[0] == "," or re.search(r"(?<!\?)(?<!\?<)=", pattern):
             raise UsageError(f"-ot '{printable(text, 80)}' is not REGEX=CPU or REGEX=CUDAn")
         try:
             re.compile(pattern)

@@ -97,9 +97,8 @@ def sample(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
         if sampling.top_p < 1
         else len(ids)
     )
-    kept = min(
-        kept, int((probabilities >= sampling.min_p).sum())
-    )  # relative to the best: they descend
+    # Relative to the best: they descend.
+    kept = min(kept, int((probabilities >= sampling.min_p).sum()))
     weights = (relative[:kept] / sampling.temperature).exp().cumsum(0)
     drawn = int((weights <= uniform(sampling.seed, position) * weights[-1]).sum())
     return int(ids[min(drawn, kept - 1)])

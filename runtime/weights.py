@@ -47,9 +47,8 @@ class DecodeCache:
         if (found := self._entries.get(key)) is not None:
             self._entries.move_to_end(key)
             return found
-        while (
-            self.used + n_bytes > self.capacity
-        ):  # before decoding, so that old and new do not exist together
+        # Before decoding, so that old and new do not exist together.
+        while self.used + n_bytes > self.capacity:
             _, dropped = self._entries.popitem(last=False)
             self.used -= dropped.nbytes
             del dropped

@@ -105,9 +105,8 @@ class Graph:
         before = {name: held.clone() for name, held in self.context._buffers.items()}
         for part in parts:
             part(stream, batch)
-        assert (
-            before.keys() == self.context._buffers.keys()
-        )  # what is made in a capture belongs to the graph
+        # What is made in a capture belongs to the graph.
+        assert before.keys() == self.context._buffers.keys()
         for name, held in before.items():
             self.context._buffers[name].copy_(held)
 

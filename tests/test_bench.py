@@ -74,9 +74,8 @@ def bench(capsys, *words):
 def test_what_a_test_runs(test, label, calls):
     recorder = Recorder()
     result = run_test(recorder.model, test, n_batch=8, repetitions=2, warmup=False)
-    again = [
-        (n_past, n) for n_past, n in calls if n_past >= test.depth + test.before
-    ]  # the prompt before it is shared
+    # The prompt before it is shared.
+    again = [(n_past, n) for n_past, n in calls if n_past >= test.depth + test.before]
     assert test.label == label and recorder.calls == calls + again
     assert recorder.capacities == [sum(n for _, n in calls)]  # exactly what is needed
     assert len(result.samples_ns) == 2 and result.samples_ts[0] == pytest.approx(
@@ -250,9 +249,8 @@ def test_wrong_words(words, message, capsys):
     assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", *words]) == 1
     captured = capsys.readouterr()
     assert message in captured.err and "tg" not in captured.out
-    assert message == "cpu has" or (
-        not captured.out and "changes nothing" not in captured.err
-    )  # that is known only with the model
+    # That is known only with the model.
+    assert message == "cpu has" or (not captured.out and "changes nothing" not in captured.err)
 
 
 def test_what_was_measured_before_an_error_stays_readable(capsys, monkeypatch):
@@ -343,13 +341,14 @@ def test_what_changes_nothing_is_said(capsys):
         "5",
     ]
     err = bench(capsys, *quick, *words).err
+    # Keys are quantized.
     assert {line.split()[1] for line in err.splitlines()} == {
         "-ngl",
         "-ncmoe",
         "-ot",
         "-vhad",
         "-amb",
-    }  # keys are quantized
+    }
     assert bench(capsys, *quick, "-amb", "5", "-fa", "0,1").err == ""
     assert "--fit changes nothing" in bench(capsys, *quick, "--fit").err
 
@@ -408,12 +407,10 @@ def test_costs():
         attention, experts = 2 * 256 * 512 + 2 * 256 * 256, 3 * 256 * 256
         assert cost.token_flop == 2 * 2 * (attention + 8 * 256 + 2 * experts)
         assert cost.output_flop == 2 * 512 * 256 and cost.pair_flop == 2 * 4 * 4 * 128
-        assert (
-            cost.cache_bytes == 2 * 2 * 2 * 128 * 2
-        )  # layers, keys and values, heads, head size, bytes
-        quantized = (
-            (2 * (attention + 2 * experts) + 513 * 256) / 32 * 34
-        )  # one row of the embedding, too
+        # Layers, keys and values, heads, head size, bytes.
+        assert cost.cache_bytes == 2 * 2 * 2 * 128 * 2
+        # One row of the embedding, too.
+        quantized = (2 * (attention + 2 * experts) + 513 * 256) / 32 * 34
         floats = 4 * (2 * (8 * 256 + 2 * 256 + 2 * 128) + 256)
         assert cost.step_bytes == quantized + floats
         assert cost.generation_bytes(10, 3) == 3 * cost.step_bytes + cost.cache_bytes * (
@@ -514,10 +511,11 @@ def test_sweep():
         0,
         16,
     ]
+    # With the warm-up.
     assert (
         recorder.calls[-4:] == [(8, 8), (16, 1), (17, 1), (16, 8)]
         and recorder.calls.count((0, 8)) == 3
-    )  # with the warm-up
+    )
 
 
 def test_the_context_of_a_sweep_is_counted_whole():

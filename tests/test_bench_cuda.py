@@ -99,12 +99,13 @@ def test_bench(spec, capsys):
         "jsonl",
     ]
     assert main([*words, "-ngl", "1", "--precision", "f32"]) == 0
+    # A part is on the CPU.
     assert [
         json.loads(line)["share_of_bandwidth"] for line in capsys.readouterr().out.splitlines()
     ] == [
         None,
         None,
-    ]  # a part is on the CPU
+    ]
 
 
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:Q8_0"])

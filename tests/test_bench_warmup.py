@@ -74,10 +74,11 @@ def test_repetitions_capture_nothing(captured, test, kinds):
         seen.append((line, len(captures)))
 
     run_test(model, test, repetitions=3, progress=progress)
+    # So there was something to capture.
     assert {*captures[: seen[1][1]]} == kinds and seen[0] == (
         "warm-up",
         0,
-    )  # so there was something to capture
+    )
     ends = [at for _, at in seen[1:]] + [len(captures)]
     timed = [
         after - at

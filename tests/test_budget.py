@@ -148,9 +148,8 @@ def test_result_has_the_size_asked_for(models, tmp_path, name, bpw):
     fitted = iqforge.recipe_for_target(
         models[name], importances(models[name]), bpw=bpw, types=TYPES
     )
-    assert (
-        0.985 * bpw <= fitted.bits_per_weight <= bpw
-    )  # three types and few tensors give only so many sizes
+    # Three types and few tensors give only so many sizes.
+    assert 0.985 * bpw <= fitted.bits_per_weight <= bpw
     report = iqforge.quantize_model(
         models[name], tmp_path / "out.gguf", fitted.recipe, importances(models[name])
     )

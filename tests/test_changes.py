@@ -187,9 +187,8 @@ def test_keys_that_are_set(bf16, tmp_path, capsys):
         keys = list(model.metadata)
         assert keys.index("general.name") == list(source.metadata).index("general.name")
         assert keys.index("a.b") > keys.index("general.quantization_version")
-        assert (
-            model.tensor("blk.2.attn_v.weight").type.name == "Q8_0"
-        )  # as the mix has it for four experts
+        # As the mix has it for four experts.
+        assert model.tensor("blk.2.attn_v.weight").type.name == "Q8_0"
     assert override("a=int:-3", "mainline") == ("a", u32(3))
     for text in (
         "a",
@@ -257,9 +256,8 @@ def test_codes_from_minus_seven_to_seven_come_back(tmp_path, capsys):
         generator.integers(-7, 8, (64, 8, 32)),
         generator.lognormal(size=(64, 8, 1)).astype(np.float16).astype(np.float32),
     )
-    codes[:, :, 0] = np.where(
-        generator.random((64, 8)) < 0.5, -7, 7
-    )  # some value is at the end of its block
+    # Some value is at the end of its block.
+    codes[:, :, 0] = np.where(generator.random((64, 8)) < 0.5, -7, 7)
     codes[3, 2] = 0
     x = (codes * scales).astype(np.float32).reshape(64, 256)
     tensors = [
@@ -297,10 +295,11 @@ def test_codes_from_minus_seven_to_seven_come_back(tmp_path, capsys):
     iqforge.quantize_model(
         tmp_path / "m.gguf", tmp_path / "i.gguf", "Q4_0", imatrix, pure=True, symmetric_q40=True
     )
+    # Importances do not count.
     assert (
         bytes_of(tmp_path / "i.gguf")[tensors[0].name]
         == bytes_of(tmp_path / "q.gguf")[tensors[0].name]
-    )  # importances do not count
+    )
 
 
 def test_repack_by_the_flag(bf16, tmp_path, capsys):
@@ -351,9 +350,8 @@ def test_plans_have_the_changed_names(bf16, tmp_path):
     assert main([*words[:2], "--save-plan", str(plan), *words[2:]]) == 0
     first = out.read_bytes()
     assert main([*words[:2], "--plan", str(plan), *words[2:]]) == 0 and out.read_bytes() == first
-    assert (
-        main(["quantize", "--plan", str(plan), "--dry-run", str(bf16)]) == 1
-    )  # another model: all blocks, one output matrix
+    # Another model: all blocks, one output matrix.
+    assert main(["quantize", "--plan", str(plan), "--dry-run", str(bf16)]) == 1
     with pytest.raises(ShapeError, match="cannot be IQ4_K: row length 320|output_extra"):
         wide = [TensorInfo("output.weight", (4, 320), ggml_type("F32"))]
         with GGUFWriter(

@@ -215,9 +215,8 @@ def test_llama_biases_are_paired_too(tmp_path: Path):
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("merge", [False, True])
 def test_experts(tmp_path: Path, stacked: bool, merge: bool):
-    make_tiny_qwen3moe(
-        tmp_path / "plain", shards=3, seed=5, n_ff_expert=96
-    )  # the experts of a layer are in two shards
+    # The experts of a layer are in two shards.
+    make_tiny_qwen3moe(tmp_path / "plain", shards=3, seed=5, n_ff_expert=96)
     folder = (
         make_tiny_qwen3moe(tmp_path / "stacked", stacked=True, seed=5, n_ff_expert=96)
         if stacked
@@ -344,9 +343,8 @@ def test_outtype(tmp_path: Path, dtype: str, outtype: str, file_type: int, matri
             == types["blk.0.ffn_gate_inp.weight"]
             == "F32"
         )
-        assert types["blk.0.ffn_down_exps.weight"] == (
-            "F16" if matrix == "Q8_0" else matrix
-        )  # rows of 48
+        # Rows of 48.
+        assert types["blk.0.ffn_down_exps.weight"] == ("F16" if matrix == "Q8_0" else matrix)
         with pytest.raises(UsageError, match="q9"):
             plan_outtype(source, "q9")
 
@@ -558,9 +556,8 @@ def test_files_of_the_checkpoint_are_not_overwritten(tmp_path: Path):
         with pytest.raises(OutputError):
             iqforge.convert_model(folder, out)
     assert (folder / "model.safetensors").read_bytes() == before
-    assert iqforge.convert_model(folder) == iqforge.convert_model(
-        folder
-    )  # an older result in the folder may be replaced
+    # An older result in the folder may be replaced.
+    assert iqforge.convert_model(folder) == iqforge.convert_model(folder)
 
 
 def test_name_in_a_download_cache(tmp_path: Path):

@@ -130,9 +130,8 @@ def gemma4_tokenizer(folder: Path) -> None:
 def test_gemma4(tmp_path: Path):
     names = gemma4_names()
     shapes = {name: shape for name, (shape, _) in names.items()}
-    unused = {
-        "model.layers.2.self_attn.k_proj.weight": (KV, D)
-    }  # of a layer that shares keys and values of another
+    # Of a layer that shares keys and values of another.
+    unused = {"model.layers.2.self_attn.k_proj.weight": (KV, D)}
     stored = write(tmp_path, "Gemma4ForCausalLM", GEMMA4, shapes | unused)
     gemma4_tokenizer(tmp_path)
     made, metadata = convert(tmp_path)

@@ -55,9 +55,8 @@ def test_shards(checkpoint, whole, tmp_path):
     )
     counts = check_shards(made, whole)
     assert counts[0] == 0 and sum(counts) == 12 and len(counts) > 3
-    made = iqforge.convert_model(
-        checkpoint, tmp_path / "c.gguf", split_max_size="2G"
-    )  # one file is called as without a limit
+    # One file is called as without a limit.
+    made = iqforge.convert_model(checkpoint, tmp_path / "c.gguf", split_max_size="2G")
     assert made.name == "c.gguf" and made.read_bytes() == whole.read_bytes()
     assert not list(tmp_path.glob("*.part"))
 
@@ -272,9 +271,8 @@ def test_a_disk_that_is_too_small(checkpoint, whole, tmp_path, monkeypatch, caps
         in capsys.readouterr().out
     )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, needed))
-    assert (
-        iqforge.convert_model(checkpoint, tmp_path / "m.gguf").stat().st_size == needed
-    )  # the announced size is the true one
+    # The announced size is the true one.
+    assert iqforge.convert_model(checkpoint, tmp_path / "m.gguf").stat().st_size == needed
 
 
 def test_a_folder_that_is_not_there(checkpoint, tmp_path):
@@ -302,9 +300,8 @@ def test_command(checkpoint, whole, tmp_path, capsys):
     )
     assert main(words) == 0
     captured = capsys.readouterr()
-    assert (
-        "MB are free" in captured.err and "2 more shards" in captured.err
-    )  # said before it starts
+    # Said before it starts.
+    assert "MB are free" in captured.err and "2 more shards" in captured.err
     assert check_shards(tmp_path / "m-00001-of-00003.gguf", whole) == [0, 6, 6]
     assert main(["convert", str(checkpoint), "--outtype", "q9"]) == 1
     with pytest.raises(SystemExit):

@@ -318,9 +318,8 @@ def test_modelopt_fp8(tmp_path: Path):
         ),
         wanted,
     )
-    folder = packed_llama(
-        tmp_path / "b", change, None
-    )  # checkpoints of 2024 have a separate file for it
+    # Checkpoints of 2024 have a separate file for it.
+    folder = packed_llama(tmp_path / "b", change, None)
     (folder / "hf_quant_config.json").write_text(
         '{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}'
     )

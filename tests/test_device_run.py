@@ -183,10 +183,11 @@ def test_device_that_fails_ends_the_run(model, tmp_path, monkeypatch):
             [FakeDevice("fake:0"), FakeDevice("fake:1", fail_at=9)],
         )
     assert threading.active_count() == before
+    # What is finished stays.
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "q.gguf.journal",
         "q.gguf.part",
-    ]  # what is finished stays
+    ]
     report, found = quantize(model, tmp_path / "q.gguf", "IQ4_K")
     assert (
         len(report.tensors) == 7 and found == quantize(model, tmp_path / "whole.gguf", "IQ4_K")[1]

@@ -276,9 +276,8 @@ def test_edge_rows(name, importance):
     assert not y[0].any()
     limit = EDGE_ERROR.get(name, 0.35)
     if importance in ("none", "all zero"):
-        for row in (
-            (1, 2, 3, 8, 9, 10, 11, 12) if name != "NVFP4" else (1, 2, 3, 8, 9, 10, 12)
-        ):  # NVFP4 ends at 2688
+        # NVFP4 ends at 2688.
+        for row in (1, 2, 3, 8, 9, 10, 11, 12) if name != "NVFP4" else (1, 2, 3, 8, 9, 10, 12):
             assert relative_error(x[row].astype(np.float64), y[row]) < limit, row
     if importance == "block zero":  # quantized as if alike, not thrown away
         assert relative_error(x[12, 256:512], y[12, 256:512]) < limit
@@ -299,9 +298,8 @@ def test_rows_and_threads_do_not_matter(name):
     assert np.array_equal(whole, encode(name, x, w, threads=3))
     for at in range(0, rows, 4 * group):
         assert np.array_equal(whole[at : at + group], encode(name, x[at : at + group], w))
-    assert np.array_equal(
-        whole, encode(name, x, w * np.float32(1024))
-    )  # only ratios of importances matter
+    # Only ratios of importances matter.
+    assert np.array_equal(whole, encode(name, x, w * np.float32(1024)))
 
 
 @pytest.mark.parametrize("name", QUANTIZED)

@@ -157,9 +157,8 @@ def test_biases_and_keys(tmp_path):
 
 def test_shards_in_one_file_out(tmp_path):
     source = build(tmp_path / "in.gguf", experts("IQ4_XS"))
-    first = iqforge.split_model(source, tmp_path / "s", max_tensors=2)[
-        0
-    ]  # the halves are in two shards
+    # The halves are in two shards.
+    first = iqforge.split_model(source, tmp_path / "s", max_tensors=2)[0]
     iqforge.merge_gate_up(first, tmp_path / "m.gguf")
     iqforge.merge_gate_up(source, tmp_path / "n.gguf")
     assert (tmp_path / "m.gguf").read_bytes() == (tmp_path / "n.gguf").read_bytes()

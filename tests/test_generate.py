@@ -97,6 +97,7 @@ LOGITS = torch.tensor([0.5, 2.0, 1.0, -1.0, 1.5])
 EVERYTHING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
+# The temperature comes after the choice.
 @pytest.mark.parametrize(
     "sampling, kept",
     [
@@ -112,7 +113,7 @@ EVERYTHING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         ({"top_k": 3, "top_p": 0.8}, [1, 4]),  # of three candidates: 0.51, 0.81, 1
         ({"top_p": 0.8, "temperature": 9.0}, [1, 2, 4]),
     ],
-)  # the temperature comes after the choice
+)
 def test_shares_of_drawn_tokens(sampling, kept):
     sampling = EVERYTHING | sampling
     expected = np.zeros(5)

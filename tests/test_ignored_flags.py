@@ -82,9 +82,8 @@ def test_bench_takes_and_refuses_the_same():
 
     for flag, (good, bad) in VALUES.items():
         for value in good.split():
-            value = (
-                value.replace(",", "/") if flag == "-ts" else value
-            )  # commas part the values of a list
+            # Commas part the values of a list.
+            value = value.replace(",", "/") if flag == "-ts" else value
             notes = bench_options.notes(given(f"{flag}={value}"), True)
             assert (
                 [

@@ -152,13 +152,14 @@ def test_going_on_where_a_run_stopped(moe):
     }
     with load_model(moe / "moe.gguf") as model:
         whole = collect(model, texts, **options, on_pass=lambda done, take: kept.append(take()))
+        # No pass has windows of both texts.
         assert [snapshot.imatrix.chunk_count for snapshot in kept] == [
             2,
             4,
             5,
             7,
             9,
-        ]  # no pass has windows of both texts
+        ]
         for start in kept:
             rest = collect(model, texts, **options, start=start)
             assert rest.chunk_count == 10

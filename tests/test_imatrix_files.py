@@ -76,9 +76,8 @@ def test_there_and_back_again(tmp_path):
     # Of a file with counts per expert the means stay.
     handmade = shared("golden/tools/imatrix/tiny-moe.handmade.gguf")
     iqforge.convert_imatrix(handmade, tmp_path / "y.dat")
-    assert load_imatrix(tmp_path / "y.dat").entries[UP].counts.tolist() == [
-        2
-    ]  # ceil(404 / 256), as llama.cpp writes
+    # ceil(404 / 256), as llama.cpp writes.
+    assert load_imatrix(tmp_path / "y.dat").entries[UP].counts.tolist() == [2]
     assert load_imatrix(tmp_path / "y.dat").entries[ROUTER].counts.tolist() == [3]
     comparison = iqforge.compare_imatrices(handmade, tmp_path / "y.dat")
     assert len(comparison.tensors) == 16 and max(t.difference for t in comparison.tensors) < 1e-6
@@ -126,9 +125,10 @@ def test_calls_of_files_alone_add_up_exactly(tmp_path):
         )
         assert found.chunk_count == 4 and list(found.entries) == sorted(a.entries)
         for name, entry in found.entries.items():
+            # As the reference adds.
             expected = a.entries[name].sums.astype(np.float32) + b.entries[name].sums.astype(
                 np.float32
-            )  # as the reference adds
+            )
             assert entry.counts.tolist() == [4] and np.array_equal(
                 entry.sums.astype(np.float32), expected
             )
@@ -244,11 +244,12 @@ def test_statistics():
         "ffn_up_exps",
         "output",
     ]
+    # By falling total within a kind.
     assert (first.layer, second.layer, output.layer) == (
         0,
         1,
         None,
-    )  # by falling total within a kind
+    )
     a = np.array([1.0, 2, 0, 5])
     assert (first.total, first.minimum, first.maximum, first.mean, first.n, first.active) == (
         8,

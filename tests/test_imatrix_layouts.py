@@ -105,9 +105,8 @@ def test_tensors_of_latent_attention(tmp_path, suffix):
     )
     of_all = imatrix.importance("blk.0.attn_v_b.weight", (heads * 16, rank))
     np.testing.assert_allclose(of_all, v_b.mean(0, keepdims=True) / rows, rtol=1e-6)
-    assert (
-        imatrix.importance("blk.1.attn_k_b.weight", (heads, 16, nope)) is None
-    )  # it sees queries, which nothing else does
+    # It sees queries, which nothing else does.
+    assert imatrix.importance("blk.1.attn_k_b.weight", (heads, 16, nope)) is None
     with pytest.raises(ImatrixError, match="values"):
         imatrix.importance("blk.0.attn_v_b.weight", (heads, 16, rank + 1))
 

@@ -57,11 +57,12 @@ def test_killed_and_gone_on(model, tmp_path):
     expected = tmp_path / "expected" / "x.gguf"
     expected.parent.mkdir()
     iqforge.collect_imatrix(**settings(model), out=expected)
+    # The first pass that has 25, and 50.
     assert sorted(os.listdir(expected.parent)) == [
         "x.gguf",
         "x.gguf.at_26",
         "x.gguf.at_50",
-    ]  # the first pass that has 25, and 50
+    ]
     context, chance, out = (
         multiprocessing.get_context("forkserver"),
         random.Random(3),
@@ -72,9 +73,8 @@ def test_killed_and_gone_on(model, tmp_path):
     for _ in range(8):
         process = context.Process(target=exec, args=(COLLECT_SLOWLY, {"options": options}))
         process.start()
-        while process.is_alive() and (
-            not out.exists() or os.path.getmtime(out) in started
-        ):  # until it has written something new
+        # Until it has written something new.
+        while process.is_alive() and (not out.exists() or os.path.getmtime(out) in started):
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.1))
         process.kill()  # SIGKILL
@@ -107,9 +107,8 @@ def test_another_run_does_not_go_on(model, tmp_path, caplog):
     with pytest.raises(ImatrixError, match="holds 4 windows, of which only 3 are asked for"):
         iqforge.collect_imatrix(**options | {"chunks": 3}, out=out, resume=True)
     seen = []
-    with caplog.at_level(
-        "INFO"
-    ):  # another number of chunks is no other run: what is done of it is the same
+    # Another number of chunks is no other run: what is done of it is the same.
+    with caplog.at_level("INFO"):
         iqforge.collect_imatrix(
             **options | {"chunks": 6},
             out=out,

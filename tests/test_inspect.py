@@ -79,9 +79,8 @@ def test_sizes_types_and_places(tmp_path, capsys):
 
 
 def test_row_headers_count_as_bits(tmp_path):
-    (tmp_path / "m.gguf").write_bytes(
-        gguf([], [entry("a", [256, 4], 144, 0)], bytes(4 * 140))
-    )  # IQ4_KS: 4 bytes per row
+    # IQ4_KS: 4 bytes per row.
+    (tmp_path / "m.gguf").write_bytes(gguf([], [entry("a", [256, 4], 144, 0)], bytes(4 * 140)))
     assert iqforge.inspect_model(tmp_path / "m.gguf").tensors[0].bits_per_weight == 8 * 140 / 256
 
 

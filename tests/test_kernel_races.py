@@ -161,9 +161,8 @@ def test_draws(tmp_path):
 
 
 def test_experts_of_a_prompt(tmp_path):
-    spec = replace(
-        _EXPERTS_SPEC, defines=(("warp_sum", "prompt_warp_sum"),)
-    )  # the header for the CPU has one already
+    # The header for the CPU has one already.
+    spec = replace(_EXPERTS_SPEC, defines=(("warp_sum", "prompt_warp_sum"),))
     assert not races(tmp_path, spec, RUN_EXPERTS, MAIN_EXPERTS)
 
 

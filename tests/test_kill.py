@@ -52,9 +52,8 @@ def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
     )
     assert len(expected) == (1 if not limits else 4)
     out = make(tmp_path / "out")
-    whole = min(
-        seconds_of_a_run(fresh, folder, out, expected, limits) for _ in range(2)
-    )  # the first may have to compile
+    # The first may have to compile.
+    whole = min(seconds_of_a_run(fresh, folder, out, expected, limits) for _ in range(2))
     chance = random.Random(7)
     broken_off = 0
     for number in range(KILLS // 2):

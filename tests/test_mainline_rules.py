@@ -157,9 +157,8 @@ def test_values_keys_and_outputs(preset):
         "IQ4_XS",
     ]
     assert eight["blk.3.attn_output"] == ("Q5_K" if preset in listed else base)
-    sixteen = types_of(
-        preset, model(experts=16)
-    )  # no separate case, which ik_llama.cpp has from four experts on
+    # No separate case, which ik_llama.cpp has from four experts on.
+    sixteen = types_of(preset, model(experts=16))
     assert all(
         sixteen[f"blk.3.{part}"] == found[f"blk.3.{part}"]
         for part in ("attn_v", "attn_k", "attn_output")
@@ -229,9 +228,10 @@ def test_values_under_other_names_count_together():
     ] * 4 + ["Q4_K"] * 2
     assert found["blk.1.attn_k_b"] == found["blk.1.attn_q_a"] == "Q4_K"
     assert types_of("Q3_K_L", model(2, inner=("attn_qkv",)))["blk.1.attn_qkv"] == "Q5_K"
+    # ik_llama.cpp: as attn_k.
     assert (
         types_of("IQ3_XXS", model(2, inner=("attn_k_b", "attn_q_b")))["blk.1.attn_k_b"] == "IQ3_XXS"
-    )  # ik_llama.cpp: as attn_k
+    )
 
 
 def test_seventy_billion():

@@ -19,10 +19,11 @@ gpu = [
 TYPES = packed_types()
 QUANTIZED = [name for name in TYPES if ggml_type(name).is_quantized]
 GENERIC = [name for name in QUANTIZED if name not in matvec_plan._OWN]  # one format for all of them
+# With minimums, with a table in shared memory.
 THOROUGH = [name for name in TYPES if name not in GENERIC] + [
     "Q5_1",
     "IQ2_XS",
-]  # with minimums, with a table in shared memory
+]
 EPS = 1e-5
 
 
@@ -46,9 +47,8 @@ def rounded(x, type):
         return x.double()
     groups = x.reshape(*x.shape[:-1], -1, 32)
     most = groups.abs().amax(-1, keepdim=True)
-    q = torch.round(
-        groups.double() * torch.where(most > 0, 127 / most, 0).double()
-    )  # the product is not rounded before
+    # The product is not rounded before.
+    q = torch.round(groups.double() * torch.where(most > 0, 127 / most, 0).double())
     return (q * (most / 127).double()).reshape(x.shape)
 
 

@@ -178,9 +178,8 @@ def test_a_base_file_of_the_reference(tmp_path):
     assert (tmp_path / "ours.kld").read_bytes()[:header] == path.read_bytes()[:header]
     assert (tmp_path / "ours.kld").stat().st_size == path.stat().st_size
     for window in range(2):
-        assert (
-            np.abs(ours.log_probabilities(window) - base.log_probabilities(window)).max() < 0.02
-        )  # its activations are rounded
+        # Its activations are rounded.
+        assert np.abs(ours.log_probabilities(window) - base.log_probabilities(window)).max() < 0.02
 
 
 def test_a_divergence_table_of_the_reference(tmp_path):
@@ -213,9 +212,8 @@ def test_a_divergence_table_of_the_reference(tmp_path):
 
     assert [shape(line) for line in lines] == [shape(line) for line in expected]
     s = result.statistics
-    assert s.ppl_base == pytest.approx(
-        (397.630761, 23.013926), abs=2e-6
-    )  # from the base file alone
+    # From the base file alone.
+    assert s.ppl_base == pytest.approx((397.630761, 23.013926), abs=2e-6)
     assert s.ppl[0] == pytest.approx(388.786680, rel=3e-3) and s.mean_kld[0] == pytest.approx(
         0.002860, rel=0.03
     )

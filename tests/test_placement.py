@@ -192,9 +192,8 @@ def test_numbers_of_a_table():
         [m] = model.memory(rows=64)
         matrices = sum(t.n_bytes for t in source.tensors if len(t.shape) > 1)
         assert m.device == CPU and m.weights - matrices in range(20000)  # vectors are in it
-        assert (
-            m.cache == 512 * 2 * 2 * 2 * 64 * 2
-        )  # positions, layers, k and v, heads, head size, bytes
+        # Positions, layers, k and v, heads, head size, bytes.
+        assert m.cache == 512 * 2 * 2 * 2 * 64 * 2
         assert m.cache == model.new_state(300).nbytes
         assert 64 * 512 * 4 < m.compute < 32 << 20 and m.total == m.weights + m.cache + m.compute
         quantized = memory.estimate(
@@ -260,9 +259,8 @@ def test_resident_matrices_are_those_of_the_file(moe, tmp_path, type, monkeypatc
                 [part for t in (gate, up) for _, part in by_name[t.name].matrices[expert].parts()]
             )
             assert torch.equal(torch.cat([part for _, part in parts]), expected)
-        apart = Resident(
-            model.source, [tensors[f"blk.0.attn_{x}.weight"] for x in "kv"], 2, CPU
-        )  # as experts of old files
+        # As experts of old files.
+        apart = Resident(model.source, [tensors[f"blk.0.attn_{x}.weight"] for x in "kv"], 2, CPU)
         for index, x in enumerate("kv"):
             expected = torch.cat(
                 [part for _, part in by_name[f"blk.0.attn_{x}.weight"].matrix.parts()]

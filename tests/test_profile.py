@@ -245,9 +245,8 @@ def test_a_model_on_the_cpu(spec):
             assert torch.equal(model.forward([1, 2, 3]), before)
         parts = vars(model.network.blocks[0]) | vars(model.network)
         profiles = profile_model(model, 8, 3, n_depth=4)
-        assert parts == vars(model.network.blocks[0]) | vars(
-            model.network
-        )  # everything is as it was
+        # Everything is as it was.
+        assert parts == vars(model.network.blocks[0]) | vars(model.network)
     assert {label: len(passes) for label, passes in profiles.items()} == {"pp8": 3, "tg": 3}
     spans = profiles["tg"][-1].spans
     kinds = {(s.layer, s.name) for s in spans}
@@ -348,11 +347,12 @@ def test_command(tmp_path, capsys):
         == 0
     )
     text = capsys.readouterr().out
+    # Of the heading.
     assert [_how(*of) for of in (("pp8", "bf16"), ("pp8", "f32"), ("tg", "bf16"))] == [
         " without graphs",
         "",
         "",
-    ]  # of the heading
+    ]
     assert (
         "llama-tiny:Q8_0 pp8: 2 passes" in text
         and "llama-tiny:Q8_0 tg: 1 passes" in text

@@ -48,6 +48,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU and cuda-core")
+# With a table in shared memory.
 @pytest.mark.parametrize(
     "type,half",
     [
@@ -57,7 +58,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
         ("IQ3_XXS", torch.bfloat16),
         ("IQ1_S", torch.bfloat16),
     ],
-)  # with a table in shared memory
+)
 @pytest.mark.parametrize("counts", [[5, 0, 130, 161, 33, 1], [400, 7, 0, 96]])
 def test_against_float64(type, half, counts):
     rng = torch.Generator("cuda").manual_seed(3)

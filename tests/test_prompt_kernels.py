@@ -17,11 +17,12 @@ needs_device = pytest.mark.skipif(
     reason="needs a CUDA device and cuda-core",
 )
 HALVES = (torch.bfloat16, torch.float16)
+# Half a unit in the last place, relative.
 EPS = {
     torch.bfloat16: 2**-8,
     torch.float16: 2**-11,
     torch.float32: 2**-23,
-}  # half a unit in the last place, relative
+}
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -102,6 +102,7 @@ def test_the_last_layer_works_on_last_rows_alone(monkeypatch, opened):
     assert seen == 2 * whole
     seen.clear()
     path.run(TOKENS, 0, last=True)
+    # Keys and values of all, the rest of 3.
     assert seen == [
         *whole,
         (63, 256),
@@ -109,7 +110,7 @@ def test_the_last_layer_works_on_last_rows_alone(monkeypatch, opened):
         (3, 256),
         (3, 1024),
         (3, 256),
-    ]  # keys and values of all, the rest of 3
+    ]
 
 
 @pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
@@ -185,17 +186,19 @@ def test_graphs_are_what_they_were_captured_from(monkeypatch, opened, spec):
 
     # Graphs of the first layer: before its attention and after it. (Experts are none of them where
     # all are decoded first.)
+    # As it comes, captured, replayed.
     assert [check(0, 5), check(5, 10), check(10, 15)] == [
         0,
         0,
         2,
-    ]  # as it comes, captured, replayed
+    ]
     assert [check(15, 18), check(18, 21), check(0, 3)] == [0, 0, 2]
+    # Buffers have grown: captured again.
     assert [check(3, 19), check(0, 3), check(3, 6)] == [
         0,
         0,
         2,
-    ]  # buffers have grown: captured again
+    ]
     assert list(path._graphs._kept) == [5, 3]  # 16 came once
 
 

@@ -63,9 +63,8 @@ def test_pieces_of_a_sequence(spec, settings):
         assert error(m.extend(row, state, all_logits=True), truth) < 2 * LIMITS[
             "f16"
         ] and state.n_past == len(row)
-        assert (
-            error(m.extend(row, m.new_state(200))[None], truth[-1:]) < 5 * LIMITS["f16"]
-        )  # the last row's product is another kernel
+        # The last row's product is another kernel.
+        assert error(m.extend(row, m.new_state(200))[None], truth[-1:]) < 5 * LIMITS["f16"]
 
 
 def test_fused_experts_are_those_decoded_first(monkeypatch):

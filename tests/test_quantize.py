@@ -396,9 +396,8 @@ def test_nan_to_zero(tmp_path, capsys, kind, target):
     assert [t.zeroed for t in report.tensors] == [3, 0, 0] and np.isfinite(report.tensors[0].rmse)
     with open_gguf(tmp_path / "q.gguf") as result:
         up, down, norm = (np.array(result.read_rows(t, 0, t.n_rows)) for t in result.tensors)
-        assert (
-            np.array_equal(up, down) and np.isinf(norm.view(np.float32)).sum() == 2
-        )  # what keeps its type keeps its bytes
+        # What keeps its type keeps its bytes.
+        assert np.array_equal(up, down) and np.isinf(norm.view(np.float32)).sum() == 2
 
 
 def test_values_that_do_not_fit_are_named(tmp_path):

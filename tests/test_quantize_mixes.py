@@ -139,9 +139,8 @@ def test_medium_mix():
 
 
 def test_heads_vocabulary_experts_and_importances_count():
-    assert (
-        types_of("Q4_K_M", llama(kv_heads=2))["blk.3.attn_v"] == "Q5_K"
-    )  # four query heads share a key head: one step up
+    # Four query heads share a key head: one step up.
+    assert types_of("Q4_K_M", llama(kv_heads=2))["blk.3.attn_v"] == "Q5_K"
     assert (
         types_of("Q5_K_S", llama(32, vocabulary=128000))["blk.9.attn_v"]
         == "Q6_K"
@@ -155,9 +154,8 @@ def test_heads_vocabulary_experts_and_importances_count():
     assert [
         types_of("IQ4_XS", llama(), imatrix=given)["blk.0.ffn_down"] for given in (False, True)
     ] == ["Q5_K", "IQ4_XS"]
-    assert (
-        types_of("Q2_K", llama(80, kv_heads=1))["blk.9.attn_v"] == "Q2_K"
-    )  # class 70B, whose rule comes before all others of attn_v
+    # Class 70B, whose rule comes before all others of attn_v.
+    assert types_of("Q2_K", llama(80, kv_heads=1))["blk.9.attn_v"] == "Q2_K"
     assert types_of("Q3_K_M", llama(arch="falcon"))["output"] == "Q8_0"
     assert types_of("IQ3_M", llama(tied=True))["token_embd"] == "IQ5_K"
     mixture = types_of("MXFP4_MOE", llama(2, experts=4))
@@ -352,9 +350,8 @@ def test_what_is_refused_without_importances(bf16, capsys):
             )
     with pytest.raises(ImatrixError, match="IQ2_KT needs importances"):
         iqforge.quantize_model(bf16, None, "IQ2_KT", dry_run=True)
-    with pytest.raises(
-        ImatrixError, match="IQ2_S needs importances"
-    ):  # the type, in a preset that needs none
+    # The type, in a preset that needs none.
+    with pytest.raises(ImatrixError, match="IQ2_S needs importances"):
         iqforge.quantize_model(bf16, None, "Q4_K_M", custom_q="attn_q=iq2_s", dry_run=True)
     assert iqforge.quantize_model(bf16, None, "Q2_K", dry_run=True).target_bytes
 
@@ -425,7 +422,8 @@ def test_keys_types_and_bytes_of_a_file_of_the_reference(tmp_path):
             for key in wanted.metadata.keys() | found.metadata.keys()
             if wanted.metadata.get(key) != found.metadata.get(key)
         }
+        # Paths, as they were there.
         assert apart <= {
             "quantize.imatrix.file",
             "quantize.imatrix.dataset",
-        }  # paths, as they were there
+        }

@@ -75,9 +75,8 @@ def test_rows_are_read_once(model, tmp_path, monkeypatch):
         return real(self, tensor, start, stop)
 
     monkeypatch.setattr(GGUFFile, "read_rows", counting)
-    monkeypatch.setattr(
-        "iqforge.quantize.run.provenance.source_fingerprint", lambda *_: ""
-    )  # reads some rows before the run
+    # Reads some rows before the run.
+    monkeypatch.setattr("iqforge.quantize.run.provenance.source_fingerprint", lambda *_: "")
     iqforge.quantize_models(model, [(tmp_path / f"{type}.gguf", type) for type in TYPES], pure=True)
     with open_gguf(model) as source:
         assert read == {tensor.name: tensor.n_rows for tensor in source.tensors}

@@ -194,9 +194,8 @@ def test_killed_while_shards_get_their_names(split, tmp_path, monkeypatch, parti
     with monkeypatch.context() as patched:
         patched.setattr(GGUFWriter, "commit", killing)
         patched.setattr(resume.ResumableOutput, "leave", lambda self: self._journal.close())
-        patched.setattr(
-            GGUFWriter, "abort", GGUFWriter.leave
-        )  # a process that is killed removes nothing
+        # A process that is killed removes nothing.
+        patched.setattr(GGUFWriter, "abort", GGUFWriter.leave)
         with pytest.raises(Killed):
             iqforge.quantize_model(split, tmp_path / "q.gguf", "Q4_0", **options)
     heard = BreakAfter(0)

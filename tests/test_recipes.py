@@ -87,6 +87,7 @@ def test_text_as_it_is_shared(tmp_path):
         "q5_0",
         "q6_0",
     )
+    # Commas and equals signs in expressions.
     assert [
         rule.text
         for rule in read_recipe(write(tmp_path, r"blk\.\d{1,2}\.attn=q8_0, (?=x)y=q6_K"))[
@@ -95,7 +96,7 @@ def test_text_as_it_is_shared(tmp_path):
     ] == [
         r"blk\.\d{1,2}\.attn=q8_0",
         "(?=x)y=q6_K",
-    ]  # commas and equals signs in expressions
+    ]
 
 
 @pytest.mark.parametrize(
@@ -255,9 +256,8 @@ def test_rules_for_what_is_kept():
 
     tensors, metadata = llama(1)
     tensors.append(TensorInfo("output_norm.weight", (256,), TYPES["F32"]))
-    Recipe("Q4_0", custom_q="output_norm=f32", strict=True).plan(
-        tensors, metadata
-    )  # as shared recipes have it: true, and no mistake
+    # As shared recipes have it: true, and no mistake.
+    Recipe("Q4_0", custom_q="output_norm=f32", strict=True).plan(tensors, metadata)
     with pytest.raises(
         UsageError,
         match=(
@@ -522,9 +522,8 @@ def test_copy(bf16, tmp_path, capsys):
                 sink.write(tensor, source.read_bytes(tensor, 0, tensor.n_bytes))
     iqforge.quantize_model(tmp_path / "bare.gguf", copy, "COPY")
     with open_gguf(copy) as result:
-        assert (
-            result.metadata["general.file_type"].data == 32
-        )  # after the type of most of its matrices
+        # After the type of most of its matrices.
+        assert result.metadata["general.file_type"].data == 32
     assert (
         main(["quantize", str(bf16.parent / "hf"), str(copy), "COPY"]) == 1
         and "iqforge convert makes one" in capsys.readouterr().err

@@ -87,16 +87,14 @@ def test_same_file_as_from_the_folder(tmp_path: Path, monkeypatch, make, options
         made = iqforge.convert_model("hf://org/model", tmp_path / "made.gguf", outtype)
     assert made.read_bytes() == expected
     fetched = sum(stop - start for name, start, stop in hub.ranges)
-    assert (
-        fetched < weights(folder) * 1.01 + 3 * 300_000
-    )  # every weight once, and the first bytes of each shard
+    # Every weight once, and the first bytes of each shard.
+    assert fetched < weights(folder) * 1.01 + 3 * 300_000
 
 
 def test_only_headers_are_fetched_before_rows_are_asked_for(tmp_path: Path, monkeypatch):
     folder = make_tiny_llama(tmp_path / "model", n_layers=8, shards=2)
-    monkeypatch.setattr(
-        remote, "_HEADER_GUESS", 64
-    )  # less than any header: the rest is fetched too
+    # Less than any header: the rest is fetched too.
+    monkeypatch.setattr(remote, "_HEADER_GUESS", 64)
     with serve(monkeypatch, folder) as hub, open_source("hf://org/model@main") as source:
         headers = sum(stop - start for _, start, stop in hub.ranges)
         assert headers < 20_000 < weights(folder)

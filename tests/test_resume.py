@@ -282,9 +282,8 @@ def test_killed_while_names_are_given(model, tmp_path, monkeypatch, at):
     with monkeypatch.context() as patched:
         patched.setattr(resume.ResumableOutput, function, killing)
         patched.setattr(resume.ResumableOutput, "leave", lambda self: self._journal.close())
-        patched.setattr(
-            GGUFWriter, "abort", GGUFWriter.leave
-        )  # a process that is killed removes nothing
+        # A process that is killed removes nothing.
+        patched.setattr(GGUFWriter, "abort", GGUFWriter.leave)
         with pytest.raises(Killed):
             iqforge.quantize_models(model, wanted, pure=True)
     heard = BreakAfter(0), BreakAfter(0)

@@ -26,9 +26,8 @@ def test_nearest_half_is_numpys_below_the_largest():
         np.float32
     )
     halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
-    x = np.concatenate(
-        [x, halves, -halves, (halves[1:] + halves[:-1]) / 2]
-    )  # all halves, and all ties
+    # All halves, and all ties.
+    x = np.concatenate([x, halves, -halves, (halves[1:] + halves[:-1]) / 2])
     assert np.array_equal(
         [nearest_half(v) for v in x],
         np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32),

@@ -76,10 +76,11 @@ def test_written_pairs_are_the_best_for_the_written_scales():
     x, w = (np.concatenate([group(seed)[part] for seed in range(8)]) for part in (0, 1))
     data = encode("IQ2_KL", x[None], w)
     ones = data.copy()
+    # Code 17 everywhere, the pair (1, 1): decodes to the scales.
     ones[:, 2 + 6 : 2 + 70], ones[:, 2 + 70 :] = (
         0x11,
         0xFF,
-    )  # code 17 everywhere, the pair (1, 1): decodes to the scales
+    )
     y, scale = (iqforge.decode("IQ2_KL", rows, 256)[0] for rows in (data, ones))
     # The search weighs large values a little more and stretches the scale after the choice; 1 %
     # covers both.

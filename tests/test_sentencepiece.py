@@ -65,9 +65,8 @@ def model(kind: int = BPE, *normalizer: tuple[int, object], pieces=PIECES) -> by
 
 def test_fields(tmp_path: Path):
     path = tmp_path / "tokenizer.model"
-    path.write_bytes(
-        model() + varint(9 << 3 | 1) + bytes(8)
-    )  # a field of 8 bytes that nobody knows
+    # A field of 8 bytes that nobody knows.
+    path.write_bytes(model() + varint(9 << 3 | 1) + bytes(8))
     read = read_sentencepiece(path)
     assert [(p.text, p.score, p.type) for p in read.pieces] == PIECES
     assert (

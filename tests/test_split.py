@@ -102,9 +102,8 @@ def test_tensor_larger_than_the_limit(tmp_path):
     )
     with pytest.raises(OutputError, match="0 tensors.*128 bytes.*64"):
         split_model(tmp_path / "in.gguf", tmp_path / "new", max_size=64)
-    with pytest.raises(
-        OutputError, match="0 tensors"
-    ):  # a shard of metadata in front makes the next one no larger
+    # A shard of metadata in front makes the next one no larger.
+    with pytest.raises(OutputError, match="0 tensors"):
         split_model(
             tmp_path / "in.gguf", tmp_path / "new", max_size=64, first_shard_metadata_only=True
         )

@@ -46,17 +46,17 @@ def test_attention(case):
         kernels[capacity](q, k, v, *norms, eps, angles, cache.k, cache.v, positions, scale, out)
 
     kernels = {}
+    # A block alone, also on a tile that is not full, and several that have to be joined.
     for n_past in (
         0,
         61,
         700,
-    ):  # a block alone, also on a tile that is not full, and several that have to be joined
+    ):
         error, same_v, same_k = attention_error(case, n_past, 1024, GPU, run)
         assert error < allowed(case)
         assert same_v == 1
-        assert (
-            same_k > 0.99
-        )  # norm and rotation round differently, which can move an element to the next code
+        # Norm and rotation round differently, which can move an element to the next code.
+        assert same_k > 0.99
 
 
 def test_angles():

@@ -54,11 +54,12 @@ def test_attention(case, tmp_path):
             pointer(out),
         )
 
+    # A block alone, also on a tile that is not full, and several that have to be joined.
     for n_past in (
         0,
         61,
         300,
-    ):  # a block alone, also on a tile that is not full, and several that have to be joined
+    ):
         error, same_v, same_k = attention_error(case, n_past, 512, CPU, run)
         assert error < allowed(case)
         assert same_v == 1

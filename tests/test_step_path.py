@@ -224,9 +224,8 @@ def test_logits_are_where_the_final_norm_is(monkeypatch, opened):
             logits.device == elsewhere.output_device == torch.device("meta")
             and list(logits.shape) == shape
         )
-    prompt._output = lambda x: torch.zeros(
-        len(x), model.n_vocab
-    )  # a matrix on the device of the prompt
+    # A matrix on the device of the prompt.
+    prompt._output = lambda x: torch.zeros(len(x), model.n_vocab)
     assert prompt.logits(torch.zeros(2, 256)).device == elsewhere.output_device
     assert model.logits(torch.zeros(2, 256)).device == model.network.output_device == CPU
 
@@ -250,9 +249,8 @@ def test_graphs_and_scratch_go_with_their_sequence(monkeypatch, opened):
     for state in kept:
         steps.extend(torch.tensor([5]), state)
     del state
-    assert (
-        len(steps._sequences) == 2 and len(steps.frame._sized) == 1
-    )  # they share what is sized alike
+    # They share what is sized alike.
+    assert len(steps._sequences) == 2 and len(steps.frame._sized) == 1
     kept.clear()
     assert not steps._sequences and not Graph.alive and not steps.frame._sized
 

@@ -94,9 +94,8 @@ def test_steps_agree_with_the_reference_path(models, name, settings):
         ones = stepped(model, [1], settings)
         near = NEAR_IN.get(settings, NEAR)
         assert error(ones, truth) < near
-        assert torch.equal(
-            ones, stepped(model, [1], settings)
-        )  # by captured steps of another sequence
+        # By captured steps of another sequence.
+        assert torch.equal(ones, stepped(model, [1], settings))
         for sizes in ([8], [20, 1]) if settings == F16 and name != "llama-BF16" else ([20, 1],):
             assert error(stepped(model, sizes, settings), truth) < near
 

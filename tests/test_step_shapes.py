@@ -70,6 +70,5 @@ def test_splits_follow_from_capacity_and_device(launches):
         2 * 84 // 8,
     ]
     wide = AttentionShape(8, 16, 1, 32, 32, "Q8_0", "Q8_0", 32, False)
-    assert run(wide, 1 << 20).splits <= wide.most_splits(
-        *wide.tile(101376 - 2048)
-    )  # the block that joins holds all shares
+    # The block that joins holds all shares.
+    assert run(wide, 1 << 20).splits <= wide.most_splits(*wide.tile(101376 - 2048))

@@ -105,14 +105,12 @@ def test_i2_s(device):
 def test_pieces_and_views(name, monkeypatch):
     data = random_rows(name, 32, 512, seed=7)
     expected = codec.decode(name, data, 512)
-    padded = torch.from_numpy(np.concatenate([data, data], axis=1))[
-        :, : data.shape[1]
-    ]  # not contiguous
+    # Not contiguous.
+    padded = torch.from_numpy(np.concatenate([data, data], axis=1))[:, : data.shape[1]]
     monkeypatch.setattr(torch_decode, "PIECE_ELEMENTS", 3000)
     assert same(decode_torch(name, padded, 512), expected)
-    flat = torch.from_numpy(np.concatenate([np.zeros(1, np.uint8), data.ravel()]))[
-        1:
-    ]  # not aligned
+    # Not aligned.
+    flat = torch.from_numpy(np.concatenate([np.zeros(1, np.uint8), data.ravel()]))[1:]
     assert same(decode_torch(name, flat.reshape(data.shape), 512), expected)
     assert decode_torch(name, torch.from_numpy(data[:0]), 512).shape == (0, 512)
 

@@ -68,6 +68,7 @@ def test_searches_use_importances_where_the_table_says_so():
         row[0]: dict(zip(HEADINGS, row))
         for row in support_table(api.decodable_types(), api.encodable_types())
     }
+    # Kinds of searches.
     for name in (
         "Q8_0",
         "Q4_0",
@@ -78,7 +79,7 @@ def test_searches_use_importances_where_the_table_says_so():
         "F16",
         "BF16",
         "BF16_R16",
-    ):  # kinds of searches
+    ):
         same = np.array_equal(api.encode(name, x), api.encode(name, x, w.astype(np.float32)))
         assert rows[name]["importance"] == ("ignored" if same else "useful"), name
 

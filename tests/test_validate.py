@@ -111,9 +111,8 @@ def test_a_changed_byte_is_found(bf16, tmp_path, capsys):
 def test_values_that_are_no_numbers_are_found(bf16, tmp_path, capsys):
     out = tmp_path / "q.gguf"
     iqforge.quantize_model(bf16, out, "Q8_0", pure=True)
-    damage(
-        out, "blk.0.ffn_up.weight", 34 * (3 * 8 + 2), b"\x00\x7e"
-    )  # the scale of the third block of row 3 is NaN
+    # The scale of the third block of row 3 is NaN.
+    damage(out, "blk.0.ffn_up.weight", 34 * (3 * 8 + 2), b"\x00\x7e")
     assert main(["validate", str(out)]) == 1
     said = capsys.readouterr().out
     assert (

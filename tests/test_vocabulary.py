@@ -235,13 +235,14 @@ def test_types_of_added_tokens(tmp_path: Path):
         },
     )
     assert made["tokens"][300:305] == ["<think>", "<|odd|>", " x", "<s>", "tool"]
+    # <think> has a role here, which makes it a control token.
     assert made["token_type"][300:305] == [
         3,
         3,
         4,
         3,
         4,
-    ]  # <think> has a role here, which makes it a control token
+    ]
     assert made["padding_token_id"] == 300
 
 
@@ -409,9 +410,8 @@ def test_names_and_regexes_lead_to_each_other():
     for name, entry in PRETOKENIZERS.items():
         assert name_of(regexes_of(name), entry.ignore_merges) == entry.names[0]
     assert name_of((SPLIT_REGEX,)) == "llama-bpe" and name_of((SPLIT_REGEX,), False) == "glm4"
-    assert (
-        name_of((SPLIT_REGEX.replace(r"\r", "\r").replace(r"\n", "\n"),)) == "llama-bpe"
-    )  # line breaks spelled as they are
+    # Line breaks spelled as they are.
+    assert name_of((SPLIT_REGEX.replace(r"\r", "\r").replace(r"\n", "\n"),)) == "llama-bpe"
     assert check_name("kimi-k2") == "kimi-k2"
     with pytest.raises(TokenizerError, match="not supported yet"):
         pretokenizer("kimi-k2")

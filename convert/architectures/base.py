@@ -120,9 +120,8 @@ class Architecture(ABC):
         )
         self.n_vocab = config.integer("vocab_size")
         self.n_heads = config.integer("num_attention_heads")
-        self.n_kv_heads = config.integer(
-            "num_key_value_heads", default=self.n_heads
-        )  # the default of the model classes: multi-head attention
+        # The default of the model classes: multi-head attention.
+        self.n_kv_heads = config.integer("num_key_value_heads", default=self.n_heads)
         self.head_size = config.integer("head_dim", default=None) or self._derived_head_size()
         self.tied = config.boolean("tie_word_embeddings", default=self.tied_by_default)
         self.rope = self.make_rope()
@@ -230,9 +229,8 @@ class Architecture(ABC):
     def stored(self) -> Iterator[ConvertedTensor]:
         table: dict[str, Weight] = {}
         for weight in self.weights():
-            if (
-                table.setdefault(weight.stored, weight) is not weight
-            ):  # one of the two would have no effect
+            # One of the two would have no effect.
+            if table.setdefault(weight.stored, weight) is not weight:
                 raise RuntimeError(
                     f"the table of {self.gguf_name} has two rows for '{weight.stored}'"
                 )
@@ -344,9 +342,8 @@ class Architecture(ABC):
 
     def _check_complete(self, mapped: dict[str, ConvertedTensor]) -> None:
         wanted = [(weight, *names) for weight in self.weights() for names in self.required(weight)]
-        for layer in range(
-            self.first_layer, self.n_layers
-        ):  # stops at the first missing tensor, however many layers a config claims
+        # Stops at the first missing tensor, however many layers a config claims.
+        for layer in range(self.first_layer, self.n_layers):
             for weight, name, stored in wanted:
                 expected = (layer == self.first_layer or weight.per_layer) and weight.shape_of(
                     layer

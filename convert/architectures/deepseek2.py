@@ -11,12 +11,13 @@ from .base import split_numbers
 from .latent import LatentAttention
 from .registry import register
 
+# Keys under rope.scaling.
 _YARN_IN_IK = (
     "type",
     "factor",
     "original_context_length",
     "yarn_log_multiplier",
-)  # under rope.scaling
+)
 
 
 class DeepseekModel(LatentAttention):

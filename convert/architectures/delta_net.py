@@ -151,9 +151,8 @@ class DeltaNet(MtpBlocks):
                 (d,),
                 plus_one=True,
             ),
-            Weight(
-                f"{attn}.q_proj", "blk.{}.attn_q", self.attending((2 * q, d)), bias=biased
-            ),  # per head the query, then its gate
+            # Per head the query, then its gate.
+            Weight(f"{attn}.q_proj", "blk.{}.attn_q", self.attending((2 * q, d)), bias=biased),
             Weight(f"{attn}.k_proj", "blk.{}.attn_k", self.attending((kv, d)), bias=biased),
             Weight(f"{attn}.v_proj", "blk.{}.attn_v", self.attending((kv, d)), bias=biased),
             Weight(f"{attn}.o_proj", "blk.{}.attn_output", self.attending((d, q)), bias=biased),
@@ -190,9 +189,8 @@ class DeltaNet(MtpBlocks):
             )
         if weight.stored in (f"{DELTA}.A_log", f"{DELTA}.dt_bias"):
             rows = SelectedColumns(rows, self.value_heads, info.type)
-        if (
-            weight.stored == f"{DELTA}.A_log"
-        ):  # in double precision, so that the last bit is that of the exact value
+        # In double precision, so that the last bit is that of the exact value.
+        if weight.stored == f"{DELTA}.A_log":
             negative = ComputedRows(
                 rows, info.type, self.n_v, lambda x: -np.exp(x.astype(np.float64))
             )

@@ -55,9 +55,8 @@ class GlmMoeDsa(GlmTokens, MtpBlocks, LatentAttention):
 
     def weights(self) -> list[Weight]:
         def of(*shape: int):
-            def shape_in(
-                layer: int,
-            ) -> Shape | None:  # a layer that shares the selection of an earlier one has no indexer
+            # A layer that shares the selection of an earlier one has no indexer.
+            def shape_in(layer: int) -> Shape | None:
                 return None if layer < len(self._selects) and not self._selects[layer] else shape
 
             return shape_in

@@ -16,9 +16,8 @@ class Mistral3(Llama):
 
     def family_keys(self) -> dict[str, Value]:
         keys = super().family_keys()
-        if (
-            self.config.string("model_type") != "ministral3"
-        ):  # older text models, such as that of Mistral Small 3.1
+        # Older text models, such as that of Mistral Small 3.1.
+        if self.config.string("model_type") != "ministral3":
             return keys
         section = self.config.section("rope_parameters", "rope_scaling")
         if section is None or self.rope.kind != "yarn":

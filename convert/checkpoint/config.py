@@ -101,9 +101,8 @@ class Config:
         key, value = self._get(keys, default)
         if value is default:
             return value
-        finite = (
-            type(value) in (int, float) and abs(value) <= sys.float_info.max
-        )  # false for NaN, infinity and integers beyond any float
+        # False for NaN, infinity and integers beyond any float.
+        finite = type(value) in (int, float) and abs(value) <= sys.float_info.max
         if not finite or (positive and value <= 0):
             raise self._wrong(key, value, "a positive number" if positive else "a finite number")
         return float(value)

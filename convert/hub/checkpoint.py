@@ -136,9 +136,8 @@ class RemoteFiles:
     def __init__(self, repository: Repository, pool: ThreadPoolExecutor):
         self._repository, self._pool = repository, pool
         self._lock = threading.Lock()
-        self._blocks: OrderedDict[tuple[Path, int], Future[np.ndarray]] = (
-            OrderedDict()
-        )  # least recently used first
+        # Least recently used first.
+        self._blocks: OrderedDict[tuple[Path, int], Future[np.ndarray]] = OrderedDict()
         self.fetched = 0
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:

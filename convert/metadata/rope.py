@@ -56,9 +56,8 @@ class RopeConfig:
     def base(self) -> float:
         if self._section is not None and "rope_theta" in self._section:
             return self._section.number("rope_theta")
-        return self._config.number(
-            "rope_theta", default=10000.0
-        )  # the default of the model classes; configs before 2023 lack the key
+        # The default of the model classes; configs before 2023 lack the key.
+        return self._config.number("rope_theta", default=10000.0)
 
     def rotated(self) -> int:
         """Return how many elements of a head are rotated: all, or the share

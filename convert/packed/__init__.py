@@ -19,9 +19,8 @@ _METHODS = {
     "gptq": gptq.unpack,
     "modelopt": modelopt.unpack,
 }
-_LEFT_TO_ARCHITECTURES = (
-    "mxfp4",
-)  # architectures read them: only the model class defines the layout
+# Architectures read them: only the model class defines the layout.
+_LEFT_TO_ARCHITECTURES = ("mxfp4",)
 
 
 def unpacked(checkpoint: Checkpoint) -> dict[str, StoredTensor]:

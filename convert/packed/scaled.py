@@ -37,9 +37,8 @@ def fp8_values(exponent_bits: int, bias: int, nan_codes: Sequence[int]) -> np.nd
 
 
 F8_E4M3 = fp8_values(4, 7, (0x7F, 0xFF))
-F8_E5M2 = (
-    (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32)
-)  # the upper byte of a float16, infinities included
+# The upper byte of a float16, infinities included.
+F8_E5M2 = (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float32)
 F8_E8M0 = np.array([2.0 ** (code - 127) for code in range(255)] + [np.nan], np.float32)
 
 
@@ -47,9 +46,8 @@ def _lookup(table: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function uint8[rows, n_cols] -> float32[rows, n_cols] that looks codes up in a table
     of 256; two at a time in rows of even length, which is twice as fast.
     """
-    pairs = (
-        np.stack([np.tile(table, 256), np.repeat(table, 256)], axis=1).view(np.uint64).ravel()
-    )  # the first code is the low byte
+    # The first code is the low byte.
+    pairs = np.stack([np.tile(table, 256), np.repeat(table, 256)], axis=1).view(np.uint64).ravel()
 
     def values(codes: np.ndarray) -> np.ndarray:
         if codes.shape[1] % 2:

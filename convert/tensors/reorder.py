@@ -93,9 +93,8 @@ class TransposedMatrices:
                 self._base.read(matrix * self._n, (matrix + 1) * self._n)
             ).view(f"u{self._size}")
             piece = np.empty((len(wanted), self._n), stored.dtype)
-            for row in range(
-                0, self._n, _TILE_ROWS
-            ):  # few rows at a time, so that the cache holds them
+            # Few rows at a time, so that the cache holds them.
+            for row in range(0, self._n, _TILE_ROWS):
                 piece[:, row : row + _TILE_ROWS] = stored[
                     row : row + _TILE_ROWS, wanted.start : wanted.stop : wanted.step
                 ].T

@@ -81,9 +81,8 @@ class StoredRows(MovedRows):
     def _decoded(self, rows: TensorRows, start: int, stop: int) -> np.ndarray:
         if (rows.n_rows, rows.row_bytes) == (self.n_rows, self.row_bytes):
             return rows.read(start, stop)
-        return rows.read(0, rows.n_rows).reshape(self.n_rows, self.row_bytes)[
-            start:stop
-        ]  # a vector, element by element
+        # A vector, element by element.
+        return rows.read(0, rows.n_rows).reshape(self.n_rows, self.row_bytes)[start:stop]
 
     def release(self) -> None:
         if isinstance(self._tensor, DecodedTensor):

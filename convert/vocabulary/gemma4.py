@@ -51,7 +51,6 @@ def gemma4_vocabulary(
         "add_bos_token": boolean(True),
     }
     if "add_eos_token" not in config:
-        keys.pop(
-            "add_eos_token", None
-        )  # the reference leaves it out; it is the default of runtimes
+        # The reference leaves it out; it is the default of runtimes.
+        keys.pop("add_eos_token", None)
     return keys

@@ -28,11 +28,12 @@ from .tokens import (
 
 FILE = "tiktoken.model"
 _MAX_TOKEN_BYTES = 1024
+# By `model_type` of config.json.
 _PRE_OF_MODEL = {
     "kimi_k2": "kimi-k2",
     "kimi_k25": "kimi-k2",
     "kimi_vl": "kimi-k2",
-}  # model_type of config.json
+}
 _RESERVED = 256  # ids after the ranks that Kimi reserves for special tokens
 
 

@@ -15,6 +15,7 @@ from ...formats.gguf.values import Value, ValueType, array
 log = logging.getLogger(__name__)
 
 MAX_TOKENS = 1 << 24
+# Token types of GGUF, and of SentencePiece's pieces.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = (
     1,
     2,
@@ -22,7 +23,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = (
     4,
     5,
     6,
-)  # token types of GGUF, and of SentencePiece's pieces
+)
 UNUSED_SCORE = -10000.0
 ADDED_SCORE = -1000.0
 

@@ -131,9 +131,8 @@ def _argument(value: object) -> object:
         return value.data_ptr()
     if value is None:
         return 0
-    if isinstance(value, (int, float)) and not isinstance(
-        value, np.generic
-    ):  # bool too; np.float64 is a float
+    # Bool too; np.float64 is a float.
+    if isinstance(value, (int, float)) and not isinstance(value, np.generic):
         raise TypeError(
             "a number for a kernel has to be a numpy scalar, as its width is taken from it"
         )
@@ -151,9 +150,8 @@ def _config(
     options = {}
     if cluster:
         cluster = cluster + (1,) * (len(grid) - len(cluster))
-        grid = tuple(
-            n // c for n, c in zip(grid, cluster, strict=True)
-        )  # cuda.core counts clusters
+        # cuda.core counts clusters.
+        grid = tuple(n // c for n, c in zip(grid, cluster, strict=True))
         options["cluster"] = cluster
     return cuda_core().LaunchConfig(
         grid=grid,

@@ -45,6 +45,7 @@ from ...errors import DeviceError, OutputError, UnsupportedTypeError, UsageError
 from ...formats.private_folder import can_be_written, private_folder
 
 FOLDER = Path(__file__).resolve().parents[1] / "sources"
+# Tests compile every kernel for these.
 ARCHITECTURES = (
     "sm_80",
     "sm_86",
@@ -52,7 +53,7 @@ ARCHITECTURES = (
     "sm_90",
     "sm_100",
     "sm_120",
-)  # what every kernel is tested to compile for
+)
 _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)[^\n]*$', re.MULTILINE
 )
@@ -289,9 +290,8 @@ def _load(path: Path) -> bytes | None:
         code = path.read_bytes()
     except FileNotFoundError:
         return None
-    return (
-        code if code.startswith(b"\x7fELF") else None
-    )  # files appear whole; anything else was put there by something else
+    # Files appear whole; anything else was put there by something else.
+    return code if code.startswith(b"\x7fELF") else None
 
 
 def _compiled(spec: KernelSpec, target: str, quick: bool = False) -> bytes:

@@ -4,6 +4,7 @@ form per number of columns.
 
 from __future__ import annotations
 
+# Columns of an instruction that tiles are computed with.
 TOKENS = (
     32,
     64,
@@ -14,7 +15,7 @@ TOKENS = (
     144,
     152,
     160,
-)  # columns of an instruction that tiles are computed with
+)
 
 
 def wgmma_header() -> str:
@@ -23,8 +24,8 @@ def wgmma_header() -> str:
     """
     parts = [
         (
-            "// Written by cuda_kernels/compile/wgmma.py: wgmma.mma_async of 64 rows in registers, N"
-            " columns in shared memory, 16 deep."
+            "// Written by cuda_kernels/compile/wgmma.py: wgmma.mma_async of 64 rows in registers,"
+            " N columns in shared memory, 16 deep."
         ),
         "constexpr bool HALF_IS_F16 = HALF;",
         (

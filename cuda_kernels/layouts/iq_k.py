@@ -37,9 +37,8 @@ def _record(u):
     then a byte for each unit, its table halves and its first scale. Scales are two's complement.
     """
     string = (24 * (u // 4) + 6 * (u % 4))[..., None] + np.arange(6)  # of the 48 bits
-    second = np.where(
-        string < 32, 32 + string, string - 16
-    )  # in the record: bytes 4 to 7, then 2 and 3
+    # In the record: bytes 4 to 7, then 2 and 3.
+    second = np.where(string < 32, 32 + string, string - 16)
     return [
         (u16(0), "scales", u16(0)),
         (bits(2 + u // 4, 2 * (u % 4), 2), "scales", bits(8 + u, 0, 2)),

@@ -50,11 +50,12 @@ def iq2_kl(i):
     u, p = i // 32, i % 32 // 2  # two neighbours share code p of the unit
     return [
         (nibble(6 + 16 * (i // 64) + p, u % 2), "codes", nibble(8 * u + p // 2, p % 2)),
+        # Bit k of a nibble: codes 4k to 4k + 3.
         (
             bits(70 + p, u, 1),
             "fifth",
             bits(2 * u + p % 4 // 2, 4 * (p % 2) + p // 4, 1),
-        ),  # bit k of a nibble: codes 4k to 4k + 3
+        ),
         (nibble(2 + u % 4, u // 4), "scales", nibble(u // 2, u % 2)),
         (u16(0), "extra", u16(0)),
     ]

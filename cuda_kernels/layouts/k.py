@@ -11,11 +11,12 @@ def six_bit_scales(first):
     """
     fields = []
     for s in range(4):
+        # Stored bytes of unit s and, the last, of unit s + 4.
         scale, minimum, late = (
             4 + s,
             8 + s,
             12 + s,
-        )  # stored bytes of unit s and, the last, of unit s + 4
+        )
         fields += [
             (bits(scale, 0, 6), bits(first + s, 0, 6)),
             (bits(minimum, 0, 2), bits(first + s, 6, 2)),

@@ -90,9 +90,8 @@ def packed_layout(type: GGMLType) -> PackedLayout:
                 f"the layout of {type.name} has a field that is {kind[0]!r}: bits are moved or"
                 " inverted, nothing else"
             )
-    pairs_of_bits = np.unique(
-        np.stack([np.concatenate(source), np.concatenate(target)]), axis=1
-    )  # shared fields come once per element
+    # Shared fields come once per element.
+    pairs_of_bits = np.unique(np.stack([np.concatenate(source), np.concatenate(target)]), axis=1)
     n_bytes = sum(n for _, n in declared.planes)
     if not np.array_equal(pairs_of_bits[0], np.arange(8 * type.block_bytes)):
         raise RuntimeError(f"the layout of {type.name} must have one place for every bit")

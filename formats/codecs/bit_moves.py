@@ -142,9 +142,8 @@ class Interleaving:
             elif kind == [FLIPPED]:
                 row_flips.append(row[:, -1])
                 merged_flips.append(merged[:, -1])
-        pairs = np.unique(
-            np.concatenate(copies, axis=1), axis=1
-        )  # elements that share a field name its bits more than once
+        # Elements that share a field name its bits more than once.
+        pairs = np.unique(np.concatenate(copies, axis=1), axis=1)
         every_bit = np.arange(8 * self.merged_bytes)
         if not all(np.array_equal(np.sort(side), every_bit) for side in pairs):
             raise RuntimeError("a layout must have one place for every bit")

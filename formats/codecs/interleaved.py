@@ -47,9 +47,10 @@ def pack_rows(type: GGMLType, rows: np.ndarray, n_cols: int) -> np.ndarray:
         return np.empty((0, type.row_bytes(n_cols)), dtype=np.uint8)
     rows = rows.reshape(len(rows) // type.group_rows, type.group_rows, rows.shape[1])
     merged = np.empty((len(rows), type.group_rows * type.row_bytes(n_cols)), dtype=np.uint8)
+    # Q8_KV_R8 leaves the row's sum out.
     merged[:, : type.group_rows * head] = rows[..., :head].reshape(
         len(rows), type.group_rows * head
-    )  # Q8_KV_R8 leaves the row's sum out
+    )
     tables.pack(rows, wide, merged, type.group_rows * head)
     return merged.reshape(len(merged) * type.group_rows, type.row_bytes(n_cols))
 

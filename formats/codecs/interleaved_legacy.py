@@ -17,10 +17,11 @@ def q4_0_r8(k, i):
 def q5_0_r4(k, i):
     return [
         (u16(0), u16(2 * k)),  # d
+        # Fifth bits.
         (
             bits(2, i, 1),
             bits(8 + 4 * k + i % 4, i // 16 + 2 * (i % 8 // 4) + 4 * (i % 16 // 8), 1),
-        ),  # fifth bits
+        ),
         (nibble(6 + i % 16, i // 16), n4(24, k, i)),
     ]
 
@@ -29,10 +30,11 @@ def q6_0_r4(k, i):
     in_row = bits(2 + i % 8, 4 * (i % 16 // 8) + 2 * (i // 16), 2)
     return [
         (u16(0), u16(2 * k)),  # d
+        # High pairs.
         (
             in_row,
             bits(8 + 4 * k + i % 4 + 16 * (i // 16), 2 * (i % 8 // 4) + 4 * (i % 16 // 8), 2),
-        ),  # high pairs
+        ),
         (nibble(10 + i % 16, i // 16), n4(40, k, i)),
     ]
 

@@ -66,9 +66,8 @@ def nearest_half(x):
     rounded = np.uint32(
         (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
     ).view(np.float32)
-    small = (a + np.float32(0.5)) - np.float32(
-        0.5
-    )  # halves below 2^-14 and floats from 1/2 to 1 have the same spacing, 2^-24
+    # Halves below 2^-14 and floats from 1/2 to 1 have the same spacing, 2^-24.
+    small = (a + np.float32(0.5)) - np.float32(0.5)
     value = small if a < np.float32(2.0**-14) else rounded
     return -value if x < 0 else value
 

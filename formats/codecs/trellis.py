@@ -32,9 +32,8 @@ from ..kernel import device_function
 from ..tables import IQ4NL_VALUES
 from .scalars import read_float, read_u16, select
 
-MULTIPLIER = (
-    3417055213 - 2**32
-)  # the same modulo 2^32, and a product with 32 bits does not leave 64
+# The same modulo 2^32, and a product with 32 bits does not leave 64.
+MULTIPLIER = 3417055213 - 2**32
 OFFSET = 4096
 
 

@@ -42,9 +42,8 @@ def run(args: argparse.Namespace, api) -> int:
         found = summary.as_json(args.full)
         if args.no_tensors:
             del found["tensors"]
-        print(
-            json.dumps(found, indent=1, allow_nan=False)
-        )  # ASCII: control characters and lone surrogates are escaped
+        # ASCII: control characters and lone surrogates are escaped.
+        print(json.dumps(found, indent=1, allow_nan=False))
         return 0
     for line in text_lines(
         summary, full=args.full, tensors=not args.no_tensors, offsets=args.data_offset

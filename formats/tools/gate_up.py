@@ -24,10 +24,11 @@ from ..tensor_names import TensorName
 
 _MERGED = "ffn_gate_up_exps"
 _HALVES = ("ffn_gate_exps", "ffn_up_exps")
+# A scale per expert, as NVFP4 has next to its weights, belongs to one half alone.
 _MERGED_PARTS = (
     "weight",
     "bias",
-)  # a scale per expert, as NVFP4 has beside its weights, belongs to one half alone
+)
 _PIECE = 16 << 20
 OnBytesCopied = Callable[[int], None]  # called with the number of bytes copied since the last call
 
@@ -99,7 +100,9 @@ def plan_gate_up(source: Source, undo: bool = False) -> list[PlannedMerge]:
         name = TensorName.parse(tensor.name)
         wanted = (_MERGED,) if undo else _HALVES
         if name.layer is None or not name.suffix or name.role not in wanted:
-            plan.append(PlannedMerge(tensor, (ByteSpan(tensor, 0, tensor.n_bytes),), 1, changed=False))
+            plan.append(
+                PlannedMerge(tensor, (ByteSpan(tensor, 0, tensor.n_bytes),), 1, changed=False)
+            )
         elif undo:
             plan += _halves(source, tensor, name, tensors)
         else:
@@ -127,7 +130,9 @@ def _merged(
     source: Source, gate: TensorInfo, up: TensorInfo, name: str, tensors: dict[str, TensorInfo]
 ) -> PlannedMerge:
     if name in tensors:
-        raise MalformedFileError("exists together with its unmerged halves", file=source.path, tensor=name)
+        raise MalformedFileError(
+            "exists together with its unmerged halves", file=source.path, tensor=name
+        )
     if gate.type is not up.type:
         raise UnsupportedTypeError(
             f"is {gate.type}, '{up.name}' is {up.type}; only halves of one type can be merged",

@@ -111,9 +111,8 @@ def _cut_by_size(source: GGUFFile, max_size: int) -> list[list[TensorInfo]]:
     for tensor in source.tensors:
         size = pad_to(tensor.n_bytes, DEFAULT_ALIGNMENT)
         if filled + size > max_size:
-            if not groups[
-                0
-            ]:  # the reference refuses this as well; a shard 1 without tensors has its own flag
+            # The reference refuses this as well; a shard 1 without tensors has its own flag.
+            if not groups[0]:
                 raise OutputError(
                     f"one of the splits has 0 tensors: the first tensor takes {size} bytes, a shard"
                     f" may have {max_size}",
@@ -226,9 +225,8 @@ def merge_model(
             copy_tensors(source, sink, progress)
         shards = source.shards
     if delete_shards:
-        for path in reversed(
-            shards
-        ):  # what is left if this is interrupted is not taken for a model: the first one goes last
+        # What is left if this is interrupted is not taken for a model: the first one goes last.
+        for path in reversed(shards):
             try:
                 os.unlink(path)
             except OSError as error:

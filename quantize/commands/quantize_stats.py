@@ -63,7 +63,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--html", metavar="OUT", help="also write a heat map, as a single HTML file"
     )
     parser.add_argument(
-        "-t", "--threads", metavar="N", type=int, default=0, help="number of threads (default: all cores)"
+        "-t",
+        "--threads",
+        metavar="N",
+        type=int,
+        default=0,
+        help="number of threads (default: all cores)",
     )
 
 

@@ -41,7 +41,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--verbose", action="store_true", help="print a line for every tensor")
     parser.add_argument(
-        "-t", "--threads", metavar="N", type=int, default=0, help="number of threads (default: all cores)"
+        "-t",
+        "--threads",
+        metavar="N",
+        type=int,
+        default=0,
+        help="number of threads (default: all cores)",
     )
 
 

@@ -32,12 +32,13 @@ from .encoder import CudaEncoder, _locks
 LEAF = 32  # words per leaf: one for each lane of a warp
 THREADS = 256
 BATCH = {"IQ1_KT": 1, "IQ2_KT": 1, "IQ3_KT": 1, "IQ4_KT": 4}  # scales searched at once
+# CUDA blocks per multiprocessor that the registers must suffice for.
 RESIDENT = {
     "IQ1_KT": 5,
     "IQ2_KT": 5,
     "IQ3_KT": 5,
     "IQ4_KT": 4,
-}  # CUDA blocks per multiprocessor that the registers must suffice for
+}
 FORMATS = {"IQ1_KT": 1, "IQ2_KT": 2, "IQ3_KT": 3, "IQ4_KT": 4}
 
 

@@ -240,7 +240,6 @@ MAINLINE = RuleSet(
     protected_in=_PROTECTED_IN,
     sorted_by_layer=True,
 )
-ONLY_MAINLINE = frozenset(
-    ["TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "NVFP4", "MXFP4_MOE"]
-)  # presets that ik_llama.cpp does not have
+# Presets that ik_llama.cpp does not have.
+ONLY_MAINLINE = frozenset(["TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "NVFP4", "MXFP4_MOE"])
 RULE_SETS = {rules.name: rules for rules in (IK, MAINLINE)}

@@ -171,11 +171,12 @@ def plan_types(
     planned: dict[str, PlannedTensor] = {}
     for tensor in rules.in_order(tensors):
         candidate = is_candidate(tensor, architecture, "ffn_gate_inp" in overrides.types, rules)
+        # Mixes count tensors.
         mixed = (
             wanted(tensor)
             if candidate and not (leave_output_tensor and tensor.name == OUTPUT)
             else None
-        )  # mixes count tensors
+        )
         if given := overrides.exact_type(tensor):
             (chosen, why), note = given, ""
         elif mixed is None:

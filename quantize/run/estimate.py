@@ -210,9 +210,8 @@ class _Trial:
         started, self.scratch.written_at = time.perf_counter(), []
         spent = self._run(workload, rows)
         if skipped:
-            written = self.scratch.written_at[
-                len(workload.planned) - 1 :: len(workload.planned)
-            ]  # when all outputs had a piece
+            # When all outputs had a piece.
+            written = self.scratch.written_at[len(workload.planned) - 1 :: len(workload.planned)]
             spent, before = written[-1] - written[skipped - 1], written[skipped - 1] - started
             self.filling = max(self.filling, before - spent * skipped / (count - skipped))
         return max(spent, 1e-9), sum(own.n_elements for own in rows[skipped:])

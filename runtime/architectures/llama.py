@@ -21,12 +21,13 @@ from . import architecture
 @architecture("llama", layers=(Attention, GatedFFN, MoE))
 def build(p: Hyperparameters, w: Weights) -> Network:
     decoder = Decoder.read(p, w)
+    # Of Granite models, which early converters wrote as llama.
     for key in (
         "logit_scale",
         "embedding_scale",
         "residual_scale",
         "attention.scale",
-    ):  # of Granite models, which early converters wrote as llama
+    ):
         p.refuse(key, harmless=(0.0, 1.0))
     n_rot = p.integer("rope.dimension_count", decoder.key_length)
     if n_rot != decoder.key_length:

@@ -79,9 +79,8 @@ class Cost:
         """Return the operations for n tokens after n_past others, n_batch at a time with logits for
         the last one of each batch.
         """
-        ends = [
-            n_past + min(first + n_batch, n) for first in range(0, n, n_batch)
-        ]  # positions that each batch's last token sees
+        # Positions that each batch's last token sees.
+        ends = [n_past + min(first + n_batch, n) for first in range(0, n, n_batch)]
         products = n * (self.token_flop - self.last_flop) + len(ends) * (
             self.last_flop + self.output_flop
         )

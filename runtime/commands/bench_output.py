@@ -57,9 +57,8 @@ class Markdown(Printer):
         shown = {option.field for option in varied}
         shown |= {"n_gpu_layers"} if cuda else {"n_threads"}
         self.options = [option for option in OPTIONS if option.field in shown]
-        self.options.sort(
-            key=lambda option: option.field not in ("n_gpu_layers", "n_threads")
-        )  # these two come first
+        # These two come first.
+        self.options.sort(key=lambda option: option.field not in ("n_gpu_layers", "n_threads"))
         self.columns = [
             "model",
             "size",
@@ -215,9 +214,8 @@ def _with_samples(record, samples_ns, samples_ts) -> dict[str, Any]:
 
 
 def _sql_type(value: Any) -> str:
-    if (
-        isinstance(value, float) or value is None
-    ):  # what is not known in the first row is one of our rates
+    # What is not known in the first row is one of our rates.
+    if isinstance(value, float) or value is None:
         return "REAL"
     return "INTEGER" if isinstance(value, int) else "TEXT"
 

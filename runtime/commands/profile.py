@@ -66,9 +66,10 @@ def run(args: argparse.Namespace, api) -> int:
         raise UsageError(
             f"-o is '{printable(args.output, 80)}', expected FILE.svg: the drawing is SVG"
         )
+    # Checked before the work, not after it.
     if args.output and not os.access(
         folder := os.path.dirname(os.path.abspath(args.output)), os.W_OK
-    ):  # before the work, not after it
+    ):
         raise OutputError(
             f"cannot be written: no folder {printable(folder)} that can be written to",
             file=args.output,

@@ -60,7 +60,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     # The warm-up is a whole batch anyway.
     parser.add_argument("-wb", "--warmup-batch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--output-format", choices=("md", "jsonl"), default="md", help="a table or JSON lines (default: md)"
+        "--output-format",
+        choices=("md", "jsonl"),
+        default="md",
+        help="a table or JSON lines (default: md)",
     )
     add_setting_flags(parser)
 

@@ -32,9 +32,8 @@ class Context:
     ser: tuple[int, float] | None = None
     verbose: Callable[[str], None] | None = None
     growths: int = 0  # times that a buffer was replaced by a larger one
-    slow: dict[tuple[str, str], list[int]] = field(
-        default_factory=dict
-    )  # (module class, reason): layers
+    # From (module class, reason) to layers.
+    slow: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     _angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 

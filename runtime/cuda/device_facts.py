@@ -80,9 +80,10 @@ def facts_of(p) -> DeviceFacts:
     """
     capability = (p.major, p.minor)
     listed = next((limits for part, limits in _DATASHEET.items() if part in p.name), None)
+    # Clocks in kHz, width in bits.
     memory_clock, width, clock = (
         getattr(p, field, 0) for field in ("memory_clock_rate", "memory_bus_width", "clock_rate")
-    )  # kHz, bits
+    )
     bandwidth, rate = listed or (
         2 * memory_clock * 1e3 * width / 8 or None,
         clock * 1e3 * p.multi_processor_count * _FLOP_PER_CLOCK.get(capability, 0) or None,

@@ -83,9 +83,8 @@ class PromptAttention(Staged):
         mixed = (
             self._fresh(products, batch) if batch.state is None else self._cached(products, batch)
         )
-        prompt.converted(
-            mixed, self._mixed(stream)
-        )  # to the dtype of activations, in a buffer that stays
+        # Converted to the dtype of activations, in a buffer that stays.
+        prompt.converted(mixed, self._mixed(stream))
 
     def _join(self, stream: Stream, batch: Batch) -> None:
         stream.add(self.output(self._mixed(stream)))

@@ -79,9 +79,8 @@ class PromptGraphs:
         if found is None:
             if rows in self._recent:
                 self._recent.remove(rows)
-            elif (
-                rows != self.context.ubatch
-            ):  # most sizes never come again: they must not replace others
+            # Most sizes never come again: they must not replace others.
+            elif rows != self.context.ubatch:
                 self._recent.append(rows)
                 return None
             self._free_before_capture()
@@ -147,16 +146,14 @@ class PassGraphs:
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(
-                pool=self._pool, capture_error_mode="thread_local"
-            )  # other threads may continue
+            # Other threads may continue.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 for part in parts:
                     part(stream, batch)
             except BaseException:
-                with suppress(
-                    RuntimeError
-                ):  # the capture is void; the first error is the one to show
+                # The capture is void; the first error is the one to show.
+                with suppress(RuntimeError):
                     graph.capture_end()
                 raise
             graph.capture_end()

@@ -108,9 +108,10 @@ def grouped_product(context: Context, layer: int):
         (9, 0),
         (10, 0),
     ):
+        # Torch has no public name for it.
         return lambda x, w, ends: torch._grouped_mm(  # pyright: ignore[reportPrivateImportUsage]
             x, w.transpose(-2, -1), offs=ends
-        )  # torch has no public name for it
+        )
     name = str(context.dtype).removeprefix("torch.")
     context.report(
         "MoE", f"no grouped product in {name} on this device: experts one after the other", layer

@@ -58,9 +58,8 @@ class StepSequence:
         self._tokens[:n] = tokens.cpu().numpy() if isinstance(tokens, torch.Tensor) else tokens
         self._positions[:n] = range(start, start + n)
         self._seed[0] = seed - 2**64 if seed >= 2**63 else seed
-        self._device.copy_(
-            torch.from_numpy(self._host), non_blocking=True
-        )  # pageable and small: copied before this returns
+        # Pageable and small: copied before this returns.
+        self._device.copy_(torch.from_numpy(self._host), non_blocking=True)
 
 
 def _seed_at(rows: int) -> int:

@@ -62,9 +62,10 @@ class StepPath:
         ]
         self._output = _or_slow(context, "Output", StepOutput, SlowOutput, network)
         self._sequences: dict[int, tuple[weakref.ref, StepSequence]] = {}
+        # Steps are captured if a sequence's caches suit.
         self.captures = all(
             part.captured for part in (self._embedding, *self._branches, self._output)
-        )  # if a sequence's caches suit
+        )
         self._dropped = 0  # graphs
         self._stream = torch.cuda.Stream(context.device)
 

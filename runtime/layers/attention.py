@@ -75,9 +75,8 @@ class Attention:
             q, (k, v) = cache.query(q), cache.read(batch.start + batch.n_tokens)
             k, v = k[None], v[None]
         elif batch.settings is not None:
-            cache = self.new_state(
-                len(x), batch.settings, x.device
-            )  # rows are stored one by one, of whatever sequence they are
+            # Rows are stored one by one, of whatever sequence they are.
+            cache = self.new_state(len(x), batch.settings, x.device)
             cache.write(0, k.flatten(0, 1), v.flatten(0, 1))
             q, (k, v) = cache.query(q), cache.read(len(x))
             k, v = k.unflatten(0, rows), v.unflatten(0, rows)

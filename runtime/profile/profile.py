@@ -52,14 +52,11 @@ def profile_model(
             wait()
 
     labels = ([f"pp{n_prompt}"] if n_prompt else []) + (["tg"] if n_gen else [])
-    for warm in (
-        True,
-        False,
-    ):  # kernels are compiled, and buffers have their size, before anything is recorded
+    # Kernels are compiled, and buffers have their size, before anything is recorded.
+    for warm in (True, False):
         prompt_state = model.new_state(n_prompt, settings) if n_prompt else None
-        token_state = (
-            model.new_state(n_depth + n_gen, settings) if n_gen else None
-        )  # fresh: its graph is captured while it is recorded
+        # Fresh: its graph is captured while it is recorded.
+        token_state = model.new_state(n_depth + n_gen, settings) if n_gen else None
         if n_depth and n_gen:
             model.extend(tokens(n_depth, True), token_state)
         activities = [torch.profiler.ProfilerActivity.CPU] + (

@@ -183,9 +183,8 @@ def _encode_iq4_nl(x: torch.Tensor) -> torch.Tensor:
     x = _blocks(x)
     d, inverse = _half(_extreme(x) / -127)
     table = torch.from_numpy(IQ4NL_VALUES).to(x.device)
-    q = torch.bucketize(x * inverse, (table[1:] + table[:-1]) / 2).to(
-        torch.int16
-    )  # a value half way takes the lower one
+    # A value half way takes the lower one.
+    q = torch.bucketize(x * inverse, (table[1:] + table[:-1]) / 2).to(torch.int16)
     return _joined(_bytes(d), _nibbles(q))
 
 

@@ -91,13 +91,11 @@ def search_tree(name: str, leaf: int = LEAF) -> tuple[np.ndarray, ...]:
     words = code_words(book)
     order = np.stack([_cut(w, leaf) for w in words])
     leaves = np.stack([w[o] for w, o in zip(words, order)])  # books, leaves, leaf, dim
-    boxes = np.stack([leaves.min(axis=2), leaves.max(axis=2)], axis=1).astype(
-        np.float32
-    )  # books, 2, leaves, dim
+    # [books, 2, leaves, dim]
+    boxes = np.stack([leaves.min(axis=2), leaves.max(axis=2)], axis=1).astype(np.float32)
     by_node = boxes.reshape(len(words), 2, book.nodes(leaf), FAN, book.dim)
-    whole = np.stack(
-        [by_node[:, 0].min(axis=2), by_node[:, 1].max(axis=2)], axis=1
-    )  # books, 2, nodes, dim
+    # [books, 2, nodes, dim]
+    whole = np.stack([by_node[:, 0].min(axis=2), by_node[:, 1].max(axis=2)], axis=1)
     books = len(words)
     return (
         leaves.transpose(0, 1, 3, 2).reshape(books, -1, book.dim * leaf),
