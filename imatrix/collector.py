@@ -134,7 +134,7 @@ def collect(
     **keywords: Any,
 ) -> Imatrix:
     """Return the importance matrix of `model` on `texts` (or the one text, or its tokens, called
-    `dataset`), in windows as `options` say; see `api.collect_imatrix`.
+    `dataset`), in windows as `options` say; see `iqforge.collect_imatrix`.
 
     Files are neither read nor written, and cold experts keep what they saw: of the options those
     count that say what is evaluated. The running perplexity goes to `progress`, that of all windows

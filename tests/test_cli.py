@@ -4,9 +4,11 @@ outputs that are inputs.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -285,6 +287,16 @@ def test_checkpoint_files_are_never_overwritten(checkpoint, tmp_path, victim):
         with pytest.raises(OutputError, match="same file"):
             write()
     assert digests(copy / victim) == before
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_argument_has_a_help_text(command):
+    """A text of words: a default alone does not say what an argument means."""
+    for action in cli._parser(command)[0]._actions:
+        if action.help != argparse.SUPPRESS:
+            text = re.sub(r"\(default[^)]*\)", "", action.help or "")
+            called = action.option_strings or action.metavar or action.dest
+            assert re.search(r"[A-Za-z]{3}|SHA-\d", text), f"iqforge {command}: {called}"
 
 
 def test_no_other_input_is_overwritten(shards, tmp_path):

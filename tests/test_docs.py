@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from iqforge.cli import COMMANDS
 from iqforge.convert.architectures.registry import architecture_class, supported
+from iqforge.cuda_kernels.compile.nvrtc import GENERATED
 from iqforge.runtime.support import Support, supported_architectures
 
 from .shared import ROOT
@@ -89,6 +90,63 @@ def test_paths_exist(page):
 def test_files_named_without_a_folder_exist(page):
     for file in re.findall(r"`([\w/*]+\.(?:py|cu|cuh|md))`", page.read_text(encoding="utf-8")):
         assert any(ROOT.glob(f"**/{file}")), f"{name(page)} names {file}"
+
+
+SOURCE_FOLDERS = ["api", "benchmarks", "commandline", "convert", "cuda_kernels", "demo"]
+SOURCE_FOLDERS += ["formats", "imatrix", "quantize", "runtime"]
+SOURCES = sorted(
+    path
+    for folder in SOURCE_FOLDERS
+    for ending in ("py", "cu", "cuh")
+    for path in (ROOT / folder).rglob(f"*.{ending}")
+)
+METADATA_KEYS = {"imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"}
+
+
+@cache
+def modules() -> dict[str, str]:
+    """Return the text of every module of the package by dotted name."""
+    found = {}
+    for path in SOURCES:
+        if path.suffix == ".py":
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            dotted = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[dotted] = path.read_text(encoding="utf-8")
+    return found
+
+
+def stale_names(text: str, files: list[str]) -> list[str]:
+    """Return the paths and, in backticks, the dotted names of `text` that do not exist."""
+    paths = re.findall(r"(?<![\w/.~*{}-])((?:[\w-]+/)*[\w-]+\.(?:py|cuh?|hpp))\b(?!\()", text)
+    stale = [path for path in paths if not any(f"/{file}".endswith(f"/{path}") for file in files)]
+    for dotted in re.findall(rf"`((?:{'|'.join(SOURCE_FOLDERS)})(?:\.\w+)+)`", text):
+        parts = dotted.split(".")
+        known = [n for n in range(1, len(parts) + 1) if ".".join(parts[:n]) in modules()]
+        rest = parts[max(known) :] if known else []
+        if not known or (
+            rest and not re.search(rf"\b{rest[0]}\b", modules()[".".join(parts[: max(known)])])
+        ):
+            stale.append(dotted)
+    return stale
+
+
+def test_stale_names_are_found():
+    text = "runtime/cache_types.py, state/cache_types.py, `quantize.stats`, `quantize.plan.budget`"
+    files = ["runtime/state/cache_types.py"]
+    assert stale_names(text, files) == ["runtime/cache_types.py", "quantize.stats"]
+
+
+def test_names_in_sources_exist():
+    """Files and modules that docstrings and comments name, and those that code names."""
+    files = [name(path) for path in (*SOURCES, *ROOT.glob("*.py"), *ROOT.glob("tests/*"))]
+    files += GENERATED
+    stale = {
+        f"{name(path)}: {found}"
+        for path in SOURCES
+        for found in stale_names(path.read_text(encoding="utf-8"), files)
+        if found not in METADATA_KEYS
+    }
+    assert not stale, "\n".join(sorted(stale))
 
 
 @cache

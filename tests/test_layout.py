@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import re
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -328,3 +329,16 @@ def test_environment_writes_are_found() -> None:
         "def f():\n    os.environ['C'] = '3'\n"
     )
     assert len(sets_environment(tree, "x")) == 2
+
+
+def test_no_comment_hangs_after_a_closing_bracket() -> None:
+    """A comment that a formatter pushed there is far from the statement that it is about."""
+    hanging = re.compile(r"^\s*[\])}]+(?: -> .*)?[,:]?\s+#(?! fmt:| pyright:| noqa)")
+    files = [*product_files(), *(p.relative_to(ROOT) for p in (ROOT / "benchmarks").glob("*.py"))]
+    wrong = [
+        f"{path}:{n}: {line.strip()}"
+        for path in files
+        for n, line in enumerate((ROOT / path).read_text().splitlines(), 1)
+        if hanging.match(line)
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -17,7 +17,7 @@
 //   static constexpr bool FLOATS;   then there is `decode` only, as the values are no integers times a scale
 //   using Shared;                   a table that unpack reads in shared memory: kernels call prepare_unit<T>() before
 //
-// Matrices are packed (see layouts.py): `base` is the allocation, aligned to 256 bytes, `g` comes from T::geometry(rows, cols).
+// Matrices are packed (see layouts/table.py): `base` is the allocation, aligned to 256 bytes, `g` comes from T::geometry(rows, cols).
 #pragma once
 
 typedef unsigned char uint8_t;
