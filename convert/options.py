@@ -55,7 +55,9 @@ class ConvertOptions(Options):
         metavar="NAME",
         help="name of the pre-tokenizer (default: derived from its regexes)",
     )
-    threads: int = option(0, "-t", "--threads", metavar="N", help="threads (default: all)")
+    threads: int = option(
+        0, "-t", "--threads", metavar="N", help="number of threads (default: all)"
+    )
     force: bool = option(
         False, "--force", help="use an importance matrix that seems to belong to another model"
     )

@@ -15,7 +15,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " are checked, and NaN and infinity are faults. With --against its errors are measured too."
         " Exits with 1 if a tensor is not sound."
     )
-    parser.add_argument("model", metavar="FILE", help="a GGUF file; of a split model the first shard")
+    parser.add_argument(
+        "model", metavar="FILE", help="a GGUF file; of a split model the first shard"
+    )
     parser.add_argument(
         "--against",
         metavar="SOURCE",
@@ -33,7 +35,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="use an importance matrix that seems to belong to another model",
     )
     parser.add_argument(
-        "--threads", "-t", type=int, default=0, metavar="N", help="number of threads (default: one per core)"
+        "--threads",
+        "-t",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of threads (default: one per core)",
     )
 
 
