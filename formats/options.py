@@ -108,6 +108,12 @@ class Options:
         return [one.name for one in _fields(cls)]
 
     @classmethod
+    def flags_of(cls, name: str) -> tuple[str, ...]:
+        """Return the flags of a field."""
+        [found] = [one.metadata["flag"].names for one in _fields(cls) if one.name == name]
+        return found
+
+    @classmethod
     def add_flags(
         cls,
         parser: argparse._ActionsContainer,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UsageError
+from ...formats.options import Options
+from ..options import LoadOptions, WindowOptions
 from .ignored_flags import BY_FLAG, add_ignored_flags
 from .ignored_flags import given as given_flags
 
@@ -46,21 +48,26 @@ class Option:
             raise UsageError(f"{self.flags[0]} takes numbers, got '{word}'") from None
 
 
+def _flags_of(field: str, options: type[Options] = LoadOptions) -> tuple[str, ...]:
+    """Return the flags that every other command has for the same setting."""
+    return options.flags_of(field)
+
+
 # In the order of loops, outermost first; columns of the md table come in this order, too.
 OPTIONS = (
     Option(
         "precision",
-        ("--precision",),
+        _flags_of("precision"),
         str,
         "",
         "precision",
         "f32 (the reference path), bf16 or f16 (default: bf16 on a GPU)",
         True,
     ),
-    Option("n_gpu_layers", ("-ngl", "--n-gpu-layers"), int, 99, "ngl", "layers on the GPU", True),
+    Option("n_gpu_layers", _flags_of("gpu_layers"), int, 99, "ngl", "layers on the GPU", True),
     Option(
         "n_cpu_moe",
-        ("-ncmoe", "--n-cpu-moe"),
+        _flags_of("n_cpu_moe"),
         int,
         0,
         "ncmoe",
@@ -69,7 +76,7 @@ OPTIONS = (
     ),
     Option(
         "override_tensor",
-        ("-ot", "--override-tensor"),
+        _flags_of("override_tensor"),
         str,
         "",
         "ot",
@@ -79,7 +86,7 @@ OPTIONS = (
     ),
     Option(
         "muge",
-        ("-muge", "--merge-up-gate-experts"),
+        _flags_of("merge_gate_up"),
         bool,
         False,
         "muge",
@@ -88,7 +95,7 @@ OPTIONS = (
     ),
     Option(
         "flash_attn",
-        ("-fa", "--flash-attn"),
+        _flags_of("flash_attn"),
         bool,
         True,
         "fa",
@@ -97,7 +104,7 @@ OPTIONS = (
     ),
     Option(
         "attn_max_batch",
-        ("-amb", "--attention-max-batch"),
+        _flags_of("attention_max_batch"),
         int,
         0,
         "amb",
@@ -106,7 +113,7 @@ OPTIONS = (
     ),
     Option(
         "ser",
-        ("-ser", "--smart-expert-reduction"),
+        _flags_of("expert_reduction"),
         str,
         "",
         "ser",
@@ -114,13 +121,20 @@ OPTIONS = (
         True,
         ";",
     ),
-    Option("n_ubatch", ("-ub", "--ubatch-size"), int, 512, "n_ubatch", "tokens in one pass", True),
-    Option("n_batch", ("-b", "--batch-size"), int, 2048, "n_batch", "tokens in one call"),
-    Option("type_k", ("-ctk", "--cache-type-k"), str, "f16", "type_k", "type of cached keys"),
-    Option("type_v", ("-ctv", "--cache-type-v"), str, "f16", "type_v", "type of cached values"),
+    Option("n_ubatch", _flags_of("ubatch"), int, 512, "n_ubatch", "tokens in one pass", True),
+    Option(
+        "n_batch",
+        _flags_of("batch_tokens", WindowOptions),
+        int,
+        2048,
+        "n_batch",
+        "tokens in one call",
+    ),
+    Option("type_k", _flags_of("cache_type_k"), str, "f16", "type_k", "type of cached keys"),
+    Option("type_v", _flags_of("cache_type_v"), str, "f16", "type_v", "type of cached values"),
     Option(
         "k_cache_hadamard",
-        ("-khad", "--k-cache-hadamard"),
+        _flags_of("k_cache_hadamard"),
         bool,
         False,
         "khad",
@@ -128,7 +142,7 @@ OPTIONS = (
     ),
     Option(
         "v_cache_hadamard",
-        ("-vhad", "--v-cache-hadamard"),
+        _flags_of("v_cache_hadamard"),
         bool,
         False,
         "vhad",
@@ -148,7 +162,7 @@ OPTIONS = (
     Option("grouped_er", ("-ger", "--grouped-expert-routing"), bool, False, "ger", ""),
     Option("use_thp", ("-thp", "--transparent-huge-pages"), bool, False, "thp", ""),
     Option(
-        "n_threads", ("-t", "--threads"), int, 0, "threads", "CPU threads (default: one per core)"
+        "n_threads", _flags_of("threads"), int, 0, "threads", "CPU threads (default: one per core)"
     ),
 )
 # Accepted because scripts for the reference's tool pass them. `ignored_flags.py` has the others.
