@@ -12,10 +12,9 @@ each row in its own process, so that a failure does not affect the others. --jso
 figure to a file as soon as it is measured and does not measure it again; --table prints the newest
 figures of that file and measures nothing.
 
-Prints Markdown: the reference's figures, the required speed, the goal, and our speed with its share
-of the device's limit. Figures in the file are tied to the device and to the sources they were
-measured with (`code`), so an interrupted run resumes, and figures of other kernels never enter the
-table.
+Prints Markdown: the reference's figures, and our speed with its share of the device's limit.
+Figures in the file are tied to the device and to the sources they were measured with (`code`), so
+an interrupted run resumes, and figures of other kernels never enter the table.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ class Row:
     type: str
     reference: tuple[str, str]
     limit: int
-    must: tuple[int, int]
-    goal: tuple[int, int]
 
     @property
     def name(self) -> str:
@@ -57,21 +54,18 @@ class Row:
 
 
 ROWS = [
-    Row("llama-8b", "IQ4_K", ("8,517 / 201", "-"), 986, (20000, 350), (35000, 600)),
-    Row("llama-8b", "IQ4_KS", ("11,924 / 302", "-"), 1040, (20000, 400), (35000, 620)),
-    Row("llama-8b", "Q4_K", ("10,505 / 283", "10,035 / 293"), 986, (20000, 400), (35000, 650)),
-    Row("llama-8b", "IQ2_K", ("9,859 / 316", "-"), 1720, (20000, 450), (35000, 800)),
-    Row("llama-8b", "Q8_0", ("12,244 / 267", "11,460 / 254"), 540, (22000, 350), (38000, 450)),
-    Row("qwen3-30b-a3b", "IQ4_K", ("6,838 / 181", "-"), 2410, (20000, 350), (40000, 600)),
-    Row("qwen3-30b-a3b", "Q4_K", ("6,760 / 229", "12,164 / 296"), 2410, (20000, 400), (40000, 650)),
-    Row("llama-70b", "IQ4_K", ("994 / 29.4", "1,231 / 48.0 (Q4_K)"), 109, (3000, 60), (5000, 85)),
+    Row("llama-8b", "IQ4_K", ("8,517 / 201", "-"), 986),
+    Row("llama-8b", "IQ4_KS", ("11,924 / 302", "-"), 1040),
+    Row("llama-8b", "Q4_K", ("10,505 / 283", "10,035 / 293"), 986),
+    Row("llama-8b", "IQ2_K", ("9,859 / 316", "-"), 1720),
+    Row("llama-8b", "Q8_0", ("12,244 / 267", "11,460 / 254"), 540),
+    Row("qwen3-30b-a3b", "IQ4_K", ("6,838 / 181", "-"), 2410),
+    Row("qwen3-30b-a3b", "Q4_K", ("6,760 / 229", "12,164 / 296"), 2410),
+    Row("llama-70b", "IQ4_K", ("994 / 29.4", "1,231 / 48.0 (Q4_K)"), 109),
 ]
 HEADER = (
-    (
-        "| shape, type | ik_llama.cpp | llama.cpp | limit tg | must | goal | ours | share of FLOP"
-        " rate / bandwidth | reached |"
-    ),
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    "| shape, type | ik_llama.cpp | llama.cpp | limit tg | ours | share of FLOP rate / bandwidth |",
+    "| --- | --- | --- | --- | --- | --- |",
 )
 
 
@@ -176,8 +170,8 @@ def table_line(row: Row, figures: Figures) -> str:
     """A line of the table; a figure that is not there is a dash."""
     from iqforge.runtime.bench.bench import deviation, mean
 
-    ours, shares, verdict = [], [], []
-    for test, must, goal in zip(TESTS, row.must, row.goal, strict=True):
+    ours, shares = [], []
+    for test in TESTS:
         found = figures.known.get((row.name, test))
         speed = mean(found["samples_ts"]) if found else 0.0
         digits = 0 if speed >= 1000 else 1
@@ -185,15 +179,10 @@ def table_line(row: Row, figures: Figures) -> str:
             f"{speed:,.{digits}f} ± {deviation(found['samples_ts']):.{digits}f}" if found else "-"
         )
         shares.append(f"{100 * found['share']:.0f} %" if found and found["share"] else "-")
-        below = f"{100 * speed / must:.0f} % of must"
-        verdict.append(
-            "-" if not found else "goal" if speed >= goal else "must" if speed >= must else below
-        )
     pair = " / ".join
     return (
         f"| {row.shape} {row.type} | {row.reference[0]} | {row.reference[1]} | {row.limit:,} |"
-        f" {pair(f'{x:,}' for x in row.must)} | {pair(f'{x:,}' for x in row.goal)} | {pair(ours)} |"
-        f" {pair(shares)} | {pair(verdict)} |"
+        f" {pair(ours)} | {pair(shares)} |"
     )
 
 

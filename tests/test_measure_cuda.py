@@ -21,10 +21,7 @@ def script(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "measure_cuda", module)  # dataclasses look their module up
     spec.loader.exec_module(module)
-    module.ROWS = [
-        module.Row("llama-tiny", type, ("1 / 2", "-"), 9, (1, 10**9), (10**9, 10**9))
-        for type in ("Q8_0", "Q4_0")
-    ]
+    module.ROWS = [module.Row("llama-tiny", type, ("1 / 2", "-"), 9) for type in ("Q8_0", "Q4_0")]
     return module
 
 
@@ -60,9 +57,8 @@ def test_a_run_resumes_where_one_was_cut_off(script, monkeypatch, tmp_path, caps
     assert run(script, monkeypatch, "--json", str(path)) == 0
     assert measured == ["tg2"]
     table = capsys.readouterr().out.splitlines()
-    assert len(table) == 4 and all(
-        "must / " in line and "% of must" in line and line.count("±") == 2 for line in table[2:]
-    )
+    assert len(table) == 4 and all(line.count("±") == 2 for line in table[2:])
+    assert {line.count("|") for line in table} == {7}
     assert run(script, monkeypatch, "--json", str(path)) == 0 and measured == ["tg2"]
     assert run(
         script, monkeypatch, "--json", str(path), "-n", "3", "--type", "Q8_0"
@@ -90,4 +86,4 @@ def test_a_row_that_fails_does_not_touch_the_others(script, monkeypatch, capsys)
     assert run(script, monkeypatch) == 1
     captured = capsys.readouterr()
     assert "no such kernel" in captured.err and "| - / - |" in captured.out.splitlines()[2]
-    assert "% of must" in captured.out.splitlines()[3]
+    assert captured.out.splitlines()[3].count("±") == 2
