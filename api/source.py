@@ -129,8 +129,8 @@ def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None:
 def imatrix_note(
     imatrix: Imatrix | None, provenance: bool = False, hidden: bool = False
 ) -> ImatrixNote | None:
-    """What a quantized file says of the importance matrix that was used. provenance: its file's
-    name without the folder, and its hash. hidden: nothing but that there was one.
+    """Return what a quantized file says of the importance matrix that was used. provenance: its
+    file's name without the folder, and its hash. hidden: nothing but that there was one.
     """
     from ..quantize.plan.metadata import ImatrixNote
     from ..quantize.run.provenance import file_sha256
@@ -200,8 +200,8 @@ def excluded_names(changes: Changes, model: Source) -> set[str]:
 def importance_lookup(
     imatrix: Imatrix | None, planned: Sequence[PlannedTensor], excluded: Collection[str] = ()
 ) -> ImportanceLookup | None:
-    """How `stream` looks up importances. Warns about tensors that have none, except the `excluded`
-    ones. ImatrixError for an entry that does not fit its tensor, before any work.
+    """Return how `stream` looks up importances. Warns about tensors that have none, except the
+    `excluded` ones. ImatrixError for an entry that does not fit its tensor, before any work.
     """
     from ..imatrix.belongs import warn_missing
 

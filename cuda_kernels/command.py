@@ -97,8 +97,8 @@ def chosen_specs(
 
 
 def architectures(asked: str | None, *, needed: bool) -> list[str]:
-    """What `--arch` names; without it those of the devices here, or else, if they are not `needed`,
-    all. UsageError for others.
+    """Return the architectures that `--arch` names; without it those of the devices here, or else,
+    if they are not `needed`, all. UsageError for others.
     """
     if asked:
         names: list[str] = list(ARCHITECTURES) if asked == "all" else asked.split(",")

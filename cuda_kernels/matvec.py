@@ -58,15 +58,15 @@ def specs() -> list[KernelSpec]:
 
 
 def supported(type: GGMLType, *, experts: bool = False) -> bool:
-    """Whether there are kernels for packed matrices of a type; with `experts` those that take an
-    expert's id.
+    """Return whether there are kernels for packed matrices of a type; with `experts` those that
+    take an expert's id.
     """
     return type.name in packed_types() and not (experts and type.is_float)
 
 
 def fits(m: PackedMatrix, kind: int, slots: int = 1) -> bool:
-    """Whether the device has shared memory enough for a product of one row with the matrix (of
-    EXPERT_DOWN: of `slots` rows).
+    """Return whether the device has shared memory enough for a product of one row with the matrix
+    (of EXPERT_DOWN: of `slots` rows).
     """
     device = limits(device_index(m.device))
     if m.type.is_float:

@@ -82,7 +82,9 @@ def stage_bytes(type: GGMLType, cols: int, stage_steps: int) -> int:
 
 
 def activation_bytes(type: GGMLType, steps: int) -> int:
-    """Of one row in 8 bits: Activations::BYTES of matvec/common.cuh."""
+    """Return the bytes of one row of activations in 8 bits: Activations::BYTES of
+    matvec/common.cuh.
+    """
     return 32 * steps * (granule(type) + (16 if granule(type) == 32 else 8))
 
 

@@ -84,7 +84,7 @@ class PackedMatrix:
 
 
 def packable(type: str | GGMLType, cols: int) -> bool:
-    """Whether matrices of the type with rows of `cols` elements can be packed."""
+    """Return whether matrices of the type with rows of `cols` elements can be packed."""
     type = ggml_type(type)
     plain = plain_type(type)
     whole = cols % (interleaving(type).elements if type.is_interleaved else 1) == 0
@@ -215,7 +215,7 @@ def _placed(matrix: PackedMatrix) -> Iterator[tuple[tuple[str, int, bool], int]]
 
 
 def _segments(matrix: PackedMatrix, first: int) -> list[ByteRun]:
-    """Where the bytes of packed blocks go, those of row `first` first."""
+    """Return where the bytes of packed blocks go, those of row `first` first."""
     blocks = matrix.cols // matrix.type.block_size
     return [
         ByteRun(n, offset + first * blocks * n, blocks * n, n)

@@ -59,7 +59,7 @@ def specs() -> list[KernelSpec]:
 
 
 def norm_fits(width: int) -> bool:
-    """Whether `add_norm` takes rows of this width."""
+    """Return whether `add_norm` takes rows of this width."""
     return width % _UNIT == 0 and width <= _NORM_UNITS[-1] * _NORM_THREADS * _UNIT
 
 
@@ -160,7 +160,7 @@ def gather_rows(x: torch.Tensor, sources: torch.Tensor, n_slots: int, out: torch
 
 
 def heads_fit(size: int, n_rot: int) -> bool:
-    """Whether `rotate_heads` takes heads of this size, of which n_rot elements are rotated."""
+    """Return whether `rotate_heads` takes heads of this size with n_rot rotated elements."""
     return size % _UNIT == 0 and size <= _UNIT * _HEAD_LANES[-1] and n_rot % (2 * _UNIT) == 0
 
 
@@ -217,7 +217,7 @@ def rotate_heads(
 
 
 def route_fits(n_experts: int, n_used: int) -> bool:
-    """Whether `route` takes so many experts."""
+    """Return whether `route` takes so many experts."""
     return n_experts <= 32 * _PER_LANE[-1] and n_used <= 32
 
 

@@ -40,7 +40,7 @@ def spec(type: GGMLType, half: torch.dtype) -> KernelSpec:
 
 
 def specs() -> list[KernelSpec]:
-    """For every type that can be packed, and both kinds of activations."""
+    """Return the specs for every type that can be packed, and both kinds of activations."""
     return [spec(ggml_type(name), half) for name in packed_types() for half in _HALVES]
 
 
@@ -58,8 +58,8 @@ def permutation(n: int, device: torch.device | str = "cpu") -> torch.Tensor:
 
 
 def fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
-    """Whether these matrices, which see the same rows, can be multiplied here: one type and shape,
-    whole groups of columns, few experts.
+    """Return whether these matrices, which see the same rows, can be multiplied here: one type and
+    shape, whole groups of columns, few experts.
     """
     first = matrices[0]
     alike = all(
@@ -77,7 +77,7 @@ def fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
 
 
 def gate_up_fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:
-    """Whether `grouped_gate_up` takes them: gate and up, or both in one."""
+    """Return whether `grouped_gate_up` takes them: gate and up, or both in one."""
     return fits(matrices, device) and matrices[0].rows * len(matrices) % (2 * GROUP) == 0
 
 

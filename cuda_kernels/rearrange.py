@@ -75,7 +75,7 @@ def _arguments(
     blocks: int,
     source_step: int,
 ) -> list:
-    """What the kernel takes, tensors on the device of `source`."""
+    """Return the kernel's arguments, with tensors on the device of `source`."""
     packed, starts, flips = _tables(_Key(moves), source.device)
     lengths = np.array([s.n_bytes for s in segments])
     firsts = np.cumsum(lengths) - lengths
@@ -145,8 +145,8 @@ class _Key:
 
 @functools.cache
 def _tables(key: _Key, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the kernel reads: the moves in order of their targets, where those of each byte begin,
-    the flips.
+    """Return the tables that the kernel reads: the moves in order of their targets, where those of
+    each byte begin, the flips.
     """
     moves = key.moves
     order = np.argsort(moves.target, kind="stable")

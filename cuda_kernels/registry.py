@@ -54,7 +54,7 @@ def all_specs(
 
 
 def missing(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[KernelSpec, str]]:
-    """What of the specs is not in the cache, with the architecture it is missing for."""
+    """Return the specs that are not in the cache, each with the architecture it is missing for."""
     archs = list(archs)
     return [
         (spec, arch)
@@ -65,8 +65,8 @@ def missing(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[Ker
 
 
 def unchecked(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[KernelSpec, str]]:
-    """What of the specs has neither been compiled nor been checked to compile. UsageError without
-    cuda-core.
+    """Return the specs that have neither been compiled nor been checked to compile. UsageError
+    without cuda-core.
     """
     archs = list(archs)
     return [

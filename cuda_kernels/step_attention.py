@@ -79,7 +79,7 @@ class AttentionShape:
         return self.key_length * k + 16, self.value_length * v + 16
 
     def shared_bytes(self, tile: int, stages: int) -> int:
-        """As `SHARED` of the kernel."""
+        """Return the bytes of shared memory, as `SHARED` of the kernel."""
         r, dk, dv = self.rows * self.group, self.key_length, self.value_length
         if self.on_tensor_cores:
             padded = -(-r // 16) * 16
@@ -90,7 +90,9 @@ class AttentionShape:
         return self._tile_bytes(tile, stages) + queries + new + scores + probabilities + 12 * r
 
     def _tile_bytes(self, tile: int, stages: int) -> int:
-        """As `TILES` of the kernel: the tiles, or what is joined in their place."""
+        """Return the bytes of the tiles, as `TILES` of the kernel: the tiles, or what is joined in
+        their place.
+        """
         r, dv = self.rows * self.group, self.value_length
         groups = THREADS // (dv // 4)
         parts = (
@@ -101,7 +103,7 @@ class AttentionShape:
         return max(stages * tile * sum(self.strides()), 4 * parts * r * dv)
 
     def most_splits(self, tile: int, stages: int) -> int:
-        """How many fit after the tiles in the block that joins them."""
+        """Return how many splits fit after the tiles in the block that joins them."""
         r = self.rows * self.group
         return (self.shared_bytes(tile, stages) - self._tile_bytes(tile, stages) - 12 * r) // (
             4 * r
@@ -109,7 +111,7 @@ class AttentionShape:
 
     @property
     def part_floats(self) -> int:
-        """As `PART` of the kernel."""
+        """Return the floats of a part, as `PART` of the kernel."""
         r = self.rows * self.group
         return r * self.value_length + -(-2 * r // 4) * 4
 
@@ -157,8 +159,8 @@ def shared_limit(device: torch.device) -> int:
 
 
 def fits(shape: AttentionShape, limit: int) -> bool:
-    """Whether there is a kernel for the shape where a block has `limit` bytes of shared memory: for
-    one of its rows at least.
+    """Return whether there is a kernel for the shape where a block has `limit` bytes of shared
+    memory: for one of its rows at least.
     """
     known = shape.type_k in TYPES and shape.type_v in TYPES
     sizes = (

@@ -15,7 +15,7 @@ MOST_USED, MOST_LOGITS = 32, 8192  # the last in shared memory
 
 
 def fits(rows: int, width: int, n_experts: int, n_used: int) -> bool:
-    """Whether there is a kernel for the shape."""
+    """Return whether there is a kernel for the shape."""
     return width % 4 == 0 and n_used <= MOST_USED and rows * n_experts <= MOST_LOGITS
 
 

@@ -54,8 +54,8 @@ class GreedySampler:
         positions: torch.Tensor,
         history: torch.Tensor,
     ) -> None:
-        """From logits float32[vocab] to tokens[0]; positions[0] advances by 1 and history[that] is
-        the token (-1 if logits are not finite). tokens int64, the others int32.
+        """Choose tokens[0] from logits float32[vocab]; positions[0] advances by 1 and
+        history[that] is the token (-1 if logits are not finite). tokens int64, the others int32.
         """
         launch(
             self._kernel,
@@ -98,7 +98,7 @@ class DrawSampler:
         positions: torch.Tensor,
         history: torch.Tensor,
     ) -> None:
-        """As `GreedySampler`, with the seed int64[1] (its 64 bits) on the device."""
+        """Choose as `GreedySampler` does, with the seed int64[1] (its 64 bits) on the device."""
         n, count = np.int32(self._n), np.int32(top_k if 0 < top_k < self._n else self._n)
         how = (
             count,

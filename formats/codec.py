@@ -184,7 +184,7 @@ def _row_decoder(
 
 
 def has_block_decoder(type: GGMLType) -> bool:
-    """Whether a family module has a function for the bytes of one block of the type."""
+    """Return whether a family module has a function for the bytes of one block of the type."""
     return type.name in _block_decoders()
 
 

@@ -118,7 +118,7 @@ class CompiledLoop:
         return tuple(map(self._dispatcher.typeof_pyval, arguments))
 
     def is_compiled(self, types: tuple[Any, ...]) -> bool:
-        """Whether code for these types is loaded, or is in the cache on disk."""
+        """Return whether code for these types is loaded, or is in the cache on disk."""
         if types in self._dispatcher.overloads:
             return True
         cache = self._dispatcher._cache
@@ -260,7 +260,7 @@ _copies: dict[tuple[Any, str], Any] = {}
 
 
 def _constant(value: Any) -> str:
-    """What tells a constant of compiled code from another one."""
+    """Return what tells a constant of compiled code from another one."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype.str}{value.shape} {value.tobytes().hex()}"
     if hasattr(value, "py_func"):

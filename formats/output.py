@@ -71,8 +71,9 @@ class DiskNeed:
 
 
 def disk_needs(files: Iterable[tuple[str | os.PathLike, int]]) -> list[DiskNeed]:
-    """What `files`, paths and bytes to come, take on each disk. A file that is replaced still
-    counts: it goes when the new one is complete. OutputError for a folder that is not there.
+    """Return the bytes that `files`, paths and bytes to come, take on each disk. A file that is
+    replaced still counts: it goes when the new one is complete. OutputError for a folder that is
+    not there.
     """
     needs: dict[int, DiskNeed] = {}
     for path, n_bytes in files:

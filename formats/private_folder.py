@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def can_be_written(folder: Path) -> bool:
-    """Whether files can be made in `folder`, which need not exist yet. Nothing is created."""
+    """Return whether files can be made in `folder`, which may not exist yet; create nothing."""
     for place in (folder, *folder.parents):
         if place.exists():
             return place.is_dir() and os.access(place, os.W_OK | os.X_OK)

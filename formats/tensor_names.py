@@ -49,7 +49,7 @@ class TensorName:
 
     @property
     def is_stacked(self) -> bool:
-        """Whether the tensor has one matrix, or one row of biases, per expert."""
+        """Return whether the tensor has one matrix, or one row of biases, per expert."""
         return self.role.endswith("_exps")
 
     @property

@@ -54,7 +54,7 @@ class GGMLType:
 
     @property
     def needs_importance(self) -> bool:
-        """Whether the reference quantizes to the type with an importance matrix only."""
+        """Return whether the reference quantizes to the type with an importance matrix only."""
         return (self.base or self.name) in _NEED_IMPORTANCE
 
     @property

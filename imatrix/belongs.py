@@ -148,7 +148,9 @@ def _n_layers(names: Iterable[str], mtp: Collection[int]) -> int:
 def _misfits(
     imatrix: Imatrix, tensors: Sequence[TensorInfo]
 ) -> dict[str, tuple[str, ImatrixError]]:
-    """By tensor: the entry whose size is not that of the tensor, and the error that says so."""
+    """Return, by tensor, the entry whose size is not that of the tensor, and the error that says
+    so.
+    """
     found = {}
     for tensor in tensors:
         # The token embedding is looked up, not multiplied: its entry is that of another matrix.

@@ -84,7 +84,7 @@ class Collector:
 
     @property
     def names(self) -> Set[str]:
-        """Of the tensors seen so far."""
+        """Return the names of the tensors seen so far."""
         return self._sums.keys()
 
     def forget_inputs(self) -> None:

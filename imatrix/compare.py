@@ -41,7 +41,7 @@ class Comparison:
     only_in_b: tuple[str, ...]
 
     def as_dict(self) -> dict:
-        """For JSON."""
+        """Return the comparison for JSON."""
         return asdict(self)
 
 

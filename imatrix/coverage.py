@@ -40,7 +40,7 @@ class Coverage:
 
     @property
     def n_experts(self) -> int:
-        """In all layers."""
+        """Return the number of experts in all layers."""
         return sum(len(layer.tokens) for layer in self.layers)
 
     def cold(self, layer: LayerCoverage) -> np.ndarray:
@@ -101,7 +101,7 @@ class Coverage:
         return lines
 
     def as_dict(self) -> dict:
-        """For JSON."""
+        """Return the coverage for JSON."""
         layers = [
             {
                 "layer": layer.layer,

@@ -96,11 +96,11 @@ class Imatrix:
 
     @property
     def counts_calls(self) -> bool:
-        """Whether counts are evaluation calls, of unknown size."""
+        """Return whether counts are evaluation calls, of unknown size."""
         return self.chunk_size <= 1
 
     def whole(self) -> Imatrix:
-        """With whole counts, see `Entry.whole`."""
+        """Return the matrix with whole counts, see `Entry.whole`."""
         return replace(self, entries={name: entry.whole() for name, entry in self.entries.items()})
 
     def importance(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -157,8 +157,8 @@ def _added_up(
 
 
 def _share(counts: Sequence[tuple[np.ndarray, int]]) -> float:
-    """Of all tokens, those that an expert has seen on average, from what each expert and what the
-    whole model saw; 1 if nothing tells.
+    """Return the share of all tokens that an expert has seen on average, from what each expert and
+    the whole model saw; 1 if nothing tells.
     """
     counts = [(experts, tokens) for experts, tokens in counts if len(experts) > 1]
     return (

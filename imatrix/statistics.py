@@ -65,7 +65,7 @@ def tensor_statistics(imatrix: Imatrix) -> list[TensorStatistics]:
 
 
 def layer_statistics(tensors: Sequence[TensorStatistics]) -> list[LayerStatistics]:
-    """In order of layers."""
+    """Return the statistics of all layers, in order."""
     found = []
     for layer in sorted({s.layer for s in tensors if s.layer is not None}):
         own = [s for s in tensors if s.layer == layer]

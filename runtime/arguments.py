@@ -38,7 +38,7 @@ def number(name: str, value: Any) -> float | int:
 
 
 def whole_numbers(name: str, values: object, least: int = 0) -> list[int]:
-    """Of a list, tuple, range, array or the like."""
+    """Return the whole numbers of a list, tuple, range, array or the like."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise wrong(name, values, "whole numbers")
     return [whole_number(f"{name}[{i}]", value, least) for i, value in enumerate(values)]

@@ -83,7 +83,7 @@ class TextStream:
         return self._decoder.decode(self.tokenizer.token_bytes(token))
 
     def end(self) -> str:
-        """What is left of a character that never became whole."""
+        """Return what is left of a character that never became whole."""
         return self._decoder.decode(b"", final=True)
 
 

@@ -35,7 +35,7 @@ class MatrixLike(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where products with it are computed."""
+        """Return the device on which products with it are computed."""
         ...
 
     @property

@@ -52,12 +52,12 @@ class Resident:
 
     @property
     def stored_bytes(self) -> int:
-        """In the file."""
+        """Return the bytes in the file."""
         return sum(tensor.n_bytes for tensor in self.tensors)
 
     @property
     def nbytes(self) -> int:
-        """In the GPU's memory."""
+        """Return the bytes in the GPU's memory."""
         from ..cuda_kernels.ops import packed_bytes
 
         return (

@@ -70,7 +70,7 @@ class SpecialTokens:
 
     @classmethod
     def read(cls, metadata: dict[str, Value], file: str | None = None) -> SpecialTokens:
-        """From any vocabulary, also one that cannot be tokenized with. TokenizerError for ids
+        """Read any vocabulary, also one that cannot be tokenized with. TokenizerError for ids
         outside of it.
         """
         model = get(metadata, "tokenizer.ggml.model", str, file=file)

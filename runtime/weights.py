@@ -122,7 +122,7 @@ class Stacked:
         )
 
     def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """As `Matrix.parts`."""
+        """Return what `Matrix.parts` returns."""
         first = 0
         for matrix in self.matrices:
             for start, part in matrix.parts():
@@ -130,7 +130,7 @@ class Stacked:
             first += matrix.rows
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """As `Matrix.gather`."""
+        """Return what `Matrix.gather` returns."""
         rows = rows.cpu()
         out, first = torch.empty(len(rows), self.cols), 0
         for matrix in self.matrices:
@@ -170,7 +170,7 @@ class Weights:
         return name in self._tensors
 
     def optional_vector(self, name: str, n: int) -> torch.Tensor | None:
-        """As `vector`; None if there is no such tensor."""
+        """Return what `vector` returns; None if there is no such tensor."""
         return self.vector(name, n) if self.has(name) else None
 
     def vector(self, name: str, n: int) -> torch.Tensor:
@@ -217,8 +217,8 @@ class Weights:
         return self._record(ExpertLinear(stacked, matrices, self.observers, role=role, split=split))
 
     def can_merge(self, *names: str) -> bool:
-        """Whether the expert tensors `<name>_exps.weight` can be merged: stacked, of one type, on
-        one device.
+        """Return whether the expert tensors `<name>_exps.weight` can be merged: stacked, of one
+        type, on one device.
         """
         found = [self._tensors.get(f"{name}_exps.weight") for name in names]
         tensors = [tensor for tensor in found if tensor is not None]

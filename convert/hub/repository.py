@@ -230,8 +230,8 @@ class Repository:
             raise self._refusal(error, file) from None
 
     def _refusal(self, error: HfHubHTTPError, file: str) -> RemoteError | NotFoundError:
-        """What the Hub means by an error; to those without access it does not tell what is private
-        from what does not exist.
+        """Return what the Hub means by an error; to those without access it does not tell what is
+        private from what does not exist.
         """
         status, label = error.response.status_code, self.label(file)
         message = error.response.headers.get("X-Error-Message", "").lower()

@@ -126,7 +126,7 @@ class _Template:
             self._between = [name if kind == "SpecialToken" else None for kind, name in pair[1:-1]]
 
     def adds_separator(self, sep: str | None, eos: str | None) -> bool | None:
-        """Whether a separator is put between two texts; None if nothing is put there."""
+        """Return whether a separator is put between two texts; None if nothing is put there."""
         if not self._between:
             return None
         ends = [token is not None and token in (sep, eos) for token in self._between]

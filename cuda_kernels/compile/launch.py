@@ -28,7 +28,7 @@ _SHARED_BY_DEFAULT = 48 * 1024  # bytes of shared memory that a kernel may use w
 
 @functools.cache
 def architecture(device: int) -> str:
-    """Of a CUDA device, as "sm_90"."""
+    """Return the architecture of a CUDA device, such as "sm_90"."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
 

@@ -68,7 +68,7 @@ def cuda_module() -> types.ModuleType:
 
 @contextlib.contextmanager
 def named_errors(device: str) -> Iterator[None]:
-    """What CUDA and numba-cuda raise, as a DeviceError that names the device."""
+    """Raise errors of CUDA and numba-cuda as a DeviceError that names the device."""
     from numba.cuda.cudadrv.error import CudaDriverError
 
     try:
@@ -236,5 +236,7 @@ def compile_kernel(
 
 
 def inexact_instructions(ptx: str) -> list[str]:
-    """What in `ptx` rounds otherwise than IEEE arithmetic, operation by operation, does."""
+    """Return the instructions of `ptx` that round otherwise than IEEE arithmetic does, operation by
+    operation.
+    """
     return sorted({match[0] for match in _INEXACT.finditer(ptx)})

@@ -122,8 +122,8 @@ class KernelSpec:
         return _OPTIONS if self.fma else (*_OPTIONS, ("fma", False))
 
     def target(self, arch: str) -> str | None:
-        """What to compile for on a device of `arch` ("sm_90": perhaps "sm_90a"), None if the spec
-        is not for it.
+        """Return what to compile for on a device of `arch` ("sm_90": perhaps "sm_90a"), None if the
+        spec is not for it.
         """
         if not self.archs:
             return arch
@@ -260,7 +260,7 @@ def compile_spec(spec: KernelSpec, arch: str) -> Any:
 
 
 def is_checked(spec: KernelSpec, arch: str) -> bool:
-    """Whether the spec is known to compile."""
+    """Return whether the spec is known to compile."""
     return is_cached(spec, arch) or cache_file(spec, arch).with_suffix(".checked").exists()
 
 

@@ -31,7 +31,7 @@ class PackedLayout:
 
     @property
     def packed_bytes(self) -> int:
-        """Of one block, without row headers."""
+        """Return the packed bytes of one block, without row headers."""
         return sum(n for _, n, per_row in self.planes if not per_row)
 
     def offsets(self, rows: int, cols: int) -> list[int]:

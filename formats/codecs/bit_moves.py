@@ -56,8 +56,8 @@ def c4(at, k, e) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Moves:
-    """For each move: from byte, to byte, left shift + 8, mask of the bits that arrive. `flips`: xor
-    of each resulting byte.
+    """Moves of bits: the source byte of each, the target byte, the left shift + 8, and the mask of
+    the bits that arrive. `flips`: xor of each resulting byte.
     """
 
     source: np.ndarray
@@ -70,8 +70,8 @@ class Moves:
     def of_bits(
         cls, source: np.ndarray, target: np.ndarray, n_bytes: int, flipped: np.ndarray
     ) -> Moves:
-        """From pairs of bit positions and the positions that are inverted; `n_bytes` is the size of
-        the result.
+        """Return the moves from pairs of bit positions and the positions that are inverted;
+        `n_bytes` is the size of the result.
         """
         flips = np.zeros(n_bytes, dtype=np.uint8)
         np.bitwise_or.at(flips, flipped // 8, (1 << flipped % 8).astype(np.uint8))
@@ -106,7 +106,7 @@ class Moves:
 
     @property
     def whole_bytes(self) -> bool:
-        """Whether bytes only change places."""
+        """Return whether bytes only change places."""
         return bool((self.shift == 8).all() and (self.mask == 255).all()) and not self.flips.any()
 
 
@@ -219,8 +219,8 @@ class Interleaving:
         )
 
     def _row_offsets(self, byte: np.ndarray, rows: np.ndarray, head: int) -> np.ndarray:
-        """Where the first block's bytes (row after row, as the moves count them) are in a group of
-        whole rows.
+        """Return where the first block's bytes (row after row, as the moves count them) are in a
+        group of whole rows.
         """
         return byte // self.row_bytes * rows.shape[2] + head + byte % self.row_bytes
 

@@ -56,7 +56,7 @@ def split_number(
 
 
 def is_split(metadata: Mapping[str, Value], file: str) -> bool:
-    """Whether the file is one of several shards."""
+    """Return whether the file is one of several shards."""
     return split_number(metadata, KEY_COUNT, file, default=1) > 1
 
 

@@ -186,9 +186,7 @@ class GGUFWriter(_Finishing):
         self._file.park()
 
     def sync(self) -> None:
-        """What is written so far survives a power cut, when this returns. May be called from
-        another thread.
-        """
+        """Make what is written so far survive a power cut. May be called from another thread."""
         self._file.sync()
 
     def leave(self) -> None:
@@ -306,8 +304,8 @@ class ShardedWriter(_Finishing):
             self._writers.append(GGUFWriter(*self._shards[index], keep=keep))
 
     def resume(self, trusted: Trusted) -> int:
-        """As `GGUFWriter.resume`, shard by shard; the shards after the first incomplete one are
-        written again.
+        """Resume as `GGUFWriter.resume` does, shard by shard; the shards after the first incomplete
+        one are written again.
         """
         count = 0
         while len(self._writers) < len(self._shards):
@@ -319,7 +317,7 @@ class ShardedWriter(_Finishing):
         return count
 
     def sync(self) -> None:
-        """As `GGUFWriter.sync`: shards that are complete are synced already."""
+        """Do what `GGUFWriter.sync` does: shards that are complete are synced already."""
         with self._turn:
             self._writers[-1].sync()
 
@@ -328,7 +326,7 @@ class ShardedWriter(_Finishing):
         self._writers[-1].cut()
 
     def leave(self) -> None:
-        """As `GGUFWriter.leave`."""
+        """Keep the unfinished files, as `GGUFWriter.leave` does."""
         self._done = True
         for writer in self._writers:
             writer.leave()

@@ -92,7 +92,9 @@ def merge_gate_up(
 
 
 def plan_gate_up(source: Source, undo: bool = False) -> list[PlannedMerge]:
-    """What every tensor of the output is made of; nothing is read. Raises as `merge_gate_up`."""
+    """Return what every tensor of the output is made of; nothing is read. Raises as
+    `merge_gate_up`.
+    """
     tensors = {tensor.name: tensor for tensor in source.tensors}
     plan: list[PlannedMerge] = []
     seen: set[str] = set()

@@ -39,7 +39,9 @@ class GateUpSource(WrappedSource):
         )
 
     def _columns(self, planned: PlannedMerge, start: int, stop: int) -> list[np.ndarray]:
-        """Of biases, which have a row per expert: each span is a part of its rows."""
+        """Return the columns of biases, which have a row per expert: each span is a part of its
+        rows.
+        """
         return [
             self.inner.read_rows(span.tensor, start, stop)[:, span.start : span.start + span.size]
             for span in planned.spans

@@ -226,6 +226,8 @@ def check_hashes(
 
 
 def _prefix(label: str, places: Iterable[str]) -> str:
-    """How the manifest spells the file: as asked for, or by a path that ends in the same name."""
+    """Return how the manifest spells the file: as asked for, or by a path that ends in the same
+    name.
+    """
     spellings = {place for place in places if os.path.basename(place) == os.path.basename(label)}
     return label if label in spellings or not spellings else sorted(spellings)[0]

@@ -95,7 +95,7 @@ class OutputPlan:
 
     @property
     def n_bytes(self) -> int:
-        """What all files take, headers and padding included."""
+        """Return the bytes of all files, headers and padding included."""
         return sum(layout.n_bytes for layout in self.written)
 
     @property
@@ -105,8 +105,8 @@ class OutputPlan:
 
     @property
     def free_bytes(self) -> int:
-        """What the disk has left, -1 where it does not say. A file that is replaced still counts:
-        it goes when the new one is complete.
+        """Return the bytes that the disk has left, -1 where it does not say. A file that is
+        replaced still counts: it goes when the new one is complete.
         """
         try:
             usage = shutil.disk_usage(self.paths[0].resolve().parent)

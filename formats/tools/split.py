@@ -72,7 +72,7 @@ def plan_split(
     max_size: str | int | None = None,
     first_shard_metadata_only: bool = False,
 ) -> list[Shard]:
-    """Which tensors go into which shard `<prefix>-0000i-of-0000N.gguf`; a `.gguf` ending of
+    """Return which tensors go into which shard `<prefix>-0000i-of-0000N.gguf`; a `.gguf` ending of
     `prefix` is dropped.
 
     With `max_size` (bytes, `300M`, `2G`) a shard ends before the tensor that would bring its padded

@@ -114,7 +114,7 @@ class Recipe(Options):
 
     @property
     def copies(self) -> bool:
-        """Whether all tensors are copied as they are."""
+        """Return whether all tensors are copied as they are."""
         return self.type.upper() == COPY
 
     @property

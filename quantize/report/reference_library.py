@@ -60,8 +60,8 @@ class ReferenceLibrary:
             function.restype, function.argtypes = result, arguments
 
     def has(self, type: str | GGMLType) -> bool:
-        """Whether the library knows the type: the same id by the same name, with rows of the same
-        size.
+        """Return whether the library knows the type: the same id by the same name, with rows of the
+        same size.
         """
         type = ggml_type(type)
         name = self._library.ggml_type_name(type.id)
@@ -82,8 +82,8 @@ class ReferenceLibrary:
         return bool(self._library.ggml_quantize_requires_imatrix(ggml_type(type).id))
 
     def survives(self, type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None) -> bool:
-        """Whether `quantize` comes back: the library ends the process where one of its assertions
-        fails, so a child tries first.
+        """Return whether `quantize` comes back: the library ends the process where one of its
+        assertions fails, so a child tries first.
         """
         sys.stdout.flush()
         child = os.fork()

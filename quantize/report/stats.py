@@ -46,18 +46,18 @@ class StatsReport:
 
     @property
     def weighted(self) -> bool:
-        """Whether importances of any tensor were known."""
+        """Return whether importances of any tensor were known."""
         return any(tensor.weighted for tensor in self.tensors)
 
     def total(self, type: GGMLType) -> ErrorSums:
-        """Over all tensors that can have the type."""
+        """Return the total over all tensors that can have the type."""
         return sum(
             (tensor.errors[type.name] for tensor in self.tensors if type.name in tensor.errors),
             ErrorSums(type),
         )
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the report for JSON."""
         tensors = [
             {
                 "name": t.tensor.name,
@@ -260,7 +260,9 @@ def encoder_of(
 def measure_rows(
     type: GGMLType, x: np.ndarray, data: np.ndarray, importance: np.ndarray | None
 ) -> ErrorSums:
-    """Of rows x float32[rows, n_cols] and what `encoder_of` the type made of them."""
+    """Return the errors of rows x float32[rows, n_cols] and what `encoder_of` the type made of
+    them.
+    """
     error = decode(ggml_type(type.base) if type.base else type, data, x.shape[1], as_weights=True)
     np.subtract(x, error, out=error)
     e2, x2 = (np.einsum("ij,ij->j", v, v, dtype=np.float64) for v in (error, x))

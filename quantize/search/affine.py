@@ -31,8 +31,8 @@ line_lanes = fit_lines = fit_group = grid_error = add_fit = unbound
 
 
 def _line_lanes(x, w, at, scale, minimum, sl, sll, sxl):
-    """For each lane: codes l nearest to (x + minimum) / scale, then sl = sum w l, sll = sum w l^2,
-    sxl = sum w x l.
+    """Compute for each lane the codes l nearest to (x + minimum) / scale, then sl = sum w l, sll =
+    sum w l^2, sxl = sum w x l.
     """
     for c in range(LANES):
         sl[c] = np.float32(0)

@@ -221,8 +221,8 @@ def _choose_d(n, groups):
 
 
 def _finish_group(x, w, at, d, groups, g, column, lanes, near):
-    """With d fixed, groups[g, column:column+2] = integer scale and number of the shift. Return the
-    weighted squared error and the sums for the least-squares d.
+    """Set groups[g, column:column+2] to the integer scale and the number of the shift for a fixed
+    d. Return the weighted squared error and the sums for the least-squares d.
     """
     load_group(x, at, lanes)
     middle = nearest_integer(groups[g, 0] / d) if d > 0 else np.float32(FIRST_STEP)

@@ -131,7 +131,7 @@ def _largest(x, w, own, groups, lanes, row):
 
 
 def _rounded_scales(free, largest, scale, inverse):
-    """For each lane c: scale[c] = the multiple of d = largest / TARGETS[c] nearest to the free
+    """Set for each lane c scale[c] = the multiple of d = largest / TARGETS[c] nearest to the free
     scale, and its inverse.
     """
     for c in range(len(scale)):
@@ -193,8 +193,8 @@ def _neighbours(first, last, d, k, scale, inverse):
 
 
 def _settle_with(x, own, d, groups, g, column, lanes):
-    """With d fixed, groups[g, column:column+2] = integer scale and number of the shift. Return the
-    weighted squared error.
+    """Set groups[g, column:column+2] to the integer scale and the number of the shift for a fixed
+    d. Return the weighted squared error.
     """
     per_shift = LANES // len(SHIFTS)
     inverse_d = np.float32(1) / d if d != 0 else np.float32(0)

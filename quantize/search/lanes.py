@@ -83,8 +83,8 @@ def gains(sxv, svv, gain):
 
 
 def score_lanes(x, w, at, n, shift, inverse, sxv, svv):
-    """For each lane c: sxv[c] = sum w x v and svv[c] = sum w v^2 over x[at:at+n], v nearest to x *
-    inverse[c].
+    """Set sxv[c] = sum w x v and svv[c] = sum w v^2 for each lane c, over x[at:at+n], with v
+    nearest to x * inverse[c].
 
     `shift` moves the value set. With the least-squares scale s = sxv/svv the weighted squared error
     falls by sxv^2/svv.
@@ -102,7 +102,7 @@ def score_lanes(x, w, at, n, shift, inverse, sxv, svv):
 
 
 def error_lanes(x, w, at, n, shift, scale, inverse, error):
-    """For each lane c: error[c] = sum w (x - scale[c] v)^2 over x[at:at+n], v nearest to x *
+    """Set for each lane c error[c] = sum w (x - scale[c] v)^2 over x[at:at+n], v nearest to x *
     inverse[c], shift[c] per lane.
 
     Summed from the differences, not from sxv and svv: at 6 and 8 bits those would cancel to noise.

@@ -36,8 +36,8 @@ def _from_code(t):
 
 
 def _errors(x, w, inverse, error):
-    """For each lane c: error[c] = sum w (x * inverse[c] - nearest code)^2. It takes four elements
-    at a time, to keep sums in registers.
+    """Set for each lane c error[c] = sum w (x * inverse[c] - nearest code)^2. It takes four
+    elements at a time, to keep sums in registers.
     """
     for c in range(LANES):
         error[c] = np.float32(0)

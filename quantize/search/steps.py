@@ -135,7 +135,7 @@ class RowSearch:
         }
 
     def end(self, once: str, each: str) -> str:
-        """As `BlockSearch.end`; blocks are counted by b."""
+        """End a block as `BlockSearch.end` does; blocks are counted by b."""
         per = SUPER // self.steps.group
         part = f"own[{SUPER} * b : {SUPER} * (b + 1)], groups[{per} * b : {per} * (b + 1)]"
         return (

@@ -92,8 +92,8 @@ def _kept(u, w, threshold):
 
 @device_function
 def _sums_beyond(x, w, inverse, threshold, sx, sw):
-    """For each lane c: sums of w |x| and of w over the elements with |x| * inverse >= threshold[c],
-    |x| in units of 1/inverse.
+    """Compute for each lane c the sums of w |x| and of w over the elements with |x| * inverse >=
+    threshold[c], |x| in units of 1/inverse.
     """
     for c in range(LANES):
         sx[c] = np.float32(0)

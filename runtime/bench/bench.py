@@ -94,7 +94,7 @@ class Result:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Of tests that only generate: bytes that must be read over the time taken."""
+        """Return the bytes that must be read over the time taken, for tests that only generate."""
         t = self.test
         if t.n_prompt or not t.n_gen:
             return None
@@ -102,7 +102,7 @@ class Result:
 
     @property
     def flop_per_second(self) -> float | None:
-        """Of tests of a prompt alone."""
+        """Return the operations per second, for tests of a prompt alone."""
         t = self.test
         if t.n_gen or not t.n_prompt:
             return None
@@ -174,7 +174,9 @@ class Runner:
         self._filled = 0  # tokens that the context was filled with
 
     def holds(self, n: int) -> bool:
-        """Whether the context was filled with n tokens and what came after them can be cut off."""
+        """Return whether the context was filled with n tokens and what came after them can be cut
+        off.
+        """
         return n == self._filled and all(isinstance(layer, KVCache) for layer in self.state.layers)
 
     def fill(self, n: int) -> None:

@@ -36,7 +36,7 @@ class Cost:
 
     @classmethod
     def of(cls, model, state=None) -> Cost:
-        """Of a `Model`; `state` gives the size of the cache."""
+        """Return the cost of a `Model`; `state` gives the size of the cache."""
         tensors = {tensor.name: tensor for tensor in model.source.tensors}
         output = OUTPUT if OUTPUT in tensors else TOKEN_EMBEDDING
         step_bytes = token_flop = output_flop = last_flop = 0.0

@@ -75,7 +75,7 @@ _MEASURED_VALUES = 1 << 18
 
 
 def supported(type: str | GGMLType) -> bool:
-    """Whether `random_rows` knows the type."""
+    """Return whether `random_rows` knows the type."""
     plain = ggml_type(ggml_type(type).base or type)
     return (
         plain.name in ("F32", "F16", "BF16")

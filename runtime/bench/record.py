@@ -115,7 +115,7 @@ def record(
 
 
 def cpu_name() -> str:
-    """As the kernel names the processor."""
+    """Return the name that the kernel gives the processor."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:

@@ -79,7 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def add_setting_flags(parser: argparse.ArgumentParser) -> None:
-    """Where and how the model runs: the last group of help."""
+    """Add the flags that say where and how the model runs, the last group of help."""
     group = parser.add_argument_group("where and how the model runs")
     LoadOptions.add_flags(group, only=("device", "fit"), device="auto")
     group.add_argument(

@@ -193,7 +193,7 @@ def add_options(parser: argparse._ActionsContainer) -> None:
 
 
 def values_of(args: argparse.Namespace, option: Option) -> list:
-    """What the user asked for, or the default."""
+    """Return what the user asked for, or the default."""
     words = [
         word for given in getattr(args, option.field) or () for word in given.split(option.between)
     ]

@@ -48,7 +48,7 @@ def add_window_flags(
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
-    """Where and how the model is loaded: the last group of a command's help."""
+    """Add the flags that say where and how the model is loaded, the last group of the help."""
     group = parser.add_argument_group("where and how the model runs")
     LoadOptions.add_flags(group, device="auto")
     group.add_argument(

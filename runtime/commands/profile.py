@@ -106,5 +106,5 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def _how(label: str, precision: str) -> str:
-    """For the heading of a table: what `annotated` changes about passes of this kind."""
+    """Return what `annotated` changes about passes of this kind, for the heading of a table."""
     return " without graphs" if label != "tg" and precision != "f32" else ""

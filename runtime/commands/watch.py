@@ -30,7 +30,7 @@ def passes(n_tokens: int, ubatch: int) -> Runs:
 
 @contextmanager
 def watched(model: Model, what: str, plan: Runs, *, every: float = EVERY_SECONDS) -> Iterator[None]:
-    """Within this context, say on stderr how far a model on the CPU is after 5 seconds, then every
+    """Say on stderr, within this context, how far a model on the CPU is after 5 seconds, then every
     minute, as far as its passes are those of `plan`.
 
     A GPU's passes are not watched: they are short, and watching would keep them off the fast path.

@@ -23,8 +23,8 @@ _FLOATS = (torch.float16, torch.bfloat16)
 
 
 class _Products(NamedTuple):
-    """Of q, k and v, half[T, ...] of all rows; or of k and v, and `queries` half[S, ...] of the
-    last row of each sequence.
+    """The products q, k and v, half[T, ...] of all rows; or k and v, and `queries` half[S, ...] of
+    the last row of each sequence.
     """
 
     joined: torch.Tensor

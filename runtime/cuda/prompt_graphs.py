@@ -162,5 +162,5 @@ class PassGraphs:
 
 
 def can_capture(device: torch.device) -> bool:
-    """Whether there are graphs on this device."""
+    """Return whether there are graphs on this device."""
     return device.type == "cuda"

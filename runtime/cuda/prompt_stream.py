@@ -63,7 +63,7 @@ class Stream:
         )
 
     def pending(self) -> dict[str, Any]:
-        """What is not added yet, for `left`."""
+        """Return what is not added yet, for `left`."""
         return dict(self._added)
 
     def left(self, pending: dict[str, Any]) -> None:

@@ -77,7 +77,7 @@ class Statistics:
 
     @property
     def covariance(self) -> float:
-        """Of the two mean negative log-likelihoods."""
+        """Return the covariance of the two mean negative log-likelihoods."""
         return (
             0.0
             if self.n < _FEW

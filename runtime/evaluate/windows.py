@@ -96,8 +96,8 @@ class Windows:
         skip: int = 0,
         parse_special: bool = False,
     ) -> Windows:
-        """As `cut`, from a text, tokenized once as a whole, or from tokens. EvaluationError for a
-        model that appends EOS.
+        """Cut windows as `cut` does, from a text, tokenized once as a whole, or from tokens.
+        EvaluationError for a model that appends EOS.
 
         With `parse_special` the text of a control token is that token.
         """

@@ -53,7 +53,7 @@ class Attention:
         )
 
     def state_bytes(self, capacity: int, settings: CacheSettings) -> int:
-        """What `new_state` takes."""
+        """Return the bytes that `new_state` takes."""
         return capacity * KVCache.bytes_per_token(
             self.n_kv_heads, self.key_length, self.value_length, settings
         )
@@ -117,8 +117,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> t
 def attend_with_scores(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, most_mib: int = 0
 ) -> torch.Tensor:
-    """As `attend`, with the matrix of scores in memory: of all heads, or of as many at a time as
-    fit `most_mib` MiB (at least one).
+    """Attend as `attend` does, with the matrix of scores in memory: of all heads, or of as many at
+    a time as fit `most_mib` MiB (at least one).
     """
     n, total, n_heads, group = q.shape[1], k.shape[1], q.shape[2], q.shape[2] // k.shape[2]
     step = (

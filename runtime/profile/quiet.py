@@ -14,7 +14,7 @@ _LOGGED = re.compile(rb"(?:\[W|[A-Z]+:)\d{4}-?\d\d[^\n]*\.cpp:\d+\][^\n]*\n?")
 
 @contextmanager
 def without_log_lines() -> Iterator[None]:
-    """Within this context the process's standard error is held back; what is not a line of the
+    """Hold back the process's standard error within this context; what is not a line of the
     profiler's log is written when it ends.
     """
     try:
