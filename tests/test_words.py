@@ -19,17 +19,6 @@ FORBIDDEN = {
     r"the roof": "the API",
     r"(?:is|are) there already": "already exists",
     r"is no int": "is not an integer",
-    r"go(?:es)? on": "resume, continue",
-    r"what is there": "what exists",
-    r"rooms?": "folder, space",
-    r"m(?:ake|akes|ade) up": "form, reach",
-    r"looked at": "checked",
-    r"of (?:its|their) own": "own, separate",
-    r"of theirs": "their",
-    r"told apart": "distinguished",
-    r"lies? (?:in|at)": "is stored in",
-    r"stands in": "is in",
-    r"hand(?:s|ed)? (?:out|down)": "give, return, pass",
     r"by hand of": "by",
     r"--part-gate-up": "--split-gate-up",
 }
@@ -41,7 +30,6 @@ ALLOWED = {
     "CHANGELOG.md": ("`--part-gate-up` of `quantize` is now `--split-gate-up`",),
     "formats/commands/merge_gate_up.py": ('"--part-gate-up", dest="undo"',),
     "quantize/options.py": ('"--part-gate-up"',),
-    "tests/test_imatrix.py": ("The room was quiet.",),
 }
 
 ENDINGS = {".md", ".py", ".cu", ".cuh", ".hpp", ".toml"}
@@ -94,5 +82,5 @@ def test_no_forbidden_words():
 
 
 def test_phrases_are_found_across_lines():
-    text = '# it goes\n    # on\nx = ("what is"\n " there")\nbehinds\n'
-    assert phrases(text) == [(1, "goes on"), (3, "what is there")]
+    text = '# the truth\n    # path\nx = ("is there"\n " already")\nbehinds\n'
+    assert phrases(text) == [(1, "truth path"), (3, "is there already")]
