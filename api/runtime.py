@@ -192,7 +192,7 @@ def decode_torch(
     """Decode on the device of `data`, uint8[rows, row_bytes]: float32[rows, n_cols] with the bits
     of `decode`, or rounded to `dtype`.
 
-    For whole tensors, and I2_S, see `formats.torch_decode.decode_tensor_torch`.
+    For whole tensors, and I2_S, see `decode_tensor_torch`.
     """
     import torch
 
@@ -230,6 +230,18 @@ def load_model(
     return open_model(path, options, source=source, **keywords)
 
 
+@checks_keywords
+def random_source(spec: str) -> Source:
+    """Return what `random_model` opens: metadata, and tensors whose values are made when read."""
+    from ..runtime import let_threads_sleep
+
+    let_threads_sleep()  # before torch is imported
+    from ..runtime.arguments import instance
+    from ..runtime.bench.synthetic import SyntheticSource
+
+    return SyntheticSource(instance("spec", spec, str, "SHAPE:TYPE"))
+
+
 def random_model(
     spec: str,
     device: str | torch.device | None = None,
@@ -243,11 +255,8 @@ def random_model(
     It has no tokenizer. See `runtime.bench.synthetic` for shapes, and for other types of single
     tensors.
     """
-    from ..runtime.arguments import instance
-    from ..runtime.bench.synthetic import SyntheticSource
-
     check_load_keywords(random_model, keywords)
-    source = SyntheticSource(instance("spec", spec, str, "SHAPE:TYPE"))
+    source = random_source(spec)
     keywords = keywords if device is None else keywords | {"device": device}
     return open_model(spec, options, source=source, **keywords)
 

@@ -44,6 +44,7 @@ PUBLIC = {
     # Run
     "load_model": "api.runtime",
     "random_model": "api.runtime",
+    "random_source": "api.runtime",
     "generate": "api.runtime",
     "plan_generation": "api.runtime",
     "benchmark_model": "api.runtime",
@@ -55,10 +56,13 @@ PUBLIC = {
     "hash_model": "formats.tools.hashes",
     "check_hashes": "formats.tools.hashes",
     "kernel_specs": "api.kernels",
+    "build_kernels": "api.kernels",
+    "clear_kernels": "api.kernels",
     # Rows of tensors
     "decode": "formats.codec",
     "decode_tensor": "formats.codec",
     "decode_torch": "api.runtime",
+    "decode_tensor_torch": "formats.torch_decode",
     "decodable_types": "formats.codec",
     "encode": "quantize.encode",
     "encodable_types": "quantize.encode",

@@ -5,15 +5,13 @@ ahead of time.
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import os
-import re
 import sys
 import time
 
 from ..errors import UsageError
 from .compile.nvrtc import ARCHITECTURES, KernelSpec, cache_folder, need_cuda_core
-from .registry import build, cached_bytes, clear, missing, unchecked
+from .registry import architectures, cached_bytes, chosen_specs
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -67,67 +65,39 @@ def run(args: argparse.Namespace, api) -> int:
     if args.build or args.check:
         need_cuda_core()
     if args.clear:
-        count, n_bytes = clear()
+        count, n_bytes = api.clear_kernels()
         print(f"removed {count} compiled modules, {n_bytes / 2**20:.1f} MiB, from {cache_folder()}")
         return 0
     specs = chosen_specs(args.names, api.kernel_specs())
-    archs = architectures(args.arch, needed=args.build or args.check)
-    if args.check:
-        _compile(unchecked((spec for _, spec in specs), archs), args.jobs, "checked", check=True)
-    if args.build:
-        _compile(missing((spec for _, spec in specs), archs), args.jobs, "compiled")
+    archs = architectures(asked_architectures(args.arch), needed=args.build or args.check)
+    if args.check or args.build:
+        _compile(args, archs, api)
     print_table(specs, archs)
     return 0
 
 
-def chosen_specs(
-    names: list[str], specs: list[tuple[str, KernelSpec]]
-) -> list[tuple[str, KernelSpec]]:
-    """Return the (module, spec) pairs whose names match one of the patterns. UsageError for a
-    pattern that matches none.
-    """
-    for name in names:
-        if not any(fnmatch.fnmatchcase(spec.name, name) for _, spec in specs):
-            raise UsageError(f"no kernel is named '{name}'")
-    return [
-        (module, spec)
-        for module, spec in specs
-        if not names or any(fnmatch.fnmatchcase(spec.name, name) for name in names)
-    ]
+def asked_architectures(text: str | None) -> list[str]:
+    """Return what `--arch` names; nothing without it."""
+    if not text:
+        return []
+    return list(ARCHITECTURES) if text == "all" else text.split(",")
 
 
-def architectures(asked: str | None, *, needed: bool) -> list[str]:
-    """Return the architectures that `--arch` names; without it those of the devices here, or else,
-    if they are not `needed`, all. UsageError for others.
-    """
-    if asked:
-        names: list[str] = list(ARCHITECTURES) if asked == "all" else asked.split(",")
-        if wrong := [name for name in names if not re.fullmatch(r"sm_\d{2,3}", name)]:
-            raise UsageError(f"'{wrong[0]}' is not an architecture; they are spelled as sm_90")
-        return names
-    import torch
-
-    if torch.cuda.is_available():
-        from .compile.launch import architecture
-
-        return sorted({architecture(device) for device in range(torch.cuda.device_count())})
-    if needed:
-        raise UsageError(
-            "there is no CUDA device here: say with --arch for which architecture to compile"
-        )
-    return list(ARCHITECTURES)
-
-
-def _compile(
-    wanted: list[tuple[KernelSpec, str]], jobs: int, done: str, *, check: bool = False
-) -> None:
+def _compile(args: argparse.Namespace, archs: list[str], api) -> None:
     from tqdm import tqdm
 
     start = time.perf_counter()
-    with tqdm(total=len(wanted), unit="module", disable=None, file=sys.stderr) as bar:
-        for _ in build(wanted, jobs, check=check):
-            bar.update()
-    print(f"{done} {len(wanted)} modules in {time.perf_counter() - start:.1f} s")
+    with tqdm(unit="module", disable=None, file=sys.stderr) as bar:
+
+        def advance(done: int, count: int) -> None:
+            bar.total = count
+            bar.update(done - bar.n)
+
+        made = api.build_kernels(
+            args.names, archs, check=args.check, processes=args.jobs, progress=advance
+        )
+    done = "checked" if args.check else "compiled"
+    print(f"{done} {len(made)} modules in {time.perf_counter() - start:.1f} s")
 
 
 def print_table(specs: list[tuple[str, KernelSpec]], archs: list[str]) -> None:

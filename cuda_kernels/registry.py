@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from types import MappingProxyType
 
+from ..errors import UsageError
 from .compile.nvrtc import (
+    ARCHITECTURES,
     KernelSpec,
     cache_folder,
     cached_file,
@@ -53,6 +58,43 @@ def all_specs(
             yield module, spec
 
 
+def chosen_specs(
+    names: Sequence[str], specs: list[tuple[str, KernelSpec]]
+) -> list[tuple[str, KernelSpec]]:
+    """Return the (module, spec) pairs whose names match one of the patterns. UsageError for a
+    pattern that matches none.
+    """
+    for name in names:
+        if not any(fnmatch.fnmatchcase(spec.name, name) for _, spec in specs):
+            raise UsageError(f"no kernel is named '{name}'")
+    return [
+        (module, spec)
+        for module, spec in specs
+        if not names or any(fnmatch.fnmatchcase(spec.name, name) for name in names)
+    ]
+
+
+def architectures(asked: Sequence[str], *, needed: bool) -> list[str]:
+    """Return the architectures that are `asked` for; without any those of the devices here, or
+    else, if they are not `needed`, all. UsageError for others.
+    """
+    if asked:
+        if wrong := [name for name in asked if not re.fullmatch(r"sm_\d{2,3}", name)]:
+            raise UsageError(f"'{wrong[0]}' is not an architecture; they are spelled as sm_90")
+        return list(asked)
+    import torch
+
+    if torch.cuda.is_available():
+        from .compile.launch import architecture
+
+        return sorted({architecture(device) for device in range(torch.cuda.device_count())})
+    if needed:
+        raise UsageError(
+            "there is no CUDA device here: say for which architecture to compile (--arch)"
+        )
+    return list(ARCHITECTURES)
+
+
 def missing(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[KernelSpec, str]]:
     """Return the specs that are not in the cache, each with the architecture it is missing for."""
     archs = list(archs)
@@ -80,13 +122,14 @@ def unchecked(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[K
 def build(
     wanted: list[tuple[KernelSpec, str]], jobs: int, *, check: bool = False
 ) -> Iterator[tuple[KernelSpec, str]]:
-    """Compile into the cache, in `jobs` processes, or with `check` only see that it compiles;
-    yields what is done, in order.
+    """Compile into the cache, or with `check` only find out whether it compiles; yields what is
+    done, in order. jobs: processes, 0 for one per core.
 
     Errors are those of `compile_spec`; UsageError without cuda-core, also where there is nothing to
     do.
     """
     need_cuda_core()
+    jobs = jobs or os.cpu_count() or 1
     one = _check_one if check else _build_one
     if jobs <= 1 or len(wanted) < 2 * jobs:
         yield from map(one, wanted)

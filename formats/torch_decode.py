@@ -25,6 +25,7 @@ import torch
 from ..errors import ShapeError
 from . import codec
 from .codecs import scalars
+from .options import checks_keywords
 from .types import GGMLType, ggml_type
 
 PIECE_ELEMENTS = 1 << 24  # at a time: bounds the memory, at about 16 bytes an element
@@ -66,6 +67,7 @@ def decode_torch(
     return out
 
 
+@checks_keywords
 def decode_tensor_torch(
     type: str | GGMLType,
     data: torch.Tensor,

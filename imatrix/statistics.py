@@ -88,9 +88,10 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.vdot(a, b)) / norm if norm else 0.0
 
 
-def statistics_lines(imatrix: Imatrix) -> list[str]:
-    """Return both tables, with columns in the order of llama.cpp."""
-    tensors = tensor_statistics(imatrix)
+def statistics_lines(tensors: Sequence[TensorStatistics], path: str | None) -> list[str]:
+    """Return both tables of an importance matrix at `path`, with columns in the order of
+    llama.cpp.
+    """
     titles = (
         "Layer",
         "Tensor",
@@ -129,7 +130,7 @@ def statistics_lines(imatrix: Imatrix) -> list[str]:
         for s in layer_statistics(tensors)
     ]
     return [
-        f"statistics of {printable(imatrix.path or 'what was collected')} ({len(tensors)} tensors)",
+        f"statistics of {printable(path or 'what was collected')} ({len(tensors)} tensors)",
         "",
         *aligned(titles, rows, left=(1,)),
         "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import pkgutil
@@ -9,10 +10,14 @@ import subprocess
 import sys
 
 import iqforge
+import numpy as np
 import pytest
 from iqforge import api
 from iqforge.api.table import PUBLIC
-from iqforge.errors import UsageError
+from iqforge.commandline.parser import Parser
+from iqforge.errors import IqforgeError, UsageError
+from iqforge.imatrix.data import Entry, Imatrix
+from iqforge.imatrix.files.load import save_imatrix
 
 # Modules of `iqforge.api` that serve the others; only names in the table are public there.
 SHARED = {"table", "source", "models", "outputs"}
@@ -102,6 +107,42 @@ def test_unknown_keywords_are_usage_errors(name):
 def test_suggestions(call, meant):
     with pytest.raises(UsageError, match=meant):
         call()
+
+
+class Recorder:
+    """The API, which notes the names that a command asks for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __getattr__(self, name):
+        self.asked.append(name)
+        return getattr(api, name)
+
+
+@pytest.mark.parametrize(
+    "module, words, asked",
+    [
+        ("cuda_kernels.command", ["--clear"], ["clear_kernels"]),
+        ("imatrix.commands.imatrix", ["--show-statistics"], ["imatrix_statistics"]),
+        ("quantize.commands.quantize", ["--recipe", "no", "a", "b"], ["read_recipe"]),
+        ("quantize.commands.quantize", ["--plan", "no", "a", "b"], ["load_plan"]),
+        ("runtime.commands.bench", ["--synthetic", "no:Q8_0"], ["random_source"]),
+    ],
+)
+def test_commands_call_the_api(module, words, asked, tmp_path, monkeypatch, capsys):
+    """Also where they fail before any work."""
+    monkeypatch.setenv("IQFORGE_CACHE_DIR", str(tmp_path))
+    if words == ["--show-statistics"]:
+        file = Imatrix({"blk.0.attn_q.weight": Entry(np.ones((1, 8)), np.ones(1, np.int64))})
+        save_imatrix(file, tmp_path / "m.gguf")
+        words = [*words, "--in-file", str(tmp_path / "m.gguf")]
+    command = importlib.import_module(f"iqforge.{module}")
+    parser, recorder = Parser("iqforge x"), Recorder()
+    command.configure(parser)
+    with contextlib.suppress(IqforgeError):
+        command.run(parser.parse_args(words), recorder)
+    assert set(asked) <= set(recorder.asked)
 
 
 def test_importing_and_help_load_nothing_heavy():

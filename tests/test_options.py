@@ -17,6 +17,7 @@ from iqforge.commandline.parser import Parser
 from iqforge.convert.options import ConvertOptions, LayoutOptions
 from iqforge.errors import UsageError
 from iqforge.formats.options import Constant, Options, from_keywords, option
+from iqforge.imatrix.commands.sensitivity import PLACEMENT
 from iqforge.imatrix.options import CollectOptions, MergeOptions, SensitivityOptions
 from iqforge.quantize.options import QuantizeOptions, Shards, TargetOptions
 from iqforge.quantize.plan.changes import Changes
@@ -174,6 +175,8 @@ def test_every_flag_of_an_options_class_is_one_of_its_command(command, classes):
     flags = {name: a for a in parser._actions for name in a.option_strings}
     for cls in classes:
         for one in fields(cls):
+            if command == "sensitivity" and one.name in PLACEMENT:
+                continue
             for name in one.metadata["flag"].spellings if "flag" in one.metadata else ():
                 assert flags[name].dest == one.name
 
@@ -299,3 +302,15 @@ def test_every_command_goes_through_the_api(path):
         *("measure", "measure_on_cpu"),
     }
     assert not imported & work
+
+
+def test_sensitivity_has_no_flags_of_gpus(capsys):
+    """Tensors can be replaced on the CPU only."""
+    main(["help", "sensitivity"])
+    text = capsys.readouterr().out
+    assert "--threads" in text
+    for flag in ("--gpu-layers", "--override-tensor", "--n-cpu-moe", "--cpu-moe", "--fit"):
+        assert flag not in text
+        with pytest.raises(SystemExit):
+            main(["sensitivity", "-m", "x", flag, "1"])
+        assert f"unknown flag '{flag}'" in capsys.readouterr().err

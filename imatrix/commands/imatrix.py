@@ -172,7 +172,8 @@ def _show_statistics(args: argparse.Namespace, api) -> int:
     files = args.in_files or []
     if len(files) != 1:
         raise UsageError(f"--show-statistics needs exactly one --in-file, not {len(files)}")
-    print("\n".join(statistics_lines(api.load_imatrix(files[0]))))
+    imatrix = api.load_imatrix(files[0])
+    print("\n".join(statistics_lines(api.imatrix_statistics(imatrix), imatrix.path)))
     return 0
 
 

@@ -17,6 +17,9 @@ from ..options import SensitivityOptions
 if TYPE_CHECKING:
     from ...quantize.plan.sensitivity import Probe
 
+# What is on a GPU: tensors can be replaced on the CPU only.
+PLACEMENT = ("gpu_layers", "override_tensor", "n_cpu_moe", "cpu_moe", "fit")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
@@ -47,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="types to store tensors in, the first that fits (default: IQ3_K IQ4_NL)",
     )
     SensitivityOptions.add_flags(parser, only=("layers",))
-    add_load_flags(parser)
+    add_load_flags(parser, without=PLACEMENT)
 
 
 def run(args: argparse.Namespace, api) -> int:

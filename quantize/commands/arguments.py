@@ -12,8 +12,8 @@ from ...formats.output import refuse_same_file
 from ..options import TargetOptions
 from ..plan.overrides import Rule, parse_rules
 from ..plan.recipe import AUTO, COPY, Recipe
-from ..plan.recipe_file import combine, read_recipe
-from ..plan.saved_plan import SavedPlan, load_plan
+from ..plan.recipe_file import combine
+from ..plan.saved_plan import SavedPlan
 from .flags import USAGE
 
 
@@ -38,7 +38,7 @@ def given_fields(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value}
 
 
-def recipe_fields(args: argparse.Namespace) -> tuple[dict[str, Any], SavedPlan | None]:
+def recipe_fields(args: argparse.Namespace, api) -> tuple[dict[str, Any], SavedPlan | None]:
     """Return the fields of `Recipe` that the flags and --recipe set, among them `type` if the file
     names a preset; and the plan of --plan.
 
@@ -46,7 +46,7 @@ def recipe_fields(args: argparse.Namespace) -> tuple[dict[str, Any], SavedPlan |
     """
     given = given_fields(args)
     if args.plan is None:
-        return combine(read_recipe(args.recipe) if args.recipe else {}, given), None
+        return combine(api.read_recipe(args.recipe) if args.recipe else {}, given), None
     leave = {
         name: given.pop(name)
         for name in ("allow_requantize", "ignore_imatrix_rules")
@@ -55,7 +55,7 @@ def recipe_fields(args: argparse.Namespace) -> tuple[dict[str, Any], SavedPlan |
     if given or args.recipe:
         others = ", ".join((["recipe"] if args.recipe else []) + sorted(given))
         raise UsageError(f"--plan gives the type of every tensor, so it takes no {others}")
-    plan = load_plan(args.plan)
+    plan = api.load_plan(args.plan)
     return leave, plan
 
 

@@ -33,7 +33,7 @@ __all__ = ["configure", "run"]
 
 
 def run(args: argparse.Namespace, api) -> int:
-    fields, plan = recipe_fields(args)
+    fields, plan = recipe_fields(args, api)
     preset = AUTO if asks_for_size(args) else plan.type if plan else fields.get("type")
     src, outputs, threads = parse_words(args.words, None if preset is None else str(preset))
     if threads and args.threads:

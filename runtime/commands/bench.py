@@ -362,9 +362,7 @@ def open_model(
 
 def open_source(api, which: str, synthetic: bool) -> Source:
     """Return the source of a model that is named."""
-    from ..bench.synthetic import SyntheticSource
-
-    return SyntheticSource(which) if synthetic else api.open_source(which)
+    return (api.random_source if synthetic else api.open_source)(which)
 
 
 def _whole_on(model: Model, device: torch.device) -> bool:
