@@ -2,8 +2,8 @@
 
 Connections are plain `http.client` ones, kept open per thread and server; proxies come from the
 environment, as for urllib. Weights are read through them and not through the session of
-huggingface_hub, because its HTTP client takes three times the CPU time per byte: converting 1 GB
-from a server on the same machine took 1.6 times as long.
+huggingface_hub, because its HTTP client takes about twice the CPU time per byte
+(docs/benchmarks/convert.md).
 """
 
 from __future__ import annotations
