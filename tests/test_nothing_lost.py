@@ -118,7 +118,7 @@ def test_files_that_are_read_are_not_replaced(model, tmp_path, capsys, flag):
 def test_a_file_in_the_way_of_the_journal_stays(model, tmp_path, content):
     (tmp_path / "q.gguf.journal").write_bytes(content)
     for restart in (False, True):
-        with pytest.raises(OutputError, match="journal.*is in the way"):
+        with pytest.raises(OutputError, match="is not a journal; move or delete it"):
             iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", pure=True, restart=restart)
     assert (tmp_path / "q.gguf.journal").read_bytes() == content and names(tmp_path) == [
         "model.gguf",
@@ -131,7 +131,7 @@ def test_a_file_in_the_way_of_the_journal_stays(model, tmp_path, content):
 
 
 def test_a_plan_and_an_output_are_two_files(model, tmp_path):
-    with pytest.raises(iqforge.IqforgeError, match="as output and for the plan"):
+    with pytest.raises(iqforge.IqforgeError, match="both the output and the plan"):
         iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", save_plan=tmp_path / "q.gguf")
     assert names(tmp_path) == ["model.gguf"]
 

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, api) -> int:
 def text_lines(
     summary: ModelSummary, *, full: bool = False, tensors: bool = True, offsets: bool = False
 ) -> list[str]:
-    """Yield the lines that the command prints; every line is printable text."""
+    """Return the lines that the command prints; every line is printable text."""
     files = summary.files
     name = printable(files[0], 400) + (
         f" and {len(files) - 1} more shards" if len(files) > 1 else ""
