@@ -3,8 +3,8 @@ HTTP session of huggingface_hub.
 
     python benchmarks/ranges.py
 
-Reads ranges of 4 MiB over several connections, as a conversion from the Hub does. Prints the seconds
-and the CPU seconds of the reading process for each round; the server is another process.
+Reads ranges of 4 MiB over several connections, as a conversion from the Hub does. Prints the
+seconds and the CPU seconds of the reading process for each round; the server is another process.
 """
 
 from __future__ import annotations
