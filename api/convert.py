@@ -152,8 +152,8 @@ def plan_conversion(
     options: ConvertOptions | None = None,
     **keywords: Any,
 ) -> tuple[list[PlannedTensor], OutputPlan]:
-    """What `convert_model` would do with an open checkpoint: every tensor's types, and the files.
-    Nothing is read or written.
+    """Return what `convert_model` would do with an open checkpoint: every tensor's types, and the
+    files. Nothing is read or written.
 
     keep_name: `general.name` of the JSON file `metadata` does not count, as where `name` is given.
     keywords: fields of `convert.options.ConvertOptions`; they win over `options`.

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 def plan_quantization(
     source: Source, recipe: Recipe | str, imatrix: Imatrix | None = None, **options: Any
 ) -> list[PlannedTensor]:
-    """What every tensor of `source` becomes; nothing is read. `recipe` may be the name of a preset,
+    """Return what every tensor of `source` becomes; nothing is read. `recipe` may name a preset,
     with `options` of `Recipe`.
 
     Tensors of a checkpoint that are not quantized get the type the converter gives them (norms
@@ -351,8 +351,8 @@ def quantize_stats(
     force: bool = False,
     progress: StatsProgress | None = None,
 ) -> StatsReport:
-    """What quantizing the tensors of a GGUF model or a checkpoint folder to each of `types` would
-    lose; nothing is written.
+    """Measure what quantizing the tensors of a GGUF model or a checkpoint folder to each of `types`
+    would lose; nothing is written.
 
     types: names; by default all plain quantized types there is a search for. include: regular
     expressions, of which one must be found in the name of a tensor. rows: measure about so many
@@ -405,7 +405,7 @@ def warm_up(
 
 
 def _report_plan(planned: Sequence[PlannedTensor], progress: RunProgress | None) -> RunReport:
-    """What a run reports of which nothing but the plan was made."""
+    """Return what a run reports when only its plan was made."""
     from ..quantize.run.report import TensorReport
 
     report, progress = (

@@ -113,7 +113,7 @@ def pack_matrix(
     """Bring the rows of a file to a device, packed.
 
     pieces: uint8[k, row_bytes] on the host, in order, together rows * n_matrices; whole row groups
-    for interleaved types. Memory beside the result: a few pieces of 16 MB. ShapeError for bytes
+    for interleaved types. Memory besides the result: a few pieces of 16 MB. ShapeError for bytes
     that do not fit, UnsupportedTypeError for a type or length that has no layout.
     """
     type, device = ggml_type(type), torch.device(device)

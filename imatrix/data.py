@@ -176,7 +176,7 @@ class Snapshot:
     """The state of an unfinished run after `imatrix.chunk_count` windows, to resume it. Counts may
     be fractions (`Entry.whole`).
 
-    sums: float64 arrays beside the entries.
+    sums: float64 arrays next to the entries.
     """
 
     imatrix: Imatrix

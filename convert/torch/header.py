@@ -10,7 +10,7 @@ executing anything of it.
 So a tensor is a range of the file, like one of a safetensors file. Files of torch before 1.6 (a
 bare pickle, or a tar) hold storages in another form and are refused by name.
 
-`torch.load(weights_only=True, mmap=True)` is no alternative. It maps the file, so one that is
+`torch.load(weights_only=True, mmap=True)` is not an alternative. It maps the file, so one that is
 cut while it is read kills the process with SIGBUS; the pages of all tensors that were read stay
 resident until the last tensor is gone (500 MB after reading 600 MB); and a pickle whose key is a
 tuple of doubled tuples keeps it busy forever.

@@ -132,7 +132,7 @@ def _prepare() -> dict[str, Callable]:
         return compile_ir(llvmir, **options)
 
     nvvm.compile_ir = without_contraction
-    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small tensors are small, which is no news to the user
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # small tensors are expected
     in_constant_memory = target.CUDATargetContext.make_constant_array
 
     def make_constant_array(self, builder, kind, array):

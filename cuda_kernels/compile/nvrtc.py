@@ -118,7 +118,7 @@ class KernelSpec:
 
     @property
     def options(self) -> tuple[tuple[str, object], ...]:
-        """Options of the compiler beside the macros and the architecture."""
+        """Options of the compiler besides the macros and the architecture."""
         return _OPTIONS if self.fma else (*_OPTIONS, ("fma", False))
 
     def target(self, arch: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Layouts of signed bytes with a scale per row or per 256 elements. What Q8_KV has beside d in its
+"""Layouts of signed bytes with a scale per row or per 256 elements. What Q8_KV has next to d in its
 row header, the sum of the codes, is left out: it follows from them.
 """
 

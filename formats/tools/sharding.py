@@ -151,7 +151,7 @@ def plan_output(
     inputs: Sequence[str | os.PathLike] = (),
     groups: Sequence[Sequence[TensorInfo]] | None = None,
 ) -> OutputPlan:
-    """Files for `tensors`: `path` itself, or `<stem>-0000i-of-0000N.gguf` beside it where `limits`
+    """Files for `tensors`: `path` itself, or `<stem>-0000i-of-0000N.gguf` next to it where `limits`
     ask for more than one.
 
     groups: the tensors of every file instead; these are called as shards are, also a single one,

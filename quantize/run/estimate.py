@@ -54,7 +54,7 @@ def estimate_run(
     """Return time and memory of `run.stream` with these plans, one for each output, on this machine
     as busy as it is now.
 
-    files: paths and bytes of the outputs; a file without a name is written beside the first. setup:
+    files: paths and bytes of the outputs; one without a name is written next to the first. setup:
     seconds that the caller's preparations took. Reads some rows, and raises what reading and
     quantizing them raises, such as NonFiniteError.
     """

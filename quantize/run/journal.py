@@ -1,4 +1,4 @@
-"""The journal beside an unfinished output: the run that was started, and the tensors that are
+"""The journal next to an unfinished output: the run that was started, and the tensors that are
 finished.
 
 A line is the XXH64 of a record and the record as JSON: `0123456789abcdef {"tensor": ..}`. Lines are

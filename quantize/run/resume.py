@@ -1,4 +1,4 @@
-"""Outputs that a later run can resume: data is written to `.part` files, and a journal beside them
+"""Outputs that a later run can resume: data is written to `.part` files, and a journal next to them
 records how far it is valid.
 
 When tensors are finished, their data is synced to the disk, in the background and at most every

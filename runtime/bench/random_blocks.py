@@ -160,7 +160,7 @@ def _write_scales(type: GGMLType, rows: np.ndarray, blocks: np.ndarray, d: np.nd
 
 
 def _write_exponents(type: GGMLType, rows: np.ndarray, blocks: np.ndarray, d: np.ndarray) -> None:
-    """Scales that are no f16 or f32 in one place. Those of the four-bit floats have few values: the
+    """Scales other than f16 or f32 in one place. Those of the four-bit floats have few values: the
     nearest is taken.
     """
     if type.name == "MXFP4":  # 2^(e-128)

@@ -1,7 +1,7 @@
 // Weights on their way from device memory to a warp: its own ring of SLOTS stages in shared memory.
 //
 // Macros: SLOTS, STAGE_STEPS, STAGE_ROWS. A stage is P steps (P * 32 granules) of a row of each of R rows of weights.
-// A piece of a plane begins at a multiple of 16 bytes, or, where rows are no multiple of 16 bytes, after the few bytes that precede
+// A piece of a plane begins at a multiple of 16 bytes, or, where rows are not a multiple of 16 bytes, after the few bytes that precede
 // it in its 16 (planes begin at multiples of 256 bytes and are padded to them, so nothing beyond a matrix is read).
 #include "matvec/formats.cuh"
 

@@ -14,7 +14,7 @@
 //
 //   static constexpr float FACTOR;  multiplies every value at last (trellis types)
 //   static constexpr bool OWN;      then decode(raw, unit, v) gives the exact values, where s * w - m has other bits (-0 and the like)
-//   static constexpr bool FLOATS;   then there is `decode` only, as the values are no integers times a scale
+//   static constexpr bool FLOATS;   then there is `decode` only, as the values are not integers times a scale
 //   using Shared;                   a table that unpack reads in shared memory: kernels call prepare_unit<T>() before
 //
 // Matrices are packed (see layouts/table.py): `base` is the allocation, aligned to 256 bytes, `g` comes from T::geometry(rows, cols).
