@@ -10,7 +10,7 @@ from typing import Any
 
 from .api.table import PUBLIC, resolve
 
-__all__ = sorted([*PUBLIC, "__version__"])
+__all__ = sorted([*PUBLIC, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]  one table
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,9 @@
-"""Packed matrices as torch sees them: made from the bytes of a file, decoded as a whole, by experts
-or by rows.
+"""Packed matrices as torch sees them: made from the bytes of a file, decoded as a whole or by
+rows.
 
     # pieces: host arrays uint8[k, row_bytes], in order of rows
     m = pack_matrix("IQ4_K", pieces, rows, cols, 1, "cuda")
     w = decode_matrix(m, torch.bfloat16)               # [rows, cols]
-    e = decode_matrices(experts, torch.bfloat16, ids)  # [len(ids), rows, cols]
     x = decode_rows(embedding, tokens, torch.float32)  # [len(tokens), cols]
 
 Everything also works on the CPU, by torch and the codecs of `formats/`, as a reference.
@@ -300,23 +299,14 @@ def decode_matrix(
     n_rows = m.total_rows - first_row if n_rows is None else n_rows
     if first_row < 0 or n_rows < 0 or first_row + n_rows > m.total_rows:
         raise ShapeError(f"rows {first_row} to {first_row + n_rows} of a matrix of {m.total_rows}")
-    return _decode(m, dtype, None, first_row, 1, n_rows, out)
-
-
-def decode_matrices(
-    m: PackedMatrix, dtype: torch.dtype, ids: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The matrices `ids` int64[n] (on the device of m; they are not checked) as `dtype`[n, rows,
-    cols], in one launch.
-    """
-    return _decode(m, dtype, ids, 0, m.rows, len(ids) * m.rows, out).view(len(ids), m.rows, m.cols)
+    return _decode(m, dtype, None, first_row, n_rows, out)
 
 
 def decode_rows(
     m: PackedMatrix, ids: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The rows `ids` int64[n] (on the device of m; they are not checked) as `dtype`[n, cols]."""
-    return _decode(m, dtype, ids, 0, 1, len(ids), out)
+    return _decode(m, dtype, ids, 0, len(ids), out)
 
 
 def _decode(
@@ -324,7 +314,6 @@ def _decode(
     dtype: torch.dtype,
     ids: torch.Tensor | None,
     first: int,
-    group: int,
     n_rows: int,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -351,11 +340,7 @@ def _decode(
         if m.type.is_interleaved:  # one that has its own decoder
             stored = interleaved_rows(m.type, stored, m.cols)
         values = torch.from_numpy(codec.decode(m.type, stored, m.cols, as_weights=True))
-        chosen = (
-            torch.arange(first, first + n_rows)
-            if ids is None
-            else (ids[:, None] * group + torch.arange(group)).reshape(-1)
-        )
+        chosen = torch.arange(first, first + n_rows) if ids is None else ids
         return out.copy_(values[chosen].view(out.shape))
     units = n_rows * (m.cols // UNIT)
     if units >= 1 << 32:
@@ -373,6 +358,6 @@ def _decode(
                 np.uint32(n_rows),
                 ids,
                 np.int64(first),
-                np.uint32(group),
+                np.uint32(1),  # consecutive rows for each of `ids`
             )
     return out

@@ -80,8 +80,8 @@ def add_norm(
 
     delta: half[T, width], or with weights float32[T, k] and rows int32[T, k] the outputs half[n,
     width] of experts: row rows[t, k] of it, times weights[t, k], is added to token t, k ascending;
-    rows below 0 are left out. Without `out`, h += delta is all. permuted: the columns of `out` as
-    `prompt_grouped.permutation` says (width is a multiple of 128 then).
+    rows below 0 are left out. Without `out`, h += delta is all. permuted: the columns of `out` in
+    the order of `prompt_grouped` (width is a multiple of 128 then).
     """
     tokens, width = h.shape
     given = out if out is not None else delta

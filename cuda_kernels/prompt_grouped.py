@@ -1,8 +1,9 @@
 """Grouped products with packed weights on Hopper's tensor cores, at torch level: see
 `prompt/grouped.cu`.
 
-x comes with the columns of each 128 permuted (`permutation`), as `prompt.add_norm(...,
-permuted=True)` and `grouped_gate_up` write it.
+x comes with the columns of each 128 permuted, as `prompt.add_norm(..., permuted=True)` and
+`grouped_gate_up` write it: at place p of a group, with s = p % 16, is column
+s % 8 // 2 * 32 + p // 16 * 4 + s % 2 + s // 8 * 2.
 """
 
 from __future__ import annotations
@@ -42,19 +43,6 @@ def spec(type: GGMLType, half: torch.dtype) -> KernelSpec:
 def specs() -> list[KernelSpec]:
     """Return the specs for every type that can be packed, and both kinds of activations."""
     return [spec(ggml_type(name), half) for name in packed_types() for half in _HALVES]
-
-
-def permutation(n: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """int64[n]: where the element at each place of a permuted row of n comes from."""
-    place = torch.arange(n, device=device)
-    slot = place % 16
-    return (
-        place // GROUP * GROUP
-        + slot % 8 // 2 * 32
-        + place % GROUP // 16 * 4
-        + slot % 2
-        + slot // 8 * 2
-    )
 
 
 def fits(matrices: list[ops.PackedMatrix], device: torch.device) -> bool:

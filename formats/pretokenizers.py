@@ -167,13 +167,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def regexes_of(name: str) -> tuple[str, ...]:
-    """The regexes, in order, by which pre-tokenizer `name` splits a text. TokenizerError for an
-    unknown name.
-    """
-    return pretokenizer(name).regexes
-
-
 def name_of(regexes: tuple[str, ...], ignore_merges: bool | None = None) -> str:
     """The GGUF name of the pre-tokenizer that splits by exactly these regexes.
 

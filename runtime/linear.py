@@ -18,8 +18,6 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from ..cuda_kernels.ops import PackedMatrix
 
-SPLITS = ("column", "row", "gate_up", "replicated")
-
 # (tensor name, x float32[rows, n_in], expert of each row int64[rows] or None)
 Observer = Callable[[str, torch.Tensor, torch.Tensor | None], None]
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from iqforge.cuda_kernels import matvec, ops
 from iqforge.cuda_kernels.matvec_plan import DeviceLimits
-from iqforge.cuda_kernels.ops import decode_matrices, decode_matrix
+from iqforge.cuda_kernels.ops import decode_matrix, decode_rows
 from iqforge.runtime.cuda import step_frame, step_layers, step_sampling
 from iqforge.runtime.layers.attention import attend
 from iqforge.runtime.resident import Resident, ResidentMatrix
@@ -80,6 +80,12 @@ def matvec_add(x, m, h):
 def gate_up(h, weight, eps, gate, up, out):
     x = normed(h, weight, eps)
     out.copy_(F.silu(F.linear(x, whole(gate))) * F.linear(x, whole(up)))
+
+
+def decode_matrices(m, dtype, ids):
+    """The matrices `ids` as `dtype`[n, rows, cols]."""
+    rows = ids[:, None] * m.rows + torch.arange(m.rows)
+    return decode_rows(m, rows.reshape(-1), dtype).view(len(ids), m.rows, m.cols)
 
 
 @kernel
@@ -237,14 +243,10 @@ def _decoder():
     """Of packed matrices, each decoded once as long as it lives: on the CPU that takes long."""
     real, known = ops._decode, WeakTensorKeyDictionary()
 
-    def decode(m, dtype, ids, first, group, n_rows, out):
+    def decode(m, dtype, ids, first, n_rows, out):
         if m.data not in known:
-            known[m.data] = real(m, torch.float32, None, 0, 1, m.total_rows, None)
-        rows = (
-            slice(first, first + n_rows)
-            if ids is None
-            else (ids[:, None] * group + torch.arange(group)).reshape(-1)
-        )
+            known[m.data] = real(m, torch.float32, None, 0, m.total_rows, None)
+        rows = slice(first, first + n_rows) if ids is None else ids
         found = known[m.data][rows]
         return found if out is None else out.copy_(found.view(out.shape))
 

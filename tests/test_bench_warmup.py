@@ -41,7 +41,8 @@ def captured(monkeypatch):
             lambda self, *args: (captures.append(owner.__name__), real(self, *args))[1],
         )
 
-    noted(prompt_graphs.PassGraphs), noted(StepPath)
+    noted(prompt_graphs.PassGraphs)
+    noted(StepPath)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with Model(SyntheticSource("llama-tiny:Q8_0"), CPU, ubatch=16) as model:

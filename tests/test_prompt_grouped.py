@@ -16,6 +16,8 @@ from iqforge.runtime.cuda import prompt_moe
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.registry import Branch
 
+from .permuted_columns import permutation
+
 HOPPER = (
     torch.cuda.is_available()
     and torch.cuda.get_device_capability() == (9, 0)
@@ -67,7 +69,7 @@ def test_against_float64(type, half, counts):
     x = torch.randn(tokens, width, generator=rng, device="cuda").to(half)
     sources = torch.randint(0, 3 * tokens, (n,), generator=rng, device="cuda", dtype=torch.int32)
     ends = torch.tensor(counts, device="cuda").cumsum(0).to(torch.int32)
-    permuted = x[:, prompt_grouped.permutation(width, "cuda")].contiguous()
+    permuted = x[:, permutation(width, "cuda")].contiguous()
     gate, up, both = (
         packed(type, n_experts, rows, width, seed)
         for seed, rows in ((1, hidden), (2, hidden), (3, 2 * hidden))
@@ -83,7 +85,7 @@ def test_against_float64(type, half, counts):
         prompt_grouped.grouped_gate_up(matrices, ends, permuted, out, sources, 3)
         products = torch.cat([reference(m, rows, counts, half) for m in matrices], dim=1)
         g, u = products.chunk(2, dim=1)
-        expected = (g * g.sigmoid() * u)[:, prompt_grouped.permutation(hidden, "cuda")]
+        expected = (g * g.sigmoid() * u)[:, permutation(hidden, "cuda")]
         assert error(out[:n], expected) < 3e-3 and out[n:].isnan().all()
         again = torch.empty_like(out)
         prompt_grouped.grouped_gate_up(matrices, ends, permuted, again, sources, 3)
@@ -91,8 +93,8 @@ def test_against_float64(type, half, counts):
 
 
 def test_permutation_is_one():
-    assert torch.equal(prompt_grouped.permutation(256).sort().values, torch.arange(256))
-    assert prompt_grouped.permutation(256)[[0, 1, 8, 9, 2, 16, 128]].tolist() == [
+    assert torch.equal(permutation(256).sort().values, torch.arange(256))
+    assert permutation(256)[[0, 1, 8, 9, 2, 16, 128]].tolist() == [
         0,
         1,
         2,

@@ -9,7 +9,8 @@ import importlib.util
 import pytest
 import torch
 from iqforge.cuda_kernels import prompt
-from iqforge.cuda_kernels.prompt_grouped import permutation
+
+from .permuted_columns import permutation
 
 gpu = pytest.mark.gpu
 needs_device = pytest.mark.skipif(

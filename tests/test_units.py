@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels import ops, tensors
+from iqforge.cuda_kernels import ops
 from iqforge.cuda_kernels.compile.grids import shared_bytes
 from iqforge.cuda_kernels.compile.nvrtc import expand
 from iqforge.cuda_kernels.layouts import table as layouts
@@ -84,29 +84,6 @@ def test_pieces_must_fit():
         ops.pack_matrix(type, [rows[:, :-1]], 4, 512, device="cpu")
     with pytest.raises(UnsupportedTypeError, match="rows of 100 elements"):
         ops.pack_matrix(type, [rows], 4, 100, device="cpu")
-
-
-@pytest.mark.parametrize("name", ["I2_S", "IQ3_KS", "Q4_0_R8"])
-@pytest.mark.parametrize("device", DEVICES)
-def test_whole_tensors(name, device, monkeypatch):
-    """Two matrices of 24 rows; a row of I2_S is one and a half of its groups of 128."""
-    type, shape = ggml_type(name), (2, 24, 192 if name == "I2_S" else 512)
-    data = np.random.default_rng(4).integers(0, 256, type.tensor_bytes(shape), dtype=np.uint8)
-    if name == "I2_S":
-        data[-32:-28] = np.array([-0.37], dtype="<f4").view(np.uint8)
-    monkeypatch.setattr(tensors, "_PIECE_ELEMENTS", 2000)
-    matrix = tensors.pack_tensor(name, data, shape, device)
-    assert (matrix.rows, matrix.n_matrices) == (24, 2)
-    values = ops.decode_matrix(matrix, torch.float32).cpu().numpy().reshape(shape)
-    with np.errstate(all="ignore"):
-        assert same_bits(values, codec.decode_tensor(name, data, shape, as_weights=True))
-
-
-def test_whole_tensors_that_do_not_fit():
-    with pytest.raises(ShapeError, match=r"I2_S tensor of shape \[4, 32\] is uint8\[64\]"):
-        tensors.pack_tensor("I2_S", np.zeros(63, np.uint8), (4, 32), "cpu")
-    with pytest.raises(UnsupportedTypeError, match="rows of 32 elements of I2_S"):
-        tensors.pack_tensor("I2_S", np.zeros(64, np.uint8), (4, 32), "cpu")
 
 
 def test_layouts_are_checked(monkeypatch):
@@ -204,11 +181,6 @@ def test_decoding_on_a_gpu(name):
         assert same_bits(
             ops.decode_matrix(matrix, dtype, first_row=5, n_rows=7).float().cpu().numpy(),
             wanted[5:12],
-        )
-        ids = torch.tensor([2, 0], device="cuda")
-        assert same_bits(
-            ops.decode_matrices(matrix, dtype, ids).float().cpu().numpy().reshape(-1, cols),
-            np.concatenate([wanted[2 * ROWS :], wanted[:ROWS]]),
         )
         ids = torch.tensor([40, 3, 3, 17], device="cuda")
         assert same_bits(

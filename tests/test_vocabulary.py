@@ -20,7 +20,6 @@ from iqforge.formats.pretokenizers import (
     check_name,
     name_of,
     pretokenizer,
-    regexes_of,
 )
 
 from .shared import shared
@@ -408,7 +407,7 @@ def test_chat_templates(tmp_path: Path):
 
 def test_names_and_regexes_lead_to_each_other():
     for name, entry in PRETOKENIZERS.items():
-        assert name_of(regexes_of(name), entry.ignore_merges) == entry.names[0]
+        assert name_of(pretokenizer(name).regexes, entry.ignore_merges) == entry.names[0]
     assert name_of((SPLIT_REGEX,)) == "llama-bpe" and name_of((SPLIT_REGEX,), False) == "glm4"
     # Line breaks spelled as they are.
     assert name_of((SPLIT_REGEX.replace(r"\r", "\r").replace(r"\n", "\n"),)) == "llama-bpe"
@@ -427,7 +426,7 @@ def test_every_regex_compiles_and_loses_no_character():
     )
     for name in PRETOKENIZERS:
         steps = pre_tokenizers.Sequence(
-            [pre_tokenizers.Split(Regex(regex), "isolated") for regex in regexes_of(name)]
+            [pre_tokenizers.Split(Regex(regex), "isolated") for regex in pretokenizer(name).regexes]
         )
         assert "".join(piece for piece, _ in steps.pre_tokenize_str(text)) == text
 

@@ -11,21 +11,6 @@ from ..cuda.device_facts import DeviceFacts
 from ..describe import model_type
 from .bench import Result, deviation, mean
 
-# Ours: n_depth as in llama.cpp; what was read per second by tests that generate, and what was
-# computed by tests of a prompt, with its share (0 to 1) of what the device could do.
-OWN_FIELDS = (
-    "n_depth",
-    "device",
-    "precision",
-    "n_cpu_moe",
-    "k_cache_hadamard",
-    "v_cache_hadamard",
-    "gbytes_per_s",
-    "share_of_bandwidth",
-    "tflop_per_s",
-    "share_of_flop_rate",
-)
-
 
 def record(
     source: Source,
