@@ -116,7 +116,8 @@ def _groups(source: Source, planned: Sequence[PlannedTensor]) -> list[list[Tenso
         origin, stored = source.origin, source.locate(plan.source)
         if not isinstance(origin, GGUFFile):
             raise UsageError(
-                "--keep-split takes a GGUF model, whose shards are kept", file=source.path
+                "keep_split (--keep-split) takes a GGUF model, whose shards are kept",
+                file=source.path,
             )
         groups = groups or [[] for _ in origin.shards]
         groups[origin.shards.index(origin.location(stored.name)[0])].append(plan.target)

@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import CheckpointError, UnsupportedTypeError, UsageError, printable
 from ..formats.gguf.values import Value, f32, string, u32
 from ..formats.source import TensorInfo
-from ..formats.tensor_names import TOKEN_EMBEDDING
+from ..formats.tensor_names import TOKEN_EMBEDDING, TensorName
 from ..formats.types import TYPES
 from .architectures.base import ConvertedTensor
 from .architectures.registry import architecture_class
@@ -84,7 +84,7 @@ class AdapterSource(RowsSource):
             )
         except UnsupportedTypeError as error:
             # Conversions may change the values of norms.
-            if not mapped.info.name.endswith("_norm.weight"):
+            if not TensorName.parse(mapped.info.name).is_norm:
                 raise UnsupportedTypeError(
                     f"cannot have an adapter: {error.message}",
                     file=self.checkpoint.path,
@@ -146,7 +146,7 @@ class AdapterSource(RowsSource):
         ]
 
     def _whole(self, mapped: ConvertedTensor) -> ConvertedTensor:
-        if not mapped.info.name.endswith("_norm.weight"):
+        if not TensorName.parse(mapped.info.name).is_norm:
             raise CheckpointError(
                 "is a whole weight; an adapter in GGUF has only pairs and norms",
                 file=self.checkpoint.path,

@@ -53,6 +53,16 @@ class TensorName:
         return self.role.endswith("_exps")
 
     @property
+    def is_norm(self) -> bool:
+        """Whether the tensor is the weight of a norm."""
+        return self.suffix == "weight" and self.stem.endswith("_norm")
+
+    @property
+    def is_mtp(self) -> bool:
+        """Whether only a layer that predicts further tokens has such a tensor."""
+        return self.layer is not None and self.local.startswith("nextn.")
+
+    @property
     def expert_layer(self) -> int | None:
         """The layer of a tensor of routed experts, stacked or not; None for other tensors."""
         routed = self.expert is not None or _ALL_EXPERTS.fullmatch(self.role)

@@ -211,7 +211,7 @@ def _latent(name: str) -> bool:
 
 def _mtp_blocks(names: Iterable[str]) -> set[int]:
     """Blocks that predict further tokens; they have tensors `nextn.*`."""
-    return {_block(name) for name in names if ".nextn." in name}
+    return {_block(name) for name in names if TensorName.parse(name).is_mtp}
 
 
 def _block(name: str) -> int:

@@ -149,8 +149,8 @@ class LoadOptions(Options):
     def check_sizes(self) -> None:
         """UsageError for numbers that no model can have."""
         if self.ubatch is not None and self.ubatch > MOST_TOKENS:
-            raise UsageError(f"-ub is {self.ubatch}, expected at most {MOST_TOKENS}")
-        check_layers(self.gpu_layers or 0, "--n-cpu-moe", self.n_cpu_moe or 0)
+            raise UsageError(f"ubatch (-ub) is {self.ubatch}, expected at most {MOST_TOKENS}")
+        check_layers(self.gpu_layers or 0, "n_cpu_moe (--n-cpu-moe)", self.n_cpu_moe or 0)
 
     def settings(self, device: torch.device) -> dict[str, Any]:
         """Return the keywords of `runtime.model.Model`. UsageError for what contradicts itself."""
@@ -236,7 +236,7 @@ class LoadOptions(Options):
         if settings.v.is_quantized and not parse_on_off("-fa", self.flash_attn):
             raise UsageError(
                 f"values of a cache cannot be quantized ({self.cache_type_v}) without flash"
-                " attention (-fa off)"
+                " attention: flash_attn (-fa) is off"
             )
         return settings
 
@@ -329,6 +329,6 @@ def check_layers(gpu_layers: int, cpu_flag: str, cpu_experts: int) -> None:
     CPU (`cpu_flag`).
     """
     if gpu_layers < -1:
-        raise UsageError(f"-ngl is {gpu_layers}, expected -1 (all) or more")
+        raise UsageError(f"gpu_layers (-ngl) is {gpu_layers}, expected -1 (all) or more")
     if cpu_experts < 0:
         raise UsageError(f"{cpu_flag} is {cpu_experts}, expected 0 or more")

@@ -314,3 +314,15 @@ def test_sensitivity_has_no_flags_of_gpus(capsys):
         with pytest.raises(SystemExit):
             main(["sensitivity", "-m", "x", flag, "1"])
         assert f"unknown flag '{flag}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"gpu_layers": -2}, r"^gpu_layers \(-ngl\) is -2"),
+        ({"cache_type_v": "q8_0", "flash_attn": "off"}, r"flash_attn \(-fa\) is off$"),
+    ],
+)
+def test_errors_name_the_keyword_and_the_flag(options, message):
+    with pytest.raises(UsageError, match=message):
+        iqforge.load_model(DEMO, **options)

@@ -251,7 +251,7 @@ def test_limits(split, tmp_path, capsys):
         )
         assert "--repack" in capsys.readouterr().err
     folder = make_tiny_qwen3moe(tmp_path / "checkpoint")
-    with pytest.raises(UsageError, match="keep-split takes a GGUF"):
+    with pytest.raises(UsageError, match=r"keep_split \(--keep-split\) takes a GGUF"):
         iqforge.quantize_model(
             folder, tmp_path / "c.gguf", "Q4_0", pure=True, shards=iqforge.Shards(keep_split=True)
         )

@@ -78,3 +78,11 @@ def test_no_other_module_takes_names_apart():
                 ]
                 for text in texts:
                     assert "blk" not in text and "_exps." not in text, f"{file}:{node.lineno}"
+
+
+def test_norms_and_blocks_of_further_tokens():
+    norms = {"output_norm.weight", "blk.0.attn_norm.weight", "blk.1.nextn.hnorm_norm.weight"}
+    for name in [*norms, "blk.0.attn_norm.bias", "blk.0.attn_q.weight", "output.weight"]:
+        assert TensorName.parse(name).is_norm == (name in norms)
+    assert TensorName.parse("blk.1.nextn.eh_proj.weight").is_mtp
+    assert not TensorName.parse("blk.1.attn_q.weight").is_mtp

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ...errors import UsageError, printable
 from ...formats.ftypes import FILE_TYPES
 from ...formats.source import Source, TensorInfo
+from ...formats.tensor_names import TensorName
 from ...formats.types import TYPES, GGMLType
 
 # --outtype -> (type of the large matrices, value of general.file_type)
@@ -96,7 +97,8 @@ def _type_of(tensor: TensorInfo, wanted: GGMLType) -> GGMLType:
     if (
         len(tensor.shape) < 2
         or not name.endswith(".weight")
-        or name.endswith(("_norm.weight", *_ALWAYS_F32))
+        or TensorName.parse(name).is_norm
+        or name.endswith(_ALWAYS_F32)
     ):
         return TYPES["F32"]
     return TYPES["F16"] if tensor.n_cols % wanted.block_size else wanted
