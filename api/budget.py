@@ -29,8 +29,8 @@ from .source import (
 )
 
 if TYPE_CHECKING:
-    from ..formats.gguf.values import Value
     from ..formats.source import Source, TensorInfo
+    from ..formats.values import Value
     from ..imatrix.data import Imatrix
     from ..imatrix.options import SensitivityOptions
     from ..quantize.options import TargetOptions

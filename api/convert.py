@@ -21,7 +21,8 @@ from .source import (
 )
 
 if TYPE_CHECKING:
-    from ..convert.options import ConvertOptions, LayoutOptions
+    from ..convert.architectures.layout_options import LayoutOptions
+    from ..convert.options import ConvertOptions
     from ..formats.source import Source, TensorInfo
     from ..formats.tools.sharding import OutputPlan
     from ..imatrix.data import Imatrix
@@ -63,7 +64,8 @@ def convert_model(
     Raises CheckpointError and its kin; OutputError also for a disk that is too small, before it
     starts.
     """
-    from ..convert.options import ConvertOptions, LayoutOptions
+    from ..convert.architectures.layout_options import LayoutOptions
+    from ..convert.options import ConvertOptions
     from ..quantize.run.stream import RunOutput, stream
 
     check_fields(convert_model, keywords, ConvertOptions, LayoutOptions)
@@ -182,8 +184,8 @@ def _plan(
     from ..convert.source import CheckpointSource
     from ..convert.tensors.outtype import OUTTYPES, plan_outtype, resolve_outtype
     from ..formats.ftypes import file_type
-    from ..formats.gguf.values import u32
     from ..formats.tools.sharding import ShardLimits, plan_output
+    from ..formats.values import u32
     from ..imatrix.belongs import check_belongs
     from ..quantize.plan.metadata import quantized_metadata
     from ..quantize.plan.plan import PlannedTensor

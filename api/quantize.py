@@ -170,12 +170,12 @@ def quantize_models(
     bytes depend on. restart: start from scratch instead.
     """
     from ..formats.output import real_output, refuse_same_file
-    from ..quantize.compilation import compile_ahead, tasks_of_plans
     from ..quantize.cuda.devices import find_devices
     from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.saved_plan import save_plan
     from ..quantize.report.validate import require_sound
+    from ..quantize.run.compilation import compile_ahead, tasks_of_plans
     from ..quantize.run.estimate import estimate_run
     from ..quantize.run.parallel import thread_count
     from ..quantize.run.resume import finish_all
@@ -398,7 +398,7 @@ def warm_up(
     for a type without a search.
     """
     from ..formats.types import ggml_type
-    from ..quantize.compilation import compile_ahead, tasks_of_types
+    from ..quantize.run.compilation import compile_ahead, tasks_of_types
 
     names = [ggml_type(name).name for name in types] or encodable_types()
     return compile_ahead(tasks_of_types(names, (True, False)), progress, processes)

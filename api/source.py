@@ -33,10 +33,10 @@ def open_source(
     read are fetched, as a `Source`.
 
     pre, name: the pre-tokenizer and `general.name` of a checkpoint. layout: fields of
-    `convert.options.LayoutOptions`, for a checkpoint.
+    `convert.architectures.layout_options.LayoutOptions`, for a checkpoint.
     """
     if layout:
-        from ..convert.options import LayoutOptions
+        from ..convert.architectures.layout_options import LayoutOptions
 
         check_fields(open_source, layout, LayoutOptions)
     options = {"pre": pre, "name": name, **layout}

@@ -18,10 +18,10 @@ import time
 
 import numpy as np
 from iqforge.formats.codec import encode_float
-from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import string
 
 N_COLS = 4096
 

@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CheckpointError, UnsupportedTypeError, UsageError, printable
-from ..formats.gguf.values import Value, f32, string, u32
 from ..formats.source import TensorInfo
 from ..formats.tensor_names import TOKEN_EMBEDDING, TensorName
 from ..formats.types import TYPES
+from ..formats.values import Value, f32, string, u32
 from .architectures.base import ConvertedTensor
+from .architectures.layout_options import LayoutOptions
 from .architectures.registry import architecture_class
 from .checkpoint.adapter import AdapterCheckpoint, Pair
 from .metadata.general import title
 from .metadata.model_card import model_card_metadata, read_model_card
 from .naming import default_file_name
-from .options import LayoutOptions
 from .rows_source import RowsSource
 from .source import QUANTIZATION_VERSION
 from .tensors.outtype import OUTTYPES, resolve_outtype

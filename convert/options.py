@@ -1,5 +1,5 @@
-"""Options of conversion: what is written, into which files, and the layout of the model. Imports
-nothing heavy.
+"""Options of conversion: output files and metadata. `architectures/layout_options.py` has those
+that change tensors. Imports nothing heavy.
 """
 
 # ruff: noqa: RUF009  `option` makes dataclass fields
@@ -9,10 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ..formats.options import Constant, Options, option
-
-MTP_CHOICES = ("keep", "drop", "only")
-MLA_LAYOUTS = ("mainline", "ik")
+from ..formats.options import Options, option
 
 
 @dataclass(frozen=True)
@@ -60,49 +57,4 @@ class ConvertOptions(Options):
     )
     force: bool = option(
         False, "--force", help="use an importance matrix that seems to belong to another model"
-    )
-
-
-@dataclass(frozen=True)
-class LayoutOptions(Options):
-    """merge_gate_up: store gate and up of each expert as one tensor, `ffn_gate_up_exps`.
-
-    mtp: "keep" the blocks for multi-token prediction as the last blocks, "drop" them, or convert
-    "only" them, with embeddings, final norm and head. mla_layout: the up-projection of latent
-    attention is stored as `attn_k_b` and `attn_v_b` per head ("mainline"), or as `attn_kv_b` as
-    well ("ik"), which older versions of ik_llama.cpp need. vocab_only: convert no tensors, so that
-    none need to exist.
-    """
-
-    merge_gate_up: bool = option(
-        False,
-        "--merge-gate-up",
-        "--fuse-gate-up-exps",
-        help="merge gate and up of each expert into one tensor, ffn_gate_up_exps",
-    )
-    mtp: str = option(
-        "keep",
-        choices=MTP_CHOICES,
-        constants=(
-            Constant(
-                ("--no-mtp", "--no-nextn"),
-                "drop",
-                "leave out the blocks for multi-token prediction",
-            ),
-            Constant(
-                ("--mtp",),
-                "only",
-                "convert only these blocks, with embeddings, final norm and head",
-            ),
-        ),
-    )
-    mla_layout: str = option(
-        "mainline",
-        "--mla-layout",
-        choices=MLA_LAYOUTS,
-        help="latent attention (deepseek2): attn_k_b and attn_v_b per head (mainline, the default),"
-        " or attn_kv_b as well, like the converter of ik_llama.cpp (ik)",
-    )
-    vocab_only: bool = option(
-        False, "--vocab-only", help="write metadata and vocabulary, no tensors"
     )

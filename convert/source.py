@@ -7,11 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import UsageError
-from ..formats.gguf.values import Value, u32
+from ..formats.values import Value, u32
+from .architectures.layout_options import LayoutOptions
 from .architectures.registry import architecture_class
 from .checkpoint.folder import Checkpoint
 from .metadata.general import general_metadata
-from .options import LayoutOptions
 from .rows_source import RowsSource
 from .tensors.outtype import plan_outtype
 

@@ -14,8 +14,8 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from .gguf.values import Value
 from .types import GGMLType
+from .values import Value
 
 
 @dataclass(frozen=True)

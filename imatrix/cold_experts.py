@@ -30,8 +30,8 @@ from ..formats.tensor_names import ROUTER, TensorName
 from ..runtime.arguments import number, whole_number
 from .data import Entry, Imatrix
 from .experts import with_experts
-from .files.stored import ComputedEntries
 from .options import DEFAULT_LEAST, DEFAULT_PRIOR_TOKENS, METHODS
+from .stored import ComputedEntries
 
 NEIGHBOURS = 4
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..formats.tensor_names import ROUTER, TensorName
 from .data import LATENT, Entry, Imatrix, alternatives
-from .files.stored import ComputedEntries
+from .stored import ComputedEntries
 
 _GATE_UP = "ffn_gate_up_exps.weight"
 _SEE_THE_ROUTERS_INPUT = ("ffn_up_exps.weight", "ffn_gate_exps.weight", _GATE_UP)

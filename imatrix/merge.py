@@ -22,8 +22,8 @@ from ..errors import ImatrixError, UsageError
 from ..runtime.arguments import number
 from .data import Entry, Imatrix
 from .experts import split_experts, with_experts, with_same_names
-from .files.stored import ComputedEntries
 from .options import WEIGHTINGS
+from .stored import ComputedEntries
 
 MOST_WEIGHT = 1e6  # so that counts stay far below 2^63
 DEFAULT_CHUNK = 512  # tokens of a call, where nothing says it

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import EvaluationError, UsageError, printable
-from ..formats.gguf.values import get
+from ..formats.values import get
 from .arguments import whole_number
 from .hyperparameters import Hyperparameters
 from .model import Model

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigError, printable
-from ..formats.gguf.values import Value, get
+from ..formats.values import Value, get
 
 _REQUIRED: Any = object()
 

@@ -18,8 +18,8 @@ from tokenizers import pre_tokenizers
 from tokenizers.models import BPE
 
 from ..errors import TokenizerError, printable
-from ..formats.gguf.values import Value, get
 from ..formats.pretokenizers import PreTokenizer, pretokenizer
+from ..formats.values import Value, get
 
 log = logging.getLogger(__name__)
 

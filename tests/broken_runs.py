@@ -8,10 +8,10 @@ import iqforge
 import numpy as np
 import pytest
 from iqforge.formats.codec import encode_float
-from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import string
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize.run.report import RunProgress
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from iqforge.formats.codec import encode_float
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import string
 from iqforge.imatrix.data import Entry, Imatrix
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from iqforge.formats.gguf.values import Value, ValueType, string, u32
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES
+from iqforge.formats.values import Value, ValueType, string, u32
 
 INNER = ("attn_k", "attn_output", "attn_q", "attn_v", "ffn_down", "ffn_gate", "ffn_up")
 

@@ -13,10 +13,10 @@ from iqforge.cli import main
 from iqforge.errors import ShapeError, UsageError
 from iqforge.formats.codec import decode, encode_float
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import Value, ValueType, i32, string, u32
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import Value, ValueType, i32, string, u32
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files.load import save_imatrix
 from iqforge.quantize.plan.changes import Changes, override

@@ -14,8 +14,8 @@ import pytest
 from iqforge.errors import UnsupportedTypeError
 from iqforge.formats.codecs.scalars import nearest_half
 from iqforge.formats.kernel import rehearse
-from iqforge.quantize.compilation import compile_ahead, missing_tasks
 from iqforge.quantize.report.bars import compile_line
+from iqforge.quantize.run.compilation import compile_ahead, missing_tasks
 from iqforge.quantize.run.compile_task import CompileProgress, CompileTask
 
 PACKAGES = str(Path(iqforge.__file__).parent.parent)
@@ -35,7 +35,7 @@ def run_in_new_cache(code: str, cache: Path) -> dict:
 AHEAD = """
 import json
 from iqforge.formats.kernel import rehearse
-from iqforge.quantize import compilation
+from iqforge.quantize.run import compilation
 from iqforge.quantize.run.compile_task import CompileProgress, CompileTask
 said = []
 class Listener(CompileProgress):

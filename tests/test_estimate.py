@@ -16,10 +16,10 @@ from iqforge.errors import NonFiniteError, OutputError
 from iqforge.formats import output
 from iqforge.formats.codec import encode_float
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import string
 from iqforge.quantize.run import cuda_device, estimate
 from iqforge.quantize.run import piece as run_piece
 from iqforge.quantize.run.sample import SampledSource, spread

@@ -101,7 +101,7 @@ _CHILD = """
 import resource, sys, time
 import numpy as np
 from iqforge.errors import OutputError
-from iqforge.formats.gguf.values import string
+from iqforge.formats.values import string
 from iqforge.formats.gguf.writer import GGUFWriter, ShardedWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type

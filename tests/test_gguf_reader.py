@@ -18,8 +18,8 @@ import pytest
 from iqforge.errors import IqforgeError, ShapeError, TruncatedFileError
 from iqforge.formats.gguf import reader
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import Value, ValueType
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import Value, ValueType
 
 from .ggufbuild import (
     ARRAY,

@@ -23,10 +23,10 @@ from iqforge.errors import (
     TruncatedFileError,
     UsageError,
 )
-from iqforge.formats.gguf.values import ValueType, array, string, u32
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES
+from iqforge.formats.values import ValueType, array, string, u32
 from iqforge.imatrix import collector
 from iqforge.imatrix.collector import Collector, collect
 from iqforge.imatrix.data import Entry, Imatrix

@@ -13,10 +13,10 @@ import iqforge
 import numpy as np
 import pytest
 from iqforge.errors import ImatrixError, IqforgeError, UsageError
-from iqforge.formats.gguf.values import ValueType, array, string, u32
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES
+from iqforge.formats.values import ValueType, array, string, u32
 from iqforge.imatrix.data import Entry, Imatrix, Snapshot
 from iqforge.imatrix.files import saving
 from iqforge.imatrix.files.load import load_imatrix, save_imatrix

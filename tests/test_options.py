@@ -14,7 +14,8 @@ import pytest
 from iqforge import cli
 from iqforge.cli import COMMANDS, main
 from iqforge.commandline.parser import Parser
-from iqforge.convert.options import ConvertOptions, LayoutOptions
+from iqforge.convert.architectures.layout_options import LayoutOptions
+from iqforge.convert.options import ConvertOptions
 from iqforge.errors import UsageError
 from iqforge.formats.options import Constant, Options, from_keywords, option
 from iqforge.imatrix.commands.sensitivity import PLACEMENT

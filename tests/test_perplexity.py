@@ -25,9 +25,9 @@ from iqforge.errors import (
     TruncatedFileError,
 )
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import boolean
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.types import TYPES
+from iqforge.formats.values import boolean
 from iqforge.runtime.evaluate import report
 from iqforge.runtime.evaluate.base_file import BaseFile, encode_records
 from iqforge.runtime.evaluate.divergence import measure_divergence

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from iqforge.cuda_kernels.compile.nvrtc import cache_folder
 from iqforge.formats import private_folder as module
-from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.private_folder import can_be_written, private_folder
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import string
 
 ROOT = Path(module.__file__).resolve().parents[1]
 NOWHERE = "/dev/null/home"  # cannot be made, not even by root

@@ -14,10 +14,10 @@ import pytest
 from iqforge.cli import main
 from iqforge.formats.codec import decode, encode_float
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import string
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files.load import save_imatrix
 from iqforge.quantize.plan.changes import Changes

@@ -26,10 +26,10 @@ from iqforge.errors import (
 from iqforge.formats.codec import encode_float
 from iqforge.formats.ftypes import FILE_TYPES, file_type
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import string
 from iqforge.imatrix.data import Entry
 from iqforge.quantize.encode import encode
 from iqforge.quantize.plan.roles import is_candidate

@@ -12,9 +12,9 @@ from iqforge.cli import main
 from iqforge.errors import ImatrixError, ShapeError, UnknownTypeError, UsageError
 from iqforge.formats.ftypes import FILE_TYPES, file_type
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import u32
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES, ggml_type
+from iqforge.formats.values import u32
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.imatrix.files.load import save_imatrix
 from iqforge.quantize.commands.flags import configure

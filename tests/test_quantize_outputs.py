@@ -11,10 +11,10 @@ from iqforge.cli import main
 from iqforge.errors import OutputError, UsageError
 from iqforge.formats.codec import encode_float
 from iqforge.formats.gguf.reader import GGUFFile, open_gguf
-from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import string
 from iqforge.quantize.commands.arguments import parse_words
 from iqforge.quantize.plan.plan import PlannedTensor
 from iqforge.quantize.plan.recipe import Recipe

@@ -13,10 +13,10 @@ from iqforge.cli import main
 from iqforge.errors import UnsupportedTypeError, UsageError
 from iqforge.formats.codec import encode_float
 from iqforge.formats.gguf.reader import SingleFile, open_gguf
-from iqforge.formats.gguf.values import string, u32
 from iqforge.formats.gguf.writer import GGUFWriter, ShardedWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import string, u32
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize.run import resume
 

@@ -13,10 +13,10 @@ import pytest
 from iqforge.cli import main
 from iqforge.errors import NonFiniteError, UnknownTypeError, UnsupportedTypeError, UsageError
 from iqforge.formats.codec import encode_float
-from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import string
 from iqforge.imatrix.data import Entry, Imatrix
 from iqforge.quantize.report import stats
 from iqforge.quantize.report.stats import choose_types, row_spans

@@ -11,10 +11,10 @@ from iqforge.cli import main
 from iqforge.errors import OutputError, UsageError
 from iqforge.formats.ftypes import FILE_TYPES
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import string, u32
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES, ggml_type
+from iqforge.formats.values import string, u32
 from iqforge.quantize.run import repack
 from iqforge.quantize.run.repack import interleaved_form, plan_repack, repacked_file_type
 

@@ -20,7 +20,7 @@ from iqforge.errors import (
     UsageError,
 )
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import i32, string, u32
+from iqforge.formats.values import i32, string, u32
 from iqforge.runtime.layers.rope import Rope, Scaling
 from iqforge.runtime.model import load_model
 

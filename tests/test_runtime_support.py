@@ -6,7 +6,7 @@ import pytest
 from iqforge.cli import main
 from iqforge.errors import ArchitectureError
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import string
+from iqforge.formats.values import string
 from iqforge.runtime.architectures import architecture, architectures
 from iqforge.runtime.model import load_model
 from iqforge.runtime.support import supported_architectures

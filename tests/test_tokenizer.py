@@ -10,7 +10,7 @@ from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ConfigError, TokenizerError
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import ValueType, array, boolean, string, u32
+from iqforge.formats.values import ValueType, array, boolean, string, u32
 from iqforge.runtime.tokenizer import SpecialTokens, Tokenizer
 
 from .shared import shared

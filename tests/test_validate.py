@@ -11,10 +11,10 @@ from iqforge.cli import main
 from iqforge.errors import MalformedFileError, ShapeError, ValidationError
 from iqforge.formats.codec import encode_float
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import string
 from iqforge.quantize.report.validate import validate_tensors
 
 from .imatrices import imatrix_of

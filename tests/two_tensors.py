@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from iqforge.formats.gguf.values import string
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
+from iqforge.formats.values import string
 
 METADATA = {"general.architecture": string("llama")}
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...errors import CheckpointError, ConfigError
-from ...formats.gguf.values import Value, f32, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
+from ...formats.values import Value, f32, u32
 from ..checkpoint.folder import Checkpoint
 from ..metadata.rope import RopeConfig
-from ..options import LayoutOptions
 from ..packed import unpacked
 from ..tensors.decoded import factor_tensors
 from ..tensors.rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, StoredRows
 from ..tensors.stored import StoredTensor, TensorRows
 from ..vocabulary.metadata import vocabulary_metadata
+from .layout_options import LayoutOptions
 
 # Buffers that old checkpoints store; runtimes compute them.
 DROPPED_SUFFIXES = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")

@@ -4,11 +4,11 @@ for them.
 
 from __future__ import annotations
 
-from ...formats.gguf.values import Value
+from ...formats.values import Value
 from ..checkpoint.folder import Checkpoint
-from ..options import MLA_LAYOUTS, LayoutOptions
 from .base import split_numbers
 from .latent import LatentAttention
+from .layout_options import MLA_LAYOUTS, LayoutOptions
 from .registry import register
 
 # Keys under rope.scaling.

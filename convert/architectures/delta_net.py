@@ -12,15 +12,15 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ConfigError
-from ...formats.gguf.values import Value, ValueType, array, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
+from ...formats.values import Value, ValueType, array, u32
 from ..checkpoint.folder import Checkpoint
-from ..options import LayoutOptions
 from ..tensors.reorder import ComputedRows, SelectedColumns
 from ..tensors.stored import StoredTensor
 from .base import ConvertedTensor, Shape, Weight
 from .blocks import LAYER
+from .layout_options import LayoutOptions
 from .mtp import MtpBlocks
 
 DELTA = f"{LAYER}.linear_attn"

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ...errors import CheckpointError
-from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
+from ...formats.values import Value, u32
 from ..checkpoint.folder import Checkpoint
-from ..options import LayoutOptions
 from ..tensors.rows import ConcatenatedRows, RowRange, StoredRows
 from ..tensors.stored import StoredTensor, TensorRows
 from .base import Architecture, ConvertedTensor, Weight, check_shape, split_numbers
+from .layout_options import LayoutOptions
 
 GATE, UP, DOWN = "gate", "up", "down"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from ...formats.gguf.values import Value, f32, u32
+from ...formats.values import Value, f32, u32
 from .base import Architecture, Weight
 from .blocks import LAYER, attention, embedding_and_head, gated_feed_forward
 from .registry import register

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...formats.gguf.values import Value, f32, u32
+from ...formats.values import Value, f32, u32
 from ..metadata.rope import RopeConfig
 from .base import Architecture, Weight
 from .blocks import attention, embedding_and_head, gated_feed_forward

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...errors import ConfigError
-from ...formats.gguf.values import Value, ValueType, array, f32, u32
+from ...formats.values import Value, ValueType, array, f32, u32
 from ..metadata.rope import ProportionalRopeConfig, RopeConfig
 from ..tensors.stored import StoredTensor
 from ..vocabulary.gemma4 import gemma4_vocabulary

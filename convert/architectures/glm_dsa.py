@@ -5,13 +5,13 @@ blocks.
 from __future__ import annotations
 
 from ...errors import ConfigError
-from ...formats.gguf.values import Value, ValueType, array, u32
+from ...formats.values import Value, ValueType, array, u32
 from ..checkpoint.folder import Checkpoint
-from ..options import LayoutOptions
 from .base import Shape, Weight
 from .blocks import LAYER
 from .glm_tokens import GlmTokens
 from .latent import LatentAttention
+from .layout_options import LayoutOptions
 from .mtp import MtpBlocks
 from .registry import register
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ...formats.gguf.values import Value, u32
+from ...formats.values import Value, u32
 from .base import Architecture
 
 log = logging.getLogger(__name__)

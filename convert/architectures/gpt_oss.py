@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from ...errors import CheckpointError
-from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES, GGMLType
+from ...formats.values import Value, u32
 from ..tensors.mxfp4 import BLOCK_CODES, MXFP4Rows
 from ..tensors.reorder import EveryOtherRow, SelectedColumns, TransposedMatrices
 from ..tensors.rows import ConcatenatedRows, RowRange, StoredRows

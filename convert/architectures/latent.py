@@ -13,16 +13,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...errors import ConfigError
-from ...formats.gguf.values import Value, boolean, f32, u32
 from ...formats.source import TensorInfo
+from ...formats.values import Value, boolean, f32, u32
 from ..checkpoint.folder import Checkpoint
-from ..options import LayoutOptions
 from ..tensors.reorder import SelectedRows, TransposedHeads
 from ..tensors.rows import StoredRows
 from ..tensors.stored import StoredTensor
 from .base import ConvertedTensor, Weight, check_shape, split_numbers
 from .blocks import LAYER, embedding_and_head, in_layers, norms
 from .experts import RoutedExperts
+from .layout_options import LayoutOptions
 
 _KV_B = f"{LAYER}.self_attn.kv_b_proj"
 _GATING = {"softmax": 1, "sigmoid": 2}  # GGUF's numbers

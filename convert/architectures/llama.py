@@ -4,7 +4,7 @@ feed-forward, rotary pairs side by side.
 
 from __future__ import annotations
 
-from ...formats.gguf.values import Value, boolean, u32
+from ...formats.values import Value, boolean, u32
 from .base import Architecture, Weight
 from .blocks import attention, embedding_and_head, gated_feed_forward, norms
 from .registry import register

@@ -5,7 +5,7 @@ and a temperature that depends on the position.
 from __future__ import annotations
 
 from ...errors import ConfigError
-from ...formats.gguf.values import Value, f32
+from ...formats.values import Value, f32
 from .llama import Llama
 from .registry import register
 

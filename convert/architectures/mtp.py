@@ -7,11 +7,11 @@ from __future__ import annotations
 import logging
 
 from ...errors import CheckpointError, UsageError
-from ...formats.gguf.values import Value, u32
+from ...formats.values import Value, u32
 from ..checkpoint.folder import Checkpoint
-from ..options import LayoutOptions
 from .base import Architecture, Weight, split_numbers
 from .blocks import LAYER, in_layers
+from .layout_options import LayoutOptions
 
 log = logging.getLogger(__name__)
 

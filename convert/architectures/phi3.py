@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...errors import ConfigError
-from ...formats.gguf.values import Value, u32
 from ...formats.source import TensorInfo
 from ...formats.types import TYPES
+from ...formats.values import Value, u32
 from ..metadata.rope import LongRopeConfig
 from ..tensors.rows import GeneratedRow
 from .base import Architecture, ConvertedTensor, Weight

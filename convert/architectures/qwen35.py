@@ -11,14 +11,14 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import ConfigError
-from ...formats.gguf.values import Value, ValueType, array
+from ...formats.values import Value, ValueType, array
 from ..checkpoint.folder import Checkpoint
-from ..options import LayoutOptions
 from ..tensors.reorder import SelectedColumns, SelectedRows
 from ..tensors.stored import StoredTensor
 from .base import ConvertedTensor, Weight
 from .blocks import gated_feed_forward
 from .delta_net import DELTA, DeltaNet
+from .layout_options import LayoutOptions
 from .registry import register
 from .shared_expert import GatedSharedExpert
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...formats.gguf.values import Value, f32
+from ...formats.values import Value, f32
 from .base import Architecture, Weight
 from .blocks import LAYER, attention
 from .registry import register

@@ -6,7 +6,8 @@ import argparse
 from dataclasses import asdict
 
 from ...errors import UsageError, printable
-from ..options import ConvertOptions, LayoutOptions
+from ..architectures.layout_options import LayoutOptions
+from ..options import ConvertOptions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...formats.gguf.values import Value, f32, i32, string
 from ...formats.source import TensorInfo
 from ...formats.tensor_names import TensorName
+from ...formats.values import Value, f32, i32, string
 from ..checkpoint.folder import Checkpoint
 from .model_card import Card, model_card_metadata, read_model_card
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from ...formats.gguf.values import Value, ValueType, array, string, u32
+from ...formats.values import Value, ValueType, array, string, u32
 from ..checkpoint.folder import Checkpoint
 
 _MAX_CHARACTERS = 1 << 20

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, printable
-from ...formats.gguf.values import Value, ValueType, array, boolean, f32, string, u32
+from ...formats.values import Value, ValueType, array, boolean, f32, string, u32
 from ..checkpoint.config import read_json
 
 _PREFIX = "general."

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from ...errors import ConfigError, printable
-from ...formats.gguf.values import Value, f32, string, u32
+from ...formats.values import Value, f32, string, u32
 from ..checkpoint.config import Config
 
 # GGUF key under `rope.scaling.` <- key of the section, for YaRN

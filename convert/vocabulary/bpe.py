@@ -9,7 +9,6 @@ import re
 from typing import Any
 
 from ...errors import TokenizerError, printable
-from ...formats.gguf.values import Value, ValueType, array, string
 from ...formats.pretokenizers import (
     BYTE_LEVEL_REGEX,
     DIGIT_RUNS_REGEX,
@@ -17,6 +16,7 @@ from ...formats.pretokenizers import (
     check_name,
     name_of,
 )
+from ...formats.values import Value, ValueType, array, string
 from ..checkpoint.folder import Checkpoint
 from .special import special_tokens
 from .tokens import (

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from ...errors import TokenizerError
-from ...formats.gguf.values import Value, ValueType, array, string
+from ...formats.values import Value, ValueType, array, string
 from ..checkpoint.folder import Checkpoint
 
 

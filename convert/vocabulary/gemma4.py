@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...formats.gguf.values import Value, ValueType, array, boolean, string
+from ...formats.values import Value, ValueType, array, boolean, string
 from ..checkpoint.folder import Checkpoint
 from .special import special_tokens
 from .spm import SPACE, like_table

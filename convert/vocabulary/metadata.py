@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import TokenizerError, printable
-from ...formats.gguf.values import Value
+from ...formats.values import Value
 from ..checkpoint.folder import Checkpoint
 from .bpe import byte_level_bpe, has_byte_level
 from .chat_template import chat_template_metadata

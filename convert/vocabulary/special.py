@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import TokenizerError, printable
-from ...formats.gguf.values import Value, boolean, u32
+from ...formats.values import Value, boolean, u32
 from ..checkpoint.folder import Checkpoint
 from .tokens import content_of
 

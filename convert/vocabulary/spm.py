@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from ...errors import TokenizerError
-from ...formats.gguf.values import Value, ValueType, array, boolean, string
+from ...formats.values import Value, ValueType, array, boolean, string
 from ..checkpoint.folder import Checkpoint
 from .sentencepiece import UNIGRAM, read_sentencepiece
 from .special import special_tokens

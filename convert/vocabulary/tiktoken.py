@@ -13,8 +13,8 @@ import binascii
 from typing import Any
 
 from ...errors import TokenizerError, printable
-from ...formats.gguf.values import Value, ValueType, array, string
 from ...formats.pretokenizers import check_name
+from ...formats.values import Value, ValueType, array, string
 from ..checkpoint.folder import Checkpoint
 from .special import special_tokens
 from .tokens import (

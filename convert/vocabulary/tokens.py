@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import TokenizerError, printable
-from ...formats.gguf.values import Value, ValueType, array
+from ...formats.values import Value, ValueType, array
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import TokenizerError, printable
-from ...formats.gguf.values import Value, string, u32
+from ...formats.values import Value, string, u32
 from ..checkpoint.folder import Checkpoint
 from .special import special_tokens
 from .tokens import CONTROL, NORMAL, TokenTable, added_tokens, looks_special, named_special_tokens

@@ -12,8 +12,8 @@ import numpy as np
 from ...errors import printable
 
 if TYPE_CHECKING:
-    from ..gguf.values import Value, ValueType
     from ..tools.summary import ModelSummary, TypeTotal
+    from ..values import Value, ValueType
 
 _ITEM_LENGTH, _TEXT_LENGTH, _LIST_ITEMS = 40, 160, 6
 

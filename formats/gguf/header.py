@@ -31,9 +31,9 @@ from ...errors import (
 )
 from ..source import TensorInfo
 from ..types import ggml_type
+from ..values import Value, ValueType
 from .cursor import Cursor
 from .metadata import MIN_PAIR_BYTES, MetadataParser, encode_pair
-from .values import Value, ValueType
 
 MAGIC = b"GGUF"
 VERSION = 3

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ...errors import IqforgeError, OutputError
 from ..source import TensorInfo
+from ..values import Value, u32
 from .header import DEFAULT_ALIGNMENT, Header, encode_header, pad_to, parse_header, stated_alignment
-from .values import Value, u32
 
 
 class FileLayout:

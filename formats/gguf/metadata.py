@@ -12,8 +12,8 @@ import struct
 import numpy as np
 
 from ...errors import IqforgeError, MalformedFileError, TruncatedFileError, printable
+from ..values import STRUCT_CODES, Value, ValueType
 from .cursor import Cursor
-from .values import STRUCT_CODES, Value, ValueType
 
 MIN_PAIR_BYTES = 8 + 1 + 4 + 1  # a one-letter key with a one-byte value
 MAX_KEY_BYTES = 65_535

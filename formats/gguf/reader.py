@@ -19,9 +19,9 @@ from ...errors import (
 )
 from ..random_access import RandomAccessFile
 from ..source import Source, TensorInfo
+from ..values import Value
 from . import shards
 from .header import Header, parse_header
-from .values import Value
 
 _HEADER_GUESS = 1 << 20  # read at once; more only for headers that are longer
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...errors import SplitError, printable
-from .values import Value, ValueType, u16
+from ..values import Value, ValueType, u16
 
 MAX_SHARDS = 65_535
 KEY_NO, KEY_COUNT, KEY_TENSORS = "split.no", "split.count", "split.tensors.count"

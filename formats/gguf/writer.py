@@ -15,11 +15,11 @@ import numpy as np
 from ...errors import IqforgeError, OutputError
 from ..output import PartFile, check_space, size_on_disk
 from ..source import TensorInfo
+from ..values import Value
 from . import shards as shard_rules
 from .header import pad_to
 from .layout import FileLayout
 from .reader import SingleFile
-from .values import Value
 
 _PIECE = 64 << 20  # bytes per write call, so that Ctrl-C is answered
 # trusted(tensor, its bytes in pieces): whether an earlier run left the right bytes of the tensor

@@ -13,10 +13,10 @@ from pathlib import Path
 from ...errors import UsageError
 from ..gguf.layout import FileLayout
 from ..gguf.shards import shard_path, split_keys
-from ..gguf.values import Value
 from ..gguf.writer import GGUFWriter, ShardedWriter
 from ..output import check_space, refuse_same_file
 from ..source import TensorInfo
+from ..values import Value
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 

@@ -17,11 +17,11 @@ from ...errors import OutputError, SplitError, UsageError
 from ..gguf import shards as shard_rules
 from ..gguf.header import DEFAULT_ALIGNMENT, encode_header, pad_to
 from ..gguf.reader import GGUFFile, open_gguf
-from ..gguf.values import Value, u16
 from ..gguf.writer import GGUFWriter, ShardedWriter
 from ..options import checks_keywords
 from ..output import refuse_same_file
 from ..source import Sink, TensorInfo
+from ..values import Value, u16
 
 DEFAULT_MAX_TENSORS = 128
 _PIECE = 16 << 20  # bytes copied at once: the resident memory of a copy, whatever the model's size

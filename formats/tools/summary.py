@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..gguf.reader import open_gguf
-from ..gguf.values import Value, ValueType
 from ..options import checks_keywords
 from ..source import TensorInfo
+from ..values import Value, ValueType
 
 LIST_ITEMS, TEXT_LENGTH = 8, 400  # what is left of a long array or text when it is shortened
 

@@ -26,7 +26,7 @@ import numpy as np
 from ...errors import ImatrixError, TruncatedFileError, printable
 from ...formats.output import PartFile
 from ..data import Entry, Imatrix, as_float32, check_count, check_values
-from .stored import OpenFile, StoredEntry
+from ..stored import OpenFile, StoredEntry
 
 log = logging.getLogger(__name__)
 

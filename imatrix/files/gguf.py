@@ -14,13 +14,13 @@ import numpy as np
 
 from ...errors import ImatrixError, printable
 from ...formats.gguf.reader import GGUFFile, open_gguf
-from ...formats.gguf.values import ValueType, array, get, string, u32
 from ...formats.gguf.writer import GGUFWriter
 from ...formats.source import TensorInfo
 from ...formats.tensor_names import TensorName
 from ...formats.types import TYPES
+from ...formats.values import ValueType, array, get, string, u32
 from ..data import Entry, Imatrix, as_float32, check_count, check_values
-from .stored import OpenFile, StoredEntry
+from ..stored import OpenFile, StoredEntry
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _MOST, _MOST_TOKENS = 2**32 - 1, 2**53

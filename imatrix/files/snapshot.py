@@ -17,10 +17,10 @@ import numpy as np
 
 from ...errors import ImatrixError
 from ...formats.gguf.reader import GGUFFile, open_gguf
-from ...formats.gguf.values import ValueType, array, get, string, u32
 from ...formats.gguf.writer import GGUFWriter
 from ...formats.source import Source, TensorInfo
 from ...formats.types import TYPES
+from ...formats.values import ValueType, array, get, string, u32
 from ..data import Entry, Imatrix, Snapshot
 
 _KIND, _RUN, _SUMS, _COUNTS = "imatrix-snapshot", "iqforge.run.", ".in_sum2", ".counts"

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import UsageError
-from ...formats.gguf.values import Value, ValueType, boolean, f32, i32, string, u32
 from ...formats.options import Options, option
 from ...formats.source import Source, TensorInfo, WrappedSource
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
+from ...formats.values import Value, ValueType, boolean, f32, i32, string, u32
 from .plan import PlannedTensor
 from .recipe import Recipe
 

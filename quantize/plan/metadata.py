@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...formats.gguf.values import Value, i32, string, u32
+from ...formats.values import Value, i32, string, u32
 
 _SECRET = "top_secret"
 QUANTIZATION_VERSION = 2  # of the block formats, as ggml counts

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from ...errors import ImatrixError, ShapeError, UnsupportedTypeError, UsageError
 from ...formats.ftypes import FileType
-from ...formats.gguf.values import Value
 from ...formats.source import TensorInfo
 from ...formats.types import GGMLType, ggml_type
+from ...formats.values import Value
 from .mainline import MAINLINE, ONLY_MAINLINE, RULE_SETS
 from .mix import Mix
 from .mix_rules import RuleSet

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from ...errors import UsageError
 from ...formats.ftypes import FILE_TYPES, FileType, file_type
-from ...formats.gguf.values import Value
 from ...formats.options import Options, option
 from ...formats.source import TensorInfo
+from ...formats.values import Value
 from .mix_rules import RuleSet
 from .overrides import ROLE_FLAGS, Overrides, Rule, flag_name
 from .plan import PlannedTensor, check_importance, plan_preset, rules_of

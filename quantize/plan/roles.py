@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import UsageError
-from ...formats.gguf.values import Value
 from ...formats.source import TensorInfo
 from ...formats.tensor_names import OUTPUT, PER_LAYER_EMBEDDING, ROUTER, TOKEN_EMBEDDING, TensorName
+from ...formats.values import Value
 from .mix_rules import RuleSet
 from .presets import IK
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import IqforgeError, MalformedFileError, NotFoundError, UnknownTypeError, UsageError
-from ...formats.gguf.values import Value
 from ...formats.options import checks_keywords
 from ...formats.output import PartFile
 from ...formats.source import TensorInfo
 from ...formats.types import ggml_type
+from ...formats.values import Value
 from .plan import PlannedTensor
 from .recipe import Recipe
 

@@ -19,11 +19,11 @@ from ...errors import IqforgeError, UnsupportedTypeError, UsageError
 from ...formats.codec import decode, encode_float
 from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType, ggml_type
-from ..compilation import compile_ahead
 from ..encode import arrange_rows, refuse_non_finite, row_encoder
 from ..plan.overrides import regular_expressions
 from ..plan.roles import is_candidate
 from ..plan.type_errors import ErrorSums, TensorStats, fits
+from ..run.compilation import compile_ahead
 from ..run.compile_task import CompileProgress, CompileTask
 from ..run.parallel import results_in_order, thread_count
 from ..run.piece import ImportanceLookup

@@ -18,9 +18,9 @@ from typing import Any
 from ...errors import MalformedFileError, NotFoundError, UsageError
 from ...formats.options import Options, option
 from ...formats.types import TYPES, GGMLType, ggml_type
-from ..compilation import compile_ahead, tasks_of_types
 from ..cuda.devices import find_devices
 from ..encode import encodable_types
+from ..run.compilation import compile_ahead, tasks_of_types
 from ..run.compile_task import CompileProgress
 
 

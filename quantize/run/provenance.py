@@ -20,8 +20,8 @@ import numpy as np
 
 from ...errors import IqforgeError
 from ...formats.codec import decodable_types, decode
-from ...formats.gguf.values import Value, string
 from ...formats.source import Source, TensorInfo
+from ...formats.values import Value, string
 from ..plan.changes import Changes
 from ..plan.overrides import Rule
 from ..plan.recipe import Recipe

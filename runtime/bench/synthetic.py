@@ -19,10 +19,10 @@ import numpy as np
 
 from ...errors import NotFoundError, ShapeError, UsageError
 from ...formats.ftypes import FILE_TYPES
-from ...formats.gguf.values import Value, f32, string, u32
 from ...formats.source import Source, TensorInfo
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
 from ...formats.types import GGMLType, ggml_type
+from ...formats.values import Value, f32, string, u32
 from .random_blocks import random_rows, supported
 from .repeated_rows import RepeatedRows, rows_per_page_run
 

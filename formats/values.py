@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ConfigError
+from ..errors import ConfigError
 
 
 class ValueType(enum.IntEnum):

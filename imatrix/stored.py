@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from ...errors import ImatrixError, NotFoundError, TruncatedFileError
-from ..data import Entry
+from ..errors import ImatrixError, NotFoundError, TruncatedFileError
+from .data import Entry
 
 
 class OpenFile:

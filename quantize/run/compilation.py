@@ -20,15 +20,15 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 
-from ..errors import UnsupportedTypeError
-from ..formats.codec import decodable_types
-from ..formats.kernel import Code
-from ..formats.types import ggml_type
-from .encode import encodable_types
-from .plan.plan import PlannedTensor
-from .run.compile_task import CompileProgress, CompileTask
-from .run.parallel import default_threads
-from .run.piece import ImportanceLookup, runs_on_device
+from ...errors import UnsupportedTypeError
+from ...formats.codec import decodable_types
+from ...formats.kernel import Code
+from ...formats.types import ggml_type
+from ..encode import encodable_types
+from ..plan.plan import PlannedTensor
+from .compile_task import CompileProgress, CompileTask
+from .parallel import default_threads
+from .piece import ImportanceLookup, runs_on_device
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class _Worker:
     """A process that compiles one task after another."""
 
     def __init__(self) -> None:
-        package = Path(__file__).parent.parent
+        package = Path(__file__).parents[2]
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import serve; serve()"],
             stdin=subprocess.PIPE,
