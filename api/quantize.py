@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..formats.codec import decodable_types
+from ..formats.codecs.codec import decodable_types
 from ..formats.options import checks_keywords, from_keywords
 from ..quantize.encode import encodable_types
 from ..quantize.run.compile_task import CompileProgress

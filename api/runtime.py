@@ -196,7 +196,7 @@ def decode_torch(
     """
     import torch
 
-    from ..formats.torch_decode import decode_torch as decode
+    from ..formats.codecs.torch_decode import decode_torch as decode
 
     return decode(type, data, n_cols, as_weights=as_weights, dtype=dtype or torch.float32)
 

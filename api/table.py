@@ -59,16 +59,16 @@ PUBLIC = {
     "build_kernels": "api.kernels",
     "clear_kernels": "api.kernels",
     # Rows of tensors
-    "decode": "formats.codec",
-    "decode_tensor": "formats.codec",
+    "decode": "formats.codecs.codec",
+    "decode_tensor": "formats.codecs.codec",
     "decode_torch": "api.runtime",
-    "decode_tensor_torch": "formats.torch_decode",
-    "decodable_types": "formats.codec",
+    "decode_tensor_torch": "formats.codecs.torch_decode",
+    "decodable_types": "formats.codecs.codec",
     "encode": "quantize.encode",
     "encodable_types": "quantize.encode",
     "warm_up": "api.quantize",
-    "interleave": "formats.codec",
-    "deinterleave": "formats.codec",
+    "interleave": "formats.codecs.codec",
+    "deinterleave": "formats.codecs.codec",
     # Errors
     "IqforgeError": "errors",
 }

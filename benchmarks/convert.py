@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from iqforge.formats.codec import encode_float
+from iqforge.formats.codecs.codec import encode_float
 from iqforge.formats.types import ggml_type
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 

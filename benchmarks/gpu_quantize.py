@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from iqforge.formats.codec import encode_float
+from iqforge.formats.codecs.codec import encode_float
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from iqforge.formats.codec import decodable_types
-from iqforge.formats.torch_decode import decode_torch
+from iqforge.formats.codecs.codec import decodable_types
+from iqforge.formats.codecs.torch_decode import decode_torch
 from iqforge.formats.types import ggml_type
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from iqforge.formats.codec import decode
+from iqforge.formats.codecs.codec import decode
 from iqforge.quantize.encode import encode
 from iqforge.quantize.report.timing import sample_rows
 from iqforge.quantize.search.trellis.tree import CODEBOOKS

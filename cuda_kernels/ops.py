@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..errors import ShapeError, UnsupportedTypeError
-from ..formats import codec
+from ..formats.codecs import codec
 from ..formats.codecs.bit_moves import Moves
 from ..formats.codecs.interleaved import interleaving, row_head
 from ..formats.codecs.interleaved import pack_rows as interleaved_rows

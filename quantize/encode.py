@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import NonFiniteError, ShapeError, UnsupportedTypeError
-from ..formats.codec import encode_float, in_pieces, interleave
+from ..formats.codecs.codec import encode_float, in_pieces, interleave
 from ..formats.kernel import over_blocks
 from ..formats.options import checks_keywords
 from ..formats.types import TYPES, GGMLType, ggml_type

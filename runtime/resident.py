@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ..errors import DeviceError
+from ..formats.codecs.torch_decode import decode_torch
 from ..formats.source import Source, TensorInfo
-from ..formats.torch_decode import decode_torch
 
 if TYPE_CHECKING:
     from ..cuda_kernels.ops import PackedMatrix

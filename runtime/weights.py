@@ -20,7 +20,7 @@ from ..errors import (
     UsageError,
     printable,
 )
-from ..formats import codec
+from ..formats.codecs import codec
 from ..formats.source import Source, TensorInfo
 from ..formats.types import GGMLType
 from .linear import Embedding, ExpertLinear, Linear, MatrixLike

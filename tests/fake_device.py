@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 from iqforge.errors import IqforgeError
-from iqforge.formats.codec import decode
+from iqforge.formats.codecs.codec import decode
 from iqforge.quantize.encode import row_encoder
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
-from iqforge.formats.codec import decode
+from iqforge.formats.codecs.codec import decode
 
 from .tiny_checkpoint import write_safetensors, write_tokenizer
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
-from iqforge.formats.codec import decode
+from iqforge.formats.codecs.codec import decode
 from safetensors.torch import load_file, save_file
 
 from .tiny_checkpoint import make_tiny_llama

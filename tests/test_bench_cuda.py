@@ -11,7 +11,7 @@ import pytest
 import torch
 from iqforge.cli import main
 from iqforge.cuda_kernels.ops import decode_matrix
-from iqforge.formats import codec
+from iqforge.formats.codecs import codec
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda.device_facts import device_facts
 from iqforge.runtime.model import Model

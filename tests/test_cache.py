@@ -10,7 +10,7 @@ import torch
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import ShapeError, UsageError
-from iqforge.formats import codec
+from iqforge.formats.codecs import codec
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings, KVCache

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import ShapeError, UsageError
-from iqforge.formats.codec import decode, encode_float
+from iqforge.formats.codecs.codec import decode, encode_float
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo

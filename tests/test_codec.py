@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from iqforge.errors import ShapeError, UnknownTypeError, UnsupportedTypeError
-from iqforge.formats import codec, grids, tables
-from iqforge.formats.codec import decodable_types, decode, deinterleave, interleave
-from iqforge.formats.codecs import floats
+from iqforge.formats import grids, tables
+from iqforge.formats.codecs import codec, floats
+from iqforge.formats.codecs.codec import decodable_types, decode, deinterleave, interleave
 from iqforge.formats.types import TYPES, ggml_type
 
 from .shared import shared

@@ -31,7 +31,7 @@ from iqforge.errors import (
     ShapeError,
     UsageError,
 )
-from iqforge.formats.codec import decode
+from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import TYPES

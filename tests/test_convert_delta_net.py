@@ -11,7 +11,7 @@ import pytest
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import CheckpointError, ConfigError
-from iqforge.formats.codec import decode
+from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 
 from .golden import assert_like_listing, assert_like_reference

@@ -12,7 +12,7 @@ from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import CheckpointError, ConfigError, UsageError
-from iqforge.formats.codec import decode
+from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 
 from .golden import assert_like_listing, assert_like_reference

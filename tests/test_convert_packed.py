@@ -14,7 +14,7 @@ from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.packed.scaled import F8_E4M3, F8_E5M2, F8_E8M0
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import CheckpointError, IqforgeError
-from iqforge.formats.codec import decode
+from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 from safetensors.torch import load_file, save_file
 

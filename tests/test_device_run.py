@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import IqforgeError, NonFiniteError, UsageError
-from iqforge.formats.codec import decode
+from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.types import ggml_type
 from iqforge.quantize.run import cuda_device

@@ -14,7 +14,7 @@ import pytest
 from iqforge.cli import main
 from iqforge.errors import NonFiniteError, OutputError
 from iqforge.formats import output
-from iqforge.formats.codec import encode_float
+from iqforge.formats.codecs.codec import encode_float
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo

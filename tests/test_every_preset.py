@@ -9,7 +9,7 @@ import json
 import iqforge
 import numpy as np
 import pytest
-from iqforge.formats.codec import decode, encode_float
+from iqforge.formats.codecs.codec import decode, encode_float
 from iqforge.formats.ftypes import FILE_TYPES, file_type
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter

@@ -13,7 +13,7 @@ from iqforge.cli import main
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
 from iqforge.errors import UsageError
-from iqforge.formats import codec
+from iqforge.formats.codecs import codec
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.imatrix.cold_experts import NEIGHBOURS, cosines, fill_cold_experts

@@ -39,6 +39,12 @@ ORDER = {
     "cli": 8,
     "__main__": 9,
 }
+# Folders whose own files both use a sub-folder and are used by it.
+BOTH_WAYS = {
+    "runtime <-> runtime/architectures",
+    "runtime <-> runtime/cuda",
+    "runtime <-> runtime/layers",
+}
 MAX_FILES = 20
 MORE_FILES = {"convert/architectures": 99, "runtime/architectures": 99, "quantize/search": 22}
 
@@ -193,6 +199,29 @@ def neighbours() -> dict[str, set[str]]:
 def test_no_circles_between_sub_folders() -> None:
     left = list(circles(neighbours()))
     assert not left, "\n".join(" <-> ".join(group) for group in left)
+
+
+def parents_and_children() -> dict[str, set[str]]:
+    """Which folder's own files import from a folder below it, and the other way round."""
+    known, graph = modules(), import_graph(False)
+    folders: dict[str, set[str]] = {path.parent.as_posix(): set() for path in known.values()}
+    for name, others in graph.items():
+        folder = known[name].parent
+        for other in {known[module].parent for module in others} - {folder, Path(".")}:
+            if folder != Path(".") and (folder in other.parents or other in folder.parents):
+                folders[folder.as_posix()].add(other.as_posix())
+    return folders
+
+
+def test_no_circles_between_a_folder_and_its_sub_folders() -> None:
+    """A folder's own files are either the floor of its sub-folders, or join them."""
+    left = [
+        f"{folder} <-> {other}"
+        for folder, others in sorted(parents_and_children().items())
+        for other in sorted(others)
+        if folder < other and folder in parents_and_children()[other]
+    ]
+    assert sorted(left) == sorted(BOTH_WAYS)
 
 
 def test_no_import_upwards() -> None:

@@ -23,7 +23,7 @@ from iqforge.errors import (
     UnsupportedTypeError,
     UsageError,
 )
-from iqforge.formats.codec import decode
+from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 
 from .shared import shared

@@ -12,7 +12,7 @@ import iqforge
 import numpy as np
 import pytest
 from iqforge.cli import main
-from iqforge.formats.codec import decode, encode_float
+from iqforge.formats.codecs.codec import decode, encode_float
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo

@@ -23,7 +23,7 @@ from iqforge.errors import (
     UnknownTypeError,
     UsageError,
 )
-from iqforge.formats.codec import encode_float
+from iqforge.formats.codecs.codec import encode_float
 from iqforge.formats.ftypes import FILE_TYPES, file_type
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter

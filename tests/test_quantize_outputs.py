@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import OutputError, UsageError
-from iqforge.formats.codec import encode_float
+from iqforge.formats.codecs.codec import encode_float
 from iqforge.formats.gguf.reader import GGUFFile, open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo

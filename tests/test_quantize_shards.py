@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import UnsupportedTypeError, UsageError
-from iqforge.formats.codec import encode_float
+from iqforge.formats.codecs.codec import encode_float
 from iqforge.formats.gguf.reader import SingleFile, open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter, ShardedWriter
 from iqforge.formats.source import TensorInfo

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import NonFiniteError, UnknownTypeError, UnsupportedTypeError, UsageError
-from iqforge.formats.codec import encode_float
+from iqforge.formats.codecs.codec import encode_float
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type

@@ -10,7 +10,7 @@ import torch
 from iqforge.cuda_kernels.ops import pack_matrix
 from iqforge.cuda_kernels.repeat import repeat_rows
 from iqforge.errors import DeviceError, IqforgeError
-from iqforge.formats import codec
+from iqforge.formats.codecs import codec
 from iqforge.formats.types import TYPES
 from iqforge.runtime import memory
 from iqforge.runtime.bench.bench import Test, run_test

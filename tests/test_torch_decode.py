@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from iqforge.errors import ShapeError, UnsupportedTypeError
-from iqforge.formats import codec, torch_decode
-from iqforge.formats.torch_decode import decode_tensor_torch, decode_torch
+from iqforge.formats.codecs import codec, torch_decode
+from iqforge.formats.codecs.torch_decode import decode_tensor_torch, decode_torch
 from iqforge.formats.types import ggml_type
 
 from .shared import shared

@@ -1,5 +1,5 @@
 """Packed matrices: nothing is lost, and the unit of every type decodes to the bits of
-`formats.codec`, on the CPU by g++ and on a GPU.
+`formats.codecs.codec`, on the CPU by g++ and on a GPU.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from iqforge.cuda_kernels.compile.nvrtc import expand
 from iqforge.cuda_kernels.layouts import table as layouts
 from iqforge.cuda_kernels.layouts.layout import bits
 from iqforge.errors import ShapeError, UnsupportedTypeError
-from iqforge.formats import codec
+from iqforge.formats.codecs import codec
 from iqforge.formats.types import TYPES, ggml_type
 
 from .host_library import host_library

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import MalformedFileError, ShapeError, ValidationError
-from iqforge.formats.codec import encode_float
+from iqforge.formats.codecs.codec import encode_float
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo

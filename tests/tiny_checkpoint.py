@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from iqforge.formats.codec import encode_float
+from iqforge.formats.codecs.codec import encode_float
 from safetensors.numpy import save_file
 
 SPLIT_REGEX = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from iqforge.formats import codec
+from iqforge.formats.codecs import codec
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import Source

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...errors import CheckpointError
-from ...formats.codec import decode
+from ...formats.codecs.codec import decode
 from ...formats.types import TYPES
 from ..checkpoint.folder import Checkpoint
 from ..tensors.decoded import DecodedTensor, decoded

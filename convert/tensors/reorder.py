@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...errors import UnsupportedTypeError
-from ...formats.codec import decode
+from ...formats.codecs.codec import decode
 from ...formats.types import GGMLType
 from .rows import Leaf, MovedRows, rebased
 from .stored import TensorRows

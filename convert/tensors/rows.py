@@ -19,7 +19,7 @@ from itertools import accumulate
 import numpy as np
 
 from ...errors import UnsupportedTypeError
-from ...formats.codec import decode
+from ...formats.codecs.codec import decode
 from ...formats.types import GGMLType
 from .decoded import DecodedTensor
 from .stored import WIDENED_DTYPES, StoredTensor, TensorReader, TensorRows

@@ -21,8 +21,8 @@ How a type is added (one line of data here, one struct there):
 2. In a header of `units/`: `struct IQ4_K : layout::IQ4_K {...}` with `load` and `unpack` (contract:
    `units/common.cuh`). What it knows of the layout (BLOCK, plane numbers, bytes, `geometry()`) is
    in the generated `units/geometry.cuh`. The header has the name of the module with the layout.
-3. `tests/test_units.py` finds it there, and compares it with `formats.codec.decode` bit by bit, on
-   the CPU (by g++) and on a GPU.
+3. `tests/test_units.py` finds it there, and compares it with `formats.codecs.codec.decode` bit by
+   bit, on the CPU (by g++) and on a GPU.
 """
 
 from __future__ import annotations

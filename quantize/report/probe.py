@@ -9,7 +9,7 @@ from contextlib import closing
 import numpy as np
 
 from ...errors import UsageError
-from ...formats.codec import decode
+from ...formats.codecs.codec import decode
 from ...formats.source import Source, TensorInfo
 from ...formats.tensor_names import TensorName
 from ...formats.types import GGMLType, ggml_type

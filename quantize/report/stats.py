@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...errors import IqforgeError, UnsupportedTypeError, UsageError
-from ...formats.codec import decode, encode_float
+from ...formats.codecs.codec import decode, encode_float
 from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType, ggml_type
 from ..encode import arrange_rows, refuse_non_finite, row_encoder

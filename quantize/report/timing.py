@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...formats.codec import decode
+from ...formats.codecs.codec import decode
 from ...formats.types import GGMLType, ggml_type
 from ..encode import device_encoder, encode
 from ..run.parallel import default_threads

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import ShapeError, ValidationError
-from ...formats.codec import decodable_types, decode
+from ...formats.codecs.codec import decodable_types, decode
 from ...formats.gguf.reader import GGUFFile, SingleFile
 from ...formats.source import Source, TensorInfo
 from ..encode import zero_non_finite

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ...errors import UnsupportedTypeError
-from ...formats.codec import decodable_types
+from ...formats.codecs.codec import decodable_types
 from ...formats.kernel import Code
 from ...formats.types import ggml_type
 from ..encode import encodable_types

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...formats.codec import decode
+from ...formats.codecs.codec import decode
 from ...formats.kernel import Code, rehearse
 from ...formats.types import ggml_type
 from ..encode import encode
@@ -29,8 +29,8 @@ _DECODER_SECONDS = 0.5
 class CompileTask:
     """Work on rows of one type: "search" quantizes them, "decode" decodes them.
 
-    weighted: with importances. as_weights: see `formats.codec.decode`. Rows that are decoded as
-    weights were just made; other rows are read-only parts of a file.
+    weighted: with importances. as_weights: see `formats.codecs.codec.decode`. Rows that are decoded
+    as weights were just made; other rows are read-only parts of a file.
     """
 
     kind: str

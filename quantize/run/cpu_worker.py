@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from ...errors import NonFiniteError
-from ...formats.codec import decode
+from ...formats.codecs.codec import decode
 from ...formats.source import Source
 from ..encode import refuse_non_finite, zero_non_finite
 from .piece import Piece, PieceResult, PieceTask

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...cuda_kernels.compile.numba_cuda import compile_kernel, cuda_module, named_errors, on_device
 from ...errors import DeviceError
-from ...formats.codec import block_decoder
+from ...formats.codecs.codec import block_decoder
 from ...formats.codecs.scalars import half_to_float
 from ...formats.types import GGMLType
 from ..encode import device_encoder

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ...errors import IqforgeError, NonFiniteError
-from ...formats.codec import decode
+from ...formats.codecs.codec import decode
 from ...formats.source import Source
 from ..encode import arrange_rows, prepare_weights
 from .cuda_device import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED, CudaDevice

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import IqforgeError
-from ...formats.codec import encode_float
+from ...formats.codecs.codec import encode_float
 from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType, ggml_type
 from ..encode import arrange_rows, row_encoder, symmetric_encoder

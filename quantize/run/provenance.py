@@ -19,7 +19,7 @@ from contextlib import closing
 import numpy as np
 
 from ...errors import IqforgeError
-from ...formats.codec import decodable_types, decode
+from ...formats.codecs.codec import decodable_types, decode
 from ...formats.source import Source, TensorInfo
 from ...formats.values import Value, string
 from ..plan.changes import Changes

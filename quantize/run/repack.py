@@ -14,7 +14,7 @@ from contextlib import closing
 
 import numpy as np
 
-from ...formats.codec import deinterleave, interleave
+from ...formats.codecs.codec import deinterleave, interleave
 from ...formats.ftypes import FILE_TYPES
 from ...formats.gguf.reader import GGUFFile
 from ...formats.source import Sink, TensorInfo

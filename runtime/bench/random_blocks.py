@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...errors import UnsupportedTypeError
-from ...formats import codec
+from ...formats.codecs import codec
 from ...formats.codecs.interleaved import pack_rows
 from ...formats.types import GGMLType, ggml_type
 

@@ -2,9 +2,9 @@
 a scale.
 
 The layouts are those of weights (formats/codecs/legacy.py and q8.py), so that
-`formats.codec.decode` reads the same numbers. Encoders are simple on purpose, as a kernel has to
-make the same bytes while it runs: the scale comes from the largest magnitude of a block and is
-rounded to half precision first, then codes are the nearest ones (ties to even).
+`formats.codecs.codec.decode` reads the same numbers. Encoders are simple on purpose, as a kernel
+has to make the same bytes while it runs: the scale comes from the largest magnitude of a block and
+is rounded to half precision first, then codes are the nearest ones (ties to even).
 
     Q8_0                  d = |extreme| / 127                      q = rint(x / d)
     Q6_0, Q5_0, Q4_0      d = extreme / lowest code                q = rint(x / d) - lowest code

@@ -10,7 +10,7 @@
 //
 // w are 32 signed bytes in element order, four to a word: element 4k+j is byte j of w[k], ready for __dp4a. s[g] and m[g] belong to
 // elements 16g to 16g+15; with SCALES == 1 only index 0 is set, without MINS m is not set. s is rounded as formats/codecs do it, so that
-// __fsub_rn(__fmul_rn(s, w), m) has the bits of formats.codec.decode(..., as_weights=True). Optional:
+// __fsub_rn(__fmul_rn(s, w), m) has the bits of formats.codecs.codec.decode(..., as_weights=True). Optional:
 //
 //   static constexpr float FACTOR;  multiplies every value at last (trellis types)
 //   static constexpr bool OWN;      then decode(raw, unit, v) gives the exact values, where s * w - m has other bits (-0 and the like)
@@ -223,7 +223,7 @@ __device__ __forceinline__ float byte_float(uint32_t word, int j) {
   return __fadd_rn(__uint_as_float(__byte_perm(biased, 0x4B000000u, 0x7440u + j)), -8388736.0f);
 }
 
-// The 32 values of a unit, all bits as formats.codec.decode(..., as_weights=True) gives them.
+// The 32 values of a unit, all bits as formats.codecs.codec.decode(..., as_weights=True) gives them.
 template <class T>
 __device__ __forceinline__ void decode_unit(const typename T::Raw& raw, int unit, float (&v)[32]) {
   if constexpr (UnitOwn<T>::value) {

@@ -22,11 +22,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ..errors import ShapeError
-from . import codec
-from .codecs import scalars
-from .options import checks_keywords
-from .types import GGMLType, ggml_type
+from ...errors import ShapeError
+from ..options import checks_keywords
+from ..types import GGMLType, ggml_type
+from . import codec, scalars
 
 PIECE_ELEMENTS = 1 << 24  # at a time: bounds the memory, at about 16 bytes an element
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -98,7 +97,7 @@ def decode_tensor_torch(
 
 
 def _decode_i2_s(data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    from .codecs.ternary import check_i2_s
+    from .ternary import check_i2_s
 
     check_i2_s(shape)
     scale = data[-32:-28].clone().view(torch.float32)
@@ -213,7 +212,7 @@ def _unpack_rows(type: GGMLType, merged: torch.Tensor, n_cols: int) -> torch.Ten
     """Rows of an interleaved type to rows of its plain type (or as its own decoder reads them);
     sums in the headers of Q8_KV are 0.
     """
-    from .codecs.interleaved import interleaving, row_head
+    from .interleaved import interleaving, row_head
 
     tables, head, k = interleaving(type), type.header_bytes, type.group_rows
     if n_cols % tables.elements:
@@ -248,7 +247,7 @@ def _move_rounds(
     """The moves that undo an interleaving, in rounds of one move to each byte: (byte to read, left
     shift + 8, mask) for all bytes.
     """
-    from .codecs.interleaved import interleaving
+    from .interleaved import interleaving
 
     moves = interleaving(type).unpack_moves
     rounds = []

@@ -21,11 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ..errors import ShapeError, UnsupportedTypeError
-from .codecs import floats
-from .kernel import over_blocks
-from .options import checks_keywords
-from .types import TYPES, GGMLType, ggml_type
+from ...errors import ShapeError, UnsupportedTypeError
+from ..kernel import over_blocks
+from ..options import checks_keywords
+from ..types import TYPES, GGMLType, ggml_type
+from . import floats
 
 _FLOAT_DECODERS = {"F32": floats.decode_f32, "F16": floats.decode_f16, "BF16": floats.decode_bf16}
 _FLOAT_ENCODERS = {"F32": floats.encode_f32, "F16": floats.encode_f16, "BF16": floats.encode_bf16}
@@ -33,7 +33,7 @@ _FLOAT_ENCODERS = {"F32": floats.encode_f32, "F16": floats.encode_f16, "BF16": f
 
 @functools.cache
 def _block_decoders() -> dict[str, Callable]:
-    from .codecs import fp4, grid, iq_k, iq_ks, k, legacy, q8, ternary, trellis
+    from . import fp4, grid, iq_k, iq_ks, k, legacy, q8, ternary, trellis
 
     return _union(
         *(
@@ -54,7 +54,7 @@ def _union(*tables: dict[str, Callable]) -> dict[str, Callable]:
 
 @functools.cache
 def _interleaved_types() -> frozenset[str]:
-    from .codecs.interleaved import INTERLEAVERS
+    from .interleaved import INTERLEAVERS
 
     return frozenset(INTERLEAVERS)
 
@@ -113,7 +113,7 @@ def decode_tensor(
     The only way to read I2_S, whose one scale follows the data of all rows. Otherwise as
     `decode`.
     """
-    from .codecs.ternary import TENSOR_DECODERS, check_i2_s
+    from .ternary import TENSOR_DECODERS, check_i2_s
 
     type = ggml_type(type)
     data = np.ascontiguousarray(data)
@@ -170,7 +170,7 @@ def _row_decoder(
     if type.name in _FLOAT_DECODERS:
         return _FLOAT_DECODERS[type.name]
     if type.name in _interleaved_types():
-        from .codecs.interleaved import unpack_rows
+        from .interleaved import unpack_rows
 
         # A row of it decodes unlike a row of its plain type, or it has none.
         own = has_block_decoder(type)
@@ -193,8 +193,8 @@ def block_decoder(type: GGMLType, as_weights: bool = False) -> tuple[Callable, n
     have a header, `(block, head, out)`, and what its values are multiplied by. UnsupportedTypeError
     for a type without one.
     """
-    from .codecs.iq_k import PRODUCT_DECODERS
-    from .codecs.trellis import PRODUCT_FACTORS
+    from .iq_k import PRODUCT_DECODERS
+    from .trellis import PRODUCT_FACTORS
 
     function = _block_decoders().get(type.name)
     if function is None:
@@ -239,7 +239,7 @@ def interleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int
     for rows that do not fit, UnsupportedTypeError if `type` is not interleaved or no plain type
     repacks into it.
     """
-    from .codecs.interleaved import pack_rows
+    from .interleaved import pack_rows
 
     type = ggml_type(type)
     plain = _plain_type(type)
@@ -262,7 +262,7 @@ def deinterleave(
     """Inverse of `interleave`: rows of the interleaved `type` to rows of its plain type. Sums of
     Q8_KV rows are encoded again.
     """
-    from .codecs.interleaved import unpack_rows
+    from .interleaved import unpack_rows
 
     type = ggml_type(type)
     plain = _plain_type(type)
