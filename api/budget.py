@@ -227,7 +227,7 @@ def measure_sensitivity(
 
     - types: to store tensors in, the first that fits; default `probe.PROBE_TYPES`.
     - layers (1): replace the same tensor of so many layers together: faster, and tells less.
-    - n_ctx (512), chunks (16), batch_tokens (2048): windows of the text, see `measure_perplexity`.
+    - n_ctx (512), chunks (16), batch_tokens (2048): chunks of the text, see `measure_perplexity`.
 
     The result is written to `out` as JSON, for the `damage` of `recipe_for_target`. threads: for
     encoding. progress: is called with (probes done, of how many, the last one).

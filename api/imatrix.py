@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..imatrix.similarity import LayerSimilarity
     from ..imatrix.statistics import TensorStatistics
     from ..imatrix.texts import Text
+    from ..runtime.evaluate.chunks import ProgressCallback
     from ..runtime.evaluate.perplexity import Perplexity
-    from ..runtime.evaluate.windows import ProgressCallback
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
 
@@ -43,16 +43,16 @@ def collect_imatrix(
     on_coverage: Callable[[Coverage], None] | None = None,
     **keywords: Any,
 ) -> Imatrix:
-    """Run `text` through `model` in windows and collect sums of squares per input channel.
+    """Run `text` through `model` in chunks and collect sums of squares per input channel.
 
     model: a path, opened with `load`, or an open model. text: a file, or the text itself (a string
     with a line break in it, or any with a `dataset` to name it by); or several of them, each cut
-    into windows separately. The result is written to `out`, unless that is None, as legacy `.dat`
+    into chunks separately. The result is written to `out`, unless that is None, as legacy `.dat`
     or GGUF. keywords: fields of `imatrix.options.CollectOptions` and, for a path, of
     `runtime.options.LoadOptions`; they win over `options` and `load`.
 
-    - n_ctx (512), chunks, from_chunk: tokens per window; at most so many windows of each text,
-      after the first so many. batch_tokens (2048): tokens per pass, in whole windows.
+    - n_ctx (512), chunks, from_chunk: tokens per chunk; at most so many chunks of each text,
+      after the first so many. batch_tokens (2048): tokens per pass, in whole chunks.
     - text_weights: how many times the tokens of each text count (1).
     - output_format: "dat" or "gguf", else by the suffix of `out`.
     - process_output, output_name: include the output matrix of this name. parse_special: read the
@@ -62,15 +62,15 @@ def collect_imatrix(
       was `prior_tokens` tokens; "all-experts" shows every token to every expert while collecting;
       "none" writes what was seen.
     - in_files, in_weights, weighting: importance matrices to add to, see `merge_imatrices`.
-    - output_frequency: write the sums so far after so many windows (None: 10, but at most once a
+    - output_frequency: write the sums so far after so many chunks (None: 10, but at most once a
       minute; 0: only at the end) and `<out>.resume` with them. A run with `resume`, and all else
       equal, continues there and ends with the same bytes. save_frequency: also keep
-      `<out>.at_<windows>` every so many windows.
+      `<out>.at_<chunks>` every so many chunks.
     - device, precision, threads, ...: see `load_model`. Products are observed in float32.
 
-    progress: is called after every window, see `runtime.evaluate.windows`. similarity: takes in how
+    progress: is called after every chunk, see `runtime.evaluate.chunks`. similarity: takes in how
     much layers change their input, see `imatrix.similarity`. on_perplexity: is called with the
-    perplexity of all windows; on_coverage: with what experts saw, before anything is mixed in.
+    perplexity of all chunks; on_coverage: with what experts saw, before anything is mixed in.
     """
     from ..formats.output import refuse_same_file
     from ..imatrix.all_experts import router_rows
@@ -200,7 +200,7 @@ def _run(
         "batch_tokens": str(options.batch_tokens),
         "all_experts": str(options.cold_experts == "all-experts"),
         "similarity": str(similarity),
-        # of one text, the first windows are the same, however many there are
+        # of one text, the first chunks are the same, however many there are
         **({"chunks": str(options.chunks)} if len(texts) > 1 else {}),
     }
 

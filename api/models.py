@@ -22,7 +22,7 @@ Chosen = TypeVar("Chosen", bound=Options)
 def text_of(text: PathLike) -> tuple[str, str]:
     """Return (content, path) of a text file, or (text, "") of a text that is given itself."""
     from ..runtime.arguments import path
-    from ..runtime.evaluate.windows import read_text
+    from ..runtime.evaluate.chunks import read_text
 
     path("text", text)
     if isinstance(text, str) and "\n" in text:

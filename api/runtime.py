@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ..runtime.bench.bench import Result, Test
     from ..runtime.bench.options import BenchOptions, SweepOptions
     from ..runtime.bench.sweep import SweepRow
+    from ..runtime.evaluate.chunks import ProgressCallback
     from ..runtime.evaluate.divergence import Divergence, Statistics
     from ..runtime.evaluate.perplexity import Perplexity
-    from ..runtime.evaluate.windows import ProgressCallback
     from ..runtime.generate import Generation
     from ..runtime.model import Model
     from ..runtime.options import GenerateOptions, LoadOptions, PerplexityOptions
@@ -34,20 +34,20 @@ def measure_perplexity(
     options: PerplexityOptions | None = None,
     load: LoadOptions | None = None,
     progress: ProgressCallback | None = None,
-    on_window: Callable[[int, Statistics], None] | None = None,
+    on_chunk: Callable[[int, Statistics], None] | None = None,
     **keywords: Any,
 ) -> Perplexity | Divergence:
-    """Measure the perplexity of `model` on `text` over windows of n_ctx tokens.
+    """Measure the perplexity of `model` on `text` over chunks of n_ctx tokens.
 
     model: a path, opened with `load`, or an open model. text: a file, or the text itself (a string
     with a line break in it). keywords: fields of `runtime.options.PerplexityOptions` and, for a
     path, of `runtime.options.LoadOptions`; they win over `options` and `load`.
 
-    - n_ctx (512): tokens per window. chunks: at most so many windows, if that is positive.
-      batch_tokens (2048): tokens per pass, in whole windows.
+    - n_ctx (512): tokens per chunk. chunks: at most so many chunks, if that is positive.
+      batch_tokens (2048): tokens per pass, in whole chunks.
     - kl_divergence_base: a file that the predictions are saved to. With kl_divergence the model is
-      compared with the predictions in that file, on its text (`text` may be None); on_window is
-      called with (window, statistics so far).
+      compared with the predictions in that file, on its text (`text` may be None); on_chunk is
+      called with (chunk, statistics so far).
     - device, precision, threads, ...: see `load_model`.
 
     Results have `.perplexity` and `.uncertainty`, a divergence also `.mean_kld` and `.statistics`.
@@ -70,7 +70,7 @@ def measure_perplexity(
                 chunks=options.chunks,
                 batch_tokens=batch,
                 progress=progress,
-                on_window=on_window,
+                on_chunk=on_chunk,
             )
     if text is None:
         raise UsageError("a text is needed")

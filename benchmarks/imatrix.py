@@ -22,11 +22,11 @@ import numpy as np
 from iqforge.imatrix.all_experts import router_rows
 from iqforge.imatrix.cold_experts import fill_cold_experts
 from iqforge.imatrix.collector import collect
+from iqforge.runtime.evaluate.chunks import read_text
 from iqforge.runtime.evaluate.perplexity import measure_perplexity
-from iqforge.runtime.evaluate.windows import read_text
 from iqforge.runtime.model import load_model
 
-PIECE, N_CTX = 192, 64  # tokens of a piece, in windows of so many
+PIECE, N_CTX = 192, 64  # tokens of a piece, in chunks of so many
 GROUPS = ((0, 0), (1, 7), (8, 31), (32, 127))
 
 
@@ -124,9 +124,7 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=("speed", "cold"))
     parser.add_argument("model")
     parser.add_argument("text")
-    parser.add_argument(
-        "--chunks", type=int, default=24, help="windows of 512 tokens (default: 24)"
-    )
+    parser.add_argument("--chunks", type=int, default=24, help="chunks of 512 tokens (default: 24)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=20)
     parsed = parser.parse_args()

@@ -143,7 +143,7 @@ class Chain:
                 self.imatrix,
                 n_ctx=N_CTX,
                 chunks=self.chunks,
-                progress=bar.window,
+                progress=bar.chunk,
             )
             _say(
                 f"{len(imatrix.entries)} tensors, {imatrix.chunk_count} chunks of"
@@ -246,17 +246,17 @@ class Chain:
                 n_ctx=N_CTX,
                 chunks=self.chunks,
                 kl_divergence_base=self.predictions,
-                progress=bar.window,
+                progress=bar.chunk,
             )
             _say(
                 f"PPL = {result.perplexity:.4f} +/- {result.uncertainty:.5f} over"
-                f" {result.n_windows} chunks of {N_CTX} tokens, {result.tokens_per_second:.0f}"
+                f" {result.n_chunks} chunks of {N_CTX} tokens, {result.tokens_per_second:.0f}"
                 " tokens/s"
             )
         size = os.path.getsize(self.base)
         return (
             Baseline("BF16", bits, size, (result.perplexity, result.uncertainty), result.seconds),
-            result.n_windows,
+            result.n_chunks,
         )
 
     def measure(self, quantized: dict[str, tuple[float, float]]) -> list[Measurement]:
@@ -278,7 +278,7 @@ class Chain:
                         None,
                         kl_divergence_base=self.predictions,
                         kl_divergence=True,
-                        progress=bar.window,
+                        progress=bar.chunk,
                     )
                 s = result.statistics
                 done.append(

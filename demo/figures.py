@@ -69,8 +69,8 @@ class Demo:
     texts: Texts
     n_parameters: int
     n_ctx: int
-    calibration_windows: int
-    measuring_windows: int
+    calibration_chunks: int
+    measuring_chunks: int
     embedding_type: str
     split: str
     command: str

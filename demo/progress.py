@@ -11,7 +11,7 @@ from ..quantize.run.report import RunProgress
 class Bar(CompileBar, RunProgress):
     """A progress bar on stderr, shown only on a terminal.
 
-    Conversion and quantization report to its methods; evaluation calls `window`.
+    Conversion and quantization report to its methods; evaluation calls `chunk`.
     """
 
     def __init__(self, label: str = ""):
@@ -41,12 +41,12 @@ class Bar(CompileBar, RunProgress):
     def end(self, report) -> None:
         self.close()
 
-    def window(self, progress) -> None:
+    def chunk(self, progress) -> None:
         bar = self._bar
         if bar is None:
-            bar = self._open(progress.n_windows, "chunk", False)
-        bar.update(progress.window - bar.n)
-        if progress.window == progress.n_windows:
+            bar = self._open(progress.n_chunks, "chunk", False)
+        bar.update(progress.chunk - bar.n)
+        if progress.chunk == progress.n_chunks:
             self.close()
 
     def close(self) -> None:

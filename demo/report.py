@@ -245,10 +245,10 @@ def _notes(demo: Demo) -> list[tuple[str, str]]:
                 " (pydoc_data.topics). The"
                 f" {texts.measuring_topics} topics whose name has a CRC-32 divisible by five were"
                 " not part of the model's training text. They are the measuring text:"
-                f" {demo.measuring_windows} chunks of {demo.n_ctx} tokens, of which the second half"
+                f" {demo.measuring_chunks} chunks of {demo.n_ctx} tokens, of which the second half"
                 f" is scored. {texts.repeated:,} characters that repeat other topics were left out."
                 f" The other {texts.calibration_topics} topics are the calibration text:"
-                f" {demo.calibration_windows} chunks. Topics are in order of their CRC-32."
+                f" {demo.calibration_chunks} chunks. Topics are in order of their CRC-32."
             ),
         ),
         ("Split and merge", demo.split),

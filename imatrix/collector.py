@@ -15,9 +15,9 @@ import torch
 from ..errors import ImatrixError, printable
 from ..formats.options import from_keywords
 from ..formats.tensor_names import OUTPUT, TensorName
+from ..runtime.evaluate.chunks import Clock, ProgressCallback
 from ..runtime.evaluate.perplexity import Perplexity, check_finite
 from ..runtime.evaluate.scores import Moments, exp_or_inf, negative_log_likelihood
-from ..runtime.evaluate.windows import Clock, ProgressCallback
 from ..runtime.linear import ExpertLinear
 from ..runtime.model import Model
 from .all_experts import AllExperts
@@ -25,11 +25,11 @@ from .belongs import check_belongs
 from .data import Entry, Imatrix, Snapshot
 from .options import CollectOptions
 from .similarity import LayerSimilarity
-from .texts import Text, text_at, windows_of
+from .texts import Text, chunks_of, text_at
 
 log = logging.getLogger(__name__)
 
-# Called after every pass with the windows done and what takes a snapshot.
+# Called after every pass with the chunks done and what takes a snapshot.
 PassCallback = Callable[[int, Callable[[], Snapshot]], None]
 
 
@@ -134,12 +134,12 @@ def collect(
     **keywords: Any,
 ) -> Imatrix:
     """Return the importance matrix of `model` on `texts` (or the one text, or its tokens, called
-    `dataset`), in windows as `options` say; see `iqforge.collect_imatrix`.
+    `dataset`), in chunks as `options` say; see `iqforge.collect_imatrix`.
 
     Files are neither read nor written, and cold experts keep what they saw: of the options those
-    count that say what is evaluated. The running perplexity goes to `progress`, that of all windows
+    count that say what is evaluated. The running perplexity goes to `progress`, that of all chunks
     to `on_perplexity` at the end; without `compute_perplexity` the output is not evaluated unless
-    it is collected. `similarity` takes in what layers change. `on_pass(windows done, take)` is
+    it is collected. `similarity` takes in what layers change. `on_pass(chunks done, take)` is
     called after every pass through the model but the last; what `take()` returns is `start` to a
     run with all else equal, which continues there and ends with the same bits. EvaluationError for
     a text that is too short, ImatrixError naming the tensor for activations that are not finite.
@@ -152,24 +152,22 @@ def collect(
         parts = cast("Sequence[Text]", texts)
     else:
         parts = [Text(cast("str | Sequence[int]", texts), dataset)]
-    windows = windows_of(
-        model, parts, n_ctx, chosen.chunks, chosen.from_chunk, chosen.parse_special
-    )
+    cut = chunks_of(model, parts, n_ctx, chosen.chunks, chosen.from_chunk, chosen.parse_special)
     done, before, scores = 0, None, Moments()
     if start is not None:
         check_belongs(start.imatrix, model.source.tensors)
         n, *sums = start.of("perplexity", 3).tolist()
         done, before, scores = start.imatrix.chunk_count, start.imatrix, Moments(int(n), *sums)
-        if done > len(windows):
+        if done > len(cut):
             raise ImatrixError(
-                f"holds {done} windows, of which only {len(windows)} are asked for",
+                f"holds {done} chunks, of which only {len(cut)} are asked for",
                 file=before.path,
             )
         if similarity is not None:
             similarity.restore(start.of("similarity", similarity.state().size))
     collector, clock = (
         Collector(model, process_output, output_name, before),
-        Clock(windows, progress, done),
+        Clock(cut, progress, done),
     )
     datasets = tuple(text.name for text in parts if text.name)
 
@@ -190,27 +188,27 @@ def collect(
         )
         if similarity is not None:
             observed.enter_context(model.observe(similarity))
-        for first, end in windows.passes(chosen.batch_tokens, done):
+        for first, end in cut.passes(chosen.batch_tokens, done):
             done = end
-            collector.weight = parts[text_at(windows, first)].weight
-            passed = model.hidden(windows.inputs(first, done))
+            collector.weight = parts[text_at(cut, first)].weight
+            passed = model.hidden(cut.inputs(first, done))
             if similarity is not None:
                 similarity.end_of_pass(passed)
-            for window, states in enumerate(passed, first):
+            for chunk, states in enumerate(passed, first):
                 if compute_perplexity or process_output:
                     # The output matrix is collected from every position, as the others are; scored
                     # are those of the second half.
                     logits = (
-                        model.logits(states)[windows.first : -1]
+                        model.logits(states)[cut.first : -1]
                         if process_output
-                        else model.logits(states[windows.first : -1])
+                        else model.logits(states[cut.first : -1])
                     )
                 if compute_perplexity:
-                    nll = negative_log_likelihood(logits, windows.targets(window))
-                    check_finite(nll, model, window)
+                    nll = negative_log_likelihood(logits, cut.targets(chunk))
+                    check_finite(nll, model, chunk)
                     scores.add(nll)
-                clock.report(window, exp_or_inf(scores.mean) if compute_perplexity else None)
-            if on_pass is not None and done < len(windows):
+                clock.report(chunk, exp_or_inf(scores.mean) if compute_perplexity else None)
+            if on_pass is not None and done < len(cut):
                 on_pass(done, snapshot)
     collector.forget_inputs()
     if process_output and output_name not in collector.names:

@@ -80,7 +80,7 @@ class Entry:
 
 @dataclass
 class Imatrix:
-    """Entries by tensor name, and how they were collected: `chunk_count` windows of `chunk_size`
+    """Entries by tensor name, and how they were collected: `chunk_count` chunks of `chunk_size`
     tokens of `datasets`.
 
     Counts are rows (tokens) if the file has them. The legacy layout only has evaluation calls: then
@@ -173,7 +173,7 @@ def _of_heads(entry: Entry, n: int) -> Entry:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of an unfinished run after `imatrix.chunk_count` windows, to resume it. Counts may
+    """The state of an unfinished run after `imatrix.chunk_count` chunks, to resume it. Counts may
     be fractions (`Entry.whole`).
 
     sums: float64 arrays next to the entries.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..formats.options import Options, option
-from ..runtime.options import WindowOptions
+from ..runtime.options import ChunkOptions
 
 METHODS = ("prior", "neighbours", "all-experts", "none")  # for cold experts
 WEIGHTINGS = ("tokens", "calls")
@@ -75,7 +75,7 @@ class MergeOptions(ColdOptions):
 
 
 @dataclass(frozen=True)
-class CollectOptions(WindowOptions, ColdOptions):
+class CollectOptions(ChunkOptions, ColdOptions):
     """How an importance matrix is collected."""
 
     cold_experts: str = option("prior", choices=METHODS)
@@ -85,7 +85,7 @@ class CollectOptions(WindowOptions, ColdOptions):
         "--from-chunk",
         least=0,
         metavar="N",
-        help="leave out the first N windows",
+        help="leave out the first N chunks",
     )
     text_weights: tuple[float, ...] | None = option(None, kind=float, many=True)
     parse_special: bool = option(
@@ -113,11 +113,11 @@ class CollectOptions(WindowOptions, ColdOptions):
         "--output-frequency",
         kind=int,
         metavar="N",
-        help="write OUT, and OUT.resume to resume from, after every N windows; 0: only at the end"
+        help="write OUT, and OUT.resume to resume from, after every N chunks; 0: only at the end"
         " (default: 10, at most once a minute)",
     )
     save_frequency: int = option(
-        0, "--save-frequency", metavar="N", help="keep a copy OUT.at_WINDOWS every N windows"
+        0, "--save-frequency", metavar="N", help="keep a copy OUT.at_CHUNKS every N chunks"
     )
     resume: bool = option(
         False, "--resume", help="resume an interrupted run of the same command, if there is one"
@@ -125,7 +125,7 @@ class CollectOptions(WindowOptions, ColdOptions):
 
 
 @dataclass(frozen=True)
-class SensitivityOptions(WindowOptions):
+class SensitivityOptions(ChunkOptions):
     """How the sensitivity of a model to errors in its tensors is measured."""
 
     chunks: int = option(16)

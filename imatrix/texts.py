@@ -1,4 +1,4 @@
-"""Calibration texts, with weights, cut into windows."""
+"""Calibration texts, with weights, cut into chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import EvaluationError, UsageError
 from ..runtime.arguments import number
-from ..runtime.evaluate.windows import Windows
+from ..runtime.evaluate.chunks import Chunks
 from ..runtime.model import Model
 from .merge import MOST_WEIGHT
 
@@ -33,35 +33,35 @@ class Text:
             )
 
 
-def windows_of(
+def chunks_of(
     model: Model,
     texts: Sequence[Text],
     n_ctx: int,
     chunks: int,
     from_chunk: int = 0,
     parse_special: bool = False,
-) -> Windows:
-    """Return the windows of all texts, at most `chunks` of each if that is positive, after its
-    first `from_chunk`. No window has tokens of two texts.
+) -> Chunks:
+    """Return the chunks of all texts, at most `chunks` of each if that is positive, after its
+    first `from_chunk`. No chunk has tokens of two texts.
 
     EvaluationError naming a text that is too short.
     """
-    return Windows.joined(
-        [_windows(model, text, n_ctx, chunks, from_chunk, parse_special) for text in texts]
+    return Chunks.joined(
+        [_chunks(model, text, n_ctx, chunks, from_chunk, parse_special) for text in texts]
     )
 
 
-def _windows(
+def _chunks(
     model: Model, text: Text, n_ctx: int, chunks: int, from_chunk: int, parse_special: bool
-) -> Windows:
+) -> Chunks:
     try:
-        return Windows.of_text(model, text.content, n_ctx, chunks, from_chunk, parse_special)
+        return Chunks.of_text(model, text.content, n_ctx, chunks, from_chunk, parse_special)
     except EvaluationError as error:
         if error.file is not None or not text.name:
             raise
         raise EvaluationError(error.message, file=text.name) from None
 
 
-def text_at(windows: Windows, window: int) -> int:
-    """Return the index of the text that `window` belongs to."""
-    return bisect_right(windows.ends, window)
+def text_at(chunks: Chunks, chunk: int) -> int:
+    """Return the index of the text that `chunk` belongs to."""
+    return bisect_right(chunks.ends, chunk)

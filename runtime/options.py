@@ -242,24 +242,24 @@ class LoadOptions(Options):
 
 
 @dataclass(frozen=True)
-class WindowOptions(Options):
-    """How a text is cut into windows and evaluated."""
+class ChunkOptions(Options):
+    """How a text is cut into chunks and evaluated."""
 
-    n_ctx: int = option(512, "-c", "--ctx-size", metavar="N", help="tokens per window")
+    n_ctx: int = option(512, "-c", "--ctx-size", metavar="N", help="tokens per chunk")
     chunks: int = option(
-        -1, "--chunks", metavar="N", help="evaluate at most N windows (default: all)"
+        -1, "--chunks", metavar="N", help="evaluate at most N chunks (default: all)"
     )
     batch_tokens: int = option(
-        2048, "-b", "--batch-size", least=1, metavar="N", help="tokens per pass, in whole windows"
+        2048, "-b", "--batch-size", least=1, metavar="N", help="tokens per pass, in whole chunks"
     )
 
     def tokens_per_pass(self, ubatch: int | None = None) -> int:
-        """Return `batch_tokens`, or `ubatch` if that is less; never less than a window."""
+        """Return `batch_tokens`, or `ubatch` if that is less; never less than a chunk."""
         return max(self.n_ctx, min(self.batch_tokens, ubatch or self.batch_tokens))
 
 
 @dataclass(frozen=True)
-class PerplexityOptions(WindowOptions):
+class PerplexityOptions(ChunkOptions):
     """What is measured besides perplexity."""
 
     kl_divergence_base: str | os.PathLike | None = option(

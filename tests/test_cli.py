@@ -299,6 +299,12 @@ def test_every_argument_has_a_help_text(command):
             assert re.search(r"[A-Za-z]{3}|SHA-\d", text), f"iqforge {command}: {called}"
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_pieces_of_a_text_are_chunks(command, capsys):
+    assert main(["help", command]) == 0
+    assert not re.search("windows?", capsys.readouterr().out, re.IGNORECASE)
+
+
 def test_no_other_input_is_overwritten(shards, tmp_path):
     text, imatrix = tmp_path / "text.txt", tmp_path / "i.dat"
     text.write_text("one two three four five six seven eight nine ten\n" * 100)

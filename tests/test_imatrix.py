@@ -168,7 +168,7 @@ def test_a_run_goes_on_from_a_snapshot(moe):
         assert np.array_equal(entry.sums, found.entries[name].sums) and np.array_equal(
             entry.counts, found.entries[name].counts
         )
-    assert [p.window for p in rest] == [5, 6, 7] and [p.perplexity for p in rest] == [
+    assert [p.chunk for p in rest] == [5, 6, 7] and [p.perplexity for p in rest] == [
         p.perplexity for p in whole[4:]
     ]
     assert rest[0].before == 4 and rest[0].tokens_per_second * rest[0].seconds == pytest.approx(
@@ -179,14 +179,14 @@ def test_a_run_goes_on_from_a_snapshot(moe):
     )
     with (
         load_model(moe / "moe.gguf") as model,
-        pytest.raises(EvaluationError, match="after 100 windows"),
+        pytest.raises(EvaluationError, match="after 100 chunks"),
     ):
         collect(model, PROSE, n_ctx=N_CTX, from_chunk=100)
 
 
 @pytest.mark.slow
 def test_the_file_of_the_reference(tmp_path):
-    """mini-llama over 100 windows of 512 tokens of the validation text."""
+    """mini-llama over 100 chunks of 512 tokens of the validation text."""
     theirs = load_imatrix(shared("golden/tools/imatrix/mini-llama-wiki.valid-100x512.dat"))
     model = iqforge.convert_model(shared("models/mini-llama"), tmp_path / "model.gguf", "bf16")
     ours = iqforge.collect_imatrix(

@@ -107,7 +107,7 @@ def test_a_vocabulary_with_scores_is_cut_as_the_reference_cuts_it():
         )
 
 
-def test_several_texts_each_in_its_own_windows(moe):
+def test_several_texts_each_in_its_own_chunks(moe):
     with load_model(moe / "moe.gguf") as model:
         a, b = (collect(model, text, n_ctx=N_CTX, chunks=3) for text in (PROSE, OTHER))
         both = collect(model, [Text(PROSE, "a"), Text(OTHER, "b")], n_ctx=N_CTX, chunks=3)
@@ -152,7 +152,7 @@ def test_going_on_where_a_run_stopped(moe):
     }
     with load_model(moe / "moe.gguf") as model:
         whole = collect(model, texts, **options, on_pass=lambda done, take: kept.append(take()))
-        # No pass has windows of both texts.
+        # No pass has chunks of both texts.
         assert [snapshot.imatrix.chunk_count for snapshot in kept] == [
             2,
             4,
@@ -226,7 +226,7 @@ def test_layer_similarity_is_the_reference_s(moe):
 
 
 def test_layer_similarity_is_the_mean_cosine(moe):
-    """Passes of two windows, and a run that resumes in the middle."""
+    """Passes of two chunks, and a run that resumes in the middle."""
     seen, kept = {}, []
 
     def note(name, x, experts):

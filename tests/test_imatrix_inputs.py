@@ -81,7 +81,7 @@ def never(progress) -> None:
         (
             {"output_frequency": -1},
             UsageError,
-            "windows between two writes is -1, expected a whole number from 0 on",
+            "chunks between two writes is -1, expected a whole number from 0 on",
         ),
         ({"batch_tokens": 0}, UsageError, "batch_tokens is 0, expected 1 or more"),
         ({"from_chunk": -1}, UsageError, "from_chunk is -1, expected 0 or more"),
@@ -208,7 +208,7 @@ def test_gate_and_up_in_one_tensor_or_two_add_up(first, weighting):
 
 
 def test_the_share_of_an_expert_does_not_depend_on_the_weight_of_a_text():
-    """A text that counts twice has twice the tokens of its windows."""
+    """A text that counts twice has twice the tokens of its chunks."""
     calls = Imatrix(
         {
             "blk.0.ffn_up_exps.weight": Entry(np.full((1, 4), 6.0), np.array([3])),

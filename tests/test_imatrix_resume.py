@@ -92,7 +92,7 @@ def test_another_run_does_not_go_on(model, tmp_path, caplog):
     out, options = tmp_path / "x.dat", settings(model) | {"chunks": 8}
 
     with pytest.raises(KeyboardInterrupt):
-        iqforge.collect_imatrix(**options, out=out, progress=lambda p: interrupt(p.window == 7))
+        iqforge.collect_imatrix(**options, out=out, progress=lambda p: interrupt(p.chunk == 7))
     assert Path(f"{out}.resume").exists() and load_imatrix(out).chunk_count == 4
     with pytest.raises(
         ImatrixError,
@@ -104,7 +104,7 @@ def test_another_run_does_not_go_on(model, tmp_path, caplog):
         )
     with pytest.raises(ImatrixError, match="text: [0-9a-f]{16} then, [0-9a-f]{16} now$"):
         iqforge.collect_imatrix(**options | {"text": PROSE}, out=out, resume=True)
-    with pytest.raises(ImatrixError, match="holds 4 windows, of which only 3 are asked for"):
+    with pytest.raises(ImatrixError, match="holds 4 chunks, of which only 3 are asked for"):
         iqforge.collect_imatrix(**options | {"chunks": 3}, out=out, resume=True)
     seen = []
     # Another number of chunks is no other run: what is done of it is the same.
@@ -113,11 +113,9 @@ def test_another_run_does_not_go_on(model, tmp_path, caplog):
             **options | {"chunks": 6},
             out=out,
             resume=True,
-            progress=lambda p: seen.append(p.window),
+            progress=lambda p: seen.append(p.chunk),
         )
-    assert (
-        seen == [5, 6] and "after 4 windows" in caplog.text and load_imatrix(out).chunk_count == 6
-    )
+    assert seen == [5, 6] and "after 4 chunks" in caplog.text and load_imatrix(out).chunk_count == 6
     with pytest.raises(UsageError):
         iqforge.collect_imatrix(**options, resume=True)
     with pytest.raises(UsageError):
@@ -215,7 +213,7 @@ def test_snapshots_of_less_than_a_run(model, tmp_path, monkeypatch, options, dam
         lambda snapshot, *rest: save_snapshot(dataclasses.replace(snapshot, **damage), *rest),
     )
     with pytest.raises(KeyboardInterrupt):
-        iqforge.collect_imatrix(**options, out=out, progress=lambda p: interrupt(p.window == 7))
+        iqforge.collect_imatrix(**options, out=out, progress=lambda p: interrupt(p.chunk == 7))
     with pytest.raises(ImatrixError, match=message):
         iqforge.collect_imatrix(**options, out=out, resume=True)
 
@@ -228,13 +226,13 @@ def test_several_texts_go_on(model, tmp_path):
         "output_frequency": 2,
     }
     iqforge.collect_imatrix(**options, out=tmp_path / "expected.gguf")
-    for window in (7, 13, 16):  # in the first text, in the second, and again
+    for chunk in (7, 13, 16):  # in the first text, in the second, and again
         with pytest.raises(KeyboardInterrupt):
             iqforge.collect_imatrix(
                 **options,
                 out=tmp_path / "x.gguf",
                 resume=True,
-                progress=lambda p: interrupt(p.window == window),
+                progress=lambda p: interrupt(p.chunk == chunk),
             )
     with pytest.raises(ImatrixError, match="chunks: 9 then, 10 now"):
         iqforge.collect_imatrix(**options | {"chunks": 10}, out=tmp_path / "x.gguf", resume=True)

@@ -30,9 +30,9 @@ from iqforge.formats.types import TYPES
 from iqforge.formats.values import boolean
 from iqforge.runtime.evaluate import report
 from iqforge.runtime.evaluate.base_file import BaseFile, encode_records
+from iqforge.runtime.evaluate.chunks import Chunks, read_text
 from iqforge.runtime.evaluate.divergence import measure_divergence
 from iqforge.runtime.evaluate.perplexity import measure_perplexity
-from iqforge.runtime.evaluate.windows import Windows, read_text
 from iqforge.runtime.model import load_model
 
 from .shared import shared
@@ -53,16 +53,16 @@ def tiny(tmp_path_factory):
     return folder
 
 
-def test_windows_cut_and_score_as_the_reference_does():
-    windows = Windows.cut(list(range(100, 137)), 16, -1, bos=7)
-    assert len(windows) == 2 and windows.first == 8 and windows.n_scored == 7
-    assert windows.inputs(0, 2).tolist() == [[7, *range(101, 116)], [7, *range(117, 132)]]
-    assert windows.targets(1).tolist() == list(range(125, 132))
+def test_chunks_cut_and_score_as_the_reference_does():
+    chunks = Chunks.cut(list(range(100, 137)), 16, -1, bos=7)
+    assert len(chunks) == 2 and chunks.first == 8 and chunks.n_scored == 7
+    assert chunks.inputs(0, 2).tolist() == [[7, *range(101, 116)], [7, *range(117, 132)]]
+    assert chunks.targets(1).tolist() == list(range(125, 132))
     assert (
-        len(Windows.cut(range(100), 16, 3, None)) == 3
-        and Windows.cut(range(100), 15, 0, None).n_scored == 7
+        len(Chunks.cut(range(100), 16, 3, None)) == 3
+        and Chunks.cut(range(100), 15, 0, None).n_scored == 7
     )
-    assert Windows.cut(range(100), 16, -1, None).inputs(0, 1)[0, 0] == 0
+    assert Chunks.cut(range(100), 16, -1, None).inputs(0, 1)[0, 0] == 0
 
 
 def test_perplexity_is_the_formula(tiny):
@@ -91,7 +91,7 @@ def test_perplexity_repeats_and_does_not_depend_on_the_batch(tiny):
         assert one.perplexity == pytest.approx(
             measure_perplexity(model, text, n_ctx=N_CTX, batch_tokens=1).perplexity, rel=1e-6
         )
-    assert [p.window for p in steps] == list(range(1, one.n_windows + 1)) and steps[
+    assert [p.chunk for p in steps] == list(range(1, one.n_chunks + 1)) and steps[
         -1
     ].perplexity == one.perplexity
     assert steps[-1].seconds_left == 0 and steps[-1].tokens_per_second > 0
@@ -127,7 +127,7 @@ def test_divergence_from_itself_is_nothing_and_from_another_something(tiny, tmp_
     with load_model(tiny / "q8.gguf") as model:
         rows = []
         other = measure_divergence(
-            model, base, on_window=lambda window, s: rows.append(report.table_row(window, s))
+            model, base, on_chunk=lambda chunk, s: rows.append(report.table_row(chunk, s))
         )
         exact = _divergence_by_hand(model, base)
     assert itself.perplexity == pytest.approx(saved.perplexity, rel=1e-9)
@@ -137,7 +137,7 @@ def test_divergence_from_itself_is_nothing_and_from_another_something(tiny, tmp_
         and itself.statistics.same_top[0] > 0.98
         and itself.statistics.correlation > 0.9999
     )
-    assert len(rows) == saved.n_windows and other.mean_kld > 10 * abs(itself.mean_kld)
+    assert len(rows) == saved.n_chunks and other.mean_kld > 10 * abs(itself.mean_kld)
     np.testing.assert_allclose(
         np.concatenate(other.statistics.kld_values), exact, rtol=2e-3, atol=1e-6
     )
@@ -148,11 +148,11 @@ def test_divergence_from_itself_is_nothing_and_from_another_something(tiny, tmp_
 
 def _divergence_by_hand(model, path) -> np.ndarray:
     base, values = BaseFile(path), []
-    for window in range(base.n_windows):
-        tokens = base.tokens[window].copy()
+    for chunk in range(base.n_chunks):
+        tokens = base.tokens[chunk].copy()
         tokens[0] = model.special_tokens.bos
         log_q = model.forward(tokens).double().log_softmax(-1).numpy()[base.n_ctx // 2 : -1]
-        log_p = base.log_probabilities(window).astype(np.float64)
+        log_p = base.log_probabilities(chunk).astype(np.float64)
         values.append(np.where(log_p > -16, np.exp(log_p) * (log_p - log_q), 0).sum(1))
     return np.concatenate(values)
 
@@ -163,7 +163,7 @@ def test_a_base_file_of_the_reference(tmp_path):
     """
     path = shared("golden/tools/eval/base.c256x2.kld")
     base = BaseFile(path)
-    assert (base.n_ctx, base.n_vocab, base.n_windows) == (256, 288, 2)
+    assert (base.n_ctx, base.n_vocab, base.n_chunks) == (256, 288, 2)
     with load_model(shared("golden/tools/gguf/tiny-llama-untied-f16.gguf")) as model:
         result = measure_perplexity(
             model, base.tokens.reshape(-1).tolist(), n_ctx=256, save_logits=tmp_path / "ours.kld"
@@ -177,9 +177,9 @@ def test_a_base_file_of_the_reference(tmp_path):
     header = 20 + 4 * 512
     assert (tmp_path / "ours.kld").read_bytes()[:header] == path.read_bytes()[:header]
     assert (tmp_path / "ours.kld").stat().st_size == path.stat().st_size
-    for window in range(2):
+    for chunk in range(2):
         # Its activations are rounded.
-        assert np.abs(ours.log_probabilities(window) - base.log_probabilities(window)).max() < 0.02
+        assert np.abs(ours.log_probabilities(chunk) - base.log_probabilities(chunk)).max() < 0.02
 
 
 def test_a_divergence_table_of_the_reference(tmp_path):
@@ -202,7 +202,7 @@ def test_a_divergence_table_of_the_reference(tmp_path):
         result = measure_divergence(
             model,
             shared("golden/tools/eval/base.c256x2.kld"),
-            on_window=lambda window, s: lines.append(report.table_row(window, s)),
+            on_chunk=lambda chunk, s: lines.append(report.table_row(chunk, s)),
         )
     lines += ["", *report.summary(result.statistics)]
     expected = shared("golden/tools/eval/kld_output.txt").read_text().strip("\n").splitlines()

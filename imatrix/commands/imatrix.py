@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from ...errors import UsageError, printable, utf_8
 from ...runtime.commands.flags import (
     RunningOutput,
+    add_chunk_flags,
     add_load_flags,
     add_model_flag,
-    add_window_flags,
+    chunks_per_pass,
     note,
     open_model,
-    windows_per_pass,
 )
 from ...runtime.commands.watch import watched
 from ...runtime.options import LoadOptions
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " column. With --in-file and no text, only add up files."
     )
     add_model_flag(parser, required=False)
-    add_window_flags(parser, several_texts=True, n_ctx=None)
+    add_chunk_flags(parser, several_texts=True, n_ctx=None)
     parser.add_argument(
         "--text-weight",
         type=float,
@@ -88,8 +88,8 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def _collect(args: argparse.Namespace, api) -> int:
+    from ...runtime.evaluate.chunks import read_text
     from ...runtime.evaluate.report import final_estimate
-    from ...runtime.evaluate.windows import read_text
     from ..similarity import LayerSimilarity
 
     if args.precision not in (None, "f32"):
@@ -108,9 +108,9 @@ def _collect(args: argparse.Namespace, api) -> int:
     )
     rows = options.tokens_per_pass(load.ubatch)
     options = replace(options, batch_tokens=rows)
-    per_pass = windows_per_pass(options, load)
+    per_pass = chunks_per_pass(options, load)
     perplexities, coverages, similarity, started = [], [], None, time.monotonic()
-    with open_model(args, api, rows=rows, window=options.n_ctx) as model:
+    with open_model(args, api, rows=rows, chunk=options.n_ctx) as model:
         if args.layer_similarity:
             similarity = LayerSimilarity(len(model.network.blocks))
         with watched(model, "first pass", [(rows, 1)], every=float("inf")):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError, printable
 from ...formats.commands.progress import duration
-from ...runtime.commands.flags import add_load_flags, add_model_flag, add_window_flags, open_model
+from ...runtime.commands.flags import add_chunk_flags, add_load_flags, add_model_flag, open_model
 from ...runtime.commands.watch import watched
 from ...runtime.options import LoadOptions
 from ..options import SensitivityOptions
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " to `iqforge quantize --target-bpw` by --damage."
     )
     add_model_flag(parser)
-    add_window_flags(parser, chunks=SensitivityOptions().chunks)
+    add_chunk_flags(parser, chunks=SensitivityOptions().chunks)
     parser.add_argument(
         "--imatrix",
         metavar="F",
@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from ...runtime.evaluate.windows import read_text
+    from ...runtime.evaluate.chunks import read_text
 
     if not args.file:
         raise UsageError("-f TEXT is needed")

@@ -5,7 +5,7 @@
                f32[nval] = sum / count * ncall
     optional:  i32 chunk count, i32 length and bytes of the data set's name
 
-`ncall` counts evaluation calls: windows, or in ik_llama.cpp pieces of windows that are larger than
+`ncall` counts evaluation calls: chunks, or in ik_llama.cpp pieces of chunks that are larger than
 its batch. The layout does not say how the values are divided among experts. Of several data sets
 only the last one is named.
 

@@ -1,5 +1,5 @@
 """What a collection writes while it runs: the importance matrix so far, copies of it by number of
-windows, and a snapshot to resume from.
+chunks, and a snapshot to resume from.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _DEFAULT_EVERY = 10
 
 
 class Saver:
-    """Writes `out` and `<out>.resume` after every `every` windows (None: 10, at most once a minute;
-    0: only at the end), and `<out>.at_<windows>` after every `keep_every` windows (0: never).
+    """Writes `out` and `<out>.resume` after every `every` chunks (None: 10, at most once a minute;
+    0: only at the end), and `<out>.at_<chunks>` after every `keep_every` chunks (0: never).
 
     `run` says what the sums depend on; `combined` turns them into what is written. The
     collector calls it after every pass (`collector.PassCallback`).
@@ -39,8 +39,8 @@ class Saver:
         keep_every: int = 0,
         combined: Callable[[Imatrix], Imatrix] = lambda imatrix: imatrix,
     ):
-        whole_number("the number of windows between two writes", every or 0, 0)
-        whole_number("the number of windows between two copies", keep_every, 0)
+        whole_number("the number of chunks between two writes", every or 0, 0)
+        whole_number("the number of chunks between two copies", keep_every, 0)
         self.out, self.format, self.run, self.combined = (
             os.fspath(out),
             output_format_of(out, output_format),
@@ -71,7 +71,7 @@ class Saver:
             return None
         snapshot = load_snapshot(self.resume_path, self.run)
         self._saved = self._seen = snapshot.imatrix.chunk_count
-        log.info("resuming after %d windows", self._saved)
+        log.info("resuming after %d chunks", self._saved)
         return snapshot
 
     def __call__(self, done: int, take: Callable[[], Snapshot]) -> None:

@@ -1,6 +1,6 @@
 """Snapshots to resume a collection from: `<out>.resume`, a GGUF file of sums in full precision.
 
-Keys: `general.type` = `imatrix-snapshot`, `imatrix.datasets`, `imatrix.chunk_count` (windows done),
+Keys: `general.type` = `imatrix-snapshot`, `imatrix.datasets`, `imatrix.chunk_count` (chunks done),
 `imatrix.chunk_size`, and one text `iqforge.run.<what>` for everything that the sums depend on.
 Tensors: `<name>.in_sum2` F64 [n_matrices, n_cols] and `<name>.counts` F64 [n_matrices, 1] of every
 entry, as the collector has them (the layouts of finished files have 32 bits); `run.<name>` F64 [1,

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ...formats.options import Options
-from ..options import LoadOptions, WindowOptions
+from ..options import ChunkOptions, LoadOptions
 from .ignored_flags import BY_FLAG, add_ignored_flags
 from .ignored_flags import given as given_flags
 
@@ -124,7 +124,7 @@ OPTIONS = (
     Option("n_ubatch", _flags_of("ubatch"), int, 512, "n_ubatch", "tokens in one pass", True),
     Option(
         "n_batch",
-        _flags_of("batch_tokens", WindowOptions),
+        _flags_of("batch_tokens", ChunkOptions),
         int,
         2048,
         "n_batch",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import printable
 from ...formats.commands.progress import duration
-from ..options import LoadOptions, WindowOptions
+from ..options import ChunkOptions, LoadOptions
 from . import ignored_flags
 from .ignored_flags import add_ignored_flags
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...formats.source import Source
-    from ..evaluate.windows import WindowProgress
+    from ..evaluate.chunks import ChunkProgress
     from ..model import Model
 
 MODEL_HELP = "GGUF file, first shard of a split model, or checkpoint folder"
@@ -30,10 +30,10 @@ def add_model_flag(parser: argparse.ArgumentParser, *, required: bool = True) ->
     parser.add_argument("-m", "--model", required=required, metavar="MODEL", help=MODEL_HELP)
 
 
-def add_window_flags(
+def add_chunk_flags(
     parser: argparse.ArgumentParser, *, several_texts: bool = False, **defaults: Any
 ) -> None:
-    """-f, -c, -b and --chunks of commands that evaluate windows of a text.
+    """-f, -c, -b and --chunks of commands that evaluate chunks of a text.
 
     several_texts: -f may be repeated, and `file` is a list (or None).
     """
@@ -44,7 +44,7 @@ def add_window_flags(
         action="append" if several_texts else "store",
         help="UTF-8 text to evaluate" + (" (repeatable)" if several_texts else ""),
     )
-    WindowOptions.add_flags(parser, only=("n_ctx", "chunks", "batch_tokens"), **defaults)
+    ChunkOptions.add_flags(parser, only=("n_ctx", "chunks", "batch_tokens"), **defaults)
     parser.add_argument("-s", "--seed", help=argparse.SUPPRESS)  # nothing here is random
 
 
@@ -87,13 +87,13 @@ def open_model(
     source: Source | None = None,
     context: int = 0,
     rows: int = 0,
-    window: int = 0,
+    chunk: int = 0,
 ) -> Model:
     """Return the model that the flags ask for, of `source` or else of -m, loaded.
 
     Says on stderr which flags change nothing here, and why; for a GPU also what the model takes on
     each device, for a sequence of `context` tokens and `rows` of them at a time, or for `rows` in
-    windows of `window` tokens. DeviceError if that is more than there is.
+    chunks of `chunk` tokens. DeviceError if that is more than there is.
     """
     for ignored in ignored_flags.given(args):
         note(ignored.flag, ignored.why)
@@ -111,7 +111,7 @@ def open_model(
         for flag, why in [*load.notes(device), *model_notes(model)]:
             note(flag, why)
         if device.type != "cpu":
-            load_on_gpu(model, rows, window)
+            load_on_gpu(model, rows, chunk)
     except BaseException:
         model.close()
         raise
@@ -146,7 +146,7 @@ def _expert_notes(model: Model) -> list[tuple[str, str]]:
     return []
 
 
-def load_on_gpu(model: Model, rows: int = 0, window: int = 0) -> None:
+def load_on_gpu(model: Model, rows: int = 0, chunk: int = 0) -> None:
     """Bring a model to its GPU: the table of memory first, then a bar. DeviceError if there is too
     little memory.
     """
@@ -156,7 +156,7 @@ def load_on_gpu(model: Model, rows: int = 0, window: int = 0) -> None:
 
     from ..memory import check, table
 
-    memories = model.memory(rows, window)
+    memories = model.memory(rows, chunk)
     print("\n".join(table(memories)), file=sys.stderr)
     check(memories)
     started = time.perf_counter()
@@ -179,10 +179,10 @@ def load_on_gpu(model: Model, rows: int = 0, window: int = 0) -> None:
 
 
 class RunningOutput:
-    """A progress callback: `[n]P,` on stdout after each window as the reference prints it; pace and
+    """A progress callback: `[n]P,` on stdout after each chunk as the reference prints it; pace and
     time left on stderr.
 
-    The pace is right only at the end of a pass, which covers several windows: it is shown after the
+    The pace is right only at the end of a pass, which covers several chunks: it is shown after the
     first, then now and then.
     """
 
@@ -190,31 +190,31 @@ class RunningOutput:
         self.per_pass = per_pass
         self.values, self.every, self.next = values, every_seconds, 0.0
 
-    def __call__(self, p: WindowProgress) -> None:
+    def __call__(self, p: ChunkProgress) -> None:
         if self.values and p.perplexity is not None:
             print(
-                f"[{p.window}]{p.perplexity:.4f},",
-                end="" if p.window < p.n_windows else "\n",
+                f"[{p.chunk}]{p.perplexity:.4f},",
+                end="" if p.chunk < p.n_chunks else "\n",
                 flush=True,
             )
-        if p.window == p.n_windows:
+        if p.chunk == p.n_chunks:
             print(
-                f"{p.n_windows} windows of {p.n_ctx} tokens in {p.seconds:.2f} s,"
+                f"{p.n_chunks} chunks of {p.n_ctx} tokens in {p.seconds:.2f} s,"
                 f" {p.tokens_per_second:.0f} tokens/s",
                 file=sys.stderr,
             )
-        elif p.window % self.per_pass == 0 and p.seconds >= self.next:
+        elif p.chunk % self.per_pass == 0 and p.seconds >= self.next:
             # On a terminal, do not append to the line of results.
             shared = self.values and sys.stdout.isatty() and sys.stderr.isatty()
             print(
                 ("\n" if shared else "")
-                + f"{p.n_windows} windows of {p.n_ctx} tokens, {p.tokens_per_second:.0f} tokens/s,"
+                + f"{p.n_chunks} chunks of {p.n_ctx} tokens, {p.tokens_per_second:.0f} tokens/s,"
                 f" ETA {duration(p.seconds_left)}",
                 file=sys.stderr,
             )
             self.next = p.seconds + self.every
 
 
-def windows_per_pass(options: WindowOptions, load: LoadOptions | None) -> int:
-    """Return how many windows go through the model at a time."""
+def chunks_per_pass(options: ChunkOptions, load: LoadOptions | None) -> int:
+    """Return how many chunks go through the model at a time."""
     return options.tokens_per_pass(load.ubatch if load else None) // max(1, options.n_ctx)

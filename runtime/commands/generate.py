@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from ..evaluate.windows import read_text
+    from ..evaluate.chunks import read_text
     from ..generate import Generation
 
     if (args.prompt is None) == (args.file is None):

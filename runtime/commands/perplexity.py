@@ -9,30 +9,30 @@ from ...errors import UsageError
 from ..options import LoadOptions, PerplexityOptions
 from .flags import (
     RunningOutput,
+    add_chunk_flags,
     add_load_flags,
     add_model_flag,
-    add_window_flags,
+    chunks_per_pass,
     open_model,
-    windows_per_pass,
 )
 from .watch import watched
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measure perplexity over windows of a text. With --kl-divergence-base F alone the"
+        "Measure perplexity over chunks of a text. With --kl-divergence-base F alone the"
         " predictions are also saved to F. With --kl-divergence they are compared with those saved"
         " in F, on the text that F holds."
     )
     add_model_flag(parser)
-    add_window_flags(parser)
+    add_chunk_flags(parser)
     PerplexityOptions.add_flags(parser, only=("kl_divergence_base", "kl_divergence"))
     parser.add_argument(
         "--ppl-output-type",
         type=int,
         choices=(0, 1),
         default=0,
-        help="1: one line per window (default: 0)",
+        help="1: one line per chunk (default: 0)",
     )
     add_load_flags(parser)
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, api) -> int:
     from ...formats.output import refuse_same_file
     from ..evaluate import report
     from ..evaluate.base_file import BaseFile
-    from ..evaluate.windows import read_text
+    from ..evaluate.chunks import read_text
 
     options = PerplexityOptions.from_flags(args)
     base = options.kl_divergence_base
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, api) -> int:
     rows = options.tokens_per_pass(load.ubatch)
     options = replace(options, batch_tokens=rows)
     values = not options.kl_divergence and args.ppl_output_type == 0
-    with open_model(args, api, rows=rows, window=options.n_ctx) as model:
+    with open_model(args, api, rows=rows, chunk=options.n_ctx) as model:
         if options.kl_divergence:
             print(f"\n{report.TABLE_HEADER}")
         with watched(model, "first pass", [(rows, 1)], every=float("inf")):
@@ -67,8 +67,8 @@ def run(args: argparse.Namespace, api) -> int:
                 model,
                 args.file,
                 options=options,
-                progress=RunningOutput(windows_per_pass(options, load), values),
-                on_window=lambda window, found: print(report.table_row(window, found), flush=True),
+                progress=RunningOutput(chunks_per_pass(options, load), values),
+                on_chunk=lambda chunk, found: print(report.table_row(chunk, found), flush=True),
             )
     if options.kl_divergence:
         if result.statistics.n >= report.LEAST_FOR_SUMMARY:

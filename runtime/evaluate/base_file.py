@@ -24,8 +24,8 @@ import torch
 
 from ...errors import EvaluationError, MalformedFileError, NotFoundError, TruncatedFileError
 from ...formats.output import PartFile
+from .chunks import Chunks
 from .scores import log_sum_exp, row_slices
-from .windows import Windows
 
 MAGIC = b"_logits_"
 CLIP_DEPTH = 24.0  # ik_llama.cpp's; llama.cpp clips at 16. Files say nothing about it and need not
@@ -55,17 +55,17 @@ def encode_records(logits: torch.Tensor) -> np.ndarray:
 
 
 class BaseWriter:
-    """Writes the records of one window after another. As a context manager: the file appears only
+    """Writes the records of one chunk after another. As a context manager: the file appears only
     when all are written.
     """
 
-    def __init__(self, path: str | os.PathLike, windows: Windows, n_vocab: int):
+    def __init__(self, path: str | os.PathLike, chunks: Chunks, n_vocab: int):
         header = (
-            _HEADER.pack(MAGIC, windows.n_ctx, n_vocab, len(windows))
-            + windows.tokens.astype("<i4").tobytes()
+            _HEADER.pack(MAGIC, chunks.n_ctx, n_vocab, len(chunks))
+            + chunks.tokens.astype("<i4").tobytes()
         )
         self._part = PartFile(
-            path, len(header) + 2 * record_length(n_vocab) * windows.n_scored * len(windows)
+            path, len(header) + 2 * record_length(n_vocab) * chunks.n_scored * len(chunks)
         )
         try:
             self._part.write(header)
@@ -74,7 +74,7 @@ class BaseWriter:
             raise
 
     def write(self, logits: torch.Tensor) -> None:
-        """float32[n_scored, vocab] of the next window."""
+        """float32[n_scored, vocab] of the next chunk."""
         self._part.write(encode_records(logits))
 
     def __enter__(self) -> BaseWriter:
@@ -85,8 +85,8 @@ class BaseWriter:
 
 
 class BaseFile:
-    """An opened base file. `tokens` int64[n_windows, n_ctx]; `log_probabilities(w)` decodes one
-    window.
+    """An opened base file. `tokens` int64[n_chunks, n_ctx]; `log_probabilities(w)` decodes one
+    chunk.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -110,11 +110,11 @@ class BaseFile:
             )
         if len(head) < _HEADER.size:
             raise TruncatedFileError(f"ends after {size} bytes, inside the header", file=path)
-        _, self.n_ctx, self.n_vocab, self.n_windows = _HEADER.unpack(head)
+        _, self.n_ctx, self.n_vocab, self.n_chunks = _HEADER.unpack(head)
         sizes = (
             ("n_ctx", self.n_ctx, 4, 8),
             ("n_vocab", self.n_vocab, 1, 12),
-            ("n_chunk", self.n_windows, 1, 16),
+            ("n_chunk", self.n_chunks, 1, 16),
         )
         for name, value, least, offset in sizes:
             if value < least:
@@ -122,18 +122,18 @@ class BaseFile:
                     f"{name} is {value}, expected at least {least}", file=path, offset=offset
                 )
         self.n_scored = self.n_ctx - 1 - self.n_ctx // 2
-        n_tokens, length = self.n_windows * self.n_ctx, record_length(self.n_vocab)
-        expected = _HEADER.size + 4 * n_tokens + 2 * length * self.n_scored * self.n_windows
+        n_tokens, length = self.n_chunks * self.n_ctx, record_length(self.n_vocab)
+        expected = _HEADER.size + 4 * n_tokens + 2 * length * self.n_scored * self.n_chunks
         if size < expected:
             raise TruncatedFileError(
-                f"has {size} bytes, {self.n_windows} chunks of {self.n_ctx} tokens and"
+                f"has {size} bytes, {self.n_chunks} chunks of {self.n_ctx} tokens and"
                 f" {self.n_vocab} log-probabilities take {expected}",
                 file=path,
             )
         self.tokens = (
             np.fromfile(self.path, "<i4", n_tokens, offset=_HEADER.size)
             .astype(np.int64)
-            .reshape(self.n_windows, self.n_ctx)
+            .reshape(self.n_chunks, self.n_ctx)
         )
         bad = np.flatnonzero((self.tokens < 0) | (self.tokens >= self.n_vocab))
         if len(bad):
@@ -147,25 +147,25 @@ class BaseFile:
             "<u2",
             "r",
             _HEADER.size + 4 * n_tokens,
-            (self.n_windows, self.n_scored, length),
+            (self.n_chunks, self.n_scored, length),
         )
 
-    def records(self, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def records(self, chunk: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """scale float32[n_scored], min_log_prob float32[n_scored], codes uint16[n_scored, n_vocab]
-        of one window.
+        of one chunk.
         """
-        records = self._records[window]
+        records = self._records[chunk]
         head = np.ascontiguousarray(records[:, :4]).view("<f4")
         if not np.isfinite(head).all():
             row = int(np.flatnonzero(~np.isfinite(head).all(axis=1))[0])
             raise MalformedFileError(
-                f"chunk {window}, record {row}: scale {head[row, 0]} and minimum {head[row, 1]} are"
+                f"chunk {chunk}, record {row}: scale {head[row, 0]} and minimum {head[row, 1]} are"
                 " not finite",
                 file=self.path,
             )
         return head[:, 0], head[:, 1], records[:, 4 : 4 + self.n_vocab]
 
-    def log_probabilities(self, window: int) -> np.ndarray:
+    def log_probabilities(self, chunk: int) -> np.ndarray:
         """float32[n_scored, n_vocab]."""
-        scale, low, codes = self.records(window)
+        scale, low, codes = self.records(chunk)
         return scale[:, None] * codes.astype(np.float32) + low[:, None]

@@ -18,9 +18,9 @@ import torch
 
 from ..model import Model
 from .base_file import BaseFile
+from .chunks import DEFAULT_BATCH, Chunks, Clock, ProgressCallback, bos_token
 from .perplexity import check_finite
 from .scores import Moments, exp_or_inf, log_sum_exp, row_slices
-from .windows import DEFAULT_BATCH, Clock, ProgressCallback, Windows, bos_token
 
 log = logging.getLogger(__name__)
 
@@ -136,10 +136,10 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Result of a comparison over `n_windows` windows of `n_ctx` tokens."""
+    """Result of a comparison over `n_chunks` chunks of `n_ctx` tokens."""
 
     statistics: Statistics
-    n_windows: int
+    n_chunks: int
     n_ctx: int
     seconds: float
 
@@ -157,7 +157,7 @@ class Divergence:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.n_windows * self.n_ctx / max(self.seconds, 1e-9)
+        return self.n_chunks * self.n_ctx / max(self.seconds, 1e-9)
 
 
 def measure_divergence(
@@ -167,11 +167,11 @@ def measure_divergence(
     chunks: int = -1,
     batch_tokens: int = DEFAULT_BATCH,
     progress: ProgressCallback | None = None,
-    on_window: Callable[[int, Statistics], None] | None = None,
+    on_chunk: Callable[[int, Statistics], None] | None = None,
 ) -> Divergence:
     """Compare `model` with the base file's predictions on the text inside that file.
 
-    `on_window(window, statistics so far)` is called after each window. A different vocabulary size
+    `on_chunk(chunk, statistics so far)` is called after each chunk. A different vocabulary size
     is only logged; what both have is compared. Errors of `BaseFile`, EvaluationError for
     predictions that are not finite.
     """
@@ -180,24 +180,24 @@ def measure_divergence(
         log.warning(
             "the base file has a vocabulary of %d, the model one of %d", base.n_vocab, model.n_vocab
         )
-    windows = Windows(base.tokens[:chunks] if chunks > 0 else base.tokens, bos_token(model))
-    statistics, clock = Statistics(), Clock(windows, progress)
-    for window, logits in windows.scored_logits(model, batch_tokens):
-        nll, *others = _compare(logits, base, window, windows.targets(window))
-        check_finite(nll, model, window)
+    cut = Chunks(base.tokens[:chunks] if chunks > 0 else base.tokens, bos_token(model))
+    statistics, clock = Statistics(), Clock(cut, progress)
+    for chunk, logits in cut.scored_logits(model, batch_tokens):
+        nll, *others = _compare(logits, base, chunk, cut.targets(chunk))
+        check_finite(nll, model, chunk)
         statistics.add(nll, *others)
-        if on_window is not None:
-            on_window(window, statistics)
-        clock.report(window, statistics.ppl[0])
-    return Divergence(statistics, len(windows), windows.n_ctx, clock.seconds)
+        if on_chunk is not None:
+            on_chunk(chunk, statistics)
+        clock.report(chunk, statistics.ppl[0])
+    return Divergence(statistics, len(cut), cut.n_ctx, clock.seconds)
 
 
 def _compare(
-    logits: torch.Tensor, base: BaseFile, window: int, targets: np.ndarray
+    logits: torch.Tensor, base: BaseFile, chunk: int, targets: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """nll, nll_base, kld float64[rows] and same_top bool[rows] of one window."""
+    """nll, nll_base, kld float64[rows] and same_top bool[rows] of one chunk."""
     n_common = min(logits.shape[1], base.n_vocab)
-    log_p = base.log_probabilities(window)
+    log_p = base.log_probabilities(chunk)
     wanted = torch.from_numpy(targets).to(logits.device)
     nll, kld, top_q = [], [], []
     for rows in row_slices(len(logits)):
@@ -210,7 +210,7 @@ def _compare(
         top_q.append(z.argmax(dim=1))
     nll, kld, top_q = (torch.cat(parts).cpu().numpy() for parts in (nll, kld, top_q))
     nll_base = -log_p[np.arange(len(targets)), targets].astype(np.float64)
-    return nll, nll_base, kld, top_q == base.records(window)[2].argmax(axis=1)
+    return nll, nll_base, kld, top_q == base.records(chunk)[2].argmax(axis=1)
 
 
 def _error(moments: Moments) -> float:

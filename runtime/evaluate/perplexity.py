@@ -13,13 +13,13 @@ from ...errors import EvaluationError
 from ...formats.output import refuse_same_file
 from ..model import Model
 from .base_file import BaseWriter
+from .chunks import DEFAULT_BATCH, DEFAULT_CONTEXT, Chunks, Clock, ProgressCallback
 from .scores import Moments, exp_or_inf, negative_log_likelihood
-from .windows import DEFAULT_BATCH, DEFAULT_CONTEXT, Clock, ProgressCallback, Windows
 
 
 @dataclass(frozen=True)
 class RunningScore:
-    """Cumulative score after one window, which starts at token `start`."""
+    """Cumulative score after one chunk, which starts at token `start`."""
 
     start: int
     perplexity: float
@@ -29,7 +29,7 @@ class RunningScore:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """exp of the mean negative log-likelihood over `n_scored` tokens of `n_windows` windows of
+    """exp of the mean negative log-likelihood over `n_scored` tokens of `n_chunks` chunks of
     `n_ctx`.
 
     `uncertainty` is perplexity times the standard error of the mean negative log-likelihood.
@@ -39,14 +39,14 @@ class Perplexity:
     uncertainty: float
     mean_nll: float
     n_scored: int
-    n_windows: int
+    n_chunks: int
     n_ctx: int
     seconds: float
     running: tuple[RunningScore, ...] = field(repr=False, default=())
 
     @property
     def tokens_per_second(self) -> float:
-        return self.n_windows * self.n_ctx / max(self.seconds, 1e-9)
+        return self.n_chunks * self.n_ctx / max(self.seconds, 1e-9)
 
 
 def measure_perplexity(
@@ -59,46 +59,46 @@ def measure_perplexity(
     save_logits: str | os.PathLike | None = None,
     progress: ProgressCallback | None = None,
 ) -> Perplexity:
-    """Perplexity of `model` on `text` (or its tokens) over windows of `n_ctx`, at most `chunks` of
+    """Perplexity of `model` on `text` (or its tokens) over chunks of `n_ctx`, at most `chunks` of
     them if that is positive.
 
-    `batch_tokens` evaluates several windows per pass. `save_logits` also writes the base file for
+    `batch_tokens` evaluates several chunks per pass. `save_logits` also writes the base file for
     divergences. EvaluationError for a text that is too short or for logits that are not finite,
     OutputError for a base file that is a file of the model.
     """
     if save_logits is not None:
         refuse_same_file(save_logits, model.source.files)
-    windows = Windows.of_text(model, text, n_ctx, chunks)
-    scores, running, clock = Moments(), [], Clock(windows, progress)
+    cut = Chunks.of_text(model, text, n_ctx, chunks)
+    scores, running, clock = Moments(), [], Clock(cut, progress)
     with (
-        nullcontext() if save_logits is None else BaseWriter(save_logits, windows, model.n_vocab)
+        nullcontext() if save_logits is None else BaseWriter(save_logits, cut, model.n_vocab)
     ) as base:
-        for window, logits in windows.scored_logits(model, batch_tokens):
-            nll = negative_log_likelihood(logits, windows.targets(window))
-            check_finite(nll, model, window)
+        for chunk, logits in cut.scored_logits(model, batch_tokens):
+            nll = negative_log_likelihood(logits, cut.targets(chunk))
+            check_finite(nll, model, chunk)
             scores.add(nll)
             if base is not None:
                 base.write(logits)
             running.append(
-                RunningScore(window * n_ctx, exp_or_inf(scores.mean), scores.mean, scores.error)
+                RunningScore(chunk * n_ctx, exp_or_inf(scores.mean), scores.mean, scores.error)
             )
-            clock.report(window, running[-1].perplexity)
+            clock.report(chunk, running[-1].perplexity)
     last = running[-1]
     return Perplexity(
         last.perplexity,
         last.perplexity * last.nll_error,
         last.mean_nll,
         scores.n,
-        len(windows),
+        len(cut),
         n_ctx,
         clock.seconds,
         tuple(running),
     )
 
 
-def check_finite(nll: np.ndarray, model: Model, window: int) -> None:
+def check_finite(nll: np.ndarray, model: Model, chunk: int) -> None:
     """EvaluationError if the model produced something that is not finite."""
     if not np.isfinite(nll).all():
         raise EvaluationError(
-            f"the model's predictions in window {window + 1} are not finite", file=model.source.path
+            f"the model's predictions in chunk {chunk + 1} are not finite", file=model.source.path
         )

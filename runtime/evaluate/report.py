@@ -35,18 +35,18 @@ def final_estimate(result: Perplexity) -> str:
 
 
 def running_line(score: RunningScore) -> str:
-    """One line per window: start token, perplexity, mean negative log-likelihood, its standard
+    """One line per chunk: start token, perplexity, mean negative log-likelihood, its standard
     error.
     """
     return f"{score.start:8d}  {score.perplexity:.4f}  {score.mean_nll:4f}  {score.nll_error:4f}"
 
 
-def table_row(window: int, s: Statistics) -> str:
-    """Cumulative values after window number `window` (from 0)."""
+def table_row(chunk: int, s: Statistics) -> str:
+    """Cumulative values after chunk number `chunk` (from 0)."""
     (ppl, ppl_error), (ratio, ratio_error), (kld, kld_error) = s.ppl, s.log_ratio, s.mean_kld
     (rms, rms_error), (same, same_error) = s.rms_delta_p, s.same_top
     return (
-        f"{window + 1:4d}   {ppl:10.4f} ± {ppl_error:9.4f}    {ratio:10.5f} ± {ratio_error:10.5f}  "
+        f"{chunk + 1:4d}   {ppl:10.4f} ± {ppl_error:9.4f}    {ratio:10.5f} ± {ratio_error:10.5f}  "
         f"  {kld:10.5f} ± {kld_error:10.5f}    {100 * rms:6.3f} ± {100 * rms_error:6.3f} %   "
         f" {100 * same:6.3f} ± {100 * same_error:6.3f} %"
     )

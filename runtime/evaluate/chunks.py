@@ -1,8 +1,8 @@
-"""A text cut into windows of n_ctx tokens, and the logits of the scored half of each.
+"""A text cut into chunks of n_ctx tokens, and the logits of the scored half of each.
 
-Windows follow one another without overlap. Where the model wants BOS it takes the place of each
-window's first token in what is evaluated, not in what is scored. Predictions at positions n_ctx/2
-.. n_ctx-2 count: n_ctx - 1 - n_ctx/2 per window.
+Chunks follow one another without overlap. Where the model wants BOS it takes the place of each
+chunk's first token in what is evaluated, not in what is scored. Predictions at positions n_ctx/2
+.. n_ctx-2 count: n_ctx - 1 - n_ctx/2 per chunk.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ DEFAULT_BATCH = 2048  # tokens per pass through the model
 
 
 @dataclass(frozen=True)
-class WindowProgress:
-    """How far a run over windows is. Callbacks get it after every window."""
+class ChunkProgress:
+    """How far a run over chunks is. Callbacks get it after every chunk."""
 
-    window: int  # windows done
-    n_windows: int
+    chunk: int  # chunks done
+    n_chunks: int
     n_ctx: int
     seconds: float
     perplexity: float | None = None  # so far
-    before: int = 0  # windows of a run that was resumed; they are not in `seconds`
+    before: int = 0  # chunks of a run that was resumed; they are not in `seconds`
 
     @property
     def tokens_per_second(self) -> float:
-        return (self.window - self.before) * self.n_ctx / max(self.seconds, 1e-9)
+        return (self.chunk - self.before) * self.n_ctx / max(self.seconds, 1e-9)
 
     @property
     def seconds_left(self) -> float:
-        return self.seconds / max(self.window - self.before, 1) * (self.n_windows - self.window)
+        return self.seconds / max(self.chunk - self.before, 1) * (self.n_chunks - self.chunk)
 
 
-ProgressCallback = Callable[[WindowProgress], None]
+ProgressCallback = Callable[[ChunkProgress], None]
 
 
 @dataclass(frozen=True)
-class Windows:
-    """`tokens` int64[n_windows, n_ctx], as the text has them; `bos` replaces the first of each in
+class Chunks:
+    """`tokens` int64[n_chunks, n_ctx], as the text has them; `bos` replaces the first of each in
     `inputs`, if not None.
 
-    With several texts, `ends` has the number of windows up to the end of each text but the last: no
+    With several texts, `ends` has the number of chunks up to the end of each text but the last: no
     pass through the model spans two texts.
     """
 
@@ -65,25 +65,25 @@ class Windows:
     @classmethod
     def cut(
         cls, tokens: Sequence[int], n_ctx: int, limit: int, bos: int | None, skip: int = 0
-    ) -> Windows:
-        """Cut tokens into at most `limit` windows (all if it is not positive) after the first
-        `skip`. EvaluationError for fewer than skip + 2 windows.
+    ) -> Chunks:
+        """Cut tokens into at most `limit` chunks (all if it is not positive) after the first
+        `skip`. EvaluationError for fewer than skip + 2 chunks.
         """
         if n_ctx < 4:
             raise EvaluationError(f"the context size is {n_ctx}, expected at least 4 tokens")
         if skip < 0:
-            raise EvaluationError(f"cannot skip {skip} windows, expected 0 or more")
+            raise EvaluationError(f"cannot skip {skip} chunks, expected 0 or more")
         if len(tokens) < (skip + 2) * n_ctx:
-            skipped = f" after {skip} windows" if skip else ""
+            skipped = f" after {skip} chunks" if skip else ""
             raise EvaluationError(
                 f"the text has {len(tokens)} tokens, a context size of {n_ctx} needs at least "
                 f"{(skip + 2) * n_ctx}{skipped}"
             )
         tokens = tokens[skip * n_ctx :]
-        n_windows = len(tokens) // n_ctx
-        n_windows = min(n_windows, limit) if limit > 0 else n_windows
+        n_chunks = len(tokens) // n_ctx
+        n_chunks = min(n_chunks, limit) if limit > 0 else n_chunks
         return cls(
-            np.asarray(tokens[: n_windows * n_ctx], dtype=np.int64).reshape(n_windows, n_ctx), bos
+            np.asarray(tokens[: n_chunks * n_ctx], dtype=np.int64).reshape(n_chunks, n_ctx), bos
         )
 
     @classmethod
@@ -95,8 +95,8 @@ class Windows:
         limit: int,
         skip: int = 0,
         parse_special: bool = False,
-    ) -> Windows:
-        """Cut windows as `cut` does, from a text, tokenized once as a whole, or from tokens.
+    ) -> Chunks:
+        """Cut chunks as `cut` does, from a text, tokenized once as a whole, or from tokens.
         EvaluationError for a model that appends EOS.
 
         With `parse_special` the text of a control token is that token.
@@ -106,8 +106,7 @@ class Windows:
         bos, trained = bos_token(model), model.hyperparameters.integer("context_length", None)
         if trained is not None and n_ctx > trained:
             log.warning(
-                "windows of %d tokens are longer than the context of %d that the model was"
-                " made for",
+                "chunks of %d tokens are longer than the context of %d that the model was made for",
                 n_ctx,
                 trained,
             )
@@ -119,13 +118,13 @@ class Windows:
         return cls.cut(tokens, n_ctx, limit, bos, skip)
 
     @classmethod
-    def joined(cls, texts: Sequence[Windows]) -> Windows:
-        """The windows of several texts (at least one), all for one model and of one size, one text
+    def joined(cls, texts: Sequence[Chunks]) -> Chunks:
+        """The chunks of several texts (at least one), all for one model and of one size, one text
         after another.
         """
-        ends = np.cumsum([len(windows) for windows in texts])[:-1]
+        ends = np.cumsum([len(chunks) for chunks in texts])[:-1]
         return cls(
-            np.concatenate([windows.tokens for windows in texts]),
+            np.concatenate([chunks.tokens for chunks in texts]),
             texts[0].bos,
             tuple(int(end) for end in ends),
         )
@@ -141,15 +140,15 @@ class Windows:
 
     @property
     def n_scored(self) -> int:
-        """Predictions scored per window."""
+        """Predictions scored per chunk."""
         return self.n_ctx - 1 - self.first
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def targets(self, window: int) -> np.ndarray:
+    def targets(self, chunk: int) -> np.ndarray:
         """int64[n_scored]: the tokens that the scored positions should have predicted."""
-        return self.tokens[window, self.first + 1 :]
+        return self.tokens[chunk, self.first + 1 :]
 
     def inputs(self, start: int, stop: int) -> torch.Tensor:
         """int64[stop - start, n_ctx] to evaluate."""
@@ -161,8 +160,8 @@ class Windows:
     def passes(
         self, batch_tokens: int = DEFAULT_BATCH, begin: int = 0
     ) -> Iterator[tuple[int, int]]:
-        """(first window, end) of each pass through the model from window `begin` on, a window where
-        a pass begins: as many windows as `batch_tokens` allow, at least one.
+        """(first chunk, end) of each pass through the model from chunk `begin` on, a chunk where
+        a pass begins: as many chunks as `batch_tokens` allow, at least one.
         """
         step, start = max(1, batch_tokens // self.n_ctx), begin
         while start < len(self):
@@ -173,7 +172,7 @@ class Windows:
     def hidden(
         self, model: Model, batch_tokens: int = DEFAULT_BATCH
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """(window, final hidden states float32[n_ctx, width]) of all windows, those of a pass at
+        """(chunk, final hidden states float32[n_ctx, width]) of all chunks, those of a pass at
         once.
         """
         for start, stop in self.passes(batch_tokens):
@@ -182,17 +181,17 @@ class Windows:
     def scored_logits(
         self, model: Model, batch_tokens: int = DEFAULT_BATCH
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """(window, float32[n_scored, vocab]): the logits of the scored positions."""
-        for window, states in self.hidden(model, batch_tokens):
-            yield window, model.logits(states[self.first : -1])
+        """(chunk, float32[n_scored, vocab]): the logits of the scored positions."""
+        for chunk, states in self.hidden(model, batch_tokens):
+            yield chunk, model.logits(states[self.first : -1])
 
 
 class Clock:
-    """Reports progress over windows to an optional callback."""
+    """Reports progress over chunks to an optional callback."""
 
-    def __init__(self, windows: Windows, callback: ProgressCallback | None, before: int = 0):
-        self.windows, self.callback, self.before, self.started = (
-            windows,
+    def __init__(self, chunks: Chunks, callback: ProgressCallback | None, before: int = 0):
+        self.chunks, self.callback, self.before, self.started = (
+            chunks,
             callback,
             before,
             time.monotonic(),
@@ -202,14 +201,14 @@ class Clock:
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
-    def report(self, window: int, perplexity: float | None = None) -> None:
-        """Window `window` is done."""
+    def report(self, chunk: int, perplexity: float | None = None) -> None:
+        """Chunk `chunk` is done."""
         if self.callback is not None:
             self.callback(
-                WindowProgress(
-                    window + 1,
-                    len(self.windows),
-                    self.windows.n_ctx,
+                ChunkProgress(
+                    chunk + 1,
+                    len(self.chunks),
+                    self.chunks.n_ctx,
                     self.seconds,
                     perplexity,
                     self.before,
@@ -218,13 +217,13 @@ class Clock:
 
 
 def bos_token(model: Model) -> int | None:
-    """The token that starts every window, if the model wants one. EvaluationError if it appends
-    EOS: windows have no end.
+    """The token that starts every chunk, if the model wants one. EvaluationError if it appends
+    EOS: chunks have no end.
     """
     special = model.special_tokens
     if special.add_eos:
         raise EvaluationError(
-            "the model appends EOS to its input, so it cannot be evaluated on windows",
+            "the model appends EOS to its input, so it cannot be evaluated on chunks",
             file=model.source.path,
         )
     return special.bos if special.add_bos else None
