@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..errors import NotFoundError, UsageError
 from ..formats.options import Options, from_keywords, unknown_option
-from ..formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
+from ..formats.tensor_names import EXTRA_OUTPUT, OUTPUT, TOKEN_EMBEDDING
 
 if TYPE_CHECKING:
     from ..convert.checkpoint.folder import Checkpoint
@@ -171,7 +171,7 @@ def renamed_imatrix(imatrix: Imatrix | None, changes: Changes) -> Imatrix | None
     }
     original = next((name for name in (OUTPUT, TOKEN_EMBEDDING) if name in entries), None)
     if changes.extra_output and original:
-        entries["output_extra.weight"] = entries[original]
+        entries[EXTRA_OUTPUT] = entries[original]
     return replace(imatrix, entries=entries)
 
 

@@ -5,7 +5,8 @@
     blk.3.ffn_gate.7.weight        layer 3, role ffn_gate, expert 7 (very old files)
     output.weight                  no layer, role output
 
-Presets and overrides do not ask for roles. They test a name for parts, as their originals do.
+Presets, overrides and flags that take a part of a name do not ask for roles. They test a name for
+that part, as their originals do.
 """
 
 from __future__ import annotations
@@ -17,11 +18,36 @@ from dataclasses import dataclass
 TOKEN_EMBEDDING = "token_embd.weight"
 PER_LAYER_EMBEDDING = "per_layer_token_embd.weight"
 OUTPUT = "output.weight"
+EXTRA_OUTPUT = "output_extra.weight"  # a second output matrix in another type, for ik_llama.cpp
 ROUTER = "ffn_gate_inp.weight"
 
 _IN_LAYER = re.compile(r"blk\.(\d{1,9})\.(.*)", re.DOTALL)
 _ONE_EXPERT = re.compile(r"(ffn_(?:up|down|gate))\.(\d+)")
 _ALL_EXPERTS = re.compile(r"ffn_(up|down|gate|gate_up)(_ch)?_?exps?")
+_AFTER_KEYS = re.compile(r"attn_q|attn_output|ffn_\w+")
+_OTHER_MODALITIES = ("v.", "a.", "mm.")
+_LATENT = ("attn_k_b", "attn_v_b", "attn_kv_b")
+# attn_qkv is tested before attn_q, which is also in it.
+_PRODUCTS = (
+    "attn_qkv",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+)
+# Small matrices that matter much: routers, position and type embeddings, short convolutions.
+_SENSITIVE = (
+    "ffn_gate_inp",
+    "ffn_gate_inp_shexp",
+    "position_embd",
+    "token_types",
+    "ssm_conv1d",
+    "shortconv.conv",
+    "indexer.proj",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +79,73 @@ class TensorName:
         return self.role.endswith("_exps")
 
     @property
+    def expert_part(self) -> str:
+        """Return what the matrix of an expert is called in tables: `gate` for ffn_gate_exps."""
+        return self.role.removeprefix("ffn_").removesuffix("_exps")
+
+    @property
+    def is_weight(self) -> bool:
+        """Return whether the tensor is a weight: not a bias, and not a scale next to one."""
+        return self.suffix == "weight"
+
+    @property
     def is_norm(self) -> bool:
-        """Whether the tensor is the weight of a norm."""
-        return self.suffix == "weight" and self.stem.endswith("_norm")
+        """Return whether the tensor is the weight of a norm."""
+        return self.is_weight and self.stem.endswith("_norm")
+
+    @property
+    def is_router(self) -> bool:
+        """Return whether the tensor chooses experts."""
+        return self.is_weight and self.role == "ffn_gate_inp"
+
+    @property
+    def is_sensitive(self) -> bool:
+        """Return whether the tensor is a small matrix that converters never store in 16 bits."""
+        return self.is_weight and self.role in _SENSITIVE
+
+    @property
+    def is_latent(self) -> bool:
+        """Return whether the tensor expands the latent vectors of attention to keys or values."""
+        return self.is_weight and self.role in _LATENT
 
     @property
     def is_mtp(self) -> bool:
-        """Whether only a layer that predicts further tokens has such a tensor."""
+        """Return whether only a layer that predicts further tokens has such a tensor."""
         return self.layer is not None and self.local.startswith("nextn.")
 
     @property
+    def is_of_other_modality(self) -> bool:
+        """Return whether the tensor belongs to an encoder of images or sound."""
+        return self.layer is None and self.local.startswith(_OTHER_MODALITIES)
+
+    @property
+    def is_after_keys(self) -> bool:
+        """Return whether the tensor works on what comes after the keys and values of its layer. In
+        the last layer only tokens with logits need such a tensor.
+        """
+        return self.layer is not None and _AFTER_KEYS.fullmatch(self.role) is not None
+
+    @property
+    def product(self) -> str:
+        """The product that the tensor takes part in, such as `attn_k` for attn_kv_b and `ffn_up`
+        for ffn_up_exps; "" for another one.
+        """
+        return next((product for product in _PRODUCTS if product in self.local), "")
+
+    @property
     def expert_layer(self) -> int | None:
-        """The layer of a tensor of routed experts, stacked or not; None for other tensors."""
+        """Return the layer of a tensor of routed experts, stacked or not; None for others."""
         routed = self.expert is not None or _ALL_EXPERTS.fullmatch(self.role)
         return self.layer if routed else None
 
     def sibling(self, local: str) -> str:
         """Return the name of the tensor called `local` in the same layer."""
         return f"{self.prefix}.{local}" if self.prefix else local
+
+    def with_suffix(self, suffix: str) -> str:
+        """Return the name with another last word, as of a bias or a scale next to a weight."""
+        other = f"{self.stem}.{suffix}"
+        return other if self.layer is None else f"{self.prefix}.{other}"
 
     def in_layer(self, layer: int) -> str:
         """Return the name of the same tensor in another layer."""

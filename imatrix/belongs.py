@@ -16,14 +16,13 @@ from dataclasses import replace
 
 from ..errors import ImatrixError, printable
 from ..formats.source import TensorInfo
-from ..formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
-from .data import LATENT, Entry, Imatrix, alternatives
+from ..formats.tensor_names import EXTRA_OUTPUT, OUTPUT, TOKEN_EMBEDDING, TensorName
+from .data import Entry, Imatrix, alternatives
 from .experts import with_same_names
 
 log = logging.getLogger(__name__)
 
-_OFTEN_MISSING = (TOKEN_EMBEDDING, OUTPUT, "output_extra.weight")
-_OTHER_MODALITIES = ("v.", "a.", "mm.")
+_OFTEN_MISSING = (TOKEN_EMBEDDING, OUTPUT, EXTRA_OUTPUT)
 _MOST_NAMED = 3
 
 
@@ -182,7 +181,7 @@ def _unknown_entries(
         and not (only_mtp and _block(name) >= 0)
         and not any(other in names for other in alternatives(name))
         and name not in _OFTEN_MISSING
-        and not name.startswith(_OTHER_MODALITIES)
+        and not TensorName.parse(name).is_of_other_modality
         and not _latent(name)
         and _block(name) not in mtp
     ]
@@ -206,7 +205,7 @@ def _lacking(has: Imatrix, lacks: Imatrix, mtp: Collection[int]) -> list[str]:
 
 
 def _latent(name: str) -> bool:
-    return name.endswith((*LATENT, "attn_k_b.weight"))
+    return TensorName.parse(name).is_latent
 
 
 def _mtp_blocks(names: Iterable[str]) -> set[int]:

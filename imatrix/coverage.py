@@ -134,9 +134,7 @@ def measure_coverage(imatrix: Imatrix, least: int = DEFAULT_LEAST) -> Coverage:
             if (unseen := filled.get(parsed.prefix)) is not None and len(unseen) == len(counts):
                 counts[unseen] = 0
             key = parsed.prefix, tuple(counts.tolist())
-            groups.setdefault(key, []).append(
-                parsed.role.removeprefix("ffn_").removesuffix("_exps")
-            )
+            groups.setdefault(key, []).append(parsed.expert_part)
             numbers[parsed.prefix] = -1 if parsed.layer is None else parsed.layer
     ordered = sorted(groups, key=lambda key: (numbers[key[0]], key[0]))
     layers = tuple(

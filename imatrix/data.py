@@ -28,7 +28,7 @@ _ALTERNATIVES = {
     "attn_v_b": ("attn_kv_b.weight",),
     "attn_kv_b": ("attn_v_b.weight",),
 }
-LATENT = ("attn_v_b.weight", "attn_kv_b.weight")
+_VALUES_OF_LATENT = ("attn_v_b", "attn_kv_b")
 
 
 @dataclass
@@ -133,9 +133,10 @@ class Imatrix:
             return None
         n_cols, n_matrices = shape[-1], int(np.prod(shape[:-2], dtype=np.int64))
         entry = self.entries[found]
-        if name.endswith(LATENT) and entry.size % n_cols == 0 and entry.size != n_cols * n_matrices:
+        fits = entry.size == n_cols * n_matrices
+        if not fits and entry.size % n_cols == 0 and sees_latent_vectors(name):
             return _of_heads(entry.matrices(entry.size // n_cols), n_matrices)
-        if entry.size != n_cols * n_matrices or len(entry.counts) not in (1, n_matrices):
+        if not fits or len(entry.counts) not in (1, n_matrices):
             message = (
                 f"the importance matrix has {entry.size} values in {len(entry.counts)} matrices,"
                 f" shape {list(shape)} needs {n_cols} in each of {n_matrices}"
@@ -155,10 +156,18 @@ class Imatrix:
         return next((other for other in alternatives(name) if other in self.entries), None)
 
 
+def sees_latent_vectors(name: str) -> bool:
+    """Return whether the entry of a tensor may be of another size: that of the latent vectors of
+    attention, or of their means for each head, depending on who collected it.
+    """
+    parsed = TensorName.parse(name)
+    return parsed.is_weight and parsed.role in _VALUES_OF_LATENT
+
+
 def alternatives(name: str) -> list[str]:
     """Return the tensors whose entries can replace that of tensor `name`, the best first."""
     parsed = TensorName.parse(name)
-    others = _ALTERNATIVES.get(parsed.role, ()) if parsed.suffix == "weight" else ()
+    others = _ALTERNATIVES.get(parsed.role, ()) if parsed.is_weight else ()
     return [parsed.sibling(other) for other in others]
 
 

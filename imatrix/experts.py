@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..formats.tensor_names import ROUTER, TensorName
-from .data import LATENT, Entry, Imatrix, alternatives
+from .data import Entry, Imatrix, alternatives, sees_latent_vectors
 from .stored import ComputedEntries
 
 _GATE_UP = "ffn_gate_up_exps.weight"
@@ -56,11 +56,11 @@ def with_same_names(parts: Sequence[Imatrix]) -> list[Imatrix]:
     names -= {
         name
         for name in names
-        if name.endswith(_GATE_UP) and not names.isdisjoint(alternatives(name))
+        if TensorName.parse(name).local == _GATE_UP and not names.isdisjoint(alternatives(name))
     }
 
     def renamed(part: Imatrix) -> Imatrix:
-        owners = {name: name if name.endswith(LATENT) else part.find(name) for name in names}
+        owners = {name: name if sees_latent_vectors(name) else part.find(name) for name in names}
         found = {name: own for name, own in owners.items() if own is not None}
         found = {name: own for name, own in found.items() if own in part.entries}
         order = [name for name in part.entries if name in found] + sorted(
@@ -75,7 +75,7 @@ def _n_experts(entries: Mapping[str, Entry], name: str) -> int:
     """Return 1 for tensors that are not of experts, and if the layer does not tell the number."""
     parsed = TensorName.parse(name)
     router = entries.get(parsed.sibling(ROUTER))
-    if not parsed.is_stacked or parsed.suffix != "weight" or router is None:
+    if not parsed.is_stacked or not parsed.is_weight or router is None:
         return 1
     for other in _SEE_THE_ROUTERS_INPUT:
         entry = entries.get(parsed.sibling(other))

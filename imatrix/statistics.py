@@ -155,11 +155,11 @@ def aligned(
 
 
 def _statistics(name: str, entry: Entry, entries: Mapping[str, Entry]) -> TensorStatistics:
-    layer, tensor, before = None, name.removesuffix(".weight"), None
     parsed = TensorName.parse(name)
-    if parsed.layer is not None and parsed.suffix == "weight":
+    layer, tensor, before = None, name, None
+    if parsed.is_weight:
         layer, tensor = parsed.layer, parsed.stem
-        before = entries.get(parsed.in_layer(layer - 1))
+        before = None if layer is None else entries.get(parsed.in_layer(layer - 1))
     a = (entry.sums / np.maximum(entry.counts, 1)[:, None])[entry.counts > 0].ravel()
     mean, total = float(a.mean()), float(a.sum())
     deviation = max(0.0, float((a * a).mean()) - mean**2) ** 0.5

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import DeviceError
+from ..formats.tensor_names import TensorName
 from .layers.attention import Attention
 from .layers.moe import MoE
 from .linear import ExpertLinear
@@ -91,7 +92,10 @@ def _compute_bytes(
     width = network.output_norm.weight.numel()
     inner = [p for p in here if p.role not in ("token_embd", "output")]
     widest = max(
-        (2 * (p.rows + p.cols) * (used if p.role.endswith("_exps") else 1) for p in inner),
+        (
+            2 * (p.rows + p.cols) * (used if TensorName.parse(p.role).is_stacked else 1)
+            for p in inner
+        ),
         default=0,
     )
     activations = rows * (widest * size + 16 * width)

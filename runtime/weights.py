@@ -22,6 +22,7 @@ from ..errors import (
 )
 from ..formats.codecs import codec
 from ..formats.source import Source, TensorInfo
+from ..formats.tensor_names import EXTRA_OUTPUT
 from ..formats.types import GGMLType
 from .linear import Embedding, ExpertLinear, Linear, MatrixLike
 from .placement import CPU, Placement
@@ -29,7 +30,7 @@ from .resident import LoadProgress, Resident, ResidentMatrix
 from .switches import Switches
 
 DEFAULT_CACHE_BYTES = 512 * 2**20
-_NEEDLESS = ("output_extra.weight",)  # a second output matrix in another type, for ik_llama.cpp
+_NEEDLESS = (EXTRA_OUTPUT,)
 SLICE_BYTES = 32 * 2**20  # of float32, for matrices that do not fit the cache
 
 

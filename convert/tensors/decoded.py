@@ -9,6 +9,7 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedTypeError
 from ...formats.source import TensorInfo
+from ...formats.tensor_names import TensorName
 from ...formats.types import TYPES, GGMLType
 from .stored import FLOAT_DTYPES, WIDENED_DTYPES, StoredTensor, TensorRows
 
@@ -130,10 +131,11 @@ def factor_tensors(
                 f"'{info.name}' has {info.n_matrices} matrices, but {count} factors called {name}"
                 " are stored for them"
             )
-        stem = info.name.removesuffix(".weight")
         beside.append(
             (
-                TensorInfo(f"{stem}.{name}", (info.n_matrices,), TYPES["F32"]),
+                TensorInfo(
+                    TensorName.parse(info.name).with_suffix(name), (info.n_matrices,), TYPES["F32"]
+                ),
                 FactorRow(factors, info.n_matrices),
             )
         )

@@ -23,17 +23,6 @@ AUTO = "auto"
 # Block types that checkpoints store -> (what file names call them, general.file_type)
 PACKED = {"MXFP4": ("mxfp4_moe", 38), "NVFP4": ("nvfp4", 39)}
 
-# Small matrices that matter much: routers, position and type embeddings, short convolutions.
-_ALWAYS_F32 = (
-    "ffn_gate_inp.weight",
-    "ffn_gate_inp_shexp.weight",
-    "position_embd.weight",
-    "token_types.weight",
-    "ssm_conv1d.weight",
-    "shortconv.conv.weight",
-    "indexer.proj.weight",
-)
-
 
 def plan_outtype(source: Source, outtype: str) -> tuple[list[TensorInfo], int]:
     """Return the tensors of `source` with their output types, and the value of `general.file_type`.
@@ -91,14 +80,9 @@ def resolve_outtype(tensors: Sequence[TensorInfo], outtype: str) -> str:
 
 
 def _type_of(tensor: TensorInfo, wanted: GGMLType) -> GGMLType:
-    name = tensor.name
     if tensor.type.name in PACKED:
         return tensor.type
-    if (
-        len(tensor.shape) < 2
-        or not name.endswith(".weight")
-        or TensorName.parse(name).is_norm
-        or name.endswith(_ALWAYS_F32)
-    ):
+    name = TensorName.parse(tensor.name)
+    if len(tensor.shape) < 2 or not name.is_weight or name.is_norm or name.is_sensitive:
         return TYPES["F32"]
     return TYPES["F16"] if tensor.n_cols % wanted.block_size else wanted

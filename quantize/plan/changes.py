@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from ...errors import UsageError
 from ...formats.options import Options, option
 from ...formats.source import Source, TensorInfo, WrappedSource
-from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
+from ...formats.tensor_names import EXTRA_OUTPUT, OUTPUT, TOKEN_EMBEDDING, TensorName
 from ...formats.values import Value, ValueType, boolean, f32, i32, string, u32
 from .plan import PlannedTensor
 from .recipe import Recipe
 
-EXTRA_OUTPUT = "output_extra.weight"
 _LONGEST = 127  # bytes of a key or text, as in llama-quantize
 _EXPECTED = {
     "int": "a 32-bit integer",

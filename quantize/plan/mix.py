@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 from ...formats.ftypes import FileType
 from ...formats.source import TensorInfo
+from ...formats.tensor_names import OUTPUT
 from ...formats.types import GGMLType, ggml_type
 from .mix_rules import COMPARISON, STEPS, VALUES, MixRule, RuleSet, preset_name, step_up
-from .roles import OUTPUT, ModelFacts, layer_of
+from .roles import ModelFacts, layer_of
 
 _COMPARE = {">=": operator.ge, "<": operator.lt, "=": operator.eq}
 

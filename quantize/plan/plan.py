@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ...errors import ImatrixError, ShapeError, UnsupportedTypeError, UsageError
 from ...formats.ftypes import FileType
 from ...formats.source import TensorInfo
+from ...formats.tensor_names import OUTPUT, PER_LAYER_EMBEDDING, TOKEN_EMBEDDING, TensorName
 from ...formats.types import GGMLType, ggml_type
 from ...formats.values import Value
 from .mainline import MAINLINE, ONLY_MAINLINE, RULE_SETS
@@ -21,15 +22,7 @@ from .mix_rules import RuleSet
 from .overrides import Chosen, Overrides, flag_name
 from .presets import IK
 from .review import review_rules
-from .roles import (
-    NEVER_INTERLEAVED,
-    OUTPUT,
-    PER_LAYER_EMBEDDING,
-    ROUTER,
-    TOKEN_EMBEDDING,
-    ModelFacts,
-    is_candidate,
-)
+from .roles import NEVER_INTERLEAVED, ModelFacts, is_candidate
 
 # Fallback of a type whose block does not divide the row length, for types of 256 elements whose
 # fallback is not IQ4_NL, and some others.
@@ -201,7 +194,7 @@ def plan_types(
 
 def _explicit(name: str, overrides: Overrides, rules: RuleSet) -> Chosen | None:
     """Return the type that a flag gives to this tensor, whatever mixes and rules say."""
-    if name.endswith(ROUTER):
+    if TensorName.parse(name).is_router:
         return overrides.role_type("ffn_gate_inp")
     if name == PER_LAYER_EMBEDDING and rules is MAINLINE and not overrides.pattern_type(name):
         return overrides.role_type("per_layer_token_embedding") or overrides.role_type(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...errors import UsageError
 from ...formats.source import TensorInfo
-from ...formats.tensor_names import OUTPUT, PER_LAYER_EMBEDDING, ROUTER, TOKEN_EMBEDDING, TensorName
+from ...formats.tensor_names import OUTPUT, PER_LAYER_EMBEDDING, TOKEN_EMBEDDING, TensorName
 from ...formats.values import Value
 from .mix_rules import RuleSet
 from .presets import IK
@@ -138,7 +138,7 @@ def is_candidate(
             part in tensor.name
             for part in (*rules.protected, *rules.protected_in.get(architecture, ()))
         )
-        and (routers or ROUTER not in tensor.name)
+        and (routers or not TensorName.parse(tensor.name).is_router)
         and architecture not in _PROTECTED_IN.get(tensor.name, ())
     )
 

@@ -24,26 +24,27 @@ from dataclasses import asdict, dataclass
 from ...errors import MalformedFileError, NotFoundError, UsageError
 from ...formats.output import PartFile
 from ...formats.source import TensorInfo
-from .roles import OUTPUT, TOKEN_EMBEDDING, ModelFacts
+from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
+from .roles import ModelFacts
 
 FORMAT = "iqforge sensitivities 1"
 
 # Sensitivity of all tensors of a role together, divided evenly among the layers: every layer adds
 # its share to one sum (the residual stream), so that the same relative error matters less in one
-# layer of many. The first part found in a name counts; the last is for all other tensors. Geometric
-# means of the measurements of `iqforge sensitivity` on a dense model of 5 layers and a model with
-# experts of 3, the latter scaled to the same sum, as only ratios count: docs/benchmarks/budget.md.
-_BY_PART = (
-    ("attn_qkv", 0.8),
-    ("attn_q", 0.16),
-    ("attn_k", 0.22),
-    ("attn_v", 0.47),
-    ("attn_output", 0.55),
-    ("ffn_gate", 0.51),
-    ("ffn_up", 0.35),
-    ("ffn_down", 0.88),
-    ("", 0.5),
-)
+# layer of many. Geometric means of the measurements of `iqforge sensitivity` on a dense model of 5
+# layers and a model with experts of 3, the latter scaled to the same sum, as only ratios count:
+# docs/benchmarks/budget.md.
+_BY_PRODUCT = {
+    "attn_qkv": 0.8,
+    "attn_q": 0.16,
+    "attn_k": 0.22,
+    "attn_v": 0.47,
+    "attn_output": 0.55,
+    "ffn_gate": 0.51,
+    "ffn_up": 0.35,
+    "ffn_down": 0.88,
+    "": 0.5,
+}
 _OUTPUT, _EMBEDDING = 0.95, 0.25
 # A measured sensitivity counts as at least this fraction of the role's: below it the text has
 # hardly used the tensor.
@@ -123,7 +124,7 @@ def role_sensitivity(name: str, facts: ModelFacts) -> float:
         return _OUTPUT
     if name == TOKEN_EMBEDDING:
         return _EMBEDDING + (_OUTPUT if facts.tied else 0.0)
-    return next(value for part, value in _BY_PART if part in name) / max(1, facts.n_layers)
+    return _BY_PRODUCT[TensorName.parse(name).product] / max(1, facts.n_layers)
 
 
 def save_probes(path: str | os.PathLike, probes: Sequence[Probe], **how: object) -> None:

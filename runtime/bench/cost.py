@@ -4,14 +4,11 @@ device's limits.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from ...formats.source import TensorInfo
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 from ..layers.attention import Attention
-
-_OF_LAST_ROWS = re.compile(r"attn_q|attn_output|ffn_\w+")  # roles after keys and values
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Cost:
                 output_flop = 2.0 * tensor.n_elements
             elif name != TOKEN_EMBEDDING:
                 token_flop += 2 * share * tensor.n_elements
-                if parsed.layer == last_layer and _OF_LAST_ROWS.fullmatch(parsed.role):
+                if parsed.layer == last_layer and parsed.is_after_keys:
                     last_flop += 2 * share * tensor.n_elements
         pair_flop = last_pair_flop = 0.0
         for block in model.network.blocks:

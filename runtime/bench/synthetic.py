@@ -20,7 +20,7 @@ import numpy as np
 from ...errors import NotFoundError, ShapeError, UsageError
 from ...formats.ftypes import FILE_TYPES
 from ...formats.source import Source, TensorInfo
-from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
+from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 from ...formats.types import GGMLType, ggml_type
 from ...formats.values import Value, f32, string, u32
 from .random_blocks import random_rows, supported
@@ -160,7 +160,7 @@ class SyntheticSource(Source):
         for part, type in self.overrides.items():
             if part in name:
                 return type
-        if len(shape) == 1 or "ffn_gate_inp" in name:
+        if len(shape) == 1 or TensorName.parse(name).is_router:
             return ggml_type("F32")
         if name in (TOKEN_EMBEDDING, OUTPUT) and self.type.name not in _OWN_TYPES:
             return ggml_type("Q6_K")
