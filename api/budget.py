@@ -67,8 +67,8 @@ def recipe_for_target(
     budget.
 
     Errors of all types are estimated on rows of every tensor; nothing is written. `quantize_model`
-    takes the result's `recipe`, with the same imatrix, changes and provenance. UsageError for a
-    target that cannot be reached, naming the smallest that can.
+    takes the result's `recipe`, with the same imatrix, changes and provenance. Raise UsageError for
+    a target that cannot be reached, naming the smallest that can.
     """
     from ..formats.gguf.writer import FileLayout
     from ..quantize.options import TargetOptions

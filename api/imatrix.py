@@ -252,8 +252,8 @@ def convert_imatrix(
     """Write the importance matrix `src` in the layout of `output_format` ("dat", "gguf"), or that
     of the name `out`, and return it.
 
-    chunk_size: tokens of a call, which is all that a `.dat` file counts (512). UsageError for one
-    that contradicts a `.gguf` file.
+    chunk_size: tokens of a call, which is all that a `.dat` file counts (512). Raise UsageError for
+    one that contradicts a `.gguf` file.
     """
     from ..formats.output import refuse_same_file
     from ..imatrix.files.load import output_format_of, save_imatrix

@@ -36,8 +36,8 @@ def build_kernels(
     names: patterns such as "matvec_*"; by default all kernels. archs: such as "sm_90"; by default
     those of the devices here. check: only find out whether they compile, which is several times as
     fast; no code is kept. processes: at most, 0 for one per core. progress: is called with (done,
-    of how many), first with 0. UsageError for a pattern that matches none, without an architecture,
-    and without the package cuda-core.
+    of how many), first with 0. Raise UsageError for a pattern that matches none, without an
+    architecture, and without the package cuda-core.
     """
     from ..cuda_kernels import registry
 

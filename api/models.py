@@ -43,7 +43,7 @@ def split_options(
 ) -> tuple[Chosen, LoadOptions]:
     """Return the options of a call of `function` and those that its model is loaded with.
 
-    UsageError for an unknown keyword, and for one about loading with a model that is loaded.
+    Raise UsageError for an unknown keyword, and for one about loading with a model that is loaded.
     """
     from ..runtime.options import LoadOptions
 
@@ -88,7 +88,7 @@ def _opened(path: PathLike, load: LoadOptions | None) -> Iterator[Model]:
 
 
 def check_load_keywords(function: Callable[..., Any], keywords: Mapping[str, Any]) -> None:
-    """UsageError for a keyword of `function` that `open_model` does not take."""
+    """Raise UsageError for a keyword of `function` that `open_model` does not take."""
     from ..runtime import let_threads_sleep
 
     let_threads_sleep()  # before torch is imported

@@ -58,8 +58,8 @@ def plan_outputs(
     """Plan what is written for every (file, recipe, plan); reads some rows of the model.
     source: the model with `changes`.
 
-    OutputError for a file that is an input or could not be valid, UsageError for shards that cannot
-    be.
+    Raise OutputError for a file that is an input or could not be valid, UsageError for shards that
+    cannot be.
     """
     from ..formats.tools.sharding import ShardLimits, plan_output
     from ..quantize.plan.metadata import quantized_metadata
@@ -145,8 +145,8 @@ def open_outputs(
     """Yield the sinks of planned outputs, opened one after the other, once the names of all and the
     space for all have been checked.
 
-    UsageError for a file that is named twice or not at all, OutputError for one that cannot be
-    written or a disk that is too small, ResumeError where an earlier run left something that has
+    Raise UsageError for a file that is named twice or not at all, OutputError for one that cannot
+    be written or a disk that is too small, ResumeError where an earlier run left something that has
     another key, unless `restart` drops it. Those with nothing to do are left out.
     """
     from ..quantize.run.resume import ResumableOutput

@@ -358,7 +358,7 @@ def quantize_stats(
     expressions, of which one must be found in the name of a tensor. rows: measure about so many
     rows of each tensor, evenly spaced, instead of all. force: use an importance matrix that seems
     to belong to another model. Returns sums of squared errors by tensor and type, see
-    `quantize.report.stats`. UsageError if no tensor is left.
+    `quantize.report.stats`. Raise UsageError if no tensor is left.
     """
     from ..formats.types import ggml_type
     from ..imatrix.belongs import check_belongs
@@ -394,8 +394,8 @@ def warm_up(
     """Compile the searches and decoders of `types`, by default all that can be quantized to, so
     that later runs start at once. The code stays in a cache on disk.
 
-    processes: at most, 0 for one per core. Returns what had to be compiled. UnsupportedTypeError
-    for a type without a search.
+    processes: at most, 0 for one per core. Returns what had to be compiled. Raise
+    UnsupportedTypeError for a type without a search.
     """
     from ..formats.types import ggml_type
     from ..quantize.run.compilation import compile_ahead, tasks_of_types

@@ -166,7 +166,7 @@ def plan_generation(
     """Return the context and the number of tokens that `generate` would use with these arguments,
     for a model that is not loaded yet.
 
-    EvaluationError for a prompt, or `n` tokens after it, that do not fit `context`.
+    Raise EvaluationError for a prompt, or `n` tokens after it, that do not fit `context`.
     """
     from ..runtime.architectures import declaration
     from ..runtime.generate import plan_length, prompt_tokens

@@ -69,7 +69,7 @@ def preset_recipe(
     type: Recipe | str, options: Mapping[str, Any], function: Callable[..., Any]
 ) -> Recipe:
     """Return the recipe, or that of a preset with the `options` that `function` was called with.
-    UsageError for an unknown one.
+    Raise UsageError for an unknown one.
     """
     from ..quantize.plan.recipe import Recipe
 
@@ -81,7 +81,7 @@ def split_recipe(
     function: Callable[..., Any], keywords: Mapping[str, Any], cls: type[O], options: O | None
 ) -> tuple[O, dict[str, Any]]:
     """Return `options` with the keywords that are its fields, and the others, which are those of a
-    recipe. UsageError for an unknown one.
+    recipe. Raise UsageError for an unknown one.
     """
     from ..quantize.plan.recipe import Recipe
 
@@ -92,7 +92,7 @@ def split_recipe(
 
 
 def check_fields(function: Callable[..., Any], options: Mapping[str, Any], *classes: Any) -> None:
-    """UsageError for an option of `function` that is not a field of the dataclasses either."""
+    """Raise UsageError for an option of `function` that is not a field of the dataclasses either."""
     known = [field.name for cls in classes for field in fields(cls)]
     for name in options:
         if name not in known:
@@ -101,7 +101,7 @@ def check_fields(function: Callable[..., Any], options: Mapping[str, Any], *clas
 
 def with_gate_up(source: Source, gate_up: str | None) -> Source:
     """Return the source with gate and up of experts merged ("merge") or split ("split"; "part" is
-    the old name), or as it is (None). UsageError for another word.
+    the old name), or as it is (None). Raise UsageError for another word.
     """
     from ..formats.tools.gate_up_source import GateUpSource
 
@@ -178,9 +178,9 @@ def renamed_imatrix(imatrix: Imatrix | None, changes: Changes) -> Imatrix | None
 def changed_imatrix(
     imatrix: Imatrix | None, changes: Changes, model: Source, changed: Source
 ) -> Imatrix | None:
-    """The entries that are used, under the names that tensors have after the changes. ImatrixError
-    if they belong to another model than `changed`, which is `model` after the changes, unless
-    `changes.force_imatrix` is set.
+    """The entries that are used, under the names that tensors have after the changes. Raise
+    ImatrixError if they belong to another model than `changed`, which is `model` after the changes,
+    unless `changes.force_imatrix` is set.
     """
     from ..imatrix.belongs import check_belongs
 
@@ -201,7 +201,7 @@ def importance_lookup(
     imatrix: Imatrix | None, planned: Sequence[PlannedTensor], excluded: Collection[str] = ()
 ) -> ImportanceLookup | None:
     """Return how `stream` looks up importances. Warns about tensors that have none, except the
-    `excluded` ones. ImatrixError for an entry that does not fit its tensor, before any work.
+    `excluded` ones. Raise ImatrixError for an entry that does not fit its tensor, before any work.
     """
     from ..imatrix.belongs import warn_missing
 

@@ -1,1 +1,1 @@
-"""How the command line reads its words, shows help and completes in a shell."""
+"""Parse the command line, show help and complete words in a shell."""

@@ -1,4 +1,4 @@
-"""Flags of llama.cpp and ik_llama.cpp that have no counterpart yet, and what they are for."""
+"""Flags of llama.cpp and ik_llama.cpp that have no counterpart yet, with their purposes."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def norm_matvec(
 ) -> None:
     """outs[i] float32[n, rows] = matrices[i] times rms_norm(h) for h float32[n, cols], 1 <= n <= 8.
     Up to three matrices of one type make one launch. norm_weight: float32[cols], None for ones.
-    ShapeError for tensors that do not fit.
+    Raise ShapeError for tensors that do not fit.
     """
     by_type: dict[str, list[MatrixPart]] = {}
     for m, out in zip(matrices, outs, strict=True):
@@ -99,7 +99,7 @@ def norm_matvec(
 
 def matvec_add(x: torch.Tensor, matrix: PackedMatrix, h: torch.Tensor, *, pdl: bool = True) -> None:
     """h float32[n, rows] += matrix times x[n, cols], float32, or bf16 for a quantized matrix, 1 <=
-    n <= 8. ShapeError for tensors that do not fit.
+    n <= 8. Raise ShapeError for tensors that do not fit.
     """
     _product(MATVEC_ADD, x, None, 0.0, [(matrix, h, matrix.rows, 0)], pdl)
 
@@ -116,8 +116,8 @@ def gate_up(
 ) -> None:
     """out[n, ff] = silu(gate times rms_norm(h)) * (up times rms_norm(h)) for h float32[n, cols], 1
     <= n <= 8. Without `up`, the first half of the rows of `gate` is the gate, the second half up.
-    out is float32, or bf16 for quantized matrices of one type. ShapeError for tensors that do not
-    fit.
+    out is float32, or bf16 for quantized matrices of one type. Raise ShapeError for tensors that do
+    not fit.
     """
     if up is None:
         parts = [(gate, out, gate.rows // 2, 0), (gate, out, gate.rows // 2, gate.rows // 2)]
@@ -236,8 +236,8 @@ def expert_gate_up(
     float32[n, cols], and the experts e = ids int32[n, k], 1 <= k <= 32; 0 where an id is negative.
     Without `up`, the first half of each expert's rows is the gate.
 
-    ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids are not
-    checked.
+    Raise ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids
+    are not checked.
     """
     n, cols = h.shape
     ff, device = gate.rows if up is not None else gate.rows // 2, h.device
@@ -302,8 +302,8 @@ def expert_down_add(
     negative id adds nothing; slots are summed in ascending order. Follows `expert_gate_up`: ids and
     weights are read while that still runs.
 
-    ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids are not
-    checked.
+    Raise ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids
+    are not checked.
     """
     n, k, cols = x.shape
     device = x.device

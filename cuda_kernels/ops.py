@@ -112,8 +112,8 @@ def pack_matrix(
     """Bring the rows of a file to a device, packed.
 
     pieces: uint8[k, row_bytes] on the host, in order, together rows * n_matrices; whole row groups
-    for interleaved types. Memory besides the result: a few pieces of 16 MB. ShapeError for bytes
-    that do not fit, UnsupportedTypeError for a type or length that has no layout.
+    for interleaved types. Memory besides the result: a few pieces of 16 MB. Raise ShapeError for
+    bytes that do not fit, UnsupportedTypeError for a type or length that has no layout.
     """
     type, device = ggml_type(type), torch.device(device)
     if not packable(type, cols):
@@ -294,7 +294,7 @@ def decode_matrix(
 ) -> torch.Tensor:
     """Rows first_row .. first_row + n_rows (all of them by default) as `dtype`[n_rows, cols]:
     float32 exact, bfloat16 or float16 rounded from it. `out`: a contiguous tensor for the result.
-    ShapeError for rows that are not there.
+    Raise ShapeError for rows that are not there.
     """
     n_rows = m.total_rows - first_row if n_rows is None else n_rows
     if first_row < 0 or n_rows < 0 or first_row + n_rows > m.total_rows:

@@ -44,7 +44,7 @@ def all_specs(
     """Yield (module, spec) for all specs of MODULES, then of `more`: functions like `specs()` by
     the name of their module.
 
-    RuntimeError if two specs have the same name, as their files would.
+    Raise RuntimeError if two specs have the same name, as their files would.
     """
     names: dict[str, str] = {}
     ours = {name: importlib.import_module(f".{name}", __package__).specs for name in MODULES}
@@ -61,7 +61,7 @@ def all_specs(
 def chosen_specs(
     names: Sequence[str], specs: list[tuple[str, KernelSpec]]
 ) -> list[tuple[str, KernelSpec]]:
-    """Return the (module, spec) pairs whose names match one of the patterns. UsageError for a
+    """Return the (module, spec) pairs whose names match one of the patterns. Raise UsageError for a
     pattern that matches none.
     """
     for name in names:
@@ -76,7 +76,7 @@ def chosen_specs(
 
 def architectures(asked: Sequence[str], *, needed: bool) -> list[str]:
     """Return the architectures that are `asked` for; without any those of the devices here, or
-    else, if they are not `needed`, all. UsageError for others.
+    else, if they are not `needed`, all. Raise UsageError for others.
     """
     if asked:
         if wrong := [name for name in asked if not re.fullmatch(r"sm_\d{2,3}", name)]:

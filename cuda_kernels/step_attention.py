@@ -139,7 +139,7 @@ class AttentionShape:
         return tuple((key, str(value)) for key, value in values.items())
 
     def spec(self, limit: int) -> KernelSpec:
-        """UnsupportedTypeError if it does not fit `limit` bytes of shared memory per block."""
+        """Raise UnsupportedTypeError if it does not fit `limit` bytes of shared memory per block."""
         tile, stages = self.tile(limit)
         if not tile:
             raise UnsupportedTypeError(
@@ -176,7 +176,7 @@ class StepAttention:
     """
 
     def __init__(self, shape: AttentionShape, capacity: int, device: torch.device):
-        """UnsupportedTypeError for heads that do not fit the device's shared memory."""
+        """Raise UnsupportedTypeError for heads that do not fit the device's shared memory."""
         facts, limit = torch.cuda.get_device_properties(device), shared_limit(device)
         self.shape, self._pieces, at_once = shape, [], shape.rows
         # Then a part of the rows at a time.

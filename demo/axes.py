@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-SMALLEST = 1e-7  # what a value of zero is drawn as
+SMALLEST = 1e-7  # drawn in place of zero
 
 
 @dataclass(frozen=True)

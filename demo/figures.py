@@ -1,4 +1,4 @@
-"""What `iqforge demo` measured, and the table that it prints."""
+"""Figures that `iqforge demo` measured, and the table that it prints."""
 
 from __future__ import annotations
 

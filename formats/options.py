@@ -159,8 +159,8 @@ def from_keywords(
 ) -> list[Any]:
     """Return one object for each (class, object or None) of `given`, with `keywords` set.
 
-    A keyword goes to every class that has a field of its name. UsageError for one that none has,
-    in the words of `what` ("a model", or a function), and for an object of another class.
+    A keyword goes to every class that has a field of its name. Raise UsageError for one that none
+    has, in the words of `what` ("a model", or a function), and for an object of another class.
     """
     known = {name for cls, _ in given for name in cls.field_names()}
     for name in keywords:
@@ -276,7 +276,7 @@ class _KeyAction(argparse.Action):
 
 
 def _separated(flag: Flag, words: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the values of words such as "1,2". UsageError for one that is not a number."""
+    """Return the values of words such as "1,2". Raise UsageError for one that is not a number."""
     found = []
     for text in words:
         try:

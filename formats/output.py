@@ -25,7 +25,7 @@ _NO_LOCKS = (
 
 
 def refuse_same_file(output: str | os.PathLike, inputs: Iterable[str | os.PathLike]) -> None:
-    """OutputError if `output` is one of the `inputs`, also through symbolic or hard links."""
+    """Raise OutputError if `output` is one of the `inputs`, also through symbolic or hard links."""
     for path in inputs:
         try:
             same = os.path.samefile(output, path)
@@ -39,14 +39,14 @@ def refuse_same_file(output: str | os.PathLike, inputs: Iterable[str | os.PathLi
 
 
 def check_output(path: str | os.PathLike) -> None:
-    """OutputError if no file can be written at `path`: for work that takes long before anything is
-    written. Leaves no file.
+    """Raise OutputError if no file can be written at `path`: for work that takes long before
+    anything is written. Leaves no file.
     """
     PartFile(path).abort()
 
 
 def check_space(folder: str | os.PathLike, n_bytes: int, file: str | os.PathLike) -> None:
-    """OutputError with both numbers if fewer than `n_bytes` are free where `folder` is."""
+    """Raise OutputError with both numbers if fewer than `n_bytes` are free where `folder` is."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError as error:
@@ -72,8 +72,8 @@ class DiskNeed:
 
 def disk_needs(files: Iterable[tuple[str | os.PathLike, int]]) -> list[DiskNeed]:
     """Return the bytes that `files`, paths and bytes to come, take on each disk. A file that is
-    replaced still counts: it goes when the new one is complete. OutputError for a folder that is
-    not there.
+    replaced still counts: it goes when the new one is complete. Raise OutputError for a folder that
+    is not there.
     """
     needs: dict[int, DiskNeed] = {}
     for path, n_bytes in files:
@@ -88,8 +88,8 @@ def disk_needs(files: Iterable[tuple[str | os.PathLike, int]]) -> list[DiskNeed]
 
 
 def check_disks(files: Sequence[tuple[str | os.PathLike, int]]) -> None:
-    """OutputError with both numbers if the files together need more than is free on one of their
-    disks.
+    """Raise OutputError with both numbers if the files together need more than is free on one of
+    their disks.
     """
     for need in disk_needs(files):
         if not need.fits:

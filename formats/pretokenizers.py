@@ -142,8 +142,8 @@ if len(PRETOKENIZERS) != sum(len(entry.names) for entry in _TABLE):
 
 
 def pretokenizer(name: str) -> PreTokenizer:
-    """The entry called `name` (a value of `tokenizer.ggml.pre`). TokenizerError naming the nearest
-    ones if there is none.
+    """The entry called `name` (a value of `tokenizer.ggml.pre`). Raise TokenizerError naming the
+    nearest ones if there is none.
     """
     if found := PRETOKENIZERS.get(name):
         return found

@@ -104,8 +104,8 @@ def get(
 ) -> Any:
     """The data of `key`, checked to be an instance of `kind` (int, float, bool, str or list).
 
-    ConfigError naming file and key when the key is missing (and no default was given) or holds
-    something else.
+    Raise ConfigError naming file and key when the key is missing (and no default was given) or
+    holds something else.
     """
     if key not in metadata:
         if default is _MISSING:

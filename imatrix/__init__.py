@@ -1,1 +1,1 @@
-"""Importance matrices: collecting them, both file layouts, and looking values up."""
+"""Collect importance matrices, read and write them, and look values up."""

@@ -1,5 +1,5 @@
-"""Every token with every expert: a collector then sees experts with more than the tokens that are
-routed to them.
+"""Show every token to every expert, so that a collector sees more tokens per expert than are routed
+to it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class AllExperts:
 
 
 def router_rows(model: Model) -> dict[str, np.ndarray]:
-    """float32[n_experts, width] of every layer with experts, by the name of the router's tensor."""
+    """Return float32[n_experts, width] of every layer with experts, by the name of the router's
+    tensor.
+    """
     routers = [moe.router for moe in moe_layers(model.network)]
     return {
         router.name: torch.cat([rows for _, rows in router.matrix.parts()]).numpy(force=True)
@@ -65,7 +67,7 @@ def router_rows(model: Model) -> dict[str, np.ndarray]:
 
 
 def moe_layers(network: Network) -> Iterator[MoE]:
-    """The layers of `network` that have experts."""
+    """Return the layers of `network` that have experts."""
     for block in network.blocks:
         if isinstance(block.ffn, MoE):
             yield block.ffn

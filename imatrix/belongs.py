@@ -1,11 +1,13 @@
-"""Whether an importance matrix belongs to a model, and whether several belong to the same one.
+"""Check that an importance matrix belongs to a model, and that several belong to the same one.
 
-An importance matrix does not name its model. What shows another one: another number of layers,
-entries of another size (also another number of experts), and entries for tensors that the model
-does not have. What does not: entries that are missing, because an expert saw no input, because the
-output matrix was not collected or because nothing runs the layers that predict further tokens
-(MTP); gate and up of experts merged in one file and split in the other; the ways to store the
-matrices of latent attention; and entries of encoders for images or sound.
+An importance matrix does not name its model. These differences show that it belongs to another one:
+the number of layers, the size of an entry (also the number of experts), and entries for tensors
+that the model does not have.
+
+These do not: entries that are missing because an expert saw no input, because the output matrix was
+not collected, or because nothing runs the layers for multi-token prediction (MTP); gate and up of
+experts merged in one file and split in the other; the ways to store the matrices of latent
+attention; and entries of encoders for images or sound.
 """
 
 from __future__ import annotations
@@ -85,8 +87,8 @@ def warn_missing(imatrix: Imatrix, tensors: Sequence[TensorInfo]) -> None:
 
 
 def check_same_model(parts: Sequence[Imatrix], *, force: bool = False) -> None:
-    """ImatrixError if two of `parts` cannot belong to the same model; only a warning with `force`.
-    Warn about entries that a part lacks.
+    """Raise ImatrixError if two of `parts` cannot belong to the same model, or only warn with
+    `force`. Warn about entries that a part lacks.
 
     Two parts are of different models if they have another number of layers, or if both have an
     entry in the same layer that the other one lacks.
@@ -193,7 +195,7 @@ def _unknown_entries(
 
 
 def _lacking(has: Imatrix, lacks: Imatrix, mtp: Collection[int]) -> list[str]:
-    """The names of entries that only one has, without those that are often missing."""
+    """Return the names of entries that only one has, without those that are often missing."""
     return [
         name
         for name in has.entries
@@ -209,12 +211,12 @@ def _latent(name: str) -> bool:
 
 
 def _mtp_blocks(names: Iterable[str]) -> set[int]:
-    """Blocks that predict further tokens; they have tensors `nextn.*`."""
+    """Return the blocks for multi-token prediction, which have tensors `nextn.*`."""
     return {_block(name) for name in names if TensorName.parse(name).is_mtp}
 
 
 def _block(name: str) -> int:
-    """The number of the block of a tensor; -1 for tensors that are not in a block."""
+    """Return the number of the block of a tensor; -1 for tensors outside of blocks."""
     layer = TensorName.parse(name).layer
     return -1 if layer is None else layer
 

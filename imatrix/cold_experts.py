@@ -1,4 +1,4 @@
-"""What an importance matrix says about experts that saw few tokens, or none.
+"""Improve what an importance matrix says about experts that saw few tokens, or none.
 
 The mean squares of an expert that saw n tokens are mixed with a prior m worth K tokens (the
 posterior mean for a conjugate prior of K pseudo-observations):
@@ -49,9 +49,9 @@ def fill_cold_experts(
 
     If counts are calls (`.dat` files), only experts that saw nothing are known, and count as cold.
     routers: for `neighbours`, float[n_experts, width] of each layer, by the name of the router's
-    tensor. A tensor of which no expert saw anything is left as it is. UsageError for an unknown
-    method, a prior that is not worth a positive number of tokens, or `neighbours` without the
-    router of a layer.
+    tensor. A tensor of which no expert saw anything is left as it is. Raise UsageError for an
+    unknown method, a prior that is not worth a positive number of tokens, or `neighbours` without
+    the router of a layer.
     """
     if method not in METHODS:
         raise UsageError(

@@ -34,10 +34,10 @@ PassCallback = Callable[[int, Callable[[], Snapshot]], None]
 
 
 class Collector:
-    """An observer of a model's products. Collects tensors named `blk.*`, and `output_name` if
-    `process_output`.
+    """Observe a model's products and sum up their squared inputs. Tensors named `blk.*` are
+    collected, and `output_name` if `process_output` is set.
 
-    Rows count `weight` times. Sums start from those of `before`, if that is given.
+    Rows count `weight` times. Sums start from those of `before`, if given.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class Collector:
 def _squares(
     x: torch.Tensor, experts: torch.Tensor | None, n_matrices: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32[n_matrices, n_cols] column sums of x^2, int64[n_matrices] rows, for one pass. Rows
-    come grouped by expert.
+    """Return float32[n_matrices, n_cols] column sums of x^2 and int64[n_matrices] row counts for
+    one pass.
 
-    The rows of an expert are adjacent and summed separately: nothing depends on the order in which
-    threads finish.
+    The rows of an expert are adjacent and summed separately, so nothing depends on the order in
+    which threads finish.
     """
     if experts is None:
         return x.square().sum(dim=0, keepdim=True), torch.tensor([len(x)], device=x.device)
@@ -136,13 +136,15 @@ def collect(
     """Return the importance matrix of `model` on `texts` (or the one text, or its tokens, called
     `dataset`), in chunks as `options` say; see `iqforge.collect_imatrix`.
 
-    Files are neither read nor written, and cold experts keep what they saw: of the options those
-    count that say what is evaluated. The running perplexity goes to `progress`, that of all chunks
+    Files are neither read nor written, and cold experts keep what they saw: only the options that
+    say what is evaluated are used. The running perplexity goes to `progress`, that of all chunks
     to `on_perplexity` at the end; without `compute_perplexity` the output is not evaluated unless
-    it is collected. `similarity` takes in what layers change. `on_pass(chunks done, take)` is
-    called after every pass through the model but the last; what `take()` returns is `start` to a
-    run with all else equal, which continues there and ends with the same bits. EvaluationError for
-    a text that is too short, ImatrixError naming the tensor for activations that are not finite.
+    it is collected. `similarity` measures how much layers change their input. `on_pass(chunks
+    done, take)` is called after every pass through the model but the last; what `take()` returns is
+    `start` to a run with all else equal, which continues there and ends with the same bits.
+
+    Raise EvaluationError for a text that is too short, and ImatrixError naming the tensor for
+    activations that are not finite.
     """
     [chosen] = from_keywords("collecting", keywords, (CollectOptions, options))
     chosen = cast(CollectOptions, chosen)

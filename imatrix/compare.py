@@ -1,4 +1,4 @@
-"""The difference between two importance matrices of the same model."""
+"""Compare two importance matrices of the same model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class TensorComparison:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`tensors`: the worst first. only_in_a, only_in_b: the names of entries that only one has."""
+    """The comparison of two files. `tensors` starts with the worst; only_in_a and only_in_b name
+    entries that only one file has.
+    """
 
     a: str
     b: str
@@ -47,7 +49,7 @@ class Comparison:
 
 def compare(a: Imatrix, b: Imatrix) -> Comparison:
     """Compare all entries, also those of gate and up of experts that are merged in one of the
-    files. ImatrixError naming both files for an entry of another size.
+    files. Raise ImatrixError naming both files for an entry of another size.
     """
     first, second = with_same_names([with_experts(a), with_experts(b)])
     found = []

@@ -1,5 +1,5 @@
-"""Coverage: how many tokens each expert saw, on which depends what an importance matrix is worth
-for it.
+"""Count how many tokens each expert saw. An importance matrix says little about experts that saw
+few.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _MOST_NAMED = 12  # experts, in a summary
 
 @dataclass(frozen=True)
 class LayerCoverage:
-    """Tensors of one layer whose experts saw the same rows: `tokens` int64[n_experts]."""
+    """Token counts of the experts of one layer: `tokens` int64[n_experts], the same for all
+    `tensors`.
+    """
 
     layer: str
     tensors: tuple[str, ...]
@@ -28,10 +30,10 @@ class LayerCoverage:
 
 @dataclass(frozen=True)
 class Coverage:
-    """All layers with experts. `counts_calls`: from a `.dat` file, which only tells which experts
-    saw nothing.
+    """Token counts of all layers with experts.
 
-    least: tokens below which an expert is cold.
+    least: experts with fewer tokens are cold. counts_calls: the counts come from a `.dat` file,
+    which only tells which experts saw nothing.
     """
 
     layers: tuple[LayerCoverage, ...]

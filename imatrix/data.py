@@ -1,5 +1,5 @@
-"""Importance matrices: how strongly each input column of each weight is driven by a calibration
-text.
+"""Importance matrices in memory: for each weight, the mean squared input of every column on a
+calibration text.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Entry:
     """The statistics of one tensor: `sums` float64[n_matrices, n_cols] of squared inputs, `counts`
     int64[n_matrices] of input rows.
 
-    An entry of a file reads its sums at every access (`stored.StoredEntry`). `calls`: evaluations
-    that the sums come from, for the `.dat` layout, if the counts do not say it (see
+    An entry of a file reads its sums at every access (`stored.StoredEntry`). `calls`: the number of
+    evaluations that the sums come from, for the `.dat` layout, if the counts do not give it (see
     `merge.merge_imatrices`).
     """
 
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n_matrices, n_cols)"""
+        """Return (n_matrices, n_cols)."""
         return self.sums.shape
 
     @property
@@ -60,7 +60,7 @@ class Entry:
 
     @property
     def means(self) -> np.ndarray:
-        """float64[n_matrices, n_cols]; ones for a matrix that saw nothing."""
+        """Return float64[n_matrices, n_cols]; ones for a matrix that saw nothing."""
         seen = self.counts[:, None] > 0
         return np.where(seen, self.sums / np.maximum(self.counts[:, None], 1), 1.0)
 
@@ -74,7 +74,7 @@ class Entry:
 
     @property
     def n_missing(self) -> int:
-        """Matrices that saw nothing."""
+        """Return the number of matrices that saw nothing."""
         return int((self.counts == 0).sum())
 
 
@@ -104,16 +104,16 @@ class Imatrix:
         return replace(self, entries={name: entry.whole() for name, entry in self.entries.items()})
 
     def importance(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-        """float32[n_matrices, n_cols], the mean squared input of every column of tensor `name` with
-        numpy-order `shape`.
+        """Return float32[n_matrices, n_cols], the mean squared input of every column of tensor
+        `name` with numpy-order `shape`; None if `entry` is None.
 
-        None if `entry` is; the same errors. A matrix that saw nothing gets ones.
+        A matrix that saw nothing gets ones. Raise the errors of `entry`.
         """
         found = self.entry(name, shape)
         return None if found is None else found.means.astype(np.float32)
 
     def digest(self) -> str:
-        """SHA-256 of all entries, in hexadecimal."""
+        """Return the SHA-256 of all entries, in hexadecimal."""
         total = hashlib.sha256()
         for name, entry in sorted(self.entries.items()):
             total.update(f"{name} {entry.sums.shape}".encode())
@@ -122,11 +122,11 @@ class Imatrix:
         return total.hexdigest()
 
     def entry(self, name: str, shape: tuple[int, ...]) -> Entry | None:
-        """The entry for tensor `name`, as [n_matrices, n_cols] of `shape`; computes nothing.
+        """Return the entry for tensor `name`, as [n_matrices, n_cols] of `shape`, or None if
+        neither the tensor nor one with the same input has an entry. Nothing is computed.
 
-        None if neither the tensor nor one with the same input has an entry. ImatrixError if the
-        entry has another size; for the token embedding, which is looked up and not multiplied, this
-        is only logged.
+        Raise ImatrixError if the entry has another size. For the token embedding, which is looked
+        up and not multiplied, this is only logged.
         """
         found = self.find(name)
         if found is None:
@@ -192,7 +192,9 @@ class Snapshot:
     sums: dict[str, np.ndarray]
 
     def of(self, name: str, n: int) -> np.ndarray:
-        """Return the `n` sums called `name`. ImatrixError if there are none, or another number."""
+        """Return the `n` sums called `name`. Raise ImatrixError if there are none, or another
+        number.
+        """
         found = self.sums.get(name, np.zeros(0))
         if len(found) != n:
             raise ImatrixError(
@@ -202,7 +204,7 @@ class Snapshot:
 
 
 def check_values(values: np.ndarray, name: str, path: str | None) -> None:
-    """ImatrixError if sums of squares are not finite or negative."""
+    """Raise ImatrixError if sums of squares are not finite or negative."""
     if not np.isfinite(values).all():
         raise ImatrixError(
             f"value {int(np.flatnonzero(~np.isfinite(values.ravel()))[0])} is not finite",
@@ -219,7 +221,7 @@ def check_values(values: np.ndarray, name: str, path: str | None) -> None:
 
 
 def as_float32(values: np.ndarray, name: str, path: str | os.PathLike) -> np.ndarray:
-    """Return `values` as files store them. ImatrixError if one is too large."""
+    """Return `values` as files store them. Raise ImatrixError if one is too large."""
     with np.errstate(over="ignore"):
         found = values.astype("<f4")
     if not np.isfinite(found).all():
@@ -230,7 +232,7 @@ def as_float32(values: np.ndarray, name: str, path: str | os.PathLike) -> np.nda
 
 
 def check_count(count: int, most: int, what: str, path: str | os.PathLike) -> int:
-    """Return `count`. ImatrixError if it does not fit its field in the file."""
+    """Return `count`. Raise ImatrixError if it does not fit its field in the file."""
     if not 0 <= count <= most:
         raise ImatrixError(f"the {what} would be {count}, expected at most {most}", file=path)
     return count

@@ -1,5 +1,5 @@
-"""Which matrix a value of the `.dat` layout belongs to: the layout does not say it, but the sizes
-of the entries of a layer do.
+"""Assign values of the `.dat` layout to experts. The layout does not store the number of experts,
+but it follows from the sizes of the entries of a layer.
 """
 
 from __future__ import annotations

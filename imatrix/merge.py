@@ -1,14 +1,15 @@
-"""Adding up importance matrices of the same model, from files of either layout, each with a weight.
+"""Add up importance matrices of the same model, from files of either layout, each with a weight.
 
-Where counts are tokens, sums and counts add up. Those of `.dat` files are calls, and there are two
+Where counts are tokens, sums and counts add up. Counts of `.dat` files are calls, and there are two
 ways to add them to counts of tokens:
 
 - `tokens`: a call is `chunk_size` tokens, as in llama.cpp. Every token counts the same in all
   files. An expert sees only some of them, and `.dat` files do not say how many: it is assumed to be
   the mean share of an expert of this tensor in the parts that count tokens. (llama.cpp assumes all,
   so that a `.dat` file outweighs others.) Ones, which mean that an expert saw nothing, add nothing.
-- `calls`: a call counts as much as one token, as in ik_llama.cpp's `--in-file`: fresh tokens drown
-  what comes from files.
+
+- `calls`: a call counts as much as one token, as in ik_llama.cpp's `--in-file`. What is collected
+  then outweighs what comes from files.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ def merge_imatrices(
     chunk_size: int | None = None,
     weighting: str = "tokens",
 ) -> Imatrix:
-    """The sum of `parts`, as if the text of each had been seen `weights` times (1 by default).
-    Entries are in order of their names.
+    """Return the sum of `parts`, as if the text of each had been seen `weights` times (1 by
+    default). Entries are in order of their names.
 
     chunk_size: tokens of the result's chunks, and of a call of a `.dat` file; by default those of
     the first part that counts tokens, else 512. Where all parts count calls, and no weight is a
     fraction, the result counts calls. weighting: how calls and tokens add up, see above. The number
-    of chunks is the largest count in chunks, with `calls` that of calls. UsageError for weights
-    that are not positive, or fractions with `calls`; ImatrixError for a size that differs, naming
-    both files.
+    of chunks is the largest count in chunks, with `calls` that of calls. Raise UsageError for
+    weights that are not positive, or fractions with `calls`; ImatrixError for sizes that differ,
+    naming both files.
     """
     weights = [1.0] * len(parts) if weights is None else list(weights)
     check_arguments(parts, weights, chunk_size, weighting)
@@ -96,7 +97,7 @@ def as_tokens(imatrix: Imatrix, chunk_size: int) -> Imatrix:
 def check_arguments(
     parts: Sequence[Imatrix], weights: Sequence[float], chunk_size: int | None, weighting: str
 ) -> None:
-    """UsageError for arguments that `merge_imatrices` refuses."""
+    """Raise UsageError for arguments that `merge_imatrices` refuses."""
     if weighting not in WEIGHTINGS:
         raise UsageError(f"the weighting is '{weighting}', expected {' or '.join(WEIGHTINGS)}")
     if not parts:

@@ -1,6 +1,4 @@
-"""Options of importance matrices: how they are collected and added up, and what is written of
-experts that saw few tokens. Imports nothing heavy.
-"""
+"""Options of importance matrices: collecting, adding up, and cold experts. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _LAYOUTS = ("dat", "gguf")
 
 @dataclass(frozen=True)
 class ColdOptions(Options):
-    """What is written of experts that saw few tokens, and the layout of the file."""
+    """Options for experts that saw few tokens, and for the layout of the file."""
 
     output_format: str | None = option(
         None,
@@ -61,7 +59,7 @@ class ColdOptions(Options):
 
 @dataclass(frozen=True)
 class MergeOptions(ColdOptions):
-    """How importance matrices are added up."""
+    """Options for adding up importance matrices."""
 
     weights: tuple[float, ...] | None = option(
         None,
@@ -76,7 +74,7 @@ class MergeOptions(ColdOptions):
 
 @dataclass(frozen=True)
 class CollectOptions(ChunkOptions, ColdOptions):
-    """How an importance matrix is collected."""
+    """Options for collecting an importance matrix."""
 
     cold_experts: str = option("prior", choices=METHODS)
     from_chunk: int = option(
@@ -126,7 +124,7 @@ class CollectOptions(ChunkOptions, ColdOptions):
 
 @dataclass(frozen=True)
 class SensitivityOptions(ChunkOptions):
-    """How the sensitivity of a model to errors in its tensors is measured."""
+    """Options for measuring how sensitive a model is to errors in its tensors."""
 
     chunks: int = option(16)
     layers: int = option(

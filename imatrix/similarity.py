@@ -1,9 +1,9 @@
-"""How much each layer changes the hidden states: cosines between its input and output, as in
-ik_llama.cpp's imatrix.
+"""Measure how much each layer changes the hidden states: cosines between its input and output, as
+in ik_llama.cpp's imatrix.
 
-They compare the normed inputs of the first product of a layer, of its feed-forward part, and of the
-next layer (after the last one, of the output matrix). A layer that changes the direction of its
-input little matters little.
+The inputs compared are those of the first product of a layer, of its feed-forward part, and of the
+next layer (after the last one, of the output matrix), all after their norm. A layer that hardly
+changes the direction of its input matters little.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _LAYER, _ATTENTION, _FFN = range(3)
 
 
 class LayerSimilarity:
-    """An observer of the products of a model; `end_of_pass` must get the final hidden states. Every
-    row counts the same.
+    """Observe the products of a model; `end_of_pass` must get the final hidden states. Every row
+    counts the same.
 
-    sums: float64[3, n_layers] of cosines, rows as KINDS; rows: float64[n_layers], how many.
+    sums: float64[3, n_layers] of cosines, rows as KINDS; rows: float64[n_layers], the number of
+    rows.
     """
 
     def __init__(self, n_layers: int):
@@ -45,13 +46,13 @@ class LayerSimilarity:
             self._add(_ATTENTION, self._input, x)
 
     def end_of_pass(self, states: torch.Tensor) -> None:
-        """Take in the final hidden states of all rows, float32[..., width], normed, in order."""
+        """Add the final hidden states of all rows, float32[..., width], after the norm, in order."""
         self._leave(states.reshape(-1, states.shape[-1]))
         self._layer = -1
         self._input = self._ffn_input = None
 
     def means(self, kind: str) -> np.ndarray:
-        """float64[n_layers]: the mean cosine of one of KINDS."""
+        """Return float64[n_layers], the mean cosine of one of KINDS."""
         return self.sums[KINDS.index(kind)] / np.maximum(self.rows, 1)
 
     def state(self) -> np.ndarray:
@@ -76,7 +77,7 @@ class LayerSimilarity:
         return lines
 
     def _leave(self, x: torch.Tensor) -> None:
-        """Leave the layer; `x` is the input of the next one."""
+        """End the layer; `x` is the input of the next one."""
         if self._input is None:
             return
         self._add(_LAYER, self._input, x)

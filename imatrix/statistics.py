@@ -1,4 +1,4 @@
-"""Statistics of an importance matrix, per tensor and per layer: the figures of llama.cpp's
+"""Compute statistics of an importance matrix per tensor and per layer: the figures of llama.cpp's
 `--show-statistics`.
 """
 
@@ -47,7 +47,7 @@ class TensorStatistics:
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """Means over the tensors of a layer, weighted by `n`."""
+    """Means over the tensors of a layer, weighted by their `n`."""
 
     layer: int
     total: float
@@ -143,7 +143,7 @@ def statistics_lines(tensors: Sequence[TensorStatistics], path: str | None) -> l
 def aligned(
     titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()
 ) -> list[str]:
-    """Lines of a table; columns `left` begin at the left."""
+    """Return the lines of a table; columns `left` are aligned to the left."""
     widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(len(titles))]
     return [
         "  ".join(

@@ -1,5 +1,5 @@
-"""Entries whose values stay in their file until they are used: those of large models take more
-memory than a command may.
+"""Entries whose values stay in their file until they are used, as the entries of a large model may
+not fit in memory.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .data import Entry
 
 
 class OpenFile:
-    """A file that any thread can read at any offset. It stays the file that was opened, even if
-    another one gets its name.
+    """A file that any thread can read at any offset. It stays open, even if another file gets its
+    name.
     """
 
     def __init__(self, path: str):
@@ -29,7 +29,7 @@ class OpenFile:
             raise ImatrixError(f"cannot be read: {error.strerror}", file=path) from None
 
     def read(self, offset: int, n: int, what: str) -> bytes:
-        """Exactly `n` bytes. TruncatedFileError if there are fewer."""
+        """Return exactly `n` bytes. Raise TruncatedFileError if there are fewer."""
         pieces, at = [], offset
         try:
             while at < offset + n and (piece := os.pread(self._fd, offset + n - at, at)):

@@ -1,4 +1,4 @@
-"""Calibration texts, with weights, cut into chunks."""
+"""Cut calibration texts, each with a weight, into chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Text:
     """A text (or its tokens), the name under which files record it, and its weight: how many times
     each of its tokens counts.
 
-    UsageError for a weight that is not a positive number of at most MOST_WEIGHT.
+    Raise UsageError for a weight that is not a positive number of at most MOST_WEIGHT.
     """
 
     content: str | Sequence[int]
@@ -44,7 +44,7 @@ def chunks_of(
     """Return the chunks of all texts, at most `chunks` of each if that is positive, after its
     first `from_chunk`. No chunk has tokens of two texts.
 
-    EvaluationError naming a text that is too short.
+    Raise EvaluationError naming a text that is too short.
     """
     return Chunks.joined(
         [_chunks(model, text, n_ctx, chunks, from_chunk, parse_special) for text in texts]

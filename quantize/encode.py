@@ -114,10 +114,11 @@ def encode(
 
     importance: float32[n_cols], not negative, the mean square of the activations of each column;
     None weights all columns equally. device: "cpu", or "cuda" or "cuda:N" for the same bytes from a
-    GPU. threads: on the CPU. ShapeError for shapes that the type cannot have, NonFiniteError naming
-    row and column of NaN or infinity in x or importance, UnsupportedTypeError for a type without a
-    search, UsageError for an unknown or missing device, DeviceError for one that fails. Values near
-    the largest float32 may decode to infinity in trellis types, as values beyond 65504 do in F16.
+    GPU. threads: on the CPU. Raise ShapeError for shapes that the type cannot have, NonFiniteError
+    naming row and column of NaN or infinity in x or importance, UnsupportedTypeError for a type
+    without a search, UsageError for an unknown or missing device, DeviceError for one that fails.
+    Values near the largest float32 may decode to infinity in trellis types, as values beyond 65504
+    do in F16.
     """
     if device != "cpu":
         from ..cuda_kernels.compile.numba_cuda import device_number, named_errors

@@ -103,7 +103,7 @@ def launch(
     args: tensors (passed as pointers; they must be on the current device), numpy scalars (passed by
     value, in their own width), None (a null pointer), or what else cuda.core takes (tensor maps).
     shared: bytes of dynamic shared memory. cluster: blocks per cluster; `grid` counts blocks
-    nevertheless. DeviceError if the launch is refused.
+    nevertheless. Raise DeviceError if the launch is refused.
     """
     core = cuda_core()
     stream = torch.cuda.current_stream()

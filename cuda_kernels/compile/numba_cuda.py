@@ -50,8 +50,8 @@ _compiling = threading.local()
 
 @functools.cache
 def cuda_module() -> types.ModuleType:
-    """Return the module `numba.cuda` of numba-cuda. UsageError if it is not installed or finds no
-    device.
+    """Return the module `numba.cuda` of numba-cuda. Raise UsageError if it is not installed or
+    finds no device.
     """
     if importlib.util.find_spec("numba_cuda") is None:
         raise UsageError("CUDA devices need the package numba-cuda: pip install 'iqforge[cuda]'")
@@ -80,7 +80,9 @@ def named_errors(device: str) -> Iterator[None]:
 
 
 def device_number(device: str) -> int:
-    """Return N of "cuda:N", 0 for "cuda". UsageError for another spelling or a missing device."""
+    """Return N of "cuda:N", 0 for "cuda". Raise UsageError for another spelling or a missing
+    device.
+    """
     match = re.fullmatch(r"cuda(?::(\d{1,4}))?", device)
     if match is None:
         raise UsageError(f"unknown device '{device}'; use cpu, cuda or cuda:N")
@@ -200,7 +202,8 @@ def compile_kernel(
 
     max_registers: per thread, where more threads at a time are worth more than registers; file: the
     module's own path, beside which numba keeps the compiled code; `name` keys it and must say what
-    the functions in `names` are. DeviceError if the compiled code would not round like the CPU's.
+    the functions in `names` are. Raise DeviceError if the compiled code would not round like the
+    CPU's.
     """
     from numba import cuda
 

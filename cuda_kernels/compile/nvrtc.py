@@ -171,14 +171,14 @@ def _has_cuda_core() -> bool:
 
 
 def need_cuda_core() -> None:
-    """UsageError that says what to install, if nothing can be compiled here."""
+    """Raise UsageError that says what to install, if nothing can be compiled here."""
     if not _has_cuda_core():
         raise UsageError("CUDA devices need the package cuda-core: pip install 'iqforge[cuda]'")
 
 
 @functools.cache
 def cuda_core() -> Any:
-    """Return the module `cuda.core`. UsageError that says what to install without it."""
+    """Return the module `cuda.core`. Raise UsageError that says what to install without it."""
     need_cuda_core()
     return importlib.import_module("cuda.core")
 
@@ -215,8 +215,8 @@ def cache_folder() -> Path:
 
 
 def cache_file(spec: KernelSpec, arch: str) -> Path:
-    """The file that holds, or would hold, the code of `spec` for `arch`. UnsupportedTypeError if
-    the spec is not for it, UsageError without cuda-core.
+    """The file that holds, or would hold, the code of `spec` for `arch`. Raise UnsupportedTypeError
+    if the spec is not for it, UsageError without cuda-core.
     """
     return cache_folder() / (_stem(spec, arch) + "-{}.{}.cubin".format(*_nvrtc_version()))
 
@@ -244,9 +244,9 @@ def compile_spec(spec: KernelSpec, arch: str) -> Any:
     """The code of `spec` for an architecture such as "sm_90", a cuda.core.ObjectCode: from the
     cache, or compiled now.
 
-    Several processes that want the same code at once compile it once. DeviceError if it does not
-    compile, UnsupportedTypeError if the spec is not for the architecture, OutputError if the cache
-    cannot be written, UsageError without cuda-core.
+    Several processes that want the same code at once compile it once. Raise DeviceError if it does
+    not compile, UnsupportedTypeError if the spec is not for the architecture, OutputError if the
+    cache cannot be written, UsageError without cuda-core.
     """
     path = cache_file(spec, arch)
     code = _load(path)

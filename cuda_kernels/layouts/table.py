@@ -68,7 +68,7 @@ def packed_types() -> list[str]:
 
 @functools.cache
 def packed_layout(type: GGMLType) -> PackedLayout:
-    """The layout of a type (not of an interleaved one that has a plain type: take that).
+    """The layout of a type (not of an interleaved one that has a plain type: take that). Raise
     RuntimeError if it loses or doubles a bit.
     """
     declared = _layouts()[type.name]

@@ -44,7 +44,9 @@ class Cursor:
         return self.size - self.position
 
     def take(self, n_bytes: int, what: str) -> int:
-        """Step over `n_bytes` and return where they start. TruncatedFileError if fewer are left."""
+        """Step over `n_bytes` and return where they start. Raise TruncatedFileError if fewer are
+        left.
+        """
         start = self.position
         if n_bytes > self.size - start:
             raise TruncatedFileError(

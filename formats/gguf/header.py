@@ -130,8 +130,8 @@ def _parse_start(cursor: Cursor) -> tuple[int, int, int]:
 
 
 def stated_alignment(metadata: dict[str, Value], file: str) -> int:
-    """`general.alignment`, or 32. MalformedFileError unless it is a UINT32 and a power of two from
-    8 to 2^20.
+    """`general.alignment`, or 32. Raise MalformedFileError unless it is a UINT32 and a power of two
+    from 8 to 2^20.
     """
     value = metadata.get("general.alignment")
     if value is None:

@@ -40,7 +40,7 @@ class FileLayout:
             raise OutputError(f"would not be a valid file: {error}", file=self.path) from error
 
     def check(self, found: Header) -> None:
-        """OutputError if a parsed header is not the one that was to be written."""
+        """Raise OutputError if a parsed header is not the one that was to be written."""
         kinds = [
             {key: (value.type, value.element) for key, value in metadata.items()}
             for metadata in (found.metadata, self.metadata)

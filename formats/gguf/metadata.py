@@ -36,7 +36,7 @@ class MetadataParser:
         self.cursor, self.elements_left = cursor, MAX_ELEMENTS
 
     def pairs(self, count: int) -> dict[str, Value]:
-        """The next `count` pairs. MalformedFileError for duplicate or unprintable keys and
+        """The next `count` pairs. Raise MalformedFileError for duplicate or unprintable keys and
         impossible values.
         """
         metadata: dict[str, Value] = {}
@@ -171,7 +171,7 @@ class MetadataParser:
 
 
 def encode_pair(key: str, value: Value) -> bytes:
-    """The bytes of one pair. IqforgeError naming the key if the value does not fit its type."""
+    """The bytes of one pair. Raise IqforgeError naming the key if the value does not fit its type."""
     try:
         return _encode_string(key) + struct.pack("<I", value.type) + _encode(value)
     except (struct.error, OverflowError, TypeError, ValueError, AttributeError, KeyError) as error:

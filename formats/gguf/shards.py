@@ -38,8 +38,8 @@ def split_keys(index: int, count: int, n_tensors: int) -> dict[str, Value]:
 def split_number(
     metadata: Mapping[str, Value], key: str, file: str, default: int | None = None
 ) -> int:
-    """The integer at one of the split keys. SplitError if it is missing (without `default`), no
-    integer, or out of range.
+    """The integer at one of the split keys. Raise SplitError if it is missing (without `default`),
+    no integer, or out of range.
     """
     if (value := metadata.get(key)) is None:
         if default is None:
@@ -63,8 +63,8 @@ def is_split(metadata: Mapping[str, Value], file: str) -> bool:
 def sibling_paths(path: str, metadata: Mapping[str, Value]) -> list[Path]:
     """All shard paths of the model whose first shard is `path`, checked to exist.
 
-    SplitError if `path` is another shard (it says which one to open), has no shard name, or if a
-    file is missing. Names come from the path alone, never from the file's content.
+    Raise SplitError if `path` is another shard (it says which one to open), has no shard name, or
+    if a file is missing. Names come from the path alone, never from the file's content.
     """
     no, count = split_number(metadata, KEY_NO, path), split_number(metadata, KEY_COUNT, path)
     name = _SHARD_NAME.fullmatch(path)
@@ -95,8 +95,8 @@ def sibling_paths(path: str, metadata: Mapping[str, Value]) -> list[Path]:
 def check_shard(
     first: Mapping[str, Value], metadata: Mapping[str, Value], index: int, file: str
 ) -> None:
-    """SplitError unless the file with `metadata` is shard `index` of the model whose first shard
-    has the metadata `first`.
+    """Raise SplitError unless the file with `metadata` is shard `index` of the model whose first
+    shard has the metadata `first`.
     """
     for key, expected in (
         (KEY_NO, index),

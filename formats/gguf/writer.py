@@ -127,8 +127,8 @@ class GGUFWriter(_Finishing):
         return self._plan.n_bytes
 
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
-        """Append the next bytes of `tensor`, as any C-contiguous array. IqforgeError if it is not
-        this tensor's turn or if the bytes are more than its type and shape take; OutputError if
+        """Append the next bytes of `tensor`, as any C-contiguous array. Raise IqforgeError if it is
+        not this tensor's turn or if the bytes are more than its type and shape take; OutputError if
         they cannot be written.
         """
         if self._part is None:
@@ -153,7 +153,7 @@ class GGUFWriter(_Finishing):
             self._pad()
 
     def finish(self) -> None:
-        """Sync, check the header on the disk, rename. IqforgeError if a tensor is missing or
+        """Sync, check the header on the disk, rename. Raise IqforgeError if a tensor is missing or
         incomplete.
         """
         if self._part is None:

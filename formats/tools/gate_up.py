@@ -69,9 +69,9 @@ def merge_gate_up(
     src: a file, or the first shard of a split model. dry_run: only plan; `out` may be None.
 
     Keys are kept except those of a split model, as the output is one file. A merged tensor takes
-    the place of its second half, as converters write it. Gate and up of a split one take its
-    place. UnsupportedTypeError if the halves have two types or one whose tensors are not made
-    of rows alone, ShapeError, UsageError if the model has nothing to change.
+    the place of its second half, as converters write it. Gate and up of a split one take its place.
+    Raise UnsupportedTypeError if the halves have two types or one whose tensors are not made of
+    rows alone, ShapeError, UsageError if the model has nothing to change.
     """
     with open_gguf(src) as source:
         plan = plan_gate_up(source, undo)

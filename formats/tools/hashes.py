@@ -98,8 +98,8 @@ def hash_model(
     """The hashes of a GGUF model (of a split one through its first shard), tensor by tensor unless
     `layers` is false, then of the whole.
 
-    progress: called with the number of bytes hashed since the last call. UsageError for an unknown
-    algorithm (known: `ALGORITHMS`); otherwise raises as `open_gguf`.
+    progress: called with the number of bytes hashed since the last call. Raise UsageError for an
+    unknown algorithm (known: `ALGORITHMS`); otherwise raises as `open_gguf`.
     """
     if unknown := [name for name in algorithms if name not in ALGORITHMS]:
         raise UsageError(f"unknown hash '{unknown[0]}'; known are {', '.join(ALGORITHMS)}")
@@ -157,8 +157,8 @@ def _update(hashed: _Hash, piece: np.ndarray) -> None:
 
 
 def read_manifest(path: str | os.PathLike) -> dict[tuple[str, str], str]:
-    """(algorithm, place) -> digest of a file with such lines. NotFoundError, MalformedFileError
-    naming the line that is none.
+    """(algorithm, place) -> digest of a file with such lines. Raise NotFoundError,
+    MalformedFileError naming the line that is none.
     """
     try:
         if os.path.getsize(path) > MAX_MANIFEST_BYTES:
@@ -198,7 +198,7 @@ def check_hashes(
     manifest has of the model beyond it.
 
     algorithms: by default the strongest that the manifest has. The manifest may name the file with
-    another folder in front. UsageError if it has none of the hashes asked for.
+    another folder in front. Raise UsageError if it has none of the hashes asked for.
     """
     entries = {(name, place): digest for (name, place), digest in read_manifest(manifest).items()}
     present = {name for name, _ in entries}

@@ -123,12 +123,12 @@ class OutputPlan:
         return f"{where}: {n_tensors} tensors, {self.n_bytes / 1e6:.2f} MB{free}"
 
     def check_space(self) -> None:
-        """OutputError with both numbers if the disk has less space than the files take."""
+        """Raise OutputError with both numbers if the disk has less space than the files take."""
         check_space(self.paths[0].resolve().parent, self.n_bytes, self.paths[0])
 
     def open(self, keep: bool = False) -> GGUFWriter | ShardedWriter:
-        """The Sink; keep: one that begins with a call of `resume`. OutputError if the disk is too
-        small, before anything is written.
+        """The Sink; keep: one that begins with a call of `resume`. Raise OutputError if the disk is
+        too small, before anything is written.
         """
         tensors = [tensor for group in self.groups for tensor in group]
         if len(self.paths) == 1:
@@ -155,8 +155,8 @@ def plan_output(
     ask for more than one.
 
     groups: the tensors of every file instead; these are called as shards are, also a single one,
-    which has no keys of shards. OutputError if one of the files is an input or could not be valid.
-    Nothing is written.
+    which has no keys of shards. Raise OutputError if one of the files is an input or could not be
+    valid. Nothing is written.
     """
     named, groups = (
         groups is not None,

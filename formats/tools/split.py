@@ -47,8 +47,8 @@ class Shard:
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes in `300M` (10^6 each) or `2G` (10^9); an int is bytes already. UsageError for anything
-    else.
+    """Bytes in `300M` (10^6 each) or `2G` (10^9); an int is bytes already. Raise UsageError for
+    anything else.
     """
     if isinstance(text, int):
         size = text
@@ -76,9 +76,9 @@ def plan_split(
     `prefix` is dropped.
 
     With `max_size` (bytes, `300M`, `2G`) a shard ends before the tensor that would bring its padded
-    data above that; a tensor that is larger gets its own shard. Else it ends after
-    `max_tensors` tensors (default 128). `first_shard_metadata_only` puts a shard without tensors in
-    front. UsageError for impossible limits, OutputError if a shard would have no tensors.
+    data above that; a tensor that is larger gets its own shard. Else it ends after `max_tensors`
+    tensors (default 128). `first_shard_metadata_only` puts a shard without tensors in front. Raise
+    UsageError for impossible limits, OutputError if a shard would have no tensors.
     """
     if max_tensors is not None and max_size is not None:
         raise UsageError("give either a number of tensors or a size per shard, not both")
@@ -172,8 +172,8 @@ def split_model(
 
 
 def open_shards(first: str | os.PathLike) -> GGUFFile:
-    """Open a split model, also one of a single shard. SplitError if `first` is whole or not called
-    as a first shard is.
+    """Open a split model, also one of a single shard. Raise SplitError if `first` is whole or not
+    called as a first shard is.
     """
     source = open_gguf(first)
     try:
@@ -239,7 +239,7 @@ def merge_model(
 
 
 def check_merge_output(out: Path) -> None:
-    """OutputError if `out` exists: merging never overwrites."""
+    """Raise OutputError if `out` exists: merging never overwrites."""
     if os.path.lexists(out):
         raise OutputError("the output file already exists", file=out)
 

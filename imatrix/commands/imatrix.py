@@ -195,7 +195,7 @@ def _say(imatrix: Imatrix, args: argparse.Namespace) -> None:
 
 
 class _TextWeight(argparse.Action):
-    """Keep the weight of the text named before: {index of the text: weight}."""
+    """Store the weight of the text named before: {index of the text: weight}."""
 
     def __call__(self, parser, namespace, value, option_string=None):
         if not namespace.file:

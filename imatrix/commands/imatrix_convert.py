@@ -1,4 +1,4 @@
-"""`iqforge imatrix-convert`: an importance matrix file in the other layout."""
+"""`iqforge imatrix-convert`: convert an importance matrix file to the other layout."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Importance matrix files: legacy `.dat`, GGUF, resume snapshots."""
+"""Read and write importance matrix files: legacy `.dat`, GGUF and snapshots to resume from."""

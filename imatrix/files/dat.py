@@ -11,8 +11,8 @@ only the last one is named.
 
 An expert that saw nothing has no mean. ik_llama.cpp leaves out a tensor with such experts, unless
 they are fewer than round(0.05 * experts), which is impossible with fewer than 10 experts; llama.cpp
-keeps it and writes means of 1. This does the latter: without an entry a quantizer knows nothing of
-the other experts either, and the low-bit types refuse.
+keeps it and writes means of 1. This module does the latter. Without an entry a quantizer knows
+nothing of the other experts either, and low-bit types cannot be quantized.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LONGEST_NAME, _MOST_ENTRIES, _MOST = 65535, 2**20, 2**31 - 1
 
 
 def load_dat(path: str | os.PathLike) -> Imatrix:
-    """Means are exact; counts are calls (`chunk_size` 1). ImatrixError or TruncatedFileError for a
-    malformed file.
+    """Load a file. Means are exact; counts are calls (`chunk_size` 1). Raise ImatrixError or
+    TruncatedFileError for a malformed file.
     """
     path = os.fspath(path)
     reader = _Reader(OpenFile(path))
@@ -76,7 +76,7 @@ def load_dat(path: str | os.PathLike) -> Imatrix:
 def save_dat(imatrix: Imatrix, path: str | os.PathLike) -> None:
     """Write entries in their order: a file that was read is written with the same bytes. Experts
     that saw nothing are written as ones, and entries that saw nothing at all are left out; both are
-    logged. ImatrixError if nothing is left.
+    logged. Raise ImatrixError if nothing is left.
     """
     kept = []
     for name, entry in imatrix.entries.items():
@@ -114,7 +114,7 @@ def save_dat(imatrix: Imatrix, path: str | os.PathLike) -> None:
 
 
 def _values(entry: Entry, chunk_size: int) -> tuple[int, np.ndarray]:
-    """ncall and float64[n_matrices, n_cols] of means * ncall."""
+    """Return ncall and float64[n_matrices, n_cols] of means * ncall."""
     ncall = entry.calls or max(1, -(-int(entry.counts.max()) // chunk_size))
     # sums * (ncall / count), not the other way round: a file that was read is then written with the
     # same bits.
@@ -123,7 +123,7 @@ def _values(entry: Entry, chunk_size: int) -> tuple[int, np.ndarray]:
 
 
 def _check_start(file: OpenFile) -> None:
-    """ImatrixError for a file whose first numbers cannot be those of an importance matrix."""
+    """Raise ImatrixError for a file whose first numbers cannot be those of an importance matrix."""
     head = file.read(0, min(file.size, 32), "the header")
     numbers = struct.unpack_from(f"<{min(len(head) // 4, 2)}i", head)
     limits = (("number of entries", _MOST_ENTRIES), ("length of the first name", _LONGEST_NAME))
@@ -141,7 +141,7 @@ def _check_start(file: OpenFile) -> None:
 
 
 class _Reader:
-    """Fields of the file, each checked against the bytes that are left before it is read."""
+    """Read fields of the file. Each is checked against the bytes that are left before it is read."""
 
     def __init__(self, file: OpenFile):
         self.file, self.path, self.position = file, file.path, 0

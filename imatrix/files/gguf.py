@@ -27,8 +27,8 @@ _MOST, _MOST_TOKENS = 2**32 - 1, 2**53
 
 
 def load_gguf(path: str | os.PathLike) -> Imatrix:
-    """Load a file. ImatrixError for missing keys and for sums and counts that do not match, and the
-    errors of any GGUF file.
+    """Load a file. Raise ImatrixError for missing keys and for sums and counts that do not match,
+    and the errors of any GGUF file.
     """
     path = os.fspath(path)
     with open_gguf(path) as file:
@@ -103,8 +103,8 @@ def save_gguf(imatrix: Imatrix, path: str | os.PathLike) -> None:
 
 
 def _n_counts(name: str, entry: Entry) -> int:
-    """Matrices that all see every row, such as those of heads in latent attention, have one count;
-    experts have one each.
+    """Return the number of counts of an entry. Experts have one each; matrices that all see every
+    row, such as those of heads in latent attention, share one.
     """
     if TensorName.parse(name).is_stacked or (entry.counts != entry.counts[0]).any():
         return len(entry.counts)

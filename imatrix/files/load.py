@@ -1,4 +1,4 @@
-"""Importance matrix files of either layout."""
+"""Load and save importance matrix files of either layout."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FORMATS = ("dat", "gguf")
 
 
 def load_imatrix(path: str | os.PathLike) -> Imatrix:
-    """Load a file in either layout, recognized by its first bytes. NotFoundError, ImatrixError or
-    the errors of GGUF files.
+    """Load a file in either layout, recognized by its first bytes. Raise NotFoundError,
+    ImatrixError or the errors of GGUF files.
     """
     try:
         with open(path, "rb") as file:
@@ -36,7 +36,7 @@ def output_format_of(path: str | os.PathLike, wanted: str | None = None) -> str:
 def save_imatrix(
     imatrix: Imatrix, path: str | os.PathLike, output_format: str | None = None
 ) -> None:
-    """Write `imatrix` in `output_format` (dat or gguf; by the name's suffix if None). Appears under
-    its name only when whole.
+    """Write `imatrix` in `output_format` (dat or gguf; by the name's suffix if None). The file gets
+    its name only when it is complete.
     """
     (save_gguf if output_format_of(path, output_format) == "gguf" else save_dat)(imatrix, path)

@@ -1,5 +1,5 @@
-"""What a collection writes while it runs: the importance matrix so far, copies of it by number of
-chunks, and a snapshot to resume from.
+"""Write the importance matrix while it is collected, with copies by number of chunks and a
+snapshot to resume from.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _DEFAULT_EVERY = 10
 
 
 class Saver:
-    """Writes `out` and `<out>.resume` after every `every` chunks (None: 10, at most once a minute;
+    """Write `out` and `<out>.resume` after every `every` chunks (None: 10, at most once a minute;
     0: only at the end), and `<out>.at_<chunks>` after every `keep_every` chunks (0: never).
 
-    `run` says what the sums depend on; `combined` turns them into what is written. The
-    collector calls it after every pass (`collector.PassCallback`).
+    `run` says what the sums depend on; `combined` turns them into what is written. The collector
+    calls this object after every pass (`collector.PassCallback`).
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Saver:
         self._saved_at = time.monotonic()
 
     def start(self, resume: bool) -> Snapshot | None:
-        """Return the snapshot to resume from, if `resume` is set and there is one. ImatrixError if
-        it is of another run, OutputError if the results cannot be written.
+        """Return the snapshot to resume from, if `resume` is set and there is one. Raise
+        ImatrixError if it is of another run, OutputError if the results cannot be written.
         """
         for path in (self.out, self.resume_path):
             check_output(path)

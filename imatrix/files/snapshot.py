@@ -27,7 +27,9 @@ _KIND, _RUN, _SUMS, _COUNTS = "imatrix-snapshot", "iqforge.run.", ".in_sum2", ".
 
 
 def save_snapshot(snapshot: Snapshot, path: str | os.PathLike, run: Mapping[str, str]) -> None:
-    """`run`: what the sums depend on. Appears under its name only when whole."""
+    """Write a snapshot. `run` says what the sums depend on. The file gets its name only when it is
+    complete.
+    """
     imatrix, tensors, data = snapshot.imatrix, [], []
     values = {name + _SUMS: entry.sums for name, entry in imatrix.entries.items()}
     values |= {name + _COUNTS: entry.counts[:, None] for name, entry in imatrix.entries.items()}
@@ -49,8 +51,8 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike, run: Mapping[str,
 
 
 def load_snapshot(path: str | os.PathLike, run: Mapping[str, str]) -> Snapshot:
-    """Load a snapshot. ImatrixError, naming all that differs, if it is not of a run like `run`, and
-    the errors of any GGUF file.
+    """Load a snapshot. Raise ImatrixError, naming all differences, if it is not of a run like
+    `run`, and the errors of any GGUF file.
     """
     path = os.fspath(path)
     with open_gguf(path) as file:

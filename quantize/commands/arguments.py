@@ -42,7 +42,7 @@ def recipe_fields(args: argparse.Namespace, api) -> tuple[dict[str, Any], SavedP
     """Return the fields of `Recipe` that the flags and --recipe set, among them `type` if the file
     names a preset; and the plan of --plan.
 
-    UsageError for flags that contradict --plan.
+    Raise UsageError for flags that contradict --plan.
     """
     given = given_fields(args)
     if args.plan is None:
@@ -60,7 +60,9 @@ def recipe_fields(args: argparse.Namespace, api) -> tuple[dict[str, Any], SavedP
 
 
 def refuse_read_files(args: argparse.Namespace, outputs: Sequence[str]) -> None:
-    """OutputError if an output, or the plan to save, would replace a file that the flags read."""
+    """Raise OutputError if an output, or the plan to save, would replace a file that the flags
+    read.
+    """
     read = [
         path
         for path in (args.recipe, args.plan, args.damage, args.imatrix, *args.tensor_type_file)
@@ -123,7 +125,7 @@ def parse_words(
 
 
 def type_name(word: str) -> str:
-    """Return the name of a preset, or COPY or AUTO. UnknownTypeError for other words."""
+    """Return the name of a preset, or COPY or AUTO. Raise UnknownTypeError for other words."""
     from ...formats.ftypes import file_type
 
     return word.upper() if word.upper() in (COPY, AUTO) else file_type(word).name
@@ -182,8 +184,8 @@ def _recipe(fields: dict[str, Any], type: str) -> Recipe:
 
 
 def asks_for_size(args: argparse.Namespace) -> bool:
-    """Return whether a size is given, for which types are chosen. UsageError for flags that exclude
-    or need it.
+    """Return whether a size is given, for which types are chosen. Raise UsageError for flags that
+    exclude or need it.
     """
     given = args.bpw is not None or args.size is not None
     if not given and (args.types or args.damage):
@@ -201,8 +203,8 @@ def asks_for_size(args: argparse.Namespace) -> bool:
 def target_options(
     args: argparse.Namespace, outputs: list[tuple[str, str]]
 ) -> TargetOptions | None:
-    """Return the size that types are chosen for, or None if no output is AUTO. UsageError for AUTO
-    without a size, or a size without AUTO.
+    """Return the size that types are chosen for, or None if no output is AUTO. Raise UsageError for
+    AUTO without a size, or a size without AUTO.
     """
     asked, auto = asks_for_size(args), any(type == AUTO for _, type in outputs)
     if auto and not asked:

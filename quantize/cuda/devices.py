@@ -26,8 +26,8 @@ def find_devices(device: str) -> tuple[int, ...]:
 
     "cpu"; "cuda" for all devices; "cuda:1" or "cuda:0,2" for some; "auto" for all devices if
     numba-cuda is installed and finds one, else the CPU. What "auto" means is logged where the
-    machine has an NVIDIA GPU. UsageError for another spelling, a missing device, a device named
-    twice, and if CUDA cannot be used.
+    machine has an NVIDIA GPU. Raise UsageError for another spelling, a missing device, a device
+    named twice, and if CUDA cannot be used.
     """
     if device == "cpu":
         return ()

@@ -116,7 +116,7 @@ class Fitted:
 
 def parse_size(text: str | int) -> int:
     """Return the bytes of `12G` (10^9 each), `11.5GiB` (2^30), `700M`, `700MiB` or a plain number.
-    UsageError for anything else.
+    Raise UsageError for anything else.
     """
     if isinstance(text, int):
         return text
@@ -151,7 +151,7 @@ def is_free(plan: PlannedTensor) -> bool:
 def allowed_types(names: Sequence[str], encodable: Sequence[str]) -> list[GGMLType]:
     """Return the types of these names, each once; by default `DEFAULT_TYPES` and `SHORT_ROW_TYPES`.
 
-    UnsupportedTypeError for a type without a search, UsageError for one that is not a plain
+    Raise UnsupportedTypeError for a type without a search, UsageError for one that is not a plain
     quantized type.
     """
     chosen = dict.fromkeys(ggml_type(name) for name in names or (*DEFAULT_TYPES, *SHORT_ROW_TYPES))
@@ -169,7 +169,7 @@ def candidates(
     """Return the types that are tried for a tensor. By default types of 32 elements are tried only
     where those of 256 do not fit.
 
-    weighted: there are importances for it. UsageError if no type is left.
+    weighted: there are importances for it. Raise UsageError if no type is left.
     """
     fitting = [
         type for type in types if fits(type, tensor) and (weighted or not type.needs_importance)
@@ -204,8 +204,8 @@ def fit_types(
     that do the least damage.
 
     stats: the errors of the candidates of each free tensor, in order. budget: bytes of the data of
-    all tensors. UsageError if it cannot be reached, naming the smallest result. The preset of the
-    new recipe, which sets `general.file_type` and nothing else, is that of the type with most
+    all tensors. Raise UsageError if it cannot be reached, naming the smallest result. The preset of
+    the new recipe, which sets `general.file_type` and nothing else, is that of the type with most
     bytes.
     """
     fixed = sum(plan.target.n_bytes for plan in draft if not is_free(plan))

@@ -109,8 +109,8 @@ class Changes(Options):
     def apply(self, source: Source, rules: str = "ik") -> Source:
         """Return the source with these changes.
 
-        rules: decides how integers are written, see `override`. UsageError for wrong layers, keys
-        and values.
+        rules: decides how integers are written, see `override`. Raise UsageError for wrong layers,
+        keys and values.
         """
         overrides = self.overrides(rules)
         if not (self.prune_layers or self.extra_output or overrides):
@@ -195,7 +195,7 @@ def pruned_metadata(metadata: dict[str, Value], layers: Sequence[int]) -> dict[s
     """Return the metadata of a model without these layers: the number of layers, lists with an item
     per layer, and the numbers of leading and trailing layers of a kind.
 
-    UsageError for layers that do not exist, or if none is left.
+    Raise UsageError for layers that do not exist, or if none is left.
     """
     architecture = (
         metadata["general.architecture"].data if "general.architecture" in metadata else ""
@@ -232,7 +232,7 @@ def pruned_metadata(metadata: dict[str, Value], layers: Sequence[int]) -> dict[s
 
 
 def override(text: str, rules: str = "ik") -> tuple[str, Value]:
-    """Parse `KEY=TYPE:VALUE` with TYPE int, float, bool or str. UsageError for anything else.
+    """Parse `KEY=TYPE:VALUE` with TYPE int, float, bool or str. Raise UsageError for anything else.
 
     Integers are written as llama-quantize of ik_llama.cpp does, signed (INT32), or for `mainline`
     as llama.cpp does: unsigned (UINT32).

@@ -33,8 +33,8 @@ def allocate(tensors: Sequence[Sequence[Candidate]], budget: int) -> list[int]:
     """Return the index of a candidate for every tensor: together at most `budget` bytes, with
     (nearly) the smallest sum of damages.
 
-    Never worse than the best result of a price per byte, and usually optimal. UsageError if even
-    the smallest candidates take more, ValueError for damages that are negative or not finite.
+    Never worse than the best result of a price per byte, and usually optimal. Raise UsageError if
+    even the smallest candidates take more, ValueError for damages that are negative or not finite.
     """
     if any(
         not math.isfinite(choice.damage) or choice.damage < 0

@@ -54,7 +54,7 @@ class Mix:
         """Return the type for `tensor`, and the flag that gave it, or "". Whether the rows of the
         tensor can have the type is not checked here.
 
-        UsageError if a rule needs a layer and the name has none.
+        Raise UsageError if a rule needs a layer and the name has none.
         """
         rule = self._rule(tensor)
         if rule is None:

@@ -102,7 +102,7 @@ def mix_rule(
     count: str = "",
     by_count: bool = False,
 ) -> MixRule:
-    """Return a rule from lines in the language above. RuntimeError for unknown words."""
+    """Return a rule from lines in the language above. Raise RuntimeError for unknown words."""
     lines = []
     for line in filter(None, (line.strip() for line in text.splitlines())):
         presets, _, choices = line.partition(":")

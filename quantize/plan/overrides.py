@@ -39,7 +39,7 @@ def flag_name(role: str) -> str:
 
 
 def regular_expressions(patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    """Compile `patterns` for names of tensors. UsageError naming one that is not a regular
+    """Compile `patterns` for names of tensors. Raise UsageError naming one that is not a regular
     expression.
     """
     compiled = []
@@ -71,8 +71,8 @@ class Rule:
 
 
 def parse_rules(text: str, origin: str = "--custom-q") -> list[Rule]:
-    """Parse `REGEX=TYPE,REGEX=TYPE`. UsageError, or UnknownTypeError for a type, naming the rule
-    that is wrong.
+    """Parse `REGEX=TYPE,REGEX=TYPE`. Raise UsageError, or UnknownTypeError for a type, naming the
+    rule that is wrong.
     """
     rules, rest = [], text.strip().lstrip(",").strip()
     while rest:
@@ -120,8 +120,8 @@ class Overrides:
         """Make overrides of texts.
 
         custom, patterns: one text `REGEX=TYPE,REGEX=TYPE`, several, or rules. roles: type names by
-        the keys of ROLE_FLAGS. exact: type names by names of tensors. UsageError for an unknown
-        role or a malformed rule, UnknownTypeError for an unknown type.
+        the keys of ROLE_FLAGS. exact: type names by names of tensors. Raise UsageError for an
+        unknown role or a malformed rule, UnknownTypeError for an unknown type.
         """
         roles = roles or {}
         if unknown := roles.keys() - ROLE_FLAGS.keys():
@@ -157,7 +157,9 @@ class Overrides:
         return self.types[role], flag_name(role)
 
     def exact_type(self, tensor: TensorInfo) -> Chosen | None:
-        """Return the type given to this tensor by name. ShapeError if the tensor cannot have it."""
+        """Return the type given to this tensor by name. Raise ShapeError if the tensor cannot have
+        it.
+        """
         if (given := self.exact.get(tensor.name)) is None:
             return None
         try:

@@ -67,7 +67,7 @@ def rules_of(preset: FileType, name: str = "ik") -> RuleSet:
     """Return the rule set `name`, `ik` or `mainline`. Presets that only llama.cpp has always get
     `mainline`.
 
-    UsageError for an unknown name, and for a preset that llama.cpp does not have.
+    Raise UsageError for an unknown name, and for a preset that llama.cpp does not have.
     """
     if name not in RULE_SETS:
         raise UsageError(f"unknown rules '{name}', expected {' or '.join(RULE_SETS)}")
@@ -98,9 +98,9 @@ def plan_preset(
     that, and types given to single tensors by name (`overrides.exact`) override everything.
 
     rules: `rules_of(preset)` by default. imatrix: there is an importance matrix with entries, for
-    whichever tensors. UsageError if a quantized tensor would change without `allow_requantize`,
-    ShapeError for rows without a fallback. Overrides without effect and rules that compete are
-    logged.
+    whichever tensors. Raise UsageError if a quantized tensor would change without
+    `allow_requantize`, ShapeError for rows without a fallback. Overrides without effect and rules
+    that compete are logged.
     """
     overrides = overrides or Overrides()
     overrides.check_names(tensors)
@@ -218,8 +218,8 @@ def check_importance(
     without importances.
 
     has_entry: returns whether the importance matrix has an entry for a tensor; None if there is no
-    matrix. UsageError for a preset without a matrix, ImatrixError for a tensor without an entry.
-    Token embedding and output need none.
+    matrix. Raise UsageError for a preset without a matrix, ImatrixError for a tensor without an
+    entry. Token embedding and output need none.
     """
     rules = rules or rules_of(preset)
     if has_entry is None and preset.name in rules.need_preset:

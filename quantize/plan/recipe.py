@@ -119,12 +119,14 @@ class Recipe(Options):
 
     @property
     def preset(self) -> FileType:
-        """The preset. UnknownTypeError for COPY and for an unknown name or number."""
+        """The preset. Raise UnknownTypeError for COPY and for an unknown name or number."""
         return file_type(self.type)
 
     @property
     def rule_set(self) -> RuleSet:
-        """The rules of the preset. UsageError for an unknown name, or a preset that they lack."""
+        """The rules of the preset. Raise UsageError for an unknown name, or a preset that they
+        lack.
+        """
         return rules_of(self.preset, self.rules)
 
     def plan(

@@ -72,8 +72,8 @@ def combine(from_file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_rules(text: str, name: str, first_line: int = 1) -> list[Rule]:
-    """Parse rules of plain text. name: the file, for places in messages. UsageError with the line
-    of a malformed rule.
+    """Parse rules of plain text. name: the file, for places in messages. Raise UsageError with the
+    line of a malformed rule.
     """
     lines = list(enumerate(text.splitlines(), first_line))
     rules, begun, start = [], "", 0

@@ -144,7 +144,9 @@ def is_candidate(
 
 
 def layer_of(name: str, n_layers: int) -> int:
-    """Return the layer in a tensor's name. UsageError if there is none, or the model lacks it."""
+    """Return the layer in a tensor's name. Raise UsageError if there is none, or the model lacks
+    it.
+    """
     layer = TensorName.parse(name).layer
     if layer is None:
         raise UsageError(

@@ -135,7 +135,7 @@ def save_probes(path: str | os.PathLike, probes: Sequence[Probe], **how: object)
 
 
 def load_probes(path: str | os.PathLike) -> list[Probe]:
-    """Read a file of `save_probes`. NotFoundError or MalformedFileError naming the file."""
+    """Read a file of `save_probes`. Raise NotFoundError or MalformedFileError naming the file."""
     try:
         with open(path, "rb") as file:
             content = json.loads(file.read())

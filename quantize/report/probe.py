@@ -25,8 +25,8 @@ PROBE_TYPES = ("IQ3_K", "IQ4_NL")
 
 
 def probe_type(tensor: TensorInfo, types: Sequence[str] = PROBE_TYPES) -> GGMLType:
-    """The first of the types that the tensor's rows can have. UsageError if there is none, or one
-    needs whole row groups.
+    """The first of the types that the tensor's rows can have. Raise UsageError if there is none, or
+    one needs whole row groups.
     """
     found = next(
         (

@@ -28,7 +28,7 @@ class _InitParams(ctypes.Structure):
 
 
 class ReferenceLibrary:
-    """The quantizers of one shared library. NotFoundError, or UsageError if it is not a ggml
+    """The quantizers of one shared library. Raise NotFoundError, or UsageError if it is not a ggml
     library that can be loaded.
     """
 
@@ -102,8 +102,9 @@ class ReferenceLibrary:
     def quantize(
         self, type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None
     ) -> np.ndarray:
-        """float32[rows, n_cols] to uint8[rows, row_bytes], by one thread. UnsupportedTypeError for
-        a type that the library lacks or that it does not quantize without importances.
+        """float32[rows, n_cols] to uint8[rows, row_bytes], by one thread. Raise
+        UnsupportedTypeError for a type that the library lacks or that it does not quantize without
+        importances.
         """
         type = ggml_type(type)
         if not self.has(type):

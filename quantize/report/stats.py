@@ -160,7 +160,7 @@ def choose_types(asked: Sequence[GGMLType], encodable: Sequence[str]) -> list[GG
     """The types asked for, each once; by default every quantized type that is not the interleaved
     form of another. By bits per weight.
 
-    UnsupportedTypeError for a type without a search.
+    Raise UnsupportedTypeError for a type without a search.
     """
     for type in asked:
         if type.name not in encodable:
@@ -175,7 +175,7 @@ def choose_tensors(
     source: Source, include: Sequence[str], decodable: Sequence[str]
 ) -> list[TensorInfo]:
     """Tensors that a quantization run may change, in whose name one of the regular expressions is
-    found. UsageError if none is left.
+    found. Raise UsageError if none is left.
     """
     matchers = regular_expressions(include)
     chosen = [

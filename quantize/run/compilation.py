@@ -57,8 +57,8 @@ def tasks_of_plans(
 
 
 def tasks_of_types(types: Sequence[str], weighted: Sequence[bool] = (True,)) -> list[CompileTask]:
-    """Return what quantizing to these types and measuring the errors does. UnsupportedTypeError for
-    a type without a search.
+    """Return what quantizing to these types and measuring the errors does. Raise
+    UnsupportedTypeError for a type without a search.
     """
     names = [ggml_type(name).name for name in types]
     known, decodable = set(encodable_types()), set(decodable_types())

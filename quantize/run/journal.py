@@ -28,8 +28,8 @@ class Journal:
     """The file at `path`, created if missing, and locked for this process until `close` or
     `remove`. `records`: its content.
 
-    OutputError naming the output `named` if it cannot be opened or written, or if another process
-    holds it; naming the file, which is left alone, if it is not a journal.
+    Raise OutputError naming the output `named` if it cannot be opened or written, or if another
+    process holds it; naming the file, which is left alone, if it is not a journal.
     """
 
     def __init__(self, path: str, named: str):

@@ -78,7 +78,7 @@ def plan_repack(
     """Plan every tensor. `note` says why a tensor stays that one might expect to change.
 
     patterns: only tensors whose name contains a match of one of these regular expressions; without
-    patterns all tensors. UsageError for a pattern that is not a regular expression.
+    patterns all tensors. Raise UsageError for a pattern that is not a regular expression.
     """
     matchers, planned = regular_expressions(patterns), []
     for tensor in tensors:

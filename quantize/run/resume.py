@@ -57,7 +57,7 @@ class ResumableOutput:
         open_writer(keep) opens their writer. key: what the bytes depend on. restart: drop what an
         earlier run left.
 
-        ResumeError if an earlier run with another key left finished tensors.
+        Raise ResumeError if an earlier run with another key left finished tensors.
         """
         self.out, self.files, self.planned = real_output(out), files, planned
         self.finished: list[TensorReport] = []
