@@ -1,4 +1,4 @@
-"""Types for a given size, and how sensitive a model is to errors in its tensors."""
+"""Choose types for a given size, and measure how sensitive a model is to errors in its tensors."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def recipe_for_target(
     predicted damage.
 
     bpw: bits per weight of all tensor data; or size: bytes of the whole file, or a text like `12G`.
-    types: that may be used, by default `quantize.plan.budget.DEFAULT_TYPES`. damage: a file that
-    `measure_sensitivity` wrote; without one, tensors count by their roles. These are fields of
+    types: types to choose from, by default `quantize.plan.budget.DEFAULT_TYPES`. damage: a file
+    that `measure_sensitivity` wrote; without one, tensors count by their roles. These are fields of
     `quantize.options.TargetOptions`; keywords win over `target`. Other keywords are fields of
-    `quantize.plan.recipe.Recipe` besides its type; what they give types to counts against the
+    `quantize.plan.recipe.Recipe` besides its type; tensors whose types they set count against the
     budget.
 
     Errors of all types are estimated on rows of every tensor; nothing is written. `quantize_model`
@@ -218,19 +218,19 @@ def measure_sensitivity(
     progress: Callable[[int, int, Probe], None] | None = None,
     **keywords: Any,
 ) -> list[Probe]:
-    """Measure what an error in each tensor does to a model: one after another is stored in another
-    type, in memory, and the mean KL divergence from the unchanged model is measured.
+    """Measure what an error in each tensor does to a model: each in turn is stored in another type,
+    in memory, and the mean KL divergence from the unchanged model is measured.
 
     model: a path, opened with `load`, or an open model on the CPU, where tensors can be replaced.
     text: a file, or the text itself. keywords: fields of `imatrix.options.SensitivityOptions` and,
     for a path, of `runtime.options.LoadOptions`; they win over `options` and `load`.
 
     - types: to store tensors in, the first that fits; default `probe.PROBE_TYPES`.
-    - layers (1): replace the same tensor of so many layers together: faster, and tells less.
+    - layers (1): replace the same tensor of this many layers together: faster, but less precise.
     - n_ctx (512), chunks (16), batch_tokens (2048): chunks of the text, see `measure_perplexity`.
 
     The result is written to `out` as JSON, for the `damage` of `recipe_for_target`. threads: for
-    encoding. progress: is called with (probes done, of how many, the last one).
+    encoding. progress: called with (probes done, number of probes, the last one).
     """
     from ..imatrix.options import SensitivityOptions
     from ..quantize.plan.sensitivity import save_probes
@@ -286,7 +286,9 @@ def _probe(
     folder: str,
     threads: int,
 ) -> Probe:
-    """Blocks are stored in a file, so that a large tensor takes no memory that others need."""
+    """Measure one group of tensors. Blocks are stored in a file, so that a large tensor takes no
+    memory that others need.
+    """
     from ..quantize.plan.sensitivity import Probe
     from ..quantize.report.probe import encode_tensor, probe_type
     from ..runtime.evaluate.divergence import measure_divergence

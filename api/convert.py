@@ -1,4 +1,4 @@
-"""Conversion of checkpoints and adapters, straight to quantized files too."""
+"""Convert checkpoints and adapters, also straight to quantized files."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def convert_model(
     progress: RunProgress | None = None,
     **keywords: Any,
 ) -> Path:
-    """Convert a Hugging Face checkpoint to a GGUF file, or to shards; returns the path of the
+    """Convert a Hugging Face checkpoint to a GGUF file, or to shards. Return the path of the
     (first) file.
 
     src: folder, or `hf://organization/model[@revision]`. out: file, folder, or None for a name made
     from the model's inside `src`, in the working folder if that is remote; may contain `{ftype}`.
     outtype: f32, f16, bf16, q8_0, auto (what the checkpoint stores), or a preset of
-    `quantize_model`, with its mix and `imatrix`. The checkpoint is quantized as it is read then,
-    with no file in between.
+    `quantize_model`, with its mix and `imatrix`. With a preset, the checkpoint is quantized as it
+    is read, with no file in between.
 
     keywords: fields of `convert.options.ConvertOptions` and `LayoutOptions`; they win over
     `options` and `layout`.
@@ -61,8 +61,8 @@ def convert_model(
     - force: use an importance matrix that seems to belong to another model.
     - merge_gate_up, mtp, mla_layout, vocab_only: see `LayoutOptions`.
 
-    Raises CheckpointError and its kin; OutputError also for a disk that is too small, before it
-    starts.
+    Raise CheckpointError and the errors related to it; OutputError also for a disk that is too
+    small, before anything is written.
     """
     from ..convert.architectures.layout_options import LayoutOptions
     from ..convert.options import ConvertOptions
@@ -101,11 +101,11 @@ def convert_lora(
     threads: int = 0,
     progress: RunProgress | None = None,
 ) -> Path:
-    """Convert the PEFT LoRA adapter in folder `src` to a GGUF file; returns its path.
+    """Convert the PEFT LoRA adapter in folder `src` to a GGUF file. Return its path.
 
     out: file, folder, or None for a name made from the adapter's inside `src`. outtype: f32, f16,
-    bf16, q8_0 or auto. base: folder with the base model's config.json. name: `general.name`. Raises
-    as `convert.lora.AdapterSource`; OutputError.
+    bf16, q8_0 or auto. base: folder with the base model's config.json. name: `general.name`. Raise
+    the errors of `convert.lora.AdapterSource`, and OutputError.
     """
     from ..convert.lora import AdapterSource, adapter_path, plan_adapter
     from ..formats.tools.sharding import plan_output
@@ -157,7 +157,7 @@ def plan_conversion(
     """Return what `convert_model` would do with an open checkpoint: every tensor's types, and the
     files. Nothing is read or written.
 
-    keep_name: `general.name` of the JSON file `metadata` does not count, as where `name` is given.
+    keep_name: ignore `general.name` of the JSON file `metadata`, as where `name` is given.
     keywords: fields of `convert.options.ConvertOptions`; they win over `options`.
     """
     from ..convert.options import ConvertOptions

@@ -1,6 +1,4 @@
-"""Importance matrices: collecting them from a text with a model, merging, converting and comparing
-them.
-"""
+"""Collect importance matrices from a text with a model; merge, convert and compare them."""
 
 from __future__ import annotations
 
@@ -51,26 +49,27 @@ def collect_imatrix(
     or GGUF. keywords: fields of `imatrix.options.CollectOptions` and, for a path, of
     `runtime.options.LoadOptions`; they win over `options` and `load`.
 
-    - n_ctx (512), chunks, from_chunk: tokens per chunk; at most so many chunks of each text,
-      after the first so many. batch_tokens (2048): tokens per pass, in whole chunks.
+    - n_ctx (512): tokens per chunk. chunks: at most this many chunks of each text. from_chunk:
+      skip this many chunks of each text. batch_tokens (2048): tokens per pass, in whole chunks.
     - text_weights: how many times the tokens of each text count (1).
     - output_format: "dat" or "gguf", else by the suffix of `out`.
     - process_output, output_name: include the output matrix of this name. parse_special: read the
       text of a control token as that token.
-    - cold_experts: what is written of experts that saw fewer than `min_tokens` tokens (see
+    - cold_experts: what is written for experts that saw fewer than `min_tokens` tokens (see
       `imatrix.cold_experts`): "prior" (default) and "neighbours" mix in what others saw, as if that
       was `prior_tokens` tokens; "all-experts" shows every token to every expert while collecting;
       "none" writes what was seen.
     - in_files, in_weights, weighting: importance matrices to add to, see `merge_imatrices`.
-    - output_frequency: write the sums so far after so many chunks (None: 10, but at most once a
+    - output_frequency: write the sums so far after this many chunks (None: 10, but at most once a
       minute; 0: only at the end) and `<out>.resume` with them. A run with `resume`, and all else
       equal, continues there and ends with the same bytes. save_frequency: also keep
-      `<out>.at_<chunks>` every so many chunks.
+      `<out>.at_<chunks>` every this many chunks.
     - device, precision, threads, ...: see `load_model`. Products are observed in float32.
 
-    progress: is called after every chunk, see `runtime.evaluate.chunks`. similarity: takes in how
-    much layers change their input, see `imatrix.similarity`. on_perplexity: is called with the
-    perplexity of all chunks; on_coverage: with what experts saw, before anything is mixed in.
+    progress: called after every chunk, see `runtime.evaluate.chunks`. similarity: measures how
+    much layers change their input, see `imatrix.similarity`. on_perplexity: called with the
+    perplexity of all chunks. on_coverage: called with what experts saw, before anything is mixed
+    in.
     """
     from ..formats.output import refuse_same_file
     from ..imatrix.all_experts import router_rows
@@ -170,7 +169,7 @@ def _texts(
 def _run(
     model: Model, texts: Sequence[Text], options: CollectOptions, similarity: bool
 ) -> dict[str, str]:
-    """Return all that sums depend on, in words; the model's and the texts' as SHA-256."""
+    """Return everything that the sums depend on as text; the model and the texts as SHA-256."""
     import torch
 
     from ..imatrix.files.snapshot import model_fingerprint
@@ -306,8 +305,8 @@ def imatrix_coverage(imatrix: PathLike | Imatrix, min_tokens: int = 128) -> Cove
 
 @checks_keywords
 def imatrix_statistics(imatrix: PathLike | Imatrix) -> list[TensorStatistics]:
-    """Return figures of every entry, by kind of tensor; see `imatrix.statistics`, also for those of
-    layers.
+    """Return figures of every entry, by kind of tensor. See `imatrix.statistics`, also for figures
+    of layers.
     """
     from ..imatrix.statistics import tensor_statistics
 

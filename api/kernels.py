@@ -1,4 +1,4 @@
-"""The CUDA kernels of all folders."""
+"""List, compile and remove the CUDA kernels of all folders."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def build_kernels(
 
     names: patterns such as "matvec_*"; by default all kernels. archs: such as "sm_90"; by default
     those of the devices here. check: only find out whether they compile, which is several times as
-    fast; no code is kept. processes: at most, 0 for one per core. progress: is called with (done,
-    of how many), first with 0. Raise UsageError for a pattern that matches none, without an
-    architecture, and without the package cuda-core.
+    fast; no code is kept. processes: at most, 0 for one per core. progress: called with (done,
+    total), first with 0. Raise UsageError for a pattern that matches none, without an architecture,
+    and without the package cuda-core.
     """
     from ..cuda_kernels import registry
 
@@ -56,7 +56,9 @@ def build_kernels(
 
 @checks_keywords
 def clear_kernels() -> tuple[int, int]:
-    """Remove all compiled CUDA kernels from the cache. Return how many modules, and their bytes."""
+    """Remove all compiled CUDA kernels from the cache. Return the number of modules and of
+    bytes.
+    """
     from ..cuda_kernels.registry import clear
 
     return clear()

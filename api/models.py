@@ -1,4 +1,4 @@
-"""Opening the models and texts that calls name by path. Serves the other modules here."""
+"""Open models and texts that calls name by path, for the other modules here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def split_options(
 ) -> tuple[Chosen, LoadOptions]:
     """Return the options of a call of `function` and those that its model is loaded with.
 
-    Raise UsageError for an unknown keyword, and for one about loading with a model that is loaded.
+    Raise UsageError for an unknown keyword, and for a keyword of loading if the model is already
+    loaded.
     """
     from ..runtime.options import LoadOptions
 

@@ -1,4 +1,4 @@
-"""The files of a quantization, what they say about themselves, and how a later run resumes them."""
+"""Plan and open the files of a quantization, with their provenance and what resumes them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlannedOutput:
-    """An output as the user calls it (None in a dry run that names none), what of its plan is
-    carried out, and its files. key: what `run_key` needs besides.
+    """An output with the user's name for it (None in a dry run without one), the part of its plan
+    that is carried out, and its files. key: what `run_key` needs besides.
     """
 
     out: PathLike | None
@@ -55,11 +55,11 @@ def plan_outputs(
     provenance: bool = True,
     threads: int = 0,
 ) -> list[PlannedOutput]:
-    """Plan what is written for every (file, recipe, plan); reads some rows of the model.
-    source: the model with `changes`.
+    """Plan what is written for every (file, recipe, plan). Some rows of the model are read. source:
+    the model with `changes`.
 
-    Raise OutputError for a file that is an input or could not be valid, UsageError for shards that
-    cannot be.
+    Raise OutputError for a file that is an input or could not be valid, UsageError for impossible
+    shards.
     """
     from ..formats.tools.sharding import ShardLimits, plan_output
     from ..quantize.plan.metadata import quantized_metadata
@@ -146,8 +146,8 @@ def open_outputs(
     space for all have been checked.
 
     Raise UsageError for a file that is named twice or not at all, OutputError for one that cannot
-    be written or a disk that is too small, ResumeError where an earlier run left something that has
-    another key, unless `restart` drops it. Those with nothing to do are left out.
+    be written or a disk that is too small, ResumeError where an earlier run left something with
+    another key, unless `restart` drops it. Outputs with nothing to do are left out.
     """
     from ..quantize.run.resume import ResumableOutput
     from ..quantize.run.run_key import run_key

@@ -1,4 +1,4 @@
-"""Quantizing, repacking, and what quantizing would lose."""
+"""Quantize and repack models, and measure what quantizing would lose."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 def plan_quantization(
     source: Source, recipe: Recipe | str, imatrix: Imatrix | None = None, **options: Any
 ) -> list[PlannedTensor]:
-    """Return what every tensor of `source` becomes; nothing is read. `recipe` may name a preset,
+    """Return what every tensor of `source` becomes. Nothing is read. `recipe` may name a preset,
     with `options` of `Recipe`.
 
     Tensors of a checkpoint that are not quantized get the type the converter gives them (norms
@@ -144,7 +144,7 @@ def quantize_models(
 
     outputs: (file, preset or recipe). keywords: fields of `quantize.options.QuantizeOptions`, which
     win over `options`, and of `quantize.plan.recipe.Recipe` for every output that names a preset.
-    Returns a report for each.
+    Return a report for each.
 
     - imatrix: a file in either layout, or a loaded one.
     - nan_to_zero: NaN and infinities in tensors that change their type become 0 and are counted

@@ -1,4 +1,4 @@
-"""What models do: perplexity, text and speed."""
+"""Run models: perplexity, text and speed."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def measure_perplexity(
     with a line break in it). keywords: fields of `runtime.options.PerplexityOptions` and, for a
     path, of `runtime.options.LoadOptions`; they win over `options` and `load`.
 
-    - n_ctx (512): tokens per chunk. chunks: at most so many chunks, if that is positive.
-      batch_tokens (2048): tokens per pass, in whole chunks.
+    - n_ctx (512): tokens per chunk. chunks: at most this many chunks, if positive. batch_tokens
+      (2048): tokens per pass, in whole chunks.
     - kl_divergence_base: a file that the predictions are saved to. With kl_divergence the model is
       compared with the predictions in that file, on its text (`text` may be None); on_chunk is
       called with (chunk, statistics so far).
@@ -106,15 +106,15 @@ def generate(
     `runtime.options.GenerateOptions` and, for a path, of `runtime.options.LoadOptions`; they win
     over `options` and `load`.
 
-    - n (128, if they fit): most tokens; less than 0: until the context is full. context: most
-      tokens in all, prompt included; 0: as many as needed.
+    - n (128, if they fit): the most tokens to generate; below 0: until the context is full.
+      context: the most tokens in all, prompt included; 0: as many as needed.
     - temperature (0.8), top_k (40), top_p (0.95), min_p (0.05), seed (0): see `runtime.sampling`.
       Temperature 0 takes the most probable token each time; the same seed gives the same text.
     - ignore_eos: continue after tokens that end a text. special: also yield control tokens.
     - device, precision, threads, ...: see `load_model`.
 
-    echo: yield the prompt first. record: is filled with tokens and times. The pieces together are
-    the whole text; `runtime.generate.generate_tokens` yields tokens instead.
+    echo: yield the prompt first. record: gets tokens and times. The pieces together are the whole
+    text; `runtime.generate.generate_tokens` yields tokens instead.
     """
     from ..runtime.options import GenerateOptions
 
@@ -219,7 +219,7 @@ def load_model(
     - precision: "f32", the reference path, or "bf16" (default on a GPU) or "f16".
     - threads: CPU threads of this process, 0: as they are. cache_size: MiB of decoded weights.
     - gpu_layers, override_tensor, n_cpu_moe, cpu_moe, fit: what is on the GPU.
-    - ubatch: most tokens that go through the model at a time.
+    - ubatch: the most tokens that go through the layers at once.
     - cache_type_k, cache_type_v, k_cache_hadamard, v_cache_hadamard, flash_attn,
       attention_max_batch, expert_reduction, merge_gate_up: as the flags of `iqforge generate`.
 
@@ -232,7 +232,9 @@ def load_model(
 
 @checks_keywords
 def random_source(spec: str) -> Source:
-    """Return what `random_model` opens: metadata, and tensors whose values are made when read."""
+    """Return the source that `random_model` opens: metadata, and tensors whose values are made when
+    they are read.
+    """
     from ..runtime import let_threads_sleep
 
     let_threads_sleep()  # before torch is imported

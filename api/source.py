@@ -1,4 +1,4 @@
-"""Opening what calls read, models of every kind and importance matrices, for the other modules."""
+"""Open models of every kind and importance matrices, for the other modules here."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ O = TypeVar("O", bound=Options)
 def open_source(
     path: PathLike, *, pre: str | None = None, name: str | None = None, **layout: Any
 ) -> Source:
-    """A GGUF file (or the first shard of a split one), a folder with a Hugging Face checkpoint, or
-    `hf://organization/model[@revision]`, a checkpoint on the Hub of which only the rows that are
-    read are fetched, as a `Source`.
+    """Open a model as a `Source`: a GGUF file (or the first shard of a split one), a folder with a
+    Hugging Face checkpoint, or `hf://organization/model[@revision]`, a checkpoint on the Hub of
+    which only the rows that are read are fetched.
 
     pre, name: the pre-tokenizer and `general.name` of a checkpoint. layout: fields of
     `convert.architectures.layout_options.LayoutOptions`, for a checkpoint.
@@ -92,7 +92,7 @@ def split_recipe(
 
 
 def check_fields(function: Callable[..., Any], options: Mapping[str, Any], *classes: Any) -> None:
-    """Raise UsageError for an option of `function` that is not a field of the dataclasses either."""
+    """Raise UsageError for an option of `function` that none of the dataclasses has either."""
     known = [field.name for cls in classes for field in fields(cls)]
     for name in options:
         if name not in known:
@@ -119,7 +119,7 @@ def loaded_imatrix(imatrix: None) -> None: ...
 @overload
 def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None: ...
 def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None:
-    """The importance matrix of a file, or the one that is given."""
+    """Return the importance matrix of a file, or the one that is given."""
     from ..imatrix.data import Imatrix
     from ..imatrix.files.load import load_imatrix
 
@@ -129,8 +129,9 @@ def loaded_imatrix(imatrix: PathLike | Imatrix | None) -> Imatrix | None:
 def imatrix_note(
     imatrix: Imatrix | None, provenance: bool = False, hidden: bool = False
 ) -> ImatrixNote | None:
-    """Return what a quantized file says of the importance matrix that was used. provenance: its
-    file's name without the folder, and its hash. hidden: nothing but that there was one.
+    """Return what a quantized file says about the importance matrix that was used: with
+    `provenance` its file name without the folder, and its hash. hidden: say only that there was
+    one.
     """
     from ..quantize.plan.metadata import ImatrixNote
     from ..quantize.run.provenance import file_sha256
@@ -147,7 +148,7 @@ def imatrix_note(
 
 
 def selected_imatrix(imatrix: Imatrix | None, changes: Changes) -> Imatrix | None:
-    """The entries that are used."""
+    """Return the importance matrix with the entries that are used."""
     if imatrix is None:
         return None
     return replace(
@@ -159,8 +160,8 @@ def selected_imatrix(imatrix: Imatrix | None, changes: Changes) -> Imatrix | Non
 
 
 def renamed_imatrix(imatrix: Imatrix | None, changes: Changes) -> Imatrix | None:
-    """The entries under the names that tensors have after the changes. A second copy of the output
-    matrix takes those of the first.
+    """Return the importance matrix with names that tensors have after the changes. A second copy of
+    the output matrix takes the entry of the first.
     """
     if imatrix is None:
         return None
@@ -178,9 +179,9 @@ def renamed_imatrix(imatrix: Imatrix | None, changes: Changes) -> Imatrix | None
 def changed_imatrix(
     imatrix: Imatrix | None, changes: Changes, model: Source, changed: Source
 ) -> Imatrix | None:
-    """The entries that are used, under the names that tensors have after the changes. Raise
-    ImatrixError if they belong to another model than `changed`, which is `model` after the changes,
-    unless `changes.force_imatrix` is set.
+    """Return the importance matrix with the entries that are used, under the names that tensors
+    have after the changes. Raise ImatrixError if it belongs to another model than `changed`, which
+    is `model` after the changes, unless `changes.force_imatrix` is set.
     """
     from ..imatrix.belongs import check_belongs
 
@@ -192,7 +193,7 @@ def changed_imatrix(
 
 
 def excluded_names(changes: Changes, model: Source) -> set[str]:
-    """The tensors, as they are called after the changes, whose entries are not to be used."""
+    """Return the tensors, by their names after the changes, whose entries are not to be used."""
     names = (changes.name_after(t.name) for t in model.tensors if not changes.uses_entry(t.name))
     return {name for name in names if name is not None}
 

@@ -75,7 +75,9 @@ PUBLIC = {
 
 
 def resolve(name: str, package: str) -> Any:
-    """Return the public object `name`. AttributeError, in the words of `package`, for another."""
+    """Return the public object `name`. Raise AttributeError, as for an attribute of `package`, for
+    an unknown name.
+    """
     if name not in PUBLIC:
         hint = ""
         if not name.startswith("_"):

@@ -1,4 +1,4 @@
-"""Reading files back."""
+"""Read files back and check them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def validate_model(
     against: the file or checkpoint folder that it was made of: tensors of one type must have the
     same bytes, the errors of others are measured, with `imatrix` weighted too. force: use an
     importance matrix that seems to belong to another model. progress: called with number, count and
-    what was found of every tensor. A tensor that is not sound has a `fault`. Raises what opening
-    the files raises, ImatrixError for an importance matrix of another model, ShapeError for a
-    tensor that `against` has not or in another shape.
+    result of every tensor. A tensor that is not sound has a `fault`.
+
+    Raise the errors of opening the files, ImatrixError for an importance matrix of another model,
+    and ShapeError for a tensor that `against` lacks or has in another shape.
     """
     from ..formats.gguf.reader import open_gguf
     from ..imatrix.belongs import check_belongs

@@ -77,7 +77,7 @@ class Laboratory:
                 self.known = json.load(file)
 
     def size(self, plan: Plan) -> int:
-        """Bytes of all tensors."""
+        """Return the number of bytes of all tensors."""
         return sum(
             t.with_type(ggml_type(plan.get(t.name) or t.type.name)).n_bytes
             for t in self.tensors.values()
@@ -117,7 +117,9 @@ class Laboratory:
 
 
 def presets(laboratory: Laboratory, names: list[str]) -> list[tuple[str, int, float]]:
-    """(name, bytes, divergence), by size; those that cannot be made of the model are left out."""
+    """Return (name, bytes, divergence), by size; those that cannot be made of the model are left
+    out.
+    """
     found = []
     for name in names:
         try:

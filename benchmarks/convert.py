@@ -34,8 +34,8 @@ SPLIT_REGEX = (
 
 
 def shapes(total_bytes: int, largest_bytes: int) -> tuple[dict[str, tuple[int, ...]], int, int]:
-    """(tensors, layers, vocabulary) of about total_bytes in bf16, of which the embedding takes
-    largest_bytes.
+    """Return (tensors, layers, vocabulary) of about total_bytes in bf16, of which the embedding
+    takes largest_bytes.
     """
     n_vocab = max(1024, largest_bytes // 2 // N_EMBD)
     kv = N_EMBD // HEADS * N_KV_HEADS
@@ -141,8 +141,8 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def measure(command: list[str], out: Path) -> tuple[float, int, float]:
-    """(seconds until the output is on the disk, peak resident bytes, CPU seconds) of a command that
-    must succeed.
+    """Return (seconds until the output is on the disk, peak resident bytes, CPU seconds) of a
+    command that must succeed.
     """
     if out.exists():
         out.unlink()

@@ -32,7 +32,7 @@ _MEMORY = re.compile(r"^peak memory =\s+([\d.]+) MiB", re.M)
 
 
 def once(command: list[str]) -> tuple[str, float]:
-    """(what the command printed, its peak resident memory in MiB)."""
+    """Return (what the command printed, its peak resident memory in MiB)."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     said = process.stdout.read()
@@ -43,7 +43,7 @@ def once(command: list[str]) -> tuple[str, float]:
 
 
 def figure(pattern: re.Pattern[str], text: str) -> float:
-    """The number that a line of a run's summary names."""
+    """Return the number that a line of a run's summary names."""
     found = pattern.search(text)
     if found is None:
         raise SystemExit(f"no line {pattern.pattern} in:\n{text}")
@@ -51,7 +51,7 @@ def figure(pattern: re.Pattern[str], text: str) -> float:
 
 
 def compare(model: str, type: str, flags: list[str], repeat: int, folder: str) -> list[float]:
-    """[estimated seconds, seconds, estimated MiB, MiB], medians."""
+    """Return [estimated seconds, seconds, estimated MiB, MiB], medians."""
     out = os.path.join(folder, "out.gguf")
     command = [sys.executable, "-m", "iqforge", "quantize", *flags, model, out, type]
     dry = [*command[:4], "--dry-run", *command[4:]]
@@ -75,7 +75,9 @@ def compare(model: str, type: str, flags: list[str], repeat: int, folder: str) -
 def compare_cpu(
     model: str, type: str, flags: list[str], repeat: int, folder: str
 ) -> tuple[float, float]:
-    """(estimated, taken) seconds of the process for what follows preparing and loading, medians."""
+    """Return (estimated, taken) seconds of the process for what follows preparing and loading,
+    medians.
+    """
     options = {flag.lstrip("-").replace("-", "_"): True for flag in flags}
     out, rows = os.path.join(folder, "out.gguf"), []
     for _ in range(repeat):

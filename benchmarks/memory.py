@@ -51,7 +51,7 @@ def write_model(path: str, total_bytes: int, largest_bytes: int) -> None:
 
 
 def peak_of(command: list[str]) -> tuple[int, float]:
-    """(peak resident bytes, seconds) of a command that must succeed."""
+    """Return (peak resident bytes, seconds) of a command that must succeed."""
     started = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def flags(self) -> list[str]:
-        """All spellings of flags that help shows."""
+        """Return all spellings of flags that help shows."""
         return [
             flag
             for action in self._actions

@@ -85,9 +85,9 @@ def norm_matvec(
     *,
     pdl: bool = True,
 ) -> None:
-    """outs[i] float32[n, rows] = matrices[i] times rms_norm(h) for h float32[n, cols], 1 <= n <= 8.
-    Up to three matrices of one type make one launch. norm_weight: float32[cols], None for ones.
-    Raise ShapeError for tensors that do not fit.
+    """Compute outs[i] float32[n, rows] = matrices[i] times rms_norm(h) for h float32[n, cols], 1 <=
+    n <= 8. Up to three matrices of one type make one launch. norm_weight: float32[cols], None for
+    ones. Raise ShapeError for tensors that do not fit.
     """
     by_type: dict[str, list[MatrixPart]] = {}
     for m, out in zip(matrices, outs, strict=True):
@@ -98,8 +98,8 @@ def norm_matvec(
 
 
 def matvec_add(x: torch.Tensor, matrix: PackedMatrix, h: torch.Tensor, *, pdl: bool = True) -> None:
-    """h float32[n, rows] += matrix times x[n, cols], float32, or bf16 for a quantized matrix, 1 <=
-    n <= 8. Raise ShapeError for tensors that do not fit.
+    """Compute h float32[n, rows] += matrix times x[n, cols], float32, or bf16 for a quantized
+    matrix, 1 <= n <= 8. Raise ShapeError for tensors that do not fit.
     """
     _product(MATVEC_ADD, x, None, 0.0, [(matrix, h, matrix.rows, 0)], pdl)
 
@@ -114,10 +114,10 @@ def gate_up(
     *,
     pdl: bool = True,
 ) -> None:
-    """out[n, ff] = silu(gate times rms_norm(h)) * (up times rms_norm(h)) for h float32[n, cols], 1
-    <= n <= 8. Without `up`, the first half of the rows of `gate` is the gate, the second half up.
-    out is float32, or bf16 for quantized matrices of one type. Raise ShapeError for tensors that do
-    not fit.
+    """Compute out[n, ff] = silu(gate times rms_norm(h)) * (up times rms_norm(h)) for h float32[n,
+    cols], 1 <= n <= 8. Without `up`, the first half of the rows of `gate` is the gate, the second
+    half up. out is float32, or bf16 for quantized matrices of one type. Raise ShapeError for
+    tensors that do not fit.
     """
     if up is None:
         parts = [(gate, out, gate.rows // 2, 0), (gate, out, gate.rows // 2, gate.rows // 2)]
@@ -232,7 +232,7 @@ def expert_gate_up(
     *,
     pdl: bool = True,
 ) -> None:
-    """out float32[n, k, ff] = silu(gate_e times x) * (up_e times x), x = rms_norm(h) for h
+    """Compute out float32[n, k, ff] = silu(gate_e times x) * (up_e times x), x = rms_norm(h) for h
     float32[n, cols], and the experts e = ids int32[n, k], 1 <= k <= 32; 0 where an id is negative.
     Without `up`, the first half of each expert's rows is the gate.
 
@@ -297,8 +297,8 @@ def expert_down_add(
     *,
     pdl: bool = True,
 ) -> None:
-    """h float32[n, rows] += sum over slots of weights[n, slot] * (down_e times x[n, slot]) for x
-    float32[n, k, cols], experts e = ids int32[n, k] and weights float32[n, k]. A slot with a
+    """Compute h float32[n, rows] += sum over slots of weights[n, slot] * (down_e times x[n, slot])
+    for x float32[n, k, cols], experts e = ids int32[n, k] and weights float32[n, k]. A slot with a
     negative id adds nothing; slots are summed in ascending order. Follows `expert_gate_up`: ids and
     weights are read while that still runs.
 

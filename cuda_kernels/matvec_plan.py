@@ -89,8 +89,8 @@ def activation_bytes(type: GGMLType, steps: int) -> int:
 
 
 def shared_space_of(type: GGMLType, limit: int) -> int:
-    """Bytes of shared memory that a plan for the type can have, of the `limit` of a block: some
-    types have a table there.
+    """Return how many bytes of shared memory a plan for the type can have, of the `limit` of a
+    block: some types have a table there.
     """
     return limit - RESERVED - shared_bytes(type)
 
@@ -147,8 +147,8 @@ def quantized_spec(
     matrices: int = 1,
     bf16: bool = False,
 ) -> KernelSpec:
-    """The kernel of a product with a quantized type; `matrices` below each other for NORM_MATVEC.
-    bf16: x of MATVEC_ADD, the result of GATE_UP are bf16.
+    """Return the kernel of a product with a quantized type; `matrices` below each other for
+    NORM_MATVEC. bf16: x of MATVEC_ADD, the result of GATE_UP are bf16.
     """
     experts = kind >= EXPERT_GATE_UP
     defines = {
@@ -182,7 +182,7 @@ def quantized_spec(
 
 @functools.cache
 def float_spec(type: GGMLType, cols: int, n: int, kind: int, split: int) -> KernelSpec:
-    """The kernel of a product with F32, F16 or BF16; `split` warps share a row of weights."""
+    """Return the kernel of a product with F32, F16 or BF16. `split` warps share a row."""
     warps, vectors = max(split, 4), cols * type.block_bytes // 16
     defines = {
         "TYPE": type.name,
@@ -216,7 +216,7 @@ class DeviceLimits:
     beside: int
 
     def shared_of(self, kind: int, cut: MatvecPlan) -> int:
-        """Bytes to launch with.
+        """Return the bytes of shared memory to launch with.
 
         Each block of a product is to be on a multiprocessor before the block in front of it has
         ended there, so that its first weights load meanwhile, and all multiprocessors are to have

@@ -97,7 +97,7 @@ def packable(type: str | GGMLType, cols: int) -> bool:
 
 
 def packed_bytes(type: str | GGMLType, rows: int, cols: int, n_matrices: int = 1) -> int:
-    """Bytes on the device of such a packed matrix."""
+    """Return how many bytes such a packed matrix takes on the device."""
     return packed_layout(plain_type(type)).offsets(rows * n_matrices, cols)[-1]
 
 
@@ -134,7 +134,7 @@ def pack_matrix(
 
 
 def _split(type: GGMLType, pieces: Iterable[np.ndarray], cols: int) -> Iterator[np.ndarray]:
-    """The pieces in parts of at most _PIECE_BYTES, in whole row groups."""
+    """Yield the pieces in parts of at most _PIECE_BYTES, in whole row groups."""
     row_bytes, group = type.row_bytes(cols), type.group_rows
     step = max(1, _PIECE_BYTES // (row_bytes * group)) * group
     for piece in pieces:
@@ -153,8 +153,8 @@ def _split(type: GGMLType, pieces: Iterable[np.ndarray], cols: int) -> Iterator[
 
 
 def _staged(parts: Iterator[np.ndarray], device: torch.device) -> Iterator[torch.Tensor]:
-    """The parts on the device. Each is valid until the next but one is asked for (on the current
-    stream).
+    """Yield the parts on the device. Each is valid until the next but one is asked for (on the
+    current stream).
     """
     if device.type != "cuda":
         yield from (torch.from_numpy(np.ascontiguousarray(part)) for part in parts)
@@ -205,7 +205,7 @@ def _pack_rows(type: GGMLType, raw: torch.Tensor, matrix: PackedMatrix, first: i
 
 
 def _placed(matrix: PackedMatrix) -> Iterator[tuple[tuple[str, int, bool], int]]:
-    """The planes, each with where it begins."""
+    """Yield the planes, each with where it begins."""
     return zip(
         matrix.layout.planes,
         matrix.layout.offsets(matrix.total_rows, matrix.cols)[:-1],
@@ -224,8 +224,8 @@ def _segments(matrix: PackedMatrix, first: int) -> list[ByteRun]:
 
 
 def _undone(type: GGMLType, merged: torch.Tensor, cols: int) -> torch.Tensor:
-    """Rows of an interleaved type as rows of its plain type (or as its own decoder reads them); the
-    sums in headers of Q8_KV are 0.
+    """Return the rows of an interleaved type as rows of its plain type (or as its own decoder reads
+    them); the sums in headers of Q8_KV are 0.
     """
     tables, stored_head, k, head = (
         interleaving(type),
@@ -256,8 +256,8 @@ def _undone(type: GGMLType, merged: torch.Tensor, cols: int) -> torch.Tensor:
 
 
 def unpack_rows(matrix: PackedMatrix) -> np.ndarray:
-    """The rows as the file has them (in their plain type), uint8[rows, row_bytes]: the inverse of
-    packing, on the CPU.
+    """Return the rows as the file has them (in their plain type), uint8[rows, row_bytes]: the
+    inverse of packing, on the CPU.
 
     Bytes of row headers that packing leaves out are 0.
     """
@@ -292,9 +292,9 @@ def decode_matrix(
     n_rows: int | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Rows first_row .. first_row + n_rows (all of them by default) as `dtype`[n_rows, cols]:
-    float32 exact, bfloat16 or float16 rounded from it. `out`: a contiguous tensor for the result.
-    Raise ShapeError for rows that are not there.
+    """Return the rows first_row .. first_row + n_rows (all of them by default) as `dtype`[n_rows,
+    cols]: float32 exact, bfloat16 or float16 rounded from it. `out`: a contiguous tensor for the
+    result. Raise ShapeError for rows that do not exist.
     """
     n_rows = m.total_rows - first_row if n_rows is None else n_rows
     if first_row < 0 or n_rows < 0 or first_row + n_rows > m.total_rows:
@@ -305,7 +305,9 @@ def decode_matrix(
 def decode_rows(
     m: PackedMatrix, ids: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The rows `ids` int64[n] (on the device of m; they are not checked) as `dtype`[n, cols]."""
+    """Return the rows `ids` int64[n] (on the device of m; they are not checked) as `dtype`[n,
+    cols].
+    """
     return _decode(m, dtype, ids, 0, len(ids), out)
 
 

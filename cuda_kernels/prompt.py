@@ -50,7 +50,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def specs() -> list[KernelSpec]:
-    """All kernels of this module."""
+    """Return all kernels of this module."""
     return [
         *map(_rows_spec, _HALVES),
         *(_heads_spec(h, s) for h in _HALVES for s in _STORED),
@@ -75,8 +75,8 @@ def add_norm(
     exact: torch.Tensor | None = None,
     permuted: bool = False,
 ) -> None:
-    """h += delta; out = h / sqrt(mean(h^2) + eps) * weight in half, and in float32 in `exact` where
-    that is given.
+    """Compute h += delta and out = h / sqrt(mean(h^2) + eps) * weight in half, and in float32 in
+    `exact` where that is given.
 
     delta: half[T, width], or with weights float32[T, k] and rows int32[T, k] the outputs half[n,
     width] of experts: row rows[t, k] of it, times weights[t, k], is added to token t, k ascending;
@@ -109,8 +109,8 @@ def add_norm(
 
 
 def silu_gate(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
-    """out = silu(gate) * up for half[rows, cols]; gate and up may be column ranges of one matrix
-    (equal strides).
+    """Compute out = silu(gate) * up for half[rows, cols]; gate and up may be column ranges of one
+    matrix (equal strides).
     """
     rows, cols = out.shape
     launch(
@@ -127,7 +127,7 @@ def silu_gate(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def converted(x: torch.Tensor, out: torch.Tensor) -> None:
-    """out = x, of any dtype and as many elements, rounded to the half of `out`."""
+    """Compute out = x, of any dtype and as many elements, rounded to the half of `out`."""
     if {x.dtype, out.dtype} == set(_HALVES) and x.is_contiguous() and x.numel() % _UNIT == 0:
         units = x.numel() // _UNIT
         launch(
@@ -143,8 +143,8 @@ def converted(x: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def gather_rows(x: torch.Tensor, sources: torch.Tensor, n_slots: int, out: torch.Tensor) -> None:
-    """out[i] = x[sources[i] // n_slots] for half[T, width]; rows of which the source is below 0
-    stay as they are.
+    """Compute out[i] = x[sources[i] // n_slots] for half[T, width]; rows of which the source is
+    below 0 stay as they are.
     """
     units = x.shape[1] // _UNIT
     launch(

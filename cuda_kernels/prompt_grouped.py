@@ -29,7 +29,7 @@ ARCHS = ("sm_90a",)
 
 @functools.cache
 def spec(type: GGMLType, half: torch.dtype) -> KernelSpec:
-    """The kernels for weights of a ggml type and activations of a dtype."""
+    """Return the kernels for weights of a ggml type and activations of a dtype."""
     name = f"prompt_grouped_{type.name.lower()}_{'f16' if half == torch.float16 else 'bf16'}"
     return KernelSpec(
         name,
@@ -77,8 +77,8 @@ def grouped_product(
     sources: torch.Tensor | None = None,
     n_slots: int = 1,
 ) -> None:
-    """out half[rows, m.rows]: row r is x[r] (or x[sources[r] // n_slots]) times the matrix of its
-    expert; see `prompt.group_rows`.
+    """Compute out half[rows, m.rows]: row r is x[r] (or x[sources[r] // n_slots]) times the matrix
+    of its expert; see `prompt.group_rows`.
 
     x: half[tokens, m.cols], permuted. Rows after the last expert's stay as they are.
     """
@@ -107,8 +107,8 @@ def grouped_gate_up(
     sources: torch.Tensor | None = None,
     n_slots: int = 1,
 ) -> None:
-    """out half[rows, hidden], permuted: silu(gate) * up of the rows as in `grouped_product`.
-    matrices: gate and up, or both in one.
+    """Compute out half[rows, hidden], permuted: silu(gate) * up of the rows as in
+    `grouped_product`. matrices: gate and up, or both in one.
     """
     gate, up = matrices[0], matrices[1] if len(matrices) == 2 else None
     launch(

@@ -163,7 +163,7 @@ def _tables(key: _Key, device: torch.device) -> tuple[torch.Tensor, torch.Tensor
 
 @functools.cache
 def _rounds(key: _Key) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """`Moves.rounds` as tensors: (byte to read, left shift + 8, mask) for all bytes."""
+    """Return `Moves.rounds` as tensors: (byte to read, left shift + 8, mask) for all bytes."""
     rounds = []
     for table in key.moves.rounds():
         which, shift, mask = torch.from_numpy(table)

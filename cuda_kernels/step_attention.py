@@ -58,8 +58,8 @@ class AttentionShape:
         )
 
     def tile(self, limit: int) -> tuple[int, int]:
-        """(positions, tiles in flight) of shared memory such that all of it stays below `limit`
-        bytes; (0, 0) if nothing does.
+        """Return (positions, tiles in flight) of shared memory such that all of it stays below
+        `limit` bytes; (0, 0) if nothing does.
         """
         copied = all(t in ("F32", "F16", "BF16") for t in (self.type_k, self.type_v))
         wide = [(self.tile_size, self.stages)] if self.on_tensor_cores else []
@@ -74,7 +74,7 @@ class AttentionShape:
         return 0, 0
 
     def strides(self) -> tuple[int, int]:
-        """Bytes of a K and of a V row in a tile."""
+        """Return the bytes of a K row and of a V row in a tile."""
         k, v = ((2 if t in ("F16", "BF16") else 4) for t in (self.type_k, self.type_v))
         return self.key_length * k + 16, self.value_length * v + 16
 
@@ -139,7 +139,9 @@ class AttentionShape:
         return tuple((key, str(value)) for key, value in values.items())
 
     def spec(self, limit: int) -> KernelSpec:
-        """Raise UnsupportedTypeError if it does not fit `limit` bytes of shared memory per block."""
+        """Return the kernel. Raise UnsupportedTypeError if it does not fit `limit` bytes of shared
+        memory per block.
+        """
         tile, stages = self.tile(limit)
         if not tile:
             raise UnsupportedTypeError(
@@ -154,7 +156,7 @@ class AttentionShape:
 
 
 def shared_limit(device: torch.device) -> int:
-    """Bytes of shared memory that a block of the kernel can have on a device."""
+    """Return how many bytes of shared memory a block of the kernel can have on a device."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 2048
 
 

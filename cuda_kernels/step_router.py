@@ -93,7 +93,7 @@ class StepRouter:
 
 
 def specs() -> list[KernelSpec]:
-    """The shape of Qwen3-30B-A3B, and one with little of everything. Others are compiled when they
-    are met.
+    """Return the shape of Qwen3-30B-A3B, and one with little of everything. Others are compiled
+    when they are met.
     """
     return [router_spec(1, 2048, 128, 8), router_spec(8, 512, 6, 2, (1, 0.5))]

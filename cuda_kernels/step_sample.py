@@ -22,8 +22,8 @@ _BEST_THREADS = 512
 def step_angles(
     rates: torch.Tensor, magnitude: float, positions: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """cos and sin float32[rows, pairs, 2] at positions int32[rows] for rates float64[pairs], as
-    `Rope.angles` makes them.
+    """Compute cos and sin float32[rows, pairs, 2] at positions int32[rows] for rates
+    float64[pairs], as `Rope.angles` makes them.
     """
     launch(
         function(EMBED, "step_angles", out.device),

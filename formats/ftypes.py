@@ -55,7 +55,7 @@ FILE_TYPES = _parse(_NUMBERS)
 
 
 def file_type(which: str | int) -> FileType:
-    """The preset with this name (any case) or number: of Q4_K and Q4_K_M, which are one, the
+    """Return the preset with this name (any case) or number: of Q4_K and Q4_K_M, which are one, the
     shorter, which llama-quantize lists first. UnknownTypeError listing near names if there is none.
     """
     which = str(which)

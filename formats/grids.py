@@ -15,8 +15,8 @@ import numpy as np
 
 
 def _grid(values: list[int], length: int, bitmap: str) -> np.ndarray:
-    """int8[entries, length] from a bitmap (bit n = number n is in the set, lowest first; deflated,
-    base 85).
+    """Return int8[entries, length] from a bitmap (bit n = number n is in the set, lowest first;
+    deflated, base 85).
     """
     bits = np.frombuffer(zlib.decompress(base64.b85decode(bitmap)), dtype=np.uint8)
     numbers = np.flatnonzero(np.unpackbits(bits, bitorder="little"))

@@ -100,7 +100,7 @@ def check_disks(files: Sequence[tuple[str | os.PathLike, int]]) -> None:
 
 
 def size_on_disk(path: str | os.PathLike) -> int:
-    """Bytes that a file takes on its disk, holes left out; 0 if there is none."""
+    """Return how many bytes a file takes on its disk, without holes; 0 if there is none."""
     try:
         return os.stat(path).st_blocks * _BLOCK
     except OSError:
@@ -160,8 +160,8 @@ def _lock(fd: int) -> None:
 
 
 def open_locked(path: str, named: str) -> int:
-    """A handle on the file at `path`, which is made if need be, locked for this process alone;
-    errors name the output `named`.
+    """Return a handle on the file at `path`, created if needed and locked for this process alone.
+    Errors name the output `named`.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -243,7 +243,7 @@ class PartFile:
             raise output_error(error, self.path, self._state()) from None
 
     def read_kept(self, start: int, size: int) -> bytes:
-        """Bytes of what an earlier run left, fewer than `size` where it ends."""
+        """Return bytes that an earlier run left, fewer than `size` where they end."""
         try:
             return os.pread(self._handle, size, start)
         except OSError as error:

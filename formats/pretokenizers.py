@@ -168,7 +168,7 @@ def check_name(name: str) -> str:
 
 
 def name_of(regexes: tuple[str, ...], ignore_merges: bool | None = None) -> str:
-    """The GGUF name of the pre-tokenizer that splits by exactly these regexes.
+    """Return the GGUF name of the pre-tokenizer that splits by exactly these regexes.
 
     Where several share them, the one with the tokenizer's own `ignore_merges` is preferred.
     TokenizerError showing the regexes if none does.

@@ -170,8 +170,8 @@ FP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
 
 
 def _cubic(codes: np.ndarray) -> np.ndarray:
-    """((c3*q + c2)*q + c1)*q + c0 with one rounding to float32 per step, as fused multiply-adds do
-    it.
+    """Return ((c3*q + c2)*q + c1)*q + c0 with one rounding to float32 per step, as fused
+    multiply-adds do it.
 
     float64 does the same here: each product and sum needs at most 31 bits (a code has 6, a
     coefficient or intermediate result 24, and their exponents are close), so it is exact and only

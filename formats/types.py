@@ -65,8 +65,8 @@ class GGMLType:
         return max(self.block_size, 2 if self.is_interleaved else 1)
 
     def row_bytes(self, n_cols: int) -> int:
-        """Bytes of one row of `n_cols` elements. Raise ShapeError if n_cols is not a multiple of
-        the block length.
+        """Return the bytes of one row of `n_cols` elements. Raise ShapeError if n_cols is not a
+        multiple of the block length.
         """
         if n_cols <= 0 or n_cols % self.block_size:
             raise ShapeError(
@@ -81,8 +81,8 @@ class GGMLType:
         return self if self.base is None else TYPES[self.base]
 
     def tensor_bytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a tensor with the numpy-order `shape` (row length last). Raise ShapeError if the
-        type cannot hold it.
+        """Return the bytes of a tensor with the numpy-order `shape` (row length last). Raise
+        ShapeError if the type cannot hold it.
         """
         rows = shape[:-1]
         rows_per_matrix = rows[-1] if rows else 1
@@ -246,7 +246,7 @@ if len(TYPES) != len(_TABLE) or len(_BY_ID) != len(_TABLE):
 
 
 def ggml_type(which: str | int | GGMLType) -> GGMLType:
-    """The type with this name (`IQ4_K`, `iq4_k`, `q4_0_4x4`; any case) or id. Raise
+    """Return the type with this name (`IQ4_K`, `iq4_k`, `q4_0_4x4`; any case) or id. Raise
     UnknownTypeError if there is none.
     """
     if isinstance(which, GGMLType):

@@ -102,7 +102,8 @@ def get(
     *,
     file: str | None = None,
 ) -> Any:
-    """The data of `key`, checked to be an instance of `kind` (int, float, bool, str or list).
+    """Return the data of `key`, checked to be an instance of `kind` (int, float, bool, str or
+    list).
 
     Raise ConfigError naming file and key when the key is missing (and no default was given) or
     holds something else.

@@ -1,4 +1,4 @@
-"""Options of importance matrices: collecting, adding up, and cold experts. Imports nothing heavy."""
+"""Options of importance matrices: collecting, merging, cold experts. Imports nothing heavy."""
 
 from __future__ import annotations
 

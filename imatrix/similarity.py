@@ -46,7 +46,9 @@ class LayerSimilarity:
             self._add(_ATTENTION, self._input, x)
 
     def end_of_pass(self, states: torch.Tensor) -> None:
-        """Add the final hidden states of all rows, float32[..., width], after the norm, in order."""
+        """Add the final hidden states of all rows, float32[..., width], in order, after the
+        norm.
+        """
         self._leave(states.reshape(-1, states.shape[-1]))
         self._layer = -1
         self._input = self._ffn_input = None

@@ -158,7 +158,7 @@ class ScaledRows:
         return values.view(np.uint8).reshape(stop - start, self.row_bytes)
 
     def _apply(self, operation: np.ufunc, values: np.ndarray, of_rows: np.ndarray) -> None:
-        """values[r, c] = operation(values[r, c], of_rows[r, block of c]) in place."""
+        """Compute values[r, c] = operation(values[r, c], of_rows[r, block of c]) in place."""
         rows, width, size = len(values), values.shape[1], self._block_cols
         if of_rows.shape[1] == 1:
             operation(values, of_rows, out=values)

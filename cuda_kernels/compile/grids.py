@@ -41,7 +41,7 @@ def shared_bytes(type: GGMLType) -> int:
 
 
 def grids_header() -> str:
-    """The text of `units/grids.cuh`: for each codebook a struct NAME_GRID with
+    """Return the text of `units/grids.cuh`: for each codebook a struct NAME_GRID with
 
     value(n)        word n of its values (of IQ1: more(n) and less(n), eight times the values, and
                     one more or less)
@@ -55,7 +55,7 @@ def grids_header() -> str:
 
 
 def trellis_header() -> str:
-    """The text of `units/trellis_constants.cuh`."""
+    """Return the text of `units/trellis_constants.cuh`."""
     constants = {"MULTIPLIER": trellis.MULTIPLIER % 2**32, "OFFSET": trellis.OFFSET}
     factors = {f"{name}_FACTOR": factor for name, factor in trellis.PRODUCT_FACTORS.items()}
     return (

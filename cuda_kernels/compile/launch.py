@@ -34,7 +34,7 @@ def architecture(device: int) -> str:
 
 
 def device_index(device: torch.device | int | str) -> int:
-    """The number of a CUDA device; the current one where it has none."""
+    """Return the number of a CUDA device; the current one where it has none."""
     if isinstance(device, int):
         return device
     index = torch.device(device).index
@@ -42,8 +42,8 @@ def device_index(device: torch.device | int | str) -> int:
 
 
 def function(spec: KernelSpec, name: str, device: torch.device | int | str) -> object:
-    """The kernel `name` of `spec` on a device, a cuda.core.Kernel. Compiled and loaded on first
-    use, then kept.
+    """Return the kernel `name` of `spec` on a device, a cuda.core.Kernel. Compiled and loaded on
+    first use, then kept.
     """
     return _function(spec, name, device_index(device))
 

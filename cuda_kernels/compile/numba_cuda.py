@@ -159,8 +159,8 @@ def _inlined(function: Callable) -> Callable:
 
 @functools.cache
 def on_device(function: Callable) -> Callable:
-    """`function` (plain, or compiled for the CPU) callable from CUDA kernels; calls of compiled
-    functions are copied along.
+    """Return `function` (plain, or compiled for the CPU) callable from CUDA kernels; calls of
+    compiled functions are copied along.
 
     A compiled function may have a `device_form`, another one with the same results that suits a GPU
     better: that is copied then.
@@ -197,7 +197,7 @@ def compile_kernel(
     max_registers: int | None = None,
     **names: object,
 ) -> Callable:
-    """The CUDA kernel `name` that `source` defines, for the current device, with the global
+    """Return the CUDA kernel `name` that `source` defines, for the current device, with the global
     `names`.
 
     max_registers: per thread, where more threads at a time are worth more than registers; file: the

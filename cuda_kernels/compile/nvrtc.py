@@ -215,15 +215,15 @@ def cache_folder() -> Path:
 
 
 def cache_file(spec: KernelSpec, arch: str) -> Path:
-    """The file that holds, or would hold, the code of `spec` for `arch`. Raise UnsupportedTypeError
-    if the spec is not for it, UsageError without cuda-core.
+    """Return the file that holds, or would hold, the code of `spec` for `arch`. Raise
+    UnsupportedTypeError if the spec is not for it, UsageError without cuda-core.
     """
     return cache_folder() / (_stem(spec, arch) + "-{}.{}.cubin".format(*_nvrtc_version()))
 
 
 def cached_file(spec: KernelSpec, arch: str) -> Path | None:
-    """The file with the code of `spec` for `arch`, if there is one: of the NVRTC that is installed,
-    or where there is none, of any.
+    """Return the file with the code of `spec` for `arch`, if there is one: of the NVRTC that is
+    installed, or where there is none, of any.
     """
     if _has_cuda_core():
         path = cache_file(spec, arch)
@@ -241,8 +241,8 @@ def _stem(spec: KernelSpec, arch: str) -> str:
 
 
 def compile_spec(spec: KernelSpec, arch: str) -> Any:
-    """The code of `spec` for an architecture such as "sm_90", a cuda.core.ObjectCode: from the
-    cache, or compiled now.
+    """Return the code of `spec` for an architecture such as "sm_90", a cuda.core.ObjectCode: from
+    the cache, or compiled now.
 
     Several processes that want the same code at once compile it once. Raise DeviceError if it does
     not compile, UnsupportedTypeError if the spec is not for the architecture, OutputError if the

@@ -20,8 +20,8 @@ _TABLES = {
 
 
 def tables_header() -> str:
-    """The text of `units/tables.cuh`: NAME_TABLE::word(n) is word n of a table, second(n) of its
-    second half.
+    """Return the text of `units/tables.cuh`: NAME_TABLE::word(n) is word n of a table, second(n) of
+    its second half.
     """
     return "// Written by cuda_kernels/compile/tables.py from formats/tables.py.\n" + "".join(
         f"struct {name}_TABLE {{\n  static constexpr int ENTRIES = {len(values)};\n"
@@ -33,7 +33,7 @@ def tables_header() -> str:
 
 
 def words_function(name: str, values: np.ndarray) -> str:
-    """A static function `name(n)` that gives word n of the values, four signed bytes each."""
+    """Return a static function `name(n)` that gives word n of the values: four signed bytes."""
     words = np.ascontiguousarray(values.astype(np.int8)).view("<u4")
     chosen = (
         "".join(f"n == {n} ? {word:#010x}u : " for n, word in enumerate(words[:-1]))

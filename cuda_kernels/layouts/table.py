@@ -53,7 +53,9 @@ def _layouts() -> dict[str, BlockLayout]:
 
 
 def unit_header(type: GGMLType) -> str:
-    """The header of `units/` that has the unit of a type: named as the module with its layout."""
+    """Return the header of `units/` with the unit of a type. It has the name of the module with the
+    layout.
+    """
     return next(
         f"units/{family.__name__.rpartition('.')[2]}.cuh"
         for family in FAMILIES
@@ -62,14 +64,14 @@ def unit_header(type: GGMLType) -> str:
 
 
 def packed_types() -> list[str]:
-    """Names of the types that have their own layout."""
+    """Return the names of the types that have their own layout."""
     return list(_layouts())
 
 
 @functools.cache
 def packed_layout(type: GGMLType) -> PackedLayout:
-    """The layout of a type (not of an interleaved one that has a plain type: take that). Raise
-    RuntimeError if it loses or doubles a bit.
+    """Return the layout of a type (not of an interleaved one that has a plain type: take that).
+    Raise RuntimeError if it loses or doubles a bit.
     """
     declared = _layouts()[type.name]
     starts = dict(
@@ -112,16 +114,16 @@ def packed_layout(type: GGMLType) -> PackedLayout:
 
 
 def plain_type(type: str | GGMLType) -> GGMLType:
-    """The type whose layout a matrix of `type` has on a device: what an interleaved type is undone
-    to, or itself.
+    """Return the type whose layout a matrix of `type` has on a device: what an interleaved type is
+    undone to, or itself.
     """
     type = ggml_type(type)
     return type if type.name in _layouts() or type.base is None else plain_type(type.base)
 
 
 def geometry_header() -> str:
-    """The text of `units/geometry.cuh`: for each type a struct with its block length, planes and
-    where they begin.
+    """Return the text of `units/geometry.cuh`: for each type a struct with its block length, planes
+    and where they begin.
     """
     return (
         "// Written by cuda_kernels/layouts/table.py from the table of types and the"

@@ -74,7 +74,9 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def support_table(decodable: Collection[str], encodable: Collection[str]) -> list[tuple]:
-    """One row per type of numbers that models are stored in, with the columns of `HEADINGS`."""
+    """Return a row per type of numbers that models are stored in, with the columns of
+    `HEADINGS`.
+    """
     kinds = (kind for kind in TYPES.values() if kind.is_quantized or kind.name in decodable)
     return [
         (
@@ -108,6 +110,6 @@ def _importance(kind: GGMLType, encodable: bool) -> str:
 
 
 def markdown_page(rows: list[tuple]) -> str:
-    """The page docs/reference/types.md."""
+    """Return the page docs/reference/types.md."""
     lines = [HEADINGS, ["---"] * len(HEADINGS), *([str(value) for value in row] for row in rows)]
     return _PAGE.format(table="\n".join(f"| {' | '.join(line)} |" for line in lines))

@@ -72,6 +72,6 @@ class Cursor:
         return self.buffer[start : start + n_bytes]
 
     def unpack(self, layout: str, what: str) -> tuple:
-        """All values of a struct `layout` (with its byte order mark)."""
+        """Return all values of a struct `layout` (with its byte order mark)."""
         start = self.take(struct.calcsize(layout), what)
         return struct.unpack_from(layout, self.buffer, start)

@@ -56,7 +56,7 @@ class Header:
 
 
 def pad_to(position: int, alignment: int) -> int:
-    """The first multiple of `alignment` that is not below `position`."""
+    """Return the first multiple of `alignment` that is not below `position`."""
     return -(-position // alignment) * alignment
 
 
@@ -130,8 +130,8 @@ def _parse_start(cursor: Cursor) -> tuple[int, int, int]:
 
 
 def stated_alignment(metadata: dict[str, Value], file: str) -> int:
-    """`general.alignment`, or 32. Raise MalformedFileError unless it is a UINT32 and a power of two
-    from 8 to 2^20.
+    """Return `general.alignment`, or 32. Raise MalformedFileError unless it is a UINT32 and a power
+    of two from 8 to 2^20.
     """
     value = metadata.get("general.alignment")
     if value is None:
@@ -265,7 +265,7 @@ def _check_places(
 def encode_header(
     metadata: dict[str, Value], tensors: Sequence[TensorInfo], alignment: int
 ) -> tuple[bytes, list[int]]:
-    """The bytes of a version 3 header padded to `alignment`, and the absolute offset of each
+    """Return the bytes of a version 3 header padded to `alignment`, and the absolute offset of each
     tensor's data.
 
     Tensors are laid out in the given order, each padded to `alignment`.

@@ -171,7 +171,9 @@ class MetadataParser:
 
 
 def encode_pair(key: str, value: Value) -> bytes:
-    """The bytes of one pair. Raise IqforgeError naming the key if the value does not fit its type."""
+    """Return the bytes of one pair. Raise IqforgeError naming the key if the value does not fit its
+    type.
+    """
     try:
         return _encode_string(key) + struct.pack("<I", value.type) + _encode(value)
     except (struct.error, OverflowError, TypeError, ValueError, AttributeError, KeyError) as error:

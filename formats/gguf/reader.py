@@ -150,7 +150,7 @@ class GGUFFile(Source):
         return name in self._places
 
     def tensor(self, name: str) -> TensorInfo:
-        """The tensor called `name`. Raise IqforgeError naming the file if there is none."""
+        """Return the tensor called `name`. Raise IqforgeError naming the file if there is none."""
         return self._place(name).info
 
     def location(self, name: str) -> tuple[str, int]:

@@ -22,7 +22,7 @@ _SHARD_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.ggu
 
 
 def shard_path(prefix: str | os.PathLike, index: int, count: int) -> Path:
-    """`<prefix>-00001-of-00003.gguf` for index 0 of 3."""
+    """Return `<prefix>-00001-of-00003.gguf` for index 0 of 3."""
     return Path(f"{os.fspath(prefix)}-{index + 1:05d}-of-{count:05d}.gguf")
 
 
@@ -38,8 +38,8 @@ def split_keys(index: int, count: int, n_tensors: int) -> dict[str, Value]:
 def split_number(
     metadata: Mapping[str, Value], key: str, file: str, default: int | None = None
 ) -> int:
-    """The integer at one of the split keys. Raise SplitError if it is missing (without `default`),
-    no integer, or out of range.
+    """Return the integer at one of the split keys. Raise SplitError if it is missing (without
+    `default`), no integer, or out of range.
     """
     if (value := metadata.get(key)) is None:
         if default is None:
@@ -61,7 +61,7 @@ def is_split(metadata: Mapping[str, Value], file: str) -> bool:
 
 
 def sibling_paths(path: str, metadata: Mapping[str, Value]) -> list[Path]:
-    """All shard paths of the model whose first shard is `path`, checked to exist.
+    """Return all shard paths of the model whose first shard is `path`, checked to exist.
 
     Raise SplitError if `path` is another shard (it says which one to open), has no shard name, or
     if a file is missing. Names come from the path alone, never from the file's content.

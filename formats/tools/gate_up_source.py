@@ -23,7 +23,7 @@ class GateUpSource(WrappedSource):
         return self._plan[tensor.name].spans[-1].tensor
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """uint8[stop - start, row_bytes]; a copy where rows come from both halves."""
+        """Return uint8[stop - start, row_bytes]; a copy where rows come from both halves."""
         planned = self._plan[tensor.name]
         if not planned.changed:
             return self.inner.read_rows(self.stored(tensor), start, stop)

@@ -95,8 +95,8 @@ def hash_model(
     layers: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[HashLine]:
-    """The hashes of a GGUF model (of a split one through its first shard), tensor by tensor unless
-    `layers` is false, then of the whole.
+    """Yield the hashes of a GGUF model (of a split one through its first shard), tensor by tensor
+    unless `layers` is false, then of the whole.
 
     progress: called with the number of bytes hashed since the last call. Raise UsageError for an
     unknown algorithm (known: `ALGORITHMS`); otherwise raises as `open_gguf`.
@@ -157,7 +157,7 @@ def _update(hashed: _Hash, piece: np.ndarray) -> None:
 
 
 def read_manifest(path: str | os.PathLike) -> dict[tuple[str, str], str]:
-    """(algorithm, place) -> digest of a file with such lines. Raise NotFoundError,
+    """Return (algorithm, place) -> digest of a file with such lines. Raise NotFoundError,
     MalformedFileError naming the line that is none.
     """
     try:
@@ -194,7 +194,7 @@ def check_hashes(
     layers: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[HashLine]:
-    """The hashes of a model with a verdict each: Ok, Mismatch, Not in manifest; then what the
+    """Yield the hashes of a model with a verdict each: Ok, Mismatch, Not in manifest; then what the
     manifest has of the model beyond it.
 
     algorithms: by default the strongest that the manifest has. The manifest may name the file with

@@ -58,7 +58,7 @@ class ShardLimits:
         return int(match[1]) * _UNITS[match[2]]
 
     def groups(self, tensors: Sequence[TensorInfo]) -> list[list[TensorInfo]]:
-        """The tensors of each shard, cut where llama.cpp's converter cuts: by bytes without
+        """Return the tensors of each shard, cut where llama.cpp's converter cuts: by bytes without
         padding, a larger tensor gets its own.
         """
         groups: list[list[TensorInfo]] = [[], []] if self.metadata_first and tensors else [[]]
@@ -127,8 +127,8 @@ class OutputPlan:
         check_space(self.paths[0].resolve().parent, self.n_bytes, self.paths[0])
 
     def open(self, keep: bool = False) -> GGUFWriter | ShardedWriter:
-        """The Sink; keep: one that begins with a call of `resume`. Raise OutputError if the disk is
-        too small, before anything is written.
+        """Return the sink. keep: it begins with a call of `resume`. Raise OutputError if the disk
+        is too small, before anything is written.
         """
         tensors = [tensor for group in self.groups for tensor in group]
         if len(self.paths) == 1:

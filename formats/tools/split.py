@@ -47,8 +47,8 @@ class Shard:
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes in `300M` (10^6 each) or `2G` (10^9); an int is bytes already. Raise UsageError for
-    anything else.
+    """Return the number of bytes that `300M` (10^6 each) or `2G` (10^9) stands for; an int is one
+    already. Raise UsageError for anything else.
     """
     if isinstance(text, int):
         size = text

@@ -141,7 +141,7 @@ def _totals(tensors: tuple[TensorInfo, ...]) -> tuple[TypeTotal, ...]:
 
 
 def value_as_json(value: Value, full: bool = False) -> dict[str, Any]:
-    """`{"type", "value"}` of a metadata value; arrays also have `element`, shortened values
+    """Return `{"type", "value"}` of a metadata value; arrays also have `element`, shortened values
     `length`.
     """
     kind: dict[str, Any] = {"type": value.type.name}

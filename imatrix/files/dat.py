@@ -141,7 +141,7 @@ def _check_start(file: OpenFile) -> None:
 
 
 class _Reader:
-    """Read fields of the file. Each is checked against the bytes that are left before it is read."""
+    """Read fields of the file, each checked against the bytes that are left."""
 
     def __init__(self, file: OpenFile):
         self.file, self.path, self.position = file, file.path, 0

@@ -46,8 +46,8 @@ def _lowest(
     output: str,
     output1: str,
 ) -> tuple[MixRule, ...]:
-    """The chain of one-bit interleaved presets, and with other types of 2-bit trellises. Arguments
-    in the order of the rows.
+    """Return the chain of one-bit interleaved presets, and with other types of 2-bit trellises.
+    Arguments in the order of the rows.
     """
     return (
         mix_rule(

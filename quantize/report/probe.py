@@ -25,8 +25,8 @@ PROBE_TYPES = ("IQ3_K", "IQ4_NL")
 
 
 def probe_type(tensor: TensorInfo, types: Sequence[str] = PROBE_TYPES) -> GGMLType:
-    """The first of the types that the tensor's rows can have. Raise UsageError if there is none, or
-    one needs whole row groups.
+    """Return the first of the types that the tensor's rows can have. Raise UsageError if there is
+    none, or one needs whole row groups.
     """
     found = next(
         (
@@ -47,8 +47,8 @@ def probe_type(tensor: TensorInfo, types: Sequence[str] = PROBE_TYPES) -> GGMLTy
 def probe_groups(
     tensors: Sequence[TensorInfo], architecture: str, layers: int = 1
 ) -> list[list[TensorInfo]]:
-    """Tensors that are stored in another type together: of one role, in `layers` layers that follow
-    one another.
+    """Return groups of tensors that are stored in another type together: of one role, in `layers`
+    consecutive layers.
     """
     groups: dict[tuple[str, int], list[TensorInfo]] = {}
     for tensor in tensors:

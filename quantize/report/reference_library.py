@@ -102,7 +102,7 @@ class ReferenceLibrary:
     def quantize(
         self, type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None
     ) -> np.ndarray:
-        """float32[rows, n_cols] to uint8[rows, row_bytes], by one thread. Raise
+        """Quantize float32[rows, n_cols] to uint8[rows, row_bytes] with one thread. Raise
         UnsupportedTypeError for a type that the library lacks or that it does not quantize without
         importances.
         """

@@ -157,8 +157,8 @@ def _tasks(
 
 
 def choose_types(asked: Sequence[GGMLType], encodable: Sequence[str]) -> list[GGMLType]:
-    """The types asked for, each once; by default every quantized type that is not the interleaved
-    form of another. By bits per weight.
+    """Return the types asked for, each once, by bits per weight; by default every quantized type
+    that is not the interleaved form of another.
 
     Raise UnsupportedTypeError for a type without a search.
     """
@@ -174,8 +174,8 @@ def choose_types(asked: Sequence[GGMLType], encodable: Sequence[str]) -> list[GG
 def choose_tensors(
     source: Source, include: Sequence[str], decodable: Sequence[str]
 ) -> list[TensorInfo]:
-    """Tensors that a quantization run may change, in whose name one of the regular expressions is
-    found. Raise UsageError if none is left.
+    """Return the tensors that a quantization run may change and whose names match one of the
+    regular expressions. Raise UsageError if none is left.
     """
     matchers = regular_expressions(include)
     chosen = [
@@ -195,8 +195,8 @@ def choose_tensors(
 
 
 def row_spans(tensor: TensorInfo, sampled: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the rows to measure, each within a matrix: all, or groups of rows, evenly
-    spaced, about `sampled` rows in all.
+    """Yield (start, stop) of the rows to measure, each within a matrix: all, or groups of rows,
+    evenly spaced, about `sampled` rows in all.
     """
     matrix_rows = tensor.n_rows // tensor.n_matrices
     some = 0 < sampled < tensor.n_rows
@@ -219,7 +219,7 @@ def _works(
     types: Sequence[GGMLType],
     weights: np.ndarray | None,
 ) -> Iterator[tuple[int, Callable[[], list[ErrorSums]]]]:
-    """(number of elements, function that measures them) for each span."""
+    """Yield (number of elements, function that measures them) for each span."""
     matrix_rows, last = tensor.n_rows // tensor.n_matrices, None
     for start, stop in spans:
         if start // matrix_rows != last:

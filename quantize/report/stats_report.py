@@ -141,7 +141,7 @@ class _Page:
         )
 
     def _map(self, type: GGMLType, found: Sequence[TensorStats]) -> str:
-        """A table of layers by roles."""
+        """Return a table of layers by roles."""
         cells: dict[tuple[int, str], list[TensorStats]] = {}
         for stats in found:
             layer = TensorName.parse(stats.tensor.name).layer
@@ -225,7 +225,7 @@ class _Page:
         )
 
     def _details(self, sums: ErrorSums, tensors: Sequence[TensorStats]) -> str:
-        """All figures of a cell."""
+        """Return all figures of a cell."""
         first = tensors[0]
         name = printable(first.tensor.name, 80)
         if len(tensors) > 1:

@@ -53,7 +53,7 @@ def sample_rows(rows: int, n_cols: int, seed: int = 1) -> tuple[np.ndarray, np.n
 def weighted_error(
     type: str | GGMLType, x: np.ndarray, rows: np.ndarray, importance: np.ndarray | None
 ) -> float:
-    """sqrt(sum w (x - y)^2 / sum w x^2) with y the decoded rows as matrix products use them."""
+    """Return sqrt(sum w (x - y)^2 / sum w x^2), with y decoded as matrix products use it."""
     w = np.ones(x.shape[1]) if importance is None else importance.astype(np.float64)
     wrong = x - decode(type, rows, x.shape[1], as_weights=True).astype(np.float64)
     return float(np.sqrt((w * wrong**2).sum() / (w * x.astype(np.float64) ** 2).sum()))

@@ -71,7 +71,9 @@ class RunReport:
         return sum(1 for t in self.tensors if t.planned.fallback)
 
     def __repr__(self) -> str:
-        """One line, as `RunReport(291 tensors, 14.96 GiB -> 4.25 GiB, 4.55 bits per weight)`."""
+        """Return one line, as `RunReport(291 tensors, 14.96 GiB -> 4.25 GiB, 4.55 bits per
+        weight)`.
+        """
         said = [
             f"{len(self.tensors)} tensors",
             f"{_size(self.source_bytes)} -> {_size(self.target_bytes)}",
