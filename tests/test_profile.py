@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
 import pytest
 import torch
@@ -194,12 +195,46 @@ def test_drawing():
     assert "first & <second>" in texts and texts.count("blk.0") == 2 and "attend" in texts
     titles = [title.text for title in root.iter(f"{SVG}title")]
     assert titles[2] == "mv<4> (norm_matvec): 3.00 µs, 2 GB/s" and len(titles) == 12
-    width = float(root.get("width"))
-    assert all(
-        float(r.get("x", 0)) >= 0 and float(r.get("x", 0)) + float(r.get("width")) <= width
-        for r in root.iter(f"{SVG}rect")
-    )
     assert ET.fromstring(timeline([("empty", Pass("tg", 1.0))])) is not None
+
+
+@pytest.mark.parametrize("width", [360, 420, 1099, 1100, 1280, 2000])
+def test_a_drawing_fits_every_width(width):
+    """No box and no text ends beyond the page, and times above the ticks do not overlap."""
+    spans = [
+        Span(f"{'kernel_' * (i % 12)}{i}", f"blk.{i // 8}", 37.0 * i, 5.0 * (i % 8), own=5.0)
+        for i in range(160)
+    ]
+    title = "a/rather/long/path/to/" * 5 + "model.gguf pp512, 12.345\u00a0ms"
+    root = ET.fromstring(timeline([(title, Pass("pp512", 6000.0, spans))]))
+    assert root.get("width") == "100%" and root.get("viewBox") is None
+
+    def at(element, name):
+        value = element.get(name, "0")
+        return float(value[:-1]) / 100 * width if value.endswith("%") else float(value)
+
+    hidden = "narrow" if width >= 1100 else "wide"
+    for box in root.iter(f"{SVG}rect"):
+        assert at(box, "x") >= 0 and at(box, "x") + at(box, "width") <= width
+    times = []
+    for text in root.iter(f"{SVG}text"):
+        classes = (text.get("class") or "").split()
+        if hidden in classes:
+            continue
+        letter = 7.2 if "title" in classes else 5.5
+        long = letter * len("".join(text.itertext()))
+        left = at(text, "x") - {"end": long, "middle": long / 2}.get(text.get("text-anchor"), 0)
+        assert left >= 0 and left + at(text, "dx") + long <= width, "".join(text.itertext())
+        if "soft" in classes:
+            times.append((left, left + long))
+    assert len(times) >= 3 and all(a[1] < b[0] for a, b in pairwise(times))
+
+
+def test_a_drawing_names_what_shares_a_colour():
+    spans = [Span(f"k{i}", "blk.0", 10.0 * i, 10.0, own=10.0) for i in range(20)]
+    root = ET.fromstring(timeline([("t", Pass("tg", 200.0, spans))]))
+    shown = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
+    assert shown[-1] == "5 others25.0 %" and "k145.0 %" in shown and "k155.0 %" not in shown
 
 
 def test_own_time_of_ranges_within_ranges():

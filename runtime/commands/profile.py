@@ -98,7 +98,7 @@ def run(args: argparse.Namespace, api) -> int:
     if args.output:
         chosen = [(label, typical(passes)) for label, passes in profiles.items()]
         drawing = timeline(
-            [(f"{name} {label}, {p.duration / 1e3:.3f} ms", p) for label, p in chosen]
+            [(f"{name} {label}, {p.duration / 1e3:.3f}\u00a0ms", p) for label, p in chosen]
         )
         with PartFile(args.output) as file:
             file.write(drawing.encode(errors="backslashreplace"))

@@ -1,5 +1,9 @@
 """Passes as a timeline: a row per layer, a box per kernel, times counted from where the layer
 begins.
+
+All positions across are percentages and all letters have a fixed size, so that the drawing fits a
+telephone as well as a desk. What is written into boxes and between ticks depends on the width: the
+style sheet shows one of two choices.
 """
 
 from __future__ import annotations
@@ -7,11 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from textwrap import wrap
 
 from .trace import Pass, Span
 
-WIDTH, LEFT, RIGHT, ROW, GAP = 1200, 110, 90, 18, 4
-_LETTER = 5.8  # of 10 px text, on average
+LEFT, ACROSS = 2.0, 96.0  # per cent of the width
+NARROW, WIDE = 360, 1100  # px: the least width, and from where on there is space for more
+_LABEL, _ROW, _GAP = 15, 18, 5  # px: heights
+_LETTER, _TITLE_LETTER = 5.8, 7.4  # px: widths on average, of 10 px and of bold 14 px
 _COLOURS = (
     "#4e79a7",
     "#f28e2b",
@@ -30,11 +37,31 @@ _COLOURS = (
     "#a0cbe8",
     "#bab0ac",
 )
+_STYLE = f"""
+:root {{ --page: #ffffff; --ink: #1d2125; --soft: #59626b; --line: #dfe1e4; }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --page: #14171a; --ink: #e7e9eb; --soft: #a3acb5; --line: #30363c; }}
+}}
+svg:root {{ background: var(--page); }}
+.page {{ fill: var(--page); }}
+text {{ font: 10px Helvetica, Arial, sans-serif; fill: var(--ink); }}
+.title {{ font-size: 14px; font-weight: bold; }}
+.layer {{ font-size: 11px; }}
+.soft {{ fill: var(--soft); }}
+.tick {{ stroke: var(--line); }}
+.box {{ stroke: var(--page); stroke-width: .3; }}
+.name {{ fill: #000000; pointer-events: none; }}
+.narrow {{ display: none; }}
+@media (max-width: {WIDE - 1}px) {{
+  .wide {{ display: none; }}
+  .narrow {{ display: inline; }}
+}}
+"""
 
 
 def timeline(panels: Sequence[tuple[str, Pass]]) -> str:
-    """An SVG document with one panel for each (title, pass). Boxes have titles (shown on hovering)
-    with name, time and GB/s.
+    """Return an SVG document with one panel for each (title, pass). Boxes have titles (shown on
+    hovering) with name, time and GB/s.
     """
     names: dict[str, float] = {}
     for _, p in panels:
@@ -42,27 +69,25 @@ def timeline(panels: Sequence[tuple[str, Pass]]) -> str:
             names[span.name] = names.get(span.name, 0.0) + span.own
     order = sorted(names, key=lambda name: -names[name])
     colour = {name: _COLOURS[min(i, len(_COLOURS) - 1)] for i, name in enumerate(order)}
-    body, y = [], 12
+    body, y = [], 12.0
     for title, p in panels:
         part, y = _panel(title, p, colour, y)
         body += part
-    part, y = _legend(order[: len(_COLOURS)], colour, y + 10)
-    body += part
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y + 10}" viewBox="0 0'
-        f' {WIDTH} {y + 10}" font-family="Helvetica, Arial, sans-serif" font-size="10">'
-    )
-    return (
-        "\n".join(
-            [head, f'<rect width="{WIDTH}" height="{y + 10}" fill="#ffffff"/>', *body, "</svg>"]
-        )
-        + "\n"
-    )
+    part, y = _legend(order, names, y + 6)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="100%" height="{y + 10:g}">',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="page" width="100%" height="{y + 10:g}"/>',
+        *body,
+        *part,
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def rows_of(p: Pass) -> list[tuple[str, list[Span]]]:
-    """The spans of a pass cut where the layer changes. What has no layer belongs to the row before
-    it, or to the first.
+    """Return the spans of a pass cut where the layer changes. What has no layer belongs to the row
+    before it, or to the first.
     """
     rows: list[tuple[str, list[Span]]] = []
     waiting: list[Span] = []
@@ -80,44 +105,49 @@ def rows_of(p: Pass) -> list[tuple[str, list[Span]]]:
 def _panel(title: str, p: Pass, colour: dict[str, str], y: float) -> tuple[list[str], float]:
     rows = rows_of(p)
     longest = max((max(s.end for s in spans) - spans[0].start for _, spans in rows), default=1.0)
-    scale = (WIDTH - LEFT - RIGHT) / longest
-    out = [f'<text x="8" y="{y + 12}" font-size="14" font-weight="bold">{escape(title)}</text>']
-    top = y + 36
-    bottom = top + len(rows) * (ROW + GAP)
-    step = _tick(longest)
-    for k in range(math.floor(longest / step) + 1):
-        x = LEFT + k * step * scale
-        out.append(
-            f'<line x1="{x:.1f}" y1="{top - 4}" x2="{x:.1f}" y2="{bottom}" stroke="#dddddd"/>'
-        )
-        out.append(
-            f'<text x="{x:.1f}" y="{top - 8}" text-anchor="middle"'
-            f' fill="#555555">{_time(k * step)}</text>'
-        )
+    scale = ACROSS / max(longest, 1e-9)
+    out = []
+    for line in wrap(title, int(NARROW * ACROSS / 100 / _TITLE_LETTER)) or [""]:
+        out.append(f'<text class="title" x="{LEFT:g}%" y="{y + 12:g}">{escape(line)}</text>')
+        y += 18
+    top = y + 20
+    bottom = top + len(rows) * (_LABEL + _ROW + _GAP)
+    out += _ticks(longest, scale, top, bottom)
     for i, (layer, spans) in enumerate(rows):
-        at, begin = top + i * (ROW + GAP), spans[0].start
+        at, begin = top + i * (_LABEL + _ROW + _GAP), spans[0].start
+        end = max(s.end for s in spans)
         out.append(
-            f'<text x="{LEFT - 6}" y="{at + 13}" text-anchor="end"'
-            f' font-size="11">{escape(layer)}</text>'
+            f'<text class="layer" x="{LEFT:g}%" y="{at + 12:g}">{escape(layer)}'
+            f'<tspan class="soft" dx="6">{_time(end - begin)}</tspan></text>'
         )
         for span in spans:
             out += _box(
                 span,
                 LEFT + (span.start - begin) * scale,
-                at,
+                at + _LABEL,
                 span.duration * scale,
                 colour[span.name],
             )
-        end = max(s.end for s in spans)
-        out.append(
-            f'<text x="{LEFT + (end - begin) * scale + 4:.1f}" y="{at + 13}"'
-            f' fill="#555555">{_time(end - begin)}</text>'
-        )
     return out, bottom + 14
 
 
+def _ticks(longest: float, scale: float, top: float, bottom: float) -> list[str]:
+    """Return lines at round times, and above them the times: every other one where it is narrow."""
+    out, step = [], _tick(longest)
+    for k in range(math.floor(longest / step) + 1):
+        x = LEFT + k * step * scale
+        anchor = "start" if not k else "end" if x > LEFT + 0.95 * ACROSS else "middle"
+        kind = "soft wide" if k % 2 else "soft"
+        out += [
+            f'<line class="tick" x1="{x:.3f}%" y1="{top - 4:g}" x2="{x:.3f}%" y2="{bottom:g}"/>',
+            f'<text class="{kind}" x="{x:.3f}%" y="{top - 8:g}"'
+            f' text-anchor="{anchor}">{_time(k * step)}</text>',
+        ]
+    return out
+
+
 def _box(span: Span, x: float, y: float, width: float, colour: str) -> list[str]:
-    inset = min(2 * span.depth, ROW // 2)  # ranges within ranges are drawn into them
+    inset = min(2 * span.depth, _ROW // 2)  # ranges within ranges are drawn into them
     about = (
         f"{span.name}"
         + (f" ({span.module})" if span.module and span.module != span.name else "")
@@ -126,34 +156,51 @@ def _box(span: Span, x: float, y: float, width: float, colour: str) -> list[str]
     if span.n_bytes:
         about += f", {span.n_bytes / span.duration / 1e3:.0f} GB/s" if span.duration else ""
     out = [
-        f'<rect x="{x:.2f}" y="{y + inset}" width="{max(width, 0.3):.2f}" height="{ROW - inset}"'
-        f' fill="{colour}" stroke="#ffffff"'
-        f' stroke-width="0.3"><title>{escape(about)}</title></rect>'
+        f'<rect class="box" x="{x:.3f}%" y="{y + inset:g}" width="{max(width, 0.03):.3f}%"'
+        f' height="{_ROW - inset}" fill="{colour}"><title>{escape(about)}</title></rect>'
     ]
-    letters = int((width - 6) / _LETTER)
-    if letters >= 3 and span.own > 0.9 * span.duration:  # else other boxes cover the text
-        text = span.name if len(span.name) <= letters else span.name[: letters - 1] + "…"
+    if span.own <= 0.9 * span.duration:  # other boxes cover the text
+        return out
+    wide, narrow = (_fitting(span.name, width / 100 * px) for px in (WIDE, NARROW))
+    texts = {wide: "name"} if wide == narrow else {wide: "name wide", narrow: "name narrow"}
+    return out + [
+        f'<text class="{kind}" x="{x:.3f}%" dx="3" y="{y + _ROW - 5:g}">{escape(text)}</text>'
+        for text, kind in texts.items()
+        if text
+    ]
+
+
+def _fitting(name: str, pixels: float) -> str:
+    """Return the name, or its beginning, as it fits into a box; "" where hardly any of it does."""
+    letters = int((pixels - 6) / _LETTER)
+    if len(name) <= letters:
+        return name
+    return f"{name[: letters - 1]}…" if letters >= 3 else ""
+
+
+def _legend(order: Sequence[str], seconds: dict[str, float], y: float) -> tuple[list[str], float]:
+    """Return a line for every colour with its share of the time. The last colour is shared."""
+    total = sum(seconds.values()) or 1.0
+    shown = [(name, seconds[name]) for name in order]
+    if len(order) > len(_COLOURS):
+        rest = order[len(_COLOURS) - 1 :]
+        others = (f"{len(rest)} others", sum(seconds[name] for name in rest))
+        shown = [*shown[: len(_COLOURS) - 1], others]
+    most = int((NARROW * ACROSS / 100 - 60) / _LETTER)
+    out = []
+    for (name, own), colour in zip(shown, _COLOURS, strict=False):
+        short = name if len(name) <= most else f"{name[: most - 1]}…"
+        out.append(f'<rect x="{LEFT:g}%" y="{y:g}" width="10" height="10" fill="{colour}"/>')
         out.append(
-            f'<text x="{x + 3:.1f}" y="{y + ROW - 5}" fill="#000000"'
-            f' pointer-events="none">{escape(text)}</text>'
+            f'<text x="{LEFT:g}%" dx="15" y="{y + 9:g}">{escape(short)}'
+            f'<tspan class="soft" dx="6">{100 * own / total:.1f} %</tspan></text>'
         )
-    return out
-
-
-def _legend(names: Sequence[str], colour: dict[str, str], y: float) -> tuple[list[str], float]:
-    out, x = [], 8.0
-    for name in names:
-        wide = 24 + len(name) * _LETTER
-        if x > 8 and x + wide > WIDTH - 8:
-            x, y = 8.0, y + 16
-        out.append(f'<rect x="{x:.1f}" y="{y}" width="10" height="10" fill="{colour[name]}"/>')
-        out.append(f'<text x="{x + 14:.1f}" y="{y + 9}">{escape(name)}</text>')
-        x += wide
-    return out, y + 16
+        y += 16
+    return out, y
 
 
 def _tick(longest: float) -> float:
-    """A round number of microseconds, for five to twelve ticks."""
+    """Return a round number of microseconds, for five to twelve ticks."""
     power = 10 ** math.floor(math.log10(max(longest, 1e-3) / 5))
     return next(power * k for k in (1, 2, 5, 10) if longest / (power * k) <= 12)
 
