@@ -222,16 +222,20 @@ def _run(words: list[str]) -> int:
         print_overview(COMMANDS, sys.stdout)
         return 2
     name, rest = words[0], words[1:]
-    if name in ("-h", "--help") or (name == "help" and not rest):
+    if name == "help" and rest[:1] not in ([], ["-h"], ["--help"]):
+        _no_more(name, rest[1:])
+        return _help(rest[0])
+    if name in ("-h", "--help", "help"):
         print_overview(COMMANDS, sys.stdout)
         return 0
     if name in ("--version", "version"):
+        if rest in (["-h"], ["--help"]):
+            return _help(name)
+        _no_more(name, rest)
         from .version import __version__
 
         print(f"iqforge {__version__}")
         return 0
-    if name == "help":
-        return _help(rest[0])
     if name == "completion":
         return _completion(rest)
     parser, module = _parser(name)
@@ -242,14 +246,25 @@ def _run(words: list[str]) -> int:
         return module.run(args, api) or 0
 
 
+def _no_more(name: str, rest: list[str]) -> None:
+    """SystemExit if anything follows a word that takes nothing more."""
+    from .commandline.parser import Parser
+
+    if rest:
+        Parser(f"iqforge {name}").error(f"unexpected argument '{rest[0]}'")
+
+
 def _parser(name: str):
     """Return the parser and the module of a command; SystemExit for an unknown one."""
+    from .commandline.help import suggested_command
     from .commandline.parser import Parser, did_you_mean
 
+    if name.startswith("-"):
+        hint = did_you_mean(name, ["--help", "--version"])
+        Parser("iqforge").error(f"unknown flag '{name}'{hint}")
     if name not in COMMANDS:
-        kind = "flag" if name.startswith("-") else "command"
-        known = ["--help", "--version"] if kind == "flag" else [*COMMANDS, "help", "version"]
-        Parser("iqforge").error(f"unknown {kind} '{name}'{did_you_mean(name, known)}")
+        hint = suggested_command(name, COMMANDS)
+        Parser("iqforge").error(f"unknown command '{name}'{hint}")
     parser = Parser(f"iqforge {name}", COMMANDS[name].example)
     module = _configure(name, parser)
     return parser, module
@@ -265,7 +280,7 @@ def _help(name: str) -> int:
     from .commandline.completion import HELP
 
     if name in ("completion", "help", "version"):
-        print(HELP if name == "completion" else f"usage: iqforge {name}", end="")
+        print(HELP if name == "completion" else f"usage: iqforge {name}\n", end="")
         return 0
     _parser(name)[0].print_help()
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import IO, Protocol
 
+from ..formats.options import did_you_mean
 from .colour import painted_heading
 
 
@@ -25,7 +26,33 @@ GROUPS = {
     "inspect": "iqforge inspect model-iq4_k.gguf",
     "advanced": "iqforge kernels --build --arch sm_90",
 }
+# Names of the same thing in other tools, for suggestions.
+ELSEWHERE = {
+    "convert_hf_to_gguf": "convert",
+    "convert_lora_to_gguf": "convert-lora",
+    "gguf_dump": "inspect",
+    "dump": "inspect",
+    "info": "inspect",
+    "show": "inspect",
+    "llama_cli": "generate",
+    "llama_completion": "generate",
+    "cli": "generate",
+    "run": "generate",
+    "chat": "generate",
+    "ppl": "perplexity",
+    "kld": "perplexity",
+    "merge": "gguf-split",
+    "list": "types",
+}
 _WIDTH = 18
+
+
+def suggested_command(word: str, commands: Mapping[str, Listed]) -> str:
+    """Return "; did you mean 'x'?" for what is most like `word`, here or in another tool, or ""."""
+    elsewhere = ELSEWHERE.get(word.lower().removesuffix(".py").replace("-", "_"))
+    if elsewhere:
+        return f"; did you mean '{elsewhere}'?"
+    return did_you_mean(word, [*commands, "help", "version", "completion"])
 
 
 def print_overview(commands: Mapping[str, Listed], file: IO[str]) -> None:

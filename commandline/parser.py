@@ -33,10 +33,18 @@ class Parser(argparse.ArgumentParser):
 
         Where a command takes `words`, they may also follow a flag.
         """
-        args, extra = self.parse_known_args(list(words))
+        required = [action for action in self._actions if action.required]
+        for action in required:  # an unknown flag is named before what is missing
+            action.required = False
+        try:
+            _, extra = self.parse_known_args(list(words))
+        finally:
+            for action in required:
+                action.required = True
         unknown = [word for word in extra if word.startswith("-")]
         if unknown:
             self.error(self._unknown(unknown[0].partition("=")[0]))
+        args, extra = self.parse_known_args(list(words))
         if extra:
             if "words" not in args:
                 self.error(f"unexpected argument '{extra[0]}'")
@@ -53,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         ]
 
     def _unknown(self, flag: str) -> str:
-        if flag in UNSUPPORTED:
+        if flag in UNSUPPORTED and "--model" in self.flags():  # of tools that run a model
             return f"'{flag}' ({UNSUPPORTED[flag]}) is not supported"
         return f"unknown flag '{flag}'{did_you_mean(flag, self.flags())}"
 

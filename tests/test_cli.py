@@ -76,6 +76,12 @@ def test_overview(capsys):
     assert main([]) == 2 and capsys.readouterr().out == out
 
 
+def test_help_of_words_that_are_no_commands(capsys):
+    for name in ("version", "help"):
+        assert main(["help", name]) == 0
+        assert capsys.readouterr().out == f"usage: iqforge {name}\n"
+
+
 def test_version(capsys):
     for words in ("version", "--version"):
         assert main([words]) == 0
@@ -86,6 +92,16 @@ MISTAKES = {
     "quantze a b": "unknown command 'quantze'; did you mean 'quantize'?",
     "frobnicate": "unknown command 'frobnicate'.",
     "help quantze": "did you mean 'quantize'?",
+    "convert_hf_to_gguf.py ./model": "did you mean 'convert'?",
+    "llama-cli -m x": "unknown command 'llama-cli'; did you mean 'generate'?",
+    "gguf-dump x": "did you mean 'inspect'?",
+    "llama-quantize a b": "did you mean 'quantize'?",
+    "version now": "unexpected argument 'now'",
+    "help quantize repack": "unexpected argument 'repack'",
+    "quantize --imatrx f": "unknown flag '--imatrx'; did you mean '--imatrix'?",
+    "generate -cnv": "'-cnv' (chat mode) is not supported",
+    "quantize a.gguf Q8_0 -j 4": "unknown flag '-j'",
+    "generate": "the following arguments are required: -m/--model",
     "--versoin": "unknown flag '--versoin'; did you mean '--version'?",
     "generate -m x --tmp 0": "unknown flag '--tmp'; did you mean '--temp'?",
     "perplexity -m x --frobnicate=3": "unknown flag '--frobnicate'. See `iqforge perplex",
