@@ -28,7 +28,7 @@ class AllExperts:
     def __init__(self, model: Model, collector: Observer):
         self._collector, self._layers, self._showing = (
             collector,
-            {moe.router.name: moe for moe in moe_layers(model.network)},
+            {moe.router.linear.name: moe for moe in moe_layers(model.network)},
             False,
         )
 
@@ -44,8 +44,8 @@ class AllExperts:
 
     def _show(self, moe: MoE, x: torch.Tensor) -> None:
         x = x.to(moe.experts.down.device)
-        for expert in range(moe.n_experts):
-            counts = torch.zeros(moe.n_experts, dtype=torch.int64)
+        for expert in range(moe.spec.n_experts):
+            counts = torch.zeros(moe.spec.n_experts, dtype=torch.int64)
             counts[expert] = len(x)
             # the same rows as for the expert before
             self._collector.forget_inputs()
@@ -59,7 +59,7 @@ def router_rows(model: Model) -> dict[str, np.ndarray]:
     """Return float32[n_experts, width] of every layer with experts, by the name of the router's
     tensor.
     """
-    routers = [moe.router for moe in moe_layers(model.network)]
+    routers = [moe.router.linear for moe in moe_layers(model.network)]
     return {
         router.name: torch.cat([rows for _, rows in router.matrix.parts()]).numpy(force=True)
         for router in routers
@@ -69,5 +69,6 @@ def router_rows(model: Model) -> dict[str, np.ndarray]:
 def moe_layers(network: Network) -> Iterator[MoE]:
     """Return the layers of `network` that have experts."""
     for block in network.blocks:
-        if isinstance(block.ffn, MoE):
-            yield block.ffn
+        for branch in block.branches:
+            if isinstance(branch.module, MoE):
+                yield branch.module

@@ -1,4 +1,4 @@
-"""What decoder-only transformers share: the keys that every architecture reads, embedding,
+"""What decoder-only transformers share: the keys that every architecture reads, embedding, blocks,
 attention and expert tensors.
 
 Architecture files describe only what differs.
@@ -6,24 +6,35 @@ Architecture files describe only what differs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from ..errors import ConfigError
 from .hyperparameters import Hyperparameters
 from .layers.attention import Attention
-from .layers.ffn import GatedFFN
-from .layers.moe import Experts, MoE
-from .layers.norm import RMSNorm
+from .layers.block import Block, Branch
+from .layers.ffn import GatedFFN, PlainFFN
+from .layers.moe import Experts, MoE, Router
+from .layers.norm import LayerNorm, Norm, RMSNorm
 from .layers.rope import Rope, Scaling
+from .layers.specs import AttentionSpec, FFNSpec, RouterSpec
+from .linear import Linear
 from .network import Network
 from .weights import Weights
 
 _LARGEST_HEAD = 65536  # far beyond any model, so that a hostile file cannot ask for huge tables
+_SCORES = {1: "softmax", 2: "sigmoid", 3: "selected", 4: "sqrt_softplus"}
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Sizes of a decoder, and builders of its standard parts from the tensors of a block."""
+    """Sizes of a decoder, and builders of its parts from the tensors of a block.
+
+    n_layers: blocks that run, without those that predict further tokens (`nextn_predict_layers`).
+    """
 
     p: Hyperparameters
     w: Weights
@@ -34,14 +45,19 @@ class Decoder:
     kv_heads: tuple[int, ...]
     key_length: int
     value_length: int
+    layer_norm: bool = False
 
     @classmethod
-    def read(cls, p: Hyperparameters, w: Weights) -> Decoder:
-        """ConfigError for sizes that are missing, out of range or contradict each other."""
+    def read(cls, p: Hyperparameters, w: Weights, *, layer_norm: bool = False) -> Decoder:
+        """ConfigError for sizes that are missing, out of range or contradict each other.
+        layer_norm: norms are LayerNorms, others RMS norms.
+        """
         width = p.integer("embedding_length")
-        n_layers = p.integer("block_count", most=len(w.source.tensors))
-        heads = p.per_layer("attention.head_count", n_layers)
-        kv_heads = p.per_layer("attention.head_count_kv", n_layers, heads)
+        n_blocks = p.integer("block_count", most=len(w.source.tensors))
+        n_layers = n_blocks - p.integer("nextn_predict_layers", 0, least=0, most=n_blocks - 1)
+        w.skip_layers(n_layers)
+        heads = p.per_layer("attention.head_count", n_blocks)
+        kv_heads = p.per_layer("attention.head_count_kv", n_blocks, heads)
         for layer, (h, kv) in enumerate(zip(heads, kv_heads, strict=True)):
             if h % kv:
                 raise ConfigError(
@@ -57,151 +73,271 @@ class Decoder:
                 file=p.file,
             )
         head_size = max(1, width // heads[0])
+        kind = "norm" if layer_norm else "norm_rms"
         return cls(
             p,
             w,
             width,
             n_layers,
-            p.number("attention.layer_norm_rms_epsilon"),
-            heads,
-            kv_heads,
+            p.number(f"attention.layer_{kind}_epsilon"),
+            heads[:n_layers],
+            kv_heads[:n_layers],
             p.integer("attention.key_length", head_size, most=_LARGEST_HEAD),
             p.integer("attention.value_length", head_size, most=_LARGEST_HEAD),
+            layer_norm,
         )
 
-    def network(self, blocks: list) -> Network:
-        """Return a network of these blocks. Its output matrix is the embedding if the file has no
-        output tensor.
+    def network(self, block: Callable[[int], Block], **options: Any) -> Network:
+        """Return a network of `block(layer)` for every layer. Its output matrix is the embedding if
+        the file has no output tensor. options: those of `Network`.
         """
         n_vocab = self.p.integer("vocab_size", self.w.n_rows_of("token_embd.weight"))
         output = "output" if self.w.has("output.weight") else "token_embd"
         return Network(
             self.w.embedding("token_embd", n_vocab, self.width),
-            blocks,
+            [block(layer) for layer in range(self.n_layers)],
             self.norm("output_norm"),
             self.w.linear(output, self.width, n_vocab, role="output", split="column"),
             n_vocab,
+            **options,
         )
 
-    def norm(self, name: str, n: int | None = None) -> RMSNorm:
-        """Return the norm `<name>.weight` over `n` elements (default: the width)."""
-        return RMSNorm(self.w.vector(f"{name}.weight", n or self.width), self.eps)
-
-    def rope(self, style: str) -> Rope:
-        """Read the rotation, with the frequency factors of `rope_freqs.weight` if the file has
-        them.
+    def block(
+        self,
+        layer: int,
+        mixer: Any,
+        ffn: Any,
+        *,
+        norms: tuple[str | None, str | None] = ("attn_norm", "ffn_norm"),
+        post_norms: tuple[str | None, str | None] = (None, None),
+        more: tuple[Branch, ...] = (),
+        output_scale: torch.Tensor | None = None,
+    ) -> Block:
+        """A block of a mixer, a feed-forward layer, and `more` branches. norms, post_norms: names of
+        the norms before and after the two; None for none.
         """
-        n_rot = self.p.integer("rope.dimension_count", self.key_length, most=self.key_length)
+        at = f"blk.{layer}"
+        before, after = (
+            [None if name is None else self.norm(f"{at}.{name}") for name in names]
+            for names in (norms, post_norms)
+        )
+        branches = (
+            Branch(before[0], mixer, after[0], mixer=True),
+            Branch(before[1], ffn, after[1]),
+            *more,
+        )
+        return Block(branches, self.w.placement.layer(layer), output_scale)
+
+    def norm(self, name: str, n: int | None = None) -> Norm:
+        """Return the norm `<name>.weight` over `n` elements (default: the width)."""
+        if not self.layer_norm:
+            return self.rms_norm(name, n)
+        size = n or self.width
+        bias = self.w.optional_vector(f"{name}.bias", size)
+        return LayerNorm(self.w.vector(f"{name}.weight", size), bias, self.eps, name)
+
+    def rms_norm(self, name: str, n: int | None = None) -> RMSNorm:
+        """Return the RMS norm `<name>.weight` over `n` elements (default: the width)."""
+        return RMSNorm(self.w.vector(f"{name}.weight", n or self.width), self.eps, name)
+
+    def rope(
+        self,
+        style: str,
+        *,
+        head: int | None = None,
+        n_rot: int | None = None,
+        base: float | None = None,
+        factors: torch.Tensor | None = None,
+        scaling: Scaling | None = None,
+    ) -> Rope:
+        """Read the rotation of heads of `head` elements, with the frequency factors of
+        `rope_freqs.weight` if the file has them. Arguments replace what the keys say.
+        """
+        head = head or self.key_length
+        n_rot = n_rot or self.p.integer("rope.dimension_count", head, most=head)
         if n_rot % 2:
             raise ConfigError(
                 f"metadata key '{self.p.architecture}.rope.dimension_count' is {n_rot}, expected an"
                 " even number",
                 file=self.p.file,
             )
-        factors = self.w.optional_vector("rope_freqs.weight", n_rot // 2)
+        if factors is None:
+            factors = self.w.optional_vector("rope_freqs.weight", n_rot // 2)
         return Rope(
             style,
             n_rot,
-            self.p.number("rope.freq_base", 10000.0, above=1),
+            base or self.p.number("rope.freq_base", 10000.0, above=1),
             factors,
-            Scaling.read(self.p),
+            scaling or Scaling.read(self.p),
         )
 
-    def attention(self, layer: int, rope: Rope, *, head_norms: bool = False) -> Attention:
-        """`attn_q`, `attn_k`, `attn_v`, `attn_output` of a block; with `head_norms` also
-        `attn_q_norm` and `attn_k_norm`.
+    def attention(
+        self,
+        layer: int,
+        rope: Rope | None,
+        *,
+        head_norms: bool = False,
+        key_length: int | None = None,
+        value_length: int | None = None,
+        scale: float | None = None,
+        value_eps: float = 0.0,
+        **spec: Any,
+    ) -> Attention:
+        """`attn_q`, `attn_k`, `attn_v` (or `attn_qkv`) and `attn_output` of a block, with biases
+        where the file has them; with `head_norms` also `attn_q_norm` and `attn_k_norm`, with
+        `sinks` `attn_sinks`. scale: default 1 / sqrt(key_length). spec: other fields of
+        `AttentionSpec`.
         """
-        at, heads, kv = f"blk.{layer}", self.heads[layer], self.kv_heads[layer]
-        q = self.w.linear(
-            f"{at}.attn_q", self.width, heads * self.key_length, role="attn_q", split="column"
+        at, w = f"blk.{layer}", self.w
+        key_length, value_length = key_length or self.key_length, value_length or self.value_length
+        s = AttentionSpec(
+            self.heads[layer],
+            self.kv_heads[layer],
+            key_length,
+            value_length,
+            key_length**-0.5 if scale is None else scale,
+            **spec,
         )
-        k = self.w.linear(
-            f"{at}.attn_k", self.width, kv * self.key_length, role="attn_k", split="column"
-        )
-        v = self.w.linear(
-            f"{at}.attn_v", self.width, kv * self.value_length, role="attn_v", split="column"
-        )
-        output = self.w.linear(
-            f"{at}.attn_output",
-            heads * self.value_length,
-            self.width,
-            role="attn_output",
-            split="row",
-        )
+        products: dict[str, Linear] = {}
+        sizes = {
+            "q": s.query_rows,
+            "k": s.kv_heads * key_length,
+            "v": s.kv_heads * value_length,
+        }
+        if w.has(f"{at}.attn_qkv.weight"):
+            sizes = {"qkv": sum(sizes.values())}
+        elif s.kv_from is not None:
+            sizes = {"q": s.query_rows}
+        elif s.value_norm and not w.has(f"{at}.attn_v.weight"):
+            del sizes["v"]
+        for name, n_out in sizes.items():
+            products[name] = w.linear(
+                f"{at}.attn_{name}", self.width, n_out, role=f"attn_{name}", split="column"
+            )
         q_norm, k_norm = (
-            self.norm(f"{at}.attn_{x}_norm", self.key_length) if head_norms else None for x in "qk"
+            self.rms_norm(f"{at}.attn_{x}_norm", key_length)
+            if head_norms and (x == "q" or s.kv_from is None)
+            else None
+            for x in ("q", "k")
         )
         return Attention(
-            q,
-            k,
-            v,
-            output,
-            n_heads=heads,
-            n_kv_heads=kv,
-            key_length=self.key_length,
-            value_length=self.value_length,
+            s,
+            output=w.linear(
+                f"{at}.attn_output",
+                s.heads * value_length,
+                self.width,
+                role="attn_output",
+                split="row",
+            ),
             rope=rope,
+            value_eps=value_eps,
+            sinks=w.vector(f"{at}.attn_sinks.weight", s.heads) if s.sinks else None,
+            switches=w.switches,
             q_norm=q_norm,
             k_norm=k_norm,
-            switches=self.w.switches,
+            **products,
         )
 
-    def ffn(self, layer: int, hidden: int) -> GatedFFN:
-        """`ffn_gate`, `ffn_up`, `ffn_down` of a block."""
-        at = f"blk.{layer}"
-        return GatedFFN(
-            self.w.linear(f"{at}.ffn_gate", self.width, hidden, role="ffn_gate", split="column"),
-            self.w.linear(f"{at}.ffn_up", self.width, hidden, role="ffn_up", split="column"),
-            self.w.linear(f"{at}.ffn_down", hidden, self.width, role="ffn_down", split="row"),
-        )
-
-    def moe(self, layer: int, hidden: int) -> MoE:
-        """`ffn_gate_inp` and the expert tensors of a block, with gate and up split or merged."""
-        at, w, n = f"blk.{layer}", self.w, self.p.integer("expert_count")
-        n_used = self.p.integer("expert_used_count", most=n)
-        router = w.linear(
-            f"{at}.ffn_gate_inp", self.width, n, role="ffn_gate_inp", split="replicated"
-        )
-        down = w.experts(f"{at}.ffn_down", n, hidden, self.width, role="ffn_down_exps", split="row")
-        if w.has(f"{at}.ffn_gate_up_exps.weight"):
-            merged = w.experts(
-                f"{at}.ffn_gate_up",
-                n,
-                self.width,
-                2 * hidden,
-                role="ffn_gate_up_exps",
-                split="gate_up",
-            )
-            experts = Experts(down, gate_up=merged)
-        elif w.switches.merge_gate_up and w.can_merge(f"{at}.ffn_gate", f"{at}.ffn_up"):
-            merged = w.merged_experts(
-                f"{at}.ffn_gate_up",
-                (f"{at}.ffn_gate", f"{at}.ffn_up"),
-                n,
-                self.width,
-                hidden,
-                role="ffn_gate_up_exps",
-                split="gate_up",
-            )
-            experts = Experts(down, gate_up=merged)
-        else:
-            experts = Experts(
-                down,
-                w.experts(
-                    f"{at}.ffn_gate", n, self.width, hidden, role="ffn_gate_exps", split="column"
-                ),
-                w.experts(
-                    f"{at}.ffn_up", n, self.width, hidden, role="ffn_up_exps", split="column"
-                ),
-            )
-        return MoE(router, experts, n, n_used, w.switches.ser)
-
-    def refuse_unknown_routing(self) -> None:
-        """ConfigError for any routing but softmax over all experts with renormalized weights,
-        without groups and shared experts.
+    def ffn(self, layer: int, hidden: int, spec: FFNSpec = FFNSpec(), suffix: str = "") -> Any:
+        """`ffn_gate`, `ffn_up`, `ffn_down` of a block, with `suffix` after each name. Without
+        `ffn_gate`, `ffn_up` has the rows of the gate first.
         """
-        self.p.refuse("expert_gating_func", harmless=(0, 1))
-        self.p.refuse("expert_weights_scale", harmless=(0.0, 1.0))
-        self.p.refuse("expert_weights_norm", harmless=(True,))
-        self.p.refuse("expert_shared_count", harmless=(0,))
-        self.p.refuse("expert_group_count", harmless=(0, 1))
+        at, w = f"blk.{layer}", self.w
+        down = w.linear(
+            f"{at}.ffn_down{suffix}", hidden, self.width, role=f"ffn_down{suffix}", split="row"
+        )
+
+        def product(name: str, n_out: int, split: str = "column") -> Linear:
+            return w.linear(
+                f"{at}.ffn_{name}{suffix}",
+                self.width,
+                n_out,
+                role=f"ffn_{name}{suffix}",
+                split=split,
+            )
+
+        if not spec.gated:
+            return PlainFFN(product("up", hidden), down, spec)
+        if w.has(f"{at}.ffn_gate{suffix}.weight"):
+            return GatedFFN(down, product("gate", hidden), product("up", hidden), spec=spec)
+        return GatedFFN(down, gate_up=product("up", 2 * hidden, "gate_up"), spec=spec)
+
+    def router_spec(self, score: str = "softmax", *, norm: bool = True, **spec: Any) -> RouterSpec:
+        """Read how tokens choose experts. score, norm: what a file without these keys has. spec:
+        other fields of `RouterSpec`, which the keys replace.
+        """
+        p = self.p
+        n_experts = p.integer("expert_count")
+        function = p.integer("expert_gating_func", 0, least=0, most=max(_SCORES))
+        fields = {
+            "groups": p.integer("expert_group_count", 0, least=0, most=n_experts) or 1,
+            "groups_used": p.integer("expert_group_used_count", 0, least=0, most=n_experts) or 1,
+        }
+        if n_experts % fields["groups"] or fields["groups_used"] > fields["groups"]:
+            raise ConfigError(
+                f"{n_experts} experts cannot be in {fields['groups']} groups of which"
+                f" {fields['groups_used']} are used",
+                file=p.file,
+            )
+        return RouterSpec(
+            n_experts,
+            p.integer("expert_used_count", most=n_experts),
+            _SCORES.get(function, score),
+            norm=p.flag("expert_weights_norm", norm),
+            scale=p.number("expert_weights_scale", 1.0) or 1.0,
+            **{**spec, **(fields if fields["groups"] > 1 else {})},
+        )
+
+    def experts(self, layer: int, n: int, hidden: int, spec: FFNSpec = FFNSpec()) -> Experts:
+        """The expert tensors of a block, with gate and up split or merged."""
+        at, w = f"blk.{layer}", self.w
+        down = w.experts(f"{at}.ffn_down", n, hidden, self.width, role="ffn_down_exps", split="row")
+        merged = {"role": "ffn_gate_up_exps", "split": "gate_up"}
+        if w.has(f"{at}.ffn_gate_up_exps.weight"):
+            gate_up = w.experts(f"{at}.ffn_gate_up", n, self.width, 2 * hidden, **merged)
+            return Experts(down, gate_up=gate_up, spec=spec)
+        names = f"{at}.ffn_gate", f"{at}.ffn_up"
+        if w.switches.merge_gate_up and w.can_merge(*names):
+            gate_up = w.merged_experts(f"{at}.ffn_gate_up", names, n, self.width, hidden, **merged)
+            return Experts(down, gate_up=gate_up, spec=spec)
+        gate, up = (
+            w.experts(f"{at}.ffn_{x}", n, self.width, hidden, role=f"ffn_{x}_exps", split="column")
+            for x in ("gate", "up")
+        )
+        return Experts(down, gate, up, spec=spec)
+
+    def router(self, layer: int, spec: RouterSpec) -> Router:
+        """`ffn_gate_inp` of a block, and `exp_probs_b` if the file has it."""
+        at, w = f"blk.{layer}", self.w
+        linear = w.linear(
+            f"{at}.ffn_gate_inp",
+            self.width,
+            spec.n_experts,
+            role="ffn_gate_inp",
+            split="replicated",
+        )
+        bias = w.optional_vector(f"{at}.exp_probs_b.bias", spec.n_experts)
+        return Router(linear, spec, bias, w.switches.ser)
+
+    def moe(
+        self,
+        layer: int,
+        hidden: int,
+        router: RouterSpec,
+        *,
+        ffn: FFNSpec = FFNSpec(),
+        shared: int = 0,
+    ) -> MoE:
+        """Router and experts of a block; `shared` is the hidden size of the expert that works on
+        every token (0: none), which `ffn_gate_inp_shexp` gates if the file has it.
+        """
+        at, w = f"blk.{layer}", self.w
+        gate = f"{at}.ffn_gate_inp_shexp"
+        return MoE(
+            self.router(layer, router),
+            self.experts(layer, router.n_experts, hidden, ffn),
+            self.ffn(layer, shared, ffn, "_shexp") if shared else None,
+            w.linear(gate, self.width, 1, role="ffn_gate_inp_shexp", split="replicated")
+            if shared and w.has(f"{gate}.weight")
+            else None,
+        )

@@ -72,6 +72,25 @@ class Hyperparameters:
             )
         return tuple(self._bounded(key, x, least, most) for x in data)
 
+    def flag(self, key: str, default: Any = _REQUIRED) -> bool:
+        """True or False."""
+        if default is not _REQUIRED and not self.has(key):
+            return default
+        return get(self.metadata, self._full(key), bool, file=self.file)
+
+    def flags(self, key: str, n_layers: int, default: Any = _REQUIRED) -> tuple[bool, ...]:
+        """Return True or False for each layer, from an array of them."""
+        if default is not _REQUIRED and not self.has(key):
+            return default
+        data = get(self.metadata, self._full(key), list, file=self.file)
+        if len(data) != n_layers or not all(isinstance(x, (bool, int)) for x in data):
+            raise ConfigError(
+                f"metadata key '{self._full(key)}' has {len(data)} items, expected {n_layers} times"
+                " true or false",
+                file=self.file,
+            )
+        return tuple(bool(x) for x in data)
+
     def has(self, key: str) -> bool:
         return self._full(key) in self.metadata
 

@@ -22,6 +22,37 @@ if TYPE_CHECKING:
 Observer = Callable[[str, torch.Tensor, torch.Tensor | None], None]
 
 
+class Taps:
+    """What looks at the products of a model.
+
+    `observers` see every product (see `Model.observe`). While `watching`, sums of results are
+    gathered, and `first_not_finite` tells which tensor gave the first one that is not finite.
+    """
+
+    def __init__(self) -> None:
+        self.observers: list[Observer] = []
+        self.watching = False
+        self._sums: list[tuple[str, torch.Tensor]] = []
+
+    def check(self, name: str, y: torch.Tensor) -> None:
+        """Remember a result while `watching`."""
+        if self.watching:
+            self._sums.append((name, y.sum()))
+
+    def first_not_finite(self) -> str | None:
+        """Return the tensor whose product first gave infinity or NaN since the last call; None if
+        all numbers were finite. Waits for the device once.
+        """
+        names = [name for name, _ in self._sums]
+        sums = [total.to(torch.float32) for _, total in self._sums]
+        self._sums.clear()
+        if not sums:
+            return None
+        home = sums[-1].device
+        finite = torch.stack([total.to(home) for total in sums]).isfinite().tolist()
+        return None if all(finite) else names[finite.index(False)]
+
+
 class MatrixLike(Protocol):
     """What a product needs of a weight matrix: `weights.Matrix` or `resident.ResidentMatrix`."""
 
@@ -71,51 +102,62 @@ class OneMatrix:
 
 
 class Linear(OneMatrix):
-    """y = W x + b for rows x float32[rows, n_in]."""
+    """y = scale * W x + b for rows x float32[rows, n_in]. `watch` gets (name, y) of every product,
+    to find where numbers stop being finite.
+    """
 
     def __init__(
         self,
         name: str,
         matrix: MatrixLike,
         bias: torch.Tensor | None,
-        observers: list[Observer],
+        taps: Taps,
         *,
         role: str,
         split: str,
+        scale: torch.Tensor | None = None,
     ):
         self.name, self.matrix, self.bias, self.role, self.split = name, matrix, bias, role, split
+        self.scale = scale
         self.observed = (name,)
-        self._observers = observers
+        self._taps = taps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        for observe in self._observers:
+        for observe in self._taps.observers:
             observe(self.name, x, None)
         y = _product(self.matrix, x)
-        return y if self.bias is None else y.add_(self.bias)
+        if self.scale is not None:
+            y *= self.scale
+        if self.bias is not None:
+            y += self.bias
+        self._taps.check(self.name, y)
+        return y
 
 
 class ExpertLinear:
     """One matrix per expert, applied to rows that are grouped by expert.
 
+    `bias` float32[experts, n_out] and `scale` float32[experts] are those of each expert.
     `observed`: the names under which observers see the products, if the matrix was merged from
     several tensors.
     """
-
-    bias = None
 
     def __init__(
         self,
         name: str,
         matrices: Sequence[MatrixLike],
-        observers: list[Observer],
+        taps: Taps,
         *,
         role: str,
         split: str,
         observed: tuple[str, ...] = (),
+        bias: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
     ):
         self.name, self.matrices, self.role, self.split = name, matrices, role, split
+        self.bias, self.scale = bias, scale
         self.observed = observed or (name,)
-        self._observers = observers
+        self._taps = taps
 
     @property
     def device(self) -> torch.device:
@@ -140,26 +182,80 @@ class ExpertLinear:
         """x float32[rows, n_in]: counts[e] rows of expert e, in order of experts; returns
         float32[rows, n_out].
         """
-        if self._observers:
+        if self._taps.observers:
             experts = torch.repeat_interleave(
                 torch.arange(len(counts), device=x.device), counts.to(x.device)
             )
-            for observe in self._observers:
+            for observe in self._taps.observers:
                 for name in self.observed:
                     observe(name, x, experts)
         y = x.new_empty(len(x), self.matrices[0].rows)
         start = 0
-        for matrix, count in zip(self.matrices, counts.tolist(), strict=True):
+        for expert, count in enumerate(counts.tolist()):
             if count:
-                y[start : start + count] = _product(matrix, x[start : start + count])
+                rows = slice(start, start + count)
+                y[rows] = _product(self.matrices[expert], x[rows])
+                if self.scale is not None:
+                    y[rows] *= self.scale[expert].to(y.device)
+                if self.bias is not None:
+                    y[rows] += self.bias[expert].to(y.device)
                 start += count
+        self._taps.check(self.name, y)
+        return y
+
+
+class HeadLinear:
+    """One matrix per head: y[:, h] = W_h x[:, h], for x float32[rows, heads, n_in]."""
+
+    bias = scale = None
+
+    def __init__(
+        self,
+        name: str,
+        matrices: Sequence[MatrixLike],
+        taps: Taps,
+        *,
+        role: str,
+        split: str,
+    ):
+        self.name, self.matrices, self.role, self.split = name, matrices, role, split
+        self.observed = (name,)
+        self._taps = taps
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrices[0].device
+
+    @property
+    def rows(self) -> int:
+        """Rows of one head."""
+        return self.matrices[0].rows
+
+    @property
+    def cols(self) -> int:
+        return self.matrices[0].cols
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x float32[rows, heads, n_in] to float32[rows, heads, n_out]. Observers see the rows head
+        after head, with the head in place of the expert.
+        """
+        n_heads = len(self.matrices)
+        if self._taps.observers:
+            heads = torch.arange(n_heads, device=x.device).repeat_interleave(len(x))
+            by_head = x.transpose(0, 1).flatten(0, 1)
+            for observe in self._taps.observers:
+                observe(self.name, by_head, heads)
+        found = [_product(matrix, x[:, h]) for h, matrix in enumerate(self.matrices)]
+        y = torch.stack(found, dim=1)
+        self._taps.check(self.name, y)
         return y
 
 
 class Embedding(OneMatrix):
     """Rows of a table; only requested rows are decoded."""
 
-    role, split, bias = "token_embd", "replicated", None
+    role, split = "token_embd", "replicated"
+    bias = scale = None
 
     def __init__(self, name: str, matrix: MatrixLike):
         self.name, self.matrix = name, matrix

@@ -60,9 +60,9 @@ def estimate(
 
     for device, n_bytes in weights.bytes_by_device().items():
         entry(device)[0] += n_bytes
-    for block in network.blocks:
-        if capacity:
-            entry(block.device)[1] += block.mixer.state_bytes(capacity, settings)
+    if capacity:
+        for device in {block.device for block in network.blocks}:
+            entry(device)[1] += network.state_bytes(capacity, settings, rows, device)
     for device in list(sizes):
         entry(device)[2] = _compute_bytes(
             network, weights, device, rows, window or max(capacity, rows), precision
@@ -86,10 +86,14 @@ def _compute_bytes(
     if not here:
         return 0
     size = 4 if precision == "f32" else 2
-    used = max(
-        (block.ffn.n_used for block in network.blocks if isinstance(block.ffn, MoE)), default=1
-    )
-    width = network.output_norm.weight.numel()
+    modules = [
+        branch.module
+        for block in network.blocks
+        if block.device == device
+        for branch in block.branches
+    ]
+    used = max((m.spec.n_used for m in modules if isinstance(m, MoE)), default=1)
+    width = network.width
     inner = [p for p in here if p.role not in ("token_embd", "output")]
     widest = max(
         (
@@ -99,16 +103,12 @@ def _compute_bytes(
         default=0,
     )
     activations = rows * (widest * size + 16 * width)
-    attention = [
-        block.mixer
-        for block in network.blocks
-        if block.device == device and isinstance(block.mixer, Attention)
-    ]
+    attention = [m.spec for m in modules if isinstance(m, Attention)]
     if precision == "f32":  # keys and values are read from the cache, and repeated for all heads
         scores = max(
             (
-                8 * m.n_heads * rows * keys
-                + 4 * (m.n_heads + m.n_kv_heads) * keys * (m.key_length + m.value_length)
+                8 * m.heads * rows * keys
+                + 4 * (m.heads + m.kv_heads) * keys * (m.key_length + m.value_length)
                 for m in attention
             ),
             default=0,
@@ -126,7 +126,7 @@ def _compute_bytes(
     )
     sliced = max(min(size * p.rows * p.cols, PART_BYTES) for p in here)
     activations += max(
-        (size * m.n_kv_heads * keys * (m.key_length + m.value_length) for m in attention), default=0
+        (size * m.kv_heads * keys * (m.key_length + m.value_length) for m in attention), default=0
     )
     return activations + max(decoded, sliced) + _LIBRARIES
 
@@ -189,15 +189,11 @@ def check(memories: Sequence[DeviceMemory], *, cpu: bool = False) -> None:
             )
 
 
-def check_cache(network: Network, capacity: int, settings: CacheSettings) -> None:
+def check_cache(network: Network, capacity: int, settings: CacheSettings, ubatch: int) -> None:
     """DeviceError with the numbers if states for `capacity` tokens do not fit the free memory of
     the CPU. GPUs report that when they allocate.
     """
-    needed = sum(
-        block.mixer.state_bytes(capacity, settings)
-        for block in network.blocks
-        if block.device.type == "cpu"
-    )
+    needed = network.state_bytes(capacity, settings, ubatch, torch.device("cpu"))
     free = free_bytes(torch.device("cpu"))
     if free is not None and needed > free:
         raise DeviceError(

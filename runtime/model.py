@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..errors import ShapeError, UsageError, printable
+from ..errors import NonFiniteError, ShapeError, UsageError, printable
 from ..formats.gguf.reader import open_gguf
 from ..formats.source import Source
 from . import arguments, describe, memory
@@ -23,7 +23,9 @@ from .network import Network
 from .placement import Placement, Request, fit
 from .resident import LoadProgress
 from .sampling import Sampling, sample
-from .state.cache import CacheSettings, State, padded
+from .state.cache import CacheSettings, padded
+from .state.pool import Pool
+from .state.sequence import State
 from .switches import Switches
 from .tokenizer import SpecialTokens, Tokenizer
 from .weights import DEFAULT_CACHE_BYTES, DecodeCache, Weights
@@ -216,7 +218,7 @@ class Model:
     @property
     def _fast(self) -> Engine | None:
         """The engine, unless products are observed: observers see those of the reference path."""
-        return None if self.weights.observers else self.engine
+        return None if self.weights.taps.observers else self.engine
 
     @_named_errors
     @torch.no_grad()
@@ -228,10 +230,30 @@ class Model:
         if (fast := self._fast) is not None:
             return fast.hidden(tokens, start)
         n_sequences, n_tokens = tokens.shape
-        h = self.network.hidden(
+        h = self._run(
             tokens.reshape(-1), Batch.of(n_sequences, n_tokens, start, self.device, self.cache)
         )
         return h.view(n_sequences, n_tokens, -1)
+
+    def _run(self, tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """A pass of the reference path. NonFiniteError that names the first tensor whose product
+        gave infinity or NaN.
+        """
+        taps = self.weights.taps
+        taps.watching = True
+        try:
+            h = self.network.hidden(tokens, batch)
+            tensor = taps.first_not_finite()
+        finally:
+            taps.watching = False
+            taps.first_not_finite()
+        if tensor is not None:
+            raise NonFiniteError(
+                "activations are infinite or not a number from this product on",
+                file=self.source.path,
+                tensor=tensor,
+            )
+        return h
 
     @_named_errors
     def new_state(self, capacity: int, settings: CacheSettings | None = None) -> State:
@@ -246,8 +268,22 @@ class Model:
             raise UsageError(f"a sequence of {capacity} tokens was asked for, expected at least 1")
         chosen = settings or self.cache or CacheSettings()
         arguments.instance("settings", chosen, CacheSettings)
-        memory.check_cache(self.network, padded(capacity), chosen)
-        return self.network.new_state(padded(capacity), chosen)
+        memory.check_cache(self.network, padded(capacity), chosen, self.ubatch)
+        return self.network.new_state(padded(capacity), chosen, self.ubatch)
+
+    @_named_errors
+    def new_pool(
+        self, capacity: int, n_sequences: int, settings: CacheSettings | None = None
+    ) -> Pool:
+        """Memory for up to `n_sequences` sequences of `capacity` tokens together (rounded up as for
+        `new_state`). Errors as for `new_state`.
+        """
+        capacity = padded(arguments.whole_number("capacity", capacity, 1))
+        n_sequences = arguments.whole_number("n_sequences", n_sequences, 1)
+        chosen = settings or self.cache or CacheSettings()
+        arguments.instance("settings", chosen, CacheSettings)
+        memory.check_cache(self.network, capacity, chosen, self.ubatch)
+        return self.network.new_pool(capacity, chosen, n_sequences, self.ubatch)
 
     @_named_errors
     @torch.no_grad()
@@ -274,12 +310,36 @@ class Model:
             return fast.extend(tokens, state, all_logits)
         logits = []
         for piece in tokens.split(self.ubatch):
-            h = self.network.hidden(
-                piece, Batch.of(1, len(piece), state.n_past, self.device), state
-            )
+            h = self._run(piece, Batch.after([state], [len(piece)], self.device))
             if all_logits:
-                logits.append(self.network.output(h))
-        return torch.cat(logits) if all_logits else self.network.output(h[-1:])[0]
+                logits.append(self.network.logits(h))
+        return torch.cat(logits) if all_logits else self.network.logits(h[-1:])[0]
+
+    @_named_errors
+    @torch.no_grad()
+    def extend_together(
+        self, pieces: Sequence[tuple[Sequence[int] | np.ndarray | torch.Tensor, State]]
+    ) -> torch.Tensor:
+        """Append tokens to several sequences in one pass: logits float32[len(pieces), vocab] after
+        the last token of each.
+
+        Sequences can have any lengths; together they have at most `ubatch` new tokens. On the fast
+        path they are evaluated one after the other. ShapeError as for `extend`.
+        """
+        tokens = [self._checked(_as_tensor(ids)[None])[0] for ids, _ in pieces]
+        states = [arguments.instance("state", state, State) for _, state in pieces]
+        if len({id(state) for state in states}) != len(states):
+            raise UsageError("a sequence is in the batch twice")
+        if (total := sum(map(len, tokens))) > self.ubatch:
+            raise ShapeError(f"{total} tokens are more than a pass of {self.ubatch} holds (-ub)")
+        if self._fast is not None:
+            return torch.stack(
+                [self.extend(ids, state) for ids, state in zip(tokens, states, strict=True)]
+            )
+        lengths = [len(ids) for ids in tokens]
+        h = self._run(torch.cat(tokens), Batch.after(states, lengths, self.device))
+        ends = torch.tensor(lengths, device=h.device).cumsum(0) - 1
+        return self.network.logits(h[ends])
 
     def follow(self, token: int, state: State, n: int, sampling: Sampling) -> Iterator[int]:
         """Append `token`, then every token that is drawn, and yield the `n` drawn tokens; the last
@@ -299,7 +359,7 @@ class Model:
             )
         # A step on a device does not check it.
         self._checked(torch.tensor([[arguments.whole_number("token", token)]]))
-        if (fast := self._fast) is not None and fast.steps is not None:
+        if (fast := self._fast) is not None:
             yield from fast.steps.follow(token, state, n, sampling)
             return
         for _ in range(n):
@@ -310,7 +370,7 @@ class Model:
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[rows, width] of `hidden`, on any device, to float32[rows, vocab]."""
-        width = self.network.output_norm.weight.numel()
+        width = self.network.width
         if (
             not isinstance(hidden, torch.Tensor)
             or hidden.ndim != 2
@@ -328,7 +388,7 @@ class Model:
         hidden = hidden.to(self.network.output_device)
         if (fast := self._fast) is not None:
             return fast.logits(hidden)
-        return self.network.output(hidden)
+        return self.network.logits(hidden)
 
     @contextmanager
     def observe(
@@ -341,11 +401,11 @@ class Model:
         call with all rows, grouped by expert, and experts int64[rows] is the expert of each row; it
         is None for other tensors.
         """
-        self.weights.observers.append(callback)
+        self.weights.taps.observers.append(callback)
         try:
             yield
         finally:
-            self.weights.observers.remove(callback)
+            self.weights.taps.observers.remove(callback)
 
     def close(self) -> None:
         """Close the file and free the memory of GPUs: weights, and the graphs of sequences, even of

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from .layers.batch import Batch
 from .layers.block import Block
-from .layers.norm import RMSNorm
+from .layers.norm import Norm
 from .linear import Embedding, Linear
-from .state.cache import CacheSettings, State
+from .state.cache import CacheSettings
+from .state.pool import Pool, rows_of, window_of
+from .state.sequence import State
 
 
 @dataclass(frozen=True)
 class Network:
     """Embedding, blocks, final norm and output projection.
 
-    Blocks can be of different kinds.
+    Blocks can be of different kinds. embedding_scale: embeddings are multiplied by it. softcap:
+    logits become softcap * tanh(logits / softcap); 0 for none. inputs: computes `Batch.inputs` from
+    token ids int64[rows] and their embeddings.
     """
 
     embedding: Embedding
     blocks: Sequence[Block]
-    output_norm: RMSNorm
+    output_norm: Norm
     output: Linear
     n_vocab: int
+    embedding_scale: float = 1.0
+    softcap: float = 0.0
+    inputs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def width(self) -> int:
+        return self.output_norm.weight.numel()
 
     @property
     def output_device(self) -> torch.device:
@@ -34,24 +45,60 @@ class Network:
         """
         return self.output_norm.weight.device
 
-    def new_state(self, capacity: int, settings: CacheSettings) -> State:
-        """Return an empty sequence of at most `capacity` tokens."""
-        return State(
-            capacity, [block.new_state(capacity, settings) for block in self.blocks], settings
+    def new_pool(
+        self, n_tokens: int, settings: CacheSettings, n_sequences: int = 1, ubatch: int = 512
+    ) -> Pool:
+        """Memory for `n_sequences` of `n_tokens` tokens together."""
+        mixers = [(block.mixer, block.device) for block in self.blocks]
+        return Pool(mixers, settings, n_tokens, n_sequences, ubatch)
+
+    def new_state(self, capacity: int, settings: CacheSettings, ubatch: int = 512) -> State:
+        """Return an empty sequence of at most `capacity` tokens, with its own memory."""
+        return self.new_pool(capacity, settings, 1, ubatch).sequence(reserved=True)
+
+    def state_bytes(
+        self,
+        capacity: int,
+        settings: CacheSettings,
+        ubatch: int,
+        device: torch.device | None = None,
+    ) -> int:
+        """Return the bytes that `new_state` takes, on `device` or on all."""
+        return sum(
+            block.mixer.state_bytes(
+                rows_of(window_of(block.mixer, settings, capacity, ubatch), capacity, ubatch),
+                settings,
+            )
+            for block in self.blocks
+            if device is None or block.device == device
         )
 
-    def hidden(
-        self, tokens: torch.Tensor, batch: Batch, state: State | None = None
-    ) -> torch.Tensor:
-        """Return final hidden states float32[rows, width], normed, for tokens int64[rows] as
-        `batch` says, and append them to `state`.
-        """
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the first hidden states float32[rows, width] of tokens int64[rows]."""
         h = self.embedding(tokens)
-        for i, block in enumerate(self.blocks):
-            h = block(
-                h.to(block.device),
-                batch.at(None if state is None else state.layers[i], block.device),
-            )
-        if state is not None:
-            state.n_past += batch.n_tokens
+        return h if self.embedding_scale == 1 else h * self.embedding_scale
+
+    def prepared(self, tokens: torch.Tensor, h: torch.Tensor, batch: Batch) -> Batch:
+        """Return the batch with what blocks need of the tokens themselves."""
+        return batch if self.inputs is None else replace(batch, inputs=self.inputs(tokens, h))
+
+    def hidden(self, tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return final hidden states float32[rows, width], normed, for tokens int64[rows] as
+        `batch` says, and append them to the sequences of its states.
+        """
+        for state, n in zip(batch.states or (), batch.lengths, strict=False):
+            state.reserve(n)
+        h = self.embed(tokens)
+        batch = self.prepared(tokens, h, batch)
+        for layer, block in enumerate(self.blocks):
+            h = block(h.to(block.device), batch.at(layer, block.device))
+        for state, n in zip(batch.states or (), batch.lengths, strict=False):
+            state.advance(n)
         return self.output_norm(h.to(self.output_device))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32[rows, vocab] of normed hidden states float32[rows, width]."""
+        logits = self.output(hidden)
+        if self.softcap:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .architectures import architectures
-from .cuda import prompt_path, step_path  # noqa: F401  (importing them registers the executors)
-from .cuda.registry import PROMPT, STEP
 
 
 @dataclass(frozen=True)
@@ -14,7 +12,7 @@ class Support:
     """How an architecture can run.
 
     cpu: on the reference path, which also runs on a GPU. gpu: on the fast path, with an executor
-    for prompts and for steps of every kind of layer. tensor_parallel: split over several GPUs.
+    for prompts and for steps of every layer. tensor_parallel: split over several GPUs.
     """
 
     architecture: str
@@ -32,7 +30,7 @@ def supported_architectures() -> dict[str, Support]:
         name: Support(
             name,
             cpu=True,
-            gpu=all(layer in PROMPT and layer in STEP for layer in declared.layers),
+            gpu=declared.gpu,
             tensor_parallel=False,
         )
         for name, declared in architectures().items()

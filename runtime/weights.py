@@ -22,9 +22,9 @@ from ..errors import (
 )
 from ..formats.codecs import codec
 from ..formats.source import Source, TensorInfo
-from ..formats.tensor_names import EXTRA_OUTPUT
+from ..formats.tensor_names import EXTRA_OUTPUT, TensorName
 from ..formats.types import GGMLType
-from .linear import Embedding, ExpertLinear, Linear, MatrixLike
+from .linear import Embedding, ExpertLinear, HeadLinear, Linear, MatrixLike, Taps
 from .placement import CPU, Placement
 from .resident import LoadProgress, Resident, ResidentMatrix
 from .switches import Switches
@@ -142,8 +142,7 @@ class Stacked:
 
 
 class Weights:
-    """The tensors of `source`, as parameters of layers. `observers` see every matrix product (see
-    `Model.observe`).
+    """The tensors of `source`, as parameters of layers. `taps` look at every matrix product.
 
     `placement` chooses the device of every tensor; matrices on GPUs are `resident.Resident`, which
     `load` fills.
@@ -157,12 +156,13 @@ class Weights:
         switches: Switches = Switches(),
     ):
         self.source, self.placement, self.cache, self.switches = source, placement, cache, switches
-        self.observers: list[Callable] = []
+        self.taps = Taps()
         self.parameters: list[
-            Linear | ExpertLinear | Embedding
+            Linear | ExpertLinear | HeadLinear | Embedding
         ] = []  # a tied embedding is in it twice: as table and as output
         self._tensors = {tensor.name: tensor for tensor in source.tensors}
         self._asked: set[str] = set()
+        self._skipped: set[str] = set()
         self._decodable = set(codec.decodable_types())
         self._resident: dict[str, Resident] = {}  # by the name of their first tensor
         self._replaced: dict[str, tuple[GGMLType, np.ndarray]] = {}
@@ -183,17 +183,38 @@ class Weights:
             .to(self.placement.home(name))
         )
 
+    def values(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return float32 of this shape, decoded, on the device of its layer: for small tensors
+        that are no matrices of products.
+        """
+        tensor = self._tensor(name, shape)
+        rows = self.decode(tensor, self.source.read_rows(tensor, 0, tensor.n_rows))
+        return rows.reshape(shape).to(self.placement.home(name))
+
+    def optional_values(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+        """Return what `values` returns; None if there is no such tensor."""
+        return self.values(name, shape) if self.has(name) else None
+
+    def skip_layers(self, first: int) -> None:
+        """Do not use the blocks from `first` on, such as those that predict further tokens."""
+        for name in self._tensors:
+            if (layer := TensorName.parse(name).layer) is not None and layer >= first:
+                self._skipped.add(name)
+
     def linear(self, name: str, n_in: int, n_out: int, *, role: str, split: str) -> Linear:
-        """`<name>.weight` with shape [n_out, n_in], and `<name>.bias` where the file has it."""
+        """`<name>.weight` with shape [n_out, n_in], and `<name>.bias` and `<name>.scale` (one
+        number) where the file has them.
+        """
         matrix = self._matrices([self._tensor(f"{name}.weight", (n_out, n_in))], 1)[0]
         return self._record(
             Linear(
                 f"{name}.weight",
                 matrix,
                 self.optional_vector(f"{name}.bias", n_out),
-                self.observers,
+                self.taps,
                 role=role,
                 split=split,
+                scale=self.optional_vector(f"{name}.scale", 1),
             )
         )
 
@@ -201,7 +222,8 @@ class Weights:
         self, name: str, n_experts: int, n_in: int, n_out: int, *, role: str, split: str
     ) -> ExpertLinear:
         """`<name>_exps.weight` with shape [n_experts, n_out, n_in], or the `<name>.<expert>.weight`
-        of very old files.
+        of very old files; `<name>_exps.bias` [n_experts, n_out] and `<name>_exps.scale` [n_experts]
+        where the file has them.
         """
         stacked = f"{name}_exps.weight"
         if self.has(stacked) or not self.has(f"{name}.0.weight"):
@@ -215,7 +237,34 @@ class Weights:
                 matrices = self._matrices(tensors, n_experts)
             else:
                 matrices = [self._matrices([tensor], 1)[0] for tensor in tensors]
-        return self._record(ExpertLinear(stacked, matrices, self.observers, role=role, split=split))
+        return self._record(
+            ExpertLinear(
+                stacked,
+                matrices,
+                self.taps,
+                role=role,
+                split=split,
+                bias=self.optional_values(f"{name}_exps.bias", (n_experts, n_out)),
+                scale=self.optional_vector(f"{name}_exps.scale", n_experts),
+            )
+        )
+
+    def heads(
+        self, name: str, n_heads: int, n_in: int, n_out: int, *, role: str, split: str
+    ) -> HeadLinear:
+        """`<name>.weight` with shape [n_heads, n_out, n_in], one matrix per head; the shape
+        [n_heads * n_out, n_in] is the same.
+        """
+        stored = self._named(f"{name}.weight")
+        wanted = (n_heads, n_out, n_in)
+        folded = stored.shape == (n_heads * n_out, n_in)
+        tensor = self._tensor(f"{name}.weight", stored.shape if folded else wanted)
+        if folded:
+            tensor = TensorInfo(tensor.name, wanted, tensor.type)
+        matrices = self._matrices([tensor], n_heads)
+        return self._record(
+            HeadLinear(f"{name}.weight", matrices, self.taps, role=role, split=split)
+        )
 
     def can_merge(self, *names: str) -> bool:
         """Return whether the expert tensors `<name>_exps.weight` can be merged: stacked, of one
@@ -227,7 +276,8 @@ class Weights:
             len(tensors) == len(names)
             and len({(t.type, t.shape) for t in tensors}) == 1
             and len({self.placement.of(t.name) for t in tensors}) == 1
-            and not any(self.has(f"{name}.bias") for name in names)
+            and len({self.has(f"{name}_exps.bias") for name in names}) == 1
+            and not any(self.has(f"{name}_exps.scale") for name in names)
         )
 
     def merged_experts(
@@ -245,14 +295,18 @@ class Weights:
         expert, with the rows of the parts in order.
         """
         tensors = [self._tensor(f"{part}_exps.weight", (n_experts, n_out, n_in)) for part in parts]
+        biases = [self.optional_values(f"{part}_exps.bias", (n_experts, n_out)) for part in parts]
         return self._record(
             ExpertLinear(
                 f"{name}_exps.weight",
                 self._matrices(tensors, n_experts),
-                self.observers,
+                self.taps,
                 role=role,
                 split=split,
                 observed=tuple(tensor.name for tensor in tensors),
+                bias=torch.cat([b for b in biases if b is not None], dim=1)
+                if biases[0] is not None
+                else None,
             )
         )
 
@@ -332,7 +386,9 @@ class Weights:
         another model.
         """
         unused = [
-            name for name in self._tensors if name not in self._asked and name not in _NEEDLESS
+            name
+            for name in self._tensors
+            if name not in self._asked and name not in self._skipped and name not in _NEEDLESS
         ]
         if unused:
             shown = ", ".join(printable(name, 80) for name in unused[:4])

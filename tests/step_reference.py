@@ -26,7 +26,9 @@ def attention_error(
     rows, group, kv, dk, dv, type_k, type_v, n_rot, style, turned, normed = case
     g = torch.Generator(device).manual_seed(seed)
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
-    cache = KVCache(capacity, kv, dk, dv, CacheSettings(type_k, type_v, turned, turned), device)
+    cache = KVCache.alone(
+        capacity, kv, dk, dv, CacheSettings(type_k, type_v, turned, turned), device
+    )
     for storage in (cache.k, cache.v):
         storage.view(torch.uint8).fill_(0xFF)  # NaN, where nothing was written
     if n_past:
@@ -77,7 +79,9 @@ def attention_error(
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * norm.weight.double()
         return rope(x[None], (cos.double(), sin.double()))[0]
 
-    truth = KVCache(capacity, kv, dk, dv, CacheSettings(type_k, type_v, turned, turned), device)
+    truth = KVCache.alone(
+        capacity, kv, dk, dv, CacheSettings(type_k, type_v, turned, turned), device
+    )
     truth.write(n_past, ready(k, norms[1]).float(), v)
     new = slice(n_past, n_past + rows)
     close = (

@@ -75,8 +75,10 @@ def test_numbers_per_expert_are_those_of_the_reference(monkeypatch):
     """
 
     def as_the_reference(block: Block, h: torch.Tensor, batch) -> torch.Tensor:
-        x = block.ffn_norm(h + block.mixer(block.mixer_norm(h), batch))
-        return x + block.ffn(x)
+        mixer, ffn = block.branches
+        h = h + mixer(h, batch)
+        x = h if ffn.norm is None else ffn.norm(h)
+        return x + ffn.module(x)
 
     monkeypatch.setattr(Block, "__call__", as_the_reference)
     theirs = load_imatrix(shared("golden/tools/imatrix/tiny-moe.c256x3.dat"))
@@ -285,7 +287,7 @@ def test_every_token_with_every_expert(moe, merged):
             wide = collect(
                 model, PROSE, **options, cold_experts="all-experts", on_perplexity=kept.append
             )
-        experts = model.network.blocks[0].ffn.experts
+        experts = model.network.blocks[0].branches[1].module.experts
         matrices = [experts.gate_up] if merged else [experts.gate, experts.up]
         rows = torch.cat(seen["blk.0.ffn_gate_inp.weight"])
         for expert in range(16):

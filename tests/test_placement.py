@@ -4,6 +4,7 @@ evaluated.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -296,14 +297,14 @@ def test_merged_gate_and_up(moe):
 def test_smart_expert_reduction(moe):
     def routed(ser):
         with load_model(moe, switches=Switches(ser=ser)) as model:
-            layer = model.network.blocks[0].ffn
-            layer.n_used = 3
+            layer = model.network.blocks[0].branches[1].module
+            layer.router.spec = replace(layer.router.spec, n_used=3)
             x = torch.randn(
                 50,
                 model.network.output_norm.weight.numel(),
                 generator=torch.Generator().manual_seed(1),
             )
-            return layer.router(x).softmax(-1), *layer.route(x), layer(x), layer, x
+            return layer.router.scores(x), *layer.router(x), layer(x), layer, x
 
     probabilities, chosen, _, full, layer, x = routed(None)
     for k, t in ((1, 1.0), (2, 1.0), (1, 0.5), (2, 0.8), (3, 1.0), (1, 0.0)):

@@ -157,7 +157,7 @@ def test_observers_see_every_product(models):
             model.forward(TOKENS)
         count = len(seen)
         model.forward(TOKENS)
-        assert len(seen) == count and not model.weights.observers
+        assert len(seen) == count and not model.weights.taps.observers
         matrices = {p.name for p in model.weights.parameters}
         assert matrices == set(seen)  # the tied embedding is seen as the output matrix that it is
     x, experts = seen["blk.0.ffn_down_exps.weight"]

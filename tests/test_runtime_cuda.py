@@ -149,7 +149,8 @@ def test_caches_hold_the_bytes_that_they_hold_on_the_cpu(type, hadamard):
         torch.randn(50, 3, 128) * torch.logspace(-4, 4, 50)[:, None, None],
     )
     caches = [
-        KVCache(256, 3, 128, 128, settings, torch.device(device)) for device in ("cpu", "cuda")
+        KVCache.alone(256, 3, 128, 128, settings, torch.device(device))
+        for device in ("cpu", "cuda")
     ]
     for cache in caches:
         cache.write(5, x.to(cache.k.device), 2 * x.to(cache.k.device))

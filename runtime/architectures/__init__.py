@@ -1,8 +1,10 @@
 """One file per GGUF architecture. A file declares the architectures that it builds, and is found
 because it is in this folder:
 
-@architecture("llama", layers=(Attention, GatedFFN, MoE))
-def build(p: Hyperparameters, w: Weights) -> Network: ...
+@architecture("llama", gpu=True)
+def build(d: Decoder) -> Network: ...
+
+It fills in the descriptions of layers (`layers/specs.py`) and never mentions kernels.
 """
 
 from __future__ import annotations
@@ -13,34 +15,40 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...errors import ArchitectureError, printable
+from ..decoder import Decoder
 from ..hyperparameters import Hyperparameters
 from ..network import Network
 from ..weights import Weights
 
-Builder = Callable[[Hyperparameters, Weights], Network]
+Builder = Callable[[Decoder], Network]
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """The builder of an architecture, and the classes of the layers that it may use."""
+    """The builder of an architecture. gpu: executors of the fast path run all of its layers.
+    layer_norm: its norms are LayerNorms.
+    """
 
     build: Builder
-    layers: tuple[type, ...]
+    gpu: bool = False
+    layer_norm: bool = False
 
 
 _DECLARED: dict[str, Declaration] = {}
 
 
-def architecture(*names: str, layers: tuple[type, ...]) -> Callable[[Builder], Builder]:
-    """Declare the decorated function as the builder of these GGUF architectures. `layers` are the
-    classes of mixers and feed-forward layers that their blocks may have.
+def architecture(
+    *names: str, gpu: bool = False, layer_norm: bool = False
+) -> Callable[[Builder], Builder]:
+    """Declare the decorated function as the builder of these GGUF architectures. gpu, layer_norm:
+    see `Declaration`.
     """
 
     def declare(build: Builder) -> Builder:
         for name in names:
             if name in _DECLARED:
                 raise RuntimeError(f"architecture '{name}' is declared twice")
-            _DECLARED[name] = Declaration(build, layers)
+            _DECLARED[name] = Declaration(build, gpu, layer_norm)
         return build
 
     return declare
@@ -71,6 +79,7 @@ def build_network(p: Hyperparameters, w: Weights) -> Network:
     """Build the network of an opened file. ArchitectureError if its architecture cannot run or if
     it has tensors that the architecture does not use.
     """
-    network = declaration(p.architecture, p.file).build(p, w)
+    declared = declaration(p.architecture, p.file)
+    network = declared.build(Decoder.read(p, w, layer_norm=declared.layer_norm))
     w.check_all_used()
     return network

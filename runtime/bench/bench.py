@@ -26,7 +26,8 @@ import torch
 from ...errors import UsageError
 from .. import arguments
 from ..sampling import Sampling
-from ..state.cache import CacheSettings, KVCache, State
+from ..state.cache import CacheSettings
+from ..state.sequence import Snapshot, State
 from .cost import Cost
 from .memory_check import check_cpu_memory
 
@@ -172,24 +173,25 @@ class Runner:
         self.device = torch.device(model.device)
         self.bos = first_token(model)
         self._filled = 0  # tokens that the context was filled with
+        self._start: Snapshot | None = None
 
     def holds(self, n: int) -> bool:
         """Return whether the context was filled with n tokens and what came after them can be cut
         off.
         """
-        return n == self._filled and all(isinstance(layer, KVCache) for layer in self.state.layers)
+        return n == self._filled and (n == 0 or self._start is not None)
 
     def fill(self, n: int) -> None:
         """Fill the context with n random tokens, or cut it back to them. (Passes of other sizes
         would replace the graphs of the measured ones, which would then be captured while they are
         measured.)
         """
-        if self.holds(n):
-            self.state.n_past = n
+        if self._start is not None and self.holds(n):
+            self.state.restore(self._start)
             return
         self.state.clear()
         self.prompt(n)
-        self._filled = n
+        self._filled, self._start = n, self.state.snapshot()
 
     def prompt(self, n: int) -> None:
         for piece in self._tokens(n).split(self.n_batch) if n else ():

@@ -58,7 +58,7 @@ class Cost:
         for block in model.network.blocks:
             mixer = block.mixer
             last_pair_flop = (
-                2.0 * mixer.n_heads * (mixer.key_length + mixer.value_length)
+                2.0 * mixer.spec.heads * (mixer.spec.key_length + mixer.spec.value_length)
                 if isinstance(mixer, Attention)
                 else 0.0
             )

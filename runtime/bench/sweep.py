@@ -67,10 +67,11 @@ def sweep(
         return time.perf_counter() - begin
 
     for index, n_kv in enumerate(range(0, n_ctx, ub)):
+        start = state.snapshot()
         for _ in range(options.first_repetitions if index == 0 else 1):
-            state.n_past = n_kv
+            state.restore(start)
             t_tg = timed(runner.generate, tg) if index % options.stride == 0 else 0.0
-            state.n_past = n_kv
+            state.restore(start)
             t_pp = timed(runner.prompt, ub)
             if index % options.stride == 0:
                 yield SweepRow(ub, tg, n_kv, t_pp, t_tg)

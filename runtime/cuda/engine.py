@@ -13,7 +13,6 @@ from ...errors import UsageError
 from ..network import Network
 from .context import Context
 from .prompt_path import PromptPath
-from .registry import Slow
 from .step_path import STEP_ROWS, StepPath
 
 
@@ -23,11 +22,7 @@ class Engine:
     def __init__(self, network: Network, context: Context):
         self.network, self.context = network, context
         self.prompt = PromptPath(network, context)
-        try:
-            self.steps = StepPath(network, context)  # 1 to STEP_ROWS tokens
-        except Slow as reason:
-            self.steps = None
-            context.report("Block", str(reason), 0)
+        self.steps = StepPath(network, context)  # 1 to STEP_ROWS tokens
         context.report_all()
 
     @torch.no_grad()
@@ -57,13 +52,14 @@ class Engine:
                 f"{n} tokens cannot be appended to a sequence of {state.n_past} tokens with a"
                 f" capacity of {state.capacity}"
             )
-        if n <= STEP_ROWS and self.steps is not None:
+        if n <= STEP_ROWS:
             return self.steps.extend(tokens, state, all_logits)
         tokens = tokens.to(self.context.device)
         rows = []
         for piece in tokens.split(self.context.ubatch):
+            state.reserve(len(piece))
             h = self.prompt.run(piece[None], state.n_past, state, last=not all_logits)
-            state.n_past += len(piece)
+            state.advance(len(piece))
             if all_logits:
                 rows.append(self.prompt.logits(self._normed(h)))
         return torch.cat(rows) if all_logits else self.prompt.next_logits(h)

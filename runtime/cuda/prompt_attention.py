@@ -16,7 +16,7 @@ from .context import Context
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm, last_rows
 from .prompt_weights import Product
-from .registry import PROMPT, Branch, Slow, executor
+from .registry import PROMPT, PlacedBranch, Slow, check_attention, executor
 
 CUDNN_ROWS = 2048  # tokens of a pass from which on planning its attention pays
 _FLOATS = (torch.float16, torch.bfloat16)
@@ -40,11 +40,17 @@ class PromptAttention(Staged):
     and values.
     """
 
-    def __init__(self, branch: Branch, context: Context):
+    def __init__(self, branch: PlacedBranch, context: Context):
         m: Attention = branch.module
         check_norm(branch.norm, context)
-        if m.key_length != m.value_length or not prompt.heads_fit(m.key_length, m.rope.n_rot):
-            raise Slow(f"heads of {m.key_length} and {m.value_length}")
+        check_attention(m.spec)
+        if m.rope is None or m.q is None or m.k is None or m.v is None:
+            raise Slow("no rotation, or no projections for each of query, key and value")
+        self.rope = m.rope
+        if m.spec.key_length != m.spec.value_length or not prompt.heads_fit(
+            m.spec.key_length, self.rope.n_rot
+        ):
+            raise Slow(f"heads of {m.spec.key_length} and {m.spec.value_length}")
         if not m.switches.flash_attention:
             raise Slow("-fa off keeps the matrix of scores")
         if (m.q_norm is None) != (m.k_norm is None) or (
@@ -102,10 +108,10 @@ class PromptAttention(Staged):
         if dtype is None:
             if settings is None:
                 raise TypeError("keys and values without settings are float16")
-            cache = m.new_state(total, settings, qkv.joined.device)
+            cache = m.new_cache(total, settings, qkv.joined.device)
             return self._converted(qkv, cache, 0, total, batch)
         k, v = (
-            self.context.buffer(name, (total, m.n_kv_heads, m.key_length), dtype)
+            self.context.buffer(name, (total, m.spec.kv_heads, m.spec.key_length), dtype)
             for name in ("keys", "values")
         )
         return self._attend(self._heads(qkv, k, v, 0, batch), k, v, batch)
@@ -115,7 +121,7 @@ class PromptAttention(Staged):
         values.
         """
         cache, n = batch.state, batch.start + batch.n_tokens
-        if _stored(cache.k.dtype, cache.v.dtype) is None:
+        if not cache.is_whole or _stored(cache.k.dtype, cache.v.dtype) is None:
             return self._converted(qkv, cache, batch.start, n, batch)
         return self._attend(
             self._heads(qkv, cache.k, cache.v, batch.start, batch), cache.k[:n], cache.v[:n], batch
@@ -129,7 +135,9 @@ class PromptAttention(Staged):
         """
         m = self.m
         k, v = (
-            torch.empty(len(qkv.joined), m.n_kv_heads, m.key_length, device=qkv.joined.device)
+            torch.empty(
+                len(qkv.joined), m.spec.kv_heads, m.spec.key_length, device=qkv.joined.device
+            )
             for _ in range(2)
         )
         q = self._heads(qkv, k, v, 0, batch)
@@ -144,18 +152,23 @@ class PromptAttention(Staged):
         k and v from row `first`.
         """
         m, rows = self.m, qkv.joined if qkv.queries is None else qkv.queries
-        q = self.context.buffer("queries", (len(rows), m.n_heads, m.key_length), k.dtype)
-        cos, sin = self.context.angles(m.rope, batch.positions)
+        q = self.context.buffer("queries", (len(rows), m.spec.heads, m.spec.key_length), k.dtype)
+        cos, sin = self.context.angles(self.rope, batch.sequence_positions)
         q_norm, k_norm, eps = (
             (m.q_norm.weight, m.k_norm.weight, m.q_norm.eps)
             if m.q_norm and m.k_norm
             else (None, None, 0.0)
         )
-        options = {"neox": m.rope.style == "neox", "q_norm": q_norm, "k_norm": k_norm, "eps": eps}
+        options = {
+            "neox": self.rope.style == "neox",
+            "q_norm": q_norm,
+            "k_norm": k_norm,
+            "eps": eps,
+        }
         if qkv.queries is None:
             prompt.rotate_heads(qkv.joined, q, k, v, first, cos, sin, **options)
         else:  # keys and values of all positions, queries of the last one
-            none = q.new_empty(len(qkv.joined), 0, m.key_length)
+            none = q.new_empty(len(qkv.joined), 0, m.spec.key_length)
             prompt.rotate_heads(qkv.joined, none, k, v, first, cos, sin, **options)
             prompt.rotate_heads(
                 qkv.queries, q, k[:, :0], v[:, :0], 0, cos[-1:], sin[-1:], **options
@@ -180,12 +193,22 @@ class PromptAttention(Staged):
         ):
             by_head = (x.transpose(1, 2) for x in (q, k, v))
             mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(
-                *by_head, None, False, 0.0, True, False, scale=self.m.scale
+                *by_head, None, False, 0.0, True, False, scale=self.m.spec.scale
             )[0]
             mixed = mixed.transpose(1, 2)
         else:
             mixed = torch.ops.aten._flash_attention_forward(
-                q, k, v, None, None, q.shape[1], k.shape[1], 0.0, True, False, scale=self.m.scale
+                q,
+                k,
+                v,
+                None,
+                None,
+                q.shape[1],
+                k.shape[1],
+                0.0,
+                True,
+                False,
+                scale=self.m.spec.scale,
             )[0]
         return mixed
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 from ...cuda_kernels import prompt
 from ..layers.batch import Batch
 from ..layers.ffn import GatedFFN
+from ..layers.specs import FFNSpec
 from .context import Context
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm
 from .prompt_weights import Product
-from .registry import PROMPT, Branch, executor
+from .registry import PROMPT, PlacedBranch, Slow, executor
 
 
 @executor(PROMPT, GatedFFN)
 class PromptFFN(Staged):
     """h += down(silu(gate(x)) * up(x)), x = norm(h); gate and up in one product."""
 
-    def __init__(self, branch: Branch, context: Context):
+    def __init__(self, branch: PlacedBranch, context: Context):
         check_norm(branch.norm, context)
+        ffn: GatedFFN = branch.module
+        if ffn.spec != FFNSpec():
+            raise Slow(f"activation {ffn.spec.activation}")
         self.norm, self.context = branch.norm, context
-        self.gate_up = Product("gate_up", [branch.module.gate, branch.module.up], context)
-        self.down = Product("delta", [branch.module.down], context)
+        merged = [ffn.gate, ffn.up] if ffn.gate_up is None else [ffn.gate_up]
+        self.gate_up = Product("gate_up", [x for x in merged if x is not None], context)
+        self.down = Product("delta", [ffn.down], context)
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:

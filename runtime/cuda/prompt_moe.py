@@ -11,11 +11,12 @@ import torch
 from ...cuda_kernels import ops, prompt, prompt_grouped
 from ..layers.batch import Batch
 from ..layers.moe import MoE
+from ..layers.specs import FFNSpec
 from .context import Context
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm
 from .prompt_weights import packed, stacked
-from .registry import PROMPT, Branch, Slow, executor
+from .registry import PROMPT, PlacedBranch, Slow, check_router, executor
 
 
 @executor(PROMPT, MoE)
@@ -24,14 +25,17 @@ class PromptMoE(Staged):
     order. The router works in float32.
     """
 
-    def __init__(self, branch: Branch, context: Context):
+    def __init__(self, branch: PlacedBranch, context: Context):
         m: MoE = branch.module
         check_norm(branch.norm, context)
-        if not prompt.route_fits(m.n_experts, m.n_used):
-            raise Slow(f"{m.n_used} of {m.n_experts} experts")
+        check_router(m.spec, m.router.bias)
+        if m.shared is not None or m.experts.spec != FFNSpec():
+            raise Slow("shared experts, or an activation other than SiLU")
+        if not prompt.route_fits(m.spec.n_experts, m.spec.n_used):
+            raise Slow(f"{m.spec.n_used} of {m.spec.n_experts} experts")
         self.norm, self.m, self.context = branch.norm, m, context
-        if m.router.device != context.device:
-            raise Slow(f"the weights of {m.router.role} are not on {context.device}")
+        if m.router.linear.device != context.device:
+            raise Slow(f"the weights of {m.router.linear.role} are not on {context.device}")
         e = m.experts
         inputs = [e.gate_up] if e.gate_up is not None else [e.gate, e.up]
         self.inputs = [packed(linear, context) for linear in inputs if linear is not None]
@@ -57,14 +61,14 @@ class PromptMoE(Staged):
         exact = context.buffer("normed f32", (tokens, width), torch.float32)
         x = stream.normed(self.norm, exact, permuted=self.fused)
         ids, weights = (
-            context.buffer(name, (tokens, m.n_used), dtype)
+            context.buffer(name, (tokens, m.spec.n_used), dtype)
             for name, dtype in (("expert ids", torch.int32), ("expert weights", torch.float32))
         )
-        prompt.route(m.router(exact), ids, weights, context.ser)
+        prompt.route(m.router.linear(exact), ids, weights, context.ser)
         ends, sources, rows = (
             context.buffer(name, shape, torch.int32)
             for name, shape in (
-                ("expert ends", (m.n_experts,)),
+                ("expert ends", (m.spec.n_experts,)),
                 ("row sources", (ids.numel(),)),
                 ("slot rows", tuple(ids.shape)),
             )
@@ -75,7 +79,7 @@ class PromptMoE(Staged):
     def _fused(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
         """Weights are decoded within the products: half[rows grouped by expert, width]."""
         gated = self.context.buffer("gated", (len(sources), self.down.cols), x.dtype)
-        prompt_grouped.grouped_gate_up(self.inputs, ends, x, gated, sources, self.m.n_used)
+        prompt_grouped.grouped_gate_up(self.inputs, ends, x, gated, sources, self.m.spec.n_used)
         out = self.context.buffer("delta", (len(sources), self.down.rows), x.dtype)
         prompt_grouped.grouped_product(self.down, ends, gated, out)
         return out
@@ -83,7 +87,7 @@ class PromptMoE(Staged):
     def _apart(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
         """All experts are decoded, then multiplied."""
         grouped = self.context.buffer("grouped", (len(sources), x.shape[1]), x.dtype)
-        prompt.gather_rows(x, sources, self.m.n_used, grouped)
+        prompt.gather_rows(x, sources, self.m.spec.n_used, grouped)
         both = [self._product(grouped, matrix, ends) for matrix in self.inputs]
         gate, up = both if len(both) == 2 else both[0].chunk(2, dim=1)
         gated = self.context.buffer("gated", tuple(gate.shape), gate.dtype)

@@ -13,15 +13,15 @@ import torch
 from ...cuda_kernels import matvec, ops
 from ...cuda_kernels.matvec_plan import NORM_MATVEC
 from ..layers.batch import Batch
-from ..layers.block import Block
+from ..layers.norm import RMSNorm
 from ..network import Network
-from ..state.cache import State
+from ..state.sequence import State
 from . import prompt_attention, prompt_ffn, prompt_moe  # noqa: F401, they declare executors
 from .context import Context
 from .prompt_graphs import PromptGraphs, Stage, Staged
 from .prompt_stream import Stream
 from .prompt_weights import PromptOutput, packed
-from .registry import PROMPT, Branch, Slow, branches, choose
+from .registry import PROMPT, PlacedBranch, Slow, choose, placed
 
 _Made = TypeVar("_Made")
 
@@ -31,18 +31,15 @@ class PromptPath:
 
     def __init__(self, network: Network, context: Context):
         self.network, self.context = network, context
-        found = branches(network.blocks)
-        if found is None:
-            context.report("Block", "not a mixer and a feed-forward layer one after the other", 0)
-            steps = [(layer, _Block(block)) for layer, block in enumerate(network.blocks)]
-        else:
-            steps = [(b.layer, choose(PROMPT, b, context) or _Branch(b)) for b in found]
-        self._steps: list[tuple[int, Stage]] = steps
-        # The last step in which rows depend on one another.
-        self._narrows = max(
-            (number for number, branch in enumerate(found or ()) if branch.is_mixer),
-            default=len(self._steps) - 1,
-        )
+        self._steps: list[tuple[int, Stage]] = []
+        self._narrows = 0  # the last step that needs all rows
+        for branch in placed(network.blocks):
+            if branch.branch.takes_batch:
+                self._narrows = len(self._steps)
+            step = choose(PROMPT, branch, context) or SlowBranch(branch)
+            self._steps.append((branch.layer, step))
+            if branch.scale is not None:
+                self._steps.append((branch.layer, Scaled(branch.scale)))
         self._graphs = PromptGraphs(context)
         self._table = self._part("Embedding", lambda: packed(network.embedding, context))
         self._output = self._part("Output", lambda: PromptOutput(network.output, context))
@@ -70,12 +67,16 @@ class PromptPath:
         self, tokens: torch.Tensor, start: int, state: State | None, last: bool
     ) -> torch.Tensor:
         n_sequences, n_tokens = tokens.shape
-        batch = Batch.of(n_sequences, n_tokens, start, self.context.device, self.context.settings)
-        self.context.forget_angles()
-        h = self.context.buffer(
-            "stream", (tokens.numel(), self.network.output_norm.weight.numel()), torch.float32
+        device = self.context.device
+        batch = (
+            Batch.of(n_sequences, n_tokens, start, device, self.context.settings)
+            if state is None
+            else Batch.after([state], [n_tokens], device)
         )
+        self.context.forget_angles()
+        h = self.context.buffer("stream", (tokens.numel(), self.network.width), torch.float32)
         self._embedded(tokens.reshape(-1), h)
+        batch = self.network.prepared(tokens.reshape(-1), h, batch)
         stream = Stream(h, self.context)
         graphs = self._graphs.of(len(h))
         for again, group in groupby(self._parts(), key=lambda part: part[0]):
@@ -83,16 +84,10 @@ class PromptPath:
                 graphs.run([part for _, _, part in group], stream, batch)
                 continue
             for _, layer, part in group:
-                part(
-                    stream,
-                    batch.at(None if state is None else state.layers[layer], self.context.device),
-                )
+                part(stream, batch.at(layer, device))
         for number, (layer, step) in enumerate(self._steps[self._narrows :]):
             stream.narrows = last and number == 0
-            step(
-                stream,
-                batch.at(None if state is None else state.layers[layer], self.context.device),
-            )
+            step(stream, batch.at(layer, device))
             if last:
                 stream.keep_last(batch.n_sequences)
         return stream.settled()
@@ -115,6 +110,8 @@ class PromptPath:
         matrix = None if self._output is None or home != h.device else self._output.matrix
         if (
             matrix is None
+            or not isinstance(norm, RMSNorm)
+            or self.network.softcap
             or not matvec.supported(matrix.type)
             or not matvec.fits(matrix, NORM_MATVEC)
         ):
@@ -126,39 +123,38 @@ class PromptPath:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[rows, width], normed, to float32[rows, vocab] on `network.output_device`."""
         if self._output is None:
-            return self.network.output(hidden)
-        return self._output(hidden.to(self.context.device, self.context.dtype)).to(
-            self.network.output_device
-        )
+            return self.network.logits(hidden)
+        logits = self._output(hidden.to(self.context.device, self.context.dtype))
+        if cap := self.network.softcap:
+            logits = cap * torch.tanh(logits / cap)
+        return logits.to(self.network.output_device)
 
     def _embedded(self, tokens: torch.Tensor, out: torch.Tensor) -> None:
         if self._table is None:
-            out.copy_(self.network.embedding(tokens))
-        else:
-            ops.decode_rows(self._table, tokens.to(self.context.device), torch.float32, out=out)
+            out.copy_(self.network.embed(tokens))
+            return
+        ops.decode_rows(self._table, tokens.to(self.context.device), torch.float32, out=out)
+        if self.network.embedding_scale != 1:
+            out *= self.network.embedding_scale
 
 
-class _Block:
-    """A block of another kind, on the reference path."""
+class Scaled:
+    """h *= scale, after the branches of a block."""
 
-    def __init__(self, block: Block):
-        self.block = block
+    def __init__(self, scale: torch.Tensor):
+        self.scale = scale
 
     def __call__(self, stream: Stream, batch: Batch) -> None:
-        h, device = stream.settled(), self.block.device
-        h.copy_(self.block(h.to(device), batch.at(batch.state, device)))
+        h = stream.settled()
+        h *= self.scale.to(h.device)
 
 
-class _Branch:
-    """h += module(norm(h)) on the reference path, on the device of its norm."""
+class SlowBranch:
+    """A branch on the reference path, on the device of its block."""
 
-    def __init__(self, branch: Branch):
+    def __init__(self, branch: PlacedBranch):
         self.branch = branch
 
     def __call__(self, stream: Stream, batch: Batch) -> None:
-        h, norm, module = stream.settled(), self.branch.norm, self.branch.module
-        device = norm.weight.device
-        x = norm(h.to(device))
-        h += (module(x, batch.at(batch.state, device)) if self.branch.is_mixer else module(x)).to(
-            h.device
-        )
+        h, branch, device = stream.settled(), self.branch, self.branch.device
+        h += branch.branch(h.to(device), batch.at(branch.layer, device)).to(h.device)

@@ -21,8 +21,8 @@ def packed(linear: Linear | ExpertLinear | Embedding, context: Context) -> ops.P
     held = linear.packed if isinstance(linear, ExpertLinear) else linear.matrix.packed
     if held is None or held.data.device != context.device:
         raise Slow(f"the weights of {linear.role} are not on {context.device}")
-    if linear.bias is not None:
-        raise Slow(f"{linear.role} has a bias")
+    if linear.bias is not None or linear.scale is not None:
+        raise Slow(f"{linear.role} has a bias or a scale")
     if held.cols % 8 or held.rows % 8:
         raise Slow(f"{linear.role} is {held.rows} x {held.cols}, not multiples of 8")
     return held

@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..layers.block import Block
+import torch
+
+from ..layers.block import Block, Branch
 from ..layers.norm import RMSNorm
+from ..layers.specs import AttentionSpec, RouterSpec
 from .context import Context
 
 PROMPT: dict[type, Callable] = {}
@@ -24,15 +27,25 @@ class Slow(Exception):
 
 
 @dataclass(frozen=True)
-class Branch:
-    """One step of the residual stream, h += module(norm(h)). `is_mixer`: the module takes (x,
-    batch), others take x alone.
+class PlacedBranch:
+    """A branch of the residual stream, its layer, and the device on which it computes.
+
+    scale: the number that multiplies the stream after it (None: 1).
     """
 
     layer: int
-    norm: RMSNorm
-    module: Any
-    is_mixer: bool
+    branch: Branch
+    device: torch.device
+    scale: torch.Tensor | None = None
+
+    @property
+    def module(self) -> Any:
+        return self.branch.module
+
+    @property
+    def norm(self) -> RMSNorm:
+        """The norm before the module, which `choose` has checked."""
+        return self.branch.norm  # pyright: ignore[reportReturnType]  see there
 
     @property
     def name(self) -> str:
@@ -51,22 +64,19 @@ def executor(table: dict[type, Callable], module: type) -> Callable[[Callable], 
     return declare
 
 
-def branches(blocks: Sequence[Block]) -> list[Branch] | None:
-    """Return the branches of all blocks in order, or None if some block is not made of two
-    branches.
-    """
+def placed(blocks: Sequence[Block]) -> list[PlacedBranch]:
+    """Return the branches of all blocks in order."""
     found = []
     for layer, block in enumerate(blocks):
-        if type(block) is not Block:
-            return None
+        last = len(block.branches) - 1
         found += [
-            Branch(layer, block.mixer_norm, block.mixer, True),
-            Branch(layer, block.ffn_norm, block.ffn, False),
+            PlacedBranch(layer, branch, block.device, block.output_scale if i == last else None)
+            for i, branch in enumerate(block.branches)
         ]
     return found
 
 
-def choose(table: dict[type, Callable], branch: Branch, context: Context) -> Any | None:
+def choose(table: dict[type, Callable], branch: PlacedBranch, context: Context) -> Any | None:
     """Return the executor of a branch, or None (reported to `context`) if its module has to run on
     the reference path.
     """
@@ -74,9 +84,37 @@ def choose(table: dict[type, Callable], branch: Branch, context: Context) -> Any
     try:
         if factory is None:
             raise Slow("no kernels for this kind of layer")
-        if branch.norm.weight.device != context.device:
-            raise Slow(f"the layer works on {branch.norm.weight.device}")
+        if branch.device != context.device:
+            raise Slow(f"the layer works on {branch.device}")
+        if not isinstance(branch.branch.norm, RMSNorm):
+            raise Slow("no RMS norm before it")
+        if branch.branch.post_norm is not None:
+            raise Slow("a norm after it")
         return factory(branch, context)
     except Slow as reason:
         context.report(type(branch.module).__name__, str(reason), branch.layer)
         return None
+
+
+def check_attention(spec: AttentionSpec) -> None:
+    """`Slow` for what the attention kernels do not evaluate yet."""
+    beyond = {
+        "a sliding window": spec.window,
+        "a cap of scores": spec.softcap,
+        "sinks": spec.sinks,
+        "gates": spec.gate,
+        "norms of values": spec.value_norm,
+        "keys and values of another layer": spec.kv_from is not None,
+        "a temperature of positions": spec.temperature is not None,
+    }
+    if found := [name for name, has in beyond.items() if has]:
+        raise Slow(" and ".join(found))
+
+
+def check_router(spec: RouterSpec, bias: torch.Tensor | None) -> None:
+    """`Slow` for what the routing kernels do not evaluate yet."""
+    plain = RouterSpec(spec.n_experts, spec.n_used)
+    if spec != plain:
+        raise Slow(f"a router with {spec.score} scores, groups or scaled weights")
+    if bias is not None:
+        raise Slow("a bias of the choice of experts")

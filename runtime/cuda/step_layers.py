@@ -23,11 +23,14 @@ from ...cuda_kernels.step_router import fits as router_fits
 from ..layers.attention import Attention
 from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
+from ..layers.norm import RMSNorm
+from ..layers.specs import FFNSpec
 from ..linear import Embedding, ExpertLinear, Linear
 from ..network import Network
-from ..state.cache import CacheSettings, KVCache, State
+from ..state.cache import CacheSettings, KVCache
+from ..state.sequence import State
 from .context import Context
-from .registry import STEP, Branch, Slow, executor
+from .registry import STEP, PlacedBranch, Slow, check_attention, check_router, executor
 from .step_frame import STEP_ROWS, Frame
 
 
@@ -40,8 +43,8 @@ def on_device(
     """The packed matrix of a product of this kind, of `slots` experts; without a kind it is only
     decoded. Slow if it has a bias, is on another device, or has no kernel.
     """
-    if linear.bias is not None:
-        raise Slow(f"{linear.role} has a bias")
+    if linear.bias is not None or linear.scale is not None:
+        raise Slow(f"{linear.role} has a bias or a scale")
     matrices = linear.matrices if isinstance(linear, ExpertLinear) else [linear.matrix]
     matrix = matrices[0].packed
     if matrix is None or matrix.device != context.device:
@@ -69,7 +72,7 @@ class StepExecutor(Protocol):
     repeatable: running a step twice at the same position leaves what running it once does.
     """
 
-    branch: Branch
+    branch: PlacedBranch
     captured: bool
     repeatable: bool
 
@@ -92,7 +95,7 @@ class _Executor:
     captured = True  # its launches can be captured
     repeatable = True  # running a step twice at the same position leaves what running it once does
 
-    def __init__(self, branch: Branch, context: Context):
+    def __init__(self, branch: PlacedBranch, context: Context):
         self.branch, self.layer = branch, branch.layer
         self.norm, self.eps = branch.norm.weight, branch.norm.eps
         if self.norm.device != context.device:
@@ -108,10 +111,14 @@ class StepAttentionLayer(_Executor):
     onto h.
     """
 
-    def __init__(self, branch: Branch, context: Context):
+    def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         a: Attention = branch.module
+        check_attention(a.spec)
+        if a.rope is None or a.q is None or a.k is None or a.v is None:
+            raise Slow("no rotation, or no projections for each of query, key and value")
         self.qkv = [on_device(linear, context, NORM_MATVEC) for linear in (a.q, a.k, a.v)]
+        self.rope = a.rope
         self.output = on_device(a.output, context, MATVEC_ADD)
         if not a.switches.flash_attention:
             raise Slow("scores in memory (-fa 0)")
@@ -125,12 +132,14 @@ class StepAttentionLayer(_Executor):
             None if a.k_norm is None else a.k_norm.weight,
         )
         self._limit = shared_limit(context.device)
-        self._check(a.new_state(0, context.settings or CacheSettings(), torch.device("cpu")))
+        self._check(a.new_cache(0, context.settings or CacheSettings(), torch.device("cpu")))
 
     def check(self, state) -> None:
         self._check(state.layers[self.layer])
 
     def _check(self, cache: KVCache) -> None:
+        if not cache.is_whole:
+            raise Slow("a cache whose positions do not follow each other")
         if not attention_fits(self._shape(1, cache), self._limit):
             a, types = (
                 self.a,
@@ -138,9 +147,9 @@ class StepAttentionLayer(_Executor):
                     dict.fromkeys(type.name.lower() for type in (cache.type_k, cache.type_v))
                 ),
             )
-            sizes = " and ".join(map(str, dict.fromkeys((a.key_length, a.value_length))))
+            sizes = " and ".join(map(str, dict.fromkeys((a.spec.key_length, a.spec.value_length))))
             raise Slow(
-                f"{a.n_heads // a.n_kv_heads} heads of {sizes} elements to a head of keys, and a"
+                f"{a.spec.heads // a.spec.kv_heads} heads of {sizes} elements to a head of keys, and a"
                 f" cache of {types}: no kernel, or too little shared memory for it"
             )
 
@@ -148,14 +157,14 @@ class StepAttentionLayer(_Executor):
         a = self.a
         return AttentionShape(
             n,
-            a.n_heads // a.n_kv_heads,
-            a.n_kv_heads,
-            a.key_length,
-            a.value_length,
+            a.spec.heads // a.spec.kv_heads,
+            a.spec.kv_heads,
+            a.spec.key_length,
+            a.spec.value_length,
             cache.type_k.name,
             cache.type_v.name,
-            a.rope.n_rot,
-            a.rope.style == "neox",
+            self.rope.n_rot,
+            self.rope.style == "neox",
             a.q_norm is not None,
             cache.hadamard_k,
             cache.hadamard_v,
@@ -166,7 +175,7 @@ class StepAttentionLayer(_Executor):
         q, k, v = outs = [
             frame.buffer(name, m.rows) for name, m in zip(("q", "k", "v"), self.qkv, strict=True)
         ]
-        mixed = frame.buffer("mixed", a.n_heads * a.value_length)
+        mixed = frame.buffer("mixed", a.spec.heads * a.spec.value_length)
         matvec.norm_matvec(h, self.norm, self.eps, self.qkv, outs)
         eps = 0.0 if a.q_norm is None else a.q_norm.eps
         frame.attention(self._shape(frame.n, cache), cache.capacity)(
@@ -175,11 +184,11 @@ class StepAttentionLayer(_Executor):
             v,
             *self.norms,
             eps,
-            frame.angles(a.rope),
+            frame.angles(self.rope),
             cache.k,
             cache.v,
             frame.positions,
-            a.scale,
+            a.spec.scale,
             mixed,
         )
         matvec.matvec_add(mixed, self.output, h)
@@ -189,9 +198,11 @@ class StepAttentionLayer(_Executor):
 class StepFFN(_Executor):
     """Gate and up with the activation in one launch, down onto h."""
 
-    def __init__(self, branch: Branch, context: Context):
+    def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         ffn: GatedFFN = branch.module
+        if ffn.gate is None or ffn.up is None or ffn.spec != FFNSpec():
+            raise Slow(f"activation {ffn.spec.activation}, or gate and up in one matrix")
         self.gate, self.up = (on_device(x, context, GATE_UP) for x in (ffn.gate, ffn.up))
         self.down = on_device(ffn.down, context, MATVEC_ADD)
         quantized = (
@@ -213,19 +224,24 @@ class StepMoE(_Executor):
     sum onto h in one.
     """
 
-    def __init__(self, branch: Branch, context: Context):
+    def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         moe: MoE = branch.module
-        if not router_fits(STEP_ROWS, self.norm.numel(), moe.n_experts, moe.n_used):
-            raise Slow(f"{moe.n_used} of {moe.n_experts} experts, width {self.norm.numel()}")
+        check_router(moe.spec, moe.router.bias)
+        if moe.shared is not None or moe.experts.spec != FFNSpec():
+            raise Slow("shared experts, or an activation other than SiLU")
+        if not router_fits(STEP_ROWS, self.norm.numel(), moe.spec.n_experts, moe.spec.n_used):
+            raise Slow(
+                f"{moe.spec.n_used} of {moe.spec.n_experts} experts, width {self.norm.numel()}"
+            )
         self.n_experts, self.n_used, self.reduction, e = (
-            moe.n_experts,
-            moe.n_used,
-            moe.reduction,
+            moe.spec.n_experts,
+            moe.spec.n_used,
+            moe.router.reduction,
             moe.experts,
         )
-        self.router = float_matrix(moe.router, context)
-        self.down = on_device(e.down, context, EXPERT_DOWN, moe.n_used)
+        self.router = float_matrix(moe.router.linear, context)
+        self.down = on_device(e.down, context, EXPERT_DOWN, moe.spec.n_used)
         if e.gate_up is not None:
             self.gate, self.up = on_device(e.gate_up, context, EXPERT_GATE_UP), None
         elif e.gate is not None and e.up is not None:
@@ -267,11 +283,13 @@ class DeviceEmbedding:
 
     captured = True
 
-    def __init__(self, embedding, context: Context):
-        self.matrix = on_device(embedding, context)
+    def __init__(self, network: Network, context: Context):
+        self.matrix, self.scale = on_device(network.embedding, context), network.embedding_scale
 
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
         decode_rows(self.matrix, frame.sequence.tokens[: frame.n], torch.float32, out=h)
+        if self.scale != 1:
+            h *= self.scale
 
 
 class StepOutput:
@@ -280,6 +298,8 @@ class StepOutput:
     captured = True
 
     def __init__(self, network: Network, context: Context):
+        if not isinstance(network.output_norm, RMSNorm) or network.softcap:
+            raise Slow("no RMS norm before it, or capped logits")
         self.norm, self.matrix = (
             network.output_norm,
             on_device(network.output, context, NORM_MATVEC),
@@ -296,33 +316,43 @@ class StepOutput:
 class SlowEmbedding:
     captured = False
 
-    def __init__(self, embedding, context: Context):
-        self.embedding = embedding
+    def __init__(self, network: Network, context: Context):
+        self.network = network
 
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
-        h.copy_(self.embedding(frame.sequence.tokens[: frame.n].long()))
+        h.copy_(self.network.embed(frame.sequence.tokens[: frame.n].long()))
 
 
 class SlowBranch:
-    """h += module(norm(h)) on the reference path, on the device of the module."""
+    """A branch on the reference path, on the device of its block."""
 
     captured = repeatable = False
 
-    def __init__(self, branch: Branch):
+    def __init__(self, branch: PlacedBranch):
         self.branch = branch
 
     def check(self, state) -> None:
         """Takes any."""
 
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        branch, device = self.branch, self.branch.norm.weight.device
-        x = branch.norm(h.to(device))
-        y = (
-            branch.module(x, frame.batch.at(state.layers[branch.layer], device))
-            if branch.is_mixer
-            else branch.module(x)
-        )
-        h += y.to(h.device)
+        branch, device = self.branch, self.branch.device
+        h += branch.branch(h.to(device), frame.batch.at(branch.layer, device)).to(h.device)
+
+
+class StepScaled:
+    """h *= scale, after the branches of a block."""
+
+    captured = repeatable = True
+
+    def __init__(self, branch: PlacedBranch):
+        self.branch, self.scale = branch, branch.scale
+
+    def check(self, state) -> None:
+        """Takes any."""
+
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        if self.scale is not None:
+            h *= self.scale.to(h.device)
 
 
 class SlowOutput:
@@ -334,5 +364,5 @@ class SlowOutput:
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
         network = self.network
         frame.logits[: len(h)].copy_(
-            network.output(network.output_norm(h.to(network.output_device)))
+            network.logits(network.output_norm(h.to(network.output_device)))
         )

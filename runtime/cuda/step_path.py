@@ -24,9 +24,9 @@ from ...errors import EvaluationError
 from ..layers.batch import Batch
 from ..network import Network
 from ..sampling import Sampling
-from ..state.cache import State
+from ..state.sequence import State
 from .context import Context
-from .registry import STEP, Slow, branches, choose
+from .registry import STEP, Slow, choose, placed
 from .step_frame import STEP_ROWS, Frame, StepSequence
 from .step_layers import (
     DeviceEmbedding,
@@ -36,6 +36,7 @@ from .step_layers import (
     StepEnd,
     StepExecutor,
     StepOutput,
+    StepScaled,
 )
 from .step_sampling import sampler
 
@@ -48,18 +49,16 @@ class StepPath:
     """The executors of a network, and the graphs of the sequences that are being continued."""
 
     def __init__(self, network: Network, context: Context):
-        """Slow if the network is not made of branches."""
-        found = branches(network.blocks)
-        if found is None:
-            raise Slow("blocks that are not a mixer and a feed-forward layer one after the other")
         self.network, self.context = network, context
         self.frame = Frame(network, context, STEP_ROWS)
         self._embedding = _or_slow(
-            context, "DeviceEmbedding", DeviceEmbedding, SlowEmbedding, network.embedding
+            context, "DeviceEmbedding", DeviceEmbedding, SlowEmbedding, network
         )
-        self._branches: list[StepExecutor] = [
-            choose(STEP, branch, context) or SlowBranch(branch) for branch in found
-        ]
+        self._branches: list[StepExecutor] = []
+        for branch in placed(network.blocks):
+            self._branches.append(choose(STEP, branch, context) or SlowBranch(branch))
+            if branch.scale is not None:
+                self._branches.append(StepScaled(branch))
         self._output = _or_slow(context, "Output", StepOutput, SlowOutput, network)
         self._sequences: dict[int, tuple[weakref.ref, StepSequence]] = {}
         # Steps are captured if a sequence's caches suit.
@@ -80,8 +79,9 @@ class StepPath:
         while len(tokens):
             n = 1 << len(tokens).bit_length() - 1
             sequence.begin(tokens[:n], state.n_past)
+            state.reserve(n)
             self._run(sequence, state, n, "all" if all_logits else "last")
-            state.n_past += n
+            state.advance(n)
             tokens = tokens[n:]
             if all_logits or not len(tokens):
                 rows.append(
@@ -112,12 +112,13 @@ class StepPath:
         try:
             while started < n or under_way:
                 while started < n and len(under_way) < ahead:
-                    state.n_past = position + started
+                    state.reserve(started + 1)
                     self._run(sequence, state, 1, sampling)
                     under_way.append(torch.cuda.current_stream(self.context.device).record_event())
                     started += 1
                 under_way.popleft().synchronize()
-                state.n_past = position = position + 1
+                state.advance(1)
+                position = state.n_past
                 started, n = started - 1, n - 1
                 drawn = int(sequence.history[position])
                 if drawn < 0:
@@ -206,13 +207,12 @@ class StepPath:
 
     def _launch(self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling) -> None:
         frame = self.frame
-        frame.begin(
-            sequence,
-            n,
-            None if sequence.captures else Batch.of(1, n, state.n_past, self.context.device),
-        )
-        h = frame.buffer("h", self.network.output_norm.weight.numel())
+        batch = None if sequence.captures else Batch.after([state], [n], self.context.device)
+        frame.begin(sequence, n, batch)
+        h = frame.buffer("h", self.network.width)
         self._embedding(frame, h)
+        if batch is not None:
+            frame.batch = self.network.prepared(sequence.tokens[:n].long(), h, batch)
         for number, branch in enumerate(self._branches):
             sequence.instead.get(number, branch)(frame, h, state)
         self._output(frame, h if wanted == "all" else h[n - 1 : n])

@@ -6,108 +6,217 @@ import torch
 from torch.nn import functional as F
 
 from ..linear import Linear
-from ..state.cache import CacheSettings, KVCache
+from ..state.cache import CacheSettings, KVCache, KVStorage, Storage
+from ..state.table import Table
 from ..switches import Switches
 from .batch import Batch
 from .norm import RMSNorm
 from .rope import Rope
+from .specs import AttentionSpec, Temperature
 
 
 class Attention:
     """softmax(scale * Q K^T + causal mask) V, heads joined in head order and projected by `output`.
 
-    Query head h reads key/value head h // (heads / kv_heads). `q_norm` and `k_norm` act on each
-    head, before the rotation.
+    `q_norm` and `k_norm` act on each head, before the rotation. Without `v`, values are what `k`
+    gives, before norm and rotation. `qkv` gives all three in one product. `sinks` float32[heads].
     """
 
     def __init__(
         self,
-        q: Linear,
-        k: Linear,
-        v: Linear,
-        output: Linear,
+        spec: AttentionSpec,
         *,
-        n_heads: int,
-        n_kv_heads: int,
-        key_length: int,
-        value_length: int,
-        rope: Rope,
+        output: Linear,
+        q: Linear | None = None,
+        k: Linear | None = None,
+        v: Linear | None = None,
+        qkv: Linear | None = None,
+        rope: Rope | None = None,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
+        value_eps: float = 0.0,
+        sinks: torch.Tensor | None = None,
         switches: Switches = Switches(),
     ):
-        self.q, self.k, self.v, self.output = q, k, v, output
-        self.n_heads, self.n_kv_heads, self.key_length, self.value_length = (
-            n_heads,
-            n_kv_heads,
-            key_length,
-            value_length,
-        )
-        self.rope, self.q_norm, self.k_norm, self.scale = rope, q_norm, k_norm, key_length**-0.5
-        self.switches = switches
+        self.spec, self.q, self.k, self.v, self.qkv, self.output = spec, q, k, v, qkv, output
+        self.rope, self.q_norm, self.k_norm, self.value_eps = rope, q_norm, k_norm, value_eps
+        self.sinks, self.switches = sinks, switches
 
-    def new_state(self, capacity: int, settings: CacheSettings, device: torch.device) -> KVCache:
-        """An empty cache for one sequence of at most `capacity` tokens."""
-        return KVCache(
-            capacity, self.n_kv_heads, self.key_length, self.value_length, settings, device
-        )
+    @property
+    def window(self) -> int:
+        return self.spec.window
+
+    def new_storage(
+        self, n_rows: int, settings: CacheSettings, device: torch.device
+    ) -> KVStorage | None:
+        """Memory for keys and values of `n_rows` positions; None if another layer has them."""
+        s = self.spec
+        if s.kv_from is not None:
+            return None
+        return KVStorage(n_rows, s.kv_heads, s.key_length, s.value_length, settings, device)
+
+    def new_state(
+        self, storage: Storage | None, table: Table, device: torch.device
+    ) -> KVCache | None:
+        return None if storage is None else KVCache(storage, table)  # pyright: ignore[reportArgumentType]  see `new_storage`
+
+    def new_cache(self, capacity: int, settings: CacheSettings, device: torch.device) -> KVCache:
+        """An empty cache with its own memory."""
+        s = self.spec
+        return KVCache.alone(capacity, s.kv_heads, s.key_length, s.value_length, settings, device)
 
     def state_bytes(self, capacity: int, settings: CacheSettings) -> int:
-        """Return the bytes that `new_state` takes."""
-        return capacity * KVCache.bytes_per_token(
-            self.n_kv_heads, self.key_length, self.value_length, settings
+        """Return the bytes that a sequence of `capacity` positions takes."""
+        s = self.spec
+        if s.kv_from is not None:
+            return 0
+        return capacity * KVStorage.bytes_per_token(
+            s.kv_heads, s.key_length, s.value_length, settings
         )
 
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """x float32[rows, width] to float32[rows, width]; rows as `batch` says."""
-        rows, cache = (batch.n_sequences, batch.n_tokens), batch.state
-        q = self.q(x).view(*rows, self.n_heads, self.key_length)
-        k = self.k(x).view(*rows, self.n_kv_heads, self.key_length)
-        v = self.v(x).view(*rows, self.n_kv_heads, self.value_length)
+        q, gate, k, v = self.project(x, batch)
+        mix = self._fresh if batch.states is None else self._cached
+        mixed = mix(q, k, v, batch)
+        if gate is not None:
+            mixed = mixed * gate.sigmoid()
+        return self.output(mixed.reshape(len(x), self.spec.heads * self.spec.value_length))
+
+    def project(
+        self, x: torch.Tensor, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """Queries [rows, heads, key_length], gates like them or None, keys [rows, kv_heads,
+        key_length] and values [rows, kv_heads, value_length], normed and rotated; None for keys and
+        values if another layer has them.
+        """
+        s, rows = self.spec, len(x)
+        q, k, v = self._products(x)
+        q, gate = q.view(rows, s.heads, -1), None
+        if s.gate:
+            q, gate = q.chunk(2, dim=-1)
         q = q if self.q_norm is None else self.q_norm(q)
-        k = k if self.k_norm is None else self.k_norm(k)
-        angles = self.rope.angles(batch.positions)
-        q, k = self.rope(q, angles), self.rope(k, angles)
-        if cache is not None:
-            # These tokens are read back as well: what a token sees must not depend on which call it
-            # came in.
-            cache.write(batch.start, k[0], v[0])
-            q, (k, v) = cache.query(q), cache.read(batch.start + batch.n_tokens)
-            k, v = k[None], v[None]
-        elif batch.settings is not None:
+        if k is not None:
+            k = k.view(rows, s.kv_heads, s.key_length)
+            v = k if v is None else v.view(rows, s.kv_heads, s.value_length)
+            if s.value_norm:
+                v = F.rms_norm(v, (s.value_length,), None, self.value_eps)
+            k = k if self.k_norm is None else self.k_norm(k)
+        if self.rope is not None:
+            angles = batch.angles(self.rope)
+            q = self.rope(q, angles)
+            k = k if k is None else self.rope(k, angles)
+        if s.temperature is not None:
+            q = q * temperature(s.temperature, batch.positions)[:, None, None]
+        return q, gate, k, v
+
+    def _products(
+        self, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        s = self.spec
+        if self.qkv is not None:
+            sizes = (s.query_rows, s.kv_heads * s.key_length, s.kv_heads * s.value_length)
+            q, k, v = self.qkv(x).split(sizes, dim=-1)
+            return q, k, v
+        if self.q is None:
+            raise TypeError("attention needs a query projection")
+        k = None if self.k is None else self.k(x)
+        return self.q(x), k, None if self.v is None else self.v(x)
+
+    def _cached(
+        self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, batch: Batch
+    ) -> torch.Tensor:
+        """Every sequence sees what its cache holds, these tokens included.
+
+        They are read back as well: what a token sees must not depend on which call it came in.
+        """
+        s, states = self.spec, batch.states or ()
+        layer, mixed = batch.layer if s.kv_from is None else s.kv_from, []
+        for state, (rows, start) in zip(states, batch.spans(), strict=True):
+            cache, stop = state.layers[layer], start + rows.stop - rows.start
+            if not isinstance(cache, KVCache):
+                raise TypeError(f"layer {layer} keeps no keys and values")
+            if k is not None and v is not None:
+                cache.write(start, k[rows], v[rows])
+            first = max(0, start - s.window + 1) if s.window else 0
+            keys, values = cache.read(stop, first)
+            found = self._attend(cache.query(q[rows])[None], keys[None], values[None])
+            mixed.append(cache.result(found[0]))
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+    def _fresh(
+        self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, batch: Batch
+    ) -> torch.Tensor:
+        """Sequences begin here, and nothing is kept but for later layers of this pass."""
+        s, cache = self.spec, None
+        if s.kv_from is not None:
+            k, v, cache = batch.scratch["kv", s.kv_from]
+        elif batch.settings is not None and k is not None and v is not None:
             # Rows are stored one by one, of whatever sequence they are.
-            cache = self.new_state(len(x), batch.settings, x.device)
-            cache.write(0, k.flatten(0, 1), v.flatten(0, 1))
-            q, (k, v) = cache.query(q), cache.read(len(x))
-            k, v = k.unflatten(0, rows), v.unflatten(0, rows)
-        mixed = (
-            attend(q, k, v, self.scale)
-            if self.switches.flash_attention
-            else (attend_with_scores(q, k, v, self.scale, self.switches.attention_buffer))
+            cache = self.new_cache(len(k), batch.settings, k.device)
+            cache.write(0, k, v)
+            k, v = cache.read(len(k))
+        if k is None or v is None:
+            raise TypeError("attention needs keys and values")
+        batch.scratch["kv", batch.layer] = k, v, cache
+        k, v = k.to(q.device), v.to(q.device)
+        q, mixed = q if cache is None else cache.query(q), []
+        for rows, n_sequences, _ in batch.even_spans():
+            mixed.append(
+                self._attend(*(x[rows].unflatten(0, (n_sequences, -1)) for x in (q, k, v)))
+            )
+        found = torch.cat([m.flatten(0, 1) for m in mixed])
+        return found if cache is None else cache.result(found)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = self.spec
+        if self.switches.flash_attention and not s.softcap and self.sinks is None:
+            return attend(q, k, v, s.scale, s.window)
+        most = 0 if self.switches.flash_attention else self.switches.attention_buffer
+        return attend_with_scores(
+            q, k, v, s.scale, most, window=s.window, softcap=s.softcap, sinks=self.sinks
         )
-        if cache is not None:
-            mixed = cache.result(mixed)
-        return self.output(mixed.reshape(len(x), self.n_heads * self.value_length))
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def temperature(t: Temperature, positions: torch.Tensor) -> torch.Tensor:
+    """Return the factor of the query at each position, float32[n]."""
+    steps = torch.div(positions, t.original_context, rounding_mode="floor")
+    return 1 + t.scale * torch.log1p(steps.float())
+
+
+def visible(n: int, total: int, window: int, device: torch.device) -> torch.Tensor | None:
+    """bool[n, total]: whether each of the last n of `total` positions sees each of them; None if
+    all see all.
+    """
+    if n == 1 and not 0 < window < total:
+        return None
+    seen = torch.ones(n, total, dtype=torch.bool, device=device).tril(total - n)
+    return seen.triu(total - n - window + 1) if 0 < window < total else seen
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window: int = 0,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """float32[sequences, n, heads, value_length] for the last n of N positions: q [sequences, n,
-    heads, key_length], k and v [sequences, N, kv_heads, ...].
+    heads, key_length], k and v [sequences, N, kv_heads, ...]. `mask` bool[n, N] replaces the causal
+    one.
     """
     n, total = q.shape[1], k.shape[1]
-    # A single query sees everything there is. `is_causal` would line up the first query with the
-    # first key.
-    mask = (
-        None
-        if n in (1, total)
-        else torch.ones(n, total, dtype=torch.bool, device=q.device).tril(total - n)
-    )
+    # `is_causal` would line up the first query with the first key.
+    causal = mask is None and 1 < n == total and not 0 < window < total
+    if mask is None and not causal:
+        mask = visible(n, total, window, q.device)
     mixed = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=mask,
-        is_causal=1 < n == total,
+        is_causal=causal,
         scale=scale,
         enable_gqa=q.shape[2] != k.shape[2],
     )
@@ -115,10 +224,19 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> t
 
 
 def attend_with_scores(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, most_mib: int = 0
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    most_mib: int = 0,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend as `attend` does, with the matrix of scores in memory: of all heads, or of as many at
-    a time as fit `most_mib` MiB (at least one).
+    a time as fit `most_mib` MiB (at least one). softcap, sinks: those of `AttentionSpec`.
     """
     n, total, n_heads, group = q.shape[1], k.shape[1], q.shape[2], q.shape[2] // k.shape[2]
     step = (
@@ -126,13 +244,21 @@ def attend_with_scores(
         if most_mib == 0
         else max(1, min(n_heads, (most_mib << 20) // (4 * q.shape[0] * n * total)))
     )
-    hidden = torch.ones(n, total, dtype=torch.bool, device=q.device).triu(total - n + 1)
+    if mask is None:
+        mask = visible(n, total, window, q.device)
     mixed = q.new_empty(*q.shape[:3], v.shape[-1])
     for first in range(0, n_heads, step):
         heads = torch.arange(first, min(first + step, n_heads), device=q.device)
         keys, values = (x[:, :, heads // group].transpose(1, 2) for x in (k, v))
         scores = (q[:, :, heads].transpose(1, 2) * scale) @ keys.transpose(-1, -2)
-        mixed[:, :, heads] = (
-            scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1) @ values
-        ).transpose(1, 2)
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        if mask is not None:
+            scores = scores.masked_fill_(~mask, float("-inf"))
+        if sinks is None:
+            shares = scores.softmax(dim=-1)
+        else:
+            sink = sinks[heads][None, :, None, None].expand(*scores.shape[:3], 1)
+            shares = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
+        mixed[:, :, heads] = (shares @ values).transpose(1, 2)
     return mixed

@@ -1,33 +1,41 @@
-"""What the rows of a hidden state are: which sequence and which position."""
+"""Rows of a hidden state: the sequence and the position of each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..state.cache import CacheSettings
 
+if TYPE_CHECKING:
+    from ..state.sequence import State
+    from .rope import Rope
+
 
 @dataclass(frozen=True)
 class Batch:
-    """`n_sequences` independent sequences of `n_tokens` each; row s * n_tokens + t of the hidden
-    state is token t of sequence s.
+    """Rows of tokens of one or more sequences, one sequence after the other: `lengths[s]` rows at
+    positions `starts[s]`, `starts[s]` + 1, ... of sequence s. `positions` int64[rows] has them all.
 
-    `positions` int64[n_tokens] are ascending and the same for every sequence, from `start` on.
-    `state` is what the layer keeps from call to call (its mixer's `new_state`: keys and values, a
-    recurrent state). It holds the `start` tokens before these, and the mixer adds these to it;
-    there is one sequence then. Without a state, sequences begin here, and a mixer uses keys and
-    values as a cache with `settings` would return them (None: as they are).
+    With `states`, one for each sequence, a sequence has `starts[s]` tokens already; mixers read
+    what they kept of these and add the new ones. Without, sequences begin here, and a mixer uses
+    keys and values as a cache with `settings` would return them (None: as they are). `layer` is the
+    layer that runs, `inputs` what an architecture computes from the tokens for all layers.
+    `scratch` is shared by the layers of one pass: rotations, and what one layer leaves for others.
     """
 
-    n_sequences: int
-    n_tokens: int
+    lengths: tuple[int, ...]
+    starts: tuple[int, ...]
     positions: torch.Tensor
-    start: int = 0
-    state: Any = None
+    states: tuple[State, ...] | None = None
     settings: CacheSettings | None = None
+    layer: int = 0
+    inputs: torch.Tensor | None = None
+    scratch: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -38,16 +46,87 @@ class Batch:
         device: torch.device,
         settings: CacheSettings | None = None,
     ) -> Batch:
+        """`n_sequences` of `n_tokens` each, from position `start`, without states."""
+        positions = torch.arange(start, start + n_tokens, device=device)
         return cls(
-            n_sequences,
-            n_tokens,
-            torch.arange(start, start + n_tokens, device=device),
-            start,
-            None,
-            settings,
+            (n_tokens,) * n_sequences,
+            (start,) * n_sequences,
+            positions.repeat(n_sequences) if n_sequences > 1 else positions,
+            settings=settings,
         )
 
-    def at(self, state: Any, device: torch.device) -> Batch:
-        """The same rows as a layer on `device` with this state sees them."""
+    @classmethod
+    def after(cls, states: Sequence[State], lengths: Sequence[int], device: torch.device) -> Batch:
+        """The next `lengths[s]` tokens of every sequence."""
+        pieces = [
+            torch.arange(state.n_past, state.n_past + n, device=device)
+            for state, n in zip(states, lengths, strict=True)
+        ]
+        return cls(
+            tuple(lengths),
+            tuple(state.n_past for state in states),
+            pieces[0] if len(pieces) == 1 else torch.cat(pieces),
+            tuple(states),
+        )
+
+    def at(self, layer: int, device: torch.device) -> Batch:
+        """The same rows as `layer` on `device` sees them."""
         positions = self.positions if self.positions.device == device else self.positions.to(device)
-        return replace(self, positions=positions, state=state)
+        return replace(self, positions=positions, layer=layer)
+
+    @property
+    def n_sequences(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of each sequence. ValueError if their lengths differ."""
+        if len(set(self.lengths)) != 1:
+            raise ValueError("sequences of this batch have different lengths")
+        return self.lengths[0]
+
+    @property
+    def start(self) -> int:
+        """The first position of each sequence. ValueError if these differ."""
+        if len(set(self.starts)) != 1:
+            raise ValueError("sequences of this batch start at different positions")
+        return self.starts[0]
+
+    @property
+    def sequence_positions(self) -> torch.Tensor:
+        """int64[n_tokens], the positions of each sequence, where all have the same."""
+        return self.positions[: self.n_tokens]
+
+    @property
+    def state(self) -> Any:
+        """What this layer keeps of the only sequence; None without states."""
+        if self.states is None:
+            return None
+        [state] = self.states
+        return state.layers[self.layer]
+
+    def spans(self) -> list[tuple[slice, int]]:
+        """Rows and first position of every sequence."""
+        found, row = [], 0
+        for n, start in zip(self.lengths, self.starts, strict=True):
+            found.append((slice(row, row + n), start))
+            row += n
+        return found
+
+    def even_spans(self) -> list[tuple[slice, int, int]]:
+        """Rows, number of sequences and first position of every run of sequences that have the same
+        length and start.
+        """
+        found, row = [], 0
+        for (n, start), run in groupby(zip(self.lengths, self.starts, strict=True)):
+            n_sequences = len(list(run))
+            found.append((slice(row, row + n * n_sequences), n_sequences, start))
+            row += n * n_sequences
+        return found
+
+    def angles(self, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `rope.angles` of all rows, computed once for all layers of a pass on a device."""
+        key = ("angles", id(rope), self.positions.device)
+        if key not in self.scratch:
+            self.scratch[key] = rope.angles(self.positions)
+        return self.scratch[key]

@@ -1,35 +1,52 @@
-"""One step of the residual stream."""
+"""Blocks: lists of branches of the residual stream."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from ..state.cache import CacheSettings, LayerState
+from ..state.cache import CacheSettings, LayerState, Storage
+from ..state.table import Table
 from .batch import Batch
-from .norm import RMSNorm
+from .norm import Norm
 
 
 class Mixer(Protocol):
-    """What mixes the tokens of a sequence: attention or another kind of layer."""
+    """What mixes the tokens of a sequence: attention or another kind of layer.
+
+    window: the most positions that a token sees, itself included; 0 for all.
+    """
+
+    @property
+    def window(self) -> int: ...
 
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """x float32[rows, width] to float32[rows, width], rows as `batch` says. What the mixer
-        keeps from call to call is `batch.state`.
+        keeps of the sequences from call to call is in `batch.states`.
+        """
+        ...
+
+    def new_storage(
+        self, n_rows: int, settings: CacheSettings, device: torch.device
+    ) -> Storage | None:
+        """Return memory for `n_rows` positions of any sequences; None if the mixer keeps nothing
+        that belongs to positions.
         """
         ...
 
     def new_state(
-        self, capacity: int, settings: CacheSettings, device: torch.device
+        self, storage: Storage | None, table: Table, device: torch.device
     ) -> LayerState | None:
-        """Return what the mixer keeps of one sequence of at most `capacity` tokens; None if it
-        keeps nothing.
+        """Return what the mixer keeps of one sequence, whose positions have the rows of `storage`
+        that `table` says; None if it keeps nothing.
         """
         ...
 
     def state_bytes(self, capacity: int, settings: CacheSettings) -> int:
-        """Return the bytes that `new_state` takes."""
+        """Return the bytes that a sequence of `capacity` positions takes."""
         ...
 
 
@@ -41,30 +58,56 @@ class FeedForward(Protocol):
         ...
 
 
+class RowLayer(Protocol):
+    """What works on every row alone, and needs to know which token it is."""
+
+    def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One step of the residual stream: h += post_norm(module(norm(h))); a norm that is None does
+    nothing.
+
+    mixer: the module mixes tokens. takes_batch: it is called with (x, batch), others with x alone.
+    """
+
+    norm: Norm | None
+    module: Mixer | FeedForward | RowLayer
+    post_norm: Norm | None = None
+    mixer: bool = False
+    takes_batch: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "takes_batch", self.takes_batch or self.mixer)
+
+    def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return what the branch adds to h float32[rows, width]."""
+        x = h if self.norm is None else self.norm(h)
+        y = self.module(x, batch) if self.takes_batch else self.module(x)  # pyright: ignore[reportCallIssue]  one of the two
+        return y if self.post_norm is None else self.post_norm(y)
+
+
 class Block:
-    """h += mixer(norm(h)); h += ffn(norm(h)). A block computes on the device of its norms, which
-    the placement chooses.
+    """Branches one after the other; `output_scale` multiplies the stream after them. A block
+    computes on the device of its norms, which the placement chooses.
     """
 
     def __init__(
         self,
-        mixer_norm: RMSNorm,
-        mixer: Mixer,
-        ffn_norm: RMSNorm,
-        ffn: FeedForward,
+        branches: Sequence[Branch],
+        device: torch.device,
+        output_scale: torch.Tensor | None = None,
     ):
-        self.mixer_norm, self.mixer, self.ffn_norm, self.ffn = mixer_norm, mixer, ffn_norm, ffn
+        self.branches, self.device, self.output_scale = tuple(branches), device, output_scale
 
     @property
-    def device(self) -> torch.device:
-        return self.mixer_norm.weight.device
-
-    def new_state(self, capacity: int, settings: CacheSettings) -> LayerState | None:
-        """Return what the mixer keeps of one sequence of at most `capacity` tokens; None if it
-        keeps nothing.
-        """
-        return self.mixer.new_state(capacity, settings, self.device)
+    def mixer(self) -> Mixer:
+        """The module that mixes tokens."""
+        [mixer] = [branch.module for branch in self.branches if branch.mixer]
+        return mixer  # pyright: ignore[reportReturnType]  `mixer` says so
 
     def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:
-        h = h + self.mixer(self.mixer_norm(h), batch)
-        return h + self.ffn(self.ffn_norm(h))
+        for branch in self.branches:
+            h = h + branch(h, batch)
+        return h if self.output_scale is None else h * self.output_scale

@@ -1,4 +1,4 @@
-"""The gated feed-forward layer."""
+"""Feed-forward layers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,62 @@ import torch
 from torch.nn import functional as F
 
 from ..linear import Linear
+from .specs import FFNSpec
+
+_OAI_SLOPE = 1.702  # of the sigmoid of swiglu_oai, as gpt-oss was trained with
 
 
-def silu_gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up; overwrites `gate`."""
-    return F.silu(gate, inplace=True).mul_(up)
+def activate(spec: FFNSpec, x: torch.Tensor) -> torch.Tensor:
+    """Return the activation of x; may overwrite x."""
+    if spec.activation == "silu":
+        return F.silu(x, inplace=True)
+    if spec.activation == "gelu":
+        return F.gelu(x, approximate="tanh")
+    if spec.activation == "gelu_erf":
+        return F.gelu(x)
+    if spec.activation == "relu_squared":
+        return F.relu(x).square()
+    raise ValueError(f"activation '{spec.activation}' is not known")
+
+
+def gated(spec: FFNSpec, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Return activation(gate) * up; may overwrite both."""
+    if spec.activation == "swiglu_oai":
+        gate = gate.clamp_(max=spec.limit)
+        return gate * torch.sigmoid(_OAI_SLOPE * gate) * (up.clamp_(-spec.limit, spec.limit) + 1)
+    return activate(spec, gate).mul_(up)
 
 
 class GatedFFN:
-    """down(silu(gate x) * (up x)) (Shazeer, 2020)."""
+    """down(activation(gate x) * (up x)) (Shazeer, 2020). `gate` and `up` may be one matrix,
+    `gate_up`, whose first half of rows is the gate.
+    """
 
-    def __init__(self, gate: Linear, up: Linear, down: Linear):
-        self.gate, self.up, self.down = gate, up, down
+    def __init__(
+        self,
+        down: Linear,
+        gate: Linear | None = None,
+        up: Linear | None = None,
+        gate_up: Linear | None = None,
+        spec: FFNSpec = FFNSpec(),
+    ):
+        self.gate, self.up, self.gate_up, self.down, self.spec = gate, up, gate_up, down, spec
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(silu_gate(self.gate(x), self.up(x)))
+        if self.gate_up is not None:
+            gate, up = self.gate_up(x).chunk(2, dim=-1)
+        elif self.gate is not None and self.up is not None:
+            gate, up = self.gate(x), self.up(x)
+        else:
+            raise TypeError("a gated layer needs gate and up, or both merged")
+        return self.down(gated(self.spec, gate, up))
+
+
+class PlainFFN:
+    """down(activation(up x))."""
+
+    def __init__(self, up: Linear, down: Linear, spec: FFNSpec):
+        self.up, self.down, self.spec = up, down, spec
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(activate(self.spec, self.up(x)))

@@ -1,11 +1,13 @@
-"""Mixture of experts whose result does not depend on the order in which experts are computed."""
+"""Mixture of experts (Shazeer et al., 2017)."""
 
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 from ..linear import ExpertLinear, Linear
-from .ffn import silu_gate
+from .ffn import GatedFFN, gated
+from .specs import FFNSpec, RouterSpec
 
 
 class Experts:
@@ -19,8 +21,9 @@ class Experts:
         gate: ExpertLinear | None = None,
         up: ExpertLinear | None = None,
         gate_up: ExpertLinear | None = None,
+        spec: FFNSpec = FFNSpec(),
     ):
-        self.gate, self.up, self.gate_up, self.down = gate, up, gate_up, down
+        self.gate, self.up, self.gate_up, self.down, self.spec = gate, up, gate_up, down, spec
 
     def __call__(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """x float32[rows, width] grouped by expert, counts[e] rows each."""
@@ -36,64 +39,123 @@ class Experts:
             gate, up = self.gate(x, counts), self.up(x, counts)
         else:
             raise TypeError("experts need gate and up, or both merged")
-        return silu_gate(gate, up)
+        return gated(self.spec, gate, up)
 
 
-class MoE:
-    """Softmax router over all experts; the `n_used` most probable ones, with probabilities scaled
-    to a sum of 1.
+class Router:
+    """Chooses `spec.n_used` of `spec.n_experts` experts for every row.
 
-    Among equal probabilities the lower expert wins. `reduction` (K, t) is smart expert reduction:
-    it keeps the K best experts, and of the others those with more than t times the largest
-    probability; the rest add nothing and do not count in the sum. Rows are grouped by a stable sort
-    and slots are summed in ascending order, without scattered additions, so that runs repeat bit
-    for bit.
+    Among equal scores the lower expert wins. `bias` float32[n_experts] takes part in the choice
+    only, not in the weights. `reduction` (K, t) is smart expert reduction: it keeps the K best
+    experts, and of the others those with more than t times the largest score; the rest add nothing
+    and do not count in the sum.
     """
 
     def __init__(
         self,
-        router: Linear,
-        experts: Experts,
-        n_experts: int,
-        n_used: int,
+        linear: Linear,
+        spec: RouterSpec,
+        bias: torch.Tensor | None = None,
         reduction: tuple[int, float] | None = None,
     ):
-        self.router, self.experts, self.n_experts, self.n_used, self.reduction = (
-            router,
-            experts,
-            n_experts,
-            n_used,
-            reduction,
-        )
+        self.linear, self.spec, self.bias, self.reduction = linear, spec, bias, reduction
 
-    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Experts int64[rows, n_used] from the most probable on, and their weights float32[rows,
-        n_used], 0 for those left out.
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Experts int64[rows, n_used] from the best on, and their weights float32[rows, n_used], 0
+        for those left out.
         """
-        probabilities = self.router(x).softmax(dim=-1)
+        spec, scores = self.spec, self.scores(x)
+        choice = scores if self.bias is None else scores + self.bias
+        if spec.groups > 1:
+            choice = self._of_best_groups(choice)
         # torch.topk promises no order among equals; a stable sort does.
-        values, chosen = probabilities.sort(dim=-1, descending=True, stable=True)
-        weights, chosen = values[:, : self.n_used], chosen[:, : self.n_used]
+        values, chosen = choice.sort(dim=-1, descending=True, stable=True)
+        values, chosen = values[:, : spec.n_used], chosen[:, : spec.n_used]
+        weights = values if choice is scores else scores.gather(1, chosen)
+        if spec.score == "selected":
+            weights = weights.softmax(dim=-1)
         if self.reduction is not None:
             least, threshold = self.reduction
             kept = weights > threshold * weights[:, :1]
             kept[:, :least] = True
             weights = weights * kept
-        return chosen, weights / weights.sum(dim=-1, keepdim=True)
+        if spec.norm:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return chosen, weights if spec.scale == 1 else weights * spec.scale
+
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the score of every expert, float32[rows, n_experts]."""
+        logits = self.linear(x)
+        match self.spec.score:
+            case "softmax":
+                return logits.softmax(dim=-1)
+            case "sigmoid":
+                return logits.sigmoid()
+            case "sqrt_softplus":
+                return F.softplus(logits).sqrt()
+            case "selected":
+                return logits
+        raise ValueError(f"score '{self.spec.score}' is not known")
+
+    def _of_best_groups(self, choice: torch.Tensor) -> torch.Tensor:
+        """Return `choice` with -inf for experts of groups that are not used."""
+        spec = self.spec
+        groups = choice.view(len(choice), spec.groups, -1)
+        best = groups.sort(dim=-1, descending=True).values[..., : spec.group_best].sum(dim=-1)
+        order = best.sort(dim=-1, descending=True, stable=True).indices[:, : spec.groups_used]
+        used = torch.zeros_like(best, dtype=torch.bool).scatter_(1, order, True)
+        return groups.masked_fill(~used[..., None], float("-inf")).flatten(1)
+
+
+class MoE:
+    """The weighted sum of the chosen experts, and of `shared`, which works on every row; with
+    `shared_gate` that is multiplied by sigmoid(shared_gate x).
+
+    Rows are grouped by a stable sort and slots are summed in ascending order, without scattered
+    additions, so that runs repeat bit for bit.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        experts: Experts,
+        shared: GatedFFN | None = None,
+        shared_gate: Linear | None = None,
+    ):
+        self.router, self.experts, self.shared, self.shared_gate = (
+            router,
+            experts,
+            shared,
+            shared_gate,
+        )
+
+    @property
+    def spec(self) -> RouterSpec:
+        return self.router.spec
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        chosen, weights = self.route(x)
+        y = self.mix(x, *self.router(x))
+        if self.shared is not None:
+            always = self.shared(x)
+            if self.shared_gate is not None:
+                always = always * self.shared_gate(x).sigmoid()
+            y += always
+        return y
+
+    def mix(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of the experts int64[rows, n_used] for x float32[rows, width]."""
+        n_experts, n_used = self.spec.n_experts, self.spec.n_used
         flat = chosen.reshape(-1)
-        if self.reduction is not None:
-            flat = torch.where(weights.reshape(-1) > 0, flat, self.n_experts)  # after all experts
+        if self.router.reduction is not None:
+            flat = torch.where(weights.reshape(-1) > 0, flat, n_experts)  # after all experts
         order = flat.argsort(stable=True)
-        counts = torch.bincount(flat, minlength=self.n_experts)[: self.n_experts]
+        counts = torch.bincount(flat, minlength=n_experts)[:n_experts]
         order = order[: int(counts.sum())]
-        grouped = self.experts(x[order // self.n_used], counts)
+        grouped = self.experts(x[order // n_used], counts)
         slots = grouped.new_zeros(len(flat), grouped.shape[1])
         slots[order] = grouped  # every (token, slot) is written at most once
-        slots = slots.view(len(x), self.n_used, -1)
+        slots = slots.view(len(x), n_used, -1)
         y = weights[:, 0, None] * slots[:, 0]
-        for slot in range(1, self.n_used):
+        for slot in range(1, n_used):
             y += weights[:, slot, None] * slots[:, slot]
         return y

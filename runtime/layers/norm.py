@@ -1,4 +1,4 @@
-"""RMS normalization."""
+"""Normalization over the last dimension."""
 
 from __future__ import annotations
 
@@ -13,8 +13,25 @@ class RMSNorm:
 
     split = "replicated"
 
-    def __init__(self, weight: torch.Tensor, eps: float):
-        self.weight, self.eps = weight, eps
+    def __init__(self, weight: torch.Tensor, eps: float, name: str = ""):
+        self.weight, self.eps, self.name = weight, eps, name
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class LayerNorm:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last dimension, in float32 (Ba et
+    al., 2016).
+    """
+
+    split = "replicated"
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, name: str = ""):
+        self.weight, self.bias, self.eps, self.name = weight, bias, eps, name
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+Norm = RMSNorm | LayerNorm

@@ -28,10 +28,15 @@ class Scaling:
     original_context: int = 0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    magnitude: float = 1.0  # of the user; YaRN's own 1 + 0.1 ln(factor) comes on top
+    magnitude: float = 1.0  # of the file; YaRN's own 1 + 0.1 ln(factor) comes on top
+    own_magnitude: bool = True  # False leaves out the 1 + 0.1 ln(factor)
+    truncate: bool = True  # YaRN's correction range is rounded to whole pairs
 
     @classmethod
-    def read(cls, p: Hyperparameters) -> Scaling:
+    def read(
+        cls, p: Hyperparameters, *, own_magnitude: bool = True, truncate: bool = True
+    ) -> Scaling:
+        """Read the keys `rope.scaling.*`. ConfigError for a kind that is not known."""
         kind = p.text("rope.scaling.type", "linear")
         factor = p.number(
             "rope.scaling.factor", p.number("rope.scale_linear", 1.0, above=0), above=0
@@ -45,12 +50,15 @@ class Scaling:
                 p.number("rope.scaling.yarn_beta_fast", 32.0, above=0),
                 p.number("rope.scaling.yarn_beta_slow", 1.0, above=0),
                 magnitude,
+                own_magnitude,
+                truncate,
             )
-        if kind in ("linear", "none"):
+        # `longrope`: the frequency factors of the file have it all.
+        if kind in ("linear", "none", "longrope"):
             return cls(kind, factor if kind == "linear" else 1.0, magnitude=magnitude)
         raise ConfigError(
-            f"metadata key '{p.architecture}.rope.scaling.type' is '{kind}', expected none, linear"
-            " or yarn",
+            f"metadata key '{p.architecture}.rope.scaling.type' is '{kind}', expected none,"
+            " linear, yarn or longrope",
             file=p.file,
         )
 
@@ -78,7 +86,8 @@ class Rope:
         if scaling.kind == "yarn":
             keep = _yarn_keep(pairs, n_rot, base, scaling)
             rates = rates / scaling.factor * (1 - keep) + rates * keep
-            self.magnitude *= 1 + 0.1 * math.log(scaling.factor)
+            if scaling.own_magnitude:
+                self.magnitude *= 1 + 0.1 * math.log(scaling.factor)
         else:
             rates = rates / scaling.factor
         self.rates = rates.to(device)
@@ -94,7 +103,7 @@ class Rope:
         return (theta.cos() * self.magnitude).float(), (theta.sin() * self.magnitude).float()
 
     def __call__(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """x float32[sequences, n, heads, head_size], rotated."""
+        """x float32[..., n, heads, head_size], rotated."""
         cos, sin = (a[:, None, :] for a in angles)
         half, n_rot = self.n_rot // 2, self.n_rot
         out = torch.empty_like(x)
@@ -126,8 +135,8 @@ def _yarn_keep(pairs: torch.Tensor, n_rot: int, base: float, s: Scaling) -> torc
     def turns(beta: float) -> float:
         return n_rot * math.log(s.original_context / (2 * math.pi * beta)) / (2 * math.log(base))
 
-    low, high = (
-        max(0, math.floor(turns(s.beta_fast))),
-        min(n_rot - 1, math.ceil(turns(s.beta_slow))),
-    )
+    low, high = turns(s.beta_fast), turns(s.beta_slow)
+    if s.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0, low), min(n_rot - 1, high)
     return 1 - ((pairs - low) / max(0.001, high - low)).clamp(0, 1)

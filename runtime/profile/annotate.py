@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from ...formats.tensor_names import TensorName
-from ..layers.norm import RMSNorm
+from ..layers.norm import LayerNorm, RMSNorm
 from ..layers.rope import Rope
 from ..linear import Embedding, ExpertLinear, Linear
 
@@ -49,7 +49,8 @@ def annotated(model) -> Iterator[None]:
     with ExitStack() as undo:
         sizes = {tensor.name: tensor for tensor in model.source.tensors}
         for layer, block in enumerate(model.network.blocks):
-            _name_parts(block, f"blk.{layer}", sizes, undo)
+            for branch in block.branches:
+                _name_parts(branch, f"blk.{layer}", sizes, undo)
         _name_parts(model.network, "", sizes, undo)
         if engine is not None:
             _name_engine(engine, undo)
@@ -67,8 +68,9 @@ def _name_parts(owner, layer: str, sizes: dict, undo: ExitStack) -> None:
                 sizes[part.name].n_bytes if isinstance(part, Linear) and part.name in sizes else 0
             )
             _replace(owner, attribute, Named(part, where, kind, n_bytes), undo)
-        elif isinstance(part, RMSNorm):
-            _replace(owner, attribute, Named(part, layer or "output", attribute), undo)
+        elif isinstance(part, (RMSNorm, LayerNorm)):
+            kind = TensorName.parse(part.name).stem
+            _replace(owner, attribute, Named(part, layer or "output", kind), undo)
         elif (
             callable(part)
             and type(part).__module__.startswith(_PACKAGE)

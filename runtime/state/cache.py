@@ -1,17 +1,18 @@
-"""What a sequence carries from call to call: keys and values of attention layers, and whatever else
-other mixers keep.
+"""Keys and values of attention layers, and the contract for whatever else mixers keep of a
+sequence.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
-from ...errors import ShapeError, UsageError, printable
+from ...errors import UsageError, printable
 from .cache_types import BLOCK, CACHE_TYPES, CacheType
 from .hadamard import hadamard, hadamard_block
+from .table import Table
 
 PADDING = 256  # capacities are multiples of this, so that kernels may read whole tiles
 
@@ -21,6 +22,8 @@ class CacheSettings:
     """Storage types of keys and values (names in any case), and whether quantized ones are turned
     by a Hadamard matrix first.
 
+    swa_full: layers with a sliding window keep all positions, not only their window.
+
     UsageError for a type that a cache cannot have. Hadamard on a type that is not quantized changes
     nothing, as in the reference.
     """
@@ -29,6 +32,7 @@ class CacheSettings:
     type_v: str = "f16"
     hadamard_k: bool = False
     hadamard_v: bool = False
+    swa_full: bool = False
 
     def __post_init__(self):
         for what, name in (("keys", self.type_k), ("values", self.type_v)):
@@ -49,6 +53,15 @@ class CacheSettings:
         return CACHE_TYPES[self.type_v.lower()]
 
 
+class Storage(Protocol):
+    """Memory of one layer for positions of any sequences."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        ...
+
+
 class LayerState(Protocol):
     """What one layer keeps of a sequence."""
 
@@ -57,31 +70,44 @@ class LayerState(Protocol):
         """Bytes of memory."""
         ...
 
+    @property
+    def by_position(self) -> bool:
+        """Whether later positions can be cut off: True for caches, False for recurrent states."""
+        ...
+
     def clear(self) -> None:
         """Forget everything: the next token is the first one."""
         ...
 
+    def save(self, first: int, stop: int) -> Any:
+        """Return a copy of what is kept: of positions first..stop, or of a recurrent state."""
+        ...
 
-class KVCache:
-    """Keys and values of one attention layer and one sequence.
+    def load(self, first: int, saved: Any) -> None:
+        """Put back what `save` returned for positions from `first`."""
+        ...
 
-    `k`, `v`: [capacity, n_kv_heads, head size] in the type's own dtype, or uint8[capacity,
-    n_kv_heads, row_bytes] of a quantized type. Keys are stored after norm and rotation, and after
-    the Hadamard transform in blocks of `hadamard_k` where that is not 0; values after that in
-    blocks of `hadamard_v`. Rows from the number of tokens on are zero or left over.
+
+class KVStorage:
+    """Keys and values of one attention layer for `n_rows` positions of any sequences.
+
+    `k`, `v`: [n_rows, n_kv_heads, head size] in the type's own dtype, or uint8[n_rows, n_kv_heads,
+    row_bytes] of a quantized type. Keys are stored after norm and rotation, and after the Hadamard
+    transform in blocks of `hadamard_k` where that is not 0; values after that in blocks of
+    `hadamard_v`. Rows that no token has written are zero or left over.
     """
 
     def __init__(
         self,
-        capacity: int,
+        n_rows: int,
         n_kv_heads: int,
         key_length: int,
         value_length: int,
         settings: CacheSettings,
         device: torch.device,
     ):
-        self.capacity, self.key_length, self.value_length, self.settings = (
-            capacity,
+        self.n_rows, self.key_length, self.value_length, self.settings = (
+            n_rows,
             key_length,
             value_length,
             settings,
@@ -91,14 +117,16 @@ class KVCache:
             hadamard_block(key_length) if settings.hadamard_k and self.type_k.is_quantized else 0
         )
         self.hadamard_v = (
-            hadamard_block(value_length) if settings.hadamard_v and self.type_v.is_quantized else 0
+            hadamard_block(value_length)
+            if settings.hadamard_v and self.type_v.is_quantized and value_length
+            else 0
         )
         if self.type_k.name == "Q8_KV" and torch.device(device).type != "cpu":
             raise UsageError(
                 f"cache type 'q8_kv' is for layers on the CPU; on {device} q8_0 takes its place"
             )
-        self.k = _storage(self.type_k, capacity, n_kv_heads, key_length, device)
-        self.v = _storage(self.type_v, capacity, n_kv_heads, value_length, device)
+        self.k = _rows(self.type_k, n_rows, n_kv_heads, key_length, device)
+        self.v = _rows(self.type_v, n_rows, n_kv_heads, value_length, device)
 
     @staticmethod
     def bytes_per_token(
@@ -112,30 +140,101 @@ class KVCache:
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
 
+
+class KVCache:
+    """Keys and values of one attention layer and one sequence: the rows of `storage` that `table`
+    says.
+    """
+
+    by_position = True
+
+    def __init__(self, storage: KVStorage, table: Table):
+        self.storage, self.table, self.capacity = storage, table, table.capacity
+        self.key_length, self.value_length = storage.key_length, storage.value_length
+        self.settings, self.type_k, self.type_v = storage.settings, storage.type_k, storage.type_v
+        self.hadamard_k, self.hadamard_v = storage.hadamard_k, storage.hadamard_v
+
+    @classmethod
+    def alone(
+        cls,
+        capacity: int,
+        n_kv_heads: int,
+        key_length: int,
+        value_length: int,
+        settings: CacheSettings,
+        device: torch.device,
+    ) -> KVCache:
+        """A cache of one sequence with its own memory."""
+        storage = KVStorage(capacity, n_kv_heads, key_length, value_length, settings, device)
+        return cls(storage, Table.whole(capacity))
+
+    @property
+    def nbytes(self) -> int:
+        return self.storage.nbytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether positions 0 to `capacity` are rows one after the other, as `k` and `v` need."""
+        return isinstance(self._all(), slice)
+
+    @property
+    def k(self) -> torch.Tensor:
+        """Keys of all positions, [capacity, n_kv_heads, ...] as they are stored, if `is_whole`."""
+        return self.storage.k[self._all()]
+
+    @property
+    def v(self) -> torch.Tensor:
+        """Values of all positions, [capacity, n_kv_heads, ...] as they are stored, if
+        `is_whole`.
+        """
+        return self.storage.v[self._all()]
+
+    def _all(self) -> slice | None:
+        blocks = self.table.blocks
+        if self.table.pool.n_blocks == len(blocks) and blocks == list(range(len(blocks))):
+            return slice(0, self.capacity)
+        return None
+
     def write(self, start: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k float32[n, n_kv_heads, key_length] and v float32[n, n_kv_heads, value_length] at
-        positions from `start`.
+        positions from `start`. ShapeError for positions that the table does not have.
         """
-        stop = start + len(k)
-        if stop > self.capacity:
-            raise ShapeError(
-                f"positions {start} to {stop - 1} do not fit a cache for {self.capacity} tokens"
-            )
+        rows = self._on_device(self.table.rows(start, start + len(k)))
         if self.hadamard_k:
             k = hadamard(k, self.hadamard_k)
         if self.hadamard_v:
             v = hadamard(v, self.hadamard_v)
-        for type, storage, x in ((self.type_k, self.k, k), (self.type_v, self.v, v)):
-            storage[start:stop] = x if type.encode is None else type.encode(x)
+        for type, storage, x in (
+            (self.type_k, self.storage.k, k),
+            (self.type_v, self.storage.v, v),
+        ):
+            storage[rows] = (x if type.encode is None else type.encode(x)).to(storage.dtype)
 
-    def read(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first n positions, float32[n, n_kv_heads, head size], as stored:
+    def read(self, stop: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of positions first..stop, float32[n, n_kv_heads, head size], as stored:
         see `query` and `result`.
         """
-        return _decoded(self.type_k, self.k[:n]), _decoded(self.type_v, self.v[:n])
+        rows = self._on_device(self.table.rows(first, stop))
+        return (
+            _decoded(self.type_k, self.storage.k[rows]),
+            _decoded(self.type_v, self.storage.v[rows]),
+        )
+
+    def _on_device(self, rows: slice | torch.Tensor) -> slice | torch.Tensor:
+        return rows if isinstance(rows, slice) else rows.to(self.storage.k.device)
 
     def clear(self) -> None:
         """Nothing to do: new tokens overwrite the rows."""
+
+    def save(self, first: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of rows as they are stored."""
+        rows = self._on_device(self.table.rows(first, stop))
+        return self.storage.k[rows].clone(), self.storage.v[rows].clone()
+
+    def load(self, first: int, saved: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Put back rows that `save` returned."""
+        rows = self._on_device(self.table.rows(first, first + len(saved[0])))
+        self.storage.k[rows], self.storage.v[rows] = saved
 
     def query(self, q: torch.Tensor) -> torch.Tensor:
         """Queries [..., key_length] turned as the stored keys are, so that products stay what they
@@ -146,29 +245,6 @@ class KVCache:
     def result(self, mixed: torch.Tensor) -> torch.Tensor:
         """Mixtures of stored values [..., value_length] turned back."""
         return hadamard(mixed, self.hadamard_v) if self.hadamard_v else mixed
-
-
-@dataclass
-class State:
-    """One sequence: `n_past` tokens of at most `capacity` are in it. `layers[i]` is what mixer i
-    made by `new_state`.
-    """
-
-    capacity: int
-    layers: list[LayerState | None]
-    settings: CacheSettings = field(default_factory=CacheSettings)
-    n_past: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers if layer is not None)
-
-    def clear(self) -> None:
-        """Start over with an empty sequence."""
-        self.n_past = 0
-        for layer in self.layers:
-            if layer is not None:
-                layer.clear()
 
 
 def _decoded(type: CacheType, stored: torch.Tensor) -> torch.Tensor:
@@ -186,14 +262,12 @@ def _row_bytes(type: CacheType, n: int) -> int:
             f"cache type '{type.name.lower()}' stores heads in blocks of {BLOCK}, and the head size"
             f" of this model is {n}"
         )
-    return type.row_bytes(n)
+    return type.row_bytes(n) if n else 0
 
 
-def _storage(
-    type: CacheType, capacity: int, n_heads: int, n: int, device: torch.device
-) -> torch.Tensor:
+def _rows(type: CacheType, n_rows: int, n_heads: int, n: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(
-        (capacity, n_heads, _row_bytes(type, n) // type.dtype.itemsize),
+        (n_rows, n_heads, _row_bytes(type, n) // type.dtype.itemsize),
         dtype=type.dtype,
         device=device,
     )

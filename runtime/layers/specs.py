@@ -1,0 +1,139 @@
+"""Frozen descriptions of layers. An architecture file fills them in; the reference module and the
+executors of the fast path of a kind read the same description.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Queries at position p are multiplied by 1 + scale * ln(1 + floor(p / original_context))."""
+
+    scale: float
+    original_context: int
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Softmax attention with grouped key/value heads.
+
+    Query head h reads key/value head h // (heads / kv_heads). scale: of the scores. window: the
+    most positions that a token sees, itself included; 0 for all. softcap: scores become
+    softcap * tanh(scores / softcap); 0 for none. sinks: every head has a learned score that takes
+    part in the softmax only. gate: the query projection gives a query and a gate for every head;
+    the result is multiplied by sigmoid(gate). value_norm: value heads are divided by their root
+    mean square. kv_from: the layer whose keys and values are used instead of own ones.
+    """
+
+    heads: int
+    kv_heads: int
+    key_length: int
+    value_length: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    gate: bool = False
+    value_norm: bool = False
+    kv_from: int | None = None
+    temperature: Temperature | None = None
+
+    @property
+    def group(self) -> int:
+        """Query heads for each key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def query_rows(self) -> int:
+        """Rows of the query projection."""
+        return self.heads * self.key_length * (2 if self.gate else 1)
+
+
+@dataclass(frozen=True)
+class RouterSpec:
+    """How tokens choose experts.
+
+    score: `softmax` or `sigmoid` of the logits, `sqrt_softplus`, or `selected`, the softmax over
+    the logits of the chosen experts. groups: experts are chosen from the `groups_used` best of so
+    many groups; a group is as good as the sum of its `group_best` best experts. norm: weights are
+    divided by their sum. scale: weights are multiplied by it afterwards.
+    """
+
+    n_experts: int
+    n_used: int
+    score: str = "softmax"
+    groups: int = 1
+    groups_used: int = 1
+    group_best: int = 2
+    norm: bool = True
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class FFNSpec:
+    """A feed-forward layer. activation: `silu`, `gelu` (the tanh form), `gelu_erf`, `relu_squared`
+    or `swiglu_oai`, whose gate is at most `limit` and whose up is within `limit` of 0. gated: the
+    activation of one product multiplies another one.
+    """
+
+    activation: str = "silu"
+    gated: bool = True
+    limit: float = 0.0
+
+
+@dataclass(frozen=True)
+class MLASpec:
+    """Multi-head latent attention (DeepSeek-V2, 2024).
+
+    kv_rank: length of the latent vector, which the cache holds next to one rotated key of
+    `rope_length` for all heads. Query and key heads have nope_length + rope_length elements, value
+    heads value_length. absorb: tokens of a call below which keys and values are not rebuilt from
+    the latent vectors; queries and results are projected instead.
+    """
+
+    heads: int
+    q_rank: int
+    kv_rank: int
+    nope_length: int
+    rope_length: int
+    value_length: int
+    scale: float
+    absorb: int = 128
+    temperature: Temperature | None = None
+
+
+@dataclass(frozen=True)
+class IndexerSpec:
+    """The selection of positions of sparse attention (DeepSeek-V3.2, 2025).
+
+    Every token sees the `top_k` positions with the best scores of `heads` small heads. own: this
+    layer computes the selection; others use the one of the last layer that did.
+    """
+
+    heads: int
+    key_length: int
+    rope_length: int
+    top_k: int
+    own: bool = True
+
+
+@dataclass(frozen=True)
+class DeltaNetSpec:
+    """The gated delta rule (Yang et al., 2024) after a short convolution.
+
+    Value head j reads key head j % key_heads if `tiled`, else j // (value_heads / key_heads).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_length: int
+    value_length: int
+    convolution: int
+    tiled: bool
+
+    @property
+    def channels(self) -> int:
+        """Rows of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_length + self.value_heads * self.value_length
