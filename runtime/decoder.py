@@ -55,7 +55,8 @@ class Decoder:
         width = p.integer("embedding_length")
         n_blocks = p.integer("block_count", most=len(w.source.tensors))
         n_layers = n_blocks - p.integer("nextn_predict_layers", 0, least=0, most=n_blocks - 1)
-        w.skip_layers(n_layers)
+        if n_layers < n_blocks:
+            w.skip_layers(n_layers)
         heads = p.per_layer("attention.head_count", n_blocks)
         kv_heads = p.per_layer("attention.head_count_kv", n_blocks, heads)
         for layer, (h, kv) in enumerate(zip(heads, kv_heads, strict=True)):
@@ -113,8 +114,8 @@ class Decoder:
         more: tuple[Branch, ...] = (),
         output_scale: torch.Tensor | None = None,
     ) -> Block:
-        """A block of a mixer, a feed-forward layer, and `more` branches. norms, post_norms: names of
-        the norms before and after the two; None for none.
+        """A block of a mixer, a feed-forward layer, and `more` branches. norms, post_norms: the
+        names of the norms before and after the two; None for none.
         """
         at = f"blk.{layer}"
         before, after = (

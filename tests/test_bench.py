@@ -86,20 +86,33 @@ def test_what_a_test_runs(test, label, calls):
     assert len(recorder.calls) > len(calls)  # the warm-up comes on top
 
 
-def test_a_context_that_cannot_be_cut_back_is_filled_every_time():
-    recorder, cleared = Recorder(), []
-    clear = lambda self: cleared.append(len(recorder.calls))  # noqa: E731
-    running = type("Running", (), {"clear": clear, "nbytes": 0})()
+def test_a_context_that_cannot_be_cut_back_is_restored():
+    """A recurrent state is put back from a copy, so the context is filled once."""
+    recorder, loaded = Recorder(), []
+
+    class Running:
+        nbytes, by_position = 0, False
+
+        def clear(self):
+            loaded.append("clear")
+
+        def save(self, first, stop):
+            return stop
+
+        def load(self, first, saved):
+            loaded.append(saved)
+
     inner = recorder.model.new_state
 
     def new_state(capacity, settings=None):
         state = inner(capacity, settings)
-        state.layers.append(running)  # of no layer of this model: it only has to be cleared
+        state.layers.append(Running())  # of no layer of this model
+        state.windows.append(0)
         return state
 
     recorder.model.new_state = new_state
     run_test(recorder.model, BenchTest(n_prompt=4, depth=8), n_batch=8, repetitions=2, warmup=False)
-    assert recorder.calls == [(0, 8), (8, 4)] * 2 and cleared == [0, 2]
+    assert recorder.calls == [(0, 8), (8, 4), (8, 4)] and loaded == ["clear", 8]
 
 
 @pytest.mark.slow

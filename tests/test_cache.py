@@ -194,7 +194,7 @@ def test_hadamard_helps_rows_with_an_outlier():
     x = torch.randn(100, 128)
     x[:, 5] = 40
     plain, turned = (
-        KVCache(256, 1, 128, 128, CacheSettings("q4_0", "q4_0", h, h), torch.device("cpu"))
+        KVCache.alone(256, 1, 128, 128, CacheSettings("q4_0", "q4_0", h, h), torch.device("cpu"))
         for h in (False, True)
     )
     for cache in (plain, turned):
@@ -205,7 +205,7 @@ def test_hadamard_helps_rows_with_an_outlier():
     assert turned_error < 0.6 * error
     # A type that is not quantized is left alone.
     assert (
-        KVCache(
+        KVCache.alone(
             256, 1, 96, 96, CacheSettings("f16", "bf16", True, True), torch.device("cpu")
         ).hadamard_k
         == 0
@@ -217,5 +217,5 @@ def test_settings_that_cannot_be():
         with pytest.raises(UsageError):
             CacheSettings(*bad)
     with pytest.raises(UsageError, match="head size of this model is 48"):
-        KVCache(256, 1, 48, 64, CacheSettings("q8_0"), torch.device("cpu"))
+        KVCache.alone(256, 1, 48, 64, CacheSettings("q8_0"), torch.device("cpu"))
     CacheSettings("F16", "Q8_0")  # any case

@@ -218,7 +218,7 @@ def test_devices_and_files_that_are_not_there(models, tmp_path):
         ({"llama.attention.head_count_kv": u32(3)}, ConfigError, "4 heads for 3"),
         ({"llama.attention.head_count": None}, ConfigError, "head_count"),
         ({"llama.attention.key_length": u32(2**31 - 1)}, ConfigError, "key_length"),
-        ({"llama.embedding_length": u32(512)}, MalformedFileError, r"\[512, 512\]"),
+        ({"llama.embedding_length": u32(512)}, MalformedFileError, r"asks for \[\d+, 512\]"),
         ({"llama.attention.layer_norm_rms_epsilon": None}, ConfigError, "epsilon"),
         ({"llama.rope.dimension_count": u32(16)}, ConfigError, "dimension_count"),
         ({"llama.rope.scaling.type": string("longrope")}, ConfigError, "longrope"),
@@ -234,7 +234,7 @@ def test_metadata_that_contradicts_the_tensors(models, tmp_path, change, error, 
 
 
 def test_expert_counts_that_cannot_be(models, tmp_path):
-    for key, value in (("expert_used_count", 5), ("expert_count", 3), ("expert_gating_func", 2)):
+    for key, value in (("expert_used_count", 5), ("expert_count", 3), ("expert_gating_func", 9)):
         with open_gguf(models["moe"]) as source:
             path = write_gguf(
                 tmp_path / f"{key}.gguf", source, metadata={f"qwen3moe.{key}": u32(value)}

@@ -60,6 +60,7 @@ def sweep(
     runner = Runner(model, state, ub, torch.Generator().manual_seed(seed))
     if options.warmup:
         runner.warm_up(ub, tg)
+        state.clear()
 
     def timed(run: Callable[[int], None], n: int) -> float:
         begin = time.perf_counter()

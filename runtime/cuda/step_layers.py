@@ -149,7 +149,7 @@ class StepAttentionLayer(_Executor):
             )
             sizes = " and ".join(map(str, dict.fromkeys((a.spec.key_length, a.spec.value_length))))
             raise Slow(
-                f"{a.spec.heads // a.spec.kv_heads} heads of {sizes} elements to a head of keys, and a"
+                f"{a.spec.group} heads of {sizes} elements to a head of keys, and a"
                 f" cache of {types}: no kernel, or too little shared memory for it"
             )
 

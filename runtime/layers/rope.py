@@ -53,12 +53,11 @@ class Scaling:
                 own_magnitude,
                 truncate,
             )
-        # `longrope`: the frequency factors of the file have it all.
-        if kind in ("linear", "none", "longrope"):
+        if kind in ("linear", "none"):
             return cls(kind, factor if kind == "linear" else 1.0, magnitude=magnitude)
         raise ConfigError(
-            f"metadata key '{p.architecture}.rope.scaling.type' is '{kind}', expected none,"
-            " linear, yarn or longrope",
+            f"metadata key '{p.architecture}.rope.scaling.type' is '{kind}', expected none, linear"
+            " or yarn",
             file=p.file,
         )
 
