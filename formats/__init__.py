@@ -1,3 +1,3 @@
-"""What bytes mean: ggml types, codecs, interleaving, the GGUF container, and the `Source` and
-`Sink` contracts.
+"""File formats: ggml types, codecs, interleaving, the GGUF container, and the contracts of sources
+and sinks.
 """

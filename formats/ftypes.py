@@ -1,9 +1,9 @@
-"""The presets a user can name on a command line: name -> number for `general.file_type` and the
-tensor type it starts from.
+"""The presets that a user can name: name, number for `general.file_type`, and the tensor type that
+the preset starts from.
 
-From llama-quantize of ik_llama.cpp (2026-08), with what llama.cpp (2026-10) adds. Several presets
-share a starting type and differ by their mix; some are named after a type and start from another
-(IQ2_S starts from IQ2_XS).
+From llama-quantize of ik_llama.cpp (2026-08), with the additions of llama.cpp (2026-10). Several
+presets share a starting type and differ by their mix; some are named after a type and start from
+another (IQ2_S starts from IQ2_XS).
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ FILE_TYPES = _parse(_NUMBERS)
 
 
 def file_type(which: str | int) -> FileType:
-    """Return the preset with this name (any case) or number: of Q4_K and Q4_K_M, which are one, the
-    shorter, which llama-quantize lists first. UnknownTypeError listing near names if there is none.
+    """Return the preset with this name (any case) or number. Q4_K and Q4_K_M share a number; it
+    gives the shorter name, which llama-quantize lists first. Raise UnknownTypeError listing similar
+    names if there is none.
     """
     which = str(which)
     found = FILE_TYPES.get(which.upper())

@@ -1,5 +1,4 @@
-"""The codebooks of the i-quants: sets of vectors of 8 (or 4) values, picked once by an optimization
-and fixed since.
+"""The codebooks of the i-quants: fixed sets of vectors of 8 (or 4) values.
 
 A vector is a number written with one digit per element, the first element last, and a digit counts
 the values it may have; the vectors of a grid are in the order of these numbers. So a grid is a

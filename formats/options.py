@@ -1,9 +1,9 @@
-"""Options that a flag of the command line and a keyword of the Python API share.
+"""Declare options that a flag of the command line and a keyword of the Python API share.
 
 A group of options is a frozen dataclass that derives from `Options`, whose fields are made by
-`option`: name, default, flags and help are declared there and nowhere else. `add_flags` makes the
-flags, `from_flags` reads them back, and `from_keywords` takes values from a call and says what was
-meant where a keyword is unknown.
+`option`: name, default, flags and help are declared there and nowhere else. `add_flags` adds the
+flags to a parser, `from_flags` reads them back, and `from_keywords` takes values from a call and
+suggests a name for an unknown keyword.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ class Constant:
 
 @dataclass(frozen=True)
 class Flag:
-    """How the command line offers a field. kind: int, float, str or bool; off: the flag sets False.
+    """The flags of a field on the command line.
 
-    many: the value is a tuple, and the flag may be repeated. commas: with `many`, a word of the
-    flag holds several values. one_text: with `many`, a keyword may be a single text. text: the
-    command itself reads the words of the flag, which are lists. optional: what the flag means
-    without a value. least: the smallest number that is accepted. constants: flags that set the
-    field to one value each. keyed: the value is a dict, with a flag and its help for each key.
+    kind: int, float, str or bool. off: the flag sets False. many: the value is a tuple, and the
+    flag may be repeated. commas: with `many`, a word of the flag holds several values. one_text:
+    with `many`, a keyword may be a single text. text: the command itself parses the words of the
+    flag, which are lists. optional: the value of the flag without a word. least: the smallest
+    number that is accepted. constants: flags that set the field to one value each. keyed: the value
+    is a dict, with a flag and its help for each key.
     """
 
     names: tuple[str, ...]
@@ -90,7 +91,7 @@ def option(
 
 @dataclass(frozen=True)
 class Options:
-    """Base of option groups. Names and values are checked when an object is made: UsageError."""
+    """Base of option groups. Raise UsageError for a wrong name or value when an object is made."""
 
     def __new__(cls, *args: Any, **keywords: Any) -> Self:
         known = [one.name for one in fields(cls)]
@@ -122,11 +123,11 @@ class Options:
         without: Sequence[str] = (),
         **defaults: Any,
     ) -> None:
-        """Add the flags of all fields, or of those in `only`, to a parser or a group of one, in
-        that order.
+        """Add the flags of all fields, or of those in `only` in that order, to a parser or to one
+        of its groups.
 
-        defaults: where a command differs from the dataclass; None lets the command see whether the
-        flag was given.
+        defaults: defaults of this command where they differ from the dataclass; None lets the
+        command see whether the flag was given.
         """
         known = {one.name: one for one in _fields(cls)}
         for name in known if only is None else only:
@@ -136,7 +137,7 @@ class Options:
 
     @classmethod
     def from_flags(cls, args: argparse.Namespace, **others: Any) -> Self:
-        """Read the fields from parsed flags; `others` are set besides. Errors name the flags."""
+        """Read the fields from parsed flags, and set `others` as well. Errors name the flags."""
         values = {}
         for one in _fields(cls):
             if one.name not in others and one.name in args:
@@ -160,7 +161,7 @@ def from_keywords(
     """Return one object for each (class, object or None) of `given`, with `keywords` set.
 
     A keyword goes to every class that has a field of its name. Raise UsageError for one that none
-    has, in the words of `what` ("a model", or a function), and for an object of another class.
+    has, with `what` ("a model", or a function) as the subject, and for an object of another class.
     """
     known = {name for cls, _ in given for name in cls.field_names()}
     for name in keywords:
@@ -176,8 +177,8 @@ def from_keywords(
 
 
 def unknown_option(what: str | Callable[..., Any], name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a keyword that `what` does not take. A function knows its parameters
-    besides the `known` names.
+    """Return the error for a keyword that `what` does not take. A function takes its parameters in
+    addition to the `known` names.
     """
     if not isinstance(what, str):
         own = inspect.signature(what).parameters.values()
@@ -187,7 +188,7 @@ def unknown_option(what: str | Callable[..., Any], name: str, known: Iterable[st
 
 
 def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a misspelt keyword of a public function a UsageError that says what was meant."""
+    """Turn a misspelt keyword of a public function into a UsageError with a suggestion."""
     parameters = inspect.signature(function).parameters
 
     @functools.wraps(function)
@@ -258,7 +259,7 @@ _READERS = {int: integer, float: real}
 
 
 class _KeyAction(argparse.Action):
-    """Sets one key of a dict."""
+    """Set one key of a dict."""
 
     def __init__(self, *args: Any, key: str, **keywords: Any):
         super().__init__(*args, **keywords)

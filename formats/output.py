@@ -1,4 +1,6 @@
-"""Output files that never look finished before they are: `<name>.part`, locked, synced, renamed."""
+"""Write output files that never look finished before they are: `<name>.part`, locked, synced,
+renamed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ..errors import OutputError, printable
 
 WRITE_BEHIND = 32 << 20  # bytes
 _BLOCK = 512  # bytes, the unit of st_blocks
-# Errors of some network file systems, which have no locks.
+# Errors of network file systems without locks.
 _NO_LOCKS = (
     errno.ENOSYS,
     errno.ENOTSUP,
@@ -40,7 +42,7 @@ def refuse_same_file(output: str | os.PathLike, inputs: Iterable[str | os.PathLi
 
 def check_output(path: str | os.PathLike) -> None:
     """Raise OutputError if no file can be written at `path`: for work that takes long before
-    anything is written. Leaves no file.
+    anything is written. No file is left.
     """
     PartFile(path).abort()
 
@@ -57,8 +59,8 @@ def check_space(folder: str | os.PathLike, n_bytes: int, file: str | os.PathLike
 
 @dataclass(frozen=True)
 class DiskNeed:
-    """Bytes that files take on one disk, that of `folder`, and what is free there (-1: it does not
-    say).
+    """The bytes that files take on one disk, that of `folder`, and the bytes that are free there
+    (-1 if the disk does not say).
     """
 
     folder: str
@@ -71,9 +73,9 @@ class DiskNeed:
 
 
 def disk_needs(files: Iterable[tuple[str | os.PathLike, int]]) -> list[DiskNeed]:
-    """Return the bytes that `files`, paths and bytes to come, take on each disk. A file that is
-    replaced still counts: it goes when the new one is complete. Raise OutputError for a folder that
-    is not there.
+    """Return the bytes that `files`, pairs of path and size to come, take on each disk. A file that
+    is replaced still counts, as it is deleted when the new one is complete. Raise OutputError for a
+    folder that does not exist.
     """
     needs: dict[int, DiskNeed] = {}
     for path, n_bytes in files:
@@ -122,7 +124,7 @@ def output_error(
 
 
 def real_output(path: str | os.PathLike) -> str:
-    """The file that an output replaces: symbolic links are followed."""
+    """Return the file that an output replaces: symbolic links are followed."""
     try:
         return os.path.realpath(path)
     except (OSError, ValueError) as error:
@@ -144,8 +146,8 @@ def sync_folder(folder: str | os.PathLike) -> None:
 
 
 def begin_writing(fd: int, start: int, stop: int) -> None:
-    """Dirty pages that are "not needed" are queued for the disk and stay in memory until they are
-    written.
+    """Start writing to the disk. Dirty pages that are "not needed" are queued for the disk and stay
+    in memory until they are written.
     """
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
@@ -192,9 +194,9 @@ class PartFile:
     """
 
     def __init__(self, path: str | os.PathLike, n_bytes: int | None = None, keep: bool = False):
-        """`n_bytes`: the size to come, if known; OutputError at once if the disk has not that much
-        left. keep: what is in the `.part` stays for `read_kept`, until `go_on_at` says from where
-        on it is written.
+        """`n_bytes`: the size to come, if known; OutputError at once if the disk has less left.
+        keep: the contents of the `.part` stay for `read_kept`, until `continue_at` sets where
+        writing continues.
         """
         self.path = real_output(path)
         self.part_path = self.path + ".part"
@@ -227,7 +229,7 @@ class PartFile:
         return self._fd
 
     def write(self, data) -> None:
-        """Append all of `data`, anything that has a contiguous buffer. The disk begins to write at
+        """Append all of `data`, anything with a contiguous buffer. The disk begins to write at
         once, not when memory is full.
         """
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
@@ -249,8 +251,10 @@ class PartFile:
         except OSError as error:
             raise output_error(error, self.part_path) from None
 
-    def go_on_at(self, position: int) -> None:
-        """Cut the file there (or fill it up with zeros), and write what follows."""
+    def continue_at(self, position: int) -> None:
+        """Cut the file at this offset (or extend it with zeros), and write what follows from
+        there.
+        """
         try:
             os.ftruncate(self._handle, position)
             os.lseek(self._handle, position, os.SEEK_SET)
@@ -294,8 +298,8 @@ class PartFile:
         self._close()
 
     def park(self) -> None:
-        """Sync and give the handle and the lock back; `commit` or `abort` comes later. For one of
-        many files that get their names together, where another of them holds a lock.
+        """Sync, and give the handle and the lock back; `commit` or `abort` comes later. This is for
+        one of many files that get their names together, while another of them holds a lock.
         """
         self.sync()
         self._close()

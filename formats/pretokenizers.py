@@ -1,14 +1,14 @@
-"""The pre-tokenizers of byte-level BPE vocabularies: GGUF name (`tokenizer.ggml.pre`) <-> the
-regexes that split a text.
+"""The pre-tokenizers of byte-level BPE vocabularies: GGUF name (`tokenizer.ggml.pre`) and regexes
+that split a text.
 
-A text is cut by the first regex into its matches and the stretches between them, every piece by the
-second, and so on; the pieces are then mapped to bytes and merged. This is what a Hugging Face
+The first regex cuts a text into its matches and the stretches between them, the second cuts every
+piece again, and so on; the pieces are then mapped to bytes and merged. This is what a Hugging Face
 `Sequence` of `Split` (behaviour `Isolated`) steps followed by `ByteLevel` does. The steps `Digits`
-and `ByteLevel` with its own regex are written here as the equivalent regexes. Regexes are those
-of the published tokenizer.json files; several names may share one set of them.
+and `ByteLevel` with its own regex are written here as the equivalent regexes. Regexes are those of
+the published tokenizer.json files; several names may share one set of them.
 
-`ignore_merges` says that a piece which is itself a token is taken whole, without looking at merges.
-GGUF has no key for it: runtimes derive it from the name, so it is part of what the name means.
+With `ignore_merges`, a piece that is itself a token is taken whole, without merging. GGUF has no
+key for it: runtimes derive it from the name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from ..errors import TokenizerError, printable
 
-# What the `ByteLevel` step of Hugging Face tokenizers splits by when it uses its own regex, and a
-# digit-wise `Digits` step.
+# The default regex of the `ByteLevel` step of Hugging Face tokenizers, and a digit-wise `Digits`
+# step.
 BYTE_LEVEL_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SINGLE_DIGITS_REGEX = r"\p{N}"
 DIGIT_RUNS_REGEX = r"\p{N}+"
@@ -95,8 +95,8 @@ _TABLE = [
     ),
 ]
 
-# Names of the field whose way of splitting this table does not have. A file may carry them; nothing
-# here can split by them.
+# Names without regexes in this table. A file may have them, but this package cannot split text for
+# them.
 OTHER_NAMES = frozenset(
     [
         "afmoe",
@@ -142,8 +142,8 @@ if len(PRETOKENIZERS) != sum(len(entry.names) for entry in _TABLE):
 
 
 def pretokenizer(name: str) -> PreTokenizer:
-    """The entry called `name` (a value of `tokenizer.ggml.pre`). Raise TokenizerError naming the
-    nearest ones if there is none.
+    """Return the entry called `name` (a value of `tokenizer.ggml.pre`). Raise TokenizerError naming
+    the nearest ones if there is none.
     """
     if found := PRETOKENIZERS.get(name):
         return found
@@ -159,7 +159,7 @@ def pretokenizer(name: str) -> PreTokenizer:
 
 
 def check_name(name: str) -> str:
-    """`name` if it is one that runtimes know, whether or not it can be split by here.
+    """Return `name` if runtimes know it, whether or not this table has its regexes. Raise
     TokenizerError otherwise.
     """
     if name not in OTHER_NAMES:
@@ -170,8 +170,8 @@ def check_name(name: str) -> str:
 def name_of(regexes: tuple[str, ...], ignore_merges: bool | None = None) -> str:
     """Return the GGUF name of the pre-tokenizer that splits by exactly these regexes.
 
-    Where several share them, the one with the tokenizer's own `ignore_merges` is preferred.
-    TokenizerError showing the regexes if none does.
+    Where several share them, the one with the tokenizer's own `ignore_merges` is preferred. Raise
+    TokenizerError showing the regexes if no name has them.
     """
     wanted = tuple(map(_canonical, regexes))
     matching = [entry for entry in _TABLE if tuple(map(_canonical, entry.regexes)) == wanted]
@@ -187,8 +187,8 @@ def name_of(regexes: tuple[str, ...], ignore_merges: bool | None = None) -> str:
 
 
 def _canonical(regex: str) -> str:
-    """One spelling for what published files write in several: line breaks as they are or escaped,
-    letter case by list or flag.
+    """Return one spelling for regexes that published files write in several: line breaks as they
+    are or escaped, letter case by list or flag.
     """
     regex = (
         regex.replace("\r", r"\r")

@@ -1,4 +1,4 @@
-"""Where compiled code is kept when none of the usual places can be written.
+"""Find a private folder for compiled code when none of the usual places can be written.
 
 In a container that runs as another user, both the installed package and the home folder may be
 read-only. Compiled code then goes to a private folder under the temporary directory. Code from that

@@ -1,8 +1,8 @@
-"""Reading ranges of a file, in memory of the caller.
+"""Read ranges of a file into memory of the caller.
 
-Files are read and not mapped: touching a mapped page beyond the end of a file that was cut
-meanwhile kills the process with SIGBUS, while a short read is an error like any other. For ranges
-of a megabyte both take the same time.
+Files are read and not mapped: touching a mapped page beyond the end of a file that was truncated in
+the meantime kills the process with SIGBUS, while a short read is an error like any other. For
+ranges of a megabyte both take the same time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ _MOST_AT_ONCE = 1 << 30  # Linux reads at most 2^31 - 4096 bytes per call
 
 class RandomAccessFile:
     """An open regular file, which several threads may read. `size` is its size when it was opened.
-
-    `what` says in errors what was expected. Raise NotFoundError, MalformedFileError for a folder or
-    a device, IqforgeError for a file that cannot be opened.
+    `what` names the expected kind of file in errors. Raise NotFoundError, MalformedFileError for a
+    folder or a device, IqforgeError for a file that cannot be opened.
     """
 
     def __init__(self, path: str | os.PathLike, what: str = "a file"):
@@ -42,8 +41,8 @@ class RandomAccessFile:
     def read(self, start: int, n_bytes: int, tensor: str | None = None) -> np.ndarray:
         """Return bytes from `start` on, uint8[n_bytes], read-only.
 
-        Raise TruncatedFileError if the file ends before, naming `tensor` and the byte at which it
-        ends; IqforgeError if it cannot be read.
+        Raise TruncatedFileError if the file ends too early, naming `tensor` and the byte at which
+        it ends; IqforgeError if it cannot be read.
         """
         data = np.empty(n_bytes, np.uint8)
         target, done = data.data, 0

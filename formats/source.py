@@ -32,12 +32,12 @@ class TensorInfo:
 
     @property
     def n_rows(self) -> int:
-        """Rows over all matrices of the tensor."""
+        """The number of rows over all matrices of the tensor."""
         return math.prod(self.shape[:-1])
 
     @property
     def n_matrices(self) -> int:
-        """Number of 2-D matrices: experts of a stacked expert tensor, else 1."""
+        """The number of 2-D matrices: experts of a stacked expert tensor, else 1."""
         return math.prod(self.shape[:-2])
 
     @property

@@ -1,4 +1,4 @@
-"""Value tables of the non-linear types, as float32 so that compiled code reads them as constants.
+"""Value tables of the non-linear types, in float32, which compiled code reads as constants.
 
 A table with two halves lists the plain values first and then the same values moved by a constant; a
 bit per group (or per scale) chooses the half. Source: the public `ggml-common.h` of ik_llama.cpp.
@@ -185,6 +185,6 @@ def _cubic(codes: np.ndarray) -> np.ndarray:
     return value
 
 
-# What the integer table of IQ6_K is a rounding of; ggml's row decoder evaluates it instead of
-# reading the table.
+# The cubic that the integer table of IQ6_K is rounded from. ggml's row decoder evaluates it instead
+# of reading the table.
 IQ6NL_CUBIC = np.concatenate([_cubic(np.arange(64)), _cubic(np.arange(64)) + np.float32(1)])

@@ -1,12 +1,12 @@
-"""Names of tensors: the one place that takes them apart.
+"""Parse names of tensors. No other module does.
 
     blk.3.attn_q.weight            layer 3, role attn_q, suffix weight
     blk.3.ffn_gate_exps.weight     layer 3, role ffn_gate_exps: the gates of all experts, stacked
     blk.3.ffn_gate.7.weight        layer 3, role ffn_gate, expert 7 (very old files)
     output.weight                  no layer, role output
 
-Presets, overrides and flags that take a part of a name do not ask for roles. They test a name for
-that part, as their originals do.
+Presets, overrides and flags that take a part of a name do not use roles. They search the name for
+that part, as llama.cpp and ik_llama.cpp do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PRODUCTS = (
     "ffn_up",
     "ffn_down",
 )
-# Small matrices that matter much: routers, position and type embeddings, short convolutions.
+# Small but sensitive matrices: routers, position and type embeddings, short convolutions.
 _SENSITIVE = (
     "ffn_gate_inp",
     "ffn_gate_inp_shexp",
@@ -70,7 +70,7 @@ class TensorName:
 
     @staticmethod
     def parse(name: str) -> TensorName:
-        """Take a name apart. Every text is a name; one without `blk.<number>.` has no layer."""
+        """Parse a name. Every text is a name; one without `blk.<number>.` has no layer."""
         return _parsed(name)
 
     @property
@@ -128,7 +128,7 @@ class TensorName:
     @property
     def product(self) -> str:
         """The product that the tensor takes part in, such as `attn_k` for attn_kv_b and `ffn_up`
-        for ffn_up_exps; "" for another one.
+        for ffn_up_exps; "" for other tensors.
         """
         return next((product for product in _PRODUCTS if product in self.local), "")
 

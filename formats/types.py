@@ -1,4 +1,4 @@
-"""The table of ggml types: what every tensor storage type of GGUF files is, in one place.
+"""The table of ggml types: all tensor storage types of GGUF files, in one place.
 
 Columns: id, block length (elements), bytes per block, bytes of row header, rows per interleaved
 group, the plain type whose rows are interleaved (None if it has none), and the spelling used by
@@ -49,7 +49,7 @@ class GGMLType:
 
     @cached_property
     def bits_per_weight(self) -> float:
-        """Bits per element, row headers left out."""
+        """Bits per element, without row headers."""
         return 8 * self.block_bytes / self.block_size
 
     @property
@@ -59,8 +59,8 @@ class GGMLType:
 
     @property
     def row_multiple(self) -> int:
-        """Row lengths are multiples of this: of the block, and where single elements are
-        interleaved, of the pairs they move in.
+        """The number that row lengths are a multiple of: the block and, where single elements are
+        interleaved, the pairs they move in.
         """
         return max(self.block_size, 2 if self.is_interleaved else 1)
 
@@ -219,7 +219,7 @@ _TABLE = [
     _rows("Q8_K_R8", 399, 8, None, (256, 258)),
 ]
 
-# Ids that were taken out of the format, with what a file that has them should be told.
+# Ids that were removed from the format, with the advice for a file that has them.
 RETIRED_IDS = {
     4: "Q4_2, removed in 2023",
     5: "Q4_3, removed in 2023",

@@ -47,7 +47,7 @@ class Value:
     """One metadata value. `data`: int, float, bool, str, or a list of these with `element` as their
     type.
 
-    Strings that are not UTF-8 in the file hold their bytes as surrogate escapes, so that they are
+    Strings of the file that are not UTF-8 keep their bytes as surrogate escapes, so that they are
     written back unchanged.
     """
 

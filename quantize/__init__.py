@@ -1,1 +1,3 @@
-"""Floats to blocks: searches, the plan of types, and the run that streams tensors through them."""
+"""Quantize floats to blocks: searches, the plan of types, and runs that stream tensors through
+them.
+"""

@@ -1,8 +1,8 @@
-"""Encoding rows of floats as rows of blocks: `encode`, the one entry to every search.
+"""Encode rows of floats as rows of blocks. `encode` is the entry to every search.
 
 A search is a plain Python function over one block, or over one row where the row has a scale. A
 family file of `search/` registers it by type name, and `formats.kernel` compiles it. Rows are
-independent, so any cut into pieces and any number of threads gives the same bytes.
+independent, so all pieces and numbers of threads give the same bytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Options of quantizing: how a run is carried out, how its outputs are divided into files, and the
-size that types are chosen for. Which type a tensor gets is in `plan.recipe`, what else changes in
-`plan.changes`. Imports nothing heavy.
+size that types are chosen for. `plan.recipe` has the options for types, `plan.changes` those for
+other changes. Imports nothing heavy.
 """
 
 # ruff: noqa: RUF009  `option` makes dataclass fields
@@ -17,7 +17,7 @@ from ..formats.options import Constant, Options, option
 
 @dataclass(frozen=True)
 class QuantizeOptions(Options):
-    """How models are quantized; see `iqforge.quantize_models`."""
+    """Options for quantizing models; see `iqforge.quantize_models`."""
 
     nan_to_zero: bool = option(
         False,
@@ -89,11 +89,11 @@ class QuantizeOptions(Options):
 
 @dataclass(frozen=True)
 class Shards(Options):
-    """How an output is divided into files. keep_split: every tensor into the shard it has in the
-    source; `-0000i-of-0000N.gguf` is added to the output's name without `.gguf`. max_size,
-    max_tensors: shards of so many bytes (`300M`, `2G`) or tensors, as conversion makes them.
-    partial: files of the output that already exist stay as they are, and only the others are
-    made.
+    """Options for dividing an output into files. keep_split: put every tensor into the shard that
+    has it in the source, and add `-0000i-of-0000N.gguf` to the output's name without `.gguf`.
+    max_size, max_tensors: write shards of at most this many bytes (`300M`, `2G`) or tensors, as
+    conversion does. partial: keep files of the output that already exist, and write only the
+    others.
     """
 
     keep_split: bool = option(False, "--keep-split", help="write the same shards as IN has")

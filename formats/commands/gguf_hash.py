@@ -1,4 +1,4 @@
-"""`iqforge gguf-hash`: hashes of a GGUF model's tensors, and checking them against a manifest."""
+"""`iqforge gguf-hash`: hash the tensors of a GGUF model, or check them against a manifest."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, api) -> int:
     from ..tools.hashes import OK
 
     bad = 0
-    # Where lines go to the terminal themselves, they show the progress.
+    # Lines that go to the terminal show the progress themselves.
     with ByteProgress("hashing", hidden=sys.stdout.isatty()) as progress:
         progress.begin(api.inspect_model(args.model).total.n_bytes)
         layers = not args.no_layer

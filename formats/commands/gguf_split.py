@@ -66,7 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(group, flag: str, help: str, **options) -> None:
-    """A flag that is also accepted with underscores, as the reference does."""
+    """Add a flag that is also accepted with underscores, as in the reference."""
     group.add_argument(flag, help=help, **options)
     group.add_argument(
         "--" + flag[2:].replace("-", "_"),

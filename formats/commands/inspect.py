@@ -1,4 +1,4 @@
-"""`iqforge inspect`: keys, tensors, types and sizes of a GGUF model."""
+"""`iqforge inspect`: show keys, tensors, types and sizes of a GGUF model."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _amounts(total: TypeTotal) -> tuple[str, str, str]:
 
 
 def _table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Aligned columns; the last one is not padded."""
+    """Return the lines of a table with aligned columns; the last one is not padded."""
     if not rows:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -157,5 +157,5 @@ def _item(item: Any, kind: ValueType, limit: int) -> str:
     if isinstance(item, str):
         return f"'{printable(item, limit)}'"
     if kind.name == "FLOAT32":
-        return str(np.float32(item))  # as many digits as tell it from its neighbours
+        return str(np.float32(item))  # as many digits as distinguish it from its neighbours
     return repr(item) if isinstance(item, (bool, int, float)) else _shown(item, False)

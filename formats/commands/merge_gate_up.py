@@ -1,5 +1,5 @@
-"""`iqforge merge-gate-up`: gate and up of a finished GGUF file's experts into one tensor per layer,
-or back.
+"""`iqforge merge-gate-up`: merge gate and up of a GGUF file's experts into one tensor per layer, or
+split them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How commands say what they do and how long it will take. Imports nothing heavy."""
+"""Progress and estimates of commands. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def duration(seconds: float) -> str:
 
 
 class Estimate:
-    """Says on stderr what runs and when it will end: once after 5 seconds, then every minute.
+    """Print on stderr what runs and when it will end: once after 5 seconds, then every minute.
 
-    Works that end earlier say nothing. `clock` is for tests.
+    Work that ends sooner prints nothing. `clock` is for tests.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Estimate:
         return self.clock() >= self.next
 
     def say(self, done: float) -> None:
-        """Print a line, if it is time for one; done: the part of the work that is done, 0 to 1."""
+        """Print a line, if it is time for one. done: the part of the work that is done, 0 to 1."""
         now = self.clock()
         if now < self.next:
             return
@@ -53,10 +53,11 @@ class Estimate:
 
 
 class ByteProgress:
-    """Called with bytes as they are done: a bar on stderr where that is a terminal, else lines of
-    `Estimate`. A context manager; `begin` says how many bytes there will be.
+    """Show progress in bytes: a bar on stderr if that is a terminal, else lines of `Estimate`.
 
-    hidden: stdout goes to the same terminal and shows enough.
+    It is called with the number of bytes done since the last call, and is a context manager.
+    `begin` sets how many bytes there will be. hidden: show nothing, as stdout goes to the same
+    terminal and shows enough.
     """
 
     def __init__(self, what: str, *, hidden: bool = False):

@@ -1,6 +1,4 @@
-"""`iqforge types`: the table of ggml types as users need it, and the same as a page of the
-documentation.
-"""
+"""`iqforge types`: print the table of ggml types for users, also as a page of the documentation."""
 
 from __future__ import annotations
 

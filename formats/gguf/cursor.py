@@ -1,5 +1,5 @@
-"""A bounds-checked cursor over the bytes of a file: no count or length is believed before it fits
-into what is left.
+"""A bounds-checked cursor over the bytes of a file. Every count and length is checked against the
+bytes that are left before it is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _U64 = struct.Struct("<Q")
 
 
 class Cursor:
-    """Reads little-endian values in order. Every read names what it reads, for the error message.
+    """Read little-endian values in order. Every read names what it reads, for the error message.
 
     `buffer` is the start of a file of `size` bytes, by default all of it; `prefix(n)` returns the
     first `n` bytes of the file, for reads beyond the buffer.

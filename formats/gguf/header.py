@@ -1,5 +1,5 @@
-"""Everything before the tensor data of a GGUF file: magic, counts, metadata, tensor table; read and
-written.
+"""Read and write everything before the tensor data of a GGUF file: magic, counts, metadata, tensor
+table.
 
     "GGUF" | u32 version | u64 n_tensors | u64 n_pairs | pairs | table | padding | data
     table entry: name (u64 length, bytes) | u32 n_dims | u64 dims[n_dims], row length first
@@ -11,8 +11,7 @@ layout. Source: GGUF specification, v3.
 
 Tensor data is stored in the order of the table, each tensor at the padded end of the one before, as
 every known writer has it and as ggml demands; nothing follows the last one, whose padding may be
-missing. What deviates is refused: a gap or a tail is either damage or content that no tool looks
-at.
+missing. Other files are refused: a gap or a tail is either damage or content that no tool reads.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def parse_header(
     `file_size` is the size of the whole file if `buffer` is only its start. `prefix(n)` returns the
     first `n` bytes of the file; without it `buffer` must hold the whole header.
 
-    Raises MalformedFileError, TruncatedFileError, UnknownTypeError or ShapeError with file, tensor
+    Raise MalformedFileError, TruncatedFileError, UnknownTypeError or ShapeError with file, tensor
     and byte offset.
     """
     file_size = len(buffer) if file_size is None else file_size

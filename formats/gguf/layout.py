@@ -1,4 +1,6 @@
-"""The layout of a GGUF file that is to be written: known, and checked, before the first byte."""
+"""The layout of a GGUF file that is to be written. It is known, and checked, before the first
+byte.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file to and from bytes.
+"""Convert metadata of a GGUF file to and from bytes.
 
 A pair is: key (u64 length, bytes), u32 value type, value. Strings are a u64 length and bytes;
 arrays are a u32 element type, a u64 count and the elements; everything else has its C layout,
@@ -30,14 +30,14 @@ _LENGTH = struct.Struct("<Q")
 
 
 class MetadataParser:
-    """Reads key-value pairs from a cursor, with one budget of array elements for all of them."""
+    """Read key-value pairs from a cursor, with one budget of array elements for all of them."""
 
     def __init__(self, cursor: Cursor):
         self.cursor, self.elements_left = cursor, MAX_ELEMENTS
 
     def pairs(self, count: int) -> dict[str, Value]:
-        """The next `count` pairs. Raise MalformedFileError for duplicate or unprintable keys and
-        impossible values.
+        """Read the next `count` pairs. Raise MalformedFileError for duplicate or unprintable keys
+        and impossible values.
         """
         metadata: dict[str, Value] = {}
         for index in range(count):
@@ -131,8 +131,8 @@ class MetadataParser:
         )
 
     def _strings(self, count: int, what: str) -> list[str]:
-        # A vocabulary has hundreds of thousands of strings: no calls but the needed ones inside
-        # this loop.
+        # A vocabulary has hundreds of thousands of strings, so this loop calls as little as
+        # possible.
         cursor = self.cursor
         buffer, size, position = cursor.buffer, cursor.size, cursor.position
         loaded = len(buffer)

@@ -1,6 +1,4 @@
-"""Opening GGUF files: the header is checked from the first to the last byte before any tensor is
-read.
-"""
+"""Open GGUF files. The whole header is checked before any tensor is read."""
 
 from __future__ import annotations
 
@@ -23,15 +21,15 @@ from ..values import Value
 from . import shards
 from .header import Header, parse_header
 
-_HEADER_GUESS = 1 << 20  # read at once; more only for headers that are longer
+_HEADER_GUESS = 1 << 20  # read at once; longer headers take further reads
 
 
 def open_gguf(path: str | os.PathLike) -> GGUFFile:
     """Open a GGUF file, or a split model through its first shard.
 
-    Raises NotFoundError, MalformedFileError, TruncatedFileError, UnknownTypeError, ShapeError or
-    SplitError with the file, the tensor, the byte offset and the number that was wrong. Nothing is
-    allocated that the file's size does not justify.
+    Raise NotFoundError, MalformedFileError, TruncatedFileError, UnknownTypeError, ShapeError or
+    SplitError with the file, the tensor, the byte offset and the wrong number. The size of the file
+    bounds what is allocated.
     """
     path = os.fspath(path)
     with ExitStack() as opened:
@@ -53,7 +51,7 @@ def open_gguf(path: str | os.PathLike) -> GGUFFile:
 
 
 class SingleFile:
-    """One GGUF file, whether a whole model or a shard: its header, and ranges of its bytes."""
+    """One GGUF file, a whole model or a shard: its header, and ranges of its bytes."""
 
     def __init__(self, path: str):
         self.path = path
@@ -103,7 +101,7 @@ class GGUFFile(Source):
     """
 
     def __init__(self, path: str, parts: list[SingleFile], whole: bool = True):
-        """whole: the parts are all shards of a model, which is checked."""
+        """whole: check that the parts are all shards of one model."""
         self.path = path
         self._parts = parts
         self.metadata: dict[str, Value] = parts[0].header.metadata
@@ -129,7 +127,7 @@ class GGUFFile(Source):
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """Paths of all shards in order; the one path of a file that is not split."""
+        """The paths of all shards in order; the one path of a file that is not split."""
         return tuple(part.path for part in self._parts)
 
     @property
@@ -139,7 +137,7 @@ class GGUFFile(Source):
 
     @property
     def alignment(self) -> int:
-        """Alignment of tensor data in the (first) file, in bytes."""
+        """The alignment of tensor data in the (first) file, in bytes."""
         return self._parts[0].header.alignment
 
     @property
@@ -154,7 +152,9 @@ class GGUFFile(Source):
         return self._place(name).info
 
     def location(self, name: str) -> tuple[str, int]:
-        """Path of the file that holds the tensor's data, and the byte at which it starts there."""
+        """Return the path of the file that holds the tensor's data, and the byte at which it starts
+        there.
+        """
         place = self._place(name)
         return place.part.path, place.offset
 

@@ -1,4 +1,4 @@
-"""Split models: how shards are called, which keys they carry, and whether a set of them belongs
+"""Split models: the names of shards, their keys, and the checks that a set of them belongs
 together.
 
 `split.no` (u16, from 0), `split.count` (u16) and `split.tensors.count` (i32, over all shards) are
@@ -39,7 +39,7 @@ def split_number(
     metadata: Mapping[str, Value], key: str, file: str, default: int | None = None
 ) -> int:
     """Return the integer at one of the split keys. Raise SplitError if it is missing (without
-    `default`), no integer, or out of range.
+    `default`), not an integer, or out of range.
     """
     if (value := metadata.get(key)) is None:
         if default is None:

@@ -1,5 +1,5 @@
-"""Writing GGUF files as Sinks: the layout is known before the first byte, data streams, the file
-appears only when whole.
+"""Write GGUF files as sinks. The layout is known before the first byte, data is streamed, and the
+file gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .layout import FileLayout
 from .reader import SingleFile
 
 _PIECE = 64 << 20  # bytes per write call, so that Ctrl-C is answered
-# trusted(tensor, its bytes in pieces): whether an earlier run left the right bytes of the tensor
+# trusted(tensor, its bytes in pieces) returns whether an earlier run left the right bytes.
 Trusted = Callable[[TensorInfo, Iterator[bytes]], bool]
 
 
@@ -53,8 +53,8 @@ class GGUFWriter(_Finishing):
     `alignment` of tensor data in bytes: by default what `general.alignment` in `metadata` says,
     else 32; an explicit value other than 32 becomes that key. The header is parsed back by our own
     reader before anything is written and once more from the disk before the file gets its name.
-    Missing disk space is an OutputError at once. As a context manager: finishes at the end, aborts
-    on any exception.
+    Missing disk space is an OutputError at once. As a context manager it finishes at the end and
+    aborts on any exception.
     """
 
     _part: PartFile | None = None
@@ -90,14 +90,14 @@ class GGUFWriter(_Finishing):
 
     def resume(self, trusted: Trusted) -> int:
         """Take over the tensors that an earlier run left, up to the first that is incomplete or
-        that `trusted` refuses; what follows them is cut off. Returns their number.
+        that `trusted` refuses; what follows them is cut off. Return their number.
         """
         part, plan, count = self._file, self._plan, 0
         if part.read_kept(0, len(plan.header)) == plan.header:
             while count < len(plan.tensors) and trusted(plan.tensors[count], self._kept(count)):
                 count += 1
         if count == 0:
-            part.go_on_at(0)
+            part.continue_at(0)
             self._begin()
         else:
             self._index = count
@@ -118,12 +118,12 @@ class GGUFWriter(_Finishing):
                 self._plan.offsets[self._index - 1] + self._plan.tensors[self._index - 1].n_bytes,
                 self._plan.alignment,
             )
-        self._file.go_on_at(end)
+        self._file.continue_at(end)
         self._written = 0
 
     @property
     def n_bytes(self) -> int:
-        """Size of the finished file."""
+        """The size of the finished file."""
         return self._plan.n_bytes
 
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
@@ -165,7 +165,7 @@ class GGUFWriter(_Finishing):
             self.abort()
 
     def complete(self) -> None:
-        """Everything of `finish` but the rename."""
+        """Do everything of `finish` except renaming."""
         if self._index < len(self._plan.tensors):
             expected = self._plan.tensors[self._index]
             raise IqforgeError(
@@ -198,11 +198,11 @@ class GGUFWriter(_Finishing):
             part.leave()
 
     def remove_older(self) -> None:
-        """Delete what has the final name so far."""
+        """Delete the file that has the final name so far."""
         self._file.remove_older()
 
     def commit(self) -> None:
-        """The rename of `finish`, after `complete`."""
+        """Rename, as `finish` does after `complete`."""
         self._file.commit()
         self._part = None
 
@@ -256,8 +256,8 @@ class ShardedWriter(_Finishing):
         keep: bool = False,
         skip: Collection[int] = (),
     ):
-        """keep: begin with a call of `resume`. skip: numbers of shards, from 0, that are there and
-        stay as they are; their tensors are not written.
+        """keep: begin with a call of `resume`. skip: numbers of shards, from 0, that already exist
+        and are kept; their tensors are not written.
         """
         if [tensor for shard in shards for tensor in shard] != list(tensors):
             raise IqforgeError("the shards do not hold the tensors in their order", file=prefix)
@@ -317,7 +317,7 @@ class ShardedWriter(_Finishing):
         return count
 
     def sync(self) -> None:
-        """Do what `GGUFWriter.sync` does: shards that are complete are synced already."""
+        """Do what `GGUFWriter.sync` does. Complete shards are synced already."""
         with self._turn:
             self._writers[-1].sync()
 
@@ -332,7 +332,7 @@ class ShardedWriter(_Finishing):
             writer.leave()
 
     def write(self, tensor: TensorInfo, data: np.ndarray) -> None:
-        """Append the next bytes of `tensor`; raises as GGUFWriter.write."""
+        """Append the next bytes of `tensor`. Raise the errors of `GGUFWriter.write`."""
         if self._done:
             raise IqforgeError(
                 "the writer was finished or aborted", file=self.paths[0], tensor=tensor.name
@@ -344,8 +344,8 @@ class ShardedWriter(_Finishing):
         self._writers[-1].write(tensor, data)
 
     def finish(self) -> None:
-        """Check all shards, then rename them, the first one last: without it the others are not a
-        model.
+        """Check all shards, then rename them, the first one last, as the others are not a model
+        without it.
         """
         if self._done:
             return
@@ -356,15 +356,15 @@ class ShardedWriter(_Finishing):
             self.abort()
 
     def complete(self) -> None:
-        """Everything of `finish` but the renames."""
+        """Do everything of `finish` except renaming."""
         while len(self._writers) < len(self._shards):
             self._next()
         self._writers[-1].complete()
 
     def commit(self) -> None:
-        """The renames of `finish`, after `complete`."""
+        """Rename all shards, as `finish` does after `complete`."""
         if self._with_first:
-            self._writers[0].remove_older()  # it must not be found together with newer other shards
+            self._writers[0].remove_older()  # it must not be found next to newer shards
         for writer in reversed(self._writers):
             writer.commit()
         self._done = True

@@ -1,3 +1,3 @@
-"""Tools that turn GGUF files into GGUF files: split, merge, gate and up of experts; hashes and
-summaries.
+"""Tools that turn GGUF files into GGUF files: splitting, merging, gate and up of experts. Also
+hashes and summaries.
 """

@@ -1,5 +1,4 @@
-"""Gate and up of stacked experts in finished GGUF files: two tensors become `ffn_gate_up_exps`, or
-one becomes the two again.
+"""Merge gate and up of stacked experts of a GGUF file into `ffn_gate_up_exps`, or split them again.
 
 Inside each expert of the merged tensor the gate rows come first, then the up rows: [n_experts, 2
 n_ff, n_embd]. Rows are whole in every type, and so are the row groups of interleaved types as long
@@ -44,8 +43,8 @@ class ByteSpan:
 
 @dataclass(frozen=True)
 class PlannedMerge:
-    """A tensor of the output: for each of `n_units` experts, the bytes of every span in turn; one
-    unit where a tensor is copied.
+    """A tensor of the output. For each of `n_units` experts it has the bytes of every span in turn;
+    a copied tensor is one unit.
     """
 
     target: TensorInfo
@@ -92,7 +91,7 @@ def merge_gate_up(
 
 
 def plan_gate_up(source: Source, undo: bool = False) -> list[PlannedMerge]:
-    """Return what every tensor of the output is made of; nothing is read. Raises as
+    """Return what every tensor of the output is made of. Nothing is read. Raise the errors of
     `merge_gate_up`.
     """
     tensors = {tensor.name: tensor for tensor in source.tensors}
@@ -189,8 +188,8 @@ def _halves(
 
 
 def _check_layout(source: Source, tensor: TensorInfo) -> None:
-    """Gate and up follow one another along axis 1: rows of weights [experts, rows, columns],
-    elements of biases [experts, n].
+    """Check that gate and up can follow one another along axis 1: rows of weights [experts, rows,
+    columns], elements of biases [experts, n].
     """
     part = TensorName.parse(tensor.name).suffix
     if part not in _MERGED_PARTS:

@@ -1,4 +1,4 @@
-"""Merges or splits gate and up of stacked experts while they are read; see `gate_up.py`."""
+"""Merge or split gate and up of stacked experts while they are read; see `gate_up.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .gate_up import PlannedMerge, plan_gate_up
 
 class GateUpSource(WrappedSource):
     """`inner` with `ffn_gate_up_exps` instead of its halves, or with `undo` the other way round.
-    Raises as `plan_gate_up`.
+    Raise the errors of `plan_gate_up`.
     """
 
     def __init__(self, inner: Source, undo: bool = False):

@@ -1,13 +1,13 @@
-"""Hashes of a GGUF model's tensors, one by one and as a whole, and checking them against a
-manifest.
+"""Hash the tensors of a GGUF model, one by one and as a whole, and check them against a manifest.
 
-Hashed are the bytes of the tensors without padding, in file order; metadata is not. Lines are those
-of llama.cpp's `gguf-hash`:
+The bytes of the tensors are hashed without padding, in file order. Metadata is not hashed. Lines
+are those of llama.cpp's `gguf-hash`:
 
     sha256    7c3b...  model.gguf:blk.0.attn_q.weight
     sha256    91d0...  model.gguf
 
-A line has the name of the hash padded to 8, two spaces, hex digits, two spaces, the place.
+A line consists of the name of the hash padded to 8, two spaces, hex digits, two spaces and the
+place.
 
 The uuid is of version 5: SHA-1 over a fixed namespace and all tensor bytes. Of a split model, the
 first shard's name is used for all.
@@ -99,7 +99,7 @@ def hash_model(
     unless `layers` is false, then of the whole.
 
     progress: called with the number of bytes hashed since the last call. Raise UsageError for an
-    unknown algorithm (known: `ALGORITHMS`); otherwise raises as `open_gguf`.
+    unknown algorithm (known: `ALGORITHMS`), and the errors of `open_gguf`.
     """
     if unknown := [name for name in algorithms if name not in ALGORITHMS]:
         raise UsageError(f"unknown hash '{unknown[0]}'; known are {', '.join(ALGORITHMS)}")
@@ -121,8 +121,8 @@ def _hashed(
     progress: Callable[[int], None] | None,
 ) -> Iterator[HashLine]:
     whole = {name: ALGORITHMS[name]() for name in names}
-    # A hash goes through its bytes in order; different ones can do so at the same time, as none of
-    # them holds the interpreter.
+    # Each hash takes its bytes in order. Different hashes can run at the same time, as they release
+    # the GIL.
     with ThreadPoolExecutor(max(1, min(8, 2 * len(names))), thread_name_prefix="hash") as pool:
         yield from _tensor_lines(file, label, names, layers, whole, pool, progress)
     yield from (HashLine(name, hashed.hexdigest(), label) for name, hashed in whole.items())
@@ -157,8 +157,8 @@ def _update(hashed: _Hash, piece: np.ndarray) -> None:
 
 
 def read_manifest(path: str | os.PathLike) -> dict[tuple[str, str], str]:
-    """Return (algorithm, place) -> digest of a file with such lines. Raise NotFoundError,
-    MalformedFileError naming the line that is none.
+    """Return {(algorithm, place): digest} of a manifest. Raise NotFoundError, or MalformedFileError
+    naming the wrong line.
     """
     try:
         if os.path.getsize(path) > MAX_MANIFEST_BYTES:
@@ -194,8 +194,8 @@ def check_hashes(
     layers: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[HashLine]:
-    """Yield the hashes of a model with a verdict each: Ok, Mismatch, Not in manifest; then what the
-    manifest has of the model beyond it.
+    """Yield the hashes of a model, each with a verdict: Ok, Mismatch or Not in manifest. Then yield
+    what only the manifest has.
 
     algorithms: by default the strongest that the manifest has. The manifest may name the file with
     another folder in front. Raise UsageError if it has none of the hashes asked for.
@@ -226,7 +226,7 @@ def check_hashes(
 
 
 def _prefix(label: str, places: Iterable[str]) -> str:
-    """Return how the manifest spells the file: as asked for, or by a path that ends in the same
+    """Return the manifest's spelling of the file: as given, or a path that ends in the same
     name.
     """
     spellings = {place for place in places if os.path.basename(place) == os.path.basename(label)}

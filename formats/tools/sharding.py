@@ -1,4 +1,4 @@
-"""What a conversion writes: one file or shards, and whether they fit on the disk."""
+"""Plan the files of an output: one file or shards, and whether they fit on the disk."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 @dataclass(frozen=True)
 class ShardLimits:
-    """How a converted model is cut into shards; by default not at all. At most one of the first two
-    is given.
+    """How a converted model is cut into shards; by default it is not. At most one of the first two
+    may be given.
 
     max_size: bytes, or `300M`, `2G`, `500K`. metadata_first: the first shard has no tensors.
     """
@@ -79,7 +79,7 @@ class ShardLimits:
 @dataclass(frozen=True)
 class OutputPlan:
     """`paths` of the files to come, the tensors and the layout of each. skip: numbers of shards
-    that are there and stay.
+    that already exist and are kept.
     """
 
     metadata: dict[str, Value]
@@ -100,13 +100,13 @@ class OutputPlan:
 
     @property
     def headers(self) -> str:
-        """SHA-256 of all headers, in hexadecimal."""
+        """The SHA-256 of all headers, in hexadecimal."""
         return hashlib.sha256(b"".join(layout.header for layout in self.layouts)).hexdigest()
 
     @property
     def free_bytes(self) -> int:
-        """Return the bytes that the disk has left, -1 where it does not say. A file that is
-        replaced still counts: it goes when the new one is complete.
+        """Return the bytes that the disk has left, -1 if it does not say. A file that is replaced
+        still counts, as it is deleted when the new one is complete.
         """
         try:
             usage = shutil.disk_usage(self.paths[0].resolve().parent)
@@ -151,12 +151,12 @@ def plan_output(
     inputs: Sequence[str | os.PathLike] = (),
     groups: Sequence[Sequence[TensorInfo]] | None = None,
 ) -> OutputPlan:
-    """Files for `tensors`: `path` itself, or `<stem>-0000i-of-0000N.gguf` next to it where `limits`
-    ask for more than one.
+    """Plan the files for `tensors`: `path` itself, or `<stem>-0000i-of-0000N.gguf` next to it if
+    `limits` ask for more than one.
 
-    groups: the tensors of every file instead; these are called as shards are, also a single one,
-    which has no keys of shards. Raise OutputError if one of the files is an input or could not be
-    valid. Nothing is written.
+    groups: the tensors of every file, instead of limits. These files get names of shards, also a
+    single one, which has no split keys. Raise OutputError if one of the files is an input or could
+    not be valid. Nothing is written.
     """
     named, groups = (
         groups is not None,

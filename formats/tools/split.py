@@ -1,5 +1,4 @@
-"""Splitting a GGUF model into shards and merging shards into one file, tensor by tensor in small
-pieces.
+"""Split a GGUF model into shards and merge shards into one file, tensor by tensor in small pieces.
 
 Shards are cut where llama.cpp's `gguf-split` cuts them, and carry the same keys, so either tool
 reads the other's.
@@ -35,7 +34,7 @@ class Shard:
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of tensor data, padding left out."""
+        """The bytes of tensor data, without padding."""
         return sum(tensor.n_bytes for tensor in self.tensors)
 
     def header_bytes(
@@ -129,7 +128,7 @@ def _cut_by_size(source: GGUFFile, max_size: int) -> list[list[TensorInfo]]:
 def write_split(
     source: GGUFFile, plan: Sequence[Shard], progress: OnBytesCopied | None = None
 ) -> list[Path]:
-    """Write the shards of `plan`; returns their paths. None of them appears before all are
+    """Write the shards of `plan` and return their paths. None of them gets its name before all are
     complete.
     """
     paths = [shard.path for shard in plan]
@@ -155,8 +154,8 @@ def split_model(
     progress: OnBytesCopied | None = None,
     on_plan: Callable[[GGUFFile, list[Shard]], None] | None = None,
 ) -> list[Path]:
-    """Split the GGUF model `src` as `plan_split` says; returns the paths of the shards (not written
-    with `dry_run`). on_plan: is called with the open model and its shards before they are written.
+    """Split the GGUF model `src` as `plan_split` says. Return the paths of the shards (not written
+    with `dry_run`). on_plan: called with the open model and its shards before they are written.
     """
     with open_gguf(src) as source:
         plan = plan_split(
@@ -172,8 +171,8 @@ def split_model(
 
 
 def open_shards(first: str | os.PathLike) -> GGUFFile:
-    """Open a split model, also one of a single shard. Raise SplitError if `first` is whole or not
-    called as a first shard is.
+    """Open a split model, also one of a single shard. Raise SplitError if `first` is whole or does
+    not have the name of a first shard.
     """
     source = open_gguf(first)
     try:
@@ -204,14 +203,14 @@ def merge_model(
     progress: OnBytesCopied | None = None,
     on_plan: Callable[[GGUFFile], None] | None = None,
 ) -> Path:
-    """Merge the shards found through the first one into `out`, which must not exist; returns its
+    """Merge the shards found through the first one into `out`, which must not exist. Return its
     path.
 
     Tensors come in shard order. Metadata is the first shard's with `split.count` set to 0, which is
     how the reference marks a merged file; `split.no` and `split.tensors.count` stay. delete_shards:
     remove the shards once `out` is complete and on the disk, so the disk has to hold both for a
-    moment. dry_run: check what is given, write nothing. on_plan: is called with the open model
-    before it is written.
+    moment. dry_run: check the arguments, write nothing. on_plan: called with the open model before
+    it is written.
     """
     out = Path(out)
     check_merge_output(out)
@@ -225,7 +224,7 @@ def merge_model(
             copy_tensors(source, sink, progress)
         shards = source.shards
     if delete_shards:
-        # What is left if this is interrupted is not taken for a model: the first one goes last.
+        # The first one goes last: without it, what is left of them is not taken for a model.
         for path in reversed(shards):
             try:
                 os.unlink(path)
@@ -245,7 +244,7 @@ def check_merge_output(out: Path) -> None:
 
 
 def copy_tensors(source: GGUFFile, sink: Sink, progress: OnBytesCopied | None = None) -> None:
-    """Copy all tensors byte for byte in pieces of 16 MiB, giving the pages of each piece back."""
+    """Copy all tensors byte for byte in pieces of 16 MiB, and give back the pages of each piece."""
     for tensor in source.tensors:
         for start in range(0, tensor.n_bytes, _PIECE):
             piece = source.read_bytes(tensor, start, min(start + _PIECE, tensor.n_bytes))

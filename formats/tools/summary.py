@@ -1,4 +1,4 @@
-"""What is in a GGUF model, without reading any tensor: keys, tensors and where they lie, sizes by
+"""Summarize a GGUF model without reading any tensor: keys, tensors with their places, sizes by
 type.
 """
 
@@ -15,7 +15,7 @@ from ..options import checks_keywords
 from ..source import TensorInfo
 from ..values import Value, ValueType
 
-LIST_ITEMS, TEXT_LENGTH = 8, 400  # what is left of a long array or text when it is shortened
+LIST_ITEMS, TEXT_LENGTH = 8, 400  # the length to which long arrays and texts are shortened
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class PlacedTensor:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits per element, row headers counted."""
+        """Bits per element, including row headers."""
         return 8 * self.info.n_bytes / self.info.n_elements
 
 
 @dataclass(frozen=True)
 class TypeTotal:
-    """All tensors of one type together; `n_bytes` of data, padding left out."""
+    """All tensors of one type together. `n_bytes` of data, without padding."""
 
     name: str
     n_tensors: int
@@ -70,7 +70,8 @@ class ModelSummary:
         )
 
     def as_json(self, full: bool = False) -> dict[str, Any]:
-        """Plain objects that `json.dumps` takes. Shapes are in numpy order, the row length last.
+        """Return plain objects that `json.dumps` takes. Shapes are in numpy order, the row length
+        last.
 
         Long arrays and texts are shortened and get `length`, unless `full`; numbers that JSON does
         not have become texts ("nan", "inf").
@@ -114,7 +115,9 @@ class ModelSummary:
 
 @checks_keywords
 def inspect_model(path: str | os.PathLike) -> ModelSummary:
-    """Summarize a GGUF file, or a split model through its first shard. Raises as `open_gguf`."""
+    """Summarize a GGUF file, or a split model through its first shard. Raise the errors of
+    `open_gguf`.
+    """
     with open_gguf(path) as file:
         tensors = tuple(PlacedTensor(info, *file.location(info.name)) for info in file.tensors)
         size = sum(Path(shard).stat().st_size for shard in file.shards)

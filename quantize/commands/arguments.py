@@ -1,4 +1,4 @@
-"""What the words and flags of `iqforge quantize` say: outputs, recipes, changes, a size."""
+"""Interpret the words and flags of `iqforge quantize`: outputs, recipes, changes, a size."""
 
 from __future__ import annotations
 

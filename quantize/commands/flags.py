@@ -108,7 +108,7 @@ def _configure_presets(parser: argparse.ArgumentParser) -> None:
     formatter: Any = parser.formatter_class
 
     class Lines(formatter):
-        """Keeps the lines of a text that has several."""
+        """Keep the line breaks of a help text that has several lines."""
 
         def _fill_text(self, text: str, width: int, indent: str) -> str:
             if "\n" not in text:

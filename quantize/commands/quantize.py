@@ -1,4 +1,6 @@
-"""`iqforge quantize`: the flags and totals of llama-quantize, with the errors of every role."""
+"""`iqforge quantize`: quantize a model, with the flags and totals of llama-quantize, and print the
+errors of every role.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`iqforge quantize-bench`: the speed and error of quantizing to each type. See
+"""`iqforge quantize-bench`: measure the speed and error of quantizing to each type. See
 `quantize.report.type_bench`.
 """
 
@@ -10,7 +10,7 @@ import json
 from ..report.bars import CompileBar
 from ..report.type_bench import TypeBenchOptions
 
-# What a row of the output holds: (key in --json, heading, format)
+# Columns of the output: (key in --json, heading, format)
 _COLUMNS = [
     ("type", "type", "{}"),
     ("speed", "M elements/s", "{:.2f}"),

@@ -1,4 +1,6 @@
-"""`iqforge quantize-stats`: errors of each type on each tensor, as a table, JSON or a heat map."""
+"""`iqforge quantize-stats`: print the errors of each type on each tensor as a table, JSON or a heat
+map.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace, api) -> int:
     if args.html:
         refuse_same_file(args.html, [args.model, *([args.imatrix] if args.imatrix else [])])
         folder = os.path.dirname(os.path.abspath(args.html))
-        if not os.access(folder, os.W_OK):  # fail before the work, not after it
+        if not os.access(folder, os.W_OK):  # fails before the work, not after it
             raise OutputError(
                 "cannot be written: there is no such folder, or it is not writable", file=folder
             )
@@ -115,7 +117,7 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 class StatsPrinter(CompileBar, StatsProgress):
-    """A block of lines per tensor on stdout, unless `quiet`, and a bar on stderr."""
+    """Print a block of lines per tensor on stdout, unless `quiet`, and a bar on stderr."""
 
     def __init__(self, quiet: bool):
         super().__init__()

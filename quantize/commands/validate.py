@@ -1,4 +1,4 @@
-"""`iqforge validate`: whether a GGUF file is sound, and how far it is from what it was made of."""
+"""`iqforge validate`: check that a GGUF file is sound, and compare it with its source."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Quantizing on CUDA devices."""
+"""Quantize on CUDA devices."""

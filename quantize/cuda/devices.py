@@ -1,4 +1,4 @@
-"""The devices that `--device` names: cpu, auto, or one or several CUDA devices."""
+"""Find the devices that `--device` names: cpu, auto, or one or several CUDA devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The searches of `search/` on CUDA devices: the same functions as on the CPU, the same bytes.
+"""Run the searches of `search/` on CUDA devices: the same functions as on the CPU, with the same
+bytes.
 
 A search in steps (`search/steps.py`) shares a block or row among a team of threads; any other has
 one thread per block, or per row of a type with a scale per row. Importances and rows are copied to
@@ -197,8 +198,8 @@ def _kernel(
 
 
 class CudaEncoder:
-    """Quantizes rows of `n_cols` elements to a plain `type` on one device. Calls from several
-    threads take turns on it.
+    """Quantize rows of `n_cols` elements to a plain `type` on one device. Calls from several
+    threads take turns.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """The trellis searches on CUDA devices: `trellis_rows.cu` and `trellis_words.cu`, compiled when a
 type is first used and kept in the cache of kernels.
 
-Another implementation than the CPU's, for speed: a warp shares the search for one group, which a
-thread could not do with numba-cuda's means at this pace, and several scales share every code word
-that is loaded. The choice of d, the guesses and the trials are computed with the same roundings as
-on the CPU. Here the best code word is always looked for among all of them; on the CPU far boxes are
-left out (REACH). So the bytes differ where the CPU misses the best word, or in near ties.
+For speed, this is another implementation than the CPU's: a warp shares the search for one group,
+which would be slower in numba-cuda, and several scales share every code word that is loaded. The
+choice of d, the guesses and the trials are computed with the same roundings as on the CPU. Here the
+search for the best code word covers all of them; on the CPU far boxes are left out (REACH). So the
+bytes differ where the CPU misses the best word, or in near ties.
 
 cuda-core and numba-cuda are the extra `iqforge[cuda]`; this module is imported only where a CUDA
 device is asked for.
@@ -121,8 +121,8 @@ def _kernels(type: GGMLType, device: int) -> tuple:
 
 
 class TrellisEncoder(CudaEncoder):
-    """Quantizes rows of `n_cols` elements to a trellis type on one device, as `CudaEncoder` does
-    for other types.
+    """Quantize rows of `n_cols` elements to a trellis type on one device, as `CudaEncoder` does for
+    other types.
     """
 
     def __init__(

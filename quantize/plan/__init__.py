@@ -1,1 +1,1 @@
-"""Which type each tensor gets: recipes, presets, mixes, budgets."""
+"""Decide which type each tensor gets: recipes, presets, mixes, budgets."""

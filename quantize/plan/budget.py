@@ -1,9 +1,9 @@
-"""Types for a given size: for every tensor one of its candidates, so that together they fit and are
+"""Choose types for a given size: one candidate for every tensor, so that together they fit and are
 predicted to do the least damage.
 
-Tensors whose type the user gives, and those that are never quantized, count with the size they
-have. Candidates of all other tensors are the allowed types that their rows can have and that do not
-need importances which are missing.
+Tensors whose type the user gives, and those that are never quantized, count with their own size.
+Candidates of all other tensors are the allowed types that their rows can have and that do not need
+importances which are missing.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ SHORT_ROW_TYPES = ["Q4_0", "Q4_1", "IQ4_NL", "Q5_0", "Q5_1", "Q6_0", "Q8_0"]
 
 @dataclass(frozen=True)
 class SizeTarget:
-    """How large the result may be: bits per weight of all tensor data (`bpw`), or bytes of the file
-    (`size`).
+    """The size that the result may have: bits per weight of all tensor data (`bpw`), or bytes of
+    the file (`size`).
 
     types: names of the allowed types, by default those above. damage: a file of measured
     sensitivities (`sensitivity.save_probes`); without it sensitivities are estimated from roles.
@@ -110,7 +110,9 @@ class Fitted:
 
     @property
     def predicted_kld(self) -> float:
-        """Nats per token: the sum over the tensors whose types were chosen."""
+        """The predicted mean KL divergence in nats per token: the sum over the tensors whose types
+        were chosen.
+        """
         return sum(self.damage.values())
 
 
@@ -166,8 +168,8 @@ def allowed_types(names: Sequence[str], encodable: Sequence[str]) -> list[GGMLTy
 def candidates(
     tensor: TensorInfo, weighted: bool, types: Sequence[GGMLType], chosen_by_user: bool
 ) -> list[GGMLType]:
-    """Return the types that are tried for a tensor. By default types of 32 elements are tried only
-    where those of 256 do not fit.
+    """Return the types to try for a tensor. By default types of 32 elements are tried only where
+    those of 256 do not fit.
 
     weighted: there are importances for it. Raise UsageError if no type is left.
     """

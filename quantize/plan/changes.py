@@ -1,5 +1,5 @@
-"""Changes that a run makes to a model besides the types of its tensors: layers removed, a second
-output matrix, metadata keys.
+"""Change a model in other ways than the types of its tensors: remove layers, add a second output
+matrix, set metadata keys.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A multiple-choice knapsack: one candidate for every tensor, so that together they fit into a
-number of bytes and do the least damage.
+"""Solve a multiple-choice knapsack: one candidate for every tensor, so that together they fit into
+a number of bytes and do the least damage.
 
 Only candidates on the lower convex hull of (bytes, damage) can be optimal for some price of a byte
 (Everett, "Generalized Lagrange Multiplier Method", 1963). Taking the steps between them in order of
@@ -33,8 +33,9 @@ def allocate(tensors: Sequence[Sequence[Candidate]], budget: int) -> list[int]:
     """Return the index of a candidate for every tensor: together at most `budget` bytes, with
     (nearly) the smallest sum of damages.
 
-    Never worse than the best result of a price per byte, and usually optimal. Raise UsageError if
-    even the smallest candidates take more, ValueError for damages that are negative or not finite.
+    The result is never worse than the best result of a price per byte, and usually optimal. Raise
+    UsageError if even the smallest candidates take more, ValueError for damages that are negative
+    or not finite.
     """
     if any(
         not math.isfinite(choice.damage) or choice.damage < 0

@@ -1,9 +1,9 @@
 """The mixes of all presets of llama.cpp's llama-quantize (2026-10), as data in the language of
 `mix_rules`.
 
-It takes a name for the first of these parts that it contains: attn_qkv.weight, attn_kv_b.weight,
-attn_v.weight, attn_k.weight, ..; the first three are value projections to it, and eight experts are
-a separate case.
+llama-quantize classifies a name by the first of these parts that it contains: attn_qkv.weight,
+attn_kv_b.weight, attn_v.weight, attn_k.weight, and so on. It treats the first three as value
+projections, and models with eight experts as a separate case.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ _EMBEDDING_LINES = """
     TQ1_0 TQ2_0 Q2_0: Q4_K
 """
 
-# Flags of roles are ik_llama.cpp's; they count here for the parts of names that they count for
-# there.
+# Flags of roles are ik_llama.cpp's. They apply to the same parts of names here.
 _VALUE_PARTS = {
     "attn_qkv.weight": "attn_q",
     "attn_kv_b.weight": "attn_k",

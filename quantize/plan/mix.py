@@ -1,4 +1,4 @@
-"""Applying the mix rules of a preset to the tensors of a model, one after another."""
+"""Apply the mix rules of a preset to the tensors of a model, one after another."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _COMPARE = {">=": operator.ge, "<": operator.lt, "=": operator.eq}
 
 
 def more_bits(i: int, n: int) -> bool:
-    """Return whether layer `i` of `n` is one that some presets spend more bits on: the first and
-    last eighth, and every third layer between.
+    """Return whether some presets spend more bits on layer `i` of `n`: the first and last eighth,
+    and every third layer between.
     """
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
@@ -48,7 +48,7 @@ class Mix:
         )
         self.flags, self.used = flags or {}, set()
         self._chain = rules.chain_of(self.preset)
-        self._seen: Counter[str] = Counter()  # tensors so far, by what rules count
+        self._seen: Counter[str] = Counter()  # tensors so far, by the key that rules count
 
     def type_of(self, tensor: TensorInfo) -> tuple[GGMLType, str]:
         """Return the type for `tensor`, and the flag that gave it, or "". Whether the rows of the

@@ -117,7 +117,7 @@ class Overrides:
         patterns: str | Iterable[str | Rule] = (),
         strict: bool = False,
     ) -> Overrides:
-        """Make overrides of texts.
+        """Build overrides from texts.
 
         custom, patterns: one text `REGEX=TYPE,REGEX=TYPE`, several, or rules. roles: type names by
         the keys of ROLE_FLAGS. exact: type names by names of tensors. Raise UsageError for an
@@ -180,7 +180,7 @@ class Overrides:
             )
 
     def warn_of_unused_roles(self) -> None:
-        """Log the roles that had no effect, which is hardly what their author wanted."""
+        """Log the roles that had no effect, which is hardly intended."""
         for role in sorted(self.types.keys() - self.used):
             log.warning("%s applies to no tensor", flag_name(role))
 

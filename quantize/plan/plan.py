@@ -1,7 +1,7 @@
-"""The type of every tensor, decided for all tensors before anything is read or written.
+"""Decide the type of every tensor before anything is read or written.
 
-Follows llama-quantize of ik_llama.cpp or of llama.cpp: the mixes of presets, `--pure` and the types
-given by users, fallbacks for rows that a type cannot hold, and what is refused without an
+This follows llama-quantize of ik_llama.cpp or of llama.cpp: the mixes of presets, `--pure` and the
+types given by users, fallbacks for rows that a type cannot hold, and what is refused without an
 importance matrix.
 """
 
@@ -42,7 +42,7 @@ _PLAIN_STAND_IN = {"IQ1_S_R4": "IQ1_S", "IQ1_M_R4": "IQ1_M", "Q8_K_R8": "Q8_0", 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor as it is in the source and as it will be in the output.
+    """A tensor with its types in the source and in the output.
 
     note: why it does not get the requested type. fallback: the tensor cannot have the requested
     type. why: what decided the type: a preset's mix, a rule or a flag. nan_to_zero: if the tensor

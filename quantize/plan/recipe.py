@@ -19,8 +19,8 @@ from .roles import is_candidate
 
 log = logging.getLogger(__name__)
 
-COPY = "COPY"  # in the place of a preset: all tensors stay as they are
-AUTO = "AUTO"  # in the place of a preset on command lines: see `budget`
+COPY = "COPY"  # instead of a preset: all tensors stay as they are
+AUTO = "AUTO"  # instead of a preset, on command lines: see `budget`
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Recipe(Options):
     """Which type every tensor gets.
 
     type: preset name or number (IQ4_K, Q4_K_M, 15), whose mix gives every tensor its type, or COPY.
-    rules: whose mixes: `ik` for ik_llama.cpp's llama-quantize, `mainline` for llama.cpp's. Presets
-    that only llama.cpp has always follow its rules.
+    rules: the tool whose mixes are used: `ik` for ik_llama.cpp's llama-quantize, `mainline` for
+    llama.cpp's. Presets that only llama.cpp has always follow its rules.
 
     Overrides, the highest precedence first:
     - tensor_types: types of single tensors by their full names. An unknown name is a UsageError, a
@@ -124,8 +124,8 @@ class Recipe(Options):
 
     @property
     def rule_set(self) -> RuleSet:
-        """The rules of the preset. Raise UsageError for an unknown name, or a preset that they
-        lack.
+        """The rule set with the preset's mix. Raise UsageError for an unknown name, or a preset
+        that it lacks.
         """
         return rules_of(self.preset, self.rules)
 

@@ -1,4 +1,4 @@
-"""Recipe files: the fields of a `Recipe` as YAML, or rules alone as the plain text that people
+"""Read recipe files: the fields of a `Recipe` as YAML, or rules alone as the plain text that people
 share.
 
 Plain text: rules `REGEX=TYPE`, one or several per line, with optional commas between and after
@@ -35,8 +35,8 @@ _LARGEST = 16 << 20  # bytes; real recipes have a few thousand
 def read_recipe(path: str | os.PathLike) -> dict[str, Any]:
     """Return the fields of `Recipe` that a file sets. Rules remember their lines.
 
-    NotFoundError; MalformedFileError for a file that is neither; UsageError with the line for
-    unknown keys, malformed rules and unknown types.
+    Raise NotFoundError, MalformedFileError for a file of another kind, and UsageError with the line
+    for unknown keys, malformed rules and unknown types.
     """
     text = _text_of(path)
     name = os.path.basename(os.fspath(path))

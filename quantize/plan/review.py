@@ -1,4 +1,4 @@
-"""Warnings about rules that have no effect, and about pairs of rules that want the same tensor."""
+"""Warn about rules that have no effect, and about pairs of rules that want the same tensor."""
 
 from __future__ import annotations
 

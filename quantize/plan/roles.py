@@ -1,8 +1,8 @@
-"""What a choice of types depends on: facts of the model from its metadata, and which tensors may be
-quantized.
+"""Facts that a choice of types depends on: figures of the model from its metadata, and which
+tensors may be quantized.
 
-Names are tested for parts: `attn_k` is also in `attn_kv_b`, `ffn_down` also in `ffn_down_exps`.
-The rules decide which parts are tested in which order.
+Rules search names for parts: `attn_k` is also in `attn_kv_b`, `ffn_down` also in `ffn_down_exps`.
+The rules decide which parts are searched in which order.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _PROTECTED_IN = {
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What rules need to know of a model. Numbers that its metadata lacks are 0.
+    """Facts that rules need about a model. Numbers that its metadata lacks are 0.
 
     heads_per_kv: query heads for each key and value head, in layer 0. tied: there is no output
-    matrix, the embedding serves as one.
+    matrix, and the embedding serves as one.
     """
 
     architecture: str = ""
@@ -122,8 +122,8 @@ def _size_class(architecture: str, layers: int, vocabulary: int, grouped: bool, 
 def is_candidate(
     tensor: TensorInfo, architecture: str = "", routers: bool = False, rules: RuleSet = IK
 ) -> bool:
-    """Return whether a quantization run may change the type of this tensor. routers: expert routers
-    too.
+    """Return whether a quantization run may change the type of this tensor. routers: also of expert
+    routers.
 
     Protected tensors are tiny, and everything after them depends on their exact values.
     """

@@ -1,4 +1,4 @@
-"""Plans as JSON files with one line per tensor: what it becomes and why. They can be read, edited
+"""Save plans as JSON files with one line per tensor: what it becomes and why. They can be edited
 and carried out again.
 """
 
@@ -134,7 +134,7 @@ def save_plan(
 
 @checks_keywords
 def load_plan(path: str | os.PathLike) -> SavedPlan:
-    """Read a saved plan. NotFoundError; MalformedFileError if the file is not a plan;
+    """Read a saved plan. Raise NotFoundError, MalformedFileError if the file is not a plan, and
     UnknownTypeError.
     """
     try:

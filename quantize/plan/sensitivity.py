@@ -1,5 +1,5 @@
-"""How much worse a model gets when a tensor is stored with some error. Types for a given size are
-chosen by this.
+"""Predict how much worse a model gets when a tensor is stored with some error. The choice of types
+for a given size depends on it.
 
 Damage is the mean KL divergence, in nats per token, of the model's predictions. To first order it
 is a sum over tensors of
@@ -46,8 +46,8 @@ _BY_PRODUCT = {
     "": 0.5,
 }
 _OUTPUT, _EMBEDDING = 0.95, 0.25
-# A measured sensitivity counts as at least this fraction of the role's: below it the text has
-# hardly used the tensor.
+# A measured sensitivity counts as at least this fraction of the role's. If it is smaller, the text
+# has hardly used the tensor.
 _LEAST_OF_ROLE = 0.1
 
 
@@ -84,7 +84,7 @@ class Sensitivities:
         and that of the role: a measurement is of one text and one type, and alone does worse where
         divergences do not add up, as with experts (docs/benchmarks/budget.md).
 
-        NotFoundError, MalformedFileError; UsageError for a tensor that the file lacks.
+        Raise NotFoundError, MalformedFileError, or UsageError for a tensor that the file lacks.
         """
         measured: dict[str, float] = {}
         for probe in load_probes(path):

@@ -1,4 +1,4 @@
-"""Measured errors of types on tensors: what types are compared by."""
+"""Measured errors of types on tensors, by which types are compared."""
 
 from __future__ import annotations
 

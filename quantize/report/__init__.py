@@ -1,1 +1,1 @@
-"""What a run prints and measures: progress, totals, error statistics, validation."""
+"""Print and measure runs: progress, totals, error statistics, validation."""

@@ -1,4 +1,4 @@
-"""Progress on the terminal: bars on stderr, lines on stdout."""
+"""Show progress on the terminal: bars on stderr, lines on stdout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..run.report import Checked, RunProgress, TensorReport
 from .eta import TimeLeft
 from .printing import checked_line, tensor_line
 
-# tqdm's own estimate would take all types to be equally fast.
+# tqdm's own estimate would treat all types as equally fast.
 _RUN_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
 _COMPILE_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 _QUIET_SECONDS = 30.0  # between two lines of progress where there is no terminal
@@ -25,7 +25,7 @@ _MOST_NAMED = 8
 
 
 def compile_line(tasks: Sequence[CompileTask], seconds: float) -> str:
-    """Return what is compiled, and about how long that takes."""
+    """Return a line that says what is compiled, and about how long that takes."""
     searches = list(dict.fromkeys(task.type for task in tasks if task.kind == "search"))
     decoders = list(dict.fromkeys(task.type for task in tasks if task.kind != "search"))
     names = searches or decoders
@@ -37,7 +37,7 @@ def compile_line(tasks: Sequence[CompileTask], seconds: float) -> str:
 
 
 class CompileBar(CompileProgress):
-    """Says on stderr what is compiled, with a bar. `compile_seconds`: how long that took."""
+    """Print what is compiled on stderr, with a bar. `compile_seconds`: how long that took."""
 
     def __init__(self) -> None:
         self.compile_seconds = 0.0
@@ -73,8 +73,8 @@ class CompileBar(CompileProgress):
 
 
 class RunPrinter(CompileBar, RunProgress):
-    """A bar with the time left on stderr, or a line now and then if that is not a terminal; with
-    `verbose` also a line per tensor on stdout.
+    """Show a bar with the time left on stderr, or print a line now and then if that is not a
+    terminal. With `verbose`, also print a line per tensor on stdout.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The time left of a run. Elements of one type may take a hundred times as long as those of
-another.
+"""Estimate the time left of a run. Elements of one type may take a hundred times as long as those
+of another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TypePair = tuple[str, str]  # type before and after
 
 
 class TimeLeft:
-    """Tracks the seconds per element of every pair of types, and the elements of each pair that are
+    """Track the seconds per element of every pair of types, and the elements of each pair that are
     left.
 
     finished: the number of tensors of the plan that an earlier run has written. clock: returns

@@ -1,4 +1,4 @@
-"""Lines that the commands print: of a tensor, of totals, of an estimate."""
+"""Format the lines that commands print: of a tensor, of totals, of an estimate."""
 
 from __future__ import annotations
 

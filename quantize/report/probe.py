@@ -1,4 +1,4 @@
-"""One tensor in another type, in memory, to measure how sensitive a model is to its error."""
+"""Store one tensor in another type, in memory, to measure how sensitive a model is to its error."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ..plan.type_errors import ErrorSums, fits
 from ..run.parallel import results_in_order, thread_count
 from .stats import encoder_of, measure_rows, row_spans
 
-# What tensors are stored in to see what it does: errors that are small enough to add up, and far
-# above what is lost in float32.
+# Types to store tensors in: their errors are small enough to add up, and far above the errors of
+# float32.
 PROBE_TYPES = ("IQ3_K", "IQ4_NL")
 
 
@@ -66,9 +66,10 @@ def encode_tensor(
     out: np.ndarray,
     threads: int = 0,
 ) -> ErrorSums:
-    """Write blocks of a plain `type` to `out`, uint8[n_rows, row_bytes]; returns what it lost.
+    """Write blocks of a plain `type` to `out`, uint8[n_rows, row_bytes]. Return the errors.
 
-    importance: float32[n_matrices, n_cols] or None. Errors as those of `stats.collect_stats`."""
+    importance: float32[n_matrices, n_cols] or None. The errors are those of `stats.collect_stats`.
+    """
     threads, total = thread_count(threads), ErrorSums(type)
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="probe") as pool,

@@ -1,10 +1,10 @@
-"""A built ggml library (`libggml*.so` of ik_llama.cpp or llama.cpp) as a quantizer to compare with,
-through its C functions.
+"""Call a built ggml library (`libggml*.so` of ik_llama.cpp or llama.cpp) through its C functions,
+as a quantizer to compare with.
 
-Used are `ggml_init` (fills the library's tables), `ggml_type_name`, `ggml_row_size`,
+It uses `ggml_init` (fills the library's tables), `ggml_type_name`, `ggml_row_size`,
 `ggml_quantize_requires_imatrix`, `ggml_quantize_init` and `ggml_quantize_chunk`. ik_llama.cpp's
 ggml_quantize_chunk takes one pointer more than llama.cpp's, to two flags that are both off unless a
-user of llama-quantize asks otherwise; llama.cpp's never looks at it.
+user of llama-quantize asks otherwise; llama.cpp's ignores it.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class ReferenceLibrary:
         return bool(self._library.ggml_quantize_requires_imatrix(ggml_type(type).id))
 
     def survives(self, type: str | GGMLType, x: np.ndarray, importance: np.ndarray | None) -> bool:
-        """Return whether `quantize` comes back: the library ends the process where one of its
-        assertions fails, so a child tries first.
+        """Return whether `quantize` returns. The library ends the process if one of its assertions
+        fails, so a child process tries first.
         """
         sys.stdout.flush()
         child = os.fork()

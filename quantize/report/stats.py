@@ -1,9 +1,9 @@
-"""The error of each type on each tensor: rows are quantized, decoded and compared, in pieces, and
-nothing is written.
+"""Measure the error of each type on each tensor: rows are quantized, decoded and compared in
+pieces. Nothing is written.
 
-Figures are of the weights that matrix products use. Pieces and the order in which their sums are
-added depend on the model and the options alone, so the figures are the same for any number of
-threads.
+The figures are those of the weights that matrix products use. Pieces and the order in which their
+sums are added depend on the model and the options alone, so the figures are the same for any number
+of threads.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def collect_stats(
     """Measure every type on every tensor and add the results to `report`, whose `sampled` says how
     many rows.
 
-    Interleaved types have the values of their plain types, and the same errors. NonFiniteError
-    names the first NaN or infinity.
+    Interleaved types have the values of their plain types, and the same errors. Raise
+    NonFiniteError naming the first NaN or infinity.
     """
     progress = progress or StatsProgress()
     compile_ahead(_tasks(tensors, types, importance), progress)

@@ -1,4 +1,4 @@
-"""Style and script of the page that `stats_report` writes."""
+"""Style and script of the page of `stats_report`."""
 
 STYLE = """
 :root {
@@ -112,8 +112,8 @@ output {
 }
 """
 
-# Sorting, the choice of a type, and the figures of a cell at the lower edge of the window: what
-# `title` shows on a desktop only after a while, and on a telephone never.
+# Sorting, the choice of a type, and the figures of a cell at the lower edge of the window. `title`
+# shows them late on a desktop, and never on a telephone.
 SCRIPT = """
 "use strict";
 for (const [column, head] of document.querySelectorAll(".all thead th").entries()) {

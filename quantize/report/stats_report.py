@@ -1,4 +1,4 @@
-"""The errors of `collect_stats` as one HTML page that loads nothing: totals by type, the worst
+"""Show the errors of `collect_stats` as one HTML page that loads nothing: totals by type, the worst
 tensors, a map of layers by roles for each type, and all tensors in a table that can be sorted.
 """
 
@@ -58,7 +58,7 @@ def _error(sums: ErrorSums, weighted: bool) -> float:
 
 
 def _percent(error: float) -> str:
-    """Return three digits, without an exponent."""
+    """Return a percentage with three digits, without an exponent."""
     value = 100 * error
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
 
@@ -81,7 +81,7 @@ class _Page:
             for sums in stats.errors.values()
             if (place := self._distance(sums)) is not None
         )
-        # the extremes of a few tensors should not take the colours from all others
+        # a few extreme tensors should not use up the range of colours
         self.reach = max(
             _SMALLEST_REACH, distances[int(0.98 * (len(distances) - 1))] if distances else 0.0
         )
@@ -141,7 +141,7 @@ class _Page:
         )
 
     def _map(self, type: GGMLType, found: Sequence[TensorStats]) -> str:
-        """Return a table of layers by roles."""
+        """Return the table of layers by roles."""
         cells: dict[tuple[int, str], list[TensorStats]] = {}
         for stats in found:
             layer = TensorName.parse(stats.tensor.name).layer
@@ -210,7 +210,7 @@ class _Page:
         )
 
     def _cell(self, type: GGMLType, tensors: Sequence[TensorStats], small: bool = False) -> str:
-        """A coloured cell; several tensors, such as the experts of a layer, count as one."""
+        """Return a coloured cell. Several tensors, such as the experts of a layer, count as one."""
         if not tensors:
             said = "" if small else ' title="the rows cannot have this type"'
             return f'<td class="none" data-sort="-1"{said}>{"" if small else "–"}</td>'

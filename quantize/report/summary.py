@@ -1,4 +1,4 @@
-"""A summary of a run: what tensors of each role became, and the tensors with the largest errors."""
+"""Summarize a run: the tensors of each role, and the tensors with the largest errors."""
 
 from __future__ import annotations
 

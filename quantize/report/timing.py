@@ -1,5 +1,5 @@
-"""Timing of quantizers: ours on a CPU or a GPU, and those of a reference library on the same rows
-in the same process.
+"""Time quantizers: ours on a CPU or a GPU, and those of a reference library on the same rows in the
+same process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .reference_library import ReferenceLibrary
 
 @dataclass(frozen=True)
 class Timing:
-    """What was measured of one type. Speeds are in elements per second.
+    """The measurements of one type. Speeds are in elements per second.
 
     search, whole: on a GPU the search with everything resident, and one `encode` with copies to and
     from pageable memory; on a CPU both are `encode`. same_bytes: whether the checked bytes of a GPU
     equal the CPU's (None: not checked). error: root mean square error relative to the source,
-    weighted by the importances. reference, reference_error: the same of a reference library, None
+    weighted by the importances. reference, reference_error: the same for a reference library, None
     where it has no such quantizer.
     """
 
@@ -40,8 +40,8 @@ class Timing:
 
 
 def sample_rows(rows: int, n_cols: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Weights like a model's, float32[rows, n_cols] (Gaussian, some rows and elements larger), and
-    importances float32[n_cols].
+    """Return weights like a model's, float32[rows, n_cols] (Gaussian, some rows and elements
+    larger), and importances float32[n_cols].
     """
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, n_cols), dtype=np.float32)
@@ -103,8 +103,8 @@ def measure_on_cpu(
     """Time one type, and the quantizer of `library` on the same rows: the best of `repeat` runs
     that take turns.
 
-    Of x as many rows are used as take about `seconds` a run. With one thread its own CPU time
-    counts, which does not change when other programs take a turn on the core; with more the clock.
+    A run uses as many rows of x as take about `seconds`. With one thread the thread's CPU time is
+    measured, which other programs on the core do not change; with more threads the wall-clock time.
     The library always runs on one thread.
     """
     type = ggml_type(type)

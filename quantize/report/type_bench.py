@@ -1,4 +1,4 @@
-"""The speed and error of quantizing to each type, on sample rows like a model's weights.
+"""Measure the speed and error of quantizing to each type, on sample rows like a model's weights.
 
 On a GPU the weights are resident and only the search is timed, by the device's own clock; on the
 CPU the whole call is. The first run, which compiles, is not counted. The bytes of a GPU are
@@ -26,7 +26,7 @@ from ..run.compile_task import CompileProgress
 
 @dataclass(frozen=True)
 class TypeBenchOptions(Options):
-    """What is timed, and what it is compared with."""
+    """Options for timing types: what is timed, and what it is compared with."""
 
     device: str = option(
         "auto",
@@ -147,7 +147,9 @@ def chosen_types(asked: Sequence[str] | None) -> list[GGMLType]:
 
 
 def read_speeds(path: str | os.PathLike) -> dict[str, float]:
-    """Million elements per second by type name. NotFoundError, MalformedFileError."""
+    """Return million elements per second by type name. Raise NotFoundError or
+    MalformedFileError.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             speeds = json.load(file)["melem_per_s"]

@@ -1,5 +1,5 @@
-"""Reading a quantized file back: every value must be finite, and every error must be the one that
-the run reported.
+"""Read a quantized file back: every value must be finite, and every error must be the one that the
+run reported.
 
 Tensors are decoded in pieces of rows on several threads, together with the source if there is one.
 Bytes that were kept must be equal.
@@ -32,7 +32,7 @@ TOLERANCE = 1e-5  # relative; sums are in another order on GPUs
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What a written tensor is compared with: its plan, the source and the importances."""
+    """The data that a written tensor is compared with: its plan, the source and the importances."""
 
     plan: PlannedTensor
     source: Source

@@ -1,1 +1,1 @@
-"""Runs: streaming tensors from a source through a plan into sinks, and resuming."""
+"""Run quantizations: stream tensors from a source through a plan into sinks, and resume."""

@@ -1,4 +1,4 @@
-"""Writing on a separate thread, in order, so that nothing waits when the disk pauses."""
+"""Write on a separate thread, in order, so that nothing waits when the disk pauses."""
 
 from __future__ import annotations
 

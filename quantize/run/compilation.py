@@ -1,10 +1,10 @@
 """Compile searches and decoders before they are used, in several processes.
 
 The first use of a type on a machine compiles its search, which takes seconds; numba keeps the code
-on disk for later runs. `compile_ahead` asks that cache what is missing and compiles it before a run
-begins, so that compiling is announced and does not count as quantizing. numba holds one lock for
-all threads of a process, so compiling two searches at once takes two processes; they fill the
-cache, from which this process loads the code.
+on disk for later runs. `compile_ahead` compiles what is missing in that cache before a run begins,
+so that compiling is announced and does not count as quantizing. numba holds one lock for all
+threads of a process, so compiling two searches at once takes two processes; they fill the cache,
+from which this process loads the code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def tasks_of_plans(
     lookups: Iterable[ImportanceLookup | None],
     with_devices: bool = False,
 ) -> list[CompileTask]:
-    """Return what a run with these plans does on the CPU."""
+    """Return the tasks of a run with these plans on the CPU."""
     tasks: dict[CompileTask, None] = {}
     for planned, lookup in zip(plans, lookups, strict=True):
         for plan in planned:
@@ -57,7 +57,7 @@ def tasks_of_plans(
 
 
 def tasks_of_types(types: Sequence[str], weighted: Sequence[bool] = (True,)) -> list[CompileTask]:
-    """Return what quantizing to these types and measuring the errors does. Raise
+    """Return the tasks of quantizing to these types and measuring the errors. Raise
     UnsupportedTypeError for a type without a search.
     """
     names = [ggml_type(name).name for name in types]
@@ -75,8 +75,8 @@ def tasks_of_types(types: Sequence[str], weighted: Sequence[bool] = (True,)) -> 
 
 
 def missing_tasks(tasks: Iterable[CompileTask]) -> list[CompileTask]:
-    """Return the tasks that need code that is not compiled yet, the longest first, without those
-    that need nothing but what the others need.
+    """Return the tasks that need code that is not compiled yet, the longest first. Tasks that only
+    need the code of others are left out.
     """
     seen: set[Code] = set()
     found = []
@@ -132,14 +132,14 @@ def _compile(tasks: Sequence[CompileTask], processes: int, progress: CompileProg
                     worker, task = doing.pop(future)
                     if future.result():
                         idle.append(worker)
-                    else:  # its process has ended: this one compiles
+                    else:  # its process has ended, so this one compiles
                         _compile_here(task)
                         idle += [] if idle or doing else [None]
                     progress.compiled(task)
         finally:
             for worker in workers:
                 worker.close()
-    for task in tasks:  # what processes could not store, as on a full disk
+    for task in tasks:  # code that processes could not store, as on a full disk
         _compile_here(task)
 
 

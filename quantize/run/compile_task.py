@@ -1,4 +1,6 @@
-"""What has to be compiled before a run, about how long that takes, and who is told about it."""
+"""The code that has to be compiled before a run, an estimate of the time, and callbacks for
+progress.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ class CompileTask:
         return float(next(found, _OTHER_SECONDS))
 
     def work(self) -> None:
-        """Do it with zeros."""
+        """Do the work on zeros."""
         type = ggml_type(self.type)
         n_cols, rows = type.row_multiple, type.group_rows
         if self.kind == "search":

@@ -1,4 +1,4 @@
-"""Quantizing pieces of tensors on the CPU: read, decode, encode and measure."""
+"""Quantize pieces of tensors on the CPU: read, decode, encode and measure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def work(
     """Return a result for every task of a piece. `reading` gives its rows if they are being read
     already.
 
-    Nothing is measured of bytes that are kept. Without `measure`, errors are measured only where
+    Nothing is measured for bytes that are kept. Without `measure`, errors are measured only where
     values might not fit into the target type.
     """
     info = piece.source

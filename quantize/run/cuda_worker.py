@@ -1,5 +1,4 @@
-"""Quantizing pieces of tensors on GPUs: what a worker thread does with a piece, and the memory it
-uses.
+"""Quantize pieces of tensors on GPUs: the work of a thread on a piece, and the memory that it uses.
 
 Every worker thread of a run holds one piece at a time: it copies rows into pinned memory, has its
 GPU copy, widen, search and measure them on a separate stream, and waits. Several pieces are under

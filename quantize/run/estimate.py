@@ -1,5 +1,4 @@
-"""Estimating the time and memory of a run by trying its own pipeline briefly on rows of its
-tensors.
+"""Estimate the time and memory of a run by briefly running its own pipeline on rows of its tensors.
 
 Tensors are sorted into workloads, whose pieces cost the same per element: the same types before and
 after in every output, with or without importances, the same row length and about the same size of a
@@ -55,8 +54,8 @@ def estimate_run(
     as busy as it is now.
 
     files: paths and bytes of the outputs; one without a name is written next to the first. setup:
-    seconds that the caller's preparations took. Reads some rows, and raises what reading and
-    quantizing them raises, such as NonFiniteError.
+    seconds that the caller's preparations took. Some rows are read. Raise the errors of reading and
+    quantizing them, such as NonFiniteError.
     """
     threads = thread_count(threads)
     before = resident_bytes("VmHWM")
@@ -144,7 +143,7 @@ def workloads_of(
 
 
 class _Trial:
-    """Runs some pieces of workloads.
+    """Run some pieces of workloads.
 
     workers: the number of pieces worked on at a time. filling: seconds until the devices had memory
     for all pieces under way.

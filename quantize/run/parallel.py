@@ -1,4 +1,4 @@
-"""Work on threads whose results are taken in order, so that nothing depends on the number of
+"""Run work on threads and take the results in order, so that nothing depends on the number of
 threads.
 """
 
@@ -21,7 +21,7 @@ def default_threads() -> int:
 
 def thread_count(asked: int) -> int:
     """Return the number of threads to start: `asked`, but at most four per core, as more would only
-    take memory; one per core for 0 or less.
+    cost memory; one per core for 0 or less.
     """
     return min(asked, 4 * default_threads()) if asked > 0 else default_threads()
 

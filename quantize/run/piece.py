@@ -57,7 +57,7 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class PieceTask:
-    """What one output needs of a piece: its rows encoded, or their bytes as they are.
+    """The work on a piece for one output: to encode its rows, or to keep their bytes.
 
     weights: float32[n_cols], or [matrices, n_cols] of a piece for a GPU. encode: None for bytes
     that are kept, and for a piece that a GPU encodes.

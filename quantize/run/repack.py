@@ -1,4 +1,4 @@
-"""Repacking the tensors of a whole model into the row-interleaved form of their type, or back. No
+"""Repack the tensors of a whole model into the row-interleaved form of their type, or back. No
 value changes.
 
 Tensors are repacked if their type has an interleaved form, if the rows of each matrix are a
@@ -27,7 +27,7 @@ from .report import RunProgress, RunReport, TensorReport
 
 PIECE_BYTES = 8 << 20
 _RELEASE_BYTES = 64 << 20  # the source's pages are released after reading so many bytes
-_OLD_FORMS = ("Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8")  # can be undone, but are no longer made
+_OLD_FORMS = ("Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8")  # can be undone, but are no longer written
 
 # The preset of a repacked file, and the presets of plain files that become it, as in
 # `llama-quantize --repack` of ik_llama.cpp. Undoing gives the first of them. All other numbers
@@ -183,8 +183,8 @@ def _share(plan: PlannedTensor, n_bytes: int) -> int:
 def _pieces(
     source: GGUFFile, plan: PlannedTensor
 ) -> Iterator[tuple[None, Callable[[], np.ndarray]]]:
-    """Functions that make the next bytes of the result, one after another, as `results_in_order`
-    takes them.
+    """Yield functions that make the next bytes of the result, one after another, for
+    `results_in_order`.
     """
     info, target = plan.source, plan.target.type
     if plan.kept:

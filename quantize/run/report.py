@@ -114,7 +114,7 @@ class RunProgress(CompileProgress):
 
 
 class ErrorTotals:
-    """Adds up the measurements of a tensor's pieces in order."""
+    """Add up the measurements of a tensor's pieces in order."""
 
     def __init__(self) -> None:
         self.totals, self.largest, self.any = np.zeros(4), 0.0, False
@@ -142,7 +142,7 @@ class ErrorTotals:
 
 
 class PhaseClock:
-    """Seconds that a thread spends in each phase of its work."""
+    """Measure the seconds that a thread spends in each phase of its work."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)

@@ -1,5 +1,5 @@
-"""The key of a run: everything that its output depends on, so that a later run knows whether it may
-resume it.
+"""The key of a run: everything that its output depends on. A later run compares keys to know
+whether it may resume.
 
 Only the fingerprint reads data of the source, some rows of every tensor (see
 `provenance.source_fingerprint`). In addition, every weight file must have the same size and
@@ -76,8 +76,8 @@ def run_key(
 
 
 def changes(before: RunKey, now: RunKey) -> list[str]:
-    """Describe what differs; empty if a run may resume. `nan_to_zero` may be added, as a run that
-    got so far without it had nothing to set to 0.
+    """Describe the differences; empty if a run may resume. Adding `nan_to_zero` is no difference,
+    as the tensors that were finished without it had no values to set to 0.
     """
     found = []
     names = {

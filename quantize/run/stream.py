@@ -1,5 +1,5 @@
-"""A run streams tensors from a source through one plan or several into as many sinks, in pieces of
-rows, on several threads or GPUs.
+"""Stream tensors from a source through one plan or several into as many sinks, in pieces of rows,
+on several threads or GPUs.
 
 Every piece is read and decoded once, by one worker, which quantizes and measures it for every
 output that wants it. Results are taken in order, so the outputs and all sums are the same for any
@@ -44,7 +44,7 @@ RELEASE_BYTES_DEVICE = 1 << 30
 
 
 class TensorWriter(Protocol):
-    """What a run needs of a sink."""
+    """The part of a sink that a run needs."""
 
     def write(self, tensor: TensorInfo, data: np.ndarray) -> object:
         """Append the next bytes of `tensor`; see `Sink.write`."""
@@ -102,7 +102,7 @@ def stream(
 
 
 class _OutputState:
-    """Takes the results for one output in its order."""
+    """Take the results for one output in its order."""
 
     def __init__(self, output: RunOutput):
         self.output, self.totals = output, ErrorTotals()

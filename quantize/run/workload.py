@@ -1,6 +1,4 @@
-"""What is measured of a run before it starts: the cost of its tensors' pieces, and the estimate
-made from them. See `estimate`.
-"""
+"""The measured cost of a run's pieces, and the estimate made from it. See `estimate`."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ class Workload:
 
     @property
     def seconds(self) -> float:
-        """Estimated seconds for all tensors."""
+        """The estimated seconds for all tensors."""
         return self.spent / max(1, self.tried) * self.n_elements
 
 
