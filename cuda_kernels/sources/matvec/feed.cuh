@@ -31,10 +31,23 @@ template <class F, class Rows> struct Feed {
     for (int s = 0; s < SLOTS; s++) fetch(ring + s * G::SLOT);
   }
 
-  __device__ __forceinline__ void aim(const Row& r, int k) {
-    const Geometry g = F::geometry(r.stored, COLS);
-    #pragma unroll
-    for (int p = 0; p < F::STAGED; p++) from[k * F::STAGED + p] = r.base + g.plane[p] + G::offset(p, r.row, chunk);
+  __device__ __forceinline__ void aim(const Row& r, int k) { aim_from<0>(r, F::geometry(r.stored, COLS), k); }
+
+  template <int p> __device__ __forceinline__ void aim_from(const Row& r, const Geometry& g, int k) {
+    if constexpr (p < F::STAGED) {
+      from[k * F::STAGED + p] = r.base + g.plane[p] + G::offset(p, r.row, chunk);
+      aim_from<p + 1>(r, g, k);
+    }
+  }
+
+  // The pieces of plane p and those after it of the stage's row k.
+  template <int p> __device__ __forceinline__ void fetch_from(uint32_t to, int k) {
+    if constexpr (p < F::STAGED) {
+      const uint8_t*& here = from[KEPT ? k * F::STAGED + p : p];
+      G::template fetch<p>(to, here, chunk, lane);
+      if (KEPT) here += chunk < CHUNKS - 1 ? G::step(p) : G::template jump<Rows::EACH>(p, stride);
+      fetch_from<p + 1>(to, k);
+    }
   }
 
   __device__ __forceinline__ void fetch(uint32_t to) {
@@ -47,12 +60,7 @@ template <class F, class Rows> struct Feed {
       #pragma unroll
       for (int k = 0; k < R; k++) {
         if (!KEPT) aim(rows.at(item, k), 0);
-        #pragma unroll
-        for (int p = 0; p < F::STAGED; p++) {
-          const uint8_t*& here = from[KEPT ? k * F::STAGED + p : p];
-          G::fetch(p, to + k * G::ROW, here, chunk, lane);
-          here += chunk < CHUNKS - 1 ? G::step(p) : G::template jump<Rows::EACH>(p, stride);
-        }
+        fetch_from<0>(to + k * G::ROW, k);
       }
     }
     commit_copies();

@@ -10,6 +10,8 @@ constexpr int P = STAGE_STEPS, R = STAGE_ROWS, CHUNKS = (STEPS + P - 1) / P;   /
 // Whether step p of a stage is one of the row's. Known when compiled but for the last stage's.
 DEV bool has_step(int chunk, int p) { return STEPS % P == 0 || p < (STEPS - 1) % P + 1 || chunk < CHUNKS - 1; }
 
+// What differs from plane to plane is a constant of the plane's number, a template parameter: loops over planes are not unrolled
+// where there are many, and then every copy would work it out again.
 template <class F> struct Ring {
   static constexpr int ELEMENTS = P * 32 * F::G;
   CONST int piece(int p) { return F::bytes(p, ELEMENTS); }
@@ -28,29 +30,34 @@ template <class F> struct Ring {
   DEV int64_t offset(int p, int64_t row, int chunk) { return row * F::row_bytes(p) + (F::plane_per_row(p) ? 0 : chunk * piece(p)); }
 
   // Starts the copies of a plane's piece of one row's stage, which begins at `at`; all lanes.
-  DEV void fetch(int p, uint32_t slot, const uint8_t* at, int chunk, int lane) {
+  template <int p> DEV void fetch(uint32_t slot, const uint8_t* at, int chunk, int lane) {
+    constexpr int BEGIN = begin(p), SPACE = space(p), PIECE = piece(p), ROW_BYTES = F::row_bytes(p);
+    constexpr bool ALIGNED = aligned(p), WHOLE = ALIGNED && ROW_BYTES % PIECE == 0, LINES = in_lines(p);
     const int before = (int)((uint64_t)at & 15);
-    if (!aligned(p)) at -= before;
+    if (!ALIGNED) at -= before;
     if (in_line(p)) {
-      copy16(slot + begin(p), at, lane == 0, false);
+      copy16(slot + BEGIN, at, lane == 0, false);
       return;
     }
-    int bytes = piece(p);
-    if (!F::plane_per_row(p) && F::row_bytes(p) % piece(p)) bytes = min(bytes, F::row_bytes(p) - chunk * piece(p));
-    if (!aligned(p)) bytes = (bytes + before + 15) & ~15;
+    int bytes = PIECE;
+    if (!F::plane_per_row(p) && ROW_BYTES % PIECE) bytes = min(bytes, ROW_BYTES - chunk * PIECE);
+    if (!ALIGNED) bytes = (bytes + before + 15) & ~15;
     const uint8_t* from = at + 16 * lane;
-    uint32_t to = slot + begin(p) + 16 * lane;
+    uint32_t to = slot + BEGIN + 16 * lane;
     #pragma unroll
-    for (int i = 0; i < space(p); i += 512) {
-      bool whole = i + 512 <= space(p) && aligned(p) && F::row_bytes(p) % piece(p) == 0;
-      copy16(to + i, from + i, whole || i + 16 * lane < bytes, in_lines(p));
-    }
+    for (int i = 0; i < SPACE; i += 512) copy16(to + i, from + i, (WHOLE && i + 512 <= SPACE) || i + 16 * lane < bytes, LINES);
   }
 
   DEV Stage stage(uint32_t slot, int64_t row, int chunk) {
     Stage s;
-    #pragma unroll
-    for (int p = 0; p < F::STAGED; p++) s.at[p] = slot + begin(p) + (aligned(p) ? 0 : (int)(offset(p, row, chunk) & 15));
+    find(s, slot, row, chunk);
     return s;
+  }
+  template <int p = 0> DEV void find(Stage& s, uint32_t slot, int64_t row, int chunk) {
+    if constexpr (p < F::STAGED) {
+      constexpr int BEGIN = begin(p);
+      s.at[p] = slot + BEGIN + (aligned(p) ? 0 : (int)(offset(p, row, chunk) & 15));
+      find<p + 1>(s, slot, row, chunk);
+    }
   }
 };

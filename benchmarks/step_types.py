@@ -1,0 +1,158 @@
+"""Generation with every type: 128 tokens from an empty context, on random weights of real shapes.
+
+    python benchmarks/step_types.py --json steps.jsonl
+    python benchmarks/step_types.py --shape qwen3-30b-a3b --type IQ3_K Q4_K
+    python benchmarks/step_types.py --json steps.jsonl --table
+
+Without --type, every type that is packed on a device is measured: interleaved types whose packed
+rows are those of their plain type need no row. First the products' kernels are compiled by several
+processes. --json appends every figure to a file as soon as it is measured and does not measure it
+again; --table prints the newest figures of that file and measures nothing. Prints Markdown:
+tokens/s and the share of the limit, which is what the bytes of a token take at 4.3 TB/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+from cuda_runtime import Figures, code, say
+
+COPY_RATE = 4.3e12  # bytes per second, of a large copy on an H200
+
+
+def product_specs(shape_name: str, type_name: str, device: int) -> list:
+    """The products of a step that depend on the type."""
+    from iqforge.cuda_kernels import matvec_plan as mp
+    from iqforge.formats.types import ggml_type
+    from iqforge.runtime.bench.synthetic import SHAPES
+
+    s, type, here = SHAPES[shape_name], ggml_type(type_name), mp.limits(device)
+    if type.is_float:
+        return []
+    wanted = [
+        (mp.NORM_MATVEC, s.width, 1, 3, False),
+        (mp.MATVEC_ADD, s.n_heads * s.head, 1, 1, False),
+    ]
+    if s.n_experts:
+        wanted += [
+            (mp.EXPERT_GATE_UP, s.width, 1, 1, False),
+            (mp.EXPERT_DOWN, s.hidden, s.n_used, 1, False),
+        ]
+    else:
+        wanted += [(mp.GATE_UP, s.width, 1, 1, True), (mp.MATVEC_ADD, s.hidden, 1, 1, True)]
+    return [
+        mp.quantized_spec(type, cols, n, kind, here.plan(type, cols, n, kind), matrices, bf16)
+        for kind, cols, n, matrices, bf16 in wanted
+    ]
+
+
+def compile_one(job: tuple) -> None:
+    from iqforge.cuda_kernels.compile.nvrtc import compile_spec
+
+    compile_spec(*job)
+
+
+def compile_all(rows: list[tuple[str, str]], device: torch.device) -> None:
+    from iqforge.cuda_kernels.compile.launch import architecture, device_index
+
+    index = device_index(device)
+    jobs = {
+        (spec, architecture(index)) for row in rows for spec in product_specs(*row, device=index)
+    }
+    with ProcessPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        list(pool.map(compile_one, jobs))
+
+
+def measure(name: str, args: argparse.Namespace, device: torch.device, figures: Figures) -> None:
+    import iqforge.api
+    from iqforge.runtime.bench.bench import Test, run_test
+    from iqforge.runtime.commands.bench import open_model
+    from iqforge.runtime.commands.bench_flags import OPTIONS
+
+    setting = {option.field: option.default for option in OPTIONS} | {"precision": args.precision}
+    with open_model(iqforge.api, name, True, device, setting, context=args.n_gen) as model:
+        result = run_test(model, Test(n_gen=args.n_gen), repetitions=args.repetitions)
+    speed = sum(result.samples_ts) / len(result.samples_ts)
+    limit = COPY_RATE * speed / result.bytes_per_second if result.bytes_per_second else None
+    figures.add(name, "tg", samples_ts=result.samples_ts, limit_ts=limit)
+
+
+def line(name: str, figures: Figures) -> str:
+    from iqforge.runtime.bench.bench import deviation, mean
+
+    found = figures.known.get((name, "tg"))
+    if not found:
+        return f"| {name} | - | - | - |"
+    speed, limit = mean(found["samples_ts"]), found["limit_ts"]
+    share = f"{100 * speed / limit:.0f} %" if limit else "-"
+    return (
+        f"| {name} | {f'{limit:,.0f}' if limit else '-'} |"
+        f" {speed:,.1f} ± {deviation(found['samples_ts']):.1f} | {share} |"
+    )
+
+
+def main() -> int:
+    from iqforge.cuda_kernels.layouts.table import packed_types
+    from iqforge.formats.types import ggml_type
+    from iqforge.runtime.bench.random_blocks import supported
+    from iqforge.runtime.devices import usable_device
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", nargs="+", default=["llama-8b", "qwen3-30b-a3b"])
+    parser.add_argument("--type", nargs="+")
+    parser.add_argument("--json", metavar="FILE", help="where figures are kept")
+    parser.add_argument("--table", action="store_true", help="measure nothing, print the figures")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("-n", "--n-gen", type=int, default=128)
+    parser.add_argument("-r", "--repetitions", type=int, default=3)
+    args = parser.parse_args()
+    types = args.type or [
+        name
+        for name in packed_types()
+        if supported(ggml_type(name)) and ggml_type(name).name != "F32"
+    ]
+    rows = [
+        (shape, name)
+        for shape in args.shape
+        for name in types
+        if not (shape.startswith("qwen3") and ggml_type(name).is_float)
+    ]
+    about, device = {"precision": args.precision, "n_gen": args.n_gen}, torch.device("cpu")
+    if not args.table:
+        device = usable_device(args.device)
+        on_gpu = device.type == "cuda"
+        about |= {
+            "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+            "code": code(),
+        }
+        if on_gpu:
+            compile_all(rows, device)
+            say("compiled")
+    figures, failed = Figures(args.json, about), 0
+    print("| shape, type | limit | tokens/s | share |\n| --- | --- | --- | --- |", flush=True)
+    for row in rows:
+        name = ":".join(row)
+        try:
+            if not args.table and (name, "tg") not in figures.known:
+                measure(name, args, device, figures)
+        except Exception:  # the other rows are worth having
+            failed += 1
+            traceback.print_exc()
+        print(line(name, figures), flush=True)
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
