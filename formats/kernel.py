@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import os
 import threading
 import types
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from .private_folder import private_folder
+from .private_folder import can_be_written, private_folder
 
 
 @functools.cache
@@ -56,16 +57,27 @@ def _compiled(function: Callable, **options: Any) -> Any:
 
     function.__qualname__ = f"{function.__name__}-{sources_digest()}"
     compile_ = numba.njit(nogil=True, cache=True, error_model="numpy", **options)
-    try:
-        return compile_(function)
-    except RuntimeError:  # neither the folder of the module nor the user's cache can be written
-        with _fallback_lock:
-            chosen = settings.CACHE_DIR
-            settings.CACHE_DIR = str(private_folder() / "numba")
-            try:
-                return compile_(function)
-            finally:
-                settings.CACHE_DIR = chosen
+    if not _without_any_folder(function, settings.CACHE_DIR):
+        try:
+            return compile_(function)
+        except RuntimeError:  # neither the module's folder nor the user's cache can be written
+            pass
+    with _fallback_lock:
+        chosen = settings.CACHE_DIR
+        settings.CACHE_DIR = str(private_folder() / "numba")
+        try:
+            return compile_(function)
+        finally:
+            settings.CACHE_DIR = chosen
+
+
+def _without_any_folder(function: Callable, chosen: str) -> bool:
+    """Return whether the user's cache is the place for code, but there is no home folder: numba
+    would create one named "~" where the command runs.
+    """
+    if chosen or os.environ.get("XDG_CACHE_HOME") or os.path.isabs(os.path.expanduser("~")):
+        return False
+    return not can_be_written(Path(function.__code__.co_filename).parent / "__pycache__")
 
 
 def _internal(function: Callable, **options: bool) -> Any:

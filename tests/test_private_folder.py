@@ -71,6 +71,35 @@ def test_a_command_without_a_writable_home_or_package(tmp_path):
     assert run()[1] == compiled  # the second run found them
 
 
+NO_HOME = """
+import os, pwd
+def unknown(uid):
+    raise KeyError(uid)
+pwd.getpwuid = unknown
+del os.environ["HOME"]
+import numpy as np, iqforge
+assert os.path.expanduser("~") == "~"
+iqforge.decode("Q8_0", np.zeros((1, 34), np.uint8), 32)
+"""
+
+
+def test_a_user_without_a_home_folder(tmp_path):
+    """A container runs with a number that no user has: no folder named "~" is made."""
+    site, scratch, here = (tmp_path / name for name in ("site", "tmp", "here"))
+    unwritable_package(tmp_path)
+    scratch.mkdir()
+    here.mkdir()
+    dropped = ("XDG_CACHE_HOME", "IQFORGE_CACHE_DIR", "NUMBA_CACHE_DIR")
+    environment = {k: v for k, v in os.environ.items() if k not in dropped}
+    environment |= {"PYTHONPATH": str(site), "TMPDIR": str(scratch)}
+    command = [sys.executable, "-c", NO_HOME]
+    done = subprocess.run(
+        command, cwd=here, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(here.iterdir()) and list(scratch.rglob("*.nbc"))
+
+
 def test_kernels_go_there_too(temporary, monkeypatch, caplog):
     monkeypatch.delenv("IQFORGE_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
