@@ -226,12 +226,14 @@ def measure_sensitivity(
     for a path, of `runtime.options.LoadOptions`; they win over `options` and `load`.
 
     - types: to store tensors in, the first that fits; default `probe.PROBE_TYPES`.
+    - force: use an importance matrix that seems to belong to another model.
     - layers (1): replace the same tensor of this many layers together: faster, but less precise.
     - n_ctx (512), chunks (16), batch_tokens (2048): chunks of the text, see `measure_perplexity`.
 
     The result is written to `out` as JSON, for the `damage` of `recipe_for_target`. threads: for
     encoding. progress: called with (probes done, number of probes, the last one).
     """
+    from ..imatrix.belongs import check_belongs
     from ..imatrix.options import SensitivityOptions
     from ..quantize.plan.sensitivity import save_probes
     from ..quantize.report.probe import PROBE_TYPES, probe_groups
@@ -249,6 +251,8 @@ def measure_sensitivity(
     ):
         if out is not None:
             refuse_same_file(out, [*opened.source.files, *([path] if path else [])])
+        if loaded is not None:
+            loaded = check_belongs(loaded, opened.source.tensors, force=o.force)
         base = os.path.join(folder, "base.kld")
         measure_perplexity(
             opened,

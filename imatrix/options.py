@@ -135,3 +135,6 @@ class SensitivityOptions(ChunkOptions):
         help="replace a tensor of N layers at a time: faster, and tells less",
     )
     types: tuple[str, ...] = option((), kind=str, many=True)
+    force: bool = option(
+        False, "--force", help="use an importance matrix that seems to belong to another model"
+    )

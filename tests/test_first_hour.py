@@ -81,6 +81,19 @@ def test_a_folder_as_a_text(tmp_path, capsys):
         assert f"{tmp_path}: is a folder, expected a UTF-8 text file" in capsys.readouterr().err
 
 
+def test_what_is_no_importance_matrix_is_named(tmp_path, capsys):
+    (empty := tmp_path / "empty.dat").write_bytes(b"")
+    for path, message in ((tmp_path, "is a folder, expected"), (empty, "is empty, expected")):
+        for words in (
+            ["quantize", "--imatrix", str(path), "m.gguf", "Q8_0"],
+            ["imatrix-coverage", str(path)],
+            ["imatrix", "--show-statistics", "--in-file", str(path)],
+            ["imatrix-compare", str(path), str(path)],
+        ):
+            assert main(words) == 1
+            assert f"{path}: {message} an importance matrix" in capsys.readouterr().err, words
+
+
 def run_in_c_locale(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "iqforge", *words],

@@ -327,7 +327,7 @@ def dat(
 @pytest.mark.parametrize(
     "content, error, message",
     [
-        (b"", TruncatedFileError, "number of entries"),
+        (b"", TruncatedFileError, "is empty"),
         (dat(n_entries=-1), ImatrixError, "number of entries would be -1"),
         (dat(n_entries=0), ImatrixError, "number of entries would be 0"),
         (b"The room was quiet.\n", ImatrixError, "not an importance matrix: .*text 'The room was"),

@@ -259,7 +259,10 @@ def test_measuring_refuses_unless_forced(model, tmp_path, capsys):
     shorter = {name: e for name, e in given.entries.items() if name.startswith("blk.0")}
     save_imatrix(replace(given, entries=shorter), path := str(tmp_path / "short.gguf"))
     iqforge.quantize_model(model, quantized := tmp_path / "q.gguf", "Q4_0", threads=1)
+    (text := tmp_path / "text.txt").write_text("a bad cab " * 200)
+    probe = ["-c", "16", "--chunks", "2", "--layers", "2", "--type", "Q8_0"]
     for words in (
+        ["sensitivity", "-m", str(model), "-f", str(text), *probe, "-o", str(tmp_path / "s.json")],
         ["quantize-stats", str(model), "--type", "Q4_0", "--rows", "2"],
         ["validate", str(quantized), "--against", str(model)],
     ):

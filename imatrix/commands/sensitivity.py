@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="types to store tensors in, the first that fits (default: IQ3_K IQ4_NL)",
     )
-    SensitivityOptions.add_flags(parser, only=("layers",))
+    SensitivityOptions.add_flags(parser, only=("layers", "force"))
     add_load_flags(parser, without=PLACEMENT)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ...errors import NotFoundError, UsageError
+from ...errors import ImatrixError, NotFoundError, TruncatedFileError, UsageError
 from ..data import Imatrix
 from .dat import load_dat, save_dat
 from .gguf import load_gguf, save_gguf
@@ -21,8 +21,12 @@ def load_imatrix(path: str | os.PathLike) -> Imatrix:
             magic = file.read(4)
     except FileNotFoundError:
         raise NotFoundError("no such importance matrix", file=path) from None
+    except IsADirectoryError:
+        raise ImatrixError("is a folder, expected an importance matrix", file=path) from None
     except OSError as error:
         raise NotFoundError(f"cannot be read: {error.strerror}", file=path) from None
+    if not magic:
+        raise TruncatedFileError("is empty, expected an importance matrix", file=path)
     return load_gguf(path) if magic == b"GGUF" else load_dat(path)
 
 
