@@ -1,4 +1,5 @@
-"""KL divergence of types chosen for a size, beside that of every preset, as Markdown tables.
+"""Compare the KL divergence of types chosen for a size with that of every preset, as Markdown
+tables.
 
     iqforge convert CHECKPOINT --outfile MODEL.gguf --outtype bf16
     iqforge imatrix -m MODEL.gguf -f wiki.valid.txt -o MODEL.dat --chunks 100
@@ -56,7 +57,7 @@ Plan = dict[str, str]  # types of the tensors that change
 
 
 class Laboratory:
-    """One model, in which plans are tried, and what is known of them so far."""
+    """One model in which plans are tried, with the results so far."""
 
     def __init__(self, model, imatrix: str, text: str, chunks: int, work: str):
         self.model, self.imatrix, self.work = model, load_imatrix(imatrix), work
@@ -117,7 +118,7 @@ class Laboratory:
 
 
 def presets(laboratory: Laboratory, names: list[str]) -> list[tuple[str, int, float]]:
-    """Return (name, bytes, divergence), by size; those that cannot be made of the model are left
+    """Return (name, bytes, divergence), by size; presets that the model cannot have are left
     out.
     """
     found = []
@@ -136,7 +137,9 @@ def presets(laboratory: Laboratory, names: list[str]) -> list[tuple[str, int, fl
 
 
 class Chooser:
-    """What `iqforge.recipe_for_target` does, with the errors measured once for all sizes."""
+    """Choose types as `iqforge.recipe_for_target` does, with the errors measured once for all
+    sizes.
+    """
 
     def __init__(self, laboratory: Laboratory, path: str):
         source, self.laboratory = laboratory.model.source, laboratory
@@ -155,7 +158,7 @@ class Chooser:
         self.free, self.facts = free, ModelFacts.of(source.metadata, source.tensors)
 
     def choose(self, budget: int, damage: str | None) -> tuple[Plan, float]:
-        """Types for so many bytes, and the divergence predicted for them."""
+        """Return the types for a number of bytes, and the divergence predicted for them."""
         sensitivities = (
             Sensitivities.load(damage, self.free, self.facts)
             if damage

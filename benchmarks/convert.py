@@ -1,5 +1,5 @@
-"""Speed and peak resident memory of converting a synthetic bf16 checkpoint, beside copying its
-files on the same disk.
+"""Measure the speed and peak resident memory of converting a synthetic bf16 checkpoint, compared
+with copying its files on the same disk.
 
     python benchmarks/convert.py --gigabytes 8 --largest 2 --dir /data --outtype bf16
 
@@ -61,7 +61,7 @@ def shapes(total_bytes: int, largest_bytes: int) -> tuple[dict[str, tuple[int, .
 def write_checkpoint(
     folder: Path, total_bytes: int, largest_bytes: int, shard_bytes: int = 4 << 30
 ) -> int:
-    """Returns the bytes of tensor data."""
+    """Write a checkpoint. Return the bytes of tensor data."""
     tensors, n_layers, n_vocab = shapes(total_bytes, largest_bytes)
     config = {
         "architectures": ["LlamaForCausalLM"],

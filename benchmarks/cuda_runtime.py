@@ -1,4 +1,4 @@
-"""The table of docs/benchmarks/cuda.md: prompts of 2048 tokens (-ub 2048) and 128 tokens of
+"""Measure the table of docs/benchmarks/cuda.md: prompts of 2048 tokens (-ub 2048) and 128 tokens of
 generation on random weights of real shapes.
 
     python benchmarks/cuda_runtime.py
@@ -12,7 +12,7 @@ each row in its own process, so that a failure does not affect the others. --jso
 figure to a file as soon as it is measured and does not measure it again; --table prints the newest
 figures of that file and measures nothing.
 
-Prints Markdown: the reference's figures, and our speed with its share of the device's limit.
+The output is Markdown: the reference's figures, and our speed with its share of the device's limit.
 Figures in the file are tied to the device and to the sources they were measured with (`code`), so
 an interrupted run resumes, and figures of other kernels never enter the table.
 """
@@ -70,13 +70,13 @@ HEADER = (
 
 
 class Figures:
-    """What was measured: one dictionary per row and test, appended to a file of JSON lines as it
-    comes.
+    """The measurements: one dictionary per row and test, appended to a file of JSON lines at
+    once.
     """
 
     def __init__(self, path: str | None, about: dict):
         self.path, self.about, self.known = path, about, {}
-        self.cut_off = False  # the last line has no end
+        self.cut_off = False  # the last line is incomplete
         if path and os.path.exists(path):
             with open(path) as file:
                 for line in file:
@@ -110,7 +110,7 @@ def _parsed(line: str) -> dict | None:
 
 
 def code() -> str:
-    """Names the sources that speed depends on."""
+    """Return a name for the sources that speed depends on."""
     import iqforge
 
     folder, digest = Path(iqforge.__file__).parent, hashlib.sha256()
@@ -122,7 +122,7 @@ def code() -> str:
 
 
 def measure(row: Row, args: argparse.Namespace, device: torch.device, figures: Figures) -> None:
-    """The figures of a row that are not there yet."""
+    """Measure the figures of a row that are missing."""
     import iqforge.api
     from iqforge.runtime.bench.bench import Test, run_test
     from iqforge.runtime.commands.bench import open_model
@@ -167,7 +167,7 @@ def measure(row: Row, args: argparse.Namespace, device: torch.device, figures: F
 
 
 def table_line(row: Row, figures: Figures) -> str:
-    """A line of the table; a figure that is not there is a dash."""
+    """Return a line of the table. A missing figure is a dash."""
     from iqforge.runtime.bench.bench import deviation, mean
 
     ours, shares = [], []
@@ -236,7 +236,7 @@ def main() -> int:
     failed = 0
     for row in rows:
         if args.apart and not args.table:
-            # Of a flag given twice both are meant, so the row's come alone.
+            # Repeated flags add up, so the flags of the row replace those given.
             words = [word for word in sys.argv[1:] if word != "--apart"]
             words = _without(_without(words, "--shape"), "--type") + [
                 "--shape",
@@ -251,7 +251,7 @@ def main() -> int:
         try:
             if not args.table:
                 measure(row, args, device, figures)
-        except Exception:  # the other rows are worth having
+        except Exception:  # the other rows are still measured
             failed += 1
             traceback.print_exc()
         print(table_line(row, figures), flush=True)

@@ -1,4 +1,5 @@
-"""What `iqforge quantize --dry-run` says of time and peak memory, beside what the run then takes.
+"""Compare the time and peak memory that `iqforge quantize --dry-run` predicts with those of the
+run.
 
     python benchmarks/estimate.py --model mini-llama-bf16.gguf --type IQ4_K Q4_K_M IQ3_KT Q8_0 \\
         --gigabytes 2 --repeat 3 --dir /tmp
@@ -6,8 +7,8 @@
 For every model and type a dry run and a run take turns, each in a separate process; medians are
 printed with their ratio. With --gigabytes a synthetic bf16 file (random values, as
 benchmarks/memory.py writes) is measured too. A dry run before the first one compiles what is not
-compiled yet and does not count. --cpu takes the seconds of the process on all cores for the
-clock's, in the trial and in the run, which other programs on the machine hardly change.
+compiled yet and does not count. --cpu measures CPU seconds of the process on all cores instead of
+the time, in the trial and in the run. Other programs on the machine hardly change them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""How long `iqforge quantize --device cuda` takes for a model of the shape of Llama 8B, whole
-command, and what limits it.
+"""Measure how long `iqforge quantize --device cuda` takes for a model of the shape of Llama 8B, and
+what limits it.
 
     python benchmarks/gpu_quantize.py --dir /dev/shm --type IQ4_K IQ2_KS --device cuda:0 cuda
 
-Writes a bf16 GGUF file of random values (16 GB; fewer with --layers) and an importance matrix into
---dir, then runs the command on it in separate processes: for each type first with an empty
+It writes a bf16 GGUF file of random values (16 GB; fewer with --layers) and an importance matrix
+into --dir, then runs the command on it in separate processes: for each type first with an empty
 cache of compiled code (cold, on the first of --device), then --repeat times on each of --device
-(warm). Prints the times, where the seconds went, the digest of the outputs, which must agree for a
-type, and beside them what reading the input and writing an output of 4.5 bits per weight alone
-take. Without a GPU, `--device cpu --layers 1` shows that it works.
+(warm). It prints the times, their parts, and the digest of the outputs, which must agree for a
+type. For comparison it prints how long reading the input and writing an output of 4.5 bits per
+weight take alone. Without a GPU, `--device cpu --layers 1` shows that it works.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def llama_8b(layers: int) -> list[TensorInfo]:
 
 
 def write_model(path: Path, tensors: list[TensorInfo]) -> None:
-    """Random values: pieces of one Gaussian tile, from another place each time, so that no two rows
-    of a tensor are alike.
+    """Write random values: pieces of one Gaussian tile, from another place each time, so that no
+    two rows of a tensor are equal.
     """
     random = np.random.default_rng(1)
     tile = random.standard_normal(48 << 20, dtype=np.float32) * np.float32(0.02)
@@ -100,7 +100,7 @@ def seconds(work, *arguments) -> float:
 
 
 def read_file(path: Path, threads: int) -> None:
-    """Read all of it into small buffers, on several threads."""
+    """Read the whole file into small buffers, on several threads."""
     size, fd = path.stat().st_size, os.open(path, os.O_RDONLY)
 
     def read(part: int) -> None:
@@ -126,7 +126,7 @@ def digest(path: Path) -> str:
 
 
 def run(command: list[str], environment: dict[str, str]) -> tuple[float, list[str]]:
-    """Seconds of the whole process, and what it said of itself."""
+    """Return the seconds of the whole process, and what it printed."""
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     spent = time.perf_counter() - started

@@ -1,14 +1,14 @@
-"""Speed of collecting an importance matrix beside plain perplexity, and what is made of experts
-that saw few tokens.
+"""Compare the speed of collecting an importance matrix with plain perplexity, and measure the
+treatment of experts that saw few tokens.
 
     python benchmarks/imatrix.py speed MODEL.gguf TEXT [--chunks 24] [--rounds 5]
     python benchmarks/imatrix.py cold MODEL.gguf TEXT [--trials 20]
 
-`speed` runs both in turn, several times. Seconds are those of all CPU threads together (they depend
-less on what else the machine does); the ratio is the median over rounds.
+`speed` runs both in turn, several times. Seconds are CPU seconds of all threads, which depend less
+on other programs; the ratio is the median over rounds.
 
-`cold` collects from many short pieces of the text, and holds what is written of cold experts
-against what the same experts saw of the whole rest of the text: cosines of the means, averaged over
+`cold` collects from many short pieces of the text. It compares what is written for cold experts
+with what the same experts saw in the whole rest of the text: cosines of the means, averaged over
 experts, by how many tokens of the piece the expert saw.
 """
 

@@ -1,8 +1,9 @@
-"""Peak memory and time of the commands on importance matrix files of the size of DeepSeek V3's.
+"""Measure peak memory and time of the commands on importance matrix files of the size of DeepSeek
+V3's.
 
     python benchmarks/imatrix_memory.py
 
-Makes two files of 1 GB (58 layers of 256 experts, 7168 and 2048 columns) in a temporary folder,
+It makes two files of 1 GB (58 layers of 256 experts, 7168 and 2048 columns) in a temporary folder,
 which takes 5 GB.
 """
 

@@ -1,4 +1,4 @@
-"""Matrix-vector kernels on their own: each product of a layer, repeated over other weights in a
+"""Measure matrix-vector kernels alone: each product of a layer, repeated over other weights in a
 graph, and all layers in a chain.
 
     python benchmarks/matvec.py --shape llama-8b qwen3-30b-a3b --type IQ4_K Q4_K
@@ -102,7 +102,7 @@ class Products:
 
 
 def microseconds(launch, n: int) -> float:
-    """Of one of n launches in a graph; the median of seven replays."""
+    """Return the microseconds of one of n launches in a graph: the median of seven replays."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for i in range(n):

@@ -1,10 +1,10 @@
-"""Peak resident memory and speed of quantizing a synthetic bf16 GGUF file that is larger than its
-share of memory.
+"""Measure peak resident memory and speed of quantizing a synthetic bf16 GGUF file that is larger
+than its share of memory.
 
     python benchmarks/memory.py --gigabytes 4 --largest 1 --type IQ4_K --dir /tmp
 
-Writes the file (random values, tensors of at most --largest GB), runs `iqforge quantize` on it in a
-separate process and prints what the kernel says of that process.
+It writes the file (random values, tensors of at most --largest GB), runs `iqforge quantize` on it
+in a separate process and prints the kernel's figures of that process.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ N_COLS = 4096
 
 
 def write_model(path: str, total_bytes: int, largest_bytes: int) -> None:
-    """A GGUF file of about total_bytes: one tensor of largest_bytes, the rest in tensors of an
-    eighth of that.
+    """Write a GGUF file of about total_bytes: one tensor of largest_bytes, the rest in tensors of
+    an eighth of that.
     """
     sizes = [largest_bytes]
     while sum(sizes) < total_bytes:

@@ -1,5 +1,5 @@
-"""Every preset on one model: size, perplexity, and whether types and sizes are those that the
-reference's tool would choose.
+"""Measure every preset on one model: size, perplexity, and whether types and sizes are those of the
+reference's tool.
 
     python benchmarks/presets.py MODEL.gguf --imatrix F --text wiki.test.txt [--chunks 8] \\
         [--reference llama-quantize] [--preset P ...]
@@ -37,7 +37,9 @@ _LINE = re.compile(
 
 
 def planned_by(tool: str, model: str, preset: str, imatrix: str | None) -> dict[str, str | None]:
-    """Type names by tensor, as the reference's dry run prints them; None for what it keeps."""
+    """Return type names by tensor, as the reference's dry run prints them; None for tensors that it
+    keeps.
+    """
     command = [
         tool,
         "--dry-run",
@@ -53,7 +55,7 @@ def planned_by(tool: str, model: str, preset: str, imatrix: str | None) -> dict[
 
 
 def compared(tool: str, model: str, preset: str, imatrix: str | None, out: str) -> str:
-    """Whether the file `out` has the types and the bytes of the reference's plan."""
+    """Say whether the file `out` has the types and the bytes of the reference's plan."""
     plan = planned_by(tool, model, preset, imatrix)
     with open_gguf(model) as source, open_gguf(out) as result:
         wanted = {

@@ -1,10 +1,10 @@
-"""Perplexity and KL divergence of a model quantized to several types, as a Markdown table.
+"""Measure perplexity and KL divergence of a model quantized to several types, as a Markdown table.
 
     python benchmarks/quality.py MODEL.gguf --imatrix F --text wiki.test.txt \\
         [--reference reference.json] [--type T ...]
 
 Every type is written with --pure, token embeddings and output at Q8_0, and compared with MODEL on
-the text. With a reference file (`types: {name: {mean_kld, ppl}}`) its figures are printed beside
+the text. With a reference file (`types: {name: {mean_kld, ppl}}`) its figures are printed next to
 ours.
 """
 

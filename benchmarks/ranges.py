@@ -1,10 +1,10 @@
-"""Ranges of a file from a server on the same machine, through iqforge's client and through the
-HTTP session of huggingface_hub.
+"""Time reading ranges of a file from a server on the same machine, with iqforge's client and with
+the HTTP session of huggingface_hub.
 
     python benchmarks/ranges.py
 
-Reads ranges of 4 MiB over several connections, as a conversion from the Hub does. Prints the
-seconds and the CPU seconds of the reading process for each round; the server is another process.
+It reads ranges of 4 MiB over several connections, as a conversion from the Hub does, and prints the
+seconds and the CPU seconds of the reading process for each round. The server is another process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from iqforge.convert.hub.http_ranges import RangeClient
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves ranges of a file of zeros, of any size, over connections that are kept."""
+    """Serve ranges of a file of zeros, of any size, over connections that are kept open."""
 
     protocol_version = "HTTP/1.1"
     size, zeros = 0, bytes(BLOCK_BYTES)

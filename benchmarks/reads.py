@@ -1,11 +1,11 @@
-"""How fast a device reads weights in the way that decode steps do: through rings of cp.async, a
-piece of codes and a piece of scales in turn.
+"""Measure how fast a device reads weights as decode steps do: through rings of cp.async, a piece of
+codes and a piece of scales in turn.
 
     python benchmarks/reads.py
 
 Each warp copies its own rows, piece by piece, into its ring in shared memory; the scales of a piece
 are in another plane. Nothing is multiplied. The runs differ in the L2 prefetch hint, the length of
-the pieces and the size of the ring. Prints microseconds and TB/s of one launch in a graph of
+the pieces and the size of the ring. The output is microseconds and TB/s of one launch in a graph of
 several, over more bytes than the caches hold.
 """
 
@@ -84,12 +84,12 @@ class Reads:
         self.out = torch.zeros(1, dtype=torch.int32, device="cuda")
         self.device = torch.cuda.current_device()
         self.blocks = torch.cuda.get_device_properties(self.device).multi_processor_count
-        self.kernels = []  # which stay, as `launch` knows them by their handles
+        self.kernels = []  # kept alive, as `launch` identifies them by their handles
         core.Device(self.device).set_current()
 
     def __call__(self, megabytes: int, **macros: int) -> tuple[float, float]:
-        """Microseconds of a launch that reads so many megabytes of codes, and TB/s, scales
-        included.
+        """Return the microseconds of a launch that reads this many megabytes of codes, and TB/s,
+        including scales.
         """
         slot = macros["PIECE"] + -(-macros["SCALES"] // 16) * 16
         macros |= {

@@ -1,9 +1,11 @@
-"""Relative quantization errors beside the reference's, on its own sources, as a Markdown table.
+"""Compare relative quantization errors with the reference's, on its own sources, as a Markdown
+table.
 
     python benchmarks/rmse.py
 
 Root mean square errors relative to the source, weighted by the importances where there are any
-(im). Ratios below 1: ours is smaller. Needs the reference data: IQFORGE_SHARED or ../shared.
+(im). With a ratio below 1, ours is smaller. The reference data is needed: IQFORGE_SHARED or
+../shared.
 """
 
 from __future__ import annotations

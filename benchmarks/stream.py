@@ -1,17 +1,17 @@
-"""Quantizing a file that is larger than its share of memory: speed, peak resident memory and how
-busy the cores are.
+"""Quantize a file that is larger than its share of memory, and measure speed, peak resident memory
+and how busy the cores are.
 
     python benchmarks/stream.py --gigabytes 16 --largest 2 --type Q4_K --dir /tmp \\
         --reference llama-quantize
 
-Writes a bf16 GGUF file (random values, one tensor of --largest GB, the others an eighth of it),
+It writes a bf16 GGUF file (random values, one tensor of --largest GB, the others an eighth of it),
 runs `iqforge quantize` on it in a separate process and, if one is named, the reference's program
 with as many threads; then --kills times the same run, killed at random moments and resumed, whose
-file must be the same. Prints lines for docs/benchmarks/memory.md.
+file must be the same. It prints lines for docs/benchmarks/memory.md.
 
 "own CPU" is user and system time of the process over (wall time x cores), from its start to the
-last sync; "idle" is how much of all cores' time nobody used meanwhile, waiting for the disk
-included. On a machine with other work the first says little, the second all.
+last sync; "idle" is the share of all cores' time that was unused meanwhile, including waits for the
+disk. On a machine with other work the first figure says little, the second everything.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Measured:
 
 
 def run(command: list[str], cores: int) -> Measured:
-    """A command that must succeed."""
+    """Run a command that must succeed."""
     idle, load, started = idle_seconds(), os.getloadavg()[0], time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -57,7 +57,7 @@ def run(command: list[str], cores: int) -> Measured:
 
 
 def idle_seconds() -> float:
-    """Of all cores together, since the machine started."""
+    """Return the idle seconds of all cores together, since the machine started."""
     with open("/proc/stat", encoding="ascii") as file:
         fields = file.readline().split()
     return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")

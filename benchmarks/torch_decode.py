@@ -1,10 +1,10 @@
-"""Speed of `decode_torch` on one device, and whether its bits are those of the stored digests, as a
-Markdown table.
+"""Measure the speed of `decode_torch` on one device, and check its bits against the stored digests,
+as a Markdown table.
 
     python benchmarks/torch_decode.py cuda [ROWS]
 
-Millions of elements a second with bytes and results in the device's memory, best of five, on ROWS
-rows of 4096 elements. The environment sets the number of torch's threads.
+Figures are millions of elements a second with bytes and results in the device's memory, best of
+five, on ROWS rows of 4096 elements. The environment sets the number of torch's threads.
 """
 
 from __future__ import annotations

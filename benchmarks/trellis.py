@@ -1,10 +1,10 @@
-"""Trellis types: weighted errors beside the reference's, and what differs between a GPU's bytes and
-the CPU's. Markdown tables.
+"""Compare weighted errors of trellis types with the reference's, and a GPU's bytes with the CPU's,
+as Markdown tables.
 
     python benchmarks/trellis.py [--device cuda]
 
 Root mean square errors relative to the source, weighted by the importances (im), of the values that
-matrix products use. Needs the reference data: IQFORGE_SHARED or ../shared.
+matrix products use. The reference data is needed: IQFORGE_SHARED or ../shared.
 """
 
 from __future__ import annotations

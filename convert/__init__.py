@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints as a `Source` of GGUF tensors."""
+"""Read Hugging Face checkpoints as sources of GGUF tensors."""

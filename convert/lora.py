@@ -1,5 +1,5 @@
-"""LoRA adapters as a `Source`: each pair becomes `<tensor>.lora_a` and `<tensor>.lora_b` of the
-base model's GGUF tensor.
+"""Read LoRA adapters as a `Source`: each pair becomes `<tensor>.lora_a` and `<tensor>.lora_b` of
+the base model's GGUF tensor.
 
 A runtime adds alpha / r * lora_b lora_a, with lora_a [r, n_in] and lora_b [n_out, r]. The rows of B
 are moved as the base model's conversion moves the rows of the weight, and the columns of A as it
@@ -35,7 +35,7 @@ from .tensors.stored import StoredTensor, TensorRows
 
 
 class AdapterSource(RowsSource):
-    """Reads the adapter in folder `path` as a GGUF file. Types are those it is stored in.
+    """Read the adapter in folder `path` as a GGUF file, in the types in which it is stored.
 
     `base`: the folder with the base model's config.json (default: the one that the adapter names,
     if it is a folder); its weights are not needed. `name`: `general.name`.

@@ -1,4 +1,4 @@
-"""The path of a converted model when the user gives a folder, a pattern or nothing."""
+"""Choose the path of a converted model when the user gives a folder, a pattern or nothing."""
 
 from __future__ import annotations
 

@@ -14,9 +14,7 @@ from ..formats.options import Options, option
 
 @dataclass(frozen=True)
 class ConvertOptions(Options):
-    """What a conversion writes besides tensors, and into which files; see
-    `iqforge.convert_model`.
-    """
+    """Options for the files and the metadata of a conversion; see `iqforge.convert_model`."""
 
     split_max_tensors: int | None = option(
         None,

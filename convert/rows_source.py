@@ -1,5 +1,5 @@
-"""What checkpoints and adapters share as a `Source`: rows of their output tensors by name, and
-their files.
+"""The common part of checkpoints and adapters as a `Source`: rows of their output tensors by name,
+and their files.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class RowsSource(Source):
         self._rows: dict[str, TensorRows] = {tensor.info.name: tensor.rows for tensor in mapped}
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
-        """Return uint8[stop - start, row_bytes] of the stored type. Only the stored rows that these
-        are made of are read.
+        """Return uint8[stop - start, row_bytes] of the stored type. Only the stored rows that are
+        needed are read.
         """
         rows = self._of(tensor)
         if not 0 <= start <= stop <= rows.n_rows:

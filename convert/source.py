@@ -1,5 +1,5 @@
-"""A checkpoint as a `Source`: GGUF names, shapes and metadata first, rows of the stored weights on
-demand.
+"""Read a checkpoint as a `Source`: GGUF names, shapes and metadata first, rows of the stored
+weights on demand.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ QUANTIZATION_VERSION = 2  # version of the block formats in ggml
 
 
 class CheckpointSource(RowsSource):
-    """Reads a Hugging Face checkpoint as a GGUF file. Types are those in which the weights are
-    stored.
+    """Read a Hugging Face checkpoint as a GGUF file, in the types in which its weights are stored.
 
     `pre` names the pre-tokenizer, by default it is derived; `name` overrides `general.name`;
     `layout` are the fields of `LayoutOptions`. `metadata["general.file_type"]` is the one for

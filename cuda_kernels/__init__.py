@@ -1,3 +1,3 @@
-"""CUDA C++ sources of the runtime, what compiles and launches them, and thin functions of torch
-tensors over them.
+"""CUDA C++ sources of the runtime, the code that compiles and launches them, and thin functions of
+torch tensors over them.
 """

@@ -1,5 +1,5 @@
-"""`iqforge kernels`: what there is to compile for CUDA devices, what is compiled, and compiling it
-ahead of time.
+"""`iqforge kernels`: list the kernels for CUDA devices and what is compiled, and compile them ahead
+of time.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def asked_architectures(text: str | None) -> list[str]:
-    """Return what `--arch` names; nothing without it."""
+    """Return the architectures that `--arch` names; none without it."""
     if not text:
         return []
     return list(ARCHITECTURES) if text == "all" else text.split(",")
@@ -101,8 +101,8 @@ def _compile(args: argparse.Namespace, archs: list[str], api) -> None:
 
 
 def print_table(specs: list[tuple[str, KernelSpec]], archs: list[str]) -> None:
-    """One line per spec: its module, how many kernels it has, and per architecture the size of the
-    compiled code.
+    """Print a line per spec: its module, the number of kernels and, per architecture, the size of
+    the compiled code.
     """
     cells, total, done = [["name", "of", "kernels", *archs]], 0, 0
     for module, spec in specs:

@@ -1,5 +1,5 @@
-"""Matrix-vector products on packed matrices, 1 to 8 rows of float32 activations: what generates
-tokens one after the other.
+"""Matrix-vector products on packed matrices with 1 to 8 rows of float32 activations, for decode
+steps.
 
     # out = W rms_norm(h)
     norm_matvec(h, norm_weight, eps, [q, k, v], [out_q, out_k, out_v])
@@ -15,7 +15,7 @@ With quantized matrices activations are rounded to 8 bits with a scale per 32 (a
 scale stays float32); products of bytes are added exactly, the rest in float32, in an order that
 follows from shapes and device alone. With F32, F16 and BF16 matrices everything is float32. Nothing
 is allocated, so calls can be captured into a CUDA graph; with `pdl` a kernel loads its first
-weights while the one in front of it still runs.
+weights while the previous one still runs.
 """
 
 from __future__ import annotations
@@ -299,8 +299,8 @@ def expert_down_add(
 ) -> None:
     """Compute h float32[n, rows] += sum over slots of weights[n, slot] * (down_e times x[n, slot])
     for x float32[n, k, cols], experts e = ids int32[n, k] and weights float32[n, k]. A slot with a
-    negative id adds nothing; slots are summed in ascending order. Follows `expert_gate_up`: ids and
-    weights are read while that still runs.
+    negative id adds nothing; slots are summed in ascending order. This kernel follows
+    `expert_gate_up`, and reads ids and weights while that still runs.
 
     Raise ShapeError for tensors that do not fit, UnsupportedTypeError for matrices of floats. Ids
     are not checked.

@@ -1,5 +1,5 @@
-"""How a matrix-vector product is cut up, from shapes and device alone, and the kernel spec of each
-cut. See matvec/feed.cuh.
+"""Plan how a matrix-vector product is divided among warps and stages, from shapes and device alone,
+and return the kernel spec of each plan. See matvec/feed.cuh.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ RESERVED = (
 
 @dataclass(frozen=True)
 class MatvecPlan:
-    """`steps` of 32 granules make a row; a stage is `stage_steps` of them of `stage_rows` rows;
-    each of `warps` warps has `slots` stages on their way. `shared`: bytes of shared memory of a
-    block. `resident`: blocks whose registers fit on a multiprocessor at once.
+    """`steps` of 32 granules make a row. A stage is `stage_steps` of them of `stage_rows` rows.
+    Each of `warps` warps has `slots` stages in flight. `shared`: bytes of shared memory of a block.
+    `resident`: blocks whose registers fit on a multiprocessor at once.
     """
 
     steps: int
@@ -251,8 +251,9 @@ def limits(device: int) -> DeviceLimits:
 
 
 def sample_specs() -> list[KernelSpec]:
-    """One row length for each kind of kernel and type, as any other is compiled when it is met: for
-    types with their own format as the layers of a model ask for them, and for eight rows once.
+    """Return specs of one row length for each kind of kernel and type, as others are compiled on
+    first use: for types with their own format in the forms that the layers of a model need, and
+    once for eight rows.
     """
     found, limit = [], 99 << 10
     for name in packed_types():

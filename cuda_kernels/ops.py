@@ -1,12 +1,11 @@
-"""Packed matrices as torch sees them: made from the bytes of a file, decoded as a whole or by
-rows.
+"""Packed matrices at torch level: made from the bytes of a file, decoded as a whole or by rows.
 
     # pieces: host arrays uint8[k, row_bytes], in order of rows
     m = pack_matrix("IQ4_K", pieces, rows, cols, 1, "cuda")
     w = decode_matrix(m, torch.bfloat16)               # [rows, cols]
     x = decode_rows(embedding, tokens, torch.float32)  # [len(tokens), cols]
 
-Everything also works on the CPU, by torch and the codecs of `formats/`, as a reference.
+Everything also works on the CPU, with torch and the codecs of `formats/`, as a reference.
 """
 
 from __future__ import annotations
@@ -37,8 +36,10 @@ _FUNCTIONS = {
     torch.bfloat16: "dequantize_bf16",
 }
 _THREADS = 256
-_PIECE_BYTES = 16 << 20  # on their way to the device at a time; two of these are pinned
-_COPIERS = min(4, os.cpu_count() or 1)  # threads: one copies slower than the bus to the device
+_PIECE_BYTES = 16 << 20  # copied to the device at a time; two such buffers are pinned
+_COPIERS = min(
+    4, os.cpu_count() or 1
+)  # threads: one thread copies more slowly than the bus to the device
 
 
 def specs() -> list[KernelSpec]:
@@ -165,7 +166,7 @@ def _staged(parts: Iterator[np.ndarray], device: torch.device) -> Iterator[torch
         with torch.cuda.device(device):
             if buffers[n % 2].numel() < part.size:
                 buffers[n % 2] = torch.empty(part.size, dtype=torch.uint8, pin_memory=True)
-            copied[n % 2].synchronize()  # what was in the buffer has left it
+            copied[n % 2].synchronize()  # the previous contents have left the buffer
             pinned = buffers[n % 2][: part.size]
             into = pinned.numpy().reshape(part.shape)
             codec.in_pieces(
@@ -182,7 +183,7 @@ def _staged(parts: Iterator[np.ndarray], device: torch.device) -> Iterator[torch
 
 
 def _pack_rows(type: GGMLType, raw: torch.Tensor, matrix: PackedMatrix, first: int) -> None:
-    """Rows as in the file to rows `first` and on of the matrix."""
+    """Pack rows of the file as the rows from `first` on of the matrix."""
     if type.is_interleaved:
         raw = _undone(type, raw, matrix.cols)
     head = raw.shape[1] - matrix.cols // matrix.type.block_size * matrix.type.block_bytes

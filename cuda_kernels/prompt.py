@@ -1,9 +1,8 @@
-"""Kernels of the prompt path at torch level: what lies between matrix products when there are many
-rows.
+"""Kernels of the prompt path at torch level: the operations between matrix products for many rows.
 
 h is float32[T, width]. "half" is the activations' dtype, bfloat16 or float16. Nothing synchronizes;
-results repeat bit for bit. Shapes that the kernels do not have are refused by the `*_fits`
-functions, which a caller asks first.
+results repeat bit for bit. Callers check first with the `*_fits` functions whether a kernel takes
+the shape.
 """
 
 from __future__ import annotations
@@ -178,8 +177,8 @@ def rotate_heads(
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """The joined products of a prompt, normed by head (where there are weights) and rotated, to
-    where attention reads them.
+    """Norm the joined products of a prompt by head (if there are weights), rotate them, and write
+    them to where attention reads them.
 
     qkv: half[T, (heads + 2 kv) * size]; q: [T, heads, size]; k, v: [rows, kv, size] of which rows
     first .. first + T are written; q, k and v of one dtype (float16, bfloat16 or float32). cos,
@@ -217,7 +216,7 @@ def rotate_heads(
 
 
 def route_fits(n_experts: int, n_used: int) -> bool:
-    """Return whether `route` takes so many experts."""
+    """Return whether `route` takes this many experts."""
     return n_experts <= 32 * _PER_LANE[-1] and n_used <= 32
 
 
@@ -227,12 +226,12 @@ def route(
     weights: torch.Tensor,
     ser: tuple[int, float] | None = None,
 ) -> None:
-    """The experts of each token from router logits float32[T, n_experts], to ids int32[T, k] and
-    weights float32[T, k].
+    """Choose the experts of each token from router logits float32[T, n_experts]: ids int32[T, k]
+    and weights float32[T, k].
 
-    The k largest of the softmax in descending order, equal ones by ascending index; weights are
-    brought to a sum of 1. With `ser` = (K, t) the experts from slot K on count only where their
-    probability exceeds t times the largest: id -1 and weight 0 otherwise.
+    They are the k largest of the softmax in descending order, equal ones by ascending index;
+    weights are normalized to a sum of 1. With `ser` = (K, t) the experts from slot K on count only
+    if their probability exceeds t times the largest; otherwise they have id -1 and weight 0.
     """
     tokens, n_experts = logits.shape
     n_used = ids.shape[1]
@@ -256,8 +255,8 @@ def route(
 def group_rows(
     ids: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor, rows: torch.Tensor
 ) -> None:
-    """The stable order by expert of ids int32[T, k]: rows of one expert follow each other in
-    (token, slot) order.
+    """Sort ids int32[T, k] by expert, stably: rows of one expert follow each other in (token, slot)
+    order.
 
     ends int32[n_experts]: rows of experts 0..e; sources int32[T * k]: which flat (token, slot) a
     grouped row is, -1 after the last; rows int32[T, k]: the grouped row of each, -1 where the id

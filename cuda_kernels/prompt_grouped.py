@@ -21,7 +21,7 @@ from .layouts.table import packed_types, unit_header
 
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}
 _LARGEST_TABLE = 1024
-_SHARED = 5 * 160 * 256 + 1024  # four stages, the exchange, and what aligning takes
+_SHARED = 5 * 160 * 256 + 1024  # four stages, the exchange, and the alignment
 _THREADS = 384
 GROUP = 128  # columns that are permuted among themselves
 ARCHS = ("sm_90a",)

@@ -1,5 +1,5 @@
-"""Tables of bit moves, run over many blocks at once: by torch on any device, and on CUDA devices by
-one kernel.
+"""Run tables of bit moves over many blocks at once: with torch on any device, and with one kernel
+on CUDA devices.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def specs() -> list[KernelSpec]:
 
 @dataclass(frozen=True)
 class ByteRun:
-    """A run of bytes of the result of a block, and where it lies: at `base`, plus steps for the
-    group of rows and for the block.
+    """A run of bytes of the result of a block, and its place: `base`, plus steps for the group of
+    rows and for the block.
     """
 
     n_bytes: int

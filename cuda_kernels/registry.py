@@ -1,4 +1,4 @@
-"""All kernel specs, and building many of them at once."""
+"""List all kernel specs, and compile many of them at once."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def missing(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[Ker
 
 
 def unchecked(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[KernelSpec, str]]:
-    """Return the specs that have neither been compiled nor been checked to compile. UsageError
-    without cuda-core.
+    """Return the specs that have neither been compiled nor been checked to compile. Raise
+    UsageError without cuda-core.
     """
     archs = list(archs)
     return [
@@ -122,11 +122,11 @@ def unchecked(specs: Iterable[KernelSpec], archs: Iterable[str]) -> list[tuple[K
 def build(
     wanted: list[tuple[KernelSpec, str]], jobs: int, *, check: bool = False
 ) -> Iterator[tuple[KernelSpec, str]]:
-    """Compile into the cache, or with `check` only find out whether it compiles; yields what is
-    done, in order. jobs: processes, 0 for one per core.
+    """Compile specs into the cache, or with `check` only find out whether they compile. Yield each
+    when it is done, in order. jobs: processes, 0 for one per core.
 
-    Errors are those of `compile_spec`; UsageError without cuda-core, also where there is nothing to
-    do.
+    Raise the errors of `compile_spec`, and UsageError without cuda-core, even if there is nothing
+    to do.
     """
     need_cuda_core()
     jobs = jobs or os.cpu_count() or 1
@@ -155,7 +155,7 @@ def _check_one(item: tuple[KernelSpec, str]) -> tuple[KernelSpec, str]:
 
 
 def clear() -> tuple[int, int]:
-    """Remove everything that is cached. Returns the number of compiled modules and their bytes."""
+    """Remove everything from the cache. Return the number of compiled modules and their bytes."""
     count = n_bytes = 0
     for path in cache_folder().glob("*"):
         if path.suffix in (".cubin", ".lock", ".part", ".checked"):
@@ -166,7 +166,9 @@ def clear() -> tuple[int, int]:
 
 
 def cached_bytes(spec: KernelSpec, arch: str) -> int | None:
-    """Size of the compiled spec; None if it is not cached, or not for the architecture."""
+    """Return the size of the compiled spec; None if it is not cached, or not for the
+    architecture.
+    """
     if not spec.target(arch):
         return None
     path = cached_file(spec, arch)

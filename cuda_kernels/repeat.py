@@ -1,5 +1,5 @@
-"""A packed matrix whose rows repeat, made of its first rows without reading the others: for random
-weights.
+"""Make a packed matrix with repeating rows from its first rows, without reading the others: for
+random weights.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from .ops import PackedMatrix, packed_bytes
 
 
 def repeat_rows(first: PackedMatrix, rows: int, n_matrices: int = 1) -> PackedMatrix:
-    """n_matrices matrices of `rows` rows: row r of all of them is row r modulo `first.total_rows`
-    of `first`, bit by bit.
+    """Return n_matrices matrices of `rows` rows: row r of all of them is row r modulo
+    `first.total_rows` of `first`, bit by bit.
     """
     period, total = first.total_rows, rows * n_matrices
     data = torch.zeros(

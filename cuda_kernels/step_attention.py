@@ -29,8 +29,8 @@ TYPES = {
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What the kernel is compiled for. `rows` new positions, `group` query heads per kv head, cache
-    types by ggml name.
+    """The shape that the kernel is compiled for. `rows` new positions, `group` query heads per kv
+    head, cache types by ggml name.
     """
 
     rows: int
@@ -45,7 +45,7 @@ class AttentionShape:
     head_norms: bool = False
     hadamard_k: int = 0  # block of the transform, 0 without
     hadamard_v: int = 0
-    shortest: int = 128  # positions that a block takes at least
+    shortest: int = 128  # the fewest positions of a block
     tile_size: int = 128  # positions in shared memory at a time on tensor cores, where they fit
     stages: int = 1  # such tiles in flight
 
@@ -173,15 +173,15 @@ def fits(shape: AttentionShape, limit: int) -> bool:
 
 
 class StepAttention:
-    """Launches attention of one shape over caches of one capacity. Instances keep scratch, so
-    layers on one stream share them.
+    """Launch attention of one shape over caches of one capacity. Instances keep scratch, so layers
+    on one stream share them.
     """
 
     def __init__(self, shape: AttentionShape, capacity: int, device: torch.device):
         """Raise UnsupportedTypeError for heads that do not fit the device's shared memory."""
         facts, limit = torch.cuda.get_device_properties(device), shared_limit(device)
         self.shape, self._pieces, at_once = shape, [], shape.rows
-        # Then a part of the rows at a time.
+        # Otherwise a part of the rows at a time.
         while at_once > 1 and not replace(shape, rows=at_once).tile(limit)[0]:
             at_once = -(-at_once // 2)
         for first in range(0, shape.rows, at_once):
@@ -212,16 +212,17 @@ class StepAttention:
         scale: float,
         out: torch.Tensor,
     ) -> None:
-        """Rows of q, k, v (float32, heads side by side) at positions[0], positions[0] + 1, ...
-        (int32 on the device) are normed, rotated and appended to the caches, and `out`
-        float32[rows, heads * value_length] gets the mix of all values so far.
+        """Compute attention for rows of q, k, v (float32, heads side by side) at positions[0],
+        positions[0] + 1, ... (int32 on the device). The rows are normed, rotated and appended to
+        the caches, and `out` float32[rows, heads * value_length] gets the weighted sum of all
+        values so far.
 
         angles: float32[rows, n_rot/2, 2], cosine and sine. The caches must have the capacity.
         """
         for first, part, kernel, shared, splits in self._pieces:
             rows = slice(first, first + part.rows)
-            # A later piece reads what the one before wrote to the cache as if it had been there for
-            # long: no overlap.
+            # A later piece reads the cache entries of the previous one without waiting, so the two
+            # must not overlap.
             launch(
                 kernel,
                 (splits, part.kv_heads),
@@ -246,8 +247,8 @@ class StepAttention:
 
 
 def specs() -> list[KernelSpec]:
-    """Shapes of the models that are measured, and every cache type once. Others are compiled when
-    they are met.
+    """Return the shapes of the models in the benchmarks, and every cache type once. Others are
+    compiled on first use.
     """
     shapes = [
         AttentionShape(1, 8, 4, 128, 128, "F16", "F16", 128, True, True),

@@ -41,7 +41,9 @@ def router_spec(
 
 
 class StepRouter:
-    """Launches the router of one shape. It has scratch: layers on one stream share it."""
+    """Launch the router of one shape. Instances keep scratch, so layers on one stream share
+    them.
+    """
 
     def __init__(
         self,
@@ -71,10 +73,12 @@ class StepRouter:
         ids: torch.Tensor,
         weights: torch.Tensor,
     ) -> None:
-        """h float32[rows, width], matrix float32[n_experts, width] -> ids int32[rows, n_used],
-        weights float32[rows, n_used]: softmax over all experts of matrix * norm(h), the most
-        probable first (the lower expert among equals), brought to a sum of 1. Experts left out by
-        `reduction` have id -1 and weight 0.
+        """Choose experts for h float32[rows, width] with matrix float32[n_experts, width]: ids
+        int32[rows, n_used] and weights float32[rows, n_used].
+
+        The weights are the softmax over all experts of matrix * norm(h), the most probable first
+        (the lower expert among equals), normalized to a sum of 1. Experts left out by `reduction`
+        have id -1 and weight 0.
         """
         launch(
             self._kernel,
@@ -93,7 +97,5 @@ class StepRouter:
 
 
 def specs() -> list[KernelSpec]:
-    """Return the shape of Qwen3-30B-A3B, and one with little of everything. Others are compiled
-    when they are met.
-    """
+    """Return the shape of Qwen3-30B-A3B, and a small one. Others are compiled on first use."""
     return [router_spec(1, 2048, 128, 8), router_spec(8, 512, 6, 2, (1, 0.5))]

@@ -1,4 +1,4 @@
-"""What a decoding step does besides its layers: angles of the rotation, and the choice of the next
+"""The parts of a decode step besides its layers: angles of the rotation, and the choice of the next
 token on the device.
 """
 
@@ -39,7 +39,7 @@ def step_angles(
 
 
 class GreedySampler:
-    """The most probable token, the lowest among equals."""
+    """Choose the most probable token, the lowest among equals."""
 
     def __init__(self, n_vocab: int, device: torch.device):
         self._kernel, self._n = function(SAMPLE, "sample_greedy", device), n_vocab
@@ -54,8 +54,9 @@ class GreedySampler:
         positions: torch.Tensor,
         history: torch.Tensor,
     ) -> None:
-        """Choose tokens[0] from logits float32[vocab]; positions[0] advances by 1 and
-        history[that] is the token (-1 if logits are not finite). tokens int64, the others int32.
+        """Choose tokens[0] from logits float32[vocab]. positions[0] advances by 1, and history at
+        the new position is the token (-1 if logits are not finite). tokens is int64, the others are
+        int32.
         """
         launch(
             self._kernel,
@@ -73,7 +74,7 @@ class GreedySampler:
 
 
 class DrawSampler:
-    """A draw with temperature, top-k, top-p and min-p, as `runtime.sampling.sample` has it. For
+    """Draw a token with temperature, top-k, top-p and min-p, as `runtime.sampling.sample` does. For
     top-k of at most `MOST_BEST` one launch finds the candidates, for others all logits are sorted.
     """
 

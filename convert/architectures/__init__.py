@@ -1,3 +1,3 @@
-"""One file per model family. `registry` finds them by name; `base` and its neighbours hold what
-families share.
+"""One file per model family. `registry` finds families by name; `base` and the other modules hold
+what families share.
 """

@@ -77,8 +77,8 @@ class Weight:
 
 @dataclass(frozen=True)
 class ConvertedTensor:
-    """An output tensor and the rows it is made of. `made_of` are the stored tensors whose matrices
-    become its matrices, where that is so.
+    """An output tensor and the rows it is made of. `made_of` lists the stored tensors whose
+    matrices become its matrices, if there are such tensors.
     """
 
     info: TensorInfo
@@ -87,7 +87,7 @@ class ConvertedTensor:
 
 
 class Architecture(ABC):
-    """Converts the checkpoints of one model family. Subclasses set `gguf_name`, implement
+    """Convert the checkpoints of one model family. Subclasses set `gguf_name`, implement
     `weights()` and add keys.
 
     Sizes are read from config.json on construction, so a config that lacks one fails before
@@ -229,7 +229,7 @@ class Architecture(ABC):
     def stored(self) -> Iterator[ConvertedTensor]:
         table: dict[str, Weight] = {}
         for weight in self.weights():
-            # One of the two would have no effect.
+            # One of the two options would have no effect.
             if table.setdefault(weight.stored, weight) is not weight:
                 raise RuntimeError(
                     f"the table of {self.gguf_name} has two rows for '{weight.stored}'"

@@ -21,7 +21,7 @@ _YARN_IN_IK = (
 
 
 class DeepseekModel(LatentAttention):
-    """What the versions share: latent attention in either layout, without the blocks after
+    """The common part of the versions: latent attention in either layout, without the blocks after
     `num_hidden_layers`.
     """
 

@@ -1,5 +1,5 @@
 """Gated delta net layers with gated attention in every n-th layer and an MTP block in `mtp.*`, as
-Qwen3-Next and Qwen3.5 have them.
+in Qwen3-Next and Qwen3.5.
 
 Norms, except those inside the delta net, are stored minus 1.
 """

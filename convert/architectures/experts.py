@@ -20,7 +20,7 @@ GATE, UP, DOWN = "gate", "up", "down"
 
 
 class ExpertStack:
-    """Collects the experts of one layer. Shapes: gate and up [n_ff, n_embd] per expert, down
+    """Collect the experts of one layer. Shapes: gate and up [n_ff, n_embd] per expert, down
     [n_embd, n_ff].
 
     Merged, the rows of each expert are its gate rows followed by its up rows: [n_experts, 2 n_ff,

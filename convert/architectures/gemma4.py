@@ -1,5 +1,5 @@
 """Gemma 4: heads of another size in global layers, keys and values that the last layers share,
-inputs per layer, experts beside the MLP.
+inputs per layer, experts next to the MLP.
 """
 
 from __future__ import annotations

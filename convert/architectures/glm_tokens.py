@@ -18,8 +18,8 @@ _TOKENS = {
 
 
 class GlmTokens(Architecture):
-    """Adds the ids of beginning of text, end of turn and end of message. In a list of bases it
-    comes before the architecture.
+    """Add the ids of beginning of text, end of turn and end of message. In a list of bases it comes
+    before the architecture.
     """
 
     def vocabulary(self, pre: str | None) -> dict[str, Value]:

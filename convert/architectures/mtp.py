@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class MtpBlocks(Architecture):
-    """Adds MTP blocks. In a list of bases it comes before the architecture. `n_main` is the number
+    """Add MTP blocks. In a list of bases it comes before the architecture. `n_main` is the number
     of layers of the model, `n_layers` counts the MTP blocks too.
 
     They are stored as further `model.layers.N`, or under names that `further_name` translates to
@@ -84,8 +84,8 @@ class MtpBlocks(Architecture):
         return {"nextn_predict_layers": u32(self.n_mtp)} if self.n_mtp else {}
 
     def mtp_weights(self, **line) -> list[Weight]:
-        """Return what an MTP block has besides a layer's tensors. `line` is passed on to
-        the norms.
+        """Return the tensors of an MTP block that a layer does not have. `line` is passed on to the
+        norms.
         """
         d, further = self.n_embd, range(self.n_main, self.n_layers)
         vocabulary = in_layers(further, (self.n_vocab, d))

@@ -1,4 +1,4 @@
-"""Which class converts which Hugging Face model class. Each file of this folder registers its
+"""Find the class that converts a Hugging Face model class. Each file of this folder registers its
 classes:
 
 @register("LlamaForCausalLM")

@@ -48,7 +48,7 @@ class Pair:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of W."""
+        """The shape of W."""
         return (
             (self.a.shape[1], self.b.shape[0])
             if self.embedding
@@ -106,7 +106,7 @@ class AdapterCheckpoint(Checkpoint):
 
     @property
     def pairs(self) -> dict[str, Pair]:
-        """Pairs by the names of the weights in the base model
+        """The pairs by the names of the weights in the base model
         (`model.layers.0.self_attn.q_proj.weight`).
         """
         return self._found[0]

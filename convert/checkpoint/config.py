@@ -1,4 +1,4 @@
-"""`config.json` and similar files, read with types: the error for a missing or impossible key names
+"""Typed access to `config.json` and similar files. The error for a missing or impossible key names
 file and key.
 """
 

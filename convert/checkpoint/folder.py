@@ -1,7 +1,8 @@
 """A Hugging Face checkpoint folder: config.json, safetensors or PyTorch shards, tokenizer files.
 
-Opening it reads config.json, and asking for `tensors` the headers of the shards. Data is read in
-the ranges that are asked for, so that a checkpoint of any size is converted in little memory.
+Opening a checkpoint reads config.json, and the first access to `tensors` reads the headers of the
+shards. Data is read only in the requested ranges, so that a checkpoint of any size is converted in
+little memory.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Checkpoint:
         return self.read(tensor, 0, tensor.n_bytes)
 
     def release(self, tensor: StoredTensor) -> None:
-        """Give back what is held for this tensor; a later read gets it again."""
+        """Release the memory held for this tensor. It can be read again later."""
         self._storage.release(tensor)
 
     def close(self) -> None:
@@ -128,7 +129,9 @@ class Checkpoint:
 
 
 def _instead(path: Path) -> str:
-    """Say what the folder is, or where the checkpoint may be, for the error about config.json."""
+    """Return what the folder contains instead, or where the checkpoint may be, for the error about
+    config.json.
+    """
     names = sorted(entry.name for entry in os.scandir(path))
     ggufs = [name for name in names if name.endswith(".gguf")]
     if "adapter_config.json" in names:

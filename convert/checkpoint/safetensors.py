@@ -1,4 +1,4 @@
-"""Headers of safetensors files, checked completely before any tensor data is read.
+"""Read the headers of safetensors files, and check them completely before any tensor data is read.
 
 Layout: uint64 little-endian N, then N bytes of JSON `{name: {"dtype", "shape", "data_offsets":
 [begin, end]}, "__metadata__": {str: str}}` (starts with `{`, may end in spaces), then the data, to
@@ -35,7 +35,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 class ReadableFile(Protocol):
-    """What a header is read from: a file, or the beginning of one on a server."""
+    """The object that a header is read from: a file, or the beginning of one on a server."""
 
     def read(self, n_bytes: int, /) -> bytes: ...
 
@@ -121,7 +121,7 @@ def _check_metadata(path: Path, entry: object) -> None:
 
 
 def _shown(value: object) -> str:
-    return printable(str(value)[:300])  # cut first: it may be as long as the header
+    return printable(str(value)[:300])  # shortened first, as it may be as long as the header
 
 
 def _is_size(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""The files that hold the weights of a checkpoint, checked against the index that names them."""
+"""Find the weight files of a checkpoint, and check them against the index that names them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .safetensors import read_header
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """How weight files are named: `<stem><suffix>`, or `<stem>-00001-of-00002<suffix>` with an
-    index.
+    """A pattern of names of weight files: `<stem><suffix>`, or `<stem>-00001-of-00002<suffix>` with
+    an index.
     """
 
     stem: str
@@ -44,8 +44,8 @@ LAYOUTS = (SAFETENSORS, TORCH)  # the first that a checkpoint has is used
 
 
 def find_weight_files(names: Collection[str], folder: Path) -> WeightFiles:
-    """Return how the weight files of a checkpoint with the files `names` are named. Raise
-    NotFoundError with what the folder has instead.
+    """Return the pattern that the weight files among the files `names` follow. Raise NotFoundError
+    with what the folder has instead.
     """
     for layout in LAYOUTS:
         if layout.index in names or layout.single in names or layout.shards(names):

@@ -1,4 +1,4 @@
-"""Bytes of stored tensors: ranges of local files, read when they are asked for."""
+"""Read the bytes of stored tensors: ranges of local files, on demand."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from ...formats.random_access import RandomAccessFile
 from ..tensors.stored import DTYPE_BITS, StoredTensor, TensorReader
 
-_SPAN_BYTES = 16 << 20  # read at once to pick elements from
+_SPAN_BYTES = 16 << 20  # read at once, to select elements from
 
 
 class TensorStorage(TensorReader, Protocol):
-    """Where the bytes of a checkpoint's tensors come from."""
+    """The origin of the bytes of a checkpoint's tensors."""
 
     def close(self) -> None:
-        """End all reading and give back what is held."""
+        """End all reading and release the memory held."""
         ...
 
 
@@ -52,7 +52,7 @@ class LocalFiles:
         return _gather(file, tensor, tensor.strides, start, stop)
 
     def release(self, tensor: StoredTensor) -> None:
-        """Nothing: what was read belongs to the caller."""
+        """Do nothing, as the arrays that were read belong to the caller."""
 
     def _open(self, path: Path) -> RandomAccessFile:
         with self._lock:
@@ -87,7 +87,7 @@ def _gather(
 ) -> np.ndarray:
     """Return bytes `start` to `stop`, in row order, of a tensor with strides.
 
-    The file is read in spans of at most `_SPAN_BYTES`, from which the elements are picked.
+    The file is read in spans of at most `_SPAN_BYTES`, from which the elements are selected.
     """
     size = DTYPE_BITS[tensor.dtype] // 8
     wanted = np.arange(start // size, stop // size)

@@ -1,4 +1,4 @@
-"""`iqforge convert`: a Hugging Face checkpoint becomes a GGUF file."""
+"""`iqforge convert`: convert a Hugging Face checkpoint to GGUF."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`iqforge convert-lora`: a PEFT LoRA adapter becomes a GGUF file."""
+"""`iqforge convert-lora`: convert a PEFT LoRA adapter to GGUF."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A checkpoint on the Hugging Face Hub, read in ranges."""
+"""Read a checkpoint on the Hugging Face Hub in ranges."""

@@ -112,9 +112,7 @@ class RemoteCheckpoint(Checkpoint):
 
 
 class _Head:
-    """The beginning of a remote file as a file object. What is needed beyond the first bytes is
-    fetched on demand.
-    """
+    """The beginning of a remote file as a file object. Further bytes are fetched on demand."""
 
     def __init__(self, repository: Repository, name: str):
         self._repository, self._name, self._position = repository, name, 0

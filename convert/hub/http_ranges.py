@@ -1,4 +1,4 @@
-"""Ranges of large files and whole small ones over HTTP, with retries.
+"""Read ranges of large files and whole small ones over HTTP, with retries.
 
 Connections are plain `http.client` ones, kept open per thread and server; proxies come from the
 environment, as for urllib. Weights are read through them and not through the session of
@@ -36,8 +36,8 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 
 
 class HTTPStatus(Exception):
-    """A response that no retry will change. The caller knows what was asked for and raises the
-    `IqforgeError`.
+    """A response that no retry will change. The caller knows the purpose of the request and raises
+    the `IqforgeError`.
     """
 
     def __init__(self, status: int, reason: str, headers: http.client.HTTPMessage | None = None):
@@ -47,8 +47,8 @@ class HTTPStatus(Exception):
 
 
 class RetryableError(Exception):
-    """A failure after which another attempt makes sense. `pause`: seconds that the server asks for,
-    if it does.
+    """A failure after which another attempt makes sense. `pause`: the seconds that the server asks
+    for, if any.
     """
 
     def __init__(self, message: str, pause: float | None = None):
@@ -66,8 +66,8 @@ class FileRange:
 
 
 class RangeClient:
-    """Reads files with `headers`. The token among them (Authorization) goes to the host of the
-    URL, never to one that it redirects to.
+    """Read files with `headers`. The token among them (Authorization) goes to the host of the URL,
+    never to one that it redirects to.
     """
 
     def __init__(self, headers: Mapping[str, str]):
@@ -104,8 +104,8 @@ class RangeClient:
     def get_range(
         self, url: str, start: int, stop: int, known: FileRange | None = None
     ) -> FileRange:
-        """Return bytes `start` to `stop`, fewer where the file ends before. A download that breaks
-        off is continued, not started again.
+        """Return bytes `start` to `stop`, fewer where the file ends. An interrupted download is
+        continued, not started again.
 
         `known` is an earlier range of the file. Raise RemoteError if its size or ETag has changed,
         if the server ignores or misreads ranges, and after the last attempt; HTTPStatus for other
@@ -196,7 +196,7 @@ class RangeClient:
         for _ in range(_MAX_REDIRECTS):
             response = self._request(target, headers, with_token=_server(target) == _server(url))
             if remembered and response.status in (401, 403, 404, 410):
-                self._drop_connections()  # a signature that has expired: ask for another
+                self._drop_connections()  # the signature has expired: request another one
                 target, remembered = url, False
                 continue
             if (
@@ -269,7 +269,7 @@ class RangeClient:
 
 
 class _ProxyConnection(http.client.HTTPConnection):
-    """A connection to a proxy that is asked for whole URLs."""
+    """A connection to a proxy. Requests name whole URLs."""
 
     def __init__(self, host: str, port: int, proxy_headers: dict[str, str]):
         super().__init__(host, port, timeout=TIMEOUT)
@@ -309,7 +309,7 @@ class _Response:
         return int(match[1] or 0), int(match[2] or 0), int(match[3])
 
     def read(self, n_bytes: int) -> bytes:
-        """Return `n_bytes` bytes, fewer where the connection breaks off: the caller asks for the
+        """Return `n_bytes` bytes, fewer if the connection breaks off. The caller requests the
         rest.
         """
         pieces, missing = [], n_bytes

@@ -1,7 +1,7 @@
 """Repositories of the Hugging Face Hub, or of another server with its API (HF_ENDPOINT).
 
-huggingface_hub lists the files, builds their addresses, finds the access token and names what a
-refusal means; the bytes are read by `RangeClient`.
+huggingface_hub lists the files, builds their addresses, finds the access token and explains
+refusals; `RangeClient` reads the bytes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ...version import __version__
 from .http_ranges import RETRY_STATUSES, FileRange, HTTPStatus, RangeClient, RetryableError
 
 SCHEME = "hf://"
-# The first request is given up after this time: a machine without a network learns so at once,
-# while a download that has begun survives longer interruptions.
+# The first request is given up after this time, so that a machine without a network fails soon. A
+# download that has begun survives longer interruptions.
 FIRST_CONTACT_SECONDS = 6.0
 _FIRST_CONTACT_ATTEMPTS = 3
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
@@ -141,7 +141,7 @@ class Repository:
             except HfHubHTTPError as error:
                 if error.response.status_code in RETRY_STATUSES:
                     raise RetryableError(_status(error.response)) from None
-                return error  # an OSError, which would be tried again
+                return error  # an OSError, which would be retried
 
         def first_contact() -> ModelInfo:
             try:
@@ -186,7 +186,7 @@ class Repository:
         return commit, frozenset(names)
 
     def _within(self, seconds: float, ask: Callable[[], T]) -> T:
-        """Return `ask()`; RemoteError after `seconds`, even where a name is still being resolved,
+        """Return `ask()`. Raise RemoteError after `seconds`, even while a name is being resolved,
         which no timeout of a request covers.
         """
         results: list[T] = []
@@ -230,8 +230,8 @@ class Repository:
             raise self._refusal(error, file) from None
 
     def _refusal(self, error: HfHubHTTPError, file: str) -> RemoteError | NotFoundError:
-        """Return what the Hub means by an error; to those without access it does not tell what is
-        private from what does not exist.
+        """Return the meaning of an error of the Hub. Without access, it does not distinguish
+        private repositories from missing ones.
         """
         status, label = error.response.status_code, self.label(file)
         message = error.response.headers.get("X-Error-Message", "").lower()

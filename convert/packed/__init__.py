@@ -1,5 +1,5 @@
-"""Checkpoints with quantized weights: their tensors are decoded to floats row by row, or repacked
-if a ggml type holds them.
+"""Read checkpoints with quantized weights: tensors are decoded to floats row by row, or repacked if
+a ggml type holds them.
 
 One file per quantization method; `quantization_config` of config.json names it.
 """

@@ -2,7 +2,7 @@
 block, or integers packed into int32.
 
 A packed word holds 32/bits values of a row, lowest bits first, with an offset of 2^(bits-1). Zero
-points are packed likewise, but along the rows of a column. The tensors beside a weight tell which
+points are packed likewise, but along the rows of a column. The tensors next to a weight tell which
 form it has.
 """
 
@@ -195,7 +195,9 @@ def _packed(
 def _nvfp4(
     checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dict[str, StoredTensor]
 ) -> DecodedTensor:
-    """Here values are divided by the factor of the matrix, so its reciprocal is stored."""
+    """Convert NVFP4. Values are divided by the factor of the matrix here, so its reciprocal is
+    stored.
+    """
     for part in ("weight_scale", "weight_global_scale"):
         if part not in beside:
             raise CheckpointError(

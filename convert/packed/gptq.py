@@ -49,7 +49,9 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
 
 
 class GPTQRows:
-    """float32[outputs, inputs]. Only the stored columns of the rows asked for are unpacked."""
+    """Rows of float32[outputs, inputs]. Only the stored columns of the requested rows are
+    unpacked.
+    """
 
     def __init__(
         self,

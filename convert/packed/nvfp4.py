@@ -1,7 +1,7 @@
 """NVFP4: four-bit floats, a UE4M3 scale per 16 elements of a row, and a float32 factor per matrix.
 
-Stored are uint8[..., rows, cols / 2], element 2k in the low nibble of byte k, and F8_E4M3[...,
-rows, cols / 16]. Rows of whole blocks of 64 keep codes and scales, in the order of
+A checkpoint stores uint8[..., rows, cols / 2], element 2k in the low nibble of byte k, and
+F8_E4M3[..., rows, cols / 16]. Rows of whole blocks of 64 keep codes and scales, in the order of
 formats/codecs/fp4.py, and the factor becomes the tensor `.scale`. Other rows are decoded to F32,
 factor included.
 """

@@ -1,1 +1,1 @@
-"""Rows of output tensors as functions of rows of stored tensors."""
+"""Compute rows of output tensors from rows of stored tensors."""

@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint stores packed, as the tensors that they decode to."""
+"""Present tensors that a checkpoint stores packed as the tensors that they decode to."""
 
 from __future__ import annotations
 

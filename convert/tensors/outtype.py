@@ -30,7 +30,7 @@ def plan_outtype(source: Source, outtype: str) -> tuple[list[TensorInfo], int]:
     Vectors, norms, routers and everything that is not a `.weight` become F32; rows that are not
     whole blocks of `outtype` become F16. Matrices that the checkpoint stores in blocks of a ggml
     type keep it, and name the file type where the rest are floats. Raise UsageError for an unknown
-    outtype. Follows the converter of llama.cpp.
+    outtype. This follows the converter of llama.cpp.
     """
     name = resolve_outtype(source.tensors, outtype)
     if name not in OUTTYPES:

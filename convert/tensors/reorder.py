@@ -1,7 +1,7 @@
-"""Rows whose order or elements a conversion rearranges: heads transposed, rows and columns
-permuted, values recomputed.
+"""Rearrange rows and their elements: heads transposed, rows and columns permuted, values
+recomputed.
 
-Like everything in `rows.py` they read only what the requested rows are made of.
+Like those in `rows.py`, these classes read only what the requested rows are made of.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Rows of output tensors as functions of rows of stored tensors: every change of layout in a
-conversion, computed on demand.
+"""Compute rows of output tensors from rows of stored tensors. Every change of layout in a
+conversion is computed on demand.
 
 A `TensorRows` reads any range of its rows from only the stored rows that it needs, so stacking 256
 experts or permuting a matrix takes no memory beyond the requested rows. Values change only where

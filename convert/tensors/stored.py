@@ -1,5 +1,5 @@
-"""Tensors as a file stores them: dtype, shape and position. All readers and row functions build on
-these.
+"""Tensors as a file stores them: dtype, shape and position. All readers and row classes use
+them.
 """
 
 from __future__ import annotations
@@ -70,21 +70,21 @@ class StoredTensor:
 
     @property
     def n_bytes(self) -> int:
-        """Size of its elements."""
+        """The size of its elements in bytes."""
         return self.n_elements * DTYPE_BITS[self.dtype] // 8
 
 
 class TensorReader(Protocol):
-    """Reads the bytes of stored tensors."""
+    """Read the bytes of stored tensors."""
 
     def read(self, tensor: StoredTensor, start: int, stop: int) -> np.ndarray:
         """Return bytes `start` to `stop` of the tensor in row order, uint8[stop - start]. Callers
-        ask for whole elements. The array may be read-only.
+        request whole elements. The array may be read-only.
         """
         ...
 
     def release(self, tensor: StoredTensor) -> None:
-        """Give back what is held for this tensor; a later read gets it again."""
+        """Release the memory held for this tensor. It can be read again later."""
         ...
 
 
@@ -99,5 +99,5 @@ class TensorRows(Protocol):
         ...
 
     def release(self) -> None:
-        """Give back what reading has held."""
+        """Release the memory that reading has used."""
         ...

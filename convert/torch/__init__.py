@@ -1,1 +1,1 @@
-"""PyTorch checkpoints (`.bin`): the position of each tensor in the file."""
+"""Find the position of each tensor in a PyTorch checkpoint (`.bin`)."""

@@ -1,5 +1,5 @@
-"""PyTorch checkpoints (`pytorch_model.bin`): positions of tensors in the file, found without
-executing anything of it.
+"""Find the positions of tensors in a PyTorch checkpoint (`pytorch_model.bin`) without executing
+anything in it.
 
 `torch.save` writes a zip archive without compression:
 
@@ -8,7 +8,7 @@ executing anything of it.
     <name>/data/<key>   the bytes of one storage; tensors are strided views into it
 
 So a tensor is a range of the file, like one of a safetensors file. Files of torch before 1.6 (a
-bare pickle, or a tar) hold storages in another form and are refused by name.
+bare pickle, or a tar) hold storages in another form. The error for them names the format.
 
 `torch.load(weights_only=True, mmap=True)` is not an alternative. It maps the file, so one that is
 cut while it is read kills the process with SIGBUS; the pages of all tensors that were read stay

@@ -1,5 +1,5 @@
-"""The pickle in a PyTorch checkpoint, interpreted without the pickle module: nothing is imported
-and nothing is called.
+"""Interpret the pickle in a PyTorch checkpoint without the pickle module: nothing is imported and
+nothing is called.
 
 A state dict takes some forty opcodes and a few names (`torch._utils._rebuild_tensor_v2`, storages,
 OrderedDict). Any other name or opcode is an error, whatever it would have done. The opcodes are

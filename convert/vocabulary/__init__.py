@@ -1,1 +1,1 @@
-"""Vocabularies: from tokenizer files to the `tokenizer.*` keys of a GGUF file."""
+"""Convert vocabularies: from tokenizer files to the `tokenizer.*` keys of a GGUF file."""

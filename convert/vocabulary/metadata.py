@@ -1,4 +1,4 @@
-"""The `tokenizer.*` keys of a GGUF file from the tokenizer files of a checkpoint.
+"""Make the `tokenizer.*` keys of a GGUF file from the tokenizer files of a checkpoint.
 
 The kind of vocabulary is, in this order: byte-level BPE in tokenizer.json; tokenizer.model
 (SentencePiece); a tokenizer.json made from one, or WordPiece; tiktoken.model. Each has its own file

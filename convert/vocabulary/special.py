@@ -43,7 +43,7 @@ def special_tokens(
     named["bos"] = named["bos"] or named["cls"]
     named["eos"] = named["eos"] or named["sep"]
     template = _Template(tokenizer.get("post_processor"))
-    if not config:  # nothing but the template tells what begins and ends a text
+    if not config:  # only the template tells what begins and ends a text
         named["bos"], named["eos"] = named["bos"] or template.first, named["eos"] or template.last
     if template.last and named["eos"] and template.last != named["eos"]:
         named["eot"], named["eos"] = named["eos"], template.last
@@ -93,8 +93,8 @@ def _configured_id(checkpoint: Checkpoint, kind: str, n_vocab: int) -> int | Non
 
 
 class _Template:
-    """What a TemplateProcessing post-processor puts around one text (`first`, `last`) and between
-    two.
+    """The tokens that a TemplateProcessing post-processor puts around one text (`first`, `last`)
+    and between two.
     """
 
     def __init__(self, post_processor: Any):

@@ -1,5 +1,5 @@
-"""What all kinds of vocabularies share: the table of tokens with types and scores, added tokens,
-tokens with a role.
+"""The common part of all kinds of vocabularies: the table of tokens with types and scores, added
+tokens, tokens with a role.
 """
 
 from __future__ import annotations

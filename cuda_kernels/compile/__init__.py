@@ -1,1 +1,1 @@
-"""Compiling CUDA kernels: NVRTC for CUDA C++, numba-cuda for Python functions; one cache."""
+"""Compile CUDA kernels: NVRTC for CUDA C++, numba-cuda for Python functions, with one cache."""

@@ -1,4 +1,5 @@
-"""Codebooks as the kernels read them, and the constants of the trellis types.
+"""Write headers with the codebooks as kernels read them, and with the constants of the trellis
+types.
 
 An entry of a codebook has a nibble per element, which chooses one of at most eight values (a
 selector for byte permutation): a word for 8 elements, half a word for 4.
@@ -31,8 +32,8 @@ _USERS = {name: name for name in _GRIDS} | dict.fromkeys(
 
 
 def shared_bytes(type: GGMLType) -> int:
-    """Static shared memory that a kernel takes for the table of a type, see prepare_unit in
-    units/common.cuh; 0 where there is none.
+    """Return the bytes of static shared memory that a kernel takes for the table of a type, 0
+    without a table. See prepare_unit in units/common.cuh.
     """
     if (name := _USERS.get(type.name)) is None:
         return 0

@@ -1,13 +1,13 @@
-"""Compiled kernels on a device: loaded once, launched on torch's current stream.
+"""Load compiled kernels once per device, and launch them on torch's current stream.
 
     kernel = function(SPEC, "dequantize_bf16", weights.device)
     launch(kernel, grid, 256, weights, out, np.int64(rows), np.int32(cols))
 
 A launch does not synchronize and allocates nothing, so it can be captured into a
-torch.cuda.CUDAGraph. With `pdl=True` the kernel may start before the one in front of it has ended
-(programmatic dependent launch): it must execute `griddepcontrol.wait` before it touches what that
-one writes, and on architectures before sm_90 the flag is left out. IQFORGE_PDL=0 leaves it out
-everywhere, to compare.
+torch.cuda.CUDAGraph. With `pdl=True` the kernel may start before the previous one has ended
+(programmatic dependent launch). It must execute `griddepcontrol.wait` before it touches what the
+previous kernel writes. The flag is left out on architectures before sm_90, and with IQFORGE_PDL=0,
+for comparisons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from ...errors import DeviceError
 from .nvrtc import KernelSpec, compile_spec, cuda_core, cuda_error
 
-_SHARED_BY_DEFAULT = 48 * 1024  # bytes of shared memory that a kernel may use without asking
+_SHARED_BY_DEFAULT = 48 * 1024  # bytes of shared memory that a kernel may use without an attribute
 
 
 @functools.cache
@@ -60,9 +60,9 @@ def _function(spec: KernelSpec, name: str, device: int) -> object:
         torch.cuda.current_stream()  # torch makes the context
         core.Device(device).set_current()
         kernel = _module(spec, device).get_kernel(name)
-        # All kernels ask for the same division of a multiprocessor's memory into L1 and shared
-        # memory. Where two that follow one another want different ones, the second waits until
-        # every block of the first has left the multiprocessor.
+        # All kernels request the same division of a multiprocessor's memory into L1 and shared
+        # memory. If two consecutive kernels want different ones, the second waits until every block
+        # of the first has left the multiprocessor.
         _set_attribute(kernel, "PREFERRED_SHARED_MEMORY_CARVEOUT", 100, device)
         return kernel
 
@@ -71,8 +71,8 @@ def load(spec: KernelSpec, device: int) -> list[object]:
     """Return the kernels of `spec` in order of `spec.functions`, loaded into the primary context of
     a device, which becomes current.
 
-    For libraries other than torch. Neither torch nor its streams are used, and the kernels keep the
-    driver's division of L1 cache and shared memory.
+    This is for libraries other than torch. It uses neither torch nor its streams, and the kernels
+    keep the driver's division of L1 cache and shared memory.
     """
     here = cuda_core().Device(device)
     here.set_current()
@@ -101,9 +101,9 @@ def launch(
     """Launch on torch's current stream of the current device.
 
     args: tensors (passed as pointers; they must be on the current device), numpy scalars (passed by
-    value, in their own width), None (a null pointer), or what else cuda.core takes (tensor maps).
-    shared: bytes of dynamic shared memory. cluster: blocks per cluster; `grid` counts blocks
-    nevertheless. Raise DeviceError if the launch is refused.
+    value, in their own width), None (a null pointer), or other arguments that cuda.core takes
+    (tensor maps). shared: bytes of dynamic shared memory. cluster: blocks per cluster; `grid` still
+    counts blocks. Raise DeviceError if the launch is refused.
     """
     core = cuda_core()
     stream = torch.cuda.current_stream()

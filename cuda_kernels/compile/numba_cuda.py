@@ -1,9 +1,9 @@
-"""Compiles the plain functions of codecs and searches for CUDA devices, rounding exactly where the
+"""Compile the plain functions of codecs and searches for CUDA devices, rounding exactly where the
 CPU rounds.
 
 The functions are those that `kernel.py` compiles for the CPU, with the same bound names:
 `on_device` copies a function and, through its globals, everything it calls. Three things would make
-a GPU compute other bytes, and are dealt with here:
+a GPU compute other bytes. This module prevents them:
 
 - NVVM joins `a*b + c` into one rounding unless told not to. numba-cuda has no option for it, so
   `compile_kernel` sets NVVM's `fma` option while it compiles, and then reads the PTX: an
@@ -14,8 +14,7 @@ a GPU compute other bytes, and are dealt with here:
 - `np.floor` and `np.sqrt` of a float32 are missing in numba-cuda; they are added, IEEE-rounded.
 
 Tables that the functions see as constants go to global memory where they are not small: constant
-memory serves one address at a time, and the threads of a warp look into a table at different
-places.
+memory serves one address at a time, and the threads of a warp read a table at different places.
 
 Division is IEEE-rounded by default and subnormals are kept, on both machines. numba-cuda is the
 extra `iqforge[cuda]`; this module is imported only where a CUDA device is asked for.
@@ -102,8 +101,8 @@ def _exact_max(a, b):
 
 @functools.cache
 def _prepare() -> dict[str, Callable]:
-    """Teach numba-cuda what it lacks, once; returns what copied functions get under other
-    functions' names.
+    """Add what numba-cuda lacks, once. Return the replacements that copied functions get under the
+    names of other functions.
     """
     from llvmlite import ir
     from numba.core import cgutils
@@ -163,7 +162,7 @@ def on_device(function: Callable) -> Callable:
     compiled functions are copied along.
 
     A compiled function may have a `device_form`, another one with the same results that suits a GPU
-    better: that is copied then.
+    better: then that is copied.
     """
     function = getattr(function, "device_form", function)
     function = getattr(function, "py_func", function)
@@ -201,7 +200,7 @@ def compile_kernel(
     `names`.
 
     max_registers: per thread, where more threads at a time are worth more than registers; file: the
-    module's own path, beside which numba keeps the compiled code; `name` keys it and must say what
+    module's own path, next to which numba keeps the compiled code; `name` keys it and must say what
     the functions in `names` are. Raise DeviceError if the compiled code would not round like the
     CPU's.
     """
@@ -228,7 +227,7 @@ def compile_kernel(
         ptx = "".join(kernel.inspect_asm().values())
     for compiled in kernel.overloads.values():
         compiled.bind()  # loaded now, and not by several threads at once when they start it
-    # arguments of other types must not be compiled for on the way, without the above
+    # Other argument types must not be compiled implicitly, as that would bypass the checks above.
     kernel.disable_compile()
     if found := inexact_instructions(ptx):
         raise DeviceError(

@@ -1,7 +1,7 @@
-"""Compiles CUDA C++ with NVRTC and keeps the code on disk.
+"""Compile CUDA C++ with NVRTC, and keep the code on disk.
 
-A kernel is a spec: name, sources, constants. This is the one place that compiles it, caches it and
-locks other processes out meanwhile. No nvcc, no CUDA headers and no device are needed.
+A kernel is a spec: name, sources, constants. Only this module compiles and caches specs; it locks
+other processes out meanwhile. It needs no nvcc, no CUDA headers and no device.
 
     SPEC = KernelSpec(
         "dequantize_iq4_k",
@@ -90,8 +90,7 @@ def _wgmma() -> str:
     return wgmma_header()
 
 
-# Headers that Python writes, by the name under which sources include them. All are here, as
-# processes that only compile import no more.
+# Headers that Python writes, by the name under which sources include them.
 GENERATED: dict[str, Callable[[], str]] = {
     "units/geometry.cuh": _geometry,
     "units/tables.cuh": _tables,
@@ -118,12 +117,12 @@ class KernelSpec:
 
     @property
     def options(self) -> tuple[tuple[str, object], ...]:
-        """Options of the compiler besides the macros and the architecture."""
+        """The options of the compiler besides the macros and the architecture."""
         return _OPTIONS if self.fma else (*_OPTIONS, ("fma", False))
 
     def target(self, arch: str) -> str | None:
-        """Return what to compile for on a device of `arch` ("sm_90": perhaps "sm_90a"), None if the
-        spec is not for it.
+        """Return the architecture to compile for on a device of `arch` ("sm_90": perhaps "sm_90a"),
+        None if the spec is not for it.
         """
         if not self.archs:
             return arch
@@ -139,8 +138,8 @@ def _read(name: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def expand(sources: tuple[str, ...]) -> str:
-    """The program: the sources one after the other, with every header put in where it is first
-    included.
+    """Return the program: the sources one after the other, with every header inserted where it is
+    first included.
     """
     seen: set[str] = set()
 
@@ -222,8 +221,8 @@ def cache_file(spec: KernelSpec, arch: str) -> Path:
 
 
 def cached_file(spec: KernelSpec, arch: str) -> Path | None:
-    """Return the file with the code of `spec` for `arch`, if there is one: of the NVRTC that is
-    installed, or where there is none, of any.
+    """Return the file with the code of `spec` for `arch`, if there is one: that of the installed
+    NVRTC, or without NVRTC that of any version.
     """
     if _has_cuda_core():
         path = cache_file(spec, arch)
@@ -265,8 +264,8 @@ def is_checked(spec: KernelSpec, arch: str) -> bool:
 
 
 def check_spec(spec: KernelSpec, arch: str) -> None:
-    """See that the spec compiles for an architecture: through the whole compiler, but with little
-    optimization, which is several times as fast. No code is kept. Errors are those of
+    """Check that the spec compiles for an architecture. The whole compiler runs, but with little
+    optimization, which is several times as fast. No code is kept. Raise the errors of
     `compile_spec`.
     """
     mark = cache_file(spec, arch).with_suffix(".checked")
@@ -290,19 +289,19 @@ def _load(path: Path) -> bytes | None:
         code = path.read_bytes()
     except FileNotFoundError:
         return None
-    # Files appear whole; anything else was put there by something else.
+    # Files appear complete, so anything else was not written by this package.
     return code if code.startswith(b"\x7fELF") else None
 
 
 def _compiled(spec: KernelSpec, target: str, quick: bool = False) -> bytes:
     core = cuda_core()
     extra: dict[str, Any] = dict(spec.options)
-    # NVRTC does not combine the quick mode with separate roundings. Older versions of cuda-core
+    # NVRTC cannot combine the quick mode with separate roundings, and older versions of cuda-core
     # have no quick mode.
     known = core.ProgramOptions.__dataclass_fields__
     if quick and extra.get("fma", True) and "ofast_compile" in known:
-        # "max" leaves loops as long as they were unrolled: good for much code of few loops, not for
-        # little code of many
+        # "max" leaves unrolled loops long, which suits much code with few loops, not little code
+        # with many
         extra["ofast_compile"] = "max" if spec.sources[-1].startswith("prompt/") else "mid"
     options = core.ProgramOptions(
         name=spec.sources[0], arch=target, define_macro=list(spec.defines) or None, **extra
@@ -344,8 +343,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Only one process at a time is in here with the same path. The lock ends with the process,
-    whatever happens to it.
+    """Let only one process at a time hold the lock of a path. The lock ends with the process,
+    however that ends.
     """
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

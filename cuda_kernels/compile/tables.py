@@ -1,4 +1,6 @@
-"""Value tables of the non-linear types as the kernels read them: four signed bytes to a word."""
+"""Write a header with the value tables of the non-linear types as kernels read them: four signed
+bytes to a word.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Writes the header `prompt/wgmma.cuh`: Hopper's products of a warpgroup (PTX wgmma.mma_async), one
+"""Write the header `prompt/wgmma.cuh`: Hopper's products of a warpgroup (PTX wgmma.mma_async), one
 form per number of columns.
 """
 
 from __future__ import annotations
 
-# Columns of an instruction that tiles are computed with.
+# Numbers of columns of the instructions that compute tiles.
 TOKENS = (
     32,
     64,
@@ -19,8 +19,8 @@ TOKENS = (
 
 
 def wgmma_header() -> str:
-    """wgmma with weights in registers and tokens in shared memory, for every number of tokens in
-    use.
+    """Return the header: wgmma with weights in registers and tokens in shared memory, for every
+    number of tokens in use.
     """
     parts = [
         (

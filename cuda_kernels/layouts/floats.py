@@ -1,4 +1,4 @@
-"""Floats, as they are in the file: 32 of them make a unit."""
+"""The layout of floats, which is that of the file: 32 of them make a unit."""
 
 from ...formats.codecs.bit_moves import bits
 from .layout import BlockLayout

@@ -4,8 +4,8 @@ wide, adjacent accesses, some of them inverted.
 A packed matrix has its blocks' fields in planes: all codes together, all scales together, ... Plane
 p of a matrix of `rows` x `blocks` blocks begins where the one before it ends, rounded up to 256
 bytes, and holds, row by row and block by block, `bytes` bytes per block; a plane of row headers
-holds them per row. Within a plane the bits of a block are in the order that suits its unpacking
-function best, but each run of 32 elements (a *unit*) has its codes together, aligned to their size.
+holds them per row. Within a plane the bits of a block are in the best order for its unpacking
+function, but each run of 32 elements (a *unit*) has its codes together, aligned to their size.
 
 How a type is added (one line of data here, one struct there):
 
@@ -16,10 +16,10 @@ How a type is added (one line of data here, one struct there):
    Helpers for bits are those of `formats/codecs/bit_moves.py` and `nibbles` ... `singles_by_byte`
    below. The map must name every stored bit once: this is checked when it is built; places that no
    bit goes to are padding and become 0. Block length, bytes and row header come from
-   `formats.types`. Row-interleaved types are undone before: only those without a plain type need a
-   layout, and those whose rows decode to other bits than the plain type's.
+   `formats.types`. The interleaving of rows is undone before. Only interleaved types without a
+   plain type need a layout, and those whose rows decode to other bits than the plain type's.
 2. In a header of `units/`: `struct IQ4_K : layout::IQ4_K {...}` with `load` and `unpack` (contract:
-   `units/common.cuh`). What it knows of the layout (BLOCK, plane numbers, bytes, `geometry()`) is
+   `units/common.cuh`). Its facts about the layout (BLOCK, plane numbers, bytes, `geometry()`) are
    in the generated `units/geometry.cuh`. The header has the name of the module with the layout.
 3. `tests/test_units.py` finds it there, and compares it with `formats.codecs.codec.decode` bit by
    bit, on the CPU (by g++) and on a GPU.

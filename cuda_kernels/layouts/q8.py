@@ -1,5 +1,5 @@
-"""Layouts of signed bytes with a scale per row or per 256 elements. What Q8_KV has next to d in its
-row header, the sum of the codes, is left out: it follows from them.
+"""Layouts of signed bytes with a scale per row or per 256 elements. The sum of the codes, which
+Q8_KV has next to d in its row header, is left out, as it follows from the codes.
 """
 
 from ...formats.codecs.bit_moves import u8, u16

@@ -1,4 +1,4 @@
-"""The table of layouts: each type's layout, checked bit by bit, and the header that tells the
+"""The table of layouts: each type's layout, checked bit by bit, and the header that gives the
 kernels its geometry.
 """
 
@@ -114,8 +114,8 @@ def packed_layout(type: GGMLType) -> PackedLayout:
 
 
 def plain_type(type: str | GGMLType) -> GGMLType:
-    """Return the type whose layout a matrix of `type` has on a device: what an interleaved type is
-    undone to, or itself.
+    """Return the type whose layout a matrix of `type` has on a device: the plain type of an
+    interleaved one, or itself.
     """
     type = ggml_type(type)
     return type if type.name in _layouts() or type.base is None else plain_type(type.base)

@@ -1,12 +1,11 @@
-"""Rows of bytes to rows of floats for every ggml type, and interleaving both ways.
+"""Decode rows of bytes to rows of floats for every ggml type, and interleave rows or undo it.
 
 A codec is found by the type's name: `BLOCK_DECODERS` of the family modules hold one function per
 type over the bytes of one block, `LAYOUTS` of the interleaving modules say where the bits of K rows
 go. Adding a type means adding its function to a family file.
 
-Two readings of bytes: for three types ggml's row decoder (`to_float`) does not give the weights
-that its matrix products use. `decode` gives the former by default and the latter with
-`as_weights=True`:
+For three types, ggml's row decoder (`to_float`) does not give the weights that its matrix products
+use. `decode` gives the former by default and the latter with `as_weights=True`:
 
     IQ6_K           row decoder: a cubic in the code; products: a table with the cubic's rounding
     IQ2_KT, IQ3_KT  products multiply by a further 1.05 and 1.01
@@ -61,7 +60,7 @@ def _interleaved_types() -> frozenset[str]:
 
 @checks_keywords
 def decodable_types() -> list[str]:
-    """Names of the types that `decode` supports."""
+    """Return the names of the types that `decode` supports."""
     known = _FLOAT_DECODERS.keys() | _block_decoders().keys() | _interleaved_types()
     return [name for name in TYPES if name in known]
 
@@ -81,7 +80,7 @@ def decode(
 
     Interleaved types take whole row groups: the bytes of a group of K rows are K consecutive rows
     of `data`. `out` may give the result array; `threads` splits the rows. `as_weights` gives the
-    values that matrix products use, which differ for IQ6_K, IQ2_KT and IQ3_KT (see above).
+    values that matrix products use, which differ for IQ6_K, IQ2_KT and IQ3_KT (see above). Raise
     ShapeError for bytes that do not fit the type, UnsupportedTypeError for a type without rows of
     numbers.
     """
@@ -110,8 +109,8 @@ def decode_tensor(
 ) -> np.ndarray:
     """Decode the bytes of a whole tensor, uint8[bytes], to float32 of the numpy-order `shape`.
 
-    The only way to read I2_S, whose one scale follows the data of all rows. Otherwise as
-    `decode`.
+    This is the only way to read I2_S, whose single scale follows the data of all rows. Otherwise it
+    does the same as `decode`.
     """
     from .ternary import TENSOR_DECODERS, check_i2_s
 
@@ -158,8 +157,8 @@ def in_pieces(work: Callable[[slice], None], rows: int, group_rows: int, threads
 
 @functools.cache
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads that stay: a model decodes thousands of matrices a second. A forked child gets its
-    own.
+    """Return a pool of threads that is kept, as a model decodes thousands of matrices a second. A
+    forked child gets its own.
     """
     return ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
@@ -189,9 +188,9 @@ def has_block_decoder(type: GGMLType) -> bool:
 
 
 def block_decoder(type: GGMLType, as_weights: bool = False) -> tuple[Callable, np.float32]:
-    """(function, factor): the plain function that decodes one block, `(block, out)` or, where rows
-    have a header, `(block, head, out)`, and what its values are multiplied by. UnsupportedTypeError
-    for a type without one.
+    """Return (function, factor): the plain function that decodes one block, `(block, out)` or,
+    where rows have a header, `(block, head, out)`, and the factor of its values. Raise
+    UnsupportedTypeError for a type without one.
     """
     from .iq_k import PRODUCT_DECODERS
     from .trellis import PRODUCT_FACTORS
@@ -232,12 +231,12 @@ def _block_decoder(
 
 @checks_keywords
 def interleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int = 1) -> np.ndarray:
-    """Rows of the plain type, uint8[rows, row_bytes], to the same number of rows of the interleaved
-    `type`.
+    """Turn rows of the plain type, uint8[rows, row_bytes], into the same number of rows of the
+    interleaved `type`.
 
-    Lossless, but for the sum of a row's codes that Q8_KV has and Q8_KV_R8 leaves out. ShapeError
-    for rows that do not fit, UnsupportedTypeError if `type` is not interleaved or no plain type
-    repacks into it.
+    Nothing is lost except the sum of a row's codes, which Q8_KV has and Q8_KV_R8 does not. Raise
+    ShapeError for rows that do not fit, UnsupportedTypeError if `type` is not interleaved or no
+    plain type repacks into it.
     """
     from .interleaved import pack_rows
 
@@ -259,8 +258,8 @@ def interleave(type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int
 def deinterleave(
     type: str | GGMLType, data: np.ndarray, n_cols: int, threads: int = 1
 ) -> np.ndarray:
-    """Inverse of `interleave`: rows of the interleaved `type` to rows of its plain type. Sums of
-    Q8_KV rows are encoded again.
+    """Turn rows of the interleaved `type` into rows of its plain type. Sums of Q8_KV rows are
+    computed again.
     """
     from .interleaved import unpack_rows
 
@@ -288,7 +287,7 @@ def _plain_type(type: GGMLType) -> GGMLType:
 
 
 def encode_float(type: str | GGMLType, x: np.ndarray) -> np.ndarray:
-    """float32[rows, n_cols] to rows of F32, F16 or BF16, uint8[rows, row_bytes], rounding to
+    """Encode float32[rows, n_cols] as rows of F32, F16 or BF16, uint8[rows, row_bytes], rounding to
     nearest even.
     """
     type = ggml_type(type)

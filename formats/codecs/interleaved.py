@@ -31,8 +31,8 @@ _LEAST_ELEMENTS = 2  # BF16_R16 merges pairs of elements, though a block of BF16
 
 @functools.cache
 def interleaving(type: GGMLType) -> Interleaving:
-    """The tables of the interleaved `type`, made on first use. Its row blocks are those of its
-    plain type where it has one.
+    """Return the tables of the interleaved `type`, made on first use. Its row blocks are those of
+    its plain type if it has one.
     """
     elements = max(type.block_size, _LEAST_ELEMENTS)
     row_bytes = elements // type.block_size * type.block_bytes
@@ -40,7 +40,9 @@ def interleaving(type: GGMLType) -> Interleaving:
 
 
 def pack_rows(type: GGMLType, rows: np.ndarray, n_cols: int) -> np.ndarray:
-    """Rows of the plain type, uint8[n, bytes], n a multiple of K, to as many rows of `type`."""
+    """Turn rows of the plain type, uint8[n, bytes], n a multiple of K, into as many rows of
+    `type`.
+    """
     tables = _tables(type, n_cols)
     wide, head = row_head(type), type.header_bytes
     if not len(rows):
@@ -56,7 +58,7 @@ def pack_rows(type: GGMLType, rows: np.ndarray, n_cols: int) -> np.ndarray:
 
 
 def unpack_rows(type: GGMLType, merged: np.ndarray, n_cols: int) -> np.ndarray:
-    """Inverse of `pack_rows`; a type that has no plain type gives rows in the form its decoder
+    """Undo `pack_rows`. A type without a plain type gives rows in the form that its decoder
     reads.
     """
     tables = _tables(type, n_cols)
@@ -79,8 +81,8 @@ def unpack_rows(type: GGMLType, merged: np.ndarray, n_cols: int) -> np.ndarray:
 
 
 def row_head(type: GGMLType) -> int:
-    """Bytes of the header that a row has once it is undone: that of the plain type where there is
-    one.
+    """Return the bytes of a row's header once the interleaving is undone: that of the plain type if
+    there is one.
     """
     return type.plain.header_bytes
 

@@ -1,5 +1,5 @@
-"""Decoding with torch, on whatever device the bytes are: the same functions as on the CPU, run on
-all blocks at once.
+"""Decode with torch on the device that holds the bytes, with the functions of the CPU, run on all
+blocks at once.
 
 A block decoder is a plain Python function over the bytes of one block. Here it runs as plain
 Python, but a number taken from the block is an int64 tensor with one element per block: loops over
@@ -8,9 +8,8 @@ becomes a row of the result. Every operation rounds by itself, as on the CPU, so
 same (but for the payload of a NaN). `_traced` copies a function, and what it calls, with other
 global names: `np` becomes `_Numpy`, tables become tensors, and `select` becomes `torch.where`.
 
-It is exact and needs nothing but torch. It is not the fastest way, as a block of 256 elements takes
-some thousand operations: on a GPU their launches are what takes the time, so large pieces are
-faster.
+It is exact and needs only torch. It is not the fastest way, as a block of 256 elements takes some
+thousand operations. On a GPU their launches take most of the time, so large pieces are faster.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ def decode_torch(
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Decode rows: uint8[rows, row_bytes] to `dtype`[rows, n_cols] on the device of `data`, as
-    `codec.decode` on the CPU.
+    `codec.decode` does on the CPU.
 
-    Decoded in float32 and then rounded to `dtype`. Interleaved types take whole row groups.
-    ShapeError for bytes that do not fit the type, UnsupportedTypeError for a type without rows of
-    numbers.
+    Values are decoded in float32 and then rounded to `dtype`. Interleaved types take whole row
+    groups. Raise ShapeError for bytes that do not fit the type, UnsupportedTypeError for a type
+    without rows of numbers.
     """
     type = ggml_type(type)
     row_bytes = type.row_bytes(n_cols)
@@ -121,7 +120,7 @@ def _row_decoder(
 
 
 def _aligned(data: torch.Tensor) -> torch.Tensor:
-    """The same bytes, where they can be viewed as wider numbers."""
+    """Return the same bytes where they can be viewed as wider numbers."""
     return data if data.storage_offset() % 4 == 0 and data.data_ptr() % 4 == 0 else data.clone()
 
 
@@ -150,7 +149,7 @@ def _block_decoder(
 
 
 class _Numpy:
-    """What decoders use of numpy, for tensors and for numbers."""
+    """The part of numpy that decoders use, for tensors and for numbers."""
 
     float32 = staticmethod(
         lambda x: x.to(torch.float32) if isinstance(x, torch.Tensor) else float(np.float32(x))
@@ -182,7 +181,9 @@ def _select(
 
 @functools.cache
 def _traced(function: Callable, device: torch.device) -> Callable:
-    """A copy of a decoder, or of what it calls, that takes and gives tensors on the device."""
+    """Return a copy of a decoder, or of a function that it calls, that takes and returns tensors on
+    the device.
+    """
     if function is scalars.select:
         return _select
     function = getattr(function, "py_func", function)
@@ -209,8 +210,8 @@ def _traced(function: Callable, device: torch.device) -> Callable:
 
 
 def _unpack_rows(type: GGMLType, merged: torch.Tensor, n_cols: int) -> torch.Tensor:
-    """Rows of an interleaved type to rows of its plain type (or as its own decoder reads them);
-    sums in the headers of Q8_KV are 0.
+    """Return rows of an interleaved type as rows of its plain type (or as its own decoder reads
+    them). Sums in the headers of Q8_KV are 0.
     """
     from .interleaved import interleaving, row_head
 
@@ -230,8 +231,8 @@ def _unpack_rows(type: GGMLType, merged: torch.Tensor, n_cols: int) -> torch.Ten
 
 
 def _moved(body: torch.Tensor, type: GGMLType, device: torch.device) -> torch.Tensor:
-    """Merged blocks, uint8[n, bytes], to the bytes of their rows' blocks: every byte is the xor of
-    what is moved to it.
+    """Return the bytes of the rows' blocks of merged blocks, uint8[n, bytes]: every byte is the xor
+    of what is moved to it.
     """
     flips, rounds = _move_rounds(type, device)
     out = flips.expand(len(body), -1).clone()
@@ -244,8 +245,8 @@ def _moved(body: torch.Tensor, type: GGMLType, device: torch.device) -> torch.Te
 def _move_rounds(
     type: GGMLType, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
-    """The moves that undo an interleaving, in rounds of one move to each byte: (byte to read, left
-    shift + 8, mask) for all bytes.
+    """Return the moves that undo an interleaving, in rounds of one move to each byte: (byte to
+    read, left shift + 8, mask) for all bytes.
     """
     from .interleaved import interleaving
 
