@@ -11,9 +11,8 @@ import torch
 
 from ..errors import DeviceError
 from ..formats.tensor_names import TensorName
-from .layers.attention import Attention
 from .layers.moe import MoE
-from .linear import ExpertLinear
+from .linear import ExpertLinear, HeadLinear
 from .network import Network
 from .resident import PART_BYTES
 from .state.cache import CacheSettings
@@ -86,12 +85,8 @@ def _compute_bytes(
     if not here:
         return 0
     size = 4 if precision == "f32" else 2
-    modules = [
-        branch.module
-        for block in network.blocks
-        if block.device == device
-        for branch in block.branches
-    ]
+    blocks = [block for block in network.blocks if block.device == device]
+    modules = [branch.module for block in blocks for branch in block.branches]
     used = max((m.spec.n_used for m in modules if isinstance(m, MoE)), default=1)
     width = network.width
     inner = [p for p in here if p.role not in ("token_embd", "output")]
@@ -103,31 +98,25 @@ def _compute_bytes(
         default=0,
     )
     activations = rows * (widest * size + 16 * width)
-    attention = [m.spec for m in modules if isinstance(m, Attention)]
-    if precision == "f32":  # keys and values are read from the cache, and repeated for all heads
-        scores = max(
-            (
-                8 * m.heads * rows * keys
-                + 4 * (m.heads + m.kv_heads) * keys * (m.key_length + m.value_length)
-                for m in attention
-            ),
-            default=0,
-        )
+    activations += max(
+        (block.mixer.score_bytes(rows, keys, precision) for block in blocks), default=0
+    )
+    if precision == "f32":
         decoded = max(min(4 * p.rows * p.cols, PART_BYTES) for p in here)
-        return activations + scores + decoded + _LIBRARIES * (device.type != "cpu")
+        return activations + decoded + _LIBRARIES * (device.type != "cpu")
     # Query, key and value, or gate and up, are decoded together; all experts at once if no kernel
     # reads them packed.
     decoded = max(
         (
-            size * p.rows * p.cols * (len(p.matrices) if isinstance(p, ExpertLinear) else 2)
+            size
+            * p.rows
+            * p.cols
+            * (len(p.matrices) if isinstance(p, (ExpertLinear, HeadLinear)) else 2)
             for p in inner
         ),
         default=0,
     )
     sliced = max(min(size * p.rows * p.cols, PART_BYTES) for p in here)
-    activations += max(
-        (size * m.kv_heads * keys * (m.key_length + m.value_length) for m in attention), default=0
-    )
     return activations + max(decoded, sliced) + _LIBRARIES
 
 

@@ -201,6 +201,14 @@ class Weights:
             if (layer := TensorName.parse(name).layer) is not None and layer >= first:
                 self._skipped.add(name)
 
+    def skip(self, prefix: str) -> None:
+        """Do not use the tensors whose names begin with `prefix`."""
+        self._skipped.update(name for name in self._tensors if name.startswith(prefix))
+
+    def uses(self, name: str) -> bool:
+        """Return whether a layer uses the tensor `name`."""
+        return name in self._asked
+
     def linear(self, name: str, n_in: int, n_out: int, *, role: str, split: str) -> Linear:
         """`<name>.weight` with shape [n_out, n_in], and `<name>.bias` and `<name>.scale` (one
         number) where the file has them.

@@ -460,6 +460,7 @@ def test_bytes_per_token_of_real_shapes(spec, gigabytes):
             {"integer": lambda self, key: {"expert_used_count": 8, "expert_count": 128}[key]},
         )()
         network = type("N", (), {"blocks": ()})()
+        weights = type("W", (), {"uses": staticmethod(lambda name: True)})
 
     Shape.source = source
     assert Cost.of(Shape).step_bytes / 1e9 == pytest.approx(gigabytes, abs=0.01)

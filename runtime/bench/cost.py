@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ...formats.source import TensorInfo
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
-from ..layers.attention import Attention
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,11 @@ class Cost:
     @classmethod
     def of(cls, model, state=None) -> Cost:
         """Return the cost of a `Model`; `state` gives the size of the cache."""
-        tensors = {tensor.name: tensor for tensor in model.source.tensors}
+        tensors = {
+            tensor.name: tensor
+            for tensor in model.source.tensors
+            if model.weights.uses(tensor.name)
+        }
         output = OUTPUT if OUTPUT in tensors else TOKEN_EMBEDDING
         step_bytes = token_flop = output_flop = last_flop = 0.0
         last_layer = len(model.network.blocks) - 1
@@ -56,12 +59,7 @@ class Cost:
                     last_flop += 2 * share * tensor.n_elements
         pair_flop = last_pair_flop = 0.0
         for block in model.network.blocks:
-            mixer = block.mixer
-            last_pair_flop = (
-                2.0 * mixer.spec.heads * (mixer.spec.key_length + mixer.spec.value_length)
-                if isinstance(mixer, Attention)
-                else 0.0
-            )
+            last_pair_flop = block.mixer.pair_flop
             pair_flop += last_pair_flop
         cache_bytes = 0.0 if state is None else state.nbytes / state.capacity
         return cls(

@@ -74,6 +74,20 @@ class Attention:
             s.kv_heads, s.key_length, s.value_length, settings
         )
 
+    def score_bytes(self, rows: int, keys: int, precision: str) -> int:
+        """Return the bytes of scores, and of keys and values read from the cache, which the
+        reference path repeats for all heads.
+        """
+        s, size = self.spec, self.spec.key_length + self.spec.value_length
+        if precision == "f32":
+            return 8 * s.heads * rows * keys + 4 * (s.heads + s.kv_heads) * keys * size
+        return 2 * s.kv_heads * keys * size
+
+    @property
+    def pair_flop(self) -> float:
+        """Return the operations of a score and of adding a value, for all heads."""
+        return 2.0 * self.spec.heads * (self.spec.key_length + self.spec.value_length)
+
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """x float32[rows, width] to float32[rows, width]; rows as `batch` says."""
         q, gate, k, v = self.project(x, batch)

@@ -49,6 +49,19 @@ class Mixer(Protocol):
         """Return the bytes that a sequence of `capacity` positions takes."""
         ...
 
+    def score_bytes(self, rows: int, keys: int, precision: str) -> int:
+        """Return the bytes that scores, keys and values take while `rows` tokens see `keys`
+        positions. precision: that of the `Model`. An upper estimate.
+        """
+        ...
+
+    @property
+    def pair_flop(self) -> float:
+        """Return the floating-point operations for each pair of a token and a position it sees;
+        0 if the mixer does not look at positions.
+        """
+        ...
+
 
 class FeedForward(Protocol):
     """What works on every row alone."""
