@@ -156,7 +156,8 @@ def test_defaults_of_files_that_do_not_say(tiny):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"tokenizer.ggml.model": string("llama")}, "'llama' is not supported"),
+        ({"tokenizer.ggml.model": string("rwkv")}, "'rwkv' is not supported"),
+        ({"tokenizer.ggml.model": string("no_vocab")}, "has no vocabulary"),
         ({"tokenizer.ggml.pre": string("lama-bpe")}, "llama-bpe"),
         ({"tokenizer.ggml.token_type": array(ValueType.INT32, [1, 2])}, "2 token types"),
         ({"tokenizer.ggml.token_type": array(ValueType.STRING, ["a"])}, "not a number"),

@@ -12,11 +12,13 @@ from ...errors import TokenizerError, printable
 from ...formats.pretokenizers import (
     BYTE_LEVEL_REGEX,
     DIGIT_RUNS_REGEX,
+    PRETOKENIZERS,
     SINGLE_DIGITS_REGEX,
     check_name,
     name_of,
 )
-from ...formats.values import Value, ValueType, array, string
+from ...formats.tokenizer_hints import NFC_KEY
+from ...formats.values import Value, ValueType, array, boolean, string
 from ..checkpoint.folder import Checkpoint
 from .special import special_tokens
 from .tokens import (
@@ -45,7 +47,8 @@ def byte_level_bpe(
     names the pre-tokenizer; by default it is derived.
     """
     model = tokenizer["model"]
-    _check_normalizer(tokenizer, pre is not None)
+    nfc = _normalizes_to_nfc(tokenizer, pre is not None)
+    name = check_name(pre) if pre is not None else _pretokenizer_name(tokenizer, nfc)
     table = TokenTable(n_vocab, checkpoint.config.file)
     for token, number in model["vocab"].items():
         table.place(number, token)
@@ -54,10 +57,11 @@ def byte_level_bpe(
         table.place_added(number, token, special or token in named or looks_special(token))
     return {
         "model": string("gpt2"),
-        "pre": string(_pretokenizer_name(tokenizer, pre)),
+        "pre": string(name),
         **table.keys(scores=False),
         "merges": array(ValueType.STRING, merges_of(model, SPACE)),
         **special_tokens(checkpoint, tokenizer, config, table.ids(), n_vocab),
+        **_normalizer_key(name, nfc),
     }
 
 
@@ -69,12 +73,9 @@ def has_byte_level(tokenizer: dict[str, Any]) -> bool:
     return any(step.get("type") == "ByteLevel" for step in steps)
 
 
-def _check_normalizer(tokenizer: dict[str, Any], pre_given: bool) -> None:
-    """Raise TokenizerError for a normalizer that changes texts, because runtimes apply none, unless
-    the user has named the pre-tokenizer.
-
-    NFC is accepted: it leaves nearly every text as it is, and the pre-tokenizer names of the models
-    that have it (Qwen's) mean only their regexes in every runtime.
+def _normalizes_to_nfc(tokenizer: dict[str, Any], pre_given: bool) -> bool:
+    """Return whether texts are normalized to NFC. Raise TokenizerError for any other normalizer,
+    because runtimes apply none, unless the user has named the pre-tokenizer.
     """
     kinds = [step.get("type") for step in steps_of(tokenizer.get("normalizer"), "normalizers")]
     other = next((kind for kind in kinds if kind != "NFC"), None)
@@ -83,16 +84,25 @@ def _check_normalizer(tokenizer: dict[str, Any], pre_given: bool) -> None:
             f"normalizer step {printable(other)} has no counterpart in GGUF; name the pre-tokenizer"
             " with --pre NAME to convert without it"
         )
-    if kinds:
+    if other is not None:
         warn_of_normalizer(kinds)
+    return "NFC" in kinds
 
 
-def _pretokenizer_name(tokenizer: dict[str, Any], given: str | None) -> str:
-    if given is not None:
-        return check_name(given)
+def _normalizer_key(name: str, nfc: bool) -> dict[str, Value]:
+    """Return the key that says whether texts are normalized to NFC, if the name of the
+    pre-tokenizer implies otherwise.
+    """
+    entry = PRETOKENIZERS.get(name)
+    implied = entry is not None and entry.nfc
+    return {} if nfc == implied else {NFC_KEY.removeprefix("tokenizer.ggml."): boolean(nfc)}
+
+
+def _pretokenizer_name(tokenizer: dict[str, Any], nfc: bool) -> str:
     return name_of(
         split_regexes(tokenizer.get("pre_tokenizer")),
         ignore_merges=tokenizer["model"].get("ignore_merges") is True,
+        nfc=nfc,
     )
 
 

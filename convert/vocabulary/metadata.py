@@ -15,6 +15,7 @@ from ...formats.values import Value
 from ..checkpoint.folder import Checkpoint
 from .bpe import byte_level_bpe, has_byte_level
 from .chat_template import chat_template_metadata
+from .hints import strip_keys
 from .spm import is_sentencepiece_like, sentencepiece_like, sentencepiece_model
 from .tiktoken import FILE as TIKTOKEN_FILE
 from .tiktoken import tiktoken_bpe
@@ -27,8 +28,8 @@ Reader = Callable[[Checkpoint, dict[str, Any], dict[str, Any], int], dict[str, V
 def vocabulary_metadata(
     checkpoint: Checkpoint, n_vocab: int, pre: str | None = None, reader: Reader | None = None
 ) -> dict[str, Value]:
-    """Return all `tokenizer.*` keys of the checkpoint. Each of the `n_vocab` rows of the embedding
-    gets a token.
+    """Return all keys about the checkpoint's tokenizer. Each of the `n_vocab` rows of the
+    embedding gets a token.
 
     `pre` names the pre-tokenizer; by default it is derived. `reader` reads a tokenizer.json that
     only one family has. Raise TokenizerError for another kind of vocabulary, for ids above
@@ -55,8 +56,12 @@ def vocabulary_metadata(
     except TokenizerError as error:
         error.file = error.file or file
         raise
+    keys |= strip_keys(checkpoint, tokenizer or {}, config, keys)
     return {
-        **{f"tokenizer.ggml.{key}": value for key, value in keys.items()},
+        **{
+            key if key.startswith("iqforge.") else f"tokenizer.ggml.{key}": value
+            for key, value in keys.items()
+        },
         **chat_template_metadata(checkpoint, config),
     }
 

@@ -9,9 +9,10 @@ import re
 from typing import Any
 
 from ...errors import TokenizerError
+from ...formats.tokenizer_hints import SPACE_PREFIX_KEY
 from ...formats.values import Value, ValueType, array, boolean, string
 from ..checkpoint.folder import Checkpoint
-from .sentencepiece import UNIGRAM, read_sentencepiece
+from .sentencepiece import BPE, UNIGRAM, read_sentencepiece
 from .special import special_tokens
 from .tokens import (
     BYTE,
@@ -56,7 +57,10 @@ def sentencepiece_model(
         keys["add_space_prefix"] = boolean(
             model.add_dummy_prefix and config.get("add_prefix_space", True)
         )
+    if config.get("legacy") is True and model.kind == BPE:
+        keys[SPACE_PREFIX_KEY] = string("always")
     if model.kind == UNIGRAM:
+        keys.setdefault("add_space_prefix", boolean(True))  # runtimes assume no space otherwise
         keys["remove_extra_whitespaces"] = boolean(model.remove_extra_whitespaces)
         if model.charsmap:
             keys["precompiled_charsmap"] = array(ValueType.UINT8, list(model.charsmap))
@@ -98,12 +102,14 @@ def sentencepiece_like(
     for number, merge in enumerate(merges):
         scores.setdefault(merge.replace(" ", ""), -float(number))
     table = like_table(checkpoint, tokenizer, config, n_vocab, scores, -float(len(merges)))
+    scheme = _space_prefix(tokenizer)
     return {
         "model": string("llama"),
         "pre": string("default"),
         **table.keys(scores=True),
         **special_tokens(checkpoint, tokenizer, config, table.ids(), n_vocab),
-        "add_space_prefix": boolean(_puts_space_first(tokenizer)),
+        "add_space_prefix": boolean(scheme != "never"),
+        **({SPACE_PREFIX_KEY: string("always")} if scheme == "always" else {}),
     }
 
 
@@ -142,21 +148,19 @@ def _writes_spaces(step: dict[str, Any]) -> bool:
     )
 
 
-def _puts_space_first(tokenizer: dict[str, Any]) -> bool:
-    """Return whether a space is put in front of a text, by a normalizer that prepends one or by a
-    `Metaspace` step.
+def _space_prefix(tokenizer: dict[str, Any]) -> str:
+    """Return where a space is put: "always" in front of every stretch of text between added tokens,
+    "first" in front of the whole text, or "never".
+
+    A normalizer that prepends it does so always; a `Metaspace` step says.
     """
     if any(
         step.get("type") == "Prepend" and step.get("prepend") == SPACE
         for step in steps_of(tokenizer.get("normalizer"), "normalizers")
     ):
-        return True
+        return "always"
     for step in steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") == "Metaspace":
-            return (
-                step.get(
-                    "prepend_scheme", "always" if step.get("add_prefix_space", True) else "never"
-                )
-                != "never"
-            )
-    return False
+            default = "always" if step.get("add_prefix_space", True) else "never"
+            return str(step.get("prepend_scheme", default))
+    return "never"
