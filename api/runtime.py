@@ -132,7 +132,8 @@ def _generate(
     record: Generation | None,
 ) -> Iterator[str]:
     from ..runtime.arguments import whole_numbers
-    from ..runtime.generate import TextStream, end_tokens, generate_tokens, prompt_tokens
+    from ..runtime.generate import end_tokens, generate_tokens, prompt_tokens
+    from ..runtime.tokenizer import TextStream
 
     sampling = options.sampling()
     with opened_model(model, load) as loaded:
@@ -141,7 +142,7 @@ def _generate(
             if isinstance(prompt, str)
             else whole_numbers("prompt", prompt)
         )
-        stream = TextStream(loaded.tokenizer, options.special)
+        stream = TextStream(loaded.tokenizer, options.special, from_start=echo)
         end = frozenset() if options.ignore_eos else end_tokens(loaded)
         if record is not None:
             record.prompt_tokens = len(tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import itertools
 import logging
 import time
@@ -65,26 +64,6 @@ class Generation:
             if len(self.tokens) > 1 and self.seconds > 0
             else 0.0
         )
-
-
-class TextStream:
-    """Tokens to text, in pieces that end at whole characters. Control tokens are left out unless
-    `special`.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, special: bool = False):
-        self.tokenizer, self.special = tokenizer, special
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, token: int) -> str:
-        """The text that is complete with this token; bytes that cannot become UTF-8 are U+FFFD."""
-        if not self.special and self.tokenizer.types[token] == TokenType.CONTROL:
-            return ""
-        return self._decoder.decode(self.tokenizer.token_bytes(token))
-
-    def end(self) -> str:
-        """Return what is left of a character that never became whole."""
-        return self._decoder.decode(b"", final=True)
 
 
 def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:

@@ -18,14 +18,13 @@ from iqforge.errors import EvaluationError, ShapeError, UsageError
 from iqforge.runtime.commands.generate import unescape
 from iqforge.runtime.generate import (
     Generation,
-    TextStream,
     end_tokens,
     generate_tokens,
     prompt_tokens,
 )
 from iqforge.runtime.sampling import GREEDY, Sampling, candidates, philox, sample, uniform
 from iqforge.runtime.state.cache import CacheSettings
-from iqforge.runtime.tokenizer import TokenType
+from iqforge.runtime.tokenizer import TextStream, TokenType
 
 DEMO = Path(iqforge.__file__).parent / "demo" / "model"
 
