@@ -15,6 +15,7 @@ from ..errors import UsageError
 from ..formats.output import refuse_same_file
 from ..quantize.encode import encodable_types
 from ..version import __version__
+from .devices import devices_to_measure
 from .models import opened_model, split_options, text_of
 from .quantize import plan_quantization
 from .source import (
@@ -52,6 +53,7 @@ def recipe_for_target(
     target: TargetOptions | None = None,
     changes: Changes | None = None,
     threads: int = 0,
+    device: str = "cpu",
     provenance: bool = True,
     progress: StatsProgress | None = None,
     **keywords: Any,
@@ -66,9 +68,11 @@ def recipe_for_target(
     `quantize.plan.recipe.Recipe` besides its type; tensors whose types they set count against the
     budget.
 
-    Errors of all types are estimated on rows of every tensor; nothing is written. `quantize_model`
-    takes the result's `recipe`, with the same imatrix, changes and provenance. Raise UsageError for
-    a target that cannot be reached, naming the smallest that can.
+    Errors of all types are estimated on rows of every tensor; nothing is written. device: where, as
+    for `quantize_stats`; errors on GPUs agree with the CPU's to about six digits, so that types can
+    differ where two choices are as close as that. `quantize_model` takes the result's `recipe`,
+    with the same imatrix, changes and provenance. Raise UsageError for a target that cannot be
+    reached, naming the smallest that can.
     """
     from ..formats.gguf.writer import FileLayout
     from ..quantize.options import TargetOptions
@@ -93,7 +97,7 @@ def recipe_for_target(
             source, replace(changes.recipe(recipe), ignore_imatrix_rules=True), used
         )
         stats, sensitivities = (
-            _errors(source, draft, aim, used, threads, progress),
+            _errors(source, draft, aim, used, threads, device, progress),
             _sensitivities(source, draft, aim),
         )
         if n_bytes is None or aim.bpw is not None:
@@ -145,11 +149,13 @@ def _errors(
     target: SizeTarget,
     imatrix: Imatrix | None,
     threads: int,
+    device: str,
     progress: StatsProgress | None,
 ) -> list[TensorStats]:
-    """Errors of the candidates of each free tensor, measured for tensors with the same candidates
-    together.
+    """Return the errors of the candidates of each free tensor, measured for tensors with the same
+    candidates together.
     """
+    from ..quantize.cuda.devices import find_devices
     from ..quantize.plan.budget import SAMPLED_ROWS, allowed_types, candidates, is_free
     from ..quantize.report.stats import StatsReport, collect_stats
 
@@ -160,6 +166,11 @@ def _errors(
         groups.setdefault(
             tuple(candidates(tensor, weighted, types, bool(target.types))), []
         ).append(tensor)
+    devices = (
+        devices_to_measure([(own, own_types) for own_types, own in groups.items()], SAMPLED_ROWS)
+        if device == "auto"
+        else find_devices(device)
+    )
     found = {}
     for own_types, own in groups.items():
         report = StatsReport(os.fspath(source.path), list(own_types), SAMPLED_ROWS)
@@ -170,6 +181,7 @@ def _errors(
             report,
             importance=None if imatrix is None else imatrix.importance,
             threads=threads,
+            devices=devices,
             progress=progress,
         )
         found |= {stats.tensor.name: stats for stats in report.tensors}

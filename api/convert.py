@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..formats.options import checks_keywords, from_keywords
+from ..formats.options import from_keywords
 from ..quantize.run.report import RunProgress
+from .devices import devices_of_plan
 from .quantize import plan_quantization
 from .source import (
     PathLike,
@@ -22,7 +23,7 @@ from .source import (
 
 if TYPE_CHECKING:
     from ..convert.architectures.layout_options import LayoutOptions
-    from ..convert.options import ConvertOptions
+    from ..convert.options import ConvertOptions, LoraOptions
     from ..formats.source import Source, TensorInfo
     from ..formats.tools.sharding import OutputPlan
     from ..imatrix.data import Imatrix
@@ -58,6 +59,7 @@ def convert_model(
       file with `general.*` keys to set, see `convert.metadata.overrides`.
     - split_max_size (bytes, `300M`, `2G`), split_max_tensors, no_tensor_first_split: shards, see
       `formats.tools.sharding.ShardLimits`.
+    - device: where a preset is quantized, see `quantize_models`. Converting to floats is the CPU's.
     - force: use an importance matrix that seems to belong to another model.
     - merge_gate_up, mtp, mla_layout, vocab_only: see `LayoutOptions`.
 
@@ -75,6 +77,7 @@ def convert_model(
     loaded = loaded_imatrix(imatrix)
     with open_source(src, pre=o.pre, name=o.name, **asdict(chosen)) as source:
         planned, output, used = _plan(source, out, outtype, o, loaded)
+        devices = devices_of_plan(o.device, planned)
         log.info("%s", output)
         with output.open() as sink:
             stream(
@@ -85,34 +88,36 @@ def convert_model(
                     )
                 ],
                 threads=o.threads,
+                devices=devices,
                 measure=False,
             )
     return output.paths[0]
 
 
-@checks_keywords
 def convert_lora(
     src: PathLike,
     out: PathLike | None = None,
     outtype: str = "f32",
     *,
-    base: PathLike | None = None,
-    name: str | None = None,
-    threads: int = 0,
+    options: LoraOptions | None = None,
     progress: RunProgress | None = None,
+    **keywords: Any,
 ) -> Path:
     """Convert the PEFT LoRA adapter in folder `src` to a GGUF file. Return its path.
 
     out: file, folder, or None for a name made from the adapter's inside `src`. outtype: f32, f16,
-    bf16, q8_0 or auto. base: folder with the base model's config.json. name: `general.name`. Raise
-    the errors of `convert.lora.AdapterSource`, and OutputError.
+    bf16, q8_0 or auto. keywords: fields of `convert.options.LoraOptions`, which win over `options`:
+    base: folder with the base model's config.json; name: `general.name`; threads. Raise the errors
+    of `convert.lora.AdapterSource`, and OutputError.
     """
     from ..convert.lora import AdapterSource, adapter_path, plan_adapter
+    from ..convert.options import LoraOptions
     from ..formats.tools.sharding import plan_output
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.run.stream import RunOutput, stream
 
-    with AdapterSource(src, base, name) as source:
+    [o] = from_keywords(convert_lora, keywords, (LoraOptions, options))
+    with AdapterSource(src, o.base, o.name) as source:
         targets, kind = plan_adapter(source, outtype)
         output = plan_output(
             adapter_path(source, out, kind), source.metadata, targets, inputs=source.files
@@ -122,24 +127,25 @@ def convert_lora(
             stream(
                 source,
                 [RunOutput(planned, sink, progress=progress or RunProgress())],
-                threads=threads,
+                threads=o.threads,
             )
     return output.paths[0]
 
 
-@checks_keywords
 def plan_lora(
     src: PathLike,
     out: PathLike | None = None,
     outtype: str = "f32",
     *,
-    base: PathLike | None = None,
-    name: str | None = None,
+    options: LoraOptions | None = None,
+    **keywords: Any,
 ) -> tuple[list[TensorInfo], Path]:
     """Return the tensors and the path of the file that `convert_lora` would write."""
     from ..convert.lora import AdapterSource, adapter_path, plan_adapter
+    from ..convert.options import LoraOptions
 
-    with AdapterSource(src, base, name) as source:
+    [o] = from_keywords(plan_lora, keywords, (LoraOptions, options))
+    with AdapterSource(src, o.base, o.name) as source:
         targets, kind = plan_adapter(source, outtype)
         return targets, adapter_path(source, out, kind)
 

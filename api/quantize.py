@@ -18,6 +18,7 @@ from ..quantize.encode import encodable_types
 from ..quantize.run.compile_task import CompileProgress
 from ..quantize.run.report import RunProgress, RunReport
 from ..version import __version__
+from .devices import devices_to_measure, note_choice
 from .outputs import open_outputs, plan_outputs
 from .source import (
     PathLike,
@@ -36,7 +37,7 @@ from .source import (
 if TYPE_CHECKING:
     from ..formats.source import Source
     from ..imatrix.data import Imatrix
-    from ..quantize.options import QuantizeOptions, Shards
+    from ..quantize.options import QuantizeOptions, RepackOptions, Shards, StatsOptions
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
@@ -180,7 +181,6 @@ def quantize_models(
     from ..quantize.run.parallel import thread_count
     from ..quantize.run.resume import finish_all
     from ..quantize.run.stream import RunOutput, stream
-    from ..quantize.search.trellis.tree import CODEBOOKS as TRELLIS_TYPES
 
     started = time.perf_counter()
     o, of_recipe = split_recipe(quantize_models, keywords, QuantizeOptions, options)
@@ -225,17 +225,8 @@ def quantize_models(
             provenance=o.provenance,
             threads=o.threads,
         )
-        trellis = sorted(
-            {plan.target.type.name for planned in plans for plan in planned if not plan.kept}
-            & TRELLIS_TYPES.keys()
-        )
-        if o.device == "auto" and devices and trellis:
-            log.info(
-                "the GPU search for %s gives other bytes than the CPU's; --device cpu gives those",
-                ", ".join(trellis),
-            )
-        if o.device == "auto" and not devices:
-            log.info("quantizing on the CPU")
+        if o.device == "auto":
+            note_choice(devices, plans)
         tasks = tasks_of_plans(plans, lookups, bool(devices))
         if o.dry_run:
             compiling = time.perf_counter()
@@ -297,92 +288,103 @@ def quantize_models(
         return [reports.get(number, RunReport()) for number in range(len(outputs))]
 
 
-@checks_keywords
 def repack_model(
     src: PathLike,
     out: PathLike | None,
     *,
-    pattern: str | Sequence[str] = (),
-    undo: bool = False,
-    threads: int = 0,
-    dry_run: bool = False,
+    options: RepackOptions | None = None,
     progress: RunProgress | None = None,
+    **keywords: Any,
 ) -> RunReport:
     """Write a GGUF file (also the first shard of a split one) with its tensors in row-interleaved
     form, or with `undo` in plain form.
 
-    pattern: regular expressions, of which one must be found in the name of a tensor; by default all
-    tensors. Nothing is quantized, and undoing gives back every byte of the tensors. Where nothing
-    can be changed no file is written: all tensors of the report are `.planned.kept` then. dry_run:
-    plan only, `out` may be None.
+    Nothing is quantized, and undoing gives back every byte of the tensors. Where nothing can be
+    changed no file is written: all tensors of the report are `.planned.kept` then.
+
+    keywords: fields of `quantize.options.RepackOptions`, which win over `options`. pattern: regular
+    expressions, of which one must be found in the name of a tensor; by default all tensors.
+    dry_run: plan only, `out` may be None. threads: 0 for one per core.
     """
     from ..formats.gguf.reader import open_gguf
     from ..formats.gguf.writer import GGUFWriter
     from ..formats.output import refuse_same_file
+    from ..quantize.options import RepackOptions
     from ..quantize.plan.metadata import quantized_metadata
     from ..quantize.run.repack import plan_repack, repacked_file_type, stream_repacked
 
+    [o] = from_keywords(repack_model, keywords, (RepackOptions, options))
     with open_gguf(src) as source:
-        planned = plan_repack(
-            source.tensors, [pattern] if isinstance(pattern, str) else pattern, undo
-        )
-        if dry_run or all(plan.kept for plan in planned):
+        pattern = [o.pattern] if isinstance(o.pattern, str) else o.pattern
+        planned = plan_repack(source.tensors, pattern, o.undo)
+        if o.dry_run or all(plan.kept for plan in planned):
             return _report_plan(planned, progress)
         if out is None:
             raise UsageError("an output file is needed")
         refuse_same_file(out, source.files)
         stated = source.metadata.get("general.file_type")
-        number = repacked_file_type(stated.data, planned, undo) if stated is not None else None
+        number = repacked_file_type(stated.data, planned, o.undo) if stated is not None else None
         with GGUFWriter(
             out, quantized_metadata(source.metadata, number), [plan.target for plan in planned]
         ) as sink:
-            return stream_repacked(source, planned, sink, threads=threads, progress=progress)
+            return stream_repacked(source, planned, sink, threads=o.threads, progress=progress)
 
 
-@checks_keywords
 def quantize_stats(
     model: PathLike,
     types: Sequence[str] = (),
     imatrix: PathLike | Imatrix | None = None,
     *,
-    include: Sequence[str] = (),
-    rows: int = 0,
-    threads: int = 0,
-    force: bool = False,
+    options: StatsOptions | None = None,
     progress: StatsProgress | None = None,
+    **keywords: Any,
 ) -> StatsReport:
     """Measure what quantizing the tensors of a GGUF model or a checkpoint folder to each of `types`
     would lose; nothing is written.
 
-    types: names; by default all plain quantized types there is a search for. include: regular
-    expressions, of which one must be found in the name of a tensor. rows: measure about so many
-    rows of each tensor, evenly spaced, instead of all. force: use an importance matrix that seems
-    to belong to another model. Returns sums of squared errors by tensor and type, see
-    `quantize.report.stats`. Raise UsageError if no tensor is left.
+    types: names; by default all plain quantized types there is a search for. keywords: fields of
+    `quantize.options.StatsOptions`, which win over `options`:
+
+    - include: regular expressions, of which one must be found in the name of a tensor.
+    - rows: measure about so many rows of each tensor, evenly spaced, instead of all.
+    - device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto", see
+      `quantize.report.device_stats`. threads: 0 for one per core.
+    - force: use an importance matrix that seems to belong to another model.
+
+    Return sums of squared errors by tensor and type, see `quantize.report.stats`. Raise UsageError
+    if no tensor is left.
     """
     from ..formats.types import ggml_type
     from ..imatrix.belongs import check_belongs
+    from ..quantize.cuda.devices import find_devices
+    from ..quantize.options import StatsOptions
     from ..quantize.report.stats import StatsReport, choose_tensors, choose_types, collect_stats
 
+    [o] = from_keywords(quantize_stats, keywords, (StatsOptions, options))
     chosen = choose_types([ggml_type(name) for name in types], encodable_types())
+    devices = () if o.device == "auto" else find_devices(o.device)  # an error before any work
     loaded = loaded_imatrix(imatrix)
     with open_source(model) as source:
         if loaded is not None:
-            loaded = check_belongs(loaded, source.tensors, force=force)
+            loaded = check_belongs(loaded, source.tensors, force=o.force)
         report = StatsReport(
             os.fspath(model),
             chosen,
-            max(0, rows),
+            max(0, o.rows),
             None if loaded is None else loaded.path,
             source.files,
         )
+        tensors = choose_tensors(source, o.include, decodable_types())
+        if o.device == "auto":
+            devices = devices_to_measure([(tensors, chosen)], report.sampled)
         return collect_stats(
             source,
-            choose_tensors(source, include, decodable_types()),
+            tensors,
             chosen,
             report,
             importance=None if loaded is None else loaded.importance,
-            threads=threads,
+            threads=o.threads,
+            devices=devices,
             progress=progress,
         )
 

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 
 from ..formats.options import Options, option
+from ..formats.shared_options import devices_option, force_option, threads_option
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,23 @@ class ConvertOptions(Options):
         metavar="NAME",
         help="name of the pre-tokenizer (default: derived from its regexes)",
     )
-    threads: int = option(
-        0, "-t", "--threads", metavar="N", help="number of threads (default: all)"
+    threads: int = threads_option()
+    device: str = devices_option("only presets are quantized there")
+    force: bool = force_option()
+
+
+@dataclass(frozen=True)
+class LoraOptions(Options):
+    """How an adapter is converted; see `iqforge.convert_lora`."""
+
+    base: str | os.PathLike | None = option(
+        None,
+        "--base",
+        metavar="DIR",
+        help="folder with the base model's config.json; its weights are not needed (default: what"
+        " adapter_config.json names, if that is a folder)",
     )
-    force: bool = option(
-        False, "--force", help="use an importance matrix that seems to belong to another model"
+    name: str | None = option(
+        None, "--model-name", metavar="N", help="general.name (default: from the folder)"
     )
+    threads: int = threads_option()

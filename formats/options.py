@@ -46,12 +46,13 @@ class Constant:
 class Flag:
     """The flags of a field on the command line.
 
-    kind: int, float, str or bool. off: the flag sets False. many: the value is a tuple, and the
-    flag may be repeated. commas: with `many`, a word of the flag holds several values. one_text:
-    with `many`, a keyword may be a single text. text: the command itself parses the words of the
-    flag, which are lists. optional: the value of the flag without a word. least: the smallest
-    number that is accepted. constants: flags that set the field to one value each. keyed: the value
-    is a dict, with a flag and its help for each key.
+    kind: int, float, str or bool. off: the flag sets False. aliases: other spellings, which help
+    does not show. many: the value is a tuple, and the flag may be repeated. several: with `many`,
+    the flag takes several words. commas: with `many`, a word of the flag holds several values.
+    one_text: with `many`, a keyword may be a single text. text: the command itself parses the words
+    of the flag, which are lists. optional: the value of the flag without a word. least: the
+    smallest number that is accepted. constants: flags that set the field to one value each. keyed:
+    the value is a dict, with a flag and its help for each key.
     """
 
     names: tuple[str, ...]
@@ -60,7 +61,9 @@ class Flag:
     metavar: str | None = None
     choices: tuple[Any, ...] | None = None
     least: float | None = None
+    aliases: tuple[str, ...] = ()
     many: bool = False
+    several: bool = False
     commas: bool = False
     one_text: bool = False
     text: bool = False
@@ -74,7 +77,12 @@ class Flag:
     def spellings(self) -> list[str]:
         """All flags that set the field."""
         keyed = [name for name, _ in (self.keyed or {}).values()]
-        return [*self.names, *(name for one in self.constants for name in one.names), *keyed]
+        return [
+            *self.names,
+            *self.aliases,
+            *(name for one in self.constants for name in one.names),
+            *keyed,
+        ]
 
 
 def option(
@@ -240,19 +248,23 @@ def _add(
         return
     if flag.kind is bool and flag.optional is None:
         words |= {"action": "store_false" if flag.off else "store_true", "default": default}
-        parser.add_argument(*flag.names, **words)
-        return
-    words |= {
-        "type": str if flag.text or flag.commas else _READERS.get(flag.kind, str),
-        "metavar": flag.metavar,
-        "choices": flag.choices,
-        "default": default,
-    }
+    else:
+        words |= {
+            "type": str if flag.text or flag.commas else _READERS.get(flag.kind, str),
+            "metavar": flag.metavar,
+            "choices": flag.choices,
+            "default": default,
+        }
     if flag.many:
         words |= {"action": "append", "default": None if flag.text else list(default or ()) or None}
+    if flag.several:
+        words |= {"action": "extend", "nargs": "+"}
     if flag.optional is not None:
         words |= {"nargs": "?", "const": flag.optional}
     parser.add_argument(*flag.names, **words)
+    if flag.aliases:
+        words |= {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+        parser.add_argument(*flag.aliases, **words)
 
 
 _READERS = {int: integer, float: real}

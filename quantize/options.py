@@ -13,6 +13,12 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from ..formats.options import Constant, Options, option
+from ..formats.shared_options import (
+    devices_option,
+    dry_run_option,
+    force_option,
+    threads_option,
+)
 
 
 @dataclass(frozen=True)
@@ -24,9 +30,7 @@ class QuantizeOptions(Options):
         "--nan-to-zero",
         help="replace NaN and infinities in the source by 0 instead of failing",
     )
-    threads: int = option(
-        0, "-t", "--threads", metavar="N", help="threads, as NTHREADS (default: all cores)"
-    )
+    threads: int = threads_option("threads, as NTHREADS (default: all cores)")
     dry_run: bool = option(
         False,
         "--dry-run",
@@ -39,13 +43,8 @@ class QuantizeOptions(Options):
         off=True,
         help="with --dry-run: print only the plan and the sizes, without a trial",
     )
-    device: str = option(
-        "cpu",
-        "--device",
-        metavar="D",
-        help="auto (default: all GPUs, or the CPU if there is none), cpu, cuda for all GPUs, cuda:N"
-        " or cuda:N,M for some; the bytes are the same, except for trellis types, IQ1_KT to"
-        " IQ4_KT",
+    device: str = devices_option(
+        "the bytes are the same, except for trellis types, IQ1_KT to IQ4_KT"
     )
     provenance: bool = option(
         True,
@@ -158,3 +157,57 @@ class TargetOptions(Options):
         metavar="F",
         help="how much each tensor matters, as measured by iqforge sensitivity (default: by role)",
     )
+
+
+@dataclass(frozen=True)
+class RepackOptions(Options):
+    """Which tensors are interleaved or undone; see `iqforge.repack_model`."""
+
+    pattern: str | Sequence[str] = option(
+        (),
+        "--pattern",
+        kind=str,
+        many=True,
+        one_text=True,
+        metavar="REGEX",
+        help="only tensors whose name matches; may be repeated",
+    )
+    undo: bool = option(
+        False, "--undo", help="interleaved tensors to plain form: the inverse, byte for byte"
+    )
+    dry_run: bool = dry_run_option(
+        "print what would be done and the sizes, write nothing; OUT may be left out"
+    )
+    threads: int = threads_option()
+
+
+@dataclass(frozen=True)
+class StatsOptions(Options):
+    """What is measured of a quantization without making it; see `iqforge.quantize_stats`."""
+
+    force: bool = force_option()
+    include: Sequence[str] = option(
+        (),
+        "--include",
+        kind=str,
+        many=True,
+        several=True,
+        metavar="REGEX",
+        help="only tensors whose name matches",
+    )
+    rows: int = option(
+        0,
+        "--rows",
+        metavar="N",
+        help="measure about N evenly spaced rows of each tensor, for a quick look (default: all)",
+    )
+    device: str = devices_option("errors agree to six digits, except for trellis types")
+    threads: int = threads_option()
+
+
+@dataclass(frozen=True)
+class ValidateOptions(Options):
+    """How a file is read back; see `iqforge.validate_model`."""
+
+    force: bool = force_option()
+    threads: int = threads_option()

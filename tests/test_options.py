@@ -15,12 +15,20 @@ from iqforge import cli
 from iqforge.cli import COMMANDS, main
 from iqforge.commandline.parser import Parser
 from iqforge.convert.architectures.layout_options import LayoutOptions
-from iqforge.convert.options import ConvertOptions
+from iqforge.convert.options import ConvertOptions, LoraOptions
 from iqforge.errors import UsageError
 from iqforge.formats.options import Constant, Options, from_keywords, option
+from iqforge.formats.tools.options import GateUpOptions, MergeShardsOptions, SplitOptions
 from iqforge.imatrix.commands.sensitivity import PLACEMENT
 from iqforge.imatrix.options import CollectOptions, MergeOptions, SensitivityOptions
-from iqforge.quantize.options import QuantizeOptions, Shards, TargetOptions
+from iqforge.quantize.options import (
+    QuantizeOptions,
+    RepackOptions,
+    Shards,
+    StatsOptions,
+    TargetOptions,
+    ValidateOptions,
+)
 from iqforge.quantize.plan.changes import Changes
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.bench.options import BenchOptions, SweepOptions
@@ -48,9 +56,10 @@ class Sizes(Options):
     width: int = option(4, "-w", "--width", least=1, metavar="N", help="how wide")
     rate: float = option(0.5, "--rate", help="how fast")
     names: tuple[str, ...] = option((), "--name", kind=str, many=True)
-    quiet: bool = option(False, "--quiet")
+    quiet: bool = option(False, "--quiet", aliases=("--silent",))
     bold: bool = option(True, "--no-bold", off=True)
     mode: str | None = option(None, "--mode", choices=("a", "b"))
+    words: tuple[str, ...] = option((), "--words", kind=str, many=True, several=True)
 
 
 def parsed(*words: str) -> Sizes:
@@ -61,12 +70,17 @@ def parsed(*words: str) -> Sizes:
 
 def test_flags_of_a_dataclass():
     assert parsed() == Sizes()
+    assert parsed("--silent") == Sizes(quiet=True)
+    assert parsed("--words", "a", "b", "--words", "c").words == ("a", "b", "c")
     words = ["-w", "7", "--rate", "2", "--name", "x", "--name", "y", "--quiet", "--no-bold"]
     assert parsed(*words, "--mode", "b") == Sizes(7, 2.0, ("x", "y"), True, False, "b")
     with pytest.raises(UsageError, match="^-w is 0, expected 1 or more$"):
         parsed("-w", "0")
     parser = argparse.ArgumentParser()
     Sizes.add_flags(parser, only=("width",), width=9)
+    shown = argparse.ArgumentParser()
+    Sizes.add_flags(shown)
+    assert "--silent" not in shown.format_help() and "--quiet" in shown.format_help()
     assert "how wide (default: 9)" in parser.format_help() and "--rate" not in parser.format_help()
     assert Sizes.from_flags(parser.parse_args([])) == Sizes(9)
 
@@ -169,6 +183,12 @@ def test_keywords_win_over_options():
         ("sweep-bench", [SweepOptions]),
         ("convert", [ConvertOptions, LayoutOptions]),
         ("quantize", [Recipe, Changes, QuantizeOptions, Shards, TargetOptions]),
+        ("repack", [RepackOptions]),
+        ("quantize-stats", [StatsOptions]),
+        ("validate", [ValidateOptions]),
+        ("convert-lora", [LoraOptions]),
+        ("gguf-split", [SplitOptions, MergeShardsOptions]),
+        ("merge-gate-up", [GateUpOptions]),
     ],
 )
 def test_every_flag_of_an_options_class_is_one_of_its_command(command, classes):
@@ -228,6 +248,13 @@ def test_placement_comes_last_in_help(command, capsys):
         (lambda: iqforge.validate_model(DEMO, agianst=DEMO), "did you mean 'against'?"),
         (lambda: iqforge.repack_model(DEMO, None, undoo=True), "did you mean 'undo'?"),
         (lambda: iqforge.split_model(DEMO, "x", max_tensor=3), "did you mean 'max_tensors'?"),
+        (lambda: iqforge.merge_model(DEMO, "x", delete=True), "no option 'delete'"),
+        (lambda: iqforge.merge_gate_up(DEMO, "x", undoo=True), "did you mean 'undo'?"),
+        (lambda: iqforge.convert_lora(DEMO, bas="x"), "did you mean 'base'?"),
+        (lambda: iqforge.plan_lora(DEMO, nam="x"), "did you mean 'name'?"),
+        (lambda: iqforge.repack_model(DEMO, None, threads="2"), "threads is '2', expected a whole"),
+        (lambda: iqforge.quantize_stats(DEMO, include="ffn"), "include is 'ffn', expected a list"),
+        (lambda: iqforge.validate_model(DEMO, options=StatsOptions()), "expected ValidateOptions"),
     ],
 )
 def test_a_misspelt_keyword_is_named(call, message):

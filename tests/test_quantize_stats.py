@@ -18,8 +18,9 @@ from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.formats.values import string
 from iqforge.imatrix.data import Entry, Imatrix
-from iqforge.quantize.report import stats
-from iqforge.quantize.report.stats import choose_types, row_spans
+from iqforge.quantize.report import row_errors
+from iqforge.quantize.report.row_errors import row_spans
+from iqforge.quantize.report.stats import choose_types
 from iqforge.quantize.report.stats_report import html_report
 
 UP, EXPERTS, ODD = "blk.0.ffn_up.weight", "blk.0.ffn_down_exps.weight", "blk.1.ffn_<up>.weight"
@@ -98,7 +99,7 @@ def test_figures_are_their_definitions(model, data, kind):
 
 def test_threads_and_pieces(model, monkeypatch):
     whole = iqforge.quantize_stats(model, ["IQ4_K"], importances(), force=True).as_dict()
-    monkeypatch.setattr(stats, "PIECE_ELEMENTS", 8192)
+    monkeypatch.setattr(row_errors, "PIECE_ELEMENTS", 8192)
     digests = {
         json.dumps(
             iqforge.quantize_stats(

@@ -28,7 +28,7 @@ PATTERN = re.compile(
 # Parts of lines that mean the word literally, such as the hidden alias of a flag.
 ALLOWED = {
     "CHANGELOG.md": ("`--part-gate-up` of `quantize` is now `--split-gate-up`",),
-    "formats/commands/merge_gate_up.py": ('"--part-gate-up", dest="undo"',),
+    "formats/tools/options.py": ('aliases=("--part-gate-up",)',),
     "quantize/options.py": ('"--part-gate-up"',),
 }
 

@@ -58,6 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be written, write nothing"
     )
+    ConvertOptions.add_flags(parser, only=("device",), device="auto")
     ConvertOptions.add_flags(parser, only=("threads",))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ...errors import printable
+from ..options import LoraOptions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -13,14 +14,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " GGUF file."
     )
     parser.add_argument("adapter", metavar="LORA_DIR", help="folder of the adapter")
-    parser.add_argument(
-        "--base",
-        metavar="DIR",
-        help=(
-            "folder with the base model's config.json; its weights are not needed (default: what "
-            "adapter_config.json names, if that is a folder)"
-        ),
-    )
+    LoraOptions.add_flags(parser, only=("base",))
     parser.add_argument(
         "--outfile",
         metavar="OUT",
@@ -36,20 +30,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=str.lower,
         help="type of the matrices; auto keeps bf16 or f16 (default: f32)",
     )
-    parser.add_argument("--model-name", metavar="N", help="general.name (default: from the folder)")
+    LoraOptions.add_flags(parser, only=("name",))
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be written, write nothing"
     )
-    parser.add_argument(
-        "-t", "--threads", metavar="N", type=int, default=0, help="number of threads (default: all)"
-    )
+    LoraOptions.add_flags(parser, only=("threads",))
 
 
 def run(args: argparse.Namespace, api) -> int:
+    options = LoraOptions.from_flags(args)
     if args.dry_run:
-        plan, path = api.plan_lora(
-            args.adapter, args.outfile, args.outtype, base=args.base, name=args.model_name
-        )
+        plan, path = api.plan_lora(args.adapter, args.outfile, args.outtype, options=options)
         for tensor in plan:
             print(
                 f"{printable(tensor.name)} "
@@ -60,13 +51,6 @@ def run(args: argparse.Namespace, api) -> int:
             f" {sum(tensor.n_bytes for tensor in plan) / 1e6:.2f} MB would be written"
         )
         return 0
-    path = api.convert_lora(
-        args.adapter,
-        args.outfile,
-        args.outtype,
-        base=args.base,
-        name=args.model_name,
-        threads=args.threads,
-    )
+    path = api.convert_lora(args.adapter, args.outfile, args.outtype, options=options)
     print(f"{printable(path, 400)} written")
     return 0

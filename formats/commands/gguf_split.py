@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
+from ..tools.options import MergeShardsOptions, SplitOptions
 from .progress import ByteProgress
 
 if TYPE_CHECKING:
@@ -29,34 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="merge the shards of which IN is the first into the new file OUT",
     )
     limit = parser.add_mutually_exclusive_group()
-    _add(
-        limit,
-        "--split-max-tensors",
-        metavar="N",
-        type=int,
-        help="most tensors per shard (default: 128)",
-    )
-    _add(
-        limit,
-        "--split-max-size",
-        metavar="N(M|G)",
-        help="most bytes of tensor data per shard, in units of 10^6 or 10^9 bytes",
-    )
-    _add(
-        parser,
-        "--no-tensor-first-split",
-        action="store_true",
-        help="put metadata alone into the first shard",
-    )
-    _add(
-        parser, "--dry-run", action="store_true", help="print what would be written, write nothing"
-    )
-    _add(
-        parser,
-        "--delete-splits",
-        action="store_true",
-        help="with --merge: remove the shards when OUT is complete",
-    )
+    SplitOptions.add_flags(limit, only=("max_tensors", "max_size"))
+    SplitOptions.add_flags(parser, only=("first_shard_metadata_only", "dry_run"))
+    MergeShardsOptions.add_flags(parser, only=("delete_shards",))
     parser.add_argument("input", metavar="IN", help="a GGUF file; for --merge the first shard")
     parser.add_argument(
         "output",
@@ -65,24 +41,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add(group, flag: str, help: str, **options) -> None:
-    """Add a flag that is also accepted with underscores, as in the reference."""
-    group.add_argument(flag, help=help, **options)
-    group.add_argument(
-        "--" + flag[2:].replace("-", "_"),
-        help=argparse.SUPPRESS,
-        **(options | {"default": argparse.SUPPRESS}),
-    )
-
-
 def run(args: argparse.Namespace, api) -> int:
-    if args.delete_splits and not args.merge:
+    if args.delete_shards and not args.merge:
         raise UsageError("--delete-splits goes with --merge: splitting has no shards to remove")
     return _merge(args, api) if args.merge else _split(args, api)
 
 
 def _split(args: argparse.Namespace, api) -> int:
-    n_tensors = 0
+    n_tensors, options = 0, SplitOptions.from_flags(args)
 
     def show(source: GGUFFile, plan: list[Shard]) -> None:
         nonlocal n_tensors
@@ -101,14 +67,11 @@ def _split(args: argparse.Namespace, api) -> int:
         paths = api.split_model(
             args.input,
             args.output,
-            max_tensors=args.split_max_tensors,
-            max_size=args.split_max_size,
-            first_shard_metadata_only=args.no_tensor_first_split,
-            dry_run=args.dry_run,
+            options=options,
             progress=progress,
             on_plan=show,
         )
-    if not args.dry_run:
+    if not options.dry_run:
         for path in paths:
             print(f"Writing file {path} ... done")
         print(f"{len(paths)} shards written with a total of {n_tensors} tensors")
@@ -117,6 +80,7 @@ def _split(args: argparse.Namespace, api) -> int:
 
 def _merge(args: argparse.Namespace, api) -> int:
     n_shards = n_tensors = 0
+    options = MergeShardsOptions.from_flags(args)
 
     def show(source: GGUFFile) -> None:
         nonlocal n_shards, n_tensors
@@ -129,12 +93,11 @@ def _merge(args: argparse.Namespace, api) -> int:
         path = api.merge_model(
             args.input,
             args.output,
-            delete_shards=args.delete_splits,
-            dry_run=args.dry_run,
+            options=options,
             progress=progress,
             on_plan=show,
         )
-    if not args.dry_run:
+    if not options.dry_run:
         print(f"Writing file {path} ... done")
         print(f"{n_shards} shards merged with a total of {n_tensors} tensors")
     return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 
 from ...errors import UsageError, printable
+from ..tools.options import GateUpOptions
 from .progress import ByteProgress
 
 
@@ -16,19 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " tensor ffn_gate_up_exps. Bytes are moved, nothing is decoded: any type will do,"
         " interleaved ones too, if both halves have the same."
     )
-    parser.add_argument(
-        "--split-gate-up",
-        "--undo",
-        dest="undo",
-        action="store_true",
-        help="split merged tensors again: the inverse, byte for byte",
-    )
-    parser.add_argument("--part-gate-up", dest="undo", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print what would be done, write nothing; OUT may be left out",
-    )
+    GateUpOptions.add_flags(parser)
     parser.add_argument("input", metavar="IN", help="a GGUF file; of a split model the first shard")
     parser.add_argument("output", metavar="OUT", nargs="?", help="the file to write")
 
@@ -36,9 +25,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, api) -> int:
     from ..tools.gate_up import changed_tensors
 
-    if args.output is None and not args.dry_run:
+    options = GateUpOptions.from_flags(args)
+    if args.output is None and not options.dry_run:
         raise UsageError("an output file is needed")
-    plan = api.merge_gate_up(args.input, args.output, undo=args.undo, dry_run=True)
+    plan = api.merge_gate_up(args.input, args.output, options=options, dry_run=True)
     total = sum(planned.target.n_bytes for planned in plan)
     for planned in changed_tensors(plan):
         shape = " x ".join(str(size) for size in reversed(planned.target.shape))
@@ -46,14 +36,13 @@ def run(args: argparse.Namespace, api) -> int:
             f"{printable(planned.target.name)}: {shape}, {planned.target.type},"
             f" {planned.target.n_bytes / 1e6:.2f} MB"
         )
-    done = (
-        f"{len(changed_tensors(plan))} of {len(plan)} tensors {'split' if args.undo else 'merged'}"
-    )
-    if args.dry_run:
+    verb = "split" if options.undo else "merged"
+    done = f"{len(changed_tensors(plan))} of {len(plan)} tensors {verb}"
+    if options.dry_run:
         print(f"{done}, {total / 1e6:.2f} MB would be written")
         return 0
-    with ByteProgress("splitting" if args.undo else "merging") as progress:
+    with ByteProgress("splitting" if options.undo else "merging") as progress:
         progress.begin(total)
-        api.merge_gate_up(args.input, args.output, undo=args.undo, progress=progress)
+        api.merge_gate_up(args.input, args.output, options=options, progress=progress)
     print(f"{printable(args.output)}: {done}, {total / 1e6:.2f} MB written")
     return 0

@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...errors import MalformedFileError, ShapeError, UnsupportedTypeError, UsageError
 from ..gguf.reader import GGUFFile, open_gguf
 from ..gguf.shards import KEY_COUNT, KEY_NO, KEY_TENSORS
 from ..gguf.writer import GGUFWriter
-from ..options import checks_keywords
+from ..options import from_keywords
 from ..output import refuse_same_file
 from ..source import Sink, Source, TensorInfo
 from ..tensor_names import TensorName
+from .options import GateUpOptions
 
 _MERGED = "ffn_gate_up_exps"
 _HALVES = ("ffn_gate_exps", "ffn_up_exps")
@@ -53,28 +55,30 @@ class PlannedMerge:
     changed: bool = True
 
 
-@checks_keywords
 def merge_gate_up(
     src: str | os.PathLike,
     out: str | os.PathLike | None,
     *,
-    undo: bool = False,
-    dry_run: bool = False,
+    options: GateUpOptions | None = None,
     progress: OnBytesCopied | None = None,
+    **keywords: Any,
 ) -> list[PlannedMerge]:
     """Write the GGUF model `src` to `out` with gate and up of all experts merged, or with `undo`
     split again. Return the plan.
 
-    src: a file, or the first shard of a split model. dry_run: only plan; `out` may be None.
+    src: a file, or the first shard of a split model. keywords: fields of
+    `formats.tools.options.GateUpOptions`, which win over `options`. dry_run: only plan; `out` may
+    be None.
 
     Keys are kept except those of a split model, as the output is one file. A merged tensor takes
     the place of its second half, as converters write it. Gate and up of a split one take its place.
     Raise UnsupportedTypeError if the halves have two types or one whose tensors are not made of
     rows alone, ShapeError, UsageError if the model has nothing to change.
     """
+    [o] = from_keywords(merge_gate_up, keywords, (GateUpOptions, options))
     with open_gguf(src) as source:
-        plan = plan_gate_up(source, undo)
-        if dry_run:
+        plan = plan_gate_up(source, o.undo)
+        if o.dry_run:
             return plan
         if out is None:
             raise UsageError("an output file is needed")

@@ -11,16 +11,18 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import OutputError, SplitError, UsageError
 from ..gguf import shards as shard_rules
 from ..gguf.header import DEFAULT_ALIGNMENT, encode_header, pad_to
 from ..gguf.reader import GGUFFile, open_gguf
 from ..gguf.writer import GGUFWriter, ShardedWriter
-from ..options import checks_keywords
+from ..options import from_keywords
 from ..output import refuse_same_file
 from ..source import Sink, TensorInfo
 from ..values import Value, u16
+from .options import MergeShardsOptions, SplitOptions
 
 DEFAULT_MAX_TENSORS = 128
 _PIECE = 16 << 20  # bytes copied at once: the resident memory of a copy, whatever the model's size
@@ -66,10 +68,7 @@ def parse_size(text: str | int) -> int:
 def plan_split(
     source: GGUFFile,
     prefix: str | os.PathLike,
-    *,
-    max_tensors: int | None = None,
-    max_size: str | int | None = None,
-    first_shard_metadata_only: bool = False,
+    options: SplitOptions = SplitOptions(),
 ) -> list[Shard]:
     """Return which tensors go into which shard `<prefix>-0000i-of-0000N.gguf`; a `.gguf` ending of
     `prefix` is dropped.
@@ -79,6 +78,7 @@ def plan_split(
     tensors (default 128). `first_shard_metadata_only` puts a shard without tensors in front. Raise
     UsageError for impossible limits, OutputError if a shard would have no tensors.
     """
+    max_tensors, max_size = options.max_tensors, options.max_size
     if max_tensors is not None and max_size is not None:
         raise UsageError("give either a number of tensors or a size per shard, not both")
     if max_tensors is not None and max_tensors < 1:
@@ -89,7 +89,7 @@ def plan_split(
         groups = _cut_by_count(source.tensors, max_tensors or DEFAULT_MAX_TENSORS)
     else:
         groups = _cut_by_size(source, parse_size(max_size))
-    if first_shard_metadata_only:
+    if options.first_shard_metadata_only:
         groups.insert(0, [])
     prefix = re.sub(r"\.gguf$", "", os.fspath(prefix))
     return [
@@ -142,32 +142,27 @@ def write_split(
     return paths
 
 
-@checks_keywords
 def split_model(
     src: str | os.PathLike,
     prefix: str | os.PathLike,
     *,
-    max_tensors: int | None = None,
-    max_size: str | int | None = None,
-    first_shard_metadata_only: bool = False,
-    dry_run: bool = False,
+    options: SplitOptions | None = None,
     progress: OnBytesCopied | None = None,
     on_plan: Callable[[GGUFFile, list[Shard]], None] | None = None,
+    **keywords: Any,
 ) -> list[Path]:
-    """Split the GGUF model `src` as `plan_split` says. Return the paths of the shards (not written
-    with `dry_run`). on_plan: called with the open model and its shards before they are written.
+    """Split the GGUF model `src` as `plan_split` says. Return the paths of the shards.
+
+    keywords: fields of `formats.tools.options.SplitOptions`, which win over `options`: max_tensors
+    (128) or max_size (bytes, `300M`, `2G`) of a shard; first_shard_metadata_only; dry_run: write
+    nothing. on_plan: called with the open model and its shards before they are written.
     """
+    [o] = from_keywords(split_model, keywords, (SplitOptions, options))
     with open_gguf(src) as source:
-        plan = plan_split(
-            source,
-            prefix,
-            max_tensors=max_tensors,
-            max_size=max_size,
-            first_shard_metadata_only=first_shard_metadata_only,
-        )
+        plan = plan_split(source, prefix, o)
         if on_plan is not None:
             on_plan(source, plan)
-        return [shard.path for shard in plan] if dry_run else write_split(source, plan, progress)
+        return [shard.path for shard in plan] if o.dry_run else write_split(source, plan, progress)
 
 
 def open_shards(first: str | os.PathLike) -> GGUFFile:
@@ -193,15 +188,14 @@ def open_shards(first: str | os.PathLike) -> GGUFFile:
         raise
 
 
-@checks_keywords
 def merge_model(
     first: str | os.PathLike,
     out: str | os.PathLike,
     *,
-    delete_shards: bool = False,
-    dry_run: bool = False,
+    options: MergeShardsOptions | None = None,
     progress: OnBytesCopied | None = None,
     on_plan: Callable[[GGUFFile], None] | None = None,
+    **keywords: Any,
 ) -> Path:
     """Merge the shards found through the first one into `out`, which must not exist. Return its
     path.
@@ -210,20 +204,22 @@ def merge_model(
     how the reference marks a merged file; `split.no` and `split.tensors.count` stay. delete_shards:
     remove the shards once `out` is complete and on the disk, so the disk has to hold both for a
     moment. dry_run: check the arguments, write nothing. on_plan: called with the open model before
-    it is written.
+    it is written. keywords: fields of `formats.tools.options.MergeShardsOptions`, which win over
+    `options`.
     """
+    [o] = from_keywords(merge_model, keywords, (MergeShardsOptions, options))
     out = Path(out)
     check_merge_output(out)
     with open_shards(first) as source:
         if on_plan is not None:
             on_plan(source)
-        if dry_run:
+        if o.dry_run:
             return out
         metadata = source.metadata | {shard_rules.KEY_COUNT: u16(0)}
         with GGUFWriter(out, metadata, source.tensors) as sink:
             copy_tensors(source, sink, progress)
         shards = source.shards
-    if delete_shards:
+    if o.delete_shards:
         # The first one goes last: without it, what is left of them is not taken for a model.
         for path in reversed(shards):
             try:

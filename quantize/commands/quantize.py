@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError, printable
-from ..options import QuantizeOptions, Shards, TargetOptions
+from ..options import QuantizeOptions, RepackOptions, Shards, TargetOptions
 from ..plan.changes import Changes
 from ..plan.recipe import AUTO
 from ..report.bars import RunPrinter
@@ -136,6 +136,7 @@ def fit(
             target=target,
             changes=changes,
             threads=options.threads,
+            device=options.device,
             provenance=options.provenance,
             progress=bar,
             **of_recipe,
@@ -170,14 +171,6 @@ def run_repack(
     if args.validate:
         raise UsageError("--repack does not read its output back; use iqforge validate")
     patterns = [pattern for text in args.repack_pattern for pattern in text.split(",") if pattern]
-    repack(
-        api,
-        src,
-        outputs[0][0],
-        pattern=patterns,
-        undo=False,
-        threads=threads,
-        dry_run=args.dry_run,
-        verbose=args.verbose,
-    )
+    options = RepackOptions(pattern=patterns, dry_run=args.dry_run, threads=threads)
+    repack(api, src, outputs[0][0], options, verbose=args.verbose)
     return 0

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from ...errors import OutputError, printable
 from ...formats.source import TensorInfo
+from ..options import StatsOptions
 from ..plan.type_errors import ErrorSums, TensorStats
 from ..report.bars import CompileBar
 from ..report.stats import StatsProgress, StatsReport
@@ -40,38 +41,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="importance matrix, legacy .dat or GGUF: it guides the searches and weighs the errors",
     )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="use an importance matrix that seems to belong to another model",
-    )
-    parser.add_argument(
-        "--include",
-        metavar="REGEX",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="only tensors whose name matches",
-    )
-    parser.add_argument(
-        "--rows",
-        metavar="N",
-        type=int,
-        default=0,
-        help="measure about N evenly spaced rows of each tensor, for a quick look",
-    )
+    StatsOptions.add_flags(parser, only=("force", "include", "rows"))
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument(
         "--html", metavar="OUT", help="also write a heat map, as a single HTML file"
     )
-    parser.add_argument(
-        "-t",
-        "--threads",
-        metavar="N",
-        type=int,
-        default=0,
-        help="number of threads (default: all cores)",
-    )
+    StatsOptions.add_flags(parser, only=("device", "threads"), device="auto")
 
 
 def run(args: argparse.Namespace, api) -> int:
@@ -90,10 +65,7 @@ def run(args: argparse.Namespace, api) -> int:
             args.model,
             args.type,
             args.imatrix,
-            include=args.include,
-            rows=args.rows,
-            threads=args.threads,
-            force=args.force,
+            options=StatsOptions.from_flags(args),
             progress=printer,
         )
     finally:

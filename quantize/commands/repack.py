@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 from ...errors import UsageError, printable
+from ..options import RepackOptions
 from ..report.bars import RunPrinter
 from ..report.printing import MIB, place_of
 from ..report.summary import summary_lines
@@ -22,46 +24,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " to exclude BF16 tensors. iqforge types lists the forms."
     )
     parser.add_argument("words", nargs="+", metavar="IN OUT [NTHREADS]", help="NTHREADS: as -t")
-    parser.add_argument(
-        "--pattern",
-        metavar="REGEX",
-        action="append",
-        default=[],
-        help="only tensors whose name matches; may be repeated",
-    )
-    parser.add_argument(
-        "--undo",
-        action="store_true",
-        help="interleaved tensors to plain form: the inverse, byte for byte",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print what would be done and the sizes, write nothing; OUT may be left out",
-    )
+    RepackOptions.add_flags(parser, only=("pattern", "undo", "dry_run"))
     parser.add_argument("--verbose", action="store_true", help="print a line for every tensor")
-    parser.add_argument(
-        "-t",
-        "--threads",
-        metavar="N",
-        type=int,
-        default=0,
-        help="number of threads (default: all cores)",
-    )
+    RepackOptions.add_flags(parser, only=("threads",))
 
 
 def run(args: argparse.Namespace, api) -> int:
-    src, out, threads = parse_words(args.words, args.threads, args.dry_run)
-    changed = repack(
-        api,
-        src,
-        out,
-        pattern=args.pattern,
-        undo=args.undo,
-        threads=threads,
-        dry_run=args.dry_run,
-        verbose=args.verbose,
-    )
+    options = RepackOptions.from_flags(args)
+    src, out, threads = parse_words(args.words, options.threads, options.dry_run)
+    changed = repack(api, src, out, replace(options, threads=threads), verbose=args.verbose)
     return 0 if changed else 1  # a script must not take an older OUT for the result
 
 
@@ -69,36 +40,32 @@ def repack(
     api,
     src: str,
     out: str | None,
+    options: RepackOptions,
     *,
-    pattern: list[str],
-    undo: bool,
-    threads: int,
-    dry_run: bool,
     verbose: bool = False,
 ) -> bool:
     """Repack, and print progress and a summary. Return whether any tensor changes; if not, nothing
     is written.
     """
     started = time.monotonic()
-    printer = RunPrinter(dry_run=dry_run, verbose=verbose, line=tensor_line)
+    printer = RunPrinter(dry_run=options.dry_run, verbose=verbose, line=tensor_line)
     try:
-        report = api.repack_model(
-            src, out, pattern=pattern, undo=undo, threads=threads, dry_run=dry_run, progress=printer
-        )
+        report = api.repack_model(src, out, options=options, progress=printer)
     finally:
         printer.close()
     seconds = time.monotonic() - started
     changed = [tensor.planned for tensor in report.tensors if not tensor.planned.kept]
     size = sum(plan.target.n_bytes for plan in changed)
     print("\n" * verbose + "\n".join(summary_lines(report)))
+    done = "undone" if options.undo else "repacked"
     print(
-        f"\n{len(changed)} of {len(report.tensors)} tensors {'undone' if undo else 'repacked'}, "
+        f"\n{len(changed)} of {len(report.tensors)} tensors {done}, "
         f"{size / MIB:.2f} of {report.target_bytes / MIB:.2f} MiB"
     )
     if not changed:
         print("nothing to do: no file was written")
         return False
-    if dry_run:
+    if options.dry_run:
         print("dry run: nothing was written")
     else:
         print(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ...formats.commands.progress import Estimate
+from ..options import ValidateOptions
 from ..report.printing import checked_line
 from ..run.report import Checked
 
@@ -29,19 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--imatrix", metavar="F", help="with --against: importance matrix for the weighted errors"
     )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="use an importance matrix that seems to belong to another model",
-    )
-    parser.add_argument(
-        "--threads",
-        "-t",
-        type=int,
-        default=0,
-        metavar="N",
-        help="number of threads (default: one per core)",
-    )
+    ValidateOptions.add_flags(parser)
 
 
 def run(args: argparse.Namespace, api) -> int:
@@ -56,8 +45,7 @@ def run(args: argparse.Namespace, api) -> int:
         args.model,
         args.against,
         args.imatrix,
-        threads=args.threads,
-        force=args.force,
+        options=ValidateOptions.from_flags(args),
         progress=show,
     )
     faults = sum(bool(one.fault) for one in checked)

@@ -17,7 +17,7 @@ from ..encode import refuse_non_finite
 from ..plan.roles import is_candidate
 from ..plan.type_errors import ErrorSums, fits
 from ..run.parallel import results_in_order, thread_count
-from .stats import encoder_of, measure_rows, row_spans
+from .row_errors import encoder_of, measure_rows, row_spans
 
 # Types to store tensors in: their errors are small enough to add up, and far above the errors of
 # float32.

@@ -1,5 +1,5 @@
 """Measure the error of each type on each tensor: rows are quantized, decoded and compared in
-pieces. Nothing is written.
+pieces. Nothing is written. `device_stats` does it on GPUs.
 
 The figures are those of the weights that matrix products use. Pieces and the order in which their
 sums are added depend on the model and the options alone, so the figures are the same for any number
@@ -8,29 +8,26 @@ of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from ...errors import IqforgeError, UnsupportedTypeError, UsageError
-from ...formats.codecs.codec import decode, encode_float
+from ...errors import UnsupportedTypeError, UsageError
 from ...formats.source import Source, TensorInfo
 from ...formats.types import GGMLType, ggml_type
-from ..encode import arrange_rows, refuse_non_finite, row_encoder
 from ..plan.overrides import regular_expressions
 from ..plan.roles import is_candidate
 from ..plan.type_errors import ErrorSums, TensorStats, fits
 from ..run.compilation import compile_ahead
 from ..run.compile_task import CompileProgress, CompileTask
+from ..run.cuda_worker import device_workers
 from ..run.parallel import results_in_order, thread_count
-from ..run.piece import ImportanceLookup
+from ..run.piece import ImportanceLookup, plain_type
+from .device_stats import DeviceMeasurements
+from .row_errors import row_spans, works
 
-PIECE_ELEMENTS = 1 << 19
 _RELEASE_ELEMENTS = 1 << 25  # pages of the source are released after so much reading
-GROUP_ROWS = 16  # rows are sampled in such groups: every row group of a type divides it
 
 
 @dataclass
@@ -95,16 +92,18 @@ def collect_stats(
     *,
     importance: ImportanceLookup | None = None,
     threads: int = 0,
+    devices: Sequence[int] = (),
     progress: StatsProgress | None = None,
 ) -> StatsReport:
     """Measure every type on every tensor and add the results to `report`, whose `sampled` says how
     many rows.
 
-    Interleaved types have the values of their plain types, and the same errors. Raise
-    NonFiniteError naming the first NaN or infinity.
+    Interleaved types have the values of their plain types, and the same errors. devices: numbers of
+    GPUs that measure, see `device_stats`. Raise NonFiniteError naming the first NaN or infinity.
     """
     progress = progress or StatsProgress()
-    compile_ahead(_tasks(tensors, types, importance), progress)
+    on_cpu = [type for type in types if not devices or plain_type(type).is_float]
+    compile_ahead(_tasks(tensors, on_cpu, importance), progress)
     threads = thread_count(threads)
     spans = [list(row_spans(tensor, report.sampled)) for tensor in tensors]
     progress.begin(
@@ -114,14 +113,25 @@ def collect_stats(
             for tensor, own in zip(tensors, spans)
         ),
     )
-    with ThreadPoolExecutor(threads, thread_name_prefix="stats") as pool:
+    with ExitStack() as opened:
+        there = ahead = None
+        if devices:
+            there = DeviceMeasurements(opened.enter_context(device_workers(devices, threads)))
+            threads = ahead = len(there.workers.slots)
+        pool = opened.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="stats"))
         for tensor, own in zip(tensors, spans):
             weights = None if importance is None else importance(tensor.name, tensor.shape)
             fitting = [type for type in types if fits(type, tensor)]
             errors = {type.name: ErrorSums(type) for type in fitting}
             n_read = 0
             with closing(
-                results_in_order(pool, 2 * threads, _works(source, tensor, own, fitting, weights))
+                results_in_order(
+                    pool,
+                    ahead or 2 * threads,
+                    works(source, tensor, own, fitting, weights)
+                    if there is None
+                    else there.works(source, tensor, own, fitting, weights),
+                )
             ) as results:
                 for n_elements, measured in results:
                     for sums in measured:
@@ -139,6 +149,16 @@ def collect_stats(
             )
             progress.tensor_done(report.tensors[-1])
     return report
+
+
+def measured_elements(
+    tensors: Sequence[TensorInfo], types: Sequence[GGMLType], sampled: int
+) -> int:
+    """Return how many elements `collect_stats` quantizes, of all types together."""
+    return sum(
+        tensor.n_cols * min(sampled or tensor.n_rows, tensor.n_rows) * len(types)
+        for tensor in tensors
+    )
 
 
 def _tasks(
@@ -192,88 +212,3 @@ def choose_tensors(
             file=source.path,
         )
     return chosen
-
-
-def row_spans(tensor: TensorInfo, sampled: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of the rows to measure, each within a matrix: all, or groups of rows,
-    evenly spaced, about `sampled` rows in all.
-    """
-    matrix_rows = tensor.n_rows // tensor.n_matrices
-    some = 0 < sampled < tensor.n_rows
-    step = (
-        GROUP_ROWS if some else max(1, PIECE_ELEMENTS // (tensor.n_cols * GROUP_ROWS)) * GROUP_ROWS
-    )
-    per_matrix = -(-matrix_rows // step)
-    total = per_matrix * tensor.n_matrices
-    wanted = min(total, -(-sampled // GROUP_ROWS)) if some else total
-    for n in range(wanted):
-        matrix, group = divmod((2 * n + 1) * total // (2 * wanted), per_matrix)
-        start = matrix * matrix_rows + group * step
-        yield start, min(start + step, (matrix + 1) * matrix_rows)
-
-
-def _works(
-    source: Source,
-    tensor: TensorInfo,
-    spans: Sequence[tuple[int, int]],
-    types: Sequence[GGMLType],
-    weights: np.ndarray | None,
-) -> Iterator[tuple[int, Callable[[], list[ErrorSums]]]]:
-    """Yield (number of elements, function that measures them) for each span."""
-    matrix_rows, last = tensor.n_rows // tensor.n_matrices, None
-    for start, stop in spans:
-        if start // matrix_rows != last:
-            last = start // matrix_rows
-            importance = None if weights is None else weights[last]
-            try:
-                encoders = [(type, encoder_of(type, tensor.n_cols, importance)) for type in types]
-            except IqforgeError as error:
-                raise error.__class__(error.message, file=source.path, tensor=tensor.name) from None
-
-        def work(
-            start=start, stop=stop, encoders=encoders, importance=importance
-        ) -> list[ErrorSums]:
-            x = decode(tensor.type, source.read_rows(tensor, start, stop), tensor.n_cols)
-            refuse_non_finite(x, tensor.name, source.path, first_row=start % matrix_rows)
-            return [measure_rows(type, x, encode(x), importance) for type, encode in encoders]
-
-        yield (stop - start) * tensor.n_cols, work
-
-
-def encoder_of(
-    type: GGMLType, n_cols: int, importance: np.ndarray | None
-) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function from rows to bytes of the type, or of its plain type with equal values."""
-    plain = ggml_type(type.base) if type.base else type
-    if plain.is_float:
-        return lambda x: encode_float(plain, x)
-    run = row_encoder(type, n_cols, importance)
-
-    def encode(x: np.ndarray) -> np.ndarray:
-        out = np.empty((len(x), plain.row_bytes(n_cols)), dtype=np.uint8)
-        run(x, out)
-        return out if type.base else arrange_rows(type, out, n_cols)
-
-    return encode
-
-
-def measure_rows(
-    type: GGMLType, x: np.ndarray, data: np.ndarray, importance: np.ndarray | None
-) -> ErrorSums:
-    """Return the errors of rows x float32[rows, n_cols] and what `encoder_of` the type made of
-    them.
-    """
-    error = decode(ggml_type(type.base) if type.base else type, data, x.shape[1], as_weights=True)
-    np.subtract(x, error, out=error)
-    e2, x2 = (np.einsum("ij,ij->j", v, v, dtype=np.float64) for v in (error, x))
-    w = np.ones(x.shape[1]) if importance is None else importance.astype(np.float64)
-    return ErrorSums(
-        type,
-        x.size,
-        len(x) * type.row_bytes(x.shape[1]),
-        float(e2.sum()),
-        float(x2.sum()),
-        float((w * e2).sum()),
-        float((w * x2).sum()),
-        float(np.abs(error).max(initial=0)),
-    )

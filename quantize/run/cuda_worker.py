@@ -14,11 +14,12 @@ agree to about 1e-6, and are the same in every run.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,6 +28,7 @@ from ...errors import IqforgeError, NonFiniteError
 from ...formats.codecs.codec import decode
 from ...formats.source import Source
 from ..encode import arrange_rows, prepare_weights
+from . import cuda_device
 from .cuda_device import MEASURED_PER_PARTIAL, NONE_FOUND, SUMS, WIDENED, CudaDevice
 from .piece import Piece, PieceResult, PieceTask, plain_type
 
@@ -70,6 +72,21 @@ class DeviceWorkers:
             len(self.slots),
             ", ".join(f"{phase} {spent:.2f}" for phase, spent in seconds.items()),
         )
+
+
+@contextlib.contextmanager
+def device_workers(devices: Sequence[int], threads: int) -> Iterator[DeviceWorkers]:
+    """Yield the slots of a run on the GPUs with these numbers, and release their memory after
+    it.
+    """
+    workers = DeviceWorkers([cuda_device.CudaDevice(number) for number in devices], threads)
+    try:
+        yield workers
+    except BaseException:
+        with contextlib.suppress(IqforgeError):  # the first error is reported
+            workers.close()
+        raise
+    workers.close()
 
 
 def _section(arrays: list[Any], index: int, count: int) -> list[Any]:

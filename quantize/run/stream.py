@@ -12,7 +12,6 @@ their piece is done.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,7 +23,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ...errors import IqforgeError
 from ...formats.source import Source, TensorInfo
 from ..plan.plan import PlannedTensor
 from .background import BackgroundWriter
@@ -81,24 +79,17 @@ def stream(
     threads: see `thread_count`. devices: numbers of CUDA devices that quantize, as
     `devices.find_devices` returns them. Their number changes no byte and no sum; the bytes are the
     CPU's, except for trellis types. measure: whether errors are measured, which takes longer than
-    encoding types without a search; devices always measure. Errors name the source file and tensor.
-    NonFiniteError is also raised where finite values do not fit into the target type.
+    encoding types without a search; devices always measure what they quantize. Errors name the
+    source file and tensor. NonFiniteError is also raised where finite values do not fit into the
+    target type.
     """
     threads = thread_count(threads)
     if not devices:
         return _stream(source, outputs, threads, measure=measure)
-    from .cuda_device import CudaDevice
-    from .cuda_worker import DeviceWorkers
+    from .cuda_worker import device_workers
 
-    workers = DeviceWorkers([CudaDevice(number) for number in devices], threads)
-    try:
-        reports = _stream(source, outputs, len(workers.slots), workers)
-    except BaseException:
-        with contextlib.suppress(IqforgeError):  # the first error is reported
-            workers.close()
-        raise
-    workers.close()
-    return reports
+    with device_workers(devices, threads) as workers:
+        return _stream(source, outputs, len(workers.slots), workers, measure)
 
 
 class _OutputState:
