@@ -100,7 +100,7 @@ def deepseek(
                 for expert in range(E)
                 for name, shape in ffn(f"mlp.experts.{expert}", FFE).items()
             }
-            if hf_class == "DeepseekV3ForCausalLM":
+            if hf_class != "DeepseekV2ForCausalLM":
                 names["mlp.gate.e_score_correction_bias"] = (E,)
         if layer == 2:
             names |= {
@@ -198,6 +198,48 @@ def test_keys_and_values_are_made_per_head(tmp_path: Path, q_rank: int | None):
     assert ("attention.q_lora_rank" in keys) == (q_rank is not None)
 
 
+def test_flash_is_v3_with_the_tokens_of_glm(tmp_path: Path, caplog):
+    """In the spelling of newer configs, which list the kind of every layer."""
+    config = {"first_k_dense_replace": None, "mlp_layer_types": ["dense", "sparse"]}
+    values, keys = converted(deepseek(tmp_path, hf_class="Glm4MoeLiteForCausalLM", **config))
+    assert keys["general.architecture"] == "deepseek2"
+    assert keys["leading_dense_block_count"] == 1 and keys["expert_gating_func"] == 2
+    assert "blk.1.exp_probs_b.bias" in values and "blk.1.ffn_gate_exps.weight" in values
+    assert "[gMASK]" in caplog.text  # this vocabulary does not have it
+
+
+@pytest.mark.parametrize(
+    "hf_class", ["KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"]
+)
+def test_the_text_model_of_kimi_is_v3(tmp_path: Path, hf_class: str):
+    plain, outer = tmp_path / "plain", tmp_path / "outer"
+    plain.mkdir()
+    outer.mkdir()
+    deepseek(plain)
+    values, keys = converted(plain)
+    with CheckpointSource(open_checkpoint(plain)) as source:
+        tensors = {
+            name: np.frombuffer(source.checkpoint.data(tensor), np.float32).reshape(tensor.shape)
+            for name, tensor in source.checkpoint.tensors.items()
+        }
+    nested = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    others = ("vision_tower.encoder.blocks.0.norm0.weight", "mm_projector.proj.0.weight")
+    write_safetensors(
+        outer / "model.safetensors", nested | dict.fromkeys(others, np.ones(4, np.float32))
+    )
+    text = json.loads((plain / "config.json").read_text())
+    config = {"architectures": [hf_class], "text_config": text | {"model_type": "kimi_k2"}}
+    (outer / "config.json").write_text(json.dumps(config))
+    write_tokenizer(outer)
+    found, found_keys = converted(outer)
+    named = ("general.name", "general.basename")
+    assert {k: v for k, v in found_keys.items() if k not in named} == {
+        k: v for k, v in keys.items() if k not in named
+    }
+    assert found.keys() == values.keys()
+    assert all(np.array_equal(found[name], values[name]) for name in values)
+
+
 @pytest.mark.parametrize(
     "change, kind, words",
     [
@@ -224,6 +266,9 @@ def test_keys_and_values_are_made_per_head(tmp_path: Path, q_rank: int | None):
         ({"scoring_func": "tanh"}, ConfigError, "scoring_func"),
         ({"first_k_dense_replace": 3}, ConfigError, "first_k_dense_replace"),
         ({"topk_group": 3}, ConfigError, "topk_group"),
+        ({"mlp_layer_types": ["dense"]}, ConfigError, "mlp_layer_types' must say dense"),
+        ({"mlp_layer_types": ["sparse", "dense"]}, ConfigError, "mlp_layer_types"),
+        ({"mlp_layer_types": ["sparse"] * 2}, ConfigError, "'first_k_dense_replace' is 1, but"),
         (
             {"hf_class": "DeepseekV2ForCausalLM", "first_k_dense_replace": 2},
             CheckpointError,

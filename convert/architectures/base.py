@@ -35,6 +35,7 @@ OTHER_MODALITIES = (
     "visual.",
     "vision_embed_tokenizer.",
     "multi_modal_projector.",
+    "mm_projector.",
     "patch_merger.",
     "audio_tower.",
     "embed_vision.",

@@ -1,5 +1,5 @@
-"""DeepSeek V2, V2-Lite, V3, R1 and Kimi K2. MTP blocks are dropped: GGUF's deepseek2 has no tensors
-for them.
+"""DeepSeek V2, V2-Lite, V3, R1, Kimi K2 and K2.5, GLM-4.7-Flash. MTP blocks are dropped: GGUF's
+deepseek2 has no tensors for them.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from ...formats.values import Value
 from ..checkpoint.folder import Checkpoint
 from .base import split_numbers
+from .glm_tokens import GlmTokens
 from .latent import LatentAttention
 from .layout_options import MLA_LAYOUTS, LayoutOptions
 from .registry import register
@@ -61,11 +62,20 @@ class DeepseekV2(DeepseekModel):
     default_scoring = "softmax"
 
 
-@register("DeepseekV3ForCausalLM")
+@register(
+    "DeepseekV3ForCausalLM",
+    "KimiK25ForConditionalGeneration",  # the name in published checkpoints
+    "Kimi_K25ForConditionalGeneration",  # the name in transformers
+)
 class DeepseekV3(DeepseekModel):
-    """V3, R1, Kimi K2: the router takes sigmoids, and its bias only affects which experts are
-    chosen.
+    """V3, R1, Kimi K2, and the text model of Kimi K2.5: the router takes sigmoids, and its bias
+    only affects which experts are chosen.
     """
 
     default_scoring = "sigmoid"
     has_selection_bias = True
+
+
+@register("Glm4MoeLiteForCausalLM")
+class Glm4MoeLite(GlmTokens, DeepseekV3):
+    """GLM-4.7-Flash: V3 with the tokens of GLM."""

@@ -49,7 +49,7 @@ class LatentAttention(RoutedExperts):
             config.integer("qk_rope_head_dim"),
         )
         self.n_value = config.integer("v_head_dim")
-        self.n_dense = config.integer("first_k_dense_replace", minimum=0, maximum=self.n_layers)
+        self.n_dense = self._count_dense_layers()
         self.n_shared = config.integer("n_shared_experts", minimum=0, default=0)
         if config.integer("moe_layer_freq", default=1) != 1:
             raise ConfigError(
@@ -63,6 +63,29 @@ class LatentAttention(RoutedExperts):
                 file=config.file,
             )
         self.n_kv_heads = self.n_heads if self._joined else 1
+
+    def _count_dense_layers(self) -> int:
+        """Return `first_k_dense_replace`, or how many layers `mlp_layer_types` calls dense, as
+        newer configs do. Raise ConfigError if the two differ or a later layer is dense.
+        """
+        config, kinds = self.config, self.config.strings("mlp_layer_types", default=[])
+        if not kinds:
+            return config.integer("first_k_dense_replace", minimum=0, maximum=self.n_layers)
+        counted = kinds.count("dense")
+        if kinds != ["dense"] * counted + ["sparse"] * (self.n_layers - counted):
+            raise ConfigError(
+                f"key 'mlp_layer_types' must say dense for the first of {self.n_layers} layers and"
+                " sparse for all others",
+                file=config.file,
+            )
+        said = config.integer("first_k_dense_replace", minimum=0, default=counted)
+        if said != counted:
+            raise ConfigError(
+                f"key 'first_k_dense_replace' is {said}, but 'mlp_layer_types' has {counted} dense"
+                " layers",
+                file=config.file,
+            )
+        return counted
 
     @property
     def _joined(self) -> bool:
