@@ -12,6 +12,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_report_header() -> str:
+    """Name the seed before workers start, which inherit it."""
+    from .seed import VARIABLE, run_seed
+
+    return f"random tests: {VARIABLE}={run_seed()}"
+
+
 @pytest.fixture(scope="session")
 def gpu(request):
     """Skip without a device that numba can compile for; else compile what the tests ask for, in

@@ -1,0 +1,240 @@
+"""Every architecture against transformers, on random tiny models that are new in every run.
+
+A failure names the seed. A class whose architecture the runtime cannot build yet is skipped, and
+tested from the day on that its file exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import iqforge
+import numpy as np
+import pytest
+from iqforge.convert.architectures.registry import supported
+from iqforge.formats.gguf.reader import open_gguf
+from iqforge.quantize.plan.recipe import Recipe
+from iqforge.quantize.plan.roles import is_candidate
+from iqforge.runtime.architectures import architectures
+from iqforge.runtime.model import load_model
+from iqforge.runtime.state.cache import CacheSettings
+from iqforge.runtime.switches import Switches
+
+from .seed import VARIABLE, run_seed
+from .tiny_model import write_gguf
+from .tiny_models import CASES, N_TOKENS, SIZES, WIDE, TinyModel, make_tiny_model
+
+BOUND = 1e-4  # largest difference of logits
+# (case, size) -> (largest difference, why)
+EXCEPTIONS: dict[tuple[str, str], tuple[float, str]] = {}
+
+TYPES = ("IQ4_K", "IQ4_KS", "IQ4_K_R4", "Q8_0", "MXFP4")
+# Why a matrix may have another type than the one asked for: (tensor, length of a row, type) -> its
+# type. Embeddings are looked up row by row. The rows of `attn_k_b` are the unrotated part of one
+# head.
+OTHER_TYPES = {
+    ("token_embd", 256, "IQ4_K_R4"): "IQ4_K",
+    ("per_layer_token_embd", 1792, "IQ4_K_R4"): "IQ4_K",
+    ("attn_k_b", 192, "IQ4_K"): "Q5_0",
+    ("attn_k_b", 192, "IQ4_KS"): "IQ4_NL",
+    ("attn_k_b", 192, "IQ4_K_R4"): "Q5_0",
+}
+# Classes of other names for the text model of a case.
+TWINS = {
+    "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    "KimiK25ForConditionalGeneration",
+    "Mistral4ForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+}
+EXACT = CacheSettings("f32", "f32")
+
+SMALL_AND_WIDE = [
+    pytest.param(case, size, marks=[pytest.mark.slow] if size == "wide" else [])
+    for size in SIZES
+    for case in CASES
+]
+QUICK = {case: TYPES[number % len(TYPES)] for number, case in enumerate(CASES)}
+CASES_AND_TYPES = [
+    pytest.param(case, type, marks=[] if QUICK[case] == type else [pytest.mark.slow])
+    for case in CASES
+    for type in TYPES
+]
+WITH_EXPERTS = [
+    case
+    for case in CASES
+    if {"num_experts", "num_local_experts", "n_routed_experts"}
+    & set((settings := CASES[case].config(WIDE)).get("text_config", settings))
+]
+
+
+def _skip_unless_it_runs(case: str) -> None:
+    architecture = CASES[case].architecture
+    if architecture not in architectures():
+        pytest.skip(f"the runtime cannot build architecture '{architecture}' yet")
+
+
+class Models:
+    """Checkpoints, files and logits, each made at its first use."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._tiny: dict[tuple[str, str], TinyModel] = {}
+        self._logits: dict[Path, np.ndarray] = {}
+
+    def tiny(self, case: str, size: str) -> TinyModel:
+        if (case, size) not in self._tiny:
+            self._tiny[case, size] = make_tiny_model(
+                CASES[case], SIZES[size], self.folder / f"{case}-{size}"
+            )
+        return self._tiny[case, size]
+
+    def file(self, case: str, size: str, merged: bool = False) -> Path:
+        """The f32 GGUF file of a checkpoint."""
+        tiny = self.tiny(case, size)
+        return self._made(
+            tiny.folder / f"f32{'-merged' * merged}.gguf",
+            lambda path: iqforge.convert_model(tiny.folder, path, "f32", merge_gate_up=merged),
+        )
+
+    def quantized(self, case: str, type: str, merged: bool = False) -> Path:
+        """The wide model with every matrix in `type`."""
+        source = self.file(case, "wide", merged)
+        return self._made(
+            source.with_name(f"{type}{'-merged' * merged}.gguf"),
+            lambda path: iqforge.quantize_model(source, path, Recipe(type, pure=True)),
+        )
+
+    def decoded(self, path: Path) -> Path:
+        """The same weights as float32."""
+
+        def make(out: Path) -> None:
+            with open_gguf(path) as source:
+                write_gguf(out, source)
+
+        return self._made(path.with_name(f"{path.stem}-decoded.gguf"), make)
+
+    def logits(self, path: Path, tiny: TinyModel, **options) -> np.ndarray:
+        if options:
+            return _logits(path, tiny, **options)
+        if path not in self._logits:
+            self._logits[path] = _logits(path, tiny)
+        return self._logits[path]
+
+    @staticmethod
+    def _made(path: Path, make: Callable[[Path], object]) -> Path:
+        if not path.exists():
+            make(path)
+        return path
+
+
+def _logits(path: Path, tiny: TinyModel, **options) -> np.ndarray:
+    _skip_unless_it_runs(tiny.case.name)
+    with load_model(path, **options) as model:
+        return model.forward(tiny.tokens).numpy()
+
+
+def _close(found: np.ndarray, expected: np.ndarray, tiny: TinyModel, bound: float = BOUND) -> None:
+    assert found.shape == expected.shape, tiny
+    worst = np.abs(found - expected).max(axis=1)
+    assert worst.max() < bound, (
+        f"{tiny}: logits differ by up to {worst.max():.2e}, first in row"
+        f" {int((worst >= bound).argmax())}"
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return Models(tmp_path_factory.mktemp("tiny"))
+
+
+def test_every_class_that_is_converted_has_a_case():
+    assert set(supported()) == {case.hf_class for case in CASES.values()} | TWINS
+
+
+@pytest.mark.parametrize("case, size", SMALL_AND_WIDE)
+def test_logits_are_those_of_transformers(models, case, size):
+    tiny = models.tiny(case, size)
+    logits = models.logits(models.file(case, size), tiny)
+    bound, _ = EXCEPTIONS.get((case, size), (BOUND, ""))
+    assert logits.dtype == np.float32
+    _close(logits, tiny.logits, tiny, bound)
+    assert (logits.argmax(1) == tiny.logits.argmax(1)).all(), tiny
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_prompt_in_pieces_gives_the_same_logits(models, case):
+    """At once, token by token, and in pieces of different lengths."""
+    tiny = models.tiny(case, "small")
+    path = models.file(case, "small")
+    expected = models.logits(path, tiny)
+    with load_model(path) as model:
+        for cuts in (range(1, N_TOKENS), (1, 8, 21, 22), (N_TOKENS - 3,)):
+            state = model.new_state(N_TOKENS, EXACT)
+            pieces = np.split(np.array(tiny.tokens), list(cuts))
+            logits = np.concatenate([model.extend(p, state, all_logits=True) for p in pieces])
+            assert state.n_past == N_TOKENS
+            _close(logits, expected, tiny)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_runs_repeat_to_the_bit(models, case):
+    tiny = models.tiny(case, "small")
+    path = models.file(case, "small")
+    assert np.array_equal(_logits(path, tiny), models.logits(path, tiny)), tiny
+
+
+@pytest.mark.parametrize("case, type", CASES_AND_TYPES)
+def test_no_type_falls_back(models, case, type):
+    """Every matrix that quantizing considers has the type that was asked for."""
+    tiny = models.tiny(case, "wide")
+    with open_gguf(models.quantized(case, type)) as file:
+        architecture = file.metadata["general.architecture"].data
+        found = [t for t in file.tensors if is_candidate(t, architecture)]
+    assert len(found) > 10
+    unexpected = {
+        t.name: t.type.name
+        for t in found
+        if t.type.name != OTHER_TYPES.get((t.name.split(".")[-2], t.n_cols, type), type)
+    }
+    assert not unexpected, tiny
+
+
+@pytest.mark.parametrize("case, type", CASES_AND_TYPES)
+def test_quantized_weights_are_the_decoded_ones(models, case, type):
+    tiny = models.tiny(case, "wide")
+    path = models.quantized(case, type)
+    expected = models.logits(models.decoded(path), tiny)
+    _close(models.logits(path, tiny), expected, tiny)
+    # The weights are others than the original ones.
+    assert np.abs(expected - models.logits(models.file(case, "wide"), tiny)).max() > 1e-3
+
+
+@pytest.mark.parametrize("case", WITH_EXPERTS)
+def test_merged_gate_and_up_change_nothing(models, case):
+    """Merged in the file, and on loading; in f32 and quantized."""
+    tiny = models.tiny(case, "wide")
+    type = QUICK[case]
+    for separate, merged in (
+        (models.file(case, "wide"), models.file(case, "wide", merged=True)),
+        (models.quantized(case, type), models.quantized(case, type, merged=True)),
+    ):
+        with open_gguf(merged) as file:
+            assert any("ffn_gate_up_exps" in t.name for t in file.tensors)
+        expected = models.logits(separate, tiny)
+        _close(models.logits(merged, tiny), expected, tiny)
+        _close(models.logits(separate, tiny, switches=Switches(merge_gate_up=True)), expected, tiny)
+
+
+def test_the_seed_of_a_run_can_be_repeated(monkeypatch, tmp_path):
+    """The same seed gives the same checkpoint, another one another."""
+    made = {}
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        monkeypatch.setenv(VARIABLE, str(seed))
+        assert run_seed() == seed
+        made[name] = make_tiny_model(CASES["llama"], SIZES["small"], tmp_path / name)
+    assert made["a"].tokens == made["b"].tokens != made["c"].tokens
+    assert np.array_equal(made["a"].logits, made["b"].logits)
+    assert f"{VARIABLE}=2" in str(made["c"])
