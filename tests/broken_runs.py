@@ -1,4 +1,4 @@
-"""Quantization runs that are broken off, and what they leave."""
+"""Quantization runs that are interrupted, and the files that they leave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N_TENSORS = 12
 def write_model(
     path: Path, n_tensors: int = N_TENSORS, rows: int = 64, seed: int = 1, **changed
 ) -> Path:
-    """changed: values by position, to be put into the first column of a tensor's first row."""
+    """Write a model. changed: values for the first column of a tensor's first row, by position."""
     generator = np.random.default_rng(seed)
     tensors = [
         TensorInfo(f"blk.{i}.ffn_up.weight", (rows, 256), ggml_type("F32"))
@@ -37,7 +37,7 @@ def write_model(
 
 
 class BreakAfter(RunProgress):
-    """Ends the run when so many tensors are done, as Ctrl-C would."""
+    """End the run, as Ctrl-C does, when this many tensors are done."""
 
     def __init__(self, n: int):
         self.left, self.resumed, self.done = n, 0, 0

@@ -1,4 +1,4 @@
-"""What all tests need."""
+"""Fixtures and order of all tests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session")
 def gpu(request):
-    """Skip without a device that numba can compile for; else compile what the tests ask for, in
-    several processes.
+    """Skip without a device that numba can compile for. Otherwise compile the searches that the
+    tests request, in several processes.
     """
     from .encode_cases import TYPES, compile_side_by_side, reason_to_skip
 
@@ -45,8 +45,8 @@ def gpu(request):
 # together, so that no two processes compile the same thing at once.
 SPREAD = {"test_encode.py", "test_kernels.py"}
 WHAT_IS_COMPILED = re.compile(r"[\[-]([A-Z]{1,5}\d\w*?|\w+/\w+\.cu)(?:_R\d+)?[\]-]")
-# What compiles comes first, as later tests need it, and then the longest modules, so that no
-# process waits for another one in the end.
+# Tests that compile come first, as later tests need their code, and then the longest modules, so
+# that no process waits for another at the end.
 FIRST = (
     "test_encode.py",
     "test_kernels.py",
@@ -63,7 +63,7 @@ FIRST = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """Tests on a GPU run one after another: they measure its memory and fill it."""
+    """Run tests on a GPU one after another, as they measure its memory and fill it."""
     return 0 if config.option.markexpr == "gpu" else None
 
 
@@ -84,8 +84,8 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduler(config, log)
 
 
-# Beside the tests that are marked as slow: what needs one of these fixtures, and the searches for
-# all types but these.
+# Slow, besides the tests marked so, are tests that need one of these fixtures, and those of the
+# searches for all types but these.
 SLOW_FIXTURES = {"demo", "host_units"}
 QUICK_TYPES = {"Q4_0", "Q8_0", "Q4_K", "IQ4_NL"}
 

@@ -22,7 +22,9 @@ def info(name, shape, kind="BF16"):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    """Sources of four types; experts; norms; a row that 256 does not divide."""
+    """Write a model with sources of four types, experts, norms, and a row whose length is not a
+    multiple of 256.
+    """
     tensors = [
         info("token_embd.weight", (24, 256)),
         info("blk.0.attn_norm.weight", (256,), "F32"),
@@ -53,8 +55,8 @@ def imatrix(model: Path) -> Imatrix:
 
 
 def write_holes(folder: Path, kind: str, value: float) -> Path:
-    """A model of one stacked tensor with three numbers that are not finite, the first in row 5,
-    column 9 of the last matrix.
+    """Write a model of one stacked tensor with three numbers that are not finite, the first in row
+    5, column 9 of the last matrix.
     """
     tensor, x = (
         info("blk.0.ffn_up_exps.weight", (3, 16, 256), kind),

@@ -1,4 +1,4 @@
-"""Rows and importances that are hard to encode, and what tests on a CUDA device need."""
+"""Rows and importances that are hard to encode, and helpers of tests on a CUDA device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reason_to_skip() -> str | None:
 
 
 def compile_both(name: str, devices: tuple[str, ...] = ("cpu", "cuda")) -> None:
-    """Searches of a type, with importances and without, into numba's caches on disk."""
+    """Compile the searches of a type, with importances and without, into numba's caches on disk."""
     x = np.ones((1, N_COLS), np.float32)
     for device in devices:
         for importance in (None, x[0]):
@@ -43,8 +43,8 @@ def compile_both(name: str, devices: tuple[str, ...] = ("cpu", "cuda")) -> None:
 
 
 def compile_side_by_side(names: list[str], **options) -> None:
-    """numba compiles one function at a time, a type for 5 to 20 seconds: a process per core for it.
-    An error comes again in the test.
+    """Compile searches with a process per core, as numba compiles one function at a time, and a
+    type takes 5 to 20 seconds. Errors are left to the tests, which meet them again.
     """
     with ProcessPoolExecutor(
         min(len(names), os.cpu_count()), mp_context=multiprocessing.get_context("spawn")
@@ -53,8 +53,8 @@ def compile_side_by_side(names: list[str], **options) -> None:
 
 
 def edge_rows() -> np.ndarray:
-    """Values that divide, round or compare badly: zeros of both signs, constants, subnormals, near
-    overflow, lone outliers.
+    """Return values that divide, round or compare badly: zeros of both signs, constants,
+    subnormals, near overflow, lone outliers.
     """
     rng = np.random.default_rng(11)
     gauss = rng.standard_normal((40, N_COLS)).astype(np.float32)

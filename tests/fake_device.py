@@ -40,7 +40,7 @@ class FakeEncoder:
 
 
 class FakeDevice:
-    """What `CudaDevice` does, in numpy, at once, and after a random delay. Memory is filled with
+    """A `CudaDevice` in numpy, which works at once or after a random delay. Memory is filled with
     garbage when it is allocated.
     """
 

@@ -1,5 +1,5 @@
 """Checkpoints of single families, made of random float32 tensors whose names a test writes out, and
-what they are converted to.
+their conversion.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SANDWICH = {
 def write(
     folder: Path, hf_class: str, config: dict, shapes: dict[str, tuple[int, ...]], seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """A checkpoint of random float32 tensors in `folder`; returns them."""
+    """Write a checkpoint of random float32 tensors into `folder`. Return the tensors."""
     folder.mkdir(exist_ok=True)
     settings = SIZES | {"architectures": [hf_class], "model_type": "x"} | config
     (folder / "config.json").write_text(
@@ -62,7 +62,9 @@ def write(
 
 
 def convert(folder: Path, **options) -> tuple[dict[str, np.ndarray], dict]:
-    """GGUF name -> float32 values (blocks as bytes), and metadata."""
+    """Convert a checkpoint. Return {GGUF name: float32 values, or blocks as bytes}, and
+    metadata.
+    """
     with CheckpointSource(open_checkpoint(folder), **options) as source:
         made = {}
         for tensor in source.tensors:
@@ -80,7 +82,7 @@ def convert(folder: Path, **options) -> tuple[dict[str, np.ndarray], dict]:
 
 
 def full_names(tensors: dict[str, tuple]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Whole stored names -> (shape, whole GGUF names)."""
+    """Return {whole stored name: (shape, whole GGUF name)}."""
     layers = {
         LAYER + name: (shape, f"blk.0.{gguf}.{name.rpartition('.')[2]}")
         for name, (shape, gguf) in tensors.items()

@@ -1,4 +1,4 @@
-"""Calls from Python of functions that are compiled for other compiled functions only."""
+"""Call functions from Python that are compiled for other compiled functions only."""
 
 from __future__ import annotations
 

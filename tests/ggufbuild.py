@@ -9,7 +9,7 @@ _CODES = dict(zip((U8, I8, U16, I16, U32, I32, F32, BOOL, U64, I64, F64), "BbHhI
 
 
 def text(raw: bytes | str, length: int | None = None) -> bytes:
-    """A string with its length, or with a `length` that is not its own."""
+    """Return a string with its length, or with a wrong `length`."""
     raw = raw.encode() if isinstance(raw, str) else raw
     return struct.pack("<Q", len(raw) if length is None else length) + raw
 
@@ -23,7 +23,7 @@ def pair(key: bytes | str, kind: int, value) -> bytes:
 
 
 def array(element: int, items: list | bytes, count: int | None = None) -> bytes:
-    """Element type, count and elements; `items` may be the elements' bytes."""
+    """Return element type, count and elements. `items` may be the elements' bytes."""
     body = items if isinstance(items, bytes) else b"".join(scalar(element, item) for item in items)
     return struct.pack("<IQ", element, len(items) if count is None else count) + body
 
@@ -35,7 +35,7 @@ def array_pair(key: str, element: int, items: list | bytes, count: int | None = 
 def entry(
     name: bytes | str, dims: list[int], type_id: int, offset: int, n_dims: int | None = None
 ) -> bytes:
-    """A row of the tensor table; `dims` in file order, row length first."""
+    """Return a row of the tensor table. `dims` are in file order, row length first."""
     return (
         text(name)
         + struct.pack("<I", len(dims) if n_dims is None else n_dims)
@@ -56,7 +56,7 @@ def gguf(
     alignment: int = 32,
     pad: bool = True,
 ) -> bytes:
-    """A file of these parts. The counts are the true ones unless given."""
+    """Return a file of these parts. The counts are the true ones unless given."""
     n_tensors = len(entries) if n_tensors is None else n_tensors
     n_pairs = len(pairs) if n_pairs is None else n_pairs
     header = (
@@ -71,7 +71,9 @@ def gguf(
 
 
 def small(n_tensors: int = 2, pairs: list[bytes] = (), architecture: str = "llama") -> bytes:
-    """A valid file with F32 tensors `t0`, `t1`, ... of shape [2, 8], filled with their number."""
+    """Return a valid file with F32 tensors `t0`, `t1`, ... of shape [2, 8], filled with their
+    number.
+    """
     entries = [entry(f"t{i}", [8, 2], 0, 64 * i) for i in range(n_tensors)]
     data = b"".join(struct.pack("<16f", *[i] * 16) for i in range(n_tensors))
     return gguf([pair("general.architecture", STRING, architecture), *pairs], entries, data)

@@ -1,4 +1,4 @@
-"""Comparison of converted files with the reference converter's, tensor by tensor and key by key."""
+"""Compare converted files with the reference converter's, tensor by tensor and key by key."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def assert_like_reference(
     bytes_too: bool = True,
     **layout,
 ) -> None:
-    """The conversion of golden/convert/`case` has all keys of `expected-<variant>.gguf` with type
-    and value and all tensors with shape, type and bytes; with `bytes_too` also the order of both.
+    """Check that the conversion of golden/convert/`case` has all keys of `expected-<variant>.gguf`
+    with type and value and all tensors with shape, type and bytes; with `bytes_too` also the order
+    of both.
     """
     expected = shared(f"golden/convert/{case}/expected-{variant}.gguf")
     made = iqforge.convert_model(
@@ -56,8 +57,8 @@ def assert_like_listing(
     free_keys: tuple[str, ...] = (),
     **layout,
 ) -> None:
-    """The same against `expected-<variant>.json`, which has no tokenizer keys and hashes instead of
-    bytes; `free_keys` need not match.
+    """Check the same against `expected-<variant>.json`, which has no tokenizer keys and hashes
+    instead of bytes; `free_keys` need not match.
     """
     listing = json.loads(shared(f"golden/convert/{case}/expected-{variant}.json").read_text())
     made = iqforge.convert_model(

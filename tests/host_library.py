@@ -1,6 +1,4 @@
-"""Kernels as a library for the CPU: what a test puts around the sources of `cuda_kernels/`,
-compiled by g++.
-"""
+"""Compile kernels with g++ as a library for the CPU."""
 
 import ctypes
 import subprocess
@@ -8,9 +6,9 @@ from pathlib import Path
 
 
 def host_library(path: Path, program: str) -> ctypes.CDLL:
-    """`program`, which includes one of the *_on_host.hpp of this folder and the expanded sources,
-    compiled beside `path` (without suffix). CUDA's names of integers are left to <cstdint>, which
-    has int64_t as long, and shared memory to the header.
+    """Compile `program`, which includes one of the *_on_host.hpp of this folder and the expanded
+    sources, next to `path` (without suffix). <cstdint> defines the integer types, with int64_t as
+    long, and the header defines shared memory.
     """
     lines = (
         line

@@ -1,5 +1,5 @@
-"""What every hostile file is held to: a named error at once, without allocating what the file only
-claims to hold.
+"""Check what every hostile file must lead to: a named error at once, without allocating what the
+file only claims to hold.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def refused(path, error: type[IqforgeError], *words: str) -> IqforgeError:
     and memory.
     """
     seconds = []
-    for _ in range(3):  # the best of three: another process may have the machine
+    for _ in range(3):  # the best of three, as other processes may slow down the machine
         start = time.perf_counter()
         with pytest.raises(error) as caught:
             open_gguf(path)

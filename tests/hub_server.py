@@ -1,4 +1,4 @@
-"""A local server that speaks the Hub's protocol and misbehaves where a test asks for it."""
+"""A local server that speaks the Hub's protocol, and misbehaves if a test wants it to."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Serves `folder` as repository `org/model`; weights through a redirection to a second address,
-    as the Hub does.
+    """Serve `folder` as repository `org/model`, and weights through a redirection to a second
+    address, as the Hub does.
 
-    `misbehave(hub, handler, file, start, stop)` is asked before each range is answered and returns
-    True if it has answered itself. `requests` counts paths, `ranges` lists (file, start, stop) that
-    were answered.
+    `misbehave(hub, handler, file, start, stop)` is called before each range is answered, and
+    returns True if it has answered itself. `requests` counts paths, `ranges` lists (file, start,
+    stop) that were answered.
     """
 
     def __init__(

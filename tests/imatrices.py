@@ -1,4 +1,4 @@
-"""Importance matrices and files of them with given numbers, and a model to collect with."""
+"""Importance matrices, and their files, with given numbers; and a model to collect with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UP, ROUTER = "blk.0.ffn_up_exps.weight", "blk.0.ffn_gate_inp.weight"
 
 
 def tiny_llama_file(folder: Path) -> Path:
-    """A Llama of one layer in a GGUF file."""
+    """Write a Llama of one layer as a GGUF file."""
     make_tiny_llama(folder / "hf", n_layers=1)
     with CheckpointSource(open_checkpoint(folder / "hf")) as source:
         return write_gguf(folder / "model.gguf", source)

@@ -1,4 +1,4 @@
-"""Kernels of decoding steps, compiled by g++ and called on the CPU."""
+"""Kernels of decode steps, compiled by g++ and called on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny checkpoints with a matrix that is stored quantized, and what its conversion makes of it."""
+"""Tiny checkpoints with a matrix that is stored quantized, and their conversion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "model.layers.1.mlp.up_proj"
 
 
 def packed_llama(folder: Path, change, section: dict | None) -> Path:
-    """A tiny Llama whose tensors `change(dict)` has packed, with `section` as its
+    """Write a tiny Llama whose tensors `change(dict)` has packed, with `section` as its
     quantization_config. Rows of 48 and 80.
     """
     make_tiny_llama(
@@ -36,7 +36,7 @@ def packed_llama(folder: Path, change, section: dict | None) -> Path:
 
 
 def up_projection(folder: Path) -> np.ndarray:
-    """`blk.1.ffn_up.weight` as converted, read seven rows at a time."""
+    """Return `blk.1.ffn_up.weight` as converted, read seven rows at a time."""
     with CheckpointSource(open_checkpoint(folder)) as source:
         tensor = next(t for t in source.tensors if t.name == "blk.1.ffn_up.weight")
         rows = [
@@ -49,7 +49,7 @@ def up_projection(folder: Path) -> np.ndarray:
 
 
 def pack(values: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
-    """Unsigned values as int32 words along `dim`, lowest bits first, padded with zeros."""
+    """Pack unsigned values into int32 words along `dim`, lowest bits first, padded with zeros."""
     values = values.movedim(dim, -1).to(torch.int64)
     values = torch.nn.functional.pad(values, (0, -values.shape[-1] % (32 // bits))).unflatten(
         -1, (-1, 32 // bits)

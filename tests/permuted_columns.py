@@ -7,7 +7,7 @@ from iqforge.cuda_kernels.prompt_grouped import GROUP
 
 
 def permutation(n: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """int64[n]: where the element at each place of a permuted row of n comes from."""
+    """Return int64[n]: the index of the column at each place of a permuted row of n."""
     place = torch.arange(n, device=device)
     slot = place % 16
     return (

@@ -20,7 +20,7 @@ def model(
     extra: tuple[str, ...] = (),
     inner: tuple[str, ...] = INNER,
 ) -> tuple[list[TensorInfo], dict[str, Value]]:
-    """A model in the reverse of the order in which llama.cpp goes through it."""
+    """Return a model in the reverse of llama.cpp's order."""
     names = [
         f"blk.{i}.{part}{'_exps' if experts and part.startswith('ffn') else ''}"
         for i in range(n_layers)
@@ -61,7 +61,7 @@ def model_of(meta: dict) -> tuple[list[TensorInfo], dict[str, Value]]:
 
 
 def expected(tensors: list[TensorInfo], wanted: dict) -> list[str]:
-    """Type names by tensor, `kept` where nothing is converted."""
+    """Return type names by tensor, `kept` for tensors that are not converted."""
     exceptions = {
         index: name for name, indices in wanted.get("except", {}).items() for index in indices
     }
@@ -78,7 +78,7 @@ def llama(
     tied: bool = False,
     vocabulary: int = 1000,
 ) -> tuple[list[TensorInfo], dict[str, Value]]:
-    """Tensors of a model with nothing but matrices, and its metadata."""
+    """Return the tensors of a model with only matrices, and its metadata."""
     inner = [f"ffn_{part}{'_exps' if experts else ''}" for part in ("gate", "up", "down")]
     names = ["token_embd"] + [
         f"blk.{i}.{part}"

@@ -1,5 +1,5 @@
-"""Replaces what the prompt path needs of a GPU: its kernels and flash attention as plain torch
-on the CPU (beside `step_on_cpu`).
+"""Replace what the prompt path needs of a GPU: its kernels and flash attention as plain torch on
+the CPU (in addition to `step_on_cpu`).
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def logits(self, x):
 
 
 class Graph:
-    """A segment of a pass. While it is captured the host continues and memory stays as it is; a
-    replay works on that memory only.
+    """A segment of a pass. Capturing it does not change memory, and the host continues. A replay
+    works only on the memory of the capture.
     """
 
     replays = 0
@@ -105,7 +105,7 @@ class Graph:
         before = {name: held.clone() for name, held in self.context._buffers.items()}
         for part in parts:
             part(stream, batch)
-        # What is made in a capture belongs to the graph.
+        # Memory that is allocated in a capture belongs to the graph.
         assert before.keys() == self.context._buffers.keys()
         for name, held in before.items():
             self.context._buffers[name].copy_(held)
@@ -119,7 +119,7 @@ class Graph:
 
 
 def captures(monkeypatch) -> None:
-    """Passes are captured, too."""
+    """Return true: passes are captured, too."""
     monkeypatch.setattr(prompt_graphs, "can_capture", lambda device: True)
     monkeypatch.setattr(
         prompt_graphs.PassGraphs,
@@ -130,7 +130,7 @@ def captures(monkeypatch) -> None:
 
 
 def install(monkeypatch) -> None:
-    """A device, really the CPU, without grouped products."""
+    """Install a device that is the CPU, without grouped products."""
     Graph.replays = 0
     step_on_cpu.install(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))

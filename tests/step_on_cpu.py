@@ -1,5 +1,5 @@
-"""Replaces what a decoding step needs of a GPU: its kernels as plain torch on the CPU, and
-graphs that record and repeat them.
+"""Replace what a decode step needs of a GPU: its kernels as plain torch on the CPU, and graphs that
+record and repeat them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CPU = torch.device("cpu")
 
 
 class Graph:
-    """As torch.cuda.CUDAGraph: what is launched while it is captured runs when it is replayed, on
-    the memory it was captured with.
+    """A stand-in for torch.cuda.CUDAGraph: launches during the capture run when it is replayed, on
+    the memory of the capture.
     """
 
     recording: Graph | None = None
@@ -43,7 +43,7 @@ class Graph:
 
 
 def kernel(function):
-    """A launch: done at once, or recorded."""
+    """Launch: work at once, or record."""
 
     def launch(*arguments, pdl: bool = True, out: torch.Tensor | None = None):
         arguments = arguments if out is None else (*arguments, out)
@@ -83,7 +83,7 @@ def gate_up(h, weight, eps, gate, up, out):
 
 
 def decode_matrices(m, dtype, ids):
-    """The matrices `ids` as `dtype`[n, rows, cols]."""
+    """Return the matrices `ids` as `dtype`[n, rows, cols]."""
     rows = ids[:, None] * m.rows + torch.arange(m.rows)
     return decode_rows(m, rows.reshape(-1), dtype).view(len(ids), m.rows, m.cols)
 
@@ -116,7 +116,7 @@ def embed(m, tokens, dtype, out):
 
 
 class Attention:
-    """Caches of floats."""
+    """Attention over caches of floats."""
 
     def __init__(self, shape, capacity, device):
         self.shape = shape
@@ -171,7 +171,7 @@ class Router:
 
 
 class Sampler:
-    """The most probable token, whatever is asked for."""
+    """Choose the most probable token, whatever the settings."""
 
     def __init__(self, n_vocab, device):
         pass
@@ -186,8 +186,8 @@ class Sampler:
 
 
 def install(monkeypatch, attention: int = 232448, products: int = 232448) -> SimpleNamespace:
-    """A device, really the CPU, with so many bytes of shared memory for blocks of attention and of
-    products. `emptied` counts torch.cuda.empty_cache.
+    """Install a device that is the CPU, with this many bytes of shared memory for blocks of
+    attention and of products. `emptied` counts calls of torch.cuda.empty_cache.
     """
     seen = SimpleNamespace(emptied=0)
     Graph.alive, Graph.replays, Graph.recording = weakref.WeakSet(), 0, None
@@ -240,7 +240,9 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
 
 
 def _decoder():
-    """Of packed matrices, each decoded once as long as it lives: on the CPU that takes long."""
+    """Return a decoder of packed matrices. It decodes each matrix once, as that takes long on the
+    CPU.
+    """
     real, known = ops._decode, WeakTensorKeyDictionary()
 
     def decode(m, dtype, ids, first, n_rows, out):

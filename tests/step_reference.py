@@ -1,5 +1,5 @@
-"""Attention and choice of experts in float64, on the same bytes, for whatever runs the kernels of
-the decoding step.
+"""Attention and choice of experts in float64 on the same bytes, to compare kernels of the decode
+step with.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from iqforge.runtime.state.cache import CacheSettings, KVCache
 def attention_error(
     case: tuple, n_past: int, capacity: int, device: torch.device, run: Callable, seed: int = 0
 ) -> tuple[float, float, float]:
-    """(relative error of the mix, share of V's new bytes and of K's new elements that are the
-    reference path's).
+    """Return (relative error of the output, share of V's new bytes and of K's new elements that
+    equal the reference path's).
 
     case: rows, group, kv heads, key length, value length, type of K, of V, rotated, style,
     Hadamard, head norms. run(shape, capacity, q, k, v, norms, eps, angles, cache, positions, scale,
@@ -30,7 +30,7 @@ def attention_error(
         capacity, kv, dk, dv, CacheSettings(type_k, type_v, turned, turned), device
     )
     for storage in (cache.k, cache.v):
-        storage.view(torch.uint8).fill_(0xFF)  # NaN, where nothing was written
+        storage.view(torch.uint8).fill_(0xFF)  # NaN where nothing was written
     if n_past:
         cache.write(0, random(n_past, kv, dk), random(n_past, kv, dv))
     q, k, v = random(rows, kv * group, dk), random(rows, kv, dk), random(rows, kv, dv)
@@ -108,14 +108,16 @@ def attention_error(
 
 
 def allowed(case: tuple) -> float:
-    """Of the error. In bfloat16 on tensor cores queries and probabilities have 16 bits."""
+    """Return the allowed error. In bfloat16 on tensor cores queries and probabilities have 16
+    bits.
+    """
     return 3e-5 if case[5] == case[6] == "bf16" else 5e-6
 
 
 def router_case(
     rows: int, width: int, n_experts: int, n_used: int, device: torch.device, seed: int = 0
 ):
-    """(h, norm, router matrix, experts and weights as float64 chooses them)."""
+    """Return (h, norm, router matrix, experts and weights in float64)."""
     g = torch.Generator(device).manual_seed(seed)
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
     h, norm, matrix = (

@@ -56,7 +56,7 @@ def test_dir_and_all_agree():
 
 
 def test_no_name_is_also_a_module():
-    """A submodule that is imported would take the name's place."""
+    """An imported submodule would replace the public name."""
     for package in (iqforge, api):
         modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
         assert not modules & PUBLIC.keys()
@@ -77,7 +77,7 @@ def test_similar_names(package):
 
 @pytest.mark.parametrize("name", sorted(PUBLIC.keys() - {"IqforgeError"}))
 def test_unknown_keywords_are_usage_errors(name):
-    """Of every public function and option class, before any work, in the caller's words."""
+    """Every public function and option class refuses them before any work, and names the call."""
     function = getattr(iqforge, name)
     given = inspect.signature(function).parameters.values()
     needed = [
@@ -110,7 +110,7 @@ def test_suggestions(call, meant):
 
 
 class Recorder:
-    """The API, which notes the names that a command asks for."""
+    """The API, recording the names that a command uses."""
 
     def __init__(self):
         self.asked = []
@@ -131,7 +131,7 @@ class Recorder:
     ],
 )
 def test_commands_call_the_api(module, words, asked, tmp_path, monkeypatch, capsys):
-    """Also where they fail before any work."""
+    """Every command calls the API, also where it fails before any work."""
     monkeypatch.setenv("IQFORGE_CACHE_DIR", str(tmp_path))
     if words == ["--show-statistics"]:
         file = Imatrix({"blk.0.attn_q.weight": Entry(np.ones((1, 8)), np.ones(1, np.int64))})

@@ -1,4 +1,4 @@
-"""Wrong kinds of arguments to the runtime's Python interface end in named errors."""
+"""Arguments of the wrong kind to the runtime's Python interface end in named errors."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ override_tensor, n_prompt, n_gen, test_time, avg_ns, stddev_ns, avg_ts, stddev_t
 
 
 class Recorder:
-    """A model that notes what it is asked for."""
+    """A model that records its calls."""
 
     def __init__(self, spec: str = "llama-tiny:Q8_0"):
         self.model, self.calls, self.capacities = (
@@ -74,7 +74,7 @@ def bench(capsys, *words):
 def test_what_a_test_runs(test, label, calls):
     recorder = Recorder()
     result = run_test(recorder.model, test, n_batch=8, repetitions=2, warmup=False)
-    # The prompt before it is shared.
+    # The prompt before this test is shared.
     again = [(n_past, n) for n_past, n in calls if n_past >= test.depth + test.before]
     assert test.label == label and recorder.calls == calls + again
     assert recorder.capacities == [sum(n for _, n in calls)]  # exactly what is needed
@@ -87,7 +87,7 @@ def test_what_a_test_runs(test, label, calls):
 
 
 def test_a_context_that_cannot_be_cut_back_is_restored():
-    """A recurrent state is put back from a copy, so the context is filled once."""
+    """A recurrent state is restored from a copy, so the context is filled once."""
     recorder, loaded = Recorder(), []
 
     class Running:
@@ -118,8 +118,8 @@ def test_a_context_that_cannot_be_cut_back_is_restored():
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:Q8_0"])
 def test_tokens_are_those_that_generate_draws(spec):
-    """Not one over and over, which would ask for the same experts each time. The host does not wait
-    for the device between them.
+    """Repeating one token would use the same experts each time. The host does not wait for the
+    device between tokens.
     """
     recorder = Recorder(spec)
     model, given, waited = recorder.model, [], []
@@ -262,7 +262,7 @@ def test_wrong_words(words, message, capsys):
     assert main(["bench", "--device", "cpu", "--synthetic", "llama-tiny:IQ4_K", *words]) == 1
     captured = capsys.readouterr()
     assert message in captured.err and "tg" not in captured.out
-    # That is known only with the model.
+    # Only the model shows that.
     assert message == "cpu has" or (not captured.out and "changes nothing" not in captured.err)
 
 
@@ -411,8 +411,8 @@ def test_no_model(capsys):
 
 
 def test_costs():
-    """Against sums by hand, and the specification's figures for the real shapes (GB per token at a
-    context of nothing).
+    """Costs equal sums written out here, and the specification's figures for real shapes (GB per
+    token with an empty context).
     """
     with Model(SyntheticSource("qwen3moe-tiny:Q8_0"), torch.device("cpu")) as model:
         state = model.new_state(100)

@@ -99,7 +99,7 @@ def test_bench(spec, capsys):
         "jsonl",
     ]
     assert main([*words, "-ngl", "1", "--precision", "f32"]) == 0
-    # A part is on the CPU.
+    # Some layers are on the CPU.
     assert [
         json.loads(line)["share_of_bandwidth"] for line in capsys.readouterr().out.splitlines()
     ] == [

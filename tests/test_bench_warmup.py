@@ -1,4 +1,4 @@
-"""What is measured contains no capture of a CUDA graph. Kernels and graphs are plain torch
+"""Timed spans contain no capture of a CUDA graph. Kernels and graphs are plain torch
 (prompt_on_cpu.py, step_on_cpu.py).
 """
 
@@ -26,7 +26,7 @@ from .step_on_cpu import CPU
 
 @pytest.fixture
 def captured(monkeypatch):
-    """(a model with a fast path for passes of 16 rows, a list that gets an entry for every
+    """Return (a model with a fast path for passes of 16 rows, a list that gets an entry for every
     capture).
     """
     prompt_on_cpu.install(monkeypatch)
@@ -71,7 +71,7 @@ def test_repetitions_capture_nothing(captured, test, kinds):
     model, captures = captured
     seen = []
 
-    def progress(line):  # filling the context is not in the time
+    def progress(line):  # the time does not include filling the context
         seen.append((line, len(captures)))
 
     run_test(model, test, repetitions=3, progress=progress)

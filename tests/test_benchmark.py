@@ -1,4 +1,4 @@
-"""The benchmark of quantizers: what it reports, and what it says of things it cannot use."""
+"""The benchmark of quantizers: its report, and its messages about things that it cannot use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL = ["--rows", "4", "--cols", "256", "--repeat", "1", "--seconds", "0.001"]
 
 
 class Half:
-    """A library that knows Q8_0 only, and quantizes half of what it is given."""
+    """A library that knows only Q8_0, and quantizes half of its input."""
 
     def has(self, type):
         return type.name in ("Q8_0", "IQ2_BN")

@@ -16,8 +16,8 @@ SCRIPTS = sorted(FOLDER.glob("*.py"))
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_help(script, monkeypatch, capsys):
-    """As `python benchmarks/NAME.py --help`, in this process: the imports work, and the help names
-    the command.
+    """`python benchmarks/NAME.py --help`, run in this process, imports what it needs, and the help
+    names the command.
     """
     if "from cuda import core" in script.read_text():
         pytest.importorskip("cuda.core")

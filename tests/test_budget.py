@@ -148,7 +148,7 @@ def test_result_has_the_size_asked_for(models, tmp_path, name, bpw):
     fitted = iqforge.recipe_for_target(
         models[name], importances(models[name]), bpw=bpw, types=TYPES
     )
-    # Three types and few tensors give only so many sizes.
+    # Three types and few tensors give few sizes.
     assert 0.985 * bpw <= fitted.bits_per_weight <= bpw
     report = iqforge.quantize_model(
         models[name], tmp_path / "out.gguf", fitted.recipe, importances(models[name])
@@ -203,7 +203,7 @@ def test_a_size_is_that_of_the_file(models, tmp_path):
 
 
 def test_more_bits_where_errors_do_more(models, tmp_path):
-    """The same tensors, with a measured sensitivity that is a thousand times larger in one layer or
+    """The measured sensitivity of the same tensors is a thousand times larger in one layer or
     another.
     """
     with open_gguf(models["llama"]) as source:

@@ -1,5 +1,5 @@
-"""Sequences that are continued: whatever the split into calls, and whatever the cache stores, the
-logits are those of one pass.
+"""Continued sequences have the logits of a single pass, for every split into calls and every type
+of cache.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def in_pieces(model, settings: CacheSettings, sizes: list[int]) -> torch.Tensor:
 
 
 def relative(x: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
-    """Size of each row of x against the row of `full`."""
+    """Return the size of each row of x relative to the row of `full`."""
     return x.square().mean(-1).sqrt() / full.square().mean(-1).sqrt()
 
 
@@ -81,8 +81,8 @@ def test_all_at_once_is_one_by_one(models, name, type, hadamard):
     at_once = in_pieces(model, settings, [len(TOKENS)])
     assert relative(at_once - full, full).median() < TOLERANCE[type]
     for sizes in ([1] * len(TOKENS), [7, 1, 1, 12, 10], [30, 1]):
-        # The last bits of a product depend on how many rows it has, and a stored value may then
-        # fall on the other side of a rounding, or another expert be chosen.
+        # The last bits of a product depend on its number of rows, so a stored value may be rounded
+        # in the other direction, or another expert may be chosen.
         difference = relative(in_pieces(model, settings, sizes) - at_once, full)
         assert difference.median() < TOLERANCE[type] / 8 and difference.max() < max(
             1e-4, TOLERANCE[type]

@@ -1,5 +1,5 @@
-"""What a run changes beside types: blocks left out, a second output matrix, keys, which importances
-are used; and Q4_0 without -8.
+"""Changes of a run besides types: removed blocks, a second output matrix, keys, the choice of
+importances; and Q4_0 without -8.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_layers_are_left_out(bf16, tmp_path, capsys):
     assert main([*command, str(bf16), str(whole), "IQ4_NL"]) == 0
     assert main([*command, "--prune-layers", "0,2", str(bf16), str(out), "IQ4_NL"]) == 0
     before, after = bytes_of(whole), bytes_of(out)
-    for name, data in after.items():  # importances too are those of the old number
+    for name, data in after.items():  # importances are those of the old number, too
         assert (
             data
             == before[
@@ -295,7 +295,7 @@ def test_codes_from_minus_seven_to_seven_come_back(tmp_path, capsys):
     iqforge.quantize_model(
         tmp_path / "m.gguf", tmp_path / "i.gguf", "Q4_0", imatrix, pure=True, symmetric_q40=True
     )
-    # Importances do not count.
+    # Importances have no effect.
     assert (
         bytes_of(tmp_path / "i.gguf")[tensors[0].name]
         == bytes_of(tmp_path / "q.gguf")[tensors[0].name]

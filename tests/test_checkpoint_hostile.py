@@ -1,5 +1,5 @@
-"""Checkpoints that lie: safetensors headers, shard indices and configs. Each is a named error, fast
-and in little memory.
+"""Hostile checkpoints: safetensors headers, shard indices and configs that lie. Each ends in a
+named error, fast and in little memory.
 """
 
 from __future__ import annotations

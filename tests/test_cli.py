@@ -1,5 +1,5 @@
-"""The command line itself: streams that are closed or full, odd encodings, words after flags,
-outputs that are inputs.
+"""The command line: streams that are closed or full, odd encodings, words after flags, outputs that
+are inputs.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def test_checkpoint_files_are_never_overwritten(checkpoint, tmp_path, victim):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_argument_has_a_help_text(command):
-    """A text of words: a default alone does not say what an argument means."""
+    """A default alone does not say what an argument means."""
     for action in cli._parser(command)[0]._actions:
         if action.help != argparse.SUPPRESS:
             text = re.sub(r"\(default[^)]*\)", "", action.help or "")

@@ -43,8 +43,8 @@ def test_every_type_but_integers_decodes():
 
 
 def test_every_type_of_the_format_description_is_covered():
-    """Each has golden values that its decoder meets, and a digest. I2_S has no rows; floats have no
-    block to describe.
+    """Each type has golden values that its decoder reproduces, and a digest. I2_S has no rows, and
+    floats have no block to describe.
     """
     described = {
         name
@@ -189,7 +189,7 @@ def test_grids_are_those_of_the_gguf_package(name):
 
 
 def decoded_digest(name: str) -> str:
-    """SHA-256 of what 32 rows of fixed random bytes decode to, NaN counted as 0 (its payload
+    """Return the SHA-256 of 32 decoded rows of fixed random bytes, with NaN as 0 (its payload
     depends on the processor).
     """
     if ggml_type(name).tail_bytes:
@@ -210,8 +210,8 @@ def stored_digests() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", [*codec.decodable_types(), "I2_S"])
 def test_decode_digest(name):
-    """Digests were stored when the decoders had passed the reference's data, so a clone can check
-    itself without them.
+    """The digests were stored when the decoders had passed the tests with the reference's data, so
+    a clone can test itself without that data.
     """
     assert decoded_digest(name) == stored_digests()[name]
 
@@ -272,8 +272,8 @@ def test_no_rows(name):
 
 
 def test_large_float_arrays_are_encoded_as_small_ones():
-    """Compiled loops against numpy's expressions: every boundary between two F16 values, and
-    patterns of all kinds.
+    """Compiled loops agree with numpy's expressions at every boundary between two F16 values, and
+    on patterns of all kinds.
     """
     halves = (
         np.arange(65536, dtype=np.uint16)

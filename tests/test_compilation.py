@@ -1,4 +1,4 @@
-"""Compiling ahead: what is missing, in which processes, and what is said about it."""
+"""Compiling ahead: which code is missing, which processes compile it, and what is printed."""
 
 from __future__ import annotations
 

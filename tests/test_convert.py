@@ -1,5 +1,5 @@
-"""Conversion: equal to the reference converter's files, and, from generated checkpoints, equal to
-what the layout rules say.
+"""Conversion: the files equal the reference converter's and, for generated checkpoints, what the
+layout rules say.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_trained_models_convert(tmp_path: Path, model: str, n_tensors: int):
 
 @pytest.mark.parametrize("case", ["Tiny-Llama-3-8B-Instruct", "qwen3moe"])
 def test_plan_of_the_reference(tmp_path: Path, case: str):
-    """Keys, order, shapes and bytes for sources filled by a rule; one of them with the key
+    """Keys, order, shapes and bytes agree for sources filled by a rule. One of them has the key
     `num_experts` and a top-level rope_theta.
     """
     plan = json.loads(shared("golden/tools/convert_plans.json").read_text())[case]
@@ -153,7 +153,7 @@ def test_plan_of_the_reference(tmp_path: Path, case: str):
 
 
 def values(source, name: str) -> np.ndarray:
-    """float32 of a whole tensor, read in pieces that divide nothing evenly."""
+    """Return float32 of a whole tensor, read in pieces of uneven size."""
     tensor = next(t for t in source.tensors if t.name == name)
     rows = [
         source.read_rows(tensor, start, min(start + 37, tensor.n_rows))
@@ -401,7 +401,7 @@ def test_configs_that_do_not_fit(tmp_path: Path, config: dict, kind: type, words
 
 
 def rewritten(folder: Path, change) -> Path:
-    """The checkpoint with its tensors changed by `change(dict)`."""
+    """Return the checkpoint with its tensors changed by `change(dict)`."""
     with open_checkpoint(folder) as checkpoint:
         tensors = {name: stored(folder, name) for name in checkpoint.tensors}
     change(tensors)
@@ -625,7 +625,7 @@ def test_model_card_and_sampling(tmp_path: Path):
     ],
 )
 def test_front_matter_of_all_kinds(tmp_path: Path, front: str, expected: dict):
-    """Scalars are texts, as written; a card that is not YAML counts as absent."""
+    """Scalars are texts, as written, and a card that is not YAML counts as absent."""
     (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# text")
     (tmp_path / "config.json").write_text("{}")
     keys = model_card_metadata(read_model_card(open_checkpoint(tmp_path)))

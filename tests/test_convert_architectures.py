@@ -21,8 +21,7 @@ from iqforge.formats.gguf.reader import open_gguf
 from .shared import shared
 from .tiny_checkpoint import make_tiny_llama, write_safetensors
 
-# Keys that follow from where a checkpoint lies and what a command line says, not from the
-# checkpoint.
+# Keys that depend on the checkpoint's folder and the command line, not on its contents.
 ENVIRONMENT = {"general.name", "general.basename", "general.finetune", "general.version"}
 
 # case -> keys that differ from the reference on purpose: ours (None: absent), and why
@@ -123,7 +122,7 @@ def test_classes_are_chosen_by_text_model(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_text_model_of_a_multimodal_checkpoint(tmp_path: Path):
-    """The same weights under the names and in the config of a wrapper give the same tensors."""
+    """The same weights with the names and the config of a wrapper give the same tensors."""
     folder = make_tiny_llama(
         tmp_path / "m", n_layers=1, dtype="f32", config={"model_type": "mistral"}
     )

@@ -66,7 +66,7 @@ D, NK, NV, DK, DV, HD, FF, VOCAB = 32, 2, 6, 4, 8, 16, 48, 320
 def delta_checkpoint(
     folder: Path, family: str, *, drop: tuple[str, ...] = (), **config
 ) -> dict[str, np.ndarray]:
-    """A dense Qwen3.5 (`qwen35`) or a Qwen3-Next in `folder`; returns its tensors."""
+    """Write a dense Qwen3.5 (`qwen35`) or a Qwen3-Next into `folder`. Return its tensors."""
     random = np.random.default_rng(3)
     channels, moe = 2 * NK * DK + NV * DV, family == "qwen3next"
     shapes = {

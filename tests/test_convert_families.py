@@ -1,5 +1,5 @@
-"""Every family from a checkpoint made here: which stored tensor becomes which, with which values,
-and the keys that set it apart.
+"""Every family from a checkpoint made here: names and values of the converted tensors, and the keys
+of the family.
 
 Names are written out on both sides, so a clone without reference files still notices when one
 changes.
@@ -397,7 +397,7 @@ def test_llama_vocabularies_known_by_their_size(tmp_path: Path, n_vocab: int, ke
 
 
 def test_the_page_shows_the_file_as_it_is():
-    """The guide walks through a real file, and the files that it points to exist."""
+    """The guide shows a real file, and the files that it refers to exist."""
     root = Path(__file__).parents[1]  # of the clone: an installed package has no docs/
     page = (root / "docs/guide/adding-an-architecture.md").read_text()
     assert f"```python\n{(root / 'convert/architectures/starcoder2.py').read_text()}```" in page

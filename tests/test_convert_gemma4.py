@@ -1,4 +1,4 @@
-"""Gemma 4 from checkpoints made here: layers that differ in almost everything, in the spelling of
+"""Gemma 4 from checkpoints made here: layers that differ in almost everything, with the keys of
 released configs and of newer ones.
 """
 
@@ -42,7 +42,9 @@ GEMMA4 = {
 
 
 def gemma4_names() -> dict[str, tuple[tuple[int, ...], str]]:
-    """Stored names of a small Gemma 4 with everything the family has -> (shape, GGUF name)."""
+    """Return {stored name: (shape, GGUF name)} of a small Gemma 4 with everything that the family
+    has.
+    """
     names = {
         "model.embed_tokens.weight": ((VOCAB, D), "token_embd.weight"),
         "model.norm.weight": ((D,), "output_norm.weight"),

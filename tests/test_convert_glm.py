@@ -1,5 +1,5 @@
-"""Conversion of GLM-4.5 and GLM-5, with the blocks that predict further tokens, without, and these
-alone.
+"""Conversion of GLM-4.5 and GLM-5, with the blocks for multi-token prediction, without them, and
+these alone.
 """
 
 from __future__ import annotations

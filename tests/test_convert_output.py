@@ -1,5 +1,5 @@
-"""What a conversion writes: shards, quantized types without a file in between, keys set by the
-user, and nothing on a disk too small.
+"""Outputs of a conversion: shards, quantized types without a file in between, keys set by the user,
+and no file on a disk that is too small.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def whole(checkpoint, tmp_path_factory):
 
 
 def check_shards(first, whole) -> list[int]:
-    """The shards hold what the whole file holds; returns the numbers of their tensors."""
+    """Check that the shards have the contents of the whole file. Return their numbers of
+    tensors.
+    """
     with open_gguf(first) as split, open_gguf(whole) as one:
         assert split.tensors == one.tensors
         assert {
@@ -55,7 +57,7 @@ def test_shards(checkpoint, whole, tmp_path):
     )
     counts = check_shards(made, whole)
     assert counts[0] == 0 and sum(counts) == 12 and len(counts) > 3
-    # One file is called as without a limit.
+    # A single file has the same name as without a limit.
     made = iqforge.convert_model(checkpoint, tmp_path / "c.gguf", split_max_size="2G")
     assert made.name == "c.gguf" and made.read_bytes() == whole.read_bytes()
     assert not list(tmp_path.glob("*.part"))
@@ -72,7 +74,9 @@ def test_shards(checkpoint, whole, tmp_path):
     ],
 )
 def test_cuts_are_those_of_the_reference(tmp_path, options):
-    """Against the writer of the gguf package, which the reference's converter splits with."""
+    """The cuts are those of the writer of the gguf package, which the reference's converter
+    uses.
+    """
     gguf = pytest.importorskip("gguf")
     sizes = np.random.default_rng(4).integers(1, 150, 20)
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", **options)
@@ -114,7 +118,9 @@ def test_limits_that_are_none():
 @pytest.mark.slow
 @pytest.mark.parametrize("type", ["q4_k_m", "IQ4_K", "q4_k_r4"])
 def test_quantized_as_it_is_read(checkpoint, tmp_path, type):
-    """The bytes are those of converting to bf16 first; shards and the importance matrix too."""
+    """The bytes are those of converting to bf16 first, also with shards and an importance
+    matrix.
+    """
     imatrix = iqforge.collect_imatrix(
         iqforge.convert_model(checkpoint, tmp_path / "m.gguf"),
         "A text\nof words. " * 60,
@@ -140,7 +146,7 @@ def test_quantized_as_it_is_read(checkpoint, tmp_path, type):
 
 
 def test_blocks_of_the_checkpoint_are_kept(tmp_path):
-    """gpt-oss stores its experts in MXFP4: quantizing the rest does not touch them."""
+    """gpt-oss stores its experts in MXFP4, and quantizing the rest does not change them."""
     folder = shared("golden/convert/gpt_oss_mxfp4/hf")
     plain = iqforge.convert_model(folder, tmp_path / "m.gguf", "bf16")
     made = iqforge.convert_model(folder, tmp_path / "q.gguf", "iq4_nl")
@@ -300,7 +306,7 @@ def test_command(checkpoint, whole, tmp_path, capsys):
     )
     assert main(words) == 0
     captured = capsys.readouterr()
-    # Said before it starts.
+    # The message comes before the work starts.
     assert "MB are free" in captured.err and "2 more shards" in captured.err
     assert check_shards(tmp_path / "m-00001-of-00003.gguf", whole) == [0, 6, 6]
     assert main(["convert", str(checkpoint), "--outtype", "q9"]) == 1

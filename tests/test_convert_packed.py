@@ -287,7 +287,9 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -
 def nvfp4_parts(
     rows: int, cols: int, factor: float, seed: int = 0
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Stored tensors of a random NVFP4 matrix, and its values without the factor of the matrix."""
+    """Return the stored tensors of a random NVFP4 matrix, and its values without the factor of the
+    matrix.
+    """
     random = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 16, (rows, cols), generator=random)
     scale = (torch.rand((rows, cols // 16), generator=random) * 300).to(torch.float8_e4m3fn)

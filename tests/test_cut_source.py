@@ -1,4 +1,6 @@
-"""A source file that is cut while a run reads it: a named error, and a run that can be resumed."""
+"""A source file that is truncated while a run reads it ends in a named error, and the run can be
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def test_quantizing_names_what_is_missing_and_resumes_after_it(tmp_path: Path, m
 
 
 def test_a_running_model_names_the_weight_that_is_missing(model: Path):
-    """The runtime reads weights when it needs them: those that are cached stay in use."""
+    """The runtime reads weights when it needs them, and cached ones stay in use."""
     ids = torch.tensor([1, 2, 3])
     with load_model(model, cache_bytes=0) as running:
         running.forward(ids)

@@ -1,5 +1,5 @@
-"""Tests of the demo: one run on few chunks, its report and chart as parsers see them, its texts and
-its errors.
+"""The demo: one run on few chunks, its report and chart as parsers see them, its texts and its
+errors.
 """
 
 from __future__ import annotations
@@ -264,8 +264,8 @@ def test_folder_that_cannot_be_used(tmp_path, capsys):
 
 
 def test_no_space(tmp_path, capsys):
-    """A limit on the size of files replaces a full disk: the first file above it is refused by
-    name, and nothing half-written stays.
+    """A limit on the size of files stands in for a full disk. The error names the first file above
+    it, and no partial file stays.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, hard))

@@ -1,5 +1,5 @@
-"""Quantizing through devices: the pieces, their order, their memory, and what goes wrong, on a
-device made of numpy.
+"""Quantizing through devices: pieces, their order, their memory, and errors, on a device made of
+numpy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ model = device_models.model  # a fixture
 
 
 def quantize(model: Path, out: Path, type: str, devices=(), **options):
-    """The report and the digest of a run through fake devices; on the CPU without them."""
+    """Return the report and the digest of a run through fake devices, or on the CPU without
+    devices.
+    """
     with (
         unittest.mock.patch(
             "iqforge.quantize.cuda.devices.find_devices", return_value=range(len(devices))
@@ -261,7 +263,7 @@ def test_missing_cuda(model, tmp_path, monkeypatch, capsys, caplog):
     )
     assert "pip install 'iqforge[cuda]'" in capsys.readouterr().err and not list(tmp_path.iterdir())
     assert find_devices("cpu") == ()
-    for gpu in (False, True):  # the reason is worth a line only where there is a GPU to use
+    for gpu in (False, True):  # the reason is printed only on a machine with a GPU
         monkeypatch.setattr("iqforge.quantize.cuda.devices.has_nvidia_gpu", lambda gpu=gpu: gpu)
         with caplog.at_level("INFO"):
             assert find_devices("auto") == ()
@@ -269,7 +271,7 @@ def test_missing_cuda(model, tmp_path, monkeypatch, capsys, caplog):
 
 
 def test_auto_says_that_it_is_the_cpu(model, tmp_path, monkeypatch, capsys):
-    """Once the work starts: not before an error about the input."""
+    """The message comes when the work starts, so not before an error about the input."""
     monkeypatch.setattr("iqforge.quantize.cuda.devices.find_devices", lambda device: ())
     words = ["quantize", "--pure", "--device", "auto"]
     assert main([*words, str(tmp_path / "no.gguf"), str(tmp_path / "q.gguf"), "Q8_0"]) == 1

@@ -58,7 +58,7 @@ def test_numbers_that_are_not_finite(gpu, tmp_path, kind, value):
 
 @pytest.mark.gpu
 def test_two_devices_take_turns(gpu, model, tmp_path, monkeypatch):  # noqa: F811
-    """The same GPU twice replaces two of them."""
+    """The same GPU, named twice, stands in for two of them."""
     from iqforge.quantize.cuda import devices
 
     monkeypatch.setattr(run_piece, "DEVICE_PIECE_ELEMENTS", 2048)

@@ -1,4 +1,4 @@
-"""The pages hold what they say: links, paths, commands, flags, the support table and the words."""
+"""The pages are correct: links, paths, commands, flags, the support table and the words."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]  # a changelog nam
 
 @pytest.mark.parametrize("page", NOW, ids=name)
 def test_paths_exist(page):
-    """Paths in backticks, and scripts in commands."""
+    """Paths in backticks and scripts in commands exist."""
     text = page.read_text(encoding="utf-8")
     inline = re.findall(rf"`({FOLDERS}/[\w./*{{}},-]*)`", text)
     scripts = re.findall(r"python (benchmarks/\w+\.py)", text)
@@ -137,7 +137,7 @@ def test_stale_names_are_found():
 
 
 def test_names_in_sources_exist():
-    """Files and modules that docstrings and comments name, and those that code names."""
+    """Files and modules exist that docstrings, comments and code name."""
     files = [name(path) for path in (*SOURCES, *ROOT.glob("*.py"), *ROOT.glob("tests/*"))]
     files += GENERATED
     stale = {
@@ -209,7 +209,7 @@ def test_every_command_has_an_example_in_its_group():
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_flags_in_text_exist(page):
-    """Long flags in backticks belong to some command, some script, or a tool that is named."""
+    """Long flags in backticks belong to a command, a script, or a tool that is named."""
     known = {flag for command in COMMANDS for flag in parser_of(command)._option_string_actions}
     for script in (ROOT / "benchmarks").glob("*.py"):
         known |= set(re.findall(r"\"(--[\w-]+)\"", script.read_text(encoding="utf-8")))

@@ -1,6 +1,4 @@
-"""Searches: against the reference's errors, against brute force, and on rows that break careless
-ones.
-"""
+"""Searches: against the reference's errors, against brute force, and on difficult rows."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ QUANTIZED = [
     or name in DIRECT
     or name == "IQ4_K_R4"
 ]
-# Relative root mean square error on standard normal values, without importance: what a search must
-# stay below.
+# The largest relative root mean square error of a search on standard normal values, without
+# importances.
 NORMAL_ERROR = {
     "Q8_0": 0.0056,
     "Q6_K": 0.0170,
@@ -81,7 +79,8 @@ NORMAL_ERROR = {
     "IQ2_KL": 0.232,
     "Q4_0_4_4": 0.0825,
 }
-# How well the types of one and two bits can do on the rows of `edge_rows`; 0.35 for the others.
+# The largest error of the types of one and two bits on the rows of `edge_rows`; 0.35 for the
+# others.
 EDGE_ERROR = {
     "Q1_0_G128": 1.0,
     "TQ1_0": 0.6,
@@ -95,8 +94,8 @@ EDGE_ERROR = {
     "IQ1_M_R4": 0.5,
     "IQ1_KT": 0.45,
 }
-# What is written by the format's definition where there are no importances, and so byte for byte as
-# the reference does.
+# Types that are encoded by the format's definition without importances, and so byte for byte as in
+# the reference.
 DEFINED = ["Q8_0", "MXFP4", "Q1_0_G128", "IQ1_BN", "IQ2_BN", "Q8_KV", "Q8_K_R8", "Q8_K_R16"]
 
 
@@ -127,8 +126,8 @@ def test_types_of_the_promise():
 
 
 def stand_in(name, case):
-    """(type, bytes) that the reference makes of a case without importances; if it refuses to, for
-    the interleaved type.
+    """Return (type, bytes) that the reference makes of a case without importances; if it refuses,
+    those of the interleaved type.
     """
     for other in [t for t in (name, f"{name}_R4") if t in TYPES]:
         if (other == name or ggml_type(other).base == name) and f"q_{case}_no" in (
@@ -207,8 +206,8 @@ def test_importance_lowers_the_weighted_error(name):
 
 @pytest.mark.parametrize("name, values", [("IQ4_NL", IQ4NL_VALUES), ("Q4_0", np.arange(-8, 8))])
 def test_against_brute_force(name, values):
-    """The best of 20,000 scales per block, tried one by one, is hardly better than what the search
-    found.
+    """The best of 20,000 scales per block, tried one by one, is hardly better than the result of
+    the search.
     """
     x, w = random_rows(rows=2, n_cols=256, seed=3)
     found = iqforge.decode(name, encode(name, x, w), 256)

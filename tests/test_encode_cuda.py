@@ -60,7 +60,7 @@ def test_same_bytes_on_golden_sources(gpu, name):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [t for t in TYPES if t in _searches()["steps"]])
 def test_launches_that_no_cuda_block_divides(gpu, name):
-    """Threads after the last block or row must not change it."""
+    """Threads after the last block or row must not change anything."""
     x = edge_rows()[33:40]
     for columns in (256, 768):
         expected = encode(name, np.ascontiguousarray(x[:, :columns]))
@@ -110,8 +110,8 @@ def test_missing_device_is_said():
 )
 @pytest.mark.parametrize("kind", ["plain", "single", "block", "row", "steps"])
 def test_compiled_code_rounds_like_the_cpu(kind, monkeypatch):
-    """Without a device: the machine code that NVVM makes of each kind of search has no joined or
-    approximate operation.
+    """NVVM's code of each kind of search has no fused or approximate operation. No device is
+    needed.
     """
     import numba.cuda.dispatcher
     from iqforge.cuda_kernels.compile import numba_cuda as kernel_cuda

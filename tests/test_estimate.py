@@ -1,5 +1,5 @@
-"""What a dry run says of time, memory and disk: that it tries the run's own pieces, adds up right,
-and leaves no files.
+"""Estimates of a dry run for time, memory and disk: it tries the run's own pieces, adds them up
+correctly, and leaves no files.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def test_kinds_are_of_types_row_length_and_weights(model):
 
 
 def test_times_of_kinds_add_up(model, monkeypatch):
-    """A run whose time is known: by a clock that it puts forward for what it is given."""
+    """The time of the run is known, as it advances a clock by the cost of each piece."""
     cost, now = {"Q8_0": 1e-6, "IQ4_K": 4e-6, "F32": 2e-6}, [0.0]
 
     def working(source, outputs, threads, devices):
@@ -145,7 +145,9 @@ def test_times_of_kinds_add_up(model, monkeypatch):
 
 @pytest.mark.parametrize("devices", [0, 2])
 def test_estimate_of_a_run(model, tmp_path, monkeypatch, devices):
-    """The real pipeline, with importances and two outputs; on devices made of numpy too."""
+    """The real pipeline is estimated, with importances and two outputs, also on devices made of
+    numpy.
+    """
     monkeypatch.setattr(run_piece, "DEVICE_PIECE_ELEMENTS", 4096)
     monkeypatch.setattr(cuda_device, "CudaDevice", lambda number: FakeDevice(f"fake:{number}"))
     monkeypatch.setattr(

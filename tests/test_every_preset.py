@@ -1,4 +1,4 @@
-"""Files of every preset: their tensors are what the reference's plans say, to the byte, and hold
+"""Files of every preset: their tensors have the types and bytes of the reference's plans, and hold
 numbers.
 """
 
@@ -23,7 +23,7 @@ from .shared import shared
 
 
 def written(path, tensors, metadata) -> Imatrix:
-    """A model with these tensors, of random values, and importances for its matrices."""
+    """Write a model with these tensors, of random values, and importances for its matrices."""
     generator, entries = np.random.default_rng(0), {}
     with GGUFWriter(path, metadata, tensors) as sink:
         for tensor in tensors:

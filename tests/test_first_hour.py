@@ -1,4 +1,4 @@
-"""What a new user meets: folders for files, slow models, odd locales, and what is printed."""
+"""First steps of a new user: folders for files, slow models, odd locales, and the messages."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_table_of_a_benchmark_holds_long_labels(capsys):
 
 @pytest.mark.parametrize("method", ["prior", "none"])
 def test_unseen_experts_are_unseen_in_the_file_too(tmp_path, method, capsys):
-    """Experts that are filled in have a count of 1, which is not what they saw."""
+    """Experts that are filled in have a count of 1 although they saw nothing."""
     rng = np.random.default_rng(3)
     counts = np.array([200, 0, 1, 5], dtype=np.int64)
 
@@ -173,7 +173,7 @@ def test_bytes_are_counted_where_there_is_no_terminal(monkeypatch, capsys):
 
 
 def test_a_slow_model_says_how_long_it_takes(monkeypatch, capsys):
-    """The clock runs a second per product: the first line comes within the first pass."""
+    """The clock advances a second per product, and the first line comes within the first pass."""
     clock = Clock()
 
     def tick() -> float:

@@ -1,5 +1,5 @@
-"""Merging gate and up in finished files: equal to what the converter merges, undone byte for byte,
-in every type; and what is refused.
+"""Merging gate and up in finished files equals the converter's merge and is undone byte for byte,
+for every type. Other cases are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def contents(path) -> dict[str, tuple]:
 
 
 def build(path, tensors: list[tuple[str, list[int], str]], pairs=()):
-    """A file of random bytes; shapes in file order, row length first."""
+    """Write a file of random bytes; shapes are in file order, row length first."""
     random, entries, data = np.random.default_rng(3), [], b""
     for name, dims, kind in tensors:
         n_bytes = TYPES[kind].tensor_bytes(tuple(reversed(dims)))
@@ -94,7 +94,7 @@ def test_bytes_of_every_type(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["BF16", "IQ4_K", "IQ4_K_R4", "Q8_0"])
 def test_same_as_the_converter_merges(tmp_path, kind):
-    """Decoded too: a merged tensor's experts are gate rows, then up rows, also where rows are
+    """An expert of a merged tensor decodes to its gate rows, then its up rows, also where rows are
     interleaved.
     """
     folder = make_tiny_qwen3moe(tmp_path / "hf", n_layers=1)

@@ -44,7 +44,7 @@ def model(demo):
 
 
 def test_philox_known_answers():
-    """Of the authors' Random123 (kat_vectors, philox4x32 10)."""
+    """The answers are those of the authors' Random123 (kat_vectors, philox4x32 10)."""
     assert philox((0, 0, 0, 0), (0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
     ones = 0xFFFFFFFF
     assert philox((ones,) * 4, (ones,) * 2) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
@@ -217,7 +217,9 @@ def test_end_and_limits(model):
 
 
 def test_the_first_token_to_follow_is_checked(model, monkeypatch):
-    """On every path: steps on a device look rows of the embedding up unasked."""
+    """It is checked on every path, as steps on a device look up rows of the embedding without
+    checks.
+    """
     fast = SimpleNamespace(steps=SimpleNamespace(follow=lambda *arguments: iter([1])))
     for engine in (None, fast):
         monkeypatch.setattr(type(model), "_fast", engine)
@@ -280,7 +282,9 @@ def test_command(demo, model, capsys):
 
 
 def test_a_text_beyond_the_context_of_the_model(demo, model, capsys, caplog):
-    """The model says how long its texts were in training; memory is allocated for what is asked."""
+    """A text longer than those of the training gives a warning. Memory is allocated for the
+    requested size.
+    """
     trained = model.hyperparameters.integer("context_length")
     prompt = [1] * (trained - 2)
     assert len(list(generate_tokens(model, prompt, 2))) == 2 and not caplog.records

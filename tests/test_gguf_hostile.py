@@ -1,5 +1,5 @@
-"""GGUF files that lie: each ends in a named error, at once and without allocating what the file
-only claims to hold.
+"""Hostile GGUF files: each ends in a named error, at once and without allocating what the file only
+claims to hold.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HUGE = 2**64 - 1
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A function: bytes, expected error class, words of the message."""
+    """Return a function of bytes, expected error class and words of the message."""
 
     def check(content: bytes, error: type[IqforgeError], *words: str) -> IqforgeError:
         path = tmp_path / "hostile.gguf"
@@ -505,8 +505,8 @@ def test_not_a_file(tmp_path):
 
 
 def test_random_damage(tmp_path):
-    """Flipped, cut, inserted and swapped bytes: an IqforgeError or a file that can be read to its
-    last byte.
+    """Flipped, cut, inserted and swapped bytes give an IqforgeError, or a file that can be read to
+    its last byte.
     """
     whole = small(
         3,

@@ -1,4 +1,4 @@
-"""Split models whose shards do not belong together: each ends in a SplitError that names the shard
+"""Split models whose shards do not belong together. Each ends in a SplitError that names the shard
 and the number.
 """
 
@@ -26,7 +26,7 @@ def _shard(pairs: list[bytes], name: str) -> bytes:
 
 @pytest.fixture
 def pair_of_shards(tmp_path):
-    """A valid split model of two shards; tests then overwrite one of them."""
+    """Write a valid split model of two shards. Tests then overwrite one of them."""
     first, second = tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf"
     first.write_bytes(
         _shard([pair("general.architecture", STRING, "llama"), *_split(0, 2, 2)], "a")
@@ -120,7 +120,7 @@ def test_first_shard_with_another_name(tmp_path, name):
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_whole_file_with_split_keys(tmp_path, count):
-    """0 is what merging leaves, 1 a model that was split into one shard."""
+    """Merging leaves a count of 0; a model that was split into one shard has a count of 1."""
     path = tmp_path / "m.gguf"
     path.write_bytes(_shard(_split(0, count, 1), "a"))
     with open_gguf(path) as file:

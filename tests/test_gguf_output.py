@@ -137,7 +137,7 @@ def _child(kind: str, path: Path, delay: float = 0.0, limit: int = 0) -> subproc
 
 @pytest.mark.parametrize("kind", ["one", "shards"])
 def test_file_size_limit(tmp_path, kind):
-    """A real refusal by the kernel in the middle of a tensor."""
+    """The kernel itself refuses a write in the middle of a tensor."""
     child = _child(kind, tmp_path / "m.gguf", limit=600_000)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 0 and "Traceback" not in err
@@ -171,7 +171,7 @@ def test_interrupted_in_mid_write(tmp_path, kind, number):
 
 
 def test_really_full_disk(tmp_path, monkeypatch):
-    """A tmpfs of 1 MiB, where the machine lets us mount one."""
+    """The disk is a tmpfs of 1 MiB, where the machine lets us mount one."""
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], capture_output=True
     ).returncode:

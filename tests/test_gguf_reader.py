@@ -1,5 +1,5 @@
-"""Reading GGUF files: values and rows as stored, valid oddities, files that are cut, split models,
-the reference's files.
+"""Reading GGUF files: values and rows as stored, valid oddities, truncated files, split models, the
+reference's files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .shared import shared
 
 @pytest.fixture
 def opened(tmp_path):
-    """A function: bytes to an open file."""
+    """Return a function from bytes to an open file."""
     files = []
 
     def make(content: bytes, name: str = "m.gguf"):
@@ -196,7 +196,9 @@ def test_rows_outlive_the_file(opened):
 
 
 def test_reading_maps_and_keeps_nothing(tmp_path):
-    """Memory holds the rows that the caller keeps, and the file is in no mapping of the process."""
+    """Memory holds only the rows that the caller keeps, and the file is in no mapping of the
+    process.
+    """
     path, n_bytes = tmp_path / "big.gguf", 24 << 20
     path.write_bytes(gguf([], [entry("w", [n_bytes], 24, 0)], bytes(n_bytes)))
 
@@ -230,7 +232,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path, read):
 
 
 def test_headers_longer_than_what_is_read_at_once(opened, monkeypatch):
-    """Every part of a header may be the first that is not in memory yet."""
+    """Any part of a header may be the first that is not in memory yet."""
     pairs = [
         pair("general.architecture", STRING, "llama"),
         array_pair("tokenizer.ggml.tokens", STRING, [f"tok{i}" for i in range(300)]),
@@ -319,7 +321,7 @@ def test_reference_interleaved_file():
 
 
 def test_against_the_gguf_package():
-    """Every GGUF file of the reference data, value by value and tensor by tensor."""
+    """Every GGUF file of the reference data reads the same, value by value and tensor by tensor."""
     gguf_package = pytest.importorskip("gguf")
     paths = [
         path

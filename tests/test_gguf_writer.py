@@ -1,4 +1,4 @@
-"""Writing GGUF files: bytes as laid out by hand, refusals of what would not be a valid file."""
+"""Writing GGUF files: bytes laid out by hand, and refusals of files that would not be valid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_bytes_are_those_of_the_hand_made_file(tmp_path):
 
 
 def test_pieces_and_padding(tmp_path):
-    """Tensors with unaligned sizes, written in odd pieces of other dtypes."""
+    """Tensors of unaligned sizes can be written in odd pieces of other dtypes."""
     tensors = [TensorInfo("a", (5,), ggml_type("I8")), TensorInfo("b", (3, 32), ggml_type("Q8_0"))]
     data = np.arange(3 * 34, dtype=np.uint8).reshape(3, 34)
     with GGUFWriter(tmp_path / "m.gguf", {}, tensors) as writer:

@@ -1,5 +1,5 @@
-"""`iqforge gguf-hash`: digests against other implementations of them, lines as the reference prints
-them, manifests that lie.
+"""`iqforge gguf-hash`: digests against other implementations, lines as the reference prints them,
+and wrong manifests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .ggufbuild import STRING, entry, gguf, pair, small
 
 
 def plain_xxh64(data: bytes) -> int:
-    """The algorithm of the specification once more, in one pass over integers."""
+    """Return XXH64, computed by the specification in one pass over integers."""
     p1, p2, p3, p4, p5 = (
         11400714785074694791,
         14029467366897019727,
@@ -66,8 +66,8 @@ def plain_xxh64(data: bytes) -> int:
 
 
 def test_published_values():
-    """From the xxHash project's documents: the empty input, and 'Nobody inspects the spammish
-    repetition' (python-xxhash).
+    """The values are those of the empty input in the xxHash project's documents, and of 'Nobody
+    inspects the spammish repetition' (python-xxhash).
     """
     for data, digest in (
         (b"", "ef46db3751d8e999"),
@@ -89,12 +89,12 @@ def test_any_cut_of_any_length():
             hashed.update(data[cut:length] if cut < length else b"")
             expected = f"{plain_xxh64(data[:length]):016x}"
             assert hashed.hexdigest() == expected, (length, cut)
-            assert hashed.hexdigest() == expected  # asking changes nothing
+            assert hashed.hexdigest() == expected  # reading a digest changes nothing
 
 
 @pytest.fixture
 def model(tmp_path):
-    """Three tensors, one of which begins and ends off the stripes of xxh64."""
+    """Write three tensors, one of which does not begin and end at stripes of xxh64."""
     tensors = [
         entry("a", [11], 24, 0),
         entry("b.weight", [8, 4], 0, 32),

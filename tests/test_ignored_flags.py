@@ -1,5 +1,5 @@
-"""`--device`, and the reference's flags that change nothing here: taken with one line, refused
-where a value is none.
+"""`--device`, and flags of the reference without effect here: they are accepted with one line, and
+wrong values are refused.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_bench_takes_and_refuses_the_same():
 
     for flag, (good, bad) in VALUES.items():
         for value in good.split():
-            # Commas part the values of a list.
+            # Commas separate the values of a list.
             value = value.replace(",", "/") if flag == "-ts" else value
             notes = bench_options.notes(given(f"{flag}={value}"), True)
             assert (
@@ -133,7 +133,7 @@ def test_bench_says_so(monkeypatch, model, capsys):
 
 
 class Devices:
-    """Two GPUs, as torch tells of them."""
+    """Two GPUs, as torch presents them."""
 
     @staticmethod
     def install(monkeypatch, count: int = 2) -> None:

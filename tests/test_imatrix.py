@@ -43,8 +43,8 @@ EXPERTS = "blk.0.ffn_up_exps.weight"
 
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory):
-    """A model with 16 experts, of which a short text does not reach all; separate and merged gate
-    and up.
+    """Write a model with 16 experts, not all of which a short text reaches, with gate and up
+    separate or merged.
     """
     folder = tmp_path_factory.mktemp("imatrix")
     make_tiny_qwen3moe(folder / "hf", n_experts=16, n_layers=1)
@@ -186,7 +186,7 @@ def test_a_run_goes_on_from_a_snapshot(moe):
 
 @pytest.mark.slow
 def test_the_file_of_the_reference(tmp_path):
-    """mini-llama over 100 chunks of 512 tokens of the validation text."""
+    """The file is of mini-llama over 100 chunks of 512 tokens of the validation text."""
     theirs = load_imatrix(shared("golden/tools/imatrix/mini-llama-wiki.valid-100x512.dat"))
     model = iqforge.convert_model(shared("models/mini-llama"), tmp_path / "model.gguf", "bf16")
     ours = iqforge.collect_imatrix(

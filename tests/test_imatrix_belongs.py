@@ -1,5 +1,5 @@
-"""An importance matrix of another model is refused wherever one is used; what one may lack is not
-taken for that.
+"""An importance matrix of another model is refused wherever one is used, and missing entries alone
+are not taken for another model.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tensors(*blocks: dict[str, tuple[int, ...]], head: bool = True) -> list[Tens
 
 
 def imatrix(model: list[TensorInfo], without: str = "?") -> Imatrix:
-    """As a collection without the output matrix makes it."""
+    """Return an importance matrix like that of a collection without the output matrix."""
     return Imatrix(
         {
             t.name: Entry(np.ones((t.n_matrices, t.n_cols)), np.full(t.n_matrices, 8))
@@ -104,7 +104,7 @@ def test_another_model_is_refused(of, model, message, caplog):
     found = check_belongs(other, model, force=True)
     assert "seems to belong to another model" in caplog.text
     for tensor in model:
-        found.entry(tensor.name, tensor.shape)  # what is left can be used
+        found.entry(tensor.name, tensor.shape)  # the remaining entries can be used
 
 
 SPLIT_GATE_UP = tensors(MOE)
@@ -205,7 +205,7 @@ def collected(model: Path, without: str = "?") -> Imatrix:
 
 
 def test_quantize_refuses_and_force_goes_on(model, tmp_path, capsys, caplog):
-    """Where the sizes match, the number of layers tells."""
+    """If the sizes match, the number of layers shows the other model."""
     given = collected(model)
     assert "blk.0.attn_q.weight" in given.entries
     longer = replace(

@@ -1,5 +1,5 @@
-"""Collecting importance matrices: several texts, going on where a run stopped, the reference's
-numbers per expert.
+"""Collecting importance matrices: several texts, resuming, and the reference's numbers per
+expert.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def moe(tmp_path_factory):
 
 
 def tokens_by_score(model, text: str) -> list[int]:
-    """Of a vocabulary with scores: of all neighbours that make a known piece, those with the best
-    score become one, again and again.
+    """Return the tokens of a vocabulary with scores: of all neighbours that make a known piece,
+    those with the best score are joined, repeatedly.
     """
     tokens, scores = (
         model.source.metadata[f"tokenizer.ggml.{key}"].data for key in ("tokens", "scores")
@@ -66,7 +66,8 @@ def tokens_by_score(model, text: str) -> list[int]:
 
 
 def test_numbers_per_expert_are_those_of_the_reference(monkeypatch):
-    """Its unfused path; it keeps keys and values in 16 bits.
+    """The numbers are those of the reference's unfused path, which keeps keys and values in 16
+    bits.
 
     In blocks with experts of architecture llama, ik_llama.cpp (8337e4c) adds the normalised input
     of the experts to what they give, where Mixtral adds the input itself (`build_llama` passes the
@@ -142,8 +143,8 @@ def test_weights_that_are_none(weight):
 
 
 def test_going_on_where_a_run_stopped(moe):
-    """Also within the second of two texts, with a weight that makes fractions of counts; the sums
-    are those of a run that was not stopped, to the bit.
+    """The run stops within the second of two texts, with a weight that makes counts fractional. The
+    sums are those of a run that was not stopped, to the bit.
     """
     texts, kept, seen = [Text(PROSE, "a"), Text(OTHER, "b", 0.3)], [], []
     options = {
@@ -228,7 +229,7 @@ def test_layer_similarity_is_the_reference_s(moe):
 
 
 def test_layer_similarity_is_the_mean_cosine(moe):
-    """Passes of two chunks, and a run that resumes in the middle."""
+    """It is so for passes of two chunks, and for a run that resumes in the middle."""
     seen, kept = {}, []
 
     def note(name, x, experts):
@@ -268,7 +269,9 @@ def test_layer_similarity_is_the_mean_cosine(moe):
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_every_token_with_every_expert(moe, merged):
-    """What the model computes stays; sums are those of all experts applied to all rows."""
+    """The model's results do not change, and the sums are those of all experts applied to all
+    rows.
+    """
     seen = {}
     names = (
         ["ffn_gate_up_exps", "ffn_down_exps"]

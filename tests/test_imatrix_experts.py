@@ -1,5 +1,5 @@
-"""Experts that see few tokens: the report of coverage, and what is written of them, on a model with
-one that is never chosen.
+"""Experts that see few tokens: the report of coverage, and what is written for them, on a model
+with an expert that is never chosen.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ROUTER = "blk.0.ffn_gate_inp.weight"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Expert COLD's router row is a small part of that of NEAR: it points the same way, and its
-    logit is never among the largest.
+    """Write a model in which expert COLD's router row is a small fraction of NEAR's: it has the
+    same direction, and its logit is never among the largest.
     """
     folder = tmp_path_factory.mktemp("experts")
     make_tiny_qwen3moe(folder / "hf", n_experts=N_EXPERTS, n_layers=1)
@@ -60,7 +60,7 @@ def collected(model, method: str, out=None, **options) -> Imatrix:
 
 
 def test_an_expert_that_is_never_chosen(model, tmp_path, caplog):
-    """Read back from a file of either layout: ones with `none`, the layer's mean with `prior`."""
+    """A file of either layout has ones for it with `none`, and the layer's mean with `prior`."""
     raw, prior = (
         collected(model, method, tmp_path / f"{method}.gguf", min_tokens=1)
         for method in ("none", "prior")
@@ -89,8 +89,8 @@ def test_an_expert_that_is_never_chosen(model, tmp_path, caplog):
 
 @pytest.mark.parametrize("suffix", ["gguf", "dat"])
 def test_filling_when_files_are_added_up(tmp_path, suffix, capsys):
-    """Two files of raw sums give what one collection of both texts would; which experts saw nothing
-    is known in either layout.
+    """Two files of raw sums give the result of one collection of both texts. Either layout shows
+    which experts saw nothing.
     """
     save_imatrix(handmade(), path := tmp_path / f"a.{suffix}")
     words = [
@@ -301,7 +301,7 @@ def test_the_command(model, tmp_path, capsys):
 
 @pytest.mark.parametrize("suffix", ["dat", "gguf"])
 def test_quantizing_finds_every_expert(model, tmp_path, suffix):
-    """With the default there is something to go by for each of them, for merged gate and up too."""
+    """By default each expert has importances, also with merged gate and up."""
     iqforge.merge_gate_up(model, tmp_path / "merged.gguf")
     for name, path in (("plain", model), ("merged", tmp_path / "merged.gguf")):
         iqforge.collect_imatrix(

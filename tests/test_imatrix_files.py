@@ -33,8 +33,8 @@ def model(tmp_path_factory) -> Path:
 
 
 def contents(path: Path) -> tuple[dict[str, bytes], bytes]:
-    """What a .dat file says, whatever the order of its entries: the bytes after each name, and the
-    tail.
+    """Return the contents of a .dat file regardless of the order of its entries: the bytes after
+    each name, and the tail.
     """
     data, at, entries = path.read_bytes(), 4, {}
     for _ in range(struct.unpack_from("<i", data)[0]):
@@ -73,7 +73,7 @@ def test_there_and_back_again(tmp_path):
     assert to_gguf.entries[UP].counts.tolist() == [768] * 4 and to_gguf.chunk_count == 3
     iqforge.convert_imatrix(tmp_path / "x.gguf", tmp_path / "x.dat")
     assert contents(tmp_path / "x.dat") == contents(path)
-    # Of a file with counts per expert the means stay.
+    # The means of a file with counts per expert stay.
     handmade = shared("golden/tools/imatrix/tiny-moe.handmade.gguf")
     iqforge.convert_imatrix(handmade, tmp_path / "y.dat")
     # ceil(404 / 256), as llama.cpp writes.
@@ -84,8 +84,8 @@ def test_there_and_back_again(tmp_path):
 
 
 def test_merged_as_the_reference_merges(tmp_path):
-    """Two files and a fresh chunk: sums of the fresh one are our runtime's, which are not the
-    reference's to the last bit.
+    """Two files and a new chunk are added. The sums of the new chunk come from our runtime and
+    differ from the reference's in the last bits.
     """
     folder, tokens = (
         shared("golden/tools"),
@@ -103,7 +103,7 @@ def test_merged_as_the_reference_merges(tmp_path):
     for name, entry in expected.entries.items():
         assert read.entries[name].counts.tolist() == entry.counts.tolist() == [5]
         np.testing.assert_allclose(read.entries[name].sums, entry.sums, rtol=4e-3)
-    # With every token counting the same, a fifth of the mean is the fresh chunk's.
+    # As every token counts the same, the new chunk has a fifth of the mean.
     even = iqforge.merge_imatrices([*files, fresh])
     assert (even.chunk_count, even.chunk_size) == (5, 256)
     for name, entry in even.entries.items():
@@ -160,13 +160,14 @@ def test_calls_become_tokens_beside_tokens(tmp_path):
     path = write_dat(tmp_path / "x.dat", {UP: (3, [3, 3, 6, 9]), ROUTER: (4, [4, 8])}, 4)
     calls = load_imatrix(path)
     assert calls.counts_calls and calls.entries[UP].counts.tolist() == [3]
-    # The first expert's means are 1: it saw nothing. The router's row says where it ends.
+    # The first expert's means are 1, so it saw nothing. The length of the router's row shows where
+    # it ends.
     assert with_experts(calls).entries[UP].counts.tolist() == [0, 3]
     fresh = tokens([[0.5, 0.5], [0, 0]], [8, 0])
     fresh.entries[ROUTER] = Entry(np.ones((1, 2)), np.array([N_CTX]))
     merged = merge_imatrices([calls, fresh])
-    # An expert saw 4 of 32 tokens in what counts them, so of the file's 3 * 32 it is taken to have
-    # seen an eighth.
+    # An expert saw 4 of 32 tokens in the part that counts tokens, so it is assumed to have seen an
+    # eighth of the file's 3 * 32.
     assert (
         merged.entries[UP].counts.tolist() == [8, 12]
         and merged.chunk_size == N_CTX

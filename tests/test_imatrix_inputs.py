@@ -1,4 +1,4 @@
-"""What is wrong with a collection's inputs and outputs is said before it starts; files with other
+"""Wrong inputs and outputs of a collection are reported before it starts, and files with other
 names for the same input add up.
 """
 
@@ -199,7 +199,7 @@ def test_gate_and_up_in_one_tensor_or_two_add_up(first, weighting):
     assert comparison.only_in_a == comparison.only_in_b == () and comparison.tensors[
         0
     ].lowest == pytest.approx(1)
-    # The entry of latent attention's kv_b is not a substitute: it is another input.
+    # The entry of latent attention's kv_b is no substitute, as its input is another one.
     a, b = imatrix("blk.0.attn_kv_b.weight", 4), imatrix("blk.0.attn_v_b.weight", 4)
     assert {
         name: entry.counts.tolist()
@@ -208,7 +208,7 @@ def test_gate_and_up_in_one_tensor_or_two_add_up(first, weighting):
 
 
 def test_the_share_of_an_expert_does_not_depend_on_the_weight_of_a_text():
-    """A text that counts twice has twice the tokens of its chunks."""
+    """A text with weight 2 has twice the tokens of its chunks."""
     calls = Imatrix(
         {
             "blk.0.ffn_up_exps.weight": Entry(np.full((1, 4), 6.0), np.array([3])),
@@ -230,7 +230,7 @@ def test_the_share_of_an_expert_does_not_depend_on_the_weight_of_a_text():
 
 @pytest.mark.parametrize("words", [["-o", "b.gguf"], ["--show-statistics"]])
 def test_files_need_no_torch(tmp_path, words):
-    """It would take most of the memory, and of the time."""
+    """Importing torch would take most of the memory and the time."""
     save_imatrix(imatrix("blk.0.attn_q.weight", 256), tmp_path / "a.dat")
     words = ["imatrix", "--in-file", "a.dat", *words]
     code = (
@@ -244,7 +244,7 @@ def test_files_need_no_torch(tmp_path, words):
 
 
 def test_inputs_that_are_all_zeros_compare(tmp_path):
-    """Of a file with itself nothing differs, and from zeros all does."""
+    """Nothing differs between a file and itself, and everything differs from zeros."""
     zero, one = (
         Imatrix({"blk.0.attn_q.weight": Entry(np.full((1, 4), value), np.array([8]))}, 1, 8)
         for value in (0.0, 1.0)

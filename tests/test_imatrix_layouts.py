@@ -1,4 +1,4 @@
-"""The two layouts of importance matrices: what each can say, and values that stay in their file."""
+"""The two layouts of importance matrices: their limits, and values that stay in their file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_incomplete_experts(tmp_path, caplog):
 
 
 def test_matrices_that_see_every_row_share_a_count(tmp_path):
-    """So llama.cpp stores the heads of latent attention."""
+    """This is how llama.cpp stores the heads of latent attention."""
     imatrix = tokens([[1, 2], [3, 4]], [5, 5], name="blk.0.attn_k_b.weight")
     save_imatrix(imatrix, tmp_path / "x.gguf")
     entry = load_imatrix(tmp_path / "x.gguf").entries["blk.0.attn_k_b.weight"]
@@ -105,7 +105,7 @@ def test_tensors_of_latent_attention(tmp_path, suffix):
     )
     of_all = imatrix.importance("blk.0.attn_v_b.weight", (heads * 16, rank))
     np.testing.assert_allclose(of_all, v_b.mean(0, keepdims=True) / rows, rtol=1e-6)
-    # It sees queries, which nothing else does.
+    # Its input is queries, which no other tensor sees.
     assert imatrix.importance("blk.1.attn_k_b.weight", (heads, 16, nope)) is None
     with pytest.raises(ImatrixError, match="values"):
         imatrix.importance("blk.0.attn_v_b.weight", (heads, 16, rank + 1))

@@ -107,7 +107,7 @@ def test_another_run_does_not_go_on(model, tmp_path, caplog):
     with pytest.raises(ImatrixError, match="holds 4 chunks, of which only 3 are asked for"):
         iqforge.collect_imatrix(**options | {"chunks": 3}, out=out, resume=True)
     seen = []
-    # Another number of chunks is no other run: what is done of it is the same.
+    # Another number of chunks is not another run, as the finished part is the same.
     with caplog.at_level("INFO"):
         iqforge.collect_imatrix(
             **options | {"chunks": 6},
@@ -123,7 +123,9 @@ def test_another_run_does_not_go_on(model, tmp_path, caplog):
 
 
 def test_snapshots_keep_every_bit(tmp_path):
-    """Also of counts that weights have made fractions, which finished files do not have."""
+    """They also keep fractional counts, which come from weights and do not occur in finished
+    files.
+    """
     sums = np.random.default_rng(1).random((2, 3)) * np.array([[1e-300], [1e300]])
     snapshot = Snapshot(
         Imatrix({UP: Entry(sums, np.array([0.7, 0]))}, 3, N_CTX, ("a", "b")),
@@ -205,7 +207,7 @@ def test_damaged_snapshots(tmp_path, tensors, message):
     ],
 )
 def test_snapshots_of_less_than_a_run(model, tmp_path, monkeypatch, options, damage, message):
-    """Whole files of this very run, but not what it writes."""
+    """Complete files of this run that are not its snapshots are refused."""
     out, options = tmp_path / "x.dat", settings(model) | {"chunks": 8} | options
     monkeypatch.setattr(
         saving,

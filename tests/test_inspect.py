@@ -1,6 +1,4 @@
-"""`iqforge inspect`: what it prints is what is in the file, whatever the file would like to do to
-the terminal.
-"""
+"""`iqforge inspect` prints what is in the file, and no file can control the terminal."""
 
 from __future__ import annotations
 

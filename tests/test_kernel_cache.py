@@ -1,4 +1,4 @@
-"""Compiling kernels and keeping them: no device is needed, cuda-core is."""
+"""Compiling kernels and caching them. cuda-core is needed, a device is not."""
 
 import importlib.util
 import multiprocessing
@@ -28,7 +28,7 @@ extern "C" __global__ void fill(int* out) { out[threadIdx.x] = more(NUMBER); }
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder of sources and an empty cache."""
+    """Return a folder of sources, with an empty cache."""
     (tmp_path / "parts").mkdir()
     (tmp_path / "fill.cu").write_text(SOURCE)
     (tmp_path / "parts/common.cuh").write_text("typedef unsigned int number;\n")

@@ -1,9 +1,7 @@
-"""Data races within a block of kernels of the decoding step, and of a prompt's experts.
+"""Data races within a block, in kernels of the decode step and of a prompt's experts.
 
-They run on the CPU, a std::thread for a thread, under g++'s thread sanitizer.
-
-Barriers order what threads do in memory, and nothing else: values that lanes exchange in registers
-do not.
+The kernels run on the CPU with one std::thread per thread, under g++'s thread sanitizer. Barriers
+order accesses to memory and nothing else: values that lanes exchange in registers are not ordered.
 """
 
 from __future__ import annotations
@@ -108,7 +106,7 @@ int main() {
 
 
 def races(folder, spec: KernelSpec, run: str, main: str, change=lambda source: source) -> str:
-    """What the sanitizer says of a run; nothing if there are no races."""
+    """Return the sanitizer's report of a run; it is empty without races."""
     defines = "".join(f"#define {name} {value}\n" for name, value in spec.defines)
     source = change(expand(spec.sources))
     if run is RUN_ATTENTION:

@@ -1,4 +1,4 @@
-"""Every kernel compiles, and `iqforge kernels`."""
+"""Every kernel compiles; `iqforge kernels`."""
 
 import importlib.util
 import os
@@ -48,8 +48,9 @@ def compile_kernels(specs: list[KernelSpec], archs: tuple[str, ...], full: bool 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_kernel_compiles(source):
-    """All kernels of a source for one architecture, and one sample of them for all. The sample is
-    optimized as for use on the first, all others are compiled with little optimization.
+    """All kernels of a source compile for one architecture, and a sample of them for all. The
+    sample is fully optimized for the first architecture; all others are compiled with little
+    optimization.
     """
     specs = [spec for spec in SPECS if spec.sources[-1] == source]
     assert all(spec.target(ONE) for spec in specs)
@@ -64,7 +65,7 @@ def test_every_kernel_compiles(source):
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_kernel_compiles_for_every_architecture(source, arch, request):
-    """With IQFORGE_TEST_KERNELS=full everything is optimized as for use."""
+    """With IQFORGE_TEST_KERNELS=full everything is fully optimized."""
     chosen = os.environ.get("IQFORGE_TEST_KERNELS")
     if chosen not in ("all", "full") and request.config.option.markexpr != "slow":
         pytest.skip("other architectures: -m slow, or IQFORGE_TEST_KERNELS=all or full")
@@ -73,8 +74,8 @@ def test_every_kernel_compiles_for_every_architecture(source, arch, request):
 
 
 def test_kernels_with_units_bring_their_tables():
-    """Codebook types look entries up in shared memory, where every kernel has to put them before it
-    unpacks the first unit.
+    """Codebook types look up entries in shared memory, where every kernel has to store them before
+    it unpacks the first unit.
     """
     sources = {
         spec.sources[-1]
@@ -135,7 +136,9 @@ def test_listing_needs_no_compiler(tmp_path, monkeypatch, capsys):
 
 @needs_cuda_core
 def test_what_does_not_compile_is_found_quickly(tmp_path, monkeypatch):
-    """Also what only the assembler refuses: an instruction that an architecture does not have."""
+    """The check also finds what only the assembler refuses: an instruction that an architecture
+    does not have.
+    """
     monkeypatch.setenv("IQFORGE_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compiling, "FOLDER", tmp_path)
     for name, text in (
@@ -166,8 +169,8 @@ def test_wrong_usage(capsys):
 @needs_cuda_core
 @pytest.mark.parametrize("spec", step_attention.specs()[:2], ids=lambda spec: spec.name)
 def test_attention_reads_projections_as_memory_that_changes(spec):
-    """The launch in front of it writes them while it may already run: the read-only path is not
-    made for that.
+    """The previous launch may still write them while attention runs, and the read-only path does
+    not allow that.
     """
     from cuda.bindings import nvrtc  # cuda.core asks the driver before it gives PTX
 

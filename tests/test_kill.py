@@ -1,5 +1,5 @@
-"""A conversion that is killed at a random moment never leaves a file that looks finished, and the
-next run is not in its way.
+"""A conversion that is killed at a random moment never leaves a file that looks finished, and does
+not hinder the next run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KILLS = 20
 
 @pytest.fixture(scope="module")
 def fresh():
-    """Starts processes that have iqforge imported already and no threads of this one."""
+    """Start processes that have already imported iqforge and have no threads of this one."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [

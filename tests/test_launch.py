@@ -1,4 +1,4 @@
-"""Launching kernels on torch's streams: needs a CUDA device."""
+"""Launching kernels on torch's streams. A CUDA device is needed."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_arguments_keep_their_widths():
 
 
 def test_in_a_graph_one_after_the_other():
-    """Each launch reads what the one before it wrote, though it may be started early."""
+    """Each launch reads what the previous one wrote, although it may start early."""
     kernel, x = (
         function(SPEC, "add", "cuda"),
         torch.zeros(1 << 16, dtype=torch.int64, device="cuda"),

@@ -1,4 +1,4 @@
-"""The tree keeps to its layout: folders, imports and what goes into the wheel.
+"""The tree keeps to its layout: folders, imports and the contents of the wheel.
 
 Imports are read from the source text. Imports in function bodies count, as they hide the same
 dependencies; imports under `TYPE_CHECKING` count for the order of folders, but cannot make a circle
@@ -51,7 +51,7 @@ MORE_FILES = {"convert/architectures": 99, "runtime/architectures": 99, "quantiz
 
 @functools.cache
 def product_files() -> list[Path]:
-    """Every Python file of the package, relative to the root."""
+    """Return every Python file of the package, relative to the root."""
     found = []
     for folder in ROOT.iterdir():  # a virtual environment in the tree has many files
         if folder.is_dir() and folder.name[0] not in "._" and folder.name not in NOT_PRODUCT:
@@ -60,7 +60,7 @@ def product_files() -> list[Path]:
 
 
 def module_of(path: Path) -> str:
-    """The dotted name of a file inside the package: `formats.gguf` for its `__init__.py`."""
+    """Return the dotted name of a file inside the package: `formats.gguf` for its `__init__.py`."""
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
@@ -75,7 +75,7 @@ def is_type_checking(node: ast.If) -> bool:
 
 
 def import_nodes(tree: ast.AST, typing_only: bool = False):
-    """(node, whether it runs only for type checkers) of every import statement."""
+    """Yield (node, whether it is for type checkers only) of every import statement."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node, typing_only
@@ -89,7 +89,9 @@ def import_nodes(tree: ast.AST, typing_only: bool = False):
 
 
 def imported(path: Path, known: dict[str, Path]) -> set[tuple[str, bool]]:
-    """(module of the package, whether for type checkers only) of everything that a file imports."""
+    """Return (module of the package, whether for type checkers only) of everything that a file
+    imports.
+    """
     package = list(path.parent.parts)
     found = set()
     for node, typing_only in import_nodes(ast.parse((ROOT / path).read_text())):
@@ -125,7 +127,9 @@ def import_graph(with_typing: bool) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The groups of modules that reach each other (strongly connected components, Tarjan)."""
+    """Return the groups of modules that reach each other (strongly connected components,
+    Tarjan).
+    """
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -185,7 +189,7 @@ def test_no_circles_between_modules() -> None:
 
 
 def neighbours() -> dict[str, set[str]]:
-    """Which sub-folder imports from which other one beside it."""
+    """Return the folders next to it that each sub-folder imports from."""
     known, graph = modules(), import_graph(False)
     folders: dict[str, set[str]] = {path.parent.as_posix(): set() for path in known.values()}
     for name, others in graph.items():
@@ -202,7 +206,7 @@ def test_no_circles_between_sub_folders() -> None:
 
 
 def parents_and_children() -> dict[str, set[str]]:
-    """Which folder's own files import from a folder below it, and the other way round."""
+    """Return the folders below or above it that each folder imports from."""
     known, graph = modules(), import_graph(False)
     folders: dict[str, set[str]] = {path.parent.as_posix(): set() for path in known.values()}
     for name, others in graph.items():
@@ -214,7 +218,7 @@ def parents_and_children() -> dict[str, set[str]]:
 
 
 def test_no_circles_between_a_folder_and_its_sub_folders() -> None:
-    """A folder's own files are either the floor of its sub-folders, or join them."""
+    """A folder's own files either serve its sub-folders or use them, not both."""
     left = [
         f"{folder} <-> {other}"
         for folder, others in sorted(parents_and_children().items())
@@ -266,7 +270,7 @@ def test_every_folder_is_a_listed_package() -> None:
 
 
 def test_what_an_installation_leaves_is_ignored() -> None:
-    """`pip install .` writes into the source folder, and so do the tools of development."""
+    """`pip install .` and development tools write into the source folder."""
     left = {"build/", "*.egg-info/", "__pycache__/", ".venv/", ".pytest_cache/", ".ruff_cache/"}
     assert left <= set((ROOT / ".gitignore").read_text().split())
 
@@ -320,7 +324,7 @@ def test_product_sets_no_environment() -> None:
 
 
 def sets_environment(tree: ast.Module, where: str) -> list[str]:
-    """Statements that run on import and change os.environ."""
+    """Return the statements that run on import and change os.environ."""
     found = []
     pending: list[ast.AST] = list(tree.body)
     while pending:
@@ -351,7 +355,7 @@ def test_environment_writes_are_found() -> None:
 
 
 def test_no_comment_hangs_after_a_closing_bracket() -> None:
-    """A comment that a formatter pushed there is far from the statement that it is about."""
+    """A comment that a formatter moved there is far from its statement."""
     hanging = re.compile(r"^\s*[\])}]+(?: -> .*)?[,:]?\s+#(?! fmt:| pyright:| noqa)")
     files = [*product_files(), *(p.relative_to(ROOT) for p in (ROOT / "benchmarks").glob("*.py"))]
     wrong = [

@@ -1,5 +1,5 @@
-"""LoRA adapters: equal to the reference's files, and to what the base model's conversion makes of
-weights with the adapter merged in.
+"""LoRA adapters: equal to the reference's files, and to the conversion of weights with the adapter
+merged in.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def stored(folder) -> dict[str, np.ndarray]:
 
 
 def make_adapter(folder, base, weights, *, dtype="f32", extra=None, settings=None, ranks=None):
-    """A PEFT adapter to `weights` of the checkpoint `base`; returns its halves by weight."""
+    """Write a PEFT adapter for `weights` of the checkpoint `base`. Return its halves by weight."""
     random, halves, tensors = np.random.default_rng(5), {}, {}
     shapes = {name: values.shape for name, values in stored(base).items()}
     for name in weights:
@@ -88,7 +88,9 @@ def floats(path) -> dict[str, np.ndarray]:
 
 
 def applied(base: dict[str, np.ndarray], adapter: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Tensors with the adapter added as a runtime does, each with the scale of its rank."""
+    """Return the tensors with the adapter added as a runtime does, each with the scale of its
+    rank.
+    """
     result = dict(base)
     for name in {
         name.removesuffix(".lora_a").removesuffix(".lora_b") for name in adapter if ".lora_" in name
@@ -101,8 +103,8 @@ def applied(base: dict[str, np.ndarray], adapter: dict[str, np.ndarray]) -> dict
 
 
 def check_like_merged(tmp_path, base, halves, new=None):
-    """Base plus adapter, both converted, is the converted model whose weights have the adapter in
-    them.
+    """Check that base plus adapter, both converted, equals the converted model with the adapter
+    merged in.
     """
     made = iqforge.convert_lora(tmp_path / "lora", tmp_path / "lora.gguf")
     tensors = stored(base)
@@ -163,8 +165,8 @@ def test_experts_are_stacked(tmp_path):
 
 
 def test_rows_and_columns_in_another_order(tmp_path):
-    """Qwen3.5: value heads of the delta net change places, in rows of some weights and in columns
-    of another.
+    """In Qwen3.5, value heads of the delta net change places, in rows of some weights and in
+    columns of another.
     """
     from safetensors.torch import load_file
 
@@ -340,8 +342,8 @@ def test_some_experts_and_joined_rows(tmp_path):
 
 
 def test_weights_whose_columns_are_rearranged(tmp_path):
-    """Latent attention: the conversion transposes kv_b per head, which no pair of matrices can
-    follow.
+    """For latent attention the conversion transposes kv_b per head, which no pair of matrices can
+    express.
     """
     base = shared("golden/convert/deepseek_v2/hf")
     config = json.loads((base / "config.json").read_text())

@@ -1,5 +1,5 @@
-"""The mixes of llama.cpp, where they differ from ik_llama.cpp's: every line of its rules, on models
-made for it.
+"""The mixes of llama.cpp that differ from ik_llama.cpp's: every line of its rules, on models made
+for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOW = "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M"
 
 
 def table(text: str) -> dict[str, str]:
-    """Types by preset, of `PRESET PRESET type, PRESET type`."""
+    """Return types by preset from `PRESET PRESET type, PRESET type`."""
     return {
         name: kind
         for entry in text.split(",")
@@ -157,7 +157,7 @@ def test_values_keys_and_outputs(preset):
         "IQ4_XS",
     ]
     assert eight["blk.3.attn_output"] == ("Q5_K" if preset in listed else base)
-    # No separate case, which ik_llama.cpp has from four experts on.
+    # No separate case, unlike ik_llama.cpp from four experts on.
     sixteen = types_of(preset, model(experts=16))
     assert all(
         sixteen[f"blk.3.{part}"] == found[f"blk.3.{part}"]

@@ -1,4 +1,4 @@
-"""Matrix-vector kernels against float64, on a GPU; how products are cut up, anywhere."""
+"""Matrix-vector kernels against float64 on a GPU, and plans of products, without a GPU."""
 
 import contextlib
 
@@ -39,8 +39,8 @@ def weights(m):
 
 
 def rounded(x, type):
-    """Activations as the kernels see them: 8 bits, a scale of max / 127 per 32, for quantized
-    matrices.
+    """Return activations as the kernels round them for quantized matrices: 8 bits, a scale of max /
+    127 per 32.
     """
     x = x.float()
     if type.is_float:
@@ -53,7 +53,7 @@ def rounded(x, type):
 
 
 def normed(h, weight, type):
-    """The norm's divisor is no part of what is rounded."""
+    """Return normed activations. The norm's divisor is applied after rounding."""
     x = h if weight is None else h * weight
     return rounded(x, type) / (h.double().square().mean(-1, keepdim=True) + EPS).sqrt()
 
@@ -63,7 +63,9 @@ def silu(x):
 
 
 def assert_close(actual, expected):
-    """One activation in a million may be rounded to the other side: the norm's last bits differ."""
+    """Compare results. One activation in a million may be rounded in the other direction, as the
+    norm's last bits differ.
+    """
     assert torch.isfinite(actual).all()
     assert (actual.double() - expected).norm() < 1e-4 * expected.norm()
 
@@ -80,7 +82,7 @@ def poison(*shape):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", GENERIC)
 def test_generic_format(name):
-    """Rows of three blocks of 256 at most: planes whose rows are no multiple of 16 bytes."""
+    """Rows of at most three blocks of 256 make planes whose rows are not a multiple of 16 bytes."""
     m, x, h = matrix(name, 80, 768), draw(2, 768), draw(2, 80, seed=2)
     expected = h.double() + rounded(x, m.type) @ weights(m)[0].T
     matvec.matvec_add(x, m, h)
@@ -93,8 +95,8 @@ class TestOnGpu:
 
     @pytest.mark.parametrize(("n", "cols"), [(1, 512), (1, 2816), (3, 1024), (8, 4096)])
     def test_norm_matvec(self, name, n, cols):
-        """Three matrices in a launch, a fourth of another type in another; rows that are no
-        multiple of what a block does.
+        """Three matrices share a launch, and a fourth of another type has its own. The number of
+        rows is not a multiple of a block's.
         """
         ms = [matrix(name, rows, cols, seed=i) for i, rows in enumerate((133, 17, 64))] + [
             matrix("Q8_0", 40, cols)
@@ -115,7 +117,7 @@ class TestOnGpu:
 
     @pytest.mark.parametrize(("n", "other"), [(1, None), (4, None), (1, "Q4_K")])
     def test_gate_up(self, name, n, other):
-        """Apart, merged, and of two types."""
+        """Gate and up are separate, merged, or of two types."""
         gate, up = matrix(name, 90, 1024), matrix(other or name, 90, 1024, seed=1)
         h, w, out = draw(n, 1024), draw(1024, seed=2), poison(n, 90)
         g, u = (normed(h, w, m.type) @ weights(m)[0].T for m in (gate, up))
@@ -188,7 +190,7 @@ class TestOnGpu:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_captured_chain_repeats_bit_for_bit():
-    """Products that depend on one another, in a graph with and without overlap, give the bits of
+    """Products that depend on each other, in a graph with and without overlap, give the bits of
     single launches.
     """
     up, down = [matrix("IQ4_K", 1024, 512, seed=i) for i in range(2)], matrix("Q6_K", 512, 1024)
@@ -237,8 +239,8 @@ def test_what_does_not_fit_is_named():
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("cols", [512, 768, 2048, 2816, 4096, 8192, 11008, 14336, 28672])
 def test_plans_cover_rows_and_fit(name, cols):
-    """Steps cover a row with less than one of waste, and rings fit beside the activations, on every
-    architecture's shared memory.
+    """Steps cover a row and waste less than one step, and rings fit next to the activations into
+    every architecture's shared memory.
     """
     type = ggml_type(name)
     for limit in (99 << 10, 163 << 10, 227 << 10):
@@ -267,8 +269,8 @@ SHARED = 99 << 10  # bytes that a block can have, of the simulated device
 
 
 def stand_in(monkeypatch) -> list[tuple]:
-    """Nothing is launched: (what is compiled, the block's threads, rows of activations, bytes of
-    shared memory) of what would be.
+    """Replace launches. Record (the spec, the block's threads, rows of activations, bytes of shared
+    memory) of each.
     """
     launches = []
     monkeypatch.setattr(
@@ -294,8 +296,8 @@ def stand_in(monkeypatch) -> list[tuple]:
     [("Q4_0", 18432), ("IQ4_K", 28672), ("Q8_0", 4096), ("F32", 12672), ("BF16", 8448)],
 )
 def test_rows_in_parts_are_launched_as_compiled(monkeypatch, name, cols, kind):
-    """Long rows of activations are taken in parts; the last one may be cut in another way than
-    those before.
+    """Long rows of activations are split into parts, and the plan of the last one may differ from
+    the others.
     """
     launches, type, limit, rows = stand_in(monkeypatch), ggml_type(name), SHARED, 64
     m = ops.PackedMatrix(type, rows, cols, 1, torch.empty(0, dtype=torch.uint8))
@@ -316,7 +318,7 @@ def test_rows_in_parts_are_launched_as_compiled(monkeypatch, name, cols, kind):
 
 
 def test_experts_that_do_not_fit_are_named(monkeypatch):
-    """Instead of a launch that fails."""
+    """An error names them before a launch fails."""
     launches, none = stand_in(monkeypatch), torch.empty(0, dtype=torch.uint8)
     ids, by = torch.zeros(1, 2, dtype=torch.int32), torch.empty(1, 2)
 

@@ -1,5 +1,5 @@
-"""The matrix-vector kernels run block by block on the CPU, compiled by g++: their cuts, rings,
-masks and sums, without a GPU.
+"""The matrix-vector kernels run block by block on the CPU, compiled by g++: their plans, rings,
+masks and sums.
 """
 
 import ctypes
@@ -41,8 +41,8 @@ def build(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matvec")
 
     def library(spec, parameters):
-        """`run(blocks, tokens, parameters...)` of the spec's kernel; false if its threads do not
-        meet at barriers.
+        """Return a library with `run(blocks, tokens, parameters...)` for the spec's kernel, which
+        returns false if its threads do not meet at barriers.
         """
         names = ", ".join(part.split()[-1].lstrip("*") for part in parameters.split(", "))
         threads = 32 * int(dict(spec.defines)["WARPS"])
@@ -72,8 +72,8 @@ extern "C" bool run(int blocks, int tokens, int shared, {parameters}) {{
 
 
 def plan(type, cols, n, kind, **changes):
-    """A real plan with two warps, few slots, so that they are filled again, and with `changes`; its
-    shared memory computed.
+    """Return a real plan with two warps, `changes`, and few slots, so that slots are reused, and
+    with its shared memory computed.
     """
     cut = mp.plan(type, cols, n, kind, LIMIT)
     cut = dataclasses.replace(
@@ -106,7 +106,7 @@ def rounded(x):
 
 
 def normed(h, weight):
-    """The norm's divisor is no part of what is rounded."""
+    """Return normed activations. The norm's divisor is applied after rounding."""
     return rounded(h * weight) / (h.double().square().mean(-1, keepdim=True) + EPS).sqrt()
 
 
@@ -164,7 +164,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "n", "cols", "changes"), CASES)
 def test_norm_matvec(build, name, n, cols, changes):
-    """Three matrices whose rows do not fill the blocks; a row that ends within a step, a stage, and
+    """The rows of three matrices do not fill the blocks, and a row ends within a step, a stage, and
     16 bytes.
     """
     type = ggml_type(name)
@@ -220,7 +220,7 @@ def test_matvec_add(build, name, cols, changes):
 
 
 def test_bf16_in_between(build):
-    """What gate_up gives down, rounded once more."""
+    """Between gate_up and down, activations are rounded once more."""
     type, cols, rows = ggml_type("IQ4_KS"), 2816, 20
     cut, m, x, h = (
         plan(type, cols, 1, mp.MATVEC_ADD),
@@ -315,9 +315,7 @@ def test_gate_up(build, merged):
 
 
 def test_activations_that_are_tiny_or_huge(build):
-    """Below 2^-120 they count as 0; from 2^126 on, and where they are no numbers, all results say
-    so.
-    """
+    """Activations below 2^-120 count as 0. From 2^126 on, and for NaN, no result is finite."""
     type, cols, rows = ggml_type("Q8_0"), 1024, 20
     cut, m = plan(type, cols, 1, mp.MATVEC_ADD), matrix("Q8_0", rows, cols)
     library = build(mp.quantized_spec(type, cols, 1, mp.MATVEC_ADD, cut), DENSE)
@@ -352,8 +350,8 @@ def test_activations_that_are_tiny_or_huge(build):
     ],
 )
 def test_experts(build, name, cols, ff, changes):
-    """Two tokens, three slots, one of them not used; expert matrices of more than one stage, and
-    rows beyond one round.
+    """There are two tokens and three slots, one of them unused. Expert matrices have more than one
+    stage, and rows more than one round.
     """
     type, n, k, width = ggml_type(name), 2, 3, cols
     ids = torch.tensor([[4, 0, 2], [1, -1, 1]], dtype=torch.int32)

@@ -1,5 +1,5 @@
-"""The measuring of the CUDA table on a tiny model on the CPU: figures are kept as they come, and a
-run resumes where one was cut off.
+"""Measuring the CUDA table with a tiny model on the CPU: figures are stored at once, and an
+interrupted run resumes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A failed run loses nothing: finished tensors, files that are read, space on the disk."""
+"""A failed run loses nothing: finished tensors, input files, space on the disk."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_a_second_interruption_keeps_what_is_finished(model, tmp_path, monkeypat
 
 @pytest.mark.parametrize("part_is_gone", [True, False])
 def test_an_older_output_stays_until_there_is_a_new_one(model, tmp_path, monkeypatch, part_is_gone):
-    """Also where the earlier run was about to give the new one its name, and what it left was
-    removed by hand.
+    """It also stays if the earlier run was about to rename the new one, and the user has removed
+    its files.
     """
     out = tmp_path / "q.gguf"
     iqforge.quantize_model(model, out, "Q8_0", pure=True)
@@ -76,7 +76,9 @@ def test_an_older_output_stays_until_there_is_a_new_one(model, tmp_path, monkeyp
 
 
 def test_what_could_not_be_synced_is_not_entered(model, tmp_path, monkeypatch):
-    """After an error the system counts the data as written: a second sync says nothing of it."""
+    """After an error the system regards the data as written, so a second sync does not report
+    it.
+    """
     real, calls = GGUFWriter.sync, [0]
 
     def failing(self):

@@ -1,4 +1,4 @@
-"""Options that flags and keywords share, and calls by path that take how a model is loaded."""
+"""Options that flags and keywords share, and calls by path with options for loading a model."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def command_files() -> list[Path]:
 
 @pytest.mark.parametrize("path", command_files(), ids=lambda path: path.stem)
 def test_every_command_goes_through_the_api(path):
-    """`api` is used, and no model or file is opened past it."""
+    """Commands use `api`, and open no model or file without it."""
     source = path.read_text()
     assert re.search(r"\bapi\.\w+\(|\(\s*api,|self\.api|Chain\(api|, api\)|, api,", source)
     tree = ast.parse(source)

@@ -44,7 +44,7 @@ N_CTX = 32
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """An F32 model, its Q8_0 form and a text file."""
+    """Write an F32 model, its Q8_0 form and a text file."""
     folder = tmp_path_factory.mktemp("perplexity")
     with CheckpointSource(open_checkpoint(make_tiny_llama(folder / "hf", dtype="f32"))) as source:
         write_gguf(folder / "f32.gguf", source)
@@ -158,8 +158,8 @@ def _divergence_by_hand(model, path) -> np.ndarray:
 
 
 def test_a_base_file_of_the_reference(tmp_path):
-    """tiny-llama-untied-f16 has a vocabulary of another kind; the base file brings its tokens
-    along.
+    """tiny-llama-untied-f16 has a vocabulary of another kind, but the base file contains its
+    tokens.
     """
     path = shared("golden/tools/eval/base.c256x2.kld")
     base = BaseFile(path)
@@ -183,8 +183,8 @@ def test_a_base_file_of_the_reference(tmp_path):
 
 
 def test_a_divergence_table_of_the_reference(tmp_path):
-    """Same lines, same columns; numbers as close as a reference that rounds activations to 8 bits
-    allows.
+    """Lines and columns are the same, and numbers are as close as a reference that rounds
+    activations to 8 bits allows.
     """
     from gguf import GGMLQuantizationType, quants
 

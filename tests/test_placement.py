@@ -1,6 +1,4 @@
-"""What lies where, how much memory that takes, and the switches that change how layers are
-evaluated.
-"""
+"""Placement of tensors, its memory, and the switches that change how layers are evaluated."""
 
 from __future__ import annotations
 
@@ -108,7 +106,7 @@ def test_patterns_that_are_none(text):
 
 @pytest.mark.parametrize("number", ["128", "256", "9" * 30])
 def test_devices_that_no_machine_has(number):
-    """256 would be device 0 where numbers have eight bits."""
+    """In eight bits, 256 would be device 0."""
     with pytest.raises(
         UsageError, match=f"-ot puts tensors on cuda:{number}, which is not there: here"
     ):
@@ -126,7 +124,7 @@ def test_patterns_with_commas_and_unused_ones():
 
 
 def test_patterns_without_a_tensor_are_said(moe):
-    """On a GPU; on the CPU all overrides change nothing, which is said in one line."""
+    """A warning names them on a GPU. On the CPU one line says that overrides have no effect."""
     request = Request(overrides=parse_overrides("ffn_up_exps=CPU,ffn_upp=CPU"))
     with load_model(moe) as model:
         weights = SimpleNamespace(
@@ -164,8 +162,8 @@ def test_patterns_without_a_tensor_are_said(moe):
     ],
 )
 def test_fit(free, expected):
-    """Four layers with 100 bytes of experts and 100 others each, and 200 bytes beside layers, of
-    which 100 go with the output.
+    """Four layers have 100 bytes of experts and 100 others each; 200 bytes are outside of layers,
+    100 of them with the output.
     """
     names = [f"blk.{i}.ffn_up_exps.weight" for i in range(4)]
 
@@ -234,8 +232,8 @@ def test_memory_that_runs_out_has_a_name(moe, monkeypatch):
 
 @pytest.mark.parametrize("type", ["IQ4_K", "IQ4_K_R4", "F32"])
 def test_resident_matrices_are_those_of_the_file(moe, tmp_path, type, monkeypatch):
-    """On the CPU, where packing and unpacking have a reference: pieces, experts, two tensors merged
-    into one, rows of a table.
+    """Pieces, experts, two tensors merged into one, and rows of a table are compared on the CPU,
+    which has a reference for packing and unpacking.
     """
     with open_gguf(moe) as source:
         path = write_gguf(
@@ -393,8 +391,8 @@ def test_words_that_are_none():
 
 
 def test_perplexity_with_caches_and_switches(moe, tmp_path, capsys):
-    """A coarser cache changes more; switches without effect are named with their reason, the others
-    change nothing but what they say.
+    """A coarser cache changes more. Switches without effect are named with the reason, and the
+    others change only what they say.
     """
     text = tmp_path / "text.txt"
     text.write_text("one two three four five six seven eight nine ten\n" * 100)

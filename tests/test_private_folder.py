@@ -1,4 +1,4 @@
-"""Compiled code where neither the package nor the home folder can be written."""
+"""Compiled code when neither the package nor the home folder can be written."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def temporary(tmp_path, monkeypatch):
 
 
 def unwritable_package(folder: Path) -> Path:
-    """A copy of the package in which no folder can hold compiled code, for any user: a file has the
-    name of each cache folder. Returns the folder to put on Python's path.
+    """Make a copy of the package that cannot hold compiled code for any user, as a file has the
+    name of each cache folder. Return the folder for Python's path.
     """
     ignored = shutil.ignore_patterns(".*", "__pycache__", "tests", "docs", "build", "*.egg-info")
     copy = shutil.copytree(ROOT, folder / "site" / "iqforge", ignore=ignored)
@@ -84,7 +84,7 @@ iqforge.decode("Q8_0", np.zeros((1, 34), np.uint8), 32)
 
 
 def test_a_user_without_a_home_folder(tmp_path):
-    """A container runs with a number that no user has: no folder named "~" is made."""
+    """A container may run with a user id without an account. No folder named "~" is made."""
     site, scratch, here = (tmp_path / name for name in ("site", "tmp", "here"))
     unwritable_package(tmp_path)
     scratch.mkdir()

@@ -1,4 +1,4 @@
-"""`iqforge profile`: tables and drawing on the CPU, and traces of a GPU put together by hand."""
+"""`iqforge profile`: tables and drawing on the CPU, and hand-made traces of a GPU."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def kernel(name, correlation, start, duration):
 
 
 def gpu_trace(last: str = "head"):
-    """A pass whose kernels are launched one by one, and two replays of a graph of the same kernels
-    (or of others).
+    """Return the trace of a pass whose kernels are launched one by one, and of two replays of a
+    graph of the same kernels (or of others).
     """
     events = [
         {"ph": "M", "name": "process_name"},
@@ -141,7 +141,9 @@ def test_other_kernels_in_a_graph_get_no_layers():
 
 
 def test_what_only_the_first_pass_does_leaves_the_layers_of_replays():
-    """Scratch of a new sequence is made, and set to zero, within the range of its first layer."""
+    """Scratch of a new sequence is allocated and set to zero within the range of its first
+    layer.
+    """
     trace = gpu_trace()
     trace["traceEvents"] += [
         call("cudaLaunchKernel", 8, 128),
@@ -200,7 +202,7 @@ def test_drawing():
 
 @pytest.mark.parametrize("width", [360, 420, 1099, 1100, 1280, 2000])
 def test_a_drawing_fits_every_width(width):
-    """No box and no text ends beyond the page, and times above the ticks do not overlap."""
+    """No box and no text extends beyond the page, and times above the ticks do not overlap."""
     spans = [
         Span(f"{'kernel_' * (i % 12)}{i}", f"blk.{i // 8}", 37.0 * i, 5.0 * (i % 8), own=5.0)
         for i in range(160)
@@ -304,7 +306,7 @@ def test_a_model_on_the_cpu(spec):
 
 
 def test_names_on_the_fast_path():
-    """Which attributes of the engine get names, and that they are as before afterwards."""
+    """Attributes of the engine get names for the profile, and are restored afterwards."""
     from iqforge.cuda_kernels import matvec
     from iqforge.runtime.cuda.prompt_path import PromptPath
     from iqforge.runtime.cuda.step_path import StepPath

@@ -1,4 +1,4 @@
-"""The prompt path's choice and order of experts without a GPU: compiled by g++ as they are."""
+"""The prompt path's choice and order of experts without a GPU: the kernels compiled by g++."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_routing(kernels, ser):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_tokens_without_numbers_have_places(kernels, bad):
-    """Their weights are not numbers, but their experts exist: otherwise rows of nobody would be
-    read.
+    """Their weights are NaN, but their experts exist, as rows without an expert would be read
+    otherwise.
     """
     logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(2))
     logits[1] = bad
@@ -74,7 +74,7 @@ def test_tokens_without_numbers_have_places(kernels, bad):
 
 
 def test_rows_are_grouped_in_order(kernels):
-    """More ids than threads take at once, an expert without rows, and ids of nobody."""
+    """There are more ids than threads take at once, an expert without rows, and ids below 0."""
     n, n_experts = 17000, 3
     ids = torch.randint(
         -1, n_experts, (n,), generator=torch.Generator().manual_seed(3), dtype=torch.int32

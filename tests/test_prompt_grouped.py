@@ -1,5 +1,5 @@
-"""Grouped products with packed weights: against float64 on a device of their architecture, and that
-they compile for it.
+"""Grouped products with packed weights: they compile for their architecture, and agree with float64
+on such a device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def packed(type: str, n_experts: int, rows: int, cols: int, seed: int) -> ops.Pa
 def reference(
     m: ops.PackedMatrix, x: torch.Tensor, counts: list[int], half: torch.dtype
 ) -> torch.Tensor:
-    """float64[rows, m.rows] of rows grouped by expert."""
+    """Return float64[rows, m.rows] of rows grouped by expert."""
     w = ops.decode_matrix(m, half).view(m.n_matrices, m.rows, m.cols)
     return torch.cat(
         [

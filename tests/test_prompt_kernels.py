@@ -1,5 +1,5 @@
-"""Kernels of the prompt path: they compile everywhere, and on a device each does what a few lines
-of torch do in float64.
+"""Kernels of the prompt path: they compile everywhere, and on a device each agrees with a few lines
+of torch in float64.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EPS = {
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Equal up to one rounding to `found`'s dtype; the arithmetic before it was in float32."""
+    """Check equality up to one rounding to `found`'s dtype, after arithmetic in float32."""
     expected = expected.double()
     assert not found.isnan().any()
     limit = EPS[found.dtype] * 1.01 * expected.abs() + 4e-6 * expected.abs().max()

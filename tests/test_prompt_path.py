@@ -1,5 +1,5 @@
-"""The prompt path's executors without a GPU: kernels are plain torch (prompt_on_cpu.py), everything
-else is as it is.
+"""The prompt path's executors without a GPU: kernels are plain torch (prompt_on_cpu.py), all other
+code is real.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ PRECISION = {"rtol": 0.01, "atol": 0.01}  # of activations in float16
 
 @pytest.fixture
 def opened(monkeypatch):
-    """opened(spec, options of the model) -> (model, context, its prompt path)."""
+    """Return opened(spec, options of the model), which returns (model, context, its prompt
+    path).
+    """
     prompt_on_cpu.install(monkeypatch)
     models, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)
@@ -62,9 +64,7 @@ def normed(model: Model, h: torch.Tensor) -> torch.Tensor:
 )
 @pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
 def test_last_rows_are_those_of_all(opened, spec, settings):
-    """Of sequences that begin here, and of pieces of one that is kept: logits, and all keys and
-    values.
-    """
+    """Logits, keys and values are the same for new sequences and for pieces of a kept one."""
     model, context, path = opened(spec, settings)
     assert not context.slow or spec.startswith("qwen3")  # experts are decoded first
     every, last = (path.run(TOKENS, 5, last=last).clone() for last in (False, True))
@@ -115,7 +115,7 @@ def test_the_last_layer_works_on_last_rows_alone(monkeypatch, opened):
 
 @pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
 def test_a_closed_model_gives_its_memory_back_at_once(monkeypatch, opened, spec):
-    """Not only when the collector of cycles runs; and the driver is told."""
+    """It does not wait for the garbage collector, and the driver gets the memory back."""
     model, context = opened(spec)[:2]
     left = []
     monkeypatch.setattr(
@@ -147,7 +147,7 @@ def test_a_closed_model_on_the_cpu_leaves_gpus_alone(monkeypatch):
 
 
 def test_layers_that_the_path_has_no_kernels_for(opened):
-    """They know nothing of last rows: what they give is cut."""
+    """They ignore the request for last rows, so their result is cut."""
     model, context, path = opened("llama-tiny:Q8_0", switches=Switches(flash_attention=False))
     assert context.slow
     every, last = (path.run(TOKENS, 0, last=last).clone() for last in (False, True))
@@ -169,8 +169,8 @@ def test_logits_after_a_prompt_are_the_last_of_all(opened):
 
 @pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
 def test_graphs_are_what_they_were_captured_from(monkeypatch, opened, spec):
-    """Passes of one number of rows at different places, others between them, and buffers that grow:
-    the bits of a path without graphs.
+    """Passes with one number of rows at different positions, with others between them and buffers
+    that grow, give the bits of a path without graphs.
     """
     model, _, path = opened(spec)
     plain = PromptPath(model.network, Context(CPU, torch.float16))
@@ -186,7 +186,7 @@ def test_graphs_are_what_they_were_captured_from(monkeypatch, opened, spec):
 
     # Graphs of the first layer: before its attention and after it. (Experts are none of them where
     # all are decoded first.)
-    # As it comes, captured, replayed.
+    # Eager, captured, replayed.
     assert [check(0, 5), check(5, 10), check(10, 15)] == [
         0,
         0,
@@ -262,7 +262,9 @@ def test_prompts_are_profiled_without_their_graphs(monkeypatch, opened):
 
 
 def test_what_a_capture_fails_of_is_seen(monkeypatch):
-    """Not that it is void then. But that it is, where nothing else failed."""
+    """The error of the pass is raised, not that of the void capture. If only the capture failed,
+    that is raised.
+    """
     ended = []
 
     class Graph:

@@ -1,5 +1,5 @@
-"""Many rows at once on the fast path: the logits of the reference path, within what 16-bit
-activations cost, and the same bits every time.
+"""Many rows at once on the fast path: the logits of the reference path, within the error of 16-bit
+activations, and the same bits every time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def logits(m: Model) -> torch.Tensor:
 
 
 def error(x: torch.Tensor, truth: torch.Tensor) -> float:
-    """Of a typical row: near ties between experts may fall either way."""
+    """Return the error of a typical row, as near ties between experts may be decided either way."""
     assert x.isfinite().all()
     return ((x - truth).norm(dim=-1) / truth.norm(dim=-1)).median().item()
 
@@ -52,8 +52,8 @@ def test_agrees_with_the_reference_path(spec):
 )
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K"])
 def test_pieces_of_a_sequence(spec, settings):
-    """A prompt in passes of 64, and one row at the end, against all at once in float32 with the
-    same cache.
+    """A prompt in passes of 64, with one row at the end, agrees with a single pass in float32 with
+    the same cache.
     """
     row = tokens()[0]
     with model(spec, precision="f32", cache=settings) as m:
@@ -68,8 +68,8 @@ def test_pieces_of_a_sequence(spec, settings):
 
 
 def test_fused_experts_are_those_decoded_first(monkeypatch):
-    """On Hopper products read packed weights. The same rounding of weights, other orders of
-    additions.
+    """On Hopper, products read packed weights, with the same rounding of weights and another order
+    of additions.
     """
     from iqforge.cuda_kernels import prompt_grouped
 
@@ -81,7 +81,7 @@ def test_fused_experts_are_those_decoded_first(monkeypatch):
 
 
 def test_attention_of_large_passes(monkeypatch):
-    """cuDNN's kernel, where torch has it, and FlashAttention-2."""
+    """cuDNN's kernel, if torch has it, and FlashAttention-2 agree."""
     from iqforge.runtime.cuda import prompt_attention
 
     with model("llama-tiny:Q8_0", precision="f16") as m:
@@ -92,8 +92,8 @@ def test_attention_of_large_passes(monkeypatch):
 
 @pytest.mark.parametrize("spec", ["llama-tiny:IQ4_K", "qwen3moe-tiny:IQ4_K"])
 def test_graphs_give_the_bits_they_were_captured_from(monkeypatch, spec):
-    """Passes of 50 rows, which are full ones, and of others: as they come, captured, replayed,
-    after others took their place.
+    """Passes of 50 rows, which are full ones, and others run eagerly, captured, replayed, and after
+    others took their place.
     """
     from iqforge.runtime.cuda import prompt_graphs
 

@@ -1,4 +1,4 @@
-"""Keys that say what a quantized file was made of: there, the same for the same weights, and
+"""Keys that record the origin of a quantized file: present, the same for the same weights, and
 different for others.
 """
 
@@ -187,7 +187,7 @@ def test_fingerprint_is_of_the_values(tmp_path, bf16):
     assert fingerprint(write(tmp_path / "c.gguf", "F32", x.reshape(2, -1, 64))) != first, (
         "another shape"
     )
-    x[5, 3] += 1  # in a row that is checked
+    x[5, 3] += 1  # in a row that the fingerprint reads
     assert fingerprint(write(tmp_path / "d.gguf", "F32", x)) != first
     assert fingerprint(bf16, 1) == fingerprint(bf16, 3)
 

@@ -1,4 +1,4 @@
-"""Plan, run and command: types, bytes, metadata, and what happens when things go wrong."""
+"""Plan, run and command: types, bytes, metadata, and errors."""
 
 from __future__ import annotations
 
@@ -438,7 +438,7 @@ def test_bytes_after_the_rows_are_kept(tmp_path):
 
 
 def big_model(folder: Path) -> Path:
-    """64 MB of bf16 in one tensor: long enough to be interrupted."""
+    """Write 64 MB of bf16 in one tensor, which takes long enough to be interrupted."""
     tensor = info("blk.0.ffn_up.weight", (8192, 4096), "BF16")
     path = folder / "big.gguf"
     tile = encode_float(
@@ -491,7 +491,9 @@ def test_interrupted_run_leaves_no_finished_file(tmp_path, number):
         assert process.returncode == 130 and "interrupted" in error and "Traceback" not in error
         assert not part.exists()
         return
-    iqforge.quantize_model(model, out, "Q8_0", pure=True)  # a part of a killed run is no obstacle
+    iqforge.quantize_model(
+        model, out, "Q8_0", pure=True
+    )  # a part file of a killed run is no obstacle
     assert out.exists() and not part.exists()
 
 

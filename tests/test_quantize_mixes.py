@@ -1,4 +1,4 @@
-"""Mixes of presets and the types users give, against what ik_llama.cpp's llama-quantize plans."""
+"""Mixes of presets and types given by users, against the plans of ik_llama.cpp's llama-quantize."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ def test_heads_vocabulary_experts_and_importances_count():
 
 @pytest.mark.parametrize("preset", FILE_TYPES)
 def test_every_preset_has_a_plan(preset):
-    """Every condition and type of its rules is asked for: on models of all kinds, with rows of any
-    length that blocks of 64 divide.
+    """Every condition and type of its rules is used, on models of all kinds, with rows of all
+    multiples of 64.
     """
     for model in (
         llama(),

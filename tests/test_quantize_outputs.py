@@ -1,4 +1,4 @@
-"""Several outputs from one pass over the source: each is the file that a separate run makes."""
+"""Several outputs from one pass over the source: each equals the file of a separate run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Quantizing shards into shards, only those that are missing, and resuming; and experts
-merged or split on the way.
+"""Quantizing shards into shards, only missing ones, and resuming; and experts merged or split on
+the way.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def test_killed_while_shards_get_their_names(split, tmp_path, monkeypatch, parti
     with monkeypatch.context() as patched:
         patched.setattr(GGUFWriter, "commit", killing)
         patched.setattr(resume.ResumableOutput, "leave", lambda self: self._journal.close())
-        # A process that is killed removes nothing.
+        # A killed process removes nothing.
         patched.setattr(GGUFWriter, "abort", GGUFWriter.leave)
         with pytest.raises(Killed):
             iqforge.quantize_model(split, tmp_path / "q.gguf", "Q4_0", **options)
@@ -268,7 +268,7 @@ def experts(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("type", ["Q8_0", "BF16", "Q4_0_R8"])
 def test_merged_while_quantizing(experts, tmp_path, type):
-    """Rows are quantized one by one: merging before or after makes no difference."""
+    """Rows are quantized one by one, so merging before or after makes no difference."""
     options = {"pure": True, "provenance": False}
     iqforge.quantize_model(experts, tmp_path / "apart.gguf", type, **options)
     iqforge.merge_gate_up(tmp_path / "apart.gguf", tmp_path / "expected.gguf")

@@ -1,4 +1,4 @@
-"""quantize-stats: figures against their definitions, samples, forms of output."""
+"""quantize-stats: figures against their definitions, samples, and formats of the output."""
 
 from __future__ import annotations
 

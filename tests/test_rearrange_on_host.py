@@ -1,5 +1,5 @@
-"""The kernel that packs weights, compiled by g++ and run thread by thread: it has to make the bytes
-that torch makes.
+"""The kernel that packs weights, compiled by g++ and run thread by thread, makes the same bytes as
+torch.
 """
 
 import ctypes

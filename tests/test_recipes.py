@@ -1,4 +1,4 @@
-"""Recipe files, saved plans, COPY, and what rules are told about."""
+"""Recipe files, saved plans, COPY, and messages about rules."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Converting from a server: the loading code as users run it, against a server on this machine that
-also misbehaves.
+"""Converting from a server: the loading code as users run it, against a local server that also
+misbehaves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOKEN = "hf_secret"
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch, tmp_path: Path):
-    """Nothing of the user's own: no token, no proxy; short pauses."""
+    """Use no token and no proxy of the user, and short pauses."""
     for name in [
         *(name for name in os.environ if name.lower().endswith("_proxy")),
         "HF_TOKEN",
@@ -220,7 +220,9 @@ def test_offline_and_endpoints_that_are_none(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["closed", "silent", "accepts"])
 def test_without_a_network_it_says_so_within_ten_seconds(monkeypatch, kind):
-    """A port that refuses, one whose connections nobody accepts, and one that never answers."""
+    """The cases are a port that refuses, one whose connections are not accepted, and one that never
+    answers.
+    """
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if kind != "closed":
@@ -284,7 +286,7 @@ def test_a_proxy_is_asked_with_the_whole_address(tmp_path: Path, monkeypatch):
 
 
 def weight_ranges(answer):
-    """Applies `answer(hub, handler, name, start, stop, number)` to ranges beyond the headers;
+    """Apply `answer(hub, handler, name, start, stop, number)` to ranges beyond the headers.
     `number` counts them.
     """
     seen = []
@@ -309,7 +311,7 @@ def content_range(hub, name, start, stop) -> dict[str, str]:
 
 
 def breaks_off(hub, handler, name, start, stop, number):
-    """Every other answer ends in the middle."""
+    """Break off every other answer in the middle."""
     if number % 2 and stop - start > 10:
         data = piece(hub, name, start, stop)
         reply(
@@ -324,7 +326,7 @@ def breaks_off(hub, handler, name, start, stop, number):
 
 
 def sends_less(hub, handler, name, start, stop, number):
-    """Answers with a shorter range than was asked for."""
+    """Answer with a shorter range than requested."""
     if stop - start > 30_000:
         reply(
             handler,
@@ -337,8 +339,8 @@ def sends_less(hub, handler, name, start, stop, number):
 
 
 def is_busy(hub, handler, name, start, stop, number):
-    """Each range is refused twice. (Every so many requests of all readers would be any number of
-    those of one.)
+    """Refuse each range twice. (Refusing every n-th request of all readers could refuse one reader
+    any number of times.)
     """
     tries = hub.__dict__.setdefault("tries", {})
     tries[name, start] = tries.get((name, start), 0) + 1

@@ -1,4 +1,4 @@
-"""Rearranged rows equal what numpy makes of the whole array, for every range of rows, and read no
+"""Rearranged rows equal numpy's result on the whole array, for every range of rows, and read no
 more than they need.
 """
 

@@ -1,4 +1,4 @@
-"""Repacking whole files: the reference's bytes, and back to the ones before."""
+"""Repacking whole files: the reference's bytes, and back to the original ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(
     preset: str = "IQ4_K",
     seed: int = 0,
 ) -> Path:
-    """A file of random bytes; the sums in rows of Q8_KV are right."""
+    """Write a file of random bytes, with correct sums in rows of Q8_KV."""
     infos = [TensorInfo(name, shape, ggml_type(kind)) for name, (shape, kind) in tensors.items()]
     metadata = {
         "general.architecture": string("llama"),

@@ -1,5 +1,5 @@
-"""A quantization that was interrupted resumes, with the same bytes and the same report, or says
-what has changed.
+"""An interrupted quantization resumes with the same bytes and the same report, or says what has
+changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .broken_runs import LEFT, N_TENSORS, BreakAfter, break_off, imatrix, names,
 
 
 def test_another_type_names_both(model, tmp_path, capsys):
-    """The command says which type the unfinished file has, and what to do."""
+    """The message names the type of the unfinished file, and what to do."""
     out = tmp_path / "q.gguf"
     break_off(model, out, 5, type="IQ4_NL")
     assert main(["quantize", "--pure", str(model), str(out), "Q8_0"]) == 1
@@ -282,7 +282,7 @@ def test_killed_while_names_are_given(model, tmp_path, monkeypatch, at):
     with monkeypatch.context() as patched:
         patched.setattr(resume.ResumableOutput, function, killing)
         patched.setattr(resume.ResumableOutput, "leave", lambda self: self._journal.close())
-        # A process that is killed removes nothing.
+        # A killed process removes nothing.
         patched.setattr(GGUFWriter, "abort", GGUFWriter.leave)
         with pytest.raises(Killed):
             iqforge.quantize_models(model, wanted, pure=True)
@@ -327,10 +327,10 @@ while runs.recv():
 
 
 def test_killed_at_random_moments(tmp_path):
-    """Twenty kills; each run resumes what the one before left, or starts from scratch after a run
-    that was not killed in time.
+    """Each of twenty runs is killed. It resumes what the previous one left, or starts from scratch
+    after a run that was not killed in time.
 
-    The runs are forks of a process that has loaded what is compiled, so that they are killed at
+    The runs are forks of a process that has loaded the compiled code, so that they are killed at
     work and not while they start.
     """
     model, out = write_model(tmp_path / "model.gguf", n_tensors=40, rows=512), tmp_path / "q.gguf"
@@ -342,7 +342,7 @@ def test_killed_at_random_moments(tmp_path):
     server.start()
 
     def run(seconds: float | None) -> tuple[int, float]:
-        """Wait status of a run that is killed after `seconds`, and how long it took."""
+        """Return the wait status of a run that is killed after `seconds`, and its time."""
         runs.send(True)
         pid, started = runs.recv(), time.monotonic()
         if not runs.poll(seconds):

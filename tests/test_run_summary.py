@@ -1,4 +1,6 @@
-"""What quantize prints: a summary by role, the worst tensors, a line of progress; its flags."""
+"""The output of quantize: a summary by role, the worst tensors, a line of progress; and its
+flags.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The forward pass: against transformers' logits, against plain numpy, and against itself under
-every way of holding weights.
+"""The forward pass: against transformers' logits, against plain numpy, and equal for every way of
+storing weights.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 40).tolist()]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """llama, qwen3moe and qwen3moe with merged gate and up, all F32."""
+    """Write llama, qwen3moe, and qwen3moe with merged gate and up, all in F32."""
     folder = tmp_path_factory.mktemp("models")
     make_tiny_llama(folder / "llama", head_dim=32)
     make_tiny_qwen3moe(folder / "moe", tied=True, n_heads=4, n_kv_heads=1)
@@ -129,7 +129,7 @@ def test_interleaved_rows_are_the_same_weights(models, tmp_path):
 
 
 def test_one_tensor_per_expert_as_in_old_files(models, tmp_path):
-    """`ffn_up.3.weight` instead of the fourth matrix of `ffn_up_exps.weight`."""
+    """Old files have `ffn_up.3.weight` instead of the fourth matrix of `ffn_up_exps.weight`."""
     from iqforge.formats.gguf.writer import GGUFWriter
     from iqforge.formats.source import TensorInfo
 

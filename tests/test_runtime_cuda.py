@@ -1,5 +1,5 @@
-"""Models on a GPU: the CPU's logits, tokens, perplexities and importance matrices, wherever the
-weights lie, at every precision.
+"""Models on a GPU: the CPU's logits, tokens, perplexities and importance matrices, for every
+placement and precision.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NEAR = 0.03
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Small models with a tokenizer: llama and qwen3moe in BF16."""
+    """Write small models with a tokenizer: llama and qwen3moe in BF16."""
     folder = tmp_path_factory.mktemp("models")
     make_tiny_llama(folder / "llama", head_dim=32)
     make_tiny_qwen3moe(folder / "moe", tied=True, n_heads=4, n_kv_heads=1)
@@ -63,7 +63,7 @@ def forward(spec: str, **options) -> torch.Tensor:
 
 
 def stepped(model: Model, settings: CacheSettings | None = None) -> torch.Tensor:
-    """Logits of a prompt of 30 tokens and then of one token at a time."""
+    """Return the logits of a prompt of 30 tokens and then of one token at a time."""
     state = model.new_state(64, settings)
     rows = [
         model.extend(TOKENS[:30], state, all_logits=True),

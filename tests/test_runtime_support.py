@@ -1,4 +1,6 @@
-"""Which architectures run, and how: the declarations agree with the networks that are built."""
+"""Architectures that run, and their paths: the declarations agree with the networks that are
+built.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def test_every_architecture_says_how_it_runs():
 
 
 def test_generate_names_an_architecture_that_cannot_run_before_its_tokenizer(tmp_path, capsys):
-    """The vocabulary of such a file may need a tokenizer that does not exist here either."""
+    """The vocabulary of such a file may need an unsupported tokenizer as well."""
     keys = {
         "general.architecture": string("gemma3"),
         "tokenizer.ggml.model": string("llama"),

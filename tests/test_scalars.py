@@ -1,4 +1,4 @@
-"""Scalars that searches round to, and choices among lanes, against numpy."""
+"""Rounding of scalars in searches, and choices among lanes, against numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices that a search makes for several elements at once, against all that are allowed, one by
+"""Choices that a search makes for several elements at once, against all allowed choices, one by
 one.
 """
 
@@ -23,7 +23,7 @@ def group(seed):
 
 
 def lanes(function, x, w, shift, scale):
-    """The errors that `function`, an `error_lanes`, finds for sixteen scales."""
+    """Return the errors that `function`, an `error_lanes`, finds for sixteen scales."""
     error = np.empty(16, dtype=np.float32)
     from_python(function)(
         x, w, 0, 32, np.full(16, shift, dtype=np.float32), scale, 1 / scale, error

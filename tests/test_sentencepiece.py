@@ -1,5 +1,5 @@
 """SentencePiece models: what is read from tokenizer.model, what is refused, and tokenizer.json
-files that were made from one.
+files made from one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def varint(number: int) -> bytes:
 
 
 def message(*fields: tuple[int, object]) -> bytes:
-    """A protocol buffer message of ints, floats and bytes."""
+    """Return a protocol buffer message of ints, floats and bytes."""
     data = b""
     for number, value in fields:
         if isinstance(value, float):
@@ -65,7 +65,7 @@ def model(kind: int = BPE, *normalizer: tuple[int, object], pieces=PIECES) -> by
 
 def test_fields(tmp_path: Path):
     path = tmp_path / "tokenizer.model"
-    # A field of 8 bytes that nobody knows.
+    # An unknown field of 8 bytes.
     path.write_bytes(model() + varint(9 << 3 | 1) + bytes(8))
     read = read_sentencepiece(path)
     assert [(p.text, p.score, p.type) for p in read.pieces] == PIECES
@@ -220,8 +220,8 @@ def test_vocabularies_that_do_not_fit(tmp_path: Path, files: dict, pieces: list,
 
 
 def spm_bigrams(tokens: list[str], scores: list[float], text: str) -> list[str]:
-    """How runtimes cut a text with such a vocabulary: again and again the neighbours whose union
-    has the best score are joined.
+    """Tokenize as runtimes do with such a vocabulary: join the neighbours whose union has the best
+    score, repeatedly.
     """
     rank = dict(zip(tokens, scores))
     parts = list(text.replace(" ", "\u2581"))
@@ -241,8 +241,8 @@ def spm_bigrams(tokens: list[str], scores: list[float], text: str) -> list[str]:
 
 
 def test_tokens_and_scores_cut_texts_as_the_model_does():
-    """tokens.json has what transformers makes of texts; those without added tokens follow from
-    tokens, scores and bytes alone.
+    """tokens.json has transformers' tokens of texts. Texts without added tokens follow from tokens,
+    scores and bytes alone.
     """
     folder = shared("golden/convert/tok_spm")
     with open_checkpoint(folder / "hf") as checkpoint:
@@ -271,8 +271,8 @@ def test_tokens_and_scores_cut_texts_as_the_model_does():
 
 
 def test_tokenizer_json_without_a_model(tmp_path: Path, caplog):
-    """Trained here: the scores, which a tokenizer.json does not have, give the same tokens as its
-    merges.
+    """The tokenizer is trained here. The scores, which its tokenizer.json lacks, give the same
+    tokens as its merges.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 

@@ -1,4 +1,4 @@
-"""The `Source` contract: every source has all of it, so that nobody has to probe for parts."""
+"""Every source implements the whole `Source` contract."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTRACT = {"parallel_reads", "read_bytes", "origin", "locate", "stored", "perio
 
 
 class Counted(Source):
-    """Sixteen rows of Q4_0_R8, the bytes of which count up."""
+    """Sixteen rows of Q4_0_R8 with ascending bytes."""
 
     path, files, metadata = "counted", (), {}
     tensors = (TensorInfo("x", (16, 64), ggml_type("Q4_0_R8")),)

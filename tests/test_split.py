@@ -1,4 +1,4 @@
-"""Splitting and merging: the reference's cuts, bytes and refusals, and what must not be
+"""Splitting and merging: the reference's cuts, bytes and refusals, and files that must not be
 overwritten.
 """
 
@@ -23,7 +23,7 @@ from .shared import shared
 
 @pytest.fixture
 def model(tmp_path):
-    """A file of 7 tensors of 64 bytes."""
+    """Write a file of 7 tensors of 64 bytes."""
     (tmp_path / "in.gguf").write_bytes(
         small(7, [pair("tokenizer.chat_template", STRING, "x" * 100)])
     )
@@ -88,7 +88,7 @@ def check_same_but_split_keys(original, merged) -> None:
 
 
 def test_tensor_larger_than_the_limit(tmp_path):
-    """It gets a separate shard, except in front, where the reference refuses it."""
+    """It gets its own shard, except as the first tensor, where the reference refuses it."""
     (tmp_path / "in.gguf").write_bytes(
         gguf(
             [],
@@ -102,7 +102,7 @@ def test_tensor_larger_than_the_limit(tmp_path):
     )
     with pytest.raises(OutputError, match="0 tensors.*128 bytes.*64"):
         split_model(tmp_path / "in.gguf", tmp_path / "new", max_size=64)
-    # A shard of metadata in front makes the next one no larger.
+    # A first shard with metadata only does not make the next one larger.
     with pytest.raises(OutputError, match="0 tensors"):
         split_model(
             tmp_path / "in.gguf", tmp_path / "new", max_size=64, first_shard_metadata_only=True
@@ -282,9 +282,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_resident_memory_is_bounded(tmp_path):
-    """A tensor of 96 MiB passes through in pieces whose pages are given back (ru_maxrss counts
-    KiB).
-    """
+    """A tensor of 96 MiB is copied in pieces whose pages are given back (ru_maxrss counts KiB)."""
     n_bytes = 96 << 20
     with open(tmp_path / "in.gguf", "wb") as file:
         file.write(gguf([], [entry("big", [n_bytes], 24, 0), entry("t", [8], 0, n_bytes)]))

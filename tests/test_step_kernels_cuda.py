@@ -1,5 +1,6 @@
-"""Kernels of the decoding step on a GPU against float64 on the same bytes.
-`test_step_kernels_on_host.py` tries them without one.
+"""Kernels of the decode step on a GPU against float64 on the same bytes.
+
+`test_step_kernels_on_host.py` tests them without a GPU.
 """
 
 import pytest

@@ -1,5 +1,5 @@
-"""The kernels of the decoding step without a GPU: compiled by g++ as they are, but for a few
-hardware instructions.
+"""The kernels of the decode step without a GPU: compiled by g++, except for a few hardware
+instructions.
 """
 
 from __future__ import annotations

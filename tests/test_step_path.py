@@ -1,5 +1,5 @@
-"""The decoding step's executors and graphs without a GPU: kernels are plain torch (step_on_cpu.py),
-everything else is as it is.
+"""The decode step's executors and graphs without a GPU: kernels are plain torch (step_on_cpu.py),
+all other code is real.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture
 def opened(checkpoints):
-    """opened(name, type of a tensor or of all, settings) -> (model, its step path, what --verbose
-    was told).
+    """Return opened(name, type of a tensor or of all, settings), which returns (model, its step
+    path, the messages of --verbose).
     """
     models, threads = [], torch.get_num_threads()
-    torch.set_num_threads(1)  # small products: threads would only wait for one another
+    torch.set_num_threads(1)  # products are small: threads would only wait for each other
 
     def make(
         name: str, type="Q8_0", settings: CacheSettings | None = None
@@ -75,7 +75,9 @@ def opened(checkpoints):
 def stepped(
     model: Model, steps: StepPath, settings: CacheSettings = CacheSettings(), sizes=(1,)
 ) -> torch.Tensor:
-    """Logits of all TOKENS, appended in pieces of these sizes (the last one over and over)."""
+    """Return the logits of all TOKENS, appended in pieces of these sizes (the last size
+    repeats).
+    """
     state, rows, at = model.new_state(300, settings), [], 0
     while at < len(TOKENS):
         n = sizes[min(len(rows), len(sizes) - 1)]
@@ -120,8 +122,8 @@ def test_following_tokens_are_the_reference_paths(monkeypatch, opened):
     ],
 )
 def test_what_rounding_costs(monkeypatch, opened, settings, low, high):
-    """Where the bounds of test_step_path_cuda.py come from: activations in 8 bits, as a step's
-    products have them, all else as it is.
+    """The bounds of test_step_path_cuda.py come from here: activations have 8 bits, as in a step's
+    products, and everything else is exact.
     """
     step_on_cpu.install(monkeypatch)
     model, _, _ = opened("llama", "IQ4_K")
@@ -201,8 +203,8 @@ def test_rows_too_long_for_shared_memory_are_named(monkeypatch, opened):
 
 
 def test_logits_are_where_the_final_norm_is(monkeypatch, opened):
-    """Of steps and of prompts, with the output on the CPU and everything else not, and the other
-    way round. "meta" is the other device.
+    """This holds for steps and prompts, with only the output on the CPU, and with everything but
+    the output on the CPU. "meta" is the other device.
     """
     step_on_cpu.install(monkeypatch)
     model, _, _ = opened("llama")
@@ -231,8 +233,8 @@ def test_logits_are_where_the_final_norm_is(monkeypatch, opened):
 
 
 def test_graphs_and_scratch_go_with_their_sequence(monkeypatch, opened):
-    """However many sequences there were, of whatever capacities: what is kept is what the living
-    ones need.
+    """However many sequences there were, and of whatever capacities, only the memory of living ones
+    is kept.
     """
     device = step_on_cpu.install(monkeypatch)
     model, steps, _ = opened("llama")
@@ -249,7 +251,7 @@ def test_graphs_and_scratch_go_with_their_sequence(monkeypatch, opened):
     for state in kept:
         steps.extend(torch.tensor([5]), state)
     del state
-    # They share what is sized alike.
+    # They share buffers of the same size.
     assert len(steps._sequences) == 2 and len(steps.frame._sized) == 1
     kept.clear()
     assert not steps._sequences and not Graph.alive and not steps.frame._sized

@@ -1,5 +1,5 @@
-"""Tokens one by one, or a few at a time, on the fast path: the reference path's logits within what
-activations in 8 bits cost.
+"""Tokens one by one, or a few at a time, on the fast path: the reference path's logits within the
+error of 8-bit activations.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def models(tmp_path_factory):
 
 
 def stepped(model, sizes: list[int], settings: CacheSettings = CacheSettings()) -> torch.Tensor:
-    """Logits of all TOKENS, appended in pieces of these sizes (the last one over and over)."""
+    """Return the logits of all TOKENS, appended in pieces of these sizes (the last size
+    repeats).
+    """
     state, rows, at = model.new_state(300, settings), [], 0
     while at < len(TOKENS):
         n = sizes[min(len(rows), len(sizes) - 1)]
@@ -75,7 +77,7 @@ def error(x: torch.Tensor, truth: torch.Tensor) -> float:
     return ((x - truth).norm(dim=-1) / truth.norm(dim=-1)).median().item()
 
 
-# few kinds of kernels on purpose: each is compiled when it is first met
+# few kinds of kernels on purpose, as each is compiled on first use
 @pytest.mark.parametrize(
     "name, settings",
     [

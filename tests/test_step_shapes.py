@@ -1,4 +1,4 @@
-"""How a decoding step is cut up, without a device."""
+"""The launches of a decode step, without a device."""
 
 from types import SimpleNamespace
 
@@ -11,8 +11,8 @@ from iqforge.errors import UnsupportedTypeError
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Of a device with 99 KB of shared memory and 84 multiprocessors: (kernel's rows, grid, first
-    row, overlaps) of each launch.
+    """Return (kernel's rows, grid, first row, overlaps) of each launch on a device with 99 KB of
+    shared memory and 84 multiprocessors.
     """
     facts = SimpleNamespace(shared_memory_per_block_optin=101376, multi_processor_count=84)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)

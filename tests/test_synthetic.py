@@ -1,5 +1,5 @@
 """Random models: valid blocks of every type, sane activations, sizes of the real ones, no memory
-for rows that are seen twice.
+for repeated rows.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_activations_neither_vanish_nor_overflow(spec):
         hidden = model.hidden(tokens)
         logits = model.logits(hidden[0])
         assert 0.5 < float(hidden.std()) < 2 and 0.5 < float(logits.std()) < 2
-        assert len(set(logits.argmax(-1).tolist())) > 8  # what comes out depends on what went in
+        assert len(set(logits.argmax(-1).tolist())) > 8  # the output depends on the input
     with SyntheticSource(spec) as again, SyntheticSource(spec, seed=1) as other:
         tensor = again.tensors[-1]
         assert np.array_equal(source.read_rows(tensor, 0, 32), again.read_rows(tensor, 0, 32))
@@ -172,7 +172,9 @@ def test_specs_that_are_wrong(spec, words):
 
 
 def test_the_memory_of_the_cpu_is_checked_before_a_test(monkeypatch):
-    """70 billion random weights take little more than what is kept of them; a long context does."""
+    """70 billion random weights need little memory, as their rows repeat; a long context needs
+    much.
+    """
     with Model(SyntheticSource("llama-70b:IQ4_K"), cache_bytes=64 << 20) as model:
         [cpu] = synthetic_memory(model, context=8, rows=8)
         assert cpu.device.type == "cpu" and cpu.weights < 256 << 20 < model.memory()[0].weights

@@ -1,4 +1,4 @@
-"""Names of tensors are taken apart in one place."""
+"""Only one module parses names of tensors."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _texts(node: ast.AST, constants: dict[str, ast.AST]) -> list[str]:
 
 
 def _text_tests(tree: ast.Module) -> list[tuple[int, list[str]]]:
-    """Return line and texts of every test of a text for a part, or what removes one."""
+    """Return line and texts of every expression that searches a text for a part, or removes one."""
     constants = {
         target.id: node.value
         for node in tree.body

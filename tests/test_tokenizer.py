@@ -1,4 +1,6 @@
-"""The tokenizer built from GGUF metadata, against the tokenizer.json it came from."""
+"""The tokenizer built from GGUF metadata, against the tokenizer.json that the file was made
+from.
+"""
 
 from __future__ import annotations
 

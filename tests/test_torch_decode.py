@@ -32,7 +32,9 @@ ON_GPU = [
 
 
 def same(ours: torch.Tensor, expected: np.ndarray) -> bool:
-    """All bits the same, but for the payload and sign of NaN, which depend on the processor."""
+    """Check that all bits are equal, except the payload and sign of NaN, which depend on the
+    processor.
+    """
     found = ours.cpu().numpy()
     nan, bits = np.isnan(expected), [y.view(np.uint32) for y in (found, expected)]
     return (

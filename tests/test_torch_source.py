@@ -1,5 +1,5 @@
 """PyTorch checkpoints: the same GGUF as from safetensors, views of all kinds, and files that lie or
-want to run code.
+try to run code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .tiny_checkpoint import make_tiny_llama
 
 
 def as_torch(folder: Path, shards: int, **options) -> Path:
-    """Replaces the safetensors file of a checkpoint by what torch.save makes of its tensors."""
+    """Replace the safetensors file of a checkpoint by a file of torch.save."""
     tensors = list(load_file(folder / "model.safetensors").items())
     (folder / "model.safetensors").unlink()
     if shards == 1:
@@ -140,7 +140,9 @@ def test_views_of_all_kinds(tmp_path: Path):
 
 
 def test_strides_are_read_in_spans_and_in_parts(tmp_path: Path, monkeypatch):
-    """Every range of elements of a view, whatever its strides, from spans of a few elements."""
+    """Every range of elements of a view is read correctly from spans of a few elements, whatever
+    its strides.
+    """
     base = torch.arange(4 * 6 * 5, dtype=torch.int16).reshape(4, 6, 5)
     kept = {
         "transposed": base[1].t(),
@@ -206,8 +208,8 @@ iqforge.convert_model(os.path.dirname(weights), out)
 
 @pytest.mark.parametrize("form", ["safetensors", "torch"])
 def test_a_conversion_whose_source_is_cut_ends_in_an_error(tmp_path: Path, form: str):
-    """A thread cuts the file while others read it: a named error, no signal and no output; the
-    restored file is converted.
+    """A thread truncates the file while others read it. The result is a named error, no signal and
+    no output; the restored file is converted.
     """
     folder = make_tiny_llama(tmp_path / "model", n_layers=8)
     if form == "torch":

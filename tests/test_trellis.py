@@ -1,5 +1,5 @@
-"""Trellis types: the tree over the code words, the search for the best of them, and the same on a
-CUDA device.
+"""Trellis types: the tree over the code words, the search for the best of them, and both on a CUDA
+device.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def test_nearest_word_is_the_best_of_all(name):
 
 
 def test_values_are_fitted_as_products_use_them():
-    """The product factors of IQ2_KT and IQ3_KT are in the fit: the weights, not the row decoder's
-    values, come out best.
+    """The product factors of IQ2_KT and IQ3_KT are part of the fit: it is best for the weights, not
+    for the row decoder's values.
     """
     x = np.random.default_rng(3).standard_normal((4, 1024)).astype(np.float32)
     for name, factor in (("IQ2_KT", 1.05), ("IQ3_KT", 1.01)):
@@ -150,7 +150,7 @@ def test_constants_of_the_kernels():
 )
 @pytest.mark.parametrize("name", TYPES)
 def test_kernels_compile(name):
-    """They go through the cache on disk, and round every operation."""
+    """They use the cache on disk, and round every operation."""
     from iqforge.cuda_kernels.compile.nvrtc import cache_file, compile_spec
     from iqforge.quantize.cuda.trellis import spec
 
@@ -212,8 +212,8 @@ def test_device_on_edge_rows(gpu, name, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", TYPES)
 def test_device_finds_the_best_word_of_all(gpu, name):
-    """Every group of 8192 elements against every code word, in double precision, at the scale that
-    was chosen for its block.
+    """Every group of 8192 elements is compared with every code word, in double precision, at the
+    scale that was chosen for its block.
     """
     from iqforge.quantize.cuda.trellis import TrellisEncoder
     from iqforge.quantize.encode import prepare_weights

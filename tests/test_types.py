@@ -1,4 +1,4 @@
-"""The table of types against itself, and the page made from it."""
+"""The table of types is consistent, and so is the page made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed matrices: nothing is lost, and the unit of every type decodes to the bits of
+"""Packed matrices lose nothing, and the unit of every type decodes to the bits of
 `formats.codecs.codec`, on the CPU by g++ and on a GPU.
 """
 
@@ -31,14 +31,14 @@ def columns(type) -> int:
 
 
 def random_rows(type, rows, cols, seed=0):
-    """Random bytes; every exponent of a float comes up, some not finite."""
+    """Return random bytes, with every exponent of a float, so that some are not finite."""
     return np.random.default_rng(seed).integers(
         0, 256, (rows, type.row_bytes(cols)), dtype=np.uint8
     )
 
 
 def same_bits(a, b):
-    """All bits are equal, but for those of a NaN."""
+    """Check that all bits are equal, except those of a NaN."""
     a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
     return np.array_equal(
         np.where(np.isnan(a), 0, a.view(np.uint32)), np.where(np.isnan(b), 0, b.view(np.uint32))
@@ -52,7 +52,7 @@ def expected(type, rows, cols):
 
 @pytest.mark.parametrize("name", STORED)
 def test_packing_loses_nothing(name):
-    """Unpacked, a matrix is what was packed: the plain type's rows where it was interleaved."""
+    """Unpacking a matrix gives the packed rows, or the plain type's rows if it was interleaved."""
     type = ggml_type(name)
     cols = columns(type)
     rows = random_rows(type, ROWS, cols)
@@ -127,7 +127,9 @@ template <class T> int shared_bytes(typename T::Shared*) { return T::Shared::BYT
 
 @pytest.fixture(scope="module")
 def host_units(tmp_path_factory):
-    """A library with decode_TYPE for every type, compiled by g++ from the kernels' headers."""
+    """Return a library with decode_TYPE for every type, compiled by g++ from the kernels'
+    headers.
+    """
     if not shutil.which("g++"):
         pytest.skip("g++ is not installed: the unit headers are not tried on the CPU")
     headers = tuple(dict.fromkeys(layouts.unit_header(ggml_type(name)) for name in PACKED))

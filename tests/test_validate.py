@@ -166,7 +166,7 @@ def test_a_run_that_validates(bf16, tmp_path, capsys):
 
 
 def test_a_byte_that_changes_on_the_way_to_the_disk(bf16, tmp_path, monkeypatch, capsys):
-    """The file does not get its name; the next run starts from what is sound."""
+    """The file does not get its name, and the next run resumes from the sound part."""
     from iqforge.formats.gguf.writer import GGUFWriter as Writer
 
     whole, honest = tmp_path / "whole.gguf", Writer.write

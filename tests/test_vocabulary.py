@@ -78,8 +78,8 @@ def vocabulary(
     config: dict | None = None,
     model_config: dict | None = None,
 ) -> dict:
-    """`tokenizer.*` values of the tiny tokenizer after `change(tokenizer.json)`, with these
-    configs.
+    """Return the `tokenizer.*` values of the tiny tokenizer after `change(tokenizer.json)`, with
+    these configs.
     """
     write_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps(model_config or {}))
@@ -119,8 +119,8 @@ def test_tiny_tokenizer(tmp_path: Path):
 
 
 def test_wordpiece(tmp_path: Path):
-    """Trained here; the tokens, cut greedily from the left as runtimes do it, give what the
-    tokenizer gives.
+    """The vocabulary is trained here. Greedy matching from the left, as in runtimes, gives the
+    tokenizer's tokens.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 

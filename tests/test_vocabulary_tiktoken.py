@@ -1,5 +1,5 @@
-"""Vocabularies in tiktoken.model: tokens, derived merges, special tokens; equal to the
-tokenizer.json they were made from.
+"""Vocabularies in tiktoken.model: tokens, derived merges, special tokens, equal to the
+tokenizer.json that they were made from.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .tiny_checkpoint import BOS, EOS, tokenizer_json
 
 
 def write_ranks(folder: Path, lines: list[str] | None = None, **config) -> list[bytes]:
-    """tiktoken.model from the tokens of the tiny tokenizer, single bytes first, then in the order
-    of its merges.
+    """Write tiktoken.model from the tokens of the tiny tokenizer, single bytes first, then in the
+    order of its merges.
     """
     model = json.loads(tokenizer_json())["model"]
     byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}

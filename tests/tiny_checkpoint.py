@@ -1,5 +1,4 @@
-"""Builds small Hugging Face checkpoints for tests, so that a clone proves itself without any other
-files.
+"""Build small Hugging Face checkpoints for tests, so that a clone needs no other files.
 
 Random weights from a fixed seed, a byte-level BPE tokenizer with the split pattern of Llama 3
 trained on one paragraph. Row lengths are multiples of 256 by default, so that every type applies.
@@ -43,8 +42,8 @@ def make_tiny_llama(
     config: dict | None = None,
     seed: int = 0,
 ) -> Path:
-    """A LlamaForCausalLM checkpoint in `folder`. `dtype` is bf16, f16 or f32; `config` entries
-    override config.json (None removes).
+    """Write a LlamaForCausalLM checkpoint into `folder`. `dtype` is bf16, f16 or f32; `config`
+    entries override config.json (None removes).
     """
     head = head_dim or n_embd // n_heads
     random = _Weights(seed)
@@ -93,8 +92,8 @@ def make_tiny_qwen3moe(
     config: dict | None = None,
     seed: int = 0,
 ) -> Path:
-    """A Qwen3MoeForCausalLM checkpoint; `stacked` writes the experts of a layer as two tensors, as
-    transformers 5 does.
+    """Write a Qwen3MoeForCausalLM checkpoint. `stacked` writes the experts of a layer as two
+    tensors, as transformers 5 does.
     """
     random = _Weights(seed)
     tensors = {"model.embed_tokens.weight": random.matrix(n_vocab, n_embd)}
@@ -213,8 +212,8 @@ def _write(
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray], dtype: str = "f32") -> None:
-    """float32 arrays as a safetensors file of `dtype`; numpy has no bf16, so that one is written by
-    hand.
+    """Write float32 arrays as a safetensors file of `dtype`. numpy has no bf16, so that is written
+    by hand.
     """
     if dtype != "bf16":
         save_file(

@@ -1,5 +1,5 @@
-"""Small GGUF models for tests of the runtime, and a forward pass in plain numpy to hold the runtime
-against.
+"""Small GGUF models for tests of the runtime, and a forward pass in plain numpy to compare the
+runtime with.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def write_gguf(
     metadata: dict | None = None,
     drop: tuple[str, ...] = (),
 ) -> Path:
-    """`source` with floats re-encoded as `type_of(tensor)` says; `metadata` replaces keys (None
-    removes), `drop` leaves tensors out.
+    """Write `source` with floats encoded again as `type_of(tensor)` says. `metadata` replaces keys
+    (None removes), `drop` leaves out tensors.
     """
     from iqforge.formats.types import ggml_type
 
@@ -55,8 +55,8 @@ def encode(type, x: np.ndarray) -> np.ndarray:
 
 
 class PlainForward:
-    """Llama and Qwen3-MoE in float64 numpy, straight from the definitions, one token row after
-    another where that is simplest.
+    """Llama and Qwen3-MoE in float64 numpy, directly from the definitions, row by row where that is
+    simplest.
     """
 
     def __init__(self, path: Path):
@@ -82,7 +82,7 @@ class PlainForward:
         )
 
     def rope(self, x: np.ndarray) -> np.ndarray:
-        """[tokens, heads, head size] turned as complex numbers."""
+        """Rotate [tokens, heads, head size] as complex numbers."""
         head = x.shape[-1]
         angle = np.arange(len(x))[:, None, None] * self.key("rope.freq_base") ** (
             -2 * np.arange(head // 2) / head

@@ -1,4 +1,4 @@
-"""A GGUF file of two tensors, as written by the writers under test."""
+"""A GGUF file of two tensors, written by the writers under test."""
 
 from __future__ import annotations
 
