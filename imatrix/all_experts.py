@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+from ..runtime.layers.gemma import DenseAndExperts
 from ..runtime.layers.moe import MoE
 from ..runtime.model import Model
 from ..runtime.network import Network
@@ -72,3 +73,5 @@ def moe_layers(network: Network) -> Iterator[MoE]:
         for branch in block.branches:
             if isinstance(branch.module, MoE):
                 yield branch.module
+            elif isinstance(branch.module, DenseAndExperts):
+                yield branch.module.moe

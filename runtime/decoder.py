@@ -149,10 +149,12 @@ class Decoder:
         n_rot: int | None = None,
         base: float | None = None,
         factors: torch.Tensor | None = None,
+        own_factors: bool = True,
         scaling: Scaling | None = None,
     ) -> Rope:
         """Read the rotation of heads of `head` elements, with the frequency factors of
-        `rope_freqs.weight` if the file has them. Arguments replace what the keys say.
+        `rope_freqs.weight` if the file has them, unless `own_factors` is False. Arguments replace
+        what the keys say.
         """
         head = head or self.key_length
         n_rot = n_rot or self.p.integer("rope.dimension_count", head, most=head)
@@ -162,7 +164,7 @@ class Decoder:
                 " even number",
                 file=self.p.file,
             )
-        if factors is None:
+        if factors is None and own_factors:
             factors = self.w.optional_vector("rope_freqs.weight", n_rot // 2)
         return Rope(
             style,
@@ -307,8 +309,10 @@ class Decoder:
         )
         return Experts(down, gate, up, spec=spec)
 
-    def router(self, layer: int, spec: RouterSpec) -> Router:
-        """`ffn_gate_inp` of a block, and `exp_probs_b` if the file has it."""
+    def router(self, layer: int, spec: RouterSpec, *, scaled: bool = True) -> Router:
+        """`ffn_gate_inp` of a block, and `exp_probs_b` if the file has it. scaled: see
+        `Weights.linear`.
+        """
         at, w = f"blk.{layer}", self.w
         linear = w.linear(
             f"{at}.ffn_gate_inp",
@@ -316,6 +320,7 @@ class Decoder:
             spec.n_experts,
             role="ffn_gate_inp",
             split="replicated",
+            scaled=scaled,
         )
         bias = w.optional_vector(f"{at}.exp_probs_b.bias", spec.n_experts)
         return Router(linear, spec, bias, w.switches.ser)
@@ -328,6 +333,7 @@ class Decoder:
         *,
         ffn: FFNSpec = FFNSpec(),
         shared: int = 0,
+        scaled_router: bool = True,
     ) -> MoE:
         """Router and experts of a block; `shared` is the hidden size of the expert that works on
         every token (0: none), which `ffn_gate_inp_shexp` gates if the file has it.
@@ -335,7 +341,7 @@ class Decoder:
         at, w = f"blk.{layer}", self.w
         gate = f"{at}.ffn_gate_inp_shexp"
         return MoE(
-            self.router(layer, router),
+            self.router(layer, router, scaled=scaled_router),
             self.experts(layer, router.n_experts, hidden, ffn),
             self.ffn(layer, shared, ffn, "_shexp") if shared else None,
             w.linear(gate, self.width, 1, role="ffn_gate_inp_shexp", split="replicated")

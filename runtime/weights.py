@@ -209,9 +209,11 @@ class Weights:
         """Return whether a layer uses the tensor `name`."""
         return name in self._asked
 
-    def linear(self, name: str, n_in: int, n_out: int, *, role: str, split: str) -> Linear:
+    def linear(
+        self, name: str, n_in: int, n_out: int, *, role: str, split: str, scaled: bool = True
+    ) -> Linear:
         """`<name>.weight` with shape [n_out, n_in], and `<name>.bias` and `<name>.scale` (one
-        number) where the file has them.
+        number) where the file has them. scaled: a tensor of that name is such a scale.
         """
         matrix = self._matrices([self._tensor(f"{name}.weight", (n_out, n_in))], 1)[0]
         return self._record(
@@ -222,7 +224,7 @@ class Weights:
                 self.taps,
                 role=role,
                 split=split,
-                scale=self.optional_vector(f"{name}.scale", 1),
+                scale=self.optional_vector(f"{name}.scale", 1) if scaled else None,
             )
         )
 

@@ -10,41 +10,66 @@ from iqforge.errors import ArchitectureError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.values import string
 from iqforge.runtime.architectures import architecture
+from iqforge.runtime.cuda import prompt_path, step_path  # noqa: F401  they register executors
+from iqforge.runtime.cuda.registry import PROMPT, STEP, Slow, check_description, placed
 from iqforge.runtime.model import load_model
 from iqforge.runtime.support import supported_architectures
 
 from .shared import shared
 from .tiny_model import write_gguf
 
-MODELS = {"llama": ["llama", "mixtral"], "qwen3moe": ["qwen3_moe"]}
+MODELS = {
+    "gemma3": ["gemma3"],
+    "gemma4": ["gemma4_e", "gemma4_moe"],
+    "glm4moe": ["glm4_moe"],
+    "gpt-oss": ["gpt_oss_bf16"],
+    "llama": ["llama", "mixtral"],
+    "mistral3": ["ministral3"],
+    "phi3": ["phi3"],
+    "qwen2": ["qwen2"],
+    "qwen3": ["qwen3"],
+    "qwen3moe": ["qwen3_moe"],
+}
 
 
 def test_every_architecture_says_how_it_runs():
     found = supported_architectures()
-    assert list(found) == sorted(MODELS)
+    assert set(MODELS) <= set(found)
     for name, support in found.items():
-        assert (support.architecture, support.cpu, support.gpu, support.tensor_parallel) == (
-            name,
-            True,
-            True,
-            False,
-        )
+        assert support.architecture == name and support.cpu and not support.tensor_parallel
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_evaluate_all_that_they_are_said_to(name):
+    """The declaration is about descriptions: an architecture runs on the fast path if kernels
+    evaluate every branch of its blocks.
+    """
+    slow = []
+    for folder in MODELS[name]:
+        with load_model(shared(f"golden/convert/{folder}/expected-f32.gguf")) as model:
+            for branch in placed(model.network.blocks):
+                try:
+                    check_description(branch.branch)
+                    assert type(branch.module) in PROMPT and type(branch.module) in STEP
+                except Slow as reason:
+                    slow.append(f"{branch.name}: {reason}")
+    assert supported_architectures()[name].gpu == (not slow), slow
 
 
 def test_generate_names_an_architecture_that_cannot_run_before_its_tokenizer(tmp_path, capsys):
     """The vocabulary of such a file may need an unsupported tokenizer as well."""
     keys = {
-        "general.architecture": string("gemma3"),
+        "general.architecture": string("mamba"),
         "tokenizer.ggml.model": string("llama"),
         "tokenizer.ggml.pre": string("nothing-known"),
     }
     with open_gguf(shared("golden/convert/llama/expected-f32.gguf")) as source:
-        path = write_gguf(tmp_path / "gemma.gguf", source, metadata=keys)
+        path = write_gguf(tmp_path / "mamba.gguf", source, metadata=keys)
     assert main(["generate", "--device", "cpu", "-m", str(path), "-p", "a", "-n", "1"]) == 1
     told = capsys.readouterr().err
-    assert "architecture 'gemma3' cannot run yet; the runtime supports llama, qwen3moe" in told
+    assert "architecture 'mamba' cannot run yet; the runtime supports gemma2, gemma3" in told
     assert "tokenizer" not in told
-    with pytest.raises(ArchitectureError, match="'gemma3' cannot run yet"):
+    with pytest.raises(ArchitectureError, match="'mamba' cannot run yet"):
         load_model(path)
 
 

@@ -16,7 +16,7 @@ from .context import Context
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm, last_rows
 from .prompt_weights import Product
-from .registry import PROMPT, PlacedBranch, Slow, check_attention, executor
+from .registry import PROMPT, PlacedBranch, Slow, executor
 
 CUDNN_ROWS = 2048  # tokens of a pass from which on planning its attention pays
 _FLOATS = (torch.float16, torch.bfloat16)
@@ -43,7 +43,6 @@ class PromptAttention(Staged):
     def __init__(self, branch: PlacedBranch, context: Context):
         m: Attention = branch.module
         check_norm(branch.norm, context)
-        check_attention(m.spec)
         if m.rope is None or m.q is None or m.k is None or m.v is None:
             raise Slow("no rotation, or no projections for each of query, key and value")
         self.rope = m.rope

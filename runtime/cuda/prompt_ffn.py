@@ -5,12 +5,11 @@ from __future__ import annotations
 from ...cuda_kernels import prompt
 from ..layers.batch import Batch
 from ..layers.ffn import GatedFFN
-from ..layers.specs import FFNSpec
 from .context import Context
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm
 from .prompt_weights import Product
-from .registry import PROMPT, PlacedBranch, Slow, executor
+from .registry import PROMPT, PlacedBranch, executor
 
 
 @executor(PROMPT, GatedFFN)
@@ -20,11 +19,9 @@ class PromptFFN(Staged):
     def __init__(self, branch: PlacedBranch, context: Context):
         check_norm(branch.norm, context)
         ffn: GatedFFN = branch.module
-        if ffn.spec != FFNSpec():
-            raise Slow(f"activation {ffn.spec.activation}")
         self.norm, self.context = branch.norm, context
-        merged = [ffn.gate, ffn.up] if ffn.gate_up is None else [ffn.gate_up]
-        self.gate_up = Product("gate_up", [x for x in merged if x is not None], context)
+        pair = [x for x in (ffn.gate, ffn.up) if x is not None]
+        self.gate_up = Product("gate_up", pair, context)
         self.down = Product("delta", [ffn.down], context)
 
     @property

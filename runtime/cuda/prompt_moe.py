@@ -11,12 +11,11 @@ import torch
 from ...cuda_kernels import ops, prompt, prompt_grouped
 from ..layers.batch import Batch
 from ..layers.moe import MoE
-from ..layers.specs import FFNSpec
 from .context import Context
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm
 from .prompt_weights import packed, stacked
-from .registry import PROMPT, PlacedBranch, Slow, check_router, executor
+from .registry import PROMPT, PlacedBranch, Slow, executor
 
 
 @executor(PROMPT, MoE)
@@ -28,9 +27,6 @@ class PromptMoE(Staged):
     def __init__(self, branch: PlacedBranch, context: Context):
         m: MoE = branch.module
         check_norm(branch.norm, context)
-        check_router(m.spec, m.router.bias)
-        if m.shared is not None or m.experts.spec != FFNSpec():
-            raise Slow("shared experts, or an activation other than SiLU")
         if not prompt.route_fits(m.spec.n_experts, m.spec.n_used):
             raise Slow(f"{m.spec.n_used} of {m.spec.n_experts} experts")
         self.norm, self.m, self.context = branch.norm, m, context

@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 
+from ..layers.attention import Attention
 from ..layers.block import Block, Branch
+from ..layers.ffn import GatedFFN
+from ..layers.moe import MoE
 from ..layers.norm import RMSNorm
-from ..layers.specs import AttentionSpec, RouterSpec
+from ..layers.specs import FFNSpec, RouterSpec
 from .context import Context
 
 PROMPT: dict[type, Callable] = {}
@@ -82,39 +85,62 @@ def choose(table: dict[type, Callable], branch: PlacedBranch, context: Context) 
     """
     factory = table.get(type(branch.module))
     try:
-        if factory is None:
-            raise Slow("no kernels for this kind of layer")
         if branch.device != context.device:
             raise Slow(f"the layer works on {branch.device}")
-        if not isinstance(branch.branch.norm, RMSNorm):
-            raise Slow("no RMS norm before it")
-        if branch.branch.post_norm is not None:
-            raise Slow("a norm after it")
+        check_description(branch.branch)
+        if factory is None:
+            raise Slow("no kernels for this kind of layer")
         return factory(branch, context)
     except Slow as reason:
         context.report(type(branch.module).__name__, str(reason), branch.layer)
         return None
 
 
-def check_attention(spec: AttentionSpec) -> None:
-    """`Slow` for what the attention kernels do not evaluate yet."""
+def check_description(branch: Branch) -> None:
+    """`Slow` for what no kernels evaluate yet, whatever the device and the types of weights."""
+    module = branch.module
+    if not isinstance(branch.norm, RMSNorm):
+        raise Slow("no RMS norm before it")
+    if branch.post_norm is not None:
+        raise Slow("a norm after it")
+    if isinstance(module, Attention):
+        _check_attention(module)
+    elif isinstance(module, MoE):
+        _check_experts(module)
+    elif isinstance(module, GatedFFN):
+        if module.spec != FFNSpec():
+            raise Slow(f"activation {module.spec.activation}")
+        if module.gate_up is not None:
+            raise Slow("gate and up in one matrix")
+    else:
+        raise Slow("no kernels for this kind of layer")
+
+
+def _check_attention(m: Attention) -> None:
     beyond = {
-        "a sliding window": spec.window,
-        "a cap of scores": spec.softcap,
-        "sinks": spec.sinks,
-        "gates": spec.gate,
-        "norms of values": spec.value_norm,
-        "keys and values of another layer": spec.kv_from is not None,
-        "a temperature of positions": spec.temperature is not None,
+        "a sliding window": m.spec.window,
+        "a cap of scores": m.spec.softcap,
+        "sinks": m.spec.sinks,
+        "gates": m.spec.gate,
+        "norms of values": m.spec.value_norm,
+        "keys and values of another layer": m.spec.kv_from is not None,
+        "a temperature of positions": m.spec.temperature is not None,
+        "no rotation": m.rope is None,
+        "a rotation that depends on the context": m.rope is not None and m.rope.long is not None,
+        "query, key and value in one matrix": m.qkv is not None,
+        "biases": any(x is not None and x.bias is not None for x in (m.q, m.k, m.v, m.output)),
     }
     if found := [name for name, has in beyond.items() if has]:
         raise Slow(" and ".join(found))
 
 
-def check_router(spec: RouterSpec, bias: torch.Tensor | None) -> None:
-    """`Slow` for what the routing kernels do not evaluate yet."""
-    plain = RouterSpec(spec.n_experts, spec.n_used)
-    if spec != plain:
-        raise Slow(f"a router with {spec.score} scores, groups or scaled weights")
-    if bias is not None:
-        raise Slow("a bias of the choice of experts")
+def _check_experts(m: MoE) -> None:
+    beyond = {
+        "other scores of experts": m.spec != RouterSpec(m.spec.n_experts, m.spec.n_used),
+        "a bias of their choice": m.router.bias is not None,
+        "shared experts": m.shared is not None,
+        f"activation {m.experts.spec.activation}": m.experts.spec != FFNSpec(),
+        "biases": m.experts.down.bias is not None,
+    }
+    if found := [name for name, has in beyond.items() if has]:
+        raise Slow(" and ".join(found))

@@ -24,13 +24,12 @@ from ..layers.attention import Attention
 from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
 from ..layers.norm import RMSNorm
-from ..layers.specs import FFNSpec
 from ..linear import Embedding, ExpertLinear, Linear
 from ..network import Network
 from ..state.cache import CacheSettings, KVCache
 from ..state.sequence import State
 from .context import Context
-from .registry import STEP, PlacedBranch, Slow, check_attention, check_router, executor
+from .registry import STEP, PlacedBranch, Slow, executor
 from .step_frame import STEP_ROWS, Frame
 
 
@@ -114,11 +113,10 @@ class StepAttentionLayer(_Executor):
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         a: Attention = branch.module
-        check_attention(a.spec)
         if a.rope is None or a.q is None or a.k is None or a.v is None:
             raise Slow("no rotation, or no projections for each of query, key and value")
-        self.qkv = [on_device(linear, context, NORM_MATVEC) for linear in (a.q, a.k, a.v)]
         self.rope = a.rope
+        self.qkv = [on_device(linear, context, NORM_MATVEC) for linear in (a.q, a.k, a.v)]
         self.output = on_device(a.output, context, MATVEC_ADD)
         if not a.switches.flash_attention:
             raise Slow("scores in memory (-fa 0)")
@@ -201,8 +199,8 @@ class StepFFN(_Executor):
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         ffn: GatedFFN = branch.module
-        if ffn.gate is None or ffn.up is None or ffn.spec != FFNSpec():
-            raise Slow(f"activation {ffn.spec.activation}, or gate and up in one matrix")
+        if ffn.gate is None or ffn.up is None:
+            raise Slow("gate and up in one matrix")
         self.gate, self.up = (on_device(x, context, GATE_UP) for x in (ffn.gate, ffn.up))
         self.down = on_device(ffn.down, context, MATVEC_ADD)
         quantized = (
@@ -227,9 +225,6 @@ class StepMoE(_Executor):
     def __init__(self, branch: PlacedBranch, context: Context):
         super().__init__(branch, context)
         moe: MoE = branch.module
-        check_router(moe.spec, moe.router.bias)
-        if moe.shared is not None or moe.experts.spec != FFNSpec():
-            raise Slow("shared experts, or an activation other than SiLU")
         if not router_fits(STEP_ROWS, self.norm.numel(), moe.spec.n_experts, moe.spec.n_used):
             raise Slow(
                 f"{moe.spec.n_used} of {moe.spec.n_experts} experts, width {self.norm.numel()}"

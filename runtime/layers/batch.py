@@ -105,6 +105,13 @@ class Batch:
         [state] = self.states
         return state.layers[self.layer]
 
+    @property
+    def context(self) -> int:
+        """The most tokens that one of the sequences can have."""
+        if self.states is not None:
+            return max(state.capacity for state in self.states)
+        return max(n + start for n, start in zip(self.lengths, self.starts, strict=True))
+
     def spans(self) -> list[tuple[slice, int]]:
         """Rows and first position of every sequence."""
         found, row = [], 0
@@ -126,6 +133,7 @@ class Batch:
 
     def angles(self, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `rope.angles` of all rows, computed once for all layers of a pass on a device."""
+        rope = rope.of_context(self.context)
         key = ("angles", id(rope), self.positions.device)
         if key not in self.scratch:
             self.scratch[key] = rope.angles(self.positions)

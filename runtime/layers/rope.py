@@ -63,7 +63,9 @@ class Scaling:
 
 
 class Rope:
-    """Rotation of query and key heads. `style` is `norm` or `neox`."""
+    """Rotation of query and key heads. `style` is `norm` or `neox`. `long` (tokens, rotation): the
+    rotation of all positions in contexts of more than so many tokens.
+    """
 
     split = "replicated"
 
@@ -75,8 +77,9 @@ class Rope:
         factors: torch.Tensor | None = None,
         scaling: Scaling = Scaling(),
         device: torch.device | None = None,
+        long: tuple[int, Rope] | None = None,
     ):
-        self.style, self.n_rot = style, n_rot
+        self.style, self.n_rot, self.long = style, n_rot, long
         pairs = torch.arange(n_rot // 2, dtype=torch.float64)
         rates = base ** (-2 * pairs / n_rot)
         if factors is not None:
@@ -91,6 +94,10 @@ class Rope:
             rates = rates / scaling.factor
         self.rates = rates.to(device)
         self._rates_on = {self.rates.device: self.rates}
+
+    def of_context(self, n_tokens: int) -> Rope:
+        """Return the rotation for a context of so many tokens."""
+        return self.long[1] if self.long is not None and n_tokens > self.long[0] else self
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin, float32[n, n_rot/2], for positions int64[n]. Angles are computed in

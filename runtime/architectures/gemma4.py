@@ -1,0 +1,123 @@
+"""gemma4: Gemma 4. Layers with a sliding window and without one have heads of different sizes; late
+layers of the E models use keys and values of earlier ones; other models have experts next to the
+dense feed-forward layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..decoder import Decoder
+from ..layers.attention import Attention
+from ..layers.block import Block, Branch
+from ..layers.gemma import DenseAndExperts, LayerInput, LayerInputs
+from ..layers.specs import FFNSpec
+from ..network import Network
+from . import architecture
+
+_SPEC = FFNSpec("gelu")
+
+
+@architecture("gemma4")
+def build(d: Decoder) -> Network:
+    p, w, n = d.p, d.w, d.n_layers
+    has_window = p.flags("attention.sliding_window_pattern", n)
+    n_own = n - p.integer("attention.shared_kv_layers", 0, least=0, most=n - 1)
+    n_inputs = p.integer("embedding_length_per_layer_input", 0, least=0)
+    hidden = p.per_layer("feed_forward_length", n)
+    sizes = {
+        False: (d.key_length, d.value_length),
+        True: (
+            p.integer("attention.key_length_swa", d.key_length),
+            p.integer("attention.value_length_swa", d.value_length),
+        ),
+    }
+    near_rot = p.integer("rope.dimension_count_swa", sizes[True][0], most=sizes[True][0])
+    ropes = {
+        False: d.rope("neox"),
+        True: d.rope(
+            "neox",
+            head=sizes[True][0],
+            n_rot=near_rot,
+            base=p.number("rope.freq_base_swa", 10000.0, above=1),
+            own_factors=False,
+        ),
+    }
+    window = p.integer("attention.sliding_window")
+
+    def attention(layer: int) -> Attention:
+        near = has_window[layer]
+        source = max((i for i in range(n_own) if has_window[i] == near), default=None)
+        return d.attention(
+            layer,
+            ropes[near],
+            head_norms=True,
+            key_length=sizes[near][0],
+            value_length=sizes[near][1],
+            scale=1.0,
+            window=window if near else 0,
+            value_norm=True,
+            value_eps=d.eps,
+            kv_from=source if layer >= n_own else None,
+        )
+
+    def feed_forward(layer: int) -> Any:
+        at, dense = f"blk.{layer}", d.ffn(layer, hidden[layer], _SPEC)
+        if not w.has(f"{at}.ffn_gate_inp.weight"):
+            return dense
+        moe = d.moe(
+            layer,
+            p.integer("expert_feed_forward_length"),
+            d.router_spec(),
+            ffn=_SPEC,
+            scaled_router=False,
+        )
+        return DenseAndExperts(
+            dense,
+            moe,
+            w.vector(f"{at}.ffn_gate_inp.scale", d.width) * d.width**-0.5,
+            (d.norm(f"{at}.ffn_norm"), d.norm(f"{at}.pre_ffw_norm_2")),
+            (d.norm(f"{at}.post_ffw_norm_1"), d.norm(f"{at}.post_ffw_norm_2")),
+            d.eps,
+        )
+
+    def layer_input(layer: int) -> tuple[Branch, ...]:
+        if not n_inputs:
+            return ()
+        at = f"blk.{layer}"
+        gate = w.linear(f"{at}.inp_gate", d.width, n_inputs, role="inp_gate", split="replicated")
+        back = w.linear(f"{at}.proj", n_inputs, d.width, role="proj", split="replicated")
+        module = LayerInput(gate, back, _SPEC)
+        return (Branch(None, module, d.norm(f"{at}.post_norm"), takes_batch=True),)
+
+    def block(layer: int) -> Block:
+        ffn = feed_forward(layer)
+        return d.block(
+            layer,
+            attention(layer),
+            ffn,
+            norms=("attn_norm", None if isinstance(ffn, DenseAndExperts) else "ffn_norm"),
+            post_norms=("post_attention_norm", "post_ffw_norm"),
+            more=layer_input(layer),
+            output_scale=w.optional_vector(f"blk.{layer}.layer_output_scale.weight", 1),
+        )
+
+    inputs = None
+    if n_inputs:
+        inputs = LayerInputs(
+            w.embedding("per_layer_token_embd", w.n_rows_of("token_embd.weight"), n * n_inputs),
+            w.linear(
+                "per_layer_model_proj",
+                d.width,
+                n * n_inputs,
+                role="per_layer_model_proj",
+                split="replicated",
+            ),
+            d.rms_norm("per_layer_proj_norm", n_inputs),
+        )
+    return d.network(
+        block,
+        embedding_scale=d.width**0.5,
+        softcap=p.number("final_logit_softcapping", 0.0),
+        inputs=inputs,
+    )

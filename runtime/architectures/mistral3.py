@@ -1,0 +1,28 @@
+"""mistral3: Ministral 3 and Devstral 2. Layers of Llama with YaRN, but not its magnitude, and queries
+that grow with the position.
+"""
+
+from __future__ import annotations
+
+from ..decoder import Decoder
+from ..layers.block import Block
+from ..layers.rope import Scaling
+from ..layers.specs import Temperature
+from ..network import Network
+from . import architecture
+
+
+@architecture("mistral3")
+def build(d: Decoder) -> Network:
+    p = d.p
+    rope = d.rope("norm", scaling=Scaling.read(p, own_magnitude=False))
+    hidden = p.per_layer("feed_forward_length", d.n_layers)
+    scale = p.number("attention.temperature_scale", 0.0)
+    original = p.integer("rope.scaling.original_context_length", 0, least=0)
+    temperature = Temperature(scale, original) if scale and original else None
+
+    def block(layer: int) -> Block:
+        attention = d.attention(layer, rope, temperature=temperature)
+        return d.block(layer, attention, d.ffn(layer, hidden[layer]))
+
+    return d.network(block)

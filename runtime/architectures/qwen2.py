@@ -1,0 +1,18 @@
+"""qwen2: Qwen2 and Qwen2.5. Query, key and value have biases."""
+
+from __future__ import annotations
+
+from ..decoder import Decoder
+from ..layers.block import Block
+from ..network import Network
+from . import architecture
+
+
+@architecture("qwen2")
+def build(d: Decoder) -> Network:
+    rope, hidden = d.rope("neox"), d.p.per_layer("feed_forward_length", d.n_layers)
+
+    def block(layer: int) -> Block:
+        return d.block(layer, d.attention(layer, rope), d.ffn(layer, hidden[layer]))
+
+    return d.network(block)

@@ -1,0 +1,22 @@
+"""qwen2moe: Qwen1.5-MoE and Qwen2-MoE. Weights of experts are not normalized, and a gate decides
+how much of the shared expert every token gets.
+"""
+
+from __future__ import annotations
+
+from ..decoder import Decoder
+from ..layers.block import Block
+from ..network import Network
+from . import architecture
+
+
+@architecture("qwen2moe")
+def build(d: Decoder) -> Network:
+    rope, router = d.rope("neox"), d.router_spec(norm=False)
+    hidden = d.p.integer("expert_feed_forward_length")
+    shared = d.p.integer("expert_shared_feed_forward_length")
+
+    def block(layer: int) -> Block:
+        return d.block(layer, d.attention(layer, rope), d.moe(layer, hidden, router, shared=shared))
+
+    return d.network(block)

@@ -1,0 +1,21 @@
+"""qwen3: Qwen3 without experts. Query and key heads are normalized before the rotation. The head
+size is a separate key.
+"""
+
+from __future__ import annotations
+
+from ..decoder import Decoder
+from ..layers.block import Block
+from ..network import Network
+from . import architecture
+
+
+@architecture("qwen3", gpu=True)
+def build(d: Decoder) -> Network:
+    rope, hidden = d.rope("neox"), d.p.per_layer("feed_forward_length", d.n_layers)
+
+    def block(layer: int) -> Block:
+        attention = d.attention(layer, rope, head_norms=True)
+        return d.block(layer, attention, d.ffn(layer, hidden[layer]))
+
+    return d.network(block)

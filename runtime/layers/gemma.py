@@ -1,0 +1,70 @@
+"""Parts of a block that only Gemma 4 has."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from ..linear import Embedding, Linear
+from .batch import Batch
+from .ffn import GatedFFN, activate
+from .moe import MoE
+from .norm import Norm, RMSNorm
+from .specs import FFNSpec
+
+
+class DenseAndExperts:
+    """The sum of a dense feed-forward layer and of experts, each with norms before and after it.
+
+    The router reads the residual stream, divided by its root mean square and multiplied by
+    `router_scale` float32[width].
+    """
+
+    def __init__(
+        self,
+        dense: GatedFFN,
+        moe: MoE,
+        router_scale: torch.Tensor,
+        norms: tuple[Norm, Norm],
+        post_norms: tuple[Norm, Norm],
+        eps: float,
+    ):
+        self.dense, self.moe, self.router_scale, self.eps = dense, moe, router_scale, eps
+        self.norm, self.expert_norm = norms
+        self.post_norm, self.expert_post_norm = post_norms
+
+    def __call__(self, h: torch.Tensor) -> torch.Tensor:
+        """h float32[rows, width], not normed, to float32[rows, width]."""
+        always = self.post_norm(self.dense(self.norm(h)))
+        seen = F.rms_norm(h, (h.shape[-1],), self.router_scale, self.eps)
+        mixed = self.moe.mix(self.expert_norm(h), *self.moe.router(seen))
+        return always + self.expert_post_norm(mixed)
+
+
+class LayerInputs:
+    """Vectors of `length` elements for every layer, float32[rows, layers, length], from token ids
+    and their embeddings h: (norm(projection h / sqrt(width)) + sqrt(length) * table[token]) /
+    sqrt(2).
+    """
+
+    def __init__(self, table: Embedding, projection: Linear, norm: RMSNorm):
+        self.table, self.projection, self.norm = table, projection, norm
+        self.length = norm.weight.numel()
+
+    def __call__(self, tokens: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        projected = (self.projection(h) / h.shape[-1] ** 0.5).unflatten(-1, (-1, self.length))
+        looked_up = self.table(tokens).to(h.device).view(projected.shape)
+        return (self.norm(projected) + self.length**0.5 * looked_up) * 0.5**0.5
+
+
+class LayerInput:
+    """projection(activation(gate h) * inputs of the layer)."""
+
+    def __init__(self, gate: Linear, projection: Linear, spec: FFNSpec):
+        self.gate, self.projection, self.spec = gate, projection, spec
+
+    def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if batch.inputs is None:
+            raise TypeError("the batch has no inputs for layers")
+        inputs = batch.inputs[:, batch.layer].to(x.device)
+        return self.projection(activate(self.spec, self.gate(x)) * inputs)
