@@ -1,5 +1,5 @@
-"""mistral3: Ministral 3 and Devstral 2. Layers of Llama with YaRN, but not its magnitude, and queries
-that grow with the position.
+"""mistral3: Ministral 3 and Devstral 2. Layers of Llama, YaRN without its magnitude, and queries that
+grow with the position.
 """
 
 from __future__ import annotations
