@@ -28,6 +28,9 @@ MODELS = {
     "phi3": ["phi3"],
     "qwen2": ["qwen2"],
     "qwen3": ["qwen3"],
+    "qwen35": ["qwen3_5"],
+    "qwen35moe": ["qwen3_5_moe"],
+    "qwen3next": ["qwen3_next"],
     "qwen3moe": ["qwen3_moe"],
 }
 

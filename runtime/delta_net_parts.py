@@ -1,0 +1,80 @@
+"""Builders of gated delta nets from the tensors of a block, and which blocks have one."""
+
+from __future__ import annotations
+
+from ..errors import ConfigError
+from .decoder import Decoder
+from .layers.delta_net import DeltaNet
+from .layers.specs import DeltaNetSpec
+
+
+def recurrent_layers(d: Decoder) -> tuple[bool, ...]:
+    """Return whether each layer is a delta net: all but every `full_attention_interval`th one,
+    unless `attention.recurrent_layers` lists them.
+    """
+    interval = d.p.integer("full_attention_interval", 4)
+    n_blocks = d.p.integer("block_count")
+    listed = d.p.flags("attention.recurrent_layers", n_blocks, None)
+    if listed is not None:
+        return listed[: d.n_layers]
+    return tuple((layer + 1) % interval != 0 for layer in range(d.n_layers))
+
+
+def delta_net(d: Decoder, layer: int) -> DeltaNet:
+    """`attn_qkv` and `attn_gate` (or `ssm_in`), `ssm_beta` and `ssm_alpha` (or `ssm_ba`), and what
+    else is `ssm_*` in a block. Files with `ssm_ba` have the value heads of a key head side by side,
+    others have them `key_heads` apart.
+    """
+    at, w, spec = f"blk.{layer}", d.w, _spec(d, tiled=not d.w.has(f"blk.{layer}.ssm_ba.weight"))
+    values = spec.value_heads * spec.value_length
+
+    def product(name: str, n_out: int):
+        return w.linear(f"{at}.{name}", d.width, n_out, role=name, split="column")
+
+    if w.has(f"{at}.ssm_in.weight"):
+        inputs = {"qkvz": product("ssm_in", spec.channels + values)}
+    else:
+        inputs = {
+            "qkv": product("attn_qkv", spec.channels),
+            "gate": product("attn_gate", values),
+        }
+    if spec.tiled:
+        rates = {name: product(f"ssm_{name}", spec.value_heads) for name in ("beta", "alpha")}
+    else:
+        rates = {"ba": product("ssm_ba", 2 * spec.value_heads)}
+    return DeltaNet(
+        spec,
+        convolution=w.values(f"{at}.ssm_conv1d.weight", (spec.channels, spec.convolution)),
+        dt=w.vector(f"{at}.ssm_dt.bias", spec.value_heads),
+        a=w.vector(f"{at}.ssm_a", spec.value_heads),
+        norm=d.rms_norm(f"{at}.ssm_norm", spec.value_length),
+        output=w.linear(f"{at}.ssm_out", values, d.width, role="ssm_out", split="row"),
+        **inputs,
+        **rates,
+    )
+
+
+def _spec(d: Decoder, tiled: bool) -> DeltaNetSpec:
+    p = d.p
+    key_heads, value_heads = p.integer("ssm.group_count"), p.integer("ssm.time_step_rank")
+    inner = p.integer("ssm.inner_size")
+    if value_heads % key_heads:
+        raise ConfigError(
+            f"delta nets have {value_heads} value heads for {key_heads} key heads, expected a"
+            " multiple",
+            file=p.file,
+        )
+    if inner % value_heads:
+        raise ConfigError(
+            f"metadata key '{p.architecture}.ssm.inner_size' is {inner}, expected a multiple of"
+            f" {value_heads} value heads",
+            file=p.file,
+        )
+    return DeltaNetSpec(
+        key_heads,
+        value_heads,
+        p.integer("ssm.state_size"),
+        inner // value_heads,
+        p.integer("ssm.conv_kernel"),
+        tiled,
+    )

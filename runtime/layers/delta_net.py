@@ -1,0 +1,177 @@
+"""Gated delta nets: linear attention whose state does not grow with the sequence."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import torch
+from torch.nn import functional as F
+
+from ..linear import Linear
+from ..state.cache import CacheSettings, Storage
+from ..state.recurrent import RecurrentState
+from ..state.table import Table
+from .batch import Batch
+from .delta_rule import by_chunks, by_steps
+from .norm import RMSNorm
+from .specs import DeltaNetSpec
+
+_L2_EPS = 1e-6  # of the norm of queries and keys, as the models were trained with
+_Span = tuple[slice, RecurrentState | None]  # rows of a sequence, and what is kept of it
+
+
+class DeltaNet:
+    """Queries, keys and values through a short causal convolution and the gated delta rule; each
+    head is normed, gated by silu(z), and all are joined by `output`.
+
+    Projections: `qkv` gives queries, keys and values of all heads in this order, and `gate` gives
+    z; or `qkvz` gives all four of each key head in turn. `beta` and `alpha` give one number for
+    each value head; or `ba` gives both of each key head in turn.
+    convolution: float32[channels, length], the last column for the current token.
+    dt, a: float32[value_heads]; the logarithm of the decay is a * softplus(alpha + dt).
+    """
+
+    window = 0
+
+    def __init__(
+        self,
+        spec: DeltaNetSpec,
+        *,
+        convolution: torch.Tensor,
+        dt: torch.Tensor,
+        a: torch.Tensor,
+        norm: RMSNorm,
+        output: Linear,
+        qkv: Linear | None = None,
+        gate: Linear | None = None,
+        qkvz: Linear | None = None,
+        beta: Linear | None = None,
+        alpha: Linear | None = None,
+        ba: Linear | None = None,
+    ):
+        self.spec, self.convolution, self.dt, self.a = spec, convolution, dt, a
+        self.norm, self.output = norm, output
+        self.qkv, self.gate, self.qkvz = qkv, gate, qkvz
+        self.beta, self.alpha, self.ba = beta, alpha, ba
+
+    def new_storage(self, n_rows: int, settings: CacheSettings, device: torch.device) -> None:
+        """Return None: nothing that is kept belongs to positions."""
+
+    def new_state(
+        self, storage: Storage | None, table: Table, device: torch.device
+    ) -> RecurrentState:
+        s = self.spec
+        memory = (s.value_heads, s.key_length, s.value_length)
+        return RecurrentState(s.convolution - 1, s.channels, memory, device)
+
+    def state_bytes(self, capacity: int, settings: CacheSettings) -> int:
+        """Return the bytes that a sequence takes, whatever its capacity."""
+        s = self.spec
+        memory = s.value_heads * s.key_length * s.value_length
+        return 4 * ((s.convolution - 1) * s.channels + memory)
+
+    def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """x float32[rows, width] to float32[rows, width]; rows as `batch` says."""
+        s, rows = self.spec, len(x)
+        inputs, z = self._inputs(x)
+        beta, decay = self._rates(x)
+        mixed = []
+        for span, states in self._together(batch):
+            u, b, g = (y[span].unflatten(0, (len(states), -1)) for y in (inputs, beta, decay))
+            mixed.append(self._mix(u, b, g, states))
+        y = torch.cat([m.flatten(0, 1) for m in mixed])
+        y = self.norm(y) * F.silu(z.view(rows, s.value_heads, s.value_length))
+        return self.output(y.flatten(1))
+
+    def _together(self, batch: Batch) -> list[tuple[slice, list[RecurrentState | None]]]:
+        """Rows of neighbouring sequences of the same length, and what is kept of each."""
+        spans: list[_Span] = []
+        for i, (rows, start) in enumerate(batch.spans()):
+            state = None
+            if batch.states is not None:
+                state = batch.states[i].layers[batch.layer]
+                if not isinstance(state, RecurrentState):
+                    raise TypeError(f"layer {batch.layer} keeps no recurrent state")
+                state.check(start, batch.layer)
+            spans.append((rows, state))
+        found = []
+        for _, run in groupby(spans, key=lambda span: span[0].stop - span[0].start):
+            rows, states = zip(*run, strict=True)
+            found.append((slice(rows[0].start, rows[-1].stop), list(states)))
+        return found
+
+    def _inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs of the convolution [rows, channels] and gates [rows, value_heads *
+        value_length].
+        """
+        s = self.spec
+        if self.qkvz is not None:
+            values = s.value_heads // s.key_heads * s.value_length
+            heads = self.qkvz(x).unflatten(1, (s.key_heads, -1))
+            *qkv, z = heads.split([s.key_length, s.key_length, values, values], dim=-1)
+            return torch.cat([part.flatten(1) for part in qkv], dim=1), z.flatten(1)
+        if self.qkv is None or self.gate is None:
+            raise TypeError("a delta net needs qkv and gate, or both as one")
+        return self.qkv(x), self.gate(x)
+
+    def _rates(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """How much each token is learned, and the logarithm of how much is forgotten before, each
+        [rows, value_heads].
+        """
+        if self.ba is not None:
+            beta, alpha = self.ba(x).unflatten(1, (self.spec.key_heads, -1)).chunk(2, dim=-1)
+            beta, alpha = beta.flatten(1), alpha.flatten(1)
+        elif self.beta is not None and self.alpha is not None:
+            beta, alpha = self.beta(x), self.alpha(x)
+        else:
+            raise TypeError("a delta net needs beta and alpha, or both as one")
+        return beta.sigmoid(), self.a * F.softplus(alpha + self.dt)
+
+    def _mix(
+        self,
+        inputs: torch.Tensor,
+        beta: torch.Tensor,
+        decay: torch.Tensor,
+        states: list[RecurrentState | None],
+    ) -> torch.Tensor:
+        """[sequences, n, value_heads, value_length] of inputs [sequences, n, channels], after what
+        `states` keep, which are updated.
+        """
+        s, n = self.spec, inputs.shape[1]
+        before = inputs.new_zeros(len(states), s.convolution - 1, s.channels)
+        memory = inputs.new_zeros(len(states), s.value_heads, s.key_length, s.value_length)
+        for i, state in enumerate(states):
+            if state is not None:
+                before[i], memory[i] = state.inputs, state.memory
+        inputs = torch.cat([before, inputs], dim=1)
+        # A sum of products, as cuDNN's convolution would use TF32.
+        convolved = inputs[:, :n] * self.convolution[:, 0]
+        for tap in range(1, s.convolution):
+            convolved += inputs[:, tap : tap + n] * self.convolution[:, tap]
+        q, k, v = self._heads(F.silu(convolved))
+        rule = by_steps if n == 1 else by_chunks
+        mixed, memory = rule(q, k, v, decay, beta, memory)
+        for i, state in enumerate(states):
+            if state is not None:
+                state.update(n, inputs[i, n:], memory[i])
+        return mixed
+
+    def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of all value heads: [sequences, n, value_heads, length]."""
+        s = self.spec
+        keys = s.key_heads * s.key_length
+        q, k, v = x.split([keys, keys, s.value_heads * s.value_length], dim=-1)
+        group = s.value_heads // s.key_heads
+        q, k = (l2_norm(y.unflatten(-1, (s.key_heads, s.key_length))) for y in (q, k))
+        q = q * s.key_length**-0.5
+        if group > 1:
+            q, k = (
+                y.repeat(1, 1, group, 1) if s.tiled else y.repeat_interleave(group, dim=2)
+                for y in (q, k)
+            )
+        return q, k, v.unflatten(-1, (s.value_heads, s.value_length))
+
+
+def l2_norm(x: torch.Tensor) -> torch.Tensor:
+    """Return x divided by the root of the sum of its squares over the last dimension."""
+    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + _L2_EPS)
