@@ -1,11 +1,10 @@
-"""Quantize and repack models, and measure what quantizing would lose."""
+"""Plan the types of models, and quantize them."""
 
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..formats.codecs.codec import decodable_types
-from ..formats.options import checks_keywords, from_keywords
 from ..quantize.encode import encodable_types
-from ..quantize.run.compile_task import CompileProgress
-from ..quantize.run.report import RunProgress, RunReport
+from ..quantize.run.report import RunProgress, RunReport, report_plan
 from ..version import __version__
-from .devices import devices_to_measure, note_choice
+from .devices import note_choice
 from .outputs import open_outputs, plan_outputs
 from .source import (
     PathLike,
@@ -37,13 +34,10 @@ from .source import (
 if TYPE_CHECKING:
     from ..formats.source import Source
     from ..imatrix.data import Imatrix
-    from ..quantize.options import QuantizeOptions, RepackOptions, Shards, StatsOptions
+    from ..quantize.options import QuantizeOptions, Shards
     from ..quantize.plan.changes import Changes
     from ..quantize.plan.plan import PlannedTensor
     from ..quantize.plan.recipe import Recipe
-    from ..quantize.report.stats import StatsProgress, StatsReport
-    from ..quantize.report.type_bench import TypeBenchOptions
-    from ..quantize.run.compile_task import CompileTask
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +205,7 @@ def quantize_models(
         excluded = excluded_names(changes, rearranged)
         lookups = [importance_lookup(used, planned, excluded) for planned in plans]
         if o.dry_run and not o.estimate:
-            return [_report_plan(*of_output) for of_output in zip(plans, progress)]
+            return [report_plan(*of_output) for of_output in zip(plans, progress)]
         wanted = [
             (out, recipe, planned) for (out, _), recipe, planned in zip(outputs, recipes, plans)
         ]
@@ -232,7 +226,7 @@ def quantize_models(
             compiling = time.perf_counter()
             compile_ahead(tasks, progress[0])
             setup = compiling - started
-            reports = [_report_plan(*of_output) for of_output in zip(plans, progress)]
+            reports = [report_plan(*of_output) for of_output in zip(plans, progress)]
             found = estimate_run(
                 source,
                 plans,
@@ -286,155 +280,3 @@ def quantize_models(
         finish_all(sinks, checks)
         reports = dict(zip(active, made))
         return [reports.get(number, RunReport()) for number in range(len(outputs))]
-
-
-def repack_model(
-    src: PathLike,
-    out: PathLike | None,
-    *,
-    options: RepackOptions | None = None,
-    progress: RunProgress | None = None,
-    **keywords: Any,
-) -> RunReport:
-    """Write a GGUF file (also the first shard of a split one) with its tensors in row-interleaved
-    form, or with `undo` in plain form.
-
-    Nothing is quantized, and undoing gives back every byte of the tensors. Where nothing can be
-    changed no file is written: all tensors of the report are `.planned.kept` then.
-
-    keywords: fields of `quantize.options.RepackOptions`, which win over `options`. pattern: regular
-    expressions, of which one must be found in the name of a tensor; by default all tensors.
-    dry_run: plan only, `out` may be None. threads: 0 for one per core.
-    """
-    from ..formats.gguf.reader import open_gguf
-    from ..formats.gguf.writer import GGUFWriter
-    from ..formats.output import refuse_same_file
-    from ..quantize.options import RepackOptions
-    from ..quantize.plan.metadata import quantized_metadata
-    from ..quantize.run.repack import plan_repack, repacked_file_type, stream_repacked
-
-    [o] = from_keywords(repack_model, keywords, (RepackOptions, options))
-    with open_gguf(src) as source:
-        pattern = [o.pattern] if isinstance(o.pattern, str) else o.pattern
-        planned = plan_repack(source.tensors, pattern, o.undo)
-        if o.dry_run or all(plan.kept for plan in planned):
-            return _report_plan(planned, progress)
-        if out is None:
-            raise UsageError("an output file is needed")
-        refuse_same_file(out, source.files)
-        stated = source.metadata.get("general.file_type")
-        number = repacked_file_type(stated.data, planned, o.undo) if stated is not None else None
-        with GGUFWriter(
-            out, quantized_metadata(source.metadata, number), [plan.target for plan in planned]
-        ) as sink:
-            return stream_repacked(source, planned, sink, threads=o.threads, progress=progress)
-
-
-def quantize_stats(
-    model: PathLike,
-    types: Sequence[str] = (),
-    imatrix: PathLike | Imatrix | None = None,
-    *,
-    options: StatsOptions | None = None,
-    progress: StatsProgress | None = None,
-    **keywords: Any,
-) -> StatsReport:
-    """Measure what quantizing the tensors of a GGUF model or a checkpoint folder to each of `types`
-    would lose; nothing is written.
-
-    types: names; by default all plain quantized types there is a search for. keywords: fields of
-    `quantize.options.StatsOptions`, which win over `options`:
-
-    - include: regular expressions, of which one must be found in the name of a tensor.
-    - rows: measure about so many rows of each tensor, evenly spaced, instead of all.
-    - device: "cpu", "cuda" (all GPUs), "cuda:1", "cuda:0,2" or "auto", see
-      `quantize.report.device_stats`. threads: 0 for one per core.
-    - force: use an importance matrix that seems to belong to another model.
-
-    Return sums of squared errors by tensor and type, see `quantize.report.stats`. Raise UsageError
-    if no tensor is left.
-    """
-    from ..formats.types import ggml_type
-    from ..imatrix.belongs import check_belongs
-    from ..quantize.cuda.devices import find_devices
-    from ..quantize.options import StatsOptions
-    from ..quantize.report.stats import StatsReport, choose_tensors, choose_types, collect_stats
-
-    [o] = from_keywords(quantize_stats, keywords, (StatsOptions, options))
-    chosen = choose_types([ggml_type(name) for name in types], encodable_types())
-    devices = () if o.device == "auto" else find_devices(o.device)  # an error before any work
-    loaded = loaded_imatrix(imatrix)
-    with open_source(model) as source:
-        if loaded is not None:
-            loaded = check_belongs(loaded, source.tensors, force=o.force)
-        report = StatsReport(
-            os.fspath(model),
-            chosen,
-            max(0, o.rows),
-            None if loaded is None else loaded.path,
-            source.files,
-        )
-        tensors = choose_tensors(source, o.include, decodable_types())
-        if o.device == "auto":
-            devices = devices_to_measure([(tensors, chosen)], report.sampled)
-        return collect_stats(
-            source,
-            tensors,
-            chosen,
-            report,
-            importance=None if loaded is None else loaded.importance,
-            threads=o.threads,
-            devices=devices,
-            progress=progress,
-        )
-
-
-@checks_keywords
-def warm_up(
-    types: Sequence[str] = (), *, processes: int = 0, progress: CompileProgress | None = None
-) -> list[CompileTask]:
-    """Compile the searches and decoders of `types`, by default all that can be quantized to, so
-    that later runs start at once. The code stays in a cache on disk.
-
-    processes: at most, 0 for one per core. Returns what had to be compiled. Raise
-    UnsupportedTypeError for a type without a search.
-    """
-    from ..formats.types import ggml_type
-    from ..quantize.run.compilation import compile_ahead, tasks_of_types
-
-    names = [ggml_type(name).name for name in types] or encodable_types()
-    return compile_ahead(tasks_of_types(names, (True, False)), progress, processes)
-
-
-def _report_plan(planned: Sequence[PlannedTensor], progress: RunProgress | None) -> RunReport:
-    """Return what a run reports when only its plan was made."""
-    from ..quantize.run.report import TensorReport
-
-    report, progress = (
-        RunReport([TensorReport(plan) for plan in planned]),
-        progress or RunProgress(),
-    )
-    progress.begin(planned)
-    for index, tensor in enumerate(report.tensors):
-        progress.tensor_done(index, tensor)
-    progress.end(report)
-    return report
-
-
-def benchmark_types(
-    types: Sequence[str] = (),
-    *,
-    options: TypeBenchOptions | None = None,
-    progress: CompileProgress | None = None,
-    **keywords: Any,
-) -> Iterator[dict[str, Any]]:
-    """Measure the speed and error of quantizing to each type; yields a row of figures per type.
-    Code is compiled before anything is timed.
-
-    types: names; by default all that have a search, ("all",) for those too that interleave the rows
-    of another. keywords: fields of `quantize.report.type_bench.TypeBenchOptions`.
-    """
-    from ..quantize.report.type_bench import TypeBenchOptions, measured_rows
-
-    [chosen] = from_keywords(benchmark_types, keywords, (TypeBenchOptions, options))
-    return measured_rows(types, chosen, progress)

@@ -37,9 +37,8 @@ _FUNCTIONS = {
 }
 _THREADS = 256
 _PIECE_BYTES = 16 << 20  # copied to the device at a time; two such buffers are pinned
-_COPIERS = min(
-    4, os.cpu_count() or 1
-)  # threads: one thread copies more slowly than the bus to the device
+# Threads: a single one copies more slowly than the bus to the device.
+_COPIERS = min(4, os.cpu_count() or 1)
 
 
 def specs() -> list[KernelSpec]:

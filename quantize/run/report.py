@@ -113,6 +113,17 @@ class RunProgress(CompileProgress):
         """Called after `end` for every tensor that was read back, see `validate`."""
 
 
+def report_plan(planned: Sequence[PlannedTensor], progress: RunProgress | None) -> RunReport:
+    """Return the report of a run of which only the plan was made."""
+    report = RunReport([TensorReport(plan) for plan in planned])
+    progress = progress or RunProgress()
+    progress.begin(planned)
+    for index, tensor in enumerate(report.tensors):
+        progress.tensor_done(index, tensor)
+    progress.end(report)
+    return report
+
+
 class ErrorTotals:
     """Add up the measurements of a tensor's pieces in order."""
 
