@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..runtime.model import Model
     from ..runtime.options import LoadOptions
 
+_ONLY_FLOAT32 = "tensors can be replaced in float32 only (precision f32)"
+
 
 def measure_sensitivity(
     model: PathLike | Model,
@@ -40,9 +42,10 @@ def measure_sensitivity(
     """Measure what an error in each tensor does to a model: each in turn is stored in another type,
     in memory, and the mean KL divergence from the unchanged model is measured.
 
-    model: a path, opened with `load`, or an open model on the CPU, where tensors can be replaced.
-    text: a file, or the text itself. keywords: fields of `imatrix.options.SensitivityOptions` and,
-    for a path, of `runtime.options.LoadOptions`; they win over `options` and `load`.
+    model: a path, opened with `load`, or an open model in float32, the precision in which tensors
+    can be replaced on a GPU. Tensors are encoded on the CPU. text: a file, or the text itself.
+    keywords: fields of `imatrix.options.SensitivityOptions` and, for a path, of
+    `runtime.options.LoadOptions`; they win over `options` and `load`.
 
     - types: to store tensors in, the first that fits; default `probe.PROBE_TYPES`.
     - force: use an importance matrix that seems to belong to another model.
@@ -59,15 +62,17 @@ def measure_sensitivity(
     from ..runtime.evaluate.perplexity import measure_perplexity
 
     o, load = split_options(measure_sensitivity, model, keywords, SensitivityOptions, options, load)
-    if load.device not in ("cpu", "auto"):
-        raise UsageError(f"device '{load.device}': tensors can be replaced on the CPU only")
-    load = replace(load, device="cpu", threads=load.threads or threads)
+    if load.precision not in (None, "f32"):
+        raise UsageError(f"precision is {load.precision}: {_ONLY_FLOAT32}")
+    load = replace(load, precision="f32", threads=load.threads or threads)
     loaded, types, probes = loaded_imatrix(imatrix), tuple(o.types) or PROBE_TYPES, []
     content, path = text_of(text)
     with (
         opened_model(model, load) as opened,
         tempfile.TemporaryDirectory(prefix="iqforge-sensitivity-") as folder,
     ):
+        if opened.precision != "f32":
+            raise UsageError(f"the model runs in {opened.precision}: {_ONLY_FLOAT32}")
         if out is not None:
             refuse_same_file(out, [*opened.source.files, *([path] if path else [])])
         if loaded is not None:

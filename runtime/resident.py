@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..errors import DeviceError
+from ..errors import DeviceError, UsageError
 from ..formats.codecs.torch_decode import decode_torch
-from ..formats.source import Source, TensorInfo
+from ..formats.source import Source, TensorInfo, WrappedSource
+from ..formats.types import GGMLType
 
 if TYPE_CHECKING:
     from ..cuda_kernels.ops import PackedMatrix
@@ -39,6 +40,7 @@ class Resident:
         self.rows = self.part_rows * len(tensors) * tensors[0].n_matrices // n
         self._packed: PackedMatrix | None = None
         self._stored: torch.Tensor | None = None  # uint8[all rows, row_bytes]
+        self._original: tuple[GGMLType, PackedMatrix | None, torch.Tensor | None] | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -131,6 +133,34 @@ class Resident:
                 tensor=self.tensors[0].name,
             ) from None
 
+    def replace(self, type: GGMLType, blocks: np.ndarray) -> None:
+        """Use `blocks`, uint8[n_rows, row_bytes] of `type`, until `restore`. What was loaded stays
+        in memory meanwhile. Kernels of the fast path may still read that: only the reference path
+        follows.
+
+        Raise UsageError for a matrix of several tensors, and DeviceError as `load` does.
+        """
+        tensor, *others = self.tensors
+        if others:
+            raise UsageError(
+                f"is one matrix with others on {self.device}, and cannot be replaced there alone",
+                tensor=tensor.name,
+            )
+        self.restore()
+        if not self.is_loaded:
+            self.load()
+        tensor = tensor.with_type(type)
+        other = Resident(_Blocks(self.source, tensor, blocks), [tensor], self.n, self.device)
+        other.load()
+        self._original = self.type, self._packed, self._stored
+        self.type, self._packed, self._stored = type, other._packed, other._stored
+
+    def restore(self) -> None:
+        """Undo `replace`, if there was one."""
+        if self._original is not None:
+            self.type, self._packed, self._stored = self._original
+            self._original = None
+
     def _blocks(self) -> torch.Tensor:
         if self._stored is None:
             raise RuntimeError("the tensor is not loaded")
@@ -138,6 +168,7 @@ class Resident:
 
     def release(self) -> None:
         """Free the memory; the next use reads the file again."""
+        self.restore()
         self._packed = self._stored = None
 
     def _pieces(self) -> Iterator[np.ndarray]:
@@ -157,6 +188,23 @@ class Resident:
         for tensor, first, last in runs:
             for start in range(first, last, step):
                 yield self.source.read_rows(tensor, start, min(start + step, last))
+
+
+class _Blocks(WrappedSource):
+    """A source of one tensor, whose rows are in memory."""
+
+    def __init__(self, inner: Source, tensor: TensorInfo, blocks: np.ndarray):
+        super().__init__(inner)
+        self.tensors, self.blocks = (tensor,), blocks
+
+    def stored(self, tensor: TensorInfo) -> TensorInfo:
+        return tensor
+
+    def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
+        return self.blocks[start:stop]
+
+    def period(self, tensor: TensorInfo) -> int:
+        return tensor.n_rows
 
 
 class ResidentMatrix:

@@ -325,24 +325,31 @@ class Weights:
         return self._record(Embedding(f"{name}.weight", self._matrices([tensor], 1)[0]))
 
     def replace(self, name: str, type: GGMLType, blocks: np.ndarray) -> None:
-        """Products use `blocks`, uint8[n_rows, row_bytes] of `type`, for the matrices of tensor
-        `name` until `restore`.
+        """Use `blocks`, uint8[n_rows, row_bytes] of `type`, for the matrices of tensor `name` until
+        `restore`. On a GPU only the reference path does, see `Resident.replace`.
 
-        Vectors keep their values. UsageError for a tensor on a GPU, MalformedFileError for an
-        unknown one, ShapeError for blocks of another size.
+        Vectors keep their values. Raise UsageError for a tensor on a GPU that is one matrix with
+        others there, MalformedFileError for an unknown one, ShapeError for blocks of another size.
         """
         tensor = self._named(name)
-        if self.placement.of(name).type != "cpu":
-            raise UsageError("only tensors on the CPU can be replaced", tensor=name)
         if blocks.shape != (expected := (tensor.n_rows, type.row_bytes(tensor.n_cols))):
             raise ShapeError(
                 f"blocks have shape {list(blocks.shape)}, expected {list(expected)}", tensor=name
             )
+        if (device := self.placement.of(name)).type != "cpu":
+            if (resident := self._resident.get(name)) is None:
+                raise UsageError(
+                    f"is no matrix by itself on {device}, and cannot be replaced there", tensor=name
+                )
+            resident.replace(type, blocks)
+            return
         self._replaced[name] = type, blocks
         self.cache.drop(name)
 
     def restore(self, name: str) -> None:
         """Undo `replace`, if there was one."""
+        if (resident := self._resident.get(name)) is not None:
+            resident.restore()
         self._replaced.pop(name, None)
         self.cache.drop(name)
 

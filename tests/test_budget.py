@@ -454,3 +454,48 @@ def test_files_of_sensitivities_that_are_none(models, tmp_path):
     save_probes(tmp_path / "d.json", [Probe(("output.weight",), 0.1, 0.1)])
     with pytest.raises(UsageError, match="no sensitivity of this tensor"):
         iqforge.recipe_for_target(models["llama"], bpw=4, types=TYPES, damage=tmp_path / "d.json")
+
+
+@pytest.mark.parametrize("name", ["llama", "moe"])
+def test_tensors_in_gpu_memory_are_replaced(models, monkeypatch, name):
+    """The memory of a GPU, on the CPU: decoded there as the reference path does it."""
+    from iqforge.cuda_kernels import ops
+    from iqforge.runtime.resident import Resident, ResidentMatrix
+
+    monkeypatch.setattr(ops, "packable", lambda type, cols: False)
+    with iqforge.open_source(models[name]) as source:
+        tensor = next(t for t in source.tensors if "ffn_up" in t.name)
+        resident = Resident(source, [tensor], tensor.n_matrices, torch.device("cpu"))
+        matrix = ResidentMatrix(resident, tensor.n_matrices - 1)
+
+        def values() -> torch.Tensor:
+            return torch.cat([part for _, part in matrix.parts()])
+
+        before = values()
+        type = ggml_type("Q8_0")
+        stored = source.read_rows(tensor, 0, tensor.n_rows)
+        blocks = iqforge.encode(type, iqforge.decode(tensor.type, stored, tensor.n_cols))
+        expected = iqforge.decode("Q8_0", blocks, tensor.n_cols)
+        for _ in range(2):
+            resident.replace(type, blocks)
+            assert np.array_equal(values().numpy(), expected[-matrix.rows :])
+            assert np.array_equal(
+                matrix.gather(torch.tensor([3, 0])).numpy(), expected[-matrix.rows :][[3, 0]]
+            )
+        resident.restore()
+        assert torch.equal(values(), before) and resident.type is tensor.type
+        resident.replace(type, blocks)
+        resident.release()
+        assert torch.equal(values(), before)
+        with pytest.raises(UsageError, match="is one matrix with others on cpu"):
+            Resident(source, [tensor, tensor], 1, torch.device("cpu")).replace(type, blocks)
+
+
+def test_tensor_that_cannot_be_replaced_on_a_gpu_is_named(models, monkeypatch):
+    with load_model(models["llama"]) as model:
+        tensor = next(t for t in model.source.tensors if "ffn_up" in t.name)
+        blocks = np.array(model.source.read_rows(tensor, 0, tensor.n_rows))
+        placement = type(model.weights.placement)
+        monkeypatch.setattr(placement, "of", lambda self, name: torch.device("cuda", 0))
+        with pytest.raises(UsageError, match=f"{tensor.name}.*is no matrix by itself on cuda:0"):
+            model.weights.replace(tensor.name, tensor.type, blocks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import iqforge
 import numpy as np
 import pytest
@@ -76,3 +78,28 @@ def test_two_devices_take_turns(gpu, model, tmp_path, monkeypatch):  # noqa: F81
         )
         digests.append((tmp_path / "gpu.gguf").read_bytes())
     assert digests[0] == digests[1] == digests[2]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weighted", [False, True])
+def test_errors_of_types_are_the_cpu_s(gpu, model, weighted):  # noqa: F811
+    given = imatrix(model) if weighted else None
+    types = ["IQ4_K", "Q4_0", "Q8_0", "IQ4_K_R4", "IQ2_KS", "BF16", "IQ4_KT"]
+    expected = iqforge.quantize_stats(model, types, given, force=True)
+    found = iqforge.quantize_stats(model, types, given, force=True, device="cuda")
+    for ours, theirs in zip(found.tensors, expected.tensors, strict=True):
+        assert ours.rows == theirs.rows and ours.errors.keys() == theirs.errors.keys()
+        for name, sums in ours.errors.items():
+            near = 0.1 if name == "IQ4_KT" else 1e-4  # its search differs on a GPU
+            assert np.isclose(sums.rmse, theirs.errors[name].rmse, rtol=near), name
+            assert np.isclose(sums.weighted_rmse, theirs.errors[name].weighted_rmse, rtol=near)
+
+
+@pytest.mark.gpu
+def test_conversion_gives_the_bytes_of_the_cpu(gpu, tmp_path):
+    demo = Path(iqforge.__file__).parent / "demo" / "model"
+    made = [
+        iqforge.convert_model(demo, tmp_path / f"{device}.gguf", "iq4_k", device=device)
+        for device in ("cpu", "cuda")
+    ]
+    assert made[0].read_bytes() == made[1].read_bytes()

@@ -19,7 +19,6 @@ from iqforge.convert.options import ConvertOptions, LoraOptions
 from iqforge.errors import UsageError
 from iqforge.formats.options import Constant, Options, from_keywords, option
 from iqforge.formats.tools.options import GateUpOptions, MergeShardsOptions, SplitOptions
-from iqforge.imatrix.commands.sensitivity import PLACEMENT
 from iqforge.imatrix.options import CollectOptions, MergeOptions, SensitivityOptions
 from iqforge.quantize.options import (
     QuantizeOptions,
@@ -196,8 +195,6 @@ def test_every_flag_of_an_options_class_is_one_of_its_command(command, classes):
     flags = {name: a for a in parser._actions for name in a.option_strings}
     for cls in classes:
         for one in fields(cls):
-            if command == "sensitivity" and one.name in PLACEMENT:
-                continue
             for name in one.metadata["flag"].spellings if "flag" in one.metadata else ():
                 assert flags[name].dest == one.name
 
@@ -271,12 +268,11 @@ def test_calls_by_path_take_how_the_model_is_loaded():
         lambda **load: list(iqforge.generate(DEMO, "a", 2, **load)),
         lambda **load: iqforge.profile_model(DEMO, **load),
         lambda **load: list(iqforge.sweep_model(DEMO, **load)),
+        lambda **load: iqforge.measure_sensitivity(DEMO, TEXT, n_ctx=64, **load),
     ):
         for load in ({"device": "cuda:77"}, {"load": LoadOptions(device="cuda:77")}):
             with pytest.raises(UsageError, match="no device 'cuda:77'"):
                 call(**load)
-    with pytest.raises(UsageError, match="tensors can be replaced on the CPU only"):
-        iqforge.measure_sensitivity(DEMO, TEXT, device="cuda")
 
 
 def test_options_of_loading_are_for_paths():
@@ -332,16 +328,9 @@ def test_every_command_goes_through_the_api(path):
     assert not imported & work
 
 
-def test_sensitivity_has_no_flags_of_gpus(capsys):
-    """Tensors can be replaced on the CPU only."""
-    main(["help", "sensitivity"])
-    text = capsys.readouterr().out
-    assert "--threads" in text
-    for flag in ("--gpu-layers", "--override-tensor", "--n-cpu-moe", "--cpu-moe", "--fit"):
-        assert flag not in text
-        with pytest.raises(SystemExit):
-            main(["sensitivity", "-m", "x", flag, "1"])
-        assert f"unknown flag '{flag}'" in capsys.readouterr().err
+def test_sensitivity_runs_in_float32():
+    with pytest.raises(UsageError, match="precision is bf16: tensors can be replaced in float32"):
+        iqforge.measure_sensitivity(DEMO, TEXT, precision="bf16")
 
 
 @pytest.mark.parametrize(

@@ -289,3 +289,16 @@ def test_devices_that_are_not_there():
         opened(DENSE, placement=Request(overrides=parse_overrides("attn=CUDA99")), **GPU)
     with pytest.raises(UsageError, match="q8_kv"), opened(DENSE, **GPU) as model:
         model.new_state(10, CacheSettings("q8_KV", "f16"))
+
+
+@pytest.mark.parametrize("name", ["llama", "moe"])
+def test_sensitivities_are_the_cpu_s(files, tmp_path, name):
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 60)
+    options = {"n_ctx": 32, "chunks": 2, "types": ["IQ4_NL"]}
+    expected = iqforge.measure_sensitivity(files[name], text, **options)
+    for placed in ({}, {"gpu_layers": 1}):
+        found = iqforge.measure_sensitivity(files[name], text, device="cuda", **options, **placed)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert (ours.tensors, ours.error) == (theirs.tensors, theirs.error)
+            assert ours.kld == pytest.approx(theirs.kld, rel=0.02, abs=1e-6)

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError, printable
 from ...formats.commands.progress import duration
-from ...runtime.commands.flags import add_chunk_flags, add_load_flags, add_model_flag, open_model
+from ...runtime.commands.flags import (
+    add_chunk_flags,
+    add_load_flags,
+    add_model_flag,
+    note,
+    open_model,
+)
 from ...runtime.commands.watch import watched
 from ...runtime.options import LoadOptions
 from ..options import SensitivityOptions
 
 if TYPE_CHECKING:
     from ...quantize.plan.sensitivity import Probe
-
-# What is on a GPU: tensors can be replaced on the CPU only.
-PLACEMENT = ("gpu_layers", "override_tensor", "n_cpu_moe", "cpu_moe", "fit")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="types to store tensors in, the first that fits (default: IQ3_K IQ4_NL)",
     )
     SensitivityOptions.add_flags(parser, only=("layers", "force"))
-    add_load_flags(parser, without=PLACEMENT)
+    add_load_flags(parser)
 
 
 def run(args: argparse.Namespace, api) -> int:
@@ -58,9 +61,9 @@ def run(args: argparse.Namespace, api) -> int:
 
     if not args.file:
         raise UsageError("-f TEXT is needed")
-    if args.device not in ("auto", "cpu"):
-        raise UsageError(f"--device {args.device}: tensors can be replaced on the CPU only")
-    args.device = "cpu"
+    if args.precision not in (None, "f32"):
+        note(f"--precision {args.precision}", "tensors are replaced in float32")
+    args.precision = "f32"
     options = SensitivityOptions.from_flags(args)
     load = LoadOptions.from_flags(args)
     read_text(args.file)  # an error before the model is loaded
