@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError
-from ..formats.output import refuse_same_file
+from ..formats.output import check_output, refuse_same_file
 from ..version import __version__
 from .models import opened_model, split_options, text_of
 from .source import PathLike, loaded_imatrix
@@ -75,6 +75,7 @@ def measure_sensitivity(
             raise UsageError(f"the model runs in {opened.precision}: {_ONLY_FLOAT32}")
         if out is not None:
             refuse_same_file(out, [*opened.source.files, *([path] if path else [])])
+            check_output(out)  # fails before the work, not after it
         if loaded is not None:
             loaded = check_belongs(loaded, opened.source.tensors, force=o.force)
         base = os.path.join(folder, "base.kld")

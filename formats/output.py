@@ -216,6 +216,8 @@ class PartFile:
 
     def _locked(self) -> int:
         try:
+            if os.path.isdir(self.path):
+                raise OutputError("cannot be written: it is a folder", file=self.path)
             if os.path.lexists(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode):
                 raise OutputError("exists and is not a regular file", file=self.path)
         except OSError as error:

@@ -256,7 +256,7 @@ def test_folder_that_cannot_be_used(tmp_path, capsys):
         assert "cannot be written" in err and "Traceback" not in err
     (tmp_path / "d" / "measuring.txt").mkdir(parents=True)
     assert main(["demo", "--dir", str(tmp_path / "d")]) == 1
-    assert "not a regular file" in capsys.readouterr().err
+    assert "it is a folder" in capsys.readouterr().err
     assert (
         main(["demo", "--dir", str(tmp_path), "--chunks", "0"]) == 1
         and "--chunks is 0" in capsys.readouterr().err

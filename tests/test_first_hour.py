@@ -81,6 +81,31 @@ def test_a_folder_as_a_text(tmp_path, capsys):
         assert f"{tmp_path}: is a folder, expected a UTF-8 text file" in capsys.readouterr().err
 
 
+LONG_WORK = {
+    "imatrix": "-m {demo} -f {text} -o {out}",
+    "sensitivity": "-m {demo} -f {text} -o {out}",
+    "perplexity": "-m {demo} -f {text} -c 64 --kl-divergence-base {out}",
+    "quantize-stats": "{gguf} --type Q8_0 --html {out}",
+    "profile": "-m {demo} -o {out}",
+    "quantize": "{gguf} {out} Q8_0",
+}
+
+
+@pytest.mark.parametrize("command", LONG_WORK)
+def test_an_output_that_cannot_be_written_is_named_before_the_work(
+    command, text, gguf, tmp_path, capsys
+):
+    (folder := tmp_path / "folder.svg").mkdir()
+    for out, message in (
+        (tmp_path / "nowhere" / "x.svg", "cannot be written: No such file or directory"),
+        (folder, "cannot be written: it is a folder"),
+    ):
+        words = LONG_WORK[command].format(demo=DEMO, text=text, gguf=gguf, out=out).split()
+        assert main([command, *words]) == 1
+        captured = capsys.readouterr()
+        assert f"{out}: {message}" in captured.err and not captured.out.strip(), command
+
+
 def test_what_is_no_importance_matrix_is_named(tmp_path, capsys):
     (empty := tmp_path / "empty.dat").write_bytes(b"")
     for path, message in ((tmp_path, "is a folder, expected"), (empty, "is empty, expected")):

@@ -39,7 +39,7 @@ def never(progress) -> None:
     "options, error, message",
     [
         ({"out": "nowhere/x.dat"}, OutputError, "nowhere/x.dat: cannot be written"),
-        ({"out": "folder"}, OutputError, "not a regular file"),
+        ({"out": "folder"}, OutputError, "it is a folder"),
         (
             {"in_files": [imatrix("blk.0.attn_q.weight", 8)]},
             ImatrixError,

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from ...errors import OutputError, printable
+from ...errors import printable
 from ...formats.source import TensorInfo
 from ..options import StatsOptions
 from ..plan.type_errors import ErrorSums, TensorStats
@@ -50,15 +49,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from ...formats.output import refuse_same_file
+    from ...formats.output import check_output, refuse_same_file
 
     if args.html:
         refuse_same_file(args.html, [args.model, *([args.imatrix] if args.imatrix else [])])
-        folder = os.path.dirname(os.path.abspath(args.html))
-        if not os.access(folder, os.W_OK):  # fails before the work, not after it
-            raise OutputError(
-                "cannot be written: there is no such folder, or it is not writable", file=folder
-            )
+        check_output(args.html)  # fails before the work, not after it
     printer = StatsPrinter(quiet=args.json)
     try:
         report = api.quantize_stats(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 
-from ...errors import OutputError, UsageError, printable
+from ...errors import UsageError, printable
 from .bench import add_setting_flags, cache_settings, only_setting, open_model
 from .flags import MODEL_HELP
 
@@ -54,25 +53,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from ...formats.output import PartFile, refuse_same_file
+    from ...formats.output import PartFile, check_output, refuse_same_file
     from ..profile.report import tables, typical
     from ..profile.svg import timeline
 
     if min(args.n_prompt, args.n_gen, args.n_depth) < 0 or not args.n_prompt + args.n_gen:
         raise UsageError("-p, -n and -d cannot be negative, and -p and -n not both 0")
-    if args.output and os.path.isdir(args.output):
-        raise OutputError("cannot be written: it is a folder", file=args.output)
+    if args.output:
+        check_output(args.output)  # fails before the work, not after it
     if args.output and not args.output.lower().endswith(".svg"):
         raise UsageError(
             f"-o is '{printable(args.output, 80)}', expected FILE.svg: the drawing is SVG"
-        )
-    # Checked before the work, not after it.
-    if args.output and not os.access(
-        folder := os.path.dirname(os.path.abspath(args.output)), os.W_OK
-    ):
-        raise OutputError(
-            f"cannot be written: no folder {printable(folder)} that can be written to",
-            file=args.output,
         )
     device, setting = only_setting(args, "a profile")
     context = max(args.n_prompt, args.n_depth + args.n_gen)
