@@ -7,10 +7,19 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import TokenizerError, printable
-from ...formats.values import Value, string, u32
+from ...formats.tokenizer_hints import LOWERCASE_KEY, STRIP_ACCENTS_KEY
+from ...formats.values import Value, boolean, string, u32
 from ..checkpoint.folder import Checkpoint
 from .special import special_tokens
-from .tokens import CONTROL, NORMAL, TokenTable, added_tokens, looks_special, named_special_tokens
+from .tokens import (
+    CONTROL,
+    NORMAL,
+    TokenTable,
+    added_tokens,
+    looks_special,
+    named_special_tokens,
+    steps_of,
+)
 
 _WORD_START = "\u2581"
 
@@ -73,4 +82,21 @@ def wordpiece(
         "pre": string(pre or "default"),
         **table.keys(scores=False),
         **special_tokens(checkpoint, tokenizer, config, ids, n_vocab),
+        **_normalizer_keys(tokenizer),
     }
+
+
+def _normalizer_keys(tokenizer: dict[str, Any]) -> dict[str, Value]:
+    """Return the keys of a normalizer that keeps capitals or accents; runtimes remove both."""
+    keys = {}
+    for step in steps_of(tokenizer.get("normalizer"), "normalizers"):
+        if step.get("type") == "BertNormalizer":
+            lowercase = step.get("lowercase") is not False
+            accents = step.get("strip_accents")
+            keys = {
+                LOWERCASE_KEY: lowercase,
+                STRIP_ACCENTS_KEY: lowercase if accents is None else accents is True,
+            }
+    if all(keys.values()):
+        return {}
+    return {key.removeprefix("tokenizer.ggml."): boolean(value) for key, value in keys.items()}

@@ -60,10 +60,9 @@ class SpecialTokens:
             _token_id(metadata, name, len(tokens), model, file)
             for name in ("bos", "eos", "unknown", "seperator")
         )
+        if model == "bert" and sep is not None:
+            eos = sep  # a text ends with the separator
         special = replace(_defaults(metadata, model, bos, eos, file), unk=unk)
-        if model == "bert" and sep is not None:  # a text ends with the separator
-            add = get(metadata, f"{PREFIX}add_sep_token", bool, True, file=file)
-            special = replace(special, eos=sep, add_eos=add)
         for added, found, name in (
             (special.add_bos, special.bos, "bos"),
             (special.add_eos, special.eos, "eos"),
@@ -83,7 +82,7 @@ def _defaults(
     pre = PRETOKENIZERS.get(name)
     adds_bos = model in ("llama", "bert") or (pre is not None and pre.add_bos)
     add_bos = get(metadata, f"{PREFIX}add_bos_token", bool, adds_bos and bos is not None, file=file)
-    adds_eos = model == "t5" and eos is not None
+    adds_eos = model in ("bert", "t5") and eos is not None
     add_eos = get(metadata, f"{PREFIX}add_eos_token", bool, adds_eos, file=file)
     # Files of Gemma 4 say otherwise by mistake; the model is useless without BOS.
     forced = bos is not None and (model == "gemma4" or name == "gemma4")
