@@ -269,7 +269,7 @@ class Model:
         chosen = settings or self.cache or CacheSettings()
         arguments.instance("settings", chosen, CacheSettings)
         memory.check_cache(self.network, padded(capacity), chosen, self.ubatch)
-        return self.network.new_state(padded(capacity), chosen, self.ubatch)
+        return self.network.new_state(capacity, chosen, self.ubatch)
 
     @_named_errors
     def new_pool(

@@ -54,7 +54,9 @@ class Network:
 
     def new_state(self, capacity: int, settings: CacheSettings, ubatch: int = 512) -> State:
         """Return an empty sequence of at most `capacity` tokens, with its own memory."""
-        return self.new_pool(capacity, settings, 1, ubatch).sequence(reserved=True)
+        return self.new_pool(capacity, settings, 1, ubatch).sequence(
+            reserved=True, context=capacity
+        )
 
     def state_bytes(
         self,

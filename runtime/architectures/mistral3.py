@@ -1,5 +1,5 @@
-"""mistral3: Ministral 3 and Devstral 2. Layers of Llama, YaRN without its magnitude, and queries that
-grow with the position.
+"""mistral3: Ministral 3 and Devstral 2. Layers of Llama, YaRN without its magnitude, and a
+temperature of queries.
 """
 
 from __future__ import annotations

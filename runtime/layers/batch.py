@@ -109,7 +109,7 @@ class Batch:
     def context(self) -> int:
         """The most tokens that one of the sequences can have."""
         if self.states is not None:
-            return max(state.capacity for state in self.states)
+            return max(state.context for state in self.states)
         return max(n + start for n, start in zip(self.lengths, self.starts, strict=True))
 
     def spans(self) -> list[tuple[slice, int]]:

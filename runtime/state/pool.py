@@ -49,9 +49,11 @@ class Pool:
         """Positions that no sequence has taken."""
         return self._blocks[0].n_free * BLOCK_TOKENS
 
-    def sequence(self, capacity: int | None = None, *, reserved: bool = False) -> State:
+    def sequence(
+        self, capacity: int | None = None, *, reserved: bool = False, context: int = 0
+    ) -> State:
         """An empty sequence for at most `capacity` tokens (None: all of the pool). reserved: take
-        the memory for all of them now.
+        the memory for all of them now. context: see `State`.
         """
         capacity = self.n_tokens if capacity is None else capacity
         tables = {
@@ -65,7 +67,7 @@ class Pool:
                 self.mixers, self.windows, self._storages, strict=True
             )
         ]
-        return State(capacity, layers, self.settings, tables, self.windows)
+        return State(capacity, layers, self.settings, tables, self.windows, context or capacity)
 
     def end(self, state: State) -> None:
         """Give back the memory of a sequence, which must not be used afterwards."""

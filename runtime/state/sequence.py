@@ -28,7 +28,8 @@ class State:
     """One sequence: `n_past` tokens of at most `capacity` are in it. `layers[i]` is what mixer i
     keeps of them (None for nothing), in the rows that one of the `tables`, by window, says.
 
-    A pass calls `reserve` before and `advance` after it.
+    context: the tokens that were asked for, of which `capacity` is rounded up. A pass calls
+    `reserve` before and `advance` after it.
     """
 
     capacity: int
@@ -36,6 +37,7 @@ class State:
     settings: CacheSettings
     tables: dict[int, Table]
     windows: list[int]  # of each layer, as in `tables`
+    context: int
     n_past: int = 0
     _snapshots: WeakSet[Snapshot] = field(default_factory=WeakSet)
 
