@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, printable
+from ..formats.disk import check_disks, size_on_disk
 from ..formats.gguf.reader import GGUFFile
-from ..formats.output import check_disks, real_output, size_on_disk
+from ..formats.output import real_output
 from ..version import __version__
 from .source import PathLike, imatrix_note
 

@@ -69,7 +69,8 @@ class Chain:
 
     def prepare(self) -> Texts:
         """Create the folder and write the two texts."""
-        from ..formats.output import PartFile, output_error
+        from ..formats.disk import output_error
+        from ..formats.output import PartFile
         from ..quantize.run.parallel import default_threads
         from ..version import __version__
 
@@ -193,7 +194,7 @@ class Chain:
 
     def split_and_merge(self) -> str:
         """Split one file, merge the shards and compare. Return a sentence on what is equal."""
-        from ..formats.output import output_error
+        from ..formats.disk import output_error
 
         source, merged = self.file(SPLIT_TYPE), self.folder / f"demo-{SPLIT_TYPE}-merged.gguf"
         prefix = self.folder / f"demo-{SPLIT_TYPE}"

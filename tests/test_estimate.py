@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from iqforge.cli import main
 from iqforge.errors import NonFiniteError, OutputError
-from iqforge.formats import output
+from iqforge.formats import disk
 from iqforge.formats.codecs.codec import encode_float
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
@@ -224,16 +224,16 @@ def test_command_prints_the_estimate(model, tmp_path, capsys):
 def test_space_is_counted_per_disk(tmp_path, monkeypatch, capsys):
     (tmp_path / "b").mkdir()
     files = [(tmp_path / "a.gguf", 10), (tmp_path / "b" / "c.gguf", 20)]
-    (need,) = output.disk_needs(files)
+    (need,) = disk.disk_needs(files)
     assert need.needed == 30 and need.free > 0 and need.fits
     monkeypatch.setattr(
-        output.shutil, "disk_usage", lambda folder: types.SimpleNamespace(total=100, free=25)
+        disk.shutil, "disk_usage", lambda folder: types.SimpleNamespace(total=100, free=25)
     )
     with pytest.raises(OutputError, match="need 30 bytes, 25 are free"):
-        output.check_disks(files)
-    output.check_disks(files[1:])
+        disk.check_disks(files)
+    disk.check_disks(files[1:])
     with pytest.raises(OutputError, match="No such file"):
-        output.disk_needs([(tmp_path / "missing" / "a.gguf", 1)])
+        disk.disk_needs([(tmp_path / "missing" / "a.gguf", 1)])
 
 
 def test_outputs_that_do_not_fit_together_are_refused_before_the_first_byte(tmp_path, monkeypatch):
@@ -243,7 +243,7 @@ def test_outputs_that_do_not_fit_together_are_refused_before_the_first_byte(tmp_
     size = iqforge.quantize_model(source, tmp_path / "a.gguf", "Q8_0", pure=True).target_bytes
     (tmp_path / "a.gguf").unlink()
     monkeypatch.setattr(
-        output.shutil,
+        disk.shutil,
         "disk_usage",
         lambda folder: types.SimpleNamespace(total=100 * size, free=int(1.5 * size)),
     )
@@ -256,7 +256,7 @@ def test_outputs_that_do_not_fit_together_are_refused_before_the_first_byte(tmp_
 
 def test_dry_run_says_that_the_disk_is_too_small(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        output.shutil, "disk_usage", lambda folder: types.SimpleNamespace(total=100, free=25)
+        disk.shutil, "disk_usage", lambda folder: types.SimpleNamespace(total=100, free=25)
     )
     assert (
         main(["quantize", "--pure", "--dry-run", str(model), str(tmp_path / "q.gguf"), "Q4_0"]) == 0

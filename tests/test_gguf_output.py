@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from iqforge.errors import OutputError, printable
-from iqforge.formats import output
+from iqforge.formats import disk, output
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.writer import GGUFWriter, ShardedWriter
+from iqforge.formats.gguf.sharded_writer import ShardedWriter
+from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.output import PartFile, refuse_same_file
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
@@ -70,8 +71,8 @@ def test_outputs_that_cannot_be_written(tmp_path):
 
 
 def test_too_little_space_is_known_before(tmp_path, monkeypatch):
-    usage = type(output.shutil.disk_usage(tmp_path))
-    monkeypatch.setattr(output.shutil, "disk_usage", lambda path: usage(1000, 900, 100))
+    usage = type(disk.shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: usage(1000, 900, 100))
     for attempt in (
         lambda: GGUFWriter(tmp_path / "m.gguf", METADATA, TENSORS),
         lambda: ShardedWriter(tmp_path / "m", METADATA, TENSORS, [TENSORS]),
@@ -102,7 +103,8 @@ import resource, sys, time
 import numpy as np
 from iqforge.errors import OutputError
 from iqforge.formats.values import string
-from iqforge.formats.gguf.writer import GGUFWriter, ShardedWriter
+from iqforge.formats.gguf.writer import GGUFWriter
+from iqforge.formats.gguf.sharded_writer import ShardedWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 kind, path, delay, limit = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])

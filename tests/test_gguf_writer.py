@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from iqforge.errors import IqforgeError, OutputError
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.gguf.writer import GGUFWriter, ShardedWriter
+from iqforge.formats.gguf.sharded_writer import ShardedWriter
+from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.formats.values import Value, ValueType, array, boolean, f32, i32, string, u16, u32

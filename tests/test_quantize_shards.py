@@ -13,7 +13,8 @@ from iqforge.cli import main
 from iqforge.errors import UnsupportedTypeError, UsageError
 from iqforge.formats.codecs.codec import encode_float
 from iqforge.formats.gguf.reader import SingleFile, open_gguf
-from iqforge.formats.gguf.writer import GGUFWriter, ShardedWriter
+from iqforge.formats.gguf.sharded_writer import ShardedWriter
+from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.formats.values import string, u32

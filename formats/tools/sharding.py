@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import UsageError
+from ..disk import check_space
 from ..gguf.layout import FileLayout
+from ..gguf.sharded_writer import ShardedWriter
 from ..gguf.shards import shard_path, split_keys
-from ..gguf.writer import GGUFWriter, ShardedWriter
-from ..output import check_space, refuse_same_file
+from ..gguf.writer import GGUFWriter
+from ..output import refuse_same_file
 from ..source import TensorInfo
 from ..values import Value
 

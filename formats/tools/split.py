@@ -17,7 +17,8 @@ from ...errors import OutputError, SplitError, UsageError
 from ..gguf import shards as shard_rules
 from ..gguf.header import DEFAULT_ALIGNMENT, encode_header, pad_to
 from ..gguf.reader import GGUFFile, open_gguf
-from ..gguf.writer import GGUFWriter, ShardedWriter
+from ..gguf.sharded_writer import ShardedWriter
+from ..gguf.writer import GGUFWriter
 from ..options import from_keywords
 from ..output import refuse_same_file
 from ..source import Sink, TensorInfo

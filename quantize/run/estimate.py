@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ...formats.output import disk_needs
+from ...formats.disk import disk_needs
 from ...formats.source import Source
 from ..plan.plan import PlannedTensor
 from . import background

@@ -18,7 +18,8 @@ from typing import Any
 import xxhash
 
 from ...errors import OutputError
-from ...formats.output import open_locked, output_error, sync_folder
+from ...formats.disk import output_error
+from ...formats.output import open_locked, sync_folder
 
 Record = dict[str, Any]
 _BEGINNING = re.compile(rb"[0-9a-f]{0,16}|[0-9a-f]{16} ")  # of a journal, perhaps torn

@@ -21,7 +21,8 @@ import numpy as np
 import xxhash
 
 from ...errors import IqforgeError, ResumeError, printable
-from ...formats.gguf.writer import GGUFWriter, ShardedWriter
+from ...formats.gguf.sharded_writer import ShardedWriter
+from ...formats.gguf.writer import GGUFWriter
 from ...formats.output import real_output, sync_folder
 from ...formats.source import TensorInfo
 from ..plan.plan import PlannedTensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ...formats.output import DiskNeed
+from ...formats.disk import DiskNeed
 from ...formats.source import TensorInfo
 from ..plan.plan import PlannedTensor
 
