@@ -195,6 +195,7 @@ def _plan(
     from ..imatrix.belongs import check_belongs
     from ..quantize.plan.metadata import quantized_metadata
     from ..quantize.plan.plan import PlannedTensor
+    from .runnable import why_it_cannot_run
 
     limits = ShardLimits(o.split_max_tensors, o.split_max_size, o.no_tensor_first_split)
     if not isinstance(source, CheckpointSource):
@@ -204,6 +205,8 @@ def _plan(
         if keep_name or o.name is not None:
             overrides.pop("general.name", None)
         source.metadata = with_overrides(source.metadata, overrides)
+    if (reason := why_it_cannot_run(source)) is not None:
+        log.warning("iqforge can convert this model, but its runtime cannot run it: %s", reason)
     path, keys = output_path(source, out, outtype), source.metadata
     if (kind := resolve_outtype(source.tensors, outtype)) in OUTTYPES:
         targets, number = plan_outtype(source, kind)

@@ -1,0 +1,53 @@
+"""Says that the runtime cannot run a model when it is converted, not only when it is run.
+
+Nothing here imports torch, which would take longer than the conversion of a small model.
+"""
+
+from __future__ import annotations
+
+from ..convert.source import CheckpointSource
+from ..errors import TokenizerError
+from ..runtime.tokenizer import Tokenizer
+
+# The GGUF architectures that the runtime declares; a test compares them.
+RUNNABLE = frozenset(
+    {
+        "deepseek2",
+        "gemma2",
+        "gemma3",
+        "gemma4",
+        "glm-dsa",
+        "glm4moe",
+        "gpt-oss",
+        "llama",
+        "mistral3",
+        "mistral4",
+        "phi3",
+        "qwen2",
+        "qwen2moe",
+        "qwen3",
+        "qwen35",
+        "qwen35moe",
+        "qwen3moe",
+        "qwen3next",
+        "starcoder2",
+    }
+)
+
+
+def why_it_cannot_run(source: CheckpointSource) -> str | None:
+    """Return why the runtime cannot run what a checkpoint is converted to, in a line; None if it
+    can, or if only the vocabulary is converted.
+    """
+    if source.options.vocab_only:
+        return None
+    architecture = source.metadata["general.architecture"].data
+    if architecture not in RUNNABLE:
+        return f"it has no architecture '{architecture}'"
+    if source.options.mtp == "only":
+        return "blocks for multi-token prediction need the rest of the model"
+    try:
+        Tokenizer.from_metadata(source.metadata)
+    except TokenizerError as error:
+        return f"it has no tokenizer for this vocabulary: {error}"
+    return None
