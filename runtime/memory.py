@@ -11,7 +11,6 @@ import torch
 
 from ..errors import DeviceError
 from ..formats.tensor_names import TensorName
-from .layers.moe import MoE
 from .linear import ExpertLinear, HeadLinear
 from .network import Network
 from .resident import PART_BYTES
@@ -86,8 +85,7 @@ def _compute_bytes(
         return 0
     size = 4 if precision == "f32" else 2
     blocks = [block for block in network.blocks if block.device == device]
-    modules = [branch.module for block in blocks for branch in block.branches]
-    used = max((m.spec.n_used for m in modules if isinstance(m, MoE)), default=1)
+    used = max((m.experts_used for block in blocks for m in block.row_layers), default=1)
     width = network.width
     inner = [p for p in here if p.role not in ("token_embd", "output")]
     widest = max(
@@ -178,11 +176,13 @@ def check(memories: Sequence[DeviceMemory], *, cpu: bool = False) -> None:
             )
 
 
-def check_cache(network: Network, capacity: int, settings: CacheSettings, ubatch: int) -> None:
-    """DeviceError with the numbers if states for `capacity` tokens do not fit the free memory of
-    the CPU. GPUs report that when they allocate.
+def check_cache(
+    network: Network, capacity: int, settings: CacheSettings, ubatch: int, n_sequences: int = 1
+) -> None:
+    """DeviceError with the numbers if `n_sequences` of `capacity` tokens together do not fit the
+    free memory of the CPU. GPUs report that when they allocate.
     """
-    needed = network.state_bytes(capacity, settings, ubatch, torch.device("cpu"))
+    needed = network.state_bytes(capacity, settings, ubatch, torch.device("cpu"), n_sequences)
     free = free_bytes(torch.device("cpu"))
     if free is not None and needed > free:
         raise DeviceError(

@@ -282,7 +282,7 @@ class Model:
         n_sequences = arguments.whole_number("n_sequences", n_sequences, 1)
         chosen = settings or self.cache or CacheSettings()
         arguments.instance("settings", chosen, CacheSettings)
-        memory.check_cache(self.network, capacity, chosen, self.ubatch)
+        memory.check_cache(self.network, capacity, chosen, self.ubatch, n_sequences)
         return self.network.new_pool(capacity, chosen, n_sequences, self.ubatch)
 
     @_named_errors

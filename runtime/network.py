@@ -64,16 +64,20 @@ class Network:
         settings: CacheSettings,
         ubatch: int,
         device: torch.device | None = None,
+        n_sequences: int = 1,
     ) -> int:
-        """Return the bytes that `new_state` takes, on `device` or on all."""
-        return sum(
-            block.mixer.state_bytes(
-                rows_of(window_of(block.mixer, settings, capacity, ubatch), capacity, ubatch),
-                settings,
-            )
-            for block in self.blocks
-            if device is None or block.device == device
-        )
+        """Return the bytes that `new_pool` and its sequences take, on `device` or on all. Those of
+        windows and recurrent states belong to each sequence, others are shared.
+        """
+        total = 0
+        for block in self.blocks:
+            if device is not None and block.device != device:
+                continue
+            window = window_of(block.mixer, settings, capacity, ubatch)
+            size = block.mixer.state_bytes(rows_of(window, capacity, ubatch), settings)
+            own = size if window else block.mixer.state_bytes(0, settings)
+            total += size + (n_sequences - 1) * own
+        return total
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the first hidden states float32[rows, width] of tokens int64[rows]."""

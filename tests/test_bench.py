@@ -419,20 +419,19 @@ def test_costs():
         cost = Cost.of(model, state)
         attention, experts = 2 * 256 * 512 + 2 * 256 * 256, 3 * 256 * 256
         assert cost.token_flop == 2 * 2 * (attention + 8 * 256 + 2 * experts)
-        assert cost.output_flop == 2 * 512 * 256 and cost.pair_flop == 2 * 4 * 4 * 128
+        assert cost.output_flop == 2 * 512 * 256
         # Layers, keys and values, heads, head size, bytes.
-        assert cost.cache_bytes == 2 * 2 * 2 * 128 * 2
+        position = 2 * 2 * 2 * 128 * 2
         # One row of the embedding, too.
         quantized = (2 * (attention + 2 * experts) + 513 * 256) / 32 * 34
         floats = 4 * (2 * (8 * 256 + 2 * 256 + 2 * 128) + 256)
         assert cost.step_bytes == quantized + floats
-        assert cost.generation_bytes(10, 3) == 3 * cost.step_bytes + cost.cache_bytes * (
-            11 + 12 + 13
-        )
+        assert cost.generation_bytes(10, 3) == 3 * cost.step_bytes + position * (11 + 12 + 13)
+        assert Cost.of(model).generation_bytes(10, 3) == 3 * cost.step_bytes
         # Two batches: the last block is needed for one token of each, after the keys and values of
         # all three.
         last, pairs = 2 * (2 * 256 * 512 + 8 * 256 + 2 * experts), 2 * 4 * 2 * 128
-        assert (cost.last_flop, cost.last_pair_flop) == (last, pairs)
+        assert cost.last_flop == last
         assert cost.prompt_flop(10, 3, 2) == (
             3 * (cost.token_flop - last)
             + 2 * (last + cost.output_flop)
@@ -451,19 +450,8 @@ def test_costs():
     ],
 )
 def test_bytes_per_token_of_real_shapes(spec, gigabytes):
-    source = SyntheticSource(spec)
-
-    class Shape:  # what Cost needs of a model; nothing is loaded
-        hyperparameters = type(
-            "P",
-            (),
-            {"integer": lambda self, key: {"expert_used_count": 8, "expert_count": 128}[key]},
-        )()
-        network = type("N", (), {"blocks": ()})()
-        weights = type("W", (), {"uses": staticmethod(lambda name: True)})
-
-    Shape.source = source
-    assert Cost.of(Shape).step_bytes / 1e9 == pytest.approx(gigabytes, abs=0.01)
+    with Model(SyntheticSource(spec), torch.device("cpu")) as model:
+        assert Cost.of(model).step_bytes / 1e9 == pytest.approx(gigabytes, abs=0.01)
 
 
 def test_limits_of_devices():

@@ -10,12 +10,13 @@ from ..state.cache import CacheSettings, KVCache, KVStorage, Storage
 from ..state.table import Table
 from ..switches import Switches
 from .batch import Batch
+from .costs import LooksBack, pairs
 from .norm import RMSNorm
 from .rope import Rope
 from .specs import AttentionSpec, Temperature
 
 
-class Attention:
+class Attention(LooksBack):
     """softmax(scale * Q K^T + causal mask) V, heads joined in head order and projected by `output`.
 
     `q_norm` and `k_norm` act on each head, before the rotation. Without `v`, values are what `k`
@@ -87,6 +88,12 @@ class Attention:
     def pair_flop(self) -> float:
         """Return the operations of a score and of adding a value, for all heads."""
         return 2.0 * self.spec.heads * (self.spec.key_length + self.spec.value_length)
+
+    def read_bytes(self, n_past: int, n: int, settings: CacheSettings) -> float:
+        """Return the bytes of keys and values, of whatever layer, that n tokens read one by one."""
+        s = self.spec
+        size = KVStorage.bytes_per_token(s.kv_heads, s.key_length, s.value_length, settings)
+        return size * pairs(n_past, n, self.window)
 
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """x float32[rows, width] to float32[rows, width]; rows as `batch` says."""

@@ -55,16 +55,29 @@ class Mixer(Protocol):
         """
         ...
 
-    @property
-    def pair_flop(self) -> float:
-        """Return the floating-point operations for each pair of a token and a position it sees;
-        0 if the mixer does not look at positions.
+    def flop(self, n_past: int, n: int) -> float:
+        """Return the floating-point operations for n tokens after n_past others that no
+        implementation can avoid, without those of products with weight matrices.
         """
+        ...
+
+    def read_bytes(self, n_past: int, n: int, settings: CacheSettings) -> float:
+        """Return the bytes of state that n tokens read one by one, after n_past others."""
         ...
 
 
 class FeedForward(Protocol):
-    """What works on every row alone."""
+    """What works on every row alone.
+
+    experts_used: how many experts each row goes through; 1 without experts. expert_share: the part
+    of the expert tensors that a row uses.
+    """
+
+    @property
+    def experts_used(self) -> int: ...
+
+    @property
+    def expert_share(self) -> float: ...
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x float32[rows, width] to float32[rows, width]."""
@@ -72,7 +85,15 @@ class FeedForward(Protocol):
 
 
 class RowLayer(Protocol):
-    """What works on every row alone, and needs to know which token it is."""
+    """What works on every row alone, and needs to know which token it is. Properties as those of
+    `FeedForward`.
+    """
+
+    @property
+    def experts_used(self) -> int: ...
+
+    @property
+    def expert_share(self) -> float: ...
 
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor: ...
 
@@ -119,6 +140,12 @@ class Block:
         """The module that mixes tokens."""
         [mixer] = [branch.module for branch in self.branches if branch.mixer]
         return mixer  # pyright: ignore[reportReturnType]  `mixer` says so
+
+    @property
+    def row_layers(self) -> list[FeedForward | RowLayer]:
+        """The modules that work on every row alone."""
+        modules = (branch.module for branch in self.branches if not branch.mixer)
+        return list(modules)  # pyright: ignore[reportReturnType]  `mixer` says so
 
     def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:
         for branch in self.branches:

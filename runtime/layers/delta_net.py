@@ -12,7 +12,7 @@ from ..state.cache import CacheSettings, Storage
 from ..state.recurrent import RecurrentState
 from ..state.table import Table
 from .batch import Batch
-from .delta_rule import by_chunks, by_steps
+from .delta_rule import CHUNK, by_chunks, by_steps
 from .norm import RMSNorm
 from .specs import DeltaNetSpec
 
@@ -69,6 +69,27 @@ class DeltaNet:
         s = self.spec
         memory = s.value_heads * s.key_length * s.value_length
         return 4 * ((s.convolution - 1) * s.channels + memory)
+
+    def score_bytes(self, rows: int, keys: int, precision: str) -> int:
+        """Return the bytes of queries, keys and values of all value heads, of the products of the
+        tokens of a chunk, and of the memory; whatever the number of positions.
+        """
+        s, chunk = self.spec, min(rows, CHUNK)
+        padded = -(-rows // CHUNK) * CHUNK if rows > CHUNK else rows
+        heads = 4 * padded * s.value_heads * (6 * s.key_length + 6 * s.value_length)
+        # Differences in float64, and four products.
+        within = padded * s.value_heads * chunk * (2 * 8 + 4 * 4)
+        memory = 3 * 4 * s.value_heads * s.key_length * s.value_length
+        return heads + within + memory + 4 * rows * 4 * s.channels
+
+    def flop(self, n_past: int, n: int) -> float:
+        """Return the operations of the rule, token by token. The convolution counts as a matrix."""
+        s = self.spec
+        return 7.0 * n * s.value_heads * s.key_length * s.value_length
+
+    def read_bytes(self, n_past: int, n: int, settings: CacheSettings) -> float:
+        """Return the bytes of the state, which every token reads."""
+        return float(n * self.state_bytes(0, settings))
 
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """x float32[rows, width] to float32[rows, width]; rows as `batch` says."""

@@ -37,6 +37,8 @@ class GatedFFN:
     `gate_up`, whose first half of rows is the gate.
     """
 
+    experts_used, expert_share = 1, 1.0
+
     def __init__(
         self,
         down: Linear,
@@ -59,6 +61,8 @@ class GatedFFN:
 
 class PlainFFN:
     """down(activation(up x))."""
+
+    experts_used, expert_share = 1, 1.0
 
     def __init__(self, up: Linear, down: Linear, spec: FFNSpec):
         self.up, self.down, self.spec = up, down, spec

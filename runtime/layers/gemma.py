@@ -33,6 +33,14 @@ class DenseAndExperts:
         self.norm, self.expert_norm = norms
         self.post_norm, self.expert_post_norm = post_norms
 
+    @property
+    def experts_used(self) -> int:
+        return self.moe.experts_used
+
+    @property
+    def expert_share(self) -> float:
+        return self.moe.expert_share
+
     def __call__(self, h: torch.Tensor) -> torch.Tensor:
         """h float32[rows, width], not normed, to float32[rows, width]."""
         always = self.post_norm(self.dense(self.norm(h)))
@@ -59,6 +67,8 @@ class LayerInputs:
 
 class LayerInput:
     """projection(activation(gate h) * inputs of the layer)."""
+
+    experts_used, expert_share = 1, 1.0
 
     def __init__(self, gate: Linear, projection: Linear, spec: FFNSpec):
         self.gate, self.projection, self.spec = gate, projection, spec

@@ -133,6 +133,14 @@ class MoE:
     def spec(self) -> RouterSpec:
         return self.router.spec
 
+    @property
+    def experts_used(self) -> int:
+        return self.spec.n_used
+
+    @property
+    def expert_share(self) -> float:
+        return self.spec.n_used / self.spec.n_experts
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = self.mix(x, *self.router(x))
         if self.shared is not None:
