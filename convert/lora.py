@@ -19,9 +19,9 @@ from ..formats.source import TensorInfo
 from ..formats.tensor_names import TOKEN_EMBEDDING, TensorName
 from ..formats.types import TYPES
 from ..formats.values import Value, f32, string, u32
-from .architectures.base import ConvertedTensor
 from .architectures.layout_options import LayoutOptions
 from .architectures.registry import architecture_class
+from .architectures.weight import ConvertedTensor
 from .checkpoint.adapter import AdapterCheckpoint, Pair
 from .metadata.general import title
 from .metadata.model_card import model_card_metadata, read_model_card

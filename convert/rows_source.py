@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import IqforgeError, ShapeError
 from ..formats.source import Source, TensorInfo
-from .architectures.base import ConvertedTensor
+from .architectures.weight import ConvertedTensor
 from .checkpoint.folder import Checkpoint
 from .tensors.stored import TensorRows
 

@@ -20,7 +20,16 @@ KEY = "tokenizer.ggml."
 
 
 def spm_metadata(**changes: object) -> dict[str, Value]:
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "ab", "\u2581"]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "a",
+        "b",
+        "ab",
+        "\u2581",
+    ]
     types = [2, 3, 3, *[6] * 256, 1, 1, 1, 1]
     lists = {
         "tokens": array(ValueType.STRING, tokens),

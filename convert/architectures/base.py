@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import ClassVar
 
 from ...errors import CheckpointError, ConfigError
@@ -22,6 +21,7 @@ from ..tensors.rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, 
 from ..tensors.stored import StoredTensor, TensorRows
 from ..vocabulary.metadata import vocabulary_metadata
 from .layout_options import LayoutOptions
+from .weight import ConvertedTensor, Weight, check_shape, split_numbers
 
 # Buffers that old checkpoints store; runtimes compute them.
 DROPPED_SUFFIXES = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
@@ -42,49 +42,6 @@ OTHER_MODALITIES = (
     "embed_audio.",
     "mm_soft_emb_norm.",
 )
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One row of a family's table: where a tensor is stored, its GGUF name and its shape (numpy
-    order, row length last).
-
-    Names have no suffix (`.weight`, `.bias`) unless they are `exact`; `{}` is the number of the
-    layer. Where layers differ, `shape` is a function of the layer, and None means that the layer
-    has no such tensor.
-    """
-
-    stored: str
-    gguf: str
-    shape: Shape | Callable[[int], Shape | None]
-    bias: bool = False  # there is a vector `.bias` too
-    rotary_heads: int = 0  # heads whose rows are reordered into rotary pairs
-    optional: bool = False
-    exact: bool = False  # both names are whole names
-    plus_one: bool = False  # the model multiplies by 1 + weight, so 1 is added
-
-    @property
-    def per_layer(self) -> bool:
-        return "{}" in self.stored
-
-    def shape_of(self, layer: int | None) -> Shape | None:
-        if not callable(self.shape):
-            return self.shape
-        assert layer is not None, f"{self.stored} has a shape per layer but no layer in its name"
-        return self.shape(layer)
-
-
-@dataclass(frozen=True)
-class ConvertedTensor:
-    """An output tensor and the rows it is made of. `made_of` lists the stored tensors whose
-    matrices become its matrices, if there are such tensors.
-    """
-
-    info: TensorInfo
-    rows: TensorRows
-    made_of: tuple[StoredTensor, ...] = ()
 
 
 class Architecture(ABC):
@@ -355,33 +312,3 @@ class Architecture(ABC):
                         file=self.checkpoint.path,
                         tensor=stored.format(layer),
                     )
-
-
-def check_shape(tensor: StoredTensor, shape: Shape | None) -> None:
-    """Raise CheckpointError unless `tensor` has the shape that config.json asks for. None: the
-    layer has no such tensor.
-    """
-    if shape is None:
-        raise CheckpointError(
-            "is in a layer that has no such tensor", file=tensor.file, tensor=tensor.name
-        )
-    if tensor.shape != shape:
-        raise CheckpointError(
-            f"has shape {list(tensor.shape)}, config.json implies {list(shape)}",
-            file=tensor.file,
-            tensor=tensor.name,
-        )
-
-
-def split_numbers(name: str) -> tuple[str, list[int]]:
-    """Split `model.layers.3.mlp.experts.5.up_proj` into (`model.layers.{}.mlp.experts.{}.up_proj`,
-    [3, 5]).
-    """
-    parts = name.split(".")
-    numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 10]
-    return (
-        ".".join(
-            "{}" if part.isascii() and part.isdigit() and len(part) < 10 else part for part in parts
-        ),
-        numbers,
-    )

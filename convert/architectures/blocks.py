@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .base import Architecture, Shape, Weight
+from .base import Architecture
+from .weight import Shape, Weight
 
 LAYER = "model.layers.{}"
 

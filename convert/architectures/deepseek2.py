@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from ...formats.values import Value
 from ..checkpoint.folder import Checkpoint
-from .base import split_numbers
 from .glm_tokens import GlmTokens
 from .latent import LatentAttention
 from .layout_options import MLA_LAYOUTS, LayoutOptions
 from .registry import register
+from .weight import split_numbers
 
 # Keys under rope.scaling.
 _YARN_IN_IK = (

@@ -18,10 +18,10 @@ from ...formats.values import Value, ValueType, array, u32
 from ..checkpoint.folder import Checkpoint
 from ..tensors.reorder import ComputedRows, SelectedColumns
 from ..tensors.stored import StoredTensor
-from .base import ConvertedTensor, Shape, Weight
 from .blocks import LAYER
 from .layout_options import LayoutOptions
 from .mtp import MtpBlocks
+from .weight import ConvertedTensor, Shape, Weight
 
 DELTA = f"{LAYER}.linear_attn"
 _MAX_LAYERS = 1 << 16  # because each layer has an entry in the metadata

@@ -13,8 +13,9 @@ from ...formats.values import Value, u32
 from ..checkpoint.folder import Checkpoint
 from ..tensors.rows import ConcatenatedRows, RowRange, StoredRows
 from ..tensors.stored import StoredTensor, TensorRows
-from .base import Architecture, ConvertedTensor, Weight, check_shape, split_numbers
+from .base import Architecture
 from .layout_options import LayoutOptions
+from .weight import ConvertedTensor, Weight, check_shape, split_numbers
 
 GATE, UP, DOWN = "gate", "up", "down"
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ...formats.values import Value, f32, u32
-from .base import Architecture, Weight
+from .base import Architecture
 from .blocks import LAYER, attention, embedding_and_head, gated_feed_forward
 from .registry import register
+from .weight import Weight
 
 
 def sandwich_norms(model: Architecture) -> list[Weight]:

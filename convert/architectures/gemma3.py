@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from ...formats.values import Value, f32, u32
 from ..metadata.rope import RopeConfig
-from .base import Architecture, Weight
+from .base import Architecture
 from .blocks import attention, embedding_and_head, gated_feed_forward
 from .gemma2 import norms_plus_one, sandwich_norms
 from .registry import register
+from .weight import Weight
 
 
 @register("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")

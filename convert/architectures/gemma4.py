@@ -12,11 +12,11 @@ from ..metadata.rope import ProportionalRopeConfig, RopeConfig
 from ..tensors.stored import StoredTensor
 from ..vocabulary.gemma4 import gemma4_vocabulary
 from ..vocabulary.metadata import vocabulary_metadata
-from .base import ConvertedTensor, Shape, Weight, split_numbers
 from .blocks import LAYER, embedding_and_head
 from .experts import RoutedExperts
 from .gemma2 import sandwich_norms
 from .registry import register
+from .weight import ConvertedTensor, Shape, Weight, split_numbers
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _KEYS_AND_VALUES = {f"{LAYER}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")}

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from ...formats.values import Value, boolean, f32, u32
 from ..checkpoint.folder import Checkpoint
-from .base import Weight
 from .blocks import LAYER, attention, embedding_and_head, in_layers
 from .experts import RoutedExperts
 from .glm_tokens import GlmTokens
 from .layout_options import LayoutOptions
 from .mtp import MtpBlocks
 from .registry import register
+from .weight import Weight
 
 
 @register("Glm4MoeForCausalLM")

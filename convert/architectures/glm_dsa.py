@@ -7,13 +7,13 @@ from __future__ import annotations
 from ...errors import ConfigError
 from ...formats.values import Value, ValueType, array, u32
 from ..checkpoint.folder import Checkpoint
-from .base import Shape, Weight
 from .blocks import LAYER
 from .glm_tokens import GlmTokens
 from .latent import LatentAttention
 from .layout_options import LayoutOptions
 from .mtp import MtpBlocks
 from .registry import register
+from .weight import Shape, Weight
 
 _INDEXER = f"{LAYER}.self_attn.indexer"
 

@@ -17,10 +17,10 @@ from ..tensors.mxfp4 import BLOCK_CODES, MXFP4Rows
 from ..tensors.reorder import EveryOtherRow, SelectedColumns, TransposedMatrices
 from ..tensors.rows import ConcatenatedRows, RowRange, StoredRows
 from ..tensors.stored import StoredTensor, TensorRows
-from .base import ConvertedTensor, Weight, check_shape, split_numbers
 from .blocks import LAYER, attention, embedding_and_head
 from .experts import RoutedExperts
 from .registry import register
+from .weight import ConvertedTensor, Weight, check_shape, split_numbers
 
 _PARTS = ("down_proj", "gate_up_proj")
 

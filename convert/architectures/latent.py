@@ -19,10 +19,10 @@ from ..checkpoint.folder import Checkpoint
 from ..tensors.reorder import SelectedRows, TransposedHeads
 from ..tensors.rows import StoredRows
 from ..tensors.stored import StoredTensor
-from .base import ConvertedTensor, Weight, check_shape, split_numbers
 from .blocks import LAYER, embedding_and_head, in_layers, norms
 from .experts import RoutedExperts
 from .layout_options import LayoutOptions
+from .weight import ConvertedTensor, Weight, check_shape, split_numbers
 
 _KV_B = f"{LAYER}.self_attn.kv_b_proj"
 _GATING = {"softmax": 1, "sigmoid": 2}  # GGUF's numbers

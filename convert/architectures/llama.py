@@ -5,9 +5,10 @@ feed-forward, rotary pairs side by side.
 from __future__ import annotations
 
 from ...formats.values import Value, boolean, u32
-from .base import Architecture, Weight
+from .base import Architecture
 from .blocks import attention, embedding_and_head, gated_feed_forward, norms
 from .registry import register
+from .weight import Weight
 
 # Code Llama's tokens for filling in the middle. No file of its tokenizer gives them a role, so the
 # model is recognized by the size of its vocabulary.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from .base import Weight
 from .blocks import LAYER, attention, embedding_and_head, norms
 from .experts import DOWN, GATE, UP, RoutedExperts
 from .llama import Llama
 from .registry import register
+from .weight import Weight
 
 
 @register("MixtralForCausalLM")

@@ -9,9 +9,10 @@ import logging
 from ...errors import CheckpointError, UsageError
 from ...formats.values import Value, u32
 from ..checkpoint.folder import Checkpoint
-from .base import Architecture, Weight, split_numbers
+from .base import Architecture
 from .blocks import LAYER, in_layers
 from .layout_options import LayoutOptions
+from .weight import Weight, split_numbers
 
 log = logging.getLogger(__name__)
 

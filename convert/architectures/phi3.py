@@ -12,9 +12,10 @@ from ...formats.types import TYPES
 from ...formats.values import Value, u32
 from ..metadata.rope import LongRopeConfig
 from ..tensors.rows import GeneratedRow
-from .base import Architecture, ConvertedTensor, Weight
+from .base import Architecture
 from .blocks import LAYER, embedding_and_head, norms
 from .registry import register
+from .weight import ConvertedTensor, Weight
 
 
 @register("Phi3ForCausalLM")

@@ -4,9 +4,10 @@ order.
 
 from __future__ import annotations
 
-from .base import Architecture, Weight
+from .base import Architecture
 from .blocks import attention, embedding_and_head, gated_feed_forward, norms
 from .registry import register
+from .weight import Weight
 
 
 @register("Qwen2ForCausalLM")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .base import Weight
 from .blocks import attention, embedding_and_head, norms
 from .registry import register
 from .shared_expert import GatedSharedExpert
+from .weight import Weight
 
 
 @register("Qwen2MoeForCausalLM")

@@ -15,12 +15,12 @@ from ...formats.values import Value, ValueType, array
 from ..checkpoint.folder import Checkpoint
 from ..tensors.reorder import SelectedColumns, SelectedRows
 from ..tensors.stored import StoredTensor
-from .base import ConvertedTensor, Weight
 from .blocks import gated_feed_forward
 from .delta_net import DELTA, DeltaNet
 from .layout_options import LayoutOptions
 from .registry import register
 from .shared_expert import GatedSharedExpert
+from .weight import ConvertedTensor, Weight
 
 _SECTIONS = [11, 11, 10]  # the classes' default: pairs rotated by time, height, width
 

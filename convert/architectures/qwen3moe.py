@@ -5,11 +5,11 @@ from __future__ import annotations
 from ...errors import ConfigError
 from ...formats.values import Value, u32
 from ..checkpoint.folder import Checkpoint
-from .base import Weight
 from .blocks import LAYER, attention, embedding_and_head, norms
 from .experts import RoutedExperts
 from .layout_options import LayoutOptions
 from .registry import register
+from .weight import Weight
 
 
 @register("Qwen3MoeForCausalLM")

@@ -12,10 +12,10 @@ from ...formats.source import TensorInfo
 from ..tensors.reorder import SelectedRows
 from ..tensors.rows import StoredRows
 from ..tensors.stored import StoredTensor
-from .base import ConvertedTensor, Weight, check_shape, split_numbers
 from .delta_net import DELTA, DeltaNet
 from .registry import register
 from .shared_expert import GatedSharedExpert
+from .weight import ConvertedTensor, Weight, check_shape, split_numbers
 
 _QKVZ = f"{DELTA}.in_proj_qkvz"
 

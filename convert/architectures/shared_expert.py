@@ -5,10 +5,10 @@ from __future__ import annotations
 from ...errors import ConfigError
 from ...formats.values import Value, u32
 from ..checkpoint.folder import Checkpoint
-from .base import Weight
 from .blocks import LAYER
 from .experts import RoutedExperts
 from .layout_options import LayoutOptions
+from .weight import Weight
 
 
 class GatedSharedExpert(RoutedExperts):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...formats.values import Value, f32
-from .base import Architecture, Weight
+from .base import Architecture
 from .blocks import LAYER, attention
 from .registry import register
+from .weight import Weight
 
 
 @register("Starcoder2ForCausalLM")

@@ -1,0 +1,83 @@
+"""Rows of a family's table of weights, and the tensors that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...errors import CheckpointError
+from ...formats.source import TensorInfo
+from ..tensors.stored import StoredTensor, TensorRows
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One row of a family's table: where a tensor is stored, its GGUF name and its shape (numpy
+    order, row length last).
+
+    Names have no suffix (`.weight`, `.bias`) unless they are `exact`; `{}` is the number of the
+    layer. Where layers differ, `shape` is a function of the layer, and None means that the layer
+    has no such tensor.
+    """
+
+    stored: str
+    gguf: str
+    shape: Shape | Callable[[int], Shape | None]
+    bias: bool = False  # there is a vector `.bias` too
+    rotary_heads: int = 0  # heads whose rows are reordered into rotary pairs
+    optional: bool = False
+    exact: bool = False  # both names are whole names
+    plus_one: bool = False  # the model multiplies by 1 + weight, so 1 is added
+
+    @property
+    def per_layer(self) -> bool:
+        return "{}" in self.stored
+
+    def shape_of(self, layer: int | None) -> Shape | None:
+        if not callable(self.shape):
+            return self.shape
+        assert layer is not None, f"{self.stored} has a shape per layer but no layer in its name"
+        return self.shape(layer)
+
+
+@dataclass(frozen=True)
+class ConvertedTensor:
+    """An output tensor and the rows it is made of. `made_of` lists the stored tensors whose
+    matrices become its matrices, if there are such tensors.
+    """
+
+    info: TensorInfo
+    rows: TensorRows
+    made_of: tuple[StoredTensor, ...] = ()
+
+
+def check_shape(tensor: StoredTensor, shape: Shape | None) -> None:
+    """Raise CheckpointError unless `tensor` has the shape that config.json asks for. None: the
+    layer has no such tensor.
+    """
+    if shape is None:
+        raise CheckpointError(
+            "is in a layer that has no such tensor", file=tensor.file, tensor=tensor.name
+        )
+    if tensor.shape != shape:
+        raise CheckpointError(
+            f"has shape {list(tensor.shape)}, config.json implies {list(shape)}",
+            file=tensor.file,
+            tensor=tensor.name,
+        )
+
+
+def split_numbers(name: str) -> tuple[str, list[int]]:
+    """Split `model.layers.3.mlp.experts.5.up_proj` into (`model.layers.{}.mlp.experts.{}.up_proj`,
+    [3, 5]).
+    """
+    parts = name.split(".")
+    numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 10]
+    return (
+        ".".join(
+            "{}" if part.isascii() and part.isdigit() and len(part) < 10 else part for part in parts
+        ),
+        numbers,
+    )
