@@ -78,18 +78,24 @@ class Hyperparameters:
             return default
         return get(self.metadata, self._full(key), bool, file=self.file)
 
-    def flags(self, key: str, n_layers: int, default: Any = _REQUIRED) -> tuple[bool, ...]:
-        """Return True or False for each layer, from an array of them."""
+    def flags(
+        self, key: str, n_layers: int, default: Any = _REQUIRED, *, n_blocks: int = 0
+    ) -> tuple[bool, ...]:
+        """Return True or False for each layer, from an array of them. The array may also be for
+        `n_blocks`, of which the layers are the first.
+        """
         if default is not _REQUIRED and not self.has(key):
             return default
         data = get(self.metadata, self._full(key), list, file=self.file)
-        if len(data) != n_layers or not all(isinstance(x, (bool, int)) for x in data):
+        if len(data) not in (n_layers, n_blocks or n_layers) or not all(
+            isinstance(x, (bool, int)) for x in data
+        ):
             raise ConfigError(
                 f"metadata key '{self._full(key)}' has {len(data)} items, expected {n_layers} times"
                 " true or false",
                 file=self.file,
             )
-        return tuple(bool(x) for x in data)
+        return tuple(bool(x) for x in data[:n_layers])
 
     def has(self, key: str) -> bool:
         return self._full(key) in self.metadata

@@ -123,15 +123,33 @@ class Linear(OneMatrix):
         self._taps = taps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.observe(x)
+        return self.product(x)
+
+    def observe(self, x: torch.Tensor) -> None:
+        """Show x to the observers of products."""
         for observe in self._taps.observers:
             observe(self.name, x, None)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product with x, which observers do not see."""
         y = _product(self.matrix, x)
         if self.scale is not None:
             y *= self.scale
         if self.bias is not None:
             y += self.bias
+        return self.check(y)
+
+    def check(self, y: torch.Tensor) -> torch.Tensor:
+        """Return y, a result that was computed with `decoded`, after `watch` has got it."""
         self._taps.check(self.name, y)
         return y
+
+    def decoded(self) -> torch.Tensor:
+        """Return the whole matrix W with its scale, float32[n_out, n_in]."""
+        parts = [part for _, part in self.matrix.parts()]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole if self.scale is None else whole * self.scale
 
 
 class ExpertLinear:
@@ -239,14 +257,27 @@ class HeadLinear:
         """x float32[rows, heads, n_in] to float32[rows, heads, n_out]. Observers see the rows head
         after head, with the head in place of the expert.
         """
-        n_heads = len(self.matrices)
-        if self._taps.observers:
+        if self.is_observed:
+            n_heads = len(self.matrices)
             heads = torch.arange(n_heads, device=x.device).repeat_interleave(len(x))
             by_head = x.transpose(0, 1).flatten(0, 1)
             for observe in self._taps.observers:
                 observe(self.name, by_head, heads)
-        found = [_product(matrix, x[:, h]) for h, matrix in enumerate(self.matrices)]
-        y = torch.stack(found, dim=1)
+        return self._stacked(_product(m, x[:, h]) for h, m in enumerate(self.matrices))
+
+    def transposed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return W_h^T x of every head, float32[rows, heads, n_in] for x float32[rows, n_out].
+        Observers do not see it: their statistics are those of columns.
+        """
+        return self._stacked(_transposed_product(matrix, x) for matrix in self.matrices)
+
+    @property
+    def is_observed(self) -> bool:
+        """Return whether anything observes products."""
+        return bool(self._taps.observers)
+
+    def _stacked(self, products: Iterable[torch.Tensor]) -> torch.Tensor:
+        y = torch.stack(list(products), dim=1)
         self._taps.check(self.name, y)
         return y
 
@@ -280,3 +311,13 @@ def _product(matrix: MatrixLike, x: torch.Tensor) -> torch.Tensor:
             y = x.new_empty(len(x), matrix.rows)
         y[:, start : start + len(part)] = F.linear(x, part)
     return x.new_empty(len(x), 0) if y is None else y
+
+
+def _transposed_product(matrix: MatrixLike, x: torch.Tensor) -> torch.Tensor:
+    """x float32[rows, matrix.rows] times the matrix, on the device of x."""
+    if x.device != matrix.device:
+        return _transposed_product(matrix, x.to(matrix.device)).to(x.device)
+    y = x.new_zeros(len(x), matrix.cols)
+    for start, part in matrix.parts():
+        y += x[:, start : start + len(part)] @ part
+    return y

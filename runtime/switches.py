@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from ..errors import UsageError, printable
 
+MLA_ABSORBS_BELOW = 128  # new tokens of a sequence
+
 
 @dataclass(frozen=True)
 class Switches:
@@ -18,17 +20,28 @@ class Switches:
     quantized. attention_buffer: MiB that the scores of attention without flash_attention may take
     at a time (groups of heads one after another); 0: no bound. ser: smart expert reduction (K, t):
     the K most probable experts always, of the other selected ones those whose probability is more
-    than t times the largest. merge_gate_up: gate and up experts as one matrix.
+    than t times the largest. merge_gate_up: gate and up experts as one matrix. mla: the form of
+    latent attention: 1 absorbed; 2 and 3 naive for many new tokens, absorbed for few; 0 naive.
+    sparse_attention: layers with an indexer see only the positions it chooses; without, all.
     """
 
     flash_attention: bool = True
     attention_buffer: int = 0
     ser: tuple[int, float] | None = None
     merge_gate_up: bool = False
+    mla: int = 3
+    sparse_attention: bool = True
+
+    @property
+    def absorb(self) -> int:
+        """Return the number of new tokens below which latent attention is absorbed."""
+        return {0: 0, 1: 2**31}.get(self.mla, MLA_ABSORBS_BELOW)
 
     def __post_init__(self):
         if self.attention_buffer < 0:
             raise UsageError(f"-amb is {self.attention_buffer} MiB, expected 0 (no bound) or more")
+        if self.mla not in range(4):
+            raise UsageError(f"-mla is {self.mla}, expected 0 to 3")
         if self.ser is not None and not (self.ser[0] >= 1 and 0 <= self.ser[1] <= 1):
             raise UsageError(
                 f"-ser is {self.ser[0]},{self.ser[1]}, expected at least one expert and a threshold"

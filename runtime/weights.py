@@ -205,6 +205,11 @@ class Weights:
         """Do not use the tensors whose names begin with `prefix`."""
         self._skipped.update(name for name in self._tensors if name.startswith(prefix))
 
+    def observe(self, name: str, x: torch.Tensor) -> None:
+        """Show x to observers as the input of a tensor that no layer multiplies."""
+        for observe in self.taps.observers:
+            observe(name, x, None)
+
     def uses(self, name: str) -> bool:
         """Return whether a layer uses the tensor `name`."""
         return name in self._asked

@@ -19,12 +19,15 @@ from .shared import shared
 from .tiny_model import write_gguf
 
 MODELS = {
+    "deepseek2": ["deepseek_v2", "deepseek_v3"],
     "gemma3": ["gemma3"],
     "gemma4": ["gemma4_e", "gemma4_moe"],
     "glm4moe": ["glm4_moe"],
+    "glm-dsa": ["glm_moe_dsa"],
     "gpt-oss": ["gpt_oss_bf16"],
     "llama": ["llama", "mixtral"],
     "mistral3": ["ministral3"],
+    "mistral4": ["mistral4"],
     "phi3": ["phi3"],
     "qwen2": ["qwen2"],
     "qwen3": ["qwen3"],
@@ -70,7 +73,7 @@ def test_generate_names_an_architecture_that_cannot_run_before_its_tokenizer(tmp
         path = write_gguf(tmp_path / "mamba.gguf", source, metadata=keys)
     assert main(["generate", "--device", "cpu", "-m", str(path), "-p", "a", "-n", "1"]) == 1
     told = capsys.readouterr().err
-    assert "architecture 'mamba' cannot run yet; the runtime supports gemma2, gemma3" in told
+    assert "architecture 'mamba' cannot run yet; the runtime supports deepseek2, gemma2" in told
     assert "tokenizer" not in told
     with pytest.raises(ArchitectureError, match="'mamba' cannot run yet"):
         load_model(path)

@@ -88,9 +88,10 @@ class MLASpec:
     """Multi-head latent attention (DeepSeek-V2, 2024).
 
     kv_rank: length of the latent vector, which the cache holds next to one rotated key of
-    `rope_length` for all heads. Query and key heads have nope_length + rope_length elements, value
-    heads value_length. absorb: tokens of a call below which keys and values are not rebuilt from
-    the latent vectors; queries and results are projected instead.
+    `rope_length` for all heads. q_rank: length of the latent query; 0 if queries are projected
+    directly. Query and key heads have nope_length + rope_length elements, value heads value_length.
+    absorb: new tokens of a sequence below which keys and values are not rebuilt from the latent
+    vectors; queries and results are projected instead.
     """
 
     heads: int
@@ -102,6 +103,16 @@ class MLASpec:
     scale: float
     absorb: int = 128
     temperature: Temperature | None = None
+
+    @property
+    def cache_width(self) -> int:
+        """Elements that the cache holds for a position."""
+        return self.rope_length + self.kv_rank
+
+    @property
+    def key_length(self) -> int:
+        """Elements of a query or key head."""
+        return self.nope_length + self.rope_length
 
 
 @dataclass(frozen=True)

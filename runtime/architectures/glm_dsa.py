@@ -1,0 +1,55 @@
+"""glm-dsa: GLM-5. Latent attention to positions that an indexer chooses, experts as in DeepSeek-V3.
+
+Some layers have an indexer, the others see the positions of the last layer that has one.
+"""
+
+from __future__ import annotations
+
+from ...errors import ConfigError
+from ..decoder import Decoder
+from ..latent_parts import LatentParts
+from ..layers.block import Block
+from ..layers.specs import IndexerSpec
+from ..network import Network
+from . import architecture
+
+_SHARED_FROM = 1 << 20  # context from which on models without `indexer.types` share choices: 5.2
+
+
+@architecture("glm-dsa")
+def build(d: Decoder) -> Network:
+    p, sparse = d.p, d.w.switches.sparse_attention
+    parts, owners = LatentParts.read(d), _owners(d)
+    router = parts.router("sigmoid")
+    spec = IndexerSpec(
+        p.integer("attention.indexer.head_count"),
+        p.integer("attention.indexer.key_length"),
+        parts.spec.rope_length,
+        p.integer("attention.indexer.top_k"),
+    )
+
+    def block(layer: int) -> Block:
+        indexer = None
+        if sparse and layer in owners:
+            indexer = parts.indexer(layer, spec)
+        else:
+            d.w.skip(f"blk.{layer}.indexer.")
+        mixer = parts.attention(layer, indexer, sparse=sparse)
+        return d.block(layer, mixer, parts.ffn(layer, router))
+
+    return d.network(block)
+
+
+def _owners(d: Decoder) -> set[int]:
+    """Return the layers that have an indexer. ConfigError if the first one has none."""
+    layers, n_blocks = range(d.n_layers), d.p.integer("block_count")
+    types = d.p.flags("attention.indexer.types", d.n_layers, None, n_blocks=n_blocks)
+    if types is not None:
+        found = {layer for layer in layers if types[layer]}
+    elif d.p.integer("context_length", 0) >= _SHARED_FROM:
+        found = {layer for layer in layers if layer < 2 or layer % 4 == 2}
+    else:
+        found = set(layers)
+    if 0 not in found:
+        raise ConfigError("the first layer has no indexer, and no layer before it", file=d.p.file)
+    return found

@@ -1,0 +1,156 @@
+"""What decoders with latent attention share: sizes, scale, and the layers of a block, in the
+layouts of llama.cpp and of ik_llama.cpp.
+
+llama.cpp describes the attention as one key/value head of the latent vector's size; the sizes of
+the heads have keys of their own, `*_mla`. ik_llama.cpp describes the heads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..errors import ConfigError
+from .decoder import Decoder
+from .layers.indexer import Indexer
+from .layers.latent import Joined, PerHead, UpProjection
+from .layers.mla import MLA
+from .layers.norm import LayerNorm, RMSNorm
+from .layers.rope import Rope, Scaling
+from .layers.specs import IndexerSpec, MLASpec, RouterSpec, Temperature
+
+# The norms of latent vectors have the eps of their class in transformers, whatever the model's is
+# (1e-5 in GLM). Files have one key, for the others.
+_LATENT_EPS = 1e-6
+_KEY_EPS = 1e-6  # of the norm of the indexer's keys, for which there is no key in files either
+
+
+@dataclass(frozen=True)
+class LatentParts:
+    """Builders of the layers of a block. `dense`: so many layers have no experts."""
+
+    d: Decoder
+    spec: MLASpec
+    rope: Rope
+    dense: int
+
+    @classmethod
+    def read(cls, d: Decoder, temperature: Temperature | None = None) -> LatentParts:
+        """ConfigError for sizes that contradict each other."""
+        p = d.p
+        key_length = p.integer("attention.key_length_mla", d.key_length)
+        rotated = p.integer("rope.dimension_count", least=2, most=key_length - 1)
+        if len(set(d.heads)) != 1:
+            raise ConfigError("layers with different numbers of heads", file=p.file)
+        # 0.1 times the model's `mscale_all_dim`.
+        magnitude = p.number("rope.scaling.yarn_log_multiplier", 0.0)
+        scaling = Scaling.read(p, own_magnitude=not magnitude)
+        scale = key_length**-0.5
+        if scaling.kind == "yarn":
+            scale *= (1 + magnitude * math.log(max(1.0, scaling.factor))) ** 2
+        spec = MLASpec(
+            d.heads[0],
+            p.integer("attention.q_lora_rank", 0, least=0),
+            p.integer("attention.kv_lora_rank"),
+            key_length - rotated,
+            rotated,
+            p.integer("attention.value_length_mla", d.value_length),
+            scale,
+            absorb=d.w.switches.absorb,
+            temperature=temperature,
+        )
+        rope = d.rope("norm", head=rotated, n_rot=rotated, scaling=scaling)
+        dense = p.integer("leading_dense_block_count", 0, least=0)
+        return cls(d, spec, rope, min(dense, d.n_layers))
+
+    def attention(self, layer: int, indexer: Indexer | None = None, *, sparse: bool = False) -> MLA:
+        """The attention of a block: queries directly or through a latent vector, and the
+        up-projection per head, joined, or both. sparse: see `MLA`.
+        """
+        d, s, at, w = self.d, self.spec, f"blk.{layer}", self.d.w
+        head_rows = s.heads * s.key_length
+        more: dict[str, Any] = {}
+        if s.q_rank and w.has(f"{at}.attn_q_a.weight"):
+            more["q_a"] = self._product(layer, "attn_q_a", d.width, s.q_rank, "replicated")
+            more["q_norm"] = self._norm(f"{at}.attn_q_a_norm", s.q_rank)
+            q = self._product(layer, "attn_q_b", s.q_rank, head_rows)
+        else:
+            q = self._product(layer, "attn_q", d.width, head_rows)
+        return MLA(
+            s,
+            q=q,
+            kv_a=self._product(layer, "attn_kv_a_mqa", d.width, s.cache_width, "replicated"),
+            kv_norm=self._norm(f"{at}.attn_kv_a_norm", s.kv_rank),
+            up=self._up(layer),
+            output=self._product(layer, "attn_output", s.heads * s.value_length, d.width, "row"),
+            rope=self.rope,
+            indexer=indexer,
+            sparse=sparse,
+            switches=w.switches,
+            **more,
+        )
+
+    def _up(self, layer: int) -> UpProjection:
+        s, at, w = self.spec, f"blk.{layer}", self.d.w
+        joined = f"{at}.attn_kv_b"
+        if not w.has(f"{at}.attn_k_b.weight"):
+            rows = s.heads * (s.nope_length + s.value_length)
+            return Joined(self._product(layer, "attn_kv_b", s.kv_rank, rows), s)
+        k_b, v_b = (
+            w.heads(f"{at}.{name}", s.heads, n_in, n_out, role=name, split="column")
+            for name, n_in, n_out in (
+                ("attn_k_b", s.nope_length, s.kv_rank),
+                ("attn_v_b", s.kv_rank, s.value_length),
+            )
+        )
+        if not w.has(f"{joined}.weight"):
+            return PerHead(k_b, v_b)
+        # The same numbers again. One of them serves prompts and steps, so that they agree.
+        w.skip(f"{joined}.")
+        return PerHead(k_b, v_b, partial(w.observe, f"{joined}.weight"))
+
+    def indexer(self, layer: int, spec: IndexerSpec) -> Indexer:
+        """The indexer of a block."""
+        d, at = self.d, f"blk.{layer}.indexer"
+
+        def product(name: str, n_in: int, n_out: int):
+            return d.w.linear(
+                f"{at}.{name}", n_in, n_out, role=f"indexer.{name}", split="replicated"
+            )
+
+        norm, n = f"{at}.k_norm", spec.key_length
+        bias = d.w.optional_vector(f"{norm}.bias", n)
+        return Indexer(
+            spec,
+            q=product("attn_q_b", self.spec.q_rank, spec.heads * n),
+            k=product("attn_k", d.width, n),
+            k_norm=LayerNorm(d.w.vector(f"{norm}.weight", n), bias, _KEY_EPS, norm),
+            weights=product("proj", d.width, spec.heads),
+            rope=self.rope,
+        )
+
+    def router(self, score: str, **spec: Any) -> RouterSpec | None:
+        """Read how tokens choose experts; None if no layer has any. Arguments: as for
+        `Decoder.router_spec`.
+        """
+        if self.dense == self.d.n_layers:
+            return None
+        return self.d.router_spec(score, norm=False, **spec)
+
+    def ffn(self, layer: int, router: RouterSpec | None) -> Any:
+        """The feed-forward layer of a block: dense, or experts with shared ones."""
+        p, d = self.d.p, self.d
+        if router is None or layer < self.dense:
+            hidden = p.per_layer("feed_forward_length", d.n_layers)
+            return d.ffn(layer, hidden[layer])
+        hidden = p.integer("expert_feed_forward_length")
+        shared = p.integer("expert_shared_count", 0, least=0, most=1024)
+        return d.moe(layer, hidden, router, shared=shared * hidden)
+
+    def _product(self, layer: int, name: str, n_in: int, n_out: int, split: str = "column"):
+        return self.d.w.linear(f"blk.{layer}.{name}", n_in, n_out, role=name, split=split)
+
+    def _norm(self, name: str, n: int) -> RMSNorm:
+        return RMSNorm(self.d.w.vector(f"{name}.weight", n), _LATENT_EPS, name)

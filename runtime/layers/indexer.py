@@ -1,0 +1,87 @@
+"""The choice of positions of sparse attention (DeepSeek-V3.2, 2025): a small attention whose scores
+only say which positions the large one sees.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..linear import Linear
+from .batch import Batch
+from .norm import LayerNorm
+from .rope import Rope
+from .specs import IndexerSpec
+
+
+class Indexer:
+    """score(t, j) = sum over heads of w_h(t) * relu(q_h(t) . k(j)), divided by sqrt(heads *
+    key_length); every token sees the `top_k` positions with the largest scores.
+
+    Queries come from the latent query, `k` and `weights` from the hidden state. The first
+    `rope.n_rot` elements of queries and keys are rotated.
+    """
+
+    def __init__(
+        self,
+        spec: IndexerSpec,
+        *,
+        q: Linear,
+        k: Linear,
+        k_norm: LayerNorm,
+        weights: Linear,
+        rope: Rope,
+    ):
+        self.spec, self.q, self.k, self.k_norm, self.weights, self.rope = (
+            spec,
+            q,
+            k,
+            k_norm,
+            weights,
+            rope,
+        )
+
+    def project(
+        self, x: torch.Tensor, q_latent: torch.Tensor, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries float32[rows, heads, key_length], keys float32[rows, key_length] and
+        weights of heads float32[rows, heads].
+        """
+        s, angles = self.spec, batch.angles(self.rope)
+        q = self.rope(self.q(q_latent).view(len(x), s.heads, s.key_length), angles)
+        k = self.rope(self.k_norm(self.k(x))[:, None], angles)[:, 0]
+        return q, k, self.weights(x) * (s.heads * s.key_length) ** -0.5
+
+    def select(self, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return bool[n, total]: the positions that the last n of `total` see, for q and weights of
+        n tokens and keys of all positions.
+        """
+        n, total = len(q), len(k)
+        scores = q.new_zeros(n, total)
+        for head in range(self.spec.heads):
+            scores += weights[:, head, None] * (q[:, head] @ k.T).relu_()
+        return best_positions(scores, self.spec.top_k)
+
+
+def best_positions(scores: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Return bool[n, total]: which positions up to itself are the `top_k` best ones of each of the
+    last n of `total` tokens, for scores float32[n, total].
+
+    Scores are equal where all heads ignore a position: they are 0. Then `torch.topk` chooses, as in
+    transformers. Its choice depends on the length of a row, so rows are cut to the multiple of
+    `top_k` after the token, however many positions follow.
+    """
+    n, total = scores.shape
+    seen = torch.ones(n, total, dtype=torch.bool, device=scores.device).tril(total - n)
+    first, row = total - n, 0
+    while row < n:
+        width = -(-(first + row + 1) // top_k) * top_k
+        rows = slice(row, min(n, width - first))
+        if width > top_k:
+            here = min(width, total)
+            padded = scores.new_full((rows.stop - row, width), float("-inf"))
+            padded[:, :here] = scores[rows, :here].masked_fill(~seen[rows, :here], float("-inf"))
+            chosen = torch.zeros_like(padded, dtype=torch.bool)
+            chosen.scatter_(1, padded.topk(top_k, dim=-1).indices, True)
+            seen[rows, :here] &= chosen[:, :here]
+        row = rows.stop
+    return seen

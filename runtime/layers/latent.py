@@ -1,0 +1,108 @@
+"""From latent vectors to keys and values of heads: the up-projection of latent attention, in the
+two ways in which files have it.
+
+Head h has W_k [nope, rank] and W_v [value, rank]: its key is W_k c and its value W_v c, for the
+latent vector c of a position. `attn_kv_b` has the rows of both, head after head. `attn_k_b` has W_k
+transposed, and `attn_v_b` W_v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from ..linear import HeadLinear, Linear
+from .specs import MLASpec
+
+
+class UpProjection(Protocol):
+    """The matrices W_k and W_v of all heads. c: float32[n, rank]."""
+
+    @property
+    def absorbs_only(self) -> bool:
+        """Return whether observers need the inputs of the absorbed form."""
+        ...
+
+    def observe(self, c: torch.Tensor) -> None:
+        """Show observers the latent vectors of new positions."""
+        ...
+
+    def keys_and_values(self, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return W_k c and W_v c of every head, float32[n, heads, nope] and [n, heads, value]."""
+        ...
+
+    def absorbed(self, q: torch.Tensor) -> torch.Tensor:
+        """Return W_k^T q of every head, float32[n, heads, rank] for q float32[n, heads, nope]: its
+        product with c is that of q with the key.
+        """
+        ...
+
+    def results(self, mixed: torch.Tensor) -> torch.Tensor:
+        """Return W_v x of every head, float32[n, heads, value], for mixtures of latent vectors
+        float32[n, heads, rank].
+        """
+        ...
+
+
+class PerHead:
+    """`attn_k_b` and `attn_v_b`.
+
+    Observers see what these are multiplied by in the absorbed form: queries, and mixtures of latent
+    vectors. observe_latent: shows them the latent vectors as the input of an `attn_kv_b` that the
+    file has as well.
+    """
+
+    def __init__(
+        self,
+        k_b: HeadLinear,
+        v_b: HeadLinear,
+        observe_latent: Callable[[torch.Tensor], None] | None = None,
+    ):
+        self.k_b, self.v_b, self._observe_latent = k_b, v_b, observe_latent
+
+    @property
+    def absorbs_only(self) -> bool:
+        return self.v_b.is_observed
+
+    def observe(self, c: torch.Tensor) -> None:
+        if self._observe_latent is not None:
+            self._observe_latent(c)
+
+    def keys_and_values(self, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.k_b.transposed(c), self.v_b(c[:, None].expand(-1, len(self.v_b.matrices), -1))
+
+    def absorbed(self, q: torch.Tensor) -> torch.Tensor:
+        return self.k_b(q)
+
+    def results(self, mixed: torch.Tensor) -> torch.Tensor:
+        return self.v_b(mixed)
+
+
+class Joined:
+    """`attn_kv_b` alone. The absorbed form uses its decoded rows: nothing is quantized again."""
+
+    absorbs_only = False
+
+    def __init__(self, kv_b: Linear, spec: MLASpec):
+        self.kv_b, self.spec = kv_b, spec
+
+    def observe(self, c: torch.Tensor) -> None:
+        self.kv_b.observe(c)
+
+    def keys_and_values(self, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        both = self.kv_b.product(c).view(len(c), self.spec.heads, -1)
+        return both[..., : self.spec.nope_length], both[..., self.spec.nope_length :]
+
+    def absorbed(self, q: torch.Tensor) -> torch.Tensor:
+        w_k = self._matrices(q)[:, : self.spec.nope_length]
+        return self.kv_b.check((q.transpose(0, 1) @ w_k).transpose(0, 1))
+
+    def results(self, mixed: torch.Tensor) -> torch.Tensor:
+        w_v = self._matrices(mixed)[:, self.spec.nope_length :]
+        return self.kv_b.check((mixed.transpose(0, 1) @ w_v.mT).transpose(0, 1))
+
+    def _matrices(self, x: torch.Tensor) -> torch.Tensor:
+        whole = self.kv_b.decoded().to(x.device)
+        return whole.view(self.spec.heads, -1, self.spec.kv_rank)

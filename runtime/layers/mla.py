@@ -1,0 +1,294 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024): all heads share one latent vector per position,
+from which their keys and values follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from ..linear import Linear
+from ..state.cache import CacheSettings, KVCache, Storage
+from ..state.hadamard import hadamard
+from ..state.latent import (
+    LatentCache,
+    LatentStorage,
+    read_keys,
+    settings_of,
+    write_keys,
+)
+from ..state.table import Table
+from ..switches import Switches
+from .attention import attend, attend_with_scores, temperature
+from .batch import Batch
+from .indexer import Indexer
+from .latent import UpProjection
+from .norm import RMSNorm
+from .rope import Rope
+from .specs import MLASpec
+
+_SCORES_MIB = 64  # of one piece of the absorbed form
+
+
+class MLA:
+    """softmax(scale * Q K^T + causal mask) V with keys [W_k c | k_rope] and values W_v c for the
+    latent vector c of each position. k_rope is one rotated key for all heads.
+
+    The naive form computes keys and values. The absorbed form multiplies queries by W_k^T, attends
+    to [k_rope | c] as one head, and multiplies the mixtures of c by W_v: the same numbers but for
+    rounding, with less work for few tokens. `spec.absorb` chooses. While products are observed,
+    `attn_k_b` and `attn_v_b` are used in the absorbed form only, as their statistics are those of
+    its inputs.
+
+    `q` (after `q_a` and `q_norm`, if the query has a latent vector too) projects to heads [nope |
+    rope]. `kv_a` projects to [c | k_rope], and `kv_norm` norms c. With an indexer, or `sparse`,
+    tokens only see positions that the indexer chose here, or in the last layer that has one.
+    """
+
+    window = 0
+
+    def __init__(
+        self,
+        spec: MLASpec,
+        *,
+        q: Linear,
+        kv_a: Linear,
+        kv_norm: RMSNorm,
+        up: UpProjection,
+        output: Linear,
+        rope: Rope,
+        q_a: Linear | None = None,
+        q_norm: RMSNorm | None = None,
+        indexer: Indexer | None = None,
+        sparse: bool = False,
+        switches: Switches = Switches(),
+    ):
+        self.spec, self.q, self.kv_a, self.kv_norm, self.up = spec, q, kv_a, kv_norm, up
+        self.output, self.rope, self.q_a, self.q_norm = output, rope, q_a, q_norm
+        self.indexer, self.sparse, self.switches = indexer, sparse or indexer is not None, switches
+
+    @property
+    def _index_width(self) -> int:
+        return 0 if self.indexer is None else self.indexer.spec.key_length
+
+    def new_storage(
+        self, n_rows: int, settings: CacheSettings, device: torch.device
+    ) -> LatentStorage:
+        """Return memory for `n_rows` positions."""
+        width = self.spec.cache_width
+        return LatentStorage.make(n_rows, width, self._index_width, settings, device)
+
+    def new_state(self, storage: Storage | None, table: Table, device: torch.device) -> LatentCache:
+        """Return what one sequence has in `storage`, which `new_storage` made."""
+        return LatentCache(storage, table)  # pyright: ignore[reportArgumentType]  see there
+
+    def state_bytes(self, capacity: int, settings: CacheSettings) -> int:
+        """Return the bytes that a sequence of `capacity` positions takes."""
+        return capacity * LatentStorage.bytes_per_token(
+            self.spec.cache_width, self._index_width, settings
+        )
+
+    def score_bytes(self, rows: int, keys: int, precision: str) -> int:
+        """Return the bytes of latent vectors, of the keys and values that the naive form computes
+        from them, and of scores.
+        """
+        s = self.spec
+        latent = 4 * keys * s.cache_width
+        if rows < s.absorb:
+            return latent + 2 * max(_SCORES_MIB << 20, 4 * s.heads * keys)
+        return latent + 4 * s.heads * (
+            2 * rows * keys + 2 * keys * (s.nope_length + s.value_length + s.key_length)
+        )
+
+    @property
+    def pair_flop(self) -> float:
+        """Return the operations of a score and of adding a value, for all heads, in the form that
+        takes fewer of them.
+        """
+        return 2.0 * self.spec.heads * (self.spec.key_length + self.spec.value_length)
+
+    def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """x float32[rows, width] to float32[rows, width]; rows as `batch` says."""
+        q_latent = x if self.q_a is None else self._normed(self.q_a(x))
+        q, rows = self._project(x, q_latent, batch)
+        found = _Index.of(self.indexer, x, q_latent, batch) if self.indexer is not None else None
+        sequences = self._sequences(rows, found, batch)
+        if self.sparse and self.indexer is None:
+            chosen = batch.scratch["selection"]
+            for sequence, mask in zip(sequences, chosen, strict=True):
+                sequence.seen = None if mask is None else mask.to(x.device)
+        elif self.sparse:
+            batch.scratch["selection"] = [sequence.seen for sequence in sequences]
+        mixed = self._mix(q, sequences)
+        return self.output(mixed.reshape(len(x), self.spec.heads * self.spec.value_length))
+
+    def _normed(self, q: torch.Tensor) -> torch.Tensor:
+        return q if self.q_norm is None else self.q_norm(q)
+
+    def _project(
+        self, x: torch.Tensor, q_latent: torch.Tensor, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries float32[rows, heads, rope + nope] and what the cache holds, float32[rows,
+        rope + rank]. The rotated elements come first in both.
+        """
+        s, angles = self.spec, batch.angles(self.rope)
+        q = self.q(q_latent).view(len(x), s.heads, s.key_length)
+        q = torch.cat([self.rope(q[..., s.nope_length :], angles), q[..., : s.nope_length]], dim=-1)
+        if s.temperature is not None:
+            q = q * temperature(s.temperature, batch.positions)[:, None, None]
+        both = self.kv_a(x)
+        c = self.kv_norm(both[:, : s.kv_rank])
+        self.up.observe(c)
+        k_rope = self.rope(both[:, None, s.kv_rank :], angles)[:, 0]
+        return q, torch.cat([k_rope, c], dim=-1)
+
+    def _sequences(self, rows: torch.Tensor, index: _Index | None, batch: Batch) -> list[_Sequence]:
+        """Return what each sequence sees: what its cache holds, these tokens included.
+
+        They are read back as well: what a token sees must not depend on which call it came in.
+        """
+        found, spans = [], batch.spans()
+        if batch.states is not None:
+            for state, (span, start) in zip(batch.states, spans, strict=True):
+                cache, stop = state.layers[batch.layer], start + span.stop - span.start
+                if not isinstance(cache, LatentCache):
+                    raise TypeError(f"layer {batch.layer} keeps no latent vectors")
+                write_keys(cache.rows, start, rows[span])
+                sequence = _Sequence(span, read_keys(cache.rows, stop), cache.rows.hadamard_k)
+                if index is not None and cache.index_keys is not None:
+                    write_keys(cache.index_keys, start, index.k[span])
+                    sequence.seen = index.seen(span, read_keys(cache.index_keys, stop))
+                found.append(sequence)
+            return found
+        block, keys = 0, None if index is None else index.k
+        if batch.settings is not None:
+            stored, of_index = settings_of(batch.settings)
+            rows, block = _as_cached(rows, stored)
+            keys = None if keys is None else _as_cached(keys, of_index)[0]
+        for span, _ in spans:
+            sequence = _Sequence(span, rows[span], block)
+            if index is not None and keys is not None:
+                sequence.seen = index.seen(span, keys[span])
+            found.append(sequence)
+        return found
+
+    def _mix(self, q: torch.Tensor, sequences: list[_Sequence]) -> torch.Tensor:
+        """Return the results of all heads, float32[rows, heads, value_length]."""
+        s = self.spec
+        few = [
+            x for x in sequences if x.span.stop - x.span.start < s.absorb or self.up.absorbs_only
+        ]
+        if len(few) == len(sequences):
+            return self._absorbed(q, few)
+        mixed = q.new_empty(len(q), s.heads, s.value_length)
+        if few:  # in one product for all of them
+            picked = torch.cat([torch.arange(x.span.start, x.span.stop) for x in few])
+            mixed[picked] = self._absorbed(q, few, picked)
+        for sequence in sequences:
+            if sequence not in few:
+                mixed[sequence.span] = self._naive(q[sequence.span], sequence)
+        return mixed
+
+    def _naive(self, q: torch.Tensor, sequence: _Sequence) -> torch.Tensor:
+        """Attend with the keys and values of all heads."""
+        s, rows = self.spec, sequence.rows
+        if sequence.block:
+            rows = hadamard(rows, sequence.block)
+        k, v = self.up.keys_and_values(rows[:, s.rope_length :])
+        k_rope = rows[:, None, : s.rope_length].expand(-1, s.heads, -1)
+        k = torch.cat([k_rope, k], dim=-1)
+        if not self.switches.flash_attention:
+            return attend_with_scores(
+                q[None],
+                k[None],
+                v[None],
+                s.scale,
+                self.switches.attention_buffer,
+                mask=sequence.seen,
+            )[0]
+        # Kernels without a matrix of scores want keys and values of one length.
+        missing = max(0, k.shape[-1] - v.shape[-1])
+        found = attend(q[None], k[None], F.pad(v, (0, missing))[None], s.scale, mask=sequence.seen)
+        return found[0][..., : s.value_length]
+
+    def _absorbed(
+        self, q: torch.Tensor, sequences: list[_Sequence], picked: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Attend to latent vectors with the queries of `sequences`, the rows `picked` of q (None:
+        all of them).
+        """
+        s = self.spec
+        q = q if picked is None else q[picked]
+        q = torch.cat([q[..., : s.rope_length], self.up.absorbed(q[..., s.rope_length :])], dim=-1)
+        mixed, row = [], 0
+        for sequence in sequences:
+            n = sequence.span.stop - sequence.span.start
+            mixed.append(self._attend_latent(q[row : row + n], sequence))
+            row += n
+        return self.up.results(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+
+    def _attend_latent(self, q: torch.Tensor, sequence: _Sequence) -> torch.Tensor:
+        """Return mixtures of latent vectors float32[n, heads, rank] for q float32[n, heads, rope +
+        rank], in pieces whose scores fit a fixed amount of memory.
+        """
+        s, (n, total), block = self.spec, (len(q), len(sequence.rows)), sequence.block
+        values = sequence.rows if block else sequence.rows[:, s.rope_length :]
+        q, seen = (hadamard(q, block) if block else q) * s.scale, sequence.seen
+        if seen is None and n > 1:
+            seen = torch.ones(n, total, dtype=torch.bool, device=q.device).tril(total - n)
+        most = 0 if self.switches.flash_attention else self.switches.attention_buffer
+        step = max(1, ((most or _SCORES_MIB) << 20) // (4 * s.heads * total))
+        mixed = q.new_empty(n, s.heads, values.shape[1])
+        for first in range(0, n, step):
+            piece = slice(first, first + step)
+            scores = q[piece] @ sequence.rows.T
+            if seen is not None:
+                scores.masked_fill_(~seen[piece, None], float("-inf"))
+            mixed[piece] = scores.softmax(dim=-1) @ values
+        return hadamard(mixed, block)[..., s.rope_length :] if block else mixed
+
+
+@dataclass(eq=False)
+class _Sequence:
+    """The rows of the batch that are of one sequence, and what the cache holds of it: rows
+    float32[total, rope + rank] after a Hadamard transform in blocks of `block` (0: none). seen:
+    bool[n, total], which of them a token sees; None: all up to itself.
+    """
+
+    span: slice
+    rows: torch.Tensor
+    block: int
+    seen: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Index:
+    """Queries, keys and weights of an indexer for the rows of a batch."""
+
+    indexer: Indexer
+    q: torch.Tensor
+    k: torch.Tensor
+    weights: torch.Tensor
+
+    @classmethod
+    def of(cls, indexer: Indexer, x: torch.Tensor, q_latent: torch.Tensor, batch: Batch) -> _Index:
+        return cls(indexer, *indexer.project(x, q_latent, batch))
+
+    def seen(self, span: slice, keys: torch.Tensor) -> torch.Tensor | None:
+        """Return the positions of `keys` that the tokens of `span` see; None: all up to
+        themselves.
+        """
+        if len(keys) <= self.indexer.spec.top_k:
+            return None
+        return self.indexer.select(self.q[span], keys, self.weights[span])
+
+
+def _as_cached(rows: torch.Tensor, settings: CacheSettings) -> tuple[torch.Tensor, int]:
+    """Return rows float32[n, width] as a cache returns them, and the block of their Hadamard
+    transform.
+    """
+    cache = KVCache.alone(len(rows), 1, rows.shape[1], 0, settings, rows.device)
+    write_keys(cache, 0, rows)
+    return read_keys(cache, len(rows)), cache.hadamard_k

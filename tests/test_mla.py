@@ -1,0 +1,193 @@
+"""Latent attention: its two forms, its layouts in files, its cache, and the positions that an
+indexer chooses.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from iqforge.convert.checkpoint.folder import open_checkpoint
+from iqforge.convert.source import CheckpointSource
+from iqforge.formats.gguf.reader import open_gguf
+from iqforge.runtime.layers.indexer import best_positions
+from iqforge.runtime.model import load_model
+from iqforge.runtime.state.cache import CacheSettings
+from iqforge.runtime.switches import Switches
+
+from .shared import shared
+from .tiny_model import write_gguf
+
+CASES = ("deepseek_v2", "deepseek_v3", "glm_moe_dsa", "mistral4")
+F32 = CacheSettings("f32", "f32")
+BOUND = 1e-4
+
+
+def golden(case: str):
+    return shared(f"golden/convert/{case}/expected-f32.gguf")
+
+
+def logits(path, tokens, **options) -> torch.Tensor:
+    with load_model(path, **options) as model:
+        return model.forward(tokens)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    with load_model(golden(request.param)) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return np.random.default_rng(3).integers(0, 288, 150).tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_naive_and_absorbed_are_the_same(name, tokens):
+    """More tokens than are absorbed, so that 2 and 3 are naive, and fewer."""
+    for n in (20, 150):
+        naive, absorbed, *chosen = (
+            logits(golden(name), tokens[:n], switches=Switches(mla=mla)) for mla in (0, 1, 2, 3)
+        )
+        assert (naive - absorbed).abs().max() < 1e-5
+        assert not torch.equal(naive, absorbed)
+        for found in chosen:
+            assert torch.equal(found, absorbed if n < 128 else naive)
+
+
+def test_scores_in_memory_are_the_same(tokens):
+    for case in ("deepseek_v3", "glm_moe_dsa"):
+        for mla in (0, 1):
+            plain, bounded = (
+                logits(golden(case), tokens, switches=Switches(flash, most, mla=mla))
+                for flash, most in ((True, 0), (False, 1))
+            )
+            assert (plain - bounded).abs().max() < 1e-5
+
+
+def layouts(folder, case: str) -> dict[str, str]:
+    """Files of one model with k_b and v_b per head, with kv_b alone, and with all of them."""
+    hf, made = shared(f"golden/convert/{case}/hf"), {}
+    for name, layout, drop in (
+        ("per head", "mainline", ()),
+        ("all", "ik", ()),
+        ("joined", "ik", tuple(f"blk.{i}.attn_{x}_b.weight" for i in (0, 1) for x in "kv")),
+    ):
+        with CheckpointSource(open_checkpoint(hf), mla_layout=layout) as source:
+            made[name] = write_gguf(folder / f"{case}-{name}.gguf", source, drop=drop)
+    return made
+
+
+@pytest.mark.parametrize("mla", [0, 1])
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_every_layout_is_the_same_model(tmp_path, tokens, name, mla):
+    files = layouts(tmp_path, name)
+    with open_gguf(files["all"]) as file:
+        shapes = {tensor.name: len(tensor.shape) for tensor in file.tensors}
+    assert shapes["blk.0.attn_k_b.weight"] == 2 and shapes["blk.0.attn_kv_b.weight"] == 2
+    found = {
+        layout: logits(path, tokens[:30], switches=Switches(mla=mla))
+        for layout, path in files.items()
+    }
+    if name == "deepseek_v3":  # ik_llama.cpp's layout has no groups of experts
+        assert (found["per head"] - found["all"]).abs().max() > 0.1
+    else:
+        assert (found["per head"] - found["all"]).abs().max() < BOUND
+    assert (found["joined"] - found["all"]).abs().max() < BOUND
+
+
+def in_pieces(model, tokens, sizes, settings=F32) -> torch.Tensor:
+    state, rows = model.new_state(len(tokens), settings), []
+    for size in sizes:
+        rows.append(model.extend(tokens[state.n_past :][:size], state, all_logits=True))
+    assert state.n_past == len(tokens)
+    return torch.cat(rows)
+
+
+def test_pieces_are_the_whole(case, tokens):
+    tokens = tokens[:40]
+    whole = case.forward(tokens)
+    for sizes in ([40], [1] * 40, [7, 1, 20, 12]):
+        assert (in_pieces(case, tokens, sizes) - whole).abs().max() < BOUND
+    case.ubatch = 9
+    try:
+        assert (in_pieces(case, tokens, [40]) - whole).abs().max() < BOUND
+    finally:
+        case.ubatch = 512
+
+
+def test_a_long_prompt_and_steps_agree(case, tokens):
+    """The prompt is naive and the steps are absorbed."""
+    whole = case.forward(tokens)
+    assert (in_pieces(case, tokens, [140, *[1] * 10]) - whole).abs().max() < BOUND
+
+
+def test_sequences_of_unequal_length_together(case, tokens):
+    """One of them with enough tokens for the naive form."""
+    pool = case.new_pool(400, 3, F32)
+    texts = [tokens[:135], tokens[50:61], tokens[30:31]]
+    states = [pool.sequence() for _ in texts]
+    first = case.extend_together([(t, s) for t, s in zip(texts, states, strict=True)])
+    more = [tokens[7:8], tokens[9:14], tokens[3:10]]
+    second = case.extend_together([(t, s) for t, s in zip(more, states, strict=True)])
+    for i, (text, end) in enumerate(zip(texts, more, strict=True)):
+        alone = case.forward(text + end)
+        assert (first[i] - alone[len(text) - 1]).abs().max() < BOUND
+        assert (second[i] - alone[-1]).abs().max() < BOUND
+
+
+def test_going_back(case, tokens):
+    """A sequence that was cut, restored, or left and continued is as if that had not been."""
+    tokens = tokens[:30]
+    state = case.new_state(64, F32)
+    case.extend(tokens[:20], state)
+    snapshot = state.snapshot()
+    whole = case.extend(tokens[20:], state, all_logits=True)
+    state.truncate(10)
+    case.extend([5] * 8, state)
+    state.restore(snapshot)
+    assert torch.equal(case.extend(tokens[20:], state, all_logits=True), whole)
+    state.truncate(20)
+    assert torch.equal(case.extend(tokens[20:], state, all_logits=True), whole)
+
+
+def test_runs_repeat_to_the_last_digit(case, tokens):
+    assert torch.equal(case.forward(tokens), case.forward(tokens))
+
+
+def test_memory_is_what_the_cache_takes(case):
+    for settings in (F32, CacheSettings("f16"), CacheSettings("bf16", "q8_0")):
+        state = case.new_state(256, settings)
+        stated = sum(block.mixer.state_bytes(256, settings) for block in case.network.blocks)
+        assert state.nbytes == stated
+    s = case.network.blocks[0].mixer.spec
+    per_layer = 256 * (s.rope_length + s.kv_rank) * 4
+    assert case.new_state(256, F32).layers[-1].rows.nbytes == per_layer
+    assert all(m.total > 0 for m in case.memory(context=256))
+
+
+def test_best_positions():
+    scores = torch.tensor([[3.0, 1.0, 2.0, 9.0], [3.0, 1.0, 2.0, 0.0]])
+    assert best_positions(scores, 2).tolist() == [
+        [True, False, True, False],  # the last of three positions it sees is better than the second
+        [True, False, True, False],
+    ]
+    torch.manual_seed(0)
+    scores = torch.randn(20, 20).relu()  # with equals
+    whole = best_positions(scores, 6)
+    assert (whole.sum(1) == torch.arange(1, 21).clamp(max=6)).all()
+    for n in range(1, 21):
+        assert torch.equal(best_positions(scores[n - 1 : n, :n], 6)[0], whole[n - 1, :n])
+
+
+def test_dense_attention_instead_of_sparse():
+    expected = np.load(shared("golden/convert/glm_moe_dsa/logits.npz"))
+    for sparse, name in ((True, "logits"), (False, "logits_dense")):
+        for mla in (0, 1):
+            found = logits(
+                golden("glm_moe_dsa"),
+                expected["input_ids"],
+                switches=Switches(mla=mla, sparse_attention=sparse),
+            )
+            assert np.abs(found.numpy() - expected[name]).max() < BOUND
