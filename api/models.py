@@ -54,7 +54,7 @@ def split_options(
         if load is not None or about_loading:
             given = f"option '{about_loading[0]}'" if about_loading else "load options"
             raise UsageError(
-                f"{function.__name__} takes {given} with a path: this model is loaded already"
+                f"{function.__name__} takes {given} only with a path; this model is already loaded"
             )
     return chosen, loading
 

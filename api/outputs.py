@@ -136,7 +136,7 @@ def _finished(out: PathLike, paths: Sequence[Path]) -> frozenset[int]:
         if path.exists() and Path(real_output(path)).name not in unfinished
     )
     for index in sorted(existing):
-        log.info("%s already exists and stays as it is", printable(paths[index], 400))
+        log.info("%s already exists and is kept", printable(paths[index], 400))
     return existing
 
 

@@ -40,8 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--check",
         action="store_true",
         help=(
-            "only see that what is not compiled yet compiles: several times as fast, and "
-            "no code is kept"
+            "only check that kernels that are not compiled yet compile; several times as fast, "
+            "and no code is kept"
         ),
     )
     parser.add_argument(

@@ -75,7 +75,7 @@ def check_disks(files: Sequence[tuple[str | os.PathLike, int]]) -> None:
     for need in disk_needs(files):
         if not need.fits:
             raise OutputError(
-                f"the files to come need {need.needed} bytes, {need.free} are free",
+                f"the output files need {need.needed} bytes, {need.free} are free",
                 file=need.folder,
             )
 

@@ -29,16 +29,16 @@ class ColdOptions(Options):
         "tokens",
         "--in-weighting",
         choices=WEIGHTINGS,
-        help="count a call of a .dat file as the -c tokens that it is (tokens), or as one token, as"
-        " ik_llama.cpp does (calls)",
+        help="count a call of a .dat file as -c tokens (tokens), or as one token, as ik_llama.cpp"
+        " does (calls)",
     )
     cold_experts: str = option(
         "none",
         "--cold-experts",
         choices=METHODS,
-        help="what is written of cold experts: what they saw with the mean of their layer mixed in"
-        " (prior, the default with a text), or the mean of the experts with the nearest router rows"
-        " (neighbours); all-experts shows every token to every expert while collecting; none writes"
+        help="what to write for cold experts: prior (the default with a text) mixes the mean of"
+        " their layer into what they saw, neighbours the mean of the experts with the nearest"
+        " router rows; all-experts shows every token to every expert while collecting; none writes"
         " what they saw, and ones for those that saw nothing",
     )
     min_tokens: int = option(
@@ -53,7 +53,7 @@ class ColdOptions(Options):
         DEFAULT_PRIOR_TOKENS,
         "--prior-tokens",
         metavar="K",
-        help="how many tokens the mean of cold experts counts as",
+        help="how many tokens the mean that is mixed into cold experts counts as",
     )
 
 
@@ -132,7 +132,7 @@ class SensitivityOptions(ChunkOptions):
         "--layers",
         least=1,
         metavar="N",
-        help="replace a tensor of N layers at a time: faster, and tells less",
+        help="replace a tensor of N layers at a time: faster, but less precise",
     )
     types: tuple[str, ...] = option((), kind=str, many=True)
     force: bool = option(

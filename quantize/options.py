@@ -81,8 +81,8 @@ class QuantizeOptions(Options):
     validate: bool = option(
         False,
         "--validate",
-        help="read every output back before it gets its name, and check its values and the errors"
-        " that the run reported",
+        help="read every output back before it is renamed, and check its values and the reported"
+        " errors",
     )
 
 

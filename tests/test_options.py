@@ -280,7 +280,7 @@ def test_options_of_loading_are_for_paths():
         assert model.ubatch == 32
         one = iqforge.measure_perplexity(model, TEXT, n_ctx=64, chunks=2)
         for load in ({"device": "cpu"}, {"load": LoadOptions()}):
-            with pytest.raises(UsageError, match="loaded already"):
+            with pytest.raises(UsageError, match="already loaded"):
                 iqforge.measure_perplexity(model, TEXT, n_ctx=64, **load)
     for other in (
         {"n_ctx": 64, "chunks": 2, "cache_type_k": None, "device": "auto", "precision": "f32"},

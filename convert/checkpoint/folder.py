@@ -36,7 +36,7 @@ class Checkpoint:
     """A context manager that closes its files."""
 
     parallel_reads = 0
-    """Number of concurrent readers that reading it fast takes; 0 for local files."""
+    """The number of concurrent readers for full speed; 0 for local files."""
 
     def __init__(self, path: Path):
         if not path.is_dir():

@@ -156,7 +156,7 @@ class RemoteFiles:
             return out
         except CancelledError:
             raise RemoteError(
-                "reading was ended before it was complete", file=tensor.file, tensor=tensor.name
+                "reading was stopped before it was complete", file=tensor.file, tensor=tensor.name
             ) from None
 
     def _in_turn(

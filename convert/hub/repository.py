@@ -78,7 +78,7 @@ def access_token() -> str | None:
     """
     token = get_token()
     if token is not None and (not token.isascii() or not token.isprintable() or " " in token):
-        raise UsageError("the access token of the Hub (HF_TOKEN) has characters that no token has")
+        raise UsageError("the access token of the Hub (HF_TOKEN) has invalid characters")
     return token
 
 

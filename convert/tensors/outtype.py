@@ -35,7 +35,7 @@ def plan_outtype(source: Source, outtype: str) -> tuple[list[TensorInfo], int]:
     name = resolve_outtype(source.tensors, outtype)
     if name not in OUTTYPES:
         raise UsageError(
-            f"{name} takes a quantizer; the types without one are {', '.join(OUTTYPES)} and {AUTO}"
+            f"{name} needs a quantizer; the types without one are {', '.join(OUTTYPES)} and {AUTO}"
         )
     wanted, file_type = OUTTYPES[name]
     if (packed := packed_type(source.tensors)) is not None and not wanted.is_quantized:

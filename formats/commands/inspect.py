@@ -21,14 +21,14 @@ _ITEM_LENGTH, _TEXT_LENGTH, _LIST_ITEMS = 40, 160, 6
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Print the keys, tensors, types and sizes of a GGUF file, or of a split model through its"
-        " first shard. Only headers are read. What could act on a terminal is printed as escapes."
+        " first shard. Only headers are read. Control characters are printed as escapes."
     )
     parser.add_argument(
         "model", metavar="FILE", help="a GGUF file; of a split model the first shard"
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--full", action="store_true", help="do not shorten long arrays and texts")
-    parser.add_argument("--no-tensors", action="store_true", help="leave the list of tensors out")
+    parser.add_argument("--no-tensors", action="store_true", help="leave out the list of tensors")
     parser.add_argument(
         "--data-offset",
         action="store_true",

@@ -14,8 +14,8 @@ from .progress import ByteProgress
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write the GGUF model IN to OUT with ffn_gate_exps and ffn_up_exps of each layer as one"
-        " tensor ffn_gate_up_exps. Bytes are moved, nothing is decoded: any type will do,"
-        " interleaved ones too, if both halves have the same."
+        " tensor ffn_gate_up_exps. Bytes are moved and nothing is decoded, so all types work,"
+        " also interleaved ones, if both halves have the same type."
     )
     GateUpOptions.add_flags(parser)
     parser.add_argument("input", metavar="IN", help="a GGUF file; of a split model the first shard")

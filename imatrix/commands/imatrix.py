@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-lsim",
         "--layer-similarity",
         action="store_true",
-        help="at the end, say how much each layer changes its input",
+        help="print how much each layer changes its input",
     )
     parser.add_argument("--ppl", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(

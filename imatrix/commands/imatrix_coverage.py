@@ -10,7 +10,7 @@ from ...errors import UsageError
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "How many tokens each expert of a model saw when an importance matrix was collected."
+        "Count the tokens that each expert of a model saw when an importance matrix was collected."
     )
     parser.add_argument(
         "file",

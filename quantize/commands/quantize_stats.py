@@ -169,6 +169,6 @@ def total_lines(report: StatsReport) -> list[str]:
     if report.imatrix is not None and not all(tensor.weighted for tensor in report.tensors):
         lines.append(
             f"no importances for {sum(not t.weighted for t in report.tensors)} of"
-            f" {len(report.tensors)} tensors: weights 1 there"
+            f" {len(report.tensors)} tensors; their columns have weight 1"
         )
     return lines

@@ -15,9 +15,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compile the searches and decoders of types on the CPU, in parallel processes. Otherwise"
         " the first run that needs a type compiles its search, which takes a few seconds. The code"
-        " stays in a cache on disk. Code for GPUs is not compiled here: the first run on a GPU"
-        " compiles the searches it needs, of which iqforge kernels --build compiles those of the"
-        " trellis types ahead of time, with the kernels that run models."
+        " stays in a cache on disk. Code for GPUs is not compiled here. The first run on a GPU"
+        " compiles the searches that it needs. `iqforge kernels --build` compiles the searches of"
+        " trellis types and the kernels that run models ahead of time."
     )
     parser.add_argument(
         "types", nargs="*", metavar="TYPE", help="types to compile for (default: all)"
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace, api) -> int:
         print(f"{types} ready: nothing had to be compiled")
     if has_nvidia_gpu():
         print(
-            "nothing was compiled for the GPU: iqforge kernels --build compiles the kernels that"
-            " run models and the searches of trellis types; the first run that needs another search"
-            " compiles it"
+            "nothing was compiled for the GPU: `iqforge kernels --build` compiles the kernels that"
+            " run models and the searches of trellis types; other searches are compiled when a run"
+            " needs them"
         )
     return 0

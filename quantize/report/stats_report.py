@@ -257,9 +257,9 @@ def _breakable(name: str) -> str:
 
 def _lead(report: StatsReport) -> str:
     what = (
-        "each column counts by its importance, as the calibration text drives it"
+        "columns are weighted by their importance"
         if report.weighted
-        else "all columns count alike, as no importance matrix was given"
+        else "columns are not weighted, as no importance matrix was given"
     )
     rows = (
         f" About {report.sampled} evenly spaced rows of each tensor were measured."
