@@ -115,6 +115,12 @@ class LoadOptions(Options):
     v_cache_hadamard: bool = option(
         False, "-vhad", "--v-cache-hadamard", help="apply a Hadamard transform to quantized values"
     )
+    swa_full: bool = option(
+        False,
+        "--swa-full",
+        help="keep all positions in layers with a sliding window, so that a sequence can be cut"
+        " back to any length",
+    )
     flash_attn: bool | str = option(
         True,
         "-fa",
@@ -218,7 +224,9 @@ class LoadOptions(Options):
 
         ser = parse_ser(self.expert_reduction) if self.expert_reduction else None
         flash = parse_on_off("-fa", self.flash_attn)
-        return Switches(flash, self.attention_max_batch, ser, self.merge_gate_up)
+        return Switches(
+            flash, self.attention_max_batch, ser, self.merge_gate_up, swa_full=self.swa_full
+        )
 
     def _cache(self) -> CacheSettings | None:
         """Return None where no option is about the cache."""

@@ -23,6 +23,7 @@ class Switches:
     than t times the largest. merge_gate_up: gate and up experts as one matrix. mla: the form of
     latent attention: 1 absorbed; 2 and 3 naive for many new tokens, absorbed for few; 0 naive.
     sparse_attention: layers with an indexer see only the positions it chooses; without, all.
+    swa_full: layers with a sliding window keep all positions of a sequence.
     """
 
     flash_attention: bool = True
@@ -31,6 +32,7 @@ class Switches:
     merge_gate_up: bool = False
     mla: int = 3
     sparse_attention: bool = True
+    swa_full: bool = False
 
     @property
     def absorb(self) -> int:

@@ -410,7 +410,10 @@ class Weights:
         unused = [
             name
             for name in self._tensors
-            if name not in self._asked and name not in self._skipped and name not in _NEEDLESS
+            if name not in self._asked
+            and name not in self._skipped
+            and name not in _NEEDLESS
+            and TensorName.parse(name).suffix != "input_scale"  # to quantize activations
         ]
         if unused:
             shown = ", ".join(printable(name, 80) for name in unused[:4])

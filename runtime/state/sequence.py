@@ -132,13 +132,18 @@ class State:
         if snapshot not in self._snapshots:
             raise UsageError("the snapshot is of another sequence")
         n = snapshot.n_past
-        self._keep_for_snapshots(min(n, self.n_past))
+        overwritten = [
+            first
+            for i, (first, _) in snapshot._saved.items()
+            if not self.tables[self.windows[i]].window and snapshot._intact < n
+        ]
+        self._keep_for_snapshots(min(n, self.n_past, *overwritten))
         for table in self.tables.values():
             if table.window:
-                table.truncate(0)
+                table.restart(n)
             else:
                 table.truncate(n)
-            table.reserve(n)
+                table.reserve(n)
         for i, (first, saved) in list(snapshot._saved.items()):
             layer = self.layers[i]
             if layer is None:
@@ -146,9 +151,6 @@ class State:
             layer.load(first, saved)
             if layer.by_position and not self.tables[self.windows[i]].window:
                 del snapshot._saved[i]  # the cache has them again
-        for table in self.tables.values():
-            if table.window:
-                table.release_unseen(n)
         self.n_past = snapshot._intact = n
 
     def _keep_for_snapshots(self, n: int) -> None:

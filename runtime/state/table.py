@@ -90,6 +90,14 @@ class Table:
             self._release(len(self.blocks) - 1)
             self.blocks.pop()
 
+    def restart(self, n: int) -> None:
+        """Give back all blocks, and take those that a token after `n` others can see."""
+        for i in range(len(self.blocks)):
+            self._release(i)
+        self.blocks = [-1] * (self.first_needed(n) // BLOCK_TOKENS)
+        self._known = None
+        self.reserve(n)
+
     def _release(self, i: int) -> None:
         if self.blocks[i] >= 0:
             self.pool.give(self.blocks[i])
