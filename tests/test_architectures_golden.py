@@ -20,7 +20,13 @@ from .tiny_model import write_gguf
 
 BOUND = 1e-4  # largest difference of logits
 # case -> (largest difference, why)
-EXCEPTIONS: dict[str, tuple[float, str]] = {}
+EXCEPTIONS: dict[str, tuple[float, str]] = {
+    "qwen3_5": (
+        3e-4,
+        "one unit in the last place of an embedding changes the logits by 8e-5: a head of the third"
+        " token is so small that the norm after it multiplies rounding errors by a thousand",
+    ),
+}
 
 CASES = (
     "deepseek_v2",
