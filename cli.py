@@ -117,6 +117,12 @@ COMMANDS = {
         "continue a prompt",
         'iqforge generate -m model-iq4_k.gguf -p "The capital of France is" -n 64',
     ),
+    "tokenize": Command(
+        ".runtime.commands.tokenize",
+        "run",
+        "print the tokens of a text",
+        'iqforge tokenize -m model-iq4_k.gguf -p "The capital of France"',
+    ),
     "bench": Command(
         ".runtime.commands.bench",
         "run",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..runtime.generate import Generation
     from ..runtime.model import Model
     from ..runtime.options import GenerateOptions, LoadOptions, PerplexityOptions
+    from ..runtime.tokenizer import Tokenizer
 
 
 def measure_perplexity(
@@ -224,3 +225,17 @@ def load_model(
     keywords = keywords if device is None else keywords | {"device": device}
     check_load_keywords(load_model, keywords)
     return open_model(path, options, source=source, **keywords)
+
+
+@checks_keywords
+def load_tokenizer(path: PathLike) -> Tokenizer:
+    """Return the tokenizer of a GGUF file or a checkpoint folder, from its metadata alone.
+
+    `.encode(text, add_special=True, parse_special=False)` returns ids, `.decode(ids)` the text.
+    Raise TokenizerError for a vocabulary that cannot be tokenized with.
+    """
+    from ..runtime.tokenizer import Tokenizer
+    from .source import open_source
+
+    with open_source(path) as source:
+        return Tokenizer.from_metadata(source.metadata, file=str(source.path))

@@ -43,6 +43,7 @@ PUBLIC = {
     "imatrix_statistics": "api.imatrix",
     # Run
     "load_model": "api.runtime",
+    "load_tokenizer": "api.runtime",
     "random_model": "api.bench",
     "random_source": "api.bench",
     "generate": "api.runtime",

@@ -14,7 +14,7 @@ from iqforge.runtime.tokenizer import Tokenizer
 from iqforge.runtime.tokenizer.charsmap import check_charsmap
 
 from .random_texts import random_texts
-from .test_tokenizer_kinds import trained_model
+from .sentencepiece_models import trained_model
 
 KEY = "tokenizer.ggml."
 

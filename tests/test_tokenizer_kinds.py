@@ -5,7 +5,6 @@ tokenizer that it comes from, with the texts of special tokens taken as tokens a
 from __future__ import annotations
 
 import base64
-import io
 import json
 from pathlib import Path
 
@@ -23,14 +22,11 @@ from iqforge.runtime.tokenizer import TextStream, Tokenizer
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers
 
 from .random_texts import random_texts
+from .sentencepiece_models import TEXT, trained_model
 from .shared import shared
-from .tiny_checkpoint import PROSE
 
-N_TEXTS = 10_000
-TEXT = (
-    f"{PROSE}\nDon't we'll I'VE HELLO Größe naïve façade \u65e5\u672c\u8a9e \u6f22\u5b57 "
-    f"\u0438\u0437 \u0441\u043b\u043e\u0432 \uac00\ub098 \U0001f642\n    return x\n        y\n"
-)
+N_TEXTS = 10_000  # per kind; its variants get fewer
+FEWER = 2000
 MARKS = ["<|user|>", "<|end|>", "<tool>"]  # control, control, user-defined
 
 
@@ -138,7 +134,7 @@ def test_byte_level_bpe(tmp_path: Path, pre: str, steps: list, options: dict):
     assert metadata["tokenizer.ggml.pre"].data == pre
     stripping = [key for key in metadata if key.startswith("iqforge.")]
     assert len(stripping) == (2 if pre == "gpt-4o" else 0)
-    texts = random_texts(N_TEXTS, 1, MARKS)
+    texts = random_texts(N_TEXTS if options == {"nfc": True} else FEWER, 1, MARKS)
     tokenizer = check(metadata, reference, texts)
     if not options.get("nfc"):
         for text in texts[:500]:
@@ -227,19 +223,6 @@ def test_tiktoken(tmp_path: Path):
 # --------------------------------------------------------------------------------------------------
 
 
-def trained_model(**options: object) -> bytes:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT.splitlines()),
-        model_writer=model,
-        num_threads=1,
-        minloglevel=2,
-        hard_vocab_limit=False,
-        **options,
-    )
-    return model.getvalue()
-
-
 def bpe_by_scores(processor: sentencepiece.SentencePieceProcessor) -> tokenizers.Tokenizer:
     """Return what transformers makes of a SentencePiece BPE: every way to join two tokens to one is
     a merge, in the order of what it makes, then of the two.
@@ -300,7 +283,7 @@ def test_sentencepiece_bpe(tmp_path: Path, llama_model: bytes, scheme: str):
         },
     )
     assert metadata["tokenizer.ggml.model"].data == "llama"
-    texts = random_texts(N_TEXTS, 3, [*MARKS, "<s>"])
+    texts = random_texts(FEWER if scheme == "never" else N_TEXTS, 3, [*MARKS, "<s>"])
     if scheme == "first":
         # This step of transformers puts no space before one that the text begins with;
         # SentencePiece does, and so do we (see below).
@@ -337,7 +320,7 @@ def test_tokenizer_json_made_from_sentencepiece(tmp_path: Path):
         tokenizer_config={"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     )
     assert metadata["iqforge.tokenizer.space_prefix"].data == "always"
-    check(metadata, reference, random_texts(N_TEXTS, 5, [*MARKS, "<s>"]))
+    check(metadata, reference, random_texts(FEWER, 5, [*MARKS, "<s>"]))
 
 
 @pytest.mark.parametrize("case", ["tok_spm", "mixtral", "phi3", "gemma3"])
@@ -348,7 +331,7 @@ def test_files_of_the_reference_against_sentencepiece(case: str):
     )
     with open_gguf(folder / "expected-f32.gguf") as file:
         tokenizer = Tokenizer.from_metadata(file.metadata)
-    for text in random_texts(N_TEXTS, 6):
+    for text in random_texts(FEWER, 6):
         assert tokenizer.encode(text, add_special=False) == processor.encode(text), text
     if (folder / "tokens.json").exists():
         for entry in json.loads((folder / "tokens.json").read_text()):
@@ -440,7 +423,12 @@ def test_unigram(tmp_path: Path, rule: str):
         for number, name in zip(entries, names)
         if reference.token_to_id(name) != int(number)
     }
-    tokenizer = check(metadata, reference, random_texts(N_TEXTS, 8, [*MARKS, "</s>"]), ids)
+    tokenizer = check(
+        metadata,
+        reference,
+        random_texts(FEWER if rule == "identity" else N_TEXTS, 8, [*MARKS, "</s>"]),
+        ids,
+    )
     assert tokenizer.encode("a") == [*tokenizer.encode("a", add_special=False), 1]
     assert tokenizer.decode(tokenizer.encode("of each block", add_special=False)) == "of each block"
 
@@ -471,7 +459,7 @@ def test_wordpiece(tmp_path: Path, options: dict):
     metadata = converted(
         tmp_path, 420, tokenizer=json.loads(reference.to_str()), tokenizer_config=names
     )
-    texts = random_texts(N_TEXTS, 9, special[2:])
+    texts = random_texts(FEWER if options else N_TEXTS, 9, special[2:])
     texts.append("x" * 101 + " " + "a" * 100)  # words of more than 100 letters are unknown
     tokenizer = check(metadata, reference, texts)
     for text in texts[:500]:
@@ -520,7 +508,7 @@ def test_files_of_the_reference_for_gemma4(case: str):
     with open_gguf(folder / "expected-f32.gguf") as file:
         metadata = file.metadata
     added = [token.content for token in reference.get_added_tokens_decoder().values()]
-    check(metadata, reference, random_texts(N_TEXTS, 11, added))
+    check(metadata, reference, random_texts(FEWER, 11, added))
 
 
 # --- text as it comes

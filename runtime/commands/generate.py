@@ -106,6 +106,6 @@ def unescape(text: str) -> str:
         return replaced.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"-p is not UTF-8 at byte {error.start}:"
+            f"the text is not UTF-8 at byte {error.start}:"
             f" {printable(replaced[error.start : error.end], 40)}"
         ) from None
