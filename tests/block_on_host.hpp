@@ -1,8 +1,10 @@
-// A thread block of CUDA on the CPU, for g++: each thread is a fiber that runs to its next barrier; what lanes exchange goes over them.
+// A thread block of CUDA on the CPU, for g++: each thread is a fiber that runs to its next barrier,
+// and lanes exchange data at barriers.
 //
-// Copies to shared memory that continue next to a thread (cp.async) arrive as late as they may, and the place they go to is destroyed when
-// they start: so a missing wait, or a slot that is filled while it is still read, gives wrong results. Every other block runs its warps and
-// lanes from the last to the first: a missing barrier is then seen, whoever should have waited for whom.
+// Copies to shared memory that continue next to a thread (cp.async) arrive as late as possible, and
+// their destination is overwritten when they start. So a missing wait, or a slot that is filled
+// while it is still read, gives wrong results. Every other block runs its warps and lanes from the
+// last to the first, so that a missing barrier is found in either direction.
 #pragma once
 #include <sys/mman.h>
 #include <ucontext.h>

@@ -1,5 +1,6 @@
-// CUDA blocks on the CPU, one after the other: a thread of a block is a std::thread, barriers are barriers. For kernels of the decoding
-// step, which leave out their own hardware instructions where ON_HOST is defined. Shared memory holds NaN at first.
+// CUDA blocks on the CPU, one after the other: each thread of a block is a std::thread, with real
+// barriers. For kernels of the decode step, which leave out their own hardware instructions if
+// ON_HOST is defined. Shared memory is filled with NaN at first.
 #pragma once
 #include <math.h>
 #include <string.h>
@@ -39,7 +40,7 @@ inline void __syncthreads() { block_barrier->arrive_and_wait(); }
 inline void __syncwarp() { warp_barriers[threadIdx.x / 32]->arrive_and_wait(); }
 inline void __threadfence() {}
 
-// With -fsanitize=thread: what lanes exchange in registers does not order what they do in memory.
+// With -fsanitize=thread: exchanging registers among lanes does not order their accesses to memory.
 #ifdef __SANITIZE_THREAD__
 extern "C" void AnnotateIgnoreSyncBegin(const char*, int);
 extern "C" void AnnotateIgnoreSyncEnd(const char*, int);
@@ -63,7 +64,7 @@ struct Unseen {
 struct Unseen { ~Unseen() {} };
 #endif
 
-// What every lane of a warp gives, as every lane sees it.
+// The values of all lanes of a warp, as every lane sees them.
 template <class T, class F>
 auto exchange(const T& mine, F use) {
     static T given[32][32];

@@ -1,4 +1,5 @@
-// What the headers in cuda_kernels/units/ need of CUDA, for g++, so that they can be tried without a GPU.
+// The part of CUDA that the headers in cuda_kernels/units/ need, for g++, so that they can be
+// tested without a GPU.
 #pragma once
 #include <cmath>
 #include <cstdint>

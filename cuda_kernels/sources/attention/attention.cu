@@ -1,10 +1,12 @@
-// Attention of the 1 to 8 newest positions of a sequence, from the projections q, k, v to the mixed heads, in one launch:
-// head norms, rotation, the new rows into the cache, softmax(q K^T) V over the cache, and the join of the splits.
+// Attention of the 1 to 8 newest positions of a sequence, from the projections q, k, v to the mixed
+// heads, in one launch: head norms, rotation, storing the new rows in the cache, softmax(q K^T) V
+// over the cache, and the join of the splits.
 //
-// grid (splits, kv heads), THREADS threads. A block takes one range of positions of one kv head, for all GROUP query heads that share it
-// and all ROWS new positions: R = ROWS * GROUP rows over one pass of K and V. Ranges follow from the number of positions alone; blocks
-// without one leave. Blocks of a kv head that share the work leave (unnormalised mix, maximum, sum) of their range in memory, and
-// the last of them to finish joins them in the order of positions.
+// grid (splits, kv heads), THREADS threads. A block takes one range of positions of one kv head,
+// for all GROUP query heads that share it and all ROWS new positions: R = ROWS * GROUP rows over
+// one pass of K and V. Ranges follow from the number of positions alone; blocks without a range
+// return. Blocks of a kv head that share the work store (unnormalised mix, maximum, sum) of their
+// range in memory, and the last of them to finish joins these in the order of positions.
 //
 // Compiled per shape: HEADS_KV, GROUP, ROWS, DK, DV, TYPE_K, TYPE_V, N_ROT, NEOX_PAIRS, HEAD_NORMS, HAD_K, HAD_V (block of the transform,
 // or 0), MMA (tensor cores), TILE (positions in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE),
@@ -25,8 +27,8 @@ constexpr float LOG2E = 1.4426950408889634f;
 #include "attention/scalar.cuh"
 #endif
 
-// Shared memory: tiles | queries | new k | new v | scores (before: a row for each warp) | probabilities | rescaling, maxima, sums.
-// What is joined takes the place of the tiles.
+// Shared memory: tiles | queries | new k | new v | scores (before: a row for each warp) |
+// probabilities | rescaling, maxima, sums. The parts to join replace the tiles.
 constexpr int STAGE = TILE * (STRIDE_K + STRIDE_V), WIDER = DK > DV ? DK : DV;
 constexpr int TILES = STAGES * STAGE > Mixer::JOIN_BYTES ? STAGES * STAGE : Mixer::JOIN_BYTES;
 constexpr int SCORES = R * TILE > WARPS * WIDER ? R * TILE : WARPS * WIDER;
@@ -36,7 +38,7 @@ constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leave
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(DV <= 4 * THREADS && DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");
 
-// A row to get ready: a new row of K or V, or a row of q. In this order, as new rows take longest.
+// A row to prepare: a new row of K or V, or a row of q. In this order, as new rows take longest.
 struct Job {
     int i;        // which of the ROWS positions
     bool k, v;    // neither: a query, row r
@@ -66,7 +68,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     const int first = (int)blockIdx.x * range, last = min(first + range, n_kv);
     if (first >= n_kv) return;
 
-    // What earlier steps left in the cache does not depend on the launch before this one.
+    // The cache rows of earlier steps do not depend on the previous launch.
     auto load = [&](int tile) {
         const int at = first + tile * TILE, old = min(min(at + TILE, last), p0) - at;
         char* to = shared + tile % STAGES * STAGE;
@@ -74,14 +76,15 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         load_tile<TYPE_V, DV, STRIDE_V, ROW_V>(to + TILE * STRIDE_K, cache_v, at, old, head);
         end_of_copies();
     };
-    // A probability of 0 times whatever is stored after the last row could be NaN.
+    // A probability of 0 times the memory after the last row could be NaN.
     auto clear = [&](int tile) {
         const int n = last - (first + tile * TILE);
         char* from = shared + tile % STAGES * STAGE + TILE * STRIDE_K + n * STRIDE_V;
         const int parts = MMA && n > 0 && n < TILE ? (15 - (n - 1) % 16) * (STRIDE_V / 16) : 0;
         for (int i = threadIdx.x; i < parts; i += THREADS) *(uint4*)(from + i * 16) = make_uint4(0, 0, 0, 0);
     };
-    // Where a new row of position p goes: to its tile, or aside if that one is loaded later.
+    // The place of a new row of position p: its tile, or a separate buffer if the tile is loaded
+    // later.
     auto place = [&](int p, int i, bool value) {
         const int tile = (p - first) / TILE, row = (p - first) % TILE;
         if (tile >= STAGES) return value ? new_v + i * STRIDE_V : new_k + i * STRIDE_K;
@@ -97,8 +100,9 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     if (HEAD_NORMS) norm_q.fetch(q_norm, lane), norm_k.fetch(k_norm, lane);
 
     wait_for_inputs();
-    // Not earlier: while the launch in front still fills the multiprocessors, blocks of the next one do not fit beside this one's,
-    // go to those that are free first, two to one, and none is left for others; that keeps up for as long as launches overlap.
+    // Not earlier: while the previous launch still fills the multiprocessors, blocks of the next
+    // one do not fit next to this one's. They would go in pairs to the multiprocessors that are
+    // free first and leave none for others, and this would continue as long as launches overlap.
     start_dependents();
     constexpr int JOBS = R + 2 * ROWS, AT_ONCE = JOBS > WARPS ? 2 : 1;
     for (int base = warp; base < JOBS; base += AT_ONCE * WARPS) {
@@ -195,7 +199,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         __syncthreads();
     }
 
-    // This range is either the answer or a part of it.
+    // This range is either the whole result or a part of it.
     float* joined = (float*)shared;
     auto answer = [&](int r, int i, float x, float y) {
         float* to = HAD_V ? joined + r * DV + i : out + ((r / GROUP) * HEADS + head * GROUP + r % GROUP) * DV + i;
@@ -208,7 +212,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         mixer.finish(joined, [&](int r, int i, float x, float y) { *(float2*)(mine + r * DV + i) = make_float2(x, y); });
         for (int r = threadIdx.x; r < R; r += THREADS) mine[R * DV + r] = maxima[r], mine[R * DV + R + r] = sums[r];
         if (!last_to_arrive(tickets + head, active)) return;
-        // Every part's share of each row first, then sums whose loads wait for nothing.
+        // The share of every part in each row comes first, then sums whose loads do not wait.
         const float* parts = partial + (long long)head * gridDim.x * PART;
         float* share = (float*)queries;  // R shares of each block fit: the launching side sees to that
         for (int r = warp; r < R; r += WARPS) {

@@ -56,7 +56,7 @@ __device__ __forceinline__ void decode8(const u8* block, int c, float (&out)[8])
     }
 }
 
-// A scale as stored, and what to multiply with instead of dividing by it (0 for a scale of 0).
+// A scale as stored, and its reciprocal (0 for a scale of 0).
 struct Scale { u16 bits; float value, inverse; };
 
 __device__ __forceinline__ Scale as_stored(float d) {
@@ -71,7 +71,8 @@ __device__ __forceinline__ int code(float x, float inverse, int low, int high) {
     return (int)fminf(fmaxf(rintf(__fmul_rn(x, inverse)), (float)low), (float)high);
 }
 
-// Writes 32 elements, one per lane, to `block`; returns what will be read back for this lane's element. All lanes take part.
+// Write 32 elements, one per lane, to `block`. Return the value that will be read back for this
+// lane's element. All lanes take part.
 template <int TYPE>
 __device__ __forceinline__ float encode32(float x, int lane, u8* block) {
     if constexpr (TYPE == F32) {

@@ -1,6 +1,7 @@
-// Scores and mixes of a tile on tensor cores, for caches in half precision (or bfloat16) with heads of a multiple of 16. Keys and values
-// go in as they are; queries and probabilities in two parts, the rounded value and what rounding left over, so that nothing but the
-// last bits of float32 is lost (with bfloat16: 16 bits stay).
+// Scores and mixes of a tile on tensor cores, for caches in half precision (or bfloat16) with heads
+// of a multiple of 16. Keys and values are used as they are. Queries and probabilities are split
+// into two parts, the rounded value and the rounding error, so that only the last bits of float32
+// are lost (with bfloat16, 16 bits remain).
 #pragma once
 #include "attention/tile.cuh"
 
@@ -55,7 +56,8 @@ struct Mixer {
         for (int i = lane; i < DK; i += 32) two_parts(row[i] * scale, to + i, to + Q_PART / 2 + i);
     }
 
-    // A warp takes 8 positions at a time. Rows from R on are whatever lies there, and nobody reads what becomes of them.
+    // A warp takes 8 positions at a time. Rows from R on are arbitrary, and their results are not
+    // read.
     static __device__ __forceinline__ void score(const char* q, const char* tile_k, float* scores) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const char* at = tile_k + (8 * warp + lane / 4) * STRIDE_K + lane % 4 * 4;

@@ -1,7 +1,7 @@
-// One head of one position, made ready by a warp: norm, rotation, Hadamard transform. What has to come from global memory is fetched for
-// several rows before the first is worked on, as the way there takes longer than the work. It is fetched past L1: the launch in front
-// may write it while this kernel already runs, which the read-only path (ld.global.nc, what the compiler takes for const __restrict__)
-// is not made for.
+// A warp prepares one head of one position: norm, rotation, Hadamard transform. Global memory is
+// read for several rows before the first is processed, as its latency exceeds the work. The reads
+// bypass L1: the previous launch may still write the data while this kernel runs, which the
+// read-only path (ld.global.nc, which the compiler uses for const __restrict__) does not allow.
 #pragma once
 #include "step/common.cuh"
 
@@ -34,7 +34,7 @@ struct Row {
     }
 };
 
-// Turns of a position: pair 32 t + lane of ROTATED / 2 has (cos, sin) = turn[t].
+// The rotation of a position: pair 32 t + lane of ROTATED / 2 has (cos, sin) = turn[t].
 template <int ROTATED>
 struct Turns {
     static constexpr int PAIRS = ROTATED / 2, EACH = (PAIRS + 31) / 32;

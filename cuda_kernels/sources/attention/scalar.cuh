@@ -2,7 +2,8 @@
 #pragma once
 #include "attention/tile.cuh"
 
-// Who adds up what in the mix: a thread owns 4 elements of V, up to 8 rows, and every POSITION_GROUPS-th position.
+// Division of the mix among threads: a thread owns 4 elements of V, up to 8 rows, and every
+// POSITION_GROUPS-th position.
 constexpr int CHUNKS = DV / 4, GROUPS = THREADS / CHUNKS;
 constexpr int ROW_GROUPS = (R + 7) / 8 < GROUPS ? (R + 7) / 8 : GROUPS;
 constexpr int OWN = (R + ROW_GROUPS - 1) / ROW_GROUPS;

@@ -1,4 +1,4 @@
-// Tiles of the cache in shared memory: how rows get there, and new rows on their way into the cache.
+// Tiles of the cache in shared memory: loading rows into them, and storing new rows in the cache.
 #pragma once
 #include "attention/cache.cuh"
 
@@ -13,7 +13,7 @@ __device__ __forceinline__ void copy16(char* to, const u8* from) {
 
 __device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until at most N groups of copies of this thread are under way.
+// Wait until at most N groups of copies of this thread are in flight.
 template <int N>
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 #endif
@@ -70,7 +70,8 @@ __device__ __forceinline__ void read8(const char* row, int i, float (&x)[8]) {
     }
 }
 
-// One new row, ready in `row` (float32), to the cache and, as it will be read back, to `kept` in the form of a tile row.
+// Store one new row, prepared in `row` (float32), in the cache and, as it will be read back, in
+// `kept` in the form of a tile row.
 template <int TYPE, int D>
 __device__ __forceinline__ void store_row(const float* row, u8* cache, char* kept, int lane) {
     constexpr int WHOLE = D / 32 * 32;

@@ -1,4 +1,5 @@
-// What the kernels of the prompt path share: 16-bit floats without headers, and sums in a fixed order.
+// Common code of the prompt path's kernels: 16-bit floats without headers, and sums in a fixed
+// order.
 //
 // The spec defines HALF as the activations' type: 1 is float16, 0 is bfloat16. A unit is 8 consecutive elements, 16 bytes.
 #pragma once

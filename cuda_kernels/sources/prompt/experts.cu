@@ -1,14 +1,17 @@
-// Which experts a token goes to, and the order of rows grouped by expert. No atomics: a run repeats bit for bit.
+// Choose the experts of each token, and order rows by expert. There are no atomics, so a run
+// repeats bit for bit.
 #include "prompt/common.cuh"
 
 constexpr int ROUTE_WARPS = 4;
 constexpr int GROUP_THREADS = 1024;
 constexpr int PER_THREAD = 16;
 
-// Softmax over logits float32[T, n_experts], the n_used most probable experts in descending order (equal ones: the lower first), and
-// their probabilities brought to a sum of 1. Those from `always` on count only where p > threshold * largest p; others get id -1 and
-// weight 0. Where a logit is not a number no probability is one: then slot k gets expert k and NaN, which the logits show, as ids
-// that are no expert's would leave rows without a place. A warp per token; n_used <= n_experts <= 32 * PER_LANE, n_used <= 32.
+// Softmax over logits float32[T, n_experts], the n_used most probable experts in descending order
+// (equal ones: the lower first), and their probabilities normalized to a sum of 1. Experts from
+// `always` on count only if p > threshold * largest p; others get id -1 and weight 0. If a logit is
+// NaN, so are all probabilities. Slot k then gets expert k and weight NaN, which shows in the
+// logits; invalid ids would leave rows without a place. A warp per token; n_used <= n_experts <= 32
+// * PER_LANE, n_used <= 32.
 template <int PER_LANE>
 __device__ __forceinline__ void route(const float* logits, int tokens, int n_experts, int n_used, int always, float threshold, int* ids,
                                       float* weights) {
@@ -78,9 +81,10 @@ __device__ __forceinline__ int block_sum(int x, int* shared) {
     return sum;
 }
 
-// The rows of expert blockIdx.x: ids int[n] in flat (token, slot) order; ends[e] = rows of experts 0..e; sources[row] = flat index of
-// a grouped row; rows[flat] = its row. Ids below 0 have no row: rows[flat] = -1, and the last sources are -1.
-// CUDA block e counts the ids before its own and places its own in order; block 0 also marks what has no row.
+// The rows of expert blockIdx.x: ids int[n] in flat (token, slot) order; ends[e] = rows of experts
+// 0..e; sources[row] = flat index of a grouped row; rows[flat] = its row. Ids below 0 have no row:
+// rows[flat] = -1, and the last sources are -1. CUDA block e counts the ids before its own and
+// places its own in order. Block 0 also marks ids without a row.
 extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
 group_rows(const int* ids, int n, int* ends, int* sources, int* rows) {
     __shared__ int shared[GROUP_THREADS / 32], before[GROUP_THREADS / 32];

@@ -1,13 +1,15 @@
-// Products of rows grouped by expert with packed weights, on Hopper's tensor cores: the weights go from their blocks to registers and
-// from there into wgmma, and are never in memory decoded.
+// Products of rows grouped by expert with packed weights, on Hopper's tensor cores: weights go from
+// their blocks to registers and from there into wgmma. Decoded weights are never stored in memory.
 //
 // out[row, n] = sum over k of W[expert of row][n][k] * x[row][k]. wgmma takes its first operand from registers, so the weights are the
 // "rows" of an instruction (64 of them per warpgroup) and up to LARGEST tokens of one expert its "columns"; x comes from shared memory.
 //
-// The order of k within a product is free as long as both sides agree. A thread holds, of an instruction's 16 k, the slots 2q, 2q+1,
-// 2q+8 and 2q+9, where q is its number in its group of four. It decodes whole units of 32 elements, so within 128 k (four units)
-// instruction j takes elements 4j .. 4j+3 of unit q for those slots. x is therefore stored with its k permuted within each 128: element
-// 32q + 4j + r is at 16j + 2q + (r & 1) + 8 (r >> 1); whoever writes x (a norm, an activation) does that.
+// The order of k within a product is free as long as both sides agree. A thread holds, of an
+// instruction's 16 k, the slots 2q, 2q+1, 2q+8 and 2q+9, where q is its number in its group of
+// four. It decodes whole units of 32 elements, so within 128 k (four units) instruction j takes
+// elements 4j .. 4j+3 of unit q for those slots. x is therefore stored with its k permuted within
+// each 128: element 32q + 4j + r is at 16j + 2q + (r & 1) + 8 (r >> 1); the kernel that writes x (a
+// norm, an activation) does that.
 //
 // A CUDA block is a producer warpgroup, which copies rows of x into a ring of stages of 128 k, and two consumer warpgroups of 64 weight
 // rows each. It stays on its multiprocessor and takes every gridDim.x-th tile. TYPE: a unit struct, whose header comes first; HALF:
@@ -43,7 +45,8 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t phase) {
 template <int THREADS>
 __device__ __forceinline__ void named_sync(int number) { asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory"); }
 
-// Where tiles are: before[e] = tiles of tokens before expert e. Filled by all threads of the block.
+// The places of tiles: before[e] = tiles of tokens before expert e. Filled by all threads of the
+// block.
 __device__ __forceinline__ int count_tiles(const int* ends, int n_experts, int* before) {
   if (threadIdx.x < 32) {
     int total = 0;
@@ -66,7 +69,8 @@ __device__ __forceinline__ int count_tiles(const int* ends, int n_experts, int* 
   return before[n_experts];
 }
 
-// Tile number `t`: all rows of weights for some tokens, then for the next ones. An expert's tokens are shared out evenly, in 8s.
+// Tile number `t`: all rows of weights for some tokens, then for the next ones. An expert's tokens
+// are divided evenly, in multiples of 8.
 __device__ __forceinline__ Tile find_tile(int t, int row_tiles, const int* ends, int n_experts, const int* before) {
   const int token_tile = t / row_tiles;
   int low = 0, high = n_experts - 1;
@@ -126,8 +130,9 @@ __device__ __forceinline__ void pack(const float (&v)[32], uint32_t (&pairs)[16]
   for (int i = 0; i < 16; ++i) pairs[i] = HALF ? to_halves(v[2 * i], v[2 * i + 1]) : to_bfloats(v[2 * i], v[2 * i + 1]);
 }
 
-// sums += 64 rows of weights times N tokens, 128 k deep. The registers are free again when this returns: the compiler does not know that
-// wgmma reads them until it is waited for, so nothing may be decoded meanwhile. The other consumer decodes then.
+// sums += 64 rows of weights times N tokens, 128 k deep. The registers are free again when this
+// returns. The compiler does not know that wgmma reads them until it has been waited for, so
+// nothing may be decoded meanwhile. The other consumer decodes during this time.
 template <int N>
 __device__ __forceinline__ void multiply(Sums& sums, const uint32_t (&a)[16], const uint32_t (&b)[16], uint32_t stage, bool add) {
   wgmma_fence();

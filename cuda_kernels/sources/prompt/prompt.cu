@@ -1,16 +1,17 @@
 // Elementwise kernels of the prompt path. Each reads and writes device memory once, 16 bytes a thread at a time.
 //
-// The residual stream h is float32[T, width]; everything else is HALF. What a branch adds to h comes either as one row per token
-// or as `n_slots` rows per token, the outputs of its experts: h[t] += sum over k of weights[t, k] * delta[rows[t, k]], k ascending;
-// rows[t, k] < 0 adds nothing.
+// The residual stream h is float32[T, width]; everything else is HALF. The output of a branch is
+// added to h. It has either one row per token or `n_slots` rows per token, the outputs of its
+// experts: h[t] += sum over k of weights[t, k] * delta[rows[t, k]], k ascending; rows[t, k] < 0
+// adds nothing.
 #include "prompt/common.cuh"
 
 constexpr int NORM_THREADS = 256;
 
-// h += delta; x = h / sqrt(mean(h^2) + eps) * weight in HALF (Zhang and Sennrich, 2019), and in float32 where `exact` is given.
-// `permuted`: x with the columns of each 128 in the order that prompt/grouped.cu wants. One CUDA block per token. UNITS units per
-// thread, so width <= UNITS * 8 * NORM_THREADS. n_slots = 0: nothing to add;
-// weights = null: one row per token, row t.
+// h += delta; x = h / sqrt(mean(h^2) + eps) * weight in HALF (Zhang and Sennrich, 2019), and in
+// float32 where `exact` is given. `permuted`: x with the columns of each 128 in the order of
+// prompt/grouped.cu. One CUDA block per token. UNITS units per thread, so width <= UNITS * 8 *
+// NORM_THREADS. n_slots = 0: nothing to add; weights = null: one row per token, row t.
 template <int UNITS>
 __device__ __forceinline__ void add_norm(float* h, const uint4* delta, const float* weights, const int* rows, int n_slots,
                                          const float* weight, float eps, uint4* x, int permuted, float* exact, int width) {

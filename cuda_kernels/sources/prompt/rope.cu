@@ -1,4 +1,4 @@
-// Query, key and value heads of a prompt: norm of each head, rotation, and where they go.
+// Norm and rotate the query and key heads of a prompt, and store queries, keys and values.
 //
 // The joined products come as HALF[T, n_q + n_k + n_v heads, size]. Queries go to q[T, heads, size], keys and values to rows `first + t`
 // of k and v, [rows, kv heads, size] (a sequence's cache, or a buffer), all in STORED: 1 is float16, 0 bfloat16, 2 float32.

@@ -1,11 +1,13 @@
-// The search of quantize/search/trellis/rows.py for CUDA devices. Names and steps are the same; see there for what they mean.
+// The search of quantize/search/trellis/rows.py for CUDA devices. Names and steps are the same and
+// are explained there.
 //
 // trellis_prepare: a CUDA block per row finds the row's largest magnitude, its blocks' guesses and d.
 // trellis_search:  a warp per block of 32 finds the best multiple and code words; see trellis_words.cu, which is compiled after this file.
 // trellis_finish:  a CUDA block per row fits d and packs bytes.
 //
-// The first and last add in the order of the CPU's search and get its numbers. Compile with -fmad=false: where a multiplication
-// and an addition may be joined, in the search proper, fmaf says so. Every result is independent of how warps are scheduled.
+// The first and last kernels add in the order of the CPU's search and get its numbers. Compile with
+// -fmad=false: the search itself uses fmaf where a multiplication and an addition may be fused. No
+// result depends on how warps are scheduled.
 //
 // Given by -D: DIM values per group, GROUPS per block, BOOKS, SIDES (signs of multiples), TRIALS, BATCH of them searched at once,
 // NODES, MAGNITUDES, INTEGERS, SPREAD, SIZE, GAIN, SMALLEST, MARGIN, TARGETS, POSITIVE, NEGATIVE (counts), FORMAT (1 to 4).

@@ -1,4 +1,5 @@
-// What a warp does: the best multiple and code words for a block of 32. Compiled after trellis_rows.cu.
+// The work of a warp: find the best multiple and code words for a block of 32. Compiled after
+// trellis_rows.cu.
 
 // Values of a stored word: pairs of bfloat16, which hold integers up to 256.
 #if DIM == 8
@@ -27,7 +28,8 @@ __device__ float least_of_warp(float value) {
     return __uint_as_float(least & 0x80000000u ? least ^ 0x80000000u : ~least);
 }
 
-// What a warp knows while it searches the words for one group and BATCH scales; the same in all lanes but for `mine` and `index`.
+// The state of a warp while it searches the words for one group and BATCH scales. It is the same in
+// all lanes, except `mine` and `index`.
 struct Search {
     float w[DIM], wx[DIM];  // weights, and weights * x (for one scale: -2 / s times that)
     float low[DIM], high[DIM];  // the interval of x / s for all scales
@@ -52,7 +54,8 @@ struct Search {
         return total;
     }
 
-    // What score() needs of a word: its score if there is one scale, else sum w x v and sum w v^2.
+    // The data that score() needs about a word: its score if there is one scale, else sum w x v and
+    // sum w v^2.
     __device__ float2 sums(const float* v) const {
         float a = 0, b = 0;
 #pragma unroll
@@ -92,7 +95,8 @@ struct Search {
         update_limit();
     }
 
-    // Lanes hold leaves and their distances; the leaves nearer than the limit are judged in the order of the lanes.
+    // Lanes hold leaves and their distances. The leaves nearer than the limit are evaluated in the
+    // order of the lanes.
     __device__ void judge_leaves(const Word* words, const unsigned short* indices, int leaf, float distance) {
         const int lane = threadIdx.x % 32;
         while (unsigned near = __ballot_sync(ALL, distance < limit)) {

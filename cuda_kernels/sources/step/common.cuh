@@ -1,4 +1,5 @@
-// What the kernels of a decoding step share: dependent launches, half precision without headers, reductions of a warp in a fixed order.
+// Common code of the decode step's kernels: dependent launches, half precision without headers,
+// reductions of a warp in a fixed order.
 #pragma once
 
 typedef unsigned char u8;
@@ -10,11 +11,13 @@ typedef unsigned long long u64;
 
 #define INFINITY __int_as_float(0x7f800000)
 
-// A kernel launched as a dependent may start before the kernel it follows has ended. `start_dependents` lets the next one start as
-// soon as every block of this one runs; what it does before its own `wait_for_inputs` may only touch what no kernel of the step
-// writes (weights, cache rows of earlier steps), and the position, which the draw at a step's end moves on: the first launch of a step
-// is no dependent, so that nothing of it runs before that. `wait_for_inputs` returns when the kernel before has ended, and since
-// that one waited as well, everything before it. Without the launch attribute, and before sm_90, both do nothing.
+// A kernel launched as a dependent may start before the kernel it follows has ended.
+// `start_dependents` lets the next kernel start as soon as every block of this one runs. Before its
+// own `wait_for_inputs`, that kernel may only read what no kernel of the step writes (weights,
+// cache rows of earlier steps), and the position. The draw at the end of a step advances the
+// position, so the first launch of a step is not a dependent one. `wait_for_inputs` returns when
+// the previous kernel has ended, and with it all kernels before, as each waited as well. Without
+// the launch attribute, and before sm_90, both do nothing.
 __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -62,8 +65,9 @@ __device__ __forceinline__ float warp_max(float x) {
 
 #endif
 
-// True for the last of `count` blocks that arrive at a counter, which it leaves at 0 again. What the others wrote before is
-// visible to it. An integer counter decides only who does the rest of the work, not what is added in which order.
+// Return true for the last of `count` blocks that arrive at a counter, which is reset to 0. The
+// earlier writes of the others are visible to this block. The counter decides only which block does
+// the rest of the work, not the order of additions.
 __device__ __forceinline__ bool last_to_arrive(u32* counter, u32 count) {
     __shared__ u32 arrived;
     __threadfence();

@@ -1,4 +1,4 @@
-// What a step needs before its layers besides the embedding: the angles of the rotation at the new positions.
+// Compute the angles of the rotation at the new positions, which a step needs before its layers.
 #include "step/common.cuh"
 
 // rates float64[pairs], magnitude: see runtime/layers/rope.py; positions int32[rows]; angles float32[rows, pairs, 2], cosine and sine.

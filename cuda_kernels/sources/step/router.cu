@@ -1,11 +1,12 @@
 // The choice of experts for 1 to 8 rows in one launch: norm, float32 router, the N_USED most probable, weights of sum 1.
 //
-// One block for each expert, whose router row it holds in registers (read before the launch in front has ended, as weights do not depend
-// on it) and multiplies with every row of h. The last block to finish chooses. Blocks are small, so that they fit beside those of
-// the launch in front.
+// There is one block for each expert. It holds the expert's router row in registers (read before
+// the previous launch has ended, as weights do not depend on it) and multiplies it with every row
+// of h. The last block to finish chooses. Blocks are small, so that they fit next to those of the
+// previous launch.
 //
-// The softmax over all experts is not needed as such: probabilities order as logits do, and where the chosen ones are brought to a sum
-// of 1, the sum over all cancels out.
+// The softmax over all experts is not needed: probabilities have the order of logits, and the sum
+// over all experts cancels out when the chosen probabilities are normalized to a sum of 1.
 //
 // Compiled per shape: ROWS, WIDTH (a multiple of 4), EXPERTS, N_USED, and LEAST, THRESHOLD: experts after the LEAST best only count where
 // their probability exceeds THRESHOLD times the largest.
@@ -24,8 +25,9 @@ __device__ __forceinline__ float4 quad(const float* row, int i) {
     return at < QUADS ? __ldcg((const float4*)row + at) : make_float4(0.f, 0.f, 0.f, 0.f);
 }
 
-// All threads choose for one row. `logits` in shared memory. An expert's rank is the number of those before it: of larger logits, and of
-// lower experts with the same one. Without a number among them the weights come out as NaN.
+// All threads choose for one row. `logits` in shared memory. An expert's rank is the number of
+// experts before it: those with larger logits, and lower ones with the same logit. If a logit is
+// NaN, so are the weights.
 __device__ __forceinline__ void choose(const float* logits, float* best, int* ids, float* weights) {
     for (int e = threadIdx.x; e < EXPERTS; e += THREADS) {
         const float mine = logits[e];

@@ -1,4 +1,5 @@
-// The next token of a sequence, chosen on the device, so that steps follow each other without the host.
+// Choose the next token of a sequence on the device, so that steps follow each other without the
+// host.
 #include "step/common.cuh"
 
 constexpr int THREADS = 256;
@@ -9,7 +10,7 @@ __device__ __forceinline__ u32 ordered(float x) {
     return b >> 31 ? ~b : b | 0x80000000u;
 }
 
-// Above all the value, then the lower index. What is not finite is above everything.
+// Ordered by value, then by descending index. Values that are not finite are above all others.
 __device__ __forceinline__ u64 candidate(float x, int index) {
     return (__float_as_uint(x) & 0x7f800000) == 0x7f800000 ? ~0ull : (u64)ordered(x) << 32 | (u32)~index;
 }
@@ -33,8 +34,8 @@ __device__ __forceinline__ u64 block_max(u64 best) {
 
 __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000) != 0x7f800000; }
 
-// The token (-1: the logits were not finite) goes where the next step reads it, its position advances, and history[position] keeps it
-// for the host.
+// Store the token (-1 if the logits are not finite) where the next step reads it and, for the host,
+// in history[position]; advance the position.
 __device__ __forceinline__ void hand_on(int token, long long* tokens, int* positions, int* history) {
     const int position = positions[0] + 1;
     tokens[0] = max(token, 0);  // steps that are already under way must find a row of the embedding
@@ -95,8 +96,9 @@ __device__ __forceinline__ u32 philox(u32 position, u64 seed) {
     return c0;
 }
 
-// A draw among the first `count` of all `n` logits in descending order, with their ids, as `sample` of runtime/sampling.py has it:
-// top-p, min-p, temperature. One block; a thread takes a run of neighbours, so that sums have one order.
+// A draw among the first `count` of all `n` logits in descending order, with their ids, as `sample`
+// of runtime/sampling.py makes it: top-p, min-p, temperature. One block; a thread takes a run of
+// neighbours, so that sums have one order.
 extern "C" __global__ void __launch_bounds__(DRAW)
 sample_draw(const float* __restrict__ values, const long long* __restrict__ ids, int n, int count, double temperature, double top_p,
             double min_p, const u64* __restrict__ seed, long long* tokens, int* positions, int* history) {
@@ -186,7 +188,7 @@ __device__ __forceinline__ void merge(u64 (&x)[2], const u64* other, int lane) {
     descend(x, lane);
 }
 
-// The 64 largest of what the block's warps have, in descending order, to the first warp.
+// Bring the 64 largest numbers of the block's warps, in descending order, to the first warp.
 __device__ __forceinline__ void merge_warps(u64 (&x)[2], int warp, int lane) {
     __shared__ u64 lists[BEST / 32][LIST];
 #pragma unroll

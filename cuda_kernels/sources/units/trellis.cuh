@@ -1,5 +1,6 @@
-// Trellis types: values come from a generator started by an index. It multiplies by a constant, so element j is the start times the
-// (j + 1)th power of it, and no element waits for the one before.
+// Trellis types: values come from a generator started by an index. It multiplies by a constant, so
+// element j is the start times the (j + 1)th power of it, and no element waits for the previous
+// one.
 #pragma once
 #include "units/common.cuh"
 #include "units/trellis_constants.cuh"

@@ -1,7 +1,8 @@
 // Packed weights to rows of floats: TYPE (a unit struct, whose header comes first) to float32 (exact), bfloat16 and half (rounded).
 //
-// A thread decodes one unit. What the 32 threads of a warp have is next to each other in the result (64 bytes of each, for float32 two
-// times 64), and goes through shared memory so that every store instruction of the warp covers whole lines.
+// A thread decodes one unit. The results of the 32 threads of a warp are adjacent in memory (64
+// bytes of each, for float32 two times 64). They go through shared memory, so that every store
+// instruction of the warp covers whole lines.
 #include "units/common.cuh"
 
 constexpr int WARPS = 8;

@@ -1,4 +1,5 @@
-// Runs a table of bit moves (formats/codecs/bit_moves.py) over all blocks: undoes interleaving, and puts fields into planes.
+// Run a table of bit moves (formats/codecs/bit_moves.py) over all blocks, to undo interleaving and
+// to put fields into planes.
 //
 // One thread makes one byte of the result: the xor of `flips` and of the moves that end in it, those from starts[t] to before
 // starts[t + 1], each (byte to read) << 16 | (left shift + 8) << 8 | mask. Byte t of block (group, block) goes to segment
