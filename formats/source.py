@@ -111,7 +111,9 @@ class Source(ABC):
         return tensor.n_rows
 
     def release(self, tensor: TensorInfo) -> None:  # noqa: B027 (not every source holds something)
-        """Give back the pages and buffers held for this tensor. It can be read again later."""
+        """Drop what is kept for reading this tensor, such as decoded scales. It can be read again
+        later.
+        """
 
     def close(self) -> None:  # noqa: B027
         """Release all resources."""

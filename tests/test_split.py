@@ -282,7 +282,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_resident_memory_is_bounded(tmp_path):
-    """A tensor of 96 MiB is copied in pieces whose pages are given back (ru_maxrss counts KiB)."""
+    """A tensor of 96 MiB is copied in pieces (ru_maxrss counts KiB)."""
     n_bytes = 96 << 20
     with open(tmp_path / "in.gguf", "wb") as file:
         file.write(gguf([], [entry("big", [n_bytes], 24, 0), entry("t", [8], 0, n_bytes)]))

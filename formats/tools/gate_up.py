@@ -234,11 +234,8 @@ def _copy(
                     span.tensor, start, min(start + _PIECE, begin + span.size)
                 )
                 sink.write(planned.target, piece)
-                size = piece.nbytes
-                del piece
-                source.release(span.tensor)
                 if progress is not None:
-                    progress(size)
+                    progress(piece.nbytes)
 
 
 def changed_tensors(plan: Sequence[PlannedMerge]) -> list[PlannedMerge]:

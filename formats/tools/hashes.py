@@ -142,11 +142,8 @@ def _tensor_lines(
         for start in range(0, tensor.n_bytes, _PIECE):
             piece = file.read_bytes(tensor, start, min(start + _PIECE, tensor.n_bytes))
             list(pool.map(_update, (*own.values(), *whole.values()), itertools.repeat(piece)))
-            size = piece.nbytes
-            del piece
-            file.release(tensor)
             if progress is not None:
-                progress(size)
+                progress(piece.nbytes)
         yield from (
             HashLine(name, hashed.hexdigest(), label, tensor.name) for name, hashed in own.items()
         )

@@ -241,11 +241,10 @@ def check_merge_output(out: Path) -> None:
 
 
 def copy_tensors(source: GGUFFile, sink: Sink, progress: OnBytesCopied | None = None) -> None:
-    """Copy all tensors byte for byte in pieces of 16 MiB, and give back the pages of each piece."""
+    """Copy all tensors byte for byte in pieces of 16 MiB."""
     for tensor in source.tensors:
         for start in range(0, tensor.n_bytes, _PIECE):
             piece = source.read_bytes(tensor, start, min(start + _PIECE, tensor.n_bytes))
             sink.write(tensor, piece)
-            source.release(tensor)
             if progress is not None:
                 progress(piece.nbytes)

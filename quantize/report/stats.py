@@ -27,8 +27,6 @@ from ..run.piece import ImportanceLookup, plain_type
 from .device_stats import DeviceMeasurements
 from .row_errors import row_spans, works
 
-_RELEASE_ELEMENTS = 1 << 25  # pages of the source are released after so much reading
-
 
 @dataclass
 class StatsReport:
@@ -123,7 +121,6 @@ def collect_stats(
             weights = None if importance is None else importance(tensor.name, tensor.shape)
             fitting = [type for type in types if fits(type, tensor)]
             errors = {type.name: ErrorSums(type) for type in fitting}
-            n_read = 0
             with closing(
                 results_in_order(
                     pool,
@@ -137,10 +134,6 @@ def collect_stats(
                     for sums in measured:
                         errors[sums.type.name] += sums
                     progress.advance(n_elements)
-                    n_read += n_elements
-                    if n_read >= _RELEASE_ELEMENTS:
-                        source.release(tensor)
-                        n_read = 0
             source.release(tensor)
             report.tensors.append(
                 TensorStats(

@@ -71,7 +71,6 @@ def validate_tensors(
                 for _, (found, measured) in results:
                     fault = fault or found
                     sums.add(measured)
-            written.release(tensor)
             report = None
             if compared is not None:
                 compared.source.release(compared.plan.source)

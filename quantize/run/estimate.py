@@ -27,7 +27,7 @@ from .parallel import thread_count
 from .piece import ImportanceLookup, runs_on_device
 from .sample import RowSample, SampledSource, spread
 from .scratch_file import ScratchFile
-from .stream import RELEASE_BYTES, RELEASE_BYTES_DEVICE, RunOutput, stream
+from .stream import RunOutput, stream
 from .workload import RunEstimate, Workload
 
 TIMED_SECONDS = 0.5  # the time that a workload is tried for in all
@@ -71,19 +71,17 @@ def estimate_run(
             for workload in workloads:
                 share = 1 if workload.n_elements >= _SMALL_SHARE * n_elements else 0.25
                 trial.timed(workload, share * timed_seconds / _ROUNDS, (turn + 0.5) / _ROUNDS)
-        writing, finishing = scratch.seconds_for(
-            sum(plan.target.n_bytes for planned in plans for plan in planned)
-        )
+        n_written = sum(plan.target.n_bytes for planned in plans for plan in planned)
+        writing, finishing = scratch.seconds_for(n_written)
     working, loading = (
         sum(workload.seconds for workload in workloads),
         sum(workload.first for workload in workloads) + trial.filling,
     )
     total = setup + loading + max(working, writing) + finishing
-    peak = (
-        base
-        + memory_of_pieces(workloads, trial.workers)
-        + (background.MAX_BYTES if writing > working else 0)
-    )
+    # The disk may pause at any time, so the queue of the thread that writes counts as full.
+    queued = 0 if devices else min(background.MAX_BYTES, n_written)
+    readers = 0 if devices else source.parallel_reads
+    peak = base + memory_of_pieces(workloads, trial.workers, readers) + queued
     return RunEstimate(
         total,
         max(before, peak),
@@ -232,15 +230,15 @@ class _Trial:
         return time.perf_counter() - started
 
 
-def memory_of_pieces(workloads: Sequence[Workload], workers: int) -> int:
-    """Return the most bytes that pieces under way take, with pages of the source that are not
-    released yet.
+def memory_of_pieces(workloads: Sequence[Workload], workers: int, readers: int = 0) -> int:
+    """Return the most bytes that pieces under way take.
 
-    A worker holds the values as float32, their errors and the magnitudes of these; two results for
-    each worker wait for their turn. With devices the host holds what is read and what was made, in
-    pinned memory.
+    A worker holds stored rows and their values as float32, then the values, their errors and the
+    magnitudes of these; two results for each worker wait for their turn. readers: threads that
+    read ahead from a remote source, for each of which two pieces of stored rows or results wait.
+    With devices the host holds what is read and what was made, in pinned memory.
     """
-    working = waiting = mapped = 0.0
+    working = waiting = 0.0
     for workload in workloads:
         stored = workload.source.type.block_bytes / workload.source.type.block_size
         made = [
@@ -248,17 +246,15 @@ def memory_of_pieces(workloads: Sequence[Workload], workers: int) -> int:
             for _, plan in workload.planned
         ]
         if workload.on_device:
-            working = max(working, workload.piece * (4 + sum(made)))
-        elif not workload.kept:
-            working = max(working, workload.piece * (3 * 4 + max(made)))
-        waiting = max(waiting, workload.piece * sum(made) * (1 if workload.on_device else 2))
-        window = RELEASE_BYTES_DEVICE if workload.on_device else RELEASE_BYTES
-        mapped = max(
-            mapped,
-            min(window, max(info.n_bytes for info in workload.tensors))
-            + workers * workload.piece * stored,
-        )
-    return int(workers * (working + waiting) + mapped)
+            held, count, each = 4 + stored + sum(made), workers, sum(made)
+        else:
+            held = 2 * stored if workload.kept else max(4 + stored, 3 * 4 + max(made))
+            count, each = 2 * workers, sum(made)
+            if readers:
+                count, each = 2 * max(workers, readers), max(stored, sum(made))
+        working = max(working, workload.piece * held * workers)
+        waiting = max(waiting, workload.piece * each * count)
+    return int(working + waiting)
 
 
 def resident_bytes(what: str = "VmRSS") -> int:

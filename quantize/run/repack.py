@@ -26,7 +26,6 @@ from .parallel import results_in_order, thread_count
 from .report import RunProgress, RunReport, TensorReport
 
 PIECE_BYTES = 8 << 20
-_RELEASE_BYTES = 64 << 20  # the source's pages are released after reading so many bytes
 _OLD_FORMS = ("Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8")  # can be undone, but are no longer written
 
 # The preset of a repacked file, and the presets of plain files that become it, as in
@@ -158,17 +157,12 @@ def stream_repacked(
     progress.begin(planned)
     with ThreadPoolExecutor(threads, thread_name_prefix="repack") as pool:
         for index, plan in enumerate(planned):
-            n_read = n_done = 0
+            n_done = 0
             with closing(results_in_order(pool, 2 * threads, _pieces(source, plan))) as results:
                 for _, data in results:
                     sink.write(plan.target, data)
-                    n_read += data.nbytes
-                    if n_read >= _RELEASE_BYTES:
-                        source.release(plan.source)
-                        n_read = 0
                     n_done += data.nbytes
                     progress.advance(_share(plan, n_done) - _share(plan, n_done - data.nbytes))
-            source.release(plan.source)
             report.tensors.append(TensorReport(plan))
             progress.tensor_done(index, report.tensors[-1])
     progress.end(report)

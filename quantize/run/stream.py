@@ -6,8 +6,7 @@ output that wants it. Results are taken in order, so the outputs and all sums ar
 number of threads. With GPUs, pieces of quantized tensors are larger, and `cuda_worker` works on
 them; everything else is the same. Results of the CPU are written by a background thread that holds
 up to 32 MB of them, so that workers continue while the disk pauses. Memory is bounded by the number
-of pieces in flight, whatever the size of a tensor: pages of the source are released as soon as
-their piece is done.
+of pieces in flight, whatever the size of a tensor.
 """
 
 from __future__ import annotations
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
     from .cuda_worker import DeviceWorkers
 
 log = logging.getLogger(__name__)
-
-RELEASE_BYTES = 64 << 20  # the source's pages are released after reading so many bytes
-# Device pieces are larger, and must find the pages that another piece is being read from.
-RELEASE_BYTES_DEVICE = 1 << 30
 
 
 class TensorWriter(Protocol):
@@ -144,8 +139,6 @@ def _stream(
     readers = ThreadPoolExecutor(n_readers, thread_name_prefix="read") if n_readers else None
     ahead = max(2 * threads, 2 * n_readers) if workers is None else threads
     waiting: deque[tuple[Piece, Future]] = deque()
-    read_bytes = 0
-    release_bytes = RELEASE_BYTES if workers is None else RELEASE_BYTES_DEVICE
     clock = PhaseClock()
     with (
         BackgroundWriter() if workers is None else nullcontext() as writer,
@@ -164,10 +157,8 @@ def _stream(
                 for task, result in zip(piece.tasks, results):
                     states[task.target.output].take(piece, task, result, writer)
                 clock.spent("writing")
-                read_bytes += (piece.stop - piece.start) * piece.source.row_bytes
-                if piece.last or read_bytes >= release_bytes:
+                if piece.last:
                     source.release(piece.source)
-                    read_bytes = 0
         except BaseException:
             if readers is not None:
                 readers.shutdown(wait=True, cancel_futures=True)
