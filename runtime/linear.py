@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.nn import functional as F
 
+from .ranges import RangeName, ranged
+
 if TYPE_CHECKING:
     from ..cuda_kernels.ops import PackedMatrix
 
@@ -65,6 +67,11 @@ class MatrixLike(Protocol):
     @property
     def device(self) -> torch.device:
         """Return the device on which products with it are computed."""
+        ...
+
+    @property
+    def stored_bytes(self) -> int:
+        """Return the bytes of the matrix in the file."""
         ...
 
     @property
@@ -122,6 +129,11 @@ class Linear(OneMatrix):
         self.observed = (name,)
         self._taps = taps
 
+    @property
+    def range(self) -> RangeName:
+        return RangeName.of_matrix(self.name, self.role, self.matrix.stored_bytes)
+
+    @ranged
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self.observe(x)
         return self.product(x)
@@ -196,6 +208,12 @@ class ExpertLinear:
         whole = self.matrices[0].packed
         return whole if whole is not None and whole.n_matrices == len(self.matrices) else None
 
+    @property
+    def range(self) -> RangeName:
+        """What it reads depends on the tokens."""
+        return RangeName.of_matrix(self.name, self.role)
+
+    @ranged
     def __call__(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """x float32[rows, n_in]: counts[e] rows of expert e, in order of experts; returns
         float32[rows, n_out].
@@ -253,6 +271,12 @@ class HeadLinear:
     def cols(self) -> int:
         return self.matrices[0].cols
 
+    @property
+    def range(self) -> RangeName:
+        n_bytes = sum(matrix.stored_bytes for matrix in self.matrices)
+        return RangeName.of_matrix(self.name, self.role, n_bytes)
+
+    @ranged
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x float32[rows, heads, n_in] to float32[rows, heads, n_out]. Observers see the rows head
         after head, with the head in place of the expert.
@@ -292,6 +316,12 @@ class Embedding(OneMatrix):
         self.name, self.matrix = name, matrix
         self.observed = ()
 
+    @property
+    def range(self) -> RangeName:
+        """What it reads depends on the tokens."""
+        return RangeName.of_matrix(self.name, self.role)
+
+    @ranged
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int64[...] to float32[..., n_cols]."""
         return self.matrix.gather(ids.reshape(-1)).view(*ids.shape, self.matrix.cols)

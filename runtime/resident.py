@@ -218,6 +218,10 @@ class ResidentMatrix:
     def packed(self) -> PackedMatrix | None:
         return self.resident.packed
 
+    @property
+    def stored_bytes(self) -> int:
+        return self.resident.stored_bytes // self.resident.n
+
     def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
         """(first row, float32[rows, cols]) pieces that cover the matrix, decoded for this call."""
         group, first = self.resident.type.group_rows, self.index * self.rows

@@ -76,6 +76,10 @@ class Matrix:
         self.rows, self.cols = tensor.shape[-2], tensor.shape[-1]
         self._weights, self._first, self._key = weights, index * self.rows, (tensor.name, index)
 
+    @property
+    def stored_bytes(self) -> int:
+        return self.tensor.n_bytes // self.tensor.n_matrices
+
     def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Pieces (first row, float32[rows, cols]) that cover the matrix: all of it from the cache,
         or slices decoded now if it is too large.
@@ -121,6 +125,10 @@ class Stacked:
             sum(m.rows for m in matrices),
             matrices[0].cols,
         )
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(matrix.stored_bytes for matrix in self.matrices)
 
     def parts(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Return what `Matrix.parts` returns."""

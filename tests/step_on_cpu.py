@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import contextmanager, nullcontext
+from functools import wraps
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -45,6 +46,7 @@ class Graph:
 def kernel(function):
     """Launch: work at once, or record."""
 
+    @wraps(function)
     def launch(*arguments, pdl: bool = True, out: torch.Tensor | None = None):
         arguments = arguments if out is None else (*arguments, out)
         if Graph.recording is None:

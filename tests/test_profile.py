@@ -10,13 +10,14 @@ import torch
 from iqforge.cli import main
 from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.commands.profile import _how
-from iqforge.runtime.layers.ffn import GatedFFN
-from iqforge.runtime.model import Model
-from iqforge.runtime.profile.annotate import annotated, range_name
+from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.profile.profile import profile_model
 from iqforge.runtime.profile.report import measured, rows_by, tables, typical
 from iqforge.runtime.profile.svg import rows_of, timeline
 from iqforge.runtime.profile.trace import PASS, Pass, Span, passes_of, short_name
+from iqforge.runtime.ranges import PREFIX, RangeName, opened, recording
+
+from .shared import shared
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -25,7 +26,7 @@ def named(layer, kind, start, duration, n_bytes=0):
     return {
         "ph": "X",
         "cat": "user_annotation",
-        "name": range_name(layer, kind, n_bytes),
+        "name": str(RangeName(layer, kind, n_bytes)),
         "ts": start,
         "dur": duration,
     }
@@ -278,12 +279,9 @@ def test_names_of_kernels(name, short):
 def test_a_model_on_the_cpu(spec):
     with Model(SyntheticSource(spec), torch.device("cpu")) as model:
         before = model.forward([1, 2, 3])
-        with annotated(model):
+        with recording():
             assert torch.equal(model.forward([1, 2, 3]), before)
-        parts = vars(model.network.blocks[0]) | vars(model.network)
         profiles = profile_model(model, 8, 3, n_depth=4)
-        # Everything is as it was.
-        assert parts == vars(model.network.blocks[0]) | vars(model.network)
     assert {label: len(passes) for label, passes in profiles.items()} == {"pp8": 3, "tg": 3}
     spans = profiles["tg"][-1].spans
     kinds = {(s.layer, s.name) for s in spans}
@@ -305,62 +303,36 @@ def test_a_model_on_the_cpu(spec):
         )
 
 
-def test_names_on_the_fast_path():
-    """Attributes of the engine get names for the profile, and are restored afterwards."""
-    from iqforge.cuda_kernels import matvec
-    from iqforge.runtime.cuda.prompt_path import PromptPath
-    from iqforge.runtime.cuda.step_path import StepPath
+def test_ranges_are_opened_only_while_recording():
+    with pytest.raises(KeyError), recording():
+        with recording():
+            assert recording
+        assert recording
+        raise KeyError
+    assert not recording
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+    ) as recorded:
+        with opened("blk.0", "before"):
+            torch.ones(1)
+        with recording(), opened("blk.0", "within", 7):
+            torch.ones(1)
+    names = [event.name for event in recorded.events() if event.name.startswith(PREFIX)]
+    assert names == ["iqforge|blk.0|within|7"]
 
-    class Executor:
-        branch = type("Branch", (), {"layer": 1, "module": GatedFFN(None, None, None)})
 
-        def __call__(self, *args):
-            return matvec.gate_up(*args)
-
-    def launched(h, weight, eps, *matrices):
-        return len(matrices)
-
-    packed = type("Packed", (), {"nbytes": 500, "n_matrices": 1})()
-    prompt, steps = (object.__new__(cls) for cls in (PromptPath, StepPath))
-    prompt._steps, prompt._output, prompt._table, prompt.network = (
-        [(1, Executor())],
-        None,
-        None,
-        None,
-    )
-    steps._branches, steps._embedding, steps._output = [Executor()], abs, abs
-    before = matvec.gate_up
-    matvec.gate_up = launched
-    try:
-        with Model(SyntheticSource("llama-tiny:Q8_0"), torch.device("cpu")) as model:
-            model.__dict__["engine"] = type("Engine", (), {"prompt": prompt, "steps": steps})()
-            with (
-                annotated(model),
-                torch.profiler.profile(
-                    activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
-                ) as recorded,
-            ):
-                assert steps._branches[0](
-                    None, None, 0.0, packed, packed
-                ) == 2 and steps._embedding(-3) == 3 == steps._output(-3)
-                assert (
-                    prompt._steps[0][0] == 1 and prompt._steps[0][1](None, None, 0.0, packed) == 1
-                )
-            assert (
-                matvec.gate_up is launched
-                and isinstance(prompt._steps[0][1], Executor)
-                and isinstance(steps._branches[0], Executor)
-            )
-    finally:
-        matvec.gate_up = before
-    names = {event.name for event in recorded.events()}
-    assert {
-        range_name("blk.1", "GatedFFN"),
-        range_name("", "gate_up", 1000),
-        range_name("", "gate_up", 500),
-        range_name("token_embd", "token_embd"),
-        range_name("output", "output"),
-    } <= names
+def test_parts_of_experts_are_within_their_layer():
+    """The shared expert, the router and the experts have ranges too."""
+    path = shared("golden/convert/qwen3_5_moe/expected-f32.gguf")
+    with load_model(path) as model:
+        spans = profile_model(model, 4, 1)["pp4"][-1].spans
+    kinds = {(s.layer, s.name) for s in spans}
+    for layer in ("blk.0", "blk.3"):
+        assert {(layer, kind) for kind in ("MoE", "Router", "Experts", "GatedFFN")} <= kinds
+    assert {("blk.2", "DeltaNet"), ("blk.2", "ssm_out"), ("blk.3", "Attention")} <= kinds
+    assert {("blk.3", "post_attention_norm"), ("blk.3", "attn_q_norm")} <= kinds
+    sizes = {s.name: s.n_bytes for s in spans}
+    assert sizes["ssm_out"] == 4 * 32 * 96 and sizes["output"] == 4 * 288 * 32
 
 
 def test_command(tmp_path, capsys):

@@ -20,7 +20,7 @@ from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt_path import PromptPath
 from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.model import Model
-from iqforge.runtime.profile.annotate import annotated
+from iqforge.runtime.ranges import RangeName, recording
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.switches import Switches
 
@@ -256,9 +256,28 @@ def test_prompts_are_profiled_without_their_graphs(monkeypatch, opened):
         return prompt_on_cpu.Graph.replays - before
 
     assert replays() and replays() == 6
-    with annotated(model):
+    with recording():
         assert not replays()
     assert replays() == 6
+
+
+def test_a_profiled_prompt_names_its_layers(opened):
+    """One range for each executor, whatever the stages it consists of."""
+    model, _, path = opened("qwen3moe-tiny:Q8_0")
+    path.run(TOKENS, 0)
+    with recording(), torch.profiler.profile(acc_events=True) as recorded:
+        h = path.run(TOKENS, 0)
+        path.logits(normed(model, h))
+        path.next_logits(h)
+    names = [event.name for event in recorded.events()]
+    for layer in range(2):
+        for kind in ("Attention", "MoE"):
+            assert names.count(str(RangeName(f"blk.{layer}", kind))) == 1
+    assert {str(RangeName(x, x)) for x in ("token_embd", "output")} <= set(names)
+    head = path._output.matrix.nbytes
+    assert str(RangeName("", "norm_matvec", head)) in names
+    router = model.network.blocks[1].branches[1].module.router.linear
+    assert str(RangeName("blk.1", "ffn_gate_inp", router.matrix.stored_bytes)) in names
 
 
 def test_what_a_capture_fails_of_is_seen(monkeypatch):

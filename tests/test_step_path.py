@@ -19,6 +19,7 @@ from iqforge.runtime.cuda.step_layers import SlowOutput
 from iqforge.runtime.cuda.step_path import StepPath
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.model import Model, load_model
+from iqforge.runtime.ranges import PREFIX, RangeName, recording
 from iqforge.runtime.sampling import GREEDY, Sampling
 from iqforge.runtime.state.cache import CacheSettings
 
@@ -103,6 +104,36 @@ def test_steps_are_the_reference_path(monkeypatch, opened, name):
     check(model, steps)
     assert Graph.replays > 10
     check(model, steps, sizes=(7, 3, 1))
+
+
+@pytest.mark.parametrize("name", ["llama", "moe"])
+def test_a_profiled_step_names_layers_and_operations(monkeypatch, opened, name):
+    step_on_cpu.install(monkeypatch)
+    model, steps, _ = opened(name)
+    state = model.new_state(300)
+    with recording(), torch.profiler.profile(acc_events=True) as recorded:
+        steps.extend(torch.tensor(TOKENS[:1]), state)
+    names = [event.name for event in recorded.events() if event.name.startswith(PREFIX)]
+    kinds = [type(branch.branch.module).__name__ for branch in steps._branches]
+    layers = [str(RangeName(f"blk.{i // 2}", kind)) for i, kind in enumerate(kinds)]
+    assert [x for x in names if x in layers] == layers
+    assert names[0] == str(RangeName("token_embd", "token_embd"))
+    first, second = steps._branches[:2]
+    expected = [RangeName("", "norm_matvec", sum(m.nbytes for m in first.qkv))]
+    expected += [RangeName("", "matvec_add", first.output.nbytes)]
+    if name == "llama":
+        expected += [RangeName("", "gate_up", second.gate.nbytes + second.up.nbytes)]
+        expected += [RangeName("", "matvec_add", second.down.nbytes)]
+    else:  # of the experts as many as are used
+        share = second.n_used / second.n_experts
+        expected += [
+            RangeName("", "expert_gate_up", share * (second.gate.nbytes + second.up.nbytes)),
+            RangeName("", "expert_down_add", share * second.down.nbytes),
+        ]
+    operations = [x for x in names if x.startswith(f"{PREFIX}|")]
+    assert operations[:4] == [str(x) for x in expected]
+    assert operations[-1].startswith(f"{PREFIX}|norm_matvec|")
+    assert names[-2:] == [str(RangeName("output", "output")), operations[-1]]
 
 
 def test_following_tokens_are_the_reference_paths(monkeypatch, opened):

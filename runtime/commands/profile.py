@@ -97,5 +97,5 @@ def run(args: argparse.Namespace, api) -> int:
 
 
 def _how(label: str, precision: str) -> str:
-    """Return what `annotated` changes about passes of this kind, for the heading of a table."""
+    """Return how recording changes passes of this kind, for the heading of a table."""
     return " without graphs" if label != "tg" and precision != "f32" else ""

@@ -56,7 +56,7 @@ class PromptAttention(Staged):
             m.q_norm is not None and m.k_norm is not None and m.q_norm.eps != m.k_norm.eps
         ):
             raise Slow("norms of queries and keys differ")
-        self.norm, self.m, self.context = branch.norm, m, context
+        self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
         self.qkv = Product("qkv", [m.q, m.k, m.v], context)
         self.q, self.kv = (
             Product("last queries", [m.q], context),

@@ -19,7 +19,7 @@ class PromptFFN(Staged):
     def __init__(self, branch: PlacedBranch, context: Context):
         check_norm(branch.norm, context)
         ffn: GatedFFN = branch.module
-        self.norm, self.context = branch.norm, context
+        self.branch, self.norm, self.context = branch, branch.norm, context
         pair = [x for x in (ffn.gate, ffn.up) if x is not None]
         self.gate_up = Product("gate_up", pair, context)
         self.down = Product("delta", [ffn.down], context)

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from ..layers.batch import Batch
+from ..ranges import ranged
 from .context import Context
+from .executor import Executor
 from .prompt_stream import Stream
 
 Stage = Callable[[Stream, Batch], None]
@@ -26,7 +28,7 @@ RECENT = 8  # row counts without graphs that are remembered
 _FREED_TOGETHER = 4  # row counts: torch keeps the memory of dropped graphs until then
 
 
-class Staged(ABC):
+class Staged(Executor, ABC):
     """An executor made of `stages`, each of which is the same for all passes of as many rows or
     not.
 
@@ -39,6 +41,7 @@ class Staged(ABC):
     def stages(self) -> Sequence[tuple[bool, Stage]]:
         """(whether it is the same in every pass of as many rows, what to call), in order."""
 
+    @ranged
     def __call__(self, stream: Stream, batch: Batch) -> None:
         for _, part in self.stages:
             part(stream, batch)

@@ -29,7 +29,7 @@ class PromptMoE(Staged):
         check_norm(branch.norm, context)
         if not prompt.route_fits(m.spec.n_experts, m.spec.n_used):
             raise Slow(f"{m.spec.n_used} of {m.spec.n_experts} experts")
-        self.norm, self.m, self.context = branch.norm, m, context
+        self.branch, self.norm, self.m, self.context = branch, branch.norm, m, context
         if m.router.linear.device != context.device:
             raise Slow(f"the weights of {m.router.linear.role} are not on {context.device}")
         e = m.experts

@@ -15,9 +15,11 @@ from ...cuda_kernels.matvec_plan import NORM_MATVEC
 from ..layers.batch import Batch
 from ..layers.norm import RMSNorm
 from ..network import Network
+from ..ranges import opened, ranged, recording
 from ..state.sequence import State
 from . import prompt_attention, prompt_ffn, prompt_moe  # noqa: F401, they declare executors
 from .context import Context
+from .executor import Executor, operation
 from .prompt_graphs import PromptGraphs, Stage, Staged
 from .prompt_stream import Stream
 from .prompt_weights import PromptOutput, packed
@@ -39,7 +41,7 @@ class PromptPath:
             step = choose(PROMPT, branch, context) or SlowBranch(branch)
             self._steps.append((branch.layer, step))
             if branch.scale is not None:
-                self._steps.append((branch.layer, Scaled(branch.scale)))
+                self._steps.append((branch.layer, Scaled(branch, branch.scale)))
         self._graphs = PromptGraphs(context)
         self._table = self._part("Embedding", lambda: packed(network.embedding, context))
         self._output = self._part("Output", lambda: PromptOutput(network.output, context))
@@ -75,10 +77,12 @@ class PromptPath:
         )
         self.context.forget_angles()
         h = self.context.buffer("stream", (tokens.numel(), self.network.width), torch.float32)
-        self._embedded(tokens.reshape(-1), h)
+        with opened("token_embd", "token_embd"):
+            self._embedded(tokens.reshape(-1), h)
         batch = self.network.prepared(tokens.reshape(-1), h, batch)
         stream = Stream(h, self.context)
-        graphs = self._graphs.of(len(h))
+        # A graph would run its kernels without names.
+        graphs = None if recording else self._graphs.of(len(h))
         for again, group in groupby(self._parts(), key=lambda part: part[0]):
             if again and graphs is not None:
                 graphs.run([part for _, _, part in group], stream, batch)
@@ -97,7 +101,7 @@ class PromptPath:
         rows, the layer, what to call.
         """
         for layer, step in self._steps[: self._narrows]:
-            if isinstance(step, Staged):
+            if isinstance(step, Staged) and not recording:
                 yield from ((again, layer, part) for again, part in step.stages)
             else:
                 yield False, layer, step
@@ -117,14 +121,15 @@ class PromptPath:
         ):
             return self.logits(norm(h.to(home)))[0]
         out = torch.empty(1, matrix.rows, dtype=torch.float32, device=h.device)
-        matvec.norm_matvec(h, norm.weight, norm.eps, [matrix], [out])
+        operation(matvec.norm_matvec, h, norm.weight, norm.eps, [matrix], [out])
         return out[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[rows, width], normed, to float32[rows, vocab] on `network.output_device`."""
         if self._output is None:
             return self.network.logits(hidden)
-        logits = self._output(hidden.to(self.context.device, self.context.dtype))
+        with opened("output", "output"):
+            logits = self._output(hidden.to(self.context.device, self.context.dtype))
         if cap := self.network.softcap:
             logits = cap * torch.tanh(logits / cap)
         return logits.to(self.network.output_device)
@@ -138,18 +143,19 @@ class PromptPath:
             out *= self.network.embedding_scale
 
 
-class Scaled:
+class Scaled(Executor):
     """h *= scale, after the branches of a block."""
 
-    def __init__(self, scale: torch.Tensor):
-        self.scale = scale
+    def __init__(self, branch: PlacedBranch, scale: torch.Tensor):
+        self.branch, self.scale = branch, scale
 
+    @ranged
     def __call__(self, stream: Stream, batch: Batch) -> None:
         h = stream.settled()
         h *= self.scale.to(h.device)
 
 
-class SlowBranch:
+class SlowBranch(Executor):
     """A branch on the reference path, on the device of its block."""
 
     def __init__(self, branch: PlacedBranch):

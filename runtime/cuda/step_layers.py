@@ -26,9 +26,11 @@ from ..layers.moe import MoE
 from ..layers.norm import RMSNorm
 from ..linear import Embedding, ExpertLinear, Linear
 from ..network import Network
+from ..ranges import ranged
 from ..state.cache import CacheSettings, KVCache
 from ..state.sequence import State
 from .context import Context
+from .executor import Executor, operation
 from .registry import STEP, PlacedBranch, Slow, executor
 from .step_frame import STEP_ROWS, Frame
 
@@ -90,7 +92,7 @@ class StepEnd(Protocol):
     def __call__(self, frame: Frame, h: torch.Tensor) -> None: ...
 
 
-class _Executor:
+class _Executor(Executor):
     captured = True  # its launches can be captured
     repeatable = True  # running a step twice at the same position leaves what running it once does
 
@@ -168,13 +170,14 @@ class StepAttentionLayer(_Executor):
             cache.hadamard_v,
         )
 
+    @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         a, cache = self.a, state.layers[self.layer]
         q, k, v = outs = [
             frame.buffer(name, m.rows) for name, m in zip(("q", "k", "v"), self.qkv, strict=True)
         ]
         mixed = frame.buffer("mixed", a.spec.heads * a.spec.value_length)
-        matvec.norm_matvec(h, self.norm, self.eps, self.qkv, outs)
+        operation(matvec.norm_matvec, h, self.norm, self.eps, self.qkv, outs)
         eps = 0.0 if a.q_norm is None else a.q_norm.eps
         frame.attention(self._shape(frame.n, cache), cache.capacity)(
             q,
@@ -189,7 +192,7 @@ class StepAttentionLayer(_Executor):
             a.spec.scale,
             mixed,
         )
-        matvec.matvec_add(mixed, self.output, h)
+        operation(matvec.matvec_add, mixed, self.output, h)
 
 
 @executor(STEP, GatedFFN)
@@ -210,10 +213,11 @@ class StepFFN(_Executor):
         )
         self.between = BETWEEN if quantized else torch.float32
 
+    @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         hidden = frame.buffer("hidden", self.gate.rows, self.between)
-        matvec.gate_up(h, self.norm, self.eps, self.gate, self.up, hidden)
-        matvec.matvec_add(hidden, self.down, h)
+        operation(matvec.gate_up, h, self.norm, self.eps, self.gate, self.up, hidden)
+        operation(matvec.matvec_add, hidden, self.down, h)
 
 
 @executor(STEP, MoE)
@@ -250,6 +254,7 @@ class StepMoE(_Executor):
                 " both"
             )
 
+    @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         ids, weights = (
             frame.buffer("experts", self.n_used, torch.int32),
@@ -261,8 +266,8 @@ class StepMoE(_Executor):
         hidden = frame.buffer("expert hidden", self.n_used * self.down.cols).view(
             frame.n, self.n_used, -1
         )
-        matvec.expert_gate_up(h, self.norm, self.eps, self.gate, self.up, ids, hidden)
-        matvec.expert_down_add(hidden, self.down, ids, weights, h)
+        operation(matvec.expert_gate_up, h, self.norm, self.eps, self.gate, self.up, ids, hidden)
+        operation(matvec.expert_down_add, hidden, self.down, ids, weights, h)
 
 
 def float_matrix(linear: Linear, context: Context) -> torch.Tensor:
@@ -303,8 +308,13 @@ class StepOutput:
             raise Slow(f"norm is not on {context.device}")
 
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
-        matvec.norm_matvec(
-            h, self.norm.weight, self.norm.eps, [self.matrix], [frame.logits[: len(h)]]
+        operation(
+            matvec.norm_matvec,
+            h,
+            self.norm.weight,
+            self.norm.eps,
+            [self.matrix],
+            [frame.logits[: len(h)]],
         )
 
 
@@ -318,7 +328,7 @@ class SlowEmbedding:
         h.copy_(self.network.embed(frame.sequence.tokens[: frame.n].long()))
 
 
-class SlowBranch:
+class SlowBranch(Executor):
     """A branch on the reference path, on the device of its block."""
 
     captured = repeatable = False
@@ -334,7 +344,7 @@ class SlowBranch:
         h += branch.branch(h.to(device), frame.batch.at(branch.layer, device)).to(h.device)
 
 
-class StepScaled:
+class StepScaled(Executor):
     """h *= scale, after the branches of a block."""
 
     captured = repeatable = True
@@ -345,6 +355,7 @@ class StepScaled:
     def check(self, state) -> None:
         """Takes any."""
 
+    @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         if self.scale is not None:
             h *= self.scale.to(h.device)

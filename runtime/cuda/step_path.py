@@ -23,6 +23,7 @@ import torch
 from ...errors import EvaluationError
 from ..layers.batch import Batch
 from ..network import Network
+from ..ranges import opened
 from ..sampling import Sampling
 from ..state.sequence import State
 from .context import Context
@@ -210,12 +211,14 @@ class StepPath:
         batch = None if sequence.captures else Batch.after([state], [n], self.context.device)
         frame.begin(sequence, n, batch)
         h = frame.buffer("h", self.network.width)
-        self._embedding(frame, h)
+        with opened("token_embd", "token_embd"):
+            self._embedding(frame, h)
         if batch is not None:
             frame.batch = self.network.prepared(sequence.tokens[:n].long(), h, batch)
         for number, branch in enumerate(self._branches):
             sequence.instead.get(number, branch)(frame, h, state)
-        self._output(frame, h if wanted == "all" else h[n - 1 : n])
+        with opened("output", "output"):
+            self._output(frame, h if wanted == "all" else h[n - 1 : n])
         if not isinstance(wanted, str):
             sampler(frame, wanted)(frame.logits[0], sequence)
         frame.end()

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from ..ranges import opened
 from ..state.cache import CacheSettings, LayerState, Storage
 from ..state.table import Table
 from .batch import Batch
@@ -118,7 +119,8 @@ class Branch:
     def __call__(self, h: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return what the branch adds to h float32[rows, width]."""
         x = h if self.norm is None else self.norm(h)
-        y = self.module(x, batch) if self.takes_batch else self.module(x)  # pyright: ignore[reportCallIssue]  one of the two
+        with opened(f"blk.{batch.layer}", type(self.module).__name__):
+            y = self.module(x, batch) if self.takes_batch else self.module(x)  # pyright: ignore[reportCallIssue]  one of the two
         return y if self.post_norm is None else self.post_norm(y)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from ..linear import Embedding, Linear
+from ..ranges import opened
 from .batch import Batch
 from .ffn import GatedFFN, activate
 from .moe import MoE
@@ -43,7 +44,10 @@ class DenseAndExperts:
 
     def __call__(self, h: torch.Tensor) -> torch.Tensor:
         """h float32[rows, width], not normed, to float32[rows, width]."""
-        always = self.post_norm(self.dense(self.norm(h)))
+        x = self.norm(h)
+        with opened("", "GatedFFN"):
+            x = self.dense(x)
+        always = self.post_norm(x)
         seen = F.rms_norm(h, (h.shape[-1],), self.router_scale, self.eps)
         mixed = self.moe.mix(self.expert_norm(h), *self.moe.router(seen))
         return always + self.expert_post_norm(mixed)

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from ..linear import ExpertLinear, Linear
+from ..ranges import RangeName, opened, ranged
 from .ffn import GatedFFN, gated
 from .specs import FFNSpec, RouterSpec
 
@@ -25,6 +26,11 @@ class Experts:
     ):
         self.gate, self.up, self.gate_up, self.down, self.spec = gate, up, gate_up, down, spec
 
+    @property
+    def range(self) -> RangeName:
+        return RangeName("", "Experts")
+
+    @ranged
     def __call__(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """x float32[rows, width] grouped by expert, counts[e] rows each."""
         if x.device != self.down.device:  # copy once to the device and back, not for every product
@@ -60,6 +66,11 @@ class Router:
     ):
         self.linear, self.spec, self.bias, self.reduction = linear, spec, bias, reduction
 
+    @property
+    def range(self) -> RangeName:
+        return RangeName("", "Router")
+
+    @ranged
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Experts int64[rows, n_used] from the best on, and their weights float32[rows, n_used], 0
         for those left out.
@@ -144,7 +155,8 @@ class MoE:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = self.mix(x, *self.router(x))
         if self.shared is not None:
-            always = self.shared(x)
+            with opened("", type(self.shared).__name__):
+                always = self.shared(x)
             if self.shared_gate is not None:
                 always = always * self.shared_gate(x).sigmoid()
             y += always

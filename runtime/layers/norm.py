@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from ...formats.tensor_names import TensorName
+from ..ranges import RangeName, ranged
+
 
 class RMSNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32 (Zhang and Sennrich,
@@ -16,6 +19,11 @@ class RMSNorm:
     def __init__(self, weight: torch.Tensor, eps: float, name: str = ""):
         self.weight, self.eps, self.name = weight, eps, name
 
+    @property
+    def range(self) -> RangeName:
+        return _range(self.name)
+
+    @ranged
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
@@ -30,8 +38,18 @@ class LayerNorm:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, name: str = ""):
         self.weight, self.bias, self.eps, self.name = weight, bias, eps, name
 
+    @property
+    def range(self) -> RangeName:
+        return _range(self.name)
+
+    @ranged
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def _range(name: str) -> RangeName:
+    parsed = TensorName.parse(name)
+    return RangeName("output" if parsed.layer is None else parsed.prefix, parsed.stem or "norm")
 
 
 Norm = RMSNorm | LayerNorm

@@ -9,8 +9,8 @@ import tempfile
 import torch
 
 from ..bench.bench import first_token
+from ..ranges import RangeName, recording
 from ..state.cache import CacheSettings
-from .annotate import annotated, range_name
 from .quiet import without_log_lines
 from .trace import PASS, Pass, passes_of
 
@@ -47,7 +47,7 @@ def profile_model(
             torch.cuda.synchronize(device)
 
     def extend(drawn: torch.Tensor, state, label: str) -> None:
-        with torch.profiler.record_function(range_name(PASS, label)):
+        with torch.profiler.record_function(str(RangeName(PASS, label))):
             model.extend(drawn, state)
             wait()
 
@@ -64,7 +64,7 @@ def profile_model(
         )
         with (
             without_log_lines(),
-            annotated(model),
+            recording(),
             torch.profiler.profile(activities=activities, acc_events=True) as recorded,
         ):
             for _ in range(1 if warm else _PROMPTS):
