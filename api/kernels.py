@@ -9,7 +9,7 @@ from ..errors import UsageError
 from ..formats.options import checks_keywords
 
 if TYPE_CHECKING:
-    from ..cuda_kernels.compile.nvrtc import KernelSpec
+    from ..cuda_kernels.compile.spec import KernelSpec
 
 
 @checks_keywords

@@ -10,7 +10,8 @@ import sys
 import time
 
 from ..errors import UsageError
-from .compile.nvrtc import ARCHITECTURES, KernelSpec, cache_folder, need_cuda_core
+from .compile.nvrtc import cache_folder, need_cuda_core
+from .compile.spec import ARCHITECTURES, KernelSpec
 from .registry import architectures, cached_bytes, chosen_specs
 
 

@@ -28,7 +28,7 @@ import torch
 from ..errors import ShapeError, UnsupportedTypeError
 from ..formats.types import GGMLType
 from .compile.launch import device_index, function, launch
-from .compile.nvrtc import KernelSpec
+from .compile.spec import KernelSpec
 from .layouts.table import packed_types
 from .matvec_plan import (
     EXPERT_DOWN,

@@ -11,7 +11,7 @@ import torch
 
 from ..formats.types import GGMLType
 from .compile.grids import shared_bytes
-from .compile.nvrtc import KernelSpec
+from .compile.spec import KernelSpec
 from .layouts.table import packed_layout, packed_types, plain_type, unit_header
 
 NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec/matvec.cu and matvec/float.cu

@@ -25,7 +25,7 @@ from ..formats.codecs.interleaved import interleaving, row_head
 from ..formats.codecs.interleaved import pack_rows as interleaved_rows
 from ..formats.types import GGMLType, ggml_type
 from .compile.launch import function, launch
-from .compile.nvrtc import KernelSpec
+from .compile.spec import KernelSpec
 from .layouts.layout import UNIT
 from .layouts.table import PackedLayout, packed_layout, packed_types, plain_type, unit_header
 from .rearrange import ByteRun, rearrange

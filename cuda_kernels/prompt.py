@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .compile.launch import function, launch
-from .compile.nvrtc import KernelSpec
+from .compile.spec import KernelSpec
 
 _HALVES = {torch.bfloat16: 0, torch.float16: 1}
 _STORED = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}

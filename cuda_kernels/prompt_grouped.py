@@ -16,7 +16,7 @@ import torch
 from ..formats.types import GGMLType, ggml_type
 from . import ops
 from .compile.launch import function, launch
-from .compile.nvrtc import KernelSpec
+from .compile.spec import KernelSpec
 from .layouts.table import packed_types, unit_header
 
 _HALVES = {torch.bfloat16: "0", torch.float16: "1"}

@@ -12,7 +12,7 @@ import torch
 
 from ..formats.codecs.bit_moves import Moves
 from .compile.launch import function, launch
-from .compile.nvrtc import KernelSpec
+from .compile.spec import KernelSpec
 
 SPEC = KernelSpec("rearrange", ("weights/rearrange.cu",), (), ("rearrange",))
 _THREADS = 256

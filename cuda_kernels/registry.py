@@ -13,8 +13,6 @@ from types import MappingProxyType
 
 from ..errors import UsageError
 from .compile.nvrtc import (
-    ARCHITECTURES,
-    KernelSpec,
     cache_folder,
     cached_file,
     check_spec,
@@ -23,6 +21,7 @@ from .compile.nvrtc import (
     is_checked,
     need_cuda_core,
 )
+from .compile.spec import ARCHITECTURES, KernelSpec
 
 # Modules of this folder with a function `specs()`. They are imported when the specs are asked for:
 # processes that only compile need none of them.

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import UnsupportedTypeError
 from .compile.launch import function, launch
-from .compile.nvrtc import KernelSpec
+from .compile.spec import KernelSpec
 
 THREADS, WARPS = 256, 8
 MOST_HEAD = 256  # elements of a head

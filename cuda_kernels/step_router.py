@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from .compile.launch import function, launch
-from .compile.nvrtc import KernelSpec
+from .compile.spec import KernelSpec
 
 THREADS = 128
 MOST_USED, MOST_LOGITS = 32, 8192  # the last in shared memory

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from iqforge.cuda_kernels.compile.nvrtc import KernelSpec, expand
+from iqforge.cuda_kernels.compile.spec import KernelSpec, expand
 
 HEADER = Path(__file__).parent / "kernels_on_host.hpp"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from iqforge.cli import COMMANDS
 from iqforge.convert.architectures.registry import architecture_class, supported
-from iqforge.cuda_kernels.compile.nvrtc import GENERATED
+from iqforge.cuda_kernels.compile.spec import GENERATED
 from iqforge.runtime.support import Support, supported_architectures
 
 from .shared import ROOT

@@ -6,13 +6,9 @@ import os
 
 import pytest
 from iqforge.cuda_kernels.compile import nvrtc as compiling
-from iqforge.cuda_kernels.compile.nvrtc import (
-    KernelSpec,
-    cache_file,
-    compile_spec,
-    expand,
-    is_cached,
-)
+from iqforge.cuda_kernels.compile import spec as spec_module
+from iqforge.cuda_kernels.compile.nvrtc import cache_file, compile_spec, is_cached
+from iqforge.cuda_kernels.compile.spec import KernelSpec, expand
 from iqforge.errors import DeviceError, UnsupportedTypeError
 
 needs_cuda_core = pytest.mark.skipif(
@@ -35,7 +31,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "parts/more.cuh").write_text(
         '#include "parts/common.cuh"\n__device__ number more(number n) { return n + 1; }\n'
     )
-    monkeypatch.setattr(compiling, "FOLDER", tmp_path)
+    monkeypatch.setattr(spec_module, "FOLDER", tmp_path)
     monkeypatch.setenv("IQFORGE_CACHE_DIR", str(tmp_path / "cache"))
     _forget()
     yield tmp_path
@@ -43,7 +39,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def _forget():
-    compiling._read.cache_clear()
+    spec_module._read.cache_clear()
     expand.cache_clear()
 
 

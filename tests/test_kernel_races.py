@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from iqforge.cuda_kernels.compile.nvrtc import KernelSpec, expand
+from iqforge.cuda_kernels.compile.spec import KernelSpec, expand
 from iqforge.cuda_kernels.prompt import _EXPERTS_SPEC
 from iqforge.cuda_kernels.step_attention import AttentionShape
 from iqforge.cuda_kernels.step_router import router_spec

@@ -8,7 +8,8 @@ from iqforge.api.kernels import kernel_specs
 from iqforge.cli import main
 from iqforge.cuda_kernels import step_attention
 from iqforge.cuda_kernels.compile import nvrtc as compiling
-from iqforge.cuda_kernels.compile.nvrtc import ARCHITECTURES, FOLDER, KernelSpec, expand
+from iqforge.cuda_kernels.compile import spec as spec_module
+from iqforge.cuda_kernels.compile.spec import ARCHITECTURES, FOLDER, KernelSpec, expand
 from iqforge.cuda_kernels.registry import MODULES, build, missing, unchecked
 from iqforge.errors import DeviceError
 
@@ -140,13 +141,13 @@ def test_what_does_not_compile_is_found_quickly(tmp_path, monkeypatch):
     does not have.
     """
     monkeypatch.setenv("IQFORGE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compiling, "FOLDER", tmp_path)
+    monkeypatch.setattr(spec_module, "FOLDER", tmp_path)
     for name, text in (
         ("typo.cu", "flaot x = 1;"),
         ("newer.cu", 'asm volatile("griddepcontrol.wait;" ::: "memory");'),
     ):
         (tmp_path / name).write_text(f'extern "C" __global__ void f() {{ {text} }}\n')
-        spec = compiling.KernelSpec(name, (name,), (), ("f",))
+        spec = KernelSpec(name, (name,), (), ("f",))
         with pytest.raises(DeviceError, match="do not compile for sm_80"):
             compiling.check_spec(spec, "sm_80")
         assert unchecked([spec], ["sm_80"])

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from iqforge.cuda_kernels.compile import nvrtc as compiling
+from iqforge.cuda_kernels.compile import spec as spec_module
 from iqforge.cuda_kernels.compile.launch import function, launch
-from iqforge.cuda_kernels.compile.nvrtc import KernelSpec
+from iqforge.cuda_kernels.compile.spec import KernelSpec
 from iqforge.errors import DeviceError
 
 pytestmark = [
@@ -43,7 +43,7 @@ SPEC = KernelSpec("launching", ("launching.cu",), (), ("add", "reverse", "ranks"
 @pytest.fixture(autouse=True)
 def source(tmp_path, monkeypatch):
     (tmp_path / "launching.cu").write_text(SOURCE)
-    monkeypatch.setattr(compiling, "FOLDER", tmp_path)
+    monkeypatch.setattr(spec_module, "FOLDER", tmp_path)
 
 
 def test_arguments_keep_their_widths():

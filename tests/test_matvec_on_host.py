@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels import matvec_plan as mp
-from iqforge.cuda_kernels.compile.nvrtc import expand
+from iqforge.cuda_kernels.compile.spec import expand
 from iqforge.cuda_kernels.ops import decode_matrix, pack_matrix
 from iqforge.formats.types import ggml_type
 from iqforge.runtime.bench.random_blocks import random_rows

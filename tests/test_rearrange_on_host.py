@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from iqforge.cuda_kernels import ops, rearrange
-from iqforge.cuda_kernels.compile.nvrtc import expand
+from iqforge.cuda_kernels.compile.spec import expand
 from iqforge.runtime.bench.random_blocks import random_rows
 
 from .host_library import host_library

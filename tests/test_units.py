@@ -11,7 +11,7 @@ import pytest
 import torch
 from iqforge.cuda_kernels import ops
 from iqforge.cuda_kernels.compile.grids import shared_bytes
-from iqforge.cuda_kernels.compile.nvrtc import expand
+from iqforge.cuda_kernels.compile.spec import expand
 from iqforge.cuda_kernels.layouts import table as layouts
 from iqforge.cuda_kernels.layouts.layout import bits
 from iqforge.errors import ShapeError, UnsupportedTypeError

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from ...errors import DeviceError
-from .nvrtc import KernelSpec, compile_spec, cuda_core, cuda_error
+from .nvrtc import compile_spec, cuda_core, cuda_error
+from .spec import KernelSpec
 
 _SHARED_BY_DEFAULT = 48 * 1024  # bytes of shared memory that a kernel may use without an attribute
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from ...cuda_kernels.compile.launch import launch_on, load
 from ...cuda_kernels.compile.numba_cuda import cuda_module, device_number
-from ...cuda_kernels.compile.nvrtc import KernelSpec
+from ...cuda_kernels.compile.spec import KernelSpec
 from ...formats.types import GGMLType, ggml_type
 from ..search.trellis import SETTINGS
 from ..search.trellis.nearest import MARGIN
