@@ -8,7 +8,6 @@ rebuilt from scores, as `tokenizers` needs them, break ties differently.
 from __future__ import annotations
 
 import struct
-from functools import cached_property
 
 import sentencepiece
 
@@ -18,7 +17,8 @@ from ...formats.values import get
 from .vocabulary import PREFIX, TokenType, Vocabulary
 
 SPACE = "\u2581"
-_BPE = 2
+_BPE = 2  # value of TrainerSpec.model_type
+_SCORE, _TYPE = 2 << 3 | 5, 3 << 3  # tags of these fields of a piece: 4 bytes, a number
 
 
 class SentencePiece:
@@ -29,7 +29,6 @@ class SentencePiece:
     """
 
     def __init__(self, vocabulary: Vocabulary):
-        self._vocabulary = vocabulary
         self.adds_space = vocabulary.flag(f"{PREFIX}add_space_prefix", True)
         scheme = get(vocabulary.metadata, SPACE_PREFIX_KEY, str, "", file=vocabulary.file)
         self._every_stretch = scheme == "always"
@@ -40,28 +39,22 @@ class SentencePiece:
             for i, (token, type) in enumerate(zip(vocabulary.tokens, vocabulary.types))
             if type == TokenType.USER_DEFINED and SPACE in token
         }
-        self._plain = self._processor(adds_space=False)
-
-    def encode(self, text: str, at_start: bool) -> list[int]:
-        prefixed = self.adds_space and (at_start or self._every_stretch)
-        return (self._prefixing if prefixed else self._plain).encode(text)
-
-    @cached_property
-    def _prefixing(self) -> sentencepiece.SentencePieceProcessor:
-        return self._processor(adds_space=True)
-
-    def _processor(self, adds_space: bool) -> sentencepiece.SentencePieceProcessor:
         try:
-            return sentencepiece.SentencePieceProcessor(
-                model_proto=_model_proto(self._vocabulary, self.own, adds_space)
+            self._processor = sentencepiece.SentencePieceProcessor(
+                model_proto=_model_proto(vocabulary, self.own)
             )
         except RuntimeError as error:
-            raise self._vocabulary.error(
+            raise vocabulary.error(
                 f"the vocabulary is not a SentencePiece model: {printable(error)}"
             ) from None
 
+    def encode(self, text: str, at_start: bool) -> list[int]:
+        if self.adds_space and (at_start or self._every_stretch):
+            text = " " + text
+        return self._processor.encode(text)
 
-def _model_proto(vocabulary: Vocabulary, own: set[int], adds_space: bool) -> bytes:
+
+def _model_proto(vocabulary: Vocabulary, own: set[int]) -> bytes:
     """Return the `ModelProto` message of a vocabulary (sentencepiece_model.proto).
 
     Fields: ModelProto 1 pieces, 2 trainer_spec, 3 normalizer_spec; SentencePiece 1 piece, 2 score,
@@ -71,17 +64,11 @@ def _model_proto(vocabulary: Vocabulary, own: set[int], adds_space: bool) -> byt
     byte_tokens = vocabulary.byte_tokens
     if byte_tokens and len(byte_tokens) < 256:
         raise vocabulary.error(f"the vocabulary has {len(byte_tokens)} of 256 byte tokens")
+    score_and_type = struct.Struct("<BfBB")
     trainer = _number(3, _BPE) + _number(35, bool(byte_tokens))
-    normalizer = (
-        _bytes(1, b"identity")
-        + _number(3, adds_space)
-        + _number(4, vocabulary.flag(f"{PREFIX}remove_extra_whitespaces", False))
-        + _number(5, True)
-    )
+    normalizer = _bytes(1, b"identity") + _number(3, False) + _number(4, False) + _number(5, True)
     pieces = b"".join(
-        _bytes(
-            1, _bytes(1, text.encode()) + struct.pack("<Bf", 2 << 3 | 5, score) + _number(3, type)
-        )
+        _bytes(1, _bytes(1, text.encode()) + score_and_type.pack(_SCORE, score, _TYPE, type))
         for text, score, type in _pieces(vocabulary, own)
     )
     return pieces + _bytes(2, trainer) + _bytes(3, normalizer)
@@ -118,6 +105,8 @@ def _pieces(vocabulary: Vocabulary, own: set[int]) -> list[tuple[str, float, int
 
 
 def _varint(number: int) -> bytes:
+    if number < 128:
+        return bytes([number])
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)

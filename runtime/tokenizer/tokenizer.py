@@ -109,19 +109,19 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token; the UTF-8 text of added tokens."""
-        return self._bytes_of[token]
+        text = self.tokens[token]
+        if token in self._byte_of:
+            return bytes([self._byte_of[token]])
+        if self.types[token] not in (TokenType.NORMAL, TokenType.UNUSED):
+            return text.encode()
+        return bytes_of(text) if self.kind == "gpt2" else text.replace(SPACE, " ").encode()
 
     @cached_property
-    def _bytes_of(self) -> list[bytes]:
-        text_of = bytes_of if self.kind == "gpt2" else _spaced
-        byte_tokens = {}
-        if self.kind != "bert" and self.kind != "gpt2":
-            byte_tokens = {i: bytes([b]) for b, i in self.vocabulary.byte_tokens.items()}
-        plain = (TokenType.NORMAL, TokenType.UNUSED)
-        return [
-            byte_tokens.get(i) or (text_of(token) if type in plain else token.encode())
-            for i, (token, type) in enumerate(zip(self.tokens, self.types))
-        ]
+    def _byte_of(self) -> dict[int, int]:
+        """Token -> byte, of the tokens that are bytes in this kind of vocabulary."""
+        if self.kind in ("gpt2", "bert"):
+            return {}
+        return {i: byte for byte, i in self.vocabulary.byte_tokens.items()}
 
     @cached_property
     def adds_space(self) -> bool:
@@ -143,10 +143,6 @@ class Tokenizer:
         if isinstance(self._model, SentencePiece):
             ids = {token: i for token, i in ids.items() if i not in self._model.own}
         return AddedTokens(ids, *stripping_tokens(self.vocabulary))
-
-
-def _spaced(token: str) -> bytes:
-    return token.replace(SPACE, " ").encode()
 
 
 def _unsupported(model: str) -> str:

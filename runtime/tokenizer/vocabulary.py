@@ -13,6 +13,7 @@ from ...formats.pretokenizers import PRETOKENIZERS
 from ...formats.values import Value, get
 
 PREFIX = "tokenizer.ggml."
+_SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8
 # Kinds with ids of special tokens that runtimes assume where a file has none, as old files do.
 _DEFAULT_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
@@ -211,6 +212,6 @@ def _items(
             raise TokenizerError(
                 f"item {i} of {key} is not a {'string' if kind is str else 'number'}", file=file
             )
-        if kind is str and any("\ud800" <= char <= "\udfff" for char in item):
+        if isinstance(item, str) and not item.isascii() and _SURROGATE.search(item):
             raise TokenizerError(f"item {i} of {key} is not UTF-8", file=file)
     return items
