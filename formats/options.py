@@ -238,12 +238,12 @@ def _add(
         words["help"] = (flag.help + _shown_default(flag, shown)).replace("%", "%%")
     default = others.get(name, default)
     for one in flag.constants:
-        words = {"dest": name, "action": "store_const", "const": one.value, "default": default}
+        sets = {"dest": name, "action": "store_const", "const": one.value, "default": default}
         shown = argparse.SUPPRESS if one.hidden else one.help.replace("%", "%%")
-        parser.add_argument(*one.names, **words, help=shown)
+        parser.add_argument(*one.names, **sets, help=shown)
     for key, (spelling, help) in (flag.keyed or {}).items():
-        words = {"dest": name, "action": _KeyAction, "key": key, "metavar": flag.metavar}
-        parser.add_argument(spelling, **words, help=help.replace("%", "%%"))
+        sets = {"dest": name, "action": _KeyAction, "key": key, "metavar": flag.metavar}
+        parser.add_argument(spelling, **sets, help=help.replace("%", "%%"))
     if not flag.names:
         return
     if flag.kind is bool and flag.optional is None:

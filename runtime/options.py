@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..formats.options import Options, option
+from ..formats.options import Constant, Options, option
 
 if TYPE_CHECKING:
     import torch
@@ -151,6 +151,25 @@ class LoadOptions(Options):
         "--merge-up-gate-experts",
         help="multiply by gate and up of experts as one matrix",
     )
+    mla: int = option(
+        3,
+        "-mla",
+        "--mla-use",
+        metavar="N",
+        help="latent attention (DeepSeek): 1: the absorbed form, for few tokens; 0: the naive form,"
+        " for many; 2, 3: naive where a sequence has 128 new tokens or more",
+    )
+    sparse_attention: bool | str = option(
+        True,
+        "-dsa",
+        "--dsa",
+        kind=str,
+        optional=True,
+        metavar="on|off",
+        constants=(Constant(("--no-dsa",), False, "the same as --dsa off"),),
+        help="sparse attention (GLM-5): tokens see only the positions that the model's indexer"
+        " chooses (default: on)",
+    )
 
     def check_sizes(self) -> None:
         """UsageError for numbers that no model can have."""
@@ -225,7 +244,13 @@ class LoadOptions(Options):
         ser = parse_ser(self.expert_reduction) if self.expert_reduction else None
         flash = parse_on_off("-fa", self.flash_attn)
         return Switches(
-            flash, self.attention_max_batch, ser, self.merge_gate_up, swa_full=self.swa_full
+            flash,
+            self.attention_max_batch,
+            ser,
+            self.merge_gate_up,
+            mla=self.mla,
+            sparse_attention=parse_on_off("-dsa", self.sparse_attention),
+            swa_full=self.swa_full,
         )
 
     def _cache(self) -> CacheSettings | None:

@@ -172,7 +172,7 @@ def test_matrix_and_order(capsys):
 
 
 def test_fields_are_those_of_the_reference(capsys):
-    words = ("-p", "8", "-n", "2", "-r", "2", "-mla", "1", "-fmoe", "0")
+    words = ("-p", "8", "-n", "2", "-r", "2", "-mqkv", "1", "-fmoe", "0")
     captured = bench(capsys, *words, "-o", "csv", "-oe", "json")
     rows = list(csv.reader(io.StringIO(captured.out)))
     assert (
@@ -180,7 +180,7 @@ def test_fields_are_those_of_the_reference(capsys):
     )
     assert captured.out.splitlines()[1].startswith('"iqforge-')
     notes, _, objects = captured.err.partition("[\n")
-    assert "note: -mla" in notes and "note: -fmoe" in notes
+    assert "note: -mqkv" in notes and "note: -fmoe" in notes
     objects = json.loads("[" + objects)
     assert [o["test"] for o in objects] == ["pp8", "tg2"] and objects[0]["fused_moe"] is False
     for row, o in zip(rows[1:], objects):
@@ -245,7 +245,7 @@ def test_table(capsys):
         (["--device", "cuda:77"], "cuda:77"),
         (["--delay", "nan"], "--delay is nan"),
         (["--delay", "inf"], "--delay is inf"),
-        (["-mla", "7"], "-mla is '7'"),
+        (["-mla", "7"], "-mla is 7"),
         (["-ub", "9" * 20], "-ub"),
         (["-b", "9" * 20], "-b"),
         (["-t", "-1"], "-t is"),

@@ -23,7 +23,6 @@ from .tiny_checkpoint import make_tiny_llama
 from .tiny_model import write_gguf
 
 VALUES = {  # good ones, bad ones
-    "-mla": ("0 1 2 3", "4 -1 x 1.0"),
     "-sm": ("none layer row graph attn tensor", "rows 1 LAYER"),
     "-ts": ("1 3,1 0.5/0.5 0,1 .5;1.", "0 0,0 -1,1 a 1,,2 1, nan inf 1e3"),
     "-mg": ("0 1 7", "-1 cuda0 1.5 99999"),

@@ -287,6 +287,7 @@ def load_options(
         attention_max_batch=setting["attn_max_batch"],
         expert_reduction=setting["ser"] or None,
         merge_gate_up=setting["muge"],
+        mla=setting["mla_attn"],
     )
 
 

@@ -112,6 +112,15 @@ OPTIONS = (
         True,
     ),
     Option(
+        "mla_attn",
+        _flags_of("mla"),
+        int,
+        3,
+        "mla",
+        "form of latent attention: 0 to 3, as for `iqforge generate`",
+        True,
+    ),
+    Option(
         "ser",
         _flags_of("expert_reduction"),
         str,
@@ -152,7 +161,6 @@ OPTIONS = (
     Option("split_mode", ("-sm", "--split-mode"), str, "layer", "sm", ""),
     Option("tensor_split", ("-ts", "--tensor-split"), str, "", "ts", ""),
     Option("no_kv_offload", ("-nkvo", "--no-kv-offload"), bool, False, "nkvo", ""),
-    Option("mla_attn", ("-mla", "--mla-use"), int, 3, "mla", ""),
     Option("repack", ("-rtr", "--run-time-repack"), bool, False, "rtr", ""),
     Option("mqkv", ("-mqkv", "--merge-qkv"), bool, False, "mqkv", ""),
     Option("reuse", ("-gr", "--graph-reuse"), bool, True, "gr", ""),

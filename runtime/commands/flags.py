@@ -119,15 +119,15 @@ def open_model(
 
 
 def model_notes(model: Model) -> list[tuple[str, str]]:
-    """Return (flag, why) of the switches about experts and of the overrides that change nothing
-    with this model.
+    """Return (flag, why) of the switches about experts and attention, and of the overrides, that
+    change nothing with this model.
     """
     unused = (
         model.weights.placement.unused(tensor.name for tensor in model.source.tensors)
         if model.device.type != "cpu"
         else []
     )
-    return _expert_notes(model) + [
+    return [*_expert_notes(model), *_attention_notes(model)] + [
         (f"-ot '{printable(pattern, 80)}'", "no tensor has such a name") for pattern in unused
     ]
 
@@ -144,6 +144,23 @@ def _expert_notes(model: Model) -> list[tuple[str, str]]:
     if chosen.ser is not None and chosen.ser[0] >= used:
         return [("-ser", f"the model uses {used} experts, and {chosen.ser[0]} are always kept")]
     return []
+
+
+def _attention_notes(model: Model) -> list[tuple[str, str]]:
+    from ..layers.mla import MLA
+    from ..switches import Switches
+
+    chosen, usual, notes = model.weights.switches, Switches(), []
+    latent = [block.mixer for block in model.network.blocks if isinstance(block.mixer, MLA)]
+    if not latent and chosen.mla != usual.mla:
+        notes.append(("-mla", "the model has no latent attention"))
+    if not chosen.sparse_attention and not model.hyperparameters.has("attention.indexer.top_k"):
+        notes.append(("--dsa", "the model has no sparse attention"))
+    if len(latent) == len(model.network.blocks) and model.cache is not None:
+        given = (("-ctv", model.cache.type_v != "f16"), ("-vhad", model.cache.hadamard_v))
+        why = "latent attention keeps no values: -ctk is the type of what it keeps"
+        notes += [(flag, why) for flag, is_given in given if is_given]
+    return notes
 
 
 def load_on_gpu(model: Model, rows: int = 0, chunk: int = 0) -> None:

@@ -62,7 +62,6 @@ _GRAPHS = (
 _CUDA = "fusion|offload-batch-size|mmq-id-size|fa-offset|graphs|enable-p2p"
 
 IGNORED = (
-    Ignored(("-mla", "--mla-use"), "this architecture has no latent attention", *_number(0, 3)),
     Ignored(
         ("-fmoe", "--fused-moe"),
         "on a GPU experts run fused wherever there are kernels for that (--verbose says where not),"
