@@ -65,9 +65,9 @@ class LatentParts:
         dense = p.integer("leading_dense_block_count", 0, least=0)
         return cls(d, spec, rope, min(dense, d.n_layers))
 
-    def attention(self, layer: int, indexer: Indexer | None = None, *, sparse: bool = False) -> MLA:
+    def attention(self, layer: int, indexer: Indexer | None = None, *, top_k: int = 0) -> MLA:
         """The attention of a block: queries directly or through a latent vector, and the
-        up-projection per head, joined, or both. sparse: see `MLA`.
+        up-projection per head, joined, or both. top_k: see `MLA`.
         """
         d, s, at, w = self.d, self.spec, f"blk.{layer}", self.d.w
         head_rows = s.heads * s.key_length
@@ -87,7 +87,7 @@ class LatentParts:
             output=self._product(layer, "attn_output", s.heads * s.value_length, d.width, "row"),
             rope=self.rope,
             indexer=indexer,
-            sparse=sparse,
+            top_k=top_k,
             switches=w.switches,
             **more,
         )

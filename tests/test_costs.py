@@ -80,6 +80,29 @@ def test_layers_without_own_keys_read_those_of_others():
         assert len(borrowing) == 2 and all(m.read_bytes(5, 1, F32) > 0 for m in borrowing)
 
 
+def test_latent_attention_reads_one_vector_for_all_heads():
+    with golden("deepseek_v2") as model:
+        mixer = model.network.blocks[1].mixer
+        assert mixer.read_bytes(10, 2, F32) == 4 * (32 + 16) * (11 + 12)
+        assert mixer.flop(10, 2) == 2 * 4 * (24 + 16 + 16) * (11 + 12)
+
+
+def test_sparse_attention_is_bounded_by_its_choice():
+    """12 of 31 positions are chosen, by indexers in the first two layers, which look at all."""
+    with golden("glm_moe_dsa") as model:
+        mixers = [block.mixer for block in model.network.blocks]
+        spec, pair = mixers[0].indexer.spec, 2 * 2 * (24 + 8 + 16)
+        latent, index, scores = 4 * (32 + 8), 4 * spec.key_length, 2 * spec.heads * spec.key_length
+        seen = [mixer.indexer is not None for mixer in mixers]
+        assert seen == [True, True, False]
+        assert [m.read_bytes(30, 1, F32) for m in mixers] == [
+            latent * 12 + index * 31 * looks for looks in seen
+        ]
+        assert [m.flop(30, 1) for m in mixers] == [
+            pair * 12 + scores * 31 * looks for looks in seen
+        ]
+
+
 def test_memory_of_several_sequences():
     """Positions are shared, recurrent states are not."""
     with golden("qwen3_5") as model:

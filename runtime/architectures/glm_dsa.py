@@ -34,7 +34,7 @@ def build(d: Decoder) -> Network:
             indexer = parts.indexer(layer, spec)
         else:
             d.w.skip(f"blk.{layer}.indexer.")
-        mixer = parts.attention(layer, indexer, sparse=sparse)
+        mixer = parts.attention(layer, indexer, top_k=spec.top_k if sparse else 0)
         return d.block(layer, mixer, parts.ffn(layer, router))
 
     return d.network(block)

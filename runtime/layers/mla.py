@@ -23,6 +23,7 @@ from ..state.table import Table
 from ..switches import Switches
 from .attention import attend, attend_with_scores, temperature
 from .batch import Batch
+from .costs import LooksBack, pairs
 from .indexer import Indexer
 from .latent import UpProjection
 from .norm import RMSNorm
@@ -32,7 +33,7 @@ from .specs import MLASpec
 _SCORES_MIB = 64  # of one piece of the absorbed form
 
 
-class MLA:
+class MLA(LooksBack):
     """softmax(scale * Q K^T + causal mask) V with keys [W_k c | k_rope] and values W_v c for the
     latent vector c of each position. k_rope is one rotated key for all heads.
 
@@ -43,8 +44,8 @@ class MLA:
     its inputs.
 
     `q` (after `q_a` and `q_norm`, if the query has a latent vector too) projects to heads [nope |
-    rope]. `kv_a` projects to [c | k_rope], and `kv_norm` norms c. With an indexer, or `sparse`,
-    tokens only see positions that the indexer chose here, or in the last layer that has one.
+    rope]. `kv_a` projects to [c | k_rope], and `kv_norm` norms c. With `top_k`, tokens see
+    so many positions at most, which the indexer chose here, or in the last layer that has one.
     """
 
     window = 0
@@ -62,12 +63,12 @@ class MLA:
         q_a: Linear | None = None,
         q_norm: RMSNorm | None = None,
         indexer: Indexer | None = None,
-        sparse: bool = False,
+        top_k: int = 0,
         switches: Switches = Switches(),
     ):
         self.spec, self.q, self.kv_a, self.kv_norm, self.up = spec, q, kv_a, kv_norm, up
         self.output, self.rope, self.q_a, self.q_norm = output, rope, q_a, q_norm
-        self.indexer, self.sparse, self.switches = indexer, sparse or indexer is not None, switches
+        self.indexer, self.top_k, self.switches = indexer, top_k, switches
 
     @property
     def _index_width(self) -> int:
@@ -109,17 +110,33 @@ class MLA:
         """
         return 2.0 * self.spec.heads * (self.spec.key_length + self.spec.value_length)
 
+    def flop(self, n_past: int, n: int) -> float:
+        """Return the operations for n tokens after n_past others; the indexer looks at all
+        positions.
+        """
+        found = self.pair_flop * pairs(n_past, n, self.top_k)
+        if self.indexer is not None:
+            s = self.indexer.spec
+            found += 2.0 * s.heads * s.key_length * pairs(n_past, n)
+        return found
+
+    def read_bytes(self, n_past: int, n: int, settings: CacheSettings) -> float:
+        """Return the bytes of latent vectors that tokens see, and of all keys of the indexer."""
+        latent = LatentStorage.bytes_per_token(self.spec.cache_width, 0, settings)
+        index = self.state_bytes(1, settings) - latent
+        return latent * pairs(n_past, n, self.top_k) + index * pairs(n_past, n)
+
     def __call__(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """x float32[rows, width] to float32[rows, width]; rows as `batch` says."""
         q_latent = x if self.q_a is None else self._normed(self.q_a(x))
         q, rows = self._project(x, q_latent, batch)
         found = _Index.of(self.indexer, x, q_latent, batch) if self.indexer is not None else None
         sequences = self._sequences(rows, found, batch)
-        if self.sparse and self.indexer is None:
+        if self.top_k and self.indexer is None:
             chosen = batch.scratch["selection"]
             for sequence, mask in zip(sequences, chosen, strict=True):
                 sequence.seen = None if mask is None else mask.to(x.device)
-        elif self.sparse:
+        elif self.top_k:
             batch.scratch["selection"] = [sequence.seen for sequence in sequences]
         mixed = self._mix(q, sequences)
         return self.output(mixed.reshape(len(x), self.spec.heads * self.spec.value_length))
