@@ -67,9 +67,9 @@ def kill_and_resume(command: list[str], out: str, times: int, seconds: float) ->
     """Start the command and kill it after random times until it was killed `times` times. Return
     how many runs resumed an earlier one. The last one runs to its end.
     """
-    chance, went_on = random.Random(1), 0
+    chance, resumed = random.Random(1), 0
     for _ in range(times):
-        went_on += os.path.exists(out + ".part") and os.path.getsize(out + ".journal") > 0
+        resumed += os.path.exists(out + ".part") and os.path.getsize(out + ".journal") > 0
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             process.wait(chance.uniform(0, 2 * seconds / times))
@@ -77,7 +77,7 @@ def kill_and_resume(command: list[str], out: str, times: int, seconds: float) ->
             process.kill()
         process.wait()
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    return went_on
+    return resumed
 
 
 def digest(path: str) -> str:
@@ -132,10 +132,10 @@ def main() -> None:
         if args.kills:
             expected = digest(out)
             os.unlink(out)
-            went_on = kill_and_resume(ours, out, args.kills, seconds)
+            resumed = kill_and_resume(ours, out, args.kills, seconds)
             same = digest(out) == expected
             print(
-                f"\n{args.kills} runs killed, {went_on} of them after resuming: SHA-256"
+                f"\n{args.kills} runs killed, {resumed} of them after resuming: SHA-256"
                 f" {'equal' if same else 'DIFFERENT'}"
             )
 

@@ -307,7 +307,7 @@ def test_what_was_measured_before_an_error_stays_readable(capsys, monkeypatch):
     ] and "not finite" in captured.err
 
 
-def test_names_are_looked_at_before_anything_is_measured(capsys, tmp_path):
+def test_names_are_checked_before_anything_is_measured(capsys, tmp_path):
     for words in (
         ["--synthetic", "llama-tiny:Q9_X"],
         ["-m", str(tmp_path / "none.gguf")],
@@ -335,7 +335,7 @@ def test_names_are_looked_at_before_anything_is_measured(capsys, tmp_path):
         assert not capsys.readouterr().out
 
 
-def test_what_changes_nothing_is_said(capsys):
+def test_flags_without_effect_are_reported(capsys):
     quick = ["-p", "8", "-n", "0", "-r", "1", "-t", "99999999999"]
     words = [
         "-ngl",
@@ -367,7 +367,7 @@ def test_what_changes_nothing_is_said(capsys):
 
 
 @pytest.mark.parametrize("command", [["bench", "-r", "1"], ["profile"]])
-def test_switches_of_experts_that_change_nothing_are_said_once(command, capsys):
+def test_expert_switches_without_effect_are_reported_once(command, capsys):
     def notes(spec: str, *words: str) -> list[str]:
         assert (
             main(

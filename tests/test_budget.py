@@ -88,7 +88,7 @@ def test_allocation_is_no_worse_than_any_price_of_a_byte():
             assert total(tensors, allocate(tensors, size))[1] <= damage * (1 + 1e-9)
 
 
-def test_allocation_uses_the_room_and_says_what_is_too_little():
+def test_allocation_uses_the_budget_and_refuses_too_small_ones():
     tensors = [
         [Candidate(10, 5.0), Candidate(20, 1.0)],
         [Candidate(10, 5.0), Candidate(20, 2.0), Candidate(21, 1.0)],
@@ -144,7 +144,7 @@ def importances(path) -> Imatrix:
 @pytest.mark.slow
 @pytest.mark.parametrize("bpw", [3.2, 4.7, 6.0])
 @pytest.mark.parametrize("name", ["llama", "moe"])
-def test_result_has_the_size_asked_for(models, tmp_path, name, bpw):
+def test_result_has_the_requested_size(models, tmp_path, name, bpw):
     fitted = iqforge.recipe_for_target(
         models[name], importances(models[name]), bpw=bpw, types=TYPES
     )
@@ -250,7 +250,7 @@ def test_types_of_the_user_are_kept_and_count(models):
     )
 
 
-def test_what_cannot_be_is_said_with_the_smallest_that_can(models, caplog):
+def test_an_impossible_target_names_the_smallest_possible(models, caplog):
     with pytest.raises(
         UsageError,
         match=r"smallest possible result has \d+ bytes of tensors \(2\.\d+ bits per weight",

@@ -53,7 +53,7 @@ print(json.dumps([before, len(done), said, len(compilation.missing_tasks(tasks))
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_is_missing_is_compiled_once(tmp_path, processes):
+def test_missing_code_is_compiled_once(tmp_path, processes):
     code = AHEAD.replace("JOBS", str(processes))
     before, done, said, after, here = run_in_new_cache(code, tmp_path)
     assert (before, done, after) == (2, 2, 0)

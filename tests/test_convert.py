@@ -645,7 +645,7 @@ def test_front_matter_of_all_kinds(tmp_path: Path, front: str, expected: dict):
         (["model.safetensors"], "how to read its weights"),
     ],
 )
-def test_a_folder_without_config_says_what_it_is(tmp_path: Path, files: list[str], words: str):
+def test_a_folder_without_config_is_described(tmp_path: Path, files: list[str], words: str):
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")

@@ -77,7 +77,7 @@ def test_gptq_that_does_not_fit(
         up_projection(packed_llama(tmp_path, change, {"quant_method": "gptq", "bits": 4} | section))
 
 
-def test_threads_may_release_what_others_read(tmp_path: Path):
+def test_threads_may_release_tensors_that_others_read(tmp_path: Path):
     def change(tensors):
         del tensors[f"{NAME}.weight"]
         tensors |= {

@@ -281,7 +281,7 @@ def test_a_disk_that_is_too_small(checkpoint, whole, tmp_path, monkeypatch, caps
     assert iqforge.convert_model(checkpoint, tmp_path / "m.gguf").stat().st_size == needed
 
 
-def test_a_folder_that_is_not_there(checkpoint, tmp_path):
+def test_a_missing_folder(checkpoint, tmp_path):
     with pytest.raises(OutputError, match="none"):
         iqforge.convert_model(checkpoint, tmp_path / "none" / "m.gguf", split_max_tensors=3)
     assert not os.listdir(tmp_path)

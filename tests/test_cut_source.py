@@ -50,7 +50,7 @@ def model(tmp_path: Path) -> Path:
     )
 
 
-def test_quantizing_names_what_is_missing_and_resumes_after_it(tmp_path: Path, model: Path):
+def test_quantizing_names_missing_bytes_and_resumes(tmp_path: Path, model: Path):
     expected, out = tmp_path / "expected.gguf", tmp_path / "out.gguf"
     iqforge.quantize_model(model, expected, "Q8_0", pure=True)
     content, state = model.read_bytes(), model.stat()

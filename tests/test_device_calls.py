@@ -145,7 +145,7 @@ def test_types_for_a_size_are_chosen_on_devices():
         lambda path, **o: iqforge.recipe_for_target(path, bpw=8.0, types=["Q8_0", "Q4_0"], **o),
     ],
 )
-def test_auto_uses_devices_where_there_is_much_to_do(model, monkeypatch, call):
+def test_auto_uses_devices_for_large_work(model, monkeypatch, call):
     with fake_devices(1) as (made, found):
         call(model, device="auto")
         assert not found.called and not made[0].count

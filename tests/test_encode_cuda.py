@@ -88,7 +88,7 @@ def test_pieces_do_not_change_bytes(gpu, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_device_that_is_not_there(gpu):
+def test_missing_device(gpu):
     with pytest.raises(UsageError, match="no device 'cuda:999'"):
         encode("Q4_0", np.zeros((1, 32), np.float32), device="cuda:999")
 
@@ -100,7 +100,7 @@ def test_unknown_devices(device):
 
 
 @pytest.mark.skipif(not reason_to_skip(), reason="a CUDA device is here")
-def test_missing_device_is_said():
+def test_missing_device_is_reported():
     with pytest.raises(UsageError, match="numba-cuda|CUDA device"):
         encode("Q4_0", np.zeros((1, 32), np.float32), device="cuda")
 

@@ -227,7 +227,7 @@ def test_memory_is_the_peak_of_the_run(tmp_path):
     assert peak < 1.02 * estimated < 1.02 * (peak + 56)
 
 
-def test_what_the_run_would_refuse_is_refused(tmp_path):
+def test_an_estimate_refuses_what_a_run_refuses(tmp_path):
     path = write(tmp_path / "bad.gguf", [info("blk.0.ffn_up.weight", (16, 256))], np.nan)
     with pytest.raises(NonFiniteError):
         iqforge.quantize_model(path, tmp_path / "q.gguf", "Q4_0", dry_run=True, estimate=True)

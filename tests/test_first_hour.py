@@ -106,7 +106,7 @@ def test_an_output_that_cannot_be_written_is_named_before_the_work(
         assert f"{out}: {message}" in captured.err and not captured.out.strip(), command
 
 
-def test_what_is_no_importance_matrix_is_named(tmp_path, capsys):
+def test_files_that_are_no_importance_matrix_are_named(tmp_path, capsys):
     (empty := tmp_path / "empty.dat").write_bytes(b"")
     for path, message in ((tmp_path, "is a folder, expected"), (empty, "is empty, expected")):
         for words in (
@@ -189,7 +189,7 @@ def test_an_estimate_comes_after_five_seconds_and_every_minute(capsys):
     ]
 
 
-def test_bytes_are_counted_where_there_is_no_terminal(monkeypatch, capsys):
+def test_bytes_are_counted_without_a_terminal(monkeypatch, capsys):
     with ByteProgress("splitting") as progress:
         progress.begin(1000)
         progress._estimate.next = 0.0

@@ -311,7 +311,7 @@ def test_a_temperature_below_zero_is_refused(demo, capsys):
     assert status == 1 and not out and "temperature is -1.0, expected 0 or more" in err
 
 
-def test_command_says_once_what_changes_nothing(demo, capsys):
+def test_command_reports_flags_without_effect_once(demo, capsys):
     err = run(demo, capsys, "-p", "The", "-n", "1", "-amb", "3", "-ctv", "q8_0")[2]
     assert err.count("note: -amb changes nothing") == 1
     assert "generated: 1 token\n" in err  # the first one is the prompt's result, and has no speed

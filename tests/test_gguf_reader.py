@@ -231,7 +231,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path, read):
     assert "ends here" in error.message
 
 
-def test_headers_longer_than_what_is_read_at_once(opened, monkeypatch):
+def test_headers_longer_than_one_read(opened, monkeypatch):
     """Any part of a header may be the first that is not in memory yet."""
     pairs = [
         pair("general.architecture", STRING, "llama"),

@@ -107,7 +107,7 @@ def test_sums_are_the_squares_of_every_input(moe):
                 )
 
 
-def test_what_is_collected(moe):
+def test_collected_tensors(moe):
     with load_model(moe / "moe.gguf") as model:
         plain = collect(model, PROSE, n_ctx=N_CTX, chunks=2, compute_perplexity=False)
         again = collect(model, PROSE, n_ctx=N_CTX, chunks=2)
@@ -138,7 +138,7 @@ def test_what_is_collected(moe):
     )
 
 
-def test_a_run_goes_on_from_a_snapshot(moe):
+def test_a_run_resumes_from_a_snapshot(moe):
     snapshots, whole, rest = {}, [], []
 
     def run(model, into, **options) -> Imatrix:

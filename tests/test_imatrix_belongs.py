@@ -145,13 +145,13 @@ NOT_ANOTHER_MODEL = {
 
 
 @pytest.mark.parametrize("name", NOT_ANOTHER_MODEL)
-def test_what_an_importance_matrix_may_lack_or_have(name, caplog):
+def test_differences_that_an_importance_matrix_may_have(name, caplog):
     given, model = NOT_ANOTHER_MODEL[name]
     assert check_belongs(given, model) is given
     assert not caplog.records
 
 
-def test_missing_entries_are_told(caplog):
+def test_missing_entries_are_reported(caplog):
     model = tensors(DENSE, DENSE, MTP)
     some = [t for t in model if len(t.shape) > 1]
     warn_missing(imatrix(tensors(DENSE, DENSE)), some)
@@ -204,7 +204,7 @@ def collected(model: Path, without: str = "?") -> Imatrix:
         return imatrix(list(source.tensors), without)
 
 
-def test_quantize_refuses_and_force_goes_on(model, tmp_path, capsys, caplog):
+def test_quantize_refuses_and_force_uses_what_fits(model, tmp_path, capsys, caplog):
     """If the sizes match, the number of layers shows the other model."""
     given = collected(model)
     assert "blk.0.attn_q.weight" in given.entries
@@ -229,7 +229,7 @@ def test_quantize_refuses_and_force_goes_on(model, tmp_path, capsys, caplog):
     assert not caplog.records
 
 
-def test_missing_entries_are_told_when_quantizing(model, tmp_path, caplog):
+def test_missing_entries_are_reported_when_quantizing(model, tmp_path, caplog):
     given = collected(model, "ffn_up")
     iqforge.quantize_model(model, tmp_path / "q.gguf", "Q4_0", given, threads=1)
     assert "no entry for 2 of 14 tensors to be quantized (blk.0.ffn_up.weight" in caplog.text

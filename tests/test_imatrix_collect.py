@@ -142,7 +142,7 @@ def test_weights_that_are_none(weight):
         Text(PROSE, weight=weight)
 
 
-def test_going_on_where_a_run_stopped(moe):
+def test_resuming_where_a_run_stopped(moe):
     """The run stops within the second of two texts, with a weight that makes counts fractional. The
     sums are those of a run that was not stopped, to the bit.
     """

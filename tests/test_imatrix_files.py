@@ -61,7 +61,7 @@ def contents(path: Path) -> tuple[dict[str, bytes], bytes]:
         "tiny-moe.handmade.gguf",
     ],
 )
-def test_what_was_read_is_written_with_the_same_bytes(tmp_path, name):
+def test_a_file_that_was_read_is_written_with_the_same_bytes(tmp_path, name):
     path, out = shared("golden/tools/imatrix") / name, tmp_path / f"out.{name[-4:]}"
     save_imatrix(load_imatrix(path), out, "gguf" if name.endswith("gguf") else "dat")
     assert out.read_bytes() == path.read_bytes()
@@ -191,7 +191,7 @@ def test_calls_become_tokens_beside_tokens(tmp_path):
     assert as_tokens(fresh, 99) is fresh
 
 
-def test_what_does_not_add_up(tmp_path):
+def test_files_that_do_not_add_up(tmp_path):
     a = tokens([[1, 2], [3, 4]], [1, 1], path="a.gguf")
     for other in (
         tokens([[1, 2, 3]], [1], path="b.gguf"),

@@ -129,7 +129,7 @@ def test_entries_that_the_model_has_no_tensor_for(model, caplog):
     assert not caplog.records
 
 
-def test_an_output_matrix_that_is_not_there(model, caplog):
+def test_a_missing_output_matrix(model, caplog):
     options = {"n_ctx": N_CTX, "chunks": 1, "process_output": True}
     assert (
         "output.weight" in iqforge.collect_imatrix(model, PROSE, **options).entries

@@ -55,7 +55,7 @@ def test_headers_are_put_in_once_and_lines_keep_their_numbers(folder):
 
 
 @needs_cuda_core
-def test_what_is_compiled_is_kept_until_something_changes(folder):
+def test_compiled_code_is_kept_until_something_changes(folder):
     path = cache_file(spec(), "sm_90")
     assert not is_cached(spec(), "sm_90")
     code = compile_spec(spec(), "sm_90").code

@@ -136,7 +136,7 @@ def test_listing_needs_no_compiler(tmp_path, monkeypatch, capsys):
 
 
 @needs_cuda_core
-def test_what_does_not_compile_is_found_quickly(tmp_path, monkeypatch):
+def test_code_that_does_not_compile_is_found_quickly(tmp_path, monkeypatch):
     """The check also finds what only the assembler refuses: an instruction that an architecture
     does not have.
     """

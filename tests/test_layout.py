@@ -269,7 +269,7 @@ def test_every_folder_is_a_listed_package() -> None:
         assert (ROOT / path.parent / "__init__.py").exists(), path.parent
 
 
-def test_what_an_installation_leaves_is_ignored() -> None:
+def test_files_of_an_installation_are_ignored() -> None:
     """`pip install .` and development tools write into the source folder."""
     left = {"build/", "*.egg-info/", "__pycache__/", ".venv/", ".pytest_cache/", ".ruff_cache/"}
     assert left <= set((ROOT / ".gitignore").read_text().split())

@@ -318,7 +318,7 @@ def test_what_is_kept():
     ] == ["F32", "Q8_0", "Q8_0", "F32"]
 
 
-def test_patterns_come_first_and_hide_tensors_from_what_counts():
+def test_patterns_come_first_and_hide_tensors_from_rules_that_count():
     tensors = model(16)
     found = types_of(
         "Q4_K_S",

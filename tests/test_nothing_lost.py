@@ -23,7 +23,7 @@ def model(tmp_path):
     return write_model(tmp_path / "model.gguf")
 
 
-def test_a_second_interruption_keeps_what_is_finished(model, tmp_path, monkeypatch):
+def test_a_second_interruption_keeps_finished_tensors(model, tmp_path, monkeypatch):
     def interrupted(self):
         raise KeyboardInterrupt
 
@@ -75,7 +75,7 @@ def test_an_older_output_stays_until_there_is_a_new_one(model, tmp_path, monkeyp
     ]
 
 
-def test_what_could_not_be_synced_is_not_entered(model, tmp_path, monkeypatch):
+def test_unsynced_data_is_not_entered(model, tmp_path, monkeypatch):
     """After an error the system regards the data as written, so a second sync does not report
     it.
     """
@@ -138,7 +138,7 @@ def test_a_plan_and_an_output_are_two_files(model, tmp_path):
     assert names(tmp_path) == ["model.gguf"]
 
 
-def test_a_trial_leaves_room_on_the_disk(tmp_path, monkeypatch):
+def test_a_trial_leaves_space_on_the_disk(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=400_000)
     monkeypatch.setattr(scratch_file.shutil, "disk_usage", lambda folder: usage)
     tensor, sizes = TensorInfo("t", (300, 256), ggml_type("F32")), []

@@ -123,7 +123,7 @@ def test_patterns_with_commas_and_unused_ones():
     assert place.unused(["blk.12.ffn_up.weight", "output.weight"]) == ["nothing"]
 
 
-def test_patterns_without_a_tensor_are_said(moe):
+def test_patterns_without_a_tensor_are_reported(moe):
     """A warning names them on a GPU. On the CPU one line says that overrides have no effect."""
     request = Request(overrides=parse_overrides("ffn_up_exps=CPU,ffn_upp=CPU"))
     with load_model(moe) as model:

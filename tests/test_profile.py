@@ -233,7 +233,7 @@ def test_a_drawing_fits_every_width(width):
     assert len(times) >= 3 and all(a[1] < b[0] for a, b in pairwise(times))
 
 
-def test_a_drawing_names_what_shares_a_colour():
+def test_a_drawing_names_kernels_that_share_a_colour():
     spans = [Span(f"k{i}", "blk.0", 10.0 * i, 10.0, own=10.0) for i in range(20)]
     root = ET.fromstring(timeline([("t", Pass("tg", 200.0, spans))]))
     shown = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]

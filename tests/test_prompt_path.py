@@ -168,7 +168,7 @@ def test_logits_after_a_prompt_are_the_last_of_all(opened):
 
 
 @pytest.mark.parametrize("spec", ["llama-tiny:Q8_0", "qwen3moe-tiny:Q8_0"])
-def test_graphs_are_what_they_were_captured_from(monkeypatch, opened, spec):
+def test_graphs_repeat_the_captured_passes(monkeypatch, opened, spec):
     """Passes with one number of rows at different positions, with others between them and buffers
     that grow, give the bits of a path without graphs.
     """
@@ -280,7 +280,7 @@ def test_a_profiled_prompt_names_its_layers(opened):
     assert str(RangeName("blk.1", "ffn_gate_inp", router.matrix.stored_bytes)) in names
 
 
-def test_what_a_capture_fails_of_is_seen(monkeypatch):
+def test_the_error_of_a_failed_capture_is_raised(monkeypatch):
     """The error of the pass is raised, not that of the void capture. If only the capture failed,
     that is raised.
     """

@@ -121,7 +121,7 @@ def test_without_provenance_only_the_reference_s_keys(bf16, imatrix, tmp_path):
     assert keys_of(tmp_path / "q.gguf")["quantize.imatrix.file"] == str(imatrix)
 
 
-def test_quantizing_again_replaces_what_was_said(bf16, imatrix, tmp_path):
+def test_quantizing_again_replaces_the_record(bf16, imatrix, tmp_path):
     iqforge.quantize_model(bf16, tmp_path / "a.gguf", "Q8_0", imatrix)
     iqforge.quantize_model(tmp_path / "a.gguf", tmp_path / "b.gguf", "Q4_0", allow_requantize=True)
     first, second = keys_of(tmp_path / "a.gguf"), keys_of(tmp_path / "b.gguf")
@@ -146,7 +146,7 @@ def test_quantizing_again_replaces_what_was_said(bf16, imatrix, tmp_path):
     assert not {VERSION_KEY, RECIPE_KEY, SOURCE_KEY} & keys_of(tmp_path / "d.gguf").keys()
 
 
-def test_recipe_says_what_differs_from_the_defaults():
+def test_recipe_records_differences_from_the_defaults():
     assert recipe_text(Recipe("IQ4_K")) == '{"type": "IQ4_K"}'
     assert (
         recipe_text(Recipe("IQ4_K", custom_q=["a=q4_0"], role_types={"attn_v": "q6_K"}, pure=True))

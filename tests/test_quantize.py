@@ -105,7 +105,7 @@ def test_pure_plan_is_the_reference_s():
         assert (wanted == "kept" and plan.kept) or plan.target.type.type_name == wanted
 
 
-def test_what_is_never_quantized():
+def test_tensors_that_are_never_quantized():
     for name, shape in [
         ("blk.0.attn_norm.weight", (256,)),
         ("blk.0.attn_q_norm.weight", (4, 256)),

@@ -330,7 +330,7 @@ def imatrix_of(path, without: str = "") -> Imatrix:
         )
 
 
-def test_what_is_refused_without_importances(bf16, capsys):
+def test_types_that_are_refused_without_importances(bf16, capsys):
     for preset in ("IQ2_XXS", "Q2_K_S", "IQ1_M_R4"):
         with pytest.raises(UsageError, match=f"{preset} is useless"):
             iqforge.quantize_model(bf16, None, preset, dry_run=True)
@@ -377,7 +377,7 @@ def test_a_conversion_is_refused_and_planned_alike(bf16, tmp_path, capsys):
     assert len({t.planned.target.type for t in report.tensors}) > 3
 
 
-def test_the_file_is_what_the_dry_run_said(bf16, tmp_path, capsys):
+def test_the_file_is_as_the_dry_run_predicted(bf16, tmp_path, capsys):
     out = tmp_path / "q.gguf"
     flags = [
         "--custom-q",

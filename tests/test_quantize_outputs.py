@@ -53,7 +53,7 @@ def model(tmp_path_factory) -> Path:
 TYPES = ("Q4_0", "Q8_0_R8", "BF16")
 
 
-def test_each_file_is_what_a_run_of_its_own_makes(model, tmp_path):
+def test_each_file_equals_that_of_a_separate_run(model, tmp_path):
     alone = [(tmp_path / f"alone-{type}.gguf", type) for type in TYPES]
     expected = [iqforge.quantize_model(model, out, type, pure=True) for out, type in alone]
     together = [(tmp_path / f"together-{type}.gguf", type) for type in TYPES[:2]] + [

@@ -152,7 +152,7 @@ def test_only_missing_shards_are_written(split, tmp_path):
 
 
 @pytest.mark.parametrize("after", [1, 3, 5])
-def test_goes_on_in_shards(split, tmp_path, after):
+def test_resumes_in_shards(split, tmp_path, after):
     options = {"pure": True, "shards": iqforge.Shards(keep_split=True)}
     expected = iqforge.quantize_model(split, tmp_path / "q.gguf", "Q4_0", **options)
     content = [path.read_bytes() for path in shards(tmp_path)]
@@ -327,7 +327,7 @@ def test_merged_from_a_checkpoint_and_in_pieces(experts, tmp_path, monkeypatch):
     assert contents(tmp_path / "a.gguf") == contents(tmp_path / "b.gguf")
 
 
-def test_biases_and_what_cannot_be_merged(tmp_path):
+def test_biases_and_tensors_that_cannot_be_merged(tmp_path):
     def model(types=("F32", "F32"), ff=6) -> Path:
         tensors = [
             TensorInfo(

@@ -250,7 +250,7 @@ def test_rules_that_compete_or_count_for_nothing(caplog):
     assert not caplog.records
 
 
-def test_rules_for_what_is_kept():
+def test_rules_for_kept_tensors():
     from iqforge.formats.source import TensorInfo
     from iqforge.formats.types import TYPES
 

@@ -91,7 +91,7 @@ def test_same_file_as_from_the_folder(tmp_path: Path, monkeypatch, make, options
     assert fetched < weights(folder) * 1.01 + 3 * 300_000
 
 
-def test_only_headers_are_fetched_before_rows_are_asked_for(tmp_path: Path, monkeypatch):
+def test_only_headers_are_fetched_before_rows_are_requested(tmp_path: Path, monkeypatch):
     folder = make_tiny_llama(tmp_path / "model", n_layers=8, shards=2)
     # Less than any header: the rest is fetched too.
     monkeypatch.setattr(remote, "_HEADER_GUESS", 64)
@@ -170,7 +170,7 @@ def test_token_goes_to_the_hub_and_not_to_where_it_redirects(tmp_path: Path, mon
     assert hub.tokens_at_the_store == {None}
 
 
-def test_where_a_token_comes_from(tmp_path: Path, monkeypatch):
+def test_sources_of_the_access_token(tmp_path: Path, monkeypatch):
     assert access_token() is None
     Path(constants.HF_TOKEN_PATH).write_text("from_login\n")
     assert access_token() == "from_login"
@@ -273,7 +273,7 @@ def test_a_name_that_is_never_resolved_is_given_up_in_time(monkeypatch):
         open_remote("org/model")
 
 
-def test_a_proxy_is_asked_with_the_whole_address(tmp_path: Path, monkeypatch):
+def test_a_proxy_gets_the_whole_address(tmp_path: Path, monkeypatch):
     folder = make_tiny_llama(tmp_path / "model", n_layers=1)
     with serve(monkeypatch, folder) as hub:
         monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")

@@ -105,7 +105,7 @@ def test_only_the_head_of_a_row_is_read():
     assert base.n_read == 4
 
 
-def test_blocks_cannot_be_taken_apart():
+def test_blocks_cannot_be_rearranged():
     rows = ArrayRows(np.zeros((4, 34), np.uint8))
     for make in (
         lambda: TransposedHeads(rows, 2, 2, 1, TYPES["Q8_0"]),

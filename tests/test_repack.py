@@ -106,7 +106,7 @@ def test_undo_gives_the_same_file(tmp_path, kind, monkeypatch):
         )
 
 
-def test_what_stays_is_named():
+def test_tensors_that_stay_are_named():
     def planned(name, shape, kind, **options):
         (plan,) = plan_repack([TensorInfo(name, shape, ggml_type(kind))], **options)
         return plan.target.type.name, plan.note

@@ -93,7 +93,7 @@ def test_restart(model, tmp_path):
     assert names(tmp_path) == ["model.gguf", "q.gguf"]
 
 
-def test_says_what_has_changed(model, tmp_path, monkeypatch):
+def test_refusals_name_the_changes(model, tmp_path, monkeypatch):
     out = tmp_path / "q.gguf"
     break_off(model, out, 5, imatrix=imatrix(1))
 
@@ -173,7 +173,7 @@ def test_nan_to_zero_may_be_added(tmp_path):
         "empty journal",
     ],
 )
-def test_damage_costs_only_what_it_hit(model, tmp_path, damage):
+def test_damage_costs_only_the_damaged_tensors(model, tmp_path, damage):
     expected = iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True)
     out, part, journal = (tmp_path / name for name in ("q.gguf", "q.gguf.part", "q.gguf.journal"))
     break_off(model, out, 6)
@@ -217,7 +217,7 @@ def test_damage_costs_only_what_it_hit(model, tmp_path, damage):
     ]
 
 
-def test_full_disk_leaves_what_is_finished(model, tmp_path, monkeypatch):
+def test_full_disk_leaves_finished_tensors(model, tmp_path, monkeypatch):
     expected = iqforge.quantize_model(model, tmp_path / "whole.gguf", "Q4_0", pure=True)
     real_write, left = os.write, [40_000]
 

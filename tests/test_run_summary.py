@@ -63,7 +63,7 @@ def test_the_five_worst_tensors_and_the_notes():
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_lines_for_tensors_are_asked_for(verbose, capsys):
+def test_verbose_prints_lines_for_tensors(verbose, capsys):
     printer = RunPrinter(verbose=verbose)
     printer.begin([report.planned for report in REPORT.tensors])
     for index, report in enumerate(REPORT.tensors):

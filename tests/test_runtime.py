@@ -194,7 +194,7 @@ def test_a_model_says_what_it_is(models):
         )
 
 
-def test_devices_and_files_that_are_not_there(models, tmp_path):
+def test_missing_devices_and_files(models, tmp_path):
     for device in ("cuda:99", "no-such-device"):
         with pytest.raises(UsageError, match="device"):
             load_model(models["llama"], device)

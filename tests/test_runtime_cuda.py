@@ -282,7 +282,7 @@ def test_too_little_memory_is_an_error_with_numbers(files, monkeypatch, capsys):
     assert "cpu" in capsys.readouterr().err
 
 
-def test_devices_that_are_not_there():
+def test_missing_devices():
     with pytest.raises(UsageError):
         opened(DENSE, device="cuda:99")
     with pytest.raises(IqforgeError):

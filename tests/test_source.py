@@ -67,7 +67,7 @@ def test_readers_and_periods_pass_through():
     )
 
 
-def test_nobody_probes_for_parts_of_the_contract():
+def test_nothing_probes_for_parts_of_the_contract():
     folders = [f for f in ROOT.iterdir() if f.is_dir() and f.name[0] not in "._"]
     for file in (file for folder in folders for file in folder.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -24,7 +24,7 @@ WEIGHT_TYPES = [name for name in codec.decodable_types() if name not in ("F64", 
 
 
 @pytest.mark.parametrize("name", WEIGHT_TYPES)
-def test_random_rows_have_the_size_asked_for(name):
+def test_random_rows_have_the_requested_size(name):
     n_cols = 512
     rows = random_rows(name, 32, n_cols, 0.02, np.random.default_rng(3))
     assert rows.shape == (32, TYPES[name].row_bytes(n_cols))

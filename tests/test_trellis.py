@@ -27,7 +27,7 @@ def relative_error(x, y, w=1.0):
     return float(np.sqrt((w * (x - y) ** 2.0).sum() / (w * x**2.0).sum()))
 
 
-def test_words_are_what_the_decoder_makes_of_an_index():
+def test_words_equal_the_decoders():
     indices = np.random.default_rng(1).integers(0, 1 << 16, 32).astype("<u2")
     row = np.zeros(4 + 68, dtype=np.uint8)
     row[:4] = np.array([1], dtype="<f4").view(np.uint8)

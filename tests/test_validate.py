@@ -122,7 +122,7 @@ def test_values_that_are_no_numbers_are_found(bf16, tmp_path, capsys):
     )
 
 
-def test_what_is_not_finite_in_the_source_may_stay_so_in_floats(tmp_path):
+def test_values_that_are_not_finite_may_stay_in_floats(tmp_path):
     tensors = [TensorInfo("blk.0.ffn_up.weight", (16, 256), ggml_type("F32"))]
     x = np.random.default_rng(1).standard_normal((16, 256)).astype(np.float32)
     x[3, 4] = np.nan
@@ -194,7 +194,7 @@ def test_a_byte_that_changes_on_the_way_to_the_disk(bf16, tmp_path, monkeypatch,
     ) == ["q.gguf", "whole.gguf"]
 
 
-def test_several_outputs_of_which_one_is_wrong_get_no_names(bf16, tmp_path, monkeypatch):
+def test_several_outputs_are_not_renamed_if_one_is_wrong(bf16, tmp_path, monkeypatch):
     from iqforge.quantize.report import validate
 
     honest = validate.validate_tensors
