@@ -117,9 +117,15 @@ class Options:
         return [one.name for one in _fields(cls)]
 
     @classmethod
-    def flags_of(cls, name: str) -> tuple[str, ...]:
-        """Return the flags of a field."""
-        [found] = [one.metadata["flag"].names for one in _fields(cls) if one.name == name]
+    def flag_of(cls, name: str) -> Flag:
+        """Return how the command line offers a field."""
+        [found] = [one.metadata["flag"] for one in _fields(cls) if one.name == name]
+        return found
+
+    @classmethod
+    def default_of(cls, name: str) -> Any:
+        """Return the default of a field."""
+        [found] = [_default(one) for one in _fields(cls) if one.name == name]
         return found
 
     @classmethod

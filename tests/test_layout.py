@@ -365,3 +365,13 @@ def test_no_comment_hangs_after_a_closing_bracket() -> None:
         if hanging.match(line)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_numpy_stays_at_what_numba_cuda_can_use() -> None:
+    """numba-cuda 0.30 uses numpy.row_stack, which numpy 2.5 does not have."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [numba_cuda] = [x for x in project["optional-dependencies"]["cuda"] if "numba-cuda" in x]
+    [numpy] = [x for x in project["dependencies"] if x.startswith("numpy")]
+    assert "<0.31" not in numba_cuda or numpy.endswith("<2.5")
+    pinned = re.search(r"^numpy==2\.(\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None and int(pinned[1]) < 5

@@ -31,6 +31,7 @@ from iqforge.quantize.options import (
 from iqforge.quantize.plan.changes import Changes
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.bench.options import BenchOptions, SweepOptions
+from iqforge.runtime.commands.bench_flags import OPTIONS
 from iqforge.runtime.options import GenerateOptions, LoadOptions, PerplexityOptions
 
 DEMO = Path(iqforge.__file__).parent / "demo" / "model"
@@ -197,6 +198,26 @@ def test_every_flag_of_an_options_class_is_one_of_its_command(command, classes):
         for one in fields(cls):
             for name in one.metadata["flag"].spellings if "flag" in one.metadata else ():
                 assert flags[name].dest == one.name
+
+
+def test_settings_of_bench_are_declared_once():
+    """Flags, help, kinds and defaults of lists are those of the commands that take one value."""
+    parser, _ = cli._parser("bench")
+    flags = {name: a for a in parser._actions for name in a.option_strings}
+    for name in LoadOptions.field_names():
+        for flag in (declared := LoadOptions.flag_of(name)).names:
+            if flag in flags and name not in ("device", "fit", "cache_size"):
+                assert declared.help in str(flags[flag].help).replace("%%", "%")
+    found = {option.field: option for option in OPTIONS}
+    assert found["n_ubatch"].default == 512 and "(default: 512)" in found["n_ubatch"].help
+    assert found["n_batch"].default == BenchOptions().n_batch
+    assert found["flash_attn"].kind is bool and found["flash_attn"].default is True
+    assert [found[name].default for name in ("precision", "n_gpu_layers", "type_k", "ser")] == [
+        "",
+        99,
+        "f16",
+        "",
+    ]
 
 
 def test_devices_are_chosen_by_default():

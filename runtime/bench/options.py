@@ -69,7 +69,7 @@ class BenchOptions(Options):
     repetitions: int = option(
         5, "-r", "--repetitions", least=1, metavar="N", help="times that each test is measured"
     )
-    n_batch: int = option(2048, least=1)
+    n_batch: int = option(2048, least=1, help="tokens in one call")
     warmup: bool = option(True, "--no-warmup", off=True, help="no warm-up before a test")
 
     def only(self, test: Test) -> BenchOptions:

@@ -214,14 +214,15 @@ def _say(what: str, line: str) -> None:
 
 def planned_tests(args: argparse.Namespace) -> BenchOptions:
     """Return the tests of one setting."""
+    usual, integers = BenchOptions(), bench_flags.integers
     return BenchOptions.from_flags(
         args,
-        n_batch=BenchOptions().n_batch,  # one of the settings
-        prompts=tuple(n for n in bench_flags.integers(args.prompts, [512], "-p") if n),
-        generations=tuple(n for n in bench_flags.integers(args.generations, [128], "-n") if n),
+        n_batch=usual.n_batch,  # one of the settings
+        prompts=tuple(n for n in integers(args.prompts, usual.prompts, "-p") if n),
+        generations=tuple(n for n in integers(args.generations, usual.generations, "-n") if n),
         prompt_generations=tuple(bench_flags.pairs(args.prompt_generations, "-pg")),
         generations_after=tuple(bench_flags.pairs(args.generations_after, "-gp")),
-        depths=tuple(bench_flags.integers(args.depths, [0], "-d")),
+        depths=tuple(integers(args.depths, usual.depths, "-d")),
     )
 
 

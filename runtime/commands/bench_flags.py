@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UsageError
 from ...formats.options import Options
+from ..bench.options import BenchOptions
 from ..options import ChunkOptions, LoadOptions
 from .ignored_flags import BY_FLAG, add_ignored_flags
 from .ignored_flags import given as given_flags
@@ -48,115 +49,51 @@ class Option:
             raise UsageError(f"{self.flags[0]} takes numbers, got '{word}'") from None
 
 
-def _flags_of(field: str, options: type[Options] = LoadOptions) -> tuple[str, ...]:
-    """Return the flags that every other command has for the same setting."""
-    return options.flags_of(field)
+def _setting(
+    field: str,
+    name: str,
+    column: str,
+    *,
+    default: Any = None,
+    reload: bool = True,
+    between: str = ",",
+    of: type[Options] = LoadOptions,
+    declared: type[Options] | None = None,
+) -> Option:
+    """Return the setting that every other command has one value for: field `name` of `of`, with its
+    flags. Kind, help and default are those of the same field, or of `field` in `declared`.
+
+    default: what an output says where the field's default is None, which leaves it to the model.
+    """
+    flag = of.flag_of(name)
+    shared = flag if declared is None else declared.flag_of(field)
+    found = of.default_of(name) if declared is None else declared.default_of(field)
+    value = found if default is None else default
+    kind = bool if isinstance(value, bool) else shared.kind
+    form = "" if shared.metavar in (None, "N") else f"{shared.metavar}: "  # of one value
+    help = form + shared.help + ("" if between == "," else f"; lists with {between}")
+    return Option(field, flag.names, kind, value, column, help, reload, between)
 
 
 # In the order of loops, outermost first; columns of the md table come in this order, too.
 OPTIONS = (
-    Option(
-        "precision",
-        _flags_of("precision"),
-        str,
-        "",
-        "precision",
-        "f32 (the reference path), bf16 or f16 (default: bf16 on a GPU)",
-        True,
+    _setting("precision", "precision", "precision", default=""),
+    _setting("n_gpu_layers", "gpu_layers", "ngl", default=99),
+    _setting("n_cpu_moe", "n_cpu_moe", "ncmoe", default=0),
+    _setting("override_tensor", "override_tensor", "ot", default="", between=";"),
+    _setting("muge", "merge_gate_up", "muge"),
+    _setting("flash_attn", "flash_attn", "fa"),
+    _setting("attn_max_batch", "attention_max_batch", "amb"),
+    _setting("mla_attn", "mla", "mla"),
+    _setting("ser", "expert_reduction", "ser", default="", between=";"),
+    _setting("n_ubatch", "ubatch", "n_ubatch", default=512),
+    _setting(
+        "n_batch", "batch_tokens", "n_batch", reload=False, of=ChunkOptions, declared=BenchOptions
     ),
-    Option("n_gpu_layers", _flags_of("gpu_layers"), int, 99, "ngl", "layers on the GPU", True),
-    Option(
-        "n_cpu_moe",
-        _flags_of("n_cpu_moe"),
-        int,
-        0,
-        "ncmoe",
-        "layers whose experts stay on the CPU",
-        True,
-    ),
-    Option(
-        "override_tensor",
-        _flags_of("override_tensor"),
-        str,
-        "",
-        "ot",
-        "REGEX=CPU or CUDAn, also several; lists with ;",
-        True,
-        ";",
-    ),
-    Option(
-        "muge",
-        _flags_of("merge_gate_up"),
-        bool,
-        False,
-        "muge",
-        "gate and up experts as one matrix",
-        True,
-    ),
-    Option(
-        "flash_attn",
-        _flags_of("flash_attn"),
-        bool,
-        True,
-        "fa",
-        "attention without a matrix of scores",
-        True,
-    ),
-    Option(
-        "attn_max_batch",
-        _flags_of("attention_max_batch"),
-        int,
-        0,
-        "amb",
-        "most MiB for scores with -fa 0, 0: no bound",
-        True,
-    ),
-    Option(
-        "mla_attn",
-        _flags_of("mla"),
-        int,
-        3,
-        "mla",
-        "form of latent attention: 0 to 3, as for `iqforge generate`",
-        True,
-    ),
-    Option(
-        "ser",
-        _flags_of("expert_reduction"),
-        str,
-        "",
-        "ser",
-        "K,T: K experts, more where p > T * best; lists with ;",
-        True,
-        ";",
-    ),
-    Option("n_ubatch", _flags_of("ubatch"), int, 512, "n_ubatch", "tokens in one pass", True),
-    Option(
-        "n_batch",
-        _flags_of("batch_tokens", ChunkOptions),
-        int,
-        2048,
-        "n_batch",
-        "tokens in one call",
-    ),
-    Option("type_k", _flags_of("cache_type_k"), str, "f16", "type_k", "type of cached keys"),
-    Option("type_v", _flags_of("cache_type_v"), str, "f16", "type_v", "type of cached values"),
-    Option(
-        "k_cache_hadamard",
-        _flags_of("k_cache_hadamard"),
-        bool,
-        False,
-        "khad",
-        "Hadamard transform of quantized keys",
-    ),
-    Option(
-        "v_cache_hadamard",
-        _flags_of("v_cache_hadamard"),
-        bool,
-        False,
-        "vhad",
-        "Hadamard transform of quantized values",
-    ),
+    _setting("type_k", "cache_type_k", "type_k", default="f16", reload=False),
+    _setting("type_v", "cache_type_v", "type_v", default="f16", reload=False),
+    _setting("k_cache_hadamard", "k_cache_hadamard", "khad", reload=False),
+    _setting("v_cache_hadamard", "v_cache_hadamard", "vhad", reload=False),
     Option("main_gpu", ("-mg", "--main-gpu"), int, 0, "mg", ""),
     Option("split_mode", ("-sm", "--split-mode"), str, "layer", "sm", ""),
     Option("tensor_split", ("-ts", "--tensor-split"), str, "", "ts", ""),
@@ -169,9 +106,7 @@ OPTIONS = (
     Option("fused_moe", ("-fmoe", "--fused-moe"), bool, True, "fmoe", ""),
     Option("grouped_er", ("-ger", "--grouped-expert-routing"), bool, False, "ger", ""),
     Option("use_thp", ("-thp", "--transparent-huge-pages"), bool, False, "thp", ""),
-    Option(
-        "n_threads", _flags_of("threads"), int, 0, "threads", "CPU threads (default: one per core)"
-    ),
+    _setting("n_threads", "threads", "threads", reload=False),
 )
 # Accepted because scripts for the reference's tool pass them. `ignored_flags.py` has the others.
 _WITHOUT_EFFECT = {
@@ -251,7 +186,7 @@ def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
     )
 
 
-def integers(given: list[str] | None, default: list[int], flag: str) -> list[int]:
+def integers(given: list[str] | None, default: Sequence[int], flag: str) -> Sequence[int]:
     """Numbers of a flag that may have been given several times."""
     return [_size(word, flag) for words in given for word in words.split(",")] if given else default
 
