@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ..errors import NotFoundError, UsageError
+from ..errors import IqforgeError, NotFoundError, UsageError
 from ..formats.options import Options, from_keywords, unknown_option
 from ..formats.tensor_names import EXTRA_OUTPUT, OUTPUT, TOKEN_EMBEDDING
 
@@ -50,9 +50,23 @@ def open_source(
         from ..convert.checkpoint.folder import open_checkpoint
 
         return _checkpoint_source(open_checkpoint(path), options)
+    if _is_part_of_checkpoint(path):
+        raise IqforgeError("is a file of a checkpoint: name its folder instead", file=path)
     from ..formats.gguf.reader import open_gguf
 
     return open_gguf(path)
+
+
+def _is_part_of_checkpoint(path: PathLike) -> bool:
+    """Return whether `path` is named like a file of a checkpoint and is no GGUF file."""
+    name = os.path.basename(os.fspath(path))
+    if not name.endswith((".safetensors", ".bin", ".json")):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) != b"GGUF"
+    except OSError:
+        return False  # the reader says why
 
 
 def _checkpoint_source(checkpoint: Checkpoint, options: dict[str, Any]) -> Source:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 
 from ..errors import UsageError
+from ..formats.commands.progress import Meter
 from .compile.nvrtc import cache_folder, need_cuda_core
 from .compile.spec import ARCHITECTURES, KernelSpec
 from .registry import architectures, cached_bytes, chosen_specs
@@ -85,17 +85,11 @@ def asked_architectures(text: str | None) -> list[str]:
 
 
 def _compile(args: argparse.Namespace, archs: list[str], api) -> None:
-    from tqdm import tqdm
-
     start = time.perf_counter()
-    with tqdm(unit="module", disable=None, file=sys.stderr) as bar:
-
-        def advance(done: int, count: int) -> None:
-            bar.total = count
-            bar.update(done - bar.n)
-
+    what = "checking" if args.check else "compiling"
+    with Meter(f"{what} kernels", unit=" modules") as meter:
         made = api.build_kernels(
-            args.names, archs, check=args.check, processes=args.jobs, progress=advance
+            args.names, archs, check=args.check, processes=args.jobs, progress=meter.reach
         )
     done = "checked" if args.check else "compiled"
     print(f"{done} {len(made)} modules in {time.perf_counter() - start:.1f} s")

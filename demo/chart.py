@@ -15,7 +15,7 @@ from html import escape
 from .axes import SMALLEST, Axes, Box, one_two_five
 
 WIDTH, HEIGHT = 820, 560
-_CHARACTER, _LINE = 7.8, 15  # size of label text, generously
+_CHARACTER, _LINE = 9.0, 17  # size of label text where it is largest
 _CROWD = 32  # pixels within which marks crowd
 
 
@@ -83,7 +83,9 @@ def standalone(svg: str, css: str) -> str:
     head, body = svg.split(">", 1)
     background = f'<rect class="background" width="{WIDTH}" height="{HEIGHT}" rx="10"/>'
     extra = (
-        "svg { font: 13px system-ui, -apple-system, 'Segoe UI', sans-serif; }\n"
+        "svg { font: 13px system-ui, -apple-system, 'Segoe UI', sans-serif;"
+        " max-width: 100%; height: auto; }\n"
+        "@media (max-width: 40rem) { svg { font-size: 15px; } }\n"
         ".background { fill: var(--card); }\n"
     )
     return (
@@ -226,7 +228,7 @@ def _labels(axes: Axes, points: Sequence[Point], all_points: Sequence[Point]) ->
 
 
 def _legend(series: Sequence[str]) -> list[str]:
-    left, top = _PLOT.right - 200, _PLOT.top + 34
+    left, top = _PLOT.right - 212, _PLOT.top + 34
     parts = [
         '<g class="legend">',
         Box(left - 20, top - 20, _PLOT.right - 12, top + 22 * len(series) + 18).svg("panel"),

@@ -93,7 +93,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 40rem) {
   main { padding: 1.25rem .75rem 3rem; }
   .wide { padding: .6rem; }
-  svg { min-width: 0; font-size: 17px; }
+  svg { min-width: 0; font-size: 15px; }
   .figures, .figures caption, .figures tbody, .figures th { display: block; }
   .figures thead { display: none; }
   .figures tr {

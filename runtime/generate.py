@@ -138,12 +138,13 @@ def generate_tokens(
     end: frozenset[int] = frozenset(),
     record: Generation | None = None,
 ) -> Iterator[int]:
-    """Yield up to `n` tokens that follow `prompt`, including the one in `end` that stops them.
+    """Return up to `n` tokens that follow `prompt`, including the one in `end` that stops them.
 
     n, context: see `plan_length`. settings: those of the cache, by default the model's. `record` is
     filled in along the way. A text that may become longer than the context that the model was
     trained for is logged as a warning. EvaluationError for tokens that do not fit or logits that
-    are not finite, UsageError for a cache that does not suit the model.
+    are not finite, UsageError for a cache that does not suit the model. Arguments are checked, and
+    the warning is logged, before the first token is asked for.
     """
     n, context = None if n is None else whole_number("n", n), whole_number("context", context)
     record = record if record is not None else Generation(len(prompt))
@@ -158,6 +159,19 @@ def generate_tokens(
             len(prompt) + n,
             trained,
         )
+    return _generated(model, prompt, n, sampling, settings, context, end, record)
+
+
+def _generated(
+    model: Model,
+    prompt: Sequence[int],
+    n: int,
+    sampling: Sampling,
+    settings: CacheSettings | None,
+    context: int,
+    end: frozenset[int],
+    record: Generation,
+) -> Iterator[int]:
     state = model.new_state(context, settings)
     started = time.perf_counter()
     logits = model.extend(prompt, state)

@@ -149,6 +149,7 @@ def test_chart_is_an_image_of_its_own(demo):
     text = (demo[0] / "chart.svg").read_text(encoding="utf-8")
     assert "prefers-color-scheme: dark" in text and not re.search(r"url\(|@import|<script", text)
     assert chart_labels(demo[0] / "chart.svg") == sorted(TYPES)
+    assert "max-width: 100%" in text  # it shrinks on a narrow page
 
 
 def test_chart_of_the_readme_shows_what_the_demo_shows():

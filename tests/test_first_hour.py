@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +14,20 @@ import iqforge
 import numpy as np
 import pytest
 from iqforge.cli import main
-from iqforge.formats.commands.progress import ByteProgress, Estimate, duration
+from iqforge.formats.commands import progress
+from iqforge.formats.commands.progress import Estimate, Meter, duration
 from iqforge.imatrix.cold_experts import fill_cold_experts
 from iqforge.imatrix.coverage import measure_coverage
 from iqforge.imatrix.data import Entry, Imatrix
+from iqforge.quantize.report import bars
 from iqforge.runtime.commands import watch
 
 DEMO = Path(iqforge.__file__).parent / "demo" / "model"
+ON_ONE_LINE = """
+import sys
+from iqforge.formats.commands.progress import on_one_line
+sys.stdout.write(str(on_one_line()))
+"""
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 60
 
 
@@ -79,6 +88,23 @@ def test_a_folder_as_a_text(tmp_path, capsys):
     for words in (["perplexity"], ["generate"], ["imatrix"], ["sensitivity"]):
         assert main([*words, "-m", str(DEMO), "--device", "cpu", "-f", str(tmp_path)]) == 1
         assert f"{tmp_path}: is a folder, expected a UTF-8 text file" in capsys.readouterr().err
+
+
+def test_a_file_of_a_checkpoint_as_a_model(capsys):
+    for name in ("model.safetensors", "config.json"):
+        for words in (["convert"], ["generate", "-p", "x", "-m"], ["quantize", "--dry-run"]):
+            assert main([*words, str(DEMO / name), *["Q8_0"] * (words[0] == "quantize")]) == 1
+            assert f"{name}: is a file of a checkpoint: name its folder" in capsys.readouterr().err
+
+
+def test_what_is_no_adapter(tmp_path, capsys):
+    for folder, message in (
+        (tmp_path, "an adapter is a folder with adapter_config.json"),
+        (DEMO, "it is a checkpoint, which iqforge convert converts"),
+    ):
+        assert main(["convert-lora", str(folder)]) == 1
+        err = capsys.readouterr().err
+        assert f"{folder}: has no adapter_config.json; {message}" in err
 
 
 LONG_WORK = {
@@ -189,8 +215,51 @@ def test_an_estimate_comes_after_five_seconds_and_every_minute(capsys):
     ]
 
 
+def test_a_warning_about_the_context_comes_before_the_prompt(gguf, caplog):
+    pieces = iqforge.generate(gguf, "Hello", 5000, echo=True)
+    assert next(iter(pieces)) and "was trained for a context of" in caplog.text
+
+
+def test_lines_of_results_are_not_continued(monkeypatch):
+    command, pipe = [sys.executable, "-c", ON_ONE_LINE], subprocess.PIPE
+    together = subprocess.run(command, stdout=pipe, stderr=subprocess.STDOUT)
+    apart = subprocess.run(command, stdout=pipe, stderr=pipe)
+    assert (together.stdout, apart.stdout) == (b"True", b"False")
+    clock = Clock()
+    estimate = Estimate("generating", before="\n", clock=clock)
+    clock.now = 5
+    monkeypatch.setattr(sys, "stderr", out := io.StringIO())
+    estimate.say(0.5)
+    assert out.getvalue() == "\ngenerating: 50 % in 5 s, about 5 s left\n"
+
+
+LONG_RUNS = {
+    "convert": ["convert", "{demo}", "--outfile", "{folder}/c.gguf"],
+    "quantize-stats": ["quantize-stats", "{gguf}", "--type", "Q8_0"],
+    "quantize": ["quantize", "--pure", "{gguf}", "{folder}/q.gguf", "Q8_0"],
+    "repack": ["repack", "{quantized}", "{folder}/r.gguf"],
+}
+
+
+@pytest.mark.parametrize("command", LONG_RUNS)
+def test_long_work_says_how_far_it_is(command, gguf, tmp_path, monkeypatch, capsys):
+    """Without a terminal, lines on stderr: here at once, not after five seconds."""
+    quantized = tmp_path / "quantized.gguf"
+    iqforge.quantize_model(gguf, quantized, "Q8_0")
+    monkeypatch.setattr(progress, "AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(bars, "AFTER_SECONDS", 0.0)
+    names = {"demo": DEMO, "gguf": gguf, "folder": tmp_path, "quantized": quantized}
+    assert main([word.format(**names) for word in LONG_RUNS[command]]) == 0
+    what = {"convert": "converting", "quantize-stats": "measuring", "repack": "repacking"}
+    assert re.search(
+        rf"^{what.get(command, 'quantizing')}: [\d.]+ % in 1 s, about ",
+        capsys.readouterr().err,
+        re.M,
+    )
+
+
 def test_bytes_are_counted_without_a_terminal(monkeypatch, capsys):
-    with ByteProgress("splitting") as progress:
+    with Meter("splitting") as progress:
         progress.begin(1000)
         progress._estimate.next = 0.0
         progress(250)
@@ -206,7 +275,7 @@ def test_a_slow_model_says_how_long_it_takes(monkeypatch, capsys):
         return clock.now
 
     monkeypatch.setattr(
-        watch, "Estimate", lambda what, every: Estimate(what, every=every, clock=tick)
+        watch, "Estimate", lambda what, **options: Estimate(what, clock=tick, **options)
     )
     words = ["--synthetic", "llama-tiny:Q8_0", "--device", "cpu", "-p", "8", "-n", "1", "-r", "2"]
     assert main(["bench", *words]) == 0

@@ -171,7 +171,7 @@ def test_sums():
     )
     assert rows["head"].total == 2.5 and rows["head"].gigabytes_per_second is None
     text = tables("tiny tg", passes, "kernel")
-    assert "tiny tg: 1 passes of 0.050 ms, of which 36.0 % within kernels" in text
+    assert "tiny tg: 1 pass of 0.050 ms, of which 36.0 % within kernels" in text
     assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")] == [
         "kernel",
         "-" * len("Memcpy HtoD"),
@@ -364,7 +364,7 @@ def test_command(tmp_path, capsys):
     ]
     assert (
         "llama-tiny:Q8_0 pp8: 2 passes" in text
-        and "llama-tiny:Q8_0 tg: 1 passes" in text
+        and "llama-tiny:Q8_0 tg: 1 pass" in text
         and "| blk.1 " in text
         and "| attn_q " in text
     )

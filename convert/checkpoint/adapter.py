@@ -73,6 +73,8 @@ class AdapterCheckpoint(Checkpoint):
                 " adapter_model.safetensors",
                 file=path,
             )
+        if not (self.path / "adapter_config.json").exists():
+            raise NotFoundError(f"has no adapter_config.json{_instead(self.path)}", file=path)
         self._storage = LocalFiles()
         self.settings = Config.read(self.path / "adapter_config.json")
         _check_settings(self.settings)
@@ -137,6 +139,13 @@ class AdapterCheckpoint(Checkpoint):
                 tensor=other,
             )
         return alpha * math.sqrt(rank)
+
+
+def _instead(path: Path) -> str:
+    """Return what the folder contains instead, for the error about adapter_config.json."""
+    if (path / "config.json").exists():
+        return "; it is a checkpoint, which iqforge convert converts"
+    return "; an adapter is a folder with adapter_config.json and adapter_model.safetensors"
 
 
 def _check_settings(settings: Config) -> None:

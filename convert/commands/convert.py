@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 
 from ...errors import UsageError, printable
+from ...formats.commands.progress import Meter
 from ..architectures.layout_options import LayoutOptions
 from ..options import ConvertOptions
 
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace, api) -> int:
     options, layout = ConvertOptions.from_flags(args), LayoutOptions.from_flags(args)
     if args.dry_run:
         return _dry_run(args, api, options, layout)
-    bar = _Bar()
+    progress = _Progress()
     try:
         path = api.convert_model(
             _model(args),
@@ -83,11 +84,12 @@ def run(args: argparse.Namespace, api) -> int:
             imatrix=args.imatrix,
             options=options,
             layout=layout,
-            progress=bar,
+            progress=progress,
         )
     finally:
-        bar.close()
-    print(f"{printable(path, 400)}: {bar.n_tensors} tensors, {bar.n_bytes / 1e6:.2f} MB written")
+        progress.close()
+    size = f"{progress.n_tensors} tensors, {progress.n_bytes / 1e6:.2f} MB"
+    print(f"{printable(path, 400)}: {size} written")
     return 0
 
 
@@ -126,32 +128,20 @@ def _dry_run(args: argparse.Namespace, api, options: ConvertOptions, layout: Lay
     return 0
 
 
-class _Bar:
-    """A progress bar on stderr where that is a terminal, and the totals of the run."""
+class _Progress:
+    """A progress bar or lines on stderr, and the totals of the run."""
 
     def __init__(self):
         self.n_tensors = self.n_bytes = 0
-        self._bar = None
+        self._meter = Meter("converting", unit="el")
 
     def begin(self, planned) -> None:
-        from tqdm import tqdm
-
-        self.n_tensors, self.n_bytes = (
-            len(planned),
-            sum(tensor.target.n_bytes for tensor in planned),
-        )
-        self._bar = tqdm(
-            total=sum(tensor.source.n_elements for tensor in planned),
-            unit="el",
-            unit_scale=True,
-            leave=False,
-            disable=None,
-            dynamic_ncols=True,
-        )
+        self.n_tensors = len(planned)
+        self.n_bytes = sum(tensor.target.n_bytes for tensor in planned)
+        self._meter.begin(sum(tensor.source.n_elements for tensor in planned))
 
     def advance(self, n_elements: int) -> None:
-        if self._bar is not None:
-            self._bar.update(n_elements)
+        self._meter(n_elements)
 
     def tensor_done(self, index: int, report) -> None:
         pass
@@ -160,5 +150,4 @@ class _Bar:
         pass
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._meter.close()

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ...errors import printable
-from .progress import ByteProgress
+from .progress import Meter
 
 _FLAGS = {
     "xxh64": "fast, against damage (the default)",
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace, api) -> int:
 
     bad = 0
     # Lines that go to the terminal show the progress themselves.
-    with ByteProgress("hashing", hidden=sys.stdout.isatty()) as progress:
+    with Meter("hashing", hidden=sys.stdout.isatty()) as progress:
         progress.begin(api.inspect_model(args.model).total.n_bytes)
         layers = not args.no_layer
         if args.check is None:

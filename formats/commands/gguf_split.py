@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ..tools.options import MergeShardsOptions, SplitOptions
-from .progress import ByteProgress
+from .progress import Meter
 
 if TYPE_CHECKING:
     from ..gguf.reader import GGUFFile
@@ -63,7 +63,7 @@ def _split(args: argparse.Namespace, api) -> int:
             )
         progress.begin(sum(shard.tensor_bytes for shard in plan))
 
-    with ByteProgress("splitting") as progress:
+    with Meter("splitting") as progress:
         paths = api.split_model(
             args.input,
             args.output,
@@ -89,7 +89,7 @@ def _merge(args: argparse.Namespace, api) -> int:
         print(f"n_split: {n_shards}, n_tensors = {n_tensors}, total_size = {total // 10**6}M")
         progress.begin(total)
 
-    with ByteProgress("merging") as progress:
+    with Meter("merging") as progress:
         path = api.merge_model(
             args.input,
             args.output,

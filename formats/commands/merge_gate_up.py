@@ -8,7 +8,7 @@ import argparse
 
 from ...errors import UsageError, printable
 from ..tools.options import GateUpOptions
-from .progress import ByteProgress
+from .progress import Meter
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, api) -> int:
     if options.dry_run:
         print(f"{done}, {total / 1e6:.2f} MB would be written")
         return 0
-    with ByteProgress("splitting" if options.undo else "merging") as progress:
+    with Meter("splitting" if options.undo else "merging") as progress:
         progress.begin(total)
         api.merge_gate_up(args.input, args.output, options=options, progress=progress)
     print(f"{printable(args.output)}: {done}, {total / 1e6:.2f} MB written")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,10 +21,27 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def count_of(n: int, what: str) -> str:
+    """Return "1 chunk" or "2 chunks"."""
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def on_one_line() -> bool:
+    """Return whether stdout and stderr are the same terminal, file or pipe, so that a message would
+    continue a line of results.
+    """
+    try:
+        out, err = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+    except (OSError, ValueError, AttributeError):  # closed, or replaced
+        return False
+    return (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
+
+
 class Estimate:
     """Print on stderr what runs and when it will end: once after 5 seconds, then every minute.
 
-    Work that ends sooner prints nothing. `clock` is for tests.
+    Work that ends sooner prints nothing. before: what precedes each line, such as a line break
+    where stdout is in the middle of a line. `clock` is for tests.
     """
 
     def __init__(
@@ -31,9 +49,10 @@ class Estimate:
         what: str,
         *,
         every: float = EVERY_SECONDS,
+        before: str = "",
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.what, self.every, self.clock = what, every, clock
+        self.what, self.every, self.before, self.clock = what, every, before, clock
         self.started = clock()
         self.next = self.started + AFTER_SECONDS
 
@@ -46,22 +65,33 @@ class Estimate:
         if now < self.next:
             return
         self.next = now + self.every
-        spent = now - self.started
-        left = f", about {duration(spent / done - spent)} left" if done > 0 else ""
-        share = f"{100 * done:.0f} %" if done >= 0.1 or not done else f"{100 * done:.1f} %"
-        print(f"{self.what}: {share} in {duration(spent)}{left}", file=sys.stderr)
+        print(
+            f"{self.before}{self.what}: {share_and_time(done, now - self.started)}", file=sys.stderr
+        )
 
 
-class ByteProgress:
-    """Show progress in bytes: a bar on stderr if that is a terminal, else lines of `Estimate`.
+def share_and_time(done: float, spent: float, left: float | None = None) -> str:
+    """Return "30 % in 31 s, about 1.2 min left". done: 0 to 1. left: seconds, by default as if the
+    rest were as fast.
+    """
+    share = f"{100 * done:.0f} %" if done >= 0.1 or not done else f"{100 * done:.1f} %"
+    if left is None and done > 0:
+        left = spent / done - spent
+    return f"{share} in {duration(spent)}" + (
+        "" if left is None else f", about {duration(left)} left"
+    )
 
-    It is called with the number of bytes done since the last call, and is a context manager.
-    `begin` sets how many bytes there will be. hidden: show nothing, as stdout goes to the same
-    terminal and shows enough.
+
+class Meter:
+    """Show how far some work is: a bar on stderr if that is a terminal, else lines of `Estimate`.
+
+    It is called with how much was done since the last call, and is a context manager. `begin` sets
+    how much there will be, in `unit`. hidden: show nothing, as stdout goes to the same terminal and
+    shows enough.
     """
 
-    def __init__(self, what: str, *, hidden: bool = False):
-        self.what, self.hidden = what, hidden
+    def __init__(self, what: str, *, unit: str = "B", hidden: bool = False):
+        self.what, self.unit, self.hidden = what, unit, hidden
         self._bar: tqdm | None = None
         self._done = self._total = 0
 
@@ -70,18 +100,34 @@ class ByteProgress:
 
         self._total, self._estimate = total, Estimate(self.what)
         if sys.stderr.isatty() and not self.hidden:
-            self._bar = tqdm(total=total, unit="B", unit_scale=True, leave=False, desc=self.what)
+            self._bar = tqdm(
+                total=total,
+                unit=self.unit,
+                unit_scale=True,
+                leave=False,
+                dynamic_ncols=True,
+                desc=self.what,
+            )
 
-    def __call__(self, n_bytes: int) -> None:
-        self._done += n_bytes
+    def __call__(self, n: int) -> None:
+        self._done += n
         if self._bar is not None:
-            self._bar.update(n_bytes)
+            self._bar.update(n)
         elif not sys.stderr.isatty():
             self._estimate.say(self._done / max(self._total, 1))
 
-    def __enter__(self) -> ByteProgress:
+    def reach(self, done: int, total: int) -> None:
+        """Say how much is done of how much, in all."""
+        if not self._total:
+            self.begin(total)
+        self(done - self._done)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __enter__(self) -> Meter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self.close()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from ...errors import printable
+from ...formats.commands.progress import Meter
 from ...formats.source import TensorInfo
 from ..options import StatsOptions
 from ..plan.type_errors import ErrorSums, TensorStats
@@ -89,29 +90,20 @@ class StatsPrinter(CompileBar, StatsProgress):
     def __init__(self, quiet: bool):
         super().__init__()
         self.quiet = quiet
-        self.bar: tqdm | None = None
+        self.meter = Meter("measuring", unit="el")
 
     def begin(self, tensors: Sequence[TensorInfo], n_elements: int) -> None:
-        self.bar = tqdm(
-            total=n_elements,
-            unit="el",
-            unit_scale=True,
-            leave=False,
-            disable=None,
-            dynamic_ncols=True,
-        )
+        self.meter.begin(n_elements)
         self._write(HEADING)
 
     def advance(self, n_elements: int) -> None:
-        if self.bar is not None:
-            self.bar.update(n_elements)
+        self.meter(n_elements)
 
     def tensor_done(self, stats: TensorStats) -> None:
         self._write("\n".join(tensor_lines(stats)))
 
     def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        self.meter.close()
 
     def _write(self, text: str) -> None:
         if not self.quiet:

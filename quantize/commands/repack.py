@@ -48,7 +48,9 @@ def repack(
     is written.
     """
     started = time.monotonic()
-    printer = RunPrinter(dry_run=options.dry_run, verbose=verbose, line=tensor_line)
+    printer = RunPrinter(
+        dry_run=options.dry_run, verbose=verbose, line=tensor_line, what="repacking"
+    )
     try:
         report = api.repack_model(src, out, options=options, progress=printer)
     finally:

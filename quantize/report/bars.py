@@ -9,7 +9,12 @@ from collections.abc import Callable, Sequence
 from tqdm import tqdm
 
 from ...errors import printable
-from ...formats.commands.progress import duration
+from ...formats.commands.progress import (
+    AFTER_SECONDS,
+    EVERY_SECONDS,
+    duration,
+    share_and_time,
+)
 from ...formats.tensor_names import TensorName
 from ..plan.plan import PlannedTensor
 from ..run.compile_task import CompileProgress, CompileTask
@@ -20,7 +25,6 @@ from .printing import checked_line, tensor_line
 # tqdm's own estimate would treat all types as equally fast.
 _RUN_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
 _COMPILE_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
-_QUIET_SECONDS = 30.0  # between two lines of progress where there is no terminal
 _MOST_NAMED = 8
 
 
@@ -84,9 +88,10 @@ class RunPrinter(CompileBar, RunProgress):
         verbose: bool = False,
         line: Callable[[int, int, TensorReport], str] = tensor_line,
         label: str = "",
+        what: str = "quantizing",
     ):
         """line: makes a tensor's line from its index, the number of tensors and its report; label:
-        precedes each line.
+        precedes each line; what: what the run does.
         """
         super().__init__()
         self.dry_run, self.verbose, self.line = dry_run, verbose, line
@@ -94,11 +99,14 @@ class RunPrinter(CompileBar, RunProgress):
         self.planned: Sequence[PlannedTensor] = ()
         self.time_left = TimeLeft([])
         self.label = f"{printable(label)}: " if label else ""
-        self._done, self._said = 0, time.monotonic()
+        self.what = f"{what} {printable(label)}" if label else what
+        self._done, self._started = 0, time.monotonic()
+        self._next = self._started + AFTER_SECONDS
 
     def begin(self, planned: Sequence[PlannedTensor]) -> None:
         self.planned, self.time_left = planned, TimeLeft(planned)
-        self._said = time.monotonic()
+        self._started = time.monotonic()
+        self._next = self._started + AFTER_SECONDS
         if not self.dry_run:
             self.bar = tqdm(
                 total=sum(p.source.n_elements for p in planned),
@@ -131,12 +139,12 @@ class RunPrinter(CompileBar, RunProgress):
 
     def _say_now_and_then(self) -> None:
         now, left = time.monotonic(), self.time_left.seconds_left()
-        if now - self._said < _QUIET_SECONDS or left is None:
+        if now < self._next or left is None:
             return
-        self._said = now
-        total = sum(p.source.n_elements for p in self.planned)
-        share = self._done / max(1, total)
-        print(f"{self.label}{share:.0%} done, {duration(left)} left", file=sys.stderr, flush=True)
+        self._next = now + EVERY_SECONDS
+        share = self._done / max(1, sum(p.source.n_elements for p in self.planned))
+        line = share_and_time(share, now - self._started, left)
+        print(f"{self.what}: {line}", file=sys.stderr, flush=True)
 
     def tensor_done(self, index: int, report: TensorReport) -> None:
         if self.verbose:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import printable
-from ...formats.commands.progress import duration
+from ...formats.commands.progress import Meter, count_of, duration, on_one_line
 from ..options import ChunkOptions, LoadOptions
 from . import ignored_flags
 from .ignored_flags import add_ignored_flags
@@ -169,23 +169,14 @@ def load_on_gpu(model: Model, rows: int = 0, chunk: int = 0) -> None:
     """
     import time
 
-    from tqdm import tqdm
-
     from ..memory import check, table
 
     memories = model.memory(rows, chunk)
     print("\n".join(table(memories)), file=sys.stderr)
     check(memories)
     started = time.perf_counter()
-    with tqdm(
-        unit="B", unit_scale=True, unit_divisor=1024, desc="loading", leave=False, disable=None
-    ) as bar:
-
-        def advance(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        model.load(advance)
+    with Meter("loading") as meter:
+        model.load(meter.reach)
     seconds = time.perf_counter() - started
     n_bytes = sum(m.weights for m in memories if m.device.type != "cpu")
     print(
@@ -216,16 +207,15 @@ class RunningOutput:
             )
         if p.chunk == p.n_chunks:
             print(
-                f"{p.n_chunks} chunks of {p.n_ctx} tokens in {p.seconds:.2f} s,"
+                f"{count_of(p.n_chunks, 'chunk')} of {p.n_ctx} tokens in {p.seconds:.2f} s,"
                 f" {p.tokens_per_second:.0f} tokens/s",
                 file=sys.stderr,
             )
         elif p.chunk % self.per_pass == 0 and p.seconds >= self.next:
-            # On a terminal, do not append to the line of results.
-            shared = self.values and sys.stdout.isatty() and sys.stderr.isatty()
+            shared = self.values and on_one_line()  # do not append to the line of results
             print(
-                ("\n" if shared else "")
-                + f"{p.n_chunks} chunks of {p.n_ctx} tokens, {p.tokens_per_second:.0f} tokens/s,"
+                ("\n" if shared else "") + f"{count_of(p.n_chunks, 'chunk')} of {p.n_ctx} tokens,"
+                f" {p.tokens_per_second:.0f} tokens/s,"
                 f" ETA {duration(p.seconds_left)}",
                 file=sys.stderr,
             )

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 from ...errors import UsageError, printable, utf_8
+from ...formats.commands.progress import on_one_line
 from ..options import GenerateOptions
 from .flags import add_load_flags, add_model_flag, open_model
 from .watch import passes, watched
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace, api) -> int:
     with open_model(args, api, source=source, context=context) as model:
         options = replace(options, context=context, n=n)
         plan = [*passes(context - n, model.ubatch), (1, max(n, 0))]
-        with watched(model, "generating", plan):
+        with watched(model, "generating", plan, before="\n" if on_one_line() else ""):
             for piece in api.generate(
                 model, text, options=options, echo=not args.no_display_prompt, record=record
             ):

@@ -29,7 +29,14 @@ def passes(n_tokens: int, ubatch: int) -> Runs:
 
 
 @contextmanager
-def watched(model: Model, what: str, plan: Runs, *, every: float = EVERY_SECONDS) -> Iterator[None]:
+def watched(
+    model: Model,
+    what: str,
+    plan: Runs,
+    *,
+    every: float = EVERY_SECONDS,
+    before: str = "",
+) -> Iterator[None]:
     """Say on stderr, within this context, how far a model on the CPU is after 5 seconds, then every
     minute, as far as its passes are those of `plan`.
 
@@ -38,13 +45,13 @@ def watched(model: Model, what: str, plan: Runs, *, every: float = EVERY_SECONDS
     if model.device.type != "cpu":
         yield
         return
-    with model.observe(_Watch(model, what, plan, every)):
+    with model.observe(_Watch(model, plan, Estimate(what, every=every, before=before))):
         yield
 
 
 class _Watch:
-    def __init__(self, model: Model, what: str, plan: Runs, every: float):
-        self.estimate = Estimate(what, every=every)
+    def __init__(self, model: Model, plan: Runs, estimate: Estimate):
+        self.estimate = estimate
         self.runs = [(weight_of_pass(n_tokens), count) for n_tokens, count in plan]
         self.planned = sum(count for _, count in self.runs)
         self.total = max(sum(weight * count for weight, count in self.runs), 1e-9)

@@ -66,8 +66,8 @@ def tables(label: str, passes: Sequence[Pass], what: str) -> str:
     )
     lines = [
         (
-            f"{label}: {len(passes)} passes of {duration / 1e3:.3f} ms, of which"
-            f" {100 * busy / duration:.1f} % within {what}s"
+            f"{label}: {len(passes)} pass{'es' * (len(passes) != 1)} of"
+            f" {duration / 1e3:.3f} ms, of which {100 * busy / duration:.1f} % within {what}s"
         ),
         "",
     ]
