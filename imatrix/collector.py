@@ -18,7 +18,7 @@ from ..formats.tensor_names import OUTPUT, TensorName
 from ..runtime.evaluate.chunks import Clock, ProgressCallback
 from ..runtime.evaluate.perplexity import Perplexity, check_finite
 from ..runtime.evaluate.scores import Moments, exp_or_inf, negative_log_likelihood
-from ..runtime.linear import ExpertLinear
+from ..runtime.linear import ExpertLinear, HeadLinear
 from ..runtime.model import Model
 from .all_experts import AllExperts
 from .belongs import check_belongs
@@ -50,7 +50,7 @@ class Collector:
         self._n_matrices = {
             name: len(p.matrices)
             for p in model.weights.parameters
-            if isinstance(p, ExpertLinear)
+            if isinstance(p, (ExpertLinear, HeadLinear))
             for name in p.observed
         }
         self._path = model.source.path

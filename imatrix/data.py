@@ -134,7 +134,7 @@ class Imatrix:
         n_cols, n_matrices = shape[-1], int(np.prod(shape[:-2], dtype=np.int64))
         entry = self.entries[found]
         fits = entry.size == n_cols * n_matrices
-        if not fits and entry.size % n_cols == 0 and sees_latent_vectors(name):
+        if not fits and entry.size % n_cols == 0 and _may_be_of_heads(name, n_matrices):
             return _of_heads(entry.matrices(entry.size // n_cols), n_matrices)
         if not fits or len(entry.counts) not in (1, n_matrices):
             message = (
@@ -164,6 +164,14 @@ def sees_latent_vectors(name: str) -> bool:
     return parsed.is_weight and parsed.role in _VALUES_OF_LATENT
 
 
+def _may_be_of_heads(name: str, n_matrices: int) -> bool:
+    """Return whether the entry of a tensor may have another number of heads than the tensor has
+    matrices: attn_k_b has all heads in one matrix in files of ik_llama.cpp.
+    """
+    parsed = TensorName.parse(name)
+    return sees_latent_vectors(name) or (parsed.is_latent and n_matrices == 1)
+
+
 def alternatives(name: str) -> list[str]:
     """Return the tensors whose entries can replace that of tensor `name`, the best first."""
     parsed = TensorName.parse(name)
@@ -173,8 +181,8 @@ def alternatives(name: str) -> list[str]:
 
 def _of_heads(entry: Entry, n: int) -> Entry:
     """Return the sum over all matrices of `entry` as that of each of `n` matrices: attn_kv_b has
-    one matrix for all heads, attn_v_b one for each (in files of ik_llama.cpp with its rows in one
-    matrix).
+    one matrix for all heads, attn_k_b and attn_v_b have one for each (in files of ik_llama.cpp with
+    their rows in one matrix).
     """
     sums, count = entry.sums.sum(axis=0), int(entry.counts.sum())
     return Entry(np.broadcast_to(sums, (n, len(sums))), np.full(n, count), entry.calls)
