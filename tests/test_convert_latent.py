@@ -266,6 +266,11 @@ def test_the_text_model_of_kimi_is_v3(tmp_path: Path, hf_class: str):
         ({"scoring_func": "tanh"}, ConfigError, "scoring_func"),
         ({"first_k_dense_replace": 3}, ConfigError, "first_k_dense_replace"),
         ({"topk_group": 3}, ConfigError, "topk_group"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4, "mscale": 1, "mscale_all_dim": 0.5}},
+            ConfigError,
+            "'mscale' is 1 and 'mscale_all_dim' is 0.5",
+        ),
         ({"mlp_layer_types": ["dense"]}, ConfigError, "mlp_layer_types' must say dense"),
         ({"mlp_layer_types": ["sparse", "dense"]}, ConfigError, "mlp_layer_types"),
         ({"mlp_layer_types": ["sparse"] * 2}, ConfigError, "'first_k_dense_replace' is 1, but"),

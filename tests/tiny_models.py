@@ -46,13 +46,15 @@ class Sizes:
     delta_head: int
     index_head: int
     per_layer: int
+    layers: int
+    experts: int
 
 
-SMALL = Sizes("small", 48, 56, 28, 24, 20, 12, 16, 36, 40, 16, 16, 12)
-WIDE = Sizes("wide", 256, 512, 256, 128, 192, 64, 128, 256, 256, 64, 128, 256)
+SMALL = Sizes("small", 48, 56, 28, 24, 20, 12, 16, 36, 40, 16, 16, 12, layers=3, experts=6)
+WIDE = Sizes("wide", 256, 512, 256, 128, 192, 64, 128, 256, 256, 64, 128, 256, layers=2, experts=4)
 SIZES = {size.name: size for size in (SMALL, WIDE)}
 
-HEADS, KV_HEADS, LAYERS = 4, 2, 3
+HEADS, KV_HEADS = 4, 2
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def _common(s: Sizes, **more) -> dict[str, Any]:
         "vocab_size": N_VOCAB,
         "hidden_size": s.d,
         "intermediate_size": s.ff,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": s.layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "max_position_embeddings": 512,
@@ -144,7 +146,11 @@ def _ministral3(s: Sizes) -> dict[str, Any]:
 
 
 def _experts(s: Sizes, **more) -> dict[str, Any]:
-    return {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": s.ff_expert} | more
+    return {
+        "num_experts": s.experts,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": s.ff_expert,
+    } | more
 
 
 def _latent(s: Sizes, **more) -> dict[str, Any]:
@@ -154,7 +160,7 @@ def _latent(s: Sizes, **more) -> dict[str, Any]:
         "qk_nope_head_dim": s.nope,
         "qk_rope_head_dim": s.rotated,
         "v_head_dim": s.value,
-        "n_routed_experts": 6,
+        "n_routed_experts": s.experts,
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": s.ff_expert,
@@ -197,10 +203,9 @@ def _deepseek_v3(s: Sizes) -> dict[str, Any]:
 
 
 def _kimi_k2(s: Sizes) -> dict[str, Any]:
-    """One group, and a magnitude of the rotation that does not cancel."""
-    return _latent(
-        s, num_mtp_layers=0, routed_scaling_factor=2.827, rope_parameters=_yarn(mscale_all_dim=1.0)
-    )
+    """One group."""
+    rope = _yarn(mscale=1.0, mscale_all_dim=1.0)
+    return _latent(s, num_mtp_layers=0, routed_scaling_factor=2.827, rope_parameters=rope)
 
 
 def _kimi_k25(s: Sizes) -> dict[str, Any]:
@@ -230,14 +235,16 @@ def _glm4_moe_lite(s: Sizes) -> dict[str, Any]:
 
 
 def _glm_moe_dsa(s: Sizes) -> dict[str, Any]:
+    kinds = ["full", "full", "shared", "shared", "full"] if s is SMALL else ["full", "shared"]
     return _latent(
         s,
-        num_hidden_layers=5,
+        num_hidden_layers=len(kinds),
         rms_norm_eps=1e-5,
         index_topk=12,
         index_head_dim=s.index_head,
-        index_n_heads=3 if s is SMALL else 4,  # rows are interleaved by four
-        indexer_types=["full", "full", "shared", "shared", "full"],
+        # With few heads, scores of several positions are 0, and nothing says which is chosen.
+        index_n_heads=16,
+        indexer_types=kinds,
     )
 
 
@@ -275,7 +282,9 @@ def _qwen2_moe(s: Sizes) -> dict[str, Any]:
 
 
 def _delta_net(s: Sizes, values_per_key: int, **more) -> dict[str, Any]:
-    return _headed(s, num_hidden_layers=5, rms_norm_eps=1e-6) | {
+    kinds = ["linear_attention", "full_attention"]
+    kinds = [kinds[0]] * 3 + kinds + kinds[:1] if s is SMALL else kinds
+    return _headed(s, num_hidden_layers=len(kinds), layer_types=kinds, rms_norm_eps=1e-6) | {
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 10000.0,
@@ -318,7 +327,7 @@ def _qwen3_5_moe(s: Sizes) -> dict[str, Any]:
 def _glm4_moe(s: Sizes) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     return _headed(s, rope_parameters=rope) | {
-        "n_routed_experts": 6,
+        "n_routed_experts": s.experts,
         "n_shared_experts": 2,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": s.ff_expert,
@@ -355,7 +364,7 @@ def _gemma3(s: Sizes) -> dict[str, Any]:
     }
     return _headed(
         s,
-        num_hidden_layers=7,
+        num_hidden_layers=7 if s is SMALL else 6,  # every sixth is global
         tie_word_embeddings=True,
         query_pre_attn_scalar=s.head,
         sliding_window=WINDOW,
@@ -393,12 +402,12 @@ def _gemma4(s: Sizes, kinds: str, global_kv_heads: int, **more) -> dict[str, Any
 def _gemma4_moe(s: Sizes) -> dict[str, Any]:
     return _gemma4(
         s,
-        "llglg",
+        "llglg" if s is SMALL else "lg",
         1,
         hidden_size_per_layer_input=0,
         attention_k_eq_v=True,
         enable_moe_block=True,
-        num_experts=6,
+        num_experts=s.experts,
         top_k_experts=2,
         moe_intermediate_size=s.ff_expert,
     )
@@ -407,10 +416,10 @@ def _gemma4_moe(s: Sizes) -> dict[str, Any]:
 def _gemma4_e(s: Sizes) -> dict[str, Any]:
     return _gemma4(
         s,
-        "llglglg",
+        "llglglg" if s is SMALL else "lglg",
         KV_HEADS,
         hidden_size_per_layer_input=s.per_layer,
-        num_kv_shared_layers=3,
+        num_kv_shared_layers=3 if s is SMALL else 2,
         use_double_wide_mlp=True,
     )
 
@@ -419,11 +428,11 @@ def _gpt_oss(s: Sizes) -> dict[str, Any]:
     rope = _yarn(truncate=False, rope_theta=150000.0)
     return _headed(s, rope_parameters=rope) | {
         "intermediate_size": s.ff_expert,
-        "num_local_experts": 6,
+        "num_local_experts": s.experts,
         "num_experts_per_tok": 2,
         "sliding_window": WINDOW,
         "attention_bias": True,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"][: s.layers],
     }
 
 
@@ -469,7 +478,7 @@ CASES = {
             lambda s: (
                 _common(s, sliding_window=None)
                 | {
-                    "num_local_experts": 6,
+                    "num_local_experts": s.experts,
                     "num_experts_per_tok": 2,
                     "intermediate_size": s.ff_expert,
                 }

@@ -145,16 +145,20 @@ class LatentAttention(RoutedExperts):
 
     def _yarn_keys(self) -> dict[str, Value]:
         """Runtimes multiply ln(scale) in the magnitude of attention by 0.1 times
-        `mscale_all_dim`.
+        `mscale_all_dim`. They do not scale the rotation: that of a model is scaled if its `mscale`
+        is another one.
         """
         section = self.config.section("rope_parameters", "rope_scaling")
         if self.rope.kind != "yarn" or section is None or "mscale_all_dim" not in section:
             return {}
-        return {
-            "rope.scaling.yarn_log_multiplier": f32(
-                0.1 * section.number("mscale_all_dim", positive=False)
+        scale = section.number("mscale_all_dim", positive=False)
+        if (other := section.number("mscale", default=scale, positive=False)) != scale:
+            raise ConfigError(
+                f"key 'mscale' is {other:g} and 'mscale_all_dim' is {scale:g}; GGUF's latent"
+                " attention has no key for the difference",
+                file=self.config.file,
             )
-        }
+        return {"rope.scaling.yarn_log_multiplier": f32(0.1 * scale)}
 
     # --- tensors
 
