@@ -138,4 +138,4 @@ class OutputError(IqforgeError):
 
 
 class ResumeError(OutputError):
-    """What an earlier run left unfinished cannot be resumed, as something has changed since."""
+    """An unfinished run that cannot be resumed, as something has changed since."""

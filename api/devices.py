@@ -1,4 +1,4 @@
-"""Which GPUs a call uses. Serves the other modules here."""
+"""Choose the GPUs of a call, for the other modules here."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from .colour import painted_heading
 
 
 class Listed(Protocol):
-    """What the overview says about a command."""
+    """The facts about a command that the overview needs."""
 
     @property
     def help(self) -> str: ...

@@ -58,7 +58,7 @@ class ConvertOptions(Options):
 
 @dataclass(frozen=True)
 class LoraOptions(Options):
-    """How an adapter is converted; see `iqforge.convert_lora`."""
+    """Options for converting an adapter; see `iqforge.convert_lora`."""
 
     base: str | os.PathLike | None = option(
         None,

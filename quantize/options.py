@@ -161,7 +161,7 @@ class TargetOptions(Options):
 
 @dataclass(frozen=True)
 class RepackOptions(Options):
-    """Which tensors are interleaved or undone; see `iqforge.repack_model`."""
+    """Options for interleaving tensors, or undoing it; see `iqforge.repack_model`."""
 
     pattern: str | Sequence[str] = option(
         (),
@@ -183,7 +183,7 @@ class RepackOptions(Options):
 
 @dataclass(frozen=True)
 class StatsOptions(Options):
-    """What is measured of a quantization without making it; see `iqforge.quantize_stats`."""
+    """Options for measuring what quantizing would lose; see `iqforge.quantize_stats`."""
 
     force: bool = force_option()
     include: Sequence[str] = option(
@@ -207,7 +207,7 @@ class StatsOptions(Options):
 
 @dataclass(frozen=True)
 class ValidateOptions(Options):
-    """How a file is read back; see `iqforge.validate_model`."""
+    """Options for reading a file back; see `iqforge.validate_model`."""
 
     force: bool = force_option()
     threads: int = threads_option()

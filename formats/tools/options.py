@@ -10,7 +10,7 @@ from ..shared_options import dry_run_option
 
 @dataclass(frozen=True)
 class SplitOptions(Options):
-    """How a model is split into shards; see `split.plan_split`."""
+    """Options for splitting a model into shards; see `split.plan_split`."""
 
     max_tensors: int | None = option(
         None,
@@ -38,7 +38,7 @@ class SplitOptions(Options):
 
 @dataclass(frozen=True)
 class MergeShardsOptions(Options):
-    """How shards are merged into one file; see `split.merge_model`."""
+    """Options for merging shards into one file; see `split.merge_model`."""
 
     delete_shards: bool = option(
         False,
@@ -51,7 +51,9 @@ class MergeShardsOptions(Options):
 
 @dataclass(frozen=True)
 class GateUpOptions(Options):
-    """How gate and up of experts are merged, or split again; see `gate_up.merge_gate_up`."""
+    """Options for merging gate and up of experts, or splitting them; see
+    `gate_up.merge_gate_up`.
+    """
 
     undo: bool = option(
         False,

@@ -25,8 +25,8 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 @dataclass(frozen=True)
 class ShardLimits:
-    """How a converted model is cut into shards; by default it is not. At most one of the first two
-    may be given.
+    """Limits for shards of a converted model; by default there are none. At most one of the first
+    two may be given.
 
     max_size: bytes, or `300M`, `2G`, `500K`. metadata_first: the first shard has no tensors.
     """

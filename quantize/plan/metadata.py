@@ -13,7 +13,7 @@ _SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 @dataclass(frozen=True)
 class ImatrixNote:
-    """What a file records of the importance matrix that was used.
+    """The record of the importance matrix that was used.
 
     sha256: of the matrix's file, None if not recorded. hidden: record only that there was a matrix.
     """

@@ -25,7 +25,7 @@ AUTO = "AUTO"  # instead of a preset, on command lines: see `budget`
 
 @dataclass(frozen=True)
 class Recipe(Options):
-    """Which type every tensor gets.
+    """A rule for the type of every tensor.
 
     type: preset name or number (IQ4_K, Q4_K_M, 15), whose mix gives every tensor its type, or COPY.
     rules: the tool whose mixes are used: `ik` for ik_llama.cpp's llama-quantize, `mainline` for

@@ -1,0 +1,175 @@
+"""The table of commands. A command is imported only when it is run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """The module of a command, its group in the overview, its purpose, and a line to copy."""
+
+    # `module` is relative to the package.
+    module: str
+    group: str
+    help: str
+    example: str
+
+
+COMMANDS = {
+    "convert": Command(
+        ".convert.commands.convert",
+        "make",
+        "convert a Hugging Face checkpoint to GGUF",
+        "iqforge convert ./Qwen3-8B --outfile qwen3-8b-bf16.gguf",
+    ),
+    "convert-lora": Command(
+        ".convert.commands.convert_lora",
+        "make",
+        "convert a LoRA adapter to GGUF",
+        "iqforge convert-lora ./my-adapter --base ./Qwen3-8B",
+    ),
+    "imatrix": Command(
+        ".imatrix.commands.imatrix",
+        "make",
+        "collect an importance matrix, or add up several",
+        "iqforge imatrix -m model-bf16.gguf -f calibration.txt -o model.imatrix.gguf",
+    ),
+    "imatrix-convert": Command(
+        ".imatrix.commands.imatrix_convert",
+        "make",
+        "convert an importance matrix between .dat and .gguf",
+        "iqforge imatrix-convert imatrix.dat imatrix.gguf",
+    ),
+    "quantize": Command(
+        ".quantize.commands.quantize",
+        "make",
+        "quantize a GGUF file or a checkpoint",
+        "iqforge quantize --imatrix m.imatrix model-bf16.gguf model-iq4_k.gguf IQ4_K",
+    ),
+    "repack": Command(
+        ".quantize.commands.repack",
+        "make",
+        "interleave the rows of a GGUF file's tensors, or undo it",
+        "iqforge repack model-iq4_k.gguf model-iq4_k_r4.gguf",
+    ),
+    "gguf-split": Command(
+        ".formats.commands.gguf_split",
+        "make",
+        "split a GGUF file into shards, or merge them",
+        "iqforge gguf-split --split-max-size 40G model.gguf model",
+    ),
+    "merge-gate-up": Command(
+        ".formats.commands.merge_gate_up",
+        "make",
+        "merge gate and up of a GGUF file's experts, or split them",
+        "iqforge merge-gate-up model.gguf model-merged.gguf",
+    ),
+    "perplexity": Command(
+        ".runtime.commands.perplexity",
+        "measure",
+        "measure perplexity, or KL divergence from another model",
+        "iqforge perplexity -m model-iq4_k.gguf -f wiki.test.raw",
+    ),
+    "validate": Command(
+        ".quantize.commands.validate",
+        "measure",
+        "read a GGUF file back and measure its errors against its source",
+        "iqforge validate model-iq4_k.gguf --against model-bf16.gguf",
+    ),
+    "quantize-stats": Command(
+        ".quantize.commands.quantize_stats",
+        "measure",
+        "measure what each type would lose on each tensor",
+        "iqforge quantize-stats model-bf16.gguf --type IQ3_K IQ4_K --html stats.html",
+    ),
+    "sensitivity": Command(
+        ".imatrix.commands.sensitivity",
+        "measure",
+        "measure how much a model suffers from errors in each tensor",
+        "iqforge sensitivity -m model-bf16.gguf -f wiki.test.raw -o sensitivity.json",
+    ),
+    "imatrix-compare": Command(
+        ".imatrix.commands.imatrix_compare",
+        "measure",
+        "measure how much two importance matrices differ",
+        "iqforge imatrix-compare one.dat other.gguf",
+    ),
+    "imatrix-coverage": Command(
+        ".imatrix.commands.imatrix_coverage",
+        "measure",
+        "count the tokens that each expert saw",
+        "iqforge imatrix-coverage imatrix.gguf",
+    ),
+    "generate": Command(
+        ".runtime.commands.generate",
+        "run",
+        "continue a prompt",
+        'iqforge generate -m model-iq4_k.gguf -p "The capital of France is" -n 64',
+    ),
+    "tokenize": Command(
+        ".runtime.commands.tokenize",
+        "run",
+        "print the tokens of a text",
+        'iqforge tokenize -m model-iq4_k.gguf -p "The capital of France"',
+    ),
+    "bench": Command(
+        ".runtime.commands.bench",
+        "run",
+        "measure the speed of prompts and of generation",
+        "iqforge bench -m model-iq4_k.gguf -p 512 -n 128",
+    ),
+    "sweep-bench": Command(
+        ".runtime.commands.sweep_bench",
+        "run",
+        "measure speed as the context fills",
+        "iqforge sweep-bench -m model-iq4_k.gguf -c 8192",
+    ),
+    "profile": Command(
+        ".runtime.commands.profile",
+        "run",
+        "show where the time goes, by kernel and by layer",
+        "iqforge profile -m model-iq4_k.gguf -o profile.svg",
+    ),
+    "demo": Command(
+        ".demo.command",
+        "run",
+        "run everything on a small model that is included",
+        "iqforge demo",
+    ),
+    "inspect": Command(
+        ".formats.commands.inspect",
+        "inspect",
+        "show keys, tensors, types and sizes of a GGUF file",
+        "iqforge inspect model-iq4_k.gguf",
+    ),
+    "gguf-hash": Command(
+        ".formats.commands.gguf_hash",
+        "inspect",
+        "hash the tensors of a GGUF file, or check their hashes",
+        "iqforge gguf-hash --sha256 model-iq4_k.gguf",
+    ),
+    "types": Command(
+        ".formats.commands.types",
+        "inspect",
+        "list the types that tensors can have",
+        "iqforge types",
+    ),
+    "kernels": Command(
+        ".cuda_kernels.command",
+        "advanced",
+        "list the CUDA kernels, or compile them ahead of time",
+        "iqforge kernels --build --arch sm_90",
+    ),
+    "warmup": Command(
+        ".quantize.commands.warmup",
+        "advanced",
+        "compile the searches of types ahead of time",
+        "iqforge warmup IQ4_K Q6_K",
+    ),
+    "quantize-bench": Command(
+        ".quantize.commands.quantize_bench",
+        "advanced",
+        "measure the speed and error of quantizing to each type",
+        "iqforge quantize-bench --type IQ4_K",
+    ),
+}
