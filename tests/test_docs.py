@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from iqforge.api.table import PUBLIC
 from iqforge.cli import COMMANDS
 from iqforge.convert.architectures.registry import architecture_class, supported
 from iqforge.cuda_kernels.compile.spec import GENERATED
@@ -251,3 +252,8 @@ def test_support_table_is_true():
             yes[True] if support.gpu else "partly" if support.cpu else "no",
             yes[support.tensor_parallel],
         ], architecture
+
+
+def test_every_public_name_is_listed():
+    page = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(PUBLIC)
