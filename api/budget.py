@@ -97,11 +97,10 @@ def recipe_for_target(
             return fit_types(
                 recipe, draft, stats, sensitivities, math.floor((aim.bpw or 0) * n_elements / 8)
             )
-        # The size of what a file holds besides tensor data depends a little on the types, so a
-        # second round may be needed.
-        beside = 0
+        # The bytes of metadata depend slightly on the types, so a second round may be needed.
+        overhead = 0
         while True:
-            fitted = fit_types(recipe, draft, stats, sensitivities, n_bytes - beside)
+            fitted = fit_types(recipe, draft, stats, sensitivities, n_bytes - overhead)
             metadata = _metadata(
                 model,
                 source,
@@ -114,7 +113,7 @@ def recipe_for_target(
             over = FileLayout("", metadata, fitted_targets(fitted, draft)).n_bytes - n_bytes
             if over <= 0:
                 return fitted
-            beside += over
+            overhead += over
 
 
 def _sensitivities(

@@ -79,7 +79,7 @@ def test_killed_at_random_moments(tmp_path: Path, fresh, limits: dict):
                 open_gguf(out / first)
     assert broken_off >= KILLS // 4
     iqforge.convert_model(folder, out / "x.gguf", "bf16", **limits)
-    assert read_all(out) == expected  # nothing is left beside them
+    assert read_all(out) == expected  # nothing is left next to them
 
 
 def seconds_of_a_run(

@@ -252,7 +252,7 @@ def test_sizes_of_folders() -> None:
         for folder, n in sorted(counts.items())
         if not 2 <= n <= MORE_FILES.get(folder, MAX_FILES)
     ]
-    # A folder with one Python file may hold sub-folders or data beside it.
+    # A folder with one Python file may hold sub-folders or data next to it.
     wrong = [w for w in wrong if not w.endswith(": 1 files") or not has_more(w.split(":")[0])]
     assert not wrong, "\n".join(wrong)
 

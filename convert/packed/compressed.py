@@ -52,15 +52,17 @@ def unpack(checkpoint: Checkpoint, section: Config) -> dict[str, StoredTensor]:
             last in _BESIDE and (f"{stem}.weight" in tensors or f"{stem}.weight_packed" in tensors)
         ):
             continue
-        beside = {
+        companions = {
             part: tensors[f"{stem}.{part}"] for part in _BESIDE if f"{stem}.{part}" in tensors
         }
         if last == "weight_packed" and tensor.dtype == "U8":
-            found[f"{stem}.weight"] = _nvfp4(checkpoint, tensor, f"{stem}.weight", beside)
+            found[f"{stem}.weight"] = _nvfp4(checkpoint, tensor, f"{stem}.weight", companions)
         elif last == "weight_packed":
-            found[f"{stem}.weight"] = _packed(checkpoint, tensor, f"{stem}.weight", beside, bits)
-        elif last == "weight" and "weight_scale" in beside:
-            found[name] = _scaled(checkpoint, tensor, beside, blocks)
+            found[f"{stem}.weight"] = _packed(
+                checkpoint, tensor, f"{stem}.weight", companions, bits
+            )
+        elif last == "weight" and "weight_scale" in companions:
+            found[name] = _scaled(checkpoint, tensor, companions, blocks)
         else:
             found[name] = tensor
     return found
@@ -98,10 +100,10 @@ def _groups(section: Config) -> Iterator[Config]:
 def _scaled(
     checkpoint: Checkpoint,
     weight: StoredTensor,
-    beside: dict[str, StoredTensor],
+    companions: dict[str, StoredTensor],
     blocks: list[tuple[int, int]],
 ) -> DecodedTensor:
-    scale, zeros = beside["weight_scale"], beside.get("weight_zero_point")
+    scale, zeros = companions["weight_scale"], companions.get("weight_zero_point")
     if zeros is not None:
         raise CheckpointError(
             "zero points with weights that are not packed are not supported",
@@ -133,10 +135,10 @@ def _packed(
     checkpoint: Checkpoint,
     packed: StoredTensor,
     name: str,
-    beside: dict[str, StoredTensor],
+    companions: dict[str, StoredTensor],
     bits: set[int],
 ) -> DecodedTensor:
-    scale = beside.get("weight_scale")
+    scale = companions.get("weight_scale")
     if scale is None or packed.dtype != "I32" or len(packed.shape) != 2 or packed.n_elements == 0:
         raise CheckpointError(
             f"is packed as {packed.dtype} of shape {list(packed.shape)} "
@@ -149,7 +151,7 @@ def _packed(
             tensor=packed.name,
         )
     n_rows, words = packed.shape
-    width = _width(checkpoint, packed, beside, bits)
+    width = _width(checkpoint, packed, companions, bits)
     per_word = 32 // width
     n_cols = words * per_word
     if (
@@ -159,7 +161,7 @@ def _packed(
         or n_cols % scale.shape[1]
     ):
         raise unfit(scale, packed, f"[{n_rows}, groups] for {n_cols} columns")
-    n_groups, order = scale.shape[1], beside.get("weight_g_idx")
+    n_groups, order = scale.shape[1], companions.get("weight_g_idx")
 
     def column_blocks(order: StoredTensor) -> np.ndarray:
         listed = integers(checkpoint, order)
@@ -176,7 +178,7 @@ def _packed(
     def scales() -> np.ndarray:
         return np.broadcast_to(float_values(checkpoint, scale), (n_rows, n_groups))
 
-    zeros = _zeros(checkpoint, beside.get("weight_zero_point"), width, n_rows, n_groups)
+    zeros = _zeros(checkpoint, companions.get("weight_zero_point"), width, n_rows, n_groups)
     offset = 0 if zeros is not None else 1 << width - 1
     rows = ScaledRows(
         CodeRows(checkpoint, packed, n_rows),
@@ -193,33 +195,36 @@ def _packed(
 
 
 def _nvfp4(
-    checkpoint: Checkpoint, packed: StoredTensor, name: str, beside: dict[str, StoredTensor]
+    checkpoint: Checkpoint, packed: StoredTensor, name: str, companions: dict[str, StoredTensor]
 ) -> DecodedTensor:
     """Convert NVFP4. Values are divided by the factor of the matrix here, so its reciprocal is
     stored.
     """
     for part in ("weight_scale", "weight_global_scale"):
-        if part not in beside:
+        if part not in companions:
             raise CheckpointError(
                 f"is stored as NVFP4 without {part}", file=packed.file, tensor=packed.name
             )
     matrices = math.prod(packed.shape[:-2])
     factors = {
-        key: factor_of(checkpoint, beside[part], matrices, np.reciprocal)
+        key: factor_of(checkpoint, companions[part], matrices, np.reciprocal)
         for key, part in (("scale", "weight_global_scale"), ("input_scale", "input_global_scale"))
-        if part in beside
+        if part in companions
     }
-    return nvfp4(checkpoint, packed, name, beside["weight_scale"], factors)
+    return nvfp4(checkpoint, packed, name, companions["weight_scale"], factors)
 
 
 def _width(
-    checkpoint: Checkpoint, packed: StoredTensor, beside: dict[str, StoredTensor], bits: set[int]
+    checkpoint: Checkpoint,
+    packed: StoredTensor,
+    companions: dict[str, StoredTensor],
+    bits: set[int],
 ) -> int:
     """Return 4 or 8 bits: the width of all groups of the config or, where they differ, the one that
     the tensor's shape implies.
     """
     width = next(iter(bits)) if len(bits) == 1 else None
-    if width is None and (shape := beside.get("weight_shape")) is not None:
+    if width is None and (shape := companions.get("weight_shape")) is not None:
         columns = integers(checkpoint, shape).ravel()
         width = next(
             (b for b in (4, 8) if len(columns) == 2 and columns[1] == packed.shape[1] * (32 // b)),

@@ -122,7 +122,7 @@ def factor_tensors(
             f"{info.type.name} codes with one factor per matrix cannot be rearranged into"
             f" '{info.name}'"
         )
-    beside = []
+    companions = []
     for name in names:
         factors = [tensor_factors[name] for tensor_factors in found if name in tensor_factors]
         count = sum(factor.count for factor in factors)
@@ -131,7 +131,7 @@ def factor_tensors(
                 f"'{info.name}' has {info.n_matrices} matrices, but {count} factors called {name}"
                 " are stored for them"
             )
-        beside.append(
+        companions.append(
             (
                 TensorInfo(
                     TensorName.parse(info.name).with_suffix(name), (info.n_matrices,), TYPES["F32"]
@@ -139,4 +139,4 @@ def factor_tensors(
                 FactorRow(factors, info.n_matrices),
             )
         )
-    return beside
+    return companions

@@ -1,4 +1,4 @@
-"""Keys for added tokens that take the whitespace beside them, where that does not follow from the
+"""Keys for added tokens that take the whitespace next to them, where that does not follow from the
 model family.
 """
 

@@ -3,7 +3,7 @@ bytes.
 
 A search in steps (`search/steps.py`) shares a block or row among a team of threads; any other has
 one thread per block, or per row of a type with a scale per row. Importances and rows are copied to
-the device in pieces of bounded size. Compiled kernels are cached on disk beside this file (or in
+the device in pieces of bounded size. Compiled kernels are cached on disk next to this file (or in
 numba's user cache).
 """
 
