@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from iqforge.cli import main
 from iqforge.errors import ConfigError, UsageError
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.formats.source import TensorInfo
 from iqforge.formats.types import ggml_type
 from iqforge.formats.values import u32
+from iqforge.imatrix.files.load import load_imatrix
+from iqforge.runtime.bench.sweep import sweep
 from iqforge.runtime.layers.delta_net import DeltaNet
 from iqforge.runtime.layers.delta_rule import by_chunks, by_steps
 from iqforge.runtime.model import load_model
@@ -20,6 +25,7 @@ from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.recurrent import RecurrentState
 
 from .shared import shared
+from .tiny_checkpoint import PROSE
 from .tiny_model import write_gguf
 
 CASES = ["qwen3_next", "qwen3_5", "qwen3_5_moe"]
@@ -126,6 +132,16 @@ def test_sequences_of_unequal_length_together(case):
             assert_close(found, expected[ends], LOOSE.get(case, BOUND))
 
 
+def test_merged_gate_and_up_give_the_same(tmp_path):
+    _, ids, expected = golden("qwen3_5_moe")
+    folder, path = shared("golden/convert/qwen3_5_moe/hf"), tmp_path / "merged.gguf"
+    words = ("--outfile", str(path), "--outtype", "f32", "--merge-gate-up")
+    assert main(["convert", str(folder), *words]) == 0
+    with load_model(path) as model:
+        assert model.network.blocks[0].row_layers[0].experts.gate_up is not None
+        assert_close(model.forward(ids), expected)
+
+
 def test_independent_sequences_in_one_batch():
     path, ids, expected = golden("qwen3_5_moe")
     with load_model(path) as model:
@@ -185,6 +201,94 @@ def test_a_state_does_not_grow_with_the_capacity():
         state = model.new_state(256, EXACT)
         assert [layer.nbytes for layer in state.layers if layer is not None] == sizes[0]
         assert sizes[0][0] == 4 * (3 * 160 + 6 * 16 * 16)
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory):
+    """The trained model with experts, in bf16: three delta nets and one attention layer."""
+    path = tmp_path_factory.mktemp("mini") / "bf16.gguf"
+    folder = shared("models/mini-qwen35moe")
+    assert main(["convert", str(folder), "--outfile", str(path), "--outtype", "bf16"]) == 0
+    return path
+
+
+def run(capsys, *words) -> str:
+    """Return what a command prints on the CPU."""
+    capsys.readouterr()
+    command, *arguments = map(str, words)
+    assert main([command, "--device", "cpu", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_generate_repeats(mini, capsys):
+    found = [
+        run(capsys, "generate", "-m", mini, "-p", "The history of", "-n", 8, "--temp", 0)
+        for _ in range(2)
+    ]
+    assert found[0] == found[1] and len(found[0]) > 20
+
+
+def test_bench_and_sweep_bench_restore_the_context(mini, capsys):
+    words = ("-m", mini, "-p", 8, "-n", 2, "-d", 4, "-r", 2, "-o", "jsonl")
+    rows = [json.loads(line) for line in run(capsys, "bench", *words).splitlines()]
+    assert [(row["n_prompt"], row["n_gen"]) for row in rows] == [(8, 0), (0, 2)]
+    assert all(len(row["samples_ns"]) == 2 for row in rows)
+    with load_model(mini, ubatch=16) as model:
+        assert [row.n_kv for row in sweep(model, 40)] == [0, 16, 32]
+
+
+def test_importance_matrix_and_what_is_quantized_with_it(mini, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text(PROSE)
+    text, found = tmp_path / "a.txt", tmp_path / "m.gguf"
+    run(capsys, "imatrix", "-m", mini, "-f", text, "-o", found, "-c", 64, "--chunks", 2)
+    entries = load_imatrix(found).entries
+    net = ["attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_out"]
+    attention = ["attn_q", "attn_k", "attn_v", "attn_output"]
+    ffn = [f"ffn_{x}_{y}" for x in ("gate", "up", "down") for y in ("exps", "shexp")]
+    ffn += ["ffn_gate_inp", "ffn_gate_inp_shexp"]
+    assert entries.keys() == {
+        f"blk.{layer}.{name}.weight"
+        for layer in range(4)
+        for name in ffn + (attention if layer == 3 else net)
+    }
+    with load_model(mini) as model:
+        tokens = torch.tensor(model.tokenizer.encode(PROSE))[:128].view(2, 64)
+        tokens[:, 0] = model.special_tokens.bos
+        x = model.network.embed(tokens.flatten())
+        x = model.network.blocks[0].branches[0].norm(x)
+        for name in net[:4]:
+            entry = entries[f"blk.0.{name}.weight"]
+            np.testing.assert_allclose(entry.sums[0], x.square().sum(0), rtol=1e-4)
+            assert entry.counts.tolist() == [128]
+        output, seen = net[4], []
+        with model.observe(lambda name, x, experts: seen.append((name, x.clone()))):
+            model.hidden(tokens)
+        [gated] = [x for name, x in seen if name == f"blk.0.{output}.weight"]
+        entry = entries[f"blk.0.{output}.weight"]
+        np.testing.assert_allclose(entry.sums[0], gated.square().sum(0), rtol=1e-4)
+    small = tmp_path / "q4_k.gguf"
+    told = run(capsys, "quantize", "--imatrix", found, mini, small, "Q4_K_S")
+    assert "ssm_out" in told
+    with open_gguf(small) as file:
+        types = {t.name: t.type.name for t in file.tensors}
+    assert {types[f"blk.0.{name}.weight"] for name in net} == {"Q4_K"}
+    assert types["blk.0.ssm_conv1d.weight"] == "F32" == types["blk.0.ssm_a"]
+    (tmp_path / "b.txt").write_text(" ".join(reversed(PROSE.split())))
+    measured = []
+    for path in (mini, small):
+        words = ("-m", path, "-f", tmp_path / "b.txt", "-c", 64, "--chunks", 2)
+        line = run(capsys, "perplexity", *words)
+        measured.append(float(re.findall(r"PPL = ([0-9.]+)", line)[0]))
+    assert measured[1] == pytest.approx(measured[0], rel=0.1)
+
+
+@pytest.mark.slow
+def test_perplexity_is_that_of_transformers(mini, capsys):
+    """60 windows of 512 tokens; transformers gives 26.7187 for the same windows."""
+    text = shared("text/wiki.test.txt")
+    told = run(capsys, "perplexity", "-m", mini, "-f", text, "-c", 512, "--chunks", 60)
+    [found] = re.findall(r"PPL = ([0-9.]+)", told)
+    assert float(found) == pytest.approx(26.7187, abs=0.01)
 
 
 def test_queries_keys_values_and_gates_in_one_tensor(tmp_path):

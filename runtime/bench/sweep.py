@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...errors import UsageError
-from ..state.cache import KVCache
 from .bench import Runner
 from .options import SweepOptions
 
@@ -47,16 +45,10 @@ def sweep(
 
     Generation is measured first, and what it left in the context is dropped. The prompt that is
     measured stays there for the next row. stride: only every such row is measured, the others fill
-    the context. first_repetitions: of the first row. UsageError for a model whose state cannot be
-    cut back.
+    the context. first_repetitions: of the first row.
     """
     ub, tg = model.ubatch, options.tg or max(1, model.ubatch // 4)
     state = model.new_state(positions(n_ctx, ub, tg))
-    if not all(isinstance(layer, KVCache) for layer in state.layers):
-        raise UsageError(
-            "a sweep needs a model whose context can be cut back, and some layers of this one keep"
-            " a running state"
-        )
     runner = Runner(model, state, ub, torch.Generator().manual_seed(seed))
     if options.warmup:
         runner.warm_up(ub, tg)
