@@ -51,6 +51,7 @@ def replaced(name: str, index: int, item: object) -> Value:
         ({"scores": None}, ConfigError, "tokenizer.ggml.scores"),
         ({"scores": array(ValueType.FLOAT32, [0.0])}, TokenizerError, "263 tokens but 1 scores"),
         ({"scores": replaced("scores", 3, float("nan"))}, TokenizerError, "token 3 is nan"),
+        ({"scores": replaced("scores", 3, 1e300)}, TokenizerError, "token 3 is 1e\\+300"),
         ({"scores": replaced("scores", 3, "x")}, TokenizerError, "item 3 of .*not a number"),
         ({"tokens": replaced("tokens", 70, "<0xZZ>")}, TokenizerError, "token 70 is '<0xZZ>'"),
         ({"tokens": replaced("tokens", 70, "<0x-1>")}, TokenizerError, "token 70 is '<0x-1>'"),

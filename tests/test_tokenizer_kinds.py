@@ -217,6 +217,8 @@ def test_tiktoken(tmp_path: Path):
     )
     assert metadata["tokenizer.ggml.pre"].data == "kimi-k2"
     check(metadata, reference, random_texts(N_TEXTS, 2, MARKS))
+    del metadata["tokenizer.ggml.merges"]  # some files of this kind leave them to the ranks
+    check(metadata, reference, random_texts(FEWER, 2, MARKS))
 
 
 # --- SentencePiece

@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping
 import tokenizers
 from tokenizers.models import WordLevel
 
-_REST = "rest"
-
 
 class AddedTokens:
     """Splits texts at added tokens, the leftmost and longest first, as `tokenizers` does.
@@ -22,15 +20,17 @@ class AddedTokens:
         lstrip: Collection[int] = (),
         rstrip: Collection[int] = (),
     ):
-        # A model that has no word makes one unknown token of each stretch between added tokens.
-        self._engine = tokenizers.Tokenizer(WordLevel({_REST: 0}, unk_token=_REST))
+        # A model without words makes one unknown token of each stretch between added tokens.
+        rest = "rest"
+        while rest in ids:
+            rest += "_"
+        self._engine = tokenizers.Tokenizer(WordLevel({rest: 0}, unk_token=rest))
         self._engine.add_tokens(
             [
                 tokenizers.AddedToken(
                     text, lstrip=i in lstrip, rstrip=i in rstrip, normalized=False
                 )
                 for text, i in ids.items()
-                if text != _REST
             ]
         )
         self._ids = {

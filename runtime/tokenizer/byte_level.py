@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
-from ...errors import TokenizerError
+from ...errors import TokenizerError, printable
 from ...formats.pretokenizers import PreTokenizer, pretokenizer
 from ...formats.tokenizer_hints import NFC_KEY
 from .vocabulary import TokenType, Vocabulary
@@ -44,9 +44,12 @@ class ByteLevelBPE:
         pre = _pretokenizer(vocabulary)
         _warn_of_missing_bytes(plain)
         vocab = {token: k for k, token in enumerate(plain)}
-        merges = [
-            (a, b) for a, b in vocabulary.merges if a in vocab and b in vocab and a + b in vocab
-        ]
+        if vocabulary.has_merges or vocabulary.pre != "kimi-k2":
+            merges = [
+                (a, b) for a, b in vocabulary.merges if a in vocab and b in vocab and a + b in vocab
+            ]
+        else:
+            merges = _merges_by_rank(plain)
         self._engine = tokenizers.Tokenizer(BPE(vocab, merges, ignore_merges=pre.ignore_merges))
         if vocabulary.flag(NFC_KEY, pre.nfc):
             self._engine.normalizer = normalizers.NFC()
@@ -70,7 +73,24 @@ def bytes_of(token: str) -> bytes:
         return token.encode()
 
 
+def _merges_by_rank(ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Return the merges of a tiktoken vocabulary, whose ids are ranks: every way to make a token of
+    two, the lowest rank first.
+    """
+    return [
+        (token[:cut], token[cut:])
+        for token in sorted(ids, key=ids.__getitem__)
+        for cut in range(1, len(token))
+        if token[:cut] in ids and token[cut:] in ids
+    ]
+
+
 def _pretokenizer(vocabulary: Vocabulary) -> PreTokenizer:
+    if "tokenizer.ggml.pre" not in vocabulary.metadata:
+        log.warning(
+            "%s does not name its pre-tokenizer; 'default' is assumed, which suits few models",
+            printable(vocabulary.file or "the file", 400),
+        )
     try:
         return pretokenizer(vocabulary.pre)
     except TokenizerError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +12,7 @@ from ...formats.pretokenizers import PRETOKENIZERS
 from ...formats.values import Value, get
 
 PREFIX = "tokenizer.ggml."
+_LARGEST_SCORE = 1e38  # scores are float32
 _SURROGATE = re.compile("[\ud800-\udfff]")  # what stands for bytes that are not UTF-8
 # Kinds with ids of special tokens that runtimes assume where a file has none, as old files do.
 _DEFAULT_IDS = {
@@ -156,14 +156,20 @@ class Vocabulary:
 
     @cached_property
     def scores(self) -> list[float]:
-        """One score per token. Raise TokenizerError for a missing, short or non-finite list."""
+        """One score per token. Raise TokenizerError for a short list or scores that are not
+        finite.
+        """
         scores = _items(self.metadata, "scores", (float, int), self.file)
         if len(scores) != len(self.tokens):
             raise self.error(f"{len(self.tokens)} tokens but {len(scores)} scores")
         for i, score in enumerate(scores):
-            if not math.isfinite(score):
+            if not abs(score) < _LARGEST_SCORE:  # nor for one that is not a number
                 raise self.error(f"the score of token {i} is {score}")
         return scores
+
+    @property
+    def has_merges(self) -> bool:
+        return f"{PREFIX}merges" in self.metadata
 
     @cached_property
     def merges(self) -> list[tuple[str, str]]:
