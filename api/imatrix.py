@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from ..imatrix.compare import Comparison
     from ..imatrix.coverage import Coverage
     from ..imatrix.data import Imatrix
-    from ..imatrix.options import CollectOptions, MergeOptions
+    from ..imatrix.options import (
+        CollectOptions,
+        ConvertFileOptions,
+        CoverageOptions,
+        MergeOptions,
+    )
     from ..imatrix.similarity import LayerSimilarity
     from ..imatrix.statistics import TensorStatistics
     from ..imatrix.texts import Text
@@ -244,20 +249,29 @@ def merge_imatrices(
     return merged
 
 
-@checks_keywords
 def convert_imatrix(
-    src: PathLike, out: PathLike, output_format: str | None = None, *, chunk_size: int | None = None
+    src: PathLike,
+    out: PathLike,
+    output_format: str | None = None,
+    *,
+    options: ConvertFileOptions | None = None,
+    **keywords: Any,
 ) -> Imatrix:
     """Write the importance matrix `src` in the layout of `output_format` ("dat", "gguf"), or that
     of the name `out`, and return it.
 
-    chunk_size: tokens of a call, which is all that a `.dat` file counts (512). Raise UsageError for
-    one that contradicts a `.gguf` file.
+    keywords: fields of `imatrix.options.ConvertFileOptions`, which win over `options`. chunk_size:
+    tokens of a call, which is all that a `.dat` file counts (512). Raise UsageError for one that
+    contradicts a `.gguf` file.
     """
     from ..formats.output import refuse_same_file
     from ..imatrix.files.load import output_format_of, save_imatrix
     from ..imatrix.merge import DEFAULT_CHUNK, as_tokens
+    from ..imatrix.options import ConvertFileOptions
 
+    keywords = keywords if output_format is None else keywords | {"output_format": output_format}
+    [o] = from_keywords(convert_imatrix, keywords, (ConvertFileOptions, options))
+    chunk_size = o.chunk_size
     refuse_same_file(out, [src])
     imatrix = loaded_imatrix(src)
     if chunk_size is not None and (
@@ -269,9 +283,9 @@ def convert_imatrix(
             else f"; {printable(src)} has chunks of {imatrix.chunk_size} tokens"
         )
         raise UsageError(f"the chunk size is {chunk_size}, expected at least 2 tokens{of_file}")
-    if output_format_of(out, output_format) == "gguf":
+    if output_format_of(out, o.output_format) == "gguf":
         imatrix = as_tokens(imatrix, chunk_size or DEFAULT_CHUNK)
-    save_imatrix(imatrix, out, output_format)
+    save_imatrix(imatrix, out, o.output_format)
     return imatrix
 
 
@@ -293,14 +307,22 @@ def compare_imatrices(a: PathLike | Imatrix, b: PathLike | Imatrix) -> Compariso
     return compare(loaded_imatrix(a), loaded_imatrix(b))
 
 
-@checks_keywords
-def imatrix_coverage(imatrix: PathLike | Imatrix, min_tokens: int = 128) -> Coverage:
-    """Count the tokens that each expert saw; those with fewer than `min_tokens` are cold. See
+def imatrix_coverage(
+    imatrix: PathLike | Imatrix,
+    min_tokens: int | None = None,
+    *,
+    options: CoverageOptions | None = None,
+    **keywords: Any,
+) -> Coverage:
+    """Count the tokens that each expert saw; those with fewer than `min_tokens` (128) are cold. See
     `imatrix.coverage`.
     """
     from ..imatrix.coverage import measure_coverage
+    from ..imatrix.options import CoverageOptions
 
-    return measure_coverage(loaded_imatrix(imatrix), min_tokens)
+    keywords = keywords if min_tokens is None else keywords | {"min_tokens": min_tokens}
+    [o] = from_keywords(imatrix_coverage, keywords, (CoverageOptions, options))
+    return measure_coverage(loaded_imatrix(imatrix), o.min_tokens)
 
 
 @checks_keywords

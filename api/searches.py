@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..formats.codecs.codec import decodable_types
-from ..formats.options import checks_keywords, from_keywords
+from ..formats.options import from_keywords
 from ..quantize.encode import encodable_types
 from ..quantize.run.compile_task import CompileProgress
 from .devices import devices_to_measure
@@ -19,7 +19,7 @@ from .source import (
 
 if TYPE_CHECKING:
     from ..imatrix.data import Imatrix
-    from ..quantize.options import StatsOptions
+    from ..quantize.options import StatsOptions, WarmUpOptions
     from ..quantize.report.stats import StatsProgress, StatsReport
     from ..quantize.report.type_bench import TypeBenchOptions
     from ..quantize.run.compile_task import CompileTask
@@ -84,21 +84,27 @@ def quantize_stats(
         )
 
 
-@checks_keywords
 def warm_up(
-    types: Sequence[str] = (), *, processes: int = 0, progress: CompileProgress | None = None
+    types: Sequence[str] = (),
+    *,
+    options: WarmUpOptions | None = None,
+    progress: CompileProgress | None = None,
+    **keywords: Any,
 ) -> list[CompileTask]:
     """Compile the searches and decoders of `types`, by default all that can be quantized to, so
     that later runs start at once. The code stays in a cache on disk.
 
-    processes: at most, 0 for one per core. Returns what had to be compiled. Raise
+    keywords: fields of `quantize.options.WarmUpOptions`, which win over `options`. processes: the
+    most that compile at a time, 0 for one per core. Return what had to be compiled. Raise
     UnsupportedTypeError for a type without a search.
     """
     from ..formats.types import ggml_type
+    from ..quantize.options import WarmUpOptions
     from ..quantize.run.compilation import compile_ahead, tasks_of_types
 
+    [o] = from_keywords(warm_up, keywords, (WarmUpOptions, options))
     names = [ggml_type(name).name for name in types] or encodable_types()
-    return compile_ahead(tasks_of_types(names, (True, False)), progress, processes)
+    return compile_ahead(tasks_of_types(names, (True, False)), progress, o.processes)
 
 
 def benchmark_types(

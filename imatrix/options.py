@@ -16,8 +16,8 @@ _LAYOUTS = ("dat", "gguf")
 
 
 @dataclass(frozen=True)
-class ColdOptions(Options):
-    """Options for experts that saw few tokens, and for the layout of the file."""
+class FileOptions(Options):
+    """The layout of a file that is written."""
 
     output_format: str | None = option(
         None,
@@ -25,6 +25,34 @@ class ColdOptions(Options):
         choices=_LAYOUTS,
         help="layout of OUT (default: gguf if it ends in .gguf, else dat)",
     )
+
+
+@dataclass(frozen=True)
+class ConvertFileOptions(FileOptions):
+    """How a file is written in another layout; see `iqforge.convert_imatrix`."""
+
+    chunk_size: int | None = option(
+        None,
+        "--chunk-size",
+        kind=int,
+        metavar="N",
+        help="tokens of a call, which is what a .dat file counts (default: 512)",
+    )
+
+
+@dataclass(frozen=True)
+class CoverageOptions(Options):
+    """Which experts count as cold; see `iqforge.imatrix_coverage`."""
+
+    min_tokens: int = option(
+        DEFAULT_LEAST, "--min-tokens", least=0, metavar="N", help="experts that saw fewer are cold"
+    )
+
+
+@dataclass(frozen=True)
+class ColdOptions(FileOptions):
+    """Options for experts that saw few tokens, and for the layout of the file."""
+
     weighting: str = option(
         "tokens",
         "--in-weighting",

@@ -206,6 +206,19 @@ class StatsOptions(Options):
 
 
 @dataclass(frozen=True)
+class WarmUpOptions(Options):
+    """How code is compiled ahead; see `iqforge.warm_up`."""
+
+    processes: int = option(
+        0,
+        "-j",
+        "--jobs",
+        metavar="N",
+        help="processes that compile (default: one per core, at most 8)",
+    )
+
+
+@dataclass(frozen=True)
 class ValidateOptions(Options):
     """Options for reading a file back; see `iqforge.validate_model`."""
 

@@ -19,7 +19,13 @@ from iqforge.convert.options import ConvertOptions, LoraOptions
 from iqforge.errors import UsageError
 from iqforge.formats.options import Constant, Options, from_keywords, option
 from iqforge.formats.tools.options import GateUpOptions, MergeShardsOptions, SplitOptions
-from iqforge.imatrix.options import CollectOptions, MergeOptions, SensitivityOptions
+from iqforge.imatrix.options import (
+    CollectOptions,
+    ConvertFileOptions,
+    CoverageOptions,
+    MergeOptions,
+    SensitivityOptions,
+)
 from iqforge.quantize.options import (
     QuantizeOptions,
     RepackOptions,
@@ -27,6 +33,7 @@ from iqforge.quantize.options import (
     StatsOptions,
     TargetOptions,
     ValidateOptions,
+    WarmUpOptions,
 )
 from iqforge.quantize.plan.changes import Changes
 from iqforge.quantize.plan.recipe import Recipe
@@ -187,6 +194,9 @@ def test_keywords_win_over_options():
         ("quantize-stats", [StatsOptions]),
         ("validate", [ValidateOptions]),
         ("convert-lora", [LoraOptions]),
+        ("warmup", [WarmUpOptions]),
+        ("imatrix-convert", [ConvertFileOptions]),
+        ("imatrix-coverage", [CoverageOptions]),
         ("gguf-split", [SplitOptions, MergeShardsOptions]),
         ("merge-gate-up", [GateUpOptions]),
     ],

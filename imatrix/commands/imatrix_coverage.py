@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from ...errors import UsageError
+from ..options import CoverageOptions
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -17,20 +17,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="importance matrix; a .dat file only tells which experts saw nothing",
     )
-    parser.add_argument(
-        "--min-tokens", type=int, metavar="N", help="experts that saw fewer are cold (default: 128)"
-    )
+    CoverageOptions.add_flags(parser)
     parser.add_argument("--json", action="store_true", help="everything as JSON")
 
 
 def run(args: argparse.Namespace, api) -> int:
-    from ..coverage import DEFAULT_LEAST
-
-    if args.min_tokens is not None and args.min_tokens < 0:
-        raise UsageError(f"--min-tokens is {args.min_tokens}, expected 0 or more")
-    coverage = api.imatrix_coverage(
-        args.file, DEFAULT_LEAST if args.min_tokens is None else args.min_tokens
-    )
+    coverage = api.imatrix_coverage(args.file, options=CoverageOptions.from_flags(args))
     if args.json:
         print(json.dumps(coverage.as_dict()))
     elif not coverage.layers:

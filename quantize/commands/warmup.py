@@ -7,6 +7,7 @@ import argparse
 from ...errors import UsageError
 from ...formats.commands.progress import duration
 from ..cuda.devices import has_nvidia_gpu
+from ..options import WarmUpOptions
 from ..report.bars import CompileBar
 
 
@@ -22,21 +23,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "types", nargs="*", metavar="TYPE", help="types to compile for (default: all)"
     )
-    parser.add_argument(
-        "-j",
-        "--jobs",
-        type=int,
-        default=0,
-        metavar="N",
-        help="processes that compile (default: one per core, at most 8)",
-    )
+    WarmUpOptions.add_flags(parser)
 
 
 def run(args: argparse.Namespace, api) -> int:
     if args.jobs < 0:
         raise UsageError(f"--jobs is {args.jobs}: it must not be negative")
     bar = CompileBar()
-    done = api.warm_up(args.types, processes=args.jobs, progress=bar)
+    done = api.warm_up(args.types, options=WarmUpOptions.from_flags(args), progress=bar)
     count = len(set(args.types)) or len(api.encodable_types())
     types = f"{count} type{'' if count == 1 else 's'}"
     if done:
