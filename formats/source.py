@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from ..errors import printable
 from .types import GGMLType
 from .values import Value
 
@@ -73,6 +74,16 @@ class Source(ABC):
     """Number of concurrent readers that reading this source fast takes; 0 where reading is a mere
     memory access.
     """
+
+    def __repr__(self) -> str:
+        """Say the architecture, the number of tensors and weights, and the path, in a line."""
+        named = self.metadata.get("general.architecture")
+        architecture = f" {printable(named.data, 40)}," if named is not None else ""
+        weights = sum(tensor.n_elements for tensor in self.tensors)
+        return (
+            f"<{type(self).__name__}{architecture} {len(self.tensors)} tensors, {weights:,}"
+            f" weights: {printable(self.path, 400)}>"
+        )
 
     @property
     def origin(self) -> Source:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..errors import ImatrixError
+from ..errors import ImatrixError, printable
 from ..formats.tensor_names import TOKEN_EMBEDDING, TensorName
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Entry:
         return int((self.counts == 0).sum())
 
 
-@dataclass
+@dataclass(repr=False)
 class Imatrix:
     """Entries by tensor name, and how they were collected: `chunk_count` chunks of `chunk_size`
     tokens of `datasets`.
@@ -93,6 +93,13 @@ class Imatrix:
     chunk_size: int = 1
     datasets: tuple[str, ...] = ()
     path: str | None = None
+
+    def __repr__(self) -> str:
+        """Say the number of entries, what they were collected from, and the path, in a line."""
+        of = "" if self.counts_calls else f" of {self.chunk_size} tokens"
+        path = "" if self.path is None else f": {printable(self.path, 400)}"
+        entries = f"{len(self.entries)} entr{'y' if len(self.entries) == 1 else 'ies'}"
+        return f"<Imatrix {entries} from {self.chunk_count} chunks{of}{path}>"
 
     @property
     def counts_calls(self) -> bool:

@@ -165,6 +165,18 @@ def test_texts_and_names_in_the_c_locale(tmp_path):
 # ---- what is printed
 
 
+def test_a_repr_is_one_line(gguf):
+    matrix = Imatrix({"w": Entry(np.ones((1, 4)), np.array([5]))}, 2, 512, path="m.gguf")
+    assert repr(matrix) == "<Imatrix 1 entry from 2 chunks of 512 tokens: m.gguf>"
+    with iqforge.open_source(gguf) as source, iqforge.open_source(DEMO) as checkpoint:
+        weights = f"{sum(tensor.n_elements for tensor in source.tensors):,} weights"
+        assert repr(source) == f"<GGUFFile llama, 47 tensors, {weights}: {gguf}>"
+        assert repr(checkpoint) == f"<CheckpointSource llama, 47 tensors, {weights}: {DEMO}>"
+    size = f"{gguf.stat().st_size:,} bytes"
+    summary = iqforge.inspect_model(gguf)
+    assert repr(summary) == f"<ModelSummary 47 tensors, {weights}, {size}: {gguf}>"
+
+
 def test_the_table_of_a_benchmark_holds_long_labels(capsys):
     words = ["--synthetic", "llama-tiny:Q8_0", "--device", "cpu", "-p", "0", "-n", "0", "-r", "1"]
     assert main(["bench", *words, "-pg", "64,16", "-d", "128"]) == 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ..tools.options import MergeShardsOptions, SplitOptions
-from .progress import Meter
+from .progress import Meter, count_of
 
 if TYPE_CHECKING:
     from ..gguf.reader import GGUFFile
@@ -74,7 +74,7 @@ def _split(args: argparse.Namespace, api) -> int:
     if not options.dry_run:
         for path in paths:
             print(f"Writing file {path} ... done")
-        print(f"{len(paths)} shards written with a total of {n_tensors} tensors")
+        print(f"{count_of(len(paths), 'shard')} written with a total of {n_tensors} tensors")
     return 0
 
 

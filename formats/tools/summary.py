@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...errors import printable
 from ..gguf.reader import open_gguf
 from ..options import checks_keywords
 from ..source import TensorInfo
@@ -46,7 +47,7 @@ class TypeTotal:
         return 8 * self.n_bytes / max(1, self.n_elements)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelSummary:
     """`files`: all shards; `file_bytes`: their sizes together. `types` begins with the type that
     takes most bytes.
@@ -59,6 +60,14 @@ class ModelSummary:
     metadata: dict[str, Value]
     tensors: tuple[PlacedTensor, ...]
     types: tuple[TypeTotal, ...]
+
+    def __repr__(self) -> str:
+        """Say the number of tensors and weights, the size and the path, in a line."""
+        total = self.total
+        return (
+            f"<ModelSummary {total.n_tensors} tensors, {total.n_elements:,} weights,"
+            f" {self.file_bytes:,} bytes: {printable(self.files[0], 400)}>"
+        )
 
     @property
     def total(self) -> TypeTotal:
