@@ -13,8 +13,9 @@ NFC_KEY = "tokenizer.ggml.normalizer.nfc"
 # Bools: how WordPiece normalizes texts, both true by default.
 LOWERCASE_KEY = "tokenizer.ggml.normalizer.lowercase"
 STRIP_ACCENTS_KEY = "tokenizer.ggml.normalizer.strip_accents"
-# "always": SentencePiece BPE puts a space in front of every stretch of text between added tokens,
-# not only in front of the whole text.
+# Where SentencePiece BPE puts a space. "always": in front of every stretch of text between added
+# tokens, not only of the whole text. "metaspace-always", "metaspace-first": in front of every
+# stretch, or of the whole text, but of none that begins with a space, as a `Metaspace` step does.
 SPACE_PREFIX_KEY = "iqforge.tokenizer.space_prefix"
 # Ids of added tokens that take the whitespace before them, and after them.
 LSTRIP_KEY = "iqforge.tokenizer.lstrip"

@@ -300,7 +300,10 @@ def test_sentencepiece_bpe(tmp_path: Path, llama_model: bytes, scheme: str):
         assert tokenizer.decode(ids) == text.replace("\u2581", " ")
 
 
-def test_tokenizer_json_made_from_sentencepiece(tmp_path: Path):
+@pytest.mark.parametrize(
+    "scheme", ["always", "metaspace-always", "metaspace-first", "metaspace-never"]
+)
+def test_tokenizer_json_made_from_sentencepiece(tmp_path: Path, scheme: str):
     reference = tokenizers.Tokenizer(
         models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>")
     )
@@ -314,6 +317,11 @@ def test_tokenizer_json_made_from_sentencepiece(tmp_path: Path):
     stored = json.loads(reference.to_str())
     stored["added_tokens"] = stored["added_tokens"][:3]  # bytes are ordinary tokens of such files
     reference = tokenizers.Tokenizer.from_str(json.dumps(stored))
+    if scheme.startswith("metaspace-"):
+        reference.normalizer = normalizers.Sequence([])
+        reference.pre_tokenizer = pre_tokenizers.Metaspace(
+            prepend_scheme=scheme.removeprefix("metaspace-"), split=False
+        )
     add_marks(reference)
     metadata = converted(
         tmp_path,
@@ -321,7 +329,10 @@ def test_tokenizer_json_made_from_sentencepiece(tmp_path: Path):
         tokenizer=json.loads(reference.to_str()),
         tokenizer_config={"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     )
-    assert metadata["iqforge.tokenizer.space_prefix"].data == "always"
+    if scheme == "metaspace-never":
+        assert "iqforge.tokenizer.space_prefix" not in metadata
+    else:
+        assert metadata["iqforge.tokenizer.space_prefix"].data == scheme
     check(metadata, reference, random_texts(FEWER, 5, [*MARKS, "<s>"]))
 
 

@@ -108,8 +108,8 @@ def sentencepiece_like(
         "pre": string("default"),
         **table.keys(scores=True),
         **special_tokens(checkpoint, tokenizer, config, table.ids(), n_vocab),
-        "add_space_prefix": boolean(scheme != "never"),
-        **({SPACE_PREFIX_KEY: string("always")} if scheme == "always" else {}),
+        "add_space_prefix": boolean(scheme is not None),
+        **({SPACE_PREFIX_KEY: string(scheme)} if scheme is not None else {}),
     }
 
 
@@ -148,12 +148,8 @@ def _writes_spaces(step: dict[str, Any]) -> bool:
     )
 
 
-def _space_prefix(tokenizer: dict[str, Any]) -> str:
-    """Return where a space is put: "always" in front of every stretch of text between added tokens,
-    "first" in front of the whole text, or "never".
-
-    A normalizer that prepends it does so always; a `Metaspace` step says.
-    """
+def _space_prefix(tokenizer: dict[str, Any]) -> str | None:
+    """Return where a space is put, as a value of `SPACE_PREFIX_KEY`; None for nowhere."""
     if any(
         step.get("type") == "Prepend" and step.get("prepend") == SPACE
         for step in steps_of(tokenizer.get("normalizer"), "normalizers")
@@ -162,5 +158,6 @@ def _space_prefix(tokenizer: dict[str, Any]) -> str:
     for step in steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") == "Metaspace":
             default = "always" if step.get("add_prefix_space", True) else "never"
-            return str(step.get("prepend_scheme", default))
-    return "never"
+            scheme = step.get("prepend_scheme", default)
+            return f"metaspace-{scheme}" if scheme in ("always", "first") else None
+    return None

@@ -24,14 +24,15 @@ _SCORE, _TYPE = 2 << 3 | 5, 3 << 3  # tags of these fields of a piece: 4 bytes, 
 class SentencePiece:
     """Encodes stretches of text that have no added tokens.
 
-    A space is put in front of the text if `tokenizer.ggml.add_space_prefix`; of every stretch of it
-    only if a key of ours says so.
+    A space is put in front of the text if `tokenizer.ggml.add_space_prefix`, and elsewhere as
+    `SPACE_PREFIX_KEY` says.
     """
 
     def __init__(self, vocabulary: Vocabulary):
         self.adds_space = vocabulary.flag(f"{PREFIX}add_space_prefix", True)
         scheme = get(vocabulary.metadata, SPACE_PREFIX_KEY, str, "", file=vocabulary.file)
-        self._every_stretch = scheme == "always"
+        self._every_stretch = scheme in ("always", "metaspace-always")
+        self._doubles = not scheme.startswith("metaspace")
         # User-defined pieces of the model itself, such as runs of spaces: they are recognized
         # after spaces are written as U+2581.
         self.own = {
@@ -49,7 +50,8 @@ class SentencePiece:
             ) from None
 
     def encode(self, text: str, at_start: bool) -> list[int]:
-        if self.adds_space and (at_start or self._every_stretch):
+        prefixed = self.adds_space and (at_start or self._every_stretch)
+        if prefixed and (self._doubles or not text.startswith((" ", SPACE))):
             text = " " + text
         return self._processor.encode(text)
 
