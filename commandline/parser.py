@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ..formats.options import did_you_mean, integer, real
+from ..formats.flags import integer, real
+from ..formats.options import did_you_mean
 from .colour import painted_error, painted_help, wants_colour
 from .unsupported import UNSUPPORTED
 

@@ -12,13 +12,18 @@ import argparse
 import difflib
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from numbers import Real
 from typing import Any, ParamSpec, Self, TypeVar
 
 from ..errors import UsageError, printable
+from .flags import (
+    READERS,
+    Flag,
+    check_value,
+    separated,
+    shown_default,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,59 +35,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     bare = {one.lstrip("-").lower(): one for one in known}
     close = difflib.get_close_matches(word.lstrip("-").lower(), bare, n=1, cutoff=0.6)
     return f"; did you mean '{bare[close[0]]}'?" if close else ""
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A flag without a value that sets its field to `value`."""
-
-    names: tuple[str, ...]
-    value: Any
-    help: str
-    hidden: bool = False
-
-
-@dataclass(frozen=True)
-class Flag:
-    """The flags of a field on the command line.
-
-    kind: int, float, str or bool. off: the flag sets False. aliases: other spellings, which help
-    does not show. many: the value is a tuple, and the flag may be repeated. several: with `many`,
-    the flag takes several words. commas: with `many`, a word of the flag holds several values.
-    one_text: with `many`, a keyword may be a single text. text: the command itself parses the words
-    of the flag, which are lists. optional: the value of the flag without a word. least: the
-    smallest number that is accepted. constants: flags that set the field to one value each. keyed:
-    the value is a dict, with a flag and its help for each key.
-    """
-
-    names: tuple[str, ...]
-    help: str
-    kind: type
-    metavar: str | None = None
-    choices: tuple[Any, ...] | None = None
-    least: float | None = None
-    aliases: tuple[str, ...] = ()
-    many: bool = False
-    several: bool = False
-    commas: bool = False
-    one_text: bool = False
-    text: bool = False
-    off: bool = False
-    optional: Any = None
-    hidden: bool = False
-    constants: tuple[Constant, ...] = ()
-    keyed: Mapping[str, tuple[str, str]] | None = None
-
-    @property
-    def spellings(self) -> list[str]:
-        """All flags that set the field."""
-        keyed = [name for name, _ in (self.keyed or {}).values()]
-        return [
-            *self.names,
-            *self.aliases,
-            *(name for one in self.constants for name in one.names),
-            *keyed,
-        ]
 
 
 def option(
@@ -110,7 +62,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for one in _fields(self):
-            _check(one.name, one.metadata["flag"], getattr(self, one.name), _default(one))
+            check_value(one.name, one.metadata["flag"], getattr(self, one.name), _default(one))
 
     @classmethod
     def field_names(cls) -> list[str]:
@@ -160,9 +112,9 @@ class Options:
                 if (flag.many or flag.keyed) and not value:
                     value = _default(one)
                 elif flag.many:
-                    value = _separated(flag, value) if flag.commas else tuple(value)
+                    value = separated(flag, value) if flag.commas else tuple(value)
                 if flag.spellings:
-                    _check(flag.spellings[0], flag, value, _default(one))
+                    check_value(flag.spellings[0], flag, value, _default(one))
                 values[one.name] = value
         return cls(**values, **others)
 
@@ -215,22 +167,6 @@ def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def integer(text: str) -> int:
-    """Parse a flag's value for argparse."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{printable(text, 40)}' is not an integer") from None
-
-
-def real(text: str) -> float:
-    """Parse a flag's value for argparse."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{printable(text, 40)}' is not a number") from None
-
-
 def _add(
     parser: argparse._ActionsContainer,
     name: str,
@@ -241,7 +177,7 @@ def _add(
     words: dict[str, Any] = {"dest": name, "help": argparse.SUPPRESS}
     if not flag.hidden:
         shown = default if others.get(name) is None else others[name]
-        words["help"] = (flag.help + _shown_default(flag, shown)).replace("%", "%%")
+        words["help"] = (flag.help + shown_default(flag, shown)).replace("%", "%%")
     default = others.get(name, default)
     for one in flag.constants:
         sets = {"dest": name, "action": "store_const", "const": one.value, "default": default}
@@ -256,7 +192,7 @@ def _add(
         words |= {"action": "store_false" if flag.off else "store_true", "default": default}
     else:
         words |= {
-            "type": str if flag.text or flag.commas else _READERS.get(flag.kind, str),
+            "type": str if flag.text or flag.commas else READERS.get(flag.kind, str),
             "metavar": flag.metavar,
             "choices": flag.choices,
             "default": default,
@@ -271,9 +207,6 @@ def _add(
     if flag.aliases:
         words |= {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
         parser.add_argument(*flag.aliases, **words)
-
-
-_READERS = {int: integer, float: real}
 
 
 class _KeyAction(argparse.Action):
@@ -292,78 +225,6 @@ class _KeyAction(argparse.Action):
     ) -> None:
         before = getattr(namespace, self.dest) or {}
         setattr(namespace, self.dest, {**before, self.key: values})
-
-
-def _separated(flag: Flag, words: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the values of words such as "1,2". Raise UsageError for one that is not a number."""
-    found = []
-    for text in words:
-        try:
-            found += [flag.kind(word) for word in str(text).split(",") if word or flag.kind is int]
-        except ValueError:
-            raise UsageError(
-                f"{flag.names[0]} {printable(text, 60)}: expected numbers separated by commas"
-            ) from None
-    return tuple(found)
-
-
-def _shown_default(flag: Flag, default: Any) -> str:
-    if default in (None, "", ()) or isinstance(default, bool) or "default" in flag.help:
-        return ""
-    shown = f"{default:g}" if isinstance(default, float) else str(default)
-    return f" (default: {shown})"
-
-
-def _check(name: str, flag: Flag, value: Any, default: Any) -> None:
-    if value is None and default is None:
-        return
-    if not flag.many:
-        _check_one(name, flag, value)
-        return
-    if isinstance(value, str) and flag.one_text:
-        return
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise _wrong(name, value, "a list")
-    for index, one in enumerate(value):
-        _check_one(name if name.startswith("-") else f"{name}[{index}]", flag, one)
-
-
-def _check_one(name: str, flag: Flag, value: Any) -> None:
-    expected = {int: "a whole number", float: "a number", bool: "true or false"}.get(flag.kind, "")
-    if flag.kind is int:
-        fits = _is_integer(value)
-    elif flag.kind is float:
-        fits = _is_real(value)
-    elif flag.kind is bool:
-        fits = isinstance(value, (bool, int)) and value in (0, 1)
-    else:
-        fits = True
-    if flag.least is not None:
-        expected = f"{flag.least} or more" if fits else f"{expected}, {flag.least} or more"
-        fits = fits and value >= flag.least
-    if flag.choices is not None and fits:
-        expected, fits = "one of " + ", ".join(map(str, flag.choices)), value in flag.choices
-    if not fits:
-        raise _wrong(name, value, expected)
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _is_integer(value: Any) -> bool:
-    if isinstance(value, bool):
-        return False
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _wrong(name: str, value: Any, expected: str) -> UsageError:
-    shown = repr(value) if not name.startswith("-") else str(value)
-    return UsageError(f"{name} is {printable(shown, 60)}, expected {expected}")
 
 
 def _default(one: Field) -> Any:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
-from ..formats.options import Constant, Options, option
+from ..formats.flags import Constant
+from ..formats.options import Options, option
 from ..formats.shared_options import (
     devices_option,
     dry_run_option,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..formats.options import Constant, Options, option
+from ..formats.flags import Constant
+from ..formats.options import Options, option
 
 if TYPE_CHECKING:
     import torch

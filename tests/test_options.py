@@ -17,7 +17,8 @@ from iqforge.commandline.parser import Parser
 from iqforge.convert.architectures.layout_options import LayoutOptions
 from iqforge.convert.options import ConvertOptions, LoraOptions
 from iqforge.errors import UsageError
-from iqforge.formats.options import Constant, Options, from_keywords, option
+from iqforge.formats.flags import Constant
+from iqforge.formats.options import Options, from_keywords, option
 from iqforge.formats.tools.options import GateUpOptions, MergeShardsOptions, SplitOptions
 from iqforge.imatrix.options import (
     CollectOptions,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...formats.options import Constant, Options, option
+from ...formats.flags import Constant
+from ...formats.options import Options, option
 
 MTP_CHOICES = ("keep", "drop", "only")
 MLA_LAYOUTS = ("mainline", "ik")

@@ -1,0 +1,156 @@
+"""Flags of options, and checks of their values."""
+
+from __future__ import annotations
+
+import argparse
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from ..errors import UsageError, printable
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A flag without a value that sets its field to `value`."""
+
+    names: tuple[str, ...]
+    value: Any
+    help: str
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The flags of a field on the command line.
+
+    kind: int, float, str or bool. off: the flag sets False. aliases: other spellings, which help
+    does not show. many: the value is a tuple, and the flag may be repeated. several: with `many`,
+    the flag takes several words. commas: with `many`, a word of the flag holds several values.
+    one_text: with `many`, a keyword may be a single text. text: the command itself parses the words
+    of the flag, which are lists. optional: the value of the flag without a word. least: the
+    smallest number that is accepted. constants: flags that set the field to one value each. keyed:
+    the value is a dict, with a flag and its help for each key.
+    """
+
+    names: tuple[str, ...]
+    help: str
+    kind: type
+    metavar: str | None = None
+    choices: tuple[Any, ...] | None = None
+    least: float | None = None
+    aliases: tuple[str, ...] = ()
+    many: bool = False
+    several: bool = False
+    commas: bool = False
+    one_text: bool = False
+    text: bool = False
+    off: bool = False
+    optional: Any = None
+    hidden: bool = False
+    constants: tuple[Constant, ...] = ()
+    keyed: Mapping[str, tuple[str, str]] | None = None
+
+    @property
+    def spellings(self) -> list[str]:
+        """All flags that set the field."""
+        keyed = [name for name, _ in (self.keyed or {}).values()]
+        return [
+            *self.names,
+            *self.aliases,
+            *(name for one in self.constants for name in one.names),
+            *keyed,
+        ]
+
+
+def integer(text: str) -> int:
+    """Parse a flag's value for argparse."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{printable(text, 40)}' is not an integer") from None
+
+
+def real(text: str) -> float:
+    """Parse a flag's value for argparse."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{printable(text, 40)}' is not a number") from None
+
+
+READERS = {int: integer, float: real}
+
+
+def separated(flag: Flag, words: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the values of words such as "1,2". Raise UsageError for one that is not a number."""
+    found = []
+    for text in words:
+        try:
+            found += [flag.kind(word) for word in str(text).split(",") if word or flag.kind is int]
+        except ValueError:
+            raise UsageError(
+                f"{flag.names[0]} {printable(text, 60)}: expected numbers separated by commas"
+            ) from None
+    return tuple(found)
+
+
+def shown_default(flag: Flag, default: Any) -> str:
+    if default in (None, "", ()) or isinstance(default, bool) or "default" in flag.help:
+        return ""
+    shown = f"{default:g}" if isinstance(default, float) else str(default)
+    return f" (default: {shown})"
+
+
+def check_value(name: str, flag: Flag, value: Any, default: Any) -> None:
+    if value is None and default is None:
+        return
+    if not flag.many:
+        _check_one(name, flag, value)
+        return
+    if isinstance(value, str) and flag.one_text:
+        return
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise wrong_value(name, value, "a list")
+    for index, one in enumerate(value):
+        _check_one(name if name.startswith("-") else f"{name}[{index}]", flag, one)
+
+
+def _check_one(name: str, flag: Flag, value: Any) -> None:
+    expected = {int: "a whole number", float: "a number", bool: "true or false"}.get(flag.kind, "")
+    if flag.kind is int:
+        fits = _is_integer(value)
+    elif flag.kind is float:
+        fits = _is_real(value)
+    elif flag.kind is bool:
+        fits = isinstance(value, (bool, int)) and value in (0, 1)
+    else:
+        fits = True
+    if flag.least is not None:
+        expected = f"{flag.least} or more" if fits else f"{expected}, {flag.least} or more"
+        fits = fits and value >= flag.least
+    if flag.choices is not None and fits:
+        expected, fits = "one of " + ", ".join(map(str, flag.choices)), value in flag.choices
+    if not fits:
+        raise wrong_value(name, value, expected)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_integer(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def wrong_value(name: str, value: Any, expected: str) -> UsageError:
+    shown = repr(value) if not name.startswith("-") else str(value)
+    return UsageError(f"{name} is {printable(shown, 60)}, expected {expected}")
