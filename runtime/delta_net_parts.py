@@ -12,12 +12,10 @@ def recurrent_layers(d: Decoder) -> tuple[bool, ...]:
     """Return whether each layer is a delta net: all but every `full_attention_interval`th one,
     unless `attention.recurrent_layers` lists them.
     """
-    interval = d.p.integer("full_attention_interval", 4)
-    n_blocks = d.p.integer("block_count")
-    listed = d.p.flags("attention.recurrent_layers", n_blocks, None)
-    if listed is not None:
-        return listed[: d.n_layers]
-    return tuple((layer + 1) % interval != 0 for layer in range(d.n_layers))
+    p, interval = d.p, d.p.integer("full_attention_interval", 4)
+    default = tuple((layer + 1) % interval != 0 for layer in range(d.n_layers))
+    n_blocks = p.integer("block_count")
+    return p.flags("attention.recurrent_layers", d.n_layers, default, n_blocks=n_blocks)
 
 
 def delta_net(d: Decoder, layer: int) -> DeltaNet:

@@ -220,6 +220,23 @@ def run(capsys, *words) -> str:
     return capsys.readouterr().out
 
 
+def test_chunks_of_a_long_prompt_and_steps_after_them(mini):
+    """Pieces that begin within a chunk of 64, and sequences of unequal length together."""
+    with load_model(mini) as model:
+        ids = model.tokenizer.encode(PROSE)[:150]
+        assert len(ids) == 150
+        expected = model.forward(ids)
+        for cuts in ((0, 64, 128, 150), (0, 63, 65, *range(131, 151))):
+            state = model.new_state(150, EXACT)
+            rows = [model.extend(ids[a:b], state, all_logits=True) for a, b in pairwise(cuts)]
+            assert_close(torch.cat(rows), expected)
+        pool = model.new_pool(512, 3, EXACT)
+        states = [pool.sequence() for _ in range(3)]
+        for ends in ((70, 130, 1), (71, 150, 100)):
+            pieces = [(ids[s.n_past : end], s) for s, end in zip(states, ends)]
+            assert_close(model.extend_together(pieces), expected[[end - 1 for end in ends]])
+
+
 def test_generate_repeats(mini, capsys):
     found = [
         run(capsys, "generate", "-m", mini, "-p", "The history of", "-n", 8, "--temp", 0)

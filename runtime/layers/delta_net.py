@@ -105,7 +105,7 @@ class DeltaNet:
         return self.output(y.flatten(1))
 
     def _together(self, batch: Batch) -> list[tuple[slice, list[RecurrentState | None]]]:
-        """Rows of neighbouring sequences of the same length, and what is kept of each."""
+        """Return rows of neighbouring sequences of the same length, and what is kept of each."""
         spans: list[_Span] = []
         for i, (rows, start) in enumerate(batch.spans()):
             state = None
@@ -122,7 +122,7 @@ class DeltaNet:
         return found
 
     def _inputs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs of the convolution [rows, channels] and gates [rows, value_heads *
+        """Return inputs of the convolution [rows, channels] and gates [rows, value_heads *
         value_length].
         """
         s = self.spec
@@ -136,8 +136,8 @@ class DeltaNet:
         return self.qkv(x), self.gate(x)
 
     def _rates(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """How much each token is learned, and the logarithm of how much is forgotten before, each
-        [rows, value_heads].
+        """Return the strength of every write to the memory, and the logarithm of the decay before
+        it, each [rows, value_heads].
         """
         if self.ba is not None:
             beta, alpha = self.ba(x).unflatten(1, (self.spec.key_heads, -1)).chunk(2, dim=-1)
@@ -155,8 +155,8 @@ class DeltaNet:
         decay: torch.Tensor,
         states: list[RecurrentState | None],
     ) -> torch.Tensor:
-        """[sequences, n, value_heads, value_length] of inputs [sequences, n, channels], after what
-        `states` keep, which are updated.
+        """Return [sequences, n, value_heads, value_length] for inputs [sequences, n, channels] that
+        follow what `states` keep, and update these.
         """
         s, n = self.spec, inputs.shape[1]
         before = inputs.new_zeros(len(states), s.convolution - 1, s.channels)
@@ -178,7 +178,9 @@ class DeltaNet:
         return mixed
 
     def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values of all value heads: [sequences, n, value_heads, length]."""
+        """Return queries, keys and values of all value heads: [sequences, n, value_heads,
+        length].
+        """
         s = self.spec
         keys = s.key_heads * s.key_length
         q, k, v = x.split([keys, keys, s.value_heads * s.value_length], dim=-1)

@@ -2,9 +2,9 @@
 matrix [key_length, value_length].
 
     S <- exp(g_t) S                    forget
-    e_t = beta_t (v_t - S^T k_t)       what the memory does not say of v_t yet
-    S <- S + k_t e_t^T                 learn it
-    o_t = S^T q_t
+    e_t = beta_t (v_t - S^T k_t)       the error of what the memory has for the key
+    S <- S + k_t e_t^T                 correct it
+    o_t = S^T q_t                      read
 
 Arguments of both forms: q and k float32[sequences, n, heads, key_length], v float32[sequences, n,
 heads, value_length], decay (g) and beta float32[sequences, n, heads], memory float32[sequences,
