@@ -8,7 +8,7 @@ from typing import IO
 
 _BOLD, _CYAN, _RED, _RESET = "\033[1m", "\033[36m", "\033[1;31m", "\033[0m"
 _HEADING = re.compile(r"^([A-Za-z][^\n]*:)$", re.MULTILINE)
-_FLAGS = re.compile(r"^(  )(-[^\s,]+(?: [^\s,-][^\s,]*)?(?:, -[^\s,]+)*)", re.MULTILINE)
+_FLAGS = re.compile(r"^(  )(-[^\s,]+(?: [^\s,-](?:[^\s,]|,(?!\s))*)?(?:, -[^\s,]+)*)", re.MULTILINE)
 
 
 def wants_colour(stream: IO[str]) -> bool:

@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, allow_abbrev=False, formatter_class=_Formatter)
         self.register("type", int, integer)
         self.register("type", float, real)
-        self.epilog = f"Example: {example}" if example else None
+        self.example = example
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse `words`. An unknown flag ends the program with one line.
@@ -82,9 +82,11 @@ class Parser(argparse.ArgumentParser):
         generated = self.usage
         self.usage = self._usage().replace("%", "%%")
         try:
-            return super().format_help()
+            text = super().format_help()
         finally:
             self.usage = generated
+        # On a line of its own, however long: it is there to be copied.
+        return text + (f"\nexample:\n  {self.example}\n" if self.example else "")
 
     def print_help(self, file: Any = None) -> None:
         file = file or sys.stdout

@@ -59,7 +59,7 @@ def test_help_begins_with_short_usage_and_ends_with_an_example(name, capsys):
     out = capsys.readouterr().out
     assert out.startswith(f"usage: iqforge {name} ") and out.index("\n\n") < 200
     example = COMMANDS[name].example
-    assert "Example:" in out and example.startswith(f"iqforge {name}")
+    assert out.endswith(f"\n\nexample:\n  {example}\n") and example.startswith(f"iqforge {name}")
     with pytest.raises(SystemExit) as stop:
         main([name, "--help"])
     assert stop.value.code == 0 and capsys.readouterr().out == out

@@ -307,7 +307,7 @@ def test_command(checkpoint, whole, tmp_path, capsys):
     assert main(words) == 0
     captured = capsys.readouterr()
     # The message comes before the work starts.
-    assert "MB are free" in captured.err and "2 more shards" in captured.err
+    assert "GB are free" in captured.err and "2 more shards" in captured.err
     assert check_shards(tmp_path / "m-00001-of-00003.gguf", whole) == [0, 6, 6]
     assert main(["convert", str(checkpoint), "--outtype", "q9"]) == 1
     with pytest.raises(SystemExit):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from iqforge.cli import main
@@ -59,7 +60,9 @@ def test_the_five_worst_tensors_and_the_notes():
         "blk.0.attn_v.weight",
         "blk.3.attn_v.weight",
     ]
-    assert worst[5:] == ["", "1 x a fallback"]
+    assert worst[5:] == ["", "blk.3.attn_v.weight: a fallback"]
+    twice = replace(REPORT, tensors=REPORT.tensors * 2)
+    assert summary_lines(twice)[-1] == "2 tensors: a fallback"
 
 
 @pytest.mark.parametrize("verbose", [False, True])

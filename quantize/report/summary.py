@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 
 from ...errors import printable
@@ -11,6 +11,7 @@ from ...formats.tensor_names import TensorName
 from ..run.report import RunReport, TensorReport
 from .printing import MIB
 
+_UNWEIGHTED = "the importance matrix has no entry, all columns counted alike"
 _WORST = 5
 _LONGEST_ROLE = 28
 
@@ -82,13 +83,16 @@ def _worst(measured: Sequence[TensorReport], weighted: bool) -> list[str]:
 
 
 def _notes(tensors: Sequence[TensorReport]) -> list[str]:
-    notes = Counter(tensor.planned.note for tensor in tensors if tensor.planned.note)
-    unweighted = (
-        sum(tensor.rmse is not None and not tensor.weighted for tensor in tensors)
-        if any(tensor.weighted for tensor in tensors)
-        else 0
-    )
-    lines = [f"{count} x {note}" for note, count in notes.items()]
-    if unweighted:
-        lines.append(f"{unweighted} x no importance")
+    named: dict[str, list[str]] = {}
+    for tensor in tensors:
+        if tensor.planned.note:
+            named.setdefault(tensor.planned.note, []).append(tensor.planned.target.name)
+    if any(tensor.weighted for tensor in tensors):
+        unweighted = [t for t in tensors if t.rmse is not None and not t.weighted]
+        if unweighted:
+            named[_UNWEIGHTED] = [tensor.planned.target.name for tensor in unweighted]
+    lines = [
+        f"{printable(names[0]) if len(names) == 1 else f'{len(names)} tensors'}: {note}"
+        for note, names in named.items()
+    ]
     return ["", *lines] if lines else []
