@@ -121,7 +121,8 @@ class PromptPath:
         ):
             return self.logits(norm(h.to(home)))[0]
         out = torch.empty(1, matrix.rows, dtype=torch.float32, device=h.device)
-        operation(matvec.norm_matvec, h, norm.weight, norm.eps, [matrix], [out])
+        with opened("output", "output"):
+            operation(matvec.norm_matvec, h, norm.weight, norm.eps, [matrix], [out])
         return out[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
