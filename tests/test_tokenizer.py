@@ -15,59 +15,9 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.values import ValueType, array, boolean, string, u32
 from iqforge.runtime.tokenizer import SpecialTokens, Tokenizer
 
+from .random_texts import random_texts
 from .shared import shared
 from .tiny_checkpoint import BOS, make_tiny_llama
-
-PIECES = [
-    "a",
-    "B",
-    " ",
-    "  ",
-    "\n",
-    "\r\n",
-    "\t",
-    "é",
-    "日本",
-    "🙂",
-    "1",
-    "234",
-    "!?",
-    "’",
-    "\u0301",
-    "ß",
-    " the",
-    " and",
-    "it's",
-    "\u200d",
-    "\x00",
-    "ﬀ",
-    "İ",
-    "'LL",
-    "\xa0",
-    "...",
-    "</s>",
-    "<|",
-    "\ufeff",
-]
-
-
-def random_texts(n: int, seed: int = 0) -> list[str]:
-    rng = random.Random(seed)
-
-    def piece() -> str:
-        if rng.random() < 0.7:
-            return rng.choice(PIECES)
-        return chr(
-            rng.choice(
-                [
-                    rng.randrange(32, 127),
-                    rng.randrange(0xA0, 0xD800),
-                    rng.randrange(0xE000, 0x110000),
-                ]
-            )
-        )
-
-    return ["".join(piece() for _ in range(rng.randrange(50))) for _ in range(n)]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +39,7 @@ def check(metadata, reference, texts) -> None:
 
 
 def test_tiny_vocabulary(tiny):
-    check(*tiny, random_texts(300))
+    check(*tiny, random_texts(300, 0))
 
 
 @pytest.mark.parametrize("name", ["mini-llama", "mini-qwen3moe"])

@@ -11,6 +11,7 @@ from tokenizers.models import BPE
 from ...errors import TokenizerError, printable
 from ...formats.pretokenizers import PreTokenizer, pretokenizer
 from ...formats.tokenizer_hints import NFC_KEY
+from .text_model import TextModel
 from .vocabulary import TokenType, Vocabulary
 
 log = logging.getLogger(__name__)
@@ -34,12 +35,15 @@ _SYMBOL_OF = _byte_symbols()
 _BYTE_OF = {symbol: byte for byte, symbol in enumerate(_SYMBOL_OF)}
 
 
-class ByteLevelBPE:
+class ByteLevelBPE(TextModel):
     """Encodes stretches of text that have no added tokens. Its `tokenizers` object has its own ids,
     without gaps.
     """
 
+    has_byte_tokens = False
+
     def __init__(self, vocabulary: Vocabulary):
+        super().__init__(vocabulary)
         plain = vocabulary.ids(TokenType.NORMAL, TokenType.BYTE)
         pre = _pretokenizer(vocabulary)
         _warn_of_missing_bytes(plain)
@@ -62,15 +66,12 @@ class ByteLevelBPE:
     def encode(self, text: str, at_start: bool) -> list[int]:
         return [self._ids[k] for k in self._engine.encode(text, add_special_tokens=False).ids]
 
-
-def bytes_of(token: str) -> bytes:
-    """Return the bytes that the letters of a token stand for, or its UTF-8 if they stand for
-    none.
-    """
-    try:
-        return bytes(_BYTE_OF[char] for char in token)
-    except KeyError:
-        return token.encode()
+    def spelled(self, text: str) -> bytes:
+        """Return the bytes that the letters stand for, or the UTF-8 if they stand for none."""
+        try:
+            return bytes(_BYTE_OF[char] for char in text)
+        except KeyError:
+            return text.encode()
 
 
 def _merges_by_rank(ids: dict[str, int]) -> list[tuple[str, str]]:

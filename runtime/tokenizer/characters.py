@@ -6,20 +6,20 @@ import tokenizers
 from tokenizers import normalizers
 from tokenizers.models import BPE
 
+from .text_model import SPACE, TextModel
 from .vocabulary import TokenType, Vocabulary
 
-SPACE = "\u2581"
 
-
-class CharacterBPE:
+class CharacterBPE(TextModel):
     """Encodes stretches of text that have no added tokens."""
 
     def __init__(self, vocabulary: Vocabulary):
-        unreachable = unreachable_tokens(vocabulary).keys()
+        super().__init__(vocabulary)
+        self._unreachable = _unreachable_tokens(vocabulary)
         plain = {
             token: i
             for token, i in vocabulary.ids(TokenType.NORMAL, TokenType.BYTE).items()
-            if token not in unreachable
+            if token not in self._unreachable
         }
         unk = vocabulary.special.unk
         unk_token = None if unk is None else vocabulary.tokens[unk]
@@ -44,8 +44,11 @@ class CharacterBPE:
     def encode(self, text: str, at_start: bool) -> list[int]:
         return [self._ids[k] for k in self._engine.encode(text, add_special_tokens=False).ids]
 
+    def added(self, special: bool) -> dict[str, int]:
+        return (self._unreachable if special else {}) | super().added(special)
 
-def unreachable_tokens(vocabulary: Vocabulary) -> dict[str, int]:
+
+def _unreachable_tokens(vocabulary: Vocabulary) -> dict[str, int]:
     """Return normal tokens of several characters that no merge makes, with their ids.
 
     Files of this kind give most added tokens the type of normal ones. Text cannot become such a

@@ -14,14 +14,14 @@ import sentencepiece
 from ...errors import printable
 from ...formats.tokenizer_hints import SPACE_PREFIX_KEY
 from ...formats.values import get
+from .text_model import SPACE, TextModel
 from .vocabulary import PREFIX, TokenType, Vocabulary
 
-SPACE = "\u2581"
 _BPE = 2  # value of TrainerSpec.model_type
 _SCORE, _TYPE = 2 << 3 | 5, 3 << 3  # tags of these fields of a piece: 4 bytes, a number
 
 
-class SentencePiece:
+class SentencePiece(TextModel):
     """Encodes stretches of text that have no added tokens.
 
     A space is put in front of the text if `tokenizer.ggml.add_space_prefix`, and elsewhere as
@@ -29,20 +29,21 @@ class SentencePiece:
     """
 
     def __init__(self, vocabulary: Vocabulary):
+        super().__init__(vocabulary)
         self.adds_space = vocabulary.flag(f"{PREFIX}add_space_prefix", True)
         scheme = get(vocabulary.metadata, SPACE_PREFIX_KEY, str, "", file=vocabulary.file)
         self._every_stretch = scheme in ("always", "metaspace-always")
         self._doubles = not scheme.startswith("metaspace")
         # User-defined pieces of the model itself, such as runs of spaces: they are recognized
         # after spaces are written as U+2581.
-        self.own = {
+        self._own = {
             i
             for i, (token, type) in enumerate(zip(vocabulary.tokens, vocabulary.types))
             if type == TokenType.USER_DEFINED and SPACE in token
         }
         try:
             self._processor = sentencepiece.SentencePieceProcessor(
-                model_proto=_model_proto(vocabulary, self.own)
+                model_proto=_model_proto(vocabulary, self._own)
             )
         except RuntimeError as error:
             raise vocabulary.error(
@@ -54,6 +55,9 @@ class SentencePiece:
         if prefixed and (self._doubles or not text.startswith((" ", SPACE))):
             text = " " + text
         return self._processor.encode(text)
+
+    def added(self, special: bool) -> dict[str, int]:
+        return {token: i for token, i in super().added(special).items() if i not in self._own}
 
 
 def _model_proto(vocabulary: Vocabulary, own: set[int]) -> bytes:

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Protocol
 
 from ...errors import TokenizerError, printable
 from ...formats.pretokenizers import CHARACTER_NAMES
 from ...formats.values import Value
 from .added import AddedTokens
-from .byte_level import ByteLevelBPE, bytes_of
-from .characters import SPACE, CharacterBPE, unreachable_tokens
+from .byte_level import ByteLevelBPE
+from .characters import CharacterBPE
 from .spm import SentencePiece
 from .strip import stripping_tokens
+from .text_model import TextModel
 from .unigram import UnigramModel
 from .vocabulary import SpecialTokens, TokenType, Vocabulary
-from .wordpiece import WordPieceModel, joined
-
-
-class TextModel(Protocol):
-    """What encodes a stretch of text in which no added token occurs."""
-
-    def encode(self, text: str, at_start: bool) -> list[int]:
-        """Return ids. at_start: whether the stretch begins the whole text."""
-        ...
-
+from .wordpiece import WordPieceModel
 
 # By `tokenizer.ggml.model`.
-_MODELS: dict[str, Callable[[Vocabulary], TextModel]] = {
+_MODELS: dict[str, type[TextModel]] = {
     "gpt2": ByteLevelBPE,
     "llama": SentencePiece,
     "t5": UnigramModel,
@@ -45,12 +36,12 @@ class Tokenizer:
         self.vocabulary = vocabulary
         self.tokens, self.types = vocabulary.tokens, vocabulary.types
         self.special: SpecialTokens = vocabulary.special
-        self.kind = vocabulary.model
-        if self.kind == "gpt2" and vocabulary.pre in CHARACTER_NAMES:
-            self.kind = "gemma4"
-        if self.kind not in _MODELS:
-            raise vocabulary.error(_unsupported(self.kind))
-        self._model = _MODELS[self.kind](vocabulary)
+        kind = vocabulary.model
+        if kind == "gpt2" and vocabulary.pre in CHARACTER_NAMES:
+            kind = "gemma4"
+        if kind not in _MODELS:
+            raise vocabulary.error(_unsupported(kind))
+        self._model: TextModel = _MODELS[kind](vocabulary)
 
     @classmethod
     def from_metadata(cls, metadata: dict[str, Value], file: str | None = None) -> Tokenizer:
@@ -102,47 +93,27 @@ class Tokenizer:
                 )
             if not (skip_special and self.types[token] == TokenType.CONTROL):
                 kept.append(token)
-        if self.kind == "bert":
-            return joined([(self.tokens[token], self.types[token]) for token in kept])
-        text = b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
-        return text[1:] if self.adds_space and text.startswith(" ") else text
+        return self._model.decode(kept)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token; the UTF-8 text of added tokens."""
-        text = self.tokens[token]
-        if token in self._byte_of:
-            return bytes([self._byte_of[token]])
-        if self.types[token] not in (TokenType.NORMAL, TokenType.UNUSED):
-            return text.encode()
-        return bytes_of(text) if self.kind == "gpt2" else text.replace(SPACE, " ").encode()
+        return self._model.token_bytes(token)
 
-    @cached_property
-    def _byte_of(self) -> dict[int, int]:
-        """Token -> byte, of the tokens that are bytes in this kind of vocabulary."""
-        if self.kind in ("gpt2", "bert"):
-            return {}
-        return {i: byte for byte, i in self.vocabulary.byte_tokens.items()}
-
-    @cached_property
+    @property
     def adds_space(self) -> bool:
         """Whether a space is put in front of a text before it is encoded."""
-        return isinstance(self._model, SentencePiece | UnigramModel) and self._model.adds_space
+        return self._model.adds_space
 
     @cached_property
     def _user_defined(self) -> AddedTokens:
-        return self._added(TokenType.USER_DEFINED)
+        return self._added(special=False)
 
     @cached_property
     def _with_special(self) -> AddedTokens:
-        return self._added(TokenType.USER_DEFINED, TokenType.CONTROL, TokenType.UNKNOWN)
+        return self._added(special=True)
 
-    def _added(self, *types: TokenType) -> AddedTokens:
-        ids = self.vocabulary.ids(*types)
-        if self.kind == "gemma4" and TokenType.CONTROL in types:
-            ids = unreachable_tokens(self.vocabulary) | ids
-        if isinstance(self._model, SentencePiece):
-            ids = {token: i for token, i in ids.items() if i not in self._model.own}
-        return AddedTokens(ids, *stripping_tokens(self.vocabulary))
+    def _added(self, special: bool) -> AddedTokens:
+        return AddedTokens(self._model.added(special), *stripping_tokens(self.vocabulary))
 
 
 def _unsupported(model: str) -> str:

@@ -11,17 +11,17 @@ from tokenizers.models import Unigram
 
 from ...formats.values import get
 from .charsmap import check_charsmap
+from .text_model import SPACE, TextModel
 from .vocabulary import PREFIX, TokenType, Vocabulary
 
-SPACE = "\u2581"
 
-
-class UnigramModel:
+class UnigramModel(TextModel):
     """Encodes stretches of text that have no added tokens. Each stretch gets a space in front if
     `tokenizer.ggml.add_space_prefix`.
     """
 
     def __init__(self, vocabulary: Vocabulary):
+        super().__init__(vocabulary)
         unk = vocabulary.unknown()
         byte_of = {i: byte for byte, i in vocabulary.byte_tokens.items()}
         plain = {

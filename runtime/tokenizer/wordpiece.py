@@ -4,20 +4,26 @@ with U+2581, where tokenizer.json marks the others with `##`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 
 from ...formats.tokenizer_hints import LOWERCASE_KEY, STRIP_ACCENTS_KEY
+from .text_model import SPACE, TextModel
 from .vocabulary import TokenType, Vocabulary
 
-SPACE, _CONTINUED = "\u2581", "##"
+_CONTINUED = "##"
 
 
-class WordPieceModel:
+class WordPieceModel(TextModel):
     """Encodes stretches of text that have no added tokens."""
 
+    has_byte_tokens = False
+
     def __init__(self, vocabulary: Vocabulary):
+        super().__init__(vocabulary)
         unk = vocabulary.unknown()
         plain = {
             _with_marks(token): i for token, i in reversed(vocabulary.ids(TokenType.NORMAL).items())
@@ -42,14 +48,15 @@ class WordPieceModel:
     def encode(self, text: str, at_start: bool) -> list[int]:
         return [self._ids[k] for k in self._engine.encode(text, add_special_tokens=False).ids]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return words with spaces between, and none before a full stop and the like."""
+        words = []
+        for token in ids:
+            text = self.vocabulary.tokens[token]
+            normal = self.vocabulary.types[token] == TokenType.NORMAL
+            words.append(_with_marks(text) if normal else text)
+        return decoders.WordPiece(prefix=_CONTINUED, cleanup=True).decode(words)
+
 
 def _with_marks(token: str) -> str:
     return token[1:] if token.startswith(SPACE) else _CONTINUED + token
-
-
-def joined(pieces: list[tuple[str, int]]) -> str:
-    """Return the text of tokens, given with their types: words with spaces between, and none before
-    a full stop and the like.
-    """
-    words = [_with_marks(token) if type == TokenType.NORMAL else token for token, type in pieces]
-    return decoders.WordPiece(prefix=_CONTINUED, cleanup=True).decode(words)
