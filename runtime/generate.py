@@ -15,6 +15,7 @@ from .hyperparameters import Hyperparameters
 from .model import Model
 from .sampling import GREEDY, Sampling, sample
 from .state.cache import CacheSettings
+from .state.sequence import State
 from .tokenizer import Tokenizer, TokenType
 
 log = logging.getLogger(__name__)
@@ -143,8 +144,8 @@ def generate_tokens(
     n, context: see `plan_length`. settings: those of the cache, by default the model's. `record` is
     filled in along the way. A text that may become longer than the context that the model was
     trained for is logged as a warning. EvaluationError for tokens that do not fit or logits that
-    are not finite, UsageError for a cache that does not suit the model. Arguments are checked, and
-    the warning is logged, before the first token is asked for.
+    are not finite, UsageError for a cache that does not suit the model. Arguments and
+    memory are checked, and the warning is logged, before the first token is asked for.
     """
     n, context = None if n is None else whole_number("n", n), whole_number("context", context)
     record = record if record is not None else Generation(len(prompt))
@@ -159,7 +160,8 @@ def generate_tokens(
             len(prompt) + n,
             trained,
         )
-    return _generated(model, prompt, n, sampling, settings, context, end, record)
+    state = model.new_state(context, settings)
+    return _generated(model, prompt, n, sampling, state, end, record)
 
 
 def _generated(
@@ -167,12 +169,10 @@ def _generated(
     prompt: Sequence[int],
     n: int,
     sampling: Sampling,
-    settings: CacheSettings | None,
-    context: int,
+    state: State,
     end: frozenset[int],
     record: Generation,
 ) -> Iterator[int]:
-    state = model.new_state(context, settings)
     started = time.perf_counter()
     logits = model.extend(prompt, state)
     first = sample(logits, sampling, state.n_past) if n > 0 else None

@@ -14,6 +14,7 @@ import iqforge
 import numpy as np
 import pytest
 from iqforge.cli import main
+from iqforge.errors import DeviceError
 from iqforge.formats.commands import progress
 from iqforge.formats.commands.progress import Estimate, Meter, duration
 from iqforge.imatrix.cold_experts import fill_cold_experts
@@ -230,6 +231,8 @@ def test_an_estimate_comes_after_five_seconds_and_every_minute(capsys):
 def test_a_warning_about_the_context_comes_before_the_prompt(gguf, caplog):
     pieces = iqforge.generate(gguf, "Hello", 5000, echo=True)
     assert next(iter(pieces)) and "was trained for a context of" in caplog.text
+    with pytest.raises(DeviceError, match="choose a smaller one"):
+        next(iter(iqforge.generate(gguf, "Hello", 10, context=10**12, echo=True)))
 
 
 def test_lines_of_results_are_not_continued(monkeypatch):
@@ -289,11 +292,15 @@ def test_a_slow_model_says_how_long_it_takes(monkeypatch, capsys):
     monkeypatch.setattr(
         watch, "Estimate", lambda what, **options: Estimate(what, clock=tick, **options)
     )
-    words = ["--synthetic", "llama-tiny:Q8_0", "--device", "cpu", "-p", "8", "-n", "1", "-r", "2"]
-    assert main(["bench", *words]) == 0
-    lines = capsys.readouterr().err.splitlines()
-    first = next(line for line in lines if "left" in line)
-    assert first.startswith("llama-tiny:Q8_0: pp8: ") and " % in " in first
+    words = ["--synthetic", "llama-tiny:Q8_0", "--device", "cpu", "-p", "8", "-n", "1"]
+    for command, what in (
+        (["bench", "-r", "2"], "llama-tiny:Q8_0: pp8: "),
+        (["profile"], "profil"),
+    ):
+        assert main([*command, *words]) == 0
+        lines = capsys.readouterr().err.splitlines()
+        first = next(line for line in lines if "left" in line)
+        assert first.startswith(what) and " % in " in first
 
 
 def test_runs_of_passes():

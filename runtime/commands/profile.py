@@ -7,6 +7,7 @@ import argparse
 from ...errors import UsageError, printable
 from .bench import add_setting_flags, cache_settings, only_setting, open_model
 from .flags import MODEL_HELP
+from .watch import Runs, passes, watched
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -79,21 +80,38 @@ def run(args: argparse.Namespace, api) -> int:
     ) as model:
         if args.output:
             refuse_same_file(args.output, model.source.files)
-        profiles = api.profile_model(
-            model, args.n_prompt, args.n_gen, n_depth=args.n_depth, cache=cache_settings(setting)
-        )
+        plan = _plan(args.n_prompt, args.n_gen, args.n_depth, model.ubatch)
+        with watched(model, "profiling", plan):
+            profiles = api.profile_model(
+                model,
+                args.n_prompt,
+                args.n_gen,
+                n_depth=args.n_depth,
+                cache=cache_settings(setting),
+            )
     what = "kernel" if device.type == "cuda" else "module"
     name = args.model or args.synthetic
     headings = {label: f"{name} {label}{_how(label, model.precision)}" for label in profiles}
-    print("\n\n".join(tables(headings[label], passes, what) for label, passes in profiles.items()))
+    print("\n\n".join(tables(headings[label], found, what) for label, found in profiles.items()))
     if args.output:
-        chosen = [(label, typical(passes)) for label, passes in profiles.items()]
+        chosen = [(label, typical(found)) for label, found in profiles.items()]
         drawing = timeline(
             [(f"{name} {label}, {p.duration / 1e3:.3f}\u00a0ms", p) for label, p in chosen]
         )
         with PartFile(args.output) as file:
             file.write(drawing.encode(errors="backslashreplace"))
     return 0
+
+
+def _plan(n_prompt: int, n_gen: int, n_depth: int, ubatch: int) -> Runs:
+    """Return the passes that `profile_model` makes, in order."""
+    from ..profile.profile import PROMPTS, WARM_PROMPTS, WARM_TOKENS
+
+    runs: Runs = []
+    for prompts, tokens in ((WARM_PROMPTS, min(n_gen, WARM_TOKENS)), (PROMPTS, n_gen)):
+        runs += passes(n_depth, ubatch) if n_gen else []
+        runs += passes(n_prompt, ubatch) * prompts + [(1, tokens)]
+    return runs
 
 
 def _how(label: str, precision: str) -> str:

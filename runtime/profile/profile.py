@@ -14,7 +14,8 @@ from ..state.cache import CacheSettings
 from .quiet import without_log_lines
 from .trace import PASS, Pass, passes_of
 
-_PROMPTS = 3  # passes of a prompt
+WARM_PROMPTS, PROMPTS = 1, 3  # passes of a prompt before and while something is recorded
+WARM_TOKENS = 3  # at most, before
 
 
 def profile_model(
@@ -67,12 +68,12 @@ def profile_model(
             recording(),
             torch.profiler.profile(activities=activities, acc_events=True) as recorded,
         ):
-            for _ in range(1 if warm else _PROMPTS):
+            for _ in range(WARM_PROMPTS if warm else PROMPTS):
                 if prompt_state is None:
                     break
                 prompt_state.clear()
                 extend(tokens(n_prompt, True), prompt_state, labels[0])
-            for i in range(min(n_gen, 3) if warm else n_gen):
+            for i in range(min(n_gen, WARM_TOKENS) if warm else n_gen):
                 extend(tokens(1, i == 0 and not n_depth), token_state, labels[-1])
     passes = passes_of(_trace(recorded))
     return {label: [p for p in passes if p.label == label] for label in labels}
