@@ -136,15 +136,6 @@ class Linear(OneMatrix):
     @ranged
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self.observe(x)
-        return self.product(x)
-
-    def observe(self, x: torch.Tensor) -> None:
-        """Show x to the observers of products."""
-        for observe in self._taps.observers:
-            observe(self.name, x, None)
-
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product with x, which observers do not see."""
         y = _product(self.matrix, x)
         if self.scale is not None:
             y *= self.scale
@@ -152,8 +143,13 @@ class Linear(OneMatrix):
             y += self.bias
         return self.check(y)
 
+    def observe(self, x: torch.Tensor) -> None:
+        """Show x to the observers of products."""
+        for observe in self._taps.observers:
+            observe(self.name, x, None)
+
     def check(self, y: torch.Tensor) -> torch.Tensor:
-        """Return y, a result that was computed with `decoded`, after `watch` has got it."""
+        """Return y, a result of this matrix, after `Taps.check` has seen it."""
         self._taps.check(self.name, y)
         return y
 
@@ -289,11 +285,17 @@ class HeadLinear:
                 observe(self.name, by_head, heads)
         return self._stacked(_product(m, x[:, h]) for h, m in enumerate(self.matrices))
 
-    def transposed(self, x: torch.Tensor) -> torch.Tensor:
-        """Return W_h^T x of every head, float32[rows, heads, n_in] for x float32[rows, n_out].
-        Observers do not see it: their statistics are those of columns.
+    def of_one(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
+        """Return W_h x of some heads, float32[rows, heads, n_out] for one x float32[rows, n_in].
+        Observers do not see it.
         """
-        return self._stacked(_transposed_product(matrix, x) for matrix in self.matrices)
+        return self._stacked(_product(matrix, x) for matrix in self.matrices[heads])
+
+    def transposed(self, x: torch.Tensor, heads: slice) -> torch.Tensor:
+        """Return W_h^T x of some heads, float32[rows, heads, n_in] for one x float32[rows, n_out].
+        Observers do not see it.
+        """
+        return self._stacked(_transposed_product(matrix, x) for matrix in self.matrices[heads])
 
     @property
     def is_observed(self) -> bool:

@@ -136,7 +136,8 @@ class LoadOptions(Options):
         "-amb",
         "--attention-max-batch",
         metavar="MIB",
-        help="most memory for scores with -fa off (default: no bound)",
+        help="most memory for scores with -fa off, and for keys and values of latent attention"
+        " (default: no bound, and 512)",
     )
     expert_reduction: str | None = option(
         None,
@@ -214,8 +215,6 @@ class LoadOptions(Options):
         if given and device.type == "cpu":
             named = f" with --device {self.device}" if self.device != "auto" else ""
             notes.append((", ".join(given), f"everything is on the CPU{named}"))
-        if self.attention_max_batch and self._switches().flash_attention:
-            notes.append(("-amb", "flash attention has no matrix of scores"))
         settings = self._cache()
         if settings is None:
             if self.k_cache_hadamard or self.v_cache_hadamard:

@@ -18,7 +18,8 @@ class Switches:
 
     flash_attention: attention without a matrix of scores; without it, values of a cache cannot be
     quantized. attention_buffer: MiB that the scores of attention without flash_attention may take
-    at a time (groups of heads one after another); 0: no bound. ser: smart expert reduction (K, t):
+    at a time (groups of heads one after another), and keys and values of latent attention; 0: no
+    bound, and 512. ser: smart expert reduction (K, t):
     the K most probable experts always, of the other selected ones those whose probability is more
     than t times the largest. merge_gate_up: gate and up experts as one matrix. mla: the form of
     latent attention: 1 absorbed; 2 and 3 naive for many new tokens, absorbed for few; 0 naive.

@@ -72,11 +72,32 @@ def test_naive_and_absorbed_are_the_same(name, tokens):
 def test_scores_in_memory_are_the_same(tokens):
     for case in ("deepseek_v3", "glm_moe_dsa"):
         for mla in (0, 1):
-            plain, bounded = (
+            plain, *others = (
                 logits(golden(case), tokens, switches=Switches(flash, most, mla=mla))
-                for flash, most in ((True, 0), (False, 1))
+                for flash, most in ((True, 0), (False, 1), (False, 0), (True, 1))
             )
-            assert (plain - bounded).abs().max() < 1e-5
+            for found in others:
+                assert (plain - found).abs().max() < 1e-5
+
+
+def test_keys_and_values_of_heads_fit_the_buffer(tokens):
+    """The naive form takes as many heads at a time as fit, and the numbers stay."""
+    switches, found, widths = Switches(attention_buffer=1, mla=0), [], []
+    more = tokens * 7
+    for chosen in (Switches(mla=0), switches):
+        with load_model(golden("deepseek_v2"), switches=chosen) as model:
+            up = model.network.blocks[0].mixer.up
+            plain = up.keys_and_values
+
+            def seen(c, heads, plain=plain):
+                k, v = plain(c, heads)
+                widths.append(k.shape[1])
+                return k, v
+
+            up.keys_and_values = seen
+            found.append(model.forward(more))
+    assert widths == [4, 2, 2]  # 1050 positions of a head take 4 * (24 + 16 + 2 * 40) bytes each
+    assert (found[0] - found[1]).abs().max() < 1e-5
 
 
 def layouts(folder, case: str) -> dict[str, str]:

@@ -166,8 +166,6 @@ def notes(args: argparse.Namespace, on_cpu: bool) -> list[str]:
     given = {option.field: values_of(args, option) for option in OPTIONS}
     if on_cpu:
         reasons |= dict.fromkeys(("-ngl", "-ncmoe", "-ot"), _ALL_ON_CPU)
-    if all(given["flash_attn"]):
-        reasons |= {"-amb": "flash attention has no matrix of scores"}
     for flag, field in (("-khad", "type_k"), ("-vhad", "type_v")):
         if not any(CACHE_TYPES[name.lower()].is_quantized for name in given[field]):
             reasons |= {flag: "the cache is not quantized"}

@@ -154,6 +154,8 @@ def _attention_notes(model: Model) -> list[tuple[str, str]]:
     latent = [block.mixer for block in model.network.blocks if isinstance(block.mixer, MLA)]
     if not latent and chosen.mla != usual.mla:
         notes.append(("-mla", "the model has no latent attention"))
+    if not latent and chosen.attention_buffer and chosen.flash_attention:
+        notes.append(("-amb", "flash attention has no matrix of scores"))
     if not chosen.sparse_attention and not model.hyperparameters.has("attention.indexer.top_k"):
         notes.append(("--dsa", "the model has no sparse attention"))
     if len(latent) == len(model.network.blocks) and model.cache is not None:

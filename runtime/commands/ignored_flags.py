@@ -85,7 +85,7 @@ IGNORED = (
     ),
     Ignored(
         ("-ger", "--grouped-expert-routing"),
-        "it is about group-limited routing of architectures that are not supported yet",
+        "groups of experts are used wherever the model has them",
     ),
     Ignored(("-gr", "--graph-reuse"), _GRAPHS),
     Ignored(("-no-gr", "--no-graph-reuse"), _GRAPHS),

@@ -29,8 +29,8 @@ class UpProjection(Protocol):
         """Show observers the latent vectors of new positions."""
         ...
 
-    def keys_and_values(self, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return W_k c and W_v c of every head, float32[n, heads, nope] and [n, heads, value]."""
+    def keys_and_values(self, c: torch.Tensor, heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return W_k c and W_v c of some heads, float32[n, heads, nope] and [n, heads, value]."""
         ...
 
     def absorbed(self, q: torch.Tensor) -> torch.Tensor:
@@ -70,8 +70,8 @@ class PerHead:
         if self._observe_latent is not None:
             self._observe_latent(c)
 
-    def keys_and_values(self, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.k_b.transposed(c), self.v_b(c[:, None].expand(-1, len(self.v_b.matrices), -1))
+    def keys_and_values(self, c: torch.Tensor, heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.k_b.transposed(c, heads), self.v_b.of_one(c, heads)
 
     def absorbed(self, q: torch.Tensor) -> torch.Tensor:
         return self.k_b(q)
@@ -81,7 +81,7 @@ class PerHead:
 
 
 class Joined:
-    """`attn_kv_b` alone. The absorbed form uses its decoded rows: nothing is quantized again."""
+    """`attn_kv_b` alone. Its decoded rows serve both forms: nothing is quantized again."""
 
     absorbs_only = False
 
@@ -91,8 +91,8 @@ class Joined:
     def observe(self, c: torch.Tensor) -> None:
         self.kv_b.observe(c)
 
-    def keys_and_values(self, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        both = self.kv_b.product(c).view(len(c), self.spec.heads, -1)
+    def keys_and_values(self, c: torch.Tensor, heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        both = self.kv_b.check((c @ self._matrices(c)[heads].mT).transpose(0, 1))
         return both[..., : self.spec.nope_length], both[..., self.spec.nope_length :]
 
     def absorbed(self, q: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,8 @@ from .norm import RMSNorm
 from .rope import Rope
 from .specs import MLASpec
 
-_SCORES_MIB = 64  # of one piece of the absorbed form
+_SCORES_MIB = 64  # of scores of the absorbed form at a time
+_BUFFER_MIB = 512  # of keys and values of the naive form at a time
 
 
 class MLA(LooksBack):
@@ -99,9 +100,8 @@ class MLA(LooksBack):
         latent = 4 * keys * s.cache_width
         if rows < s.absorb:
             return latent + 2 * max(_SCORES_MIB << 20, 4 * s.heads * keys)
-        return latent + 4 * s.heads * (
-            2 * rows * keys + 2 * keys * (s.nope_length + s.value_length + s.key_length)
-        )
+        heads = self._heads_at_a_time(keys)
+        return latent + heads * (self._naive_bytes(keys) + 8 * rows * keys)
 
     @property
     def pair_flop(self) -> float:
@@ -213,8 +213,32 @@ class MLA(LooksBack):
         s, rows = self.spec, sequence.rows
         if sequence.block:
             rows = hadamard(rows, sequence.block)
-        k, v = self.up.keys_and_values(rows[:, s.rope_length :])
-        k_rope = rows[:, None, : s.rope_length].expand(-1, s.heads, -1)
+        step = self._heads_at_a_time(len(rows))
+        mixed = q.new_empty(len(q), s.heads, s.value_length)
+        for first in range(0, s.heads, step):
+            heads = slice(first, first + step)
+            mixed[:, heads] = self._naive_heads(q[:, heads], rows, heads, sequence.seen)
+        return mixed
+
+    def _heads_at_a_time(self, keys: int) -> int:
+        """Return for how many heads keys and values of `keys` positions fit the buffer."""
+        most = (self.switches.attention_buffer or _BUFFER_MIB) << 20
+        return max(1, min(self.spec.heads, most // max(1, self._naive_bytes(keys))))
+
+    def _naive_bytes(self, keys: int) -> int:
+        """Return the bytes of the keys and values of one head, and of what they are joined from."""
+        s = self.spec
+        return 4 * keys * (s.nope_length + s.value_length + 2 * max(s.key_length, s.value_length))
+
+    def _naive_heads(
+        self, q: torch.Tensor, rows: torch.Tensor, heads: slice, seen: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attend with some heads, for q float32[n, heads, key_length] of these and rows of the
+        cache.
+        """
+        s = self.spec
+        k, v = self.up.keys_and_values(rows[:, s.rope_length :], heads)
+        k_rope = rows[:, None, : s.rope_length].expand(-1, q.shape[1], -1)
         k = torch.cat([k_rope, k], dim=-1)
         if not self.switches.flash_attention:
             return attend_with_scores(
@@ -223,11 +247,11 @@ class MLA(LooksBack):
                 v[None],
                 s.scale,
                 self.switches.attention_buffer,
-                mask=sequence.seen,
+                mask=seen,
             )[0]
         # Kernels without a matrix of scores want keys and values of one length.
         missing = max(0, k.shape[-1] - v.shape[-1])
-        found = attend(q[None], k[None], F.pad(v, (0, missing))[None], s.scale, mask=sequence.seen)
+        found = attend(q[None], k[None], F.pad(v, (0, missing))[None], s.scale, mask=seen)
         return found[0][..., : s.value_length]
 
     def _absorbed(
