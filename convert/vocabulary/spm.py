@@ -58,7 +58,7 @@ def sentencepiece_model(
             model.add_dummy_prefix and config.get("add_prefix_space", True)
         )
     if config.get("legacy") is True and model.kind == BPE:
-        keys[SPACE_PREFIX_KEY] = string("always")
+        keys[SPACE_PREFIX_KEY] = string("metaspace-always")  # as transformers reads such files
     if model.kind == UNIGRAM:
         keys.setdefault("add_space_prefix", boolean(True))  # runtimes assume no space otherwise
         keys["remove_extra_whitespaces"] = boolean(model.remove_extra_whitespaces)
