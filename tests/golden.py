@@ -11,6 +11,34 @@ from iqforge.formats.gguf.reader import open_gguf
 
 from .shared import shared
 
+# The checkpoints of golden/convert that have logits.
+CASES = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v3_fp8",
+    "gemma3",
+    "gemma4_e",
+    "gemma4_moe",
+    "glm4_moe",
+    "glm_moe_dsa",
+    "gpt_oss_bf16",
+    "gpt_oss_mxfp4",
+    "llama",
+    "llama31",
+    "ministral3",
+    "mistral",
+    "mistral4",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_moe",
+    "qwen3_next",
+)
+WITHOUT_LOGITS = ("tok_bpe_added", "tok_bpe_pairs", "tok_spm")
+
 
 def assert_like_reference(
     tmp_path: Path,

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from iqforge.cli import main
 
+from .golden import CASES, WITHOUT_LOGITS
 from .shared import shared
-from .test_architectures_golden import CASES, WITHOUT_LOGITS
 from .tiny_checkpoint import PROSE
 
 TYPES = {"gpt_oss_mxfp4": "MXFP4"}  # its experts stay as they are; Q8_0 for the others

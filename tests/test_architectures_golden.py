@@ -11,10 +11,10 @@ import pytest
 from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.values import u32
-from iqforge.runtime.architectures import architectures
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
 
+from .golden import CASES, WITHOUT_LOGITS
 from .shared import SHARED, shared
 from .tiny_model import write_gguf
 
@@ -28,42 +28,7 @@ EXCEPTIONS: dict[str, tuple[float, str]] = {
     ),
 }
 
-CASES = (
-    "deepseek_v2",
-    "deepseek_v3",
-    "deepseek_v3_fp8",
-    "gemma3",
-    "gemma4_e",
-    "gemma4_moe",
-    "glm4_moe",
-    "glm_moe_dsa",
-    "gpt_oss_bf16",
-    "gpt_oss_mxfp4",
-    "llama",
-    "llama31",
-    "ministral3",
-    "mistral",
-    "mistral4",
-    "mixtral",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_moe",
-    "qwen3_next",
-)
-WITHOUT_LOGITS = ("tok_bpe_added", "tok_bpe_pairs", "tok_spm")
 LORA = "lora_llama"  # an adapter for the case llama
-
-
-def runnable(path: Path) -> Path:
-    """Skip the test if the runtime cannot build the architecture of this file yet."""
-    with open_gguf(path) as file:
-        architecture = file.metadata["general.architecture"].data
-    if architecture not in architectures():
-        pytest.skip(f"the runtime cannot build architecture '{architecture}' yet")
-    return path
 
 
 def check(path: Path, tokens: np.ndarray, expected: np.ndarray, bound: float = BOUND) -> None:
@@ -89,20 +54,20 @@ def test_no_case_is_left_out():
 def test_logits_are_those_of_transformers(case):
     golden = np.load(shared(f"golden/convert/{case}/logits.npz"))
     bound, _ = EXCEPTIONS.get(case, (BOUND, ""))
-    path = runnable(SHARED / f"golden/convert/{case}/expected-f32.gguf")
+    path = SHARED / f"golden/convert/{case}/expected-f32.gguf"
     check(path, golden["input_ids"], golden["logits"], bound)
 
 
 def test_merged_gate_and_up():
     golden = np.load(shared("golden/convert/qwen3_moe/logits.npz"))
-    path = runnable(SHARED / "golden/convert/qwen3_moe/expected-fused-f32.gguf")
+    path = SHARED / "golden/convert/qwen3_moe/expected-fused-f32.gguf"
     check(path, golden["input_ids"], golden["logits"])
 
 
 def test_selecting_everything_is_dense_attention(tmp_path):
     """With at least as many selected positions as there are tokens, the indexer has no effect."""
     golden = np.load(shared("golden/convert/glm_moe_dsa/logits.npz"))
-    path = runnable(SHARED / "golden/convert/glm_moe_dsa/expected-f32.gguf")
+    path = SHARED / "golden/convert/glm_moe_dsa/expected-f32.gguf"
     keys = {"glm-dsa.attention.indexer.top_k": u32(len(golden["input_ids"]))}
     with open_gguf(path) as source:
         dense = write_gguf(tmp_path / "dense.gguf", source, metadata=keys)

@@ -1,12 +1,12 @@
 """Every architecture against transformers, on random tiny models that are new in every run.
 
-A failure names the seed. A class whose architecture the runtime cannot build yet is skipped, and
-tested from the day on that its file exists.
+A failure names the seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import iqforge
@@ -16,14 +16,13 @@ from iqforge.convert.architectures.registry import supported
 from iqforge.formats.gguf.reader import open_gguf
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.quantize.plan.roles import is_candidate
-from iqforge.runtime.architectures import architectures
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.switches import Switches
 
 from .seed import VARIABLE, run_seed
 from .tiny_model import write_gguf
-from .tiny_models import CASES, N_TOKENS, SIZES, WIDE, TinyModel, make_tiny_model
+from .tiny_models import CASES, N_TOKENS, SIZES, VARIANTS, WIDE, TinyModel, make_tiny_model
 
 BOUND = 1e-4  # largest difference of logits
 # (case, size) -> (largest difference, why)
@@ -70,12 +69,6 @@ WITH_EXPERTS = [
     if {"num_experts", "num_local_experts", "n_routed_experts"}
     & set((settings := CASES[case].config(WIDE)).get("text_config", settings))
 ]
-
-
-def _skip_unless_it_runs(case: str) -> None:
-    architecture = CASES[case].architecture
-    if architecture not in architectures():
-        pytest.skip(f"the runtime cannot build architecture '{architecture}' yet")
 
 
 class Models:
@@ -133,7 +126,6 @@ class Models:
 
 
 def _logits(path: Path, tiny: TinyModel, **options) -> np.ndarray:
-    _skip_unless_it_runs(tiny.case.name)
     with load_model(path, **options) as model:
         return model.forward(tiny.tokens).numpy()
 
@@ -166,6 +158,19 @@ def test_logits_are_those_of_transformers(models, case, size):
     assert (logits.argmax(1) == tiny.logits.argmax(1)).all(), tiny
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case, number",
+    [(case, number) for case, variants in VARIANTS.items() for number in range(len(variants))],
+)
+def test_variants_of_configs(tmp_path, case, number):
+    base, changed = CASES[case], VARIANTS[case][number]
+    variant = replace(base, config=lambda sizes: base.config(sizes) | changed)
+    tiny = make_tiny_model(variant, SIZES["small"], tmp_path / "hf")
+    path = iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
+    _close(_logits(path, tiny), tiny.logits, tiny)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_prompt_in_pieces_gives_the_same_logits(models, case):
     """At once, token by token, and in pieces of different lengths."""
@@ -185,7 +190,6 @@ def test_a_prompt_in_pieces_gives_the_same_logits(models, case):
 def test_sequences_of_unequal_length_together(models, case):
     """Each as if it were alone, for two passes."""
     tiny = models.tiny(case, "small")
-    _skip_unless_it_runs(case)
     texts = [tiny.tokens[:23], tiny.tokens[5:16], tiny.tokens[30:31]]
     more = [tiny.tokens[23:24], tiny.tokens[:9], tiny.tokens[31:]]
     with load_model(models.file(case, "small")) as model:
@@ -219,7 +223,6 @@ def test_a_snapshot_brings_a_sequence_back(models, case):
 def test_layouts_of_latent_attention(models, case, tmp_path):
     """`attn_kv_b` besides `attn_k_b` and `attn_v_b`, and alone, in every form."""
     tiny = models.tiny(case, "small")
-    _skip_unless_it_runs(case)
     both = iqforge.convert_model(tiny.folder, tmp_path / "both.gguf", "f32", mla_layout="ik")
     with open_gguf(both) as source:
         parts = [

@@ -269,7 +269,7 @@ def test_the_text_model_of_kimi_is_v3(tmp_path: Path, hf_class: str):
         (
             {"rope_scaling": {"type": "yarn", "factor": 4, "mscale": 1, "mscale_all_dim": 0.5}},
             ConfigError,
-            "'mscale' is 1 and 'mscale_all_dim' is 0.5",
+            "'mscale' is 1; GGUF's deepseek2 implies 0.5",
         ),
         ({"mlp_layer_types": ["dense"]}, ConfigError, "mlp_layer_types' must say dense"),
         ({"mlp_layer_types": ["sparse", "dense"]}, ConfigError, "mlp_layer_types"),

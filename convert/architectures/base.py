@@ -20,6 +20,7 @@ from ..tensors.decoded import factor_tensors
 from ..tensors.rows import GeneratedRow, OneRow, PairedRotaryRows, PlusOneRows, StoredRows
 from ..tensors.stored import StoredTensor, TensorRows
 from ..vocabulary.metadata import vocabulary_metadata
+from .implied import SILU, announce_window, check_activation
 from .layout_options import LayoutOptions
 from .weight import ConvertedTensor, Weight, check_shape, split_numbers
 
@@ -57,6 +58,9 @@ class Architecture(ABC):
     has_experts = False
     has_mtp = False  # the model can have MTP blocks
     mla_layouts: tuple[str, ...] = ("mainline",)
+    activation: tuple[str, tuple[str, ...]] = ("hidden_act", SILU)  # the key, and what is implied
+    has_window_key = False  # for a sliding window
+    window_by_default = True  # without `use_sliding_window`
     ff_is_optional = False  # a class without dense layers may lack intermediate_size
     # defaults of the model class for keys that its published config.json files leave out
     class_defaults: ClassVar[dict[str, object]] = {}
@@ -89,6 +93,9 @@ class Architecture(ABC):
                 f" {self.n_kv_heads}",
                 file=config.file,
             )
+        check_activation(config, self.gguf_name, *self.activation)
+        if not self.has_window_key:
+            announce_window(config, self.gguf_name, self.window_by_default)
 
     def make_rope(self) -> RopeConfig:
         return RopeConfig(self.config, self.head_size)

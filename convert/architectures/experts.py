@@ -14,6 +14,7 @@ from ..checkpoint.folder import Checkpoint
 from ..tensors.rows import ConcatenatedRows, RowRange, StoredRows
 from ..tensors.stored import StoredTensor, TensorRows
 from .base import Architecture
+from .implied import check_flag
 from .layout_options import LayoutOptions
 from .weight import ConvertedTensor, Weight, check_shape, split_numbers
 
@@ -135,12 +136,17 @@ class RoutedExperts(Architecture):
     expert_stem = "model.layers.{}.mlp.experts"
     # name of a projection inside an expert -> part
     expert_parts: ClassVar[dict[str, str]] = {"gate_proj": GATE, "up_proj": UP, "down_proj": DOWN}
+    renormalizes: bool | None = (
+        None  # what GGUF's form implies for norm_topk_prob; None: a key says
+    )
     always_merged = False  # GGUF has gate and up of this architecture in one tensor only
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)
         self.merge_gate_up = options.merge_gate_up or self.always_merged
         self._stacks: dict[int, ExpertStack] = {}
+        if self.renormalizes is not None:
+            check_flag(self.config, self.gguf_name, "norm_topk_prob", self.renormalizes)
         self.read_expert_sizes()
 
     def read_expert_sizes(self) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from ...formats.values import Value, f32, u32
 from .base import Architecture
 from .blocks import LAYER, attention, embedding_and_head, gated_feed_forward
+from .implied import TANH_GELU, check_alternating, check_number
 from .registry import register
 from .weight import Weight
 
@@ -35,14 +36,28 @@ def norms_plus_one(weights: list[Weight]) -> list[Weight]:
     ]
 
 
+def check_query_scale(model: Architecture, layers_of_27b: int) -> None:
+    """Raise ConfigError unless queries are divided by the root of the head size, or of width /
+    heads in the model of 27 B parameters, which runtimes recognize by its number of layers.
+    """
+    is_27b = model.n_layers == layers_of_27b
+    implied = model.n_embd / model.n_heads if is_27b else model.head_size
+    check_number(model.config, model.gguf_name, "query_pre_attn_scalar", implied)
+
+
 @register("Gemma2ForCausalLM")
 class Gemma2(Architecture):
     gguf_name = "gemma2"
+    activation = ("hidden_activation", TANH_GELU)
+    has_window_key = True
+    layers_of_27b = 46
     tied_by_default = True
     class_defaults: ClassVar[dict[str, object]] = {"head_dim": 256, "rms_norm_eps": 1e-6}
 
     def family_keys(self) -> dict[str, Value]:
         config = self.config
+        check_query_scale(self, self.layers_of_27b)
+        check_alternating(config, self.n_layers)
         return {
             "attn_logit_softcapping": f32(config.number("attn_logit_softcapping")),
             "final_logit_softcapping": f32(config.number("final_logit_softcapping")),

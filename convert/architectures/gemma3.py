@@ -10,14 +10,20 @@ from ...formats.values import Value, f32, u32
 from ..metadata.rope import RopeConfig
 from .base import Architecture
 from .blocks import attention, embedding_and_head, gated_feed_forward
-from .gemma2 import norms_plus_one, sandwich_norms
+from .gemma2 import check_query_scale, norms_plus_one, sandwich_norms
+from .implied import TANH_GELU, global_period
 from .registry import register
 from .weight import Weight
+
+_PERIOD = 6  # of layers with full attention, in files that do not say
 
 
 @register("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 class Gemma3(Architecture):
     gguf_name = "gemma3"
+    activation = ("hidden_activation", TANH_GELU)
+    has_window_key = True
+    layers_of_27b = 62
     tied_by_default = True
     class_defaults: ClassVar[dict[str, object]] = {
         "vocab_size": 262208,
@@ -33,6 +39,8 @@ class Gemma3(Architecture):
         return RopeConfig(self.config, self.head_size, "full_attention")
 
     def family_keys(self) -> dict[str, Value]:
+        check_query_scale(self, self.layers_of_27b)
+        period = global_period(self.config, self.n_layers, _PERIOD)
         by_layers = self.config.section("rope_parameters")
         if by_layers is not None and "sliding_attention" in by_layers:
             local = RopeConfig(self.config, self.head_size, "sliding_attention").base()
@@ -42,6 +50,8 @@ class Gemma3(Architecture):
             "rope.freq_base_swa": f32(local),
             "attention.sliding_window": u32(self.config.integer("sliding_window")),
         }
+        if period != _PERIOD:
+            keys["attention.sliding_window_pattern"] = u32(period)
         if "final_logit_softcapping" in self.config:
             keys["final_logit_softcapping"] = f32(self.config.number("final_logit_softcapping"))
         return keys

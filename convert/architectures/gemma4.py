@@ -15,16 +15,18 @@ from ..vocabulary.metadata import vocabulary_metadata
 from .blocks import LAYER, embedding_and_head
 from .experts import RoutedExperts
 from .gemma2 import sandwich_norms
+from .implied import GLOBAL, LOCAL, TANH_GELU
 from .registry import register
 from .weight import ConvertedTensor, Shape, Weight, split_numbers
 
-_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _KEYS_AND_VALUES = {f"{LAYER}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")}
 
 
 @register("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 class Gemma4(RoutedExperts):
     gguf_name = "gemma4"
+    activation = ("hidden_activation", TANH_GELU)
+    has_window_key = True
     tied_by_default = True
     always_merged = True
     expert_stem = f"{LAYER}.experts"
@@ -44,9 +46,9 @@ class Gemma4(RoutedExperts):
         """
         config = self.config
         self.kinds = config.strings("layer_types")
-        if len(self.kinds) != self.n_layers or not {*self.kinds} <= {_LOCAL, _GLOBAL}:
+        if len(self.kinds) != self.n_layers or not {*self.kinds} <= {LOCAL, GLOBAL}:
             raise ConfigError(
-                f"key 'layer_types' must name {_LOCAL} or {_GLOBAL} for each of {self.n_layers}"
+                f"key 'layer_types' must name {LOCAL} or {GLOBAL} for each of {self.n_layers}"
                 " layers",
                 file=config.file,
             )
@@ -59,7 +61,7 @@ class Gemma4(RoutedExperts):
         )
         self.n_per_layer = config.integer("hidden_size_per_layer_input", default=0, minimum=0)
         self.wide_shared = config.boolean("use_double_wide_mlp", default=False)
-        return ProportionalRopeConfig(config, self.global_head_size, _GLOBAL)
+        return ProportionalRopeConfig(config, self.global_head_size, GLOBAL)
 
     def _global(self, key: str, released_key: str, default: int) -> int:
         """Return a size of the global layers, from `per_layer_config`, as newer files have it for
@@ -69,7 +71,7 @@ class Gemma4(RoutedExperts):
         if layers is None:
             return self.config.integer(released_key, default=default) if released_key else default
         sections = [
-            layers.section(str(layer)) for layer, kind in enumerate(self.kinds) if kind == _GLOBAL
+            layers.section(str(layer)) for layer, kind in enumerate(self.kinds) if kind == GLOBAL
         ]
         found = {
             default if section is None else section.integer(key, default=default)
@@ -108,7 +110,7 @@ class Gemma4(RoutedExperts):
     def family_keys(self) -> dict[str, Value]:
         config = self.config
         keys = {
-            "rope.freq_base_swa": f32(ProportionalRopeConfig(config, self.head_size, _LOCAL).base())
+            "rope.freq_base_swa": f32(ProportionalRopeConfig(config, self.head_size, LOCAL).base())
         }
         if "final_logit_softcapping" in config:
             keys["final_logit_softcapping"] = f32(config.number("final_logit_softcapping"))
@@ -117,7 +119,7 @@ class Gemma4(RoutedExperts):
             "attention.shared_kv_layers": u32(self.n_shared),
             "embedding_length_per_layer_input": u32(self.n_per_layer),
             "attention.sliding_window_pattern": array(
-                ValueType.BOOL, [kind == _LOCAL for kind in self.kinds]
+                ValueType.BOOL, [kind == LOCAL for kind in self.kinds]
             ),
             "attention.key_length_swa": u32(self.head_size),
             "attention.value_length_swa": u32(self.head_size),
@@ -138,10 +140,10 @@ class Gemma4(RoutedExperts):
         return layer < self.n_layers - self.n_shared
 
     def head(self, layer: int) -> int:
-        return self.head_size if self.kinds[layer] == _LOCAL else self.global_head_size
+        return self.head_size if self.kinds[layer] == LOCAL else self.global_head_size
 
     def kv_heads(self, layer: int) -> int:
-        return self.n_kv_heads if self.kinds[layer] == _LOCAL else self.global_kv_heads
+        return self.n_kv_heads if self.kinds[layer] == LOCAL else self.global_kv_heads
 
     def width(self, layer: int) -> int:
         return self.n_ff * (2 if self.wide_shared and not self.has_own_keys(layer) else 1)
@@ -166,7 +168,7 @@ class Gemma4(RoutedExperts):
             )
 
         def values(layer: int) -> Shape | None:
-            return None if self.key_is_value and self.kinds[layer] == _GLOBAL else keys(layer)
+            return None if self.key_is_value and self.kinds[layer] == GLOBAL else keys(layer)
 
         return [
             *embedding_and_head(self),

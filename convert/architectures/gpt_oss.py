@@ -19,6 +19,7 @@ from ..tensors.rows import ConcatenatedRows, RowRange, StoredRows
 from ..tensors.stored import StoredTensor, TensorRows
 from .blocks import LAYER, attention, embedding_and_head
 from .experts import RoutedExperts
+from .implied import check_alternating, check_number
 from .registry import register
 from .weight import ConvertedTensor, Weight, check_shape, split_numbers
 
@@ -28,12 +29,15 @@ _PARTS = ("down_proj", "gate_up_proj")
 @register("GptOssForCausalLM")
 class GptOss(RoutedExperts):
     gguf_name = "gpt-oss"
+    has_window_key = True
     class_defaults: ClassVar[dict[str, object]] = {"head_dim": 64}
 
     def expert_width(self) -> int:
         return self.n_ff
 
     def family_keys(self) -> dict[str, Value]:
+        check_number(self.config, self.gguf_name, "swiglu_limit", 7.0)
+        check_alternating(self.config, self.n_layers)
         return {
             "attention.sliding_window": u32(self.config.integer("sliding_window")),
             "expert_feed_forward_length": u32(self.n_ff_expert),

@@ -21,6 +21,7 @@ from ..tensors.rows import StoredRows
 from ..tensors.stored import StoredTensor
 from .blocks import LAYER, embedding_and_head, in_layers, norms
 from .experts import RoutedExperts
+from .implied import check_flag, check_number
 from .layout_options import LayoutOptions
 from .weight import ConvertedTensor, Weight, check_shape, split_numbers
 
@@ -62,6 +63,7 @@ class LatentAttention(RoutedExperts):
                 "key 'attention_bias' is true; GGUF's latent attention has no biases",
                 file=config.file,
             )
+        check_flag(config, self.gguf_name, "rope_interleave", True)
         self.n_kv_heads = self.n_heads if self._joined else 1
 
     def _count_dense_layers(self) -> int:
@@ -145,19 +147,13 @@ class LatentAttention(RoutedExperts):
 
     def _yarn_keys(self) -> dict[str, Value]:
         """Runtimes multiply ln(scale) in the magnitude of attention by 0.1 times
-        `mscale_all_dim`. They do not scale the rotation: that of a model is scaled if its `mscale`
-        is another one.
+        `mscale_all_dim`. They do not scale the rotation, as models with another `mscale` do.
         """
         section = self.config.section("rope_parameters", "rope_scaling")
         if self.rope.kind != "yarn" or section is None or "mscale_all_dim" not in section:
             return {}
         scale = section.number("mscale_all_dim", positive=False)
-        if (other := section.number("mscale", default=scale, positive=False)) != scale:
-            raise ConfigError(
-                f"key 'mscale' is {other:g} and 'mscale_all_dim' is {scale:g}; GGUF's latent"
-                " attention has no key for the difference",
-                file=self.config.file,
-            )
+        check_number(section, self.gguf_name, "mscale", scale)
         return {"rope.scaling.yarn_log_multiplier": f32(0.1 * scale)}
 
     # --- tensors

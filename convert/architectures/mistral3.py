@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from ...errors import ConfigError
 from ...formats.values import Value, f32
+from .implied import check_number
 from .llama import Llama
 from .registry import register
 
@@ -25,10 +26,10 @@ class Mistral3(Llama):
                 f"rope type '{self.rope.kind}' is not what ministral3 has, which is yarn",
                 file=self.config.file,
             )
+        scale = section.number("mscale_all_dim", positive=False)
+        check_number(section, self.gguf_name, "mscale", scale)  # the rotation is not scaled
         return keys | {
-            "rope.scaling.yarn_log_multiplier": f32(
-                section.number("mscale_all_dim", positive=False)
-            ),
+            "rope.scaling.yarn_log_multiplier": f32(scale),
             "attention.temperature_scale": f32(
                 section.number("llama_4_scaling_beta", positive=False)
             ),

@@ -21,6 +21,7 @@ from .weight import ConvertedTensor, Weight
 @register("Phi3ForCausalLM")
 class Phi3(Architecture):
     gguf_name = "phi3"
+    has_window_key = True
     always_names_head_size = False
 
     rope: LongRopeConfig

@@ -13,6 +13,7 @@ from .weight import Weight
 @register("Qwen2ForCausalLM")
 class Qwen2(Architecture):
     gguf_name = "qwen2"
+    window_by_default = False
     always_names_head_size = False
 
     def weights(self) -> list[Weight]:

@@ -11,6 +11,8 @@ from .weight import Weight
 @register("Qwen2MoeForCausalLM")
 class Qwen2Moe(GatedSharedExpert):
     gguf_name = "qwen2moe"
+    window_by_default = False
+    renormalizes = False
     always_names_head_size = False
 
     def weights(self) -> list[Weight]:

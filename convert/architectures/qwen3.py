@@ -13,6 +13,7 @@ from .weight import Weight
 @register("Qwen3ForCausalLM")
 class Qwen3(Architecture):
     gguf_name = "qwen3"
+    window_by_default = False
     class_defaults: ClassVar[dict[str, object]] = {"head_dim": 128}
 
     def weights(self) -> list[Weight]:

@@ -15,6 +15,8 @@ from .weight import Weight
 @register("Qwen3MoeForCausalLM")
 class Qwen3Moe(RoutedExperts):
     gguf_name = "qwen3moe"
+    window_by_default = False
+    renormalizes = True
 
     def __init__(self, checkpoint: Checkpoint, options: LayoutOptions = LayoutOptions()):
         super().__init__(checkpoint, options)

@@ -23,6 +23,7 @@ _QKVZ = f"{DELTA}.in_proj_qkvz"
 @register("Qwen3NextForCausalLM")
 class Qwen3Next(DeltaNet, GatedSharedExpert):
     gguf_name = "qwen3next"
+    renormalizes = True
 
     def weights(self) -> list[Weight]:
         d, z = self.n_embd, self.n_v * self.v_size

@@ -7,6 +7,7 @@ from typing import ClassVar
 from ...formats.values import Value, f32
 from .base import Architecture
 from .blocks import LAYER, attention
+from .implied import TANH_GELU
 from .registry import register
 from .weight import Weight
 
@@ -14,6 +15,7 @@ from .weight import Weight
 @register("Starcoder2ForCausalLM")
 class StarCoder2(Architecture):
     gguf_name = "starcoder2"
+    activation = ("hidden_act", TANH_GELU)
     tied_by_default = True
     always_names_head_size = False
     class_defaults: ClassVar[dict[str, object]] = {"num_key_value_heads": 2, "norm_epsilon": 1e-5}

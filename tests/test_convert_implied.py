@@ -1,0 +1,158 @@
+"""Checkpoints that differ from what GGUF's form of their model implies are refused or announced."""
+
+from __future__ import annotations
+
+import pytest
+from iqforge.convert.checkpoint.folder import open_checkpoint
+from iqforge.convert.source import CheckpointSource
+from iqforge.errors import ConfigError
+
+from .family_checkpoint import HEAD, write
+
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+DELTA = {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_conv_kernel_dim": 4,
+}
+LATENT = EXPERTS | {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+MINISTRAL = {"model_type": "ministral3", "rope_parameters": YARN}
+GEMMA2 = {
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 8,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_act": "gelu",  # the class does not read it
+    "query_pre_attn_scalar": HEAD,
+}
+GEMMA3 = {"sliding_window": 8, "query_pre_attn_scalar": HEAD}
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
+STARCODER = {"norm_epsilon": 1e-5}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+
+
+def metadata(folder, hf_class: str, config: dict) -> dict:
+    write(folder, hf_class, config, {})
+    with CheckpointSource(open_checkpoint(folder), vocab_only=True) as source:
+        return {key: value.data for key, value in source.metadata.items()}
+
+
+@pytest.mark.parametrize(
+    "hf_class, base, change, words",
+    [
+        ("LlamaForCausalLM", {}, {"hidden_act": "gelu"}, "'gelu'; GGUF's llama implies silu"),
+        ("Qwen2ForCausalLM", {}, {"hidden_act": "relu"}, "'relu'"),
+        ("Phi3ForCausalLM", {}, {"hidden_act": "gelu"}, "'gelu'"),
+        ("Gemma2ForCausalLM", GEMMA2, {"hidden_activation": "silu"}, "implies gelu_pytorch_tanh"),
+        ("Gemma3ForCausalLM", GEMMA3, {"hidden_activation": "gelu"}, "'gelu'"),
+        ("Starcoder2ForCausalLM", STARCODER, {"hidden_act": "silu"}, "'silu'"),
+        ("Qwen2MoeForCausalLM", EXPERTS, {"norm_topk_prob": True}, "qwen2moe implies false"),
+        ("Qwen3MoeForCausalLM", EXPERTS, {"norm_topk_prob": False}, "qwen3moe implies true"),
+        ("Qwen3NextForCausalLM", EXPERTS | DELTA, {"norm_topk_prob": False}, "norm_topk_prob"),
+        ("DeepseekV3ForCausalLM", LATENT, {"rope_interleave": False}, "rope_interleave"),
+        (
+            "DeepseekV3ForCausalLM",
+            LATENT,
+            {"rope_parameters": YARN | {"mscale": 0.5}},
+            "mscale' is 0.5; GGUF's deepseek2 implies 1",
+        ),
+        (
+            "Ministral3ForCausalLM",
+            MINISTRAL,
+            {"rope_parameters": YARN | {"mscale_all_dim": 0.5}},
+            "mscale' is 1; GGUF's mistral3 implies 0.5",
+        ),
+        ("GptOssForCausalLM", GPT_OSS, {"swiglu_limit": 3.0}, "'swiglu_limit' is 3; .* implies 7"),
+        ("GptOssForCausalLM", GPT_OSS, {"layer_types": [GLOBAL]}, "does not alternate"),
+        ("Gemma2ForCausalLM", GEMMA2, {"layer_types": [GLOBAL]}, "does not alternate"),
+        ("Gemma2ForCausalLM", GEMMA2, {"query_pre_attn_scalar": 10}, f"implies {HEAD}"),
+        ("Gemma3ForCausalLM", GEMMA3, {"query_pre_attn_scalar": 10}, f"implies {HEAD}"),
+        (
+            "Gemma3ForCausalLM",
+            GEMMA3,
+            {"num_hidden_layers": 4, "layer_types": [LOCAL, GLOBAL, GLOBAL, LOCAL]},
+            "fixed period",
+        ),
+    ],
+)
+def test_refused(tmp_path, hf_class, base, change, words):
+    metadata(tmp_path / "base", hf_class, base)
+    with pytest.raises(ConfigError, match=words):
+        metadata(tmp_path / "changed", hf_class, base | change)
+
+
+def test_the_largest_gemmas_have_another_scale(tmp_path):
+    """32 = width / heads * 4 here, in as many layers as the models of 27 B parameters."""
+    for hf_class, base, layers in (
+        ("Gemma2ForCausalLM", GEMMA2, 46),
+        ("Gemma3ForCausalLM", GEMMA3, 62),
+    ):
+        config = base | {"num_hidden_layers": layers, "query_pre_attn_scalar": 8, "head_dim": 16}
+        metadata(tmp_path / hf_class, hf_class, config)  # 32 wide, 4 heads
+        with pytest.raises(ConfigError, match="implies 8"):
+            metadata(tmp_path / hf_class, hf_class, config | {"query_pre_attn_scalar": 16})
+
+
+@pytest.mark.parametrize(
+    "config, period",
+    [
+        ({"num_hidden_layers": 7}, None),
+        ({"num_hidden_layers": 7, "layer_types": [LOCAL] * 5 + [GLOBAL, LOCAL]}, None),
+        ({"num_hidden_layers": 4, "layer_types": [LOCAL] * 4}, None),
+        ({"num_hidden_layers": 4, "layer_types": [LOCAL, GLOBAL] * 2}, 2),
+        ({"num_hidden_layers": 3, "layer_types": [GLOBAL] * 3}, 1),
+        ({"num_hidden_layers": 7, "layer_types": [LOCAL] * 7}, 8),
+        ({"num_hidden_layers": 7, "sliding_window_pattern": 3}, 3),
+    ],
+)
+def test_global_layers_of_gemma3(tmp_path, config, period):
+    keys = metadata(tmp_path / "hf", "Gemma3ForCausalLM", GEMMA3 | config)
+    assert keys.get("gemma3.attention.sliding_window_pattern") == period
+
+
+@pytest.mark.parametrize(
+    "hf_class, base, change, told",
+    [
+        ("MistralForCausalLM", {}, {"sliding_window": 8}, True),
+        ("MistralForCausalLM", {}, {"sliding_window": None}, False),
+        ("MistralForCausalLM", {}, {"sliding_window": 64}, False),  # the whole context
+        ("Starcoder2ForCausalLM", STARCODER, {"sliding_window": 8}, True),
+        ("Qwen2ForCausalLM", {}, {"sliding_window": 8}, False),
+        ("Qwen2ForCausalLM", {}, {"sliding_window": 8, "use_sliding_window": False}, False),
+        ("Qwen2ForCausalLM", {}, {"sliding_window": 8, "use_sliding_window": True}, True),
+        (
+            "Qwen3MoeForCausalLM",
+            EXPERTS,
+            {"sliding_window": 8, "use_sliding_window": True},
+            True,
+        ),
+        ("Gemma3ForCausalLM", GEMMA3, {}, False),
+    ],
+)
+def test_windows_without_a_key_are_announced(tmp_path, caplog, hf_class, base, change, told):
+    metadata(tmp_path / "hf", hf_class, base | change)
+    assert ("a sliding window of 8 tokens" in caplog.text) == told
