@@ -271,6 +271,11 @@ def test_the_text_model_of_kimi_is_v3(tmp_path: Path, hf_class: str):
             ConfigError,
             "'mscale' is 1; GGUF's deepseek2 implies 0.5",
         ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4, "mscale_all_dim": 1}},
+            ConfigError,
+            "'mscale' is missing; GGUF's deepseek2 implies 1",
+        ),
         ({"mlp_layer_types": ["dense"]}, ConfigError, "mlp_layer_types' must say dense"),
         ({"mlp_layer_types": ["sparse", "dense"]}, ConfigError, "mlp_layer_types"),
         ({"mlp_layer_types": ["sparse"] * 2}, ConfigError, "'first_k_dense_replace' is 1, but"),

@@ -131,6 +131,30 @@ def test_every_layout_is_the_same_model(tmp_path, tokens, name, mla):
     assert (found["joined"] - found["all"]).abs().max() < BOUND
 
 
+@pytest.mark.parametrize(
+    "magnitudes",
+    [
+        {},
+        {"mscale": 1.0, "mscale_all_dim": 0},
+        {"attention_factor": 1.3},
+        {"attention_factor": 1.3, "mscale": 1.0, "mscale_all_dim": 1.0},
+    ],
+)
+def test_magnitudes_of_yarn(tmp_path, magnitudes):
+    """Of the rotation, and of scores, against transformers."""
+    plain = TINY["deepseek_v2_lite"]
+
+    def config(sizes):
+        whole = plain.config(sizes)
+        rope = {k: v for k, v in whole["rope_parameters"].items() if not k.startswith("mscale")}
+        return whole | {"rope_parameters": rope | magnitudes}
+
+    tiny = make_tiny_model(replace(plain, config=config), SMALL, tmp_path / "hf")
+    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
+    found = logits(tmp_path / "f32.gguf", tiny.tokens).numpy()
+    assert np.abs(found - tiny.logits).max() < BOUND, tiny
+
+
 def in_pieces(model, tokens, sizes, settings=F32) -> torch.Tensor:
     state, rows = model.new_state(len(tokens), settings), []
     for size in sizes:

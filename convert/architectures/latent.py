@@ -147,13 +147,21 @@ class LatentAttention(RoutedExperts):
 
     def _yarn_keys(self) -> dict[str, Value]:
         """Runtimes multiply ln(scale) in the magnitude of attention by 0.1 times
-        `mscale_all_dim`. They do not scale the rotation, as models with another `mscale` do.
+        `mscale_all_dim`. Where that is not 0 they do not scale the rotation: that of a model is
+        scaled if its `mscale` is another one, and `attention_factor` does not say by what.
         """
         section = self.config.section("rope_parameters", "rope_scaling")
         if self.rope.kind != "yarn" or section is None or "mscale_all_dim" not in section:
             return {}
         scale = section.number("mscale_all_dim", positive=False)
-        check_number(section, self.gguf_name, "mscale", scale)
+        # Without `mscale`, transformers scales the rotation as for 1.
+        if scale and "attention_factor" not in section:
+            if "mscale" not in section:
+                raise ConfigError(
+                    f"key 'mscale' is missing; GGUF's {self.gguf_name} implies {scale:g}",
+                    file=self.config.file,
+                )
+            check_number(section, self.gguf_name, "mscale", scale)
         return {"rope.scaling.yarn_log_multiplier": f32(0.1 * scale)}
 
     # --- tensors

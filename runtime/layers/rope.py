@@ -43,6 +43,9 @@ class Scaling:
         )
         magnitude = p.number("rope.scaling.attn_factor", 1.0, above=0)
         if kind == "yarn":
+            # As in transformers, where it is called attention_factor and replaces YaRN's own.
+            if (whole := p.number("rope.scaling.yarn_attn_factor", 0.0)) > 0:
+                magnitude, own_magnitude = magnitude * whole, False
             return cls(
                 "yarn",
                 factor,
