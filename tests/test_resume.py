@@ -20,6 +20,7 @@ from iqforge.errors import NonFiniteError, OutputError, ResumeError
 from iqforge.formats.gguf.writer import GGUFWriter
 from iqforge.quantize.run import resume
 from iqforge.quantize.run.report import RunProgress
+from iqforge.quantize.run.run_key import changes
 
 from .broken_runs import LEFT, N_TENSORS, BreakAfter, break_off, imatrix, names, write_model
 
@@ -372,3 +373,25 @@ def test_killed_at_random_moments(tmp_path):
     ]
     runs.send(False)
     server.join()
+
+
+def test_what_follows_from_another_difference_is_not_named():
+    before = {
+        "iqforge": "1",
+        "searches": "a",
+        "source": "/m/a.gguf",
+        "source files": {"a.gguf": [10, 1]},
+        "source values": "x",
+        "recipe": "{}",
+        "device": "cpu",
+        "tensors": [["w", 1, 4, "F32", "IQ4_KT"]],
+    }
+    now = before | {"imatrix": None, "nan_to_zero": False, "files": None, "header": None}
+    other = {"source": "/m/b.gguf", "source files": {"b.gguf": [9, 2]}, "source values": "y"}
+    assert changes(before, now | other) == ["the path of the source was /m/a.gguf, now /m/b.gguf"]
+    plain = {"device": "any", "tensors": [["w", 1, 4, "F32", "Q8_0"]]}
+    [only] = changes(before, now | plain)
+    assert "device" not in only and "IQ4_KT" in only and "Q8_0" in only
+    assert changes(before, now | {"device": "gpu"}) == [
+        "the device of trellis types was cpu, now gpu"
+    ]

@@ -84,20 +84,23 @@ def changes(before: RunKey, now: RunKey) -> list[str]:
         "iqforge": "the version of iqforge",
         "searches": "the digest of iqforge's sources",
         "source": "the path of the source",
-        "device": "the device of trellis types",
     }
+    tensors = _changed_tensors(before.get("tensors", []), now["tensors"])
+    devices = before.get("device"), now["device"]
+    if not tensors or "any" not in devices:  # else it only follows from the types
+        names["device"] = "the device of trellis types"
     for key, name in names.items():
         if before.get(key) != now[key]:
             found.append(f"{name} was {before.get(key)}, now {now[key]}")
-    found += _changed_files(before.get("source files", {}), now["source files"])
-    if before.get("source values") != now["source values"]:
-        found.append("the values of the source have changed")
+    if before.get("source") == now["source"]:  # else it is another source with other files
+        found += _changed_files(before.get("source files", {}), now["source files"])
+        if before.get("source values") != now["source values"]:
+            found.append("the values of the source have changed")
     if before.get("imatrix") != now["imatrix"]:
         found.append(_changed_imatrix(before.get("imatrix"), now["imatrix"]))
     if before.get("nan_to_zero") and not now["nan_to_zero"]:
         found.append("--nan-to-zero was given, now it is not")
     recipes = before.get("recipe", ""), now["recipe"]
-    tensors = _changed_tensors(before.get("tensors", []), now["tensors"])
     presets = tuple(_preset(recipe) for recipe in recipes)
     if tensors and presets[0] != presets[1]:
         tensors = [f"the type was {presets[0]}, now {presets[1]} ({tensors[0]})"]
