@@ -78,6 +78,23 @@ def test_blocks_announced_or_not(tmp_path: Path):
         CheckpointSource(open_checkpoint(more), mla_layout="ik")
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"index_topk_pattern": "FFS"},
+        {"index_topk_freq": 2, "index_skip_topk_offset": 2},
+        {"index_topk_freq": 4},
+    ],
+)
+def test_rules_for_indexers_are_those_of_transformers(tmp_path: Path, rule: dict):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GlmMoeDsaConfig(num_hidden_layers=3, **rule)
+    assert config.indexer_types == ["full", "full", "shared"]
+    folder = copy_of("glm_moe_dsa", tmp_path / "m", indexer_types=None, **rule)
+    with CheckpointSource(open_checkpoint(folder)) as source:
+        assert source.metadata["glm-dsa.attention.indexer.types"].data == [True, True, False]
+
+
 @pytest.mark.parametrize("types", [["full", "full"], ["full", "full", "half"]])
 def test_indexer_types_that_do_not_fit(tmp_path: Path, types: list[str]):
     folder = copy_of("glm_moe_dsa", tmp_path / "m", indexer_types=types)

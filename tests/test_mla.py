@@ -20,7 +20,9 @@ from iqforge.formats.gguf.reader import open_gguf
 from iqforge.formats.tensor_names import TensorName
 from iqforge.imatrix.collector import collect
 from iqforge.imatrix.files.load import load_imatrix, save_imatrix
+from iqforge.runtime.architectures.deepseek2 import with_groups
 from iqforge.runtime.layers.indexer import best_positions
+from iqforge.runtime.layers.specs import RouterSpec
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.cache_types import CACHE_TYPES
@@ -249,6 +251,17 @@ def test_dense_attention_instead_of_sparse():
                 switches=Switches(mla=mla, sparse_attention=sparse),
             )
             assert np.abs(found.numpy() - expected[name]).max() < BOUND
+
+
+def test_groups_of_files_without_keys_for_them():
+    """Those of released models; the tiny one has other sizes and gets none."""
+    v3, v2 = RouterSpec(256, 8, "sigmoid"), RouterSpec(160, 6, "softmax")
+    assert with_groups(v3, False) == replace(v3, groups=8, groups_used=4)
+    assert with_groups(v2, False) == replace(v2, groups=8, groups_used=3, group_best=1)
+    for other in (RouterSpec(384, 8, "sigmoid"), RouterSpec(64, 6, "softmax", group_best=1)):
+        assert with_groups(other, False) == other
+    known = replace(v3, groups=4, groups_used=1)
+    assert with_groups(known, True) == known
 
 
 # --- importance matrices

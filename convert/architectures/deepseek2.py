@@ -4,6 +4,8 @@ deepseek2 has no tensors for them.
 
 from __future__ import annotations
 
+import logging
+
 from ...formats.values import Value
 from ..checkpoint.folder import Checkpoint
 from .glm_tokens import GlmTokens
@@ -11,6 +13,8 @@ from .latent import LatentAttention
 from .layout_options import MLA_LAYOUTS, LayoutOptions
 from .registry import register
 from .weight import split_numbers
+
+log = logging.getLogger(__name__)
 
 # Keys under rope.scaling.
 _YARN_IN_IK = (
@@ -46,6 +50,12 @@ class DeepseekModel(LatentAttention):
         keys = super().metadata()
         if self.options.mla_layout != "ik":
             return keys
+        if (groups := self.config.integer("n_group", default=1)) > 1:
+            log.warning(
+                "the model has %d groups of experts, and ik_llama.cpp's layout no key for them:"
+                " it chooses experts from all groups",
+                groups,
+            )
         scaling = f"{self.gguf_name}.rope.scaling."
         kept = _YARN_IN_IK if f"{scaling}yarn_log_multiplier" in keys else ()
         return {

@@ -31,13 +31,27 @@ class GlmMoeDsa(GlmTokens, MtpBlocks, LatentAttention):
             config.integer("index_n_heads"),
             config.integer("index_head_dim"),
         )
-        types = config.strings("indexer_types", default=[])
+        types = config.strings("indexer_types", default=[]) or self._types_by_rule()
         if types and (len(types) != self.n_main or not set(types) <= {"full", "shared"}):
             raise ConfigError(
                 f"key 'indexer_types' must say full or shared for each of {self.n_main} layers",
                 file=config.file,
             )
         self._selects = [kind == "full" for kind in types]  # empty: every layer selects for itself
+
+    def _types_by_rule(self) -> list[str]:
+        """Return what `index_topk_pattern`, or else `index_topk_freq` and `index_skip_topk_offset`,
+        say of every layer, as transformers understands them; nothing if they are missing.
+        """
+        config = self.config
+        if pattern := config.string("index_topk_pattern", default=""):
+            return [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
+        if (period := config.integer("index_topk_freq", default=1)) == 1:
+            return []
+        first = config.integer("index_skip_topk_offset", minimum=0, default=2) - 1
+        return [
+            "shared" if max(layer - first, 0) % period else "full" for layer in range(self.n_main)
+        ]
 
     def family_keys(self) -> dict[str, Value]:
         return {

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..decoder import Decoder
 from ..latent_parts import LatentParts
 from ..layers.block import Block
+from ..layers.specs import RouterSpec
 from ..network import Network
 from . import architecture
 
@@ -26,13 +27,20 @@ def build(d: Decoder) -> Network:
     parts = LatentParts.read(d)
     router = parts.router("sigmoid" if d.n_layers in _FLASH_LAYERS else "softmax")
     if router is not None:
-        # V2 takes the groups with the best expert, later models those with the best two.
-        router = replace(router, group_best=1 if router.score == "softmax" else 2)
-        if not d.p.has("expert_group_count"):
-            groups, used = _GROUPS.get((router.score, router.n_experts), (1, 1))
-            router = replace(router, groups=groups, groups_used=used)
+        router = with_groups(router, d.p.has("expert_group_count"))
 
     def block(layer: int) -> Block:
         return d.block(layer, parts.attention(layer), parts.ffn(layer, router))
 
     return d.network(block)
+
+
+def with_groups(router: RouterSpec, known: bool) -> RouterSpec:
+    """Return the router with the groups of released models, unless they are `known`. V2 takes the
+    groups with the best expert, later models those with the best two.
+    """
+    best = 1 if router.score == "softmax" else 2
+    if known:
+        return replace(router, group_best=best)
+    groups, used = _GROUPS.get((router.score, router.n_experts), (1, 1))
+    return replace(router, groups=groups, groups_used=used, group_best=best)
