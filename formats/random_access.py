@@ -30,6 +30,8 @@ class RandomAccessFile:
             kind = os.stat(self.path).st_mode
             if not stat.S_ISREG(kind):
                 found = "a folder" if stat.S_ISDIR(kind) else "not a regular file"
+                if os.path.exists(os.path.join(self.path, "config.json")):
+                    found += " with a checkpoint, which iqforge convert converts"
                 raise MalformedFileError(f"expected {what}, this is {found}", file=self.path)
             self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115  closed by close()
             self.size = os.fstat(self._file.fileno()).st_size

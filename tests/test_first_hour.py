@@ -98,6 +98,14 @@ def test_a_file_of_a_checkpoint_as_a_model(capsys):
             assert f"{name}: is a file of a checkpoint: name its folder" in capsys.readouterr().err
 
 
+def test_a_checkpoint_where_only_a_gguf_file_will_do(tmp_path, capsys):
+    for command in ("inspect", "gguf-hash", "validate", "repack", "gguf-split", "merge-gate-up"):
+        out = [str(tmp_path / "out")] * (command in ("repack", "gguf-split", "merge-gate-up"))
+        assert main([command, str(DEMO), *out]) == 1
+        err = capsys.readouterr().err
+        assert "this is a folder with a checkpoint, which iqforge convert converts" in err
+
+
 def test_what_is_no_adapter(tmp_path, capsys):
     for folder, message in (
         (tmp_path, "an adapter is a folder with adapter_config.json"),
