@@ -268,11 +268,10 @@ def test_quantized_weights_are_the_decoded_ones(models, case, type):
     assert np.abs(expected - models.logits(models.file(case, "wide"), tiny)).max() > 1e-3
 
 
-@pytest.mark.parametrize("case", WITH_EXPERTS)
-def test_merged_gate_and_up_change_nothing(models, case):
+@pytest.mark.parametrize("case, type", [p for p in CASES_AND_TYPES if p.values[0] in WITH_EXPERTS])
+def test_merged_gate_and_up_change_nothing(models, case, type):
     """Merged in the file, and on loading; in f32 and quantized."""
     tiny = models.tiny(case, "wide")
-    type = QUICK[case]
     for separate, merged in (
         (models.file(case, "wide"), models.file(case, "wide", merged=True)),
         (models.quantized(case, type), models.quantized(case, type, merged=True)),

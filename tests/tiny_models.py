@@ -223,7 +223,7 @@ def _kimi_k25(s: Sizes) -> dict[str, Any]:
         | {"model_type": "deepseek_v3", "qk_nope_head_dim": 256 if s is WIDE else s.nope},
         "vision_config": vision,
         "projection_hidden_size": 16,
-        "image_token_id": 5,
+        "image_token_id": 310,  # not among the tokens of the text
         "tie_word_embeddings": False,
     }
 
@@ -270,7 +270,7 @@ def _mistral4(s: Sizes) -> dict[str, Any]:
     return {
         "text_config": text | {"model_type": "mistral4"},
         "vision_config": vision,
-        "image_token_index": 5,
+        "image_token_index": 310,
         "tie_word_embeddings": False,
     }
 
@@ -628,6 +628,7 @@ def make_tiny_model(case: Case, sizes: Sizes, folder: Path) -> TinyModel:
     """Write a checkpoint of random weights to `folder` and compute its logits."""
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     config_class = getattr(transformers, case.hf_class).config_class
     config = config_class(**case.config(sizes))
     for part in (config, config.get_text_config()):
