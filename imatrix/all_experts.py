@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
+from ..formats.tensor_names import TensorName
 from ..runtime.layers.gemma import DenseAndExperts
 from ..runtime.layers.moe import MoE
 from ..runtime.model import Model
@@ -34,7 +35,7 @@ class AllExperts:
         )
 
     def __call__(self, name: str, x: torch.Tensor, experts: torch.Tensor | None) -> None:
-        if self._showing or experts is None:
+        if self._showing or not TensorName.parse(name).is_stacked:
             self._collector(name, x, experts)
         if name in self._layers and not self._showing:
             self._showing = True

@@ -27,12 +27,14 @@ Observer = Callable[[str, torch.Tensor, torch.Tensor | None], None]
 class Taps:
     """What looks at the products of a model.
 
-    `observers` see every product (see `Model.observe`). While `watching`, sums of results are
+    `observers` see every product, and `readers` of them use its input (see `Model.observe`). While
+    `watching`, sums of results are
     gathered, and `first_not_finite` tells which tensor gave the first one that is not finite.
     """
 
     def __init__(self) -> None:
         self.observers: list[Observer] = []
+        self.readers = 0
         self.watching = False
         self._sums: list[tuple[str, torch.Tensor]] = []
 
@@ -277,7 +279,7 @@ class HeadLinear:
         """x float32[rows, heads, n_in] to float32[rows, heads, n_out]. Observers see the rows head
         after head, with the head in place of the expert.
         """
-        if self.is_observed:
+        if self._taps.observers:
             n_heads = len(self.matrices)
             heads = torch.arange(n_heads, device=x.device).repeat_interleave(len(x))
             by_head = x.transpose(0, 1).flatten(0, 1)
@@ -298,9 +300,9 @@ class HeadLinear:
         return self._stacked(_transposed_product(matrix, x) for matrix in self.matrices[heads])
 
     @property
-    def is_observed(self) -> bool:
-        """Return whether anything observes products."""
-        return bool(self._taps.observers)
+    def is_read(self) -> bool:
+        """Return whether an observer uses the inputs of products."""
+        return self._taps.readers > 0
 
     def _stacked(self, products: Iterable[torch.Tensor]) -> torch.Tensor:
         y = torch.stack(list(products), dim=1)

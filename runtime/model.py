@@ -397,20 +397,28 @@ class Model:
 
     @contextmanager
     def observe(
-        self, callback: Callable[[str, torch.Tensor, torch.Tensor | None], None]
+        self,
+        callback: Callable[[str, torch.Tensor, torch.Tensor | None], None],
+        *,
+        reads: bool = True,
     ) -> Iterator[None]:
         """While the context is open, call `callback(tensor name, x, experts)` for every product
         with a weight matrix.
 
         x is float32[rows, n_in] and must not be kept or changed. For expert tensors there is one
-        call with all rows, grouped by expert, and experts int64[rows] is the expert of each row; it
-        is None for other tensors.
+        call with all rows, grouped by expert, and experts int64[rows] is the expert of each row;
+        the heads of latent attention are seen in the same way. It is None for other tensors. reads:
+        the callback uses x, so that latent attention is evaluated in the form whose inputs are
+        those of its tensors.
         """
-        self.weights.taps.observers.append(callback)
+        taps = self.weights.taps
+        taps.observers.append(callback)
+        taps.readers += reads
         try:
             yield
         finally:
-            self.weights.taps.observers.remove(callback)
+            taps.observers.remove(callback)
+            taps.readers -= reads
 
     def close(self) -> None:
         """Close the file and free the memory of GPUs: weights, and the graphs of sequences, even of

@@ -21,6 +21,8 @@ from iqforge.formats.tensor_names import TensorName
 from iqforge.imatrix.collector import collect
 from iqforge.imatrix.files.load import load_imatrix, save_imatrix
 from iqforge.runtime.architectures.deepseek2 import with_groups
+from iqforge.runtime.cuda.context import Context
+from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.layers.indexer import best_positions
 from iqforge.runtime.layers.specs import RouterSpec
 from iqforge.runtime.model import load_model
@@ -28,7 +30,9 @@ from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.state.cache_types import CACHE_TYPES
 from iqforge.runtime.switches import Switches
 
+from . import prompt_on_cpu
 from .shared import shared
+from .step_on_cpu import CPU
 from .tiny_model import write_gguf
 from .tiny_models import CASES as TINY
 from .tiny_models import SMALL, make_tiny_model
@@ -69,6 +73,18 @@ def test_naive_and_absorbed_are_the_same(name, tokens):
         assert not torch.equal(naive, absorbed)
         for found in chosen:
             assert torch.equal(found, absorbed if n < 128 else naive)
+
+
+def test_only_who_reads_inputs_changes_the_form(tokens):
+    with load_model(golden("deepseek_v3"), switches=Switches(mla=0)) as model:
+        naive = model.forward(tokens[:20])
+        with model.observe(lambda name, x, experts: None, reads=False):
+            assert torch.equal(model.forward(tokens[:20]), naive)
+        with model.observe(lambda name, x, experts: None):
+            observed = model.forward(tokens[:20])
+        assert torch.equal(model.forward(tokens[:20]), naive)
+    absorbed = logits(golden("deepseek_v3"), tokens[:20], switches=Switches(mla=1))
+    assert torch.equal(observed, absorbed) and not torch.equal(observed, naive)
 
 
 def test_scores_in_memory_are_the_same(tokens):
@@ -264,6 +280,21 @@ def test_groups_of_files_without_keys_for_them():
     assert with_groups(known, True) == known
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_layers_without_kernels_beside_the_fast_path(monkeypatch, name, tokens):
+    """A prompt in passes of 9 tokens and steps. A choice of positions serves later layers."""
+    expected, tokens = logits(golden(name), tokens[:40]), tokens[:40]
+    prompt_on_cpu.install(monkeypatch)
+    told: list[str] = []
+    with load_model(golden(name)) as model:
+        context = Context(CPU, torch.float16, F32, ubatch=9, verbose=told.append)
+        engine, state = Engine(model.network, context), model.new_state(len(tokens), F32)
+        found = [engine.extend(torch.tensor(tokens[:30]), state, True)]
+        found += [engine.extend(torch.tensor([token]), state, True) for token in tokens[30:]]
+    assert any("MLA" in line for line in told)
+    assert (torch.cat(found) - expected).abs().max() < BOUND
+
+
 # --- importance matrices
 
 
@@ -357,6 +388,19 @@ def test_importances_are_squares_of_the_absorbed_form(without_scaling, tokens, m
             np.testing.assert_allclose(sums, (inputs**2).sum(0), rtol=1e-4)
         shared_experts = {f"blk.1.ffn_{part}_shexp.weight" for part in ("gate", "up", "down")}
         assert shared_experts <= found.keys()
+
+
+def test_heads_are_no_experts(without_scaling, tokens):
+    """Showing every token to all experts leaves attention as it is."""
+    with load_model(without_scaling["per head"]) as model:
+        plain, shown = (
+            collect(model, tokens[:60], n_ctx=30, cold_experts=method).entries
+            for method in ("none", "all-experts")
+        )
+    assert plain.keys() == shown.keys()
+    for name in plain:
+        if TensorName.parse(name).is_latent:
+            assert np.array_equal(plain[name].sums, shown[name].sums)
 
 
 @pytest.mark.parametrize("suffix", ["gguf", "dat"])

@@ -45,7 +45,8 @@ def watched(
     if model.device.type != "cpu":
         yield
         return
-    with model.observe(_Watch(model, plan, Estimate(what, every=every, before=before))):
+    watch = _Watch(model, plan, Estimate(what, every=every, before=before))
+    with model.observe(watch, reads=False):
         yield
 
 

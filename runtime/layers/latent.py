@@ -64,7 +64,7 @@ class PerHead:
 
     @property
     def absorbs_only(self) -> bool:
-        return self.v_b.is_observed
+        return self.v_b.is_read
 
     def observe(self, c: torch.Tensor) -> None:
         if self._observe_latent is not None:
