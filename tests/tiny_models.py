@@ -1,34 +1,21 @@
-"""Fresh random tiny models of every Hugging Face class that is converted, and transformers' logits.
+"""Configs of tiny models of every class that is converted. `random_models` draws their weights.
 
 Every case exists in two sizes. `SMALL` breaks symmetries: no two sizes that a mistake could confuse
 are equal, layer counts are odd, heads are grouped, biases and norms are random, and texts are
 longer than windows and original contexts. `WIDE` has rows of 256 weights and more, so that every
 type applies.
-
-The weights are other ones in every run; see `seed`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
-
-from .seed import VARIABLE, run_seed
-from .tiny_checkpoint import write_tokenizer
 
 N_VOCAB = 320
 N_TOKENS = 40  # longer than WINDOW and than ORIGINAL
 WINDOW = 7
 ORIGINAL = 16  # context length before scaling
-# A draw counts as ambiguous if weights that differ in the last bits give other logits: a router or
-# an indexer then chooses between equals, and no two implementations need to agree.
-DISTURBANCE, STABLE = 2e-6, 2e-4
 
 
 @dataclass(frozen=True)
@@ -59,8 +46,8 @@ HEADS, KV_HEADS = 4, 2
 
 @dataclass(frozen=True)
 class Case:
-    """A model class and what its config sets. `config(sizes)` are the keywords of the config class;
-    `text` are those of a multimodal class's text model. `architecture` is the name in GGUF.
+    """A model class and what its config sets: `config(sizes)` are the keywords of the config class.
+    `architecture` is the name in GGUF.
     """
 
     name: str
@@ -68,27 +55,6 @@ class Case:
     architecture: str
     config: Callable[[Sizes], dict[str, Any]]
     renamed: tuple[str, str] | None = None  # in names of tensors: what is saved, what is published
-
-
-@dataclass(frozen=True, repr=False)
-class TinyModel:
-    """A checkpoint with token ids and transformers' logits float32[n, vocabulary]."""
-
-    case: Case
-    sizes: Sizes
-    folder: Path
-    seed: int
-    tokens: list[int]
-    logits: np.ndarray
-
-    def __repr__(self) -> str:
-        return (
-            f"{self.case.name} {self.sizes.name} ({self.case.hf_class}), drawn from seed"
-            f" {self.seed}; repeat with {VARIABLE}={run_seed()}"
-        )
-
-
-# --- configs
 
 
 def _common(s: Sizes, **more) -> dict[str, Any]:
@@ -619,101 +585,3 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "phi3": (PARTIAL, {"sliding_window": WINDOW}, {"tie_word_embeddings": True}),
     "starcoder2": ({"use_bias": False}, {"tie_word_embeddings": True}),
 }
-
-
-# --- building
-
-
-def make_tiny_model(case: Case, sizes: Sizes, folder: Path) -> TinyModel:
-    """Write a checkpoint of random weights to `folder` and compute its logits."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    config_class = getattr(transformers, case.hf_class).config_class
-    config = config_class(**case.config(sizes))
-    for part in (config, config.get_text_config()):
-        part._attn_implementation = part._experts_implementation = "eager"
-    base = int(np.random.SeedSequence([run_seed(), *case.name.encode()]).generate_state(1)[0])
-    for seed in range(base, base + 20):
-        random = torch.Generator().manual_seed(seed)
-        model = getattr(transformers, case.hf_class)(config).float().eval()
-        _randomize(model, random, case)
-        tokens = torch.randint(2, 300, (N_TOKENS,), generator=random)
-        logits = _logits(model, tokens)
-        if _is_stable(model, tokens, logits, random):
-            break
-    else:
-        raise AssertionError(f"no stable draw for {case.name}: choose other sizes")
-    model.save_pretrained(folder)
-    if case.renamed is not None:
-        _rename(folder / "model.safetensors", *case.renamed)
-    write_tokenizer(folder)
-    return TinyModel(case, sizes, folder, seed, tokens.tolist(), logits.numpy())
-
-
-def _rename(path: Path, old: str, new: str) -> None:
-    from safetensors.torch import load_file, save_file
-
-    save_file({name.replace(old, new): tensor for name, tensor in load_file(path).items()}, path)
-
-
-@torch.no_grad()
-def _logits(model, tokens: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=tokens[None], use_cache=False).logits[0].float()
-
-
-@torch.no_grad()
-def _is_stable(model, tokens: torch.Tensor, logits: torch.Tensor, random) -> bool:
-    """Whether two disturbances as large as rounding leave the logits as they are. The weights are
-    the original ones afterwards.
-    """
-    kept = {name: p.clone() for name, p in model.named_parameters()}
-    largest = 0.0
-    for _ in range(2):
-        for name, p in model.named_parameters():
-            noise = torch.randn(p.shape, generator=random)
-            p.copy_(kept[name] * (1 + DISTURBANCE * noise))
-        largest = max(largest, float((_logits(model, tokens) - logits).abs().max()))
-    for name, p in model.named_parameters():
-        p.copy_(kept[name])
-    return largest < STABLE
-
-
-@torch.no_grad()
-def _randomize(model, random: torch.Generator, case: Case) -> None:
-    persistent, tied = set(model.state_dict()), model.config.get_text_config().tie_word_embeddings
-    tensors = dict(model.named_parameters())
-    tensors |= {name: b for name, b in model.named_buffers() if name in persistent}
-    for name, tensor in tensors.items():
-        tensor.copy_(_values(name, tensor, random, case, tied))
-
-
-def _values(
-    name: str, old: torch.Tensor, random: torch.Generator, case: Case, tied: bool
-) -> torch.Tensor:
-    normal = torch.randn(old.shape, generator=random)
-    last = name.rpartition(".")[2]
-    # In a delta net, the output of a head that remembers one token is q.k v, and the norm after it
-    # makes a jump of the zero of q.k. So memories fade slowly, and what SiLU makes of the large
-    # values after the convolution is mostly positive.
-    if last == "A_log":
-        return torch.rand(old.shape, generator=random).mul(2).add(0.05).log()
-    if last == "dt_bias":
-        return torch.rand(old.shape, generator=random).mul(4).sub(5)
-    if last == "e_score_correction_bias":
-        return 0.3 * normal
-    if last == "sinks":
-        return normal
-    if last.endswith("bias"):
-        return 0.2 * normal
-    if old.ndim < 2:  # norms and scales, around 1, or around 0 where the model adds 1
-        # Gemma 4 does not divide scores by the head size; its norms of queries and keys are small.
-        small = case.architecture == "gemma4" and name.endswith(("q_norm.weight", "k_norm.weight"))
-        return (0.3 if small else 1) * (old.float().round().clamp(0, 1) + 0.25 * normal)
-    if last == "weight" and name.endswith("conv1d.weight"):
-        return 1.5 * normal
-    if "embed_tokens" in name:
-        return (1 / math.sqrt(old.shape[-1]) if tied else 0.5) * normal
-    fan_in = old.shape[-2] if case.hf_class == "GptOssForCausalLM" and old.ndim == 3 else None
-    gain = 1.5 if name.endswith(("gate.weight", "router.weight", "router.proj.weight")) else 0.9
-    return gain / math.sqrt(fan_in or old.shape[-1]) * normal
