@@ -19,10 +19,9 @@ from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.switches import Switches
 
-from .random_models import TinyModel, make_tiny_model
 from .seed import VARIABLE, run_seed
 from .tiny_model import write_gguf
-from .tiny_models import CASES, N_TOKENS, SIZES, VARIANTS, WIDE
+from .tiny_models import CASES, N_TOKENS, SIZES, VARIANTS, WIDE, TinyModel, make_tiny_model
 
 BOUND = 1e-4  # largest difference of logits
 # (case, size) -> (largest difference, why)

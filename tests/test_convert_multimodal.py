@@ -1,4 +1,4 @@
-"""Classes that share the text model of a case in `tiny_models` are converted to the same file."""
+"""Classes that share the text model of a case in `tiny_cases` are converted to the same file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from iqforge.convert.architectures.registry import supported
 from iqforge.formats.gguf.reader import open_gguf
 from safetensors.torch import load_file, save_file
 
-from .random_models import make_tiny_model
 from .tiny_checkpoint import write_tokenizer
-from .tiny_models import CASES, SMALL
+from .tiny_models import CASES, SMALL, make_tiny_model
 
 # Multimodal classes by the case of their text model.
 MULTIMODAL = {
