@@ -1,25 +1,16 @@
-"""Latent attention: its two forms, its layouts in files, its cache, and the positions that an
+"""Latent attention: its two forms, its layouts in files, sequences, and the positions that an
 indexer chooses.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import iqforge
 import numpy as np
 import pytest
 import torch
-from iqforge.cli import main
-from iqforge.convert.checkpoint.folder import open_checkpoint
-from iqforge.convert.source import CheckpointSource
-from iqforge.errors import UsageError
-from iqforge.formats.codecs.codec import decode
 from iqforge.formats.gguf.reader import open_gguf
-from iqforge.formats.tensor_names import TensorName
-from iqforge.imatrix.collector import collect
-from iqforge.imatrix.files.load import load_imatrix, save_imatrix
 from iqforge.runtime.architectures.deepseek2 import with_groups
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.engine import Engine
@@ -27,28 +18,14 @@ from iqforge.runtime.layers.indexer import best_positions
 from iqforge.runtime.layers.specs import RouterSpec
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
-from iqforge.runtime.state.cache_types import CACHE_TYPES
 from iqforge.runtime.switches import Switches
 
 from . import prompt_on_cpu
+from .latent_models import BOUND, CASES, F32, golden, in_pieces, layouts, logits
 from .shared import shared
 from .step_on_cpu import CPU
-from .tiny_model import write_gguf
 from .tiny_models import CASES as TINY
 from .tiny_models import SMALL, make_tiny_model
-
-CASES = ("deepseek_v2", "deepseek_v3", "glm_moe_dsa", "mistral4")
-F32 = CacheSettings("f32", "f32")
-BOUND = 1e-4
-
-
-def golden(case: str):
-    return shared(f"golden/convert/{case}/expected-f32.gguf")
-
-
-def logits(path, tokens, **options) -> torch.Tensor:
-    with load_model(path, **options) as model:
-        return model.forward(tokens)
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -118,19 +95,6 @@ def test_keys_and_values_of_heads_fit_the_buffer(tokens):
     assert (found[0] - found[1]).abs().max() < 1e-5
 
 
-def layouts(folder, case: str) -> dict[str, str]:
-    """Files of one model with k_b and v_b per head, with kv_b alone, and with all of them."""
-    hf, made = shared(f"golden/convert/{case}/hf"), {}
-    for name, layout, drop in (
-        ("per head", "mainline", ()),
-        ("all", "ik", ()),
-        ("joined", "ik", tuple(f"blk.{i}.attn_{x}_b.weight" for i in (0, 1) for x in "kv")),
-    ):
-        with CheckpointSource(open_checkpoint(hf), mla_layout=layout) as source:
-            made[name] = write_gguf(folder / f"{case}-{name}.gguf", source, drop=drop)
-    return made
-
-
 @pytest.mark.parametrize("mla", [0, 1])
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
 def test_every_layout_is_the_same_model(tmp_path, tokens, name, mla):
@@ -171,14 +135,6 @@ def test_magnitudes_of_yarn(tmp_path, magnitudes):
     iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
     found = logits(tmp_path / "f32.gguf", tiny.tokens).numpy()
     assert np.abs(found - tiny.logits).max() < BOUND, tiny
-
-
-def in_pieces(model, tokens, sizes, settings=F32) -> torch.Tensor:
-    state, rows = model.new_state(len(tokens), settings), []
-    for size in sizes:
-        rows.append(model.extend(tokens[state.n_past :][:size], state, all_logits=True))
-    assert state.n_past == len(tokens)
-    return torch.cat(rows)
 
 
 def test_pieces_are_the_whole(case, tokens):
@@ -293,227 +249,3 @@ def test_layers_without_kernels_beside_the_fast_path(monkeypatch, name, tokens):
         found += [engine.extend(torch.tensor([token]), state, True) for token in tokens[30:]]
     assert any("MLA" in line for line in told)
     assert (torch.cat(found) - expected).abs().max() < BOUND
-
-
-# --- importance matrices
-
-
-class FirstLayer:
-    """What latent attention of the first layer multiplies, in plain float64 from the definitions:
-    `q` [tokens, heads, nope + rope] before rotation, latent vectors `c`, `mixed` [tokens, heads,
-    rank].
-    """
-
-    def __init__(self, path, tokens):
-        with open_gguf(path) as file:
-            key = {k.partition(".")[2]: v.data for k, v in file.metadata.items()}
-            w = {
-                t.name.removeprefix("blk.0."): decode(
-                    t.type, np.array(file.read_rows(t, 0, t.n_rows)), t.n_cols
-                )
-                .reshape(t.shape)
-                .astype(np.float64)
-                for t in file.tensors
-            }
-        heads, n_rot = key["attention.head_count"], key["rope.dimension_count"]
-        rank, length = key["attention.kv_lora_rank"], key["attention.key_length_mla"]
-
-        def norm(x, name):
-            return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * w[name].reshape(-1)
-
-        def turned(x):
-            rates = key["rope.freq_base"] ** (-2 * np.arange(n_rot // 2) / n_rot)
-            angle = np.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1)) * rates
-            pairs = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)
-            return np.stack([pairs.real, pairs.imag], -1).reshape(x.shape)
-
-        x = norm(w["token_embd.weight"][tokens], "attn_norm.weight")
-        self.x = x
-        self.q_latent = norm(x @ w["attn_q_a.weight"].T, "attn_q_a_norm.weight")
-        self.q = (self.q_latent @ w["attn_q_b.weight"].T).reshape(len(x), heads, length)
-        both = x @ w["attn_kv_a_mqa.weight"].T
-        self.c = norm(both[:, :rank], "attn_kv_a_norm.weight")
-        k_rope, q_rope = turned(both[:, rank:]), turned(self.q[..., -n_rot:])
-        k = np.einsum("nr,hrk->nhk", self.c, w["attn_k_b.weight"])
-        scores = np.einsum("nhk,mhk->hnm", self.q[..., :-n_rot], k)
-        scores += np.einsum("nhk,mk->hnm", q_rope, k_rope)
-        scores = np.where(np.tri(len(x), dtype=bool), scores / length**0.5, -np.inf)
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-        self.mixed = np.einsum("hnm,mr->nhr", shares, self.c)
-        self.nope = length - n_rot
-
-
-@pytest.fixture(scope="module")
-def without_scaling(tmp_path_factory):
-    """The layouts of a model whose rotation has no scaling."""
-    folder, made = tmp_path_factory.mktemp("layouts"), {}
-    for name, path in layouts(folder, "deepseek_v3").items():
-        with open_gguf(path) as source:
-            scaling = {key: None for key in source.metadata if ".rope.scaling." in key}
-            made[name] = write_gguf(folder / f"{name}.gguf", source, metadata=scaling)
-    return made
-
-
-@pytest.mark.parametrize("mla", [0, 1, 3])
-def test_importances_are_squares_of_the_absorbed_form(without_scaling, tokens, mla):
-    n_ctx, tokens = 30, tokens[:60]
-    with load_model(without_scaling["per head"]) as model:
-        tokens[0] = tokens[n_ctx] = model.special_tokens.bos  # as every chunk begins
-    layers = [FirstLayer(without_scaling["per head"], tokens[i : i + n_ctx]) for i in (0, n_ctx)]
-    q, c, mixed = (
-        np.concatenate([getattr(layer, name) for layer in layers]) for name in ("q", "c", "mixed")
-    )
-    per_head = {
-        "attn_k_b": (q[..., : layers[0].nope] ** 2).sum(0),
-        "attn_v_b": (mixed**2).sum(0),
-    }
-    latent = (c**2).sum(0, keepdims=True)
-    for layout, path in without_scaling.items():
-        with load_model(path, switches=Switches(mla=mla)) as model:
-            found = collect(model, tokens, n_ctx=n_ctx).entries
-        expected = {} if layout == "joined" else dict(per_head)
-        expected |= {} if layout == "per head" else {"attn_kv_b": latent}
-        names = {name for name in found if TensorName.parse(name).is_latent}
-        assert names == {f"blk.{i}.{name}.weight" for i in (0, 1) for name in expected}
-        for name, sums in expected.items():
-            entry = found[f"blk.0.{name}.weight"]
-            np.testing.assert_allclose(entry.sums, sums, rtol=1e-4)
-            assert (entry.counts == len(tokens)).all()
-        x, q_latent = (
-            np.concatenate([getattr(layer, name) for layer in layers]) for name in ("x", "q_latent")
-        )
-        for name, inputs in (("attn_kv_a_mqa", x), ("attn_q_a", x), ("attn_q_b", q_latent)):
-            sums = found[f"blk.0.{name}.weight"].sums[0]
-            np.testing.assert_allclose(sums, (inputs**2).sum(0), rtol=1e-4)
-        shared_experts = {f"blk.1.ffn_{part}_shexp.weight" for part in ("gate", "up", "down")}
-        assert shared_experts <= found.keys()
-
-
-def test_heads_are_no_experts(without_scaling, tokens):
-    """Showing every token to all experts leaves attention as it is."""
-    with load_model(without_scaling["per head"]) as model:
-        plain, shown = (
-            collect(model, tokens[:60], n_ctx=30, cold_experts=method).entries
-            for method in ("none", "all-experts")
-        )
-    assert plain.keys() == shown.keys()
-    for name in plain:
-        if TensorName.parse(name).is_latent:
-            assert np.array_equal(plain[name].sums, shown[name].sums)
-
-
-@pytest.mark.parametrize("suffix", ["gguf", "dat"])
-def test_importances_of_one_layout_serve_the_others(without_scaling, tokens, tmp_path, suffix):
-    shapes, matrices = {}, {}
-    for layout, path in without_scaling.items():
-        with load_model(path) as model:
-            save_imatrix(collect(model, tokens[:60], n_ctx=30), tmp_path / f"{layout}.{suffix}")
-        matrices[layout] = load_imatrix(tmp_path / f"{layout}.{suffix}")
-        with open_gguf(path) as file:
-            shapes[layout] = {t.name: t.shape for t in file.tensors if ".attn_" in t.name}
-    for given, imatrix in matrices.items():
-        for tensors in shapes.values():
-            for name, shape in tensors.items():
-                found = imatrix.importance(name, shape)
-                if found is None:  # only queries are the input of k_b
-                    assert TensorName.parse(name).is_norm or (given, ".attn_k_b." in name) == (
-                        "joined",
-                        True,
-                    )
-                else:
-                    n_matrices = shape[0] if len(shape) == 3 else 1
-                    assert found.shape == (n_matrices, shape[-1]) and (found > 0).all()
-    # The heads of one matrix have the mean of all.
-    heads = matrices["per head"].importance("blk.0.attn_k_b.weight", (4, 32, 24))
-    folded = matrices["per head"].importance("blk.0.attn_k_b.weight", (4 * 32, 24))
-    np.testing.assert_allclose(folded[0], heads.mean(0), rtol=1e-5)
-
-
-# --- types of caches
-
-
-@pytest.fixture(scope="module")
-def turned(tmp_path_factory):
-    """A model whose latent vectors begin within a block of the Hadamard transform: 32 + 96."""
-    folder = tmp_path_factory.mktemp("turned")
-    sizes = replace(SMALL, rotated=32, kv_rank=96)
-    tiny = make_tiny_model(TINY["deepseek_v3"], sizes, folder / "hf")
-    path = folder / "f32.gguf"
-    iqforge.convert_model(tiny.folder, path, "f32")
-    with load_model(path) as model:
-        yield model, tiny.tokens
-
-
-@pytest.mark.parametrize("hadamard", [False, True])
-@pytest.mark.parametrize("name", CACHE_TYPES)
-def test_every_type_of_cache(turned, name, hadamard):
-    """Naive, absorbed, in a state and without one."""
-    model, tokens = turned
-    bound = {"f32": 1e-4, "f16": 0.01, "bf16": 0.1}.get(name, 1.0)
-    settings, exact = CacheSettings(name, hadamard_k=hadamard), model.forward(tokens)
-    found = []
-    for mla in (0, 1):
-        with load_model(model.source.path, cache=settings, switches=Switches(mla=mla)) as other:
-            found += [other.forward(tokens), in_pieces(other, tokens, [30, 5, 1, 4], settings)]
-    for logits in found:  # an expert that another rounding chooses changes a row
-        assert (logits - exact).abs().amax(1).median() < bound
-        assert (logits - found[0]).abs().amax(1).median() < max(1e-4, bound / 10)
-    assert name == "f32" or not torch.equal(found[0], exact)
-    turns = hadamard and CACHE_TYPES[name].is_quantized
-    assert model.new_state(8, settings).layers[0].rows.hadamard_k == (128 if turns else 0)
-
-
-def test_hadamard_blocks_that_do_not_fit_are_refused(case):
-    with pytest.raises(UsageError, match="no Hadamard transform|blocks of 32"):
-        case.new_state(8, CacheSettings("q8_0", hadamard_k=True))
-
-
-# --- commands
-
-
-def run(*words) -> None:
-    assert main([str(word) for word in words]) == 0
-
-
-def test_commands(tmp_path, capsys):
-    """Convert, collect, quantize, measure and generate."""
-    text = tmp_path / "text.txt"
-    text.write_bytes(shared("text/wiki.test.txt").read_bytes()[:9000])
-    f32, small, imatrix = (tmp_path / name for name in ("f32.gguf", "q4_0.gguf", "x.gguf"))
-    on_text = ("-f", text, "-c", 64, "--chunks", 4, "--device", "cpu")
-    run("convert", shared("models/mini-deepseek"), "--outfile", f32, "--outtype", "f32")
-    run("imatrix", "-m", f32, "-o", imatrix, *on_text)
-    run("quantize", "--imatrix", imatrix, f32, small, "Q4_0")
-    told = capsys.readouterr()
-    assert "did not find" not in told.err
-
-    def perplexity(*words) -> float:
-        run("perplexity", *on_text, *words)
-        return float(capsys.readouterr().out.split("PPL = ")[1].split()[0])
-
-    plain = perplexity("-m", f32)
-    assert abs(perplexity("-m", f32, "-mla", 1) / plain - 1) < 1e-5
-    assert abs(perplexity("-m", f32, "-ctk", "q8_0") / plain - 1) < 0.02
-    assert 0.9 < perplexity("-m", small) / plain < 1.2
-    generate = ("generate", "--device", "cpu", "-p", "The capital of", "-n", 8, "--temp", 0)
-    run(*generate, "-m", small)
-    assert capsys.readouterr().out.startswith("The capital of")
-    run(*generate, "-m", f32, "-mla", 0)
-    naive = capsys.readouterr()
-    run(*generate, "-m", f32, "-mla", 1, "--dsa", "off", "-ctv", "q8_0")
-    absorbed = capsys.readouterr()
-    assert naive.out == absorbed.out and "note" not in naive.err
-    assert "note: --dsa changes nothing here" in absorbed.err
-    assert "note: -ctv changes nothing here: latent attention keeps no values" in absorbed.err
-
-
-def test_bench_has_both_forms(capsys):
-    path = golden("deepseek_v3")
-    words = ("--device", "cpu", "-p", 8, "-n", 2, "-r", 1, "-mla", "0,1", "-o", "json")
-    run("bench", "-m", path, *words)
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["mla_attn"] for row in rows] == [0, 0, 1, 1]
-    with load_model(path) as model:
-        # For each of 4 heads and 11 positions: a key of 24 + 16 and a value of 16.
-        assert model.network.blocks[0].mixer.flop(10, 1) == 2 * 11 * 4 * (40 + 16)

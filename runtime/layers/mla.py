@@ -4,21 +4,13 @@ from which their keys and values follow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch.nn import functional as F
 
 from ..linear import Linear
-from ..state.cache import CacheSettings, KVCache, Storage
+from ..state.cache import CacheSettings, Storage
 from ..state.hadamard import hadamard
-from ..state.latent import (
-    LatentCache,
-    LatentStorage,
-    read_keys,
-    settings_of,
-    write_keys,
-)
+from ..state.latent import LatentCache, LatentStorage
 from ..state.table import Table
 from ..switches import Switches
 from .attention import attend, attend_with_scores, temperature
@@ -26,6 +18,7 @@ from .batch import Batch
 from .costs import LooksBack, pairs
 from .indexer import Indexer
 from .latent import UpProjection
+from .latent_rows import Index, LatentRows, latent_rows
 from .norm import RMSNorm
 from .rope import Rope
 from .specs import MLASpec
@@ -40,7 +33,7 @@ class MLA(LooksBack):
 
     The naive form computes keys and values. The absorbed form multiplies queries by W_k^T, attends
     to [k_rope | c] as one head, and multiplies the mixtures of c by W_v: the same numbers but for
-    rounding, with less work for few tokens. `spec.absorb` chooses. While products are observed,
+    rounding, with less work for few tokens. `spec.absorb` chooses. While an observer reads inputs,
     `attn_k_b` and `attn_v_b` are used in the absorbed form only, as their statistics are those of
     its inputs.
 
@@ -130,8 +123,8 @@ class MLA(LooksBack):
         """x float32[rows, width] to float32[rows, width]; rows as `batch` says."""
         q_latent = x if self.q_a is None else self._normed(self.q_a(x))
         q, rows = self._project(x, q_latent, batch)
-        found = _Index.of(self.indexer, x, q_latent, batch) if self.indexer is not None else None
-        sequences = self._sequences(rows, found, batch)
+        found = Index.of(self.indexer, x, q_latent, batch) if self.indexer is not None else None
+        sequences = latent_rows(rows, found, batch)
         if self.top_k and self.indexer is None:
             chosen = batch.scratch["selection"]
             for sequence, mask in zip(sequences, chosen, strict=True):
@@ -161,37 +154,7 @@ class MLA(LooksBack):
         k_rope = self.rope(both[:, None, s.kv_rank :], angles)[:, 0]
         return q, torch.cat([k_rope, c], dim=-1)
 
-    def _sequences(self, rows: torch.Tensor, index: _Index | None, batch: Batch) -> list[_Sequence]:
-        """Return what each sequence sees: what its cache holds, these tokens included.
-
-        They are read back as well: what a token sees must not depend on which call it came in.
-        """
-        found, spans = [], batch.spans()
-        if batch.states is not None:
-            for state, (span, start) in zip(batch.states, spans, strict=True):
-                cache, stop = state.layers[batch.layer], start + span.stop - span.start
-                if not isinstance(cache, LatentCache):
-                    raise TypeError(f"layer {batch.layer} keeps no latent vectors")
-                write_keys(cache.rows, start, rows[span])
-                sequence = _Sequence(span, read_keys(cache.rows, stop), cache.rows.hadamard_k)
-                if index is not None and cache.index_keys is not None:
-                    write_keys(cache.index_keys, start, index.k[span])
-                    sequence.seen = index.seen(span, read_keys(cache.index_keys, stop))
-                found.append(sequence)
-            return found
-        block, keys = 0, None if index is None else index.k
-        if batch.settings is not None:
-            stored, of_index = settings_of(batch.settings)
-            rows, block = _as_cached(rows, stored)
-            keys = None if keys is None else _as_cached(keys, of_index)[0]
-        for span, _ in spans:
-            sequence = _Sequence(span, rows[span], block)
-            if index is not None and keys is not None:
-                sequence.seen = index.seen(span, keys[span])
-            found.append(sequence)
-        return found
-
-    def _mix(self, q: torch.Tensor, sequences: list[_Sequence]) -> torch.Tensor:
+    def _mix(self, q: torch.Tensor, sequences: list[LatentRows]) -> torch.Tensor:
         """Return the results of all heads, float32[rows, heads, value_length]."""
         s = self.spec
         few = [
@@ -208,7 +171,7 @@ class MLA(LooksBack):
                 mixed[sequence.span] = self._naive(q[sequence.span], sequence)
         return mixed
 
-    def _naive(self, q: torch.Tensor, sequence: _Sequence) -> torch.Tensor:
+    def _naive(self, q: torch.Tensor, sequence: LatentRows) -> torch.Tensor:
         """Attend with the keys and values of all heads."""
         s, rows = self.spec, sequence.rows
         if sequence.block:
@@ -255,7 +218,7 @@ class MLA(LooksBack):
         return found[0][..., : s.value_length]
 
     def _absorbed(
-        self, q: torch.Tensor, sequences: list[_Sequence], picked: torch.Tensor | None = None
+        self, q: torch.Tensor, sequences: list[LatentRows], picked: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Attend to latent vectors with the queries of `sequences`, the rows `picked` of q (None:
         all of them).
@@ -270,7 +233,7 @@ class MLA(LooksBack):
             row += n
         return self.up.results(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
 
-    def _attend_latent(self, q: torch.Tensor, sequence: _Sequence) -> torch.Tensor:
+    def _attend_latent(self, q: torch.Tensor, sequence: LatentRows) -> torch.Tensor:
         """Return mixtures of latent vectors float32[n, heads, rank] for q float32[n, heads, rope +
         rank], in pieces whose scores fit a fixed amount of memory.
         """
@@ -289,47 +252,3 @@ class MLA(LooksBack):
                 scores.masked_fill_(~seen[piece, None], float("-inf"))
             mixed[piece] = scores.softmax(dim=-1) @ values
         return hadamard(mixed, block)[..., s.rope_length :] if block else mixed
-
-
-@dataclass(eq=False)
-class _Sequence:
-    """The rows of the batch that are of one sequence, and what the cache holds of it: rows
-    float32[total, rope + rank] after a Hadamard transform in blocks of `block` (0: none). seen:
-    bool[n, total], which of them a token sees; None: all up to itself.
-    """
-
-    span: slice
-    rows: torch.Tensor
-    block: int
-    seen: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class _Index:
-    """Queries, keys and weights of an indexer for the rows of a batch."""
-
-    indexer: Indexer
-    q: torch.Tensor
-    k: torch.Tensor
-    weights: torch.Tensor
-
-    @classmethod
-    def of(cls, indexer: Indexer, x: torch.Tensor, q_latent: torch.Tensor, batch: Batch) -> _Index:
-        return cls(indexer, *indexer.project(x, q_latent, batch))
-
-    def seen(self, span: slice, keys: torch.Tensor) -> torch.Tensor | None:
-        """Return the positions of `keys` that the tokens of `span` see; None: all up to
-        themselves.
-        """
-        if len(keys) <= self.indexer.spec.top_k:
-            return None
-        return self.indexer.select(self.q[span], keys, self.weights[span])
-
-
-def _as_cached(rows: torch.Tensor, settings: CacheSettings) -> tuple[torch.Tensor, int]:
-    """Return rows float32[n, width] as a cache returns them, and the block of their Hadamard
-    transform.
-    """
-    cache = KVCache.alone(len(rows), 1, rows.shape[1], 0, settings, rows.device)
-    write_keys(cache, 0, rows)
-    return read_keys(cache, len(rows)), cache.hadamard_k
