@@ -12,7 +12,7 @@ from .compile.launch import function, launch
 from .compile.spec import KernelSpec
 
 THREADS, WARPS = 256, 8
-MOST_HEAD = 256  # elements of a head
+MOST_HEAD = 512  # elements of a head
 TYPES = {
     "F32": 0,
     "F16": 1,
@@ -48,6 +48,14 @@ class AttentionShape:
     shortest: int = 128  # the fewest positions of a block
     tile_size: int = 128  # positions in shared memory at a time on tensor cores, where they fit
     stages: int = 1  # such tiles in flight
+    biases: bool = False  # of the projections
+    value_norm: bool = False
+    gate: bool = False  # q has a gate after every head, for its result
+    sinks: bool = False
+    window: int = 0  # positions that a token sees; 0: all
+    softcap: float = 0.0  # of scores; 0: none
+    temperature: tuple[float, int] | None = None  # `specs.Temperature` of the runtime
+    own_kv: bool = True  # False: another layer has stored the new rows of the cache
 
     @property
     def on_tensor_cores(self) -> bool:
@@ -135,6 +143,15 @@ class AttentionShape:
             "SHORTEST": self.shortest,
             "SHARED_BYTES": self.shared_bytes(tile, stages),
             "PART_FLOATS": self.part_floats,
+            "BIASES": int(self.biases),
+            "VALUE_NORM": int(self.value_norm),
+            "GATE": int(self.gate),
+            "SINKS": int(self.sinks),
+            "WINDOW": self.window,
+            "SOFTCAP": float(self.softcap),
+            "TEMPERATURE": float(self.temperature[0]) if self.temperature else 0,
+            "TEMPERATURE_LENGTH": self.temperature[1] if self.temperature else 1,
+            "OWN_KV": int(self.own_kv),
         }
         return tuple((key, str(value)) for key, value in values.items())
 
@@ -211,6 +228,9 @@ class StepAttention:
         positions: torch.Tensor,
         scale: float,
         out: torch.Tensor,
+        *,
+        biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Compute attention for rows of q, k, v (float32, heads side by side) at positions[0],
         positions[0] + 1, ... (int32 on the device). The rows are normed, rotated and appended to
@@ -218,7 +238,9 @@ class StepAttention:
         values so far.
 
         angles: float32[rows, n_rot/2, 2], cosine and sine. The caches must have the capacity.
+        biases: float32 of q, k and v, and sinks float32[heads], for shapes that have them.
         """
+        q_bias, k_bias, v_bias = biases or (None, None, None)
         for first, part, kernel, shared, splits in self._pieces:
             rows = slice(first, first + part.rows)
             # A later piece reads the cache entries of the previous one without waiting, so the two
@@ -238,6 +260,10 @@ class StepAttention:
                 cache_v,
                 positions[rows],
                 np.float32(scale),
+                q_bias,
+                k_bias,
+                v_bias,
+                sinks,
                 self._partial,
                 self._tickets,
                 out[rows],
@@ -257,5 +283,27 @@ def specs() -> list[KernelSpec]:
         AttentionShape(2, 1, 2, 32, 72, "Q4_1", "F32", 32, True),
         AttentionShape(2, 4, 2, 96, 32, "Q5_0", "IQ4_NL", 64, True),
         AttentionShape(1, 2, 2, 64, 64, "Q5_1", "Q6_0", 64, False),
+        AttentionShape(
+            1, 8, 8, 64, 64, "F16", "F16", 64, True, biases=True, sinks=True, window=128
+        ),
+        AttentionShape(
+            2,
+            4,
+            2,
+            32,
+            32,
+            "F32",
+            "F32",
+            16,
+            True,
+            biases=True,
+            value_norm=True,
+            gate=True,
+            sinks=True,
+            window=70,
+            softcap=30.0,
+            temperature=(0.1, 64),
+        ),
+        AttentionShape(1, 2, 2, 64, 64, "F16", "F16", 64, True, own_kv=False),
     ]
     return [shape.spec(96 * 1024) for shape in shapes]

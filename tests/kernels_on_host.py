@@ -27,12 +27,14 @@ inline void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 RUN_ATTENTION = """
 extern "C" void run(int splits, const float* q, const float* k, const float* v,
                     const float* q_norm, const float* k_norm, float eps, const float* angles,
-                    u8* cache_k, u8* cache_v, const int* position, float scale, float* out) {
+                    u8* cache_k, u8* cache_v, const int* position, float scale,
+                    const float* q_bias, const float* k_bias, const float* v_bias,
+                    const float* sinks, float* out) {
     std::vector<float> partial((size_t)HEADS_KV * splits * PART);
     std::vector<u32> tickets(HEADS_KV);
     launch_on_host(splits, HEADS_KV, THREADS, [&] {
         attention(q, k, v, q_norm, k_norm, eps, angles, cache_k, cache_v, position, scale,
-                  partial.data(), tickets.data(), out);
+                  q_bias, k_bias, v_bias, sinks, partial.data(), tickets.data(), out);
     });
 }
 """

@@ -14,52 +14,71 @@ from iqforge.runtime.state.cache import CacheSettings, KVCache
 
 
 def attention_error(
-    case: tuple, n_past: int, capacity: int, device: torch.device, run: Callable, seed: int = 0
+    case: tuple,
+    n_past: int,
+    capacity: int,
+    device: torch.device,
+    run: Callable,
+    seed: int = 0,
+    **features,
 ) -> tuple[float, float, float]:
     """Return (relative error of the output, share of V's new bytes and of K's new elements that
     equal the reference path's).
 
     case: rows, group, kv heads, key length, value length, type of K, of V, rotated, style,
-    Hadamard, head norms. run(shape, capacity, q, k, v, norms, eps, angles, cache, positions, scale,
-    out) launches the kernel; it is called twice.
+    Hadamard, head norms. features: other fields of the shape. run(shape, capacity, q, k, v, norms,
+    eps, angles, cache, positions, scale, out, biases, sinks) launches the kernel; it is called
+    twice.
     """
     rows, group, kv, dk, dv, type_k, type_v, n_rot, style, turned, normed = case
     g = torch.Generator(device).manual_seed(seed)
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
-    cache = KVCache.alone(
-        capacity, kv, dk, dv, CacheSettings(type_k, type_v, turned, turned), device
-    )
+    settings = CacheSettings(type_k, type_v, turned, turned)
+    cache, truth = (KVCache.alone(capacity, kv, dk, dv, settings, device) for _ in range(2))
     for storage in (cache.k, cache.v):
         storage.view(torch.uint8).fill_(0xFF)  # NaN where nothing was written
-    if n_past:
-        cache.write(0, random(n_past, kv, dk), random(n_past, kv, dv))
+    past = random(n_past, kv, dk), random(n_past, kv, dv)
     q, k, v = random(rows, kv * group, dk), random(rows, kv, dk), random(rows, kv, dv)
     norms = [RMSNorm(1 + 0.1 * random(dk), 1e-6) if normed else None for _ in range(2)]
     rope = Rope(style, n_rot, 10000.0, device=device)
     positions = torch.arange(n_past, n_past + rows, device=device)
     cos, sin = rope.angles(positions)
     angles = torch.stack([cos, sin], -1).contiguous()
-    shape = AttentionShape(
-        rows,
-        group,
-        kv,
-        dk,
-        dv,
-        cache.type_k.name,
-        cache.type_v.name,
-        n_rot,
-        style == "neox",
-        normed,
-        cache.hadamard_k,
-        cache.hadamard_v,
-    )
+    types = cache.type_k.name, cache.type_v.name
+    turns = n_rot, style == "neox", normed, cache.hadamard_k, cache.hadamard_v
+    shape = AttentionShape(rows, group, kv, dk, dv, *types, *turns, **features)
+    gates = random(rows, kv * group, dk)
+    given = torch.cat([q, gates], -1) if shape.gate else q
+    biases = random(kv * group, given.shape[-1]), random(kv, dk), random(kv, dv)
+    sinks = 3 * random(kv * group)
+
+    def ready(x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+        x = x.double()
+        if norm is not None:
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * norm.weight.double()
+        return rope(x[None], (cos.double(), sin.double()))[0]
+
+    if shape.biases:
+        q, gates = q + biases[0][:, :dk], gates + biases[0][:, dk:] if shape.gate else gates
+        new_k, new_v = k + biases[1], v + biases[2]
+    else:
+        new_k, new_v = k, v
+    if shape.value_norm:
+        new_v = new_v * torch.rsqrt(new_v.square().mean(-1, keepdim=True) + 1e-6)
+    for one in (cache, truth):
+        if n_past:
+            one.write(0, *past)
+    truth.write(n_past, ready(new_k, norms[1]).float(), new_v)
+    new = slice(n_past, n_past + rows)
+    if not shape.own_kv:
+        cache.k[new], cache.v[new] = truth.k[new], truth.v[new]
     results = []
     for _ in range(2):
         out = torch.full((rows, kv * group, dv), float("nan"), device=device)
         run(
             shape,
             capacity,
-            q,
+            given,
             k,
             v,
             [None if n is None else n.weight for n in norms],
@@ -69,42 +88,60 @@ def attention_error(
             positions.int(),
             dk**-0.5,
             out,
+            biases if shape.biases else None,
+            sinks if shape.sinks else None,
         )
         results.append(out)
     assert torch.equal(results[0], results[1])
 
-    def ready(x: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
-        x = x.double()
-        if norm is not None:
-            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * norm.weight.double()
-        return rope(x[None], (cos.double(), sin.double()))[0]
-
-    truth = KVCache.alone(
-        capacity, kv, dk, dv, CacheSettings(type_k, type_v, turned, turned), device
-    )
-    truth.write(n_past, ready(k, norms[1]).float(), v)
-    new = slice(n_past, n_past + rows)
     close = (
         torch.isclose(truth.k[new], cache.k[new], rtol=1e-6, atol=1e-6)
         if type_k == "f32"
         else truth.k[new] == cache.k[new]
     )
-    same = (truth.v[new] == cache.v[new]).double().mean().item(), close.double().mean().item()
+    alike = (
+        torch.isclose(truth.v[new], cache.v[new], rtol=1e-6, atol=1e-6)
+        if type_v == "f32"
+        else truth.v[new] == cache.v[new]
+    )
+    same = alike.double().mean().item(), close.double().mean().item()
     stored_k, stored_v = (x.double() for x in cache.read(n_past + rows))
-    scores = (
-        torch.einsum(
-            "rkgd,nkd->rkgn", cache.query(ready(q, norms[0])).view(rows, kv, group, dk), stored_k
-        )
-        * dk**-0.5
-    )
-    hidden = torch.arange(n_past + rows, device=device)[None, :] > positions[:, None]
-    mixed = torch.einsum(
-        "rkgn,nkd->rkgd",
-        scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1),
-        stored_v,
-    )
+    query = cache.query(ready(q, norms[0])).view(rows, kv, group, dk)
+    scores = torch.einsum("rkgd,nkd->rkgn", query, stored_k) * dk**-0.5
+    if shape.temperature is not None:
+        t, length = shape.temperature
+        scores *= (1 + t * torch.log1p((positions // length).double()))[:, None, None, None]
+    if shape.softcap:
+        scores = shape.softcap * torch.tanh(scores / shape.softcap)
+    at = torch.arange(n_past + rows, device=device)[None, :]
+    hidden = at > positions[:, None]
+    if shape.window:
+        hidden |= at <= positions[:, None] - shape.window
+    scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
+    if shape.sinks:
+        column = sinks.double().view(1, kv, group, 1).expand(rows, -1, -1, -1)
+        shares = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+    else:
+        shares = scores.softmax(-1)
+    mixed = torch.einsum("rkgn,nkd->rkgd", shares, stored_v)
     expected = cache.result(mixed).reshape(rows, kv * group, dv)
+    if shape.gate:
+        expected = expected * gates.double().sigmoid()
     return ((results[0].double() - expected).norm() / expected.norm()).item(), *same
+
+
+# Fields of a shape that only some models have, for a case as above.
+FEATURES = [
+    ((1, 8, 2, 64, 64, "f16", "f16", 64, "neox", False, False), {"biases": True, "sinks": True}),
+    ((2, 4, 2, 64, 64, "bf16", "bf16", 32, "neox", False, True), {"window": 70, "sinks": True}),
+    ((3, 2, 1, 64, 64, "f16", "f16", 16, "neox", False, True), {"gate": True, "biases": True}),
+    ((1, 2, 2, 64, 64, "q8_0", "q8_0", 64, "neox", True, True), {"gate": True, "window": 129}),
+    ((2, 2, 1, 48, 48, "f32", "f32", 48, "norm", False, False), {"softcap": 2.0, "window": 5}),
+    ((4, 1, 2, 64, 64, "f16", "f16", 64, "norm", False, False), {"temperature": (0.1, 64)}),
+    ((2, 2, 2, 64, 64, "f16", "f16", 64, "neox", False, True), {"value_norm": True}),
+    ((3, 2, 2, 64, 64, "f16", "f16", 64, "neox", False, True), {"own_kv": False, "window": 64}),
+    ((8, 2, 1, 32, 64, "q4_0", "f32", 32, "neox", False, False), {"own_kv": False}),
+]
 
 
 def allowed(case: tuple) -> float:

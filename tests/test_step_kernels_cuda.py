@@ -17,7 +17,7 @@ from iqforge.cuda_kernels.step_sample import DrawSampler, GreedySampler, step_an
 from iqforge.runtime.layers.rope import Rope  # noqa: E402
 from iqforge.runtime.sampling import Sampling, sample  # noqa: E402
 
-from .step_reference import allowed, attention_error, router_case  # noqa: E402
+from .step_reference import FEATURES, allowed, attention_error, router_case  # noqa: E402
 
 GPU = torch.device("cuda")
 
@@ -41,19 +41,53 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_attention(case):
-    def run(shape, capacity, q, k, v, norms, eps, angles, cache, positions, scale, out):
+    _compare(case)
+
+
+@pytest.mark.parametrize("case, features", FEATURES, ids=lambda x: "-".join(map(str, x)))
+def test_attention_that_only_some_models_have(case, features):
+    _compare(case, **features)
+
+
+def _compare(case, **features):
+    def run(
+        shape,
+        capacity,
+        q,
+        k,
+        v,
+        norms,
+        eps,
+        angles,
+        cache,
+        positions,
+        scale,
+        out,
+        biases,
+        sinks,
+    ):
         if capacity not in kernels:
             kernels[capacity] = StepAttention(shape, capacity, GPU)
-        kernels[capacity](q, k, v, *norms, eps, angles, cache.k, cache.v, positions, scale, out)
+        kernels[capacity](
+            q,
+            k,
+            v,
+            *norms,
+            eps,
+            angles,
+            cache.k,
+            cache.v,
+            positions,
+            scale,
+            out,
+            biases=biases,
+            sinks=sinks,
+        )
 
     kernels = {}
     # A block alone, also on a tile that is not full, and several that have to be joined.
-    for n_past in (
-        0,
-        61,
-        700,
-    ):
-        error, same_v, same_k = attention_error(case, n_past, 1024, GPU, run)
+    for n_past in (0, 61, 700):
+        error, same_v, same_k = attention_error(case, n_past, 1024, GPU, run, **features)
         assert error < allowed(case)
         assert same_v == 1
         # Norm and rotation round differently, which can move an element to the next code.

@@ -20,7 +20,7 @@ from .kernels_on_host import (
     library,
     pointer,
 )
-from .step_reference import allowed, attention_error, router_case
+from .step_reference import FEATURES, allowed, attention_error, router_case
 
 CPU = torch.device("cpu")
 
@@ -37,9 +37,33 @@ CPU = torch.device("cpu")
     ids=lambda case: "-".join(map(str, case)),
 )
 def test_attention(case, tmp_path):
+    _compare(case, tmp_path)
+
+
+@pytest.mark.parametrize("case, features", FEATURES, ids=lambda x: "-".join(map(str, x)))
+def test_attention_that_only_some_models_have(case, features, tmp_path):
+    _compare(case, tmp_path, **features)
+
+
+def _compare(case, tmp_path, **features):
     loaded = []
 
-    def run(shape, capacity, q, k, v, norms, eps, angles, cache, positions, scale, out):
+    def run(
+        shape,
+        capacity,
+        q,
+        k,
+        v,
+        norms,
+        eps,
+        angles,
+        cache,
+        positions,
+        scale,
+        out,
+        biases,
+        sinks,
+    ):
         if not loaded:
             loaded.append(library(tmp_path, shape.spec(LIMIT), RUN_ATTENTION))
         loaded[0].run(
@@ -51,16 +75,14 @@ def test_attention(case, tmp_path):
             pointer(cache.v),
             pointer(positions),
             ctypes.c_float(scale),
+            *map(pointer, biases or (None, None, None)),
+            pointer(sinks),
             pointer(out),
         )
 
     # A block alone, also on a tile that is not full, and several that have to be joined.
-    for n_past in (
-        0,
-        61,
-        300,
-    ):
-        error, same_v, same_k = attention_error(case, n_past, 512, CPU, run)
+    for n_past in (0, 61, 300):
+        error, same_v, same_k = attention_error(case, n_past, 512, CPU, run, **features)
         assert error < allowed(case)
         assert same_v == 1
         assert same_k > 0.99

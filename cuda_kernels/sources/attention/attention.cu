@@ -10,7 +10,9 @@
 //
 // Compiled per shape: HEADS_KV, GROUP, ROWS, DK, DV, TYPE_K, TYPE_V, N_ROT, NEOX_PAIRS, HEAD_NORMS, HAD_K, HAD_V (block of the transform,
 // or 0), MMA (tensor cores), TILE (positions in shared memory), STAGES (tiles in flight), SHORTEST (range, a multiple of TILE),
-// SHARED_BYTES, PART_FLOATS.
+// SHARED_BYTES, PART_FLOATS, and what only some models have: BIASES (of the projections), VALUE_NORM, GATE (after each query head, for its
+// result), SINKS, WINDOW (positions that a token sees, or 0), SOFTCAP (of scores, or 0), TEMPERATURE and TEMPERATURE_LENGTH (queries
+// grow with the logarithm of the position), OWN_KV (0: another layer has stored the new rows of the cache).
 #include "attention/cache.cuh"
 #include "attention/rows.cuh"
 
@@ -19,6 +21,7 @@ constexpr int R = ROWS * GROUP, HEADS = GROUP * HEADS_KV;
 constexpr int STRIDE_K = DK * tile_bytes(TYPE_K) + 16, STRIDE_V = DV * tile_bytes(TYPE_V) + 16;  // bytes; rows start in other banks
 constexpr int ROW_K = row_bytes(TYPE_K, DK), ROW_V = row_bytes(TYPE_V, DV);
 constexpr float LOG2E = 1.4426950408889634f;
+constexpr int NEW_ROWS = OWN_KV ? 2 * ROWS : 0, Q_STRIDE = GATE ? 2 * DK : DK;
 
 #include "attention/tile.cuh"
 #if MMA
@@ -34,9 +37,11 @@ constexpr int TILES = STAGES * STAGE > Mixer::JOIN_BYTES ? STAGES * STAGE : Mixe
 constexpr int SCORES = R * TILE > WARPS * WIDER ? R * TILE : WARPS * WIDER;
 constexpr int AT_Q = TILES, AT_K = AT_Q + Mixer::Q_BYTES, AT_V = AT_K + ROWS * STRIDE_K, AT_S = AT_V + ROWS * STRIDE_V,
               AT_P = AT_S + SCORES * 4, AT_M = AT_P + Mixer::P_BYTES, SHARED = AT_M + 3 * R * 4;
+constexpr float CAP = SOFTCAP ? (float)(SOFTCAP) * LOG2E : 1.f;  // scores have the factor of exponentials
 constexpr int PART = R * DV + (2 * R + 3) / 4 * 4;  // floats that a range leaves in memory: mixes, maxima, sums
 static_assert(SHARED == SHARED_BYTES && PART == PART_FLOATS, "sizes as the launching side computes them");
 static_assert(DV <= 4 * THREADS && DK % 8 == 0 && DV % 8 == 0 && SHORTEST % TILE == 0, "a shape this is made for");
+static_assert(!GATE || DK == DV, "gates are as long as results");
 
 // A row to prepare: a new row of K or V, or a row of q. In this order, as new rows take longest.
 struct Job {
@@ -44,17 +49,23 @@ struct Job {
     bool k, v;    // neither: a query, row r
     int r;
 
-    __device__ __forceinline__ Job(int n) : i(n < 2 * ROWS ? n / 2 : (n - 2 * ROWS) / GROUP), k(n < 2 * ROWS && n % 2 == 0),
-                                            v(n < 2 * ROWS && n % 2), r(n - 2 * ROWS) {}
+    __device__ __forceinline__ Job(int n) : i(n < NEW_ROWS ? n / 2 : (n - NEW_ROWS) / GROUP), k(n < NEW_ROWS && n % 2 == 0),
+                                            v(n < NEW_ROWS && n % 2), r(n - NEW_ROWS) {}
 };
 
-// q float32[ROWS, HEADS, DK]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
-// angles float32[ROWS, N_ROT/2, 2]; caches [capacity, HEADS_KV, row]; position: cached positions before these rows;
+// The factor of queries at a position.
+__device__ __forceinline__ float temperature(int position) {
+    return TEMPERATURE ? 1.f + (float)(TEMPERATURE) * log1pf((float)(position / TEMPERATURE_LENGTH)) : 1.f;
+}
+
+// q float32[ROWS, HEADS, DK], with GATE [ROWS, HEADS, 2 * DK]; k float32[ROWS, HEADS_KV, DK]; v float32[ROWS, HEADS_KV, DV]; head norms float32[DK];
+// biases float32[HEADS, Q_STRIDE], [HEADS_KV, DK], [HEADS_KV, DV]; sinks float32[HEADS]; angles float32[ROWS, N_ROT/2, 2]; caches [capacity, HEADS_KV, row]; position: cached positions before these rows;
 // partial float32[HEADS_KV, splits, PART]; tickets u32[HEADS_KV], zero; out float32[ROWS, HEADS, DV].
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, const float* __restrict__ q_norm,
           const float* __restrict__ k_norm, float eps, const float* __restrict__ angles, u8* cache_k, u8* cache_v,
-          const int* __restrict__ position, float scale, float* partial, u32* tickets, float* __restrict__ out) {
+          const int* __restrict__ position, float scale, const float* __restrict__ q_bias, const float* __restrict__ k_bias,
+          const float* __restrict__ v_bias, const float* __restrict__ sinks, float* partial, u32* tickets, float* __restrict__ out) {
 #ifndef ON_HOST
     extern __shared__ __align__(16) char shared[];
 #endif
@@ -63,14 +74,16 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
 
     const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int p0 = *position, n_kv = p0 + ROWS;
-    const int share = (n_kv + (int)gridDim.x - 1) / (int)gridDim.x;
-    const int range = max(SHORTEST, (share + TILE - 1) / TILE * TILE), active = (n_kv + range - 1) / range;
-    const int first = (int)blockIdx.x * range, last = min(first + range, n_kv);
+    const int start = WINDOW ? max(0, p0 + 1 - WINDOW) / TILE * TILE : 0, n_seen = n_kv - start;
+    const int share = (n_seen + (int)gridDim.x - 1) / (int)gridDim.x;
+    const int range = max(SHORTEST, (share + TILE - 1) / TILE * TILE), active = (n_seen + range - 1) / range;
+    const int first = start + (int)blockIdx.x * range, last = min(first + range, n_kv);
     if (first >= n_kv) return;
+    const int n_old = OWN_KV ? p0 : n_kv;  // cached positions; an earlier layer's launch has ended long before this one begins
 
     // The cache rows of earlier steps do not depend on the previous launch.
     auto load = [&](int tile) {
-        const int at = first + tile * TILE, old = min(min(at + TILE, last), p0) - at;
+        const int at = first + tile * TILE, old = min(min(at + TILE, last), n_old) - at;
         char* to = shared + tile % STAGES * STAGE;
         load_tile<TYPE_K, DK, STRIDE_K, ROW_K>(to, cache_k, at, old, head);
         load_tile<TYPE_V, DV, STRIDE_V, ROW_V>(to + TILE * STRIDE_K, cache_v, at, old, head);
@@ -95,7 +108,11 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         load(s);
         clear(s);
     }
-    for (int r = threadIdx.x; r < R; r += THREADS) maxima[r] = -INFINITY, sums[r] = 0.f;
+    for (int r = threadIdx.x; r < R; r += THREADS) {  // a sink is a score without a value
+        const bool sink = SINKS && blockIdx.x == 0;
+        maxima[r] = sink ? sinks[head * GROUP + r % GROUP] * LOG2E : -INFINITY;
+        sums[r] = sink ? 1.f : 0.f;
+    }
     Row<DK> norm_q, norm_k;
     if (HEAD_NORMS) norm_q.fetch(q_norm, lane), norm_k.fetch(k_norm, lane);
 
@@ -104,7 +121,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     // one do not fit next to this one's. They would go in pairs to the multiprocessors that are
     // free first and leave none for others, and this would continue as long as launches overlap.
     start_dependents();
-    constexpr int JOBS = R + 2 * ROWS, AT_ONCE = JOBS > WARPS ? 2 : 1;
+    constexpr int JOBS = R + NEW_ROWS, AT_ONCE = JOBS > WARPS ? 2 : 1;
     for (int base = warp; base < JOBS; base += AT_ONCE * WARPS) {
         Row<DK> x[AT_ONCE];
         Row<DV> value[AT_ONCE];
@@ -115,12 +132,15 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
             const int n = base + j * WARPS;
             const Job job(n);
             const int p = p0 + job.i;
-            mine[j] = n < JOBS && (n >= 2 * ROWS || (p >= first && p < last));
+            mine[j] = n < JOBS && (n >= NEW_ROWS || (p >= first && p < last));
             if (!mine[j]) continue;
             if (job.v) {
                 value[j].fetch(v + (job.i * HEADS_KV + head) * DV, lane);
+                if (BIASES) value[j].plus(v_bias + head * DV, lane);
             } else {
-                x[j].fetch(job.k ? k + (job.i * HEADS_KV + head) * DK : q + (job.i * HEADS + head * GROUP + job.r % GROUP) * DK, lane);
+                const int query = head * GROUP + job.r % GROUP;
+                x[j].fetch(job.k ? k + (job.i * HEADS_KV + head) * DK : q + (job.i * HEADS + query) * Q_STRIDE, lane);
+                if (BIASES) x[j].plus(job.k ? k_bias + head * DK : q_bias + query * Q_STRIDE, lane);
                 turns[j].fetch(angles + job.i * N_ROT, lane);
             }
         }
@@ -132,6 +152,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
             const long long at = (long long)(p0 + job.i) * HEADS_KV + head;
             __syncwarp();
             if (job.v) {
+                if (VALUE_NORM) value[j].divide(eps);
                 value[j].put(row, lane);
                 if (HAD_V) hadamard_row(row, DV, HAD_V, lane);
                 store_row<TYPE_V, DV>(row, cache_v + at * ROW_V, place(p0 + job.i, job.i, true), lane);
@@ -141,7 +162,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
                 turns[j].template apply<NEOX_PAIRS>(row, lane);
                 if (HAD_K) hadamard_row(row, DK, HAD_K, lane);
                 if (job.k) store_row<TYPE_K, DK>(row, cache_k + at * ROW_K, place(p0 + job.i, job.i, false), lane);
-                else Mixer::put_query(queries, job.r, row, scale * LOG2E, lane);  // exponentials are powers of 2
+                else Mixer::put_query(queries, job.r, row, scale * temperature(p0 + job.i) * LOG2E, lane);  // exponentials are powers of 2
             }
         }
     }
@@ -153,7 +174,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         char *tile_k = shared + t % STAGES * STAGE, *tile_v = tile_k + TILE * STRIDE_K;
         wait_for_copies<STAGES - 1>();
         __syncthreads();
-        if (t >= STAGES && at + n > p0) {
+        if (OWN_KV && t >= STAGES && at + n > p0) {
             insert_new<STRIDE_K>(tile_k, new_k, at, p0, n);
             insert_new<STRIDE_V>(tile_v, new_v, at, p0, n);
             clear(t);
@@ -164,11 +185,13 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
 
         // Probabilities against the running maximum: a warp takes a row.
         for (int r = warp; r < R; r += WARPS) {
-            const int visible = min(n, p0 + r / GROUP + 1 - at);
+            const int visible = min(n, p0 + r / GROUP + 1 - at), hidden = WINDOW ? p0 + r / GROUP + 1 - WINDOW - at : 0;
             float s[TILE / 32], most = -INFINITY;
 #pragma unroll
             for (int i = 0; i < TILE / 32; i++) {
-                s[i] = 32 * i + lane < visible ? scores[r * TILE + 32 * i + lane] : -INFINITY;
+                const int position = 32 * i + lane;
+                s[i] = position < visible && position >= hidden ? scores[r * TILE + position] : -INFINITY;
+                if (SOFTCAP) s[i] = s[i] == -INFINITY ? s[i] : CAP * tanhf(s[i] / CAP);
                 most = fmaxf(most, s[i]);
             }
             const float before = maxima[r], now = fmaxf(before, warp_max(most));
@@ -201,9 +224,15 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
 
     // This range is either the whole result or a part of it.
     float* joined = (float*)shared;
+    auto place_of = [&](int r) { return (r / GROUP) * HEADS + head * GROUP + r % GROUP; };
+    auto gate = [&](int r, int i) {  // of element i of a result
+        if (!GATE) return 1.f;
+        const float g = __ldcg(q + place_of(r) * Q_STRIDE + DK + i) + (BIASES ? q_bias[(head * GROUP + r % GROUP) * Q_STRIDE + DK + i] : 0.f);
+        return __fdiv_rn(1.f, 1.f + expf(-g));
+    };
     auto answer = [&](int r, int i, float x, float y) {
-        float* to = HAD_V ? joined + r * DV + i : out + ((r / GROUP) * HEADS + head * GROUP + r % GROUP) * DV + i;
-        *(float2*)to = make_float2(x, y);
+        if (HAD_V) *(float2*)(joined + r * DV + i) = make_float2(x, y);
+        else *(float2*)(out + place_of(r) * DV + i) = make_float2(x * gate(r, i), y * gate(r, i + 1));
     };
     if (active == 1) {
         mixer.finish(joined, [&](int r, int i, float x, float y) { answer(r, i, x / sums[r], y / sums[r]); });
@@ -247,7 +276,7 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
         __syncthreads();
         for (int r = warp; r < R; r += WARPS) {
             hadamard_row(joined + r * DV, DV, HAD_V, lane);
-            for (int i = lane; i < DV; i += 32) out[((r / GROUP) * HEADS + head * GROUP + r % GROUP) * DV + i] = joined[r * DV + i];
+            for (int i = lane; i < DV; i += 32) out[place_of(r) * DV + i] = joined[r * DV + i] * gate(r, i);
         }
     }
 }

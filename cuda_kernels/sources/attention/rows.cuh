@@ -16,14 +16,31 @@ struct Row {
         for (int t = 0; t < EACH; t++) x[t] = N % 32 == 0 || 32 * t + lane < N ? __ldcg(from + 32 * t + lane) : 0.f;
     }
 
-    // x / sqrt(mean(x^2) + eps) * weight
-    __device__ __forceinline__ void norm(const Row& weight, float eps) {
+    // Add weights, which no launch writes.
+    __device__ __forceinline__ void plus(const float* bias, int lane) {
+#pragma unroll
+        for (int t = 0; t < EACH; t++) x[t] += N % 32 == 0 || 32 * t + lane < N ? bias[32 * t + lane] : 0.f;
+    }
+
+    __device__ __forceinline__ float inverse(float eps) const {
         float sum = 0.f;
 #pragma unroll
         for (int t = 0; t < EACH; t++) sum = fmaf(x[t], x[t], sum);
-        const float inverse = rsqrtf(warp_sum(sum) / (float)N + eps);
+        return rsqrtf(warp_sum(sum) / (float)N + eps);
+    }
+
+    // x / sqrt(mean(x^2) + eps) * weight
+    __device__ __forceinline__ void norm(const Row& weight, float eps) {
+        const float factor = inverse(eps);
 #pragma unroll
-        for (int t = 0; t < EACH; t++) x[t] = x[t] * inverse * weight.x[t];
+        for (int t = 0; t < EACH; t++) x[t] = x[t] * factor * weight.x[t];
+    }
+
+    // x / sqrt(mean(x^2) + eps)
+    __device__ __forceinline__ void divide(float eps) {
+        const float factor = inverse(eps);
+#pragma unroll
+        for (int t = 0; t < EACH; t++) x[t] *= factor;
     }
 
     __device__ __forceinline__ void put(float* row, int lane) const {
