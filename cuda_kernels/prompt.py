@@ -23,7 +23,13 @@ _GROUP_THREADS = 1024
 
 
 def _rows_spec(half: torch.dtype) -> KernelSpec:
-    names = (*(f"add_norm_{n}" for n in _NORM_UNITS), "silu_gate", "gather_rows", "from_other")
+    names = (
+        *(f"add_norm_{n}" for n in _NORM_UNITS),
+        "silu_gate",
+        "gelu_gate",
+        "gather_rows",
+        "from_other",
+    )
     return KernelSpec(
         f"prompt_{_short(half)}", ("prompt/prompt.cu",), (("HALF", str(_HALVES[half])),), names
     )
@@ -107,13 +113,15 @@ def add_norm(
     )
 
 
-def silu_gate(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
+def silu_gate(
+    gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor, activation: str = "silu"
+) -> None:
     """Compute out = silu(gate) * up for half[rows, cols]; gate and up may be column ranges of one
-    matrix (equal strides).
+    matrix (equal strides). activation: `silu`, or `gelu` for its tanh form.
     """
     rows, cols = out.shape
     launch(
-        function(_rows_spec(out.dtype), "silu_gate", out.device),
+        function(_rows_spec(out.dtype), f"{activation}_gate", out.device),
         -(-rows * cols // (256 * _UNIT)),
         256,
         gate,

@@ -32,6 +32,7 @@ MODULES = (
     "prompt_grouped",
     "rearrange",
     "step_attention",
+    "step_between",
     "step_router",
     "step_sample",
 )

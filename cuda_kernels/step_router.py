@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,14 +15,40 @@ THREADS = 128
 MOST_USED, MOST_LOGITS = 32, 8192  # the last in shared memory
 
 
-def fits(rows: int, width: int, n_experts: int, n_used: int) -> bool:
+@dataclass(frozen=True)
+class Routing:
+    """How experts are chosen and weighted: see `router.cu`."""
+
+    sigmoid: bool = False
+    norm: bool = True
+    scale: float = 1.0
+    choice_bias: bool = False
+    logit_bias: bool = False
+    groups: int = 1
+    groups_used: int = 1
+    group_best: int = 2
+
+
+def fits(rows: int, width: int, n_experts: int, n_used: int, routing: Routing = Routing()) -> bool:
     """Return whether there is a kernel for the shape."""
-    return width % 4 == 0 and n_used <= MOST_USED and rows * n_experts <= MOST_LOGITS
+    return (
+        width % 4 == 0
+        and n_used <= MOST_USED
+        and rows * n_experts <= MOST_LOGITS
+        and n_experts % routing.groups == 0
+        and routing.groups <= THREADS
+        and routing.group_best <= min(2, n_experts // routing.groups)
+    )
 
 
 @functools.cache
 def router_spec(
-    rows: int, width: int, n_experts: int, n_used: int, reduction: tuple[int, float] | None = None
+    rows: int,
+    width: int,
+    n_experts: int,
+    n_used: int,
+    reduction: tuple[int, float] | None = None,
+    routing: Routing = Routing(),
 ) -> KernelSpec:
     least, threshold = reduction or (n_used, 0.0)
     defines = {
@@ -31,6 +58,14 @@ def router_spec(
         "N_USED": n_used,
         "LEAST": least,
         "THRESHOLD": f"{float(np.float32(threshold)).hex()}f",
+        "SIGMOID": int(routing.sigmoid),
+        "NORM": int(routing.norm),
+        "SCALE": f"{float(np.float32(routing.scale)).hex()}f",
+        "CHOICE_BIAS": int(routing.choice_bias),
+        "LOGIT_BIAS": int(routing.logit_bias),
+        "GROUPS": routing.groups,
+        "GROUPS_USED": routing.groups_used,
+        "GROUP_BEST": min(routing.group_best, n_experts // routing.groups),
     }
     return KernelSpec(
         f"router_{width}x{n_experts}x{rows}",
@@ -53,14 +88,13 @@ class StepRouter:
         n_used: int,
         device: torch.device,
         reduction: tuple[int, float] | None = None,
+        routing: Routing = Routing(),
     ):
-        """A shape that `fits`. reduction (K, t): experts after the K best only where their
-        probability exceeds t times the largest.
+        """A shape that `fits`. reduction (K, t): experts after the K best only where their score
+        exceeds t times the largest.
         """
-        self._kernel, self._grid = (
-            function(router_spec(rows, width, n_experts, n_used, reduction), "router", device),
-            n_experts,
-        )
+        spec = router_spec(rows, width, n_experts, n_used, reduction, routing)
+        self._kernel, self._grid = function(spec, "router", device), n_experts
         self._logits = torch.empty(rows, n_experts, device=device)
         self._ticket = torch.zeros(1, dtype=torch.int32, device=device)
 
@@ -72,13 +106,16 @@ class StepRouter:
         matrix: torch.Tensor,
         ids: torch.Tensor,
         weights: torch.Tensor,
+        logit_bias: torch.Tensor | None = None,
+        choice_bias: torch.Tensor | None = None,
     ) -> None:
         """Choose experts for h float32[rows, width] with matrix float32[n_experts, width]: ids
-        int32[rows, n_used] and weights float32[rows, n_used].
+        int32[rows, n_used] and weights float32[rows, n_used], the best first (the lower expert
+        among equals).
 
-        The weights are the softmax over all experts of matrix * norm(h), the most probable first
-        (the lower expert among equals), normalized to a sum of 1. Experts left out by `reduction`
-        have id -1 and weight 0.
+        Scores are the softmax over all experts, or the sigmoids, of matrix * norm(h) + logit_bias;
+        experts are chosen by score + choice_bias. The biases are float32[n_experts], for a routing
+        that has them. Experts left out by `reduction` have id -1 and weight 0.
         """
         launch(
             self._kernel,
@@ -88,6 +125,8 @@ class StepRouter:
             norm,
             np.float32(eps),
             matrix,
+            logit_bias,
+            choice_bias,
             self._logits,
             self._ticket,
             ids,
@@ -97,5 +136,12 @@ class StepRouter:
 
 
 def specs() -> list[KernelSpec]:
-    """Return the shape of Qwen3-30B-A3B, and a small one. Others are compiled on first use."""
-    return [router_spec(1, 2048, 128, 8), router_spec(8, 512, 6, 2, (1, 0.5))]
+    """Return the shapes of some models, and a small one. Others are compiled on first use."""
+    grouped = Routing(True, True, 2.5, True, False, 8, 4)
+    return [
+        router_spec(1, 2048, 128, 8),
+        router_spec(8, 512, 6, 2, (1, 0.5)),
+        router_spec(1, 7168, 256, 8, None, grouped),
+        router_spec(1, 2880, 32, 4, None, Routing(logit_bias=True)),
+        router_spec(1, 2048, 60, 4, None, Routing(norm=False)),
+    ]

@@ -274,7 +274,8 @@ class Model:
     def _settings(self, settings: CacheSettings | None) -> CacheSettings:
         chosen = settings or self.cache or CacheSettings()
         arguments.instance("settings", chosen, CacheSettings)
-        full = chosen.swa_full or self.weights.switches.swa_full
+        # Kernels read caches whose positions follow each other.
+        full = chosen.swa_full or self.weights.switches.swa_full or self.precision != "f32"
         return replace(chosen, swa_full=full)
 
     @_named_errors

@@ -41,12 +41,12 @@ extern "C" void run(int splits, const float* q, const float* k, const float* v,
 
 
 RUN_ROUTER = """
-extern "C" void run(const float* h, const float* norm, float eps, const float* matrix, int* ids,
-                    float* weights) {
+extern "C" void run(const float* h, const float* norm, float eps, const float* matrix,
+                    const float* logit_bias, const float* choice_bias, int* ids, float* weights) {
     std::vector<float> logits(ROWS * EXPERTS);
     u32 ticket = 0;
     launch_on_host(EXPERTS, 1, THREADS, [&] {
-        router(h, norm, eps, matrix, logits.data(), &ticket, ids, weights);
+        router(h, norm, eps, matrix, logit_bias, choice_bias, logits.data(), &ticket, ids, weights);
     });
 }
 """

@@ -9,10 +9,11 @@ from iqforge.cuda_kernels import prompt
 from iqforge.runtime.cuda import prompt_graphs
 from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.cuda.prompt_weights import PromptOutput
-from iqforge.runtime.layers.attention import attend
+from iqforge.runtime.layers.attention import attend, visible
 from torch.nn import functional as F
 
 from . import step_on_cpu
+from .step_on_cpu import CPU
 
 
 def add_norm(
@@ -32,8 +33,10 @@ def add_norm(
             exact.copy_(x)
 
 
-def silu_gate(gate, up, out):
-    out.copy_(F.silu(gate.float()) * up.float())
+def silu_gate(gate, up, out, activation="silu"):
+    gate = gate.float()
+    gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    out.copy_(gate * up.float())
 
 
 def converted(x, out):
@@ -79,9 +82,32 @@ def group_rows(ids, ends, sources, rows):
     rows.view(-1)[order] = torch.arange(len(flat), dtype=torch.int32)
 
 
-def flash(q, k, v, cum_q, cum_k, max_q, max_k, dropout, is_causal, debug, *, scale):
+def flash(
+    q,
+    k,
+    v,
+    cum_q,
+    cum_k,
+    max_q,
+    max_k,
+    dropout,
+    is_causal,
+    debug,
+    *,
+    scale,
+    window_size_left=None,
+    window_size_right=None,
+):
     assert (max_q, max_k) == (q.shape[1], k.shape[1]) and is_causal
-    return (attend(q.float(), k.float(), v.float(), scale).to(q.dtype),)
+    assert (window_size_left is None) == (window_size_right is None)
+    window = 0 if window_size_left is None else window_size_left + 1
+    dtype, q, k, v = q.dtype, q.float(), k.float(), v.float()
+    keys = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+    scores = torch.einsum("snhd,smhd->shnm", q, keys) * scale
+    mask = visible(max_q, max_k, window, CPU)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return attend(q, k, v, scale, window).to(dtype), scores.logsumexp(-1)
 
 
 def logits(self, x):

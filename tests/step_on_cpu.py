@@ -11,11 +11,14 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import torch
-from iqforge.cuda_kernels import matvec, ops
+from iqforge.cuda_kernels import matvec, ops, step_between
 from iqforge.cuda_kernels.matvec_plan import DeviceLimits
 from iqforge.cuda_kernels.ops import decode_matrix, decode_rows
-from iqforge.runtime.cuda import step_frame, step_layers, step_sampling
-from iqforge.runtime.layers.attention import attend
+from iqforge.cuda_kernels.step_router import Routing
+from iqforge.runtime.cuda import step_frame, step_layers, step_moe, step_sampling
+from iqforge.runtime.layers.attention import attend_with_scores, temperature
+from iqforge.runtime.layers.moe import Router as Choice
+from iqforge.runtime.layers.specs import RouterSpec, Temperature
 from iqforge.runtime.resident import Resident, ResidentMatrix
 from iqforge.runtime.weights import Weights
 from torch.nn import functional as F
@@ -106,6 +109,31 @@ def expert_down_add(x, down, ids, weights, h):
         h[row] += weights[row] @ y
 
 
+def add_normed(x, h, *, bias=None, weight=None, eps=0.0):
+    kernel(_add_normed)(x, h, bias, weight, eps)
+
+
+def _add_normed(x, h, bias, weight, eps):
+    y = x if bias is None else x + bias
+    h += y if weight is None else normed(y, weight, eps)
+    x.zero_()
+
+
+@kernel
+def scale(x, factor):
+    x *= factor
+
+
+@kernel
+def take_share(h, weight, eps, hidden):
+    hidden *= (normed(h, weight, eps).sum(-1, keepdim=True)).sigmoid()
+
+
+@kernel
+def gelu_gate(gate, up, out):
+    out.copy_(F.gelu(gate, approximate="tanh") * up)
+
+
 @kernel
 def angles(rates, magnitude, positions, out):
     turned = positions[:, None].double() * rates
@@ -123,26 +151,47 @@ class Attention:
     def __init__(self, shape, capacity, device):
         self.shape = shape
 
-    def __call__(self, *arguments):
-        kernel(self.run)(*arguments)
+    def __call__(self, *arguments, biases=None, sinks=None):
+        kernel(self.run)(biases, sinks, *arguments)
 
-    def run(self, q, k, v, q_norm, k_norm, eps, angles, cache_k, cache_v, positions, scale, out):
+    def run(
+        self,
+        biases,
+        sinks,
+        q,
+        k,
+        v,
+        q_norm,
+        k_norm,
+        eps,
+        angles,
+        cache_k,
+        cache_v,
+        positions,
+        scale,
+        out,
+    ):
         s, start = self.shape, int(positions[0])
+        if biases is not None:
+            q, k, v = (x + bias for x, bias in zip((q, k, v), biases))
         q, k, v = (
-            q.view(s.rows, -1, s.key_length),
+            q.view(s.rows, s.group * s.kv_heads, -1),
             k.view(s.rows, -1, s.key_length),
             v.view(s.rows, -1, s.value_length),
         )
+        q, gates = q.split(s.key_length, -1) if s.gate else (q, None)
         q, k = (
             self.rotated(normed(x, weight, eps), angles) for x, weight in ((q, q_norm), (k, k_norm))
         )
         total = start + s.rows
         cache_k[start:total], cache_v[start:total] = k, v
-        out.copy_(
-            attend(
-                q[None], cache_k[None, :total].float(), cache_v[None, :total].float(), scale
-            ).reshape(out.shape)
-        )
+        if s.temperature is not None:
+            q = q * temperature(Temperature(*s.temperature), positions.long())[:, None, None]
+        keys, values = (cache[None, :total].float() for cache in (cache_k, cache_v))
+        mixed = attend_with_scores(
+            q[None], keys, values, scale, window=s.window, softcap=s.softcap, sinks=sinks
+        )[0]
+        out.copy_((mixed if gates is None else mixed * gates.sigmoid()).reshape(out.shape))
 
     def rotated(self, x, angles):
         turned, rest = x[..., : self.shape.n_rot], x[..., self.shape.n_rot :]
@@ -155,21 +204,28 @@ class Attention:
 
 
 class Router:
-    def __init__(self, rows, width, n_experts, n_used, device, reduction=None):
-        self.n_used = n_used
+    def __init__(
+        self, rows, width, n_experts, n_used, device, reduction=None, routing: Routing = Routing()
+    ):
+        self.spec = RouterSpec(
+            n_experts,
+            n_used,
+            "sigmoid" if routing.sigmoid else "softmax",
+            routing.groups,
+            routing.groups_used,
+            routing.group_best,
+            routing.norm,
+            routing.scale,
+        )
 
     def __call__(self, *arguments):
         kernel(self.run)(*arguments)
 
-    def run(self, h, norm, eps, matrix, ids, weights):
-        p = (
-            F.linear(normed(h, norm, eps), matrix)
-            .softmax(-1)
-            .sort(dim=-1, descending=True, stable=True)
-        )
-        best = p.values[:, : self.n_used]
-        ids.copy_(p.indices[:, : self.n_used])
-        weights.copy_(best / best.sum(-1, keepdim=True))
+    def run(self, h, norm, eps, matrix, ids, weights, logit_bias, choice_bias):
+        logits = F.linear(normed(h, norm, eps), matrix, logit_bias)
+        chosen, shares = Choice(None, self.spec, choice_bias).choose(logits)
+        ids.copy_(chosen)
+        weights.copy_(shares)
 
 
 class Sampler:
@@ -222,6 +278,11 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (torch, "zeros", lambda *size, pin_memory=False, **options: zeros(*size, **options)),
         (matvec, "device_index", lambda device: 0),
         (matvec, "limits", lambda index: DeviceLimits(132, products, products // 2, products // 2)),
+        (step_between, "add_normed", add_normed),
+        (step_between, "gelu_gate", gelu_gate),
+        (step_between, "scale", scale),
+        (step_between, "take_share", take_share),
+        (step_moe, "BETWEEN", torch.float32),
         (step_frame, "StepAttention", Attention),
         (step_frame, "StepRouter", Router),
         (step_frame, "step_angles", angles),

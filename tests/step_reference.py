@@ -8,8 +8,11 @@ from collections.abc import Callable
 
 import torch
 from iqforge.cuda_kernels.step_attention import AttentionShape
+from iqforge.cuda_kernels.step_router import Routing
+from iqforge.runtime.layers.moe import Router
 from iqforge.runtime.layers.norm import RMSNorm
 from iqforge.runtime.layers.rope import Rope
+from iqforge.runtime.layers.specs import RouterSpec
 from iqforge.runtime.state.cache import CacheSettings, KVCache
 
 
@@ -151,10 +154,29 @@ def allowed(case: tuple) -> float:
     return 3e-5 if case[5] == case[6] == "bf16" else 5e-6
 
 
+ROUTINGS = [
+    Routing(),
+    Routing(norm=False, scale=0.5),
+    Routing(sigmoid=True, choice_bias=True, scale=2.5),
+    Routing(sigmoid=True, norm=False, groups=4, groups_used=2),
+    Routing(sigmoid=True, choice_bias=True, groups=2, groups_used=1),
+    Routing(norm=False, scale=16.0, groups=4, groups_used=2, group_best=1),
+    Routing(logit_bias=True),
+]
+
+
 def router_case(
-    rows: int, width: int, n_experts: int, n_used: int, device: torch.device, seed: int = 0
+    rows: int,
+    width: int,
+    n_experts: int,
+    n_used: int,
+    device: torch.device,
+    seed: int = 0,
+    routing: Routing = Routing(),
 ):
-    """Return (h, norm, router matrix, experts and weights in float64)."""
+    """Return (h, norm, router matrix, biases of logits and of the choice, experts and weights in
+    float64).
+    """
     g = torch.Generator(device).manual_seed(seed)
     random = lambda *size: torch.randn(*size, device=device, generator=g)  # noqa: E731
     h, norm, matrix = (
@@ -164,8 +186,29 @@ def router_case(
     )
     if n_experts > 4:
         matrix[3] = matrix[1]  # equal probabilities go to the lower expert
+    logit_bias, choice_bias = random(n_experts), 0.3 * random(n_experts)
+    logit_bias[3], choice_bias[3] = logit_bias[1], choice_bias[1]
     x = h.double()
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps) * norm.weight.double()
-    p = (x @ matrix.double().T).softmax(-1).sort(dim=-1, descending=True, stable=True)
-    weights = p.values[:, :n_used] / p.values[:, :n_used].sum(-1, keepdim=True)
-    return h, norm, matrix, p.indices[:, :n_used], weights
+    spec = RouterSpec(
+        n_experts,
+        n_used,
+        "sigmoid" if routing.sigmoid else "softmax",
+        routing.groups,
+        routing.groups_used,
+        routing.group_best,
+        routing.norm,
+        routing.scale,
+    )
+    bias = logit_bias.double() if routing.logit_bias else 0.0
+    router = Router(
+        lambda x: x @ matrix.double().T + bias,
+        spec,
+        choice_bias.double() if routing.choice_bias else None,
+    )
+    chosen, weights = router(x)
+    biases = (
+        logit_bias if routing.logit_bias else None,
+        choice_bias if routing.choice_bias else None,
+    )
+    return h, norm, matrix, biases, chosen, weights

@@ -10,22 +10,26 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
+import iqforge
 import numpy as np
 import pytest
 import torch
-from iqforge.runtime.bench.synthetic import SHAPES, SyntheticSource
+from iqforge.runtime.bench.shapes import SHAPES
+from iqforge.runtime.bench.synthetic import SyntheticSource
 from iqforge.runtime.cuda import prompt_graphs, prompt_weights
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.engine import Engine
 from iqforge.runtime.cuda.prompt_path import PromptPath
 from iqforge.runtime.cuda.prompt_stream import Stream
-from iqforge.runtime.model import Model
+from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.ranges import RangeName, recording
 from iqforge.runtime.state.cache import CacheSettings
 from iqforge.runtime.switches import Switches
 
 from . import prompt_on_cpu, step_on_cpu
 from .step_on_cpu import CPU
+from .tiny_cases import CASES, FAST, WIDE
+from .tiny_models import make_tiny_model
 
 TOKENS = torch.from_numpy(np.random.default_rng(4).integers(0, 512, (3, 21)))
 PRECISION = {"rtol": 0.01, "atol": 0.01}  # of activations in float16
@@ -314,3 +318,54 @@ def test_the_error_of_a_failed_capture_is_raised(monkeypatch):
     with pytest.raises(RuntimeError, match="void"):
         graphs._capture([], rows, None)
     assert len(ended) == 2 and not graphs.has_graphs
+
+
+@pytest.fixture(params=FAST)
+def fast(request, tmp_path):
+    """(f32 file, token ids) of a random model, made before anything is replaced."""
+    tiny = make_tiny_model(CASES[request.param], WIDE, tmp_path / request.param)
+    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
+    return tmp_path / "f32.gguf", tiny.tokens
+
+
+def test_other_architectures(fast, opened):
+    """Windows, biases, shared experts, other routers, norms after a branch: for new sequences, for
+    pieces of a kept one, and for last rows alone.
+    """
+    file, ids = fast
+    with load_model(file, switches=Switches(swa_full=True)) as model:
+        context = Context(CPU, torch.float16, None, ubatch=64)
+        path = PromptPath(model.network, context)
+        # Of experts: that this device decodes them first.
+        assert {kind for kind, _ in context.slow} <= {"MoE"}
+        assert all("decoded" in why or "one after" in why for _, why in context.slow)
+        tokens = torch.tensor(ids)[None]
+        expected = model.hidden(tokens)[0]
+        spread = {"rtol": 0.05, "atol": 0.05 * expected.abs().max().item()}
+        torch.testing.assert_close(normed(model, path.run(tokens, 0)), expected, **spread)
+        last = path.run(tokens, 0, last=True)
+        torch.testing.assert_close(normed(model, last), expected[-1:], **spread)
+        state, rows = model.new_state(64, CacheSettings()), []
+        for first, end in ((0, 13), (13, 14), (14, 40)):
+            state.reserve(end - first)
+            rows.append(normed(model, path.run(tokens[:, first:end], first, state)).clone())
+            state.advance(end - first)
+        torch.testing.assert_close(torch.cat(rows), expected, **spread)
+
+
+def test_graphs_of_other_architectures(monkeypatch, fast, opened):
+    """Replays work on the tokens of their pass."""
+    file, ids = fast
+    prompt_on_cpu.captures(monkeypatch)
+    with load_model(file, switches=Switches(swa_full=True)) as model:
+        plain, captured = (
+            PromptPath(model.network, Context(CPU, torch.float16, None, ubatch=n))
+            for n in (2 * len(ids), len(ids))
+        )
+        for shift in range(4):
+            tokens = torch.tensor(ids).roll(shift)[None]
+            plain._graphs._recent.clear()  # never captures
+            expected = normed(model, plain.run(tokens, 0)).clone()
+            found = normed(model, captured.run(tokens, 0))
+            torch.testing.assert_close(found, expected, **PRECISION)
+    assert prompt_on_cpu.Graph.replays > 0

@@ -17,7 +17,7 @@ from iqforge.cuda_kernels.step_sample import DrawSampler, GreedySampler, step_an
 from iqforge.runtime.layers.rope import Rope  # noqa: E402
 from iqforge.runtime.sampling import Sampling, sample  # noqa: E402
 
-from .step_reference import FEATURES, allowed, attention_error, router_case  # noqa: E402
+from .step_reference import FEATURES, ROUTINGS, allowed, attention_error, router_case  # noqa: E402
 
 GPU = torch.device("cuda")
 
@@ -106,7 +106,7 @@ def test_angles():
     [(1, 2048, 128, 8), (8, 2048, 128, 8), (3, 516, 6, 2), (2, 8192, 257, 32), (1, 7168, 256, 8)],
 )
 def test_router(rows, width, n_experts, n_used):
-    h, norm, matrix, chosen, expected = router_case(rows, width, n_experts, n_used, GPU)
+    h, norm, matrix, _, chosen, expected = router_case(rows, width, n_experts, n_used, GPU)
     for reduction in (None, (1, 0.5)):
         ids = torch.full((rows, n_used), -7, dtype=torch.int32, device=GPU)
         weights = torch.full((rows, n_used), float("nan"), device=GPU)
@@ -122,6 +122,23 @@ def test_router(rows, width, n_experts, n_used):
             )
         assert torch.equal(ids.long(), chosen)
         assert torch.allclose(weights.double(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+@pytest.mark.parametrize(
+    "rows, width, n_experts, n_used", [(1, 2048, 256, 8), (8, 7168, 256, 8), (2, 516, 16, 5)]
+)
+def test_other_routings(routing, rows, width, n_experts, n_used):
+    h, norm, matrix, biases, chosen, expected = router_case(
+        rows, width, n_experts, n_used, GPU, routing=routing
+    )
+    ids = torch.full((rows, n_used), -7, dtype=torch.int32, device=GPU)
+    weights = torch.full((rows, n_used), float("nan"), device=GPU)
+    router = StepRouter(rows, width, n_experts, n_used, GPU, None, routing)
+    for _ in range(2):
+        router(h, norm.weight, norm.eps, matrix, ids, weights, *biases)
+    assert torch.equal(ids.long(), chosen)
+    assert torch.allclose(weights.double(), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

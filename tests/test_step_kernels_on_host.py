@@ -20,7 +20,7 @@ from .kernels_on_host import (
     library,
     pointer,
 )
-from .step_reference import FEATURES, allowed, attention_error, router_case
+from .step_reference import FEATURES, ROUTINGS, allowed, attention_error, router_case
 
 CPU = torch.device("cpu")
 
@@ -93,7 +93,7 @@ def _compare(case, tmp_path, **features):
     [(1, 2048, 64, 8, None), (3, 516, 6, 2, None), (2, 512, 16, 6, (2, 0.4))],
 )
 def test_router(rows, width, n_experts, n_used, reduction, tmp_path):
-    h, norm, matrix, chosen, expected = router_case(rows, width, n_experts, n_used, CPU)
+    h, norm, matrix, _, chosen, expected = router_case(rows, width, n_experts, n_used, CPU)
     if reduction:
         kept = expected > reduction[1] * expected[:, :1]
         kept[:, : reduction[0]] = True
@@ -112,6 +112,30 @@ def test_router(rows, width, n_experts, n_used, reduction, tmp_path):
         pointer(norm.weight),
         ctypes.c_float(norm.eps),
         pointer(matrix),
+        None,
+        None,
+        pointer(ids),
+        pointer(weights),
+    )
+    assert torch.equal(ids.long(), chosen)
+    assert torch.allclose(weights.double(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+def test_other_routings(routing, tmp_path):
+    rows, width, n_experts, n_used = 3, 516, 16, 5
+    h, norm, matrix, biases, chosen, expected = router_case(
+        rows, width, n_experts, n_used, CPU, routing=routing
+    )
+    ids = torch.full((rows, n_used), -7, dtype=torch.int32)
+    weights = torch.full((rows, n_used), float("nan"))
+    spec = router_spec(rows, width, n_experts, n_used, None, routing)
+    library(tmp_path, spec, RUN_ROUTER).run(
+        pointer(h),
+        pointer(norm.weight),
+        ctypes.c_float(norm.eps),
+        pointer(matrix),
+        *map(pointer, biases),
         pointer(ids),
         pointer(weights),
     )

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import iqforge
 import numpy as np
 import pytest
 import torch
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
+from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime import linear
 from iqforge.runtime.cuda import step_path
 from iqforge.runtime.cuda.context import Context
@@ -22,11 +24,14 @@ from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.ranges import PREFIX, RangeName, recording
 from iqforge.runtime.sampling import GREEDY, Sampling
 from iqforge.runtime.state.cache import CacheSettings
+from iqforge.runtime.switches import Switches
 
 from . import step_on_cpu
 from .step_on_cpu import CPU, Graph
+from .tiny_cases import CASES, FAST, WIDE
 from .tiny_checkpoint import make_tiny_llama, make_tiny_qwen3moe
 from .tiny_model import write_gguf
+from .tiny_models import make_tiny_model
 
 TOKENS = [0, *np.random.default_rng(1).integers(2, 300, 14).tolist()]
 
@@ -120,12 +125,12 @@ def test_a_profiled_step_names_layers_and_operations(monkeypatch, opened, name):
     assert names[0] == str(RangeName("token_embd", "token_embd"))
     first, second = steps._branches[:2]
     expected = [RangeName("", "norm_matvec", sum(m.nbytes for m in first.qkv))]
-    expected += [RangeName("", "matvec_add", first.output.nbytes)]
+    expected += [RangeName("", "matvec_add", first.output.matrix.nbytes)]
     if name == "llama":
         expected += [RangeName("", "gate_up", second.gate.nbytes + second.up.nbytes)]
-        expected += [RangeName("", "matvec_add", second.down.nbytes)]
+        expected += [RangeName("", "matvec_add", second.down.matrix.nbytes)]
     else:  # of the experts as many as are used
-        share = second.n_used / second.n_experts
+        share = second.spec.n_used / second.spec.n_experts
         expected += [
             RangeName("", "expert_gate_up", share * (second.gate.nbytes + second.up.nbytes)),
             RangeName("", "expert_down_add", share * second.down.nbytes),
@@ -308,3 +313,25 @@ def test_a_closed_model_holds_no_weights(monkeypatch, opened):
     assert all(resident.is_loaded for resident in held)
     model.close()
     assert not any(resident.is_loaded for resident in held) and "engine" not in model.__dict__
+
+
+@pytest.mark.parametrize("case", FAST)
+def test_other_architectures(monkeypatch, tmp_path, case):
+    """Windows, biases, shared experts, other routers, norms after a branch: all in kernels."""
+    tiny = make_tiny_model(CASES[case], WIDE, tmp_path / case)
+    path = tmp_path / f"{case}.gguf"
+    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
+    iqforge.quantize_model(tmp_path / "f32.gguf", path, Recipe("Q8_0", pure=True))
+    step_on_cpu.install(monkeypatch)
+    with load_model(path, switches=Switches(swa_full=True)) as model:
+        told: list[str] = []
+        steps = StepPath(model.network, context := Context(CPU, verbose=told.append))
+        context.report_all()
+        assert not told and steps.captures
+        settings = CacheSettings("f32", "f32")
+        tokens = torch.tensor(tiny.tokens)
+        expected = model.extend(tokens, model.new_state(64, settings), all_logits=True)
+        state, rows = model.new_state(64, settings), []
+        for piece in tokens.split([8, 1, 1, 3, *[1] * (len(tokens) - 13)]):
+            rows.append(steps.extend(piece, state, all_logits=True))
+        torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-3, atol=1e-4)

@@ -585,3 +585,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "phi3": (PARTIAL, {"sliding_window": WINDOW}, {"tie_word_embeddings": True}),
     "starcoder2": ({"use_bias": False}, {"tie_word_embeddings": True}),
 }
+
+# Of those that have kernels for every layer, one for each thing that only some models have.
+FAST = ("qwen2", "qwen2_moe", "qwen3", "ministral3", "glm4_moe", "gemma3")

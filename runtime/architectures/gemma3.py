@@ -14,7 +14,7 @@ from . import architecture
 _LAYERS_27B = 62  # whose queries are scaled by width / heads, where others have the head size
 
 
-@architecture("gemma3")
+@architecture("gemma3", gpu=True)
 def build(d: Decoder) -> Network:
     p, everywhere, spec = d.p, d.rope("neox"), FFNSpec("gelu")
     nearby = d.rope(

@@ -10,7 +10,7 @@ from ..network import Network
 from . import architecture
 
 
-@architecture("glm4moe")
+@architecture("glm4moe", gpu=True)
 def build(d: Decoder) -> Network:
     p, rope, router = d.p, d.rope("neox"), d.router_spec("sigmoid")
     hidden = p.per_layer("feed_forward_length", d.n_layers)

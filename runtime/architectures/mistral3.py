@@ -12,7 +12,7 @@ from ..network import Network
 from . import architecture
 
 
-@architecture("mistral3")
+@architecture("mistral3", gpu=True)
 def build(d: Decoder) -> Network:
     p = d.p
     rope = d.rope("norm", scaling=Scaling.read(p, own_magnitude=False))

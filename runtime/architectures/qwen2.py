@@ -8,7 +8,7 @@ from ..network import Network
 from . import architecture
 
 
-@architecture("qwen2")
+@architecture("qwen2", gpu=True)
 def build(d: Decoder) -> Network:
     rope, hidden = d.rope("neox"), d.p.per_layer("feed_forward_length", d.n_layers)
 

@@ -10,7 +10,7 @@ from ..network import Network
 from . import architecture
 
 
-@architecture("qwen2moe")
+@architecture("qwen2moe", gpu=True)
 def build(d: Decoder) -> Network:
     rope, router = d.rope("neox"), d.router_spec(norm=False)
     hidden = d.p.integer("expert_feed_forward_length")

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 
 from ...cuda_kernels import prompt
-from ..layers.attention import Attention
+from ..layers.attention import Attention, temperature
 from ..layers.batch import Batch
 from ..state.cache import KVCache
 from .context import Context
 from .prompt_graphs import Stage, Staged
-from .prompt_stream import Stream, check_norm, last_rows
+from .prompt_stream import Stream, check_norm, last_rows, post_normed
 from .prompt_weights import Product
 from .registry import PROMPT, PlacedBranch, Slow, executor
 
@@ -63,6 +63,8 @@ class PromptAttention(Staged):
             Product("qkv", [m.k, m.v], context),
         )
         self.output = Product("delta", [m.output], context)
+        self.post_norm = branch.branch.post_norm
+        self.sinks = None if m.sinks is None else m.sinks.float()
 
     @property
     def stages(self) -> list[tuple[bool, Stage]]:
@@ -85,14 +87,33 @@ class PromptAttention(Staged):
             if stream.narrows
             else _Products(self.qkv.out(rows))
         )
+        products, gates = self._without_gates(products) if self.m.spec.gate else (products, None)
         mixed = (
             self._fresh(products, batch) if batch.state is None else self._cached(products, batch)
         )
+        if gates is not None:
+            mixed = mixed.reshape(gates.shape) * gates.sigmoid()
         # Converted to the dtype of activations, in a buffer that stays.
         prompt.converted(mixed, self._mixed(stream))
 
     def _join(self, stream: Stream, batch: Batch) -> None:
-        stream.add(self.output(self._mixed(stream)))
+        stream.add(post_normed(self.output(self._mixed(stream)), self.post_norm))
+
+    def _without_gates(self, products: _Products) -> tuple[_Products, torch.Tensor]:
+        """Return products with queries only, and the gates half[rows, heads, length] that follow
+        each query head.
+        """
+        s, (joined, queries) = self.m.spec, products
+        n = s.heads * s.key_length
+        if queries is not None:
+            pairs = queries.view(-1, s.heads, 2, s.key_length)
+            return _Products(joined, pairs[:, :, 0].reshape(-1, n)), pairs[:, :, 1]
+        pairs = joined[:, : 2 * n].unflatten(1, (s.heads, 2, s.key_length))
+        shape = len(joined), joined.shape[1] - n
+        plain = self.context.buffer("queries without gates", shape, joined.dtype)
+        plain[:, :n].unflatten(1, (s.heads, s.key_length)).copy_(pairs[:, :, 0])
+        plain[:, n:].copy_(joined[:, 2 * n :])
+        return _Products(plain), pairs[:, :, 1]
 
     def _mixed(self, stream: Stream) -> torch.Tensor:
         return self.context.buffer("mixed", (len(stream.h), self.output.cols), self.context.dtype)
@@ -120,11 +141,20 @@ class PromptAttention(Staged):
         values.
         """
         cache, n = batch.state, batch.start + batch.n_tokens
+        seen = slice(self._first_seen(batch.start), n)
         if not cache.is_whole or _stored(cache.k.dtype, cache.v.dtype) is None:
             return self._converted(qkv, cache, batch.start, n, batch)
         return self._attend(
-            self._heads(qkv, cache.k, cache.v, batch.start, batch), cache.k[:n], cache.v[:n], batch
+            self._heads(qkv, cache.k, cache.v, batch.start, batch),
+            cache.k[seen],
+            cache.v[seen],
+            batch,
         )
+
+    def _first_seen(self, start: int) -> int:
+        """Return the first position that the token at `start` sees."""
+        window = self.m.spec.window
+        return max(0, start - window + 1) if window else 0
 
     def _converted(
         self, qkv: _Products, cache: KVCache, first: int, n: int, batch: Batch
@@ -141,7 +171,7 @@ class PromptAttention(Staged):
         )
         q = self._heads(qkv, k, v, 0, batch)
         cache.write(first, k, v)
-        k, v = (x.half() for x in cache.read(n))
+        k, v = (x.half() for x in cache.read(n, self._first_seen(first)))
         return cache.result(self._attend(cache.query(q).half(), k, v, batch).float())
 
     def _heads(
@@ -172,6 +202,11 @@ class PromptAttention(Staged):
             prompt.rotate_heads(
                 qkv.queries, q, k[:, :0], v[:, :0], 0, cos[-1:], sin[-1:], **options
             )
+        if m.spec.temperature is not None:
+            positions = (
+                batch.sequence_positions[-1:] if qkv.queries is not None else batch.positions
+            )
+            q *= temperature(m.spec.temperature, positions)[:, None, None].to(q.dtype)
         return q
 
     def _attend(
@@ -185,8 +220,11 @@ class PromptAttention(Staged):
         to a second to plan, and has no such corner.
         """
         q, k, v = (x.unflatten(0, (batch.n_sequences, -1)) for x in (q, k, v))
+        s = self.m.spec
+        plain = self.sinks is None and not 0 < s.window < k.shape[1]
         if (
-            q.shape[1] == k.shape[1]
+            plain
+            and q.shape[1] == k.shape[1]
             and batch.n_sequences * batch.n_tokens >= CUDNN_ROWS
             and _cudnn_takes(q, k, v)
         ):
@@ -196,7 +234,7 @@ class PromptAttention(Staged):
             )[0]
             mixed = mixed.transpose(1, 2)
         else:
-            mixed = torch.ops.aten._flash_attention_forward(
+            mixed, log_sums = torch.ops.aten._flash_attention_forward(
                 q,
                 k,
                 v,
@@ -207,8 +245,13 @@ class PromptAttention(Staged):
                 0.0,
                 True,
                 False,
-                scale=self.m.spec.scale,
-            )[0]
+                scale=s.scale,
+                window_size_left=s.window - 1 if s.window else None,
+                window_size_right=0 if s.window else None,
+            )[:2]
+            if self.sinks is not None:  # they take their part of the softmax
+                shares = (log_sums - self.sinks[:, None]).sigmoid()
+                mixed = mixed * shares.transpose(1, 2)[..., None].to(mixed.dtype)
         return mixed
 
 

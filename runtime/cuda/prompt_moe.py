@@ -10,11 +10,13 @@ import torch
 
 from ...cuda_kernels import ops, prompt, prompt_grouped
 from ..layers.batch import Batch
+from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
+from ..layers.specs import FFNSpec, RouterSpec
 from .context import Context
 from .prompt_graphs import Stage, Staged
 from .prompt_stream import Stream, check_norm
-from .prompt_weights import packed, stacked
+from .prompt_weights import Product, packed, stacked
 from .registry import PROMPT, PlacedBranch, Slow, executor
 
 
@@ -36,6 +38,10 @@ class PromptMoE(Staged):
         inputs = [e.gate_up] if e.gate_up is not None else [e.gate, e.up]
         self.inputs = [packed(linear, context) for linear in inputs if linear is not None]
         self.down = packed(m.experts.down, context)
+        self.plain = m.spec == RouterSpec(m.spec.n_experts, m.spec.n_used) and (
+            m.router.bias is None and m.router.linear.bias is None
+        )
+        self.shared = None if m.shared is None else _shared(m, context)
         self.fused = prompt_grouped.gate_up_fits(
             self.inputs, context.device
         ) and prompt_grouped.fits([self.down], context.device)
@@ -60,7 +66,14 @@ class PromptMoE(Staged):
             context.buffer(name, (tokens, m.spec.n_used), dtype)
             for name, dtype in (("expert ids", torch.int32), ("expert weights", torch.float32))
         )
-        prompt.route(m.router.linear(exact), ids, weights, context.ser)
+        logits = m.router.linear(exact)
+        if self.plain:
+            prompt.route(logits, ids, weights, context.ser)
+        else:
+            chosen, shares = m.router.choose(logits)
+            ids.copy_(chosen)
+            weights.copy_(shares)
+        self._add_shared(stream, exact)
         ends, sources, rows = (
             context.buffer(name, shape, torch.int32)
             for name, shape in (
@@ -71,6 +84,22 @@ class PromptMoE(Staged):
         )
         prompt.group_rows(ids, ends, sources, rows)
         stream.add((self._fused if self.fused else self._apart)(x, ends, sources), rows, weights)
+
+    def _add_shared(self, stream: Stream, exact: torch.Tensor) -> None:
+        """Add the expert that works on every token."""
+        if self.shared is None:
+            return
+        gate_up, down, share = self.shared
+        x = self.context.buffer("shared normed", tuple(exact.shape), self.context.dtype)
+        x.copy_(exact)
+        gate, up = gate_up(x).chunk(2, dim=1)
+        gated = self.context.buffer("shared gated", tuple(gate.shape), gate.dtype)
+        prompt.silu_gate(gate, up, gated)
+        y = down(gated)
+        if share is not None:
+            y *= (exact @ share).sigmoid()[:, None].to(y.dtype)
+        stream.add(y)
+        stream.settled()
 
     def _fused(self, x: torch.Tensor, ends: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
         """Weights are decoded within the products: half[rows grouped by expert, width]."""
@@ -98,6 +127,26 @@ class PromptMoE(Staged):
         """
         weights = stacked([matrix], self.context).view(matrix.n_matrices, matrix.rows, matrix.cols)
         return self.grouped(x, weights, ends)  # pyright: ignore[reportOptionalCall]  not fused
+
+
+def _shared(m: MoE, context: Context) -> tuple[Product, Product, torch.Tensor | None]:
+    """Return the products of the shared expert, and the vector of its gate."""
+    ffn = m.shared
+    if not isinstance(ffn, GatedFFN) or ffn.gate is None or ffn.up is None:
+        raise Slow("a shared expert with gate and up in one matrix")
+    if ffn.spec != FFNSpec():
+        raise Slow(f"activation {ffn.spec.activation} of a shared expert")
+    gate = m.shared_gate
+    share = None
+    if gate is not None:
+        if gate.device != context.device or gate.bias is not None:
+            raise Slow(f"{gate.role} is not on {context.device}, or has a bias")
+        share = torch.cat([part for _, part in gate.matrix.parts()]).view(-1)
+    return (
+        Product("shared gate_up", [ffn.gate, ffn.up], context),
+        Product("shared delta", [ffn.down], context),
+        share,
+    )
 
 
 def grouped_product(context: Context, layer: int):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...cuda_kernels import prompt
-from ..layers.norm import RMSNorm
+from ..layers.norm import Norm, RMSNorm
 from .context import Context
 from .registry import Slow
 
@@ -22,6 +22,13 @@ def check_norm(norm: RMSNorm, context: Context) -> None:
         raise Slow(f"its norm is not on {context.device}")
     if not prompt.norm_fits(len(norm.weight)):
         raise Slow(f"rows of {len(norm.weight)}")
+
+
+def post_normed(delta: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+    """Return delta, replaced by norm(delta), computed in float32, if there is a norm. The memory
+    stays the same, as graphs need.
+    """
+    return delta if norm is None else delta.copy_(norm(delta.float()))
 
 
 class Stream:

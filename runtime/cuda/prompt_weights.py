@@ -16,12 +16,16 @@ from .registry import Slow
 SLICE_BYTES = 256 * 2**20  # of decoded rows of an output matrix at a time
 
 
-def packed(linear: Linear | ExpertLinear | Embedding, context: Context) -> ops.PackedMatrix:
-    """Return the packed matrix. `Slow` if it is on another device, or its product adds a bias."""
+def packed(
+    linear: Linear | ExpertLinear | Embedding, context: Context, *, biased: bool = False
+) -> ops.PackedMatrix:
+    """Return the packed matrix. biased: the caller adds its bias. `Slow` if nobody does, or it has
+    a scale or is on another device.
+    """
     held = linear.packed if isinstance(linear, ExpertLinear) else linear.matrix.packed
     if held is None or held.data.device != context.device:
         raise Slow(f"the weights of {linear.role} are not on {context.device}")
-    if linear.bias is not None or linear.scale is not None:
+    if (linear.bias is not None and not biased) or linear.scale is not None:
         raise Slow(f"{linear.role} has a bias or a scale")
     if held.cols % 8 or held.rows % 8:
         raise Slow(f"{linear.role} is {held.rows} x {held.cols}, not multiples of 8")
@@ -33,7 +37,8 @@ class Product:
 
     def __init__(self, name: str, linears: list[Linear], context: Context):
         self.name, self.context = name, context
-        self.matrices = [packed(linear, context) for linear in linears]
+        self.matrices = [packed(linear, context, biased=True) for linear in linears]
+        self.bias = _joined_bias(linears, context)
         self.cols, self.rows = self.matrices[0].cols, sum(m.rows for m in self.matrices)
 
     def weights(self) -> torch.Tensor:
@@ -45,7 +50,22 @@ class Product:
         return self.context.buffer(self.name, (rows, self.rows), self.context.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x, self.weights().t(), out=self.out(len(x)))
+        if self.bias is None:
+            return torch.mm(x, self.weights().t(), out=self.out(len(x)))
+        return torch.addmm(self.bias, x, self.weights().t(), out=self.out(len(x)))
+
+
+def _joined_bias(linears: list[Linear], context: Context) -> torch.Tensor | None:
+    """Return the biases of all rows in half, 0 for matrices without one; None if none has one."""
+    if all(linear.bias is None for linear in linears):
+        return None
+    parts = [
+        torch.zeros(linear.rows, device=context.device)
+        if linear.bias is None
+        else linear.bias.to(context.device)
+        for linear in linears
+    ]
+    return torch.cat(parts).to(context.dtype)
 
 
 def stacked(

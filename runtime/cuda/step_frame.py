@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ...cuda_kernels.step_attention import AttentionShape, StepAttention
-from ...cuda_kernels.step_router import StepRouter
+from ...cuda_kernels.step_router import Routing, StepRouter
 from ...cuda_kernels.step_sample import step_angles
 from ..layers.batch import Batch
 from ..layers.rope import Rope
@@ -115,6 +115,15 @@ class Frame:
             self._buffers[key] = torch.empty(self.rows, n_cols, dtype=dtype, device=self.device)
         return self._buffers[key][: self.n]
 
+    def zeros(self, name: str, n_cols: int) -> torch.Tensor:
+        """Return what `buffer` returns, for float32 that is 0 before the first step. Whoever uses
+        it leaves zeros.
+        """
+        key = (f"zeros {name}", n_cols, torch.float32)
+        if key not in self._buffers:
+            self._buffers[key] = torch.zeros(self.rows, n_cols, device=self.device)
+        return self._buffers[key][: self.n]
+
     def angles(self, rope: Rope) -> torch.Tensor:
         """Return float32[n, n_rot/2, 2] of the new positions. The first call in a step launches the
         kernel.
@@ -137,11 +146,16 @@ class Frame:
         return found
 
     def router(
-        self, width: int, n_experts: int, n_used: int, reduction: tuple[int, float] | None
+        self,
+        width: int,
+        n_experts: int,
+        n_used: int,
+        reduction: tuple[int, float] | None,
+        routing: Routing,
     ) -> StepRouter:
         return self.once(
-            ("router", self.n, width, n_experts, n_used, reduction),
-            lambda: StepRouter(self.n, width, n_experts, n_used, self.device, reduction),
+            ("router", self.n, width, n_experts, n_used, reduction, routing),
+            lambda: StepRouter(self.n, width, n_experts, n_used, self.device, reduction, routing),
         )
 
     def once(self, key: tuple, make: Callable[[], Any]) -> Any:

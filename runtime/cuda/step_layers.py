@@ -8,31 +8,19 @@ from typing import Protocol
 
 import torch
 
-from ...cuda_kernels import matvec
-from ...cuda_kernels.matvec_plan import (
-    EXPERT_DOWN,
-    EXPERT_GATE_UP,
-    GATE_UP,
-    MATVEC_ADD,
-    NORM_MATVEC,
-)
-from ...cuda_kernels.ops import PackedMatrix, decode_matrix, decode_rows
-from ...cuda_kernels.step_attention import AttentionShape, shared_limit
-from ...cuda_kernels.step_attention import fits as attention_fits
-from ...cuda_kernels.step_router import fits as router_fits
-from ..layers.attention import Attention
+from ...cuda_kernels import matvec, step_between
+from ...cuda_kernels.matvec_plan import GATE_UP, MATVEC_ADD, NORM_MATVEC
+from ...cuda_kernels.ops import PackedMatrix, decode_rows
 from ..layers.ffn import GatedFFN
-from ..layers.moe import MoE
 from ..layers.norm import RMSNorm
 from ..linear import Embedding, ExpertLinear, Linear
 from ..network import Network
 from ..ranges import ranged
-from ..state.cache import CacheSettings, KVCache
 from ..state.sequence import State
 from .context import Context
 from .executor import Executor, operation
 from .registry import STEP, PlacedBranch, Slow, executor
-from .step_frame import STEP_ROWS, Frame
+from .step_frame import Frame
 
 
 def on_device(
@@ -40,11 +28,14 @@ def on_device(
     context: Context,
     kind: int | None = None,
     slots: int = 1,
+    *,
+    biased: bool = False,
 ) -> PackedMatrix:
     """The packed matrix of a product of this kind, of `slots` experts; without a kind it is only
-    decoded. Slow if it has a bias, is on another device, or has no kernel.
+    decoded. biased: the caller adds its bias. Slow if nobody does, or it has a scale, is on another
+    device, or has no kernel.
     """
-    if linear.bias is not None or linear.scale is not None:
+    if (linear.bias is not None and not biased) or linear.scale is not None:
         raise Slow(f"{linear.role} has a bias or a scale")
     matrices = linear.matrices if isinstance(linear, ExpertLinear) else [linear.matrix]
     matrix = matrices[0].packed
@@ -92,7 +83,9 @@ class StepEnd(Protocol):
     def __call__(self, frame: Frame, h: torch.Tensor) -> None: ...
 
 
-class _Executor(Executor):
+class StepBranch(Executor):
+    """An executor of a branch whose norm is on the device."""
+
     captured = True  # its launches can be captured
     repeatable = True  # running a step twice at the same position leaves what running it once does
 
@@ -106,97 +99,27 @@ class _Executor(Executor):
         """Slow if this layer cannot run on what a sequence keeps for it."""
 
 
-@executor(STEP, Attention)
-class StepAttentionLayer(_Executor):
-    """q, k and v in one launch; norms, rotation, cache and attention in one; the output projection
-    onto h.
-    """
+class StepSum:
+    """h += post_norm(W x + bias) for the last product of a branch."""
 
-    def __init__(self, branch: PlacedBranch, context: Context):
-        super().__init__(branch, context)
-        a: Attention = branch.module
-        if a.rope is None or a.q is None or a.k is None or a.v is None:
-            raise Slow("no rotation, or no projections for each of query, key and value")
-        self.rope = a.rope
-        self.qkv = [on_device(linear, context, NORM_MATVEC) for linear in (a.q, a.k, a.v)]
-        self.output = on_device(a.output, context, MATVEC_ADD)
-        if not a.switches.flash_attention:
-            raise Slow("scores in memory (-fa 0)")
-        if (a.q_norm is None) != (a.k_norm is None) or (
-            a.q_norm is not None and a.k_norm is not None and a.q_norm.eps != a.k_norm.eps
-        ):
-            raise Slow("head norms of two kinds")
-        self.a = a
-        self.norms = (
-            None if a.q_norm is None else a.q_norm.weight,
-            None if a.k_norm is None else a.k_norm.weight,
+    def __init__(self, linear: Linear, branch: PlacedBranch, context: Context):
+        self.matrix = on_device(linear, context, MATVEC_ADD, biased=True)
+        self.bias, self.post_norm = linear.bias, branch.branch.post_norm
+
+    def __call__(self, frame: Frame, x: torch.Tensor, h: torch.Tensor) -> None:
+        if self.bias is None and self.post_norm is None:
+            operation(matvec.matvec_add, x, self.matrix, h)
+            return
+        sum = frame.zeros("sum", self.matrix.rows)
+        operation(matvec.matvec_add, x, self.matrix, sum)
+        weight, eps = (
+            (None, 0.0) if self.post_norm is None else (self.post_norm.weight, self.post_norm.eps)
         )
-        self._limit = shared_limit(context.device)
-        self._check(a.new_cache(0, context.settings or CacheSettings(), torch.device("cpu")))
-
-    def check(self, state) -> None:
-        self._check(state.layers[self.layer])
-
-    def _check(self, cache: KVCache) -> None:
-        if not cache.is_whole:
-            raise Slow("a cache whose positions do not follow each other")
-        if not attention_fits(self._shape(1, cache), self._limit):
-            a, types = (
-                self.a,
-                " and ".join(
-                    dict.fromkeys(type.name.lower() for type in (cache.type_k, cache.type_v))
-                ),
-            )
-            sizes = " and ".join(map(str, dict.fromkeys((a.spec.key_length, a.spec.value_length))))
-            raise Slow(
-                f"{a.spec.group} heads of {sizes} elements to a head of keys, and a"
-                f" cache of {types}: no kernel, or too little shared memory for it"
-            )
-
-    def _shape(self, n: int, cache: KVCache) -> AttentionShape:
-        a = self.a
-        return AttentionShape(
-            n,
-            a.spec.heads // a.spec.kv_heads,
-            a.spec.kv_heads,
-            a.spec.key_length,
-            a.spec.value_length,
-            cache.type_k.name,
-            cache.type_v.name,
-            self.rope.n_rot,
-            self.rope.style == "neox",
-            a.q_norm is not None,
-            cache.hadamard_k,
-            cache.hadamard_v,
-        )
-
-    @ranged
-    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        a, cache = self.a, state.layers[self.layer]
-        q, k, v = outs = [
-            frame.buffer(name, m.rows) for name, m in zip(("q", "k", "v"), self.qkv, strict=True)
-        ]
-        mixed = frame.buffer("mixed", a.spec.heads * a.spec.value_length)
-        operation(matvec.norm_matvec, h, self.norm, self.eps, self.qkv, outs)
-        eps = 0.0 if a.q_norm is None else a.q_norm.eps
-        frame.attention(self._shape(frame.n, cache), cache.capacity)(
-            q,
-            k,
-            v,
-            *self.norms,
-            eps,
-            frame.angles(self.rope),
-            cache.k,
-            cache.v,
-            frame.positions,
-            a.spec.scale,
-            mixed,
-        )
-        operation(matvec.matvec_add, mixed, self.output, h)
+        step_between.add_normed(sum, h, bias=self.bias, weight=weight, eps=eps)
 
 
 @executor(STEP, GatedFFN)
-class StepFFN(_Executor):
+class StepFFN(StepBranch):
     """Gate and up with the activation in one launch, down onto h."""
 
     def __init__(self, branch: PlacedBranch, context: Context):
@@ -204,75 +127,29 @@ class StepFFN(_Executor):
         ffn: GatedFFN = branch.module
         if ffn.gate is None or ffn.up is None:
             raise Slow("gate and up in one matrix")
-        self.gate, self.up = (on_device(x, context, GATE_UP) for x in (ffn.gate, ffn.up))
-        self.down = on_device(ffn.down, context, MATVEC_ADD)
+        self.gelu = ffn.spec.activation == "gelu"
+        kind = NORM_MATVEC if self.gelu else GATE_UP
+        self.gate, self.up = (on_device(x, context, kind) for x in (ffn.gate, ffn.up))
+        self.down = StepSum(ffn.down, branch, context)
         quantized = (
             self.gate.type == self.up.type
             and not self.gate.type.is_float
-            and not self.down.type.is_float
+            and not self.down.matrix.type.is_float
+            and not self.gelu
         )
         self.between = BETWEEN if quantized else torch.float32
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
         hidden = frame.buffer("hidden", self.gate.rows, self.between)
-        operation(matvec.gate_up, h, self.norm, self.eps, self.gate, self.up, hidden)
-        operation(matvec.matvec_add, hidden, self.down, h)
-
-
-@executor(STEP, MoE)
-class StepMoE(_Executor):
-    """The choice of experts in one launch, gate and up of all chosen ones in one, their weighted
-    sum onto h in one.
-    """
-
-    def __init__(self, branch: PlacedBranch, context: Context):
-        super().__init__(branch, context)
-        moe: MoE = branch.module
-        if not router_fits(STEP_ROWS, self.norm.numel(), moe.spec.n_experts, moe.spec.n_used):
-            raise Slow(
-                f"{moe.spec.n_used} of {moe.spec.n_experts} experts, width {self.norm.numel()}"
-            )
-        self.n_experts, self.n_used, self.reduction, e = (
-            moe.spec.n_experts,
-            moe.spec.n_used,
-            moe.router.reduction,
-            moe.experts,
-        )
-        self.router = float_matrix(moe.router.linear, context)
-        self.down = on_device(e.down, context, EXPERT_DOWN, moe.spec.n_used)
-        if e.gate_up is not None:
-            self.gate, self.up = on_device(e.gate_up, context, EXPERT_GATE_UP), None
-        elif e.gate is not None and e.up is not None:
-            self.gate = on_device(e.gate, context, EXPERT_GATE_UP)
-            self.up = on_device(e.up, context, EXPERT_GATE_UP)
+        if self.gelu:
+            gate, up = (frame.buffer(name, self.gate.rows) for name in ("gate", "up"))
+            matrices = [self.gate, self.up]
+            operation(matvec.norm_matvec, h, self.norm, self.eps, matrices, [gate, up])
+            step_between.gelu_gate(gate, up, hidden)
         else:
-            raise TypeError("experts need gate and up, or both merged")
-        if self.up is not None and self.up.type != self.gate.type:
-            raise Slow(
-                f"gate and up of experts are {self.gate.type} and {self.up.type}: one kernel reads"
-                " both"
-            )
-
-    @ranged
-    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        ids, weights = (
-            frame.buffer("experts", self.n_used, torch.int32),
-            frame.buffer("expert weights", self.n_used),
-        )
-        frame.router(self.norm.numel(), self.n_experts, self.n_used, self.reduction)(
-            h, self.norm, self.eps, self.router, ids, weights
-        )
-        hidden = frame.buffer("expert hidden", self.n_used * self.down.cols).view(
-            frame.n, self.n_used, -1
-        )
-        operation(matvec.expert_gate_up, h, self.norm, self.eps, self.gate, self.up, ids, hidden)
-        operation(matvec.expert_down_add, hidden, self.down, ids, weights, h)
-
-
-def float_matrix(linear: Linear, context: Context) -> torch.Tensor:
-    """float32[rows, cols] of a matrix that has to be multiplied in float32 (the router's)."""
-    return decode_matrix(on_device(linear, context), torch.float32)
+            operation(matvec.gate_up, h, self.norm, self.eps, self.gate, self.up, hidden)
+        self.down(frame, hidden, h)
 
 
 class DeviceEmbedding:
@@ -289,7 +166,7 @@ class DeviceEmbedding:
     def __call__(self, frame: Frame, h: torch.Tensor) -> None:
         decode_rows(self.matrix, frame.sequence.tokens[: frame.n], torch.float32, out=h)
         if self.scale != 1:
-            h *= self.scale
+            step_between.scale(h, self.scale)
 
 
 class StepOutput:
@@ -350,15 +227,15 @@ class StepScaled(Executor):
     captured = repeatable = True
 
     def __init__(self, branch: PlacedBranch):
-        self.branch, self.scale = branch, branch.scale
+        self.branch = branch
+        self.scale = 1.0 if branch.scale is None else float(branch.scale)
 
     def check(self, state) -> None:
         """Takes any."""
 
     @ranged
     def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
-        if self.scale is not None:
-            h *= self.scale.to(h.device)
+        step_between.scale(h, self.scale)
 
 
 class SlowOutput:

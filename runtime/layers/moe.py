@@ -75,7 +75,15 @@ class Router:
         """Experts int64[rows, n_used] from the best on, and their weights float32[rows, n_used], 0
         for those left out.
         """
-        spec, scores = self.spec, self.scores(x)
+        return self.choose(self.linear(x))
+
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the score of every expert, float32[rows, n_experts]."""
+        return self._scores(self.linear(x))
+
+    def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what a call does, for logits float32[rows, n_experts]."""
+        spec, scores = self.spec, self._scores(logits)
         choice = scores if self.bias is None else scores + self.bias
         if spec.groups > 1:
             choice = self._of_best_groups(choice)
@@ -94,9 +102,7 @@ class Router:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return chosen, weights if spec.scale == 1 else weights * spec.scale
 
-    def scores(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the score of every expert, float32[rows, n_experts]."""
-        logits = self.linear(x)
+    def _scores(self, logits: torch.Tensor) -> torch.Tensor:
         match self.spec.score:
             case "softmax":
                 return logits.softmax(dim=-1)

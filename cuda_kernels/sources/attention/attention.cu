@@ -79,7 +79,8 @@ attention(const float* __restrict__ q, const float* __restrict__ k, const float*
     const int range = max(SHORTEST, (share + TILE - 1) / TILE * TILE), active = (n_seen + range - 1) / range;
     const int first = start + (int)blockIdx.x * range, last = min(first + range, n_kv);
     if (first >= n_kv) return;
-    const int n_old = OWN_KV ? p0 : n_kv;  // cached positions; an earlier layer's launch has ended long before this one begins
+    const int n_old = OWN_KV ? p0 : n_kv;  // cached positions
+    if (!OWN_KV) wait_for_inputs();        // an earlier launch of this step has stored the new ones
 
     // The cache rows of earlier steps do not depend on the previous launch.
     auto load = [&](int tile) {

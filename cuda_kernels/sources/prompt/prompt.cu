@@ -88,9 +88,13 @@ ADD_NORM(2)
 ADD_NORM(4)
 ADD_NORM(8)
 
-// out[r, c] = silu(gate[r, c]) * up[r, c], gate and up [rows, cols] of which rows lie `stride` elements apart. One unit per thread.
-extern "C" __global__ void __launch_bounds__(256)
-silu_gate(const unsigned short* gate, const unsigned short* up, uint4* out, long long rows, int cols, int stride) {
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float gelu(float x) { return x / (1.0f + __expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))); }
+
+// out[r, c] = act(gate[r, c]) * up[r, c], gate and up [rows, cols] of which rows lie `stride` elements apart. One unit per thread.
+template <float (*ACT)(float)>
+__device__ __forceinline__ void gate_rows(const unsigned short* gate, const unsigned short* up, uint4* out, long long rows, int cols,
+                                          int stride) {
     const long long unit = blockIdx.x * 256ll + threadIdx.x;
     const int units = cols / 8;
     const long long row = unit / units;
@@ -100,9 +104,17 @@ silu_gate(const unsigned short* gate, const unsigned short* up, uint4* out, long
     unpack8<HALF>(*reinterpret_cast<const uint4*>(gate + at), g);
     unpack8<HALF>(*reinterpret_cast<const uint4*>(up + at), u);
 #pragma unroll
-    for (int j = 0; j < 8; j++) g[j] = g[j] / (1.0f + __expf(-g[j])) * u[j];
+    for (int j = 0; j < 8; j++) g[j] = ACT(g[j]) * u[j];
     out[unit] = pack8<HALF>(g);
 }
+
+#define GATE(NAME, ACT) \
+    extern "C" __global__ void __launch_bounds__(256) \
+    NAME(const unsigned short* gate, const unsigned short* up, uint4* out, long long rows, int cols, int stride) { \
+        gate_rows<ACT>(gate, up, out, rows, cols, stride); \
+    }
+GATE(silu_gate, silu)
+GATE(gelu_gate, gelu)
 
 // out[i] = x[sources[i] / n_slots], rows of `units` units; nothing where sources[i] < 0. One row per CUDA block of any size.
 extern "C" __global__ void __launch_bounds__(256)

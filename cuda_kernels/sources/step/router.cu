@@ -1,20 +1,23 @@
-// The choice of experts for 1 to 8 rows in one launch: norm, float32 router, the N_USED most probable, weights of sum 1.
+// The choice of experts for 1 to 8 rows in one launch: norm, float32 router, the N_USED best, their weights.
 //
 // There is one block for each expert. It holds the expert's router row in registers (read before
 // the previous launch has ended, as weights do not depend on it) and multiplies it with every row
 // of h. The last block to finish chooses. Blocks are small, so that they fit next to those of the
 // previous launch.
 //
-// The softmax over all experts is not needed: probabilities have the order of logits, and the sum
-// over all experts cancels out when the chosen probabilities are normalized to a sum of 1.
+// In the common case (softmax, weights of sum 1) the softmax over all experts is not needed:
+// probabilities have the order of logits, and the sum over all experts cancels out.
 //
 // Compiled per shape: ROWS, WIDTH (a multiple of 4), EXPERTS, N_USED, and LEAST, THRESHOLD: experts after the LEAST best only count where
-// their probability exceeds THRESHOLD times the largest.
+// their score exceeds THRESHOLD times the largest. SIGMOID: scores are sigmoids, not a softmax. NORM: weights have a sum of 1 before they
+// are multiplied by SCALE. CHOICE_BIAS: experts are chosen by score + bias. LOGIT_BIAS: logits have a bias. GROUPS, GROUPS_USED,
+// GROUP_BEST: experts are chosen from the groups with the largest sum of their GROUP_BEST best.
 #include "step/common.cuh"
 
 constexpr int THREADS = 128, WARPS = THREADS / 32;
 constexpr int QUADS = WIDTH / 4, EACH = (QUADS + THREADS - 1) / THREADS;  // float4 of a row; of them per thread
-static_assert(WIDTH % 4 == 0 && ROWS <= 8 && N_USED <= EXPERTS && N_USED <= 32 && ROWS * EXPERTS <= 8192, "a shape this is made for");
+static_assert(WIDTH % 4 == 0 && ROWS <= 8 && N_USED <= EXPERTS && N_USED <= 32 && ROWS * EXPERTS <= 8192 && EXPERTS % GROUPS == 0 && GROUPS <= THREADS && EXPERTS / GROUPS >= GROUP_BEST &&
+                  GROUP_BEST <= 2 && (EXPERTS <= 2048 || ROWS == 1), "a shape this is made for");
 
 __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
     return fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
@@ -25,10 +28,53 @@ __device__ __forceinline__ float4 quad(const float* row, int i) {
     return at < QUADS ? __ldcg((const float4*)row + at) : make_float4(0.f, 0.f, 0.f, 0.f);
 }
 
+constexpr bool BY_LOGITS = !SIGMOID && NORM && !CHOICE_BIAS && GROUPS == 1;
+
+// Scores of one row: `scores` from the logits, and in the place of these what experts are chosen by.
+__device__ __forceinline__ void score(float* logits, float* scores, const float* choice_bias) {
+    __shared__ float most, total, group[GROUPS];
+    const int lane = threadIdx.x % 32;
+    if (!SIGMOID && threadIdx.x < 32) {
+        float largest = -INFINITY, sum = 0.f;
+        for (int e = lane; e < EXPERTS; e += 32) largest = fmaxf(largest, logits[e]);
+        largest = warp_max(largest);
+        for (int e = lane; e < EXPERTS; e += 32) sum += expf(logits[e] - largest);
+        sum = warp_sum(sum);
+        if (lane == 0) most = largest, total = sum;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < EXPERTS; e += THREADS) {
+        const float l = logits[e], p = SIGMOID ? __fdiv_rn(1.f, 1.f + expf(-l)) : __fdiv_rn(expf(l - most), total);
+        scores[e] = p;
+        logits[e] = CHOICE_BIAS ? p + choice_bias[e] : p;
+    }
+    __syncthreads();
+    if (GROUPS == 1) return;
+    constexpr int MEMBERS = EXPERTS / GROUPS;
+    if (threadIdx.x < GROUPS) {
+        float first = -INFINITY, second = -INFINITY;
+        for (int i = 0; i < MEMBERS; i++) {
+            const float x = logits[threadIdx.x * MEMBERS + i];
+            if (x > first) second = first, first = x;
+            else if (x > second) second = x;
+        }
+        group[threadIdx.x] = GROUP_BEST == 1 ? first : first + second;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < EXPERTS; e += THREADS) {
+        const int mine = e / MEMBERS;
+        int rank = 0;
+        for (int g = 0; g < GROUPS; g++) rank += g < mine ? !(group[g] < group[mine]) : group[g] > group[mine];
+        if (rank >= GROUPS_USED) logits[e] = -INFINITY;
+    }
+    __syncthreads();
+}
+
 // All threads choose for one row. `logits` in shared memory. An expert's rank is the number of
 // experts before it: those with larger logits, and lower ones with the same logit. If a logit is
 // NaN, so are the weights.
-__device__ __forceinline__ void choose(const float* logits, float* best, int* ids, float* weights) {
+__device__ __forceinline__ void choose(float* logits, float* scores, const float* choice_bias, float* best, int* ids, float* weights) {
+    if (!BY_LOGITS) score(logits, scores, choice_bias);
     for (int e = threadIdx.x; e < EXPERTS; e += THREADS) {
         const float mine = logits[e];
         int rank = 0;
@@ -38,7 +84,7 @@ __device__ __forceinline__ void choose(const float* logits, float* best, int* id
             rank += other < e ? !(l < mine) : l > mine;
         }
         if (rank < N_USED) {
-            best[rank] = mine;
+            best[rank] = BY_LOGITS ? mine : scores[e];
             ids[rank] = e;
         }
     }
@@ -48,24 +94,25 @@ __device__ __forceinline__ void choose(const float* logits, float* best, int* id
         float total = 0.f, weight = 0.f;
 #pragma unroll
         for (int s = 0; s < N_USED; s++) {
-            const float p = expf(best[s] - best[0]), counted = s < LEAST || p > THRESHOLD ? p : 0.f;
+            const float p = BY_LOGITS ? expf(best[s] - best[0]) : best[s], limit = BY_LOGITS ? THRESHOLD : THRESHOLD * best[0];
+            const float counted = s < LEAST || p > limit ? p : 0.f;
             if (s == slot) {
                 weight = counted;
-                if (s >= LEAST && !(p > THRESHOLD)) ids[s] = -1;
+                if (s >= LEAST && !(p > limit)) ids[s] = -1;
             }
             total += counted;
         }
-        weights[slot] = __fdiv_rn(weight, total);
+        weights[slot] = (NORM ? __fdiv_rn(weight, total) : weight) * SCALE;
     }
     __syncthreads();
 }
 
-// h float32[ROWS, WIDTH]; norm float32[WIDTH]; router float32[EXPERTS, WIDTH]; logits float32[ROWS, EXPERTS], scratch; ticket u32, zero;
-// ids int32[ROWS, N_USED], weights float32[ROWS, N_USED], most probable first.
+// h float32[ROWS, WIDTH]; norm float32[WIDTH]; router float32[EXPERTS, WIDTH]; logit_bias, choice_bias float32[EXPERTS]; logits float32[ROWS, EXPERTS], scratch; ticket u32, zero;
+// ids int32[ROWS, N_USED], weights float32[ROWS, N_USED], the best first.
 extern "C" __global__ void __launch_bounds__(THREADS)
-router(const float* __restrict__ h, const float* __restrict__ norm, float eps, const float* __restrict__ matrix, float* logits, u32* ticket,
-       int* ids, float* weights) {
-    __shared__ float sums[WARPS][ROWS][2], all[ROWS * EXPERTS], best[32];
+router(const float* __restrict__ h, const float* __restrict__ norm, float eps, const float* __restrict__ matrix,
+       const float* __restrict__ logit_bias, const float* __restrict__ choice_bias, float* logits, u32* ticket, int* ids, float* weights) {
+    __shared__ float sums[WARPS][ROWS][2], all[ROWS * EXPERTS], scores[BY_LOGITS ? 1 : EXPERTS], best[32];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x;
     float4 w[EACH];  // of the router, times the weights of the norm
 #pragma unroll
@@ -92,11 +139,12 @@ router(const float* __restrict__ h, const float* __restrict__ norm, float eps, c
         float dot = 0.f, squares = 0.f;
 #pragma unroll
         for (int i = 0; i < WARPS; i++) dot += sums[i][threadIdx.x][0], squares += sums[i][threadIdx.x][1];
-        logits[threadIdx.x * EXPERTS + expert] = dot * rsqrtf(squares / (float)WIDTH + eps);
+        const float logit = dot * rsqrtf(squares / (float)WIDTH + eps);
+        logits[threadIdx.x * EXPERTS + expert] = LOGIT_BIAS ? logit + logit_bias[expert] : logit;
     }
     if (!last_to_arrive(ticket, gridDim.x)) return;
     for (int i = threadIdx.x; i < ROWS * EXPERTS; i += THREADS) all[i] = fmaxf(__ldcg(logits + i), -INFINITY);  // NaN becomes -infinity
     __syncthreads();
 #pragma unroll 1
-    for (int row = 0; row < ROWS; row++) choose(all + row * EXPERTS, best, ids + row * N_USED, weights + row * N_USED);
+    for (int row = 0; row < ROWS; row++) choose(all + row * EXPERTS, scores, choice_bias, best, ids + row * N_USED, weights + row * N_USED);
 }

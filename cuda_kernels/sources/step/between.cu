@@ -1,0 +1,87 @@
+// Small operations between the products of a decoding step, for 1 to 8 rows of float32.
+#include "step/common.cuh"
+
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+
+// h += x + bias, or h += norm(x + bias) with weights of a norm; x becomes 0, for the next product that is added to it. One block per row;
+// bias and weight float32[width] or null.
+extern "C" __global__ void __launch_bounds__(THREADS)
+add_normed(float* x, const float* bias, const float* weight, float eps, float* h, int width) {
+    __shared__ float sums[WARPS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    wait_for_inputs();
+    start_dependents();
+    x += (long long)blockIdx.x * width, h += (long long)blockIdx.x * width;
+    float sum = 0.f;
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        const float y = __ldcg(x + i) + (bias ? bias[i] : 0.f);
+        sum = fmaf(y, y, sum);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) sums[warp] = sum;
+    __syncthreads();
+    sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) sum += sums[i];
+    const float inverse = weight ? rsqrtf(sum / (float)width + eps) : 1.f;
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        const float y = __ldcg(x + i) + (bias ? bias[i] : 0.f);
+        h[i] = __ldcg(h + i) + y * inverse * (weight ? weight[i] : 1.f);
+        x[i] = 0.f;
+    }
+}
+
+// out = gelu(gate) * up, n elements, with the tanh form of gelu.
+extern "C" __global__ void __launch_bounds__(THREADS)
+gelu_gate(const float* gate, const float* up, float* out, int n) {
+    wait_for_inputs();
+    start_dependents();
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n) return;
+    const float g = __ldcg(gate + i);
+    const float t = tanhf(0.7978845608028654f * (g + 0.044715f * g * g * g));
+    out[i] = 0.5f * g * (1.f + t) * __ldcg(up + i);
+}
+
+// x *= factor, n elements.
+extern "C" __global__ void __launch_bounds__(THREADS)
+scale(float* x, float factor, int n) {
+    wait_for_inputs();
+    start_dependents();
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) x[i] = __ldcg(x + i) * factor;
+}
+
+// hidden *= sigmoid(norm(h) . share): weight float32[width] is that of the norm times the share; hidden [rows, cols] in float32 or bfloat16.
+// One block per row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+take_share(const float* h, const float* weight, float eps, void* hidden, int is_bf16, int width, int cols) {
+    __shared__ float sums[WARPS][2];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    wait_for_inputs();
+    start_dependents();
+    h += (long long)blockIdx.x * width;
+    float dot = 0.f, squares = 0.f;
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        const float x = __ldcg(h + i);
+        dot = fmaf(x, weight[i], dot);
+        squares = fmaf(x, x, squares);
+    }
+    dot = warp_sum(dot), squares = warp_sum(squares);
+    if (lane == 0) sums[warp][0] = dot, sums[warp][1] = squares;
+    __syncthreads();
+    dot = squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < WARPS; i++) dot += sums[i][0], squares += sums[i][1];
+    const float share = __fdiv_rn(1.f, 1.f + expf(-dot * rsqrtf(squares / (float)width + eps)));
+    const long long at = (long long)blockIdx.x * cols;
+    for (int i = threadIdx.x; i < cols; i += THREADS) {
+        if (is_bf16) {
+            u16* x = (u16*)hidden + at + i;
+            *x = float_to_bf16(bf16_to_float(__ldcg(x)) * share);
+        } else {
+            float* x = (float*)hidden + at + i;
+            *x = __ldcg(x) * share;
+        }
+    }
+}

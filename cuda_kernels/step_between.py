@@ -1,0 +1,91 @@
+"""Small operations between the products of a decoding step: `between.cu`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from .compile.launch import function, launch
+from .compile.spec import KernelSpec
+
+THREADS = 256
+BETWEEN = KernelSpec(
+    "step_between", ("step/between.cu",), (), ("add_normed", "gelu_gate", "scale", "take_share")
+)
+
+
+def specs() -> list[KernelSpec]:
+    """Return all kernels of this module."""
+    return [BETWEEN]
+
+
+def add_normed(
+    x: torch.Tensor,
+    h: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Compute h += y, or with `weight` h += y / sqrt(mean(y^2) + eps) * weight, for y = x + bias,
+    and set x to 0: x and h float32[n, width], bias and weight float32[width].
+    """
+    n, width = h.shape
+    launch(
+        function(BETWEEN, "add_normed", h.device),
+        n,
+        THREADS,
+        x,
+        bias,
+        weight,
+        np.float32(eps),
+        h,
+        np.int32(width),
+        pdl=True,
+    )
+
+
+def gelu_gate(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
+    """Compute out = gelu(gate) * up, with the tanh form, for contiguous float32 of equal sizes."""
+    launch(
+        function(BETWEEN, "gelu_gate", out.device),
+        -(-out.numel() // THREADS),
+        THREADS,
+        gate,
+        up,
+        out,
+        np.int32(out.numel()),
+        pdl=True,
+    )
+
+
+def scale(x: torch.Tensor, factor: float) -> None:
+    """Compute x *= factor for contiguous float32."""
+    launch(
+        function(BETWEEN, "scale", x.device),
+        -(-x.numel() // THREADS),
+        THREADS,
+        x,
+        np.float32(factor),
+        np.int32(x.numel()),
+        pdl=True,
+    )
+
+
+def take_share(h: torch.Tensor, weight: torch.Tensor, eps: float, hidden: torch.Tensor) -> None:
+    """Compute hidden *= sigmoid(h / sqrt(mean(h^2) + eps) . weight), row by row: h float32[n,
+    width], weight float32[width], hidden float32 or bfloat16[n, cols].
+    """
+    launch(
+        function(BETWEEN, "take_share", h.device),
+        len(h),
+        THREADS,
+        h,
+        weight,
+        np.float32(eps),
+        hidden,
+        np.int32(hidden.dtype == torch.bfloat16),
+        np.int32(h.shape[1]),
+        np.int32(hidden.shape[1]),
+        pdl=True,
+    )

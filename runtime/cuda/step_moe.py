@@ -1,0 +1,129 @@
+"""The executor of experts in a decoding step."""
+
+from __future__ import annotations
+
+import torch
+
+from ...cuda_kernels import matvec, step_between
+from ...cuda_kernels.matvec_plan import EXPERT_DOWN, EXPERT_GATE_UP, GATE_UP, MATVEC_ADD
+from ...cuda_kernels.ops import decode_matrix
+from ...cuda_kernels.step_router import Routing
+from ...cuda_kernels.step_router import fits as router_fits
+from ..layers.ffn import GatedFFN
+from ..layers.moe import MoE, Router
+from ..layers.specs import FFNSpec
+from ..linear import Linear
+from ..ranges import ranged
+from .context import Context
+from .executor import operation
+from .registry import STEP, PlacedBranch, Slow, executor
+from .step_frame import STEP_ROWS, Frame
+from .step_layers import BETWEEN, StepBranch, on_device
+
+
+@executor(STEP, MoE)
+class StepMoE(StepBranch):
+    """The choice of experts in one launch, gate and up of all chosen ones in one, their weighted
+    sum onto h in one; a shared expert in two more.
+    """
+
+    def __init__(self, branch: PlacedBranch, context: Context):
+        super().__init__(branch, context)
+        moe: MoE = branch.module
+        spec, e = moe.spec, moe.experts
+        self.routing = routing_of(moe.router)
+        if not router_fits(STEP_ROWS, self.norm.numel(), spec.n_experts, spec.n_used, self.routing):
+            raise Slow(f"{spec.n_used} of {spec.n_experts} experts, width {self.norm.numel()}")
+        self.spec, self.reduction = spec, moe.router.reduction
+        self.router = float_matrix(moe.router.linear, context)
+        self.router_biases = moe.router.linear.bias, moe.router.bias
+        self.down = on_device(e.down, context, EXPERT_DOWN, spec.n_used)
+        if e.gate_up is not None:
+            self.gate, self.up = on_device(e.gate_up, context, EXPERT_GATE_UP), None
+        elif e.gate is not None and e.up is not None:
+            self.gate = on_device(e.gate, context, EXPERT_GATE_UP)
+            self.up = on_device(e.up, context, EXPERT_GATE_UP)
+        else:
+            raise TypeError("experts need gate and up, or both merged")
+        if self.up is not None and self.up.type != self.gate.type:
+            raise Slow(
+                f"gate and up of experts are {self.gate.type} and {self.up.type}: one kernel reads"
+                " both"
+            )
+        self.shared = None if moe.shared is None else SharedExpert(self, moe, context)
+
+    @ranged
+    def __call__(self, frame: Frame, h: torch.Tensor, state) -> None:
+        spec = self.spec
+        ids, weights = (
+            frame.buffer("experts", spec.n_used, torch.int32),
+            frame.buffer("expert weights", spec.n_used),
+        )
+        route = frame.router(
+            self.norm.numel(), spec.n_experts, spec.n_used, self.reduction, self.routing
+        )
+        route(h, self.norm, self.eps, self.router, ids, weights, *self.router_biases)
+        hidden = frame.buffer("expert hidden", spec.n_used * self.down.cols).view(
+            frame.n, spec.n_used, -1
+        )
+        operation(matvec.expert_gate_up, h, self.norm, self.eps, self.gate, self.up, ids, hidden)
+        always = None if self.shared is None else self.shared.inner(frame, h)
+        operation(matvec.expert_down_add, hidden, self.down, ids, weights, h)
+        if self.shared is not None:
+            operation(matvec.matvec_add, always, self.shared.down, h)
+
+
+class SharedExpert:
+    """The expert that works on every token. Its products read h before routed experts are added."""
+
+    def __init__(self, owner: StepBranch, moe: MoE, context: Context):
+        ffn = moe.shared
+        if not isinstance(ffn, GatedFFN) or ffn.gate is None or ffn.up is None:
+            raise Slow("a shared expert with gate and up in one matrix")
+        if ffn.spec != FFNSpec():
+            raise Slow(f"activation {ffn.spec.activation} of a shared expert")
+        self.norm, self.eps = owner.norm, owner.eps
+        self.gate, self.up = (on_device(x, context, GATE_UP) for x in (ffn.gate, ffn.up))
+        self.down = on_device(ffn.down, context, MATVEC_ADD)
+        floats = self.gate.type.is_float or self.down.type.is_float
+        self.between = torch.float32 if floats or self.gate.type != self.up.type else BETWEEN
+        gate = moe.shared_gate
+        # Times the weights of the norm, so that one product is enough.
+        self.share = None if gate is None else decode_linear(gate, context).view(-1) * self.norm
+
+    def inner(self, frame: Frame, h: torch.Tensor) -> torch.Tensor:
+        """Return the input of `down`, multiplied by the share of each token."""
+        hidden = frame.buffer("shared hidden", self.gate.rows, self.between)
+        operation(matvec.gate_up, h, self.norm, self.eps, self.gate, self.up, hidden)
+        if self.share is not None:
+            step_between.take_share(h, self.share, self.eps, hidden)
+        return hidden
+
+
+def routing_of(router: Router) -> Routing:
+    """How the kernel has to route. The softmax over the chosen logits is that over all, normalized
+    to a sum of 1.
+    """
+    spec = router.spec
+    return Routing(
+        sigmoid=spec.score == "sigmoid",
+        norm=spec.norm or spec.score == "selected",
+        scale=spec.scale,
+        choice_bias=router.bias is not None,
+        logit_bias=router.linear.bias is not None,
+        groups=spec.groups,
+        groups_used=spec.groups_used,
+        group_best=min(spec.group_best, spec.n_experts // spec.groups),
+    )
+
+
+def float_matrix(linear: Linear, context: Context) -> torch.Tensor:
+    """float32[rows, cols] of a matrix that has to be multiplied in float32 (the router's)."""
+    return decode_matrix(on_device(linear, context, biased=True), torch.float32)
+
+
+def decode_linear(linear: Linear, context: Context) -> torch.Tensor:
+    """float32[rows, cols] of a small matrix, packed or not. Slow if it is on another device."""
+    if linear.device != context.device or linear.bias is not None:
+        raise Slow(f"{linear.role} is not on {context.device}, or has a bias")
+    return torch.cat([part for _, part in linear.matrix.parts()])
