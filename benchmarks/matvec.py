@@ -20,7 +20,7 @@ from iqforge.cuda_kernels import matvec, matvec_plan
 from iqforge.cuda_kernels.ops import PackedMatrix, pack_matrix
 from iqforge.cuda_kernels.repeat import repeat_rows
 from iqforge.runtime.bench.random_blocks import random_rows
-from iqforge.runtime.bench.synthetic import SHAPES
+from iqforge.runtime.bench.shapes import SHAPES
 
 EPS, EXPERT_SETS = 1e-5, 16
 

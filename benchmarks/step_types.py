@@ -30,7 +30,7 @@ def product_specs(shape_name: str, type_name: str, device: int) -> list:
     """The products of a step that depend on the type."""
     from iqforge.cuda_kernels import matvec_plan as mp
     from iqforge.formats.types import ggml_type
-    from iqforge.runtime.bench.synthetic import SHAPES
+    from iqforge.runtime.bench.shapes import SHAPES
 
     s, type, here = SHAPES[shape_name], ggml_type(type_name), mp.limits(device)
     if type.is_float:

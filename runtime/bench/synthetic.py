@@ -2,7 +2,9 @@
 
 `SHAPE:TYPE[,NAME=TYPE...]`, as in `llama-8b:IQ4_K` or `qwen3-30b-a3b:IQ2_K,attn_v=Q6_K`: matrices
 are of TYPE, except for the token embedding and the output, which are Q6_K (Q8_0 if TYPE is Q8_0, a
-float type if TYPE is one), norms and routers, which are F32, and tensors with NAME in their names.
+float type if TYPE is one), norms, biases and routers, which are F32, tensors with NAME in their
+names, and rows that blocks of TYPE do not divide, which are IQ4_NL (Q8_0 up to 128 elements). With
+MXFP4 only experts are of it, other matrices Q8_0.
 
 One pool of random rows per type and row length serves all tensors, each of which begins at another
 row: a 40 GB model takes seconds and some megabytes. On a CPU the pool may stay in the caches, so
@@ -13,73 +15,19 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
 
 from ...errors import NotFoundError, ShapeError, UsageError
-from ...formats.ftypes import FILE_TYPES
 from ...formats.source import Source, TensorInfo
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING, TensorName
 from ...formats.types import GGMLType, ggml_type
-from ...formats.values import Value, f32, string, u32
 from .random_blocks import random_rows, supported
 from .repeated_rows import RepeatedRows, rows_per_page_run
+from .shapes import SHAPES, Shape
 
 _POOL_BYTES = 4 << 20
 _OWN_TYPES = ("Q8_0", "F32", "F16", "BF16")  # embedding and output are of these, too
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a model of architecture `llama` or `qwen3moe`."""
-
-    architecture: str
-    name: str
-    n_layers: int
-    width: int
-    n_heads: int
-    n_kv_heads: int
-    head: int
-    hidden: int
-    n_vocab: int
-    rope_base: float
-    context: int
-    eps: float
-    n_experts: int = 0
-    n_used: int = 0
-    llama3_rope: bool = False
-
-
-SHAPES = {
-    "llama-8b": Shape(
-        "llama", "8B", 32, 4096, 32, 8, 128, 14336, 128256, 500000.0, 131072, 1e-5, llama3_rope=True
-    ),
-    "llama-70b": Shape(
-        "llama",
-        "70B",
-        80,
-        8192,
-        64,
-        8,
-        128,
-        28672,
-        128256,
-        500000.0,
-        131072,
-        1e-5,
-        llama3_rope=True,
-    ),
-    "qwen3-30b-a3b": Shape(
-        "qwen3moe", "30B.A3B", 48, 2048, 32, 4, 128, 768, 151936, 1000000.0, 40960, 1e-6, 128, 8
-    ),
-    "llama-tiny": Shape(
-        "llama", "tiny", 2, 256, 4, 2, 64, 512, 512, 10000.0, 8192, 1e-5, llama3_rope=True
-    ),
-    "qwen3moe-tiny": Shape(
-        "qwen3moe", "tiny", 2, 256, 4, 2, 128, 256, 512, 1000000.0, 8192, 1e-6, 8, 2
-    ),
-}
 
 
 class SyntheticSource(Source):
@@ -90,7 +38,7 @@ class SyntheticSource(Source):
         self.shape, self.type, self.overrides = _parse(spec)
         self.tensors = tuple(
             TensorInfo(name, shape, self._type_of(name, shape))
-            for name, shape in _tensors(self.shape)
+            for name, shape in self.shape.tensors()
         )
         if unused := [
             part
@@ -100,7 +48,7 @@ class SyntheticSource(Source):
             raise UsageError(f"--synthetic {spec}: no tensor has '{unused[0]}' in its name")
         for tensor in self.tensors:
             _check(tensor)
-        self.metadata = _metadata(self.shape, self.type)
+        self.metadata = self.shape.metadata(self.type)
         self._pools: dict[tuple, tuple[int, RepeatedRows]] = {}
 
     def read_rows(self, tensor: TensorInfo, start: int, stop: int) -> np.ndarray:
@@ -160,11 +108,21 @@ class SyntheticSource(Source):
         for part, type in self.overrides.items():
             if part in name:
                 return type
-        if len(shape) == 1 or TensorName.parse(name).is_router:
+        parsed = TensorName.parse(name)
+        if len(shape) == 1 or parsed.is_router or parsed.suffix != "weight":
             return ggml_type("F32")
         if name in (TOKEN_EMBEDDING, OUTPUT) and self.type.name not in _OWN_TYPES:
-            return ggml_type("Q6_K")
-        return self.type
+            return _fitting(ggml_type("Q6_K"), shape[-1])
+        if self.type.name == "MXFP4" and parsed.expert_layer is None:  # as gpt-oss is released
+            return ggml_type("Q8_0")
+        return _fitting(self.type, shape[-1])
+
+
+def _fitting(type: GGMLType, n_cols: int) -> GGMLType:
+    """Return the type, or one with shorter blocks for rows that its blocks do not divide."""
+    if n_cols % type.block_size == 0:
+        return type
+    return ggml_type("IQ4_NL" if n_cols > 128 else "Q8_0")
 
 
 def _parse(spec: str) -> tuple[Shape, GGMLType, dict[str, GGMLType]]:
@@ -196,32 +154,6 @@ def _check(tensor: TensorInfo) -> None:
         )
 
 
-def _tensors(s: Shape):
-    """(name, numpy-order shape) of all tensors, in the order of a converted file."""
-    yield TOKEN_EMBEDDING, (s.n_vocab, s.width)
-    if s.llama3_rope:
-        yield "rope_freqs.weight", (s.head // 2,)
-    for layer in range(s.n_layers):
-        at = f"blk.{layer}"
-        yield f"{at}.attn_norm.weight", (s.width,)
-        yield f"{at}.attn_q.weight", (s.n_heads * s.head, s.width)
-        yield f"{at}.attn_k.weight", (s.n_kv_heads * s.head, s.width)
-        yield f"{at}.attn_v.weight", (s.n_kv_heads * s.head, s.width)
-        yield f"{at}.attn_output.weight", (s.width, s.n_heads * s.head)
-        if s.architecture == "qwen3moe":
-            yield f"{at}.attn_q_norm.weight", (s.head,)
-            yield f"{at}.attn_k_norm.weight", (s.head,)
-        yield f"{at}.ffn_norm.weight", (s.width,)
-        stack, exps = ((s.n_experts,), "_exps") if s.n_experts else ((), "")
-        if s.n_experts:
-            yield f"{at}.ffn_gate_inp.weight", (s.n_experts, s.width)
-        yield f"{at}.ffn_gate{exps}.weight", (*stack, s.hidden, s.width)
-        yield f"{at}.ffn_up{exps}.weight", (*stack, s.hidden, s.width)
-        yield f"{at}.ffn_down{exps}.weight", (*stack, s.width, s.hidden)
-    yield "output_norm.weight", (s.width,)
-    yield OUTPUT, (s.n_vocab, s.width)
-
-
 def _pool_key(tensor: TensorInfo) -> tuple:
     return tensor.type.name, tensor.n_cols, len(tensor.shape) == 1
 
@@ -237,36 +169,6 @@ def _rms(tensor: TensorInfo) -> float:
     weights are near 1.
     """
     return 0.1 if len(tensor.shape) == 1 else 1 / math.sqrt(tensor.n_cols)
-
-
-def _metadata(s: Shape, type: GGMLType) -> dict[str, Value]:
-    a = s.architecture
-    out = {
-        "general.architecture": string(a),
-        "general.name": string(f"{a} {s.name} of random weights"),
-        f"{a}.block_count": u32(s.n_layers),
-        f"{a}.context_length": u32(s.context),
-        f"{a}.embedding_length": u32(s.width),
-        f"{a}.feed_forward_length": u32(s.hidden),
-        f"{a}.attention.head_count": u32(s.n_heads),
-        f"{a}.attention.head_count_kv": u32(s.n_kv_heads),
-        f"{a}.rope.freq_base": f32(s.rope_base),
-        f"{a}.attention.layer_norm_rms_epsilon": f32(s.eps),
-        f"{a}.attention.key_length": u32(s.head),
-        f"{a}.attention.value_length": u32(s.head),
-        f"{a}.rope.dimension_count": u32(s.head),
-        f"{a}.vocab_size": u32(s.n_vocab),
-        "general.size_label": string(s.name),
-    }
-    if s.n_experts:
-        out |= {
-            f"{a}.expert_count": u32(s.n_experts),
-            f"{a}.expert_used_count": u32(s.n_used),
-            f"{a}.expert_feed_forward_length": u32(s.hidden),
-        }
-    if type.name in FILE_TYPES:
-        out["general.file_type"] = u32(FILE_TYPES[type.name].number)
-    return out
 
 
 def llama3_factors(head: int, base: float) -> np.ndarray:

@@ -1,0 +1,273 @@
+"""Shapes of models, for random weights: sizes, tensors and keys of each architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ...formats.ftypes import FILE_TYPES
+from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
+from ...formats.types import GGMLType
+from ...formats.values import Value, boolean, f32, string, u32
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model.
+
+    n_dense: so many first layers have no experts, but a feed-forward layer of `dense_hidden`.
+    shared: hidden size of the expert that works on every token. rotated: elements of a head that
+    are rotated; 0 for all. ffn_norm: the name of the norm before the feed-forward layer.
+    post_norms: norms after both halves of a block. keys: further keys.
+    """
+
+    architecture: str
+    name: str
+    n_layers: int
+    width: int
+    n_heads: int
+    n_kv_heads: int
+    head: int
+    hidden: int
+    n_vocab: int
+    rope_base: float
+    context: int
+    eps: float
+    n_experts: int = 0
+    n_used: int = 0
+    llama3_rope: bool = False
+    n_dense: int = 0
+    dense_hidden: int = 0
+    shared: int = 0
+    rotated: int = 0
+    head_norms: bool = False
+    biases: tuple[str, ...] = ()
+    sinks: bool = False
+    choice_bias: bool = False
+    ffn_norm: str = "ffn_norm"
+    post_norms: tuple[str, str] | None = None
+    tied: bool = False
+    keys: dict[str, Value] = field(default_factory=dict)
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of all tensors, in the order of a converted file."""
+        yield TOKEN_EMBEDDING, (self.n_vocab, self.width)
+        if self.llama3_rope:
+            yield "rope_freqs.weight", (self.head // 2,)
+        for layer in range(self.n_layers):
+            for name, shape in (*self._attention(), *self._feed_forward(layer)):
+                yield f"blk.{layer}.{name}", shape
+        yield "output_norm.weight", (self.width,)
+        if not self.tied:
+            yield OUTPUT, (self.n_vocab, self.width)
+
+    def _attention(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        q, kv = self.n_heads * self.head, self.n_kv_heads * self.head
+        yield "attn_norm.weight", (self.width,)
+        for name, n_out, n_in in (
+            ("attn_q", q, self.width),
+            ("attn_k", kv, self.width),
+            ("attn_v", kv, self.width),
+            ("attn_output", self.width, q),
+        ):
+            yield f"{name}.weight", (n_out, n_in)
+            if name in self.biases:
+                yield f"{name}.bias", (n_out,)
+        if self.head_norms:
+            yield "attn_q_norm.weight", (self.head,)
+            yield "attn_k_norm.weight", (self.head,)
+        if self.sinks:
+            yield "attn_sinks.weight", (self.n_heads,)
+        if self.post_norms:
+            yield f"{self.post_norms[0]}.weight", (self.width,)
+
+    def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{self.ffn_norm}.weight", (self.width,)
+        if self.n_experts and layer >= self.n_dense:
+            yield "ffn_gate_inp.weight", (self.n_experts, self.width)
+            if "ffn_gate_inp" in self.biases:
+                yield "ffn_gate_inp.bias", (self.n_experts,)
+            if self.choice_bias:
+                yield "exp_probs_b.bias", (self.n_experts,)
+            yield from self._gated("_exps", (self.n_experts,), self.hidden)
+            if self.shared:
+                yield from self._gated("_shexp", (), self.shared)
+        else:
+            yield from self._gated("", (), self.dense_hidden or self.hidden)
+        if self.post_norms:
+            yield f"{self.post_norms[1]}.weight", (self.width,)
+
+    def _gated(
+        self, suffix: str, stack: tuple[int, ...], hidden: int
+    ) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for name, n_out, n_in in (
+            ("ffn_gate", hidden, self.width),
+            ("ffn_up", hidden, self.width),
+            ("ffn_down", self.width, hidden),
+        ):
+            yield f"{name}{suffix}.weight", (*stack, n_out, n_in)
+            if f"{name}{suffix}" in self.biases:
+                yield f"{name}{suffix}.bias", (*stack, n_out)
+
+    def metadata(self, type: GGMLType) -> dict[str, Value]:
+        """Keys of a file whose matrices are of this type."""
+        a = self.architecture
+        out = {
+            "block_count": u32(self.n_layers),
+            "context_length": u32(self.context),
+            "embedding_length": u32(self.width),
+            "feed_forward_length": u32(self.dense_hidden or self.hidden),
+            "attention.head_count": u32(self.n_heads),
+            "attention.head_count_kv": u32(self.n_kv_heads),
+            "rope.freq_base": f32(self.rope_base),
+            "attention.layer_norm_rms_epsilon": f32(self.eps),
+            "attention.key_length": u32(self.head),
+            "attention.value_length": u32(self.head),
+            "rope.dimension_count": u32(self.rotated or self.head),
+            "vocab_size": u32(self.n_vocab),
+        }
+        if self.n_experts:
+            out |= {
+                "expert_count": u32(self.n_experts),
+                "expert_used_count": u32(self.n_used),
+                "expert_feed_forward_length": u32(self.hidden),
+            }
+        if self.n_dense:
+            out["leading_dense_block_count"] = u32(self.n_dense)
+        found = {
+            "general.architecture": string(a),
+            "general.name": string(f"{a} {self.name} of random weights"),
+            "general.size_label": string(self.name),
+        }
+        found |= {f"{a}.{key}": value for key, value in (out | self.keys).items()}
+        if type.name in FILE_TYPES:
+            found["general.file_type"] = u32(FILE_TYPES[type.name].number)
+        return found
+
+
+def _llama(
+    name: str,
+    sizes: tuple[int, int, int, int, int, int, int],
+    context: int = 131072,
+    base: float = 500000.0,
+) -> Shape:
+    return Shape("llama", name, *sizes, base, context, 1e-5, llama3_rope=True)
+
+
+def _qwen3moe(
+    name: str,
+    sizes: tuple[int, int, int, int, int, int, int],
+    experts: tuple[int, int] = (128, 8),
+    context: int = 40960,
+) -> Shape:
+    return Shape("qwen3moe", name, *sizes, 1000000.0, context, 1e-6, *experts, head_norms=True)
+
+
+_YARN = {
+    "rope.scaling.type": string("yarn"),
+    "rope.scaling.factor": f32(32.0),
+    "rope.scaling.original_context_length": u32(4096),
+}
+_QKV = ("attn_q", "attn_k", "attn_v")
+
+SHAPES = {
+    "llama-8b": _llama("8B", (32, 4096, 32, 8, 128, 14336, 128256)),
+    "llama-70b": _llama("70B", (80, 8192, 64, 8, 128, 28672, 128256)),
+    "llama-tiny": _llama("tiny", (2, 256, 4, 2, 64, 512, 512), 8192, 10000.0),
+    "qwen3-30b-a3b": _qwen3moe("30B.A3B", (48, 2048, 32, 4, 128, 768, 151936)),
+    "qwen3-235b-a22b": _qwen3moe("235B.A22B", (94, 4096, 64, 4, 128, 1536, 151936)),
+    "qwen3moe-tiny": _qwen3moe("tiny", (2, 256, 4, 2, 128, 256, 512), (8, 2), 8192),
+    "qwen3-8b": Shape(
+        "qwen3",
+        "8B",
+        36,
+        4096,
+        32,
+        8,
+        128,
+        12288,
+        151936,
+        1000000.0,
+        40960,
+        1e-6,
+        head_norms=True,
+    ),
+    "gemma3-27b": Shape(
+        "gemma3",
+        "27B",
+        62,
+        5376,
+        32,
+        16,
+        128,
+        21504,
+        262208,
+        1000000.0,
+        131072,
+        1e-6,
+        head_norms=True,
+        post_norms=("post_attention_norm", "post_ffw_norm"),
+        tied=True,
+        keys={
+            "attention.sliding_window": u32(1024),
+            "rope.scaling.type": string("linear"),
+            "rope.scaling.factor": f32(8.0),
+        },
+    ),
+    "glm-4.5-air": Shape(
+        "glm4moe",
+        "106B.A12B",
+        46,
+        4096,
+        96,
+        8,
+        128,
+        1408,
+        151552,
+        1000000.0,
+        131072,
+        1e-5,
+        128,
+        8,
+        n_dense=1,
+        dense_hidden=10944,
+        shared=1408,
+        rotated=64,
+        biases=_QKV,
+        choice_bias=True,
+        ffn_norm="post_attention_norm",
+        keys={
+            "expert_gating_func": u32(2),
+            "expert_shared_count": u32(1),
+            "expert_weights_norm": boolean(True),
+            "expert_weights_scale": f32(1.0),
+        },
+    ),
+    "gpt-oss-20b": Shape(
+        "gpt-oss",
+        "20B",
+        24,
+        2880,
+        64,
+        8,
+        64,
+        2880,
+        201088,
+        150000.0,
+        131072,
+        1e-5,
+        32,
+        4,
+        sinks=True,
+        biases=(
+            *_QKV,
+            "attn_output",
+            "ffn_gate_inp",
+            "ffn_gate_exps",
+            "ffn_up_exps",
+            "ffn_down_exps",
+        ),
+        ffn_norm="post_attention_norm",
+        keys={"attention.sliding_window": u32(128), **_YARN},
+    ),
+}
