@@ -141,7 +141,7 @@ class Imatrix:
         n_cols, n_matrices = shape[-1], int(np.prod(shape[:-2], dtype=np.int64))
         entry = self.entries[found]
         fits = entry.size == n_cols * n_matrices
-        if not fits and entry.size % n_cols == 0 and _may_be_of_heads(name, n_matrices):
+        if not fits and entry.size % n_cols == 0 and TensorName.parse(name).is_latent:
             return _of_heads(entry.matrices(entry.size // n_cols), n_matrices)
         if not fits or len(entry.counts) not in (1, n_matrices):
             message = (
@@ -169,14 +169,6 @@ def sees_latent_vectors(name: str) -> bool:
     """
     parsed = TensorName.parse(name)
     return parsed.is_weight and parsed.role in _VALUES_OF_LATENT
-
-
-def _may_be_of_heads(name: str, n_matrices: int) -> bool:
-    """Return whether the entry of a tensor may have another number of heads than the tensor has
-    matrices: attn_k_b has all heads in one matrix in files of ik_llama.cpp.
-    """
-    parsed = TensorName.parse(name)
-    return sees_latent_vectors(name) or (parsed.is_latent and n_matrices == 1)
 
 
 def alternatives(name: str) -> list[str]:

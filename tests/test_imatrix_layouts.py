@@ -111,6 +111,19 @@ def test_tensors_of_latent_attention(tmp_path, suffix):
         imatrix.importance("blk.0.attn_v_b.weight", (heads, 16, rank + 1))
 
 
+def test_names_of_views(tmp_path):
+    """ik_llama.cpp collects attn_k_b under the name of its view of the matrix."""
+    name, heads, nope = "blk.0.attn_k_b.weight", 3, 4
+    values = np.random.default_rng(0).random((heads, nope))
+    entries = {f"{name} (reshaped)": Entry(values, np.array([1]))}
+    save_imatrix(Imatrix(entries, 1, 1), tmp_path / "x.dat")
+    imatrix = load_imatrix(tmp_path / "x.dat")
+    assert list(imatrix.entries) == [name]
+    np.testing.assert_allclose(imatrix.importance(name, (heads, 16, nope)), values, rtol=1e-6)
+    folded = imatrix.importance(name, (heads * 16, nope))
+    np.testing.assert_allclose(folded[0], values.mean(0), rtol=1e-6)
+
+
 @pytest.mark.parametrize("suffix", ["dat", "gguf"])
 def test_numbers_that_no_file_holds(tmp_path, suffix):
     out = tmp_path / f"x.{suffix}"

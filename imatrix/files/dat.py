@@ -9,6 +9,9 @@
 its batch. The layout does not say how the values are divided among experts. Of several data sets
 only the last one is named.
 
+ik_llama.cpp names the entry of attn_k_b after its view of the matrix, with " (reshaped)" at the
+end, and does not find it again. Here it is read as that of the tensor.
+
 An expert that saw nothing has no mean. ik_llama.cpp leaves out a tensor with such experts, unless
 they are fewer than round(0.05 * experts), which is impossible with fewer than 10 experts; llama.cpp
 keeps it and writes means of 1. This module does the latter. Without an entry a quantizer knows
@@ -31,6 +34,7 @@ from ..stored import OpenFile, StoredEntry
 log = logging.getLogger(__name__)
 
 _I32 = struct.Struct("<i")
+_VIEW = " (reshaped)"
 _LONGEST_NAME, _MOST_ENTRIES, _MOST = 65535, 2**20, 2**31 - 1
 
 
@@ -44,7 +48,7 @@ def load_dat(path: str | os.PathLike) -> Imatrix:
     n_entries = reader.integer("number of entries", 1)
     entries: dict[str, Entry] = {}
     for _ in range(n_entries):
-        name = reader.text("name", 1)
+        name = reader.text("name", 1).removesuffix(_VIEW)
         ncall, at = reader.integer("ncall", 0), reader.position
         n_values = reader.integer("number of values", 1)
         # Readers divide by ncall where it is positive and take the values as they are where it is
