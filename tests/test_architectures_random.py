@@ -5,6 +5,7 @@ A failure names the seed.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,14 +93,12 @@ class Models:
             lambda path: iqforge.quantize_model(source, path, Recipe(type, pure=True)),
         )
 
-    def decoded(self, path: Path) -> Path:
-        """The same weights as float32."""
-
-        def make(out: Path) -> None:
-            with open_gguf(path) as source:
-                write_gguf(out, source)
-
-        return self._made(path.with_name(f"{path.stem}-decoded.gguf"), make)
+    def decoded_logits(self, path: Path, tiny: TinyModel) -> np.ndarray:
+        """Logits of the same weights as float32."""
+        out = path.with_name("decoded.gguf")
+        with open_gguf(path) as source:
+            write_gguf(out, source)
+        return _logits(out, tiny)
 
     def logits(self, path: Path, tiny: TinyModel, **options) -> np.ndarray:
         if options:
@@ -131,7 +130,9 @@ def _close(found: np.ndarray, expected: np.ndarray, tiny: TinyModel, bound: floa
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    return Models(tmp_path_factory.mktemp("tiny"))
+    folder = tmp_path_factory.mktemp("tiny")
+    yield Models(folder)
+    shutil.rmtree(folder)  # gigabytes, if all tests run
 
 
 @pytest.mark.parametrize("case, size", SMALL_AND_WIDE)
@@ -248,7 +249,7 @@ def test_no_type_falls_back(models, case, type):
 def test_quantized_weights_are_the_decoded_ones(models, case, type):
     tiny = models.tiny(case, "wide")
     path = models.quantized(case, type)
-    expected = models.logits(models.decoded(path), tiny)
+    expected = models.decoded_logits(path, tiny)
     _close(models.logits(path, tiny), expected, tiny)
     # The weights are others than the original ones.
     assert np.abs(expected - models.logits(models.file(case, "wide"), tiny)).max() > 1e-3
