@@ -234,7 +234,7 @@ class Decoder:
             ),
             rope=rope,
             value_eps=value_eps,
-            sinks=w.vector(f"{at}.attn_sinks.weight", s.heads) if s.sinks else None,
+            sinks=w.vector(f"{at}.attn_sinks.weight", s.heads, masks=True) if s.sinks else None,
             switches=w.switches,
             q_norm=q_norm,
             k_norm=k_norm,
@@ -322,7 +322,7 @@ class Decoder:
             split="replicated",
             scaled=scaled,
         )
-        bias = w.optional_vector(f"{at}.exp_probs_b.bias", spec.n_experts)
+        bias = w.optional_vector(f"{at}.exp_probs_b.bias", spec.n_experts, masks=True)
         return Router(linear, spec, bias, w.switches.ser)
 
     def moe(

@@ -28,8 +28,8 @@ class Taps:
     """What looks at the products of a model.
 
     `observers` see every product, and `readers` of them use its input (see `Model.observe`). While
-    `watching`, sums of results are
-    gathered, and `first_not_finite` tells which tensor gave the first one that is not finite.
+    `watching`, sums of results are gathered, and `first_not_finite` tells which tensor gave the
+    first one that is not finite.
     """
 
     def __init__(self) -> None:
@@ -316,9 +316,10 @@ class Embedding(OneMatrix):
     role, split = "token_embd", "replicated"
     bias = scale = None
 
-    def __init__(self, name: str, matrix: MatrixLike):
+    def __init__(self, name: str, matrix: MatrixLike, taps: Taps):
         self.name, self.matrix = name, matrix
         self.observed = ()
+        self._taps = taps
 
     @property
     def range(self) -> RangeName:
@@ -328,7 +329,9 @@ class Embedding(OneMatrix):
     @ranged
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids int64[...] to float32[..., n_cols]."""
-        return self.matrix.gather(ids.reshape(-1)).view(*ids.shape, self.matrix.cols)
+        y = self.matrix.gather(ids.reshape(-1))
+        self._taps.check(self.name, y)
+        return y.view(*ids.shape, self.matrix.cols)
 
 
 def _product(matrix: MatrixLike, x: torch.Tensor) -> torch.Tensor:

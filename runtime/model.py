@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..errors import NonFiniteError, ShapeError, UsageError, printable
+from ..errors import IqforgeError, NonFiniteError, ShapeError, UsageError, printable
 from ..formats.gguf.reader import open_gguf
 from ..formats.source import Source
 from . import arguments, describe, memory
@@ -240,21 +240,38 @@ class Model:
         """A pass of the reference path. NonFiniteError that names the first tensor whose product
         gave infinity or NaN.
         """
+        with self._watched():
+            return self.network.hidden(tokens, batch)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """While the context is open, watch the results of products. NonFiniteError at its end that
+        names the first tensor whose product gave infinity or NaN.
+        """
         taps = self.weights.taps
         taps.watching = True
         try:
-            h = self.network.hidden(tokens, batch)
-            tensor = taps.first_not_finite()
+            yield
+            self._check_finite()
+        except IqforgeError:  # an observer may refuse what an earlier product gave
+            self._check_finite()
+            raise
         finally:
             taps.watching = False
             taps.first_not_finite()
-        if tensor is not None:
+
+    def _check_finite(self) -> None:
+        if (tensor := self.weights.taps.first_not_finite()) is not None:
             raise NonFiniteError(
                 "activations are infinite or not a number from this product on",
                 file=self.source.path,
                 tensor=tensor,
             )
-        return h
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits on the reference path, checked as `_run` checks its products."""
+        with self._watched():
+            return self.network.logits(hidden)
 
     @_named_errors
     def new_state(self, capacity: int, settings: CacheSettings | None = None) -> State:
@@ -318,8 +335,8 @@ class Model:
         for piece in tokens.split(self.ubatch):
             h = self._run(piece, Batch.after([state], [len(piece)], self.device))
             if all_logits:
-                logits.append(self.network.logits(h))
-        return torch.cat(logits) if all_logits else self.network.logits(h[-1:])[0]
+                logits.append(self._logits(h))
+        return torch.cat(logits) if all_logits else self._logits(h[-1:])[0]
 
     @_named_errors
     @torch.no_grad()
@@ -345,7 +362,7 @@ class Model:
         lengths = [len(ids) for ids in tokens]
         h = self._run(torch.cat(tokens), Batch.after(states, lengths, self.device))
         ends = torch.tensor(lengths, device=h.device).cumsum(0) - 1
-        return self.network.logits(h[ends])
+        return self._logits(h[ends])
 
     def follow(self, token: int, state: State, n: int, sampling: Sampling) -> Iterator[int]:
         """Append `token`, then every token that is drawn, and yield the `n` drawn tokens; the last
@@ -394,7 +411,7 @@ class Model:
         hidden = hidden.to(self.network.output_device)
         if (fast := self._fast) is not None:
             return fast.logits(hidden)
-        return self.network.logits(hidden)
+        return self._logits(hidden)
 
     @contextmanager
     def observe(

@@ -15,6 +15,7 @@ import torch
 from ..errors import (
     ArchitectureError,
     MalformedFileError,
+    NonFiniteError,
     ShapeError,
     UnsupportedTypeError,
     UsageError,
@@ -178,26 +179,34 @@ class Weights:
     def has(self, name: str) -> bool:
         return name in self._tensors
 
-    def optional_vector(self, name: str, n: int) -> torch.Tensor | None:
+    def optional_vector(self, name: str, n: int, *, masks: bool = False) -> torch.Tensor | None:
         """Return what `vector` returns; None if there is no such tensor."""
-        return self.vector(name, n) if self.has(name) else None
+        return self.vector(name, n, masks=masks) if self.has(name) else None
 
-    def vector(self, name: str, n: int) -> torch.Tensor:
-        """Return float32[n] on the device of its layer."""
-        tensor = self._tensor(name, (n,))
-        return (
-            self.decode(tensor, self.source.read_rows(tensor, 0, 1))
-            .reshape(n)
-            .to(self.placement.home(name))
-        )
+    def vector(self, name: str, n: int, *, masks: bool = False) -> torch.Tensor:
+        """Return float32[n] on the device of its layer. NonFiniteError for infinity or NaN; with
+        `masks`, -infinity leaves an element out and is no error.
+        """
+        return self._values(self._tensor(name, (n,)), (n,), masks)
 
     def values(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return float32 of this shape, decoded, on the device of its layer: for small tensors
-        that are no matrices of products.
+        that are no matrices of products. NonFiniteError for infinity or NaN.
         """
-        tensor = self._tensor(name, shape)
+        return self._values(self._tensor(name, shape), shape)
+
+    def _values(
+        self, tensor: TensorInfo, shape: tuple[int, ...], masks: bool = False
+    ) -> torch.Tensor:
         rows = self.decode(tensor, self.source.read_rows(tensor, 0, tensor.n_rows))
-        return rows.reshape(shape).to(self.placement.home(name))
+        usable = rows.isfinite() | (rows == float("-inf")) if masks else rows.isfinite()
+        if not usable.all():
+            raise NonFiniteError(
+                "has values that are infinite or not a number",
+                file=self.source.path,
+                tensor=tensor.name,
+            )
+        return rows.reshape(shape).to(self.placement.home(tensor.name))
 
     def optional_values(self, name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
         """Return what `values` returns; None if there is no such tensor."""
@@ -335,7 +344,7 @@ class Weights:
 
     def embedding(self, name: str, n_rows: int, n_cols: int) -> Embedding:
         tensor = self._tensor(f"{name}.weight", (n_rows, n_cols))
-        return self._record(Embedding(f"{name}.weight", self._matrices([tensor], 1)[0]))
+        return self._record(Embedding(f"{name}.weight", self._matrices([tensor], 1)[0], self.taps))
 
     def replace(self, name: str, type: GGMLType, blocks: np.ndarray) -> None:
         """Use `blocks`, uint8[n_rows, row_bytes] of `type`, for the matrices of tensor `name` until

@@ -45,9 +45,11 @@ def build(d: Decoder) -> Network:
     }
     window = p.integer("attention.sliding_window")
 
+    # The last layer of each kind that has own keys and values.
+    sources = {has_window[layer]: layer for layer in range(n_own)}
+
     def attention(layer: int) -> Attention:
         near = has_window[layer]
-        source = max((i for i in range(n_own) if has_window[i] == near), default=None)
         return d.attention(
             layer,
             ropes[near],
@@ -58,7 +60,8 @@ def build(d: Decoder) -> Network:
             window=window if near else 0,
             value_norm=True,
             value_eps=d.eps,
-            kv_from=source if layer >= n_own else None,
+            kv_from=sources.get(near) if layer >= n_own else None,
+            kv_shared=n_own < n and layer in sources.values(),
         )
 
     def feed_forward(layer: int) -> Any:

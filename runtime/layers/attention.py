@@ -168,7 +168,7 @@ class Attention(LooksBack):
     def _fresh(
         self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, batch: Batch
     ) -> torch.Tensor:
-        """Sequences begin here, and nothing is kept but for later layers of this pass."""
+        """Sequences begin here, and nothing is kept unless later layers of this pass use it."""
         s, cache = self.spec, None
         if s.kv_from is not None:
             k, v, cache = batch.scratch["kv", s.kv_from]
@@ -179,7 +179,8 @@ class Attention(LooksBack):
             k, v = cache.read(len(k))
         if k is None or v is None:
             raise TypeError("attention needs keys and values")
-        batch.scratch["kv", batch.layer] = k, v, cache
+        if s.kv_shared:
+            batch.scratch["kv", batch.layer] = k, v, cache
         k, v = k.to(q.device), v.to(q.device)
         q, mixed = q if cache is None else cache.query(q), []
         for rows, n_sequences, _ in batch.even_spans():

@@ -106,11 +106,11 @@ class Batch:
         return state.layers[self.layer]
 
     @property
-    def context(self) -> int:
-        """The most tokens that one of the sequences can have."""
+    def contexts(self) -> list[int]:
+        """The most tokens that each sequence can have."""
         if self.states is not None:
-            return max(state.context for state in self.states)
-        return max(n + start for n, start in zip(self.lengths, self.starts, strict=True))
+            return [state.context for state in self.states]
+        return [n + start for n, start in zip(self.lengths, self.starts, strict=True)]
 
     def spans(self) -> list[tuple[slice, int]]:
         """Rows and first position of every sequence."""
@@ -133,8 +133,18 @@ class Batch:
 
     def angles(self, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
         """Return `rope.angles` of all rows, computed once for all layers of a pass on a device."""
-        rope = rope.of_context(self.context)
         key = ("angles", id(rope), self.positions.device)
         if key not in self.scratch:
-            self.scratch[key] = rope.angles(self.positions)
+            self.scratch[key] = self._angles(rope)
         return self.scratch[key]
+
+    def _angles(self, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
+        contexts = self.contexts
+        if rope.long is None or len(set(contexts)) == 1:
+            return rope.of_context(contexts[0]).angles(self.positions)
+        found = [
+            rope.of_context(context).angles(self.positions[rows])
+            for context, (rows, _) in zip(contexts, self.spans(), strict=True)
+        ]
+        cos, sin = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return cos, sin

@@ -24,7 +24,8 @@ class AttentionSpec:
     softcap * tanh(scores / softcap); 0 for none. sinks: every head has a learned score that takes
     part in the softmax only. gate: the query projection gives a query and a gate for every head;
     the result is multiplied by sigmoid(gate). value_norm: value heads are divided by their root
-    mean square. kv_from: the layer whose keys and values are used instead of own ones.
+    mean square. kv_from: the layer whose keys and values are used instead of own ones. kv_shared:
+    later layers use the keys and values of this one.
     """
 
     heads: int
@@ -38,6 +39,7 @@ class AttentionSpec:
     gate: bool = False
     value_norm: bool = False
     kv_from: int | None = None
+    kv_shared: bool = False
     temperature: Temperature | None = None
 
     @property
