@@ -30,6 +30,8 @@ RUNNABLE = frozenset(
         "qwen35moe",
         "qwen3moe",
         "qwen3next",
+        "seed_oss",
+        "smollm3",
         "starcoder2",
     }
 )

@@ -37,6 +37,10 @@ NORMS = {
     "input_layernorm.weight": ((D,), "attn_norm"),
     "post_attention_layernorm.weight": ((D,), "ffn_norm"),
 }
+SEED_OSS_NORMS = {
+    "input_layernorm.weight": ((D,), "attn_norm"),
+    "post_attention_layernorm.weight": ((D,), "post_attention_norm"),
+}
 ATTENTION = {
     "self_attn.q_proj.weight": ((Q, D), "attn_q"),
     "self_attn.k_proj.weight": ((KV, D), "attn_k"),
@@ -127,6 +131,16 @@ FAMILIES = {
         NORMS | ATTENTION | QKV_BIASES | STARCODER,
         {"starcoder2.attention.layer_norm_epsilon": pytest.approx(1e-3)},
     ),
+    "SeedOssForCausalLM": (
+        {},
+        SEED_OSS_NORMS | ATTENTION | QKV_BIASES | MLP,
+        {"seed_oss.attention.key_length": HEAD, "seed_oss.attention.head_count_kv": KV_HEADS},
+    ),
+    "SmolLM3ForCausalLM": (
+        {"no_rope_layers": [1, 1, 1, 0]},
+        NORMS | ATTENTION | MLP,
+        {"smollm3.rope.dimension_count": HEAD, "smollm3.vocab_size": VOCAB},
+    ),
     "Ministral3ForCausalLM": (
         {"model_type": "ministral3", "rope_parameters": YARN},
         NORMS | MLP | ATTENTION,
@@ -137,6 +151,8 @@ FAMILIES = {
         },
     ),
 }
+# whose rotary halves become pairs
+PAIRED = ("Ministral3ForCausalLM", "SmolLM3ForCausalLM")
 
 
 @pytest.mark.parametrize("hf_class", FAMILIES)
@@ -152,7 +168,7 @@ def test_names_values_and_keys(tmp_path: Path, hf_class: str):
         expected = stored[name]
         if hf_class.startswith("Gemma") and gguf.endswith("_norm.weight"):
             expected = expected + np.float32(1)
-        if hf_class == "Ministral3ForCausalLM" and gguf in (
+        if hf_class in PAIRED and gguf in (
             "blk.0.attn_q.weight",
             "blk.0.attn_k.weight",
         ):

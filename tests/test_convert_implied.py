@@ -97,6 +97,22 @@ def metadata(folder, hf_class: str, config: dict) -> dict:
             {"num_hidden_layers": 4, "layer_types": [LOCAL, GLOBAL, GLOBAL, LOCAL]},
             "fixed period",
         ),
+        ("SeedOssForCausalLM", {}, {"attention_out_bias": True}, "seed_oss implies false"),
+        ("SeedOssForCausalLM", {}, {"mlp_bias": True}, "seed_oss implies false"),
+        ("SmolLM3ForCausalLM", {}, {"attention_bias": True}, "smollm3 implies false"),
+        ("SmolLM3ForCausalLM", {}, {"mlp_bias": True}, "smollm3 implies false"),
+        (
+            "SmolLM3ForCausalLM",
+            {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]},
+            {"no_rope_layers": [1, 1, 0, 1, 1]},
+            "'no_rope_layers' names other layers",
+        ),
+        (
+            "SmolLM3ForCausalLM",
+            {"num_hidden_layers": 5, "no_rope_layer_interval": 4},
+            {"no_rope_layer_interval": 2},
+            "'no_rope_layer_interval' names other layers",
+        ),
     ],
 )
 def test_refused(tmp_path, hf_class, base, change, words):
@@ -151,6 +167,8 @@ def test_global_layers_of_gemma3(tmp_path, config, period):
             True,
         ),
         ("Gemma3ForCausalLM", GEMMA3, {}, False),
+        ("SmolLM3ForCausalLM", {}, {"sliding_window": 8}, False),
+        ("SmolLM3ForCausalLM", {}, {"sliding_window": 8, "use_sliding_window": True}, True),
     ],
 )
 def test_windows_without_a_key_are_announced(tmp_path, caplog, hf_class, base, change, told):

@@ -254,6 +254,22 @@ def test_support_table_is_true():
         ], architecture
 
 
+def test_both_support_tables_say_the_same():
+    text = (ROOT / "docs/reference/support.md").read_text(encoding="utf-8")
+    found = {}
+    for line in text.partition("## Architectures")[2].partition("\n## ")[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        for architecture in re.findall(r"`([\w-]+)`", cells[0]) if line.startswith("|") else ():
+            found[architecture] = cells[2:]
+    runs = supported_architectures()
+    assert found.keys() == gguf_architectures() | runs.keys()
+    for architecture, (convert, run) in found.items():
+        assert convert == ("yes" if architecture in gguf_architectures() else "no"), architecture
+        support = runs.get(architecture, Support(architecture, False, False, False))
+        begins = "CPU, one GPU" if support.gpu else "CPU; one GPU" if support.cpu else "no"
+        assert run.startswith(begins), architecture
+
+
 def test_every_public_name_is_listed():
     page = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(PUBLIC)

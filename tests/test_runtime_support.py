@@ -4,6 +4,9 @@ built.
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import iqforge
 import pytest
 from iqforge.cli import main
 from iqforge.errors import ArchitectureError
@@ -17,6 +20,7 @@ from iqforge.runtime.support import supported_architectures
 
 from .shared import shared
 from .tiny_model import write_gguf
+from .tiny_models import CASES, SMALL, make_tiny_model
 
 MODELS = {
     "deepseek2": ["deepseek_v2", "deepseek_v3"],
@@ -40,9 +44,26 @@ MODELS = {
 
 def test_every_architecture_says_how_it_runs():
     found = supported_architectures()
-    assert set(MODELS) <= set(found)
+    assert set(found) == {*MODELS, *RANDOM}
     for name, support in found.items():
         assert support.architecture == name and support.cpu and not support.tensor_parallel
+
+
+# Architectures without files in golden/: random models of these classes instead.
+RANDOM = sorted({case.architecture for case in CASES.values()} - set(MODELS))
+
+
+def slow_branches(path: Path) -> list[str]:
+    """Name the branches of blocks that no kernels evaluate, and why."""
+    slow = []
+    with load_model(path) as model:
+        for branch in placed(model.network.blocks):
+            try:
+                check_description(branch.branch)
+                assert type(branch.module) in PROMPT and type(branch.module) in STEP
+            except Slow as reason:
+                slow.append(f"{branch.name}: {reason}")
+    return slow
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -52,13 +73,19 @@ def test_kernels_evaluate_all_that_they_are_said_to(name):
     """
     slow = []
     for folder in MODELS[name]:
-        with load_model(shared(f"golden/convert/{folder}/expected-f32.gguf")) as model:
-            for branch in placed(model.network.blocks):
-                try:
-                    check_description(branch.branch)
-                    assert type(branch.module) in PROMPT and type(branch.module) in STEP
-                except Slow as reason:
-                    slow.append(f"{branch.name}: {reason}")
+        slow += slow_branches(shared(f"golden/convert/{folder}/expected-f32.gguf"))
+    assert supported_architectures()[name].gpu == (not slow), slow
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_kernels_evaluate_all_that_they_are_said_to_of_random_models(name, tmp_path):
+    slow = []
+    for case in CASES.values():
+        if case.architecture == name:
+            tiny = make_tiny_model(case, SMALL, tmp_path / case.name)
+            slow += slow_branches(
+                iqforge.convert_model(tiny.folder, tmp_path / f"{case.name}.gguf", "f32")
+            )
     assert supported_architectures()[name].gpu == (not slow), slow
 
 

@@ -427,6 +427,11 @@ def _phi3_long(original: int) -> Callable[[Sizes], dict[str, Any]]:
     return config
 
 
+def _smollm3(s: Sizes) -> dict[str, Any]:
+    # The fourth layer is the one without rotation, and there is one after it.
+    return _common(s, num_hidden_layers=5, tie_word_embeddings=True)
+
+
 def _starcoder2(s: Sizes) -> dict[str, Any]:
     config = _common(s, norm_epsilon=1e-5, use_bias=True, sliding_window=None)
     del config["rms_norm_eps"]
@@ -495,6 +500,8 @@ CASES = {
         Case("phi3", "Phi3ForCausalLM", "phi3", _phi3),
         Case("phi3_within", "Phi3ForCausalLM", "phi3", _phi3_long(64)),
         Case("phi3_beyond", "Phi3ForCausalLM", "phi3", _phi3_long(ORIGINAL)),
+        Case("seed_oss", "SeedOssForCausalLM", "seed_oss", _headed),
+        Case("smollm3", "SmolLM3ForCausalLM", "smollm3", _smollm3),
         Case("starcoder2", "Starcoder2ForCausalLM", "starcoder2", _starcoder2),
     )
 }
@@ -583,6 +590,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "gpt_oss": ({"attention_bias": False}, {"tie_word_embeddings": True}),
     "phi3": (PARTIAL, {"sliding_window": WINDOW}, {"tie_word_embeddings": True}),
+    "seed_oss": ({"attention_bias": False}, {"tie_word_embeddings": True}, YARN),
+    "smollm3": ({"tie_word_embeddings": False}, {"head_dim": 24}, YARN),
     "starcoder2": ({"use_bias": False}, {"tie_word_embeddings": True}),
 }
 

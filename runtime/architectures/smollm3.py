@@ -1,0 +1,22 @@
+"""smollm3: SmolLM3. Every fourth layer has no rotation; no key says so."""
+
+from __future__ import annotations
+
+from ..decoder import Decoder
+from ..layers.block import Block
+from ..network import Network
+from . import architecture
+
+_PERIOD = 4
+
+
+@architecture("smollm3")
+def build(d: Decoder) -> Network:
+    rope, hidden = d.rope("norm"), d.p.per_layer("feed_forward_length", d.n_layers)
+
+    def block(layer: int) -> Block:
+        rotated = (layer + 1) % _PERIOD != 0
+        attention = d.attention(layer, rope if rotated else None)
+        return d.block(layer, attention, d.ffn(layer, hidden[layer]))
+
+    return d.network(block)
