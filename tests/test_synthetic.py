@@ -77,6 +77,7 @@ def test_rows_repeat():
         "llama-tiny:Q4_K_R4",
         "llama-tiny:F16",
         "qwen3moe-tiny:IQ2_KS,attn_v=Q6_K",
+        "qwen35-tiny:IQ4_K",
     ],
 )
 def test_activations_neither_vanish_nor_overflow(spec):
@@ -115,6 +116,20 @@ def test_sizes_are_those_of_the_real_models():
     assert n == 30532122624 and types["blk.0.ffn_gate_inp.weight"] == "F32"
     types = {t.name: t.type.name for t in SyntheticSource("llama-8b:Q8_0,attn_v=Q6_K").tensors}
     assert types["output.weight"] == "Q8_0" and types["blk.9.attn_v.weight"] == "Q6_K"
+
+
+def test_layers_of_delta_nets():
+    with SyntheticSource("qwen3.5-35b-a3b:IQ4_K") as source:
+        tensors = {tensor.name: tensor for tensor in source.tensors}
+        rows = source.read_rows(tensors["blk.0.ssm_a"], 0, 1).view(np.float32)
+    assert (rows < 0).all()  # states decay
+    with_attention = [layer for layer in range(40) if f"blk.{layer}.attn_q.weight" in tensors]
+    assert with_attention == list(range(3, 40, 4))
+    assert tensors["blk.3.attn_q.weight"].shape == (2 * 16 * 256, 2048)  # queries and gates
+    assert tensors["blk.0.attn_qkv.weight"].shape == (2 * 16 * 128 + 32 * 128, 2048)
+    assert tensors["blk.0.ssm_conv1d.weight"].type.name == "F32"
+    assert tensors["blk.9.ffn_gate_up_exps.weight"].shape == (256, 2 * 512, 2048)
+    assert "blk.9.ffn_gate_exps.weight" not in tensors
 
 
 def test_a_large_tensor_is_a_view():

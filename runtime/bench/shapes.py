@@ -8,7 +8,43 @@ from dataclasses import dataclass, field
 from ...formats.ftypes import FILE_TYPES
 from ...formats.tensor_names import OUTPUT, TOKEN_EMBEDDING
 from ...formats.types import GGMLType
-from ...formats.values import Value, boolean, f32, string, u32
+from ...formats.values import Value, ValueType, array, boolean, f32, string, u32
+
+
+@dataclass(frozen=True)
+class DeltaSizes:
+    """Sizes of gated delta nets. Every `interval`th layer has attention instead."""
+
+    key_heads: int
+    value_heads: int
+    length: int
+    convolution: int = 4
+    interval: int = 4
+
+    def tensors(self, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(name, numpy-order shape) of the tensors of a layer without its norm."""
+        values = self.value_heads * self.length
+        channels = 2 * self.key_heads * self.length + values
+        yield "ssm_a", (self.value_heads,)
+        yield "ssm_conv1d.weight", (channels, self.convolution)
+        yield "ssm_dt.bias", (self.value_heads,)
+        yield "ssm_alpha.weight", (self.value_heads, width)
+        yield "ssm_beta.weight", (self.value_heads, width)
+        yield "attn_qkv.weight", (channels, width)
+        yield "attn_gate.weight", (values, width)
+        yield "ssm_norm.weight", (self.length,)
+        yield "ssm_out.weight", (width, values)
+
+    @property
+    def keys(self) -> dict[str, Value]:
+        return {
+            "full_attention_interval": u32(self.interval),
+            "ssm.conv_kernel": u32(self.convolution),
+            "ssm.state_size": u32(self.length),
+            "ssm.group_count": u32(self.key_heads),
+            "ssm.time_step_rank": u32(self.value_heads),
+            "ssm.inner_size": u32(self.value_heads * self.length),
+        }
 
 
 @dataclass(frozen=True)
@@ -16,7 +52,9 @@ class Shape:
     """Sizes of a model.
 
     n_dense: so many first layers have no experts, but a feed-forward layer of `dense_hidden`.
-    shared: hidden size of the expert that works on every token. rotated: elements of a head that
+    shared: hidden size of the expert that works on every token, with `shared_gate` multiplied by a
+    gate. merged: gate and up of experts are one matrix. gate: gates after attention. delta: layers
+    of which most have a delta net instead of attention. rotated: elements of a head that
     are rotated; 0 for all. ffn_norm: the name of the norm before the feed-forward layer.
     post_norms: norms after both halves of a block. keys: further keys.
     """
@@ -39,6 +77,10 @@ class Shape:
     n_dense: int = 0
     dense_hidden: int = 0
     shared: int = 0
+    shared_gate: bool = False
+    merged: bool = False
+    gate: bool = False
+    delta: DeltaSizes | None = None
     rotated: int = 0
     head_norms: bool = False
     biases: tuple[str, ...] = ()
@@ -55,17 +97,25 @@ class Shape:
         if self.llama3_rope:
             yield "rope_freqs.weight", (self.head // 2,)
         for layer in range(self.n_layers):
-            for name, shape in (*self._attention(), *self._feed_forward(layer)):
+            for name, shape in (*self._mixer(layer), *self._feed_forward(layer)):
                 yield f"blk.{layer}.{name}", shape
         yield "output_norm.weight", (self.width,)
         if not self.tied:
             yield OUTPUT, (self.n_vocab, self.width)
 
+    def _mixer(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield "attn_norm.weight", (self.width,)
+        if self.delta is not None and (layer + 1) % self.delta.interval:
+            yield from self.delta.tensors(self.width)
+        else:
+            yield from self._attention()
+        if self.post_norms:
+            yield f"{self.post_norms[0]}.weight", (self.width,)
+
     def _attention(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         q, kv = self.n_heads * self.head, self.n_kv_heads * self.head
-        yield "attn_norm.weight", (self.width,)
         for name, n_out, n_in in (
-            ("attn_q", q, self.width),
+            ("attn_q", q * (2 if self.gate else 1), self.width),
             ("attn_k", kv, self.width),
             ("attn_v", kv, self.width),
             ("attn_output", self.width, q),
@@ -78,8 +128,6 @@ class Shape:
             yield "attn_k_norm.weight", (self.head,)
         if self.sinks:
             yield "attn_sinks.weight", (self.n_heads,)
-        if self.post_norms:
-            yield f"{self.post_norms[0]}.weight", (self.width,)
 
     def _feed_forward(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{self.ffn_norm}.weight", (self.width,)
@@ -92,6 +140,8 @@ class Shape:
             yield from self._gated("_exps", (self.n_experts,), self.hidden)
             if self.shared:
                 yield from self._gated("_shexp", (), self.shared)
+            if self.shared_gate:
+                yield "ffn_gate_inp_shexp.weight", (1, self.width)
         else:
             yield from self._gated("", (), self.dense_hidden or self.hidden)
         if self.post_norms:
@@ -100,9 +150,10 @@ class Shape:
     def _gated(
         self, suffix: str, stack: tuple[int, ...], hidden: int
     ) -> Iterator[tuple[str, tuple[int, ...]]]:
+        apart = (("ffn_gate", hidden, self.width), ("ffn_up", hidden, self.width))
+        merged = (("ffn_gate_up", 2 * hidden, self.width),)
         for name, n_out, n_in in (
-            ("ffn_gate", hidden, self.width),
-            ("ffn_up", hidden, self.width),
+            *(merged if stack and self.merged else apart),
             ("ffn_down", self.width, hidden),
         ):
             yield f"{name}{suffix}.weight", (*stack, n_out, n_in)
@@ -134,6 +185,8 @@ class Shape:
             }
         if self.n_dense:
             out["leading_dense_block_count"] = u32(self.n_dense)
+        if self.delta is not None:
+            out |= self.delta.keys
         found = {
             "general.architecture": string(a),
             "general.name": string(f"{a} {self.name} of random weights"),
@@ -242,6 +295,53 @@ SHAPES = {
             "expert_weights_norm": boolean(True),
             "expert_weights_scale": f32(1.0),
         },
+    ),
+    "qwen3.5-35b-a3b": Shape(
+        "qwen35moe",
+        "35B.A3B",
+        40,
+        2048,
+        16,
+        2,
+        256,
+        512,
+        248320,
+        10000000.0,
+        262144,
+        1e-6,
+        256,
+        8,
+        shared=512,
+        shared_gate=True,
+        merged=True,
+        gate=True,
+        delta=DeltaSizes(16, 32, 128),
+        rotated=64,
+        head_norms=True,
+        ffn_norm="post_attention_norm",
+        keys={
+            "expert_shared_feed_forward_length": u32(512),
+            "rope.dimension_sections": array(ValueType.INT32, [11, 11, 10, 0]),
+        },
+    ),
+    "qwen35-tiny": Shape(
+        "qwen35",
+        "tiny",
+        4,
+        256,
+        4,
+        2,
+        64,
+        512,
+        512,
+        10000000.0,
+        8192,
+        1e-6,
+        gate=True,
+        delta=DeltaSizes(2, 4, 64),
+        rotated=32,
+        head_norms=True,
+        ffn_norm="post_attention_norm",
     ),
     "gpt-oss-20b": Shape(
         "gpt-oss",

@@ -2,9 +2,9 @@
 
 `SHAPE:TYPE[,NAME=TYPE...]`, as in `llama-8b:IQ4_K` or `qwen3-30b-a3b:IQ2_K,attn_v=Q6_K`: matrices
 are of TYPE, except for the token embedding and the output, which are Q6_K (Q8_0 if TYPE is Q8_0, a
-float type if TYPE is one), norms, biases and routers, which are F32, tensors with NAME in their
-names, and rows that blocks of TYPE do not divide, which are IQ4_NL (Q8_0 up to 128 elements). With
-MXFP4 only experts are of it, other matrices Q8_0.
+float type if TYPE is one), norms, biases, routers and convolutions, which are F32, tensors with
+NAME in their names, and rows that blocks of TYPE do not divide, which are IQ4_NL (Q8_0 up to 128
+elements). With MXFP4 only experts are of it, other matrices Q8_0.
 
 One pool of random rows per type and row length serves all tensors, each of which begins at another
 row: a 40 GB model takes seconds and some megabytes. On a CPU the pool may stay in the caches, so
@@ -98,7 +98,7 @@ class SyntheticSource(Source):
                 tensor.n_cols,
                 _rms(tensor),
                 rng,
-                mean=1.0 if len(tensor.shape) == 1 else 0.0,
+                mean=_mean(tensor),
             )
             most = max(other.n_rows for other in self.tensors if _pool_key(other) == key)
             self._pools[key] = distinct, RepeatedRows(rows, distinct + most)
@@ -109,7 +109,7 @@ class SyntheticSource(Source):
             if part in name:
                 return type
         parsed = TensorName.parse(name)
-        if len(shape) == 1 or parsed.is_router or parsed.suffix != "weight":
+        if len(shape) == 1 or parsed.is_sensitive or parsed.suffix != "weight":
             return ggml_type("F32")
         if name in (TOKEN_EMBEDDING, OUTPUT) and self.type.name not in _OWN_TYPES:
             return _fitting(ggml_type("Q6_K"), shape[-1])
@@ -155,7 +155,15 @@ def _check(tensor: TensorInfo) -> None:
 
 
 def _pool_key(tensor: TensorInfo) -> tuple:
-    return tensor.type.name, tensor.n_cols, len(tensor.shape) == 1
+    key = tensor.type.name, tensor.n_cols, len(tensor.shape) == 1
+    return key if _mean(tensor) >= 0 else (*key, "negative")
+
+
+def _mean(tensor: TensorInfo) -> float:
+    """Norm weights are near 1. The decay of delta nets is exp(ssm_a * a positive number)."""
+    if len(tensor.shape) > 1:
+        return 0.0
+    return -1.0 if TensorName.parse(tensor.name).local == "ssm_a" else 1.0
 
 
 def _distinct_rows(tensor: TensorInfo) -> int:
