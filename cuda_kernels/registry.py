@@ -29,10 +29,12 @@ MODULES = (
     "matvec",
     "ops",
     "prompt",
+    "prompt_delta",
     "prompt_grouped",
     "rearrange",
     "step_attention",
     "step_between",
+    "step_delta",
     "step_router",
     "step_sample",
 )

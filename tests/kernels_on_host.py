@@ -115,6 +115,54 @@ def pointer(x: torch.Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if x is None else x.data_ptr())
 
 
+RUN_DELTA = """
+extern "C" void run(const float* h, const float* norm, float eps, const float* rates,
+                    const float* dt, const float* a, const float* products, const float* z,
+                    const float* taps, const float* out_norm, float out_eps, float* inputs,
+                    float* memory, float* other_inputs, float* other_memory, const int* position,
+                    const int* begun, float* out) {
+    std::vector<u32> tickets(KEY_HEADS);
+    launch_on_host(VALUE_HEADS, 1, THREADS, [&] {
+        delta(h, norm, eps, rates, dt, a, products, z, taps, out_norm, out_eps, inputs, memory,
+              other_inputs, other_memory, position, begun, tickets.data(), out);
+    });
+}
+"""
+
+
+RUN_PROMPT_DELTA = """
+extern "C" void run_heads(const u16* products, int pitch, int tokens, int padded,
+                          const float* past, const float* taps, float* q, float* k, float* v,
+                          int sequences) {
+    launch_on_host(padded / (HEAD_WARPS * HEAD_TOKENS),
+                   sequences * (2 * KEY_HEADS + VALUE_HEADS), 32 * HEAD_WARPS, [&] {
+        heads(products, pitch, tokens, padded, past, taps, q, k, v);
+    });
+}
+extern "C" void run_solve(const float* rates, const float* dt, const float* a, int tokens,
+                          float* kk, float* qk, float* scaled_keys, float* since, float* until,
+                          int n_chunks, int n_heads) {
+    launch_on_host(n_chunks, n_heads, CHUNK, [&] {
+        solve(rates, dt, a, tokens, kk, qk, scaled_keys, since, until);
+    });
+}
+extern "C" void run_chunks(float* values, const float* keys, const float* k, const float* since,
+                           const float* until, int n_chunks, const float* before, float* after,
+                           float* states, int n_heads) {
+    launch_on_host((VALUE + SLICE - 1) / SLICE, n_heads, SLICE_THREADS, [&] {
+        chunks(values, keys, k, since, until, n_chunks, before, after, states);
+    });
+}
+extern "C" void run_gated(const float* remembered, const float* seen, const float* since,
+                          const u16* z, int pitch, const float* weight, float eps, int tokens,
+                          int padded, u16* out, int n_heads) {
+    launch_on_host((tokens + GATED_WARPS - 1) / GATED_WARPS, n_heads, 32 * GATED_WARPS, [&] {
+        gated(remembered, seen, since, z, pitch, weight, eps, tokens, padded, out);
+    });
+}
+"""
+
+
 RUN_EXPERTS = """
 extern "C" void route(const float* logits, int tokens, int experts, int used, int always,
                       float threshold, int* ids, float* weights) {

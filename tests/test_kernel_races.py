@@ -11,9 +11,13 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+import torch
+from iqforge.cuda_kernels import prompt_delta, step_delta
 from iqforge.cuda_kernels.compile.spec import KernelSpec, expand
 from iqforge.cuda_kernels.prompt import _EXPERTS_SPEC
+from iqforge.cuda_kernels.prompt_delta import DeltaHeads
 from iqforge.cuda_kernels.step_attention import AttentionShape
+from iqforge.cuda_kernels.step_delta import DeltaShape
 from iqforge.cuda_kernels.step_router import router_spec
 from iqforge.cuda_kernels.step_sample import SAMPLE
 
@@ -22,7 +26,9 @@ from .kernels_on_host import (
     LIMIT,
     MMA,
     RUN_ATTENTION,
+    RUN_DELTA,
     RUN_EXPERTS,
+    RUN_PROMPT_DELTA,
     RUN_ROUTER,
     RUN_SAMPLE,
 )
@@ -103,6 +109,46 @@ int main() {
 }
 """
 )
+MAIN_DELTA = (
+    NUMBERS
+    + """
+int main() {
+    auto h = numbers(ROWS * WIDTH), norm = numbers(WIDTH), a = numbers(VALUE_HEADS);
+    auto rates = numbers(2 * VALUE_HEADS * WIDTH), products = numbers(ROWS * PITCH);
+    auto z = numbers(ROWS * Z_PITCH), taps = numbers(CHANNELS * TAPS), weight = numbers(VALUE);
+    auto inputs = numbers(PAST * CHANNELS), memory = numbers(VALUE_HEADS * KEY * VALUE);
+    std::vector<float> out(ROWS * VALUE_HEADS * VALUE);
+    run(h.data(), norm.data(), 1e-6f, rates.data(), a.data(), a.data(), products.data(), z.data(),
+        taps.data(), weight.data(), 1e-6f, inputs.data(), memory.data(), nullptr, nullptr, nullptr,
+        nullptr, out.data());
+}
+"""
+)
+MAIN_PROMPT_DELTA = (
+    NUMBERS
+    + """
+int main() {
+    const int tokens = 70, n_chunks = 2, padded = n_chunks * CHUNK;
+    const int pitch = JOINED ? KEY_HEADS * TURN : CHANNELS, square = CHUNK * CHUNK;
+    std::vector<u16> products(tokens * pitch), z(tokens * VALUE_HEADS * VALUE), out(z.size());
+    auto taps = numbers(CHANNELS * TAPS), past = numbers(PAST * CHANNELS), a = numbers(VALUE_HEADS);
+    auto q = numbers(VALUE_HEADS * padded * KEY), k = q, keys = q;
+    auto v = numbers(VALUE_HEADS * padded * VALUE), values = v;
+    auto rates = numbers(tokens * 2 * VALUE_HEADS), kk = numbers(VALUE_HEADS * n_chunks * square);
+    auto qk = kk, scaled = kk, since = numbers(VALUE_HEADS * padded), until = since;
+    auto memory = numbers(VALUE_HEADS * KEY * VALUE), weight = numbers(VALUE);
+    std::vector<float> states(n_chunks * memory.size());
+    run_heads(products.data(), pitch, tokens, padded, past.data(), taps.data(), q.data(), k.data(),
+              v.data(), 1);
+    run_solve(rates.data(), a.data(), a.data(), tokens, kk.data(), qk.data(), scaled.data(),
+              since.data(), until.data(), n_chunks, VALUE_HEADS);
+    run_chunks(values.data(), keys.data(), k.data(), since.data(), until.data(), n_chunks,
+               memory.data(), memory.data(), states.data(), VALUE_HEADS);
+    run_gated(v.data(), values.data(), since.data(), z.data(), VALUE_HEADS * VALUE, weight.data(),
+              1e-6f, tokens, padded, out.data(), VALUE_HEADS);
+}
+"""
+)
 
 
 def races(folder, spec: KernelSpec, run: str, main: str, change=lambda source: source) -> str:
@@ -162,6 +208,19 @@ def test_experts_of_a_prompt(tmp_path):
     # The header for the CPU has one already.
     spec = replace(_EXPERTS_SPEC, defines=(("warp_sum", "prompt_warp_sum"),))
     assert not races(tmp_path, spec, RUN_EXPERTS, MAIN_EXPERTS)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_delta_net(rows, tmp_path):
+    shape = DeltaShape(rows, 64, 1, 2, 16, 16, 4, True, False)
+    assert not races(tmp_path, step_delta.delta_spec(shape), RUN_DELTA, MAIN_DELTA)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_delta_nets_of_a_prompt(stages, tmp_path):
+    heads = DeltaHeads(1, 2, 20, 12, 3, False, False)
+    spec = prompt_delta.delta_spec(heads, torch.bfloat16, stages)
+    assert not races(tmp_path, spec, RUN_PROMPT_DELTA, MAIN_PROMPT_DELTA)
 
 
 def test_a_barrier_that_is_missing_is_found(tmp_path):

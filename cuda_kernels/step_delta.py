@@ -1,0 +1,151 @@
+"""A gated delta net in a decoding step: `delta.cu` for one shape."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .compile.launch import function, launch
+from .compile.spec import KernelSpec
+
+MOST_KEY, MOST_VALUE, MOST_WIDTH = 256, 128, 16384
+
+
+@dataclass(frozen=True)
+class DeltaShape:
+    """`rows` new tokens, the width of the stream, heads and their lengths, and the taps of the
+    convolution. tiled: value head j reads key head j % key_heads. joined: queries, keys, values and
+    gates of each key head in turn are one product.
+    """
+
+    rows: int
+    width: int
+    key_heads: int
+    value_heads: int
+    key_length: int
+    value_length: int
+    taps: int
+    tiled: bool
+    joined: bool
+
+    @property
+    def fits(self) -> bool:
+        """Return whether there is a kernel for the shape."""
+        return (
+            self.key_length % 4 == self.value_length % 4 == self.width % 4 == 0
+            and self.key_length <= MOST_KEY
+            and self.value_length <= MOST_VALUE
+            and self.width <= MOST_WIDTH
+            and self.taps >= 2
+        )
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: a warp for every 8 columns of the memory of a head."""
+        return 32 * -(-self.value_length // 8)
+
+
+@functools.cache
+def delta_spec(s: DeltaShape) -> KernelSpec:
+    defines = {
+        "ROWS": s.rows,
+        "WIDTH": s.width,
+        "KEY_HEADS": s.key_heads,
+        "VALUE_HEADS": s.value_heads,
+        "KEY": s.key_length,
+        "VALUE": s.value_length,
+        "TAPS": s.taps,
+        "TILED": int(s.tiled),
+        "JOINED": int(s.joined),
+    }
+    heads = f"{s.key_heads}x{s.key_length}_{s.value_heads}x{s.value_length}"
+    layout = f"{'_tiled' * s.tiled}{'_joined' * s.joined}"
+    return KernelSpec(
+        f"delta_{s.width}_{heads}_{s.taps}x{s.rows}{layout}",
+        ("step/delta.cu",),
+        tuple((k, str(v)) for k, v in defines.items()),
+        ("delta",),
+    )
+
+
+class StepDelta:
+    """Launch the delta net of one shape. Instances keep tickets, so layers on one stream share
+    them.
+    """
+
+    def __init__(self, shape: DeltaShape, device: torch.device):
+        self._kernel, self.shape = function(delta_spec(shape), "delta", device), shape
+        self._tickets = torch.zeros(shape.key_heads, dtype=torch.int32, device=device)
+
+    def __call__(
+        self,
+        h: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        rates: torch.Tensor,
+        dt: torch.Tensor,
+        a: torch.Tensor,
+        products: torch.Tensor,
+        z: torch.Tensor,
+        taps: torch.Tensor,
+        out_norm: torch.Tensor,
+        out_eps: float,
+        inputs: torch.Tensor,
+        memory: torch.Tensor,
+        out: torch.Tensor,
+        other: tuple[torch.Tensor, torch.Tensor] | None = None,
+        positions: torch.Tensor | None = None,
+        begun: torch.Tensor | None = None,
+    ) -> None:
+        """Compute out float32[rows, value_heads * value_length] for the rows h float32[rows, width]
+        that follow a state, and update the state: the last inputs of the convolution
+        float32[taps - 1, channels] and the memory float32[value_heads, key_length, value_length].
+
+        rates float32[2, value_heads, width]: the matrices of beta and alpha, which multiply norm(h)
+        in float32. dt, a float32[value_heads]: the logarithm of the decay is
+        a * softplus(alpha + dt). products and z float32[rows, ...]: the inputs of the convolution
+        and the gates; one tensor where they are joined. taps float32[channels, taps], the last for
+        the current token. out_norm float32[value_length]: the norm of every head before its gate.
+
+        other: a second place for both parts of the state. Then a step leaves the state before it as
+        it is: with an even positions[0] - begun[0] it writes to the second place, with an odd one
+        it reads there and writes to the first. positions, begun: int32 on the device.
+        """
+        other_inputs, other_memory = other or (None, None)
+        launch(
+            self._kernel,
+            self.shape.value_heads,
+            self.shape.threads,
+            h,
+            norm,
+            np.float32(eps),
+            rates,
+            dt,
+            a,
+            products,
+            z,
+            taps,
+            out_norm,
+            np.float32(out_eps),
+            inputs,
+            memory,
+            other_inputs,
+            other_memory,
+            positions,
+            begun,
+            self._tickets,
+            out,
+            pdl=True,
+        )
+
+
+def specs() -> list[KernelSpec]:
+    """Return the shape of Qwen3.5-35B-A3B, and small ones. Others are compiled on first use."""
+    return [
+        delta_spec(DeltaShape(1, 2048, 16, 32, 128, 128, 4, True, False)),
+        delta_spec(DeltaShape(8, 2048, 16, 32, 128, 128, 4, True, False)),
+        delta_spec(DeltaShape(2, 64, 2, 4, 20, 12, 3, False, True)),
+    ]

@@ -1,0 +1,146 @@
+"""The kernels of delta nets without a GPU, compiled by g++."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from iqforge.cuda_kernels import prompt_delta
+from iqforge.cuda_kernels.prompt_delta import delta_rule
+from iqforge.cuda_kernels.step_delta import delta_spec
+
+from .delta_reference import PROMPTS, STEPS, delta_case, prompt_case
+from .kernels_on_host import RUN_DELTA, RUN_PROMPT_DELTA, library, pointer
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("case", STEPS, ids=lambda case: "-".join(map(str, case)))
+def test_a_step(case, tmp_path):
+    c = delta_case(case, CPU)
+    expected, after = c.expected()
+    kernel, net, s = library(tmp_path, delta_spec(c.shape), RUN_DELTA), c.net, c.shape
+    products, z = c.products
+
+    def run(state, other=None, position=0, begun=0) -> torch.Tensor:
+        out = torch.full((s.rows, s.value_heads * s.value_length), float("nan"))
+        numbers = [torch.tensor([x], dtype=torch.int32) for x in (position, begun)]
+        kernel.run(
+            pointer(c.h),
+            pointer(c.norm.weight),
+            ctypes.c_float(c.norm.eps),
+            *map(pointer, (c.rates, net.dt, net.a, products, z, net.convolution)),
+            pointer(net.norm.weight),
+            ctypes.c_float(net.norm.eps),
+            pointer(state.inputs),
+            pointer(state.memory),
+            pointer(None if other is None else other.inputs),
+            pointer(None if other is None else other.memory),
+            *map(pointer, numbers),
+            pointer(out),
+        )
+        return out
+
+    def check(out, state) -> None:
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state.memory, after.memory, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state.inputs, after.inputs, rtol=1e-5, atol=1e-6)
+
+    state = c.copied()
+    check(run(state), state)
+    # To and fro: a step leaves the state that it began with.
+    main, other = c.copied(), c.copied()
+    other.clear()
+    check(run(main, other, 7, 7), other)
+    assert torch.equal(main.memory, c.state.memory) and torch.equal(main.inputs, c.state.inputs)
+    main, other = other, main
+    main.clear()
+    check(run(main, other, 10, 7), main)
+    assert torch.equal(other.memory, c.state.memory) and torch.equal(other.inputs, c.state.inputs)
+
+
+class HostKernels:
+    """`DeltaKernels` compiled by g++."""
+
+    def __init__(self, folder, heads, half, stages):
+        spec = prompt_delta.delta_spec(heads, half, stages)
+        self.heads, self.library = heads, library(folder, spec, RUN_PROMPT_DELTA)
+
+    def split(self, products, tokens, past, taps, q, k, v):
+        sequences, _, padded, _ = q.shape
+        self.library.run_heads(
+            pointer(products),
+            products.stride(0),
+            tokens,
+            padded,
+            *map(pointer, (past, taps, q, k, v)),
+            sequences,
+        )
+
+    def solve(self, rates, tokens, dt, a, kk, qk, scaled_keys, since, until):
+        n_heads, n_chunks = kk.shape[:2]
+        self.library.run_solve(
+            *map(pointer, (rates, dt, a)),
+            tokens,
+            *map(pointer, (kk, qk, scaled_keys, since, until)),
+            n_chunks,
+            n_heads,
+        )
+
+    def chunks(self, values, keys, k, since, until, before, after, states):
+        n_heads, n_chunks = states.shape[:2]
+        self.library.run_chunks(
+            *map(pointer, (values, keys, k, since, until)),
+            n_chunks,
+            *map(pointer, (before, after, states)),
+            n_heads,
+        )
+
+    def gated(self, remembered, seen, since, z, weight, eps, tokens, out):
+        sequences, n_heads, padded = seen.shape[:3]
+        self.library.run_gated(
+            *map(pointer, (remembered, seen, since, z)),
+            z.stride(0),
+            pointer(weight),
+            ctypes.c_float(eps),
+            tokens,
+            padded,
+            pointer(out),
+            sequences * n_heads,
+        )
+
+
+@pytest.mark.parametrize(
+    "case, half, stages",
+    [
+        (PROMPTS[0], torch.float16, 2),
+        (PROMPTS[1], torch.float16, 1),
+        (PROMPTS[2], torch.bfloat16, 1),
+    ],
+    ids=str,
+)
+def test_a_prompt(case, half, stages, tmp_path):
+    p = prompt_case(case, half, CPU)
+    kernels = HostKernels(tmp_path, p.heads, half, stages)
+    out = torch.full(p.expected.shape, float("nan"), dtype=half)
+    state = p.case.copied()
+
+    def buffer(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.full(shape, float("nan"))
+
+    kept = (state.inputs, state.memory, state.memory)
+    delta_rule(
+        kernels,
+        p.weights,
+        p.products,
+        p.z,
+        p.rates,
+        p.n_sequences,
+        *(kept if p.n_sequences == 1 else (None, None, None)),
+        out,
+        buffer,
+    )
+    rounding = 2e-3 if half == torch.float16 else 1e-2
+    torch.testing.assert_close(out.float(), p.expected, rtol=rounding, atol=1e-3)
+    torch.testing.assert_close(state.memory, p.after.memory, rtol=1e-4, atol=1e-4)
