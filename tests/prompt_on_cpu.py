@@ -4,12 +4,18 @@ the CPU (in addition to `step_on_cpu`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import torch
 from iqforge.cuda_kernels import prompt
-from iqforge.runtime.cuda import prompt_graphs
+from iqforge.runtime.cuda import prompt_delta, prompt_graphs
 from iqforge.runtime.cuda.prompt_stream import Stream
 from iqforge.runtime.cuda.prompt_weights import PromptOutput
 from iqforge.runtime.layers.attention import attend, visible
+from iqforge.runtime.layers.batch import Batch
+from iqforge.runtime.layers.norm import RMSNorm
+from iqforge.runtime.state.recurrent import RecurrentState
 from torch.nn import functional as F
 
 from . import step_on_cpu
@@ -114,6 +120,33 @@ def logits(self, x):
     return F.linear(x.float(), step_on_cpu.whole(self.matrix))
 
 
+def delta_rule(kernels, weights, products, z, rates, n_sequences, past, before, after, out, buffer):
+    net = step_on_cpu.delta_net(
+        kernels,
+        weights.taps,
+        weights.dt,
+        weights.a,
+        RMSNorm(weights.norm, weights.eps),
+        products[:, : len(weights.taps)].float() if not kernels.joined else products.float(),
+        z.float(),
+    )
+    beta, alpha = rates.chunk(2, dim=1)
+    net.beta, net.alpha = (lambda x: beta), (lambda x: alpha)
+    batch = Batch.of(n_sequences, len(products) // n_sequences, 0, step_on_cpu.CPU)
+    if past is not None:
+        state = RecurrentState(*past.shape, tuple(before.shape), step_on_cpu.CPU)
+        state.load(0, (0, past, before))
+        batch = replace(batch, states=(SimpleNamespace(layers=[state]),))
+        out.copy_(net(products, batch))
+        after.copy_(state.memory)
+    else:
+        out.copy_(net(products, batch))
+
+
+def rates_product(x, weights, out):
+    out.copy_(F.linear(x.float(), weights.float()))
+
+
 class Graph:
     """A segment of a pass. Capturing it does not change memory, and the host continues. A replay
     works only on the memory of the capture.
@@ -162,5 +195,9 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
     monkeypatch.setattr(PromptOutput, "__call__", logits)
+    monkeypatch.setattr(prompt_delta, "shared_limit", lambda device: 232448)
+    monkeypatch.setattr(prompt_delta, "_kernels", lambda heads, half, device: heads)
+    monkeypatch.setattr(prompt_delta, "delta_rule", delta_rule)
+    monkeypatch.setattr(prompt_delta, "rates_product", rates_product)
     for kernel in (add_norm, silu_gate, converted, gather_rows, rotate_heads, route, group_rows):
         monkeypatch.setattr(prompt, kernel.__name__, kernel)

@@ -15,11 +15,22 @@ from iqforge.cuda_kernels import matvec, ops, step_between
 from iqforge.cuda_kernels.matvec_plan import DeviceLimits
 from iqforge.cuda_kernels.ops import decode_matrix, decode_rows
 from iqforge.cuda_kernels.step_router import Routing
-from iqforge.runtime.cuda import step_frame, step_layers, step_moe, step_sampling
+from iqforge.runtime.cuda import (
+    delta_shapes,
+    step_delta,
+    step_frame,
+    step_layers,
+    step_moe,
+    step_sampling,
+)
 from iqforge.runtime.layers.attention import attend_with_scores, temperature
+from iqforge.runtime.layers.batch import Batch
+from iqforge.runtime.layers.delta_net import DeltaNet
 from iqforge.runtime.layers.moe import Router as Choice
-from iqforge.runtime.layers.specs import RouterSpec, Temperature
+from iqforge.runtime.layers.norm import RMSNorm
+from iqforge.runtime.layers.specs import DeltaNetSpec, RouterSpec, Temperature
 from iqforge.runtime.resident import Resident, ResidentMatrix
+from iqforge.runtime.state.recurrent import RecurrentState
 from iqforge.runtime.weights import Weights
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -228,6 +239,66 @@ class Router:
         weights.copy_(shares)
 
 
+class Delta:
+    """A delta net on the reference path."""
+
+    def __init__(self, shape, device):
+        self.shape = shape
+
+    def __call__(self, *arguments):
+        kernel(self.run)(*arguments)
+
+    def run(
+        self,
+        h,
+        norm,
+        eps,
+        rates,
+        dt,
+        a,
+        products,
+        z,
+        taps,
+        out_norm,
+        out_eps,
+        inputs,
+        memory,
+        out,
+        other,
+        positions,
+        begun,
+    ):
+        odd = other is not None and int(positions[0] - begun[0]) % 2 == 1
+        held, to = ((inputs, memory), other or (inputs, memory))[:: -1 if odd else 1]
+        shape, x = self.shape, normed(h, norm, eps)
+        net = delta_net(shape, taps, dt, a, RMSNorm(out_norm, out_eps), products, z)
+        net.beta, net.alpha = (lambda x, w=w: F.linear(x, w) for w in rates)
+        state = RecurrentState(*inputs.shape, tuple(memory.shape), CPU)
+        state.load(0, (0, *held))
+        states = (SimpleNamespace(layers=[state]),)
+        out.copy_(net(x, Batch((len(h),), (0,), torch.arange(len(h)), states)))
+        for place, new in zip(to, (state.inputs, state.memory)):
+            place.copy_(new)
+
+
+def delta_net(shape, taps, dt, a, norm, products, z):
+    """A delta net whose products are known, without rates and output matrix."""
+    spec = DeltaNetSpec(
+        shape.key_heads,
+        shape.value_heads,
+        shape.key_length,
+        shape.value_length,
+        shape.taps,
+        shape.tiled,
+    )
+    inputs = (
+        {"qkvz": lambda x: products}
+        if shape.joined
+        else {"qkv": lambda x: products, "gate": lambda x: z}
+    )
+    return DeltaNet(spec, convolution=taps, dt=dt, a=a, norm=norm, output=lambda x: x, **inputs)
+
+
 class Sampler:
     """Choose the most probable token, whatever the settings."""
 
@@ -248,6 +319,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
     attention and of products. `emptied` counts calls of torch.cuda.empty_cache.
     """
     seen = SimpleNamespace(emptied=0)
+    monkeypatch.setenv(delta_shapes.VARIABLE, "1")
     Graph.alive, Graph.replays, Graph.recording = weakref.WeakSet(), 0, None
 
     @contextmanager
@@ -285,6 +357,7 @@ def install(monkeypatch, attention: int = 232448, products: int = 232448) -> Sim
         (step_moe, "BETWEEN", torch.float32),
         (step_frame, "StepAttention", Attention),
         (step_frame, "StepRouter", Router),
+        (step_delta, "StepDelta", Delta),
         (step_frame, "step_angles", angles),
         (step_layers, "decode_rows", embed),
         (step_layers, "BETWEEN", torch.float32),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime.architectures import architectures
+from iqforge.runtime.cuda import delta_shapes
 from iqforge.runtime.model import load_model
 from iqforge.runtime.state.cache import CacheSettings
 
@@ -42,11 +43,12 @@ def test_float32_is_the_cpu_s(made):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
-def test_the_fast_path_is_near_float32(made, precision):
+def test_the_fast_path_is_near_float32(made, precision, monkeypatch):
     """At once, in pieces of a kept sequence and token by token; and no layer is slow of which
     kernels are said to evaluate everything.
     """
     case, file, tokens, expected = made
+    monkeypatch.setenv(delta_shapes.VARIABLE, "1")
     slow: list[str] = []
     with load_model(file, device=DEVICE, precision=precision, verbose=slow.append) as model:
         once, again = model.forward(tokens).cpu(), model.forward(tokens).cpu()

@@ -12,9 +12,10 @@ import pytest
 import torch
 from iqforge.convert.checkpoint.folder import open_checkpoint
 from iqforge.convert.source import CheckpointSource
+from iqforge.errors import UsageError
 from iqforge.quantize.plan.recipe import Recipe
 from iqforge.runtime import linear
-from iqforge.runtime.cuda import step_path
+from iqforge.runtime.cuda import delta_shapes, step_path
 from iqforge.runtime.cuda.context import Context
 from iqforge.runtime.cuda.prompt_path import PromptPath
 from iqforge.runtime.cuda.step_layers import SlowOutput
@@ -24,6 +25,7 @@ from iqforge.runtime.model import Model, load_model
 from iqforge.runtime.ranges import PREFIX, RangeName, recording
 from iqforge.runtime.sampling import GREEDY, Sampling
 from iqforge.runtime.state.cache import CacheSettings
+from iqforge.runtime.state.recurrent import RecurrentState
 from iqforge.runtime.switches import Switches
 
 from . import step_on_cpu
@@ -335,3 +337,55 @@ def test_other_architectures(monkeypatch, tmp_path, case):
         for piece in tokens.split([8, 1, 1, 3, *[1] * (len(tokens) - 13)]):
             rows.append(steps.extend(piece, state, all_logits=True))
         torch.testing.assert_close(torch.cat(rows), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("taken", [1, 2, 5, 6])
+def test_recurrent_states_after_steps_that_ran_ahead(monkeypatch, tmp_path, taken):
+    """The caller stops, whether an odd or an even number of steps has run, and continues."""
+    tiny = make_tiny_model(CASES["qwen3_5"], WIDE, tmp_path / "hf")
+    path = tmp_path / "f32.gguf"
+    iqforge.convert_model(tiny.folder, path, "f32")
+    step_on_cpu.install(monkeypatch)
+    launched = []
+    with load_model(path) as model:
+        steps = StepPath(model.network, Context(CPU))
+        run = steps._run
+        monkeypatch.setattr(steps, "_run", lambda *args: (launched.append(args), run(*args)))
+        settings = CacheSettings("f32", "f32")
+        states = [model.new_state(64, settings) for _ in range(2)]
+        for state in states:
+            model.extend(tiny.tokens[:7], state)
+        for _ in range(2):
+            expected = list(model.follow(5, states[0], taken, GREEDY))
+            before = len(launched)
+            drawn = steps.follow(5, states[1], 20, GREEDY)
+            assert [next(drawn) for _ in range(taken)] == expected
+            # One step has run ahead, and its state is not the one that is left.
+            assert len(launched) - before == taken + 1
+            with pytest.raises(UsageError, match="has seen"):
+                steps.extend(torch.tensor([1]), states[1])
+            drawn.close()
+            assert states[1].n_past == states[0].n_past
+            for one, other in zip(states[0].layers, states[1].layers, strict=True):
+                if isinstance(one, RecurrentState) and isinstance(other, RecurrentState):
+                    torch.testing.assert_close(other.memory, one.memory, rtol=1e-4, atol=1e-5)
+                    torch.testing.assert_close(other.inputs, one.inputs, rtol=1e-4, atol=1e-5)
+        more = tiny.tokens[7:12]
+        found = steps.extend(torch.tensor(more), states[1], all_logits=True)
+        wanted = model.extend(more, states[0], all_logits=True)
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+        assert any(isinstance(layer, RecurrentState) for layer in states[1].layers)
+
+
+def test_kernels_of_delta_nets_are_off_unless_asked_for(monkeypatch, tmp_path):
+    tiny = make_tiny_model(CASES["qwen3_5"], WIDE, tmp_path / "hf")
+    iqforge.convert_model(tiny.folder, tmp_path / "f32.gguf", "f32")
+    step_on_cpu.install(monkeypatch)
+    monkeypatch.delenv(delta_shapes.VARIABLE)
+    with load_model(tmp_path / "f32.gguf") as model:
+        told: list[str] = []
+        steps = StepPath(model.network, context := Context(CPU, verbose=told.append))
+        context.report_all()
+        assert len(told) == 1 and delta_shapes.VARIABLE in told[0] and not steps.captures
+        found = list(steps.follow(5, model.new_state(64), 9, GREEDY))
+        assert found == list(model.follow(5, model.new_state(64), 9, GREEDY))

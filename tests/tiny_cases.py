@@ -596,4 +596,14 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 # Of those that have kernels for every layer, one for each thing that only some models have.
-FAST = ("qwen2", "qwen2_moe", "qwen3", "ministral3", "glm4_moe", "gemma3")
+FAST = (
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "ministral3",
+    "glm4_moe",
+    "gemma3",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+)

@@ -17,7 +17,7 @@ from ..layers.norm import RMSNorm
 from ..network import Network
 from ..ranges import opened, ranged, recording
 from ..state.sequence import State
-from . import prompt_attention, prompt_ffn, prompt_moe  # noqa: F401, they declare executors
+from . import prompt_attention, prompt_delta, prompt_ffn, prompt_moe  # noqa: F401, they declare executors
 from .context import Context
 from .executor import Executor, operation
 from .prompt_graphs import PromptGraphs, Stage, Staged

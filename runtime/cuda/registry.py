@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..layers.attention import Attention
 from ..layers.block import Block, Branch
+from ..layers.delta_net import DeltaNet
 from ..layers.ffn import GatedFFN
 from ..layers.moe import MoE
 from ..layers.norm import RMSNorm
 from ..layers.specs import FFNSpec
 from .context import Context
+
+_Factory = TypeVar("_Factory", bound=Callable)
 
 PROMPT: dict[type, Callable] = {}
 STEP: dict[type, Callable] = {}
@@ -55,10 +58,10 @@ class PlacedBranch:
         return f"blk.{self.layer} {type(self.module).__name__}"
 
 
-def executor(table: dict[type, Callable], module: type) -> Callable[[Callable], Callable]:
+def executor(table: dict[type, Callable], module: type) -> Callable[[_Factory], _Factory]:
     """Declare the decorated class or function as the executor of modules of this class."""
 
-    def declare(factory: Callable) -> Callable:
+    def declare(factory: _Factory) -> _Factory:
         if module in table:
             raise RuntimeError(f"two executors for {module.__name__}")
         table[module] = factory
@@ -114,7 +117,7 @@ def check_description(branch: Branch) -> None:
             raise Slow(f"activation {module.spec.activation}")
         if module.gate_up is not None:
             raise Slow("gate and up in one matrix")
-    else:
+    elif not isinstance(module, DeltaNet):
         raise Slow("no kernels for this kind of layer")
 
 

@@ -23,11 +23,13 @@ STEP_ROWS = 8  # new rows of a sequence at a time, at most
 class StepSequence:
     """Inputs of the steps of one sequence, in fixed places: token ids int64[rows] and positions
     int32[rows] on the device; `history`, in host memory that the device writes to, has the token
-    drawn for each position (-1: the logits were not finite); `seed` int64[1].
+    drawn for each position (-1: the logits were not finite); `seed` int64[1]; `begun` int32[1], the
+    first position since `begin`, which the host has as `start`.
 
     `instead`: what replaces executors, by their number, that cannot use the caches of the sequence;
     `captures`: whether its steps can be captured. Graphs, and what is sized by the capacity
-    (`kept`), live as long as the sequence.
+    (`kept`), live as long as the sequence. `alternates`: steps that draw a token leave recurrent
+    states of the step before as they are.
     """
 
     def __init__(
@@ -39,12 +41,13 @@ class StepSequence:
         captures: bool,
     ):
         self.instead, self.captures = instead, captures
-        self._host = np.zeros(_seed_at(rows) + 8, dtype=np.uint8)
+        self.start, self.alternates = 0, False
+        self._host = np.zeros(_seed_at(rows) + 16, dtype=np.uint8)
         self._device = torch.zeros(len(self._host), dtype=torch.uint8, device=device)
-        self._tokens, self._positions, self._seed = (
+        self._tokens, self._positions, self._seed, self._begun = (
             part.numpy() for part in _fields(torch.from_numpy(self._host), rows)
         )
-        self.tokens, self.positions, self.seed = _fields(self._device, rows)
+        self.tokens, self.positions, self.seed, self.begun = _fields(self._device, rows)
         self.history = torch.zeros(capacity + 1, dtype=torch.int32, pin_memory=True)
         self.graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self.seen: set[tuple] = set()
@@ -57,6 +60,7 @@ class StepSequence:
         n = len(tokens)
         self._tokens[:n] = tokens.cpu().numpy() if isinstance(tokens, torch.Tensor) else tokens
         self._positions[:n] = range(start, start + n)
+        self.start = self._begun[0] = start
         self._seed[0] = seed - 2**64 if seed >= 2**63 else seed
         # Pageable and small: copied before this returns.
         self._device.copy_(torch.from_numpy(self._host), non_blocking=True)
@@ -66,12 +70,14 @@ def _seed_at(rows: int) -> int:
     return rows * 8 + -(-rows * 4 // 8) * 8
 
 
-def _fields(data: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fields(data: torch.Tensor, rows: int) -> tuple[torch.Tensor, ...]:
+    """Token ids, positions, the seed, and the first position."""
     at = _seed_at(rows)
     return (
         data[: 8 * rows].view(torch.int64),
         data[8 * rows : 12 * rows].view(torch.int32),
         data[at : at + 8].view(torch.int64),
+        data[at + 8 : at + 12].view(torch.int32),
     )
 
 
@@ -86,17 +92,19 @@ class Frame:
         self._kernels: dict[tuple, Any] = {}
         self._sized: WeakValueDictionary[tuple, StepAttention] = WeakValueDictionary()
         self._turned: set[int] = set()
-        self.n = 0
+        self.n, self.alternates = 0, False
         # Both are set from `begin` to `end`.
         self.batch: Batch = None  # pyright: ignore[reportAttributeAccessIssue]
         self.sequence: StepSequence = None  # pyright: ignore[reportAttributeAccessIssue]
         self.logits = torch.empty(rows, network.n_vocab, device=self.device)
 
-    def begin(self, sequence: StepSequence, n: int, batch: Batch | None) -> None:
+    def begin(
+        self, sequence: StepSequence, n: int, batch: Batch | None, alternates: bool = False
+    ) -> None:
         """A step of n rows is being launched. `batch` is for modules that run on the reference
-        path.
+        path. alternates: recurrent states go from one place to another.
         """
-        self.sequence, self.n = sequence, n
+        self.sequence, self.n, self.alternates = sequence, n, alternates
         self.batch = batch  # pyright: ignore[reportAttributeAccessIssue]  see there
         self._turned.clear()
 

@@ -29,6 +29,7 @@ from ..state.sequence import State
 from . import step_attention, step_moe  # noqa: F401, they declare executors
 from .context import Context
 from .registry import STEP, Slow, choose, placed
+from .step_delta import StepDeltaLayer
 from .step_frame import STEP_ROWS, Frame, StepSequence
 from .step_layers import (
     DeviceEmbedding,
@@ -43,6 +44,9 @@ from .step_layers import (
 from .step_sampling import sampler
 
 AHEAD = 4  # steps that run before the host waits for the token of the first one
+# The same where a recurrent state has two places: the second step leaves the state that the first
+# one has written.
+_RECURRENT_AHEAD = 2
 MOST_GRAPHS = 16  # per sequence: a new one replaces the oldest
 _FREED_TOGETHER = 16  # graphs: torch keeps the memory of dropped ones until then
 
@@ -61,6 +65,9 @@ class StepPath:
             self._branches.append(choose(STEP, branch, context) or SlowBranch(branch))
             if branch.scale is not None:
                 self._branches.append(StepScaled(branch))
+        self._recurrent: list[StepDeltaLayer] = [
+            x for x in self._branches if isinstance(x, StepDeltaLayer)
+        ]
         self._output = _or_slow(context, "Output", StepOutput, SlowOutput, network)
         self._sequences: dict[int, tuple[weakref.ref, StepSequence]] = {}
         # Steps are captured if a sequence's caches suit.
@@ -80,6 +87,7 @@ class StepPath:
         sequence, rows = self._sequence(state), []
         while len(tokens):
             n = 1 << len(tokens).bit_length() - 1
+            self._check_recurrent(state)
             sequence.begin(tokens[:n], state.n_past)
             state.reserve(n)
             self._run(sequence, state, n, "all" if all_logits else "last")
@@ -99,17 +107,15 @@ class StepPath:
         one is not appended.
 
         `state.n_past` counts the tokens appended for what has been yielded. The caller may stop at
-        any time: steps that ran ahead leave cache rows that the next call overwrites.
-        EvaluationError if logits are not finite.
+        any time: steps that ran ahead leave cache rows that the next call overwrites. Recurrent
+        states are those of `state.n_past` tokens once the iterator has ended or is closed, not
+        before. EvaluationError if logits are not finite.
         """
         n = min(n, state.capacity - state.n_past)
         sequence = self._sequence(state)
+        self._check_recurrent(state)
         sequence.begin([token], state.n_past, sampling.seed)
-        ahead = (
-            AHEAD
-            if sequence.captures and all(branch.repeatable for branch in self._branches)
-            else 1
-        )
+        ahead = self._ahead(sequence)
         under_way, started, position = deque(), 0, state.n_past
         try:
             while started < n or under_way:
@@ -131,6 +137,34 @@ class StepPath:
         finally:
             for event in under_way:  # they write to host memory, which must not be reused before
                 event.synchronize()
+            if sequence.alternates:
+                self._settle(sequence, state)
+
+    def _ahead(self, sequence: StepSequence) -> int:
+        """Return the steps that run before the host waits for the first one, and let recurrent
+        states alternate between two places if these are more than one.
+        """
+        sequence.alternates = False
+        if not sequence.captures:
+            return 1
+        if all(branch.repeatable for branch in self._branches):
+            return AHEAD
+        others = [x for x in self._branches if not isinstance(x, StepDeltaLayer)]
+        sequence.alternates = all(branch.repeatable for branch in others)
+        return _RECURRENT_AHEAD if sequence.alternates else 1
+
+    def _settle(self, sequence: StepSequence, state: State) -> None:
+        """Put recurrent states where they belong after steps that alternate."""
+        held = [layer.state(state) for layer in self._recurrent]
+        if (state.n_past - sequence.start) % 2:
+            places = [layer.other(state, sequence) for layer in self._recurrent]
+            # Torch has no public name for it.
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+                [x for recurrent in held for x in (recurrent.inputs, recurrent.memory)],
+                [x for place in places for x in place],
+            )
+        for recurrent in held:
+            recurrent.n_seen = state.n_past
 
     def _sequence(self, state: State) -> StepSequence:
         held = self._sequences.get(id(state))
@@ -169,7 +203,14 @@ class StepPath:
         self.context.report_all()
         return found
 
+    def _check_recurrent(self, state: State) -> None:
+        """UsageError if recurrent states are not those of the tokens that are in the sequence."""
+        for layer in self._recurrent:
+            layer.state(state).check(state.n_past, layer.layer)
+
     def _run(self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling) -> None:
+        for layer in self._recurrent:
+            layer.state(state).n_seen += n
         key = (n, wanted if isinstance(wanted, str) else _without_seed(wanted))
         graph = sequence.graphs.get(key)
         with torch.cuda.device(self.context.device):
@@ -210,7 +251,7 @@ class StepPath:
     def _launch(self, sequence: StepSequence, state: State, n: int, wanted: str | Sampling) -> None:
         frame = self.frame
         batch = None if sequence.captures else Batch.after([state], [n], self.context.device)
-        frame.begin(sequence, n, batch)
+        frame.begin(sequence, n, batch, sequence.alternates and not isinstance(wanted, str))
         h = frame.buffer("h", self.network.width)
         with opened("token_embd", "token_embd"):
             self._embedding(frame, h)
