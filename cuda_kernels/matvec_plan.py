@@ -12,7 +12,7 @@ import torch
 from ..formats.types import GGMLType
 from .compile.grids import shared_bytes
 from .compile.spec import KernelSpec
-from .layouts.table import packed_layout, packed_types, plain_type, unit_header
+from .layouts.table import packed_layout, packed_types, plain_type, spread_type, unit_header
 
 NORM_MATVEC, MATVEC_ADD, GATE_UP, GATE_BY = range(4)  # KIND of matvec/matvec.cu and matvec/float.cu
 EXPERT_GATE_UP, EXPERT_DOWN = 4, 5
@@ -35,13 +35,15 @@ _OWN = {
     "Q6_K": "k",
     "Q8_0": "legacy",
 }
-_ROW_FACTORS = ("IQ4_KS",)  # ROW_FACTOR of the formats: a row's own factor is not in its stages
+_MOST_SPREAD = 68 << 10  # bytes of activations that are in four bytes each: the ring needs the rest
 # Bytes of weights on their way to a multiprocessor: 23 KB hide the latency of memory, the rest the
 # gap between kernels.
 _RING = 80 << 10
 _LARGEST_RING = 110 << 10  # for long stages, and for experts; two blocks still fit on an H200
 _WARPS = 16
 _STAGE_STEPS = 2
+_MORE_STAGE_STEPS = 4  # of types with few bytes for as much arithmetic
+_FEW_BITS = 2.6  # per weight
 RESERVED = (
     2048  # bytes of shared memory for what is not sized by the plan, and what the system takes
 )
@@ -51,7 +53,8 @@ RESERVED = (
 class MatvecPlan:
     """`steps` of 32 granules make a row. A stage is `stage_steps` of them of `stage_rows` rows.
     Each of `warps` warps has `slots` stages in flight. `shared`: bytes of shared memory of a block.
-    `resident`: blocks whose registers fit on a multiprocessor at once.
+    `resident`: blocks whose registers fit on a multiprocessor at once. `spread`: each activation is
+    in four bytes.
     """
 
     steps: int
@@ -61,6 +64,7 @@ class MatvecPlan:
     warps: int
     shared: int
     resident: int
+    spread: bool = False
 
 
 def granule(type: GGMLType) -> int:
@@ -71,21 +75,21 @@ def stage_bytes(type: GGMLType, cols: int, stage_steps: int) -> int:
     """Shared memory for a stage of one row: Ring::ROW of matvec/ring.cuh."""
     total, elements = 0, stage_steps * 32 * granule(type)
     for _, n, per_row in packed_layout(type).planes:
-        if per_row and type.name in _ROW_FACTORS:
+        if per_row:  # ROW_FACTOR of the formats; HEADER_STAGED: the 16 bytes that have it
+            total += 16 if n == 2 else 0
             continue
-        piece, row = (
-            (n, n) if per_row else (elements // type.block_size * n, cols // type.block_size * n)
-        )
-        aligned, in_line = row % 16 == 0 and piece % 16 == 0, per_row and 16 % n == 0
-        total += piece if aligned else 16 if in_line else -(-piece // 16) * 16 + 16
+        piece, row = elements // type.block_size * n, cols // type.block_size * n
+        aligned = row % 16 == 0 and piece % 16 == 0
+        total += piece if aligned else -(-piece // 16) * 16 + 16
     return total
 
 
-def activation_bytes(type: GGMLType, steps: int) -> int:
-    """Return the bytes of one row of activations in 8 bits: Activations::BYTES of
-    matvec/common.cuh.
+def activation_bytes(type: GGMLType, steps: int, spread: bool = False) -> int:
+    """Return the bytes of one row of activations in 8 bits, or four times that if `spread`:
+    Activations::BYTES of matvec/common.cuh.
     """
-    return 32 * steps * (granule(type) + (16 if granule(type) == 32 else 8))
+    of_one, record = granule(type), 16 if granule(type) == 32 else 8
+    return 32 * steps * (of_one * (4 if spread else 1) + record)
 
 
 def shared_space_of(type: GGMLType, limit: int) -> int:
@@ -104,8 +108,13 @@ def plan(
     bytes where that is less. `shared` is larger than the limit where n is too much.
     """
     steps = -(-cols // (32 * granule(type)))
+    spread = (
+        spread_type(type)
+        and (n == 1 or kind == EXPERT_DOWN)
+        and n * activation_bytes(type, steps, True) <= _MOST_SPREAD
+    )
     stage_rows = {GATE_UP: 2, EXPERT_GATE_UP: 2, EXPERT_DOWN: n}.get(kind, 1)
-    x, fewest = n * activation_bytes(type, steps), 1 if kind == EXPERT_DOWN else 2
+    x, fewest = n * activation_bytes(type, steps, spread), 1 if kind == EXPERT_DOWN else 2
     ring = min(
         _LARGEST_RING if kind >= EXPERT_GATE_UP else _RING,
         shared_space_of(type, min(limit, wanted or limit)) - x,
@@ -117,9 +126,11 @@ def plan(
     warps = _WARPS
     while warps > 4 and fewest * warps * slot(1) > shared_space_of(type, limit) - x:
         warps //= 2
+    few = granule(type) == 32 and 8 * type.block_bytes < _FEW_BITS * type.block_size
+    wanted_steps = _MORE_STAGE_STEPS if few else _STAGE_STEPS
     most = min(_LARGEST_RING, shared_space_of(type, min(limit, wanted or limit)) - x)
     longest = next(
-        (k for k in range(min(_STAGE_STEPS, steps), 1, -1) if fewest * slot(k) <= most // warps), 1
+        (k for k in range(min(wanted_steps, steps), 1, -1) if fewest * slot(k) <= most // warps), 1
     )
     even = next(k for k in range(longest, 0, -1) if steps % k == 0)
     # Equal stages, if they need not be much shorter.
@@ -134,6 +145,7 @@ def plan(
         warps,
         x + warps * slots * slot(stage_steps),
         resident,
+        spread,
     )
 
 
@@ -166,11 +178,12 @@ def quantized_spec(
         "WARPS": plan.warps,
         "MATRICES": matrices,
         "BLOCKS": plan.resident,
+        "SPREAD_X": int(plan.spread),
         "BF16_X": int(bf16 and kind == MATVEC_ADD),
         "BF16_OUT": int(bf16 and kind == GATE_UP),
     }
     own = (f"matvec/{_OWN[type.name]}.cuh",) if type.name in _OWN else ()
-    shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}"
+    shape = f"{cols}x{n}_{plan.stage_steps}_{plan.slots}_{matrices}{'_spread' * plan.spread}"
     name = f"{NAMES[kind]}_{type.name.lower()}_{shape}{'_bf16' * bf16}"
     return KernelSpec(
         name,

@@ -129,7 +129,6 @@ inline int2 shared8(uint32_t at) { return shared_as<int2>(at); }
 inline int shared4(uint32_t at) { return shared_as<int>(at); }
 inline uint32_t shared2(uint32_t at) { return shared_as<uint16_t>(at); }
 inline uint32_t shared1(uint32_t at) { return shared_as<uint8_t>(at); }
-inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selectors) { return __byte_perm(low, high, selectors); }
 inline uint32_t in_register(uint32_t constant) { return constant; }
 inline float half_low(uint32_t v) { return half_to_float(v & 0xFFFF); }
 inline float half_high(uint32_t v) { return half_to_float(v >> 16); }

@@ -79,7 +79,7 @@ def plan(type, cols, n, kind, **changes):
     cut = dataclasses.replace(
         cut, **{"warps": 2, "slots": 1 if kind == mp.EXPERT_DOWN else 2, **changes}
     )
-    x = n * mp.activation_bytes(type, cut.steps)
+    x = n * mp.activation_bytes(type, cut.steps, cut.spread)
     return dataclasses.replace(
         cut,
         shared=x
@@ -194,7 +194,15 @@ def test_norm_matvec(build, name, n, cols, changes):
 
 @pytest.mark.parametrize(
     ("name", "cols", "changes"),
-    [("IQ4_K", 2816, {}), ("Q8_0", 2048, {"stage_steps": 3}), ("IQ4_KS", 3584, {"slots": 3})],
+    [
+        ("IQ4_K", 2816, {}),
+        ("Q8_0", 2048, {"stage_steps": 3}),
+        ("IQ4_KS", 3584, {"slots": 3}),
+        ("IQ2_KT", 2816, {}),
+        ("IQ3_S", 768, {}),
+        ("IQ6_K", 768, {}),
+        ("IQ2_KL", 768, {}),
+    ],
 )
 def test_matvec_add(build, name, cols, changes):
     type, n = ggml_type(name), 1
@@ -347,6 +355,9 @@ def test_activations_that_are_tiny_or_huge(build):
         ("Q6_K", 512, 768, {}),
         ("Q8_0", 544, 96, {}),
         ("IQ4_KS", 512, 2304, {"stage_steps": 1, "slots": 2}),
+        ("IQ2_KS", 512, 2304, {"stage_steps": 1, "slots": 2}),  # row headers in the first stage
+        ("IQ4_KT", 512, 768, {}),
+        ("IQ5_K", 512, 768, {}),
     ],
 )
 def test_experts(build, name, cols, ff, changes):

@@ -43,6 +43,21 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t select) {
   return result;
 }
 
+inline uint32_t permute(uint32_t low, uint32_t high, uint32_t selectors) { return __byte_perm(low, high, selectors); }
+inline uint32_t dot_of_halves(uint32_t halves, uint32_t by, uint32_t more) {
+  return (halves & 0xFFFF) * (by & 255) + (halves >> 16) * (by >> 8 & 255) + more;
+}
+inline uint32_t held(uint32_t constant) { return constant; }
+template <int TRUTH> inline uint32_t logic(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r = 0;
+  for (int n = 0; n < 32; ++n) r |= uint32_t(TRUTH >> ((a >> n & 1) << 2 | (b >> n & 1) << 1 | (c >> n & 1)) & 1) << n;
+  return r;
+}
+inline uint32_t dot_of_bytes(uint32_t a, uint32_t b, uint32_t c) {
+  for (int j = 0; j < 4; ++j) c += (a >> (8 * j) & 255) * (b >> (8 * j) & 255);
+  return c;
+}
+
 inline int __dp4a(int a, int b, int c) {
   for (int j = 0; j < 4; ++j) c += int(int8_t(a >> (8 * j))) * int(int8_t(b >> (8 * j)));
   return c;

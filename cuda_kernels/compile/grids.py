@@ -49,6 +49,8 @@ def grids_header() -> str:
     prepare(t, n)   brings the entries to shared memory; all n threads of a block call it, each with
                     its number t, and synchronize
     entry(i)        entry i, from there
+    at(a)           the same at address() plus a number of bytes, ENTRY_BYTES for each; ALIGNED:
+                    address() is a multiple of BYTES
     """
     return "// Written by cuda_kernels/compile/grids.py from formats/grids.py.\n" + "".join(
         _struct(name, *grid) for name, grid in _GRIDS.items()
@@ -78,6 +80,9 @@ def _struct(name: str, grid: np.ndarray, tables: dict[str, tuple[int, int]]) -> 
         f"uint{4 * grid.shape[1]}_t",
         entries.astype(f"<u{grid.shape[1] // 2}").view("<u4"),
     )
+    # To its size where that costs no padding: numbers of bytes are then put in by a logical or.
+    alignment = 4 * len(words) if len(words) <= 256 else 16
+    width = f"u{4 * grid.shape[1]}"
     rows = ",\n".join(", ".join(f"{word:#x}u" for word in line) for line in words.reshape(-1, 16))
     padded = np.zeros(-(-len(values) // 4) * 4, dtype=np.int8)
     padded[: len(values)] = values
@@ -87,9 +92,10 @@ def _struct(name: str, grid: np.ndarray, tables: dict[str, tuple[int, int]]) -> 
     )
     return f"""alignas(16) static __device__ const uint32_t {name}_ENTRIES[{len(words)}] = {{
 {rows}}};
-alignas(16) static __shared__ uint32_t {name}_SHARED[{len(words)}];
+alignas({alignment}) static __shared__ uint32_t {name}_SHARED[{len(words)}];
 struct {name}_GRID {{
-  static constexpr int BYTES = {4 * len(words)};
+  static constexpr bool ALIGNED = {str(alignment >= 4 * len(words)).lower()};
+  static constexpr int BYTES = {4 * len(words)}, ENTRY_BYTES = {grid.shape[1] // 2};
 {functions}  static __device__ __forceinline__ void prepare(int thread, int threads) {{
     const uint4* entries = reinterpret_cast<const uint4*>({name}_ENTRIES);
     for (int n = thread; n < {len(words) // 4}; n += threads)
@@ -98,5 +104,21 @@ struct {name}_GRID {{
   static __device__ __forceinline__ uint32_t entry(uint32_t index) {{
     return reinterpret_cast<const {kind}*>({name}_SHARED)[index];
   }}
+#ifndef UNITS_ON_HOST
+  static __device__ __forceinline__ uint32_t address() {{
+    return uint32_t(__cvta_generic_to_shared({name}_SHARED));
+  }}
+  static __device__ __forceinline__ uint32_t at(uint32_t address) {{
+    uint32_t v;
+    asm("ld.shared.{width} %0, [%1];" : "=r"(v) : "r"(address));
+    return v;
+  }}
+#else
+  static uint32_t address() {{ return 0; }}
+  static uint32_t at(uint32_t address) {{
+    return *reinterpret_cast<const {kind}*>(
+        reinterpret_cast<const uint8_t*>({name}_SHARED) + address);
+  }}
+#endif
 }};
 """

@@ -21,11 +21,59 @@ _TABLES = {
 }
 
 
+# Name: values and type of the entries of tables that kernels may also read in shared memory. With
+# at most 128 bytes, lanes that read different words find them in different banks.
+_SHARED = {
+    "IQ6NL": (tables.IQ6NL_VALUES[:64], "uint8_t"),
+    "IQ2KL": (tables.IQ2KL_VALUES, "uint16_t"),
+}
+
+
 def tables_header() -> str:
     """Return the text of `units/tables.cuh`: NAME_TABLE::word(n) is word n of a table, second(n) of
-    its second half.
+    its second half. NAME_SHARED_TABLE is a table in shared memory, with prepare(t, n) as codebooks
+    have it; at(a) is the entry at address() plus a number of bytes.
     """
-    return "// Written by cuda_kernels/compile/tables.py from formats/tables.py.\n" + "".join(
+    return (
+        "// Written by cuda_kernels/compile/tables.py from formats/tables.py.\n"
+        + _tables_of_words()
+        + "".join(_shared_table(name, *table) for name, table in _SHARED.items())
+    )
+
+
+def _shared_table(name: str, values: np.ndarray, kind: str) -> str:
+    words = np.ascontiguousarray(values.astype(np.int8)).ravel().view("<u4")
+    width = {"uint8_t": "u8", "uint16_t": "u16"}[kind]
+    listed = ", ".join(f"{word:#010x}u" for word in words)
+    return f"""alignas(16) static __device__ const uint32_t {name}_WORDS[{len(words)}] = {{
+{listed}}};
+alignas(16) static __shared__ uint32_t {name}_SHARED[{len(words)}];
+struct {name}_SHARED_TABLE {{
+  static __device__ __forceinline__ void prepare(int thread, int threads) {{
+    for (int n = thread; n < {len(words)}; n += threads) {name}_SHARED[n] = {name}_WORDS[n];
+  }}
+#ifndef UNITS_ON_HOST
+  static __device__ __forceinline__ uint32_t address() {{
+    return uint32_t(__cvta_generic_to_shared({name}_SHARED));
+  }}
+  static __device__ __forceinline__ uint32_t at(uint32_t address) {{
+    uint32_t v;
+    asm("ld.shared.{width} %0, [%1];" : "=r"(v) : "r"(address));
+    return v;
+  }}
+#else
+  static uint32_t address() {{ return 0; }}
+  static uint32_t at(uint32_t address) {{
+    return *reinterpret_cast<const {kind}*>(
+        reinterpret_cast<const uint8_t*>({name}_SHARED) + address);
+  }}
+#endif
+}};
+"""
+
+
+def _tables_of_words() -> str:
+    return "".join(
         f"struct {name}_TABLE {{\n  static constexpr int ENTRIES = {len(values)};\n"
         + words_function("word", values)
         + ("" if second is None else words_function("second", second))

@@ -21,6 +21,8 @@ How a type is added (one line of data here, one struct there):
 2. In a header of `units/`: `struct IQ4_K : layout::IQ4_K {...}` with `load` and `unpack` (contract:
    `units/common.cuh`). Its facts about the layout (BLOCK, plane numbers, bytes, `geometry()`) are
    in the generated `units/geometry.cuh`. The header has the name of the module with the layout.
+   That gives the type all kernels, those of decoding steps too. They get faster by what the unit
+   may say of products: LESS, SECOND, PARTS, SPREAD in `units/common.cuh`.
 3. `tests/test_units.py` finds it there, and compares it with `formats.codecs.codec.decode` bit by
    bit, on the CPU (by g++) and on a GPU.
 """
@@ -80,9 +82,11 @@ def singles_by_byte(i) -> np.ndarray:
 @dataclass(frozen=True)
 class BlockLayout:
     """planes: (name, bytes per block) in order; `fields` as above. header_bytes: how many of a
-    row's header are kept (None: all).
+    row's header are kept (None: all). spread: the unit has SPREAD (`units/common.cuh`): where
+    activations are few, each is in four bytes.
     """
 
     planes: tuple[tuple[str, int], ...]
     fields: Callable[[np.ndarray], list[tuple]]
     header_bytes: int | None = None
+    spread: bool = False

@@ -63,6 +63,11 @@ def unit_header(type: GGMLType) -> str:
     )
 
 
+def spread_type(type: GGMLType) -> bool:
+    """Return whether the unit of a type has SPREAD."""
+    return _layouts()[type.name].spread
+
+
 def packed_types() -> list[str]:
     """Return the names of the types that have their own layout."""
     return list(_layouts())

@@ -45,8 +45,8 @@ def iq4_kt(i):
 
 
 LAYOUTS = {
-    "IQ1_KT": BlockLayout((("codes", 32), ("high", 16), ("scales", 8)), iq1_kt),
-    "IQ2_KT": BlockLayout((("codes", 64), ("scales", 4)), iq2_kt),
+    "IQ1_KT": BlockLayout((("codes", 32), ("high", 16), ("scales", 8)), iq1_kt, spread=True),
+    "IQ2_KT": BlockLayout((("codes", 64), ("scales", 4)), iq2_kt, spread=True),
     "IQ3_KT": BlockLayout((("codes", 64), ("signs", 32), ("scales", 4)), iq3_kt),
-    "IQ4_KT": BlockLayout((("codes", 128),), iq4_kt),
+    "IQ4_KT": BlockLayout((("codes", 128),), iq4_kt, spread=True),
 }

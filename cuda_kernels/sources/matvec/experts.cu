@@ -44,26 +44,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_gate_up(
   for (int item = begin; item < items; item += stride) {
     float sum[2] = {0, 0};
     int64_t row = row_of(item);
-    const float by[2] = {F::row_factor(gate, stored, row), F::row_factor(up, stored, row + first_up)};
+    float by[2] = {1, 1};
+    uint32_t header[2];
+    if (F::ROW_FACTOR && !F::HEADER_STAGED)
+      header[0] = row_header_bits<F>(gate, stored, row), header[1] = row_header_bits<F>(up, stored, row + first_up);
     #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       matrices.wait();
       const Stage stage[2] = {Ring<F>::stage(matrices.slot, row, chunk),
                               Ring<F>::stage(matrices.slot + Ring<F>::ROW, row + first_up, chunk)};
+      if (F::HEADER_STAGED && chunk == 0) {
+        by[0] = Ring<F>::row_factor(matrices.slot, row);
+        by[1] = Ring<F>::row_factor(matrices.slot + Ring<F>::ROW, row + first_up);
+      }
       #pragma unroll
       for (int p = 0; p < P; p++) {
         if (!has_step(chunk, p)) break;
         const typename F::Input in = F::input(words + chunk * (512 * P), records + chunk * (32 * A::RECORD * P), p);
+        const typename F::Weights w[2] = {F::prepare(F::load(stage[0], p, lane), constants, lane),
+                                          F::prepare(F::load(stage[1], p, lane), constants, lane)};
+        float v[2];
+        products<F, 2>(w, in, v);
         #pragma unroll
         for (int k = 0; k < 2; k++) {
-          float v = F::dot(F::prepare(F::load(stage[k], p, lane), constants, lane), in);
-          if (COLS % (32 * F::G * STEPS)) v = (chunk * P + p) * 32 + lane < COLS / F::G ? v : 0;   // past a row's end there is arbitrary data
-          sum[k] += v;
+          if (COLS % (32 * F::G * STEPS)) v[k] = (chunk * P + p) * 32 + lane < COLS / F::G ? v[k] : 0;   // past a row's end there is arbitrary data
+          sum[k] += v[k];
         }
       }
       matrices.next();
     }
-    float g = warp_sum(sum[0]) * (factor * by[0]), u = warp_sum(sum[1]) * (factor * by[1]);
+    float g, u;
+    if (F::HEADER_STAGED) g = warp_sum(sum[0]) * (factor * by[0]), u = warp_sum(sum[1]) * (factor * by[1]);
+    else g = warp_sum(sum[0]) * factor, u = warp_sum(sum[1]) * factor;
+    if (F::ROW_FACTOR && !F::HEADER_STAGED) g *= F::row_factor(header[0]), u *= F::row_factor(header[1]);
     bool used = __shfl_sync(~0u, mine, item / hidden) >= 0;
     if (lane == 0) out[(int64_t)token * items + item] = used ? silu(g) * u : 0.0f;
   }
@@ -91,13 +104,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
   __syncthreads();
 
   const uint32_t words = shared_address(shared_memory) + 16 * lane, records = words + 16 * A::PARTS * A::GRANULES - (16 - A::RECORD) * lane;
+  const auto header_of = [&](int item) {   // of slot lane's row; asked for an item before it is needed
+    return F::ROW_FACTOR && !F::HEADER_STAGED && factor != 0 && item < rows ? row_header_bits<F>(down, stored, (int64_t)mine * rows + item) : 0u;
+  };
+  uint32_t header = header_of(begin);
   #pragma unroll 1
   for (int item = begin; item < rows; item += stride) {
     float sum = 0, before = lane == 0 ? h[(int64_t)token * rows + item] : 0.0f, weight = factor;   // slot lane's, times its row's factor
-    if (F::ROW_FACTOR && factor != 0) weight *= F::row_factor(down, stored, (int64_t)mine * rows + item);
+    if (F::ROW_FACTOR && !F::HEADER_STAGED) weight = factor != 0 ? factor * F::row_factor(header) : 0.0f;
+    header = header_of(item + stride);
     #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       matrices.wait();
+      if (F::HEADER_STAGED && chunk == 0 && factor != 0)
+        weight *= Ring<F>::row_factor(matrices.slot + lane * Ring<F>::ROW, (int64_t)mine * rows + item);
       #pragma unroll
       for (int k = 0; k < N; k++) {
         const int64_t row = (int64_t)max(__shfl_sync(~0u, mine, k), 0) * rows + item;
@@ -108,10 +128,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) expert_down(
         for (int p = 0; p < P; p++) {
           if (!has_step(chunk, p)) break;
           const int at = chunk * P;
-          float v = F::dot(F::prepare(F::load(stage, p, lane), constants, lane),
-                           F::input(words + k * A::BYTES + at * 512, records + k * A::BYTES + at * (32 * A::RECORD), p));
-          if (COLS % (32 * F::G * STEPS)) v = (at + p) * 32 + lane < COLS / F::G ? v : 0;   // past a row's end there is arbitrary data
-          part += v;
+          const typename F::Weights w[1] = {F::prepare(F::load(stage, p, lane), constants, lane)};
+          float v[1];
+          products<F, 1>(w, F::input(words + k * A::BYTES + at * 512, records + k * A::BYTES + at * (32 * A::RECORD), p), v);
+          if (COLS % (32 * F::G * STEPS)) v[0] = (at + p) * 32 + lane < COLS / F::G ? v[0] : 0;   // past a row's end there is arbitrary data
+          part += v[0];
         }
         if (by != 0) sum += by * part;   // keeps out, too, what is not a number in an expert that nobody chose
       }

@@ -40,12 +40,16 @@ template <class F, class Rows> struct Feed {
     }
   }
 
+  __device__ __forceinline__ void header(uint32_t to, const Row& r) {
+    if constexpr (F::HEADER_STAGED) G::fetch_header(to, r.base + F::geometry(r.stored, COLS).plane[F::HEADER_PLANE], r.row, lane);
+  }
+
   // The pieces of plane p and those after it of the stage's row k.
   template <int p> __device__ __forceinline__ void fetch_from(uint32_t to, int k) {
     if constexpr (p < F::STAGED) {
       const uint8_t*& here = from[KEPT ? k * F::STAGED + p : p];
       G::template fetch<p>(to, here, chunk, lane);
-      if (KEPT) here += chunk < CHUNKS - 1 ? G::step(p) : G::template jump<Rows::EACH>(p, stride);
+      if (KEPT) here += chunk < CHUNKS - 1 ? G::piece(p) : G::template jump<Rows::EACH>(p, stride);
       fetch_from<p + 1>(to, k);
     }
   }
@@ -57,6 +61,9 @@ template <class F, class Rows> struct Feed {
         #pragma unroll
         for (int k = 0; k < R; k++) aim(rows.at(item, k), k);
       }
+      if (F::HEADER_STAGED && chunk == 0)
+        #pragma unroll
+        for (int k = 0; k < R; k++) header(to + k * G::ROW, rows.at(item, k));
       #pragma unroll
       for (int k = 0; k < R; k++) {
         if (!KEPT) aim(rows.at(item, k), 0);

@@ -7,21 +7,33 @@
 //   struct Weights, prepare   signed bytes for dp4a and scales: once for all rows of activations
 //   struct Input, input  a granule of activations
 //   dot                  their product, float32
-//   ROW_FACTOR, row_factor    whether a row has its own factor, which is read once, and not part of a stage: planes from STAGED on
+//   SPREAD, dots         instead: activations are in four bytes each, and a product is with several rows of weights
+//   HEADER_STAGED        whether a row's header comes with its first stage: measured, faster for headers of 2 bytes, slower for 4
+//   ROW_FACTOR, row_factor    whether a row's header (the plane after the STAGED ones) is a factor of its sum, and what its bits mean
 //
 // Sums of products of bytes are exact in int32, and so are they times a group's scale as far as that is an integer of 8 bits.
-// `Generic` does it for every type by its unit (units/). Types that matter most have their own, with less arithmetic per weight: at
+// `Generic` does it for every type by what its unit says (units/). Types that matter most have their own, with less arithmetic per weight: at
 // 4.3 TB/s an H200's multiprocessor gets 33 weights of 4 bits per clock, and does 64 integer operations.
 #include "matvec/common.cuh"
 
 template <class T> struct Planes : T {
-  // Of a row, and of `elements` elements of it.
-  CONST int row_bytes(int p) { return T::plane_per_row(p) ? T::plane_bytes(p) : COLS / T::BLOCK * T::plane_bytes(p); }
-  CONST int bytes(int p, int elements) { return T::plane_per_row(p) ? T::plane_bytes(p) : elements / T::BLOCK * T::plane_bytes(p); }
+  // Of a row, and of `elements` elements of it, in a plane that is not of row headers.
+  CONST int row_bytes(int p) { return COLS / T::BLOCK * T::plane_bytes(p); }
+  CONST int bytes(int p, int elements) { return elements / T::BLOCK * T::plane_bytes(p); }
   static constexpr int STAGED = T::PLANES;
-  static constexpr bool ROW_FACTOR = false;
-  DEV float row_factor(const uint8_t*, int64_t, int64_t) { return 1; }
+  static constexpr bool ROW_FACTOR = false, HEADER_STAGED = false, SPREAD = false;
+  DEV float row_factor(uint32_t) { return 1; }
 };
+
+// The bits of a row's header, read once for a row. They become a number where it is needed: doing it here would wait for memory.
+template <class F> DEV uint32_t row_header_bits(const uint8_t* base, int64_t stored, int64_t row) {
+  if constexpr (F::ROW_FACTOR) {
+    const uint8_t* at = base + F::geometry(stored, COLS).plane[F::HEADER_PLANE] + row * F::HEADER_BYTES;
+    if constexpr (F::HEADER_BYTES == 2) return __ldg((const uint16_t*)at);
+    else return __ldg((const uint32_t*)at);
+  }
+  return 0;
+}
 
 struct Stage { uint32_t at[MAX_PLANES]; };   // where the planes' pieces of a row of weights are in shared memory
 
@@ -32,10 +44,15 @@ DEV Input32 input32(uint32_t words, uint32_t records, int step) {
   return {shared16(words + 512 * step), shared16(words + PART + 512 * step), shared16(records + 512 * step)};
 }
 
-// The units' own unpacking.
+// What a type's unit says (units/common.cuh) as a format: every type has one.
 template <class T> struct Generic : Planes<T> {
-  static constexpr int G = 32, SUM0 = 1, SUM1 = 1, SUM = 1;
-  static constexpr bool FLOAT_SUMS = true;
+  static constexpr int LESS = UnitLess<T>::value, SECOND = UnitSecond<T>::value;
+  static constexpr int G = 32, SUM0 = SECOND - LESS, SUM1 = SUM0, SUM = SUM0;
+  static constexpr bool FLOAT_SUMS = T::MINS, ROW_FACTOR = UnitHeader<T>::value, HEADER_STAGED = UnitHeader<T>::bytes == 2;
+  static constexpr int PARTS = USES <= 2 ? UnitParts<T>::value : 1;   // several parts are faster to make, and slower to multiply
+  static constexpr int STAGED = T::PLANES - ROW_FACTOR;               // the header's plane is the last one
+  static_assert(!(LESS && (SECOND || T::MINS || PARTS > 1)) && !(SECOND && T::MINS), "one sum of activations serves one purpose");
+  static_assert(UnitFactor<T>::value == 1.0f || ROW_FACTOR, "a factor of all values goes with that of a row");
   struct Lane { __device__ __forceinline__ Lane(int) {} };
   typedef typename T::Raw Raw;
   DEV Raw load(const Stage& s, int step, int lane) {
@@ -43,36 +60,95 @@ template <class T> struct Generic : Planes<T> {
     g.blocks = COLS / T::BLOCK;
     g.units = COLS / 32;
     #pragma unroll
-    for (int p = 0; p < T::PLANES; p++) g.plane[p] = s.at[p] - shared_address(shared_memory);
+    for (int p = 0; p < STAGED; p++) g.plane[p] = s.at[p] - shared_address(shared_memory);
     return T::load(shared_memory, g, 0, 32 * step + lane);   // UNITS_IN_SHARED
   }
-  struct Weights { int w[8]; float s[2], m[2]; };
-  DEV Weights prepare(const Raw& r, const Lane&, int lane) {
+  DEV float row_factor(uint32_t header) {
+    if constexpr (ROW_FACTOR)
+      return UnitFactor<T>::value * (T::HEADER_BYTES == 2 ? half_low(header) : __int_as_float(header));
+    return 1;
+  }
+  struct Weights { int w[PARTS][8]; float s[2], m[2]; uint32_t halves; };
+  DEV Weights prepare(const Raw& r, const Lane&, int lane) {   // a step begins at a block of 256
     Weights w;
-    T::unpack(r, lane, w.w, w.s, w.m);   // a step begins at a block of 256
+    if constexpr (PARTS > 1) T::parts(r, lane, w.w, w.s);
+    else T::unpack(r, lane, w.w[0], w.s, w.m);
+    if constexpr (SECOND != 0) w.halves = T::halves(r, lane);
     return w;
   }
   typedef Input32 Input;
   DEV Input input(uint32_t words, uint32_t records, int step) { return input32(words, records, step); }
+  DEV int of_four(int w, int x, int sum) { return LESS ? dp4a_us(w, x, sum) : dp4a_ss(w, x, sum); }
   DEV float dot(const Weights& w, const Input& x) {
-    int first = 0, second = 0;
-    first = dp4a_ss(w.w[0], x.a.x, first); first = dp4a_ss(w.w[1], x.a.y, first);
-    first = dp4a_ss(w.w[2], x.a.z, first); first = dp4a_ss(w.w[3], x.a.w, first);
-    if (T::SCALES == 1) second = first;
-    second = dp4a_ss(w.w[4], x.b.x, second); second = dp4a_ss(w.w[5], x.b.y, second);
-    second = dp4a_ss(w.w[6], x.b.z, second); second = dp4a_ss(w.w[7], x.b.w, second);
-    float scale = __int_as_float(x.record.x);
-    float v = T::SCALES == 1 ? w.s[0] * (float)second : w.s[0] * (float)first + w.s[1] * (float)second;
+    int first = 0, second = 0, taken0 = 0, taken1 = 0;
+    if (LESS || SECOND) {
+      const int h0 = LESS ? 1 : w.halves & 1, h1 = LESS ? 1 : w.halves >> 1;
+      first = T::SCALES == 1 ? h0 * x.record.w : h0 * x.record.y;
+      if (T::SCALES == 2) second = h1 * x.record.z;
+    }
+    #pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+      const bool minus = PARTS == 2 && p == 1;
+      int& a = minus ? taken0 : first;
+      int& b = minus ? taken1 : second;
+      a = of_four(w.w[p][0], x.a.x, a); a = of_four(w.w[p][1], x.a.y, a);
+      a = of_four(w.w[p][2], x.a.z, a); a = of_four(w.w[p][3], x.a.w, a);
+      b = of_four(w.w[p][4], x.b.x, b); b = of_four(w.w[p][5], x.b.y, b);
+      b = of_four(w.w[p][6], x.b.z, b); b = of_four(w.w[p][7], x.b.w, b);
+    }
+    if (PARTS == 2) first -= taken0, second -= taken1;
+    const float scale = __int_as_float(x.record.x);
+    float v = T::SCALES == 1 ? w.s[0] * (float)(first + second) : w.s[0] * (float)first + w.s[1] * (float)second;
     v *= scale;
     if (T::MINS) {
       if (T::SCALES == 1) v -= w.m[0] * __int_as_float(x.record.w);
       else v -= w.m[0] * __int_as_float(x.record.y) + w.m[1] * __int_as_float(x.record.z);
     }
-    return UnitFactor<T>::value != 1.0f ? v * UnitFactor<T>::value : v;
+    return v;
   }
 };
 
-template <class T> struct Format : Generic<T> {};   // specialised in formats/
+// Each code is a sum of bytes, which is not worked out: the bytes are multiplied, by an activation that is there four times.
+template <class T> struct Spread : Generic<T> {
+  typedef Generic<T> Base;
+  static constexpr int SUM0 = 0, SUM1 = 0, SUM = -UnitSpread<T>::value;
+  static constexpr bool SPREAD = true;
+  struct Weights { typename T::Raw raw; float s; };
+  DEV Weights prepare(const typename T::Raw& r, const typename Base::Lane&, int lane) { return {r, T::scale(r, lane)}; }
+  struct Input { uint32_t words, record; };
+  DEV Input input(uint32_t words, uint32_t records, int step) { return {words + 512 * step, records + 512 * step}; }
+  template <int ROWS> DEV void dots(const Weights (&w)[ROWS], const Input& in, float (&v)[ROWS]) {
+    const int4 record = shared16(in.record);
+    int sum[ROWS][2];
+    #pragma unroll
+    for (int k = 0; k < ROWS; k++) sum[k][0] = record.w, sum[k][1] = 0;
+    #pragma unroll
+    for (int e = 0; e < 32; e += 4) {
+      const int4 x = shared16(in.words + e / 4 * (16 * 32 * STEPS));
+      #pragma unroll
+      for (int k = 0; k < ROWS; k++) {
+        sum[k][0] = dp4a_us(T::word(w[k].raw, e), x.x, sum[k][0]);
+        sum[k][1] = dp4a_us(T::word(w[k].raw, e + 1), x.y, sum[k][1]);
+        sum[k][0] = dp4a_us(T::word(w[k].raw, e + 2), x.z, sum[k][0]);
+        sum[k][1] = dp4a_us(T::word(w[k].raw, e + 3), x.w, sum[k][1]);
+      }
+    }
+    #pragma unroll
+    for (int k = 0; k < ROWS; k++) v[k] = w[k].s * __int_as_float(record.x) * (float)(sum[k][0] + sum[k][1]);
+  }
+};
+
+template <class T, bool SPREAD> struct Chosen { typedef Generic<T> Format; };
+template <class T> struct Chosen<T, true> { typedef Spread<T> Format; };
+template <class T> struct Format : Chosen<T, SPREAD_X != 0>::Format {};   // specialised in matvec/*.cuh
+
+// Of several rows of weights, with one granule of activations.
+template <class F, int ROWS> DEV void products(const typename F::Weights (&w)[ROWS], const typename F::Input& in, float (&v)[ROWS]) {
+  if constexpr (F::SPREAD) F::dots(w, in, v);
+  else
+    #pragma unroll
+    for (int k = 0; k < ROWS; k++) v[k] = F::dot(w[k], in);
+}
 
 
 // The 16 values of IQ4_NL, IQ4_K and their kin: the first eight are negative, the others positive. So two lookups of eight do it, each
@@ -98,8 +174,8 @@ struct Signed32 {
         uint32_t flipped = codes[k] ^ 0x88888888u;
         w[4 * k] = t.low(codes[k]);
         w[4 * k + 1] = t.high(flipped);
-        w[4 * k + 2] = t.low(codes[k] >> 16);
-        w[4 * k + 3] = t.high(flipped >> 16);
+        w[4 * k + 2] = t.low(upper_half(codes[k]));
+        w[4 * k + 3] = t.high(upper_half(flipped));
       } else {
         const uint32_t whole[4] = {IQ4NL_TABLE::word(0), IQ4NL_TABLE::word(1), IQ4NL_TABLE::word(2), IQ4NL_TABLE::word(3)};
         uint2 both = lookup16(codes[k], whole);

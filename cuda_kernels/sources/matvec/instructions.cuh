@@ -32,11 +32,6 @@ DEV uint32_t shared1(uint32_t at) { uint32_t v; asm volatile("ld.shared.u8 %0, [
 DEV uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 DEV int2 shared8(uint32_t at) { int2 v; asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at)); return v; }
 
-DEV uint32_t permute(uint32_t low, uint32_t high, uint32_t selectors) {   // unlike __byte_perm keeps bit 3 of a selector: repeat the sign
-  uint32_t r;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selectors));
-  return r;
-}
 // The constant in a register of every lane. From a uniform register, where the compiler would keep it, permutations have it moved before
 // each use; so its value is made to look as if it depended on the lane.
 DEV uint32_t in_register(uint32_t constant) {

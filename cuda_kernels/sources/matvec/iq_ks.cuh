@@ -5,9 +5,7 @@ template <> struct Format<IQ4_KS> : Planes<IQ4_KS> {
   static constexpr int G = 32, SUM0 = 1, SUM1 = 1, SUM = 4;   // the second half of the table is the first one plus 4
   static constexpr bool FLOAT_SUMS = false, ROW_FACTOR = true;
   static constexpr int STAGED = HEADER_PLANE;
-  DEV float row_factor(const uint8_t* base, int64_t stored, int64_t row) {
-    return __ldg((const float*)(base + IQ4_KS::geometry(stored, COLS).plane[HEADER_PLANE]) + row);
-  }
+  DEV float row_factor(uint32_t header) { return __int_as_float(header); }
   struct Lane {
     SignedTable table;
     __device__ __forceinline__ Lane(int) {}

@@ -55,11 +55,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
   #pragma unroll 1
   for (int item = begin; item < items; item += stride) {
     float sum[R][N], before[R][N], by[R];
+    uint32_t header[R];
     #pragma unroll
     for (int k = 0; k < R; k++) {
-      if (F::ROW_FACTOR) {
+      if (F::ROW_FACTOR && !F::HEADER_STAGED) {
         Matrix m = matrix(item, k);
-        by[k] = F::row_factor(m.base, m.stored, m.first);
+        header[k] = row_header_bits<F>(m.base, m.stored, m.first);
       }
       #pragma unroll
       for (int n = 0; n < N; n++) {
@@ -75,7 +76,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
       weights.wait();
       Stage stage[R];
       #pragma unroll
-      for (int k = 0; k < R; k++) stage[k] = Ring<F>::stage(weights.slot + k * Ring<F>::ROW, matrix(item, k).first, chunk);
+      for (int k = 0; k < R; k++) {
+        const int row = matrix(item, k).first;
+        stage[k] = Ring<F>::stage(weights.slot + k * Ring<F>::ROW, row, chunk);
+        if (F::HEADER_STAGED && chunk == 0) by[k] = Ring<F>::row_factor(weights.slot + k * Ring<F>::ROW, row);
+      }
       #pragma unroll
       for (int p = 0; p < P; p++) {
         if (!has_step(chunk, p)) break;
@@ -86,11 +91,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
         for (int n = 0; n < N; n++) {
           const uint32_t at = n * A::BYTES + chunk * (512 * P), record_at = n * A::BYTES + chunk * (32 * A::RECORD * P);
           const typename F::Input in = F::input(words + at, records + record_at, p);
+          float v[R];
+          products<F, R>(w, in, v);
           #pragma unroll
           for (int k = 0; k < R; k++) {
-            float v = F::dot(w[k], in);
-            if (COLS % (32 * F::G * STEPS)) v = (chunk * P + p) * 32 + lane < COLS / F::G ? v : 0;   // past a row's end there is arbitrary data
-            sum[k][n] += v;
+            if (COLS % (32 * F::G * STEPS)) v[k] = (chunk * P + p) * 32 + lane < COLS / F::G ? v[k] : 0;   // past a row's end there is arbitrary data
+            sum[k][n] += v[k];
           }
         }
       }
@@ -99,7 +105,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) KERNEL(
     #pragma unroll
     for (int k = 0; k < R; k++)
       #pragma unroll
-      for (int n = 0; n < N; n++) sum[k][n] = F::ROW_FACTOR ? by[k] * warp_sum(sum[k][n]) : warp_sum(sum[k][n]);
+      for (int n = 0; n < N; n++) {
+        if (F::ROW_FACTOR && !F::HEADER_STAGED) by[k] = F::row_factor(header[k]);
+        sum[k][n] = F::ROW_FACTOR ? by[k] * warp_sum(sum[k][n]) : warp_sum(sum[k][n]);
+      }
     if (NORM) {
       if (item == begin)
         #pragma unroll

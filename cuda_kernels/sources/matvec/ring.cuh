@@ -15,19 +15,18 @@ DEV bool has_step(int chunk, int p) { return STEPS % P == 0 || p < (STEPS - 1) %
 template <class F> struct Ring {
   static constexpr int ELEMENTS = P * 32 * F::G;
   CONST int piece(int p) { return F::bytes(p, ELEMENTS); }
-  CONST bool in_line(int p) { return F::plane_per_row(p) && 16 % F::plane_bytes(p) == 0; }   // never over the border of its 16 bytes
-  CONST bool aligned(int p) { return F::row_bytes(p) % 16 == 0 && (F::plane_per_row(p) || piece(p) % 16 == 0); }
+  CONST bool aligned(int p) { return F::row_bytes(p) % 16 == 0 && piece(p) % 16 == 0; }
   // Whether L2 takes in whole lines of 128 bytes: shorter rows gain nothing by it.
   CONST bool in_lines(int p) { return F::row_bytes(p) >= 256; }
-  CONST int space(int p) { return aligned(p) ? piece(p) : in_line(p) ? 16 : (piece(p) + 15) / 16 * 16 + 16; }
+  CONST int space(int p) { return aligned(p) ? piece(p) : (piece(p) + 15) / 16 * 16 + 16; }
   CONST int begin(int p) { return p == 0 ? 0 : begin(p - 1) + space(p - 1); }
-  static constexpr int ROW = begin(F::STAGED), SLOT = R * ROW, BYTES = SLOTS * SLOT;   // shared memory of a row, a stage, a warp
+  static constexpr int HEADER = begin(F::STAGED);   // where the 16 bytes with a row's header are, in its first stage
+  static constexpr int ROW = HEADER + (F::HEADER_STAGED ? 16 : 0), SLOT = R * ROW, BYTES = SLOTS * SLOT;   // of a row, a stage, a warp
 
   // From the piece of a stage to that of its row's next one, and from a row's last one to the first one of the item `stride` further on.
-  CONST int step(int p) { return F::plane_per_row(p) ? 0 : piece(p); }
-  template <int EACH> DEV int jump(int p, int stride) { return stride * EACH * F::row_bytes(p) - (CHUNKS - 1) * step(p); }
+  template <int EACH> DEV int jump(int p, int stride) { return stride * EACH * F::row_bytes(p) - (CHUNKS - 1) * piece(p); }
 
-  DEV int64_t offset(int p, int64_t row, int chunk) { return row * F::row_bytes(p) + (F::plane_per_row(p) ? 0 : chunk * piece(p)); }
+  DEV int64_t offset(int p, int64_t row, int chunk) { return row * F::row_bytes(p) + chunk * piece(p); }
 
   // Starts the copies of a plane's piece of one row's stage, which begins at `at`; all lanes.
   template <int p> DEV void fetch(uint32_t slot, const uint8_t* at, int chunk, int lane) {
@@ -35,17 +34,22 @@ template <class F> struct Ring {
     constexpr bool ALIGNED = aligned(p), WHOLE = ALIGNED && ROW_BYTES % PIECE == 0, LINES = in_lines(p);
     const int before = (int)((uint64_t)at & 15);
     if (!ALIGNED) at -= before;
-    if (in_line(p)) {
-      copy16(slot + BEGIN, at, lane == 0, false);
-      return;
-    }
     int bytes = PIECE;
-    if (!F::plane_per_row(p) && ROW_BYTES % PIECE) bytes = min(bytes, ROW_BYTES - chunk * PIECE);
+    if (ROW_BYTES % PIECE) bytes = min(bytes, ROW_BYTES - chunk * PIECE);
     if (!ALIGNED) bytes = (bytes + before + 15) & ~15;
     const uint8_t* from = at + 16 * lane;
     uint32_t to = slot + BEGIN + 16 * lane;
     #pragma unroll
     for (int i = 0; i < SPACE; i += 512) copy16(to + i, from + i, (WHOLE && i + 512 <= SPACE) || i + 16 * lane < bytes, LINES);
+  }
+
+  // The 16 bytes with a row's header, of the plane at `headers`.
+  DEV void fetch_header(uint32_t slot, const uint8_t* headers, int64_t row, int lane) {
+    if constexpr (F::HEADER_STAGED) copy16(slot + HEADER, headers + (row * F::HEADER_BYTES & ~(int64_t)15), lane == 0, false);
+  }
+  DEV float row_factor(uint32_t slot, int64_t row) {
+    if constexpr (F::HEADER_STAGED) return F::row_factor(shared2(slot + HEADER + ((int)row * F::HEADER_BYTES & 15)));
+    return 1;
   }
 
   DEV Stage stage(uint32_t slot, int64_t row, int chunk) {

@@ -17,6 +17,17 @@
 //   static constexpr bool FLOATS;   then there is `decode` only, as the values are not integers times a scale
 //   using Shared;                   a table that unpack reads in shared memory: kernels call prepare_unit<T>() before
 //
+// Kernels that multiply integers (PRODUCTS is true: the matrix-vector kernels) leave to sums of activations what many codes have in common.
+// There `unpack` may give other numbers, and says which:
+//
+//   static constexpr int LESS;      w are unsigned bytes, LESS too large (`less_bytes`)
+//   static constexpr int SECOND, halves(raw, unit);   w are all of the table's first half; the second half is SECOND more. Bits 0 and 1
+//                                   of `halves` are those of elements 0..15 and 16..31 (with SCALES == 1 bit 0 is for all)
+//   static constexpr int PARTS, parts(raw, unit, int (&w)[PARTS][8], s);   the sum of several signed bytes instead of one (of PARTS == 2:
+//                                   the first less the second), where that takes fewer instructions than joining them
+//   SPREAD, word(raw, e), scale(raw, unit);   instead of w, bytes whose sum is value e and SPREAD: multiplied by four times the activation
+//   HEADER_PLANE                    what a row's header holds (of 2 bytes: f16, of 4: float32) is a factor of the row's sum: `row_header` is 1
+//
 // Matrices are packed (see layouts/table.py): `base` is the allocation, aligned to 256 bytes, `g` comes from T::geometry(rows, cols).
 #pragma once
 
@@ -28,6 +39,12 @@ typedef long long int64_t;
 typedef unsigned long long uint64_t;
 
 constexpr int MAX_PLANES = 6;
+
+#ifdef UNITS_IN_SHARED
+constexpr bool PRODUCTS = true;
+#else
+constexpr bool PRODUCTS = false;
+#endif
 
 // Of a packed matrix: blocks and units per row, and where its planes begin.
 struct Geometry {
@@ -50,6 +67,42 @@ __device__ __forceinline__ uint32_t to_halves(float low, float high) {
   uint32_t both;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
+}
+
+__device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_t selectors) {  // unlike __byte_perm keeps bit 3 of a
+  uint32_t r;                                                                                  // selector: repeat the sign
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selectors));
+  return r;
+}
+
+// A constant in a register of every lane. From a uniform register, where the compiler would keep it, permutations have it moved before
+// each use; so its value is made to look as if it depended on the lane.
+__device__ __forceinline__ uint32_t held(uint32_t constant) {
+  uint32_t mine, lower;
+  asm("mov.u32 %0, %%lanemask_eq;" : "=r"(mine));
+  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(lower));
+  return constant | (mine & lower);
+}
+
+// Bit by bit the function of three that has this table of truth, as `lop3` counts it: for a, b, c of 0xF0, 0xCC, 0xAA it gives TRUTH.
+template <int TRUTH>
+__device__ __forceinline__ uint32_t logic(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(r) : "r"(a), "r"(b), "r"(c), "n"(TRUTH));
+  return r;
+}
+
+// The lower half of a word times byte 0 of `by`, and the upper half times byte 1, and `more`.
+__device__ __forceinline__ uint32_t dot_of_halves(uint32_t halves, uint32_t by, uint32_t more) {
+  uint32_t sum;
+  asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(halves), "r"(by), "r"(more));
+  return sum;
+}
+
+__device__ __forceinline__ uint32_t dot_of_bytes(uint32_t a, uint32_t b, uint32_t c) {  // unsigned ones
+  uint32_t d;
+  asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
 }
 
 __device__ __forceinline__ uint32_t to_bfloats(float low, float high) {
@@ -117,17 +170,40 @@ __device__ __forceinline__ float float_of_bits(uint32_t bits) { return __uint_as
 __device__ __forceinline__ float small_float(int n) { return __fadd_rn(__uint_as_float(0x4B400000u + n), -12582912.0f); }
 
 // d * n, rounded once.
-__device__ __forceinline__ float scaled(float d, int n) { return __fmul_rn(d, small_float(n)); }
+__device__ __forceinline__ float scaled(float d, int n) { return PRODUCTS ? d * small_float(n) : __fmul_rn(d, small_float(n)); }
+
+// A row's header of 2 (f16) or 4 bytes (float32).
+template <int BYTES>
+__device__ __forceinline__ float row_header(const uint8_t* base, const Geometry& g, int plane, int64_t row) {
+  if (PRODUCTS) return 1.0f;
+  if constexpr (BYTES == 2) return half_to_float(load_as<uint16_t>(of_row<2>(base, g, plane, row)));
+  else return load_as<float>(of_row<4>(base, g, plane, row));
+}
 
 // Per byte, value - N for bytes 0 <= value < 128, 0 <= N <= 128, as signed bytes.
 template <int N>
 __device__ __forceinline__ uint32_t minus_bytes(uint32_t bytes) { return (bytes + (128 - N) * 0x01010101u) ^ 0x80808080u; }
 
+// The same; PRODUCTS: as they are, see LESS.
+template <int N>
+__device__ __forceinline__ uint32_t less_bytes(uint32_t bytes) { return PRODUCTS ? bytes : minus_bytes<N>(bytes); }
+
+// Byte j of a word times `stride`, and `more`: a product of bytes, of which there are fewer than of shifts.
+__device__ __forceinline__ uint32_t byte_times(uint32_t word, int j, uint32_t stride, uint32_t more = 0) {
+  return dot_of_bytes(word, stride << (8 * j), more);
+}
+
+// Half a word, and `more`: a product of half words, of which there are fewer than of shifts.
+__device__ __forceinline__ uint32_t lower_half(uint32_t word, uint32_t more) { return dot_of_halves(word, 0x0001u, more); }
+__device__ __forceinline__ uint32_t upper_half(uint32_t word, uint32_t more = 0) { return dot_of_halves(word, 0x0100u, more); }
+
 // Look-ups in tables of signed bytes, by byte permutation: codes are nibbles of a word. lookupN is for N entries; x of its result has the
 // bytes for the first four codes, y for the other four.
 
 // Four codes of 2 or 3 bits, one per nibble of the lower half of `codes`; bit 3 of each nibble is 0.
-__device__ __forceinline__ uint32_t lookup8(uint32_t codes, uint32_t t0, uint32_t t1) { return __byte_perm(t0, t1, codes); }
+__device__ __forceinline__ uint32_t lookup8(uint32_t codes, uint32_t t0, uint32_t t1) {
+  return PRODUCTS ? permute(held(t0), t1, codes) : __byte_perm(t0, t1, codes);
+}
 
 // Selectors that choose, byte by byte, the first of two words where bit 2 of the byte's nibble of `bits` is 0. Other bits are 0.
 __device__ __forceinline__ uint32_t choosing(uint32_t bits) { return bits | 0x32103210u; }
@@ -178,11 +254,40 @@ __device__ __forceinline__ uint2 lookup64(uint32_t codes, uint32_t high, const u
 // x shifted so that bit `from` comes to bit `to`; both are known once loops are unrolled.
 __device__ __forceinline__ uint32_t shifted(uint32_t x, int from, int to) { return from < to ? x << (to - from) : x >> (from - to); }
 
-// Word n of a table in the half that is chosen.
+// Word n of a table in the half that is chosen; PRODUCTS: in the first one, see SECOND.
 template <class TABLE, int N>
 __device__ __forceinline__ void table_words(uint32_t second, uint32_t (&t)[N]) {
 #pragma unroll
-  for (int n = 0; n < N; ++n) t[n] = second ? TABLE::second(n) : TABLE::word(n);
+  for (int n = 0; n < N; ++n) t[n] = second && !PRODUCTS ? TABLE::second(n) : TABLE::word(n);
+}
+
+// Byte by byte: a - b, and -a. No byte of a is less than b's.
+__host__ __device__ constexpr uint32_t bytes_less(uint32_t a, uint32_t b) { return ((a | 0x80808080u) - (b & 0x7F7F7F7Fu)) ^ ((a ^ ~b) & 0x80808080u); }
+__host__ __device__ constexpr uint32_t bytes_negated(uint32_t a) { return bytes_less(0, a); }
+
+// The 32 codes of a unit by `nibbles`, as two bytes whose difference is the value, for a table of 16 of which one half is negative and the
+// other is not. Two look-ups of eight, each with 0 for the codes of the other half (a selector with bit 3 set repeats a sign bit).
+template <class TABLE>
+__device__ __forceinline__ void signed_table_parts(const uint4& q, int (&w)[2][8]) {
+  constexpr bool DOWN = int8_t(TABLE::word(0) >> 8) < 0;   // the first half is the negative one
+  constexpr uint32_t A = TABLE::word(0), B = TABLE::word(1), C = TABLE::word(2), D = TABLE::word(3);
+  const uint32_t codes[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const uint32_t first = codes[k], second = codes[k] ^ 0x88888888u, up = DOWN ? second : first, down = DOWN ? first : second;
+    constexpr uint32_t P = DOWN ? C : A, Q = DOWN ? D : B, M = bytes_negated(DOWN ? A : C), N = bytes_negated(DOWN ? B : D);
+    w[0][2 * k] = permute(held(P), Q, up);
+    w[0][2 * k + 1] = permute(held(P), Q, upper_half(up));
+    w[1][2 * k] = permute(held(M), N, down);
+    w[1][2 * k + 1] = permute(held(M), N, upper_half(down));
+  }
+}
+
+// Bytes of `values`, negated where bit k of the bytes of `signs` is set, as two bytes whose difference that is.
+__device__ __forceinline__ void signed_parts(uint32_t values, uint32_t signs, int k, int& value, int& taken) {
+  const uint32_t negative = permute(signs << (7 - k), 0, 0xBA98);  // repeats the highest bit of each byte
+  value = values ^ negative;
+  taken = negative;
 }
 
 template <class T, class = void>
@@ -194,6 +299,32 @@ template <class T, class = void>
 struct UnitOwn { static constexpr bool value = false; };
 template <class T>
 struct UnitOwn<T, decltype(void(T::OWN))> { static constexpr bool value = T::OWN; };
+
+// What is said of products, see above.
+template <class T, class = void>
+struct UnitLess { static constexpr int value = 0; };
+template <class T>
+struct UnitLess<T, decltype(void(T::LESS))> { static constexpr int value = T::LESS; };
+
+template <class T, class = void>
+struct UnitSecond { static constexpr int value = 0; };
+template <class T>
+struct UnitSecond<T, decltype(void(T::SECOND))> { static constexpr int value = T::SECOND; };
+
+template <class T, class = void>
+struct UnitParts { static constexpr int value = 1; };
+template <class T>
+struct UnitParts<T, decltype(void(T::PARTS))> { static constexpr int value = T::PARTS; };
+
+template <class T, class = void>
+struct UnitSpread { static constexpr int value = 0; };
+template <class T>
+struct UnitSpread<T, decltype(void(T::SPREAD))> { static constexpr int value = T::SPREAD; };
+
+template <class T, class = void>
+struct UnitHeader { static constexpr bool value = false; static constexpr int bytes = 0; };
+template <class T>
+struct UnitHeader<T, decltype(void(T::HEADER_PLANE))> { static constexpr bool value = true; static constexpr int bytes = T::HEADER_BYTES; };
 
 template <class T, class = void>
 struct UnitFloats { static constexpr bool value = false; };

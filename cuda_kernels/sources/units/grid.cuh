@@ -9,6 +9,18 @@ __device__ __forceinline__ uint32_t with_signs(uint32_t values, uint32_t signs, 
   return (values ^ ones * 255u) + ones;
 }
 
+// The entry whose number is byte l of a word, and `more`, the higher bits of the number times the bytes of an entry.
+template <class GRID>
+__device__ __forceinline__ uint32_t grid_entry(uint32_t numbers, int l, uint32_t more = 0) {
+  return GRID::at(byte_times(numbers, l, GRID::ENTRY_BYTES, GRID::ALIGNED ? more | GRID::address() : more + GRID::address()));
+}
+
+template <class GRID>
+__device__ __forceinline__ void eight_parts(uint32_t entry, uint32_t signs, int l, int (&w)[2][8]) {
+  signed_parts(permute(held(GRID::value(0)), 0, entry), signs, 2 * l, w[0][2 * l], w[1][2 * l]);
+  signed_parts(permute(held(GRID::value(0)), 0, upper_half(entry)), signs, 2 * l + 1, w[0][2 * l + 1], w[1][2 * l + 1]);
+}
+
 // The signs of a unit from those of seven of eight elements: the number of negative ones is even. Four other bits are in the places of
 // the missing ones: bits 25, 27, 29 and 31.
 __device__ __forceinline__ uint32_t even_signs(uint32_t word) {
@@ -23,7 +35,9 @@ __device__ __forceinline__ uint32_t other_bits(uint32_t word) {
 
 // Four or eight elements of a grid.
 template <class GRID>
-__device__ __forceinline__ uint32_t grid_values(uint32_t entry) { return __byte_perm(GRID::value(0), GRID::value(1), entry); }
+__device__ __forceinline__ uint32_t grid_values(uint32_t entry) {
+  return PRODUCTS ? permute(held(GRID::value(0)), GRID::value(1), entry) : __byte_perm(GRID::value(0), GRID::value(1), entry);
+}
 
 template <class GRID>
 __device__ __forceinline__ void signed_eight(uint32_t index, uint32_t signs, int l, int (&w)[8]) {
@@ -45,11 +59,21 @@ struct IQ2_XXS : layout::IQ2_XXS {
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint16_t>(in_plane<D_BYTES>(base, g, D_PLANE, row, unit / 8))};
   }
-  static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
+  static __device__ __forceinline__ void scales(const Raw& r, int unit, float (&s)[2]) {
     s[0] = half_more(half_to_float(r.d), other_bits(r.q.y), 0.25f);
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
+    scales(r, unit, s);
     const uint32_t signs = even_signs(r.q.y);
 #pragma unroll
     for (int l = 0; l < 4; ++l) signed_eight<IQ2_XXS_GRID>(r.q.x >> (8 * l) & 255u, signs, l, w);
+  }
+  static constexpr int PARTS = 2;
+  static __device__ __forceinline__ void parts(const Raw& r, int unit, int (&w)[2][8], float (&s)[2]) {
+    scales(r, unit, s);
+    const uint32_t signs = even_signs(r.q.y);
+#pragma unroll
+    for (int l = 0; l < 4; ++l) eight_parts<IQ2_XXS_GRID>(grid_entry<IQ2_XXS_GRID>(r.q.x, l), signs, l, w);
   }
 };
 
@@ -62,12 +86,23 @@ struct IQ2_XS : layout::IQ2_XS {
     return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit)),
             load_as<uint16_t>(in_plane<D_BYTES>(base, g, D_PLANE, row, unit / 8))};
   }
-  static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
+  static __device__ __forceinline__ void scales(const Raw& r, int unit, float (&s)[2]) {
     s[0] = half_more(half_to_float(r.d), r.scales & 15u, 0.25f);
     s[1] = half_more(half_to_float(r.d), r.scales >> 4, 0.25f);
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
+    scales(r, unit, s);
     const uint32_t signs = even_signs(r.q.y);
 #pragma unroll
     for (int l = 0; l < 4; ++l) signed_eight<IQ2_XS_GRID>((r.q.x >> (8 * l) & 255u) | (r.q.y >> (17 + 2 * l) & 256u), signs, l, w);
+  }
+  static constexpr int PARTS = 2;
+  static __device__ __forceinline__ void parts(const Raw& r, int unit, int (&w)[2][8], float (&s)[2]) {
+    scales(r, unit, s);
+    const uint32_t signs = even_signs(r.q.y);
+#pragma unroll
+    for (int l = 0; l < 4; ++l)
+      eight_parts<IQ2_XS_GRID>(grid_entry<IQ2_XS_GRID>(r.q.x, l, shifted(r.q.y, 25 + 2 * l, 10) & 0x400u), signs, l, w);
   }
 };
 
@@ -80,11 +115,21 @@ struct IQ2_S : layout::IQ2_S {
     return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint16_t>(of_unit<2>(base, g, SCALES_PLANE, row, unit)),
             load_as<uint16_t>(in_plane<D_BYTES>(base, g, D_PLANE, row, unit / 8))};
   }
-  static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
+  static __device__ __forceinline__ void scales(const Raw& r, int unit, float (&s)[2]) {
     s[0] = half_more(half_to_float(r.d), r.scales & 15u, 0.25f);
     s[1] = half_more(half_to_float(r.d), r.scales >> 4 & 15u, 0.25f);
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
+    scales(r, unit, s);
 #pragma unroll
     for (int l = 0; l < 4; ++l) signed_eight<IQ2_S_GRID>((r.q.x >> (8 * l) & 255u) | (r.scales >> (8 + 2 * l) & 3u) << 8, r.q.y, l, w);
+  }
+  static constexpr int PARTS = 2;
+  static __device__ __forceinline__ void parts(const Raw& r, int unit, int (&w)[2][8], float (&s)[2]) {
+    scales(r, unit, s);
+#pragma unroll
+    for (int l = 0; l < 4; ++l)
+      eight_parts<IQ2_S_GRID>(grid_entry<IQ2_S_GRID>(r.q.x, l, shifted(r.scales, 8 + 2 * l, 10) & 0xC00u), r.q.y, l, w);
   }
 };
 
@@ -97,13 +142,26 @@ struct IQ3_XXS : layout::IQ3_XXS {
     return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint32_t>(of_unit<4>(base, g, SIGNS_PLANE, row, unit)),
             load_as<uint16_t>(in_plane<D_BYTES>(base, g, D_PLANE, row, unit / 8))};
   }
-  static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
+  static __device__ __forceinline__ void scales(const Raw& r, int unit, float (&s)[2]) {
     s[0] = half_more(half_to_float(r.d), other_bits(r.signs), 0.5f);
+  }
+  static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
+    scales(r, unit, s);
     const uint32_t signs = even_signs(r.signs);
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       const uint32_t index = (k < 4 ? r.q.x : r.q.y) >> (8 * (k % 4)) & 255u;
       w[k] = with_signs(grid_values<IQ3_XXS_GRID>(IQ3_XXS_GRID::entry(index)), signs, k);
+    }
+  }
+  static constexpr int PARTS = 2;
+  static __device__ __forceinline__ void parts(const Raw& r, int unit, int (&w)[2][8], float (&s)[2]) {
+    scales(r, unit, s);
+    const uint32_t signs = even_signs(r.signs);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const uint32_t entry = grid_entry<IQ3_XXS_GRID>(k < 4 ? r.q.x : r.q.y, k % 4);
+      signed_parts(grid_values<IQ3_XXS_GRID>(entry), signs, k, w[0][k], w[1][k]);
     }
   }
 };
@@ -117,13 +175,29 @@ struct IQ3_S : layout::IQ3_S {
     return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint32_t>(of_unit<4>(base, g, SIGNS_PLANE, row, unit)),
             load_as<uint4>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8))};
   }
+  static __device__ __forceinline__ void scales(const Raw& r, int unit, float (&s)[2]) {
+    s[0] = scaled(half_to_float(r.record.w), 2 * (r.record.z >> (4 * (unit & 7)) & 15u) + 1);
+  }
+  static __device__ __forceinline__ uint32_t ninth_bits(const Raw& r, int unit) {
+    return permute(r.record.x, r.record.y, unit & 7);  // in the lowest byte
+  }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
-    const uint32_t u = unit & 7, high = (u < 4 ? r.record.x : r.record.y) >> (8 * (u & 3));
-    s[0] = scaled(half_to_float(r.record.w), 2 * (r.record.z >> (4 * u) & 15u) + 1);
+    const uint32_t high = ninth_bits(r, unit);
+    scales(r, unit, s);
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       const uint32_t index = ((k < 4 ? r.q.x : r.q.y) >> (8 * (k % 4)) & 255u) | (high >> k & 1u) << 8;
       w[k] = with_signs(grid_values<IQ3_S_GRID>(IQ3_S_GRID::entry(index)), r.signs, k);
+    }
+  }
+  static constexpr int PARTS = 2;
+  static __device__ __forceinline__ void parts(const Raw& r, int unit, int (&w)[2][8], float (&s)[2]) {
+    scales(r, unit, s);
+    const uint32_t high = ninth_bits(r, unit);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const uint32_t entry = grid_entry<IQ3_S_GRID>(k < 4 ? r.q.x : r.q.y, k % 4, shifted(high, k, 9) & 0x200u);
+      signed_parts(grid_values<IQ3_S_GRID>(entry), r.signs, k, w[0][k], w[1][k]);
     }
   }
 };
@@ -132,19 +206,19 @@ struct IQ3_S : layout::IQ3_S {
 struct MovedGrid {
   static constexpr bool MINS = false;
   using Shared = IQ1_GRID;
-  static __device__ __forceinline__ void eight(uint32_t index, bool less, int l, int (&w)[8]) {
-    const uint32_t entry = IQ1_GRID::entry(index), table = less ? IQ1_GRID::less(0) : IQ1_GRID::more(0);
+  static __device__ __forceinline__ void eight(uint32_t entry, bool less, int l, int (&w)[8]) {
+    const uint32_t table = less ? IQ1_GRID::less(0) : IQ1_GRID::more(0);
     w[2 * l] = __byte_perm(table, 0, entry);
     w[2 * l + 1] = __byte_perm(table, 0, entry >> 16);
   }
   // Four indices: low bytes, and nibbles with three high bits and the direction of the shift.
   static __device__ __forceinline__ void unit(uint32_t low, uint32_t nibbles, int (&w)[8]) {
 #pragma unroll
-    for (int l = 0; l < 4; ++l) eight((low >> (8 * l) & 255u) | (nibbles >> (4 * l) & 7u) << 8, nibbles >> (4 * l + 3) & 1u, l, w);
+    for (int l = 0; l < 4; ++l) eight(grid_entry<IQ1_GRID>(low, l, shifted(nibbles, 4 * l, 10) & 0x1C00u), nibbles >> (4 * l + 3) & 1u, l, w);
   }
   static __device__ __forceinline__ void unit_of_one_shift(uint32_t low, uint32_t head, int (&w)[8]) {
 #pragma unroll
-    for (int l = 0; l < 4; ++l) eight((low >> (8 * l) & 255u) | (head >> (3 * l) & 7u) << 8, head >> 15, l, w);
+    for (int l = 0; l < 4; ++l) eight(grid_entry<IQ1_GRID>(low, l, shifted(head, 3 * l, 10) & 0x1C00u), head >> 15, l, w);
   }
   static __device__ __forceinline__ float odd_scale(float d, uint32_t three_bits) {
     return __fmul_rn(scaled(d, 2 * (three_bits & 7u) + 1), 0.125f);
@@ -166,13 +240,13 @@ struct IQ1_S : layout::IQ1_S, MovedGrid {
 
 struct IQ1_S_R4 : layout::IQ1_S_R4, MovedGrid {
   static constexpr int SCALES = 1;
-  using Raw = IQ1_S::Raw;
+  struct Raw { uint32_t q, head; float d; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load_as<uint32_t>(of_unit<4>(base, g, CODES_PLANE, row, unit)), load_as<uint16_t>(of_unit<2>(base, g, HEADS_PLANE, row, unit)),
-            load_as<uint16_t>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+            row_header<HEADER_BYTES>(base, g, HEADER_PLANE, row)};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
-    s[0] = odd_scale(half_to_float(r.d), r.head >> 12);
+    s[0] = odd_scale(r.d, r.head >> 12);
     unit_of_one_shift(r.q, r.head, w);
   }
 };
@@ -195,14 +269,14 @@ struct IQ1_M : layout::IQ1_M, MovedGrid {
 
 struct IQ1_M_R4 : layout::IQ1_M_R4, MovedGrid {
   static constexpr int SCALES = 2;
-  struct Raw { uint32_t q, nibbles, scales, d; };
+  struct Raw { uint32_t q, nibbles, scales; float d; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load_as<uint32_t>(of_unit<4>(base, g, CODES_PLANE, row, unit)), load_as<uint16_t>(of_unit<2>(base, g, HEADS_PLANE, row, unit)),
             load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit)),
-            load_as<uint16_t>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+            row_header<HEADER_BYTES>(base, g, HEADER_PLANE, row)};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
-    const float d = __fmul_rn(half_to_float(r.d), 0.125f);
+    const float d = __fmul_rn(r.d, 0.125f);
     s[0] = scaled(d, r.scales & 15u);
     s[1] = scaled(d, r.scales >> 4);
     unit(r.q, r.nibbles, w);
@@ -218,9 +292,17 @@ struct IQ4_XS : layout::IQ4_XS {
             load_as<uint2>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8))};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
+    scales(r, unit, s);
+    lookup_unit<IQ4NL_TABLE>(r.q, w);
+  }
+  static __device__ __forceinline__ void scales(const Raw& r, int unit, float (&s)[2]) {
     const uint32_t u = unit & 7;
     const int scale = (r.record.y >> (4 * u) & 15u) | (r.record.x >> (16 + 2 * u) & 3u) << 4;
     s[0] = scaled(half_to_float(r.record.x & 0xFFFFu), scale - 32);
-    lookup_unit<IQ4NL_TABLE>(r.q, w);
+  }
+  static constexpr int PARTS = 2;
+  static __device__ __forceinline__ void parts(const Raw& r, int unit, int (&w)[2][8], float (&s)[2]) {
+    scales(r, unit, s);
+    signed_table_parts<IQ4NL_TABLE>(r.q, w);
   }
 };

@@ -23,18 +23,43 @@ __device__ __forceinline__ void sixteen_of_32(uint32_t q0, uint32_t q1, uint32_t
   w[0] = a.x, w[1] = a.y, w[2] = b.x, w[3] = b.y;
 }
 
+// The bytes by which group g of eight codes of a table exceeds the one before it; words 0 and 1 of four codes.
+template <class TABLE>
+__device__ constexpr uint32_t rise(int g, int n) { return bytes_less(TABLE::word(2 * g + n), TABLE::word(2 * g + n - 2)); }
+
+// A unit of 5-bit codes as a sum of four: the value of the lowest three bits in the first group of eight, and what each group that the
+// code is in or above adds. Values ascend, so these are positive, and a selector with bit 3 set repeats a sign bit: it takes them out.
+__device__ __forceinline__ void iq5_parts(const uint4& q, uint32_t fifth, int (&w)[4][8]) {
+  typedef IQ5NL_TABLE T;
+  const uint32_t codes[4] = {q.x, q.y, q.z, q.w}, TOP = 0x88888888u;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const uint32_t fourth = codes[k], last = shifted(fifth, k, 3), low = fourth & ~TOP;
+    const uint32_t not1 = logic<0x52>(fourth, last, TOP);   // where TOP has a bit, ~(fourth | last), else fourth
+    const uint32_t not2 = logic<0x72>(fourth, last, TOP);   // ~last
+    const uint32_t not3 = logic<0x7A>(fourth, last, TOP);   // ~(fourth & last)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      w[0][2 * k + h] = permute(held(T::word(0)), T::word(1), h ? upper_half(low) : low);
+      w[1][2 * k + h] = permute(held(rise<T>(1, 0)), rise<T>(1, 1), h ? upper_half(not1) : not1);
+      w[2][2 * k + h] = permute(held(rise<T>(2, 0)), rise<T>(2, 1), h ? upper_half(not2) : not2);
+      w[3][2 * k + h] = permute(held(rise<T>(3, 0)), rise<T>(3, 1), h ? upper_half(not3) : not3);
+    }
+  }
+}
+
 // The scales of IQ4_K and IQ5_K (see `_record` of layouts/iq_k.py). Returns the halves of the unit's table in bits 0 and 1.
 __device__ __forceinline__ uint32_t six_bit_signed_scales(const uint4& record, int u, float (&s)[2]) {
   const float d = half_to_float(record.x & 0xFFFFu);
-  const uint32_t own = (u < 4 ? record.z : record.w) >> (8 * (u & 3));
-  const uint32_t four = u < 4 ? record.y : record.y >> 24 | (record.x & 0xFFFF0000u) >> 8;   // the second scales of four units
-  s[0] = scaled(d, int(own << 24) >> 26);
+  const uint32_t own = permute(record.z, record.w, u * 0x1111u | 0x8880u);                  // its byte, and the sign of that
+  const uint32_t four = permute(record.y, record.x, u & 4 ? 0x763u : 0x210u);              // the second scales of four units
+  s[0] = scaled(d, int(own) >> 2);
   s[1] = scaled(d, int(four << (26 - 6 * (u & 3))) >> 26);
   return own;
 }
 
 struct IQ2_K : layout::IQ2_K {
-  static constexpr int SCALES = 2;
+  static constexpr int SCALES = 2, SECOND = 5;
   static constexpr bool MINS = false;
   struct Raw { uint2 q; uint32_t head, scale; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
@@ -49,15 +74,18 @@ struct IQ2_K : layout::IQ2_K {
     s[1] = scaled(d, int(r.scale >> 4) - 8);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const uint32_t t = halves >> (k / 2) & 1u ? IQ2NL_TABLE::second(0) : IQ2NL_TABLE::word(0), codes = eight_pairs(r.q, k);
-      w[2 * k] = lookup8(codes, t, t);
-      w[2 * k + 1] = lookup8(codes >> 16, t, t);
+      uint32_t t[1];
+      table_words<IQ2NL_TABLE>(halves >> (k / 2) & 1u, t);
+      const uint32_t codes = eight_pairs(r.q, k);
+      w[2 * k] = lookup8(codes, t[0], t[0]);
+      w[2 * k + 1] = lookup8(codes >> 16, t[0], t[0]);
     }
   }
+  static __device__ __forceinline__ uint32_t halves(const Raw& r, int unit) { return r.head >> (16 + 2 * (unit & 7)) & 3u; }
 };
 
 struct IQ3_K : layout::IQ3_K {
-  static constexpr int SCALES = 2;
+  static constexpr int SCALES = 2, SECOND = 4;
   static constexpr bool MINS = false;
   struct Raw { uint2 q; uint32_t third, head, scale, signs; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
@@ -83,10 +111,11 @@ struct IQ3_K : layout::IQ3_K {
       w[2 * k + 1] = lookup8(codes >> 16, t[0], t[1]);
     }
   }
+  static __device__ __forceinline__ uint32_t halves(const Raw& r, int unit) { return r.head >> (16 + 2 * (unit & 7)) & 3u; }
 };
 
 struct IQ4_K : layout::IQ4_K {
-  static constexpr int SCALES = 2;
+  static constexpr int SCALES = 2, SECOND = 4;
   static constexpr bool MINS = false;
   struct Raw { uint4 q, record; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
@@ -98,10 +127,13 @@ struct IQ4_K : layout::IQ4_K {
     sixteen_of_16(r.q.x, r.q.y, halves & 1u, w);
     sixteen_of_16(r.q.z, r.q.w, halves & 2u, w + 4);
   }
+  static __device__ __forceinline__ uint32_t halves(const Raw& r, int unit) {
+    return permute(r.record.z, r.record.w, (unit & 7) * 0x1111u | 0x8880u) & 3u;
+  }
 };
 
 struct IQ5_K : layout::IQ5_K {
-  static constexpr int SCALES = 2;
+  static constexpr int SCALES = 2, SECOND = 2;
   static constexpr bool MINS = false;
   struct Raw { uint4 q, record; uint32_t fifth; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
@@ -114,10 +146,21 @@ struct IQ5_K : layout::IQ5_K {
     sixteen_of_32(r.q.x, r.q.y, r.fifth, 0, halves & 1u, w);
     sixteen_of_32(r.q.z, r.q.w, r.fifth, 2, halves & 2u, w + 4);
   }
+  static __device__ __forceinline__ uint32_t halves(const Raw& r, int unit) {
+    return permute(r.record.z, r.record.w, (unit & 7) * 0x1111u | 0x8880u) & 3u;
+  }
+  static constexpr int PARTS = 4;
+  static __device__ __forceinline__ void parts(const Raw& r, int unit, int (&w)[4][8], float (&s)[2]) {
+    six_bit_signed_scales(r.record, unit & 7, s);
+    iq5_parts(r.q, r.fifth, w);
+  }
 };
 
 struct IQ6_K : layout::IQ6_K {
-  static constexpr int SCALES = 2;
+  static constexpr int SCALES = 2, SECOND = 1;
+#ifdef UNITS_IN_SHARED
+  using Shared = IQ6NL_SHARED_TABLE;
+#endif
   static constexpr bool MINS = false;
   struct Raw { uint4 q; uint2 high; uint32_t scales, head; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
@@ -130,13 +173,30 @@ struct IQ6_K : layout::IQ6_K {
     const uint32_t halves = r.head >> (16 + 2 * (unit & 7)), q[4] = {r.q.x, r.q.y, r.q.z, r.q.w};
     s[0] = scaled(d, int8_t(r.scales));
     s[1] = scaled(d, int8_t(r.scales >> 8));
+    if constexpr (PRODUCTS) {  // a look-up in shared memory for each byte where 15 permutations for four take longer: not for all of them
+      const uint32_t table = IQ6NL_SHARED_TABLE::address();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      uint32_t t[16];
-      table_words<IQ6NL_TABLE>(halves >> (k / 2) & 1u, t);
-      const uint2 eight = lookup64(q[k], eight_pairs(r.high, k), t);
-      w[2 * k] = eight.x;
-      w[2 * k + 1] = eight.y;
+      for (int k = 0; k < 4; ++k) {
+        const uint32_t high = k < 2 ? r.high.x : r.high.y;
+        const uint32_t even = (q[k] & 0x0F0F0F0Fu) | (shifted(high, 2 * (k % 2), 4) & 0x30303030u);
+        const uint32_t odd = (q[k] >> 4 & 0x0F0F0F0Fu) | (high >> (2 * (k % 2)) & 0x30303030u);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const uint32_t a = IQ6NL_SHARED_TABLE::at(byte_times(even, 2 * h, 1, table)), b = IQ6NL_SHARED_TABLE::at(byte_times(odd, 2 * h, 1, table));
+          const uint32_t c = IQ6NL_SHARED_TABLE::at(byte_times(even, 2 * h + 1, 1, table)), e = IQ6NL_SHARED_TABLE::at(byte_times(odd, 2 * h + 1, 1, table));
+          w[2 * k + h] = __byte_perm(a | b << 8, c | e << 8, 0x5410);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        uint32_t t[16];
+        table_words<IQ6NL_TABLE>(halves >> (k / 2) & 1u, t);
+        const uint2 eight = lookup64(q[k], eight_pairs(r.high, k), t);
+        w[2 * k] = eight.x;
+        w[2 * k + 1] = eight.y;
+      }
     }
   }
+  static __device__ __forceinline__ uint32_t halves(const Raw& r, int unit) { return r.head >> (16 + 2 * (unit & 7)) & 3u; }
 };

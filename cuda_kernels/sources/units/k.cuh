@@ -33,7 +33,7 @@ struct Q2_K : layout::Q2_K {
 };
 
 struct Q3_K : layout::Q3_K {
-  static constexpr int SCALES = 2;
+  static constexpr int SCALES = 2, LESS = 4;
   static constexpr bool MINS = false;
   struct Raw { uint2 q; uint32_t third, low, high, d; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
@@ -48,7 +48,7 @@ struct Q3_K : layout::Q3_K {
     s[0] = scaled(d, int((r.low & 15u) | (high & 3u) << 4) - 32);
     s[1] = scaled(d, int(r.low >> 4 | (high >> 2 & 3u) << 4) - 32);
 #pragma unroll
-    for (int k = 0; k < 8; ++k) w[k] = minus_bytes<4>(four_pairs(r.q, k) | (shifted(r.third, k, 2) & 0x04040404u));
+    for (int k = 0; k < 8; ++k) w[k] = less_bytes<4>(four_pairs(r.q, k) | (shifted(r.third, k, 2) & 0x04040404u));
   }
 };
 

@@ -9,7 +9,7 @@ __device__ __forceinline__ uint32_t nibbles_of(const uint32_t (&q)[4], int k) { 
 __device__ __forceinline__ uint32_t fifth_bits(uint32_t high, int k) { return shifted(high, k, 4) & 0x10101010u; }
 
 struct Q4_0 : layout::Q4_0 {
-  static constexpr int SCALES = 1;
+  static constexpr int SCALES = 1, LESS = 8;
   static constexpr bool MINS = false;
   struct Raw { uint4 q; uint32_t d; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
@@ -19,7 +19,7 @@ struct Q4_0 : layout::Q4_0 {
     s[0] = half_to_float(r.d);
     const uint32_t q[4] = {r.q.x, r.q.y, r.q.z, r.q.w};
 #pragma unroll
-    for (int k = 0; k < 8; ++k) w[k] = minus_bytes<8>(nibbles_of(q, k));
+    for (int k = 0; k < 8; ++k) w[k] = less_bytes<8>(nibbles_of(q, k));
   }
 };
 
@@ -40,7 +40,7 @@ struct Q4_1 : layout::Q4_1 {
 };
 
 struct Q5_0 : layout::Q5_0 {
-  static constexpr int SCALES = 1;
+  static constexpr int SCALES = 1, LESS = 16;
   static constexpr bool MINS = false;
   struct Raw { uint4 q; uint32_t high, d; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
@@ -51,7 +51,7 @@ struct Q5_0 : layout::Q5_0 {
     s[0] = half_to_float(r.d);
     const uint32_t q[4] = {r.q.x, r.q.y, r.q.z, r.q.w};
 #pragma unroll
-    for (int k = 0; k < 8; ++k) w[k] = minus_bytes<16>(nibbles_of(q, k) | fifth_bits(r.high, k));
+    for (int k = 0; k < 8; ++k) w[k] = less_bytes<16>(nibbles_of(q, k) | fifth_bits(r.high, k));
   }
 };
 
@@ -73,7 +73,7 @@ struct Q5_1 : layout::Q5_1 {
 };
 
 struct Q6_0 : layout::Q6_0 {
-  static constexpr int SCALES = 1;
+  static constexpr int SCALES = 1, LESS = 32;
   static constexpr bool MINS = false;
   struct Raw { uint4 q; uint2 high; uint32_t d; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
@@ -84,7 +84,7 @@ struct Q6_0 : layout::Q6_0 {
     s[0] = half_to_float(r.d);
     const uint32_t q[4] = {r.q.x, r.q.y, r.q.z, r.q.w}, high[2] = {r.high.x, r.high.y};
 #pragma unroll
-    for (int k = 0; k < 8; ++k) w[k] = minus_bytes<32>(nibbles_of(q, k) | (shifted(high[k / 4], 2 * (k % 4), 4) & 0x30303030u));
+    for (int k = 0; k < 8; ++k) w[k] = less_bytes<32>(nibbles_of(q, k) | (shifted(high[k / 4], 2 * (k % 4), 4) & 0x30303030u));
   }
 };
 
@@ -136,5 +136,10 @@ struct IQ4_NL : layout::IQ4_NL {
   static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
     s[0] = half_to_float(r.d);
     lookup_unit<IQ4NL_TABLE>(r.q, w);
+  }
+  static constexpr int PARTS = 2;
+  static __device__ __forceinline__ void parts(const Raw& r, int, int (&w)[2][8], float (&s)[2]) {
+    s[0] = half_to_float(r.d);
+    signed_table_parts<IQ4NL_TABLE>(r.q, w);
   }
 };

@@ -6,20 +6,21 @@ struct SignedBytes {
   static constexpr int SCALES = 1;
   static constexpr bool MINS = false;
   struct Raw { uint4 a, b; uint32_t d; };
-  template <uint32_t FLIP>
-  static __device__ __forceinline__ void bytes(const Raw& r, int (&w)[8]) {
+  template <uint32_t FLIP, class RAW>
+  static __device__ __forceinline__ void bytes(const RAW& r, int (&w)[8]) {
     w[0] = r.a.x ^ FLIP, w[1] = r.a.y ^ FLIP, w[2] = r.a.z ^ FLIP, w[3] = r.a.w ^ FLIP;
     w[4] = r.b.x ^ FLIP, w[5] = r.b.y ^ FLIP, w[6] = r.b.z ^ FLIP, w[7] = r.b.w ^ FLIP;
   }
 };
 
 struct Q8_KV : layout::Q8_KV, SignedBytes {
+  struct Raw { uint4 a, b; float d; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     const uint8_t* at = of_unit<32>(base, g, CODES_PLANE, row, unit);
-    return {load16(at), load16(at + 16), load_as<uint32_t>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+    return {load16(at), load16(at + 16), row_header<HEADER_BYTES>(base, g, HEADER_PLANE, row)};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
-    s[0] = float_of_bits(r.d);
+    s[0] = r.d;
     bytes<0u>(r, w);
   }
 };

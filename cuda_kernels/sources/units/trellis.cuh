@@ -12,6 +12,13 @@ __host__ __device__ constexpr uint32_t power(int n) { return n == 0 ? 1u : MULTI
 // The value of a word in its highest byte: the sum of its four bytes of 6 bits less 126. (Lower bytes of the product do not carry.)
 __device__ __forceinline__ uint32_t value_in_top_byte(uint32_t x) { return (x & 0x3F3F3F3Fu) * 0x01010101u + (256u - 126u << 24); }
 
+// Element e after the start x: four bytes of 6 bits, whose sum is the value and 126 more.
+__device__ __forceinline__ uint32_t four_bytes(uint32_t x, int e) {
+  constexpr uint32_t P1 = power(1), P2 = power(2), P3 = power(3), P4 = power(4), P5 = power(5), P6 = power(6), P7 = power(7), P8 = power(8);
+  const uint32_t by = e == 0 ? P1 : e == 1 ? P2 : e == 2 ? P3 : e == 3 ? P4 : e == 4 ? P5 : e == 5 ? P6 : e == 6 ? P7 : P8;
+  return x * by & 0x3F3F3F3Fu;
+}
+
 // Four values, from element FIRST after the start x on.
 template <int FIRST>
 __device__ __forceinline__ uint32_t four_values(uint32_t x) {
@@ -36,17 +43,25 @@ struct IQ1_KT : layout::IQ1_KT {
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load_as<uint32_t>(of_unit<4>(base, g, CODES_PLANE, row, unit)), load_as<uint16_t>(of_unit<2>(base, g, HIGH_PLANE, row, unit)),
             load_as<uint8_t>(of_unit<1>(base, g, SCALES_PLANE, row, unit)),
-            load_as<float>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+            row_header<HEADER_BYTES>(base, g, HEADER_PLANE, row)};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
-    s[0] = scaled(r.d, trellis::scale_value(r.scale & 15u));
+    s[0] = scale(r, 0);
 #pragma unroll
     for (int l = 0; l < 4; ++l) {
-      const uint32_t index = (r.q >> (8 * l) & 255u) | (r.high >> (4 * l) & 15u) << 8 | (r.scale >> (4 + l) & 1u) << 12;
-      w[2 * l] = trellis::four_values<0>(index + trellis::OFFSET);
-      w[2 * l + 1] = trellis::four_values<4>(index + trellis::OFFSET);
+      w[2 * l] = trellis::four_values<0>(start(r, l));
+      w[2 * l + 1] = trellis::four_values<4>(start(r, l));
     }
   }
+  static constexpr int SPREAD = 126;
+  static __device__ __forceinline__ float scale(const Raw& r, int) { return scaled(r.d, trellis::scale_value(r.scale & 15u)); }
+  static __device__ __forceinline__ uint32_t start(const Raw& r, int l) {
+    // Bytes of the high bits of the four indices: four from `high`, the fifth from the upper half of the scale's byte.
+    const uint32_t nibbles = __byte_perm(r.high & 0x0F0Fu, r.high >> 4 & 0x0F0Fu, 0x5140);
+    const uint32_t high = nibbles | ((r.scale & 0xF0u) * 0x00204081u & 0x10101010u);
+    return byte_times(r.q, l, 1, dot_of_halves(l % 2 ? 256u << 16 : 256u, l < 2 ? high : high >> 16, trellis::OFFSET));
+  }
+  static __device__ __forceinline__ uint32_t word(const Raw& r, int e) { return trellis::four_bytes(start(r, e / 8), e % 8); }
 };
 
 struct IQ2_KT : layout::IQ2_KT {
@@ -57,18 +72,26 @@ struct IQ2_KT : layout::IQ2_KT {
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)),
             load_as<uint32_t>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8)),
-            load_as<float>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+            row_header<HEADER_BYTES>(base, g, HEADER_PLANE, row)};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
-    s[0] = scaled(r.d, trellis::scale_value(r.scales >> (4 * (unit & 7)) & 15u));
+    s[0] = scale(r, unit);
     values(r.q, w);
   }
+  static constexpr int SPREAD = 126;
+  static __device__ __forceinline__ float scale(const Raw& r, int unit) {
+    return scaled(r.d, trellis::scale_value(r.scales >> (4 * (unit & 7)) & 15u));
+  }
+  static __device__ __forceinline__ uint32_t start(const uint2& q, int l) {
+    const uint32_t two = l < 2 ? q.x : q.y;
+    return l % 2 ? upper_half(two, trellis::OFFSET) : lower_half(two, trellis::OFFSET);
+  }
+  static __device__ __forceinline__ uint32_t word(const Raw& r, int e) { return trellis::four_bytes(start(r.q, e / 8), e % 8); }
   static __device__ __forceinline__ void values(const uint2& q, int (&w)[8]) {
 #pragma unroll
     for (int l = 0; l < 4; ++l) {
-      const uint32_t two = l < 2 ? q.x : q.y, x = (l % 2 ? two >> 16 : two & 0xFFFFu) + trellis::OFFSET;
-      w[2 * l] = trellis::four_values<0>(x);
-      w[2 * l + 1] = trellis::four_values<4>(x);
+      w[2 * l] = trellis::four_values<0>(start(q, l));
+      w[2 * l + 1] = trellis::four_values<4>(start(q, l));
     }
   }
 };
@@ -83,7 +106,7 @@ struct IQ3_KT : layout::IQ3_KT {
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
     return {load8(of_unit<8>(base, g, CODES_PLANE, row, unit)), load_as<uint32_t>(of_unit<4>(base, g, SIGNS_PLANE, row, unit)),
             load_as<uint32_t>(in_plane<SCALES_BYTES>(base, g, SCALES_PLANE, row, unit / 8)),
-            load_as<float>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+            row_header<HEADER_BYTES>(base, g, HEADER_PLANE, row)};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int unit, int (&w)[8], float (&s)[2], float (&)[2]) {
     s[0] = scaled(r.d, r.scales >> (4 * (unit & 7)) & 15u);
@@ -92,6 +115,18 @@ struct IQ3_KT : layout::IQ3_KT {
     for (int k = 0; k < 8; ++k) {
       const uint32_t negative = (r.signs >> k & 0x01010101u) * 255u, size = w[k];
       w[k] = (size & ~negative) | (((0x80808080u - size) ^ 0x80808080u) & negative);
+    }
+  }
+  static constexpr int PARTS = 2;
+  static __device__ __forceinline__ void parts(const Raw& r, int unit, int (&w)[2][8], float (&s)[2]) {
+    s[0] = scaled(r.d, r.scales >> (4 * (unit & 7)) & 15u);
+    int value[8];
+    IQ2_KT::values(r.q, value);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {  // negated where one of the two says so: the value's sign, and its own
+      const uint32_t negative = permute(uint32_t(value[k]) ^ r.signs << (7 - k), 0, 0xBA98);
+      w[0][k] = value[k] ^ negative;
+      w[1][k] = negative;
     }
   }
   static __device__ __forceinline__ void magnitudes(const uint2& q, int (&w)[8]) {
@@ -119,18 +154,24 @@ struct IQ4_KT : layout::IQ4_KT {
   static constexpr bool MINS = false;
   struct Raw { uint4 q; float d; };
   static __device__ __forceinline__ Raw load(const uint8_t* base, const Geometry& g, int64_t row, int unit) {
-    return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)), load_as<float>(of_row<HEADER_BYTES>(base, g, HEADER_PLANE, row))};
+    return {load16(of_unit<16>(base, g, CODES_PLANE, row, unit)), row_header<HEADER_BYTES>(base, g, HEADER_PLANE, row)};
   }
   static __device__ __forceinline__ void unpack(const Raw& r, int, int (&w)[8], float (&s)[2], float (&)[2]) {
-    // The highest bits of the half words: the offset and bits 0..2 of the scale in the low ones, 3..6 in the high ones.
+    s[0] = scale(r, 0);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) w[k] = trellis::four_values<0>(start(r, k));
+  }
+  static constexpr int SPREAD = 126;
+  // The highest bits of the half words: the offset and bits 0..2 of the scale in the low ones, 3..6 in the high ones.
+  static __device__ __forceinline__ float scale(const Raw& r, int) {
     const uint32_t head = (r.q.x >> 15 & 0x00010001u) | (r.q.y >> 14 & 0x00020002u)
                           | (r.q.z >> 13 & 0x00040004u) | (r.q.w >> 12 & 0x00080008u);
-    s[0] = scaled(r.d, int((head >> 1 & 7u) | (head >> 13 & 0x78u)) - 64);
-    const uint32_t offset = trellis::OFFSET + (head & 1u) * 32768u, q[4] = {r.q.x, r.q.y, r.q.z, r.q.w};
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      w[2 * k] = trellis::four_values<0>((q[k] & 0x7FFFu) + offset);
-      w[2 * k + 1] = trellis::four_values<0>((q[k] >> 16 & 0x7FFFu) + offset);
-    }
+    return scaled(r.d, int((head >> 1 & 7u) | (head >> 13 & 0x78u)) - 64);
   }
+  static __device__ __forceinline__ uint32_t start(const Raw& r, int k) {
+    const uint32_t two = k / 2 == 0 ? r.q.x : k / 2 == 1 ? r.q.y : k / 2 == 2 ? r.q.z : r.q.w;
+    const uint32_t indices = two & 0x7FFF7FFFu, offset = trellis::OFFSET + (r.q.x & 0x8000u);
+    return k % 2 ? upper_half(indices, offset) : lower_half(indices, offset);
+  }
+  static __device__ __forceinline__ uint32_t word(const Raw& r, int e) { return trellis::four_bytes(start(r, e / 4), e % 4); }
 };

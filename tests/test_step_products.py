@@ -1,0 +1,105 @@
+"""Every type has a fast product for a decoding step: what its kernel is compiled to, and how fast a
+token of a whole model was when it was last measured.
+"""
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+from iqforge.cuda_kernels import matvec_plan as mp
+from iqforge.cuda_kernels.compile.nvrtc import compile_spec
+from iqforge.cuda_kernels.layouts.table import packed_layout, packed_types, plain_type
+from iqforge.formats.types import TYPES, ggml_type
+
+QUANTIZED = [name for name in packed_types() if ggml_type(name).is_quantized]
+SHARED = 227 << 10
+PAGE = Path(__file__).parents[1] / "docs/benchmarks/cuda.md"
+# Tokens/s of llama-8b on one H200 that a type must reach. Every other one: 40 % of what its bytes
+# take at 4.3 TB/s, 25 % below 2.5 bits per weight.
+MUST = {
+    **dict.fromkeys(("IQ3_K", "IQ2_KL", "IQ1_KT", "Q3_K"), 500),
+    **dict.fromkeys(("IQ5_KS", "IQ5_K"), 450),
+    **dict.fromkeys(("IQ2_KT", "IQ4_KT", "IQ4_KSS", "IQ3_KS"), 520),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), 560),
+    "IQ6_K": 400,
+    "IQ2_KS": 600,
+    "IQ3_KT": 480,
+    "Q6_K": 460,
+}
+EXPERTS_MUST = 602  # of qwen3-30b-a3b: 80 % of Q4_K's
+# What is still too slow, and how fast it is.
+TOO_SLOW = {"IQ3_KT": 422, "IQ4_KT": 505, "IQ3_S": 551}
+EXPERTS_TOO_SLOW = {"IQ6_K": 485, "IQ3_KT": 524, "IQ5_KS": 560, "IQ5_K": 578, "IQ4_KT": 588}
+
+
+def functions(code: bytes) -> list[str]:
+    """Names of the functions in a cubin, an ELF file of 64 bits."""
+    (sections,) = struct.unpack_from("<Q", code, 0x28)
+    size, count, _ = struct.unpack_from("<HHH", code, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", code, sections + size * i) for i in range(count)]
+    found = []
+    for _, kind, _, _, begin, length, link, *_ in headers:
+        for at in range(begin, begin + length if kind == 2 else begin, 24):  # symbols
+            name, info = struct.unpack_from("<IB", code, at)
+            if info & 15 == 2:  # of functions
+                start = headers[link][4] + name
+                found.append(code[start : code.index(b"\0", start)].decode())
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=() if len(packed_layout(ggml_type(name)).planes) > 4 else pytest.mark.slow
+        )
+        for name in QUANTIZED
+    ],
+)
+def test_nothing_is_called(name):
+    """What differs from plane to plane is a constant. A type of five planes once called a function
+    for each copy, and was five times as slow.
+    """
+    pytest.importorskip("cuda.core")
+    type = ggml_type(name)
+    cut = mp.plan(type, 4096, 1, mp.MATVEC_ADD, SHARED)
+    code = bytes(compile_spec(mp.quantized_spec(type, 4096, 1, mp.MATVEC_ADD, cut), "sm_90").code)
+    # The compiler's own slow path of a division is one.
+    assert [f for f in functions(code) if not f.startswith("$__internal")] == ["matvec_add"]
+
+
+def test_interleaved_types_have_the_kernels_of_their_plain_type():
+    """So they are as fast."""
+    for type in TYPES.values():
+        if type.is_interleaved and type.name not in packed_types():
+            assert plain_type(type).name in packed_types()
+
+
+def measured() -> dict[str, tuple[float, float, float | None]]:
+    """Type: tokens/s of llama-8b, the limit, and tokens/s of qwen3-30b-a3b."""
+    section = PAGE.read_text().split("## Every type")[1].split("\n## ")[0]
+    rows = re.findall(
+        r"^\| (\w+) \| [^|]+ \| [^|]+ \| (\d+)[^|]* \| \d+ % of ([\d,]+) \| (-|\d+)",
+        section,
+        re.MULTILINE,
+    )
+    return {
+        name: (float(speed), float(limit.replace(",", "")), None if e == "-" else float(e))
+        for name, speed, limit, e in rows
+    }
+
+
+def test_types_that_are_too_slow_are_named():
+    """A new type needs a line in the table. It is not to be added to the lists here."""
+    found = measured()
+    assert found.keys() == set(packed_types()) - {"F32"}
+    slow = {}
+    for name, (speed, limit, _) in found.items():
+        type = ggml_type(name)
+        share = 0.25 if 8 * type.block_bytes < 2.5 * type.block_size else 0.4
+        if speed < MUST.get(name, share * limit):
+            slow[name] = speed
+    assert slow == TOO_SLOW
+    experts = {name: e for name, (*_, e) in found.items() if e is not None and e < EXPERTS_MUST}
+    assert experts == EXPERTS_TOO_SLOW
